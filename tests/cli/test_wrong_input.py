@@ -259,7 +259,7 @@ def test_a_space_that_varies_no_table_is_refused(
 
 
 def test_an_option_of_one_letter_keeps_its_dash(windtunnel: Command) -> None:
-    done = windtunnel("simulate", "--from-command", "vllm serve llama-3.1-8b -O3", "--device", "no_such")
+    done = windtunnel("simulate", "--from-command", "vllm serve llama-3.1-8b -O3", "--device", "no_such", "--json")
     assert "not modelled: -O3\n" in done.stderr
 
 

@@ -13,6 +13,7 @@ from windtunnel.errors import InputError, check_known
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.schema import parse_yaml, read_table
 from windtunnel.search.capacity.limits import named_values
+from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
 from windtunnel.serving.engines.defaults import newer_than_known
 from windtunnel.serving.scenario import SCENARIO_HINT, Scenario, pool_scenario, scenario_from
 from windtunnel.serving.shorthand import PATHS, lay_over, parse_lengths, raw_scenario
@@ -62,14 +63,15 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
     return scenario
 
 
-def launched(text: str | None) -> dict[str, Any] | None:
-    """Return the deployment of a server's command line; name on stderr those of its settings that are not predicted."""
-    if text is None:
-        return None
-    launch = read_launch_command(text)
-    for line in launch.remarks:
+def launched(options: Options) -> Reading:
+    """Return the server that `--from-command` describes, empty without one.
+
+    The answer names the settings that are not predicted; beside JSON, so does stderr.
+    """
+    launch = NO_COMMAND if options.from_command is None else read_launch_command(options.from_command)
+    for line in launch.remarks if getattr(options, "as_json", False) else ():
         remark(line)
-    return launch.raw
+    return launch
 
 
 def with_load(raw: dict[str, Any], given: Mapping[str, Any], slo: str | None) -> dict[str, Any]:

@@ -143,10 +143,58 @@ def test_a_pasted_command_is_simulated_and_what_is_left_out_is_named(windtunnel:
     assert scenario["deployment"]["parallelism"] == {"tp": 2}
     assert scenario["deployment"]["engine"]["max_num_seqs"] == 64
     assert done.stderr.splitlines() == [
-        "without effect on time: --port",
-        "not modelled: --enable-lora",
         "unknown, ignored: --bogus",
+        "not modelled: --enable-lora",
+        "without effect on time: --port",
     ]
+
+
+LOAD = ("--input-tokens", "64", "--output-tokens", "8", "--num-requests", "20")
+ON = ("--device", "h100_sxm", *LOAD)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("simulate", *ON, "--rate", "4", "--html", "PAGE"),
+        ("capacity", *ON, "--slo", "ttft_p90=1s", "--seeds", "1"),
+        ("whatif", *ON, "--vary", "rate=1,2", "--html", "PAGE"),
+        ("explain", "--device", "h100_sxm", "--batch", "8"),
+        ("search", "SPACE", "--no-store", "--html", "PAGE"),
+        ("recommend", "--devices", "h100_sxm", *LOAD, "--slo", "ttft_p90=1s", "--no-store", "--html", "PAGE"),
+    ],
+    ids=lambda verb: verb[0],
+)
+def test_every_verb_names_what_it_leaves_out(
+    windtunnel: Command, space: str, verb: tuple[str, ...], tmp_path: Path
+) -> None:
+    manifest, page = tmp_path / "deployment.yaml", tmp_path / "page.html"
+    image = "image: vllm/vllm-openai:v0.11.0"
+    manifest.write_text(
+        f"kind: Pod\nspec: {{containers: [{{{image}, args: [--model, llama-3.1-8b, --bogus, 3, --port, 1]}}]}}\n"
+    )
+    files = {"SPACE": space, "PAGE": str(page)}
+    given = [files.get(word, word) for word in (*verb, "--from-command", str(manifest))]
+    shown, documented = windtunnel(*given), windtunnel(*given, "--json")
+    assert shown.code == documented.code == 0, shown.stderr + documented.stderr
+    lines = ["unknown, ignored: --bogus", "without effect on time: --port"]
+    assert [line for line in shown.stdout.splitlines() if line in lines] == lines
+    assert json.loads(documented.stdout)["from_command"]["unknown"] == ["--bogus"]
+    assert documented.stderr.splitlines()[:2] == lines
+    if page.exists():
+        assert "unknown, ignored: --bogus" in page.read_text()
+
+
+@pytest.mark.parametrize("verb", ["simulate", "capacity", "whatif", "explain", "search", "recommend"])
+def test_several_servers_are_refused(windtunnel: Command, space: str, verb: str, tmp_path: Path) -> None:
+    (tmp_path / "compose.yaml").write_text(
+        "services:\n  a: {image: vllm/vllm-openai, command: m}\n  b: {image: vllm/vllm-openai, command: --model m}\n"
+        "  c: {image: vllm/vllm-openai, command: --model m}\n"
+    )
+    needed = {"search": (space,), "recommend": ("--devices", "h100_sxm", "--slo", "ttft_p90=1s")}.get(verb, ())
+    done = windtunnel(verb, *needed, "--from-command", str(tmp_path / "compose.yaml"))
+    assert (done.code, done.stdout) == (2, "")
+    assert "compose.yaml starts 2 servers: b, c\nhint: keep the one to predict" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -250,6 +298,6 @@ def test_a_server_command_describes_the_deployment(windtunnel: Command, command:
     assert given.code == named.code == 0
     documents = [json.loads(done.stdout) for done in (given, named)]
     for document in documents:
-        for part in ("scenario", "space", "engine"):  # a command line names its engine
+        for part in ("scenario", "space", "engine", "from_command"):  # a command line names its engine
             document.pop(part, None)
     assert documents[0] == documents[1]

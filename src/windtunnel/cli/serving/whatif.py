@@ -17,7 +17,8 @@ NEEDED = ("model", "device", "rate", "concurrency", "input_tokens", "output_toke
 
 def command(options: Options) -> None:
     """Run every combination of some settings' values, and show them side by side."""
-    space = _space(options)
+    launch = launched(options)
+    space = _space(options, launch.raw)
 
     # Loading the engine takes most of a second; wrong input is answered before.
     from windtunnel.report.search.whatif import grid_document, grid_report, shown_figures
@@ -31,8 +32,8 @@ def command(options: Options) -> None:
         asker = Asker(space, Store(None, lambda _: None), run_chunks, callback)
         answers = asker.ask(None, range(space.num_points), Question())
     asker.check_some(None, answers)
-    write_page(options.html, grid_report, space, answers, names)
-    answer(options.as_json, lambda: grid_document(space, answers), lambda: grid_report(space, answers, names))
+    write_page(options.html, grid_report, space, answers, names, launch=launch)
+    answer(options.as_json, lambda *_: grid_document(space, answers), grid_report, space, answers, names, launch=launch)
 
 
 def _first(axes: dict[str, list[Any]], name: str) -> Any:
@@ -41,14 +42,14 @@ def _first(axes: dict[str, list[Any]], name: str) -> Any:
     return str(value) if name.endswith("_tokens") and value is not None else value
 
 
-def _space(options: Options) -> Space:
+def _space(options: Options, server: dict[str, Any]) -> Space:
     """Return the grid of settings around a scenario, with its limits."""
     if not options.vary:
         raise InputError("--vary is missing", "name a setting and its values: --vary tp=1,2,4")
     if options.scenario is None:
         axes = axes_of(options.vary)
         vars(options).update({name: _first(axes, name) for name in NEEDED if getattr(options, name) is None})
-    base = scenario_of(options, base=launched(options.from_command))
+    base = scenario_of(options, base=server)
     limits = parse_limits(options.slo) if options.slo is not None else limits_of(base.slo)
     raw = {**encode(base), "limits": {limit.name: limit.most_s for limit in limits}}
     raw.pop("slo", None)

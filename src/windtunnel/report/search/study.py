@@ -30,6 +30,7 @@ from windtunnel.search.evaluation.training import MEMORY
 from windtunnel.search.scores import frontier_names, is_more_better, label_of, objectives_of
 from windtunnel.search.space.space import Space, as_builtins, value_text
 from windtunnel.search.study import SearchOutcome, Study
+from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
 from windtunnel.serving.engines.defaults import engine_defaults
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, pool_scenario
@@ -65,20 +66,23 @@ class SearchEvidence:
     load: float | None = None
     recommends: bool = False
     """The search is a recommendation's: `recommendation` leads."""
+    launch: Reading = NO_COMMAND
+    """The server's command line; empty without one."""
 
 
 def search_report(evidence: SearchEvidence) -> Report:
     """Return the report of a finished search: the answer first, then its evidence."""
     space = evidence.study.space
     asked = Facts([("limits", naming.limits_text(space)), ("objective", naming.objective_text(space.objective))])
+    lead: list[Block] = [asked, *evidence.launch.remarks]
     sections = search_sections(evidence)
     counters = LAYOUT["count_of_jobs" if space.is_training else "count"]
     sections.append(Section("", [facts_of(evidence.study.count, counters)]))
     title = f"{format_count(space.num_points, 'point')} of {space.model or 'the space'}"
     if evidence.recommends:
         sentence = recommendation(evidence.study, evidence.load)
-        return Report(title, [asked], _shortened(sections), verdict=sentence, script="plot.js")
-    return Report(title, [asked], sections, verdict=_verdict(evidence), script="plot.js")
+        return Report(title, lead, _shortened(sections), verdict=sentence, script="plot.js")
+    return Report(title, lead, sections, verdict=_verdict(evidence), script="plot.js")
 
 
 def _shortened(sections: Sequence[Section]) -> list[Section]:
@@ -458,6 +462,7 @@ def study_document(evidence: SearchEvidence) -> dict[str, Any]:
         "misconfiguration": evidence.misconfiguration,
         "num_runs": study.count.num_runs,
         "num_requests": study.count.num_requests,
+        **evidence.launch.document,
     }
 
 
