@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
 import yaml
+
+from windtunnel.search.capacity.limits import limits_from
 
 if TYPE_CHECKING:
     from cli.conftest import Command
@@ -195,6 +197,39 @@ def test_several_servers_are_refused(windtunnel: Command, space: str, verb: str,
     done = windtunnel(verb, *needed, "--from-command", str(tmp_path / "compose.yaml"))
     assert (done.code, done.stdout) == (2, "")
     assert "compose.yaml starts 2 servers: b, c\nhint: keep the one to predict" in done.stderr
+
+
+@pytest.mark.parametrize("slo", ["ttft_p90=500ms,tpot_p99=50ms", "ttft_p90:0.5,tpot=50ms"])
+def test_limits_are_spelt_the_same_in_every_verb(windtunnel: Command, space: str, scenario: str, slo: str) -> None:
+    def documented(*command: str) -> dict[str, Any]:
+        done = windtunnel(*command, "--slo", slo, "--json")
+        assert done.code == 0, done.stderr
+        return json.loads(done.stdout)
+
+    limits = {"ttft_p90": 0.5, "tpot_p99": 0.05}
+    ran = documented("simulate", scenario)
+    assert ran["scenario"]["slo"] == {"ttft_s": 0.5, "tpot_s": 0.05, "ttft_percentile": 90.0, "tpot_percentile": 99.0}
+    assert ran["summary"]["goodput"]["limit_fractions"].keys() == {"ttft", "tpot"}
+    assert documented("capacity", scenario, "--seeds", "1")["limits"] == limits
+    assert documented("whatif", scenario, "--vary", "tp=1")["space"]["limits"] == limits
+    recommended = documented(
+        "recommend", "llama-3.1-8b", "--devices", "h100_sxm", "--max-devices", "1", *LOAD, "--no-store"
+    )
+    assert recommended["space"]["limits"] == limits
+    searched = documented("search", space, "--no-store")["space"]["limits"]
+    assert {limit.name: limit.most_s for limit in limits_from(searched)} == limits
+
+
+def test_a_scenario_says_the_share_that_must_keep_a_limit(windtunnel: Command, scenario: str) -> None:
+    """At one load TTFT p50 is within the limit and p99 is not."""
+    load = ("--set", "workload.arrivals.rate_per_s=20", "--set", "slo.ttft_s=100ms")
+    for percentile, words in (("50", "Holds the SLO"), ("99", "Breaks the SLO"), ("99.9", "Breaks the SLO")):
+        done = windtunnel("simulate", scenario, *load, "--set", f"slo.ttft_percentile={percentile}")
+        assert words in done.stdout
+        limit = windtunnel(
+            "capacity", scenario, *load, "--set", f"slo.ttft_percentile={percentile}", "--seeds", "1", "--json"
+        )
+        assert json.loads(limit.stdout)["limits"] == {f"ttft_p{percentile}": 0.1}
 
 
 @pytest.mark.parametrize(

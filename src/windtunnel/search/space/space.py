@@ -63,8 +63,8 @@ class Space(Schema):
     workloads: dict[str, dict[str, Any]] = {}
     """Name -> workload, in place of the scenario's."""
     limits: dict[str, float | str] = {}
-    """Limits such as `ttft_p90: 2s`; a file without any takes those of the scenario's `slo`, which 99% of requests must
-    keep. Without either, only the queue must not grow."""
+    """Limits such as `ttft_p90: 2s`; a file without any takes those of the scenario's `slo`. Without
+    either, only the queue must not grow."""
     budget: Budget = Budget()
     objective: str = "requests_per_usd"
     """Figure to optimise; a file of training jobs without one gets `tokens_per_s_per_device`."""
