@@ -287,10 +287,24 @@ def test_a_server_command_is_told_what_to_change(windtunnel: Command) -> None:
     given = ("--devices", "h100_sxm", "--slo", "ttft_p90=1s,tpot_p99=30ms", *lengths)
     done = windtunnel("recommend", "--from-command", SERVER, *given)
     assert done.code == 0
-    assert done.stdout.splitlines()[1].startswith("Set ")
+    assert done.stdout.startswith("Set --")
     refused = windtunnel("recommend", "llama-3.1-8b", "--from-command", SERVER, *given)
     assert refused.code == 2
     assert "one server on one device" in refused.stderr
+
+
+def test_changes_of_a_command_line_are_ranked(windtunnel: Command, tmp_path: Path) -> None:
+    """The first line is what to type."""
+    given = ("whatif", "--from-command", "vllm serve llama-3.1-8b --max-num-seqs 1", *ON, "--slo", "ttft_p90=1s")
+    done = windtunnel(*given, "--html", str(tmp_path / "page.html"))
+    assert done.code == 0, done.stderr
+    first = done.stdout.splitlines()[0]
+    assert first.startswith(("Set --max-num-seqs 4 (now 1): +", "Serve nvidia/"))
+    assert "% capacity, " in first
+    assert "gain" in done.stdout
+    assert "Set --max-num-seqs 2 (now 1)" in (tmp_path / "page.html").read_text()
+    documented = json.loads(windtunnel(*given, "--json").stdout)
+    assert documented["recommendation"].startswith(first)  # a narrow terminal wraps it
 
 
 @pytest.mark.parametrize(

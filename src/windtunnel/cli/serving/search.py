@@ -17,6 +17,7 @@ from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, WindtunnelError, check_known
 from windtunnel.report.search.study import SearchEvidence, search_report, study_document, write_study
 from windtunnel.report.serving.run import check_folder
+from windtunnel.schema import dotted
 from windtunnel.search.answers import fleets, misconfiguration, why
 from windtunnel.search.capacity.limits import named_values
 from windtunnel.search.executors import EXECUTORS, Means
@@ -112,16 +113,7 @@ def _space(options: Options, server: dict[str, Any]) -> Space:
     overrides = assignments(options.settings) | {name: value for name, value in fields.items() if value is not None}
     if options.slo is not None:
         overrides["limits"] = named_values(options.slo)
-    return load_space(options.space, _dotted(server) | overrides)
-
-
-def _dotted(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return dotted path -> value of a table of tables."""
-    paths: dict[str, Any] = {}
-    for key, value in table.items():
-        is_table = isinstance(value, dict) and key != "speculative"
-        paths |= _dotted(value, f"{prefix}{key}.") if is_table else {f"{prefix}{key}": value}
-    return paths
+    return load_space(options.space, dotted(server) | overrides)
 
 
 def means_of(options: Options) -> Means:

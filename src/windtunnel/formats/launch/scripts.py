@@ -1,5 +1,6 @@
 """A deployment as something to run: a shell script, manifests for Kubernetes, a Helm chart."""
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ import yaml
 
 from windtunnel import catalog
 from windtunnel.formats.launch.write import server_of, write_launch_command
-from windtunnel.schema import read_yaml
+from windtunnel.schema import dotted, read_yaml
 from windtunnel.serving.deployment import Deployment, EngineSettings
 from windtunnel.serving.engines.contract import engine_of
 from windtunnel.serving.scenario import Scenario, pool_scenario
@@ -152,6 +153,37 @@ def _file(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
     """Return the content of the YAML file beside the command; empty where it needs none."""
     line = engine_of(deployment.engine.name).command_line
     return line.write_file(deployment.engine, deployment.parallelism, _formats(scenario)[1])
+
+
+def changed_options(before: Scenario, after: Scenario) -> str:
+    """Say what to change in the command of one deployment to get another's; empty where no option says the difference.
+
+    `Add --x 1`, `Set --x 2 (now 1)`, `Remove --y`, `Replace --y by --x 1`.
+    """
+    old, new = _options(before), _options(after)
+    added = [f"{name} {value}".strip() for name, value in new.items() if name not in old]
+    removed = [name for name in old if name not in new]
+    texts = [f"Set {name} {value} (now {old[name]})" for name, value in new.items() if old.get(name, value) != value]
+    texts = [text.replace("Set the model", "Serve", 1) for text in texts]
+    if added and removed:
+        texts.append(f"Replace {', '.join(removed)} by {', '.join(added)}")
+    else:
+        texts += [f"{verb} {', '.join(options)}" for verb, options in (("Add", added), ("Remove", removed)) if options]
+    return "; ".join(texts)
+
+
+def _options(scenario: Scenario) -> dict[str, str]:
+    """Return option -> value of a deployment's command, and of the file beside it; its first word is `the model`."""
+    deployment = scenario.deployment
+    options, name = {"the model": ""}, "the model"
+    for word in _words(scenario, deployment)[len(server_of(deployment.engine).command) :]:
+        if word.startswith("--"):
+            name, options[word] = word, ""
+        else:
+            options[name] = f"{options[name]} {shlex.quote(word)}".strip()
+    options.pop("--config", None)
+    file, content = _file_name(deployment.engine), dotted(_file(scenario, deployment))
+    return options | {f"{path}: {json.dumps(value)} in {file}": "" for path, value in content.items()}
 
 
 def _file_name(engine: EngineSettings) -> str:

@@ -20,7 +20,7 @@ from windtunnel.report.render.html import page
 from windtunnel.report.render.json import as_text, version
 from windtunnel.report.report import Block, Cards, Cell, Code, Facts, OnPage, OnTerminal, Report, Section, Table, Text
 from windtunnel.report.search import figures as naming
-from windtunnel.report.search.recommendation import recommendation
+from windtunnel.report.search.recommendation import gains_of, recommendation
 from windtunnel.schema import encode, fields_of, save
 from windtunnel.search import answers
 from windtunnel.search.capacity.limits import METRICS, limits_from
@@ -28,7 +28,7 @@ from windtunnel.search.capacity.probe import LEAST_STREAM
 from windtunnel.search.confidence import CONFIDENCE, lower_bound
 from windtunnel.search.evaluation.training import MEMORY
 from windtunnel.search.scores import frontier_names, is_more_better, label_of, objectives_of
-from windtunnel.search.space.space import Space, as_builtins, value_text
+from windtunnel.search.space.space import CHANGE, Space, as_builtins, value_text
 from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
 from windtunnel.serving.engines.defaults import engine_defaults
@@ -81,6 +81,8 @@ def search_report(evidence: SearchEvidence) -> Report:
     title = f"{format_count(space.num_points, 'point')} of {space.model or 'the space'}"
     if evidence.recommends:
         sentence = recommendation(evidence.study, evidence.load)
+        if CHANGE in space.vary:
+            return Report(sentence, [title, *lead], _shortened(sections), script="plot.js")
         return Report(title, lead, _shortened(sections), verdict=sentence, script="plot.js")
     return Report(title, lead, sections, verdict=_verdict(evidence), script="plot.js")
 
@@ -212,6 +214,7 @@ def best_table(study: Study, outcome: SearchOutcome, top: int, is_on_page: bool 
     names, is_training = _table_figures(study, outcome), study.space.is_training
     names = list(dict.fromkeys([*names, *LAYOUT["page_figures"]])) if is_on_page and not is_training else names
     rows: list[list[str | Cell]] = []
+    gains = gains_of(study, outcome)
     for rank, index in enumerate(outcome.ranking[:top], start=1):
         mean, bound = outcome.mean(index), lower_bound([run.load for run in outcome.runs(index)])
         figures = [naming.figure_cell(mean, name) for name in names]
@@ -220,14 +223,18 @@ def best_table(study: Study, outcome: SearchOutcome, top: int, is_on_page: bool 
             rows.append([point, *figures])
             continue
         limit = naming.limit_name(outcome.evaluations[index].limited_by)
-        rows.append([point, number(mean.load), "" if bound is None else number(max(bound, 0.0)), *figures, limit])
+        gain = [f"{gains[index]:+.1%}"] if gains else []
+        rows.append(
+            [point, *gain, number(mean.load), "" if bound is None else number(max(bound, 0.0)), *figures, limit]
+        )
     titles = [naming.limit_name(name) or naming.figure_title(name) for name in names]
     first = "point" if is_on_page else ""
     if is_training:
         return Table([first, *titles], rows)
     arrivals = study.space.scenario.get("workload", {}).get("arrivals")
     is_closed = isinstance(arrivals, dict) and arrivals.get("type") == "closed_loop"
-    return Table([first, "clients" if is_closed else "requests/s", "at least", *titles, "limit"], rows)
+    gain_title = ["gain"] if gains else []
+    return Table([first, *gain_title, "clients" if is_closed else "requests/s", "at least", *titles, "limit"], rows)
 
 
 def _table_figures(study: Study, outcome: SearchOutcome) -> list[str]:

@@ -39,6 +39,8 @@ ONLY_OF_DEPLOYMENTS = ("workloads", "load", "finalists", "finalist_seeds")
 LAYOUTS, ALL = "layouts", "all"
 """`vary: {layouts: all}` means every way to spread a training job over its devices."""
 
+CHANGE = "change"
+"""Name in `vary` whose values are single changes to a deployment, and say so themselves."""
 ENGINE_PREFIX = "deployment.engine."
 
 
@@ -239,7 +241,8 @@ class Point:
     @cached_property
     def title(self) -> str:
         """`device h100_sxm, tp 4`."""
-        return ", ".join(f"{name.rpartition('.')[2]} {value_text(value)}" for name, value in self.choice.items())
+        names = {name: "" if name == CHANGE else f"{name.rpartition('.')[2]} " for name in self.choice}
+        return ", ".join(f"{names[name]}{value_text(value)}" for name, value in self.choice.items())
 
 
 def is_knob(path: str) -> bool:
