@@ -88,7 +88,7 @@ def test_a_search_writes_what_it_found(windtunnel: Command, space: str, tmp_path
     seqs = document["workloads"][0]["points"][0]["choice"]["max_num_seqs"]
     assert words[words.index("--max-num-seqs") + 1] == str(seqs)
     kinds = [one["kind"] for one in yaml.safe_load_all((out / "kubernetes.yaml").read_text())]
-    assert kinds == ["Deployment", "Service"]
+    assert kinds == ["Deployment", "PersistentVolumeClaim", "Service", "HorizontalPodAutoscaler"]
     again = windtunnel("simulate", str(out / "scenario.yaml"), "--json")
     summary = json.loads(again.stdout)["summary"]
     assert summary["ttft_s"]["p90"] == document["workloads"][0]["points"][0]["figures"]["ttft_p90"]

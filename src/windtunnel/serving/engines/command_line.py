@@ -120,6 +120,8 @@ class Options(Schema):
     model_option: str = "model"
     config_options: tuple[str, ...] = ("config",)
     """Options that name a YAML file of further options."""
+    waiting_metric: str = ""
+    """Number of waiting requests, as an adapter of Prometheus names it; empty where the server reports none."""
     in_file_only: frozenset[str] = frozenset()
     """Options that the server takes from its YAML file and not from its command line."""
     listening: tuple[str, ...] = ()
