@@ -427,6 +427,14 @@ def check_weights(weights: tuple[float, ...] | None, num_values: int) -> None:
     check_positive(**{"the sum of weights": math.fsum(weights)})
 
 
+def dotted(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return dotted path -> value of a table of tables, as `set_path` takes them."""
+    paths: dict[str, Any] = {}
+    for key, value in table.items():
+        paths |= dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return paths
+
+
 def set_path(raw: dict[str, Any], dotted: str, value: Any) -> None:
     """Set the value at a dotted path below `raw`, making the tables on the way."""
     *parents, last = dotted.split(".")

@@ -74,7 +74,9 @@ CASES = {
     "lengths upside down": ({"--input-tokens": "9-5"}, "min_tokens is 9, above max_tokens", ""),
     "wrong unit": ({"--slo": "ttft=2parsec"}, "--slo ttft: '2parsec' has the unit 'parsec'; allowed: ns, us", ""),
     "unknown limit": ({"--slo": "tfft=2s"}, "no limit 'tfft'", "did you mean ttft"),
-    "limit without a time": ({"--slo": "ttft"}, "--slo: 'ttft' is not of the form", "ttft=2s"),
+    "limit without a time": ({"--slo": "ttft"}, "--slo: 'ttft' is not of the form", "ttft_p90=2s"),
+    "limit of tokens": ({"--slo": "itl_p99=20ms"}, "--slo: itl_p99 is not a limit that a request keeps", "ttft_p90=2s"),
+    "mean for requests": ({"--slo": "ttft_mean=1s"}, "--slo: ttft_mean is not a limit that a request keeps", ""),
     "setting without a value": ({"--set": "seed"}, "--set: 'seed' is not of the form path=value", "for instance"),
     "unknown setting": ({"--set": "workload.num_request=5"}, "unknown key $.workload.num_request", "num_requests"),
     "setting that is not YAML": ({"--set": "seed=[1"}, "the value of 'seed=[1' is not valid YAML", ""),
@@ -259,7 +261,7 @@ def test_a_space_that_varies_no_table_is_refused(
 
 
 def test_an_option_of_one_letter_keeps_its_dash(windtunnel: Command) -> None:
-    done = windtunnel("simulate", "--from-command", "vllm serve llama-3.1-8b -O3", "--device", "no_such")
+    done = windtunnel("simulate", "--from-command", "vllm serve llama-3.1-8b -O3", "--device", "no_such", "--json")
     assert "not modelled: -O3\n" in done.stderr
 
 

@@ -152,6 +152,7 @@ def test_goodput_keeps_every_limit() -> None:
     assert goodput(table, Slo(ttft_s=1.0, tpot_s=0.5, e2e_s=2.0), 10).fraction == 0.25
     assert goodput(table, Slo(e2e_s=2.0), 10).requests_per_s == 0.2
     assert goodput(table, Slo(), 10).fraction == 1
+    assert goodput(table, Slo(ttft_s=1.0, e2e_s=2.0), 10).limit_fractions == {"ttft": 0.75, "e2e": 0.5}
     assert summary().goodput is None
     assert summary(limits=ServiceLimits(Slo(ttft_s=1.0))).goodput == goodput(table, Slo(ttft_s=1.0), 10)
 

@@ -6,11 +6,12 @@ import pytest
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
+from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.report.search.recommendation import recommendation
 from windtunnel.search.answers import copied, fleets, scenario_of
 from windtunnel.search.capacity.limits import parse_limits
-from windtunnel.search.recommend import AS_IT_IS, CHANGE, DEPLOYMENT, changes_space, deployments_space, layouts
-from windtunnel.search.space.space import Space, point_at
+from windtunnel.search.recommend import AS_IT_IS, CAPACITY, DEPLOYMENT, changes_space, deployments_space, layouts
+from windtunnel.search.space.space import CHANGE, Space, point_at
 from windtunnel.search.store import Store
 from windtunnel.search.study import Study, search
 from windtunnel.serving.scenario import Scenario, scenario_from
@@ -140,10 +141,54 @@ def test_changes_are_single_and_none_is_what_there_is() -> None:
     assert isinstance(changes, dict)
     assert changes[AS_IT_IS] == {}
     assert all(len(settings) == 1 or "model" in settings for name, settings in changes.items() if name != AS_IT_IS)
-    assert {"max_num_seqs 128", "max_num_batched_tokens 8192", "tp 1", "tp 4", "kv_cache fp8"} <= set(changes)
-    assert "max_num_seqs 64" not in changes
-    assert "max_num_batched_tokens 2048" not in changes
-    assert changes["model nvidia/Llama-3.1-8B-Instruct-FP8"]["model"] == "nvidia/Llama-3.1-8B-Instruct-FP8"
+    assert {
+        *("Set --max-num-seqs 128 (now 64)", "Set --max-num-batched-tokens 8192 (now 2048)"),
+        *("Set --tensor-parallel-size 1 (now 2)", "Set --tensor-parallel-size 4 (now 2)", "Add --kv-cache-dtype fp8"),
+    } <= set(changes)
+    assert not any("--max-num-seqs 64" in name or "--max-num-batched-tokens 2048" in name for name in changes)
+    served_model = changes["Serve nvidia/Llama-3.1-8B-Instruct-FP8 (now meta-llama/Llama-3.1-8B)"]
+    assert served_model["model"] == "nvidia/Llama-3.1-8B-Instruct-FP8"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (
+            "vllm serve qwen3-30b-a3b -tp 4 --enforce-eager --no-enable-prefix-caching --no-enable-chunked-prefill",
+            {
+                "Remove --enforce-eager",
+                "Replace --no-enable-prefix-caching by --enable-prefix-caching",
+                "Replace --no-enable-chunked-prefill by --enable-chunked-prefill",
+                "Add --enable-expert-parallel",
+            },
+        ),
+        (
+            "sglang serve --model-path llama-3.1-8b --chunked-prefill-size 4096 --disable-radix-cache",
+            {
+                "Set --chunked-prefill-size 8192 (now 4096)",
+                "Remove --disable-radix-cache",
+                "Set --tp-size 2 (now 1)",
+                "Add --kv-cache-dtype fp8_e4m3",
+            },
+        ),
+        (
+            "trtllm-serve llama-3.1-8b --tp_size 2 --max_num_tokens 4096",
+            {
+                "Set --max_num_tokens 8192 (now 4096)",
+                'Add kv_cache_config.dtype: "fp8" in trtllm.yaml',
+                "Add enable_chunked_prefill: true in trtllm.yaml",
+            },
+        ),
+    ],
+    ids=["vllm", "sglang", "trtllm"],
+)
+def test_changes_are_named_as_they_are_typed(command: str, expected: set[str]) -> None:
+    server = read_launch_command(command).raw
+    raw = {**shared(server["model"]), **server}
+    raw["deployment"]["device"] = "h100_sxm"
+    space = changes_space(scenario_from(raw, ""), LIMITS, CAPACITY)
+    assert set(space.vary[CHANGE]) >= expected
+    assert len(set(space.vary[CHANGE])) == space.num_points
 
 
 def test_pools_have_settings_of_their_own() -> None:
@@ -157,16 +202,14 @@ def test_pools_have_settings_of_their_own() -> None:
 def test_the_change_that_gains_most_is_named() -> None:
     space = changes_space(served(), LIMITS)
     text = recommendation(search(space, Store(None, print)), None)
-    assert text.startswith("Set tp 1: ")  # an 8B model needs no second device
-    assert "more requests/$" in text
+    assert text.startswith("Set --tensor-parallel-size 1 (now 2): +")  # an 8B model needs no second device
+    assert " requests/$, " in text
 
 
 @pytest.mark.compiled
 def test_a_deployment_that_breaks_its_limits_is_mended() -> None:
-    """One request at a time keeps no load; more of them do."""
-    raw = shared()
-    raw["deployment"] = {"device": "h100_sxm", "engine": {"max_num_seqs": 1}}
-    raw["workload"] = {**raw["workload"], "arrivals": {"type": "closed_loop", "concurrency": 8}}
-    space = changes_space(scenario_from(raw, ""), parse_limits("ttft_p90=10ms"))
+    """One device reads its weights too slowly; two, or weights of half the size, do not."""
+    space = changes_space(scenario_from(shared(), ""), parse_limits("tpot_p50=5.5ms"))
     text = recommendation(search(space, Store(None, print)), None)
-    assert text.startswith("As it is, "), text
+    assert text.startswith(("Set --tensor-parallel-size 2 (now 1): holds ", "Serve nvidia/")), text
+    assert "requests/s. As it is, it does not keep TPOT p50 <= 5.50 ms" in text, text

@@ -9,10 +9,11 @@ import yaml
 from windtunnel import catalog
 from windtunnel.cli.output import remark, remark_left_out, remark_node
 from windtunnel.cli.verbs import Options
-from windtunnel.errors import InputError, check_known
+from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.schema import parse_yaml, read_table
-from windtunnel.search.capacity.limits import named_values
+from windtunnel.search.capacity.limits import slo_fields
+from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
 from windtunnel.serving.engines.defaults import newer_than_known
 from windtunnel.serving.scenario import SCENARIO_HINT, Scenario, pool_scenario, scenario_from
 from windtunnel.serving.shorthand import PATHS, lay_over, parse_lengths, raw_scenario
@@ -20,8 +21,6 @@ from windtunnel.units import parse_quantity
 
 SCENARIO = ("deployment", "load", "requests", "sampling", "general", "hub")
 """Groups of options that describe a scenario."""
-LIMITS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
-"""Name in `--slo` -> field."""
 
 
 def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] | None = None) -> Scenario:
@@ -49,7 +48,7 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
         folder = file.parent if file is not None and "trace" not in given else None
         scenario = scenario_from(raw, "" if file is None else str(file), folder)
     except InputError as error:
-        raise InputError(_as_typed(error.message, set(given), slo), error.hint) from None
+        raise InputError(_as_typed(error.message, set(given)), error.hint) from None
     # A model that cannot be read is refused where the scenario is resolved.
     with suppress(InputError):
         remark_left_out(catalog.model(scenario.model))
@@ -62,14 +61,15 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
     return scenario
 
 
-def launched(text: str | None) -> dict[str, Any] | None:
-    """Return the deployment of a server's command line; name on stderr those of its settings that are not predicted."""
-    if text is None:
-        return None
-    launch = read_launch_command(text)
-    for line in launch.remarks:
+def launched(options: Options) -> Reading:
+    """Return the server that `--from-command` describes, empty without one.
+
+    The answer names the settings that are not predicted; beside JSON, so does stderr.
+    """
+    launch = NO_COMMAND if options.from_command is None else read_launch_command(options.from_command)
+    for line in launch.remarks if getattr(options, "as_json", False) else ():
         remark(line)
-    return launch.raw
+    return launch
 
 
 def with_load(raw: dict[str, Any], given: Mapping[str, Any], slo: str | None) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def with_load(raw: dict[str, Any], given: Mapping[str, Any], slo: str | None) ->
             fields[stream] = parse_lengths(f"--{stream.replace('_', '-')}", fields[stream])
     rate, concurrency, trace, settings, hub = (given.get(name) for name in apart)
     return raw_scenario(
-        raw, fields, rate, concurrency, trace, limits(slo), assignments(settings or ()), allow_download=bool(hub)
+        raw, fields, rate, concurrency, trace, slo_fields(slo), assignments(settings or ()), allow_download=bool(hub)
     )
 
 
@@ -123,18 +123,6 @@ def quantity(option: str, name: str, text: str) -> float:
         raise InputError(error.message.replace(name, option), error.hint) from None
 
 
-def limits(text: str | None) -> dict[str, Any]:
-    """Parse `ttft=2s,tpot=50ms` as fields of an SLO.
-
-    Raises:
-        InputError: another form, or a limit that does not exist.
-    """
-    values = named_values((text or "").replace(":", "="), "for instance --slo ttft=2s,tpot=50ms")
-    for name in values:
-        check_known(name, LIMITS, f"--slo: there is no limit {name!r}")
-    return {LIMITS[name]: value for name, value in values.items()}
-
-
 def _require_enough(raw: Mapping[str, Any]) -> None:
     """Raise InputError for the first option that a command line without a scenario file lacks.
 
@@ -156,12 +144,10 @@ def _require_enough(raw: Mapping[str, Any]) -> None:
             raise InputError(f"{name} is missing", hint or "give it, a --trace, or a scenario file")
 
 
-def _as_typed(message: str, typed: set[str], slo: str | None) -> str:
+def _as_typed(message: str, typed: set[str]) -> str:
     """Replace paths in the scenario by the options that set them."""
     paths = {**PATHS, "rate": "workload.arrivals.rate_per_s", "concurrency": "workload.arrivals.concurrency"}
     names = {f"$.{paths[name]}": f"--{name.replace('_', '-')}" for name in typed if name in paths}
-    if slo is not None:
-        names |= {f"$.slo.{field}": f"--slo {name}" for name, field in LIMITS.items()}
     for path, name in names.items():
         message = message.replace(path, name)
     return message

@@ -1,8 +1,9 @@
 """Results on stdout, as tables or JSON, and remarks on stderr."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,16 +15,33 @@ from windtunnel.report.render.html import page
 from windtunnel.report.render.json import as_text
 from windtunnel.report.report import Report
 
+if TYPE_CHECKING:
+    from windtunnel.serving.engines.command_line import Reading
 
-def answer(as_json: bool, document: Callable[..., Any], report: Callable[..., Report], *result: Any) -> None:
-    """Print a result to stdout: `document(*result)` as JSON, or the report `report(*result)`."""
+
+def answer(
+    as_json: bool,
+    document: Callable[..., Any],
+    report: Callable[..., Report],
+    *result: Any,
+    launch: "Reading | None" = None,
+) -> None:
+    """Print a result to stdout: `document(*result)` as JSON, or the report `report(*result)`.
+
+    Both name the options of the server's command line `launch` that are not in the prediction.
+    """
     if as_json:
-        click.echo(as_text(document(*result)))
+        click.echo(as_text(document(*result) if launch is None else {**document(*result), **launch.document}))
     else:
         # JSON needs nothing of rich, which takes 25 ms to load.
         from windtunnel.report.render.terminal import show
 
-        show(report(*result))
+        show(noted(report(*result), launch))
+
+
+def noted(report: Report, launch: "Reading | None") -> Report:
+    """Return a report with the lines on what a server's command line says and the prediction leaves out."""
+    return report if launch is None else replace(report, lead=[*report.lead, *launch.remarks])
 
 
 def remark(text: str) -> None:
@@ -43,8 +61,8 @@ def remark_node(device: str, node: str | Node | None) -> None:
         remark(f"note: no node of {device} is known, so eight devices on PCIe are assumed; --node names another")
 
 
-def write_page(file: Path | None, report: Callable[..., Report], *result: Any) -> None:
+def write_page(file: Path | None, report: Callable[..., Report], *result: Any, launch: "Reading | None" = None) -> None:
     """Write the page of `report(*result)` to `file`, and say so; do nothing without a file."""
     if file is not None:
-        write_text(file, page(report(*result)))
+        write_text(file, page(noted(report(*result), launch)))
         remark(f"wrote {file}")

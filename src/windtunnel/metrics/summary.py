@@ -52,6 +52,10 @@ class Goodput(Schema):
 
     fraction: float
     requests_per_s: float
+    limit_fractions: dict[str, float] = {}
+    """Latency (`ttft`, `tpot`, `e2e`) -> share of the requests within its limit."""
+    is_held: bool | None = None
+    """Whether each limit is kept by as many requests as its percentile asks for; None in results that do not say."""
 
 
 class Utilisation(Schema):
@@ -469,11 +473,16 @@ def _weighted_point(
 
 def goodput(requests: Table, slo: Slo, span_s: float) -> Goodput:
     """Return the requests within every limit of `slo`; a request of one token has no TPOT and keeps that limit."""
-    good = np.ones(len(requests), bool)
-    for name, limit in (("ttft_s", slo.ttft_s), ("tpot_s", slo.tpot_s), ("e2e_s", slo.e2e_s)):
-        if limit is not None:
-            good &= ~(requests[name] > limit)
-    return Goodput(fraction=float(good.mean()), requests_per_s=float(good.sum() / span_s))
+    within = {name: ~(requests[f"{name}_s"] > limit_s) for name, (limit_s, _) in slo.limits.items()}
+    good = np.all([np.ones(len(requests), bool), *within.values()], axis=0)
+    shares = {name: float(kept.mean()) for name, kept in within.items()}
+    is_held = all(shares[name] >= percentile / 100 for name, (_, percentile) in slo.limits.items())
+    return Goodput(
+        fraction=float(good.mean()),
+        requests_per_s=float(good.sum() / span_s),
+        limit_fractions=shares,
+        is_held=is_held,
+    )
 
 
 def _throughput(requests: Table, span_s: float, num_devices: float) -> Throughput:

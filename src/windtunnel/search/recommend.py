@@ -7,20 +7,24 @@ from msgspec.structs import replace
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
+from windtunnel.formats.launch.read import servers
+from windtunnel.formats.launch.scripts import changed_options
 from windtunnel.hardware import Device
 from windtunnel.model.precision import COMPUTE, Format
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import encode
 from windtunnel.search.capacity.limits import Limit
-from windtunnel.search.space.space import Space, space_from, value_text
+from windtunnel.search.space.space import CHANGE, Space, point_at, scenario_at, space_from, value_text
 from windtunnel.serving.scenario import Scenario, Setup, resolve
 
 DEPLOYMENT = "deployment"
 """Name of the setting in `vary` whose values are whole deployments."""
-TOKEN_BUDGETS = (None, 4096, 16384)
+TOKEN_BUDGETS = (None, 512, 1024, 2048, 4096, 8192, 16384)
 """Token budgets of a step to try; None is the engine's default."""
-CHANGE, AS_IT_IS = "change", "as it is"
-"""Name of the setting in `vary` whose values are single changes to a deployment, and of the one that is none."""
+AS_IT_IS = "as it is"
+"""Value of `CHANGE` that changes nothing."""
+CAPACITY = "output_tokens_per_s_per_device"
+"""Objective of changes that are ranked by capacity: lengths are the same, so tokens and requests rise together."""
 SPLITS = {"1 prefill + 1 decode": (1, 1), "1 prefill + 2 decode": (1, 2), "2 prefill + 1 decode": (2, 1)}
 """Name -> replicas of the prefill pool and of the decode pool."""
 
@@ -67,8 +71,10 @@ def deployments_space(
     return space_from(raw, "windtunnel recommend")
 
 
-def changes_space(scenario: Scenario, limits: Sequence[Limit]) -> Space:
-    """Return the space of single changes to a deployment: engine settings, formats, and tensor parallelism.
+def changes_space(scenario: Scenario, limits: Sequence[Limit], objective: str = "requests_per_usd") -> Space:
+    """Return the space of single changes to a deployment: engine settings, formats, and parallelism.
+
+    Each is named by the options of the server's command line that make it, where there are some.
 
     Raises:
         InputError: the deployment has pools, whose settings are their own.
@@ -77,7 +83,14 @@ def changes_space(scenario: Scenario, limits: Sequence[Limit]) -> Space:
         raise InputError("changes of a deployment of pools are not tried", "vary them: windtunnel search")
     raw = {**encode(scenario), "limits": {limit.name: limit.most_s for limit in limits}}
     raw.pop("slo", None)
-    return space_from({**raw, "vary": {CHANGE: _changes(resolve(scenario))}}, "windtunnel recommend")
+    changes = _changes(resolve(scenario))
+    space = space_from({**raw, "vary": {CHANGE: changes}, "objective": objective}, "windtunnel recommend")
+    named: dict[str, dict[str, Any]] = {}
+    for index, (name, settings) in enumerate(changes.items()):
+        after = scenario_at(space, point_at(space, index).settings)
+        has_command = catalog.spelling("engines", scenario.deployment.engine.name) in servers()
+        named[(changed_options(scenario, after) if has_command else "") or name] = settings
+    return replace(space, vary={CHANGE: named})
 
 
 def _changes(setup: Setup) -> dict[str, dict[str, Any]]:
@@ -93,6 +106,9 @@ def _changes(setup: Setup) -> dict[str, dict[str, Any]]:
     add("max_num_batched_tokens", [2048, 4096, 8192, 16384] if budget else [], budget)
     add("gpu_memory_utilization", [0.95], engine.gpu_memory_utilization)
     add("enable_prefix_caching", [True], engine.enable_prefix_caching)
+    add("deployment.engine.enable_chunked_prefill", [True], engine.enable_chunked_prefill)
+    if engine.max_cudagraph_capture_size == 0:
+        found["CUDA graphs"] = {"deployment.engine.max_cudagraph_capture_size": None}
     add("deployment.engine.async_scheduling", [True], engine.async_scheduling)
     add("kv_cache", [str(Format.FP8)] if "fp8" in setup.device.peak_flops_per_s else [], str(setup.precision.kv_cache))
     for checkpoint, model in catalog.checkpoints(setup.model.name).items():
@@ -102,6 +118,8 @@ def _changes(setup: Setup) -> dict[str, dict[str, Any]]:
     within_node = [degree for degree in (tp // 2, tp * 2) if 1 <= degree <= setup.node.num_devices]
     widest = [attention.widest_tp for _, attention in setup.model.attentions]
     add("tp", [degree for degree in within_node if not any(heads % degree for heads in widest)], tp)
+    ranks = tp * setup.parallelism.attention_dp
+    add("ep", [ranks] if setup.model.has_experts and ranks > 1 else [], setup.parallelism.ep)
     return found
 
 

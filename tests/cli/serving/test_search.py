@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
 import yaml
+
+from windtunnel.search.capacity.limits import limits_from
 
 if TYPE_CHECKING:
     from cli.conftest import Command
@@ -85,7 +87,7 @@ def test_a_search_writes_what_it_found(windtunnel: Command, space: str, tmp_path
     seqs = document["workloads"][0]["points"][0]["choice"]["max_num_seqs"]
     assert words[words.index("--max-num-seqs") + 1] == str(seqs)
     kinds = [one["kind"] for one in yaml.safe_load_all((out / "kubernetes.yaml").read_text())]
-    assert kinds == ["Deployment", "Service"]
+    assert kinds == ["Deployment", "PersistentVolumeClaim", "Service", "HorizontalPodAutoscaler"]
     again = windtunnel("simulate", str(out / "scenario.yaml"), "--json")
     summary = json.loads(again.stdout)["summary"]
     assert summary["ttft_s"]["p90"] == document["workloads"][0]["points"][0]["figures"]["ttft_p90"]
@@ -142,10 +144,91 @@ def test_a_pasted_command_is_simulated_and_what_is_left_out_is_named(windtunnel:
     assert scenario["deployment"]["parallelism"] == {"tp": 2}
     assert scenario["deployment"]["engine"]["max_num_seqs"] == 64
     assert done.stderr.splitlines() == [
-        "without effect on time: --port",
-        "not modelled: --enable-lora",
         "unknown, ignored: --bogus",
+        "not modelled: --enable-lora",
+        "without effect on time: --port",
     ]
+
+
+LOAD = ("--input-tokens", "64", "--output-tokens", "8", "--num-requests", "20")
+ON = ("--device", "h100_sxm", *LOAD)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("simulate", *ON, "--rate", "4", "--html", "PAGE"),
+        ("capacity", *ON, "--slo", "ttft_p90=1s", "--seeds", "1"),
+        ("whatif", *ON, "--vary", "rate=1,2", "--html", "PAGE"),
+        ("explain", "--device", "h100_sxm", "--batch", "8"),
+        ("search", "SPACE", "--no-store", "--html", "PAGE"),
+        ("recommend", "--devices", "h100_sxm", *LOAD, "--slo", "ttft_p90=1s", "--no-store", "--html", "PAGE"),
+    ],
+    ids=lambda verb: verb[0],
+)
+def test_every_verb_names_what_it_leaves_out(
+    windtunnel: Command, space: str, verb: tuple[str, ...], tmp_path: Path
+) -> None:
+    manifest, page = tmp_path / "deployment.yaml", tmp_path / "page.html"
+    image = "image: vllm/vllm-openai:v0.11.0"
+    manifest.write_text(
+        f"kind: Pod\nspec: {{containers: [{{{image}, args: [--model, llama-3.1-8b, --bogus, 3, --port, 1]}}]}}\n"
+    )
+    files = {"SPACE": space, "PAGE": str(page)}
+    given = [files.get(word, word) for word in (*verb, "--from-command", str(manifest))]
+    shown, documented = windtunnel(*given), windtunnel(*given, "--json")
+    assert shown.code == documented.code == 0, shown.stderr + documented.stderr
+    lines = ["unknown, ignored: --bogus", "without effect on time: --port"]
+    assert [line for line in shown.stdout.splitlines() if line in lines] == lines
+    assert json.loads(documented.stdout)["from_command"]["unknown"] == ["--bogus"]
+    assert documented.stderr.splitlines()[:2] == lines
+    if page.exists():
+        assert "unknown, ignored: --bogus" in page.read_text()
+
+
+@pytest.mark.parametrize("verb", ["simulate", "capacity", "whatif", "explain", "search", "recommend"])
+def test_several_servers_are_refused(windtunnel: Command, space: str, verb: str, tmp_path: Path) -> None:
+    (tmp_path / "compose.yaml").write_text(
+        "services:\n  a: {image: vllm/vllm-openai, command: m}\n  b: {image: vllm/vllm-openai, command: --model m}\n"
+        "  c: {image: vllm/vllm-openai, command: --model m}\n"
+    )
+    needed = {"search": (space,), "recommend": ("--devices", "h100_sxm", "--slo", "ttft_p90=1s")}.get(verb, ())
+    done = windtunnel(verb, *needed, "--from-command", str(tmp_path / "compose.yaml"))
+    assert (done.code, done.stdout) == (2, "")
+    assert "compose.yaml starts 2 servers: b, c\nhint: keep the one to predict" in done.stderr
+
+
+@pytest.mark.parametrize("slo", ["ttft_p90=500ms,tpot_p99=50ms", "ttft_p90:0.5,tpot=50ms"])
+def test_limits_are_spelt_the_same_in_every_verb(windtunnel: Command, space: str, scenario: str, slo: str) -> None:
+    def documented(*command: str) -> dict[str, Any]:
+        done = windtunnel(*command, "--slo", slo, "--json")
+        assert done.code == 0, done.stderr
+        return json.loads(done.stdout)
+
+    limits = {"ttft_p90": 0.5, "tpot_p99": 0.05}
+    ran = documented("simulate", scenario)
+    assert ran["scenario"]["slo"] == {"ttft_s": 0.5, "tpot_s": 0.05, "ttft_percentile": 90.0, "tpot_percentile": 99.0}
+    assert ran["summary"]["goodput"]["limit_fractions"].keys() == {"ttft", "tpot"}
+    assert documented("capacity", scenario, "--seeds", "1")["limits"] == limits
+    assert documented("whatif", scenario, "--vary", "tp=1")["space"]["limits"] == limits
+    recommended = documented(
+        "recommend", "llama-3.1-8b", "--devices", "h100_sxm", "--max-devices", "1", *LOAD, "--no-store"
+    )
+    assert recommended["space"]["limits"] == limits
+    searched = documented("search", space, "--no-store")["space"]["limits"]
+    assert {limit.name: limit.most_s for limit in limits_from(searched)} == limits
+
+
+def test_a_scenario_says_the_share_that_must_keep_a_limit(windtunnel: Command, scenario: str) -> None:
+    """At one load TTFT p50 is within the limit and p99 is not."""
+    load = ("--set", "workload.arrivals.rate_per_s=20", "--set", "slo.ttft_s=100ms")
+    for percentile, words in (("50", "Holds the SLO"), ("99", "Breaks the SLO"), ("99.9", "Breaks the SLO")):
+        done = windtunnel("simulate", scenario, *load, "--set", f"slo.ttft_percentile={percentile}")
+        assert words in done.stdout
+        limit = windtunnel(
+            "capacity", scenario, *load, "--set", f"slo.ttft_percentile={percentile}", "--seeds", "1", "--json"
+        )
+        assert json.loads(limit.stdout)["limits"] == {f"ttft_p{percentile}": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -203,10 +286,24 @@ def test_a_server_command_is_told_what_to_change(windtunnel: Command) -> None:
     given = ("--devices", "h100_sxm", "--slo", "ttft_p90=1s,tpot_p99=30ms", *lengths)
     done = windtunnel("recommend", "--from-command", SERVER, *given)
     assert done.code == 0
-    assert done.stdout.splitlines()[1].startswith("Set ")
+    assert done.stdout.startswith("Set --")
     refused = windtunnel("recommend", "llama-3.1-8b", "--from-command", SERVER, *given)
     assert refused.code == 2
     assert "one server on one device" in refused.stderr
+
+
+def test_changes_of_a_command_line_are_ranked(windtunnel: Command, tmp_path: Path) -> None:
+    """The first line is what to type."""
+    given = ("whatif", "--from-command", "vllm serve llama-3.1-8b --max-num-seqs 1", *ON, "--slo", "ttft_p90=1s")
+    done = windtunnel(*given, "--html", str(tmp_path / "page.html"))
+    assert done.code == 0, done.stderr
+    first = done.stdout.splitlines()[0]
+    assert first.startswith(("Set --max-num-seqs 4 (now 1): +", "Serve nvidia/"))
+    assert "% capacity, " in first
+    assert "gain" in done.stdout
+    assert "Set --max-num-seqs 2 (now 1)" in (tmp_path / "page.html").read_text()
+    documented = json.loads(windtunnel(*given, "--json").stdout)
+    assert documented["recommendation"].startswith(first)  # a narrow terminal wraps it
 
 
 @pytest.mark.parametrize(
@@ -249,6 +346,6 @@ def test_a_server_command_describes_the_deployment(windtunnel: Command, command:
     assert given.code == named.code == 0
     documents = [json.loads(done.stdout) for done in (given, named)]
     for document in documents:
-        for part in ("scenario", "space", "engine"):  # a command line names its engine
+        for part in ("scenario", "space", "engine", "from_command"):  # a command line names its engine
             document.pop(part, None)
     assert documents[0] == documents[1]

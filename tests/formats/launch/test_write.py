@@ -221,6 +221,75 @@ def test_the_manifests_are_kubernetes(deployed: Scenario) -> None:
         validator.validate(document, "1.30", strict=True)
 
 
+def documents_of(scenario: Scenario) -> dict[tuple[str, str], dict[str, Any]]:
+    """(Kind, name) -> document."""
+    documents = yaml.safe_load_all(kubernetes_manifests(scenario, VERSIONS))
+    return {(document["kind"], document["metadata"]["name"]): document for document in documents}
+
+
+def test_several_replicas_stand_behind_a_router() -> None:
+    deployment = {"engine": {"name": "vllm"}, "replicas": 3, "router": "least_outstanding"}
+    documents = documents_of(scenario_with(**deployment, model="llama-3.1-8b"))
+    app = "llama-3-1-8b-server"
+    assert set(documents) == {
+        *(("Deployment", app), ("Deployment", f"{app}-router"), ("ConfigMap", f"{app}-router")),
+        *(("Service", app), ("Service", f"{app}-replicas")),
+        *(("PersistentVolumeClaim", f"{app}-cache"), ("HorizontalPodAutoscaler", app)),
+    }
+    assert documents["Service", app]["spec"]["selector"] == {"app": f"{app}-router"}
+    assert documents["Service", f"{app}-replicas"]["spec"]["clusterIP"] == "None"
+    config = documents["ConfigMap", f"{app}-router"]["data"]["default.conf.template"]
+    assert "least_conn;" in config
+    assert f"server {app}-replicas.${{NAMESPACE}}.svc.cluster.local:8000 resolve;" in config
+    scaler = documents["HorizontalPodAutoscaler", app]["spec"]
+    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (3, 6)
+    assert scaler["scaleTargetRef"]["name"] == app
+
+
+def test_a_router_that_nginx_lacks_is_left_to_the_reader() -> None:
+    deployment = {"engine": {"name": "vllm"}, "replicas": 2, "router": "least_kv"}
+    documents = documents_of(scenario_with(**deployment, model="llama-3.1-8b"))
+    notes = documents["Deployment", "llama-3-1-8b-server"]["metadata"]["annotations"]["windtunnel/to-do"]
+    assert "nginx cannot route as least_kv does" in notes
+
+
+@pytest.mark.parametrize("engine", list(VERSIONS))
+def test_a_server_finds_its_token_its_checkpoint_and_its_time_to_start(engine: str) -> None:
+    documents = documents_of(scenario_with({"name": engine}, model="llama-3.1-8b", parallelism={"tp": 2}))
+    app = "llama-3-1-8b-server"
+    pod = documents["Deployment", app]["spec"]["template"]["spec"]
+    (server,) = pod["containers"]
+    token, home = server["env"]
+    assert token["valueFrom"]["secretKeyRef"] == {"name": "hf-token", "key": "token", "optional": True}
+    mounts = {mount["name"]: mount["mountPath"] for mount in server["volumeMounts"]}
+    assert mounts["cache"] == home["value"]
+    claims = [
+        volume["persistentVolumeClaim"]["claimName"] for volume in pod["volumes"] if "persistentVolumeClaim" in volume
+    ]
+    assert claims == [f"{app}-cache"]
+    assert documents["PersistentVolumeClaim", f"{app}-cache"]["spec"]["resources"]["requests"]["storage"] == "160Gi"
+    startup = server["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 1800
+    assert {"readinessProbe", "livenessProbe"} <= server.keys()
+    assert ("HorizontalPodAutoscaler", app) in documents or engine == "trtllm"
+    assert documents["Service", app]["spec"]["selector"] == {"app": app}
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "weights", "words"),
+    [
+        ("vllm", "llama-3.1-8b", "fp8", "vllm serve nvidia/Llama-3.1-8B-Instruct-FP8 "),
+        ("sglang", "llama-3.1-70b", "fp8", "--model-path nvidia/Llama-3.1-70B-Instruct-FP8 "),
+        ("trtllm", "llama-3.1-70b", "int4", "# name a checkpoint with int4 weights"),
+    ],
+)
+def test_the_checkpoint_that_has_the_format_is_loaded(engine: str, model: str, weights: str, words: str) -> None:
+    scenario = scenario_with({"name": engine}, model=model, precision={"weights": weights})
+    script = launch_script(scenario, VERSIONS)
+    assert words in script
+    assert "--quantization" not in script
+
+
 def test_trtllms_file_without_graphs_says_so() -> None:
     engine = scenario_with({"name": "trtllm", "max_cudagraph_capture_size": 0}).deployment
     assert write_file(engine.engine, engine.parallelism, None) == {"cuda_graph_config": None}

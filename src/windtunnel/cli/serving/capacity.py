@@ -14,7 +14,8 @@ def command(options: Options) -> None:
         raise InputError(f"--tolerance is {options.tolerance}; 0.0001 to 0.5 is possible")
     if options.scenario is None and not any((options.rate, options.concurrency, options.trace, options.settings)):
         options.rate = 1.0
-    deployment = scenario_of(options, base=launched(options.from_command))
+    launch = launched(options)
+    deployment = scenario_of(options, base=launch.raw)
     limits = parse_limits(options.slo) if options.slo is not None else limits_of(deployment.slo)
 
     # Loading the engine takes most of a second; wrong input is answered before.
@@ -24,4 +25,4 @@ def command(options: Options) -> None:
     with status() as say:
         say("looking for the greatest load")
         loads = capacities(deployment, limits, options.seeds, options.tolerance, allow_download=options.hub)
-    answer(options.as_json, capacity_document, capacity_report, loads)
+    answer(options.as_json, capacity_document, capacity_report, loads, launch=launch)

@@ -18,5 +18,6 @@ def command(options: Options) -> None:
     if options.scenario is None:
         # A step has no workload, but a scenario has.
         options.concurrency, options.input_tokens, options.output_tokens = max(batch, 1), "1", "1"
-    setup = resolve(scenario_of(options, base=launched(options.from_command)), allow_download=options.hub)
-    answer(options.as_json, step_document, step_report, explain_step(setup, step))
+    launch = launched(options)
+    setup = resolve(scenario_of(options, base=launch.raw), allow_download=options.hub)
+    answer(options.as_json, step_document, step_report, explain_step(setup, step), launch=launch)

@@ -20,20 +20,21 @@ def command(options: Options) -> None:
     """Search the usual deployments of a model on some devices, and say which one to take."""
     if options.out is not None:
         check_folder(options.out, options.overwrite)
-    space, load = _space(options), options.rate
-    evidence = show_study(space, store_of(options), means_of(options), options.top, options.as_json, load, True)
+    launch = launched(options)
+    space, store, means = _space(options, launch.raw), store_of(options), means_of(options)
+    evidence = show_study(space, store, means, options.top, options.as_json, options.rate, launch, recommends=True)
     write_evidence(options, evidence)
 
 
-def _space(options: Options) -> Space:
+def _space(options: Options, server: dict[str, Any]) -> Space:
     devices = [name.strip() for name in (options.devices or "").split(",") if name.strip()]
     if not devices:
         hint = "for instance --devices h100_sxm,b200_sxm; all: windtunnel catalog devices"
         raise InputError("--devices is missing", hint)
     if options.slo is None:
         raise InputError("--slo is missing", "for instance --slo ttft_p90=2s,tpot_p99=50ms")
-    limits, server = parse_limits(options.slo), launched(options.from_command)
-    if server is None:
+    limits = parse_limits(options.slo)
+    if not server:
         shared = encode(_scenario(options, {}, devices[0]))
         shared.pop("slo", None)
         shared.pop("precision", None)

@@ -4,24 +4,27 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from windtunnel import catalog
 from windtunnel.cli import INTERRUPTED
-from windtunnel.cli.options import assignments
+from windtunnel.cli.options import assignments, launched
 from windtunnel.cli.output import answer, remark, remark_left_out, write_page
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, WindtunnelError, check_known
 from windtunnel.report.search.study import SearchEvidence, search_report, study_document, write_study
 from windtunnel.report.serving.run import check_folder
+from windtunnel.schema import dotted
 from windtunnel.search.answers import fleets, misconfiguration, why
 from windtunnel.search.capacity.limits import named_values
 from windtunnel.search.executors import EXECUTORS, Means
 from windtunnel.search.space.space import Space, load_space
 from windtunnel.search.store import Store, default_path
 from windtunnel.search.study import search
+from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
 
 
 def command(options: Options) -> None:
@@ -29,11 +32,12 @@ def command(options: Options) -> None:
     if options.out is not None:
         check_folder(options.out, options.overwrite)
     means, store = means_of(options), store_of(options)
-    space = _resumed_space(options.space, store) if options.resume else _space(options)
-    if space.is_training and options.load is not None:
-        raise InputError("--load is a load of requests", "vary num_devices to see what more devices give")
-    evidence = show_study(space, store, means, options.top, options.as_json, options.load)
-    write_evidence(options, evidence)
+    launch = launched(options)
+    space = _resumed_space(options.space, store) if options.resume else _space(options, launch.raw)
+    if space.is_training and (options.load is not None or launch.raw):
+        given = "--load is a load" if options.load is not None else "--from-command is a server"
+        raise InputError(f"{given} of requests", "vary num_devices to see what more devices give")
+    write_evidence(options, show_study(space, store, means, options.top, options.as_json, options.load, launch))
 
 
 def write_evidence(options: Options, evidence: SearchEvidence) -> None:
@@ -51,6 +55,7 @@ def show_study(
     top: int,
     as_json: bool,
     load: float | None = None,
+    launch: Reading = NO_COMMAND,
     recommends: bool = False,
 ) -> SearchEvidence:
     """Search, print the best points and why they win; Ctrl-C leaves the answers so far in the store."""
@@ -71,6 +76,7 @@ def show_study(
             fleets=[fleets(outcome, load, 5) for outcome in study.outcomes] if load is not None else [],
             load=load,
             recommends=recommends,
+            launch=launch,
         )
     answer(as_json, study_document, search_report, evidence)
     return evidence
@@ -99,15 +105,15 @@ def _resumed_space(file: Path | None, store: Store) -> Space:
     return space
 
 
-def _space(options: Options) -> Space:
-    """Return the space of a file, with the options over it."""
+def _space(options: Options, server: dict[str, Any]) -> Space:
+    """Return the space of a file, with the server of a command line and then the options over it."""
     if options.space is None:
         raise InputError("there is no space to search", "name a file; see docs/guides/search.md")
     fields = {"objective": options.objective, "strategy": options.strategy, "finalist_seeds": options.seeds}
     overrides = assignments(options.settings) | {name: value for name, value in fields.items() if value is not None}
     if options.slo is not None:
         overrides["limits"] = named_values(options.slo)
-    return load_space(options.space, overrides)
+    return load_space(options.space, dotted(server) | overrides)
 
 
 def means_of(options: Options) -> Means:

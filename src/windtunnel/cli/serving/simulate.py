@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def command(options: Options) -> None:
     """Simulate a scenario, write the requested files and print the summary."""
-    described = scenario_of(options, options.slo, launched(options.from_command))
+    launch = launched(options)
+    described = scenario_of(options, options.slo, launch.raw)
 
     # Loading the engine takes most of a second; a wrong scenario is answered before.
     from windtunnel.report.serving.run import check_folder, run_document, run_report, write_run
@@ -39,13 +40,13 @@ def command(options: Options) -> None:
     if options.out is not None:
         write_run(result, options.out)
         remark(f"wrote {options.out}")
-    write_page(options.html, run_report, result)
+    write_page(options.html, run_report, result, launch=launch)
     if options.vidur_metrics is not None:
         num_replicas = result.scenario.deployment.most_replicas
         columns = request_metrics(result.requests, result.steps, result.setup, num_replicas)
         write_request_metrics(options.vidur_metrics, columns)
         remark(f"wrote {options.vidur_metrics}")
-    answer(options.as_json, run_document, run_report, result)
+    answer(options.as_json, run_document, run_report, result, launch=launch)
 
 
 def _write_timeline(result: "Result", options: Options) -> None:

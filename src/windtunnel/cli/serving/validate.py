@@ -67,16 +67,16 @@ def _validate_steps(options: Options) -> list[str]:
     if options.holdout is not None:
         check_known(options.holdout, HELD_OUT, f"--holdout: {options.holdout!r} cannot be held out")
     limits = error_limits(options.max_error, KINDS)
-    base = launched(options.from_command) or {}
-    runs = read_step_runs(options.steps, base, options.of("deployment"))
+    launch = launched(options)
+    runs = read_step_runs(options.steps, launch.raw, options.of("deployment"))
     recorded = with_id(runs, options.only, lambda run: run.name)
     with counted("pricing", "runs") as progress:
         priced = validate_steps(recorded, options.holdout is not None, progress)
     if not priced.priced:
         reasons = "; ".join(dict.fromkeys(run.refused for run in priced.refused))
         raise InputError(f"no run's steps could be priced: {reasons}")
-    write_page(options.html, steps_report, priced)
-    answer(options.as_json, steps_document, steps_report, priced)
+    write_page(options.html, steps_report, priced, launch=launch)
+    answer(options.as_json, steps_document, steps_report, priced, launch=launch)
     return [
         f"{kind}: median error {scored.median:.1%} is above {limits[kind]:.1%} ({scored.num_runs:,} steps)"
         for kind, scored in scores_by_kind(priced.priced).items()

@@ -3,13 +3,14 @@
 from typing import Any
 
 from windtunnel.cli.options import launched, scenario_of
-from windtunnel.cli.output import answer, write_page
+from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.schema import encode
 from windtunnel.search.capacity.limits import limits_of, parse_limits
 from windtunnel.search.space.space import Space, axes_of, grid_of
+from windtunnel.serving.engines.command_line import Reading
 
 NEEDED = ("model", "device", "rate", "concurrency", "input_tokens", "output_tokens")
 """Options that a scenario needs; one that varies need not be given too."""
@@ -17,7 +18,11 @@ NEEDED = ("model", "device", "rate", "concurrency", "input_tokens", "output_toke
 
 def command(options: Options) -> None:
     """Run every combination of some settings' values, and show them side by side."""
-    space = _space(options)
+    launch = launched(options)
+    if launch.raw and not options.vary:
+        _rank_changes(options, launch)
+        return
+    space = _space(options, launch.raw)
 
     # Loading the engine takes most of a second; wrong input is answered before.
     from windtunnel.report.search.whatif import grid_document, grid_report, shown_figures
@@ -31,8 +36,26 @@ def command(options: Options) -> None:
         asker = Asker(space, Store(None, lambda _: None), run_chunks, callback)
         answers = asker.ask(None, range(space.num_points), Question())
     asker.check_some(None, answers)
-    write_page(options.html, grid_report, space, answers, names)
-    answer(options.as_json, lambda: grid_document(space, answers), lambda: grid_report(space, answers, names))
+    write_page(options.html, grid_report, space, answers, names, launch=launch)
+    answer(options.as_json, lambda *_: grid_document(space, answers), grid_report, space, answers, names, launch=launch)
+
+
+def _rank_changes(options: Options, launch: Reading) -> None:
+    """Rank single changes of a server's command line by the capacity that they gain."""
+    if not any((options.rate, options.concurrency, options.trace, options.settings)):
+        options.rate = 1.0
+    scenario = scenario_of(options, base=launch.raw)
+    limits = parse_limits(options.slo) if options.slo is not None else limits_of(scenario.slo)
+
+    from windtunnel.cli.serving.search import show_study
+    from windtunnel.report.search.study import search_report
+    from windtunnel.search.executors import HERE
+    from windtunnel.search.recommend import CAPACITY, changes_space
+    from windtunnel.search.store import Store
+
+    space = changes_space(scenario, limits, CAPACITY)
+    evidence = show_study(space, Store(None, remark), HERE, 10, options.as_json, launch=launch, recommends=True)
+    write_page(options.html, search_report, evidence)
 
 
 def _first(axes: dict[str, list[Any]], name: str) -> Any:
@@ -41,14 +64,15 @@ def _first(axes: dict[str, list[Any]], name: str) -> Any:
     return str(value) if name.endswith("_tokens") and value is not None else value
 
 
-def _space(options: Options) -> Space:
+def _space(options: Options, server: dict[str, Any]) -> Space:
     """Return the grid of settings around a scenario, with its limits."""
     if not options.vary:
-        raise InputError("--vary is missing", "name a setting and its values: --vary tp=1,2,4")
+        hint = "name a setting and its values: --vary tp=1,2,4; or rank changes of a server: --from-command"
+        raise InputError("--vary is missing", hint)
     if options.scenario is None:
         axes = axes_of(options.vary)
         vars(options).update({name: _first(axes, name) for name in NEEDED if getattr(options, name) is None})
-    base = scenario_of(options, base=launched(options.from_command))
+    base = scenario_of(options, base=server)
     limits = parse_limits(options.slo) if options.slo is not None else limits_of(base.slo)
     raw = {**encode(base), "limits": {limit.name: limit.most_s for limit in limits}}
     raw.pop("slo", None)

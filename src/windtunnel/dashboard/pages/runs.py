@@ -11,7 +11,6 @@ from windtunnel.dashboard.view import Dashboard, Query, View, link
 from windtunnel.report.layout import layouts_beside, table_of
 from windtunnel.report.numbers import percent, quantity, span_text
 from windtunnel.report.report import Cell, Report, Section
-from windtunnel.report.serving.run import LEAST_SHARE
 
 TABLES = layouts_beside(__file__)
 
@@ -44,8 +43,8 @@ def _cell(entry: ResultEntry, name: str) -> str | Cell:
     """Return an entry's cell; a figure has its interval, which holds 80% of measurements, where that is known."""
     match name:
         case "name":
-            met = entry.figures.get("goodput_fraction")
-            held = "" if met is None else "holds the SLO" if met >= LEAST_SHARE else "breaks the SLO"
+            met = entry.figures.get("is_slo_held")
+            held = "" if met is None else "holds the SLO" if met else "breaks the SLO"
             note = ", ".join(filter(None, ("measured" if entry.kind == "bench" else "", held, entry.problem)))
             tone = "better" if held.startswith("holds") else "worse" if held or entry.problem else ""
             return Cell(entry.name or ".", href=link("run", entry.name), note=note, tone=tone)

@@ -5,7 +5,8 @@ has one that is not modelled; or it is unknown. All four are reported.
 """
 
 import re
-import shlex
+from collections.abc import Iterator
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Any
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.files import is_file, read_text
+from windtunnel.formats.launch.containers import Command, commands_of
 from windtunnel.schema import Schema, decode, read_yaml, set_path
 from windtunnel.serving.engines.command_line import Options, Reading
 from windtunnel.serving.engines.contract import engine_of
+from windtunnel.units import format_count
 
 
 class OtherOptions(Schema):
@@ -26,6 +29,15 @@ class OtherOptions(Schema):
     without_effect: frozenset[str]
     not_modelled: frozenset[str]
     switches: frozenset[str]
+    environment: tuple[str, ...]
+    """Patterns of variables that change times in a way that is not modelled, but for those without effect."""
+    environment_without_effect: tuple[str, ...]
+
+    def changes_times(self, variable: str) -> bool:
+        """Whether a variable of the environment may change times."""
+        patterns = (self.environment, self.environment_without_effect)
+        matches, is_silent = (any(fnmatchcase(variable, each) for each in group) for group in patterns)
+        return matches and not is_silent
 
 
 @cache
@@ -36,25 +48,55 @@ def other_options() -> OtherOptions:
 
 
 def read_launch_command(text: str) -> Reading:
-    """Read a server's command line as a deployment.
+    """Read how a server is started as a deployment.
 
     Args:
         text: `vllm serve ...`, `python -m vllm.entrypoints.openai.api_server ...`, `python -m sglang.launch_server ...`
-            or `trtllm-serve ...`; words before it (`VAR=1`, `docker run ...`) are ignored. Or the path of a file with
-            such a command.
+            or `trtllm-serve ...`, alone, in a script or behind `docker run ...`; a Kubernetes manifest, Helm values or
+            a compose file; or the path of a file with one of these.
 
     Raises:
-        InputError: no such command, no model, or a value that its option does not take.
+        InputError: no such command or several, no model, or a value that its option does not take.
     """
-    engine, server, words = _engine_of(_words(text))
+    engine, server, command = _only_server(text)
     reading = Reading()
-    for name, value in _options_of(server, words):
+    for variable, option in server.environment.items():
+        if variable in command.environment:
+            _take(reading, server, option, command.environment[variable])
+    for name, value in _options_of(server, command.words):
         _take(reading, server, name, value)
     if "model" not in reading.raw:
         raise InputError("--from-command: the command names no model")
     reading.set_engine(name=engine)
     engine_of(engine).command_line.read(reading)
+    _note_container(reading, engine, server, command)
     return reading
+
+
+def _note_container(reading: Reading, engine: str, server: Options, command: Command) -> None:
+    """Take the version and the replicas of the server's container; note GPUs and variables that are not taken."""
+    repository, tag, known = *_parted(command.image), server.image.rpartition(":")[0]
+    version = re.match(r"v?(\d+\.\d+\.\d+(?:\.?(?:post|rc|dev|a|b)\d+)?)", tag)
+    if version and f"/{repository}".endswith(f"/{known}"):
+        reading.set_engine(version=version[1])
+    elif command.image:
+        reading.container.append(f"the image {command.image} names no version of {engine}: --engine-version gives one")
+    deployment = reading.raw["deployment"]
+    copies, split = deployment.get("replicas", 1), deployment.get("parallelism", {})
+    needed = copies * split.get("tp", 1) * split.get("pp", 1) * split.get("attention_dp", 1)
+    if command.gpus is not None and command.gpus != needed:
+        has = format_count(command.gpus, "GPU")
+        reading.container.append(f"the container has {has}, and its command takes {needed}")
+    if command.replicas != 1:
+        deployment["replicas"] = copies * command.replicas
+    variables = [name for name in command.environment if name not in server.environment]
+    reading.not_modelled += [f"{name} of the environment" for name in filter(other_options().changes_times, variables)]
+
+
+def _parted(image: str) -> tuple[str, str]:
+    """Return the repository and the tag of a container's image."""
+    match = re.fullmatch(r"(.*?)(?::([^:/]*))?", image.partition("@")[0])
+    return (match[1], match[2] or "") if match else (image, "")
 
 
 def servers() -> dict[str, Options]:
@@ -63,30 +105,50 @@ def servers() -> dict[str, Options]:
     return {name: catalog.entry(file, Options) for name, file in files.items() if file is not None}
 
 
-def _words(text: str) -> list[str]:
-    if "\n" not in text and is_file(Path(text)):
-        text = read_text(Path(text))
-    try:
-        return shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise InputError(f"--from-command: {error} in the command line") from None
-
-
-def _engine_of(words: list[str]) -> tuple[str, Options, list[str]]:
-    """Return the engine that the command starts, and the words behind its program."""
+def _only_server(text: str) -> tuple[str, Options, Command]:
+    """Return the engine of the only server that a text, or the file that it names, starts, and the words behind its
+    program.
+    """
+    file = (
+        Path(text)
+        if "\n" not in text and (is_file(Path(text)) or re.fullmatch(r"\S+\.(ya?ml|json|sh)", text))
+        else None
+    )
+    commands = commands_of(
+        text if file is None else read_text(file), file is not None and file.suffix in (".yaml", ".yml")
+    )
     known = servers()
+    found = [server for command in commands for server in _started(known, command)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(command.name or f"{engine} {' '.join(command.words)}"[:40] for engine, _, command in found)
+        what = "the text" if file is None else str(file)
+        raise InputError(f"--from-command: {what} starts {len(found)} servers: {names}", "keep the one to predict")
+    shown = str(file) if file is not None else repr(" ".join(commands[0].words[:4]) if commands else text[:60])
+    starts = [f"{' '.join(server.command)} MODEL ..." for server in known.values()]
+    raise InputError(
+        f"--from-command: {shown} starts no server that is known",
+        f"{', '.join(starts)}, or a container of one: docker run, a Kubernetes manifest, Helm values, a compose file",
+    )
+
+
+def _started(known: dict[str, Options], command: Command) -> Iterator[tuple[str, Options, Command]]:
+    """Yield the engine that a command starts, with the words behind its program.
+
+    Options alone, or a model's name, go to the program that the image of the container starts.
+    """
+    words = command.words
+    if re.fullmatch(r"|-.*|[\w.-]+/[\w.-]+", words[0], re.DOTALL):
+        words = [_parted(command.image)[0], *words]
     for i, word in enumerate(words):
         for engine, server in known.items():
             for start in server.starts:
                 program, *subcommand = start.split()
                 rest = words[i + 1 :]
-                if fnmatchcase(word.rsplit("/", 1)[-1], program) and rest[: len(subcommand)] == subcommand:
-                    return engine, server, rest[len(subcommand) :]
-    shown = " ".join(words[:4])
-    commands = [f"{' '.join(server.command)} MODEL ..." for server in known.values()]
-    raise InputError(
-        f"--from-command: {shown!r} starts no server that is known", f"{', '.join(commands[:-1])}, or {commands[-1]}"
-    )
+                if fnmatchcase(word.rpartition("/")[2], program) and rest[: len(subcommand)] == subcommand:
+                    yield engine, server, replace(command, words=rest[len(subcommand) :])
+                    return
 
 
 def _options_of(server: Options, words: list[str]) -> list[tuple[str, Any]]:
@@ -97,7 +159,7 @@ def _options_of(server: Options, words: list[str]) -> list[tuple[str, Any]]:
         word = words[position]
         position += 1
         if not word.startswith("-"):
-            options.append((server.model_option, word))
+            options += [(server.model_option, word)] if word else []
             continue
         name, has_value, value = word.lstrip("-").partition("=")
         name = _name(server, name)

@@ -1,9 +1,11 @@
 """A deployment as something to run: a shell script, manifests for Kubernetes, a Helm chart."""
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,21 @@ import yaml
 
 from windtunnel import catalog
 from windtunnel.formats.launch.write import server_of, write_launch_command
-from windtunnel.schema import read_yaml
+from windtunnel.model.shape import ModelSpec
+from windtunnel.schema import dotted, read_yaml
 from windtunnel.serving.deployment import Deployment, EngineSettings
+from windtunnel.serving.engines.command_line import Options
 from windtunnel.serving.engines.contract import engine_of
 from windtunnel.serving.scenario import Scenario, pool_scenario
 
 RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "habana.ai/gaudi", "google": "google.com/tpu"}
+ROUTER_IMAGE = "nginx:1.29"
+"""At least 1.27.3, which looks the replicas of a Service up again."""
+TOKEN = {
+    "name": "HF_TOKEN",
+    "valueFrom": {"secretKeyRef": {"name": "hf-token", "key": "token", "optional": True}},
+}
+TOKEN_REMARK = "# For a gated checkpoint: kubectl create secret generic hf-token --from-literal=token=YOUR_TOKEN\n"
 REMARKS = {
     "prefill": "requests reach it first; its KV cache goes to the decode pool: add your engine's KV connector",
     "decode": "takes requests that were prefilled elsewhere: add your engine's KV connector",
@@ -48,8 +59,11 @@ Value = Callable[[str, str, Any], Any]
 
 
 def kubernetes_manifests(scenario: Scenario, version: dict[str, str]) -> str:
-    """Return a Deployment and a Service for each kind of replica, as YAML for `kubectl apply -f`."""
-    return _text(_documents(scenario, version, lambda _server, _name, value: value))
+    """Return what serves each kind of replica, as YAML for `kubectl apply -f`.
+
+    A Deployment, a Service, a volume for the checkpoint and an autoscaler; before several replicas, nginx as a router.
+    """
+    return TOKEN_REMARK + _text(_documents(scenario, version, lambda _server, _name, value: value))
 
 
 def helm_chart(scenario: Scenario, version: dict[str, str]) -> dict[str, str]:
@@ -73,7 +87,7 @@ def helm_chart(scenario: Scenario, version: dict[str, str]) -> dict[str, str]:
         "Chart.yaml": _text([chart]),
         "values.yaml": _text([values]),
         # YAML would quote what begins with a brace; toJson writes the quotes that a value needs.
-        "templates/servers.yaml": re.sub(r"'(\{\{ \.Values\.[\w.]+ \| toJson \}\})'", r"\1", template),
+        "templates/servers.yaml": TOKEN_REMARK + re.sub(r"'(\{\{ \.Values\.[\w.]+ \| toJson \}\})'", r"\1", template),
     }
 
 
@@ -87,27 +101,53 @@ def _documents(scenario: Scenario, version: dict[str, str], value: Value) -> lis
     for name, role, deployment in _parts(scenario):
         engine, server, of_part = deployment.engine, server_of(deployment.engine), partial(value, name)
         app, content = _label(scenario.model_name, name), _file(scenario, deployment)
+        has_router = deployment.most_replicas > 1 and role not in REMARKS
         remarks = [*([REMARKS[role]] if role in REMARKS else []), *_unsaid(scenario, deployment)]
-        resource = RESOURCES.get(catalog.device(deployment.device).vendor.lower(), "nvidia.com/gpu")
+        if has_router and scenario.deployment.router not in templates["balance"]:
+            remarks.append(f"nginx cannot route as {scenario.deployment.router} does: it takes turns")
+        if server.waiting_metric:
+            remarks.append(f"the autoscaler needs the metric {server.waiting_metric}, by an adapter of Prometheus")
+        balance = templates["balance"].get(scenario.deployment.router, "")
+        nginx = templates["nginx"] % {"balance": balance, "replicas": f"{app}-replicas", "port": server.port}
         values = {
             "app": app,
-            "port": server.port,
             "metadata": {"name": app} | ({"annotations": {"windtunnel/to-do": "; ".join(remarks)}} if remarks else {}),
             "image": of_part("image", server.image.format(version=version[engine.name])),
             "command": of_part("command", [*_words(scenario, deployment), *server.listening]),
-            "env": of_part("env", []),
-            "devices": of_part("devices", {resource: deployment.parallelism.num_devices}),
-            "nodeSelector": of_part("nodeSelector", {}),
+            **_settings(deployment, server, of_part),
+            **{f"{kind}Name": f"{app}-{kind}" for kind in ("cache", "replicas", "router")},
+            "routerConfig": nginx,
+            "routerImage": of_part("routerImage", ROUTER_IMAGE) if has_router else "",
         }
         if content:
             values["data"] = {_file_name(engine): of_part("config", yaml.safe_dump(content, sort_keys=False))}
             documents.append(_filled(templates["config"], values))
-        values["replicas"] = of_part("replicas", deployment.replicas)
         server_document = _filled(templates["deployment"], values)
         if content:
             _mount(server_document["spec"]["template"]["spec"], app)
-        documents += [server_document, _filled(templates["service"], values)]
+        routed = ("replicas", "router_config", "router", "router_service") if has_router else ("service",)
+        kinds = ("cache", *routed, *(("autoscaler",) if server.waiting_metric else ()))
+        documents += [server_document, *(_filled(templates[kind], values) for kind in kinds)]
     return documents
+
+
+def _settings(deployment: Deployment, server: Options, of_part: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """Return what depends on the cluster: devices, environment, replicas, and the volume of the checkpoint."""
+    device, num_devices = catalog.device(deployment.device), deployment.parallelism.num_devices
+    resource = RESOURCES.get(device.vendor.lower(), "nvidia.com/gpu")
+    least, most = deployment.fewest_replicas, deployment.most_replicas
+    return {
+        "port": server.port,
+        "replicas": of_part("replicas", deployment.replicas),
+        "minReplicas": of_part("minReplicas", least),
+        "maxReplicas": of_part("maxReplicas", most if most > least else 2 * most),
+        "waitingMetric": server.waiting_metric,
+        "env": of_part("env", [TOKEN, {"name": "HF_HOME", "value": "/cache"}]),
+        "devices": of_part("devices", {resource: num_devices}),
+        "nodeSelector": of_part("nodeSelector", {}),
+        "accessModes": of_part("cacheAccessModes", ["ReadWriteMany"]),
+        "storage": of_part("cacheSize", f"{ceil(num_devices * device.memory_bytes / 2**30)}Gi"),
+    }
 
 
 def _filled(template: Any, values: Mapping[str, Any]) -> Any:
@@ -133,9 +173,20 @@ def _parts(scenario: Scenario) -> list[tuple[str, str, Deployment]]:
     return [(pool.name or "server", pool.role, pool_scenario(scenario, pool).deployment) for pool in groups]
 
 
+def _checkpoint(scenario: Scenario) -> ModelSpec:
+    """Return the checkpoint to load: that of the catalog in the formats of the scenario, else the one that it names."""
+    named, wanted = catalog.model(scenario.model), scenario.precision
+    if wanted is None or named.precision.weights == wanted.weights or not isinstance(scenario.model, str):
+        return named
+    others = catalog.checkpoints(named.name).values()
+    formats = wanted.weights, wanted.experts_format
+    fitting = (each for each in others if (each.precision.weights, each.precision.experts_format) == formats)
+    return next(fitting, named)
+
+
 def _formats(scenario: Scenario) -> tuple[str | None, str | None]:
-    """Return the formats of weights and KV cache that differ from the published checkpoint's."""
-    published, precision = catalog.model(scenario.model).precision, scenario.precision
+    """Return the formats of weights and KV cache that differ from the checkpoint's."""
+    published, precision = _checkpoint(scenario).precision, scenario.precision
     if precision is None:
         return None, None
     weights = str(precision.weights) if precision.weights != published.weights else None
@@ -143,7 +194,7 @@ def _formats(scenario: Scenario) -> tuple[str | None, str | None]:
 
 
 def _words(scenario: Scenario, deployment: Deployment) -> tuple[str, ...]:
-    model = catalog.model(scenario.model).name
+    model = _checkpoint(scenario).name
     words = write_launch_command(model, deployment.parallelism, deployment.engine, *_formats(scenario))
     return (*words, "--config", _file_name(deployment.engine)) if _file(scenario, deployment) else words
 
@@ -152,6 +203,37 @@ def _file(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
     """Return the content of the YAML file beside the command; empty where it needs none."""
     line = engine_of(deployment.engine.name).command_line
     return line.write_file(deployment.engine, deployment.parallelism, _formats(scenario)[1])
+
+
+def changed_options(before: Scenario, after: Scenario) -> str:
+    """Say what to change in the command of one deployment to get another's; empty where no option says the difference.
+
+    `Add --x 1`, `Set --x 2 (now 1)`, `Remove --y`, `Replace --y by --x 1`.
+    """
+    old, new = _options(before), _options(after)
+    added = [f"{name} {value}".strip() for name, value in new.items() if name not in old]
+    removed = [name for name in old if name not in new]
+    texts = [f"Set {name} {value} (now {old[name]})" for name, value in new.items() if old.get(name, value) != value]
+    texts = [text.replace("Set the model", "Serve", 1) for text in texts]
+    if added and removed:
+        texts.append(f"Replace {', '.join(removed)} by {', '.join(added)}")
+    else:
+        texts += [f"{verb} {', '.join(options)}" for verb, options in (("Add", added), ("Remove", removed)) if options]
+    return "; ".join(texts)
+
+
+def _options(scenario: Scenario) -> dict[str, str]:
+    """Return option -> value of a deployment's command, and of the file beside it; its first word is `the model`."""
+    deployment = scenario.deployment
+    options, name = {"the model": ""}, "the model"
+    for word in _words(scenario, deployment)[len(server_of(deployment.engine).command) :]:
+        if word.startswith("--"):
+            name, options[word] = word, ""
+        else:
+            options[name] = f"{options[name]} {shlex.quote(word)}".strip()
+    options.pop("--config", None)
+    file, content = _file_name(deployment.engine), dotted(_file(scenario, deployment))
+    return options | {f"{path}: {json.dumps(value)} in {file}": "" for path, value in content.items()}
 
 
 def _file_name(engine: EngineSettings) -> str:
@@ -178,6 +260,6 @@ def _unsaid(scenario: Scenario, deployment: Deployment) -> list[str]:
 
 
 def _label(model: str, name: str) -> str:
-    """Return a DNS label, as Kubernetes needs for names."""
+    """Return a DNS label, as Kubernetes needs for names, that leaves room for an ending."""
     text = f"{model.rsplit('/', 1)[-1]}-{name}".lower()
-    return "".join(letter if letter.isalnum() else "-" for letter in text).strip("-")[:63].rstrip("-")
+    return "".join(letter if letter.isalnum() else "-" for letter in text).strip("-")[:50].rstrip("-")

@@ -4,8 +4,9 @@ from windtunnel import catalog
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.search.figures import figure_title, limits_text
 from windtunnel.search.answers import FleetSize, confidence_between, fleets
-from windtunnel.search.recommend import AS_IT_IS, CHANGE, DEPLOYMENT
+from windtunnel.search.recommend import AS_IT_IS, CAPACITY, DEPLOYMENT
 from windtunnel.search.scores import score
+from windtunnel.search.space.space import CHANGE
 from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.shorthand import PATHS
 
@@ -44,17 +45,27 @@ def _changes_text(study: Study, outcome: SearchOutcome) -> str:
         if not outcome.ranking:
             return f"As it is, the deployment does not keep {limits} at any load, and no change tried mends it."
         held = number(outcome.mean(outcome.ranking[0]).load)
-        return f"As it is, it does not keep {limits}; with {names[outcome.ranking[0]]} it holds {held} requests/s."
+        return f"{names[outcome.ranking[0]]}: holds {held} requests/s. As it is, it does not keep {limits}."
     best = outcome.ranking[0]
     before, after = (outcome.mean(index) for index in (present, best))
-    objective = study.space.objective
-    gain = score(after, objective) / score(before, objective) - 1
+    objective, gain = study.space.objective, gains_of(study, outcome)[best]
     if best == present or gain <= 0:
         return f"Leave it as it is: it holds {number(before.load)} requests/s, and no change tried gains anything."
     sure = confidence_between(outcome, objective, best, present)
-    text = f"Set {names[best]}: {percent(gain)} more {figure_title(objective)}"
-    text += f", {number(after.load)} requests/s in place of {number(before.load)}"
+    same = after.figures["devices"] == before.figures["devices"]
+    capacity = "capacity" if same else "capacity per device"
+    what = capacity if objective == CAPACITY else figure_title(objective)
+    text = f"{names[best]}: +{percent(gain)} {what}, {number(after.load)} requests/s in place of {number(before.load)}"
     return f"{text}. Sure at {percent(sure)}." if sure is not None else f"{text}."
+
+
+def gains_of(study: Study, outcome: SearchOutcome) -> dict[int, float]:
+    """Return point -> gain in the objective over the deployment as it is; empty where no changes are tried."""
+    present = next((i for i in outcome.ranking if study.point(i).choice.get(CHANGE) == AS_IT_IS), None)
+    if present is None:
+        return {}
+    scores = {index: score(outcome.mean(index), study.space.objective) for index in outcome.ranking}
+    return {index: value / scores[present] - 1 for index, value in scores.items()}
 
 
 def _difference_text(best: float | None, other: float | None) -> str:

@@ -34,7 +34,7 @@ from windtunnel.report.report import (
     Text,
 )
 from windtunnel.report.search import figures as naming
-from windtunnel.report.search.recommendation import recommendation
+from windtunnel.report.search.recommendation import gains_of, recommendation
 from windtunnel.schema import encode, fields_of, save
 from windtunnel.search import answers
 from windtunnel.search.capacity.limits import METRICS, limits_from
@@ -42,8 +42,9 @@ from windtunnel.search.capacity.probe import LEAST_STREAM
 from windtunnel.search.confidence import CONFIDENCE, lower_bound
 from windtunnel.search.evaluation.training import MEMORY
 from windtunnel.search.scores import frontier_names, is_more_better, label_of, objectives_of
-from windtunnel.search.space.space import Space, as_builtins, value_text
+from windtunnel.search.space.space import CHANGE, Space, as_builtins, value_text
 from windtunnel.search.study import SearchOutcome, Study
+from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
 from windtunnel.serving.engines.defaults import engine_defaults
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, pool_scenario
@@ -81,12 +82,15 @@ class SearchEvidence(Shown):
     load: float | None = None
     recommends: bool = False
     """The search is a recommendation's: `recommendation` leads."""
+    launch: Reading = NO_COMMAND
+    """The server's command line; empty without one."""
 
 
 def search_report(evidence: SearchEvidence) -> Report:
     """Return the report of a search, finished or under way: the answer first, then its evidence."""
     space, count = evidence.study.space, evidence.study.count
     asked = Facts([("limits", naming.limits_text(space)), ("objective", naming.objective_text(space.objective))])
+    lead: list[Block] = [asked, *evidence.launch.remarks]
     sections = search_sections(evidence)
     if count.num_runs or count.num_known:
         counters = LAYOUT["count_of_jobs" if space.is_training else "count"]
@@ -95,7 +99,9 @@ def search_report(evidence: SearchEvidence) -> Report:
     text = recommendation(evidence.study, evidence.load) if evidence.recommends else _verdict(evidence)
     is_good = any(outcome.ranking for outcome in evidence.study.outcomes) or (False if evidence.why else None)
     sections = _shortened(sections) if evidence.recommends else sections
-    return Report(title, [asked], sections, verdict=text, is_good=is_good)
+    if evidence.recommends and CHANGE in space.vary:
+        return Report(text, [title, *lead], sections, is_good=is_good)
+    return Report(title, lead, sections, verdict=text, is_good=is_good)
 
 
 def _shortened(sections: Sequence[Section]) -> list[Section]:
@@ -235,6 +241,7 @@ def best_table(study: Study, outcome: SearchOutcome, top: int, is_on_page: bool 
     names, is_training = _table_figures(study, outcome), study.space.is_training
     names = list(dict.fromkeys([*names, *LAYOUT["page_figures"]])) if is_on_page and not is_training else names
     rows: list[list[str | Cell]] = []
+    gains = gains_of(study, outcome)
     for rank, index in enumerate(outcome.ranking[:top], start=1):
         mean, bound = outcome.mean(index), lower_bound([run.load for run in outcome.runs(index)])
         figures = [naming.figure_cell(mean, name) for name in names]
@@ -243,14 +250,19 @@ def best_table(study: Study, outcome: SearchOutcome, top: int, is_on_page: bool 
             rows.append([point, *figures])
             continue
         limit = naming.limit_name(outcome.evaluations[index].limited_by)
-        rows.append([point, number(mean.load), "" if bound is None else number(max(bound, 0.0)), *figures, limit])
+        gain = [f"{gains[index]:+.1%}"] if gains else []
+        rows.append(
+            [point, *gain, number(mean.load), "" if bound is None else number(max(bound, 0.0)), *figures, limit]
+        )
     titles = [naming.limit_name(name) or naming.figure_title(name) for name in names]
     first = "point" if is_on_page else ""
     if is_training:
         return Table([first, *titles], rows, winner=winner)
     arrivals = study.space.scenario.get("workload", {}).get("arrivals")
     is_closed = isinstance(arrivals, dict) and arrivals.get("type") == "closed_loop"
-    return Table([first, "clients" if is_closed else "requests/s", "at least", *titles, "limit"], rows, winner=winner)
+    gain_title = ["gain"] if gains else []
+    titles = [first, *gain_title, "clients" if is_closed else "requests/s", "at least", *titles, "limit"]
+    return Table(titles, rows, winner=winner)
 
 
 def _table_figures(study: Study, outcome: SearchOutcome) -> list[str]:
@@ -482,6 +494,7 @@ def study_document(evidence: SearchEvidence) -> dict[str, Any]:
         "misconfiguration": evidence.misconfiguration,
         "num_runs": study.count.num_runs,
         "num_requests": study.count.num_requests,
+        **evidence.launch.document,
     }
 
 

@@ -169,8 +169,7 @@ def distribution_sections(
     return [Section("Distributions", [OnPage(shares)]), Section("Over time", [OnPage(curves)])]
 
 
-LEAST_SHARE = 0.99
-"""Share of the requests that must meet an SLO for it to hold, as for `windtunnel capacity`."""
+LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
 
 
 def verdict(summary: Summary, scenario: Scenario, requests: Records | None) -> tuple[str, bool | None]:
@@ -184,7 +183,7 @@ def verdict(summary: Summary, scenario: Scenario, requests: Records | None) -> t
     growth = None if requests is None else _overload(scenario, requests)
     if growth is not None:
         parts.append(f"Overloaded: each second of arrivals adds {format_seconds(growth)} of queueing.")
-    is_held = summary.goodput.fraction >= LEAST_SHARE if known and summary.goodput else None
+    is_held = summary.goodput.is_held if known and summary.goodput else None
     text = " ".join([*parts, f"Bound by {summary.bound_by.replace('_', ' ')}."])
     return text, is_held if growth is None else False
 
@@ -201,12 +200,14 @@ def _slo_text(summary: Summary, slo: Slo | None) -> str:
     assert summary.goodput is not None
     assert slo is not None
     met = f"{percent(summary.goodput.fraction)} of the requests meet {_limits(slo)}"
-    holds = "Holds the SLO" if summary.goodput.fraction >= LEAST_SHARE else "Breaks the SLO"
-    for statistic in ("p50", "p90", "p95", "p99"):
-        first, share = max(_shares_of_limits(summary, slo, statistic).items(), key=itemgetter(1), default=("", 0.0))
+    holds = summary.goodput.is_held
+    for statistic in () if holds else ("p50", "p90", "p95", "p99"):
+        label, share = max(_shares_of_limits(summary, slo, statistic).items(), key=itemgetter(1), default=("", 0.0))
         if share > 1:
-            return f"{holds}: {met}; {first} {statistic} is {share:.3g} times its limit."
-    return f"{holds}: {met}; {first} p99 is {percent(share)} of its limit." if first else f"{holds}: {met}."
+            return f"Breaks the SLO: {met}; {label} is {share:.3g} times its limit."
+    label, share = max(_shares_of_limits(summary, slo).items(), key=itemgetter(1), default=("", 0.0))
+    nearest = f"; {label} is {percent(share)} of its limit" if label else ""
+    return f"{'Holds' if holds else 'Breaks'} the SLO: {met}{nearest}."
 
 
 def limit_cards(summary: Summary | ClientSummary, slo: Slo | None) -> list[Card]:
@@ -224,11 +225,15 @@ def limit_cards(summary: Summary | ClientSummary, slo: Slo | None) -> list[Card]
     return cards
 
 
-def _shares_of_limits(summary: Summary, slo: Slo, statistic: str) -> dict[str, float]:
-    """Latency -> a statistic of it over its limit."""
-    known = (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2e_s", "end to end"))
-    pairs = ((label, getattr(summary, name), getattr(slo, name)) for name, label in known)
-    return {label: getattr(latency, statistic) / limit for label, latency, limit in pairs if latency and limit}
+def _shares_of_limits(summary: Summary, slo: Slo, statistic: str = "") -> dict[str, float]:
+    """Latency and statistic -> its value over the limit; without a statistic, at the percentile that must keep it."""
+    shares = {}
+    for name, (limit_s, percentile) in slo.limits.items():
+        latency = getattr(summary, f"{name}_s")
+        at = statistic or (f"p{percentile:g}" if percentile < 100 else "max")
+        if latency is not None and hasattr(latency, at):
+            shares[f"{LATENCIES[name]} {at}"] = getattr(latency, at) / limit_s
+    return shares
 
 
 def _calibration_text(result: Result) -> str:
@@ -294,8 +299,7 @@ def _overload(scenario: Scenario, requests: Records) -> float | None:
 
 
 def _limits(slo: Slo) -> str:
-    named = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("end to end", slo.e2e_s))
-    known = ((name, limit_s) for name, limit_s in named if limit_s is not None)
+    known = ((LATENCIES[name], limit_s) for name, (limit_s, _) in slo.limits.items())
     return ", ".join(
         f"{name} {limit_s:g} s" if limit_s >= 1 else f"{name} {limit_s * 1e3:g} ms" for name, limit_s in known
     )

@@ -53,7 +53,7 @@ def limit_of(name: str, value: float | str) -> Limit:
     """
     match = _NAME.match(name)
     if match is None or match["metric"] not in METRICS:
-        known = [f"{metric}_{statistic}" for metric in METRICS for statistic in ("mean", "p50", "p90", "p99", "max")]
+        known = [f"{metric}{end}" for metric in METRICS for end in ("", "_mean", "_p50", "_p90", "_p99", "_max")]
         hint = did_you_mean(name, known, f"name a latency and a statistic: {', '.join(METRICS)}; mean, p90, p99, max")
         raise InputError(f"there is no limit {name!r}", hint)
     statistic = match["statistic"] or DEFAULT_STATISTIC
@@ -75,7 +75,7 @@ def named_values(text: str, hint: str = "for instance ttft_p90=2s,tpot_p99=50ms"
         InputError: another form.
     """
     values = {}
-    for part in text.replace(",", " ").split():
+    for part in text.replace(":", "=").replace(",", " ").split():
         name, separator, value = part.partition("=")
         if not separator or not value:
             raise InputError(f"--slo: {part!r} is not of the form name=time", hint)
@@ -89,7 +89,12 @@ def parse_limits(text: str) -> tuple[Limit, ...]:
     Raises:
         InputError: another form, or what `limit_of` raises.
     """
-    return limits_from(named_values(text))
+    values = named_values(text)
+    try:
+        return limits_from(values)
+    except InputError as error:
+        colon = "" if error.message.startswith(tuple(METRICS)) else ":"
+        raise InputError(f"--slo{colon} {error.message}", error.hint) from None
 
 
 def limits_from(values: Mapping[str, float | str]) -> tuple[Limit, ...]:
@@ -98,8 +103,22 @@ def limits_from(values: Mapping[str, float | str]) -> tuple[Limit, ...]:
 
 
 def limits_of(slo: Slo | None) -> tuple[Limit, ...]:
-    """Return a scenario's limits, which 99% of requests must keep."""
-    if slo is None:
-        return ()
-    given = {name.removesuffix("_s"): getattr(slo, name) for name in slo.__struct_fields__}
-    return tuple(Limit(name, DEFAULT_STATISTIC, value) for name, value in given.items() if value is not None)
+    """Return a scenario's limits."""
+    known = () if slo is None else slo.limits.items()
+    return tuple(Limit(name, f"p{share:g}" if share < 100 else "max", most_s) for name, (most_s, share) in known)
+
+
+def slo_fields(text: str | None) -> dict[str, float]:
+    """Parse `ttft_p90=2s,tpot=50ms` into fields of an `Slo`, whose limits are those of requests.
+
+    Raises:
+        InputError: what `parse_limits` raises, or a limit that is not one of requests.
+    """
+    fields = {}
+    for limit in parse_limits(text or ""):
+        if f"{limit.metric}_s" not in Slo.__struct_fields__ or limit.statistic == "mean":
+            hint = "ttft, tpot or e2e, with a percentile: ttft_p90=2s; windtunnel capacity keeps the others"
+            raise InputError(f"--slo: {limit.name} is not a limit that a request keeps or breaks", hint)
+        fields[f"{limit.metric}_s"] = limit.most_s
+        fields[f"{limit.metric}_percentile"] = 100.0 if limit.statistic == "max" else float(limit.statistic[1:])
+    return fields

@@ -39,6 +39,8 @@ ONLY_OF_DEPLOYMENTS = ("workloads", "load", "finalists", "finalist_seeds")
 LAYOUTS, ALL = "layouts", "all"
 """`vary: {layouts: all}` means every way to spread a training job over its devices."""
 
+CHANGE = "change"
+"""Name in `vary` whose values are single changes to a deployment, and say so themselves."""
 ENGINE_PREFIX = "deployment.engine."
 
 
@@ -63,8 +65,8 @@ class Space(Schema):
     workloads: dict[str, dict[str, Any]] = {}
     """Name -> workload, in place of the scenario's."""
     limits: dict[str, float | str] = {}
-    """Limits such as `ttft_p90: 2s`; a file without any takes those of the scenario's `slo`, which 99% of requests must
-    keep. Without either, only the queue must not grow."""
+    """Limits such as `ttft_p90: 2s`; a file without any takes those of the scenario's `slo`. Without
+    either, only the queue must not grow."""
     budget: Budget = Budget()
     objective: str = "requests_per_usd"
     """Figure to optimise; a file of training jobs without one gets `tokens_per_s_per_device`."""
@@ -239,7 +241,8 @@ class Point:
     @cached_property
     def title(self) -> str:
         """`device h100_sxm, tp 4`."""
-        return ", ".join(f"{name.rpartition('.')[2]} {value_text(value)}" for name, value in self.choice.items())
+        names = {name: "" if name == CHANGE else f"{name.rpartition('.')[2]} " for name in self.choice}
+        return ", ".join(f"{names[name]}{value_text(value)}" for name, value in self.choice.items())
 
 
 def is_knob(path: str) -> bool:

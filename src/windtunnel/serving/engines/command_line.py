@@ -115,9 +115,13 @@ class Options(Schema):
     """Option -> the setting that it decides; a text alone is `sets` of a whole number."""
     other_names: dict[str, str] = {}
     """Other name of an option, or its path in the engine's YAML file -> its name in `flags`."""
+    environment: dict[str, str] = {}
+    """Variable of the environment -> the option that it stands for."""
     model_option: str = "model"
     config_options: tuple[str, ...] = ("config",)
     """Options that name a YAML file of further options."""
+    waiting_metric: str = ""
+    """Number of waiting requests, as an adapter of Prometheus names it; empty where the server reports none."""
     in_file_only: frozenset[str] = frozenset()
     """Options that the server takes from its YAML file and not from its command line."""
     listening: tuple[str, ...] = ()
@@ -145,16 +149,24 @@ class Reading:
     not_modelled: list[str] = field(default_factory=list)
     """Options that change times in a way that is not modelled."""
     unknown: list[str] = field(default_factory=list)
+    container: list[str] = field(default_factory=list)
+    """Sentences on the server's container: an image without a version, GPUs that its command does not take."""
 
     @property
     def remarks(self) -> list[str]:
         """Sentences that name the options which are not in the prediction."""
         reasons = {
-            "without effect on time": self.without_effect,
-            "not modelled": self.not_modelled,
             "unknown, ignored": self.unknown,
+            "not modelled": self.not_modelled,
+            "without effect on time": self.without_effect,
         }
-        return [f"{reason}: {', '.join(names)}" for reason, names in reasons.items() if names]
+        return [*(f"{reason}: {', '.join(names)}" for reason, names in reasons.items() if names), *self.container]
+
+    @property
+    def document(self) -> dict[str, dict[str, list[str]]]:
+        """The same, option by option; empty without a command line."""
+        lists = ("unknown", "not_modelled", "without_effect", "container")
+        return {"from_command": {name: getattr(self, name) for name in lists}} if self.taken else {}
 
     @cached_property
     def model(self) -> ModelSpec:
@@ -178,6 +190,10 @@ class Reading:
             set_path(self.raw, "deployment.replicas", dp)
         if self.later.get("expert_parallel") and self.has_experts:
             set_path(self.raw, f"{SPLIT}ep", tp * (dp if is_attention else 1))
+
+
+NO_COMMAND = Reading()
+"""What is read where no command line is given."""
 
 
 def read_copies(reading: Reading) -> None:

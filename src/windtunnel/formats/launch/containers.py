@@ -1,0 +1,250 @@
+"""Find the commands of servers: in scripts, `docker run`, Kubernetes manifests, Helm values and compose files.
+
+In YAML, every table with an image is a container; replicas come from the tables around it.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import yaml
+
+from windtunnel.errors import InputError
+from windtunnel.schema import parse_yaml
+
+SEPARATORS = ";|&\n"
+SHELLS, RUNTIMES = ("sh", "bash", "dash", "zsh", "ash"), ("docker", "podman", "nerdctl")
+DOCKER_SWITCHES = re.compile(
+    r"-[ditPq]+|--(rm|detach|interactive|tty|privileged|init|read-only|publish-all|quiet|no-healthcheck|oom-kill-disable)"
+)
+"""Options of `docker run` that have no value."""
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+VARIABLE = re.compile(r"\$(?:\((\w+)\)|\{(\w+)(?::?-([^}]*))?\}|(\w+))")
+VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+APART = ("image", "initContainers", "leaderTemplate", "workerTemplate")
+"""Keys below which no container of a server stands; the leader of a group is looked at, its workers are not."""
+
+NAMELESS = ("items", "services", "servingEngineSpec", "modelSpec")
+"""Keys that name no object."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command, and what runs it."""
+
+    words: list[str]
+    name: str = ""
+    """Name of its container, or of the object that has one."""
+    image: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    replicas: int = 1
+    gpus: int | None = None
+    """GPUs of all hosts of a replica; None: not said, or all."""
+
+
+def commands_of(text: str, is_yaml: bool = False) -> list[Command]:
+    """Return every command of a text.
+
+    Args:
+        text: a command line, a script, or YAML documents with containers.
+        is_yaml: whether a text that is not YAML is refused.
+
+    Raises:
+        InputError: unbalanced quotes, YAML that is not valid, or a number of replicas or GPUs that is none.
+    """
+    containers = [command for document in _documents(text, is_yaml) for command in _containers(document, Command([]))]
+    if containers:
+        return [command for container in containers for command in _unwrapped(container)]
+    shared: dict[str, str] = {}
+    script = [Command(words, environment=shared) for words in _split(text)]
+    return [command for line in script for command in _unwrapped(line)]
+
+
+def _documents(text: str, is_yaml: bool) -> list[Any]:
+    try:
+        return [parse_yaml(part) for part in re.split(r"(?m)^---.*$", text)]
+    except yaml.YAMLError as error:
+        if not is_yaml:
+            return []
+        hint = "render the chart first: helm template" if "{{" in text else "is it cut off, or indented wrongly?"
+        raise InputError(f"--from-command: not valid YAML: {getattr(error, 'problem', error)}", hint) from None
+
+
+def _split(text: str) -> list[list[str]]:
+    """Return the words of each simple command of a script; a line that begins with a dash continues the one above."""
+    text = re.sub(r"(?m)(?:^|(?<=\s))#.*$", "", re.sub(r"\\\r?\n", " ", text))
+    lexer = shlex.shlex(
+        re.sub(r"(?<=\s)[12&]?>>?(&[12]|\s*[^\s;|&]+)", "", text), posix=True, punctuation_chars=SEPARATORS
+    )
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    commands: list[list[str]] = [[]]
+    is_over = False
+    try:
+        for word in lexer:
+            if word and not word.strip(SEPARATORS):
+                is_over = is_over or bool(word.strip("\n"))
+                commands.append([])
+                continue
+            while word.startswith("-") and not is_over and not commands[-1] and len(commands) > 1:
+                commands.pop()
+            is_over = False
+            commands[-1].append(word)
+    except ValueError as error:
+        raise InputError(f"--from-command: {error} in the command line") from None
+    return [words for words in commands if words]
+
+
+def _unwrapped(command: Command) -> Iterator[Command]:
+    """Yield the simple commands that a command runs: in a container, behind `sh -c`, or itself.
+
+    Variables that are set before it join its environment, which the commands of a script share, and fill in its words.
+    """
+    words, environment = list(command.words), command.environment
+    while words and (words[0] in ("export", "env", "exec", "sudo", "nohup") or ASSIGNMENT.fullmatch(words[0])):
+        if assignment := ASSIGNMENT.fullmatch(words.pop(0)):
+            environment[assignment[1]] = _filled(assignment[2], environment)
+    programs = [word.rpartition("/")[2] for word in words]
+    for index, program in enumerate(programs):
+        following = words[index + 1 :]
+        if program in RUNTIMES and "run" in following[:2]:
+            yield from _unwrapped(_docker_run(command, following[following.index("run") + 1 :]))
+            return
+        if program in SHELLS and len(following) > 1 and re.fullmatch(r"-[a-z]*c", following[0]):
+            for script in _split(following[1]):
+                yield from _unwrapped(replace(command, words=script))
+            return
+    gpus = command.gpus
+    for name in VISIBLE_DEVICES:
+        gpus = _num_devices(f"device={environment[name]}") if name in environment and gpus is None else gpus
+    if words:
+        filled, image = [_filled(word, environment) for word in words], _filled(command.image, environment)
+        yield replace(command, words=filled, image=image, gpus=gpus)
+
+
+def _filled(text: str, environment: Mapping[str, str]) -> str:
+    """Return a text with the variables that are known, or have a default, in place."""
+
+    def value(match: re.Match[str]) -> str:
+        default = match[0] if match[3] is None else match[3]
+        return environment.get(match[1] or match[2] or match[4], default)
+
+    return VARIABLE.sub(value, text)
+
+
+def _docker_run(command: Command, words: list[str]) -> Command:
+    """Return the command in the container that `docker run` starts; `words` follow `run`."""
+    environment, settings = dict(command.environment), {"--name": "", "--gpus": "all", "--entrypoint": ""}
+    position = 0
+    while position < len(words) and words[position].startswith("-"):
+        name, has_value, value = words[position].partition("=")
+        position += 1
+        if re.match(r"-[a-z].", name) and not DOCKER_SWITCHES.fullmatch(name):
+            name, value = name[:2], f"{name[2:]}{has_value}{value}"
+        elif not has_value and not DOCKER_SWITCHES.fullmatch(name):
+            value = words[position] if position < len(words) else ""
+            position += 1
+        if name in ("-e", "--env"):
+            variable, _, text = value.partition("=")
+            environment[variable] = text
+        settings[name] = value
+    image = words[position] if position < len(words) else ""
+    gpus = _num_devices(settings["--gpus"])
+    inner = [*settings["--entrypoint"].split(), *words[position + 1 :]] or [""]
+    return replace(command, words=inner, name=settings["--name"], image=image, environment=environment, gpus=gpus)
+
+
+def _num_devices(text: str) -> int | None:
+    """Read `2`, `count=2`, `device=0,1` or a list of ids; None for `all` and for what says no number."""
+    value = text.strip("\"' ").removeprefix("count=")
+    if value.startswith("device="):
+        ids = value.removeprefix("device=").split(",")
+        return len(ids) if all(each.strip().isalnum() for each in ids) and ids != ["all"] else None
+    return int(value) if value.isdecimal() else None
+
+
+def _containers(node: Any, around: Command) -> Iterator[Command]:
+    """Yield every container below a table or list, with the name and replicas of the tables around it."""
+    if isinstance(node, list):
+        for part in node:
+            yield from _containers(part, around)
+    if not isinstance(node, dict):
+        return
+    name = _table(node.get("metadata")).get("name") or around.name or node.get("name") or ""
+    replicas = next((node[key] for key in ("replicas", "replicaCount", "scale") if node.get(key) is not None), None)
+    replicas = _table(node.get("deploy")).get("replicas") if replicas is None else replicas
+    around = replace(
+        around, name=str(name), replicas=around.replicas if replicas is None else _whole("replicas", replicas)
+    )
+    image = node.get("image", node)
+    if "image" in node or "repository" in node:
+        if isinstance(image, dict):
+            image = ":".join(str(image[key]) for key in ("repository", "tag") if image.get(key) is not None)
+        yield replace(
+            around, words=_words(node) or [""], image=str(image), environment=_environment(node), gpus=_gpus(node)
+        )
+    for key, part in node.items():
+        if key not in APART:
+            yield from _containers(part, around if around.name or key in NAMELESS else replace(around, name=str(key)))
+    if (group := node.get("leaderTemplate") or node.get("workerTemplate")) is not None:
+        hosts = _whole("size", node.get("size", 1))
+        for leader in _containers(group, around):
+            yield replace(leader, gpus=leader.gpus and leader.gpus * hosts)
+
+
+def _words(node: Mapping[str, Any]) -> list[str]:
+    """Return the words of a container's command; `modelURL` and `vllmConfig` are those of vLLM's production stack."""
+    words = ["vllm", "serve", str(node["modelURL"])] if "modelURL" in node else []
+    config = dict(_table(node.get("vllmConfig")))
+    extra = [config.pop("extraArgs", None), node.get("extraArgs")]
+    command = _table(node.get("image")).get("command")
+    for part in (node.get("entrypoint"), command, node.get("command"), node.get("args"), config, *extra):
+        if isinstance(part, str):
+            words += [word for line in _split(part.replace("\n", " ")) for word in line]
+        elif isinstance(part, list):
+            words += [str(word) for word in part]
+        for key, value in _table(part).items():
+            option = re.sub(r"(?<=[a-z])[A-Z]", lambda match: f"-{match[0].lower()}", str(key))
+            is_off = value is False
+            words.append(f"--{'no-' if is_off else ''}{option}")
+            words += [] if isinstance(value, bool) or value is None else [str(value)]
+    return words
+
+
+def _environment(node: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables of a container: a table, a list of `NAME=value`, or of tables with `name` and `value`."""
+    given: Any = next((node[key] for key in ("env", "environment") if node.get(key)), {})
+    if isinstance(given, dict):
+        return {str(name): "" if value is None else str(value) for name, value in given.items()}
+    variables = {}
+    for part in given if isinstance(given, list) else []:
+        name, _, value = str(part).partition("=")
+        table = _table(part)
+        variables[str(table.get("name", name))] = str(table.get("value", "")) if table else value
+    return variables
+
+
+def _gpus(node: Mapping[str, Any]) -> int | None:
+    """Return the GPUs of a container: of its resources, of `gpus` and devices in a compose file, or `requestGPU`."""
+    resources = _table(node.get("resources"))
+    named = _table(resources.get("requests")) | _table(resources.get("limits"))
+    counts = [count for name, count in named.items() if str(name).endswith(("/gpu", "/gaudi", "/tpu"))]
+    reservations = _table(_table(_table(node.get("deploy")).get("resources")).get("reservations"))
+    devices = reservations.get("devices")
+    for device in map(_table, devices if isinstance(devices, list) else []):
+        ids = device.get("device_ids")
+        counts.append(len(ids) if isinstance(ids, list) else device.get("count", "all"))
+    counts += [node[key] for key in ("gpus", "requestGPU") if node.get(key) is not None]
+    known = [_num_devices(str(count)) for count in counts]
+    return known[0] if known else None
+
+
+def _table(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _whole(name: str, value: Any) -> int:
+    if not str(value).isdecimal():
+        raise InputError(f"--from-command: {name} is {value!r:.60}; a whole number is needed", "render the chart first")
+    return int(value)

@@ -1,0 +1,320 @@
+"""Servers in containers: `docker run`, Kubernetes manifests, Helm values and compose files as people keep them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from windtunnel.errors import InputError
+from windtunnel.formats.launch.containers import commands_of
+from windtunnel.formats.launch.read import read_launch_command
+
+DEPLOYMENT = """
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: weights}
+spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 200Gi}}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: chat-70b, labels: {app: chat-70b}}
+spec:
+  replicas: 3
+  selector: {matchLabels: {app: chat-70b}}
+  template:
+    metadata: {labels: {app: chat-70b}}
+    spec:
+      initContainers:
+        - {name: fetch, image: "vllm/vllm-openai:v0.11.0", command: [huggingface-cli, download, x/y]}
+      containers:
+        - name: metrics
+          image: prom/statsd-exporter:v0.26.1
+          args: [--statsd.listen-udp=:9125]
+        - name: server
+          image: vllm/vllm-openai:v0.11.0
+          command: [/bin/sh, -c]
+          args:
+            - |
+              set -e
+              export LENGTH=8192   # longest chat
+              vllm serve meta-llama/Llama-3.1-70B-Instruct \\
+                --tensor-parallel-size 4 --max-model-len $LENGTH \\
+                --max-num-seqs $(SEQS) --port 8000
+          env:
+            - {name: SEQS, value: "128"}
+            - {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: hf, key: token}}}
+            - {name: VLLM_USE_DEEP_GEMM, value: "1"}
+          resources: {limits: {nvidia.com/gpu: "8"}, requests: {cpu: 16}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: chat-70b}
+spec: {selector: {app: chat-70b}, ports: [{port: 80, targetPort: 8000}]}
+"""
+STATEFUL_SET = """
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: qwen}
+spec:
+  serviceName: qwen
+  template:
+    spec:
+      containers:
+        - image: docker.io/lmsysorg/sglang:v0.5.5-cu129
+          command: [python3, -m, sglang.launch_server]
+          args: [--model-path, Qwen/Qwen3-30B-A3B, --tp, 2, --ep-size, 2, --host, 0.0.0.0]
+          resources: {limits: {nvidia.com/gpu: 2}}
+"""
+GROUP = """
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+metadata: {name: big}
+spec:
+  replicas: 2
+  leaderWorkerTemplate:
+    size: 2
+    leaderTemplate:
+      spec:
+        containers:
+          - name: leader
+            image: vllm/vllm-openai:latest
+            command: [sh, -c, "bash /vllm-workspace/ray.sh leader --ray_cluster_size=$(LWS_GROUP_SIZE);
+              python3 -m vllm.entrypoints.openai.api_server --model meta-llama/Llama-3.1-405B
+              --tensor-parallel-size 8 --pipeline_parallel_size 2"]
+            resources: {limits: {nvidia.com/gpu: "8"}}
+    workerTemplate:
+      spec:
+        containers:
+          - name: worker
+            image: vllm/vllm-openai:latest
+            command: [sh, -c, "bash /vllm-workspace/ray.sh worker --ray_address=$(LWS_LEADER_ADDRESS)"]
+            resources: {limits: {nvidia.com/gpu: "8"}}
+"""
+POD = """
+{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "trt"}, "spec": {"containers": [{
+  "image": "nvcr.io/nvidia/tensorrt-llm/release:1.1.0",
+  "args": ["trtllm-serve", "meta-llama/Llama-3.1-8B", "--tp_size", "2", "--max_batch_size", "256"]}]}}
+"""
+STACK = """
+servingEngineSpec:
+  runtimeClassName: nvidia
+  modelSpec:
+    - name: llama3
+      repository: vllm/vllm-openai
+      tag: v0.11.0
+      modelURL: meta-llama/Llama-3.1-8B-Instruct
+      replicaCount: 4
+      requestCPU: 8
+      requestGPU: 2
+      vllmConfig:
+        enableChunkedPrefill: true
+        enablePrefixCaching: false
+        maxModelLen: 16384
+        tensorParallelSize: 2
+        extraArgs: [--disable-log-requests, --max-num-seqs, "64"]
+routerSpec: {repository: lmcache/lmstack-router, tag: latest, replicaCount: 1}
+"""
+VALUES = """
+replicaCount: 2
+image: {repository: registry.example/mirror/vllm/vllm-openai, tag: v0.10.2}
+args: [--model, meta-llama/Llama-3.1-8B, --max-num-batched-tokens, "4096"]
+env: {VLLM_ATTENTION_BACKEND: FLASH_ATTN}
+resources: {limits: {nvidia.com/gpu: 1}}
+autoscaling: {enabled: false}
+"""
+COMPOSE = """
+services:
+  gateway:
+    image: nginx:1.27
+    ports: ["80:80"]
+  chat:
+    image: vllm/vllm-openai:${VLLM_TAG:-v0.11.0}
+    command: >
+      --model ${MODEL} --tensor-parallel-size 2
+      --gpu-memory-utilization 0.92
+    environment: [MODEL=meta-llama/Llama-3.1-8B, "HUGGING_FACE_HUB_TOKEN=${HF_TOKEN}"]
+    deploy:
+      replicas: 2
+      resources: {reservations: {devices: [{driver: nvidia, device_ids: ["0", "1"], capabilities: [gpu]}]}}
+"""
+
+CASES: dict[str, tuple[str, str, dict[str, Any], list[str]]] = {
+    "deployment": (
+        DEPLOYMENT,
+        "meta-llama/Llama-3.1-70B-Instruct",
+        {
+            "parallelism": {"tp": 4},
+            "engine": {"name": "vllm", "version": "0.11.0", "max_num_seqs": 128, "max_model_len": 8192},
+            "replicas": 3,
+        },
+        [
+            "not modelled: VLLM_USE_DEEP_GEMM of the environment",
+            "without effect on time: --port",
+            "the container has 8 GPUs, and its command takes 4",
+        ],
+    ),
+    "stateful set": (
+        STATEFUL_SET,
+        "Qwen/Qwen3-30B-A3B",
+        {"parallelism": {"tp": 2, "ep": 2}, "engine": {"name": "sglang", "version": "0.5.5"}},
+        ["without effect on time: --host"],
+    ),
+    "group of hosts": (
+        GROUP,
+        "meta-llama/Llama-3.1-405B",
+        {"parallelism": {"tp": 8, "pp": 2}, "engine": {"name": "vllm"}, "replicas": 2},
+        ["the image vllm/vllm-openai:latest names no version of vllm: --engine-version gives one"],
+    ),
+    "pod": (
+        POD,
+        "meta-llama/Llama-3.1-8B",
+        {"parallelism": {"tp": 2}, "engine": {"name": "trtllm", "version": "1.1.0", "max_num_seqs": 256}},
+        [],
+    ),
+    "production stack": (
+        STACK,
+        "meta-llama/Llama-3.1-8B-Instruct",
+        {
+            "parallelism": {"tp": 2},
+            "engine": {
+                "name": "vllm",
+                "version": "0.11.0",
+                "enable_chunked_prefill": True,
+                "enable_prefix_caching": False,
+                "max_model_len": 16384,
+                "max_num_seqs": 64,
+            },
+            "replicas": 4,
+        },
+        ["without effect on time: --disable-log-requests"],
+    ),
+    "values": (
+        VALUES,
+        "meta-llama/Llama-3.1-8B",
+        {
+            "parallelism": {"tp": 1},
+            "engine": {
+                "name": "vllm",
+                "version": "0.10.2",
+                "attention_backend": "flash_attention",
+                "max_num_batched_tokens": 4096,
+            },
+            "replicas": 2,
+        },
+        [],
+    ),
+    "compose": (
+        COMPOSE,
+        "meta-llama/Llama-3.1-8B",
+        {
+            "parallelism": {"tp": 2},
+            "engine": {"name": "vllm", "version": "0.11.0", "gpu_memory_utilization": 0.92},
+            "replicas": 2,
+        },
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("is_file", [True, False], ids=["file", "text"])
+@pytest.mark.parametrize("name", list(CASES))
+def test_a_container_is_read(name: str, is_file: bool, tmp_path: Path) -> None:
+    text, model, deployment, remarks = CASES[name]
+    (tmp_path / "served.yaml").write_text(text)
+    reading = read_launch_command(str(tmp_path / "served.yaml") if is_file else text)
+    assert reading.raw == {"model": model, "deployment": deployment}
+    assert reading.remarks == remarks
+
+
+@pytest.mark.parametrize(
+    ("text", "engine", "remarks"),
+    [
+        (
+            (
+                "docker run -d --rm --gpus '\"device=0,1\"' --ipc=host -p8000:8000 -e HF_TOKEN=x -eVLLM_USE_V1=1 "
+                "-v ~/.cache:/root/.cache vllm/vllm-openai:v0.11.0 --model meta-llama/Llama-3.1-8B -tp 2 > log 2>&1"
+            ),
+            {"name": "vllm", "version": "0.11.0"},
+            ["not modelled: VLLM_USE_V1 of the environment"],
+        ),
+        (
+            "sudo podman run --gpus 1 --entrypoint vllm --name s vllm/vllm-openai:v0.11.0@sha256:ab serve llama-3.1-8b",
+            {"name": "vllm", "version": "0.11.0"},
+            [],
+        ),
+        (
+            (
+                "docker run --gpus all lmsysorg/sglang:v0.5.5.post1 python3 -m sglang.launch_server "
+                "--model-path meta-llama/Llama-3.1-8B"
+            ),
+            {"name": "sglang", "version": "0.5.5.post1"},
+            [],
+        ),
+        (
+            "docker run nvcr.io/nvidia/tensorrt-llm/release:1.2.0rc3 bash -lc 'date && trtllm-serve llama-3.1-8b'",
+            {"name": "trtllm", "version": "1.2.0rc3"},
+            [],
+        ),
+        (
+            "docker run --gpus all localhost:5000/vllm vllm serve meta-llama/Llama-3.1-8B",
+            {"name": "vllm"},
+            ["the image localhost:5000/vllm names no version of vllm: --engine-version gives one"],
+        ),
+        (
+            "CUDA_VISIBLE_DEVICES=0,1,2,3 vllm serve llama-3.1-8b -tp 2 | tee log",
+            {"name": "vllm"},
+            ["the container has 4 GPUs, and its command takes 2"],
+        ),
+    ],
+    ids=["docker", "podman", "sglang", "shell", "registry", "variables"],
+)
+def test_docker_run_is_read(text: str, engine: dict[str, str], remarks: list[str]) -> None:
+    reading = read_launch_command(text)
+    assert reading.raw["deployment"]["engine"] == engine
+    assert reading.remarks == remarks
+
+
+def test_a_script_is_read_command_by_command(tmp_path: Path) -> None:
+    script = tmp_path / "serve.sh"
+    script.write_text(
+        "#!/bin/bash\n# one server\nMODEL=meta-llama/Llama-3.1-8B\nnvidia-smi\n"
+        'vllm serve "$MODEL"\n  --max-num-seqs 32\n  --hf-overrides \'{"a":\n 1}\'\necho done\n'
+    )
+    reading = read_launch_command(str(script))
+    assert reading.raw["model"] == "meta-llama/Llama-3.1-8B"
+    assert reading.raw["deployment"]["engine"]["max_num_seqs"] == 32
+    assert [command.words[0] for command in commands_of(script.read_text())] == ["nvidia-smi", "vllm", "echo"]
+
+
+TWO = DEPLOYMENT + "---\n" + DEPLOYMENT.replace("chat-70b", "chat-8b")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (TWO, "starts 2 servers: chat-70b, chat-8b"),
+        (
+            STACK.replace("modelSpec:", "modelSpec: &m").replace("routerSpec:", "also: *m\nrouterSpec:"),
+            "2 servers: llama3",
+        ),
+        ("vllm serve a & vllm serve b", "starts 2 servers"),
+        (DEPLOYMENT.replace("vllm serve", "tgi serve"), "starts no server that is known"),
+        ("kind: Deployment\nspec: {replicas: {a: b", "not valid YAML"),
+        ("image: {{ .Values.image }}\nargs:\n{{- toYaml .Values.args }}", "not valid YAML"),
+        (DEPLOYMENT.replace("replicas: 3", "replicas: many"), "replicas is 'many'; a whole number is needed"),
+        ("image: vllm/vllm-openai:v0.11.0\nargs: [--port, 8000]", "the command names no model"),
+        ("image: 3\nargs: {a: [1]}\nenv: 5\nresources: x\nspec: [1, {image: null}]", "starts no server that is known"),
+    ],
+    ids=["two", "two models", "two commands", "no engine", "cut off", "template", "no number", "no model", "shapes"],
+)
+def test_wrong_manifests_are_refused_in_a_sentence(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "served.yaml").write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_launch_command(str(tmp_path / "served.yaml") if ":" in text else text)
+    assert message in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_a_missing_manifest_is_named() -> None:
+    with pytest.raises(InputError, match=r"there is no file nowhere\.yaml"):
+        read_launch_command("nowhere.yaml")
