@@ -33,7 +33,9 @@ def executed(path: Path) -> nbformat.NotebookNode:
         cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
         paths = {"PYTHONPATH": str(SOURCE), "XDG_CACHE_HOME": f"{folder}/.cache"}
         environment = {"NUMBA_CACHE_DIR": cache} | dict(os.environ) | paths
-        client = NotebookClient(notebook, timeout=TIMEOUT_S, resources={"metadata": {"path": folder}})
+        client = NotebookClient(
+            notebook, timeout=TIMEOUT_S, coalesce_streams=True, resources={"metadata": {"path": folder}}
+        )
         client.execute(env=environment)
     notebook.metadata = KEPT
     for cell in notebook.cells:
