@@ -5,15 +5,15 @@ then the arguments as numba's functions take them.
 """
 
 import ctypes
-import hashlib
 import itertools
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from windtunnel.disk_cache import keep, recall
 
 SYMBOL = "words"
 """Name of the function."""
@@ -21,7 +21,6 @@ SYMBOL = "words"
 RESULT_WORDS = 4
 
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
-_DIGEST_BYTES = 32
 _NUMBERS = itertools.count()
 
 
@@ -36,18 +35,9 @@ class MachineCode:
     """Address of each function that it calls and that numba alone provides; such code is of use to one process."""
 
     def save(self, path: Path) -> None:
-        """Write the code with a checksum; a folder that cannot be written to is left alone."""
-        if self.symbols:
-            return
-        content = bytes([self.num_results]) + self.code
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as folder:
-                draft = Path(folder) / "draft"
-                draft.write_bytes(hashlib.sha256(content).digest() + content)
-                draft.replace(path)
-        except OSError:
-            pass
+        """Keep the code for later processes."""
+        if not self.symbols:
+            keep(path, bytes([self.num_results]) + self.code)
 
     def link(self) -> Callable[[int], int]:
         """Link the code into this process.
@@ -67,13 +57,9 @@ class MachineCode:
 
 
 def load(path: Path) -> MachineCode | None:
-    """Read code that `save` has written; None where there is none, or it is damaged."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    digest, content = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-    return MachineCode(content[1:], content[0]) if hashlib.sha256(content).digest() == digest else None
+    """Return code that `save` has kept; None where there is none, or it is damaged."""
+    content = recall(path)
+    return None if content is None else MachineCode(content[1:], content[0])
 
 
 @cache

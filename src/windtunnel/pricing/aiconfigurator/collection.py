@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import catalog
+from windtunnel.disk_cache import home, keep, recall
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.published import dated, is_newer
@@ -276,23 +279,50 @@ def with_words(rows: Rows, texts: Texts, words: Mapping[str, str]) -> Rows | Non
 
 
 def read_file(place: Place, table: str, numbers: tuple[str, ...], words: tuple[str, ...]) -> tuple[Rows, Texts]:
-    """Read every row of a file, and its words; numbers as in `read_rows`."""
+    """Read every row of a file, and its words; numbers as in `read_rows`.
+
+    They are kept in the user's cache folder, since Parquet's reader takes longer to load than the rows.
+    """
     path = place.folder / f"{table}.parquet"
+    facts = path.stat() if path.is_file() else None
+    key = repr((str(path), facts and (facts.st_size, facts.st_mtime_ns), numbers, words))
+    kept = home() / "rows" / hashlib.sha256(key.encode()).hexdigest()[:32]
+    content = recall(kept)
+    if content is None:
+        read = _read_file(path, numbers, words)
+        keep(kept, msgspec.msgpack.encode(read))
+    else:
+        read = msgspec.msgpack.decode(content, type=_KeptRows)
+    columns, codes, labels, texts = read
+    return (
+        Rows({name: np.frombuffer(column) for name, column in columns.items()}, _codes(codes), np.array(labels), place),
+        {name: (_codes(column), known) for name, (column, known) in texts.items()},
+    )
+
+
+_KeptRows = tuple[dict[str, bytes], bytes, list[str], dict[str, tuple[bytes, list[str]]]]
+
+
+def _read_file(path: Path, numbers: tuple[str, ...], words: tuple[str, ...]) -> _KeptRows:
     names = point_of(numbers)
     rows = read_parquet(path, [*names, *words, "kernel_source", "latency"], [*words, "kernel_source"])
     needed = tuple(name for name in numbers if not name.endswith("?"))
     require_columns(path, rows.column_names, (*needed, *words, "kernel_source", "latency"))
     columns = {
-        name: numeric_column(rows, name, path) if name in rows.column_names else np.zeros(rows.num_rows)
+        name: (numeric_column(rows, name, path) if name in rows.column_names else np.zeros(rows.num_rows)).tobytes()
         for name in (*names, "latency")
     }
-    codes, labels = _codes(rows, "kernel_source")
-    return Rows(columns, codes, np.array(labels), place), {name: _codes(rows, name) for name in words}
+    codes, labels = _coded(rows, "kernel_source")
+    return columns, codes, labels, {name: _coded(rows, name) for name in words}
 
 
-def _codes(rows: Any, name: str) -> tuple[NDArray[Any], list[str]]:
+def _coded(rows: Any, name: str) -> tuple[bytes, list[str]]:
     column = rows[name].unify_dictionaries().combine_chunks()
-    return as_numpy(column.indices), column.dictionary.to_pylist()
+    return as_numpy(column.indices).astype(np.int32).tobytes(), column.dictionary.to_pylist()
+
+
+def _codes(content: bytes) -> NDArray[Any]:
+    return np.frombuffer(content, np.int32)
 
 
 def main_kernel_only(rows: Rows, point: tuple[str, ...]) -> Rows:
