@@ -22,7 +22,7 @@ MOST_LINES_TODAY = 70_200
 HEAVY = {
     "flash_attn", "flashinfer", "google", "httpx", "jinja2", "llvmlite", "markupsafe", "numpy", "nvtx", "openvino",
     "openvino_genai", "optimum", "optuna", "pandas", "pyarrow", "ray", "scipy", "sklearn", "torch", "transformers",
-    "vllm",
+    "vllm", "yaml",
 }  # fmt: skip
 """Libraries that a function may import because starting would take longer, or because they are extras."""
 

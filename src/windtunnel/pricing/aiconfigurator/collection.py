@@ -264,9 +264,23 @@ def _distance(version: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, .
 def read_rows(place: Place, table: str, numbers: tuple[str, ...], words: Mapping[str, str]) -> Rows | None:
     """Read the rows of a file that have `words`; None where it has none.
 
-    Columns of `numbers` that end in `?` may be missing (older collections) and are then 0.
+    Columns of `numbers` that end in `?` may be missing (older collections) and are then 0. The rows are kept in the
+    user's cache folder: loading Parquet's reader and reading a whole file takes longer.
     """
-    return with_words(*read_file(place, table, numbers, tuple(words)), words)
+    path = place.folder / f"{table}.parquet"
+    facts = path.stat() if path.is_file() else None
+    key = repr((str(path), facts and (facts.st_size, facts.st_mtime_ns), numbers, sorted(words.items())))
+    kept = home() / "rows" / hashlib.sha256(key.encode()).hexdigest()[:32]
+    content = recall(kept)
+    if content is None:
+        rows = with_words(*read_file(place, table, numbers, tuple(words)), words)
+        columns = {} if rows is None else {name: column.tobytes() for name, column in rows.columns.items()}
+        codes, names = (b"", []) if rows is None else (rows.kernel_codes.astype("i4").tobytes(), rows.kernel_names)
+        keep(kept, msgspec.msgpack.encode((columns, codes, [str(name) for name in names])))
+        return rows
+    columns, codes, names = msgspec.msgpack.decode(content)
+    numbers_of = {name: np.frombuffer(column) for name, column in columns.items()}
+    return Rows(numbers_of, np.frombuffer(codes, "i4"), np.array(names), place) if columns else None
 
 
 def with_words(rows: Rows, texts: Texts, words: Mapping[str, str]) -> Rows | None:
@@ -279,50 +293,23 @@ def with_words(rows: Rows, texts: Texts, words: Mapping[str, str]) -> Rows | Non
 
 
 def read_file(place: Place, table: str, numbers: tuple[str, ...], words: tuple[str, ...]) -> tuple[Rows, Texts]:
-    """Read every row of a file, and its words; numbers as in `read_rows`.
-
-    They are kept in the user's cache folder, since Parquet's reader takes longer to load than the rows.
-    """
+    """Read every row of a file, and its words; numbers as in `read_rows`."""
     path = place.folder / f"{table}.parquet"
-    facts = path.stat() if path.is_file() else None
-    key = repr((str(path), facts and (facts.st_size, facts.st_mtime_ns), numbers, words))
-    kept = home() / "rows" / hashlib.sha256(key.encode()).hexdigest()[:32]
-    content = recall(kept)
-    if content is None:
-        read = _read_file(path, numbers, words)
-        keep(kept, msgspec.msgpack.encode(read))
-    else:
-        read = msgspec.msgpack.decode(content, type=_KeptRows)
-    columns, codes, labels, texts = read
-    return (
-        Rows({name: np.frombuffer(column) for name, column in columns.items()}, _codes(codes), np.array(labels), place),
-        {name: (_codes(column), known) for name, (column, known) in texts.items()},
-    )
-
-
-_KeptRows = tuple[dict[str, bytes], bytes, list[str], dict[str, tuple[bytes, list[str]]]]
-
-
-def _read_file(path: Path, numbers: tuple[str, ...], words: tuple[str, ...]) -> _KeptRows:
     names = point_of(numbers)
     rows = read_parquet(path, [*names, *words, "kernel_source", "latency"], [*words, "kernel_source"])
     needed = tuple(name for name in numbers if not name.endswith("?"))
     require_columns(path, rows.column_names, (*needed, *words, "kernel_source", "latency"))
     columns = {
-        name: (numeric_column(rows, name, path) if name in rows.column_names else np.zeros(rows.num_rows)).tobytes()
+        name: numeric_column(rows, name, path) if name in rows.column_names else np.zeros(rows.num_rows)
         for name in (*names, "latency")
     }
-    codes, labels = _coded(rows, "kernel_source")
-    return columns, codes, labels, {name: _coded(rows, name) for name in words}
+    codes, labels = _codes(rows, "kernel_source")
+    return Rows(columns, codes, np.array(labels), place), {name: _codes(rows, name) for name in words}
 
 
-def _coded(rows: Any, name: str) -> tuple[bytes, list[str]]:
+def _codes(rows: Any, name: str) -> tuple[NDArray[Any], list[str]]:
     column = rows[name].unify_dictionaries().combine_chunks()
-    return as_numpy(column.indices).astype(np.int32).tobytes(), column.dictionary.to_pylist()
-
-
-def _codes(content: bytes) -> NDArray[Any]:
-    return np.frombuffer(content, np.int32)
+    return as_numpy(column.indices), column.dictionary.to_pylist()
 
 
 def main_kernel_only(rows: Rows, point: tuple[str, ...]) -> Rows:

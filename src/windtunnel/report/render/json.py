@@ -1,7 +1,5 @@
 """Results as JSON documents: SI numbers, units in the names, independent of machine and time; and who made them."""
 
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
 from operator import methodcaller
 from typing import Any
 
@@ -15,6 +13,9 @@ def as_text(document: Any) -> str:
 
 def version() -> str:
     """Return the version of the installed package; `unknown` where it is not installed."""
+    from importlib.metadata import PackageNotFoundError  # late: it loads the parser of mails
+    from importlib.metadata import version as installed_version
+
     try:
         return installed_version("windtunnel")
     except PackageNotFoundError:
