@@ -274,9 +274,11 @@ def read_rows(place: Place, table: str, numbers: tuple[str, ...], words: Mapping
     content = recall(kept)
     if content is None:
         rows = with_words(*read_file(place, table, numbers, tuple(words)), words)
-        columns = {} if rows is None else {name: column.tobytes() for name, column in rows.columns.items()}
-        codes, names = (b"", []) if rows is None else (rows.kernel_codes.astype("i4").tobytes(), rows.kernel_names)
-        keep(kept, msgspec.msgpack.encode((columns, codes, [str(name) for name in names])))
+        columns, codes, names = {}, b"", []
+        if rows is not None:
+            columns = {name: column.tobytes() for name, column in rows.columns.items()}
+            codes, names = rows.kernel_codes.astype("i4").tobytes(), rows.kernel_names.tolist()
+        keep(kept, msgspec.msgpack.encode((columns, codes, names)))
         return rows
     columns, codes, names = msgspec.msgpack.decode(content)
     numbers_of = {name: np.frombuffer(column) for name, column in columns.items()}
