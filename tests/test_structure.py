@@ -20,17 +20,18 @@ MOST_LINES_TODAY = 69_500
 """Above the budget of `census.MOST_LINES`, for newer models, memory plans, limits and advice; it may only fall."""
 
 HEAVY = {
-    "flash_attn", "flashinfer", "google", "httpx", "jinja2", "markupsafe", "numpy", "nvtx", "openvino",
+    "flash_attn", "flashinfer", "google", "httpx", "jinja2", "llvmlite", "markupsafe", "numpy", "nvtx", "openvino",
     "openvino_genai", "optimum", "optuna", "pandas", "pyarrow", "ray", "scipy", "sklearn", "torch", "transformers",
-    "vllm",
+    "vllm", "yaml",
 }  # fmt: skip
 """Libraries that a function may import because starting would take longer, or because they are extras."""
 
 LATE = {
+    ("compiled/jit.py", "windtunnel.compiled.compiler"),
     ("lab/profile/run.py", "windtunnel"),
     ("serving/setup/estimators.py", "windtunnel.network.cluster"),
 }
-"""Modules of our own that a function imports: their kernels load numba, which most callers do not need."""
+"""Modules of our own that a function imports: they load numba, or kernels, which most callers do not need."""
 
 FORMER_NAMES = re.compile(
     r"\b(lanes?|walked|walking|cohorts?|remed(?:y|ies)|alike|hand(?:ed|s|ing)? over|handovers?|journeys?|nouns?)\b",

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from functools import cache
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,12 +102,27 @@ def _modules(package: str | None, folders: bool) -> tuple[str, ...]:
 @cache
 def _installed(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name."""
+    if not _has_plugins():
+        return {}
     # Imported late: it loads the parser of mails, which takes longer than the catalog.
     from importlib.metadata import entry_points
 
     return {point.name: point for point in entry_points(group=group)}
 
 
+@cache
+def _has_plugins() -> bool:
+    """Whether an installed package may have an entry point of ours, by the files that `importlib.metadata` reads."""
+    folders = [Path(folder or ".") for folder in sys.path]
+    if any(folder.is_file() or folder.suffix == ".egg" for folder in folders):
+        return True
+    if any(hasattr(finder, "find_distributions") and finder is not PathFinder for finder in sys.meta_path):
+        return True
+    lists = (path for folder in folders for path in folder.glob("*-info/entry_points.txt"))
+    return any(b"[windtunnel." in path.read_bytes() for path in lists)
+
+
 def forget_installed() -> None:
     """Look for installed packages again, after one was installed in this process."""
+    _has_plugins.cache_clear()
     _installed.cache_clear()

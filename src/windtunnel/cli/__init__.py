@@ -2,6 +2,7 @@
 
 import codecs
 import errno
+import gc
 import os
 import signal
 import sys
@@ -31,6 +32,7 @@ def main() -> None:
 
     SIGTERM and SIGHUP end a command as Ctrl-C does, with their own exit codes.
     """
+    gc.set_threshold(100_000)  # looking for garbage after every 700 new objects takes 8% of a start
     ended_by: list[int] = []
 
     def end(number: int, _frame: Any) -> None:

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-import yaml
-
 from windtunnel import catalog
 from windtunnel.cli.output import remark, remark_left_out, remark_node
 from windtunnel.cli.verbs import Options
@@ -104,6 +102,8 @@ def assignments(texts: tuple[str, ...]) -> dict[str, Any]:
             raise InputError(
                 f"--set: {text!r} is not of the form path=value", "for instance --set workload.num_requests=500"
             )
+        import yaml
+
         try:
             values[path.strip()] = parse_yaml(value)
         except yaml.YAMLError:

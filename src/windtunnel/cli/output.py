@@ -11,7 +11,6 @@ from windtunnel import catalog
 from windtunnel.files import write_text
 from windtunnel.hardware import Node
 from windtunnel.model.shape import ModelSpec
-from windtunnel.report.render.html import page
 from windtunnel.report.render.json import as_text
 from windtunnel.report.report import Report
 
@@ -64,5 +63,7 @@ def remark_node(device: str, node: str | Node | None) -> None:
 def write_page(file: Path | None, report: Callable[..., Report], *result: Any, launch: "Reading | None" = None) -> None:
     """Write the page of `report(*result)` to `file`, and say so; do nothing without a file."""
     if file is not None:
+        from windtunnel.report.render.html import page
+
         write_text(file, page(noted(report(*result), launch)))
         remark(f"wrote {file}")

@@ -20,10 +20,9 @@ def counted(doing: str, things: str) -> Iterator[Callable[[int, int], None] | No
     if not sys.stderr.isatty():
         yield None
         return
-    from windtunnel.compiled import is_compiled
+    from windtunnel.compiled.jit import ON_COMPILE
 
-    if not is_compiled():
-        _draw("compiling the serving loop (first run only, about ten seconds)")
+    ON_COMPILE.append(_draw_compiling)
     started_s = time.monotonic()
 
     def show(finished: int, total: int) -> None:
@@ -34,6 +33,7 @@ def counted(doing: str, things: str) -> Iterator[Callable[[int, int], None] | No
     try:
         yield show
     finally:
+        ON_COMPILE.remove(_draw_compiling)
         _draw("")
 
 
@@ -47,6 +47,11 @@ def status() -> Iterator[Callable[[str], None]]:
         yield _draw
     finally:
         _draw("")
+
+
+def _draw_compiling(name: str) -> None:
+    what = "the serving loop, about ten seconds" if name == "serve" else f"{name}, a few seconds"
+    _draw(f"compiling {what}, once")
 
 
 def _draw(text: str) -> None:

@@ -7,10 +7,10 @@ notice when a callee in another file changes and would go on running the old mac
 
 import hashlib
 import os
-import platform
+import sys
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-
-import numba
 
 KERNELS = (
     "compiled/*.py",
@@ -39,19 +39,15 @@ def kernel_files() -> list[Path]:
     return sorted(path for pattern in KERNELS for path in package.glob(pattern))
 
 
-def _cache_dir() -> Path:
-    digest = hashlib.sha256(b"\0".join(source.read_bytes() for source in kernel_files())).hexdigest()[:16]
+@cache
+def cache_dir() -> Path:
+    """Where machine code of exactly these sources, made by this version of numba, is kept."""
+    sources = [source.read_bytes() for source in kernel_files()]
+    numba = find_spec("numba")
+    assert numba is not None
+    assert numba.origin is not None
+    sources.append(Path(numba.origin).with_name("_version.py").read_bytes())
+    digest = hashlib.sha256(b"\0".join(sources)).hexdigest()[:16]
     found = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
     home = Path(found) if found else Path.home() / ".cache"
-    return home / "windtunnel" / "kernels" / f"py{platform.python_version()}-numba{numba.__version__}-{digest}"
-
-
-CACHE_DIR = _cache_dir()
-"""Where machine code of exactly these sources is kept."""
-
-numba.config.CACHE_DIR = str(CACHE_DIR)
-
-
-def is_compiled() -> bool:
-    """Whether a former run left machine code of these sources on disk (or compilation is switched off)."""
-    return bool(numba.config.DISABLE_JIT) or (CACHE_DIR.is_dir() and any(CACHE_DIR.rglob("*.nbi")))
+    return home / "windtunnel" / "kernels" / f"{sys.implementation.cache_tag}-{digest}"

@@ -1,255 +1,220 @@
-"""How kernels are compiled: without the interpreter lock, with C arithmetic (no checks for division by zero).
+"""Decorators of kernels, and how Python calls them: by machine code for the types of the arguments.
 
-`_nrt=False` leaves out numba's reference counting, which kernels do not need, since they only borrow arrays and never
-make any. Measured on the serving loop at batch 128: 0.79 us a row with it, 73% of that in atomic increments and
-decrements, 0.24 us without.
+The code comes from disk, or is compiled by numba, which is imported only then: the decorators compile nothing. With
+`NUMBA_DISABLE_JIT=1` they return the functions as they are.
 """
 
-import operator
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-from uuid import uuid4
+import hashlib
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property, update_wrapper
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
-from llvmlite.binding import Linkage
-from numba import _dynfunc, config, njit, types
-from numba.core import ir
-from numba.core.caching import FunctionCache, IndexDataCacheFile
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import CompilerBase, DefaultPassBuilder, Flags, _LowerResult
-from numba.core.compiler_machinery import FunctionPass, PassManager, register_pass
-from numba.core.ir_utils import get_definition, guard
-from numba.core.typed_passes import NativeLowering, NopythonRewrites
-from numba.core.untyped_passes import DeadBranchPrune, InlineClosureLikes
+
+from windtunnel.compiled import cache_dir
+from windtunnel.compiled.machine_code import RESULT_WORDS, MachineCode, load, target
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 """Compiling keeps a function's signature, so that a type checker finds swapped arguments in calls between kernels."""
 
+IS_INTERPRETED = os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
 
-LEFT_OUT = (InlineClosureLikes, NopythonRewrites)
-"""Passes of numba's that find nothing in kernels, which have no closures and make no arrays."""
+ON_COMPILE: list[Callable[[str], None]] = []
+"""Who is told the name of an entry before it is compiled."""
 
+_LOCK = threading.RLock()
 
-class KernelFlags(Flags):
-    """Compilation flags that are hashed and compared by what is set.
-
-    Numba looks up every operator by its caller's flags, 31,000 times for the serving loop, and compares all 22 flags of
-    both each time.
-    """
-
-    __slots__ = ()
-
-    def __hash__(self) -> int:
-        return hash(KernelFlags)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, KernelFlags) and self._values == other._values
+_Leaf = tuple[Any, Sequence[int]]
 
 
-class Part(JITCodeLibrary):
-    """The code of a function that only kernels call, as it is linked into theirs.
+class Kernel:
+    """A function to be compiled by numba, which finds it among the globals of other kernels by its `_numba_type_`."""
 
-    Numba optimises every function together with all that it calls and emits machine code for each; a callee five levels
-    down was optimised and emitted five times. Only an entry's is ever run, so only that is finished: the serving loop's
-    68 functions took 3.6 s of LLVM's time and take 1.2 s.
-    """
+    def __init__(self, function: Callable[..., Any], **targetoptions: Any) -> None:
+        update_wrapper(self, function)
+        self.py_func, self.targetoptions = function, targetoptions
 
-    def _optimize_final_module(self) -> None:
-        """Leave that to the entry that this is linked into."""
+    @cached_property
+    def dispatcher(self) -> Any:
+        """Numba's own object for this function."""
+        from windtunnel.compiled.compiler import dispatcher_of
 
-    def _finalize_final_module(self) -> None:
-        """Keep the module out of the machine code."""
-        self._finalized = True
+        return dispatcher_of(self.py_func, isinstance(self, Entry), self.targetoptions)
 
-
-class Whole(JITCodeLibrary):
-    """The code of an entry and of all that it calls, which nobody else can call.
-
-    Numba links the callees in as functions that others may want. As its own, LLVM inlines those that are called once
-    and drops the arguments that the others do not use, of which every array has seven: the per-request loop takes half
-        the time, the serving loop two thirds where outputs differ in length, and neither takes longer to compile.
-
-    They get names of their own: whoever links machine code in a process takes a name for the function that it knows by
-    it, and others, who call with all arguments, would run these.
-    """
-
-    def _optimize_final_module(self) -> None:
-        own = uuid4().hex
-        for function in self._final_module.functions:
-            if not function.is_declaration and function.linkage is Linkage.linkonce_odr:
-                function.linkage = Linkage.internal
-                function.name = f"{function.name}.{own}"
-        super()._optimize_final_module()
+    @property
+    def _numba_type_(self) -> Any:
+        return self.dispatcher._numba_type_
 
 
-@register_pass(mutates_CFG=True, analysis_only=False)
-class WholeLowering(NativeLowering):
-    """Lowers an entry to a `Whole`."""
+class Variant(NamedTuple):
+    """Machine code for arguments of certain types."""
 
-    _name = "whole_lowering"
-
-    def run_pass(self, state: Any) -> bool:
-        state.library = Whole(state.targetctx.codegen(), state.func_id.func_qualname)
-        state.library.enable_object_caching()
-        return bool(super().run_pass(state))
+    function: Callable[[int], int]
+    num_results: int
 
 
-@register_pass(mutates_CFG=True, analysis_only=False)
-class PartLowering(NativeLowering):
-    """Lowers a function to a `Part`; callers know it by a function object that cannot be called."""
-
-    _name = "part_lowering"
-
-    def run_pass(self, state: Any) -> bool:
-        flags = state.flags
-        state.library = Part(state.targetctx.codegen(), state.func_id.func_qualname)
-        state.flags = flags.copy()
-        state.flags.no_compile = True
-        super().run_pass(state)
-        state.flags, lowered = flags, state["cr"]
-        name, module = lowered.fndesc.qualname, lowered.fndesc.lookup_module()
-        function = _dynfunc.make_function(module, name, "part of kernels", 0, lowered.env, (state.library,))
-        state.targetctx.insert_user_function(function, lowered.fndesc, [state.library])
-        state["cr"] = _LowerResult(lowered.fndesc, lowered.call_helper, function, lowered.env)
-        return True
-
-
-@register_pass(mutates_CFG=False, analysis_only=False)
-class NoneTests(FunctionPass):
-    """Decides `x is None` where `x` is a field of an argument, so that numba leaves out the branch not taken.
-
-    Numba does so only where `x` is an argument itself. With this pass optional tables can travel inside a named tuple.
-    """
-
-    _name = "none_tests"
-
-    def __init__(self) -> None:
-        super().__init__()
-
-    def run_pass(self, state: Any) -> bool:
-        changed = False
-        for block in state.func_ir.blocks.values():
-            for statement in block.body:
-                test: Any = statement.value if isinstance(statement, ir.Assign) else None
-                if getattr(test, "op", None) != "binop" or test.fn not in (operator.is_, operator.is_not):
-                    continue
-                kinds = self._type(state, test.lhs), self._type(state, test.rhs)
-                if types.none in kinds and None not in kinds:
-                    constant = ir.Const((kinds[0] == kinds[1]) == (test.fn is operator.is_), statement.loc)
-                    definitions = state.func_ir._definitions[statement.target.name]
-                    definitions[definitions.index(test)] = constant
-                    statement.value, changed = constant, True
-        return changed
-
-    def _type(self, state: Any, variable: Any) -> Any:
-        """Return the type of None, of an argument, or of its field at any depth; None where it is none of these.
-
-        `a, b = x.a, x.b` makes a tuple and takes it apart; its items are followed to their fields.
-        """
-        definition = guard(get_definition, state.func_ir, variable)
-        if isinstance(definition, ir.Arg):
-            return state.args[definition.index]
-        if isinstance(definition, ir.Const) and definition.value is None:
-            return types.none
-        kind = getattr(definition, "op", None)
-        if kind == "getattr":
-            owner = self._type(state, definition.value)
-            if isinstance(owner, types.NamedTuple) and definition.attr in owner.fields:
-                return owner[owner.fields.index(definition.attr)]
-        if kind == "static_getitem":
-            items = guard(get_definition, state.func_ir, definition.value)
-            if getattr(items, "op", None) == "exhaust_iter":
-                items = guard(get_definition, state.func_ir, items.value)
-            if getattr(items, "op", None) == "build_tuple":
-                return self._type(state, items.items[definition.index])
-        return None
-
-
-class WholeCompiler(CompilerBase):
-    """Compiles entries: numba's own pipeline with another way of lowering, `NoneTests` before branches are pruned, and
-    without the passes that are `LEFT_OUT`.
-    """
-
-    lowering: type[NativeLowering] = WholeLowering
-
-    def define_pipelines(self) -> list[PassManager]:
-        builder, passes = DefaultPassBuilder, PassManager("kernels")
-        for stage in (
-            builder.define_untyped_pipeline,
-            builder.define_typed_pipeline,
-            builder.define_nopython_lowering_pipeline,
-        ):
-            for step, description in stage(self.state).passes:
-                if step is DeadBranchPrune:
-                    passes.add_pass(NoneTests, "comparisons with None")
-                if step not in LEFT_OUT:
-                    passes.add_pass(self.lowering if step is NativeLowering else step, description)
-        passes.finalize()
-        return [passes]
-
-
-class PartCompiler(WholeCompiler):
-    """Compiles what entries call."""
-
-    lowering = PartLowering
-
-
-class NamedApart(IndexDataCacheFile):
-    """Files of machine code whose names no two processes can choose.
-
-    Numba numbers them by an index. Two processes that compile an entry for unlike arguments at once take one number,
-    and whoever loads by the index of one then runs the code of the other.
-    """
-
-    def _data_name(self, _number: int) -> str:
-        return super()._data_name(uuid4().int)
-
-
-class EntryCache(FunctionCache):
-    """Numba's cache of a function, in such files."""
+class Entry(Kernel):
+    """A kernel that Python calls."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        stamp = self._impl.locator.get_source_stamp()
-        self._cache_file = NamedApart(self._cache_path, self._impl.filename_base, stamp)
+        self.variants: dict[Sequence[Any], Variant] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        return Call(self)(*arguments)
+
+    def variant(self, types: Sequence[Any], arguments: Sequence[Any]) -> Variant:
+        """Return the machine code for arguments of these types: this process's, that on disk, or numba's."""
+        found = self.variants.get(types)
+        if found is None:
+            with _LOCK:
+                found = self.variants.get(types) or self._variant(types, arguments)
+                self.variants[types] = found
+        return found
+
+    def _variant(self, types: Sequence[Any], arguments: Sequence[Any]) -> Variant:
+        function = self.py_func
+        facts = function.__module__, function.__code__.co_code, function.__code__.co_names, types, target()
+        path = cache_dir() / f"{function.__qualname__}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}"
+        kept = load(path)
+        if kept is not None:
+            with suppress(RuntimeError):  # it calls a function that is not there
+                return Variant(kept.link(), kept.num_results)
+        for announce in ON_COMPILE:
+            announce(function.__name__)
+        from windtunnel.compiled.compiler import compile_entry
+
+        compiled: MachineCode = compile_entry(self.dispatcher, arguments)
+        variant = Variant(compiled.link(), compiled.num_results)
+        compiled.save(path)
+        return variant
 
 
-def kernel(function: Callable[..., Any], **options: Any) -> Any:
-    """Compile a function without reference counting, with `KernelFlags`."""
-    compiled = njit(_nrt=False, nogil=True, error_model="numpy", **options)(function)
-    if not config.DISABLE_JIT:
-        compiled._compiler._customize_flags = KernelFlags
-    return compiled
+class Call:
+    """Calls an entry again and again with arguments most of which are the same objects as before.
+
+    They are laid out as words once; only another object is looked at.
+    """
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.arguments: tuple[Any, ...] = ()
+        self.leaves: list[Any] = []
+        self.types: list[Any] = []
+        self.first_words: list[int] = []
+
+    def __call__(self, *arguments: Any) -> Any:
+        if len(arguments) != len(self.arguments) or not self._refresh(arguments):
+            self._lay_out(arguments)
+        function, num_results = self.variant
+        status = function(self.address)
+        if status != 0:
+            raise RuntimeError(f"{self.entry.py_func.__qualname__} stopped with status {status}")
+        if num_results > 1:
+            return tuple(self.words[:num_results].tolist())
+        return int(self.words[0]) if num_results else None
+
+    def _lay_out(self, arguments: tuple[Any, ...]) -> None:
+        """Lay out all arguments, and find the code for their types."""
+        self.leaves = list(leaves_of(arguments))
+        words = [0] * RESULT_WORDS
+        self.types, self.first_words = [], []
+        for leaf in self.leaves:
+            kind, own = described(leaf)
+            self.types.append(kind)
+            self.first_words.append(len(words))
+            words += own
+        self.words = np.array(words, np.int64)
+        self.address = self.words.ctypes.data
+        self.variant = self.entry.variant(tuple(self.types), arguments)
+        self.arguments = arguments
+
+    def _refresh(self, arguments: tuple[Any, ...]) -> bool:
+        """Lay out the objects that differ from those of the call before; whether their types are the same."""
+        if all(new is old for new, old in zip(arguments, self.arguments, strict=True)):
+            return True
+        leaves = list(leaves_of(arguments))
+        if len(leaves) != len(self.leaves):
+            return False
+        for index, leaf in enumerate(leaves):
+            if leaf is not self.leaves[index]:
+                kind, words = described(leaf)
+                if kind != self.types[index]:
+                    return False
+                first = self.first_words[index]
+                self.words[first : first + len(words)] = words
+        self.arguments, self.leaves = arguments, leaves
+        return True
+
+
+def leaves_of(arguments: tuple[Any, ...]) -> Iterator[Any]:
+    """Yield all that is in named tuples at any depth, in its order, and their classes."""
+    for argument in arguments:
+        if isinstance(argument, tuple):
+            yield type(argument)
+            yield from leaves_of(argument)
+        else:
+            yield argument
+
+
+def described(leaf: Any) -> _Leaf:
+    """Return the type of an argument, and the words that numba's function takes it as.
+
+    Those of an array are two 0 (its owners, which kernels do not count), items, bytes of one, address, shape, strides.
+
+    Raises:
+        TypeError: no kernel takes such an argument.
+    """
+    if isinstance(leaf, np.ndarray):
+        flags, (address, _) = leaf.flags, leaf.__array_interface__["data"]
+        layout = "C" if flags.c_contiguous else "F" if flags.f_contiguous else "A"
+        kind = _dtype_name(leaf.dtype), leaf.ndim, layout, flags.aligned, flags.writeable
+        return kind, (0, 0, leaf.size, leaf.itemsize, address, *leaf.shape, *leaf.strides)
+    if leaf is None:
+        return None, (0,)
+    if isinstance(leaf, bool | np.bool_):
+        return "bool", (int(leaf),)
+    if isinstance(leaf, float):
+        return "float64", struct.unpack("q", struct.pack("d", leaf))
+    if type(leaf) is int or isinstance(leaf, np.int64):
+        return "int64", (int(leaf),)
+    if isinstance(leaf, type) and leaf is not tuple:
+        return f"{leaf.__module__}.{leaf.__qualname__}", ()
+    raise TypeError(f"no kernel takes a {type(leaf).__name__}: {leaf!r}")
+
+
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    """Return what a dtype is known by; that of an `np.recarray` has the same name as an array's."""
+    name = _DTYPE_NAMES.get(dtype)
+    if name is None:
+        name = _DTYPE_NAMES[dtype] = repr(np.dtype((np.void, dtype)) if dtype.names else dtype)
+    return name
+
+
+_DTYPE_NAMES: dict[np.dtype[Any], str] = {}
 
 
 def entry(function: Callable[..., Any]) -> Any:
-    """Compile a function that Python calls; its machine code, callees included, is cached on disk."""
-    compiled = kernel(function, pipeline_class=WholeCompiler)
-    if not config.DISABLE_JIT:
-        compiled._cache = EntryCache(function)
-    return compiled
+    """Let Python call a kernel; its machine code, callees included, is kept on disk."""
+    return function if IS_INTERPRETED else Entry(function)
 
 
 def inner(function: Function) -> Function:
-    """Compile a function that only kernels call: called from Python it would crash, for it has no wrapper (use
-    `.py_func`).
-    """
-    compiled = kernel(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, pipeline_class=PartCompiler)
-    return cast(Function, compiled)
+    """Make a kernel of a function that only kernels call (Python may call its `.py_func`)."""
+    return function if IS_INTERPRETED else cast(Function, Kernel(function))
 
 
 def inlined(function: Function) -> Function:
     """Compile a function into its callers: it may return parts of arrays, which numba without reference counting
     allows only inside the caller.
     """
-    return cast(Function, kernel(function, inline="always"))
+    return function if IS_INTERPRETED else cast(Function, Kernel(function, inline="always"))
 
 
-def passed(*tables: Any) -> tuple[Any, ...]:
-    """Record arrays in the form that a call takes fastest.
-
-    Measured on the per-request loop, with seven of them: 25 us a call as `np.recarray`, which numba takes apart
-    attribute by attribute, 3 us as plain arrays. Without a compiler their fields can be read as attributes only as
-    `np.recarray`.
-    """
-    return tables if config.DISABLE_JIT else tuple(table.view(np.ndarray) for table in tables)
+def repeated(entry: Any) -> Any:
+    """Return a function that calls an entry, quickly where most arguments are those of the call before."""
+    return Call(entry) if isinstance(entry, Entry) else entry

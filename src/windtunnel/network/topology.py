@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias, get_args
 
 import numpy as np
-import yaml
 from numpy.typing import ArrayLike, NDArray
 
 from windtunnel import catalog
@@ -490,6 +489,8 @@ def _parameters(text: str, name: str) -> dict[str, Any]:
     """Read `a=1,b=[2,3]` as fields."""
     if not text:
         return {}
+    import yaml
+
     try:
         values = parse_yaml("{" + text.replace("=", ": ") + "}")
     except yaml.YAMLError:

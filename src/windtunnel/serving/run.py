@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.compiled.jit import passed
+from windtunnel.compiled.jit import repeated
 from windtunnel.compiled.records import new_table
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.limits import check_size
@@ -130,12 +130,12 @@ class Loop:
         requests, num_requests = self.run_tables.requests, self.run_tables.requests.size
         callers = self._callers(custom)
         replicas = None if self.fleet is None else self.fleet.fleet
-        tables = [_plain(each) for each in (self.pool, self.cost, self.run_tables, self.pools, replicas)]
+        tables = self.pool, self.cost, self.run_tables, self.pools, replicas
         registers = self.run_tables.clock.view(np.ndarray)
         buffers, members, stage_s = [], [], []
         started_s = time.perf_counter()
         for num_rows in _buffer_rows(num_requests, watch.give_up is not None, keeps_trail):
-            buffer = _plain(new_table(state.Step, num_rows))
+            buffer = new_table(state.Step, num_rows)
             trail = None
             if keeps_trail:
                 parts = np.zeros((TRAIL_MEMBERS, 3), np.int64)
@@ -374,20 +374,12 @@ def _fill(tables: Sequence[Any], buffer: Any, trail: Any, callers: Callers) -> i
     """Run the loop until it ends or its buffer is full; answer its questions."""
     pool, cost, run, pools, replicas = tables
     run = run._replace(steps=buffer, trail=trail)
-    while (reason := serve(pool, cost, run, pools, replicas)) in callers:
+    call = repeated(serve)
+    while (reason := call(pool, cost, run, pools, replicas)) in callers:
         answer = callers[reason]()
         if answer is not None:
             run = run._replace(pairs=answer)
     return int(reason)
-
-
-def _plain(tables: Any) -> Any:
-    """Return a bundle with its record arrays in the form that a call takes fastest."""
-    if isinstance(tables, np.recarray):
-        return passed(tables)[0]
-    if isinstance(tables, tuple):
-        return type(tables)(*(_plain(field) for field in tables))
-    return tables
 
 
 def step_table(buffers: Sequence[state.Table]) -> Table:

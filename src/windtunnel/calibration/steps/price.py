@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.calibration.steps.read import StepRun, StepTable
-from windtunnel.compiled.jit import passed
 from windtunnel.errors import InputError
 from windtunnel.model import operators as ops
 from windtunnel.pricing.calibrated import CLASSES
@@ -211,7 +210,7 @@ def _by_head(parts: Mapping[str, StepPrices]) -> dict[str, StepPrices]:
 
 def _priced(cost: StepCost, rows: NDArray[np.void], group_tokens: NDArray[np.int64]) -> Floats:
     step_s = np.zeros(group_tokens.size)
-    price_batch_rows(cost, *passed(rows.view(np.recarray)), group_tokens, step_s)
+    price_batch_rows(cost, rows.view(np.recarray), group_tokens, step_s)
     return step_s
 
 

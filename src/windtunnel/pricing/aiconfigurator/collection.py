@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import catalog
+from windtunnel.disk_cache import home, keep, recall
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.published import dated, is_newer
@@ -110,9 +113,27 @@ class Place:
     """Wheel that it was fetched from, and its date; empty of the installed package."""
 
     def read_rows(self, table: str, numbers: tuple[str, ...], words: Mapping[str, str]) -> Rows | None:
-        """Read the rows of a file that have `words`; None where it has none."""
-        rows, texts = self.read_file(table, numbers, tuple(words))
-        return rows.with_words(texts, words)
+        """Read the rows of a file that have `words`; None where it has none.
+
+        They are kept in the user's cache folder: loading Parquet's reader and reading a whole file takes longer.
+        """
+        path = self.folder / f"{table}.parquet"
+        facts = path.stat() if path.is_file() else None
+        key = repr((str(path), facts and (facts.st_size, facts.st_mtime_ns), numbers, sorted(words.items())))
+        kept = home() / "rows" / hashlib.sha256(key.encode()).hexdigest()[:32]
+        content = recall(kept)
+        if content is None:
+            rows, texts = self.read_file(table, numbers, tuple(words))
+            found = rows.with_words(texts, words)
+            columns, codes, names = {}, b"", []
+            if found is not None:
+                columns = {name: column.tobytes() for name, column in found.columns.items()}
+                codes, names = found.kernel_codes.astype("i4").tobytes(), found.kernel_names.tolist()
+            keep(kept, msgspec.msgpack.encode((columns, codes, names)))
+            return found
+        columns, codes, names = msgspec.msgpack.decode(content)
+        numbers_of = {name: np.frombuffer(column) for name, column in columns.items()}
+        return Rows(numbers_of, np.frombuffer(codes, "i4"), np.array(names), self) if columns else None
 
     def read_file(self, table: str, numbers: tuple[str, ...], words: tuple[str, ...]) -> tuple[Rows, Texts]:
         """Read every row of a file, and its words."""

@@ -9,10 +9,8 @@ import hashlib
 import io
 import os
 import re
-import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -91,6 +89,8 @@ def fetch(name: str, installed: Path | None, say: Say) -> Path:
         return folder
     with tempfile.TemporaryDirectory(prefix="windtunnel-") as temporary:
         say(f"downloading {wheel.project} {wheel.version} ({wheel.megabytes} MB)")
+        import zipfile
+
         with zipfile.ZipFile(_download(wheel, Path(temporary))) as archive:
             kept = list(entries(wheel, archive.namelist(), installed))
             for number, (entry, place) in enumerate(kept, 1):
@@ -109,6 +109,8 @@ def _download(wheel: Wheel, folder: Path) -> Path:
     """Download a wheel with pip and its settings; nothing is installed and no code of it runs."""
     options = ("--no-deps", "--only-binary", ":all:", "--quiet", "--disable-pip-version-check", *_TARGET)
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder)]
+    import subprocess
+
     done = subprocess.run([*command, f"{wheel.project}=={wheel.version}"], capture_output=True, text=True, check=False)
     found = next(folder.glob("*.whl"), None)
     if done.returncode != 0 or found is None:

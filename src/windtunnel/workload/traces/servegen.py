@@ -10,7 +10,6 @@ import csv
 import io
 import json
 import re
-import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +65,8 @@ def _texts(path: Path) -> dict[tuple[int, str], str]:
     if path.is_dir():
         files = [file for file in sorted(path.rglob("chunk-*")) if _CHUNK.search(file.name)]
         return {_key(file.name): file.read_text(encoding="utf-8") for file in files}
+    import tarfile
+
     try:
         with tarfile.open(path) as archive:
             members = [member for member in archive if member.isfile() and _CHUNK.search(member.name)]
