@@ -8,7 +8,7 @@ import yaml
 from windtunnel.errors import InputError
 from windtunnel.schema import decode, encode
 from windtunnel.workload.arrivals import Burst, ClosedLoop, Gamma, Poisson
-from windtunnel.workload.lengths import Empirical, Zipf
+from windtunnel.workload.lengths import Empirical, Fixed, Zipf
 from windtunnel.workload.schema import Trace, Workload
 
 SHAPES = {
@@ -21,7 +21,7 @@ SHAPES = {
     "units": """
         arrivals: {type: gamma, rate_per_s: 390/min, cv: 2}
         input_tokens: {type: lognormal, median_tokens: 600, sigma: 1.2, max_tokens: 32768}
-        output_tokens: 1
+        output_tokens: {type: fixed, tokens: 1}
         duration_s: 10min
     """,
     "closed loop": """
@@ -78,7 +78,7 @@ SHAPES = {
         tenants: [{name: acme, slo: {e2e_s: 10s}}]
     """,
     "clients": """
-        clients: {path: m-small.tar.xz, rate_per_s: 20, start_s: 1d, without_lengths: leave_out}
+        clients: {path: m-small.tar.xz, rate_per_s: 20, start_s: 1d, num_clients: 5, without_lengths: leave_out}
         num_requests: 1000
     """,
     "the lengths of a trace under another load": """
@@ -98,7 +98,7 @@ def test_what_is_read_is_what_was_written() -> None:
     workload = decode(yaml.safe_load(SHAPES["units"]), Workload)
     assert workload.arrivals == Gamma(rate_per_s=6.5, cv=2)
     assert workload.duration_s == 600
-    assert workload.output_tokens == 1
+    assert workload.output_tokens == Fixed(tokens=1)
     assert encode(Workload(arrivals=Burst(), input_tokens=7, output_tokens=8, num_requests=9)) == {
         "arrivals": {"type": "burst"},
         "input_tokens": 7,

@@ -15,6 +15,12 @@ check_tokens = partial(check_between, 1, MAX_TOKENS)
 Tokens = Annotated[int, check_tokens]
 
 
+class Fixed(Schema, tag="fixed", tag_field="type"):
+    """One length for every request, the same as a bare integer."""
+
+    tokens: Tokens
+
+
 class Bounded(Schema):
     """A distribution from `min_tokens` to `max_tokens`, which may be None."""
 
@@ -106,4 +112,4 @@ def check_values(least: int, largest: int, values: tuple[int, ...], weights: tup
     check_weights(weights, len(values))
 
 
-Lengths = Tokens | Uniform | Normal | Lognormal | Zipf | Empirical
+Lengths = Tokens | Fixed | Uniform | Normal | Lognormal | Zipf | Empirical

@@ -42,6 +42,8 @@ class ClientModel(Schema):
     """Mean rate of all clients together from `start_s` on; None keeps the recorded one."""
     start_s: NonNegative = 0.0
     """Time in the model that becomes 0 s."""
+    num_clients: Count | None = None
+    """Keep only so many clients, the busiest; None keeps all."""
     without_lengths: Literal["refuse", "leave_out"] = "refuse"
     """Treatment of clients whose file of lengths is missing."""
 

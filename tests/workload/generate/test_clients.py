@@ -58,6 +58,7 @@ def test_burstiness_is_that_of_the_recorded_gaps(model: Path) -> None:
 
 def test_the_mean_rate_may_be_given(model: Path) -> None:
     assert requests_of(model, rate_per_s=30).num_requests == pytest.approx(30 * 400, rel=0.001)
+    assert requests_of(model, rate_per_s=30, num_clients=1).input_tokens.max() <= 20
     assert requests_of(model, num_requests=100).num_requests == 100
 
 

@@ -12,7 +12,7 @@ from windtunnel.errors import InputError
 from windtunnel.schema import decode
 from windtunnel.workload.arrivals import Arrivals, Burst, ClosedLoop, Gamma, Poisson, Static
 from windtunnel.workload.generate.requests import RequestArrays, draw_lengths, generate
-from windtunnel.workload.lengths import Empirical, Lengths, Lognormal, Normal, Uniform, Zipf
+from windtunnel.workload.lengths import Empirical, Fixed, Lengths, Lognormal, Normal, Uniform, Zipf
 from windtunnel.workload.schema import Trace, TraceColumns, Workload
 
 NUM = 100_000
@@ -47,8 +47,9 @@ def assert_mean(samples: NDArray[Any], mean: float, std: float) -> None:
 # Lengths
 
 
-def test_fixed() -> None:
-    assert set(draw(77, 10)) == {77}
+@pytest.mark.parametrize("lengths", [77, Fixed(tokens=77)])
+def test_fixed(lengths: Lengths) -> None:
+    assert set(draw(lengths, 10)) == {77}
 
 
 def test_uniform_reaches_both_ends_and_is_flat() -> None:

@@ -19,7 +19,7 @@ from windtunnel.serving.setup.estimators import sampler_kernel
 from windtunnel.units import format_count, format_seconds
 from windtunnel.workload.arrivals import Arrivals, ClosedLoop, RateCurve
 from windtunnel.workload.client import CLIENT_TIMES, client_of
-from windtunnel.workload.lengths import Lengths
+from windtunnel.workload.lengths import Fixed, Lengths
 from windtunnel.workload.schema import GREEDY_CLIENT, RequestSource, Workload
 
 LAYOUT = layouts_beside(__file__)
@@ -162,9 +162,8 @@ def arrivals_text(arrivals: Arrivals, says_rate: bool = True) -> str:
 
 def lengths_text(tokens: Lengths) -> str:
     """Describe a distribution of lengths in a few words."""
-    if isinstance(tokens, int):
-        return f"{tokens:,} tokens"
-    return filled(LAYOUT["lengths"][tokens.__struct_config__.tag], tokens)
+    distribution = Fixed(tokens=tokens) if isinstance(tokens, int) else tokens
+    return filled(LAYOUT["lengths"][distribution.__struct_config__.tag], distribution)
 
 
 def provenance_rows(coverage: dict[str, float], sources: dict[str, float]) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.workload import sessions as spec
-from windtunnel.workload.lengths import MAX_TOKENS, Empirical, Lengths, Lognormal, Normal, Uniform, Zipf
+from windtunnel.workload.lengths import MAX_TOKENS, Empirical, Fixed, Lengths, Lognormal, Normal, Uniform, Zipf
 from windtunnel.workload.traces.requests import read_lengths
 
 STREAMS = (
@@ -40,8 +40,8 @@ def draw_lengths(
         InputError: the file of an `Empirical` cannot be read.
     """
     match lengths:
-        case int():
-            return np.full(num_requests, lengths, np.int64)
+        case int(tokens) | Fixed(tokens=tokens):
+            return np.full(num_requests, tokens, np.int64)
         case Uniform():
             return rng.integers(lengths.min_tokens, lengths.max_tokens, num_requests, np.int64, endpoint=True)
         case Normal():
