@@ -93,7 +93,7 @@ def test_the_image_runs_the_command_as_a_user_without_rights() -> None:
     user, warm = last.index("USER"), len(last) - 1 - last[::-1].index("RUN")
     assert lines[user] == "USER windtunnel"
     assert user < warm
-    assert "windtunnel simulate" in lines[warm]
+    assert "windtunnel warm" in lines[warm]
     copied = {name for line in lines if re.match(r"COPY (?!--from)", line) for name in line.split()[1:-1]}
     kept = (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert copied == {line[1:] for line in kept if line.startswith("!")}

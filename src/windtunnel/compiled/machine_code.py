@@ -78,5 +78,9 @@ def target() -> str:
     from llvmlite import binding
 
     settings = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_"))
-    processor = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+    name, features = (os.environ.get(f"NUMBA_CPU_{part}") for part in ("NAME", "FEATURES"))
+    processor = (
+        name or binding.get_host_cpu_name(),
+        binding.get_host_cpu_features().flatten() if features is None else features,
+    )
     return repr((processor, [item for item in settings if item[0] != "NUMBA_CACHE_DIR"]))
