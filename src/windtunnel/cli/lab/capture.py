@@ -3,7 +3,7 @@
 import click
 
 from windtunnel import catalog
-from windtunnel.cli.output import remark, write_page
+from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, unwritable
 from windtunnel.files import csv_text, write_text
@@ -15,7 +15,6 @@ from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.profile import write_profile
 from windtunnel.report.lab.experiment import capture_report
-from windtunnel.report.render.terminal import show
 from windtunnel.units import format_count
 
 
@@ -35,7 +34,7 @@ def kernels(options: Options) -> None:
     if options.as_json:
         click.echo(as_json(capture_document(recorded)), nl=False)
     else:
-        show(capture_report(recorded))
+        answer(False, capture_document, capture_report, recorded)
 
 
 def scrub(options: Options) -> None:
