@@ -8,9 +8,8 @@ from typing import Any
 from windtunnel.calibration import measured_runs
 from windtunnel.calibration.validate import RunPrediction, predict_runs, with_odd_runs
 from windtunnel.notebook import Shown
-from windtunnel.report.search.study import SearchEvidence
+from windtunnel.report.search.study import SearchEvidence, evidence_of
 from windtunnel.schema import encode
-from windtunnel.search.answers import fleets, why
 from windtunnel.search.capacity.capacity import Capacities, capacities
 from windtunnel.search.capacity.limits import limits_of, parse_limits
 from windtunnel.search.executors import Means
@@ -62,10 +61,8 @@ def _search(
     space: Space, workers: int, top: int, load: float | None = None, recommends: bool = False
 ) -> SearchEvidence:
     means = Means("processes" if workers > 1 else "here", workers)
-    study = search_space(space, Store(default_path(), warnings.warn), means)
-    explained = [why(study, outcome, min(3, top)) for outcome in study.outcomes]
-    sizes = [] if load is None else [fleets(outcome, load, 5) for outcome in study.outcomes]
-    return SearchEvidence(study, top, explained, fleets=sizes, load=load, recommends=recommends)
+    store = Store(default_path(), warnings.warn)
+    return evidence_of(search_space(space, store, means), store, top, load, recommends=recommends)
 
 
 def explain(described: Scenario, batch: int = 64, context: float = 2048, prefill_tokens: int = 0) -> Explanation:

@@ -77,6 +77,7 @@ CASES = {
     "limit without a time": ({"--slo": "ttft"}, "--slo: 'ttft' is not of the form", "ttft_p90=2s"),
     "limit of tokens": ({"--slo": "itl_p99=20ms"}, "--slo: itl_p99 is not a limit that a request keeps", "ttft_p90=2s"),
     "mean for requests": ({"--slo": "ttft_mean=1s"}, "--slo: ttft_mean is not a limit that a request keeps", ""),
+    "percentile of nobody": ({"--slo": "ttft_p0=1s"}, "--slo ttft_p0: p0 is no percentile of a limit", "p90"),
     "setting without a value": ({"--set": "seed"}, "--set: 'seed' is not of the form path=value", "for instance"),
     "unknown setting": ({"--set": "workload.num_request=5"}, "unknown key $.workload.num_request", "num_requests"),
     "setting that is not YAML": ({"--set": "seed=[1"}, "the value of 'seed=[1' is not valid YAML", ""),

@@ -5,7 +5,9 @@ from typing import Annotated
 
 from windtunnel.schema import Positive, Schema, check_between
 
-Percentile = Annotated[float, partial(check_between, 0, 100)]
+LEAST_PERCENTILE = 1
+"""A limit that fewer of the requests must keep is none."""
+Percentile = Annotated[float, partial(check_between, LEAST_PERCENTILE, 100)]
 
 
 class Slo(Schema):

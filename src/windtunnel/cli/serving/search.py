@@ -15,10 +15,9 @@ from windtunnel.cli.output import answer, remark, remark_left_out, write_page
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, WindtunnelError, check_known
-from windtunnel.report.search.study import SearchEvidence, search_report, study_document, write_study
+from windtunnel.report.search.study import SearchEvidence, evidence_of, search_report, study_document, write_study
 from windtunnel.report.serving.run import check_folder
 from windtunnel.schema import dotted
-from windtunnel.search.answers import fleets, misconfiguration, why
 from windtunnel.search.capacity.limits import named_values
 from windtunnel.search.executors import EXECUTORS, Means
 from windtunnel.search.space.space import Space, load_space
@@ -67,17 +66,7 @@ def show_study(
             study = search(space, store, replace(means, progress=callback))
         except KeyboardInterrupt:
             raise _interruption(store) from None
-        are_several = len(study.outcomes) > 1 and all(outcome.ranking for outcome in study.outcomes)
-        evidence = SearchEvidence(
-            study=study,
-            top=top,
-            why=[why(study, outcome, min(3, top)) for outcome in study.outcomes],
-            misconfiguration=misconfiguration(study, store) if are_several else [],
-            fleets=[fleets(outcome, load, 5) for outcome in study.outcomes] if load is not None else [],
-            load=load,
-            recommends=recommends,
-            launch=launch,
-        )
+        evidence = evidence_of(study, store, top, load, recommends=recommends, launch=launch)
     answer(as_json, study_document, search_report, evidence)
     return evidence
 

@@ -43,6 +43,7 @@ from windtunnel.search.confidence import CONFIDENCE, lower_bound
 from windtunnel.search.evaluation.training import MEMORY
 from windtunnel.search.scores import frontier_names, is_more_better, label_of, objectives_of
 from windtunnel.search.space.space import CHANGE, Space, as_builtins, value_text
+from windtunnel.search.store import Store
 from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
 from windtunnel.serving.engines.defaults import engine_defaults
@@ -84,6 +85,20 @@ class SearchEvidence(Shown):
     """The search is a recommendation's: `recommendation` leads."""
     launch: Reading = NO_COMMAND
     """The server's command line; empty without one."""
+
+
+def evidence_of(study: Study, store: Store, top: int, load: float | None = None, **shown: Any) -> SearchEvidence:
+    """Explain the `top` points of a study, and size fleets for a `load` in requests/s; `shown` are other fields."""
+    are_several = len(study.outcomes) > 1 and all(outcome.ranking for outcome in study.outcomes)
+    return SearchEvidence(
+        study=study,
+        top=top,
+        why=[answers.why(study, outcome, min(3, top)) for outcome in study.outcomes],
+        misconfiguration=answers.misconfiguration(study, store) if are_several else [],
+        fleets=[answers.fleets(outcome, load, 5) for outcome in study.outcomes] if load is not None else [],
+        load=load,
+        **shown,
+    )
 
 
 def search_report(evidence: SearchEvidence) -> Report:

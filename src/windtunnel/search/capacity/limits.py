@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from windtunnel.errors import InputError, did_you_mean
-from windtunnel.metrics.slo import Slo
+from windtunnel.metrics.slo import LEAST_PERCENTILE, Slo
 from windtunnel.units import format_seconds, parse_quantity
 
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "end to end", "queueing": "queueing"}
@@ -57,6 +57,8 @@ def limit_of(name: str, value: float | str) -> Limit:
         hint = did_you_mean(name, known, f"name a latency and a statistic: {', '.join(METRICS)}; mean, p90, p99, max")
         raise InputError(f"there is no limit {name!r}", hint)
     statistic = match["statistic"] or DEFAULT_STATISTIC
+    if statistic.startswith("p") and float(statistic[1:]) < LEAST_PERCENTILE:
+        raise InputError(f"{name}: {statistic} is no percentile of a limit", "p1 to p99.9, for instance p90, or max")
     if match["metric"] == "itl" and statistic not in ITL_STATISTICS:
         raise InputError(f"{name}: the statistics of inter-token latency are {', '.join(ITL_STATISTICS)}")
     try:
