@@ -10,6 +10,7 @@ from windtunnel.report.layout import Column, layouts_beside, table_of
 from windtunnel.report.numbers import quantity, span_text
 from windtunnel.report.report import Cell, Figures, Report, Section, Table
 from windtunnel.report.serving.curves import distributions
+from windtunnel.schema import differences
 
 Runs = Sequence[tuple[ResultEntry, Mapping[str, Any]]]
 MOST_RUNS = 8
@@ -121,28 +122,6 @@ def _figure(name: str, entry: ResultEntry, base: ResultEntry) -> Cell:
         if base.kind == "bench" and entry is not base and first is not None:
             notes.append("measured within" if low <= first <= high else "measured outside")
     return Cell(quantity(name, value), value, note=", ".join(notes), tone=tone)
-
-
-# ---------------------------------------------------------------------------------------------------------- scenarios
-
-
-def differences(scenarios: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return dotted path -> its value in each scenario, where not all are equal; None where it is missing."""
-    flat = [flattened(scenario) for scenario in scenarios]
-    paths = dict.fromkeys(path for scenario in flat for path in scenario)
-    values_by_path = {path: [scenario.get(path) for scenario in flat] for path in paths}
-    return {path: values for path, values in values_by_path.items() if any(value != values[0] for value in values)}
-
-
-def flattened(value: Any, path: str = "") -> dict[str, Any]:
-    """Return nested tables and lists as dotted path -> scalar."""
-    if isinstance(value, Mapping) and value:
-        parts = {f"{path}.{key}" if path else str(key): inner for key, inner in value.items()}
-    elif isinstance(value, list) and any(isinstance(inner, dict | list) for inner in value):
-        parts = {f"{path}.{index}": inner for index, inner in enumerate(value)}
-    else:
-        return {path: value}
-    return {name: scalar for key, inner in parts.items() for name, scalar in flattened(inner, key).items()}
 
 
 def _differences(runs: Runs) -> dict[str, list[Any]]:

@@ -70,8 +70,10 @@ def limit_of(name: str, value: float | str) -> Limit:
     return Limit(match["metric"], statistic, most_s)
 
 
-def named_values(text: str, hint: str = "for instance ttft_p90=2s,tpot_p99=50ms") -> dict[str, str]:
-    """Parse `ttft_p90=2s,tpot_p99=50ms` into names and values.
+def named_values(
+    text: str, hint: str = "for instance ttft_p90=2s,tpot_p99=50ms", option: str = "--slo", kind: str = "time"
+) -> dict[str, str]:
+    """Parse `ttft_p90=2s,tpot_p99=50ms`, the value of an option, into names and values of a kind.
 
     Raises:
         InputError: another form.
@@ -80,7 +82,7 @@ def named_values(text: str, hint: str = "for instance ttft_p90=2s,tpot_p99=50ms"
     for part in text.replace(":", "=").replace(",", " ").split():
         name, separator, value = part.partition("=")
         if not separator or not value:
-            raise InputError(f"--slo: {part!r} is not of the form name=time", hint)
+            raise InputError(f"{option}: {part!r} is not of the form name={kind}", hint)
         values[name] = value
     return values
 

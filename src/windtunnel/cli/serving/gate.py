@@ -1,0 +1,142 @@
+"""`windtunnel gate`: whether a change may go to production; exit status 1 where it may not."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import click
+
+from windtunnel.cli.options import launched, scenario_of, with_load
+from windtunnel.cli.output import answer, remark, write_page
+from windtunnel.cli.progress import counted
+from windtunnel.cli.verbs import Options
+from windtunnel.errors import InputError, check_known
+from windtunnel.formats.clients.read import ClientResult, read_client_results
+from windtunnel.schema import read_table
+from windtunnel.search.capacity.limits import limit_of, limits_of, named_values, parse_limits
+from windtunnel.serving.scenario import SCENARIO_HINT, Scenario
+from windtunnel.serving.shorthand import lay_over
+
+HINT = "for instance tpot_p90=5%,cost=10%"
+
+
+def command(options: Options) -> None:
+    """Check a change, say why it fails, and exit with 1 where it does."""
+    if options.measured:
+        if options.before is not None:
+            raise InputError("--measured and --before exclude each other", "--baseline names earlier measured runs")
+        _answer(options, _gate_measured(options))
+        return
+    if options.baseline:
+        raise InputError("--baseline is of measured runs", "name the new ones with --measured")
+    before, after = _before(options), _scenario(options)
+
+    # Loading the engine takes most of a second; wrong input is answered before.
+    from windtunnel.production.gate import gate_change
+    from windtunnel.serving.simulate import simulate
+
+    limits = parse_limits(options.slo) if options.slo is not None else limits_of(after.slo)
+    increases = _increases(options.max_increase, is_measured=False)
+    if before is None and increases is not None:
+        raise InputError("--max-increase needs something to compare with", "name what was before: --before")
+    if before is None and not limits:
+        raise InputError("there is nothing to check", "give limits with --slo, or what was before with --before")
+    with counted("simulating", "deployments") as progress:
+        results = []
+        for number, scenario in enumerate(filter(None, (before, after))):
+            results.append(simulate(scenario, allow_download=options.hub))
+            if progress is not None:
+                progress(number + 1, 1 + (before is not None))
+    _answer(options, gate_change(results[0] if before is not None else None, results[-1], limits, increases))
+
+
+def _answer(options: Options, gate: Any) -> None:
+    from windtunnel.report.gate import gate_document, gate_report, reason
+
+    write_page(options.html, gate_report, gate)
+    answer(options.as_json, gate_document, gate_report, gate)
+    for check in gate.checks:
+        if not check.holds:
+            remark(f"failed: {reason(check)}")
+    if not gate.passes:
+        click.get_current_context().exit(1)
+
+
+def _scenario(options: Options) -> Scenario:
+    return scenario_of(options, base=launched(options).raw)
+
+
+def _before(options: Options) -> Scenario | None:
+    """Return the scenario before the change: another scenario file, or another server under the same load."""
+    if options.before is None:
+        return None
+    changed = Options(**vars(options))
+    path = Path(options.before)
+    if path.suffix in (".yaml", ".yml") and path.is_file() and _is_scenario(path):
+        changed.scenario, changed.from_command = path, None
+    else:
+        changed.from_command = options.before
+    return _scenario(changed)
+
+
+def _is_scenario(path: Path) -> bool:
+    raw = read_table(path, "a scenario or a manifest", SCENARIO_HINT)
+    return "workload" in raw or isinstance(raw.get("deployment"), dict)
+
+
+def _increases(text: str | None, is_measured: bool) -> dict[str, float] | None:
+    """Parse `tpot_p90=5%,cost=10%`; None: nothing is given.
+
+    Raises:
+        InputError: a figure that does not exist, or a share that is none.
+    """
+    if text is None:
+        return None
+    from windtunnel.production.gate import COST, USUAL_MEASURED
+
+    shares = {}
+    for name, value in named_values(text, HINT, "--max-increase", "share").items():
+        if is_measured:
+            check_known(name, USUAL_MEASURED, f"--max-increase: no measured metric is called {name!r}")
+        elif name != COST:
+            limit_of(name, 1.0)
+        try:
+            shares[name] = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
+        except ValueError:
+            raise InputError(f"--max-increase: {value!r} of {name} is no share", HINT) from None
+        if not 0 <= shares[name] < math.inf:
+            raise InputError(f"--max-increase: {name} may rise by {value}; 0 or more is needed", HINT)
+    return shares
+
+
+def _gate_measured(options: Options) -> Any:
+    """Compare measured runs with earlier ones, or with their prediction."""
+    from windtunnel.production.gate import gate_measured, gate_predicted
+
+    increases = _increases(options.max_increase, is_measured=True)
+    if options.baseline:
+        return gate_measured(_results(options.baseline), _results(options.measured), increases)
+    if increases is not None:
+        raise InputError("--max-increase needs something to compare with", "name earlier runs with --baseline")
+    from windtunnel.calibration.measured_runs import read_client_files
+    from windtunnel.calibration.validate import predict_runs
+
+    base = _deployment(options)
+    return gate_predicted(predict_runs([run for path in options.measured for run in read_client_files(path, base)]))
+
+
+def _deployment(options: Options) -> dict[str, Any]:
+    """Return the deployment behind measured runs: the scenario's or the server's, without its workload."""
+    raw = {} if options.scenario is None else read_table(options.scenario, "a scenario", SCENARIO_HINT)
+    lay_over(raw, launched(options).raw)
+    raw = with_load(raw, {name: value for name, value in options.of("deployment").items() if value is not None}, None)
+    raw.pop("workload", None)
+    for name, is_given in (("model", "model" in raw), ("device", "device" in raw.get("deployment", {}))):
+        if not is_given:
+            hint = f"give --{name}, a scenario, or earlier runs with --baseline"
+            raise InputError(f"the measured runs do not say what served them: --{name} is missing", hint)
+    return raw
+
+
+def _results(paths: tuple[Path, ...]) -> list[ClientResult]:
+    return [result for path in paths for result in read_client_results(path)]

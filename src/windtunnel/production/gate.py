@@ -1,0 +1,237 @@
+"""A gate for changes: whether a deployment keeps its limits after one, predicted or measured.
+
+A predicted change is two simulations of the same requests. A measured one is the results of a benchmark client beside
+earlier ones of the same load, or beside the prediction; it fails where it is worse than chance or the prediction's own
+error explains.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from windtunnel.calibration.validate import RunPrediction
+from windtunnel.errors import InputError
+from windtunnel.formats.clients.read import ClientResult
+from windtunnel.metrics.uncertainty import HALF_WIDTH, Interval
+from windtunnel.notebook import Shown
+from windtunnel.production.noise import centre, least_change
+from windtunnel.schema import differences, encode
+from windtunnel.search.capacity.limits import Limit, limit_of
+from windtunnel.search.capacity.probe import quantile
+from windtunnel.serving.results import Result
+
+COST, THROUGHPUT = "cost", "throughput"
+USUAL_INCREASES: Mapping[str, float] = {"ttft_p90": 0.1, "tpot_p90": 0.05, "e2e_p90": 0.05, COST: 0.05}
+"""Figure -> share by which a predicted change may raise it, where nothing else is said."""
+USUAL_MEASURED: Mapping[str, float] = {"tpot": 0.02, "ttft": 0.1, "e2e": 0.02, THROUGHPUT: 0.02}
+"""Metric -> share by which measured runs may be worse than the earlier ones, beyond chance."""
+SURE = 2.5758 / HALF_WIDTH
+"""Half width of a 99% interval over that of an 80% one, on the logarithm."""
+MOST_CHANGES = 8
+"""Changed settings that a remark names."""
+SAME_LENGTH = 0.05
+"""Largest relative difference of the mean lengths of two runs of the same load."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One figure, and whether it is good enough."""
+
+    name: str
+    """A latency and its statistic (`ttft_p90`), `cost` in USD per million output tokens, or a measured metric."""
+    rule: str
+    """`slo`: a limit of its own; `increase`: above what it was; `band`: above what the prediction leaves open."""
+    before: float | None
+    """What it was, or is predicted to be; None where it is not compared."""
+    after: float
+    most: float
+    """The worst value that passes; of `throughput` the least."""
+    least_change: float | None = None
+    """The smallest change that chance does not explain, as a share; None where nothing is measured."""
+
+    @property
+    def change(self) -> float | None:
+        """After over before, less one."""
+        return self.after / self.before - 1 if self.before else None
+
+    @property
+    def holds(self) -> bool:
+        """Whether it passes."""
+        return self.after >= self.most if self.name == THROUGHPUT else self.after <= self.most
+
+
+@dataclass(frozen=True)
+class Gate(Shown):
+    """The checks of a change."""
+
+    REPORT = "gate:gate_report"
+
+    title: str
+    checks: Sequence[Check]
+    remarks: Sequence[str] = ()
+
+    @property
+    def passes(self) -> bool:
+        """Whether every check holds."""
+        return all(check.holds for check in self.checks)
+
+
+def gate_change(
+    before: Result | None, after: Result, limits: Sequence[Limit], increases: Mapping[str, float] | None = None
+) -> Gate:
+    """Compare the simulation of a deployment with that of the one before a change.
+
+    Args:
+        before: of the same requests; None: only the limits count.
+        after: of the changed deployment.
+        limits: that `after` must keep.
+        increases: figure -> share by which it may rise; None: `USUAL_INCREASES`, where both sides have it.
+
+    Raises:
+        InputError: nothing to check, or a figure that one of the runs does not have.
+    """
+    checks = []
+    for limit in limits:
+        old = None if before is None else statistic(before, limit)
+        checks.append(Check(limit.name, "slo", old, statistic(after, limit), limit.most_s))
+    for name, share in (USUAL_INCREASES if increases is None else increases).items():
+        if before is None:
+            continue
+        value, other = figure(before, name), figure(after, name)
+        if value is not None and other is not None:
+            checks.append(Check(name, "increase", value, other, value * (1 + share)))
+        elif increases is not None:
+            raise InputError(f"{name} is not known of both deployments", "leave it out of --max-increase")
+    if not checks:
+        raise InputError("there is nothing to check", "give limits with --slo, or what was before with --before")
+    model, device = after.scenario.model_name, after.scenario.deployment.device
+    return Gate(f"{model} on {device}", checks, [] if before is None else _what_changes(before, after))
+
+
+def _what_changes(before: Result, after: Result) -> list[str]:
+    """Say which settings differ between two deployments, their defaults filled in."""
+    changed = differences([encode(before.scenario), encode(after.scenario)])
+    texts = [
+        f"{path.removeprefix('deployment.')} {_word(old)} -> {_word(new)}"
+        for path, (old, new) in changed.items()
+        if old or new
+    ]
+    hidden = f", and {len(texts) - MOST_CHANGES} more" if len(texts) > MOST_CHANGES else ""
+    return [f"changed: {', '.join(texts[:MOST_CHANGES]) or 'nothing'}{hidden}"]
+
+
+def _word(value: Any) -> str:
+    return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def statistic(result: Result, limit: Limit) -> float:
+    """Return the value of a latency's statistic in a run, in seconds.
+
+    Raises:
+        InputError: no request has that latency.
+    """
+    if limit.metric == "itl":
+        gaps = result.summary.itl_s
+        values = np.zeros(0) if gaps is None else np.array([getattr(gaps, limit.statistic)])
+    else:
+        values = result.requests[f"{limit.metric}_s"][~result.requests["is_warmup"]]
+        values = values[~np.isnan(values)]
+    if values.size == 0:
+        raise InputError(f"no request has a {limit.metric.upper()}: answers have one token", "leave that limit out")
+    if limit.metric == "itl" or limit.statistic == "mean":
+        return float(values.mean())
+    return quantile(values, limit.quantile)
+
+
+def figure(result: Result, name: str) -> float | None:
+    """Return a figure of a run by its name: `cost`, or a latency and statistic; None where the run has none."""
+    if name == COST:
+        return None if result.summary.cost is None else result.summary.cost.usd_per_million_output_tokens
+    limit = limit_of(name, 1.0)
+    if limit.metric in ("tpot", "itl") and result.summary.tpot_s is None:
+        return None
+    return statistic(result, limit)
+
+
+def gate_measured(
+    before: Sequence[ClientResult],
+    after: Sequence[ClientResult],
+    increases: Mapping[str, float] | None = None,
+    predicted: Mapping[str, float] | None = None,
+) -> Gate:
+    """Compare measured runs of a load with earlier ones.
+
+    Args:
+        before, after: repeats of the same load, at least one each.
+        increases: metric -> share by which it may be worse; None: `USUAL_MEASURED`.
+        predicted: metric -> after over before that a change is predicted to bring; None: nothing changed.
+
+    Raises:
+        InputError: the runs are of different loads, or have no metric in common.
+    """
+    _check_same_load([*before, *after])
+    checks = []
+    for name, share in (USUAL_MEASURED if increases is None else increases).items():
+        old = [run.measured[name] for run in before if name in run.measured]
+        new = [run.measured[name] for run in after if name in run.measured]
+        if old and new:
+            expected = centre(old) * (predicted or {}).get(name, 1.0)
+            by_chance = least_change(name, old, new)
+            worst = 1 + max(share, by_chance)
+            most = expected / worst if name == THROUGHPUT else expected * worst
+            checks.append(Check(name, "increase", expected, centre(new), most, by_chance))
+    if not checks:
+        raise InputError("the runs have no metric in common", f"one of {', '.join(USUAL_MEASURED)}")
+    remarks = [f"{len(after)} measured beside {len(before)} earlier"]
+    blind = [check for check in checks if check.name != "ttft" and (check.least_change or 0.0) > LEAST_SEEN]
+    if blind:
+        least = max(check.least_change or 0.0 for check in blind)
+        remarks.append(f"so few repeats show only changes above {least:.1%}; five on each side show about 3%")
+    return Gate(f"{after[0].id} against {before[0].id}", checks, remarks)
+
+
+LEAST_SEEN = 0.05
+"""Changes that a gate should be able to see."""
+
+
+def _check_same_load(runs: Sequence[ClientResult]) -> None:
+    """Raise InputError where runs are not repeats of one load."""
+    first = runs[0]
+    for run in runs[1:]:
+        if (run.concurrency, run.rate_per_s) != (first.concurrency, first.rate_per_s):
+            raise InputError(f"{run.id} and {first.id} have different loads", "compare runs of the same load")
+        for name in ("input_tokens", "output_tokens"):
+            mean, other = getattr(first, name), getattr(run, name)
+            if abs(other - mean) > SAME_LENGTH * mean:
+                hint = "compare runs of the same lengths"
+                raise InputError(f"{name} of {run.id} are {other:g} on average, of {first.id} {mean:g}", hint)
+
+
+def gate_predicted(runs: Sequence[RunPrediction]) -> Gate:
+    """Compare measured runs of one load with their prediction: worse than its 99% interval fails.
+
+    Raises:
+        InputError: a run that cannot be predicted.
+    """
+    for run in runs:
+        if run.refused:
+            raise InputError(f"{run.measurement.id} cannot be predicted: {run.refused}")
+    checks = []
+    for name in USUAL_MEASURED:
+        values = [run.measurement.measured[name] for run in runs if name in run.predicted]
+        if values and name in runs[0].intervals:
+            band, expected = _widened(runs[0].intervals[name], runs[0].predicted[name]), runs[0].predicted[name]
+            checks.append(Check(name, "band", expected, centre(values), band.low if name == THROUGHPUT else band.high))
+    if not checks:
+        raise InputError("the prediction has no interval", "a calibration gives one; or compare with --baseline")
+    named = f"calibration: {runs[0].calibration or 'none'}"
+    return Gate(f"{runs[0].measurement.id} against its prediction", checks, [named, *runs[0].remarks])
+
+
+def _widened(interval: Interval, predicted: float) -> Interval:
+    """Return the 99% interval of an 80% one."""
+    low, high = (predicted * math.exp(SURE * math.log(end / predicted)) for end in (interval.low, interval.high))
+    return Interval(low, high)

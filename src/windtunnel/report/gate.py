@@ -1,0 +1,95 @@
+"""Whether a change passes: the sentence, and every figure before and after."""
+
+from typing import Any
+
+from windtunnel.production.gate import COST, THROUGHPUT, Check, Gate
+from windtunnel.report.render.json import version
+from windtunnel.report.report import Cell, Report, Section, Table
+from windtunnel.search.capacity.limits import METRICS
+from windtunnel.units import format_seconds
+
+RULES = {"slo": "the SLO", "increase": "before", "band": "the prediction"}
+
+
+def gate_report(gate: Gate) -> Report:
+    """Return the report of a gate."""
+    heads = ("", "before", "after", "change", "allowed", "")
+    table = Table(heads, [_row(check) for check in gate.checks], right=1)
+    return Report(
+        gate.title,
+        [],
+        [Section("", [table], "Every check", is_open=True)],
+        [f"note: {line}" for line in gate.remarks],
+        verdict=verdict(gate),
+        is_good=gate.passes,
+    )
+
+
+def verdict(gate: Gate) -> str:
+    """Say whether a change passes, and of the checks that it fails which is worst."""
+    failed = [check for check in gate.checks if not check.holds]
+    if not failed:
+        return f"Passes: {len(gate.checks)} of {len(gate.checks)} checks hold."
+    worst = max(failed, key=lambda check: abs(check.after / check.most - 1))
+    others = f"; {len(failed) - 1} more fail" if len(failed) > 1 else ""
+    return f"Fails: {reason(worst)}{others}."
+
+
+def reason(check: Check) -> str:
+    """Say in words what a check found."""
+    name, after, most = title(check.name), text(check, check.after), text(check, check.most)
+    bound = "at least" if check.name == THROUGHPUT else "at most"
+    if check.rule == "slo":
+        broke = check.before is not None and check.before > check.most
+        return f"{name} is {after}, the SLO allows {most}{'; it broke before the change too' if broke else ''}"
+    assert check.before is not None
+    assert check.change is not None
+    if check.rule == "band":
+        return f"{name} is {after}; predicted are {text(check, check.before)}, {bound} {most}"
+    return f"{name} {_moves(check.change)}, from {text(check, check.before)} to {after}; {bound} {most} passes"
+
+
+def _moves(change: float) -> str:
+    """Say in words how a figure changes."""
+    if change >= 1:
+        return f"is {change + 1:.3g} times what it was"
+    return f"{'falls' if change < 0 else 'rises'} by {abs(change):.1%}"
+
+
+def title(name: str) -> str:
+    """Return the name of a figure in words."""
+    if name in (COST, THROUGHPUT):
+        return {COST: "cost", THROUGHPUT: "throughput"}[name]
+    metric, _, statistic = name.partition("_")
+    return f"{METRICS[metric]} {statistic or 'mean'}"
+
+
+def text(check: Check, value: float) -> str:
+    """Return a value of a check's figure with its unit."""
+    if check.name == COST:
+        return f"${value:,.3g}/M tokens"
+    return f"{value:,.4g} output tokens/s" if check.name == THROUGHPUT else format_seconds(value)
+
+
+def _row(check: Check) -> list[str | Cell]:
+    before = "" if check.before is None else text(check, check.before)
+    change = "" if check.change is None else f"×{check.change + 1:.3g}" if check.change >= 1 else f"{check.change:+.1%}"
+    result = Cell("holds" if check.holds else "fails", tone="" if check.holds else "alert")
+    return [title(check.name), before, text(check, check.after), change, text(check, check.most), result]
+
+
+def gate_document(gate: Gate) -> dict[str, Any]:
+    """Document a gate."""
+    names = ("name", "rule", "before", "after", "change", "most", "least_change", "holds")
+    checks = [
+        {**{name: getattr(check, name) for name in names}, "reason": None if check.holds else reason(check)}
+        for check in gate.checks
+    ]
+    remarks = list(gate.remarks)
+    return {
+        "windtunnel": version(),
+        "passes": gate.passes,
+        "verdict": verdict(gate),
+        "checks": checks,
+        "remarks": remarks,
+    }

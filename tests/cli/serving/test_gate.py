@@ -1,0 +1,96 @@
+"""`windtunnel gate`: its exit status, its reasons, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cli.conftest import Command
+
+SERVER = "vllm serve qwen2.5-0.5b --tensor-parallel-size 1"
+LOAD = (
+    "--device",
+    "h100_sxm",
+    "--rate",
+    "20",
+    "--num-requests",
+    "60",
+    "--input-tokens",
+    "256",
+    "--output-tokens",
+    "32",
+)
+
+
+def write_result(path: Path, tpot_ms: float) -> str:
+    document = {
+        "completed": 100,
+        "total_input_tokens": 102_400,
+        "total_output_tokens": 12_800,
+        "max_concurrency": 8,
+        "num_prompts": 100,
+        "mean_tpot_ms": tpot_ms,
+        "mean_ttft_ms": 50.0,
+        "mean_e2el_ms": 50 + 127 * tpot_ms,
+        "output_throughput": 8e3 / tpot_ms,
+    }
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return str(path)
+
+
+def test_the_same_server_in_other_words_passes(windtunnel: Command) -> None:
+    other = "docker run --gpus all vllm/vllm-openai --model qwen2.5-0.5b -tp 1"
+    done = windtunnel("gate", "--from-command", other, "--before", SERVER, *LOAD, "--json")
+    assert done.code == 0
+    assert json.loads(done.stdout)["passes"]
+
+
+def test_a_change_that_breaks_the_slo_fails_with_its_reason(windtunnel: Command) -> None:
+    slower = f"{SERVER} --max-num-seqs 1"
+    done = windtunnel("gate", "--from-command", slower, "--before", SERVER, *LOAD, "--slo", "ttft_p90=100ms")
+    assert done.code == 1
+    assert "Fails: TTFT p90 is" in done.stdout
+    assert "failed: TTFT p90 is" in done.stderr
+    assert "engine.max_num_seqs" in done.stdout
+
+
+def test_a_scenario_file_may_be_what_was_before(windtunnel: Command, tmp_path: Path) -> None:
+    windtunnel("init", "serving", str(tmp_path / "old.yaml"))
+    old = str(tmp_path / "old.yaml")
+    assert windtunnel("gate", old, "--before", old).code == 0
+
+
+@pytest.mark.parametrize(("tpot_ms", "code"), [(10.0, 0), (10.6, 1)])
+def test_measured_runs_are_compared_with_earlier_ones(
+    windtunnel: Command, tmp_path: Path, tpot_ms: float, code: int
+) -> None:
+    old = [write_result(tmp_path / f"old{number}.json", 10 + number / 100) for number in range(3)]
+    new = [write_result(tmp_path / f"new{number}.json", tpot_ms + number / 100) for number in range(3)]
+    options = [word for path in new for word in ("--measured", path)] + [
+        word for path in old for word in ("--baseline", path)
+    ]
+    done = windtunnel("gate", *options)
+    assert done.code == code
+    assert ("TPOT mean rises by 6.0%" in done.stdout) == (code == 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "there is nothing to check"),
+        (("--max-increase", "tpot_p90=5%", "--slo", "ttft=1s"), "--max-increase needs something to compare with"),
+        (("--slo", "ttft=1s", "--before", SERVER, "--max-increase", "tpot"), "is not of the form name=share"),
+        (("--slo", "ttft=1s", "--before", SERVER, "--max-increase", "tpot=-1%"), "0 or more is needed"),
+        (("--baseline", "old.json"), "--baseline is of measured runs"),
+        (("--measured", "new.json", "--before", SERVER), "exclude each other"),
+    ],
+)
+def test_a_gate_without_a_question_is_refused(windtunnel: Command, arguments: tuple[str, ...], message: str) -> None:
+    done = windtunnel("gate", "--from-command", SERVER, *LOAD, *arguments)
+    assert done.code == 2
+    assert message in done.stderr

@@ -1,0 +1,109 @@
+"""Gates on predicted changes and on measured runs."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import windtunnel as wt
+from windtunnel.calibration.measured_runs import Measurement
+from windtunnel.calibration.validate import RunPrediction
+from windtunnel.errors import InputError
+from windtunnel.formats.clients.read import ClientResult
+from windtunnel.metrics.uncertainty import Interval
+from windtunnel.production.gate import SURE, Gate, gate_change, gate_measured, gate_predicted
+from windtunnel.search.capacity.limits import parse_limits
+from windtunnel.serving.results import Result
+
+
+def simulated(**options: Any) -> Result:
+    known = {"model": "qwen2.5-0.5b", "device": "h100_sxm", "rate_per_s": 20.0, "num_requests": 60}
+    return wt.simulate(wt.scenario(**{**known, "input_tokens": 256, "output_tokens": 32, **options}))
+
+
+def client_result(name: str, **measured: float) -> ClientResult:
+    return ClientResult(name, "vllm", 1024, 128, 100, 8, None, measured)
+
+
+def failed(gate: Gate) -> list[str]:
+    return [check.name for check in gate.checks if not check.holds]
+
+
+def test_a_change_that_changes_nothing_passes_with_equal_figures() -> None:
+    gate = gate_change(simulated(), simulated(tp=1), parse_limits("ttft_p90=1s"))
+    assert gate.passes
+    assert all(check.before == check.after for check in gate.checks)
+    assert gate.remarks == ["changed: nothing"]
+
+
+def test_a_change_that_makes_requests_wait_fails_and_names_the_setting() -> None:
+    gate = gate_change(simulated(), simulated(max_num_seqs=1), ())
+    assert "ttft_p90" in failed(gate)
+    assert "engine.max_num_seqs" in gate.remarks[0]
+
+
+def test_a_limit_is_of_the_changed_deployment_alone() -> None:
+    before, after = simulated(max_num_seqs=1), simulated()
+    limits = parse_limits("ttft_p90=100ms")
+    assert gate_change(before, after, limits, {}).passes
+    assert failed(gate_change(after, before, limits, {})) == ["ttft_p90"]
+
+
+def test_a_figure_that_a_run_lacks_is_refused_where_it_was_asked_for() -> None:
+    one_token = simulated(output_tokens=1)
+    assert gate_change(one_token, one_token, ()).passes
+    with pytest.raises(InputError, match="tpot_p90 is not known of both"):
+        gate_change(one_token, one_token, (), {"tpot_p90": 0.1})
+
+
+def test_nothing_to_check_is_refused() -> None:
+    with pytest.raises(InputError, match="nothing to check"):
+        gate_change(None, simulated(), ())
+
+
+def test_three_repeats_show_a_regression_of_five_percent_and_one_does_not() -> None:
+    def runs(*tpot: float) -> list[ClientResult]:
+        return [client_result(f"run {number}", tpot=value) for number, value in enumerate(tpot)]
+
+    assert failed(gate_measured(runs(0.0100, 0.01003, 0.00998), runs(0.0105, 0.01053, 0.01048))) == ["tpot"]
+    single = gate_measured(runs(0.0100), runs(0.0105))
+    assert single.passes
+    assert "so few repeats show only changes above" in " ".join(single.remarks)
+
+
+def test_throughput_that_falls_fails_and_one_that_rises_passes() -> None:
+    def runs(scale: float) -> list[ClientResult]:
+        return [client_result(str(number), throughput=scale * value) for number, value in enumerate((100, 100.2, 99.9))]
+
+    assert failed(gate_measured(runs(1.0), runs(0.93))) == ["throughput"]
+    assert gate_measured(runs(1.0), runs(1.07)).passes
+
+
+def test_a_predicted_change_is_taken_off_before_runs_are_compared() -> None:
+    def runs(scale: float) -> list[ClientResult]:
+        return [client_result(str(number), tpot=scale * value) for number, value in enumerate((0.01, 0.01002, 0.00999))]
+
+    assert not gate_measured(runs(1.0), runs(1.1)).passes
+    assert gate_measured(runs(1.0), runs(1.1), predicted={"tpot": 1.1}).passes
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [({"concurrency": 16}, "different loads"), ({"output_tokens": 256}, "output_tokens of new are 256")],
+)
+def test_runs_of_another_load_are_refused(change: dict[str, Any], match: str) -> None:
+    old = client_result("old", tpot=0.01)
+    with pytest.raises(InputError, match=match):
+        gate_measured([old], [replace(old, id="new", **change)])
+
+
+def test_a_run_is_outside_its_prediction_beyond_the_interval_of_99_percent() -> None:
+    def gate(tpot: float) -> Gate:
+        measurement = Measurement("run", None, "", {"tpot": tpot}, {})
+        prediction = RunPrediction(measurement, "", {"tpot": 0.01}, {"tpot": Interval(0.009, 0.011)}, "vllm", {})
+        return gate_predicted([prediction])
+
+    most = 0.01 * (0.011 / 0.01) ** SURE
+    assert 0.0115 < most < 0.0125
+    assert gate(most * 0.999).passes
+    assert failed(gate(most * 1.001)) == ["tpot"]
