@@ -1,0 +1,1 @@
+"""Answers for agents, over the Model Context Protocol."""

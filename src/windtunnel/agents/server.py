@@ -1,0 +1,215 @@
+"""A Model Context Protocol server: agents ask what the command line answers, and every number says how it is known.
+
+Numbers are objects `{"value", "unit", "known"}`, with `interval_80` where there is one. `known` is, from the surest to
+the least: `measured` (on that device, of that shape), `interpolated` (between measured shapes), `extrapolated` (beyond
+them, or a roofline), each `calibrated` where the simulator's own error was fitted to measured runs.
+"""
+
+from collections.abc import Mapping
+from functools import wraps
+from typing import Annotated, Any
+
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from pydantic import Field
+
+from windtunnel import api, catalog
+from windtunnel.errors import InputError, check_known
+from windtunnel.formats.launch.read import read_launch_command
+from windtunnel.metrics.summary import Distribution
+from windtunnel.production.gate import gate_change
+from windtunnel.report.gate import gate_document
+from windtunnel.report.render.json import version
+from windtunnel.report.search.study import search_report
+from windtunnel.report.serving.run import verdict
+from windtunnel.report.serving.step import headline_of, step_document
+from windtunnel.search.capacity.limits import parse_limits, slo_fields
+from windtunnel.serving.results import Result
+from windtunnel.serving.scenario import Scenario, scenario_from
+from windtunnel.serving.shorthand import raw_scenario
+from windtunnel.serving.simulate import simulate as simulate_scenario
+
+Command = Annotated[
+    str | None, Field(description="How the server is started: `vllm serve ...`, docker run, a Kubernetes manifest.")
+]
+Device = Annotated[str, Field(description="A device of the catalog, such as h100_sxm; `catalog` lists them.")]
+Deployment = Annotated[
+    dict[str, Any] | None,
+    Field(description="Settings by short name, over the command: model, tp, pp, ep, quant, engine, max_num_seqs, ..."),
+]
+Load = Annotated[
+    dict[str, Any],
+    Field(description="input_tokens, output_tokens, num_requests, and rate_per_s (Poisson) or concurrency (clients)."),
+]
+SloText = Annotated[str | None, Field(description="Limits of the requests: ttft_p90=2s,tpot_p99=50ms.")]
+
+KNOWN = {"measured": "measured", "interpolated": "interpolated", "scaled": "extrapolated", "roofline": "extrapolated"}
+"""How an operator's time is found -> how an answer calls it."""
+KINDS = ("models", "devices", "nodes", "engines", "traces", "calibrations")
+MOST_OPERATORS = 20
+INSTRUCTIONS = (
+    "Windtunnel predicts latency, throughput and cost of served language models. Ask `catalog` for names, `recommend` "
+    "for what to serve on, `simulate` for one deployment, `explain` for where a step's time goes, `compare` for what a "
+    "change does. Quote intervals and the `known` of a number."
+)
+
+
+def server() -> MCPServer:
+    """Return the server with its tools."""
+    made = MCPServer("windtunnel", instructions=INSTRUCTIONS, version=version())
+    for tool in (simulate, recommend, explain, compare, names):
+        made.tool(name="catalog" if tool is names else tool.__name__)(_refusing(tool))
+    return made
+
+
+def _refusing(tool: Any) -> Any:
+    """Return a tool that answers wrong input with its sentence and hint."""
+
+    @wraps(tool)
+    def answer(**arguments: Any) -> dict[str, Any]:
+        try:
+            return dict(tool(**arguments))
+        except InputError as error:
+            raise ToolError(f"{error.message}{f' ({error.hint})' if error.hint else ''}") from None
+
+    return answer
+
+
+def simulate(
+    device: Device, load: Load, command: Command = None, deployment: Deployment = None, slo: SloText = None
+) -> dict[str, Any]:
+    """Predict latency, throughput and cost of one deployment under a load, and whether it holds its SLO."""
+    result = simulate_scenario(_scenario(device, load, command, deployment, slo))
+    sentence, holds = verdict(result.summary, result.scenario, result.requests)
+    return {"verdict": sentence, "holds_slo": holds, **_figures(result), **_remarks(command)}
+
+
+def recommend(
+    model: Annotated[str, Field(description="A model of the catalog, or a config.json.")],
+    devices: Annotated[list[str], Field(description="Devices to choose from.")],
+    slo: Annotated[str, Field(description="Limits that the requests must keep: ttft_p90=2s,tpot_p99=50ms.")],
+    load: Annotated[dict[str, Any], Field(description="input_tokens, output_tokens; rate_per_s sizes the fleet.")],
+) -> dict[str, Any]:
+    """Say what to serve a model on, and what it costs: searches formats, parallelism and settings on each device."""
+    options = {name: value for name, value in load.items() if name != "rate_per_s"}
+    evidence = api.recommend(model, devices, slo, load.get("rate_per_s"), **options)
+    report, outcome = search_report(evidence), evidence.study.outcomes[0]
+    best = [
+        {"deployment": evidence.study.point(index).title, "figures": dict(outcome.mean(index).figures)}
+        for index in outcome.ranking[:5]
+    ]
+    return {
+        "verdict": report.verdict,
+        "best": best,
+        "known": "extrapolated from simulations; `simulate` gives intervals",
+    }
+
+
+def explain(
+    device: Device,
+    batch: Annotated[int, Field(description="Requests that decode one token.")] = 64,
+    context: Annotated[int, Field(description="Tokens that each of them attends to.")] = 2048,
+    prefill_tokens: Annotated[int, Field(description="Prompt tokens computed in the step.")] = 0,
+    command: Command = None,
+    deployment: Deployment = None,
+) -> dict[str, Any]:
+    """Show where the time of one forward step goes, operator by operator, and what bounds it."""
+    load = {"input_tokens": 1, "output_tokens": 1, "concurrency": 1}
+    document = step_document(
+        api.explain(_scenario(device, load, command, deployment, None), batch, context, prefill_tokens)
+    )
+    operators = sorted(document["operators"], key=lambda operator: -operator["total_s"])
+    return {
+        "verdict": headline_of(document),
+        "step": _number(document["step_s"], "s", _shares(document["seconds_by_coverage"])),
+        "operators": [
+            {
+                "name": operator["name"],
+                "count": operator["count"],
+                "total": _number(operator["total_s"], "s", {KNOWN[operator["coverage"]]: 1.0}),
+                "bound_by": operator["bound_by"],
+                "source": operator["source"],
+            }
+            for operator in operators[:MOST_OPERATORS]
+        ],
+        "host": _number(document["host_s"], "s", {"extrapolated": 1.0}),
+        **_remarks(command),
+    }
+
+
+def compare(
+    device: Device,
+    load: Load,
+    before_command: Command = None,
+    before: Deployment = None,
+    after_command: Command = None,
+    after: Deployment = None,
+    slo: SloText = None,
+) -> dict[str, Any]:
+    """Say what a change of a deployment does to latency and cost under the same requests, and whether to make it."""
+    old = simulate_scenario(_scenario(device, load, before_command, before, slo))
+    new = simulate_scenario(_scenario(device, load, after_command, after, slo))
+    document = gate_document(gate_change(old, new, parse_limits(slo) if slo else ()))
+    return {**document, "before": _figures(old), "after": _figures(new)}
+
+
+def names(kind: Annotated[str, Field(description="models, devices, nodes, engines, traces or calibrations.")]) -> Any:
+    """List what the catalog has of a kind."""
+    check_known(kind, KINDS, f"the catalog has no {kind!r}")
+    return {kind: list(catalog.names(kind))}
+
+
+def _scenario(
+    device: str, load: Mapping[str, Any], command: str | None, deployment: Mapping[str, Any] | None, slo: str | None
+) -> Scenario:
+    base = {} if command is None else read_launch_command(command).raw
+    options = {"device": device, **(deployment or {}), **load}
+    rate, clients, trace = (options.pop(name, None) for name in ("rate_per_s", "concurrency", "trace"))
+    return scenario_from(raw_scenario(base, options, rate, clients, trace, slo_fields(slo)))
+
+
+def _figures(result: Result) -> dict[str, Any]:
+    """Return the figures of a simulation, each with its unit, its interval and how it is known."""
+    summary, shares = result.summary, _shares({how.value: share for how, share in result.coverage.items()})
+    if result.setup.calibration_name:
+        shares = {"calibrated": 1.0, **shares}
+    figures: dict[str, Any] = {}
+    for name in ("ttft", "tpot", "e2e"):
+        values: Distribution | None = getattr(summary, f"{name}_s")
+        if values is not None:
+            figures[name] = {at: _number(getattr(values, at), "s", shares) for at in ("mean", "p50", "p90", "p99")}
+            if name in result.intervals:
+                figures[name]["mean"]["interval_80"] = [result.intervals[name].low, result.intervals[name].high]
+    rate = summary.throughput
+    figures["throughput"] = _number(rate.output_tokens_per_s, "output tokens/s", shares)
+    if "throughput" in result.intervals:
+        interval = result.intervals["throughput"]
+        figures["throughput"]["interval_80"] = [interval.low, interval.high]
+    figures["requests"] = _number(rate.requests_per_s, "requests/s", shares)
+    if summary.cost is not None:
+        figures["cost"] = _number(summary.cost.usd_per_million_output_tokens, "USD/M output tokens", shares)
+    figures["devices"] = summary.num_devices
+    figures["calibration"] = result.setup.calibration_name or f"none: {result.setup.not_calibrated}"
+    figures["tables"] = dict(result.sources)
+    return figures
+
+
+def _shares(coverage: Mapping[str, float]) -> dict[str, float]:
+    """Return how a time is known -> share, of seconds or shares by coverage."""
+    total = sum(coverage.values()) or 1.0
+    shares: dict[str, float] = {}
+    for how, value in coverage.items():
+        shares[KNOWN[how]] = shares.get(KNOWN[how], 0.0) + value / total
+    return shares
+
+
+def _number(value: float, unit: str, shares: Mapping[str, float]) -> dict[str, Any]:
+    """Return a number with its unit and how it is known: `calibrated, 92% interpolated, 8% measured`."""
+    parts = [how if share >= 1 else f"{share:.0%} {how}" for how, share in sorted(shares.items(), key=lambda s: -s[1])]
+    return {"value": value, "unit": unit, "known": ", ".join(part for part in parts if not part.startswith("0% "))}
+
+
+def _remarks(command: str | None) -> dict[str, Any]:
+    """Return what a server's command says and the prediction leaves out."""
+    remarks = [] if command is None else list(read_launch_command(command).remarks)
+    return {"not_predicted": remarks} if remarks else {}

@@ -1,0 +1,98 @@
+"""The tools that agents call, in this process and over a pipe."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mcp")
+
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+from windtunnel.agents.server import server
+
+LOAD = {"input_tokens": 64, "output_tokens": 8, "concurrency": 4, "num_requests": 20}
+SERVER = {"device": "h100_sxm", "command": "vllm serve qwen2.5-0.5b --swap-space 4", "load": LOAD}
+
+Ask = Callable[..., Any]
+
+
+def call(source: Any, tool: str, arguments: dict[str, Any]) -> Any:
+    async def ask() -> Any:
+        async with Client(source) as client:
+            return await client.call_tool(tool, arguments)
+
+    return asyncio.run(ask())
+
+
+def answer(tool: str, **arguments: Any) -> dict[str, Any]:
+    result = call(server(), tool, arguments)
+    assert not result.is_error, result.content
+    document: dict[str, Any] = json.loads(result.content[0].text)
+    return document
+
+
+def test_every_tool_says_what_it_takes() -> None:
+    async def tools() -> Any:
+        async with Client(server()) as client:
+            return (await client.list_tools()).tools
+
+    listed = {tool.name: tool for tool in asyncio.run(tools())}
+    assert sorted(listed) == ["catalog", "compare", "explain", "recommend", "simulate"]
+    assert all(tool.description for tool in listed.values())
+    assert "A device of the catalog" in str(listed["simulate"].input_schema)
+
+
+def test_a_simulation_leads_with_a_verdict_and_labels_every_number() -> None:
+    document = answer("simulate", **SERVER, slo="tpot_p99=20ms")
+    assert document["holds_slo"] is True
+    assert document["verdict"].startswith("Holds the SLO")
+    assert "calibrated" in document["ttft"]["p99"]["known"]
+    low, high = document["tpot"]["mean"]["interval_80"]
+    assert low <= document["tpot"]["mean"]["value"] <= high
+    assert "--swap-space" in " ".join(document["not_predicted"])
+
+
+def test_operators_of_a_step_add_up_and_say_how_each_is_known() -> None:
+    document = answer("explain", device="h100_sxm", deployment={"model": "qwen2.5-0.5b"}, batch=8)
+    assert sum(operator["total"]["value"] for operator in document["operators"]) <= document["step"]["value"]
+    kinds = {operator["total"]["known"] for operator in document["operators"]}
+    assert kinds <= {"measured", "interpolated", "extrapolated"}
+    assert kinds
+
+
+def test_a_change_is_judged_on_the_same_requests() -> None:
+    slower = SERVER["command"] + " --max-num-seqs 1"
+    document = answer("compare", device="h100_sxm", load=LOAD, before_command=SERVER["command"], after_command=slower)
+    assert document["passes"] is False
+    assert document["after"]["e2e"]["p90"]["value"] > document["before"]["e2e"]["p90"]["value"]
+
+
+def test_the_catalog_lists_names() -> None:
+    assert "h100_sxm" in answer("catalog", kind="devices")["devices"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "message"),
+    [
+        ("simulate", {**SERVER, "device": "h1000"}, "did you mean h100"),
+        ("catalog", {"kind": "planets"}, "the catalog has no 'planets'"),
+        ("simulate", {**SERVER, "load": {**LOAD, "rate_per_second": 3}}, "rate_per_second"),
+        ("simulate", {"device": "h100_sxm"}, "load"),
+    ],
+)
+def test_wrong_input_is_answered_with_its_sentence(tool: str, arguments: dict[str, Any], message: str) -> None:
+    result = call(server(), tool, arguments)
+    assert result.is_error
+    assert message in result.content[0].text
+
+
+def test_the_command_serves_over_its_pipe() -> None:
+    parameters = StdioServerParameters(command=sys.executable, args=["-m", "windtunnel", "mcp"], env=dict(os.environ))
+    result = call(stdio_client(parameters), "catalog", {"kind": "engines"})
+    assert "vllm" in json.loads(result.content[0].text)["engines"]
