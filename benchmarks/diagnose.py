@@ -1,0 +1,166 @@
+"""Whether `windtunnel diagnose` finds the fault that was put into a run, and stays silent about healthy ones.
+
+Random deployments with a fixed seed: ten models, three engines, three devices, loads from a third of what a server
+sustains to all of it, prompts of 128 to 4,096 tokens; a fifth of the workloads share beginnings of prompts, and one in
+eight deployments has pools. A fault of random severity that lengthens a mean latency by at least 15% goes into the
+simulation; then the run's latencies get the noise of recorded runs: every request's, and a factor on all of them. The
+diagnosis sees the recorded requests and the healthy deployment's description; with --before also a healthy run, with
+noise of its own, of other requests.
+
+Printed are the shares of runs whose first cause, or one of the first three, is the fault; the error of its share of the
+gap; and false alarms on healthy runs.
+
+python benchmarks/diagnose.py [NUM_RUNS] [--before]
+"""
+
+import random
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+import windtunnel as wt
+from windtunnel.errors import InputError
+from windtunnel.production.causes import CAUSES, Change
+from windtunnel.production.diagnose import LATENCIES, Replay, diagnose, replay_of, served_by
+from windtunnel.production.observed import Observed
+from windtunnel.serving.scenario import Scenario
+from windtunnel.serving.shorthand import parse_lengths
+from windtunnel.workload.generate.requests import generate
+
+SEED, NUM_RUNS, NUM_REQUESTS = 24, 500, 400
+MODELS = {
+    "llama-3.1-8b": (1, 2),
+    "llama-3.1-70b": (4, 8),
+    "qwen3-8b": (1, 2),
+    "qwen3-32b": (1, 2, 4),
+    "qwen3-30b-a3b": (1, 2),
+    "qwen2.5-7b": (1,),
+    "qwen2.5-0.5b": (1,),
+    "gpt-oss-20b": (1, 2),
+    "gpt-oss-120b": (2, 4),
+    "mixtral-8x7b": (2, 4),
+}
+DEVICES = ("h100_sxm", "h200_sxm", "b200_sxm")
+ENGINES = ("vllm", "sglang", "trtllm")
+LEAST_EFFECT = 1.15
+REQUEST_NOISE = {"ttft": 0.1, "tpot": 0.02}
+RUN_NOISE = {"ttft": 0.04, "tpot": 0.006}
+"""Standard deviation of the logarithm: of one request's latency, and of all of a run's."""
+
+
+def drawn_scenario(draw: random.Random) -> Scenario:
+    model = draw.choice(list(MODELS))
+    options: dict[str, Any] = {
+        "model": model,
+        "device": draw.choice(DEVICES),
+        "tp": draw.choice(MODELS[model]),
+        "engine": draw.choice(ENGINES),
+        "input_tokens": draw.choice((128, 512, 1024, 2048, 4096)),
+        "output_tokens": draw.choice((32, 128, 256)),
+        "num_requests": NUM_REQUESTS,
+        "seed": draw.randrange(1000),
+    }
+    for name in ("input_tokens", "output_tokens"):
+        options[name] = parse_lengths(name, f"{options[name] // 2}-{options[name] * 3 // 2}")
+    probe = wt.simulate(wt.scenario(**options, concurrency=256))
+    rate = probe.summary.throughput.requests_per_s * draw.choice((0.3, 0.6, 0.9))
+    return wt.scenario(**options, rate_per_s=rate)
+
+
+def noisy(latencies: Mapping[str, Any], recorded: Observed, random_: np.random.Generator) -> Observed:
+    """Return requests with latencies of a simulation, and the noise of a real run."""
+
+    def scaled(name: str) -> Any:
+        run = np.exp(RUN_NOISE[name] * random_.standard_normal())
+        return latencies[name] * run * np.exp(REQUEST_NOISE[name] * random_.standard_normal(recorded.arrival_s.size))
+
+    ttft_s, tpot_s = scaled("ttft"), np.nan_to_num(scaled("tpot"))
+    e2e_s = ttft_s + tpot_s * np.maximum(recorded.output_tokens - 1, 0)
+    zeros = np.zeros(recorded.arrival_s.size)
+    return Observed(
+        recorded.arrival_s, recorded.input_tokens, recorded.output_tokens, ttft_s, e2e_s, zeros, recorded.position
+    )
+
+
+def sent(scenario: Scenario, seed: int) -> Observed:
+    requests = generate(scenario.workload, seed)
+    nothing = np.zeros(requests.arrival_s.size)
+    arrival_s = requests.arrival_s - requests.arrival_s[0]
+    return Observed(
+        arrival_s, requests.input_tokens, requests.output_tokens, nothing, nothing, nothing, np.arange(nothing.size)
+    )
+
+
+def with_fault(replay: Replay, draw: random.Random) -> tuple[str, float, dict[str, Any]] | None:
+    """Return a fault, its severity and the latencies with it; None where none that the server can have shows."""
+    healthy = replay.latencies(Change())
+    served = served_by(replay, replay.healthy(), healthy)
+    names = list(CAUSES)
+    draw.shuffle(names)
+    for name in names:
+        severities = list(CAUSES[name].severities(served))
+        for severity in draw.sample(severities, len(severities)):
+            try:
+                faulty = replay.latencies(CAUSES[name].change(severity, served))
+            except InputError:
+                continue
+            ratios = [np.nanmean(faulty[each]) / np.nanmean(healthy[each]) for each in LATENCIES]
+            if LEAST_EFFECT < max(ratios) < 30:
+                return name, severity, faulty
+    return None
+
+
+def main() -> None:
+    arguments = [word for word in sys.argv[1:] if not word.startswith("--")]
+    has_before = "--before" in sys.argv
+    num_runs = int(arguments[0]) if arguments else NUM_RUNS
+    draw, noise = random.Random(SEED), np.random.default_rng(SEED)
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    confused: Counter[tuple[str, str]] = Counter()
+    errors, times, alarms, done = [], [], 0, 0
+    while done < num_runs:
+        try:
+            scenario = drawn_scenario(draw)
+            requests = sent(scenario, scenario.seed)
+            replay = replay_of(scenario, requests)
+            fault = with_fault(replay, draw)
+        except InputError:
+            continue
+        if fault is None:
+            continue
+        done += 1
+        name, _severity, faulty = fault
+        healthy = replay.latencies(Change())
+        before = None
+        if has_before:
+            others = sent(scenario, scenario.seed + 1)
+            before = noisy(replay_of(scenario, others).latencies(Change()), others, noise)
+        started_s = time.perf_counter()
+        found = diagnose(scenario, noisy(faulty, requests, noise), before)
+        times.append(time.perf_counter() - started_s)
+        alarms += bool(diagnose(scenario, noisy(healthy, requests, noise), before).findings)
+        first = found.findings[0].name if found.findings else "nothing"
+        three = [finding.name for finding in (*found.findings, *found.others)][:3] if found.findings else []
+        counts[name]["runs"] += 1
+        counts[name]["first"] += first == name
+        counts[name]["three"] += name in three
+        if first == name:
+            errors.append(abs(found.findings[0].shares["e2e"] - 1))
+        else:
+            confused[name, first] += 1
+    print(f"{'cause':20s} runs   first  among three")
+    for name, count in [*sorted(counts.items()), ("all", sum(counts.values(), Counter()))]:
+        first, three = count["first"] / count["runs"], count["three"] / count["runs"]
+        print(f"{name:20s} {count['runs']:4d} {first:7.1%} {three:8.1%}")
+    print(f"share of the gap: median error {np.median(errors):.1%}, 90th percentile {np.percentile(errors, 90):.1%}")
+    print(f"false alarms on healthy runs: {alarms} of {done}")
+    print(f"time of a diagnosis: median {np.median(times):.1f} s, most {max(times):.1f} s")
+    print("confused:", ", ".join(f"{a} as {b} ({count})" for (a, b), count in confused.most_common(12)))
+
+
+if __name__ == "__main__":
+    main()

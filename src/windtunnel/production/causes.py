@@ -1,0 +1,181 @@
+"""Causes of a slow server, as changes of its simulation: what a server with that fault would have done.
+
+A cause has one severity, which grows with the harm. `CAUSES` says what a severity changes and which are tried.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from windtunnel.hardware import Device
+from windtunnel.pricing.calibrated import CalibratedEstimator
+from windtunnel.pricing.estimator import Estimator
+from windtunnel.schema import read_yaml
+from windtunnel.serving.scenario import Setup
+
+TEXTS: Mapping[str, Mapping[str, Any]] = read_yaml(Path(__file__).with_suffix(".yaml"))
+"""Cause -> its title, its evidence, and what to change, for each engine or for all."""
+
+DEVICE = (
+    *("gemm.memory", "gemm.compute", "experts.memory", "experts.compute"),
+    *("prefill_attention", "decode_attention", "collective", "other"),
+)
+"""Factors that together cover every operator (`pricing.calibrated`)."""
+ARITHMETIC = ("gemm.compute", "experts.compute", "prefill_attention")
+"""Those of what arithmetic bounds, which a lower clock slows."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a fault does to a simulation."""
+
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the engine."""
+    host_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds on top of those of `HostOverheads`, by its names."""
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """Factors of operators' times, by the names of `pricing.calibrated`."""
+    transfer_share: float = 1.0
+    """Share of the links between pools that is left."""
+    pause_s: float = 0.0
+    """Time from the first arrival in which nothing is served."""
+
+    def joined(self, other: "Change") -> "Change":
+        """Return both changes together."""
+        host_s, factors = dict(self.host_s), dict(self.factors)
+        for name, extra_s in other.host_s.items():
+            host_s[name] = host_s.get(name, 0.0) + extra_s
+        for name, factor in other.factors.items():
+            factors[name] = factors.get(name, 1.0) * factor
+        share = self.transfer_share * other.transfer_share
+        return Change({**self.engine, **other.engine}, host_s, factors, share, self.pause_s + other.pause_s)
+
+    def applied(self, setup: Setup) -> Setup:
+        """Return a replica's setup with the changes of its engine and host."""
+        host = {name: (getattr(setup.engine.host, name) or 0.0) + extra_s for name, extra_s in self.host_s.items()}
+        changed = {**self.engine, "host": msgspec.structs.replace(setup.engine.host, **host)}
+        return replace(setup, engine=msgspec.structs.replace(setup.engine, **changed))
+
+    def estimator(self, estimator: Estimator, device: Device) -> Estimator:
+        """Return an estimator with the factors."""
+        return CalibratedEstimator(estimator, device, self.factors) if self.factors else estimator
+
+
+@dataclass(frozen=True)
+class Served:
+    """What is known of a healthy server before its faults are looked for."""
+
+    setup: Setup
+    num_blocks: int
+    """KV blocks of a rank."""
+    most_running: int
+    longest_tokens: int
+    """Of a request's prompt and output."""
+    shares_prefixes: bool
+    hands_over: bool
+    """Whether KV goes from pool to pool."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A kind of fault."""
+
+    change: Callable[[float, Served], Change]
+    """Severity -> what it changes."""
+    severities: Callable[[Served], Sequence[float]]
+    """Those that are tried, from the mildest; empty where the server cannot have the fault."""
+    is_continuous: bool = True
+    """Whether severities between those that are tried make sense."""
+
+
+def _factors(
+    names: Sequence[str], values: Sequence[float], applies: Callable[[Served], bool] = lambda _: True
+) -> Cause:
+    def change(severity: float, _served: Served) -> Change:
+        return Change(factors=dict.fromkeys(names, severity))
+
+    return Cause(change, lambda served: values if applies(served) else ())
+
+
+def _host(name: str, values: Sequence[float]) -> Cause:
+    return Cause(lambda severity, _served: Change(host_s={name: severity}), lambda _served: values)
+
+
+def _engine(name: str, values: Callable[[Served], Sequence[float]], is_continuous: bool = False) -> Cause:
+    return Cause(lambda severity, _served: Change(engine={name: int(severity)}), values, is_continuous)
+
+
+def _powers(low: float, high: float, descending: bool = True) -> list[float]:
+    """Return the powers of two from `low` to below `high`, from the mildest."""
+    values = [float(2**power) for power in range(20) if low <= 2**power < high]
+    return values[::-1] if descending else values
+
+
+def _graph_ends(served: Served) -> list[float]:
+    largest = served.setup.engine.max_cudagraph_capture_size or 0
+    return _powers(1, min(largest, served.most_running))
+
+
+def _smaller_caches(served: Served) -> list[float]:
+    """Return numbers of blocks from those that the busiest moment needs down to those of one request."""
+    least = -(-served.longest_tokens // (served.setup.engine.block_size or 1)) + 2
+    need = min(served.num_blocks, least * max(served.most_running, 1))
+    return [float(value) for value in np.geomspace(need, least, 9).astype(int)] if need > least else []
+
+
+def _smaller_budgets(served: Served) -> list[float]:
+    budget = served.setup.engine.max_num_batched_tokens or 0
+    least = max(64, min(served.setup.engine.max_num_seqs or 0, served.most_running))
+    return _powers(least, budget)
+
+
+def _larger_budgets(served: Served) -> list[float]:
+    budget = served.setup.engine.max_num_batched_tokens or 0
+    return _powers(budget + 1, max(8 * budget, 65_536), descending=False)[:4]
+
+
+def _has_graphs(served: Served) -> bool:
+    return bool(served.setup.engine.max_cudagraph_capture_size)
+
+
+CAUSES: Mapping[str, Cause] = {
+    "eager": Cause(
+        lambda _severity, _served: Change(engine={"max_cudagraph_capture_size": 0, "piecewise_cudagraphs": False}),
+        lambda served: [1.0] if _has_graphs(served) else (),
+        is_continuous=False,
+    ),
+    "graphs_end": _engine("max_cudagraph_capture_size", _graph_ends),
+    "host_stall": _host("unhidden_step_s", [float(value) for value in np.geomspace(0.5e-3, 64e-3, 8)]),
+    "kv_preemption": _engine("num_gpu_blocks", _smaller_caches, is_continuous=True),
+    "prefix_cache_cold": Cause(
+        lambda _severity, _served: Change(engine={"enable_prefix_caching": False}),
+        lambda served: [1.0] if served.shares_prefixes and served.setup.engine.enable_prefix_caching else (),
+        is_continuous=False,
+    ),
+    "all_reduce": _factors(["collective"], [1.5, 2.25, 3.4, 5, 7.6], lambda served: served.setup.parallelism.tp > 1),
+    "experts": _factors(
+        ["experts.memory", "experts.compute"],
+        [1.2, 1.5, 2, 3, 4.5],
+        lambda served: served.setup.model.has_experts,
+    ),
+    "clock": _factors(ARITHMETIC, [1.2, 1.45, 1.75, 2.1, 2.5, 3.6]),
+    "slow_rank": _factors(DEVICE, [1.1, 1.25, 1.55, 1.95, 2.5, 3.5]),
+    "batch_limit": _engine("max_num_seqs", lambda served: _powers(1, served.most_running)),
+    "token_limit": _engine("max_num_batched_tokens", _smaller_budgets),
+    "prefill_blocks": _engine("max_num_batched_tokens", _larger_budgets),
+    "kv_transfer": Cause(
+        lambda severity, _served: Change(transfer_share=severity),
+        lambda served: (0.5, 0.25, 0.12, 0.06, 0.03) if served.hands_over else (),
+    ),
+    "tokenizer": _host("prompt_token_s", [float(value) for value in np.geomspace(5e-6, 1e-3, 8)]),
+    "load_generator": _host("stream_s", [float(value) for value in np.geomspace(0.2e-3, 50e-3, 8)]),
+    "compilation": Cause(
+        lambda severity, _served: Change(pause_s=severity),
+        lambda _served: [float(value) for value in np.geomspace(0.5, 64, 8)],
+    ),
+}
+"""Name, as in `causes.yaml` -> the cause."""

@@ -1,0 +1,355 @@
+"""Why a server is slow: its own traffic simulated as it should have been served, and with each known fault.
+
+The requests that a client recorded are sent again to the simulated deployment: their latencies are what the server
+should have done. Then every cause is tried at several severities. A cause explains the run where the simulated
+latencies agree with the recorded ones request by request, and not only on average: an eager server is slow where few
+requests decode, a small KV cache where many do, a slow tokenizer for long prompts. Causes are added while they explain
+more; each has as its share what vanishes with it.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.metrics.uncertainty import HALF_WIDTH
+from windtunnel.notebook import Shown
+from windtunnel.pricing.estimator import Estimator
+from windtunnel.production.causes import CAUSES, Cause, Change, Served
+from windtunnel.production.observed import Observed
+from windtunnel.search.capacity.probe import serve_requests
+from windtunnel.serving.prepared import PreparedDeployment, prepare
+from windtunnel.serving.priced_deployments import PricedDeployments
+from windtunnel.serving.results import Result
+from windtunnel.serving.run import Progress
+from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
+from windtunnel.serving.simulate import serve_scenario
+from windtunnel.workload.generate.requests import RequestArrays, generate
+
+Floats = NDArray[np.float64]
+
+LATENCIES = ("ttft", "tpot", "e2e")
+NOISE: Mapping[str, float] = {"ttft": 0.1, "tpot": 0.03, "e2e": 0.04}
+"""Relative deviation of a request's latency that no cause explains: a real server repeats itself no better."""
+NUM_INDEPENDENT = 100
+"""All requests of a run count as so many, as one step serves many of them."""
+LEAST_GAIN = 12.0
+"""Log-likelihood that a cause must gain."""
+MOST_CAUSES = 3
+LEAST_GAP = 0.03
+"""Gap of a latency, as a share, from which it is looked at, however sure the prediction is."""
+SURE = 2.5758 / HALF_WIDTH
+"""Half width of a 99% interval over that of an 80% one."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A cause that explains a part of the gap."""
+
+    name: str
+    severity: float
+    gain: float
+    """Log-likelihood that it adds."""
+    shares: Mapping[str, float]
+    """Latency (`ttft`, `tpot`, `e2e`) -> its share of the gap between the recorded mean and the healthy one."""
+    without_s: Mapping[str, float]
+    """Latency -> the mean that the run would have had without it."""
+    change: Change
+
+
+@dataclass(frozen=True)
+class Diagnosis(Shown):
+    """What a server should have done under its own traffic, what it did, and why."""
+
+    REPORT = "diagnosis:diagnosis_report"
+
+    healthy: Result
+    """The simulation of the recorded requests on the deployment as it is described."""
+    recorded_s: Mapping[str, float]
+    """Latency -> mean over the recorded requests, in seconds."""
+    healthy_s: Mapping[str, float]
+    widths: Mapping[str, float]
+    """Latency -> relative half width of the 99% interval of its healthy mean."""
+    findings: Sequence[Finding]
+    """The causes found, largest share first."""
+    others: Sequence[Finding]
+    """Causes that alone explain less, best first."""
+    unexplained: float
+    """Share of the end-to-end gap that no finding explains."""
+    num_requests: int
+    usd_per_hour: float | None
+    late_s: float
+    """Mean time by which the client sent later than planned."""
+    remarks: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def gaps(self) -> dict[str, float]:
+        """Return latency -> recorded mean over the healthy one, less one."""
+        return {name: self.recorded_s[name] / self.healthy_s[name] - 1 for name in self.recorded_s}
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether a latency is beyond what the prediction leaves open."""
+        return any(gap > max(self.widths[name], LEAST_GAP) for name, gap in self.gaps.items())
+
+
+@dataclass
+class Replay:
+    """The recorded requests on the simulated deployment, with any fault."""
+
+    scenario: Scenario
+    requests: RequestArrays
+    setups: Sequence[Setup]
+    priced: PricedDeployments = field(default_factory=PricedDeployments)
+    estimators: dict[Any, Estimator] = field(default_factory=dict)
+
+    def healthy(self) -> Result:
+        """Simulate the requests on the deployment as it is described."""
+        return serve_scenario(self.scenario, self._prepared(Change(), self.requests), self.requests)
+
+    def latencies(self, change: Change) -> dict[str, Floats]:
+        """Return latency -> that of every request under a change, from its recorded arrival on; seconds.
+
+        Raises:
+            InputError: the deployment cannot serve the requests so.
+        """
+        arrival_s = self.requests.arrival_s
+        waited_s = np.maximum(change.pause_s - arrival_s, 0.0)
+        requests = replace(self.requests, arrival_s=arrival_s + waited_s)
+        served = serve_requests(self._prepared(change, requests), requests)
+        assert served is not None
+        return {"ttft": served.ttft_s + waited_s, "tpot": served.tpot_s, "e2e": served.e2e_s + waited_s}
+
+    def _prepared(self, change: Change, requests: RequestArrays) -> PreparedDeployment:
+        """Prepare the deployment with a fault."""
+
+        def estimator_of(setup: Setup) -> Estimator:
+            plain = self.priced.estimator(setup)
+            key = id(plain), tuple(sorted(change.factors.items()))
+            if key not in self.estimators:
+                self.estimators[key] = change.estimator(plain, setup.device)
+            return self.estimators[key]
+
+        setups = [change.applied(setup) for setup in self.setups]
+        prepared = prepare(self.scenario, requests, setups, estimator_of=estimator_of, lower=self.priced.lower)
+        if change.transfer_share < 1 and prepared.handoff_rules is not None:
+            prepared = prepared.with_transfers(prepared.handoff_rules.latency_s, change.transfer_share)
+        return prepared
+
+
+def replay_of(scenario: Scenario, recorded: Observed) -> Replay:
+    """Return the recorded requests, sent again to a scenario's deployment as they were sent.
+
+    Where the scenario's workload makes requests of the same lengths, their common beginnings are its own.
+
+    Raises:
+        InputError: the deployment cannot serve them.
+    """
+    nothing = np.zeros(recorded.arrival_s.size, np.int64)
+    requests = RequestArrays(recorded.arrival_s, recorded.input_tokens, recorded.output_tokens, nothing)
+    try:
+        drawn = generate(scenario.workload, scenario.seed)
+    except InputError:
+        drawn = None
+    if drawn is not None and drawn.prefixes is not None and drawn.arrival_s.size > recorded.position.max():
+        drawn = drawn.mapped(lambda _, column: column[recorded.position])
+        if np.array_equal(drawn.input_tokens, recorded.input_tokens):
+            requests = replace(requests, prefixes=drawn.prefixes)
+    setups = [resolve(pool_scenario(scenario, pool)) for pool in scenario.deployment.groups]
+    return Replay(scenario, requests, setups)
+
+
+def served_by(replay: Replay, healthy: Result, latencies: Mapping[str, Floats]) -> Served:
+    """Return what is known of a healthy server; `latencies` say how many of the requests are under way at once."""
+    deployment, requests = replay.scenario.deployment, replay.requests
+    begins, ends = np.sort(requests.arrival_s), np.sort(requests.arrival_s + latencies["e2e"])
+    under_way = int((np.arange(1, begins.size + 1) - np.searchsorted(ends, begins, side="right")).max())
+    return Served(
+        setup=healthy.setup,
+        num_blocks=healthy.memory.num_blocks,
+        most_running=max(-(-under_way // deployment.most_replicas), 1),
+        longest_tokens=int((requests.input_tokens + requests.output_tokens).max()),
+        shares_prefixes=requests.prefixes is not None,
+        hands_over=any(pool.role == "prefill" for pool in deployment.pools),
+    )
+
+
+def diagnose(
+    scenario: Scenario, recorded: Observed, before: Observed | None = None, progress: Progress | None = None
+) -> Diagnosis:
+    """Explain the latencies of recorded requests.
+
+    Args:
+        scenario: the deployment as it is described; its workload counts only for common beginnings of prompts.
+        recorded: what was measured.
+        before: an earlier run of the same deployment that was healthy: what it is off by is taken off, and smaller
+            differences are found.
+        progress: called with the causes tried so far and those in all.
+
+    Raises:
+        InputError: the deployment cannot serve the recorded requests.
+    """
+    replay = replay_of(scenario, recorded)
+    healthy = replay.healthy()
+    bias, widths = _bias(scenario, healthy, before)
+    search = _Search(replay, recorded, bias, widths, healthy)
+    found, others = search.findings(progress)
+    usd = healthy.summary.cost
+    means = search.means(Change())
+    unexplained = 1.0 - sum(finding.shares["e2e"] for finding in found)
+    return Diagnosis(
+        healthy=healthy,
+        recorded_s=search.recorded_means,
+        healthy_s=means,
+        widths={name: math.expm1(width) for name, width in widths.items()},
+        findings=found,
+        others=others,
+        unexplained=unexplained,
+        num_requests=recorded.arrival_s.size,
+        usd_per_hour=None if usd is None else usd.usd_per_hour,
+        late_s=float(recorded.sent_late_s.mean()),
+    )
+
+
+BEFORE_WIDTH: Mapping[str, float] = {"ttft": 0.12, "tpot": 0.025, "e2e": 0.03}
+"""Relative half widths where a healthy run of the same deployment is known: repeated runs differ by no more."""
+UNSURE_WIDTH = 0.7
+"""Logarithm of the half width where a prediction has no interval."""
+
+
+def _bias(scenario: Scenario, healthy: Result, before: Observed | None) -> tuple[dict[str, float], dict[str, float]]:
+    """Return latency -> the logarithm of what healthy runs are over their predictions, and its half width (99%)."""
+    if before is not None:
+        replay = replay_of(scenario, before)
+        simulated = replay.latencies(Change())
+        bias = {name: float(np.nanmedian(_logs(before, simulated, name))) for name in LATENCIES}
+        return bias, {name: math.log1p(width) for name, width in BEFORE_WIDTH.items()}
+    widths = {}
+    for name in LATENCIES:
+        interval, values = healthy.intervals.get(name), getattr(healthy.summary, f"{name}_s")
+        widths[name] = UNSURE_WIDTH
+        if interval is not None and values is not None:
+            widths[name] = SURE * max(math.log(interval.high / values.mean), math.log(1 + LEAST_GAP))
+    return dict.fromkeys(LATENCIES, 0.0), widths
+
+
+def _logs(recorded: Observed, simulated: Mapping[str, Floats], name: str) -> Floats:
+    """Return the logarithm of every request's recorded latency over the simulated one."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(getattr(recorded, f"{name}_s") / simulated[name])
+    return np.asarray(np.where(np.isfinite(logs), logs, np.nan))
+
+
+@dataclass
+class _Search:
+    """The search for causes of one run."""
+
+    replay: Replay
+    recorded: Observed
+    bias: Mapping[str, float]
+    widths: Mapping[str, float]
+    healthy: Result
+    known: dict[Any, dict[str, Floats] | None] = field(default_factory=dict)
+
+    @property
+    def recorded_means(self) -> dict[str, float]:
+        """Latency -> mean over the recorded requests."""
+        values = {name: getattr(self.recorded, f"{name}_s") for name in LATENCIES}
+        return {name: float(np.nanmean(each)) for name, each in values.items() if np.isfinite(each).any()}
+
+    def latencies(self, change: Change) -> dict[str, Floats] | None:
+        """Return the simulated latencies under a change; None where the deployment cannot serve the requests so."""
+        key = repr(change)
+        if key not in self.known:
+            try:
+                self.known[key] = self.replay.latencies(change)
+            except InputError:
+                self.known[key] = None
+        return self.known[key]
+
+    def means(self, change: Change) -> dict[str, float]:
+        """Return latency -> simulated mean, with what healthy runs are off by."""
+        simulated = self.latencies(change)
+        assert simulated is not None
+        return {name: float(np.nanmean(simulated[name])) * math.exp(self.bias[name]) for name in self.recorded_means}
+
+    def loss(self, change: Change) -> float:
+        """Return the negative log-likelihood of the recorded latencies under a change.
+
+        A latency's deviations have a middle, which is within what the prediction leaves open, and a spread around it.
+        """
+        simulated = self.latencies(change)
+        if simulated is None:
+            return math.inf
+        total = 0.0
+        for name in self.recorded_means:
+            logs = _logs(self.recorded, simulated, name) - self.bias[name]
+            logs = logs[~np.isnan(logs)]
+            middle = float(np.median(logs))
+            spread = float(np.mean(np.minimum(np.abs(logs - middle), 1.0))) * math.sqrt(math.pi / 2)
+            count = min(logs.size, NUM_INDEPENDENT)
+            total += count * math.log(math.hypot(spread, NOISE[name]) / NOISE[name])
+            total += 0.5 * (middle / (self.widths[name] / 2.5758)) ** 2
+        return total
+
+    def findings(self, progress: Progress | None) -> tuple[list[Finding], list[Finding]]:
+        """Return the causes that explain the run, and the next best ones."""
+        chosen: dict[str, float] = {}
+        loss, others = self.loss(Change()), {}
+        served = served_by(self.replay, self.healthy, {"e2e": self.recorded.e2e_s})
+        for round_ in range(MOST_CAUSES):
+            base = self._joined(chosen, served)
+            tried = {}
+            for number, (name, cause) in enumerate(CAUSES.items()):
+                if name not in chosen:
+                    tried[name] = min(self._tried(cause, base, served), default=(math.inf, 0.0))
+                if progress is not None:
+                    progress(round_ * len(CAUSES) + number + 1, MOST_CAUSES * len(CAUSES))
+            best = min(tried, key=lambda name: tried[name][0])
+            if not chosen:
+                others = {name: pair for name, pair in tried.items() if name != best}
+            if loss - tried[best][0] < LEAST_GAIN:
+                break
+            loss, chosen[best] = tried[best][0], tried[best][1]
+        found = [self._finding(name, chosen, served) for name in chosen]
+        alone = sorted(others, key=lambda name: others[name][0])[:3]
+        rest = [self._finding(name, {name: others[name][1]}, served) for name in alone if others[name][0] < math.inf]
+        return sorted(found, key=lambda finding: -finding.shares["e2e"]), rest
+
+    def _tried(self, cause: Cause, base: Change, served: Served) -> Iterator[tuple[float, float]]:
+        """Yield (loss, severity) of a cause on top of others, refined around the best where that makes sense."""
+        severities = list(cause.severities(served))
+        losses = [self.loss(base.joined(cause.change(severity, served))) for severity in severities]
+        yield from zip(losses, severities, strict=True)
+        if not cause.is_continuous or not losses:
+            return
+        at = int(np.argmin(losses))
+        low, high = severities[max(at - 1, 0)], severities[min(at + 1, len(severities) - 1)]
+        for severity in np.geomspace(low, high, 7)[1:-1].tolist():
+            yield self.loss(base.joined(cause.change(severity, served))), severity
+
+    @staticmethod
+    def _joined(chosen: Mapping[str, float], served: Served) -> Change:
+        change = Change()
+        for name, severity in chosen.items():
+            change = change.joined(CAUSES[name].change(severity, served))
+        return change
+
+    def _finding(self, name: str, chosen: Mapping[str, float], served: Served) -> Finding:
+        """Return a cause with its share: what vanishes of the gap when it alone is mended."""
+        rest = {other: severity for other, severity in chosen.items() if other != name}
+        full, without = (self._joined(names, served) for names in (chosen, rest))
+        with_it, mended, healthy = self.means(full), self.means(without), self.means(Change())
+        shares = {}
+        for latency, mean in self.recorded_means.items():
+            gap = mean - healthy[latency]
+            shares[latency] = (with_it[latency] - mended[latency]) / gap if abs(gap) > 1e-12 else 0.0
+        without_s = {
+            latency: mean * mended[latency] / with_it[latency] for latency, mean in self.recorded_means.items()
+        }
+        gain = self.loss(without) - self.loss(full)
+        return Finding(name, chosen[name], gain, shares, without_s, CAUSES[name].change(chosen[name], served))

@@ -1,0 +1,138 @@
+"""What a client or a server recorded of its requests: the files that a diagnosis reads."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.files import read_bytes
+from windtunnel.pricing.table import numeric_column, read_parquet, require_columns
+
+Floats = NDArray[np.float64]
+NEEDED = ("arrival_s", "input_tokens", "output_tokens", "ttft_s", "e2e_s")
+LEAST_REQUESTS = 20
+"""Fewer requests tell nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """Answered requests in the order of their arrival, one entry each; seconds."""
+
+    arrival_s: Floats
+    """From the first arrival."""
+    input_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+    ttft_s: Floats
+    e2e_s: Floats
+    sent_late_s: Floats
+    """How much later than planned each was sent; zeros where the client does not say."""
+    position: NDArray[np.int64]
+    """Place of each among all that were sent."""
+
+    @property
+    def tpot_s(self) -> Floats:
+        """Seconds per output token after the first; NaN for a single token."""
+        later = np.where(self.output_tokens > 1, self.output_tokens - 1.0, np.nan)
+        return np.asarray((self.e2e_s - self.ttft_s) / later)
+
+    def taken(self, which: NDArray[np.bool_]) -> "Observed":
+        """Return some of the requests."""
+        return Observed(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
+
+
+def read_requests(path: Path) -> Observed:
+    """Read the requests of a run.
+
+    Args:
+        path: `requests.parquet` of `windtunnel bench` or `simulate`, its folder, a CSV file with the same columns, or
+            the JSON of `vllm bench serve --save-result --save-detailed`.
+
+    Raises:
+        InputError: another file, a missing column, or too few requests.
+    """
+    if path.is_dir():
+        path /= "requests.parquet"
+    if path.suffix == ".json":
+        columns = _detailed(path)
+    elif path.suffix in (".parquet", ".csv"):
+        columns = _columns(path)
+    else:
+        hint = "a requests.parquet or its folder, a .csv with its columns, or the JSON of vllm bench --save-detailed"
+        raise InputError(f"{path} is of no known kind", hint)
+    return observed(columns, str(path))
+
+
+def observed(columns: Mapping[str, NDArray[Any]], where: str = "the run") -> Observed:
+    """Return the answered requests of a table's columns, without its warm-up.
+
+    Raises:
+        InputError: too few requests, or times that cannot be.
+    """
+    size = len(columns["arrival_s"])
+    keep = np.isfinite(columns["ttft_s"]) & np.isfinite(columns["e2e_s"]) & (columns["output_tokens"] > 0)
+    for name in ("is_warmup", "failed"):
+        if name in columns:
+            keep &= ~np.asarray(columns[name], bool)
+    if keep.sum() < LEAST_REQUESTS:
+        raise InputError(f"{where} has {int(keep.sum())} answered requests", f"{LEAST_REQUESTS} are needed")
+    if (columns["e2e_s"][keep] < columns["ttft_s"][keep]).any() or (columns["ttft_s"][keep] <= 0).any():
+        raise InputError(f"{where}: a request ends before its first token", "ttft_s and e2e_s are seconds from sending")
+    order = np.argsort(columns["arrival_s"][keep], kind="stable")
+    kept = {name: np.asarray(column)[keep][order] for name, column in columns.items()}
+    return Observed(
+        arrival_s=kept["arrival_s"] - kept["arrival_s"][0],
+        input_tokens=kept["input_tokens"].astype(np.int64),
+        output_tokens=kept["output_tokens"].astype(np.int64),
+        ttft_s=kept["ttft_s"].astype(np.float64),
+        e2e_s=kept["e2e_s"].astype(np.float64),
+        sent_late_s=kept["sent_late_s"].astype(np.float64) if "sent_late_s" in kept else np.zeros(order.size),
+        position=np.arange(size)[keep][order],
+    )
+
+
+def _columns(path: Path) -> dict[str, NDArray[Any]]:
+    import pyarrow as pa
+    import pyarrow.csv as pc
+
+    if path.suffix == ".parquet":
+        rows = read_parquet(path)
+    else:
+        try:
+            rows = pc.read_csv(pa.BufferReader(read_bytes(path)))
+        except pa.ArrowInvalid as error:
+            raise InputError(f"{path} is no readable table: {str(error).splitlines()[0]}") from None
+    require_columns(path, rows.column_names, NEEDED)
+    others = [name for name in ("is_warmup", "failed", "sent_late_s") if name in rows.column_names]
+    return {
+        name: np.array([np.nan if value is None else float(value) for value in rows[name].to_pylist()])
+        if name in ("ttft_s", "e2e_s")
+        else np.array(rows[name].to_pylist(), bool)
+        if name in ("is_warmup", "failed")
+        else numeric_column(rows, name, path)
+        for name in (*NEEDED, *others)
+    }
+
+
+def _detailed(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the columns of a result of vLLM's client with its lists of every request."""
+    try:
+        document = json.loads(read_bytes(path))
+        sent, ttft = (np.array(document[name], np.float64) for name in ("start_times", "ttfts"))
+        gaps = [float(np.sum(times)) for times in document["itls"]]
+        counts = {f"{kind}_tokens": np.array(document[f"{kind}_lens"], np.float64) for kind in ("input", "output")}
+        errors = document.get("errors") or [""] * sent.size
+        return {
+            "arrival_s": sent,
+            "ttft_s": ttft,
+            "e2e_s": ttft + gaps,
+            "failed": np.array([*map(bool, errors)]),
+            **counts,
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        hint = "vllm bench serve --save-result --save-detailed writes it"
+        raise InputError(f"{path} has no list of every request: {error}", hint) from None
