@@ -16,7 +16,6 @@ from windtunnel.workload.generate.requests import RequestArrays
 
 PYTHON = os.environ.get("WINDTUNNEL_ENGINE_PYTHON", "")
 LLAMA_PYTHON = os.environ.get("WINDTUNNEL_LLAMA_PYTHON", "")
-OPENVINO_PYTHON = os.environ.get("WINDTUNNEL_OPENVINO_PYTHON", "")
 
 TRANSFORMERS_PYTHON = sys.executable if find_spec("torch") and find_spec("transformers") else PYTHON
 
@@ -63,17 +62,6 @@ def test_llama_cpp_over_http(tmp_path: Path) -> None:
         run = bench(Endpoint(url, token_ids=False), LOAD)
     assert client_summary(run.requests, run.tokens).num_failed == 0
     assert (run.requests["output_tokens"] == 6).all()
-
-
-@pytest.mark.engine
-@pytest.mark.skipif(not OPENVINO_PYTHON, reason="WINDTUNNEL_OPENVINO_PYTHON names no interpreter with openvino-genai")
-def test_openvino_genai_over_http(tmp_path: Path) -> None:
-    model = str(write_tiny_model(tmp_path / "tiny"))
-    with started("openvino", model, python=OPENVINO_PYTHON) as url:
-        run = bench(Endpoint(url, vocabulary=256), LOAD)
-    assert client_summary(run.requests, run.tokens).num_failed == 0
-    assert (run.requests["output_tokens"] == 6).all()
-    assert (run.requests["input_tokens"] == 24).all()
 
 
 DRIVE = """
