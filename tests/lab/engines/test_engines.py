@@ -10,12 +10,11 @@ import pytest
 
 from windtunnel.lab.bench.client import Endpoint, bench
 from windtunnel.lab.servers import started
-from windtunnel.lab.tiny_models import write_tiny_gguf, write_tiny_model
+from windtunnel.lab.tiny_models import write_tiny_model
 from windtunnel.metrics.client import client_summary
 from windtunnel.workload.generate.requests import RequestArrays
 
 PYTHON = os.environ.get("WINDTUNNEL_ENGINE_PYTHON", "")
-LLAMA_PYTHON = os.environ.get("WINDTUNNEL_LLAMA_PYTHON", "")
 
 TRANSFORMERS_PYTHON = sys.executable if find_spec("torch") and find_spec("transformers") else PYTHON
 
@@ -45,16 +44,6 @@ def test_transformers_continuous_batching_over_http(tmp_path: Path) -> None:
     arguments = ["--device", "cpu", "--cb-num-blocks", "64", "--cb-max-batch-tokens", "256"]
     with started("transformers", model, arguments, TRANSFORMERS_PYTHON) as url:
         run = bench(Endpoint(url, model, token_ids=False, ignore_eos=False), LOAD)
-    assert client_summary(run.requests, run.tokens).num_failed == 0
-    assert (run.requests["output_tokens"] == 6).all()
-
-
-@pytest.mark.engine
-@pytest.mark.skipif(not LLAMA_PYTHON, reason="WINDTUNNEL_LLAMA_PYTHON names no interpreter with llama-cpp-python")
-def test_llama_cpp_over_http(tmp_path: Path) -> None:
-    model = str(write_tiny_gguf(tmp_path / "tiny"))
-    with started("llama.cpp", model, ["--n_ctx", "512"], LLAMA_PYTHON) as url:
-        run = bench(Endpoint(url, token_ids=False), LOAD)
     assert client_summary(run.requests, run.tokens).num_failed == 0
     assert (run.requests["output_tokens"] == 6).all()
 
