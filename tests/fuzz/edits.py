@@ -43,7 +43,7 @@ TEXTS = [
 ]  # fmt: skip
 KEYS = ["x", "", "type", "name", "path", "é", "<b>", "__class__", "0"]
 FORBIDDEN = (
-    *("--hub", "--open", "--start", "--executor", "--processes", "--workers", "--address", "--store"),
+    *("--hub", "--open", "--start", "--ray", "--executor", "--processes", "--workers", "--address", "--store"),
     *("--resume", "fetch"),
 )
 """Words that would use the network, another process, or files of the user's."""

@@ -1,4 +1,4 @@
-"""Processes of this machine that communicate through torch.distributed."""
+"""Processes of this machine, or of a cluster, that communicate through torch.distributed."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +28,10 @@ def spawn(work: Callable[..., None], arguments: tuple[Any, ...], num_ranks: int)
 
 @contextmanager
 def process_group(backend: str, meeting: str, rank: int, num_ranks: int, device: Any = None) -> Iterator[None]:
-    """Join the ranks that meet at a URL, and leave them in the end; NCCL's are bound to `device`."""
+    """Join the ranks that meet at a URL, and leave them in the end.
+
+    NCCL would guess `device` from the rank, which is wrong where a rank sees one device alone.
+    """
     import torch
     from torch import distributed
 

@@ -15,7 +15,7 @@ from windtunnel.lab.profile.samples import statistics_of
 
 
 def timed(op: str, workers: int, size: int, seconds: float) -> TimedCollective:
-    return TimedCollective(op, workers, size, statistics_of([seconds] * 3))
+    return TimedCollective(op, workers, 1, size, statistics_of([seconds] * 3))
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def test_sizes() -> None:
 
 def test_unknown_collectives_are_refused() -> None:
     with pytest.raises(InputError, match="there is no collective 'all_redu'"):
-        CollectivesPlan(("all_redu",), (2,), (8,), "gloo")
+        CollectivesPlan(("all_redu",), (2,), (8,), "gloo", 8)
 
 
 @pytest.mark.slow
 def test_two_processes_over_gloo() -> None:
     pytest.importorskip("torch", reason="torch is not installed; collectives run on its gloo")
     ops = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
-    timings = time_collectives(CollectivesPlan(ops, (2,), (1024, 1 << 18), "gloo"), print)
+    timings = time_collectives(CollectivesPlan(ops, (2,), (1024, 1 << 18), "gloo", 8), print)
     assert [(row.op, row.size_bytes) for row in timings] == [(op, size) for op in ops for size in (1024, 1 << 18)]
     assert all(row.statistics.median_s > 0 for row in timings)
     assert len(collective_tables(timings, "test")) == 5

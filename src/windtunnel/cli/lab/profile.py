@@ -61,9 +61,10 @@ def collectives(options: Options) -> None:
         profiling.parse_degrees(options.num_workers),
         lab.sizes_between(*_sizes(options.sizes)),
         options.backend or lab.usual_backend(),
+        options.workers_per_node,
     )
     with status() as notify:
-        timed = lab.time_collectives(plan, notify)
+        timed = (lab.time_collectives_on_ray if options.on_ray else lab.time_collectives)(plan, notify)
     profiling.write_collectives(options.out, options.device_name, plan, timed)
     remark(f"wrote {options.out / 'collective.parquet'}")
     answer(options.as_json, report.collectives_document, report.collectives_report, timed)

@@ -1,4 +1,4 @@
-"""Time collectives between real processes: gloo on CPUs, NCCL on GPUs, on one host.
+"""Time collectives between real processes: gloo on CPUs, NCCL on GPUs; on one host, or on several through Ray.
 
 Sizes and bus bandwidths are those of nccl-tests (`doc/PERFORMANCE.md`): a collective's size is its whole buffer, and
 bus bandwidth is size / time x the share of the buffer that a rank must send, `ops.Collective.num_bytes`.
@@ -40,6 +40,7 @@ class CollectivesPlan:
     num_workers: tuple[int, ...]
     sizes_bytes: tuple[int, ...]
     backend: str
+    workers_per_node: int
 
     def __post_init__(self) -> None:
         for name in self.ops:
@@ -54,6 +55,7 @@ class TimedCollective:
 
     op: str
     num_workers: int
+    span_nodes: int
     size_bytes: int
     statistics: TimeStatistics
 
@@ -112,37 +114,98 @@ def time_collectives(plan: CollectivesPlan, notify: Callable[[str], None]) -> li
     return timed
 
 
-def _check_backend(plan: CollectivesPlan) -> None:
+def time_collectives_on_ray(plan: CollectivesPlan, notify: Callable[[str], None]) -> list[TimedCollective]:
+    """Time the plan's collectives on a running Ray cluster (`ray start`), with `workers_per_node` on each node.
+
+    Raises:
+        MissingExtraError: ray is not installed.
+        InputError: no cluster is running here, or it is too small.
+    """
+    ray = import_extra("ray", "ray")
+    _check_backend(plan, one_host=False)
+    try:
+        ray.init(address="auto", log_to_driver=False)
+    except ConnectionError:
+        raise InputError("no Ray cluster is running here", "start one with `ray start --head`") from None
+    timed: list[TimedCollective] = []
+    try:
+        for workers in plan.num_workers:
+            notify(f"{workers} workers")
+            timed += _on_ray(ray, plan, workers)
+    finally:
+        ray.shutdown()
+    return timed
+
+
+def _on_ray(ray: Any, plan: CollectivesPlan, workers: int) -> list[TimedCollective]:
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    nodes = -(-workers // plan.workers_per_node)
+    resource = "GPU" if plan.backend == "nccl" else "CPU"
+    bundles = [{resource: min(plan.workers_per_node, workers - n * plan.workers_per_node)} for n in range(nodes)]
+    group = placement_group(bundles, strategy="STRICT_SPREAD" if nodes > 1 else "PACK")
+    if not group.wait(60):
+        remove_placement_group(group)
+        raise InputError(f"the Ray cluster has no room for {workers} workers on {nodes} nodes")
+    remote = ray.remote(num_cpus=int(resource == "CPU"), num_gpus=int(resource == "GPU"))(_timed_here)
+    meeting = f"tcp://{ray.util.get_node_ip_address()}:{29400 + workers}"
+    try:
+        tasks = [
+            remote.options(
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    group, placement_group_bundle_index=number // plan.workers_per_node
+                )
+            ).remote(number, plan, workers, meeting, 0)
+            for number in range(workers)
+        ]
+        timed: list[TimedCollective] = ray.get(tasks)[0]
+        return timed
+    finally:
+        remove_placement_group(group)
+
+
+def _check_backend(plan: CollectivesPlan, one_host: bool = True) -> None:
     """Raise InputError where torch lacks the backend, or this host lacks a GPU for each worker."""
     torch = import_extra("torch", "profile")
     if plan.backend not in ("gloo", "nccl"):
         raise InputError(f"there is no backend {plan.backend!r}", "gloo for CPUs, nccl for GPUs")
     if plan.backend == "nccl" and not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
         raise InputError("NCCL needs CUDA devices, and torch finds none here", "take --backend gloo")
-    if plan.backend == "nccl" and max(plan.num_workers) > torch.cuda.device_count():
+    if plan.backend == "nccl" and one_host and max(plan.num_workers) > torch.cuda.device_count():
         raise InputError(
             f"{max(plan.num_workers)} workers need as many GPUs; this host has {torch.cuda.device_count()}"
         )
 
 
 def _run_worker(number: int, plan: CollectivesPlan, workers: int, folder: str) -> None:
-    """Time the collectives as one process of this host, with the GPU of its number; rank 0 writes the times."""
+    """Time the collectives as one process of this host; rank 0 writes the times."""
+    times = _timed_here(number, plan, workers, f"file://{folder}/meeting", number)
+    if number == 0:
+        (Path(folder) / TIMES).write_bytes(msgspec.json.encode(times))
+
+
+def _timed_here(number: int, plan: CollectivesPlan, workers: int, meeting: str, local: int) -> list[TimedCollective]:
+    """Time the collectives as one worker, whose GPU is number `local` of those that it sees."""
     import torch
 
     device = torch.device("cpu")
     if plan.backend == "nccl":
-        device = torch.device("cuda", number)
+        device = torch.device("cuda", local)
         torch.cuda.set_device(device)
-    bound = device if plan.backend == "nccl" else None
-    with process_group(plan.backend, f"file://{folder}/meeting", number, workers, bound):
-        times = [
-            TimedCollective(op, workers, size, _timed(_executor(op, size, number, workers, device), device))
+    with process_group(plan.backend, meeting, number, workers, device if plan.backend == "nccl" else None):
+        return [
+            TimedCollective(
+                op,
+                workers,
+                -(-workers // plan.workers_per_node),
+                size,
+                _timed(_executor(op, size, number, workers, device), device),
+            )
             for op in plan.ops
             if op != "send_recv" or workers == 2
             for size in plan.sizes_bytes
         ]
-    if number == 0:
-        (Path(folder) / TIMES).write_bytes(msgspec.json.encode(times))
 
 
 def _executor(op: str, size_bytes: int, number: int, workers: int, device: Any) -> Callable[[], object]:
@@ -195,7 +258,7 @@ def _timed(run: Callable[[], object], device: Any) -> TimeStatistics:
 def collective_tables(timed: Sequence[TimedCollective], source: str) -> list[MeasurementTable]:
     """Return timed collectives as tables, one per collective; a single worker sends nothing and has no row."""
     rows = (
-        (Collective(row.op, float(row.size_bytes), row.num_workers), row.statistics)
+        (Collective(row.op, float(row.size_bytes), row.num_workers, row.span_nodes), row.statistics)
         for row in timed
         if row.num_workers > 1
     )
