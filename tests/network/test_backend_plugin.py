@@ -9,13 +9,12 @@ import pytest
 from plugin_package import installed_plugin
 from windtunnel import catalog
 from windtunnel.cli import run as windtunnel
-from windtunnel.errors import InputError
 from windtunnel.model.operators import Collective
 from windtunnel.network.cluster import network_of
 from windtunnel.network.collectives.run import run_collective
-from windtunnel.network.settings import BACKENDS, ClusterNetwork, NetworkSettings
+from windtunnel.network.settings import BACKENDS, ClusterNetwork
 from windtunnel.network.topology import NodeRails
-from windtunnel.schema import decode, encode
+from windtunnel.schema import decode
 
 HOCKNEY = '''
 """Hockney's model: every flow takes a latency and its bytes over one rate, whatever else is on the network."""
@@ -70,21 +69,3 @@ def test_the_command_line_takes_its_name(capsys: pytest.CaptureFixture[str]) -> 
     assert windtunnel([*COMMAND.split(), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["backend"], answer["seconds"]) == ("hockney", pytest.approx(1.001e-3))
-
-
-@pytest.mark.usefixtures("hockney_files")
-def test_files_that_it_has_nothing_for_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert windtunnel([*COMMAND.split(), "--queues", str(tmp_path / "queues.csv")]) == 2
-    assert "--queues is for packets" in capsys.readouterr().err
-
-
-def test_without_the_package_the_name_is_unknown() -> None:
-    with pytest.raises(InputError, match="unknown network backend 'hockney'; known: analytic, flow, packet"):
-        decode({"backend": "hockney"}, NetworkSettings)
-    with pytest.raises(InputError, match="unknown network backend 'hockney'"):
-        run_collective(FABRIC, "all_gather", 10**6, 8, "hockney")
-
-
-def test_a_backend_that_is_the_default_is_left_out_of_the_encoding() -> None:
-    given = json.loads('{"backend": "analytic"}')
-    assert encode(decode(given, NetworkSettings)) == {}

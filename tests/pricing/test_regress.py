@@ -18,7 +18,7 @@ from windtunnel.pricing.table import MeasurementTable
 
 ROOFLINE = Roofline(catalog.device("h100_sxm"), catalog.node("dgx_h100"))
 FITS = [name for name in estimators() if name not in ("interpolation", "auto")]
-PLAIN = ["interpolation", "monotone", "polynomial"]
+PLAIN = ["interpolation", "monotone"]
 
 
 def gemm_table(noise: float, seed: int = 0) -> MeasurementTable:
@@ -46,7 +46,7 @@ def decode_table() -> MeasurementTable:
 @pytest.fixture(autouse=True)
 def _needs_sklearn(request: pytest.FixtureRequest) -> None:
     method = request.node.callspec.params.get("method", "") if hasattr(request.node, "callspec") else ""
-    if method in ("forest", "boosting", "roofline_residual"):
+    if method in ("forest", "roofline_residual"):
         pytest.importorskip("sklearn", reason="scikit-learn is not installed; trees come from it")
 
 
@@ -88,14 +88,12 @@ def test_every_method_beats_the_plain_roofline_on_points_left_out(method: str) -
     assert (np.abs(far / target_points - 1) < 0.28).all()
 
 
-def test_a_polynomial_finds_a_polynomial() -> None:
+def test_a_fit_is_evaluated_where_coordinates_of_measured_points_meet() -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed; trees come from it")
     table = decode_table()
     hidden = np.zeros(len(table), dtype=bool)
     hidden[[5, 6, 9]] = True
-    shown = table.take(~hidden)
-    regressed = fitted(shown, ROOFLINE, "polynomial")
-    assert len(regressed) == len(table)  # the points left out lie where coordinates of others meet
-    np.testing.assert_allclose(predict(regressed, ROOFLINE, table), table.seconds, rtol=1e-6)
+    assert len(fitted(table.take(~hidden), ROOFLINE, "forest")) == len(table)
 
 
 def test_smoothing_helps_where_there_is_noise() -> None:
@@ -124,12 +122,13 @@ def test_pooling_is_the_nearest_rising_sequence(values: list[float]) -> None:
 
 def test_fits_are_kept_by_their_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Vidur's cache asks for the predictor's settings alone: it goes on using times that have been replaced."""
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed; trees come from it")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     table = gemm_table(0.1)
-    first = cached(table, ROOFLINE, "polynomial")
+    first = cached(table, ROOFLINE, "forest")
     assert len(list(cache_folder().iterdir())) == 1
-    np.testing.assert_array_equal(cached(table, ROOFLINE, "polynomial").seconds, first.seconds)
-    tenfold = cached(replace(table, seconds=10 * table.seconds), ROOFLINE, "polynomial")
+    np.testing.assert_array_equal(cached(table, ROOFLINE, "forest").seconds, first.seconds)
+    tenfold = cached(replace(table, seconds=10 * table.seconds), ROOFLINE, "forest")
     np.testing.assert_allclose(tenfold.seconds, 10 * first.seconds, rtol=1e-6)
     cached(table, ROOFLINE, "monotone")
     assert len(list(cache_folder().iterdir())) == 3

@@ -22,6 +22,7 @@ from windtunnel.errors import InputError, did_you_mean
 from windtunnel.files import read_bytes, read_text, write_text
 from windtunnel.formats.clients.read import MS, read_client_results
 from windtunnel.model.parallelism import Parallelism
+from windtunnel.pricing.table import read_parquet
 from windtunnel.schema import Schema, decode, encode, read_yaml, set_path
 from windtunnel.serving.deployment import EngineSettings, Pool
 from windtunnel.serving.engines.contract import behaviour_of
@@ -183,14 +184,7 @@ def read_client_files(path: Path, base: dict[str, Any]) -> list[Measurement]:
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
     if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        try:
-            table = pq.read_table(path)
-        except (OSError, ValueError) as error:
-            reason = str(error).rpartition("': ")[2].partition(". ")[0]
-            raise InputError(f"{path} is not a readable Parquet file: {reason}", "is it cut off?") from None
-        for row in table.to_pylist():
+        for row in read_parquet(path).to_pylist():
             yield {name: "" if value is None else str(value) for name, value in row.items()}
         return
     lines = csv.DictReader(read_text(path).removeprefix("\ufeff").splitlines())

@@ -156,9 +156,7 @@ def collective(options: Options) -> None:
         raise InputError(f"--{missing} is missing", "see `windtunnel collective --help`")
     fabric = fabric_with_failures(options, options.topology)
     settings = network_settings(options)
-    _check_has_flows(settings.backend, [name for name in ("times", "links", "queues") if getattr(options, name)])
-    if options.queues is not None and not hasattr(BACKENDS.get(settings.backend), "trace_queues"):
-        raise InputError("--queues is for packets; flows do not queue", "give --backend packet")
+    _check_has_flows(settings.backend, [name for name in ("times", "links") if getattr(options, name)])
     ranks = chosen_ranks(options.ranks, fabric.num_gpus)
     made = (_run if options.traffic is None else _run_traffic)(options, fabric, ranks, settings)
     if any(options.of("flow_files").values()):
@@ -185,7 +183,7 @@ def _run(options: Options, fabric: Fabric, ranks: int | list[int], settings: Net
 
 def _run_traffic(options: Options, fabric: Fabric, ranks: int | list[int], settings: NetworkSettings) -> CollectiveRun:
     """Run an all-to-all in which every pair of ranks has its own share, from the file of `--traffic`."""
-    excluded = ("size", "pxn", "protocol", "cuda_graph", "flows", "times", "links", "queues")
+    excluded = ("size", "pxn", "protocol", "cuda_graph", "flows", "times", "links")
     odd = [f"--{name.replace('_', '-')}" for name in excluded if getattr(options, name)]
     odd += [f"--op {options.op}"] if options.op.lower() != "all_to_all" else []
     if odd:
@@ -197,7 +195,7 @@ def _run_traffic(options: Options, fabric: Fabric, ranks: int | list[int], setti
 
 
 def _write_flow_files(options: Options, done: CollectiveRun) -> None:
-    """Write the flows of the run; their times, links and queues need one more simulation."""
+    """Write the flows of the run; their times and links need one more simulation."""
     table, algorithm = flows_like(done)
     if not ALGORITHMS.get(done.algorithm).OPERATIONS:
         remark(f"note: {done.algorithm} has only a closed form; the flows are those of {algorithm}")
@@ -205,7 +203,7 @@ def _write_flow_files(options: Options, done: CollectiveRun) -> None:
         lines = flow_table_csv(table, done.call.op, done.call.size_bytes, algorithm)
         write_text(options.flows, "".join(f"{line}\n" for line in lines))
         remark(f"wrote {options.flows}: {format_count(len(table), 'flow')}")
-    files = [file for file in (options.times, options.links, options.queues) if file is not None]
+    files = [file for file in (options.times, options.links) if file is not None]
     if not files:
         return
     fabric, settings = done.call.fabric, done.call.settings
@@ -214,9 +212,6 @@ def _write_flow_files(options: Options, done: CollectiveRun) -> None:
         report.write_flow_times(table, flow_times, options.times)
     if options.links is not None:
         report.write_link_use(fabric, flow_times, options.links)
-    if options.queues is not None:
-        queues = BACKENDS.get(settings.backend).trace_queues(fabric, table, settings, flow_times)
-        report.write_queues(fabric, queues, options.queues)
     remark(f"wrote {', '.join(map(str, files))}")
 
 

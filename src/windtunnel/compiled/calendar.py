@@ -163,14 +163,6 @@ def open_next_bucket(events, heaps, buckets, calendar):
 
 
 @inner
-def is_empty(clock):
-    """Whether nothing is left to happen."""
-    calendar = clock.calendar
-    num_open = calendar[0].run_end - calendar[0].run_first + calendar[0].num_near
-    return num_open + calendar[0].num_in_wheel + calendar[0].num_far == 0
-
-
-@inner
 def take_next(clock):
     """Remove the next event and set the clock to it; returns its `what`, or NO_EVENT if there is none."""
     events, heaps, buckets, calendar = clock

@@ -32,23 +32,7 @@ class EngineServer:
     """Arguments after the interpreter."""
     model_option: str = ""
     """Option that names the model; empty: the model is a plain argument."""
-    ready: str = "/health"
-    """Path that answers once the server is ready."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    takes_gguf: bool = False
-    """Whether the model is a GGUF file, not a folder."""
-
-
-def server_of(engine: str) -> EngineServer:
-    """Return the server of an engine by its name, in which `.` may stand for `_`.
-
-    Raises:
-        InputError: there is no such engine, or it has no server.
-    """
-    known = engines_with("SERVER")
-    check_known(engine.replace(".", "_"), known, f"{engine!r} cannot be started")
-    server: EngineServer = known[engine.replace(".", "_")].SERVER
-    return server
 
 
 def engines_with(attribute: str) -> dict[str, Any]:
@@ -69,7 +53,9 @@ def started(engine: str, model: str, arguments: Sequence[str] = (), python: str 
         InputError: there is no such engine or interpreter.
         WindtunnelError: it ended, or was not ready in time; the message has the last lines of its output.
     """
-    server = server_of(engine)
+    known = engines_with("SERVER")
+    check_known(engine, known, f"{engine!r} cannot be started")
+    server: EngineServer = known[engine].SERVER
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = int(listener.getsockname()[1])
@@ -90,7 +76,7 @@ def started(engine: str, model: str, arguments: Sequence[str] = (), python: str 
             except OSError as error:
                 raise InputError(f"{python} cannot be run: {error.strerror}", "name the engine's interpreter") from None
             try:
-                _wait(process, f"http://127.0.0.1:{port}{server.ready}", engine, path)
+                _wait(process, f"http://127.0.0.1:{port}/health", engine, path)
                 yield f"http://127.0.0.1:{port}/v1"
             finally:
                 _stop(process)

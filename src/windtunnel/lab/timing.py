@@ -2,22 +2,20 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from windtunnel.errors import InputError
 
-CLOCKS = ("cpu_time", "wall", "cuda_event", "cuda_graph", "kineto")
+CLOCKS = ("cpu_time", "wall", "cuda_event", "cuda_graph")
 """`cpu_time` counts this process alone: at a load of one other task per core, the spread of a forward on the wall
 clock is 17% to 75%, on the CPU-time clock 1% to 9%. It means seconds only where one thread computes.
 
-`cuda_event` times between events in the stream, `cuda_graph` the same inside a replayed graph, as engines decode, and
-`kineto` adds up the kernels that torch.profiler saw, without the gaps between them."""
+`cuda_event` times between events in the stream, `cuda_graph` the same inside a replayed graph, as engines decode."""
 
 CLOCKS_OF_HOST: Mapping[str, Callable[[], float]] = {"cpu_time": time.process_time, "wall": time.perf_counter}
 
@@ -84,53 +82,12 @@ def cuda_stopwatch(in_graph: bool = False, mark_s: float = 0.0) -> Stopwatch:
     return Stopwatch(record, spans_s, mark_s)
 
 
-RANGE = "windtunnel:stretch:"
-
-
-def kineto_stopwatch(is_cuda: bool = True) -> Stopwatch:
-    """Return a stopwatch whose spans are ranges of torch.profiler: each takes the time of the kernels that it launched.
-
-    Args:
-        is_cuda: whether to count a GPU's kernels, or the ranges' own time on the host.
-    """
-    import torch
-    from torch import profiler
-
-    kinds = profiler.ProfilerActivity
-    profile = profiler.profile(activities=[kinds.CPU, *([kinds.CUDA] if is_cuda else [])])
-    open_range, numbers = ExitStack(), count()
-
-    def begin() -> None:
-        number = next(numbers)
-        if number == 0:
-            profile.start()
-        open_range.close()
-        open_range.enter_context(profiler.record_function(f"{RANGE}{number}"))
-
-    def spans_s(marks: list[Any]) -> list[float]:
-        open_range.close()
-        if is_cuda:
-            torch.cuda.synchronize()
-        profile.stop()
-        seconds = [0.0] * len(marks)
-        for event in profile.events():
-            # A range appears once more as what it covers on the GPU, gaps included.
-            if event.name.startswith(RANGE) and event.device_type == torch.autograd.DeviceType.CPU:
-                spent_us = event.device_time_total if is_cuda else event.cpu_time_total
-                seconds[int(event.name.removeprefix(RANGE))] = spent_us / 1e6
-        return seconds[:-1]
-
-    return Stopwatch(begin, spans_s)
-
-
 def stopwatch(clock: str, launch_s: float = 0.0) -> Stopwatch:
     """Return a fresh stopwatch on one of `CLOCKS`; for `cuda_graph` it times work outside a graph.
 
     Args:
         launch_s: time in which the host queues the timed work of a GPU, where it is known.
     """
-    if clock == "kineto":
-        return kineto_stopwatch()
     if clock in CLOCKS_OF_HOST:
         return host_stopwatch(CLOCKS_OF_HOST[clock], mark_cost_s(clock))
     watch = cuda_stopwatch(mark_s=event_cost_s(in_graph=False))

@@ -1,4 +1,4 @@
-"""Write tiny models with random weights: a checkpoint for most engines, a GGUF file for llama.cpp."""
+"""Write a tiny model with random weights as a checkpoint, which engines serve."""
 
 import json
 import shutil
@@ -63,50 +63,3 @@ def _llama_weights() -> dict[str, Any]:
         drawn = np.ones(lengths) if len(lengths) == 1 else rng.standard_normal(lengths) * 0.02
         weights[f"{name}.weight"] = drawn.astype(np.float32)
     return weights
-
-
-SPACE = "\u2581"
-NORMAL, UNKNOWN, CONTROL = 1, 2, 3
-"""Types of tokens in GGUF."""
-
-
-def write_tiny_gguf(folder: Path) -> Path:
-    """Write the tiny model as a GGUF file, float32; returns its path.
-
-    Its tokenizer joins the letters of a prompt's word to one token. The end of text is never the likeliest token, so
-    that answers have the requested length.
-
-    Raises:
-        MissingExtraError: gguf is not installed.
-    """
-    gguf = import_extra("gguf", "bench")
-    folder.mkdir(parents=True, exist_ok=True)
-    tokens, types = _pieces(TINY["vocab_size"])
-    writer = gguf.GGUFWriter(folder / "tiny.gguf", "llama")
-    for name, key in _LAYOUT["gguf"].items():
-        getattr(writer, f"add_{name}")(TINY[key])
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(tokens)
-    writer.add_token_scores([-float(number) for number in range(len(tokens))])
-    writer.add_token_types(types)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, TINY["num_hidden_layers"])
-    tensors = _llama_weights()
-    tensors["lm_head.weight"][2] = 0.0  # some of the other logits is always above zero
-    for name, tensor in tensors.items():
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return folder / "tiny.gguf"
-
-
-def _pieces(number: int) -> tuple[list[str], list[int]]:
-    """Return tokens and their types: ends, beginnings of a prompt's word, its letters, digits, words for answers."""
-    starts = [SPACE + WORD[:length] for length in range(len(WORD), -1, -1)]
-    letters = [*dict.fromkeys(WORD), *"0123456789"]
-    tokens = ["<unk>", "<s>", "</s>", *starts, *letters]
-    tokens += [f"{SPACE}w{token}" for token in range(len(tokens), number)]
-    return tokens, [UNKNOWN, CONTROL, CONTROL, *[NORMAL] * (number - 3)]

@@ -127,8 +127,6 @@ class PacketSettings(Schema):
     timely_low_s: float = 50e-6
     timely_high_s: float = 500e-6
     timely_min_rtt_s: float = 20e-6
-    trace_interval_s: NonNegative = 0.0
-    """`QLEN_MON_INTERVAL`: time between two records of the queues; 0: none."""
 
 
 SIMAI_PACKETS = decode(read_yaml(Path(__file__).with_name("simai_packets.yaml")), PacketSettings)

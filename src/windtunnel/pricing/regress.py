@@ -2,7 +2,7 @@
 
 A fitted regression is evaluated at the measured points and at the crossings of their coordinates, and becomes a table,
 which is read like every other (`interpolate`): between points along the roofline's shape, beyond them at the
-utilisation of the last. So no regression extrapolates on its own (a forest is flat there, a polynomial goes anywhere),
+utilisation of the last. So no regression extrapolates on its own (a forest is flat there),
 the simulator needs no scikit-learn, and the file on disk is a small Parquet file and never a pickle.
 """
 

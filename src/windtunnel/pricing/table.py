@@ -335,7 +335,7 @@ def read_parquet(path: Path, columns: list[str] | None = None, dictionaries: lis
 
 def _unreadable_parquet(path: Path, error: Exception) -> InputError:
     reason = str(error).partition("\n")[0]
-    return InputError(f"{path} is not a readable Parquet file: {reason}")
+    return InputError(f"{path} is not a readable Parquet file: {reason}", "is it cut off?")
 
 
 def require_columns(path: Path, present: list[str], needed: tuple[str, ...]) -> None:

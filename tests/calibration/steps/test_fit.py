@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engine_steps import held_out_by_tp
 from windtunnel.calibration.steps.fit import (
     DECODE_STEP,
     UNEQUAL,
     after_first_steps,
     fit_factors,
-    held_out_by_tp,
     residual_shares,
     scores_by_kind,
 )

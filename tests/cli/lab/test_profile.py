@@ -36,8 +36,8 @@ def test_a_profile_of_vidurs_is_simulated_from(windtunnel: Command, reference: P
     assert found["sources"]["a100_sxm, Vidur's mlp.csv"] > 0.7  # attention and the head are not in it
     assert found["scenario"]["deployment"]["profile"]["folder"] == folder
     assert found["calibration"]["name"] is None  # the shipped one corrects the shipped tables
-    fitted = windtunnel("simulate", *arguments, *load, "--estimator", "polynomial")
-    assert "a100_sxm, Vidur's mlp.csv, polynomial" in json.loads(fitted.stdout)["sources"]
+    fitted = windtunnel("simulate", *arguments, *load, "--estimator", "monotone")
+    assert "a100_sxm, Vidur's mlp.csv, monotone" in json.loads(fitted.stdout)["sources"]
     other = windtunnel("simulate", *arguments, *load, "--set", "deployment.device=h100_sxm")
     assert other.code == 2
     assert "was measured on a100_sxm, the deployment is on h100_sxm" in other.stderr

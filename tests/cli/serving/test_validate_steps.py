@@ -56,7 +56,7 @@ def test_a_folder_gives_each_run_its_server(windtunnel: Command, table: str) -> 
     (folder / "runs.csv").write_text(
         "run,engine_args,vllm_version\na,--model qwen2.5-0.5b,0.20.1\nb,--model nobody/knows,0.20.1\n"
     )
-    done = windtunnel("validate", "--steps", str(folder), "--device", "h100_sxm", "--holdout", "tp", "--json")
+    done = windtunnel("validate", "--steps", str(folder), "--device", "h100_sxm", "--json")
     document = json.loads(done.stdout)
     assert (document["runs"], document["steps"]) == (2, 60)
     assert list(document["refused"].values()) == [["b"]]
@@ -80,14 +80,12 @@ def test_the_exit_status_keeps_an_error_budget(windtunnel: Command, table: str, 
         ["--steps", "{table}", "--model", "qwen2.5-0.5b"],
         ["--steps", "{table}", "--model", "nobody", "--device", "h100_sxm"],
         ["--steps", "{table}", *DEPLOYMENT, "--pp", "2"],
-        ["--steps", "{table}", *DEPLOYMENT, "--holdout", "pp"],
         ["--steps", "{table}", *DEPLOYMENT, "--max-error", "tpot=5%"],
         ["--steps", "{table}", *DEPLOYMENT, "--use", "primary"],
         ["--steps", "{table}", *DEPLOYMENT, "--only", "b"],
         ["--steps", "{table}", *DEPLOYMENT, "{table}"],
         ["--steps", "{folder}", "--device", "h100_sxm"],
         ["--steps", "{folder}", "--device", "h100_sxm", "--from-command", "vllm serve qwen3-8b"],
-        ["{table}", "--holdout", "tp"],
         ["{table}", "--from-command", "vllm serve qwen3-8b"],
     ],
 )

@@ -82,7 +82,6 @@ def test_every_recorded_format_is_recognised(windtunnel: Command, reference: Pat
         "AIOB times": folder / "aiob_Example.txt",
         "Chakra trace": folder / "chakra" / "et_repro.et",
         "Kineto trace": folder / "chakra" / "kineto.json",
-        "PyTorch execution trace": folder / "chakra" / "torch_et.json",
     }
     for kind, file in files.items():
         done = windtunnel("workload", str(file))

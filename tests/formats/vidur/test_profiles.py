@@ -1,4 +1,4 @@
-"""Vidur's profiling data, read and written."""
+"""Vidur's profiling data."""
 
 from pathlib import Path
 
@@ -7,15 +7,7 @@ import pytest
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.formats.vidur.profiles import (
-    STATISTICS_OF,
-    ProfiledStep,
-    collective_files,
-    operator_tables,
-    read_vidur_file,
-    vidur_files,
-    write_vidur_rows,
-)
+from windtunnel.formats.vidur.profiles import operator_tables, read_vidur_file
 from windtunnel.model.attention.grouped_query import DecodeAttention, PrefillAttention
 from windtunnel.model.operators import Collective, Gemm
 from windtunnel.pricing.profile import profile_estimator, write_profile
@@ -60,53 +52,26 @@ def test_a_real_profile_prices_the_operators_that_it_measured(reference: Path, t
     assert milliseconds(Collective("all_reduce", float(1 << 20), 4)) == pytest.approx(0.064, rel=0.1)
 
 
-def times(seconds: float) -> dict[str, float]:
-    return dict.fromkeys(STATISTICS_OF, seconds)
+ATTENTION = """\
+n_embd,n_q_head,n_kv_head,num_tensor_parallel_workers,batch_size,prefill_chunk_size,kv_cache_size,is_prefill,{times}
+4096,32,8,1,1,512,256,True,500,,1
+4096,32,8,2,16,0,1023,False,,250,1
+"""
 
 
-def test_a_profile_of_ours_has_vidurs_columns(reference: Path, tmp_path: Path) -> None:
-    model = catalog.model("llama-3.1-8b")
-    names = ("embedding", "input_norm", "qkv_proj", "rope", "kv_cache_write", "o_proj", "post_attention_norm")
-    rest = ("gate_up_proj", "activation", "down_proj")
-    common = {name: times(1e-3 * (number + 1)) for number, name in enumerate((*names, *rest))}
-    steps = [
-        ProfiledStep(1, 1, 512, 256, {**common, "attention_prefill": times(0.5)}),
-        ProfiledStep(2, 16, 0, 1023, {**common, "attention_decode": times(0.25)}),
-    ]
-    files = vidur_files(model, steps, 16)
-    theirs = read_vidur_file(profiles(reference) / "compute/a100/meta-llama/Meta-Llama-3-8B/mlp.csv")
-    assert list(files["mlp.csv"][0]) == list(theirs.columns)
-    for name in ("n_head", "n_kv_head", "n_embd", "n_expanded_embd", "use_gated_mlp"):
-        assert files["mlp.csv"][0][name] == theirs.columns[name][0]
-    real = read_vidur_file(profiles(reference) / "compute/a100/meta-llama/Llama-2-70b-hf/attention.csv")
-    missing = set(real.columns) - set(files["attention.csv"][0])
-    assert missing == {"profile_method"}  # of that one older file
+def test_steps_become_points_of_our_operators(tmp_path: Path) -> None:
+    names = ("attn_prefill", "attn_decode", "attn_kv_cache_save")
+    statistics = ("min", "max", "mean", "std")
+    columns = [f"time_stats.{name}.median" for name in names]
+    others = [f"time_stats.{name}.{statistic}" for name in names for statistic in statistics]
+    lines = ATTENTION.format(times=",".join([*columns, *others])).splitlines()
     path = tmp_path / "attention.csv"
-    write_vidur_rows(files["attention.csv"], path)
-    prefill, decode = (
-        next(table for table in operator_tables(path) if table.kind == kind)
-        for kind in ("prefill_attention", "decode_attention")
-    )
+    path.write_text("\n".join([lines[0], *(line + ",0" * len(others) for line in lines[1:])]) + "\n")
+    tables = {table.kind: table for table in operator_tables(path)}
+    prefill, decode = tables["prefill_attention"], tables["decode_attention"]
     assert (prefill.seconds[0], decode.seconds[0]) == (0.5, 0.25)
     assert prefill.axes["num_tokens"][0] == 2 * 256 + 512
     assert (decode.axes["batch"][0], decode.axes["context_tokens"][0]) == (16, 1024)
-
-
-def test_collectives_come_back_as_they_were(reference: Path, tmp_path: Path) -> None:
-    path = profiles(reference) / "network" / "a100_dgx" / "send_recv.csv"
-    tables = operator_tables(path)
-    copy = tmp_path / "send_recv.csv"
-    write_vidur_rows(collective_files(tables)["send_recv.csv"], copy)
-    (again,) = operator_tables(copy)
-    (first,) = tables
-    for name in first.sites:
-        np.testing.assert_array_equal(again.sites[name], first.sites[name])
-    np.testing.assert_allclose(again.seconds, first.seconds, rtol=1e-12)
-
-
-def test_models_that_vidur_does_not_know() -> None:
-    with pytest.raises(InputError, match="cannot be written as Vidur's profile"):
-        vidur_files(catalog.model("deepseek-ai/DeepSeek-V3"), [], 16)
 
 
 @pytest.mark.parametrize(

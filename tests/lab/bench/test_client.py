@@ -1,7 +1,6 @@
 """The client against a server whose delays are known."""
 
 import json
-import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from lab.fake_server import fake_server
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.lab.bench.client import Endpoint, bench, shared_prompts
 from windtunnel.lab.servers import started
-from windtunnel.lab.tiny_models import TINY, write_tiny_gguf, write_tiny_model
+from windtunnel.lab.tiny_models import TINY, write_tiny_model
 from windtunnel.metrics.client import CLIENT_COLUMNS, client_summary
 from windtunnel.report.lab.bench import vllm_document
 from windtunnel.workload.arrivals import ClosedLoop
@@ -169,19 +168,3 @@ def test_the_tiny_model_is_a_whole_checkpoint(tmp_path: Path) -> None:
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     assert sorted(vocabulary.values()) == list(range(int(TINY["vocab_size"])))
     assert write_tiny_model(tmp_path / "again").joinpath("model.safetensors").read_bytes() == content
-
-
-def test_the_tiny_gguf_is_what_the_format_says(tmp_path: Path) -> None:
-    pytest.importorskip("gguf", reason="gguf is not installed; it writes the file")
-    path = write_tiny_gguf(tmp_path)
-    content = path.read_bytes()
-    assert content[:4] == b"GGUF"
-    version, num_tensors, num_values = struct.unpack_from("<IQQ", content, 4)
-    assert (version, num_tensors, num_values) == (3, 9 * TINY["num_hidden_layers"] + 3, 15)
-    heads, width, layers = TINY["num_attention_heads"] * 64, TINY["hidden_size"], TINY["num_hidden_layers"]
-    kv, inner = TINY["num_key_value_heads"] * 64, TINY["intermediate_size"]
-    a_layer = 2 * heads * width + 2 * kv * width + 3 * inner * width + 2 * width
-    data = 4 * (2 * TINY["vocab_size"] * width + width + layers * a_layer)
-    assert 0 < len(content) - data < 20_000  # names, tokens and places before the tensors
-    assert b"blk.1.ffn_gate.weight" in content
-    assert "\u2581tok".encode() in content

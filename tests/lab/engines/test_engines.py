@@ -10,22 +10,15 @@ import pytest
 
 from windtunnel.lab.bench.client import Endpoint, bench
 from windtunnel.lab.servers import started
-from windtunnel.lab.tiny_models import write_tiny_gguf, write_tiny_model
+from windtunnel.lab.tiny_models import write_tiny_model
 from windtunnel.metrics.client import client_summary
 from windtunnel.workload.generate.requests import RequestArrays
 
 PYTHON = os.environ.get("WINDTUNNEL_ENGINE_PYTHON", "")
-LLAMA_PYTHON = os.environ.get("WINDTUNNEL_LLAMA_PYTHON", "")
-OPENVINO_PYTHON = os.environ.get("WINDTUNNEL_OPENVINO_PYTHON", "")
 
 TRANSFORMERS_PYTHON = sys.executable if find_spec("torch") and find_spec("transformers") else PYTHON
 
 pytestmark = pytest.mark.slow
-of_vllm = [
-    pytest.mark.engine,
-    pytest.mark.skipif(not PYTHON, reason="WINDTUNNEL_ENGINE_PYTHON names no interpreter with vLLM"),
-]
-of_transformers = [pytest.mark.skipif(not TRANSFORMERS_PYTHON, reason="transformers is not installed")]
 
 LOAD = RequestArrays(np.arange(12) * 0.2, np.full(12, 24), np.full(12, 6), np.zeros(12, np.int64))
 
@@ -55,35 +48,15 @@ def test_transformers_continuous_batching_over_http(tmp_path: Path) -> None:
     assert (run.requests["output_tokens"] == 6).all()
 
 
-@pytest.mark.engine
-@pytest.mark.skipif(not LLAMA_PYTHON, reason="WINDTUNNEL_LLAMA_PYTHON names no interpreter with llama-cpp-python")
-def test_llama_cpp_over_http(tmp_path: Path) -> None:
-    model = str(write_tiny_gguf(tmp_path / "tiny"))
-    with started("llama.cpp", model, ["--n_ctx", "512"], LLAMA_PYTHON) as url:
-        run = bench(Endpoint(url, token_ids=False), LOAD)
-    assert client_summary(run.requests, run.tokens).num_failed == 0
-    assert (run.requests["output_tokens"] == 6).all()
-
-
-@pytest.mark.engine
-@pytest.mark.skipif(not OPENVINO_PYTHON, reason="WINDTUNNEL_OPENVINO_PYTHON names no interpreter with openvino-genai")
-def test_openvino_genai_over_http(tmp_path: Path) -> None:
-    model = str(write_tiny_model(tmp_path / "tiny"))
-    with started("openvino", model, python=OPENVINO_PYTHON) as url:
-        run = bench(Endpoint(url, vocabulary=256), LOAD)
-    assert client_summary(run.requests, run.tokens).num_failed == 0
-    assert (run.requests["output_tokens"] == 6).all()
-    assert (run.requests["input_tokens"] == 24).all()
-
-
 DRIVE = """
 import sys
 import numpy as np
 from pathlib import Path
 from drive import drive
 from readers.engine_run import write_engine_runs
+from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings
 from windtunnel.lab.tiny_models import TINY
-{start}
+engine = VllmEngine(TINY, VllmSettings(max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64, dtype="float32"))
 runs = []
 for seed in range(10):
     rng = np.random.default_rng(seed)
@@ -92,27 +65,10 @@ for seed in range(10):
 write_engine_runs(Path(sys.argv[1]), runs)
 """
 
-VLLM = """
-from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings
-engine = VllmEngine(TINY, VllmSettings(max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64, dtype="float32"))
-"""
 
-TRANSFORMERS = """
-from windtunnel.lab.engines.transformers import TransformersEngine
-engine = TransformersEngine(TINY, max_num_seqs=4, max_num_batched_tokens=64)
-"""
-
-
-@pytest.mark.parametrize(
-    ("python", "start", "block_size"),
-    [
-        pytest.param(PYTHON, VLLM, 128, marks=of_vllm, id="vllm"),
-        pytest.param(TRANSFORMERS_PYTHON, TRANSFORMERS, 256, marks=of_transformers, id="transformers"),
-    ],
-)
-def test_an_engine_in_process_forms_the_simulators_batches(
-    tmp_path: Path, python: str, start: str, block_size: int
-) -> None:
+@pytest.mark.engine
+@pytest.mark.skipif(not PYTHON, reason="WINDTUNNEL_ENGINE_PYTHON names no interpreter with vLLM")
+def test_vllm_in_process_forms_the_simulators_batches(tmp_path: Path) -> None:
     import subprocess
 
     from benchmarks.test_recorded_engine import settings
@@ -123,8 +79,8 @@ def test_an_engine_in_process_forms_the_simulators_batches(
     path = tmp_path / "run.json"
     root = Path(__file__).parents[3]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{root / 'src'}:{root / 'benchmarks'}"}
-    subprocess.run([python, "-c", DRIVE.format(start=start), path], check=True, env=environment, capture_output=True)
-    engine = settings()._replace(max_num_seqs=4, max_num_batched_tokens=64, block_size=block_size, num_blocks=512)
+    subprocess.run([PYTHON, "-c", DRIVE, path], check=True, env=environment, capture_output=True)
+    engine = settings()._replace(max_num_seqs=4, max_num_batched_tokens=64, block_size=128, num_blocks=512)
     runs = read_engine_runs(path)
     assert len(runs) == 10
     for run in runs:
@@ -135,25 +91,20 @@ def test_an_engine_in_process_forms_the_simulators_batches(
         np.testing.assert_array_equal(steps["prefill_tokens"], run.batches.prefill_tokens)
 
 
-@pytest.mark.parametrize(
-    ("python", "engine"),
-    [
-        pytest.param(PYTHON, "vllm", marks=of_vllm, id="vllm"),
-        pytest.param(TRANSFORMERS_PYTHON, "transformers", marks=of_transformers, id="transformers"),
-    ],
-)
-def test_the_hosts_share_of_an_engines_steps_is_measured(tmp_path: Path, python: str, engine: str) -> None:
+@pytest.mark.engine
+@pytest.mark.skipif(not PYTHON, reason="WINDTUNNEL_ENGINE_PYTHON names no interpreter with vLLM")
+def test_the_hosts_share_of_an_engines_steps_is_measured(tmp_path: Path) -> None:
     import json
     import subprocess
 
     from windtunnel.lab.tiny_models import TINY
 
     (tmp_path / "config.json").write_text(json.dumps(dict(TINY)), encoding="utf-8")
-    command = [python, "-m", "windtunnel", "profile", "overheads", "--engine", engine, "--model", "config.json"]
+    command = [PYTHON, "-m", "windtunnel", "profile", "overheads", "--engine", "vllm", "--model", "config.json"]
     command += ["--device-name", "here", "--batches", "1,4", "--out", "measured", "--json"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
     done = subprocess.run(command, check=True, env=environment, capture_output=True, cwd=tmp_path)
     document = json.loads(done.stdout[done.stdout.index(b"{") :])
     assert [row["num_requests"] for row in document["batches"]] == [1, 4]
     assert 0 < document["host"]["step_s"] < 0.1
-    assert f"engine: {engine}" in (tmp_path / "measured" / "calibration.yaml").read_text(encoding="utf-8")
+    assert "engine: vllm" in (tmp_path / "measured" / "calibration.yaml").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from windtunnel.errors import InputError
 from windtunnel.lab.profile import samples as profile_samples
 from windtunnel.lab.profile.compute import ComputePlan, measure_steps
 from windtunnel.lab.profile.model import StepShape, check_profilable, operators_of
-from windtunnel.lab.profile.run import parse_degrees, profile_compute, write_vidur
+from windtunnel.lab.profile.run import parse_degrees, profile_compute
 from windtunnel.lab.profile.samples import Journal, MeasuredOperator, MeasuredStep, TimeStatistics
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.attention.latent import LatentAttention
@@ -172,11 +172,6 @@ def test_a_profile_is_measured_closed_and_simulated_from(tmp_path: Path, monkeyp
     again = profile_compute(model, model.precision, "test_cpu", folder, replace(PLAN, tp=(1,), budget_s=0.0))
     assert len(again.steps) == len(profile.steps)
     assert sorted((folder / "steps").glob("*")) == before
-    files = write_vidur(folder, model, 16, tmp_path / "vidur")
-    assert [path.relative_to(tmp_path / "vidur").as_posix() for path in files] == [
-        "compute/test_cpu/lab/small/mlp.csv",
-        "compute/test_cpu/lab/small/attention.csv",
-    ]
 
 
 def test_a_processor_is_not_measured_under_the_name_of_a_gpu(tmp_path: Path) -> None:

@@ -197,18 +197,6 @@ def test_spraying_uses_every_spine_where_one_path_uses_one() -> None:
     np.testing.assert_allclose(loads("spray", "shortest_queue"), 0.25, atol=0.03)
 
 
-def test_a_trace_shows_the_queue_of_an_incast_grow_and_drain() -> None:
-    looking = changed(FREE, trace_interval_s=10e-6)
-    bottleneck = 2 * 4 + 1
-    times = simulate_packets(star(5), sends([(i, 4) for i in range(4)], MIB), PLAIN, looking, traced=[bottleneck])
-    queue = times.trace.queued_bytes[:, 0]
-    assert times.trace.time_s[1] == pytest.approx(10e-6)
-    assert queue.max() == pytest.approx(3 * MIB, rel=0.05)
-    assert queue[0] == 0
-    assert queue[-1] < 2e5
-    assert times.links.most_queued_bytes[bottleneck] >= queue.max()
-
-
 def test_the_same_run_gives_the_same_bytes() -> None:
     flows = together([all_to_all(np.arange(16, dtype=np.int32), 4 * MIB)])
     fabric = SpectrumX(num_gpus=16, num_spines=2).build()

@@ -40,7 +40,6 @@ FLOORS = np.geomspace(1 / 8, 8.0, 97)
 """Multiples that are tried for the host's time to launch a step with prompts."""
 FIRST_FRACTION = 0.05
 """Share of a run's steps, its first ones, that its factors are fitted on."""
-LEARNT_UP_TO_TP = 2
 
 
 @dataclass(frozen=True)
@@ -143,20 +142,6 @@ def after_first_steps(run: PricedSteps) -> PricedSteps:
     return fit_factors([run.taken(first)]).applied(run.taken(~first))
 
 
-def held_out_by_tp(runs: Sequence[PricedSteps]) -> list[PricedSteps]:
-    """Fit factors on each model's runs up to TP 2, and return its wider runs with corrected predictions."""
-    narrow: dict[str, list[PricedSteps]] = {}
-    wide = []
-    for run in runs:
-        assert run.run.setup is not None
-        if run.run.setup.parallelism.tp <= LEARNT_UP_TO_TP:
-            narrow.setdefault(run.run.model, []).append(run)
-        else:
-            wide.append(run)
-    factors = {model: fit_factors(members) for model, members in narrow.items()}
-    return [factors[run.run.model].applied(run) for run in wide if run.run.model in factors]
-
-
 def residual_shares(run: PricedSteps) -> dict[str, float]:
     """Return term -> its part of the residual, measured less predicted seconds, over all steps; largest first.
 
@@ -181,20 +166,15 @@ class StepValidation:
     refused: Sequence[StepRun]
     after_first: Mapping[str, PricedSteps]
     """Run -> its steps behind the first ones, which its factors were fitted on."""
-    by_tp: Mapping[str, PricedSteps]
-    """Run -> its steps, priced with factors that narrower runs of its model taught; empty where nobody asked."""
     shares: Mapping[str, Mapping[str, float]]
     """Run -> term -> part of the residual that it explains."""
 
 
-def validate_steps(
-    runs: Sequence[StepRun], holds_out_tp: bool = False, progress: Progress | None = None
-) -> StepValidation:
+def validate_steps(runs: Sequence[StepRun], progress: Progress | None = None) -> StepValidation:
     """Price the steps of all runs, and fit factors on some of them to predict others.
 
     Args:
         runs: those without a setup, and those whose steps cannot be priced, are refused.
-        holds_out_tp: predict wide runs with what narrow ones teach, too.
         progress: called with the runs priced so far and the runs in all.
     """
     estimator_of = PricedDeployments().estimator
@@ -208,12 +188,10 @@ def validate_steps(
             refused.append(replace(run, refused=reason_of(error)))
         if progress is not None:
             progress(number, len(runs))
-    by_tp = held_out_by_tp(priced) if holds_out_tp else []
     return StepValidation(
         priced=priced,
         refused=refused,
         after_first={steps.run.name: after_first_steps(steps) for steps in priced},
-        by_tp={steps.run.name: steps for steps in by_tp},
         shares={steps.run.name: residual_shares(steps) for steps in priced},
     )
 

@@ -16,8 +16,8 @@ from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.files import check_replaceable, write_text
 from windtunnel.lab.bench.client import FIRST_TOKEN_ID, Endpoint, bench
-from windtunnel.lab.servers import server_of, started
-from windtunnel.lab.tiny_models import write_tiny_gguf, write_tiny_model
+from windtunnel.lab.servers import started
+from windtunnel.lab.tiny_models import write_tiny_model
 from windtunnel.metrics.client import client_summary
 from windtunnel.report.lab.bench import bench_document, bench_report, vllm_document, write_bench
 from windtunnel.report.render.json import as_text
@@ -71,7 +71,7 @@ def _running(options: Options, stack: ExitStack) -> Endpoint:
         raise InputError(f"--timeout is {options.timeout:g}; more than 0 is needed")
     url, model = options.endpoint or "", options.served_model
     if options.start is not None:
-        model = _model_folder(options, stack, server_of(options.start).takes_gguf)
+        model = _model_folder(options, stack)
         remark(f"starting {options.start}")
         server = started(options.start, model, shlex.split(options.engine_args), options.python or sys.executable)
         url = stack.enter_context(server)
@@ -87,7 +87,7 @@ def _running(options: Options, stack: ExitStack) -> Endpoint:
     )
 
 
-def _model_folder(options: Options, stack: ExitStack, takes_gguf: bool) -> str:
+def _model_folder(options: Options, stack: ExitStack) -> str:
     """Return the folder of the served model; a tiny one is written for as long as `stack` is open."""
     model: str | None = options.served_model
     if options.tiny == (model is not None):
@@ -96,7 +96,7 @@ def _model_folder(options: Options, stack: ExitStack, takes_gguf: bool) -> str:
     if model is not None:
         return model
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="windtunnel-tiny-"))
-    return str((write_tiny_gguf if takes_gguf else write_tiny_model)(Path(folder)))
+    return str(write_tiny_model(Path(folder)))
 
 
 def _scenario_of(options: Options) -> Scenario:

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from functools import partial
 
-import click
-
 from windtunnel import catalog
 from windtunnel.cli.options import quantity
 from windtunnel.cli.output import answer, remark
@@ -101,12 +99,6 @@ def from_vidur(options: Options) -> None:
     write_profile(options.out, tables, {"device": device, "method": "Vidur's profilers"})
     remark(f"wrote {options.out}")
     answer(options.as_json, report.tables_document, report.tables_report, tables)
-
-
-def to_vidur(options: Options) -> None:
-    """Write a profile in Vidur's layout."""
-    for path in profiling.write_vidur(options.folder, catalog.model(options.model), options.block_size, options.out):
-        click.echo(path)
 
 
 def _sizes(text: str) -> tuple[int, int]:

@@ -21,8 +21,6 @@ from windtunnel.report.calibration.steps import steps_document, steps_report
 from windtunnel.serving.calibration import NONE, load_calibration
 from windtunnel.units import format_count
 
-HELD_OUT = ("tp",)
-
 
 def command(options: Options) -> None:
     """Predict measured runs or recorded steps, print their errors, and exit with 1 where a limit is exceeded."""
@@ -36,9 +34,8 @@ def command(options: Options) -> None:
 def _validate_runs(options: Options) -> list[str]:
     """Predict measured runs; return the errors above their limits."""
     calibration = options.calibration
-    for name in ("holdout", "from_command"):
-        if getattr(options, name) is not None:
-            raise InputError(f"--{name.replace('_', '-')} is for recorded steps", "name their table with --steps")
+    if options.from_command is not None:
+        raise InputError("--from-command is for recorded steps", "name their table with --steps")
     limits = error_limits(options.max_error, METRICS)
 
     if calibration not in (None, NONE):
@@ -64,14 +61,12 @@ def _validate_steps(options: Options) -> list[str]:
     for name in ("use", "processes"):
         if getattr(options, name) is not None:
             raise InputError(f"--{name} is for measured runs, and --steps gives recorded steps", "leave it out")
-    if options.holdout is not None:
-        check_known(options.holdout, HELD_OUT, f"--holdout: {options.holdout!r} cannot be held out")
     limits = error_limits(options.max_error, KINDS)
     launch = launched(options)
     runs = read_step_runs(options.steps, launch.raw, options.of("deployment"))
     recorded = with_id(runs, options.only, lambda run: run.name)
     with counted("pricing", "runs") as progress:
-        priced = validate_steps(recorded, options.holdout is not None, progress)
+        priced = validate_steps(recorded, progress)
     if not priced.priced:
         reasons = "; ".join(dict.fromkeys(run.refused for run in priced.refused))
         raise InputError(f"no run's steps could be priced: {reasons}")

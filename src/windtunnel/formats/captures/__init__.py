@@ -1,12 +1,11 @@
 """Profilers' captures: Nsight Systems (exports of 2022.4 and 2023.4), Nsight Compute (2024.1), `torch.profiler`.
 
-`read` returns a `Capture`, whatever the tool; `write` makes JSON, CSV and Parquet of it. PyTorch's execution traces
-(`pytorch_trace`) are read for their collectives.
+`read` returns a `Capture`, whatever the tool; `write` makes JSON, CSV and Parquet of it.
 
-Refused: reports that were not exported, files that are cut off, execution traces of an unknown schema.
+Refused: reports that were not exported, and files that are cut off.
 """
 
-from windtunnel.formats.captures import kineto, ncu, nsys, pytorch_trace
+from windtunnel.formats.captures import kineto, ncu, nsys
 from windtunnel.formats.recognise import FileFormat
 
 FORMATS = (
@@ -14,5 +13,4 @@ FORMATS = (
     FileFormat("ncu CSV", "capture", ncu.is_ncu, ncu.read_ncu),
     FileFormat("Kineto JSON", "capture", lambda file: file.is_json, kineto.read_kineto_capture, is_certain=False),
     FileFormat(kineto.TRACE, "workload or trace", kineto.is_kineto, kineto.read_contents),
-    FileFormat(pytorch_trace.TRACE, "workload or trace", pytorch_trace.is_execution_trace, pytorch_trace.read_contents),
 )

@@ -1,4 +1,4 @@
-"""Write a timeline's file, which appears completely or not at all."""
+"""Write a timeline's file in the Trace Event Format, which appears completely or not at all."""
 
 import gzip
 import itertools
@@ -17,8 +17,8 @@ Event = dict[str, Any]
 SUFFIXES = (".json", ".json.gz")
 
 
-def write_events(path: Path, head: bytes, events: Iterable[Event], tail: bytes) -> int:
-    """Write events as a JSON list, one a line, between `head` and `tail`; return their number.
+def write_events(path: Path, about: Mapping[str, Any], events: Iterable[Event]) -> int:
+    """Write events, one a line, behind notes for the reader; return their number.
 
     Compressed where `path` ends in `.gz`. The file appears completely or not at all; the same events give the same
     bytes.
@@ -35,11 +35,12 @@ def write_events(path: Path, head: bytes, events: Iterable[Event], tail: bytes) 
                 # No time and no name in the header: the same run gives the same bytes.
                 packed = gzip.GzipFile(filename="", mode="wb", compresslevel=4, fileobj=file, mtime=0)
                 file = files.enter_context(packed)
-            file.write(head)
+            # Perfetto tells formats apart by the first key: `{"meta` would be another one.
+            file.write(b'{"displayTimeUnit":"ms","otherData":' + encode(about) + b',"traceEvents":[\n')
             while chunk := list(itertools.islice(remaining, 1000)):
                 file.write((b",\n" if num_events else b"") + b",\n".join(map(encode, chunk)))
                 num_events += len(chunk)
-            file.write(tail)
+            file.write(b"\n]}\n")
     except OSError as error:
         raise unwritable(path, error) from None
     return num_events
@@ -56,9 +57,3 @@ def process_names(pid: int, name: str) -> tuple[Event, Event]:
 def thread_name(pid: int, tid: int, name: str) -> Event:
     """Return the metadata that names a thread."""
     return {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
-
-
-def trace_head(about: Mapping[str, Any]) -> bytes:
-    """Return the start of a Trace Event file, up to its events, with notes for its reader."""
-    # Perfetto tells formats apart by the first key: `{"meta` would be another one.
-    return b'{"displayTimeUnit":"ms","otherData":' + msgspec.json.encode(about) + b',"traceEvents":[\n'

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.formats.timeline.file import Event, process_names, thread_name, trace_head, write_events
+from windtunnel.formats.timeline.file import Event, process_names, thread_name, write_events
 from windtunnel.formats.timeline.write import MAX_EVENTS
 from windtunnel.training.pipeline.actions import PAIRED
 from windtunnel.training.pipeline.schedules import Schedule
@@ -68,4 +68,4 @@ def write_step_timeline(
             f"the step has {len(starts):,} passes; a timeline shows at most {MAX_EVENTS:,}",
             "use fewer micro-batches: a smaller global_batch shows the same pattern",
         )
-    return write_events(path, trace_head(about), step_events(schedule, starts, ends, communicated), b"\n]}\n")
+    return write_events(path, about, step_events(schedule, starts, ends, communicated))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.formats.timeline.file import Event, process_names, thread_name, trace_head, write_events
+from windtunnel.formats.timeline.file import Event, process_names, thread_name, write_events
 from windtunnel.formats.timeline.plan import FLOW, REQUEST_PHASES, Detail, Ints, Points, TimelinePlan, plan_timeline
 from windtunnel.metrics.records import Table
 
@@ -49,7 +49,7 @@ def write_timeline(
     """
     plan = plan_timeline(requests, steps, max_events, replica_phases)
     notes = {**(about or {}), **asdict(plan.detail), "sampling": plan.detail.sampling}
-    write_events(path, trace_head(notes), timeline(plan), b"\n]}\n")
+    write_events(path, notes, timeline(plan))
     return plan.detail
 
 

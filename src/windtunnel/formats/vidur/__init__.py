@@ -1,8 +1,7 @@
 """Vidur's files (https://github.com/microsoft/vidur at 7d47513).
 
 Read: a run's `config.json`, look-up tables and requests (`read`), profiling data (`profiles`). Written: request metrics
-and `chrome_trace.json` (`write`), profiling data. `replay` runs a configuration on Vidur's tables, with Vidur's
-results.
+(`write`). `replay` runs a configuration on Vidur's tables, with Vidur's results.
 
-Refused: unknown schedulers, tables with missing operators or gaps, models that its profiles have no columns for.
+Refused: unknown schedulers, tables with missing operators or gaps.
 """

@@ -1,4 +1,4 @@
-"""Vidur's profiling data: its CSV files read and written, and their operators in our vocabulary.
+"""Vidur's profiling data: its CSV files read, and their operators in our vocabulary.
 
 Layout (`data/profiling`): `compute/<device>/<organisation>/<model>/mlp.csv` and `attention.csv`, `network/<network
 device>/all_reduce.csv` and `send_recv.csv`, `cpu_overheads/...`. All times are milliseconds, sizes bytes.
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.files import csv_text, read_bytes, write_text
+from windtunnel.files import read_bytes
 from windtunnel.formats.vidur.read import COLUMNS
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.feed_forward.dense import DenseFeedForward
@@ -30,15 +30,6 @@ MS = 1e-3
 
 TOKEN_OPERATORS: Mapping[str, Sequence[str]] = COLUMNS["token_operators"]
 """Operator of `mlp.csv` -> our launch."""
-
-STATISTICS_OF = ("min", "max", "mean", "median", "std")
-NO_TIME = dict.fromkeys(STATISTICS_OF, 0.0)
-
-Cell = int | float | bool | str | None
-
-
-VidurRow = Mapping[str, Cell]
-"""A row of a CSV file to write; None is an empty cell."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +64,6 @@ def read_vidur_file(path: Path) -> VidurFile:
     if not table.num_rows:
         raise InputError(f"{path} holds no rows")
     return VidurFile({name: column.to_numpy() for name, column in zip(table.column_names, table.columns, strict=True)})
-
-
-def write_vidur_rows(rows: Sequence[VidurRow], path: Path) -> None:
-    """Write rows with equal columns as CSV, making its folder; the file appears completely or not at all."""
-    write_text(path, csv_text(rows[0], [list(row.values()) for row in rows]))
 
 
 # --------------------------------------------------------------------------------------------------- to our vocabulary
@@ -181,121 +167,3 @@ def _statistics(file: VidurFile, operator: str, rows: NDArray[np.intp]) -> dict[
     kinds = ("mean", "min", "max", "std")
     statistics = {f"{kind}_s": file.numbers(f"time_stats.{operator}.{kind}")[rows] * MS for kind in kinds}
     return statistics | dict.fromkeys(("num_samples", "num_outliers"), np.full(len(rows), np.nan))
-
-
-# ------------------------------------------------------------------------------------------------------ from a profile
-
-
-@dataclass(frozen=True)
-class ProfiledStep:
-    """One measured step of a dense model."""
-
-    tp: int
-    batch_size: int
-    chunk: int
-    """Prompt tokens of each request; 0: decoding."""
-    cached: int
-    """Tokens in the KV cache before the step."""
-    times: Mapping[str, Mapping[str, float]]
-    """Our launch -> `min`, `max`, `mean`, `median`, `std` in seconds."""
-
-
-def vidur_files(model: ModelSpec, steps: Sequence[ProfiledStep], block_size: int) -> dict[str, list[VidurRow]]:
-    """Return steps of a dense model with equal layers as `mlp.csv` and `attention.csv`.
-
-    Vidur selects rows by `block_size`, the tokens of a KV block.
-
-    Raises:
-        InputError: Vidur has no columns for such a model.
-    """
-    (group, *others) = model.layers
-    attention, feed_forward = group.attention, group.feed_forward
-    if others or not isinstance(attention, GroupedQueryAttention) or not isinstance(feed_forward, DenseFeedForward):
-        raise InputError(
-            f"{model.name} cannot be written as Vidur's profile", "Vidur knows dense models of equal layers"
-        )
-    operators = [name for name in TOKEN_OPERATORS if group.num_norms > 1 or name != "post_attention_layernorm"]
-    mlp: list[VidurRow] = [
-        {
-            **_token_times(step, operators),
-            "n_head": attention.num_heads,
-            "n_kv_head": attention.num_kv_heads,
-            "n_embd": model.hidden_size,
-            "n_expanded_embd": feed_forward.intermediate_size,
-            "vocab_size": model.vocab_size,
-            "use_gated_mlp": feed_forward.gated,
-            "num_tokens": step.batch_size * max(step.chunk, 1),
-            "num_tensor_parallel_workers": step.tp,
-        }
-        for step in steps
-    ]
-    cores: list[VidurRow] = [
-        {
-            **_attention_times(step),
-            "n_embd": model.hidden_size,
-            "n_q_head": attention.num_heads,
-            "n_kv_head": attention.num_kv_heads,
-            "block_size": block_size,
-            "num_tensor_parallel_workers": step.tp,
-            "max_model_len": model.max_context_tokens,
-            "batch_size": step.batch_size,
-            "prefill_chunk_size": step.chunk,
-            "kv_cache_size": step.cached,
-            "is_prefill": bool(step.chunk),
-            "attention_backend": "windtunnel",
-        }
-        for step in steps
-    ]
-    return {"mlp.csv": mlp, "attention.csv": cores}
-
-
-def _token_times(step: ProfiledStep, operators: Sequence[str]) -> dict[str, Cell]:
-    cells: dict[str, Cell] = {}
-    for theirs in operators:
-        ours = next(name for name in TOKEN_OPERATORS[theirs] if name in step.times)
-        cells |= _milliseconds(theirs, step.times[ours])
-    # The sum of the residual is in our norms, which Vidur adds to its own `add`.
-    return cells | _milliseconds("add", NO_TIME)
-
-
-def _attention_times(step: ProfiledStep) -> dict[str, Cell]:
-    core = step.times["attention_prefill" if step.chunk else "attention_decode"]
-    return {
-        **_milliseconds("attn_input_reshape", NO_TIME),
-        **_milliseconds("attn_kv_cache_save", step.times["kv_cache_write"]),
-        **_milliseconds("attn_prefill", core if step.chunk else None),
-        **_milliseconds("attn_decode", None if step.chunk else core),
-        **_milliseconds("attn_output_reshape", NO_TIME),
-    }
-
-
-def collective_files(tables: Sequence[MeasurementTable]) -> dict[str, list[VidurRow]]:
-    """Return measured all-reduces and sends as `all_reduce.csv` and `send_recv.csv`; Vidur reads no others."""
-    files = {}
-    for table in tables:
-        op = table.words["op"]
-        if op not in ("all_reduce", "send_recv"):
-            continue
-        rows: list[VidurRow] = []
-        for i in range(len(table)):
-            ranks = int(table.sites["num_ranks"][i])
-            per_node = -(-ranks // int(table.sites["span_nodes"][i]))
-            times = {name: float(table.statistics[f"{name}_s"][i]) for name in STATISTICS_OF if name != "median"}
-            rows.append(
-                {
-                    "": i,
-                    **_milliseconds(op, {**times, "median": float(table.seconds[i])}),
-                    "rank": 0,
-                    "num_workers": ranks,
-                    "size": int(table.axes["message_bytes"][i]),
-                    "collective": op,
-                    "devices_per_node": per_node,
-                    "max_devices_per_node": per_node,
-                }
-            )
-        files[f"{op}.csv"] = rows
-    return files
-
-
-def _milliseconds(operator: str, times: Mapping[str, float] | None) -> dict[str, Cell]:
-    return {f"time_stats.{operator}.{name}": None if times is None else times[name] / MS for name in STATISTICS_OF}

@@ -204,18 +204,14 @@ def read_tables(path: Path, granularity: int = 64) -> OperatorTables:
     )
 
 
-def read_requests(path: Path, first_arrival_s: float = 0.0) -> RequestArrays:
-    """Read the requests of `request_metrics.csv` (or the same columns as Parquet).
-
-    Vidur writes the time between arrivals, so the first one's is not in the file. Lengths are those at arrival, also of
-    restarted requests.
+def request_metrics(path: Path, names: Sequence[str]) -> list[NDArray[Any]]:
+    """Read columns of `request_metrics.csv` (or of Parquet with the same names), by request.
 
     Raises:
         InputError: the file cannot be read, or a column is missing.
     """
     from pyarrow import csv, parquet
 
-    names = ("request_inter_arrival_delay", "request_num_prefill_tokens", "request_num_decode_tokens")
     try:
         table = parquet.read_table(path) if path.suffix == ".parquet" else csv.read_csv(path)
     except (OSError, ValueError) as error:
@@ -225,7 +221,20 @@ def read_requests(path: Path, first_arrival_s: float = 0.0) -> RequestArrays:
         raise InputError(f"{path} has no column {missing[0]}", "Vidur's request_metrics.csv has it")
     if "Request Id" in table.column_names:
         table = table.sort_by("Request Id")
-    gaps_s, prefill_tokens, decode_tokens = (table.column(name).to_numpy() for name in names)
+    return [table.column(name).to_numpy() for name in names]
+
+
+def read_requests(path: Path, first_arrival_s: float = 0.0) -> RequestArrays:
+    """Read the requests of `request_metrics.csv` (or the same columns as Parquet).
+
+    Vidur writes the time between arrivals, so the first one's is not in the file. Lengths are those at arrival, also of
+    restarted requests.
+
+    Raises:
+        InputError: the file cannot be read, or a column is missing.
+    """
+    names = ("request_inter_arrival_delay", "request_num_prefill_tokens", "request_num_decode_tokens")
+    gaps_s, prefill_tokens, decode_tokens = request_metrics(path, names)
     gaps_s = gaps_s.astype(np.float64)
     gaps_s[:1] = first_arrival_s
     tokens = prefill_tokens.astype(np.int64), decode_tokens.astype(np.int64)

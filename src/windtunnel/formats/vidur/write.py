@@ -1,28 +1,21 @@
-"""Write Vidur's files of a run: `request_metrics.csv` (`vidur/metrics/`) and `chrome_trace.json`.
+"""Write Vidur's `request_metrics.csv` of a run (`vidur/metrics/`).
 
 Times of requests are the engine's, in seconds, without the frontend's share. Normalised columns divide by a request's
 own prompt or output tokens, also after a restart.
-
-Source: `Simulator._write_chrome_trace` (vidur/simulator.py) and `to_chrome_trace` of vidur/entities/batch_stage.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.files import write_bytes
-from windtunnel.formats.timeline.file import Event, write_events
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.tokens import rows_by_replica, with_token_times
 from windtunnel.serving.scenario import Setup
-
-if TYPE_CHECKING:
-    from windtunnel.serving.run import LoopRun
 
 
 def request_metrics(requests: Table, steps: Table, setup: Setup, num_replicas: int) -> dict[str, NDArray[Any]]:
@@ -82,29 +75,3 @@ def write_request_metrics(path: Path, columns: dict[str, NDArray[Any]]) -> None:
     content = pa.BufferOutputStream()
     csv.write_csv(table, content)
     write_bytes(path, content.getvalue().to_pybytes())
-
-
-def chrome_events(run: LoopRun) -> Iterator[Event]:
-    """Yield the bars of `chrome_trace.json`, in the order in which stages end; microseconds."""
-    trail = run.trail
-    assert trail is not None
-    for position in np.argsort(trail.stage_s[:, :, 1].ravel(), kind="stable").tolist():
-        batch, stage = divmod(position, trail.stage_s.shape[1])
-        start_s, end_s = trail.stage_s[batch, stage].tolist()
-        first, end = np.searchsorted(trail.members[:, 0], (batch, batch + 1))
-        requests, tokens = (trail.members[first:end, column].tolist() for column in (1, 2))
-        args = {"batch_id": batch, "batch_size": len(requests), "request_ids": requests, "num_tokens": tokens}
-        yield {
-            "name": str(requests),
-            "ph": "X",
-            "ts": start_s * 1e6,
-            "dur": (end_s - start_s) * 1e6,
-            "pid": int(run.steps["replica"][batch]),
-            "tid": stage,
-            "args": args,
-        }
-
-
-def write_chrome_trace(path: Path, events: Iterable[Event]) -> None:
-    """Write `chrome_events` as Vidur's file; a file of that name is replaced."""
-    write_events(path, b'{"traceEvents":[', events, b"]}\n")

@@ -5,16 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from windtunnel.formats.vidur.profiles import Cell, VidurRow
 from windtunnel.lab.stepped import EngineStep
-from windtunnel.schema import read_yaml, save
+from windtunnel.schema import save
 from windtunnel.serving.calibration import Calibration, Provenance
 from windtunnel.serving.deployment import HostOverheads
 
 CALIBRATION = "calibration.yaml"
-
-VIDUR_COLUMNS: Mapping[str, str] = read_yaml(Path(__file__).with_name("overheads.yaml"))
-"""Column of Vidur's `cpu_overheads.csv` -> part of a step."""
 
 
 def fit_overheads(steps: Sequence[EngineStep]) -> HostOverheads:
@@ -65,20 +61,3 @@ def write_overheads(folder: Path, about: Mapping[str, str], model: str, steps: S
         ),
     )
     save(calibration, folder / CALIBRATION)
-
-
-def overheads_rows(model: str, steps: Sequence[EngineStep]) -> list[VidurRow]:
-    """Return the steps as Vidur's table of CPU overheads: a row per batch size, in milliseconds.
-
-    What the engine does in one process has no launch or remote-call time of its own; those columns are 0.
-    """
-    rows: list[VidurRow] = []
-    for size, here in _by_batch(steps).items():
-        row: dict[str, Cell] = {}
-        for statistic, of in (("mean", np.mean), ("median", np.median)):
-            for name, part in VIDUR_COLUMNS.items():
-                values = [getattr(step, part) if part else 0.0 for step in here]
-                row[f"{name}_{statistic}"] = float(of(values)) * 1e3
-        row |= {"model_name": model, "batch_size": size, "tensor_parallel_degree": 1, "ray_comm_time_mean": 0.0}
-        rows.append(row)
-    return rows

@@ -14,14 +14,13 @@ import numpy as np
 
 from windtunnel import catalog
 from windtunnel.errors import InputError, check_known
-from windtunnel.formats.vidur import profiles as vidur
 from windtunnel.hardware import ANY_DEVICE, Device
 from windtunnel.lab.engines.vllm import version as vllm_version
 from windtunnel.lab.profile import machine
 from windtunnel.lab.profile.attention import attention_version, check_attention
 from windtunnel.lab.profile.collectives import CollectivesPlan, TimedCollective, collective_tables
 from windtunnel.lab.profile.compute import ComputePlan, Stepper, measure_steps, operator_tables
-from windtunnel.lab.profile.overheads import overheads_rows, write_overheads
+from windtunnel.lab.profile.overheads import write_overheads
 from windtunnel.lab.profile.samples import Journal, MeasuredStep, read_journal
 from windtunnel.lab.profile.torch_steps import require_torch, torch_steppers
 from windtunnel.lab.profile.vllm_steps import vllm_steppers
@@ -32,7 +31,7 @@ from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Precision
 from windtunnel.model.shape import ModelSpec, Shard, operator_types
 from windtunnel.pricing.profile import profile_provenance, write_profile
-from windtunnel.pricing.table import MeasurementTable, read_tables
+from windtunnel.pricing.table import MeasurementTable
 from windtunnel.schema import save
 from windtunnel.serving.scenario import check_parallelism
 
@@ -159,7 +158,7 @@ def profile_overheads(
     folder: Path,
     batches: Sequence[int],
 ) -> list[EngineStep]:
-    """Measure the host's share of an engine's decode steps; writes `calibration.yaml` and `cpu_overheads.csv`.
+    """Measure the host's share of an engine's decode steps; writes `calibration.yaml`.
 
     Raises:
         InputError: the engine is unknown or not installed, or the model has no config.json.
@@ -174,7 +173,6 @@ def profile_overheads(
     folder.mkdir(parents=True, exist_ok=True)
     about = {"engine": engine, "engine_version": known[engine].version(), "device": device_name}
     write_overheads(folder, about, model.name, host)
-    vidur.write_vidur_rows(overheads_rows(model.name, host), folder / "cpu_overheads.csv")
     return host
 
 
@@ -195,39 +193,6 @@ def write_collectives(folder: Path, device_name: str, plan: CollectivesPlan, tim
     about["date"] = str(datetime.now(UTC).date())
     how = ", replayed as a CUDA graph" if plan.backend == "nccl" else ""
     write_profile(folder, tables, about | {"method": f"wall time of executions in a row{how}, slowest rank"})
-
-
-def write_vidur(folder: Path, model: ModelSpec, block_size: int, out: Path) -> list[Path]:
-    """Write a profile's steps of one model in Vidur's layout below `out`; returns the files.
-
-    Raises:
-        InputError: the profile has no steps of the model, or Vidur no columns for it.
-    """
-    device = profile_provenance(folder)["device"]
-    steps = []
-    for path in sorted((folder / JOURNALS).glob(f"{_slug(model.name)}_*.jsonl")):
-        degree = int(path.stem.rpartition("_tp")[2].partition("_")[0])
-        steps += [_vidur_step(step, degree) for step in read_journal(path)]
-    if not steps:
-        raise InputError(f"the profile {folder} has no steps of {model.name}")
-    organisation, _, name = model.name.rpartition("/")
-    below = out / "compute" / device / (organisation or "local") / name
-    files = {below / file: rows for file, rows in vidur.vidur_files(model, steps, block_size).items()}
-    if (folder / "collective.parquet").is_file():
-        tables = read_tables(folder / "collective.parquet")
-        files |= {out / "network" / device / file: rows for file, rows in vidur.collective_files(tables).items()}
-    for path, rows in files.items():
-        vidur.write_vidur_rows(rows, path)
-    return list(files)
-
-
-def _vidur_step(step: MeasuredStep, tp: int) -> vidur.ProfiledStep:
-    times = {
-        operator.name: {name: getattr(operator.statistics, f"{name}_s") for name in vidur.STATISTICS_OF}
-        for operator in step.operators
-    }
-    cached = step.shape.context if step.shape.chunk else step.shape.context - 1
-    return vidur.ProfiledStep(tp, step.shape.batch, step.shape.chunk, cached, times)
 
 
 def _slug(name: str) -> str:

@@ -9,7 +9,6 @@ A module defines the first of these functions. An installed one joins by an entr
 - `ring_seconds(fabric, rings, chunk_bytes, num_steps, settings) -> float | None` (optional): when the last step of a
   ring collective is complete, without all flows; None where that is not possible.
 - `total_seconds(fabric, flows, settings) -> float` (optional): when all flows are complete, without the times of each.
-- `trace_queues(fabric, flows, settings, times) -> QueueTrace` (optional): the queues of the fullest links over time.
 
 Errors: `InputError` where the ends of a flow are not connected or the settings do not fit the fabric,
 `WindtunnelError` where flows wait for each other.

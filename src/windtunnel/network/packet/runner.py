@@ -19,7 +19,6 @@ from windtunnel.network.packet.tie_breaking import places
 WHEEL_PS = 2**23
 """One turn of the calendar: 8 us, more than a hop or a launch takes."""
 MOST_BUCKETS = 2**20
-TRACE_ROWS = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,29 +30,17 @@ class PacketOutcome:
     flows: Table
     counters: Table
     """One record of `state.Counters`."""
-    trace: Ints
-    """(rows, 1 + links) time in picoseconds, then queued bytes."""
 
 
-def run_tables(tables: PacketTables, traced: NDArray[np.int32] | None = None) -> PacketOutcome:
+def run_tables(tables: PacketTables) -> PacketOutcome:
     """Run the compiled loop to its end; where a table is full, enlarge it and continue."""
-    run = _state(tables, np.zeros(0, np.int32) if traced is None else traced)
-    traces = []
-    while True:
-        lack = loop.run(run)
-        if lack == loop.DONE:
-            break
-        if lack == loop.MORE_TRACE:
-            traces.append(run.traced.rows.copy())
-            run.counters[0].num_trace_rows = 0
-        else:
-            run = _more(lack, run)
-    counters: Table = run.counters[0]
-    traces.append(run.traced.rows[: counters.num_trace_rows])
-    return PacketOutcome(run.links, run.nodes, run.flows, counters, np.concatenate(traces))
+    run = _state(tables)
+    while (lack := loop.run(run)) != loop.DONE:
+        run = _more(lack, run)
+    return PacketOutcome(run.links, run.nodes, run.flows, run.counters[0])
 
 
-def _state(tables: PacketTables, traced: NDArray[np.int32]) -> state.PacketState:
+def _state(tables: PacketTables) -> state.PacketState:
     """Return the loop's state before the first event; its free tables are large enough for small runs."""
     flows: Table = tables.flows.copy()
     children_start, children = children_of(tables.parent_ptr, tables.parent)
@@ -63,7 +50,6 @@ def _state(tables: PacketTables, traced: NDArray[np.int32]) -> state.PacketState
     fresh = {"alpha": 1.0, "utilisation": 1.0, "first_mark_ps": -1, "refused_byte": -1}
     is_hpcc = settings.congestion == codes.HPCC
     hops = int(np.diff(tables.routes.paths).max(initial=1)) if is_hpcc else 1
-    num_rows = TRACE_ROWS if settings.trace_interval_ps else 1
     num_buckets = min(MOST_BUCKETS, 1 << max(12, int(np.ceil(np.log2(4 * len(tables.links))))))
     shift = max(0, int(np.log2(WHEEL_PS / num_buckets)))
     return state.PacketState(
@@ -84,7 +70,6 @@ def _state(tables: PacketTables, traced: NDArray[np.int32]) -> state.PacketState
         stamps=new_table(state.Stamp, (num_packets if is_hpcc else 1, hops)),
         seen=new_table(state.Stamp, (num_connections if is_hpcc else 1, hops)),
         sacks=np.zeros((2 * num_connections, _sack_words(tables)), np.uint64),
-        traced=state.TracedQueues(traced, np.zeros((num_rows, 1 + len(traced)), np.int64)),
         clock=new_clock(len(tables.first) + settings.most_children + 512, num_buckets, shift=shift),
     )
 
@@ -288,4 +273,4 @@ def _joined(
         for name in ("start_ps", "sent_ps", "finish_ps"):
             flows[name][part.flows] = outcome.flows[name]
         nodes.most_shared_bytes[part.nodes] += outcome.nodes.most_shared_bytes
-    return PacketOutcome(links, nodes, flows, counters, np.zeros((0, 1), np.int64))
+    return PacketOutcome(links, nodes, flows, counters)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from windtunnel.pricing.estimators.boosting import SEED, sklearn_ensemble
+from windtunnel.pricing.estimators import SEED, sklearn_ensemble
 from windtunnel.pricing.table import Floats
 
 RISES = False

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from windtunnel.calibration.steps.fit import FIRST_FRACTION, LEARNT_UP_TO_TP, StepValidation, scores_by_kind
+from windtunnel.calibration.steps.fit import FIRST_FRACTION, StepValidation, scores_by_kind
 from windtunnel.calibration.steps.price import KINDS, PricedSteps
 from windtunnel.report.calibration.validation import score_cells
 from windtunnel.report.chart import Chart, Series, equality_chart
@@ -16,11 +16,6 @@ NUM_DRAWN = 400
 """Points of a run in a figure."""
 LEAST_SHARE = 0.02
 
-_STAGES = {
-    "nothing_fitted": "nothing fitted",
-    "after_first": f"after the first {FIRST_FRACTION:.0%}",
-    "by_tp": f"learnt up to TP {LEARNT_UP_TO_TP}",
-}
 _DEFINITION = "An error is predicted over measured, less one; median and p90 are of its size, bias is its own median."
 
 
@@ -29,7 +24,6 @@ def steps_document(validation: StepValidation) -> dict[str, Any]:
     stages = {
         "nothing_fitted": {run.run.name: run for run in validation.priced},
         "after_first": validation.after_first,
-        "by_tp": validation.by_tp,
     }
     groups = [
         {
@@ -105,15 +99,13 @@ def steps_report(validation: StepValidation) -> Report:
 
 def _groups(document: Mapping[str, Any]) -> Table:
     """Return a row for every run and kind: its errors with nothing fitted, and with factors that other steps taught."""
-    stages = {stage: text for stage, text in _STAGES.items() if stage in document["scores"]}
-    heads = [f"{text}\nmedian" if number else "median" for number, text in enumerate(stages.values())]
     rows = []
     for group in document["groups"]:
-        plain = group["nothing_fitted"]
-        fitted = [group[stage] for stage in stages if stage != "nothing_fitted"]
-        medians = ["" if errors is None else f"{errors['median']:.1%}" for errors in fitted]
-        rows.append([group["label"], group["kind"], f"{plain['num_runs']:,}", *score_cells(plain), *medians])
-    return Table(("run", "kind", "steps", heads[0], "p90", "bias", *heads[1:]), rows, left=2)
+        plain, fitted = group["nothing_fitted"], group["after_first"]
+        median = "" if fitted is None else f"{fitted['median']:.1%}"
+        rows.append([group["label"], group["kind"], f"{plain['num_runs']:,}", *score_cells(plain), median])
+    heads = ("run", "kind", "steps", "median", "p90", "bias", f"after the first {FIRST_FRACTION:.0%}\nmedian")
+    return Table(heads, rows, left=2)
 
 
 def _shares(shares: Mapping[str, Mapping[str, float]]) -> Table:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.files import csv_text, write_text
-from windtunnel.network.backends.packet import PacketTimes, QueueTrace
+from windtunnel.network.backends.packet import PacketTimes
 from windtunnel.network.collectives.call import CollectiveRun
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flows import Flows
@@ -201,14 +201,3 @@ def write_link_use(fabric: Fabric, times: FlowTimes, path: Path) -> None:
         columns |= {"most_queued_bytes": links.most_queued_bytes, "paused_us": links.paused_ps * 1e-6}
         columns |= {name: links[f"num_{name}"] for name in ("pauses", "marks", "drops")}
     _write_columns(((name, column[used]) for name, column in columns.items()), path)
-
-
-def write_queues(fabric: Fabric, trace: QueueTrace, path: Path) -> None:
-    """Write a row for each sample of the queues, a column for each traced link, `36-40` from node 36 to node 40.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    names = [f"{source}-{target}" for source, target in zip(*fabric.directions, strict=True)]
-    queued = zip((names[link] for link in trace.links.tolist()), trace.queued_bytes.T, strict=True)
-    _write_columns([("time_us", trace.time_s * 1e6), *queued], path)

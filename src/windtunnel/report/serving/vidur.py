@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.formats.vidur.read import VidurConfig
+from windtunnel.formats.vidur.read import VidurConfig, request_metrics
 from windtunnel.formats.vidur.write import columns_of
 from windtunnel.metrics.records import Table as Records
 from windtunnel.metrics.records import request_table
@@ -101,14 +101,7 @@ def differences(metrics: dict[str, NDArray[Any]], recorded: Path, column: str) -
     Raises:
         InputError: the file has no such column, or another number of requests.
     """
-    from pyarrow import csv, parquet
-
-    table = parquet.read_table(recorded) if recorded.suffix == ".parquet" else csv.read_csv(recorded)
-    if column not in table.column_names:
-        raise InputError(f"{recorded} has no column {column}", "Vidur's request_metrics.csv has it")
-    if "Request Id" in table.column_names:
-        table = table.sort_by("Request Id")
-    theirs, ours = table.column(column).to_numpy(), metrics[column]
+    (theirs,), ours = request_metrics(recorded, [column]), metrics[column]
     if len(theirs) != len(ours):
         raise InputError(f"{recorded} has {len(theirs)} requests; {len(ours)} were run")
     known = np.isfinite(theirs) & np.isfinite(ours)

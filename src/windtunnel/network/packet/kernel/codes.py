@@ -23,9 +23,9 @@ ECMP, SPRAY, ADAPTIVE = range(3)
 IDLE, READY, WAITING = range(3)
 """`Connection.state`: nothing may be sent; in its link's turn; sends again at `next_send_ps`."""
 
-ARRIVE, SERVE, START, SEND, DECREASE, INCREASE, TIMEOUT, TRACE = range(8)
+ARRIVE, SERVE, START, SEND, DECREASE, INCREASE, TIMEOUT = range(7)
 """Kinds of events: a packet reaches the end of its link; a link has work and is free; a flow starts; a connection's
-rate lets it send again; DCQCN's two timers; the retransmission timer; queues are recorded.
+rate lets it send again; DCQCN's two timers; the retransmission timer.
 """
 KIND_BITS = 3
 NUMBER_BITS = 28

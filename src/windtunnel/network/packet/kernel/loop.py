@@ -8,7 +8,7 @@ the number of events on it.
 Time is in whole picoseconds and equal times go in the order of scheduling, so that a run can be repeated to the byte.
 """
 
-from windtunnel.compiled.calendar import NO_EVENT, is_empty, schedule, schedule_message, take_next
+from windtunnel.compiled.calendar import NO_EVENT, schedule, schedule_message, take_next
 from windtunnel.compiled.jit import entry, inner
 from windtunnel.compiled.records import Records, int64
 from windtunnel.network.packet.kernel import codes
@@ -18,7 +18,7 @@ from windtunnel.network.packet.kernel.queues import draw, event, free_packet, no
 from windtunnel.network.packet.kernel.state import Packet, PacketLink, PacketState
 from windtunnel.network.packet.kernel.switch import forward, head_start_ps, leave_switch, pause_or_resume
 
-DONE, MORE_EVENTS, MORE_PACKETS, MORE_CONNECTIONS, MORE_TRACE = range(5)
+DONE, MORE_EVENTS, MORE_PACKETS, MORE_CONNECTIONS = range(4)
 """Return values of `run`: nothing is left to happen; or a table is full: call again with a larger one."""
 
 
@@ -26,17 +26,13 @@ DONE, MORE_EVENTS, MORE_PACKETS, MORE_CONNECTIONS, MORE_TRACE = range(5)
 def run(state: PacketState) -> int:
     """Simulate until nothing is left to happen or a table is full (`DONE` or `MORE_...`); then call again.
 
-    Times are in picoseconds, sizes in bytes. Results are the fields of links, nodes and flows, the rows of `traced` and
-    the counters.
+    Times are in picoseconds, sizes in bytes. Results are the fields of links, nodes and flows, and the counters.
     """
-    settings, links, packets, counters = state.settings, state.links, state.packets, state.counters
-    clock = state.clock
+    links, packets, counters, clock = state.links, state.packets, state.counters, state.clock
     if not counters[0].has_begun:
         counters[0].has_begun = 1
         for flow in state.first_flows:
             release(state, flow)
-        if settings.trace_interval_ps > 0:
-            schedule(clock, 0, event(codes.TRACE, 0))
     while True:
         lack = full_table(state)
         if lack != DONE:
@@ -83,11 +79,6 @@ def run(state: PacketState) -> int:
             awake_connection = start(state, number)
             complete_flow = number if awake_connection < 0 else complete_flow
 
-        elif kind == codes.TRACE:
-            trace_queues(state)
-            if not is_empty(clock):
-                schedule(clock, clock.calendar[0].now_ps + settings.trace_interval_ps, event(codes.TRACE, 0))
-
         elif state.connections[number].generation == generation:
             on_timer(state, kind, number)
             awake_connection = number
@@ -112,20 +103,7 @@ def full_table(state: PacketState) -> int:
         return MORE_PACKETS
     if counters[0].num_free_connections < 1:
         return MORE_CONNECTIONS
-    if settings.trace_interval_ps > 0 and counters[0].num_trace_rows == state.traced.rows.shape[0]:
-        return MORE_TRACE
     return DONE
-
-
-@inner
-def trace_queues(state: PacketState) -> None:
-    """Record the queues of the traced links."""
-    rows, counters = state.traced.rows, state.counters
-    row = counters[0].num_trace_rows
-    rows[row, 0] = state.clock.calendar[0].now_ps
-    for position in range(state.traced.links.size):
-        rows[row, 1 + position] = state.links[state.traced.links[position]].queue_bytes
-    counters[0].num_trace_rows = row + 1
 
 
 @inner

@@ -59,8 +59,6 @@ class PacketKernelSettings(NamedTuple):
     """
     most_children: int
     """The most flows that wait for one flow: its completion schedules one event for each."""
-    trace_interval_ps: int
-    """0: queues are not traced."""
     seed: int
 
 
@@ -252,7 +250,6 @@ class Counters(Protocol):
     num_repeated_packets: I8
     num_draws: I8
     num_ties: I8  # messages that met one of another sender, where senders have an order
-    num_trace_rows: I8
 
 
 class RouteTables(NamedTuple):
@@ -269,14 +266,6 @@ class RouteTables(NamedTuple):
     neighbor_links: Ints
     distances: NDArray[np.int16]
     """(destinations, nodes) hops to each destination; read only where packets choose their way."""
-
-
-class TracedQueues(NamedTuple):
-    """Links whose queues are recorded at regular times."""
-
-    links: Ints
-    rows: NDArray[np.int64]
-    """(rows, 1 + links) time in picoseconds, then queued bytes."""
 
 
 class PacketState(NamedTuple):
@@ -306,5 +295,4 @@ class PacketState(NamedTuple):
     """(connections, hops) telemetry of each connection's latest acknowledgement, for HPCC."""
     sacks: NDArray[np.uint64]
     """(2 x connections, words) rings of bits, senders' then receivers', for selective repeat."""
-    traced: TracedQueues
     clock: Clock
