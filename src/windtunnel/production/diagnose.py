@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
 
 from windtunnel.errors import InputError
 from windtunnel.metrics.uncertainty import HALF_WIDTH
@@ -39,9 +40,11 @@ NUM_INDEPENDENT = 100
 """All requests of a run count as so many, as one step serves many of them."""
 LEAST_GAIN = 12.0
 """Log-likelihood that a cause must gain."""
+LEAST_SHARE = 0.03
+"""Share of a gap below which a cause is not worth a line."""
 MOST_CAUSES = 3
 LEAST_GAP = 0.03
-"""Gap of a latency, as a share, from which it is looked at, however sure the prediction is."""
+"""Least width of an interval: smaller gaps are not looked at, however sure the prediction is."""
 SURE = 2.5758 / HALF_WIDTH
 """Half width of a 99% interval over that of an 80% one."""
 
@@ -78,8 +81,8 @@ class Diagnosis(Shown):
     """The causes found, largest share first."""
     others: Sequence[Finding]
     """Causes that alone explain less, best first."""
-    unexplained: float
-    """Share of the end-to-end gap that no finding explains."""
+    late: Sequence[str]
+    """Latencies beyond the 99% interval of the prediction, the furthest first; without any, nothing is found."""
     num_requests: int
     usd_per_hour: float | None
     late_s: float
@@ -92,9 +95,16 @@ class Diagnosis(Shown):
         return {name: self.recorded_s[name] / self.healthy_s[name] - 1 for name in self.recorded_s}
 
     @property
-    def is_slow(self) -> bool:
-        """Whether a latency is beyond what the prediction leaves open."""
-        return any(gap > max(self.widths[name], LEAST_GAP) for name, gap in self.gaps.items())
+    def explained(self) -> float:
+        """Share of the gap of the latest latency that the findings explain."""
+        return sum(finding.shares[self.late[0]] for finding in self.findings) if self.late else 0.0
+
+    @property
+    def lost_usd_per_hour(self) -> float | None:
+        """What of the price pays for the time lost: the gap as a share of the recorded end-to-end time."""
+        if self.usd_per_hour is None:
+            return None
+        return self.usd_per_hour * max(1 - self.healthy_s["e2e"] / self.recorded_s["e2e"], 0.0)
 
 
 @dataclass
@@ -200,7 +210,6 @@ def diagnose(
     found, others = search.findings(progress)
     usd = healthy.summary.cost
     means = search.means(Change())
-    unexplained = 1.0 - sum(finding.shares["e2e"] for finding in found)
     return Diagnosis(
         healthy=healthy,
         recorded_s=search.recorded_means,
@@ -208,7 +217,7 @@ def diagnose(
         widths={name: math.expm1(width) for name, width in widths.items()},
         findings=found,
         others=others,
-        unexplained=unexplained,
+        late=search.late(),
         num_requests=recorded.arrival_s.size,
         usd_per_hour=None if usd is None else usd.usd_per_hour,
         late_s=float(recorded.sent_late_s.mean()),
@@ -228,13 +237,18 @@ def _bias(scenario: Scenario, healthy: Result, before: Observed | None) -> tuple
         simulated = replay.latencies(Change())
         bias = {name: float(np.nanmedian(_logs(before, simulated, name))) for name in LATENCIES}
         return bias, {name: math.log1p(width) for name, width in BEFORE_WIDTH.items()}
+    return dict.fromkeys(LATENCIES, 0.0), widths_of(healthy)
+
+
+def widths_of(healthy: Result) -> dict[str, float]:
+    """Return latency -> logarithm of the half width of a prediction's 99% interval."""
     widths = {}
     for name in LATENCIES:
         interval, values = healthy.intervals.get(name), getattr(healthy.summary, f"{name}_s")
         widths[name] = UNSURE_WIDTH
         if interval is not None and values is not None:
             widths[name] = SURE * max(math.log(interval.high / values.mean), math.log(1 + LEAST_GAP))
-    return dict.fromkeys(LATENCIES, 0.0), widths
+    return widths
 
 
 def _logs(recorded: Observed, simulated: Mapping[str, Floats], name: str) -> Floats:
@@ -299,26 +313,63 @@ class _Search:
     def findings(self, progress: Progress | None) -> tuple[list[Finding], list[Finding]]:
         """Return the causes that explain the run, and the next best ones."""
         chosen: dict[str, float] = {}
-        loss, others = self.loss(Change()), {}
+        loss = self.loss(Change())
+        alone: dict[str, tuple[float, float]] = {}
         served = served_by(self.replay, self.healthy, {"e2e": self.recorded.e2e_s})
         for round_ in range(MOST_CAUSES):
-            base = self._joined(chosen, served)
-            tried = {}
-            for number, (name, cause) in enumerate(CAUSES.items()):
-                if name not in chosen:
-                    tried[name] = min(self._tried(cause, base, served), default=(math.inf, 0.0))
-                if progress is not None:
-                    progress(round_ * len(CAUSES) + number + 1, MOST_CAUSES * len(CAUSES))
-            best = min(tried, key=lambda name: tried[name][0])
-            if not chosen:
-                others = {name: pair for name, pair in tried.items() if name != best}
-            if loss - tried[best][0] < LEAST_GAIN:
+            tried = self._round(chosen, served)
+            if progress is not None:
+                progress(round_ + 1, MOST_CAUSES)
+            alone = alone or {name: pair for name, pair in tried.items() if loss - pair[0] > LEAST_GAIN}
+            best = min(tried, key=lambda name: tried[name][0], default="")
+            if not best or not self.late() or loss - tried[best][0] < LEAST_GAIN:
                 break
-            loss, chosen[best] = tried[best][0], tried[best][1]
+            loss, chosen[best] = tried[best]
+            loss = self._exchanged(chosen, loss, served)
+        late = self.late() or ["e2e"]
         found = [self._finding(name, chosen, served) for name in chosen]
-        alone = sorted(others, key=lambda name: others[name][0])[:3]
-        rest = [self._finding(name, {name: others[name][1]}, served) for name in alone if others[name][0] < math.inf]
-        return sorted(found, key=lambda finding: -finding.shares["e2e"]), rest
+        found = [finding for finding in found if finding.shares[late[0]] > LEAST_SHARE]
+        ranked = sorted((name for name in alone if name not in chosen), key=lambda name: alone[name][0])
+        others = [self._finding(name, {name: alone[name][1]}, served) for name in ranked[:3]]
+        return sorted(found, key=lambda finding: -finding.shares[late[0]]), others
+
+    def _round(self, chosen: Mapping[str, float], served: Served) -> dict[str, tuple[float, float]]:
+        """Return cause -> (loss, severity) on top of chosen ones, of those that bring the latencies nearer."""
+        base, tried = self._joined(chosen, served), {}
+        for name, cause in CAUSES.items():
+            if name not in chosen:
+                loss, severity = min(self._tried(cause, base, served), default=(math.inf, 0.0))
+                if self._helps(name, severity, base, served):
+                    tried[name] = loss, severity
+        return tried
+
+    def _exchanged(self, chosen: dict[str, float], loss: float, served: Served) -> float:
+        """Exchange each of several chosen causes for one that explains more beside the others; returns the loss."""
+        for name in list(chosen) if len(chosen) > 1 else ():
+            rest = {other: severity for other, severity in chosen.items() if other != name}
+            tried = self._round(rest, served)
+            best = min(tried, key=lambda other: tried[other][0], default=name)
+            if tried and tried[best][0] < loss - 1:
+                del chosen[name]
+                loss, chosen[best] = tried[best]
+        return loss
+
+    def late(self) -> list[str]:
+        """Return the latencies that are beyond what the prediction leaves open, the furthest first."""
+        means = self.means(Change())
+        excess = {name: math.log(self.recorded_means[name] / means[name]) / self.widths[name] for name in means}
+        return sorted((name for name in excess if excess[name] > 1), key=lambda name: -excess[name])
+
+    def _helps(self, name: str, severity: float, base: Change, served: Served) -> bool:
+        """Whether a cause brings the means of the late latencies nearer to the recorded ones."""
+        late = self.late() or list(self.recorded_means)
+
+        def distance(change: Change) -> float:
+            means = self.means(change)
+            return sum(abs(math.log(self.recorded_means[each] / means[each])) for each in late)
+
+        change = base.joined(CAUSES[name].change(severity, served)) if severity else None
+        return change is not None and self.latencies(change) is not None and distance(change) < distance(base)
 
     def _tried(self, cause: Cause, base: Change, served: Served) -> Iterator[tuple[float, float]]:
         """Yield (loss, severity) of a cause on top of others, refined around the best where that makes sense."""
@@ -328,9 +379,15 @@ class _Search:
         if not cause.is_continuous or not losses:
             return
         at = int(np.argmin(losses))
-        low, high = severities[max(at - 1, 0)], severities[min(at + 1, len(severities) - 1)]
-        for severity in np.geomspace(low, high, 7)[1:-1].tolist():
-            yield self.loss(base.joined(cause.change(severity, served))), severity
+        low, high = sorted((severities[max(at - 1, 0)], severities[min(at + 1, len(severities) - 1)]))
+
+        def loss_at(logarithm: float) -> float:
+            return self.loss(base.joined(cause.change(math.exp(logarithm), served)))
+
+        if low < high:
+            bounds = math.log(low), math.log(high)
+            nearer = minimize_scalar(loss_at, bounds=bounds, method="bounded", options={"maxiter": 12, "xatol": 2e-3})
+            yield float(nearer.fun), math.exp(nearer.x)
 
     @staticmethod
     def _joined(chosen: Mapping[str, float], served: Served) -> Change:

@@ -1,0 +1,158 @@
+"""Why a server is slow: the sentence, the causes with their shares and what to change, and what was ruled out."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from windtunnel.production.causes import TEXTS
+from windtunnel.production.diagnose import Diagnosis, Finding
+from windtunnel.report.layout import filled
+from windtunnel.report.numbers import percent
+from windtunnel.report.render.json import version
+from windtunnel.report.report import Bars, Block, Card, Cards, Facts, OnPage, Report, Section, Table
+from windtunnel.units import format_seconds
+
+TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
+MOST_SHARE = 0.995
+
+
+def title(finding: Finding) -> str:
+    """Return a cause in words."""
+    return str(TEXTS[finding.name]["title"])
+
+
+def evidence(finding: Finding) -> str:
+    """Say what of the recorded latencies speaks for a cause."""
+    return filled(str(TEXTS[finding.name]["evidence"]), {"severity": finding.severity})
+
+
+def change_of(finding: Finding, engine: str) -> str:
+    """Say what to change against a cause, in the words of the engine."""
+    change = TEXTS[finding.name]["change"]
+    return str(change.get(engine, next(iter(change.values()))) if isinstance(change, Mapping) else change)
+
+
+def verdict(diagnosis: Diagnosis) -> str:
+    """Say whether the server is slower than it should be, by how much, why, and what to change."""
+    if not diagnosis.late:
+        name = "e2e"
+        gap = diagnosis.gaps[name]
+        text = "as fast as predicted" if abs(gap) < 0.005 else f"{abs(gap):.0%} {'slower' if gap > 0 else 'faster'}"
+        return f"Healthy: {TITLES[name]} {text}, which is within what the prediction leaves open."
+    name = diagnosis.late[0]
+    recorded, healthy = (format_seconds(means[name]) for means in (diagnosis.recorded_s, diagnosis.healthy_s))
+    slow = f"Slow: {TITLES[name]} is {recorded} on average and should be {healthy}"
+    if not diagnosis.findings:
+        return f"{slow}; no known cause explains it."
+    first = diagnosis.findings[0]
+    after, share = format_seconds(first.without_s[name]), first.shares[name]
+    part = "" if share > MOST_SHARE else f"{percent(max(share, 0.0))} of it: "
+    change = change_of(first, diagnosis.healthy.setup.engine.name)
+    return f"{slow}. {part}{title(first)}. {change[0].upper()}{change[1:]}: {TITLES[name]} {after}."
+
+
+def diagnosis_report(diagnosis: Diagnosis) -> Report:
+    """Return the report of a diagnosis."""
+    setup, late = diagnosis.healthy.setup, diagnosis.late
+    head = f"{setup.model.name} on {setup.device.name}, {setup.engine.name} {setup.engine.version}"
+    blocks: list[Block] = [_latencies(diagnosis)]
+    if diagnosis.findings:
+        shares = {title(finding): max(finding.shares[late[0]], 0.0) for finding in diagnosis.findings}
+        blocks = [
+            OnPage(lambda: [_cards(diagnosis)]),
+            *blocks,
+            OnPage(lambda: [Bars(shares, "Share of the time lost")]),
+        ]
+    sections = [Section("", blocks, "Recorded and predicted", is_open=True)]
+    if diagnosis.findings:
+        sections.append(Section("Causes", [_causes(diagnosis), _reasons(diagnosis)], is_open=True))
+    if diagnosis.others:
+        heading = (
+            "What else would explain a part" if diagnosis.findings else "What would explain the differences, if any"
+        )
+        sections.append(Section(heading, [_others(diagnosis)]))
+    return Report(head, [], sections, _notes(diagnosis), verdict=verdict(diagnosis), is_good=not late)
+
+
+def _latencies(diagnosis: Diagnosis) -> Table:
+    rows = [
+        [
+            TITLES[name],
+            format_seconds(recorded_s),
+            format_seconds(diagnosis.healthy_s[name]),
+            f"{diagnosis.gaps[name]:+.1%}",
+            f"{diagnosis.widths[name]:.0%}",
+        ]
+        for name, recorded_s in diagnosis.recorded_s.items()
+    ]
+    return Table(("mean", "recorded", "predicted", "gap", "sure within"), rows)
+
+
+def _cards(diagnosis: Diagnosis) -> Cards:
+    name = diagnosis.late[0]
+    cards = [Card(f"{diagnosis.gaps[name]:+.0%}", f"{TITLES[name]} beyond the prediction")]
+    cards.append(Card(percent(min(max(diagnosis.explained, 0.0), 1.0)), "explained"))
+    if diagnosis.lost_usd_per_hour is not None:
+        cards.append(Card(f"${diagnosis.lost_usd_per_hour:,.2f}", "an hour pays for time lost"))
+    return Cards(cards)
+
+
+def _causes(diagnosis: Diagnosis) -> Table:
+    name, lost = diagnosis.late[0], diagnosis.lost_usd_per_hour
+    rows = []
+    for finding in diagnosis.findings:
+        money = "" if lost is None else f"${max(lost * finding.shares['e2e'], 0.0):,.2f}/h"
+        gain = f"{TITLES[name]} {format_seconds(finding.without_s[name])}"
+        rows.append([title(finding), percent(max(finding.shares[name], 0.0)), money, gain])
+    return Table(("cause", "share", "costs", "without it"), rows)
+
+
+def _reasons(diagnosis: Diagnosis) -> Facts:
+    """Return the evidence of each cause, and what to change."""
+    engine = diagnosis.healthy.setup.engine.name
+    rows = [(title(each), f"{evidence(each)}; {change_of(each, engine)}") for each in diagnosis.findings]
+    return Facts(rows, width=max(len(name) for name, _ in rows) + 2)
+
+
+def _others(diagnosis: Diagnosis) -> Table:
+    return Table(("cause", "evidence"), [[title(finding), evidence(finding)] for finding in diagnosis.others], right=1)
+
+
+def _notes(diagnosis: Diagnosis) -> list[str]:
+    calibration = diagnosis.healthy.setup.calibration_name or "none"
+    notes = [f"note: {diagnosis.num_requests:,} requests; calibration: {calibration}"]
+    if not diagnosis.late:
+        notes.append("note: smaller faults show beside an earlier healthy run: --before")
+    if diagnosis.late_s > 0.1 * diagnosis.recorded_s["ttft"]:
+        notes.append(f"note: the client sent {format_seconds(diagnosis.late_s)} late on average: it cannot keep up")
+    return notes
+
+
+def diagnosis_document(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Document a diagnosis."""
+    engine = diagnosis.healthy.setup.engine.name
+
+    def documented(finding: Finding) -> dict[str, Any]:
+        return {
+            "cause": finding.name,
+            "title": title(finding),
+            "severity": finding.severity,
+            "evidence": evidence(finding),
+            "change": change_of(finding, engine),
+            "shares": dict(finding.shares),
+            "without_s": dict(finding.without_s),
+            "log_likelihood": finding.gain,
+        }
+
+    return {
+        "windtunnel": version(),
+        "verdict": verdict(diagnosis),
+        "is_slow": bool(diagnosis.late),
+        "late": list(diagnosis.late),
+        "recorded_s": dict(diagnosis.recorded_s),
+        "predicted_s": dict(diagnosis.healthy_s),
+        "sure_within": dict(diagnosis.widths),
+        "causes": [documented(finding) for finding in diagnosis.findings],
+        "others": [documented(finding) for finding in diagnosis.others],
+        "lost_usd_per_hour": diagnosis.lost_usd_per_hour,
+        "num_requests": diagnosis.num_requests,
+    }

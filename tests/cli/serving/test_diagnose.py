@@ -1,0 +1,65 @@
+"""`windtunnel diagnose`: its verdict, its document, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cli.conftest import Command
+
+SERVER = "vllm serve qwen2.5-0.5b"
+LOAD = (
+    *("--device", "h100_sxm", "--rate", "30", "--num-requests", "60"),
+    *("--input-tokens", "64-256", "--output-tokens", "16-64"),
+)
+
+
+def simulate(windtunnel: Command, folder: Path, *options: str) -> str:
+    done = windtunnel("simulate", "--from-command", SERVER, *LOAD, *options, "--out", str(folder))
+    assert done.code == 0, done.stderr
+    return str(folder)
+
+
+def test_an_eager_server_is_told_what_to_change(windtunnel: Command, tmp_path: Path) -> None:
+    slow = simulate(windtunnel, tmp_path / "slow", "--set", "deployment.engine.max_cudagraph_capture_size=0")
+    healthy = simulate(windtunnel, tmp_path / "healthy", "--seed", "3")
+    arguments = (slow, "--from-command", SERVER, "--device", "h100_sxm", "--before", healthy)
+    page = tmp_path / "why.html"
+    done = windtunnel("diagnose", *arguments, "--html", str(page), "--json")
+    assert done.code == 0
+    document = json.loads(done.stdout)
+    assert document["causes"][0]["cause"] == "eager"
+    assert "Remove --enforce-eager" in document["verdict"]
+    assert "Remove --enforce-eager" in page.read_text(encoding="utf-8")
+
+
+def test_a_server_as_predicted_is_healthy(windtunnel: Command, tmp_path: Path) -> None:
+    run = simulate(windtunnel, tmp_path / "run")
+    done = windtunnel("diagnose", run, "--from-command", SERVER, "--device", "h100_sxm")
+    assert "Healthy: end to end as fast as predicted" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("missing.csv", "--model", "qwen2.5-0.5b", "--device", "h100_sxm"), "there is no file missing.csv"),
+        (("README.md", "--model", "qwen2.5-0.5b", "--device", "h100_sxm"), "is of no known kind"),
+        ((), "requests is missing"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(windtunnel: Command, arguments: tuple[str, ...], message: str) -> None:
+    done = windtunnel("diagnose", *arguments)
+    assert done.code == 2
+    assert message.lower() in done.stderr.lower()
+
+
+def test_what_served_must_be_named(windtunnel: Command, tmp_path: Path) -> None:
+    run = simulate(windtunnel, tmp_path / "run")
+    done = windtunnel("diagnose", run, "--device", "h100_sxm")
+    assert done.code == 2
+    assert "--model is missing" in done.stderr

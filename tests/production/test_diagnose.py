@@ -1,0 +1,147 @@
+"""Diagnoses of runs that a fault was put into."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import windtunnel as wt
+from windtunnel.production.causes import CAUSES, TEXTS, Change
+from windtunnel.production.diagnose import LATENCIES, Diagnosis, Replay, diagnose, replay_of, served_by
+from windtunnel.production.observed import Observed
+from windtunnel.report.diagnosis import diagnosis_document, diagnosis_report, verdict
+from windtunnel.serving.scenario import Scenario
+from windtunnel.serving.shorthand import parse_lengths
+from windtunnel.workload.generate.requests import generate
+
+MORE_FAULTS = (
+    *(("all_reduce", 4.0), ("clock", 1.8), ("slow_rank", 1.4), ("batch_limit", 4.0)),
+    *(("tokenizer", 1e-4), ("load_generator", 3e-3), ("compilation", 4.0)),
+)
+
+
+def described(**options: Any) -> Scenario:
+    known = {"model": "qwen3-8b", "device": "h100_sxm", "tp": 2, "rate_per_s": 12.0, "num_requests": 120}
+    lengths = {
+        name: parse_lengths(name, text) for name, text in (("input_tokens", "200-1800"), ("output_tokens", "20-100"))
+    }
+    return wt.scenario(**{**known, **lengths, **options})
+
+
+def sent(scenario: Scenario, seed: int = 0) -> Observed:
+    requests = generate(scenario.workload, seed)
+    nothing = np.zeros(requests.arrival_s.size)
+    position = np.arange(nothing.size)
+    return Observed(
+        requests.arrival_s, requests.input_tokens, requests.output_tokens, nothing, nothing, nothing, position
+    )
+
+
+def recorded(replay: Replay, requests: Observed, change: Change, seed: int = 1) -> Observed:
+    """Return the requests with simulated latencies, and 5% of noise."""
+    random_ = np.random.default_rng(seed)
+    times = replay.latencies(change)
+    ttft_s, tpot_s = (
+        times[name] * np.exp(0.05 * random_.standard_normal(times[name].size)) for name in ("ttft", "tpot")
+    )
+    e2e_s = ttft_s + np.nan_to_num(tpot_s) * (requests.output_tokens - 1)
+    return Observed(
+        requests.arrival_s,
+        requests.input_tokens,
+        requests.output_tokens,
+        ttft_s,
+        e2e_s,
+        requests.sent_late_s,
+        requests.position,
+    )
+
+
+def diagnosed(name: str, severity: float, has_before: bool = True, **options: Any) -> Diagnosis:
+    scenario = described(**options)
+    requests, others = sent(scenario), sent(scenario, seed=5)
+    replay = replay_of(scenario, requests)
+    served = served_by(replay, replay.healthy(), replay.latencies(Change()))
+    change = CAUSES[name].change(severity, served) if name else Change()
+    before = recorded(replay_of(scenario, others), others, Change(), seed=2) if has_before else None
+    return diagnose(scenario, recorded(replay, requests, change), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "severity"),
+    [
+        ("eager", 1.0),
+        ("host_stall", 4e-3),
+        *(pytest.param(*pair, marks=pytest.mark.full) for pair in MORE_FAULTS),
+    ],
+)
+def test_a_fault_is_found_with_its_severity_and_its_share(name: str, severity: float) -> None:
+    diagnosis = diagnosed(name, severity)
+    first = diagnosis.findings[0]
+    assert first.name == name
+    assert first.severity == pytest.approx(severity, rel=0.3)
+    assert first.shares[diagnosis.late[0]] == pytest.approx(1.0, abs=0.2)
+    assert first.without_s[diagnosis.late[0]] == pytest.approx(diagnosis.healthy_s[diagnosis.late[0]], rel=0.15)
+
+
+@pytest.mark.parametrize("has_before", [True, False])
+def test_a_healthy_run_raises_no_alarm(has_before: bool) -> None:
+    diagnosis = diagnosed("", 0.0, has_before)
+    assert not diagnosis.late
+    assert not diagnosis.findings
+    assert verdict(diagnosis).startswith("Healthy")
+
+
+@pytest.mark.full
+def test_experts_out_of_balance_are_told_from_other_operators() -> None:
+    assert diagnosed("experts", 2.5, model="qwen3-30b-a3b", tp=1).findings[0].name == "experts"
+
+
+def test_without_an_earlier_run_a_fault_within_the_interval_is_only_a_candidate() -> None:
+    diagnosis = diagnosed("slow_rank", 1.15, has_before=False)
+    assert not diagnosis.findings
+    assert diagnosis.widths["tpot"] > 0.15
+
+
+@pytest.mark.full
+def test_two_faults_are_both_found() -> None:
+    scenario = described()
+    requests, others = sent(scenario), sent(scenario, seed=5)
+    replay = replay_of(scenario, requests)
+    change = Change(host_s={"unhidden_step_s": 8e-3}).joined(Change(host_s={"prompt_token_s": 4e-4}))
+    before = recorded(replay_of(scenario, others), others, Change(), seed=2)
+    diagnosis = diagnose(scenario, recorded(replay, requests, change), before)
+    assert {finding.name for finding in diagnosis.findings[:2]} == {"host_stall", "tokenizer"}
+
+
+def test_the_report_names_the_cause_and_what_to_change_in_the_engines_words() -> None:
+    diagnosis = diagnosed("eager", 1.0, engine="sglang")
+    text = verdict(diagnosis)
+    assert text.startswith("Slow: ")
+    assert "Remove --disable-cuda-graph" in text
+    document = diagnosis_document(diagnosis)
+    assert document["is_slow"]
+    assert document["causes"][0]["cause"] == "eager"
+    assert diagnosis_report(diagnosis).is_good is False
+
+
+def test_every_cause_has_its_texts() -> None:
+    assert list(CAUSES) == list(TEXTS)
+    for texts in TEXTS.values():
+        assert texts["title"]
+        assert texts["evidence"]
+        assert texts["change"]
+
+
+def test_changes_add_up() -> None:
+    both = Change(host_s={"stream_s": 1.0}, factors={"other": 2.0}).joined(
+        Change(host_s={"stream_s": 2.0}, factors={"other": 1.5}, pause_s=3.0)
+    )
+    assert both == Change({}, {"stream_s": 3.0}, {"other": 3.0}, 1.0, 3.0)
+
+
+def test_latencies_are_those_of_a_simulation_of_the_same_requests() -> None:
+    scenario = described()
+    replay = replay_of(scenario, sent(scenario))
+    result, times = wt.simulate(scenario), replay.latencies(Change())
+    for name in LATENCIES:
+        np.testing.assert_allclose(times[name], result.requests[f"{name}_s"], rtol=1e-9)

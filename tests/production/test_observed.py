@@ -1,0 +1,83 @@
+"""Files of recorded requests."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import windtunnel as wt
+from windtunnel.errors import InputError
+from windtunnel.production.observed import observed, read_requests
+
+COLUMNS = "arrival_s,input_tokens,output_tokens,ttft_s,e2e_s\n"
+
+
+def detailed(path: Path, count: int = 30, failed: int = 2) -> Path:
+    document = {
+        "input_lens": [100 + index for index in range(count)],
+        "output_lens": [3] * count,
+        "start_times": [1000.0 + index for index in range(count)],
+        "ttfts": [0.5] * count,
+        "itls": [[0.1, 0.2]] * count,
+        "errors": ["", *["refused"] * failed, *[""] * (count - failed - 1)],
+    }
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return path
+
+
+def test_vllms_client_gives_every_request_but_those_that_failed(tmp_path: Path) -> None:
+    run = read_requests(detailed(tmp_path / "result.json"))
+    assert run.arrival_s.size == 28
+    assert run.arrival_s[:2].tolist() == [0.0, 3.0]
+    assert run.e2e_s[0] == pytest.approx(0.8)
+    assert run.tpot_s[0] == pytest.approx(0.15)
+    assert run.position[:2].tolist() == [0, 3]
+
+
+def test_a_simulated_folder_is_read_without_its_warm_up(tmp_path: Path) -> None:
+    result = wt.simulate(
+        wt.scenario(
+            model="qwen2.5-0.5b",
+            device="h100_sxm",
+            concurrency=2,
+            input_tokens=64,
+            output_tokens=4,
+            num_requests=30,
+            settings={"workload.arrivals.num_warmup_requests": 5},
+        )
+    )
+    result.requests.write_parquet(tmp_path / "requests.parquet")
+    run = read_requests(tmp_path)
+    assert run.arrival_s.size == 30
+    np.testing.assert_allclose(np.sort(run.ttft_s), np.sort(result.requests["ttft_s"][5:]))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("requests.csv", "arrival_s,input_tokens\n1,2\n", "has no column output_tokens"),
+        ("requests.csv", COLUMNS + "0,1,1,0.1,0.2\n", "has 1 answered requests"),
+        ("requests.csv", COLUMNS + "0,1,2,0.3,0.2\n" * 30, "ends before its first token"),
+        ("result.json", "{}", "has no list of every request"),
+        ("requests.txt", "", "is of no known kind"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        read_requests(tmp_path / name)
+
+
+def test_requests_without_an_answer_do_not_count() -> None:
+    count = 40
+    columns = {
+        "arrival_s": np.arange(count, dtype=float),
+        "input_tokens": np.full(count, 10),
+        "output_tokens": np.full(count, 1),
+        "ttft_s": np.where(np.arange(count) < 10, np.nan, 0.1),
+        "e2e_s": np.full(count, 0.1),
+    }
+    run = observed(columns)
+    assert run.arrival_s.size == 30
+    assert np.isnan(run.tpot_s).all()
