@@ -125,7 +125,7 @@ def test_the_report_names_the_cause_and_what_to_change_in_the_engines_words() ->
 
 
 def test_every_cause_has_its_texts() -> None:
-    assert list(CAUSES) == list(TEXTS)
+    assert set(TEXTS) - set(CAUSES) == {"sampler", "stall"}
     for texts in TEXTS.values():
         assert texts["title"]
         assert texts["evidence"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -40,6 +40,7 @@ OUTLIER, SHIFTED = 3.0, 1.5
 """A step is not scored whose measured time over the priced one is `OUTLIER` times the median of its kind in the run, or
 as many times below it; nor two neighbours of which the first is `SHIFTED` times above and the second as far below, or
 the first above its price and the second `OUTLIER` times below."""
+SLOW_STEP = np.dtype([("place", np.int64), ("measured_s", np.float64), ("predicted_s", np.float64)])
 SLOW = "far slower than others of the kind: the first steps hold compilation, and ranks wait for each other"
 FAST = "far faster than others of the kind"
 TOGETHER = "two steps recorded together: the first's time holds part of the second's"
@@ -69,6 +70,9 @@ class PricedSteps:
     """Standard deviation of the decoding requests' contexts over their mean."""
     left_out: Mapping[str, int]
     """Reason -> number of rows, or of steps, that are not among these."""
+    slow: NDArray[Any] = field(default_factory=lambda: np.empty(0, SLOW_STEP))
+    """Steps left out as far slower than others of their kind: their `place` in the run, `measured_s` and `predicted_s`,
+    the last scaled by the median of their kind."""
 
     @property
     def errors(self) -> Floats:
@@ -78,7 +82,9 @@ class PricedSteps:
     def taken(self, which: NDArray[np.bool_], left_out: Mapping[str, int] | None = None) -> PricedSteps:
         """Return some of the steps."""
         columns: dict[str, Any] = {
-            name: values[which] for name, values in vars(self).items() if isinstance(values, np.ndarray)
+            name: values[which]
+            for name, values in vars(self).items()
+            if isinstance(values, np.ndarray) and name != "slow"
         }
         families_s = {name: seconds[which] for name, seconds in self.families_s.items()}
         return replace(self, **columns, families_s=families_s, left_out={**self.left_out, **(left_out or {})})
@@ -224,7 +230,11 @@ def _without_outliers(priced: PricedSteps) -> PricedSteps:
     together |= _together(ratio, SHIFTED, 1 / SHIFTED)
     reasons = {SLOW: (ratio > OUTLIER) & ~together, FAST: (ratio < 1 / OUTLIER) & ~together, TOGETHER: together}
     counts = {reason: int(which.sum()) for reason, which in reasons.items() if which.any()}
-    return priced.taken(~np.any(list(reasons.values()), axis=0), counts)
+    places = np.flatnonzero(reasons[SLOW])
+    slow = np.empty(places.size, SLOW_STEP)
+    slow["place"], slow["measured_s"] = places, priced.measured_s[places]
+    slow["predicted_s"] = priced.measured_s[places] / ratio[places]
+    return replace(priced, slow=slow).taken(~np.any(list(reasons.values()), axis=0), counts)
 
 
 def _together(ratio: Floats, above: float, below: float) -> NDArray[np.bool_]:

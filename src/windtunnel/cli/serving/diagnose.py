@@ -1,15 +1,22 @@
 """`windtunnel diagnose`: why a server is slow."""
 
+from pathlib import Path
+
+from windtunnel.calibration.steps.read import RUNS
 from windtunnel.cli.options import launched, scenario_of
 from windtunnel.cli.output import answer, write_page
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
+from windtunnel.files import read_text
 from windtunnel.production.observed import read_requests
 
 
 def command(options: Options) -> None:
     """Compare recorded requests with their simulation, and name the causes of the difference."""
+    if _is_of_runs(options.requests):
+        _answer_runs(options)
+        return
     recorded = read_requests(options.requests)
     before = None if options.before is None else read_requests(options.before)
     launch = launched(options)
@@ -32,3 +39,37 @@ def _name_load(options: Options, server: dict[str, object]) -> None:
     if options.model is None and "model" not in server:
         raise InputError("what served the requests is not known: --model is missing", "or give --from-command")
     options.rate, options.input_tokens, options.output_tokens = 1.0, "1", "1"
+
+
+def _is_of_runs(path: Path) -> bool:
+    """Whether a file holds measured runs or recorded steps, and not the requests of one run."""
+    if path.is_dir():
+        return (path / RUNS).is_file()
+    if path.name.endswith((".jsonl", ".jsonl.gz", ".csv.gz")):
+        return True
+    if path.suffix == ".csv" and path.is_file():
+        return "ttft_s" not in read_text(path).partition("\n")[0].split(",")
+    return False
+
+
+def _answer_runs(options: Options) -> None:
+    """Diagnose recorded steps, or series of measured runs."""
+    from windtunnel.calibration.measured_runs import is_run_file, read_run_file
+    from windtunnel.calibration.steps.read import read_step_runs
+    from windtunnel.calibration.validate import predict_runs, with_odd_runs
+    from windtunnel.production.slow_steps import diagnose_runs, diagnose_steps
+    from windtunnel.report.slow_steps import steps_document, steps_report
+
+    path = options.requests
+    if options.before is not None:
+        raise InputError("--before is for requests", "leave it out")
+    if path.suffix == ".jsonl" and path.is_file() and is_run_file(path):
+        with counted("predicting", "runs") as progress:
+            predictions = predict_runs(read_run_file(path), options.calibration, 1, progress)
+        diagnosis = diagnose_runs(with_odd_runs(predictions))
+    else:
+        runs = read_step_runs(path, launched(options).raw, options.of("deployment"))
+        with counted("pricing", "runs") as progress:
+            diagnosis = diagnose_steps(runs, progress)
+    write_page(options.html, steps_report, diagnosis)
+    answer(options.as_json, steps_document, steps_report, diagnosis)
