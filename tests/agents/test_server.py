@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ pytest.importorskip("mcp")
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
+import windtunnel as wt
 from windtunnel.agents.server import server
 
 LOAD = {"input_tokens": 64, "output_tokens": 8, "concurrency": 4, "num_requests": 20}
@@ -43,7 +45,7 @@ def test_every_tool_says_what_it_takes() -> None:
             return (await client.list_tools()).tools
 
     listed = {tool.name: tool for tool in asyncio.run(tools())}
-    assert sorted(listed) == ["catalog", "compare", "explain", "recommend", "simulate"]
+    assert sorted(listed) == ["catalog", "compare", "diagnose", "explain", "recommend", "simulate"]
     assert all(tool.description for tool in listed.values())
     assert "A device of the catalog" in str(listed["simulate"].input_schema)
 
@@ -71,6 +73,16 @@ def test_a_change_is_judged_on_the_same_requests() -> None:
     document = answer("compare", device="h100_sxm", load=LOAD, before_command=SERVER["command"], after_command=slower)
     assert document["passes"] is False
     assert document["after"]["e2e"]["p90"]["value"] > document["before"]["e2e"]["p90"]["value"]
+
+
+def test_a_recorded_run_is_diagnosed(tmp_path: Path) -> None:
+    options = {"model": "qwen2.5-0.5b", "device": "h100_sxm", "max_cudagraph_capture_size": 0}
+    settings = {"deployment.engine.max_cudagraph_capture_size": options.pop("max_cudagraph_capture_size")}
+    load = {"rate_per_s": 20.0, "input_tokens": 128, "output_tokens": 32, "num_requests": 40}
+    wt.simulate(wt.scenario(**options, **load, settings=settings)).requests.write_parquet(tmp_path / "requests.parquet")
+    document = answer("diagnose", requests=str(tmp_path), device="h100_sxm", command=SERVER["command"])
+    assert document["is_slow"]
+    assert document["causes"][0]["cause"] == "eager"
 
 
 def test_the_catalog_lists_names() -> None:

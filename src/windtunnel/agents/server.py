@@ -7,6 +7,7 @@ them, or a roofline), each `calibrated` where the simulator's own error was fitt
 
 from collections.abc import Mapping
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any
 
 from mcp.server import MCPServer
@@ -17,7 +18,10 @@ from windtunnel import api, catalog
 from windtunnel.errors import InputError, check_known
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.metrics.summary import Distribution
+from windtunnel.production.diagnose import diagnose as explain_latencies
 from windtunnel.production.gate import gate_change
+from windtunnel.production.observed import read_requests
+from windtunnel.report.diagnosis import diagnosis_document
 from windtunnel.report.gate import gate_document
 from windtunnel.report.render.json import version
 from windtunnel.report.search.study import search_report
@@ -50,14 +54,14 @@ MOST_OPERATORS = 20
 INSTRUCTIONS = (
     "Windtunnel predicts latency, throughput and cost of served language models. Ask `catalog` for names, `recommend` "
     "for what to serve on, `simulate` for one deployment, `explain` for where a step's time goes, `compare` for what a "
-    "change does. Quote intervals and the `known` of a number."
+    "change does, `diagnose` for why a server is slow. Quote intervals and the `known` of a number."
 )
 
 
 def server() -> MCPServer:
     """Return the server with its tools."""
     made = MCPServer("windtunnel", instructions=INSTRUCTIONS, version=version())
-    for tool in (simulate, recommend, explain, compare, names):
+    for tool in (simulate, recommend, explain, compare, diagnose, names):
         made.tool(name="catalog" if tool is names else tool.__name__)(_refusing(tool))
     return made
 
@@ -151,6 +155,22 @@ def compare(
     new = simulate_scenario(_scenario(device, load, after_command, after, slo))
     document = gate_document(gate_change(old, new, parse_limits(slo) if slo else ()))
     return {**document, "before": _figures(old), "after": _figures(new)}
+
+
+def diagnose(
+    requests: Annotated[str, Field(description="Recorded requests: a requests.parquet or its folder, .csv or .json.")],
+    device: Device,
+    command: Command = None,
+    deployment: Deployment = None,
+    before: Annotated[str | None, Field(description="An earlier, healthy run of the same deployment.")] = None,
+) -> dict[str, Any]:
+    """Say why a server is slow, from its recorded requests, and what to change."""
+    scenario = _scenario(device, {"input_tokens": 1, "output_tokens": 1, "rate_per_s": 1.0}, command, deployment, None)
+    earlier = None if before is None else read_requests(Path(before))
+    return {
+        **diagnosis_document(explain_latencies(scenario, read_requests(Path(requests)), earlier)),
+        **_remarks(command),
+    }
 
 
 def names(kind: Annotated[str, Field(description="models, devices, nodes, engines, traces or calibrations.")]) -> Any:

@@ -8,7 +8,7 @@ that no factor explains lose weight (Geman and McClure, 1985).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,6 +38,8 @@ LOWEST = -0.3
 NUM_ROUNDS, NUM_SWEEPS = 6, 200
 FLOORS = np.geomspace(1 / 8, 8.0, 97)
 """Multiples that are tried for the host's time to launch a step with prompts."""
+LAUNCH = "launches"
+"""The host's launches of steps with prompts, beside the terms of the regression."""
 FIRST_FRACTION = 0.05
 """Share of a run's steps, its first ones, that its factors are fitted on."""
 
@@ -83,12 +85,18 @@ def terms(priced: PricedSteps) -> dict[str, Floats]:
     }
 
 
-def fit_factors(runs: Sequence[PricedSteps]) -> Factors:
-    """Fit factors on the steps of some runs together: in turn those of the device, and the host's floors."""
-    names = list(dict.fromkeys(name for run in runs for name in terms(run)))
+def fit_factors(runs: Sequence[PricedSteps], only: Collection[str] | None = None) -> Factors:
+    """Fit factors on the steps of some runs together: in turn those of the device, and the host's floors.
+
+    With `only`, factors of these terms alone; with `LAUNCH` among them, one floor for steps in pieces and others.
+    """
+    names = list(dict.fromkeys(name for run in runs for name in terms(run) if only is None or name in only))
     factors = Factors(dict.fromkeys(names, 0.0))
     for _ in range(NUM_ROUNDS):
-        factors = replace(factors, floors=(_floor(factors, runs, True), _floor(factors, runs, False)))
+        if only is None:
+            factors = replace(factors, floors=(_floor(factors, runs, True), _floor(factors, runs, False)))
+        elif LAUNCH in only:
+            factors = replace(factors, floors=(_floor(factors, runs),) * 2)
         bound = [run.taken(factors.host_s(run) < factors.device_s(run)) for run in runs]
         if any(run.kind.size for run in bound):
             factors = replace(factors, missing=_missing(factors, [run for run in bound if run.kind.size]))
@@ -117,9 +125,11 @@ def _missing(factors: Factors, runs: Sequence[PricedSteps]) -> dict[str, float]:
     return dict(zip(names, values.tolist(), strict=True))
 
 
-def _floor(factors: Factors, runs: Sequence[PricedSteps], in_pieces: bool) -> float:
-    """Return the multiple of the host's launches that explains the steps with prompts best, in pieces or not."""
-    chosen = [run.taken((run.launch_s > 0) & (run.is_in_pieces == in_pieces)) for run in runs]
+def _floor(factors: Factors, runs: Sequence[PricedSteps], in_pieces: bool | None = None) -> float:
+    """Return the multiple of the host's launches that explains the steps with prompts best: those in pieces, those that
+    are not, or all.
+    """
+    chosen = [run.taken((run.launch_s > 0) & ((run.is_in_pieces == in_pieces) | (in_pieces is None))) for run in runs]
     device_s, launch_s, measured_s = (
         np.concatenate(parts)
         for parts in zip(*((factors.device_s(run), run.launch_s, run.measured_s) for run in chosen), strict=True)

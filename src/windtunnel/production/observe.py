@@ -1,0 +1,185 @@
+"""Learn a calibration from the steps that a server recorded, and check it on later ones.
+
+A run's first steps are fitted, in two parts: candidates are learnt on the earlier one and judged on the later one, and
+the best is fitted again on both. The result is a calibration file; what it says is then measured on all other steps, by
+pricing them with that file and not with the factors of the fit.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+
+from windtunnel.calibration.steps.fit import DECODE_STEP, LAUNCH, REQUEST, UNITS_S, Factors, fit_factors
+from windtunnel.calibration.steps.price import ATTENTION_DECODE, KINDS, SMALL, PricedSteps, price_run
+from windtunnel.calibration.steps.read import StepRun
+from windtunnel.errors import InputError
+from windtunnel.metrics.accuracy import Score, score
+from windtunnel.metrics.uncertainty import Spread
+from windtunnel.serving.calibration import Calibration, Provenance
+from windtunnel.serving.priced_deployments import PricedDeployments
+from windtunnel.serving.scenario import Setup
+
+FAMILIES: Mapping[str, Sequence[str]] = {
+    "GEMM": ("gemm.memory", "gemm.compute"),
+    "experts": ("experts.memory", "experts.compute"),
+    ATTENTION_DECODE: ("decode_attention",),
+    "attention prefill": ("prefill_attention",),
+    "collectives": ("collective",),
+    SMALL: ("other",),
+}
+"""Family of operators -> its factors in a calibration."""
+HOST_TERMS = (DECODE_STEP, REQUEST, LAUNCH)
+CANDIDATES: Mapping[str, Sequence[str]] = {
+    "nothing": (),
+    "the host": HOST_TERMS,
+    "the operators": tuple(FAMILIES),
+    "the host and the operators": (*HOST_TERMS, *FAMILIES),
+}
+"""What is learnt -> its terms, the fewest first."""
+EARLIER = 0.7
+"""Share of the learning steps that candidates are fitted on; the others judge them."""
+LEAST_STEPS = 50
+LEAST_SHARE = 0.02
+LEAST_GAIN = 0.02
+"""Error that a candidate with more terms must save, as a share."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What was learnt from a run's first steps."""
+
+    run: str
+    calibration: Calibration
+    learnt: str
+    """A key of `CANDIDATES`."""
+    num_learnt: int
+    num_judged: int
+    before: Mapping[str, Score]
+    """Kind of step -> errors of the other steps with the calibration that was there before."""
+    after: Mapping[str, Score]
+    """The same with the one that was learnt."""
+    unidentified: Sequence[str]
+    """Operators that take so little of the learning steps' time that nothing was learnt of them."""
+    refused: Mapping[str, float]
+    """Candidate -> error that it had on the judging part, as a share; those that were not taken."""
+
+
+def observe_steps(run: StepRun, learn: float = 0.2, priced: PricedDeployments | None = None) -> Observation:
+    """Learn a calibration from the first steps of a run.
+
+    Args:
+        run: recorded steps and their deployment.
+        learn: share of the steps that are learnt from.
+        priced: shares prices between runs.
+
+    Raises:
+        InputError: the deployment is not known, or too few steps can be priced.
+    """
+    if run.setup is None:
+        raise InputError(f"{run.name}: {run.refused}")
+    shared = priced or PricedDeployments()
+    steps = price_run(run, shared.estimator)
+    place = np.arange(steps.kind.size)
+    end = int(learn * steps.kind.size)
+    if end < LEAST_STEPS or steps.kind.size - end < LEAST_STEPS:
+        hint = f"{LEAST_STEPS} to learn from and as many to judge are needed"
+        raise InputError(
+            f"{run.name} has {steps.kind.size} steps that can be priced, {end} of them to learn from", hint
+        )
+    earlier, later = steps.taken(place < EARLIER * end), steps.taken((place >= EARLIER * end) & (place < end))
+    errors = {name: _error(_fitted([earlier], terms).applied(later)) for name, terms in CANDIDATES.items()}
+    chosen = "nothing"
+    for name, error in errors.items():
+        if error < errors[chosen] * (1 - LEAST_GAIN):
+            chosen = name
+    learning, others = steps.taken(place < end), place >= end
+    factors = _fitted([learning], CANDIDATES[chosen])
+    calibration = _calibration(run, run.setup, factors, steps.taken(others), learning.kind.size)
+    corrected = replace(run, setup=_with(run.setup, calibration, run.name))
+    repriced = price_run(corrected, PricedDeployments().estimator)
+    calibration = msgspec.structs.replace(calibration, spread=_spreads(repriced, repriced.kind.size - others.sum()))
+    rest = repriced.taken(np.arange(repriced.kind.size) >= end)
+    return Observation(
+        run=run.label,
+        calibration=calibration,
+        learnt=chosen,
+        num_learnt=learning.kind.size,
+        num_judged=rest.kind.size,
+        before=_scores(steps.taken(others)),
+        after=_scores(rest),
+        unidentified=[name for name in FAMILIES if _share(learning, name) < LEAST_SHARE],
+        refused={name: error for name, error in errors.items() if name != chosen},
+    )
+
+
+def _share(steps: PricedSteps, family: str) -> float:
+    """Return the share of a family of operators in the priced time."""
+    seconds = steps.families_s.get(family)
+    return 0.0 if seconds is None else float(seconds.sum() / steps.predicted_s.sum())
+
+
+def _fitted(runs: Sequence[PricedSteps], terms: Sequence[str]) -> Factors:
+    """Return the factors of some terms; all others stay as they are priced."""
+    return fit_factors(runs, terms) if terms else Factors({})
+
+
+def _error(steps: PricedSteps) -> float:
+    """Return the mean over the kinds of the median error."""
+    errors = [np.median(np.abs(steps.errors[steps.kind == kind])) for kind in np.unique(steps.kind)]
+    return float(np.mean(errors))
+
+
+def _scores(steps: PricedSteps) -> dict[str, Score]:
+    """Return kind -> errors of its steps."""
+    scored = {kind: score(steps.errors[steps.kind == place].tolist()) for place, kind in enumerate(KINDS)}
+    return {kind: each for kind, each in scored.items() if each is not None}
+
+
+def _calibration(run: StepRun, setup: Setup, factors: Factors, others: PricedSteps, num_learnt: int) -> Calibration:
+    """Return the calibration in force with what was learnt over it."""
+    known = setup.calibration
+    learnt = dict(known.factors) if known is not None else {}
+    for family, names in FAMILIES.items():
+        for name in names:
+            learnt[name] = learnt.get(name, 1.0) * (1.0 + factors.missing.get(family, 0.0))
+    host = setup.engine.host
+    extra_s = {
+        "unhidden_step_s": factors.missing.get(DECODE_STEP, 0.0) * UNITS_S[DECODE_STEP],
+        "unhidden_request_s": factors.missing.get(REQUEST, 0.0) * UNITS_S[REQUEST],
+    }
+    launch_s = (host.launch_s or 0.0) * factors.floors[0]
+    overheads = {name: (getattr(host, name) or 0.0) + seconds for name, seconds in extra_s.items()}
+    assert setup.engine.version is not None
+    provenance = Provenance(
+        fitted_on=f"{run.name}: the first {num_learnt} of {num_learnt + others.kind.size} recorded steps",
+        num_runs=1,
+        num_configurations=1,
+        models=(setup.model.name,),
+        versions=(setup.engine.version,),
+        devices=(setup.device.name,),
+    )
+    return Calibration(
+        engine=setup.engine.name,
+        provenance=provenance,
+        device=setup.device.name,
+        host=msgspec.structs.replace(host, launch_s=launch_s, **overheads),
+        factors={name: round(value, 4) for name, value in learnt.items() if abs(value - 1) > 1e-4},
+    )
+
+
+def _with(setup: Setup, calibration: Calibration, name: str) -> Setup:
+    """Return the setup as a scenario with this calibration resolves."""
+    engine = msgspec.structs.replace(setup.engine, host=calibration.host)
+    return replace(setup, calibration=calibration, calibration_name=f"observed {name}", engine=engine)
+
+
+def _spreads(steps: PricedSteps, num_learnt: int) -> dict[str, Spread]:
+    """Return the spread of the median step over stretches of time, as that of TPOT and of what follows from it."""
+    rest = np.log(steps.measured_s / steps.predicted_s)[num_learnt:]
+    stretches = [float(np.median(part)) for part in np.array_split(rest, max(rest.size // 100, 1))]
+    low, middle, high = (float(np.exp(value)) for value in np.percentile(stretches, [10, 50, 90]))
+    spread = Spread(p10=min(low, 0.99), p50=min(max(middle, low), high), p90=max(high, 1.01), num_runs=len(stretches))
+    inverse = Spread(p10=1 / spread.p90, p50=1 / spread.p50, p90=1 / spread.p10, num_runs=len(stretches))
+    return {"tpot": spread, "e2e": spread, "throughput": inverse}

@@ -1,0 +1,73 @@
+"""What was learnt from a server's recorded steps: the sentence, errors before and after, and the factors."""
+
+from typing import Any
+
+from windtunnel.production.observe import Observation
+from windtunnel.report.render.json import version
+from windtunnel.report.report import Facts, Report, Section, Table
+from windtunnel.schema import encode
+from windtunnel.units import format_count, format_seconds
+
+
+def verdict(observation: Observation) -> str:
+    """Say what was learnt, and what it does to the error of the steps that it was not learnt from."""
+    changes = ", ".join(
+        f"{kind} {observation.before[kind].median:.1%} -> {scored.median:.1%}"
+        for kind, scored in observation.after.items()
+        if kind in observation.before
+    )
+    others = f"{observation.num_judged:,} later steps"
+    if observation.learnt == "nothing":
+        return f"Nothing learnt: the calibration in force is as good on {others} ({changes})."
+    steps = format_count(observation.num_learnt, "step")
+    return f"Learnt {observation.learnt} from {steps}. Median error on {others}: {changes}."
+
+
+def observation_report(observation: Observation) -> Report:
+    """Return the report of an observation."""
+    rows = [
+        [kind, f"{scored.num_runs:,}", *(f"{value:.1%}" for value in _errors(observation, kind))]
+        for kind, scored in observation.after.items()
+    ]
+    heads = ("steps", "number", "median\nbefore", "after", "p90\nbefore", "after")
+    calibration = observation.calibration
+    facts = [(name, f"x {value:.3g}") for name, value in calibration.factors.items() if name.count(".") < 2]
+    known = encode(calibration.host)
+    facts += [(name.removesuffix("_s"), format_seconds(float(value))) for name, value in known.items()]
+    refused = ", ".join(f"{name} ({error:.1%})" for name, error in observation.refused.items())
+    notes = [f"note: mean of the kinds' median errors where others were tried: {refused}"] if refused else []
+    if observation.unidentified:
+        notes.append(f"note: too little of the time to be told: {', '.join(observation.unidentified)}")
+    is_better = observation.learnt != "nothing"
+    return Report(
+        observation.run,
+        [],
+        [
+            Section("", [Table(heads, rows)], "Errors on later steps", is_open=True),
+            Section("The calibration", [Facts(facts, width=22)]),
+        ],
+        notes,
+        verdict=verdict(observation),
+        is_good=True if is_better else None,
+    )
+
+
+def _errors(observation: Observation, kind: str) -> tuple[float, ...]:
+    before, after = observation.before.get(kind, observation.after[kind]), observation.after[kind]
+    return before.median, after.median, before.p90, after.p90
+
+
+def observation_document(observation: Observation) -> dict[str, Any]:
+    """Document an observation."""
+    return {
+        "windtunnel": version(),
+        "verdict": verdict(observation),
+        "run": observation.run,
+        "learnt": observation.learnt,
+        "steps": {"learnt_from": observation.num_learnt, "judged_on": observation.num_judged},
+        "before": {kind: vars(scored) for kind, scored in observation.before.items()},
+        "after": {kind: vars(scored) for kind, scored in observation.after.items()},
+        "refused": dict(observation.refused),
+        "unidentified": list(observation.unidentified),
+        "calibration": encode(observation.calibration),
+    }
