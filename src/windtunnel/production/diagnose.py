@@ -17,17 +17,23 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
 from windtunnel.errors import InputError
+from windtunnel.hardware import Device
 from windtunnel.metrics.uncertainty import HALF_WIDTH
+from windtunnel.model.shape import Shard
 from windtunnel.notebook import Shown
+from windtunnel.pricing.calibrated import factor, shares
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.production.causes import CAUSES, Cause, Change, Served
 from windtunnel.production.observed import Observed
 from windtunnel.search.capacity.probe import serve_requests
-from windtunnel.serving.prepared import PreparedDeployment, prepare
-from windtunnel.serving.priced_deployments import PricedDeployments
+from windtunnel.serving.deployment import EngineSettings
+from windtunnel.serving.prepared import Lower, PreparedDeployment, prepare
+from windtunnel.serving.priced_deployments import REACHES, PricedDeployments
 from windtunnel.serving.results import Result
 from windtunnel.serving.run import Progress
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
+from windtunnel.serving.setup.estimators import shard_of
+from windtunnel.serving.setup.step_prices import LoweredSteps, StepPrices, combined, lower_steps, priced_parts
 from windtunnel.serving.simulate import serve_scenario
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
@@ -115,7 +121,8 @@ class Replay:
     requests: RequestArrays
     setups: Sequence[Setup]
     priced: PricedDeployments = field(default_factory=PricedDeployments)
-    estimators: dict[Any, Estimator] = field(default_factory=dict)
+    parts: dict[Any, tuple[tuple[int, ...], Mapping[str, StepPrices]]] = field(default_factory=dict)
+    """Steps priced part by part, and how far their grids reach."""
 
     def healthy(self) -> Result:
         """Simulate the requests on the deployment as it is described."""
@@ -136,19 +143,38 @@ class Replay:
 
     def _prepared(self, change: Change, requests: RequestArrays) -> PreparedDeployment:
         """Prepare the deployment with a fault."""
-
-        def estimator_of(setup: Setup) -> Estimator:
-            plain = self.priced.estimator(setup)
-            key = id(plain), tuple(sorted(change.factors.items()))
-            if key not in self.estimators:
-                self.estimators[key] = change.estimator(plain, setup.device)
-            return self.estimators[key]
-
         setups = [change.applied(setup) for setup in self.setups]
-        prepared = prepare(self.scenario, requests, setups, estimator_of=estimator_of, lower=self.priced.lower)
+        lower = self._lowering(change) if change.factors or change.host_s else self.priced.lower
+        prepared = prepare(self.scenario, requests, setups, estimator_of=self.priced.estimator, lower=lower)
         if change.transfer_share < 1 and prepared.handoff_rules is not None:
             prepared = prepared.with_transfers(prepared.handoff_rules.latency_s, change.transfer_share)
         return prepared
+
+    def _lowering(self, change: Change) -> Lower:
+        """Return a function that prices steps with a fault's factors: of parts that are priced once for all faults."""
+
+        def lower(
+            estimator: Estimator,
+            device: Device,
+            shard: Shard,
+            engine: EngineSettings,
+            max_model_len: int,
+            drafter: Shard | None,
+        ) -> LoweredSteps:
+            if drafter is not None or engine.speculative is not None:
+                slowed = change.estimator(estimator, device)
+                return lower_steps(slowed, device, shard, engine, max_model_len, drafter)
+            reach = max_model_len, *(getattr(engine, name) or 0 for name in REACHES)
+            reached, parts = self.parts.get((id(estimator), shard), ((), {}))
+            if not parts or any(needed > far for needed, far in zip(reach, reached, strict=True)):
+                setup = next(each for each in self.setups if each.device is device and shard_of(each) == shard)
+                setup = replace(setup, engine=engine, max_model_len=max_model_len)
+                reached, parts = reach, priced_parts(estimator, setup, shard, lambda op: shares(op, device))
+                self.parts[id(estimator), shard] = reached, parts
+            weights = {name: factor(change.factors, name) for name in parts}
+            return replace(combined(parts, weights), engine=engine).lowered()
+
+        return lower
 
 
 def replay_of(scenario: Scenario, recorded: Observed) -> Replay:
