@@ -104,10 +104,10 @@ def bridge(**said: str) -> str:
         ({"model": "LLAMA3.2_1B (w/o CP)"}, "meta-llama/Llama-3.2-1B", "gb200"),
         ({"model": "Qwen3_Next_80B_A3B"}, "Qwen/Qwen3-Next-80B-A3B-Instruct", "gb200"),
         ({"model": "DeepSeekV2"}, "deepseek-ai/DeepSeek-V2", "gb200"),
-        ({"on": "NVIDIA Blackwell Ultra GPU (GB300)"}, "Meta-Llama-3-8B", "gb300"),
-        ({"on": "DGX-B300"}, "Meta-Llama-3-8B", "b300_sxm"),
-        ({"on": "AMD Instinct MI300X 192GB HBM3"}, "Meta-Llama-3-8B", "mi300x"),
-        ({"on": "NVIDIA H100-SXM-80GB"}, "Meta-Llama-3-8B", "h100_sxm"),
+        ({"on": "NVIDIA Blackwell Ultra GPU (GB300)"}, "meta-llama/Meta-Llama-3-8B", "gb300"),
+        ({"on": "DGX-B300"}, "meta-llama/Meta-Llama-3-8B", "b300_sxm"),
+        ({"on": "AMD Instinct MI300X 192GB HBM3"}, "meta-llama/Meta-Llama-3-8B", "mi300x"),
+        ({"on": "NVIDIA H100-SXM-80GB"}, "meta-llama/Meta-Llama-3-8B", "h100_sxm"),
     ],
 )
 def test_models_and_devices_of_the_catalog_are_found(

@@ -73,9 +73,9 @@ def test_frameworks_fill_what_a_job_leaves_open() -> None:
 @pytest.mark.parametrize(
     ("device", "compute", "hint"),
     [
-        ("a100_sxm", "fp8", "fp32, fp16, bf16"),
-        ("h100_sxm", "mxfp8", "fp32, fp16, bf16, fp8, fp8_current, fp8_rowwise, fp8_block"),
-        ("h100_sxm", "nvfp4", "fp32, fp16, bf16, fp8, fp8_current, fp8_rowwise, fp8_block"),
+        ("a100_sxm", "fp8", "fp32, fp16, bf16, int8"),
+        ("h100_sxm", "mxfp8", "fp32, fp16, bf16, fp8, fp8_current, fp8_rowwise, fp8_block, int8"),
+        ("h100_sxm", "nvfp4", "fp32, fp16, bf16, fp8, fp8_current, fp8_rowwise, fp8_block, int8"),
     ],
 )
 def test_a_format_needs_its_matrix_units(device: str, compute: str, hint: str) -> None:

@@ -226,6 +226,8 @@ def check_model(job: TrainingJob, known: Degrees, model: ModelSpec) -> None:
                     raise InputError(f"tp = {tp} does not divide the feed-forward width {width}")
             case ExpertsFeedForward():
                 _check_experts(feed_forward, known, model)
+    if job.kernels.fused_experts and not model.has_experts:
+        raise InputError(f"kernels.fused_experts changes nothing here: {model.name} has no experts", "leave it out")
     if known.ep > 1 and not model.has_experts:
         raise InputError(f"ep = {known.ep}, but {model.name} has no experts", "leave ep out")
     # Causal attention is balanced by giving each context-parallel rank two chunks, one early and one late.

@@ -179,8 +179,9 @@ def test_state_is_sixteen_bytes_a_parameter_and_zero_divides_it() -> None:
 def test_the_optimizer_moves_what_it_owns() -> None:
     one = rank(num_devices=8)
     update = optimizer_tasks(one, Parameters(8e9))[0]
-    # Gradient twice, two moments and the master copy read and written, the 16-bit parameter written.
-    assert update.op.num_bytes == pytest.approx(1e9 * (8 + 16 + 8 + 2))
+    # Gradients read for their norm, clipped and read, two moments and the master copy read and written, the 16-bit
+    # parameter written.
+    assert update.op.num_bytes == pytest.approx(1e9 * (16 + 16 + 8 + 2))
 
 
 @given(num_layers=st.integers(1, 4), total=st.sampled_from([8, 12]))

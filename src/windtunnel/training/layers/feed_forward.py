@@ -1,6 +1,7 @@
 """A layer's feed-forward as parts of training: dense, or experts with their router and exchange of tokens."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from windtunnel.model import operators as ops
 from windtunnel.model.feed_forward.dense import DenseFeedForward
@@ -39,9 +40,12 @@ def _dense_parts(rank: Rank, prefix: str, intermediate_size: int, gated: bool) -
     first = f"{prefix}gate_up_proj" if gated else f"{prefix}up_proj"
     yield from enter_tensor_parallel(rank, first, rank.width)
     input_bytes = rank.rows * rank.width * rank.kept_input_bytes
-    yield linear(rank, first, rank.tokens, up, rank.width, kept_bytes=input_bytes, module="feed_forward")
-    yield activation(rank, f"{prefix}activation", rank.tokens, up, inner)
-    yield linear(rank, f"{prefix}down_proj", rank.tokens, rank.width, inner, module="feed_forward")
+    act = activation(rank, f"{prefix}activation", rank.tokens, up, inner)
+    entry = linear(rank, first, rank.tokens, up, rank.width, kept_bytes=input_bytes, module="feed_forward")
+    yield replace(entry, dropped_bytes=act.kept_bytes)
+    yield act
+    down = linear(rank, f"{prefix}down_proj", rank.tokens, rank.width, inner, module="feed_forward")
+    yield replace(down, dropped_bytes=0.0)
     yield from leave_tensor_parallel(rank, f"{prefix}down_proj", rank.width)
 
 
@@ -68,9 +72,12 @@ def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Par
     # the way back likewise.
     if known.ep > 1:
         yield pointwise("sort_by_expert", pairs, copied, copied)
-    yield _grouped_linear(rank, "experts_up_proj", pairs, held, up, width)
-    yield activation(rank, "experts_activation", pairs, up, inner)
-    yield _grouped_linear(rank, "experts_down_proj", pairs, held, width, inner)
+    act = activation(rank, "experts_activation", pairs, up, inner)
+    if rank.setup.job.kernels.fused_experts:
+        act = replace(act, forward=(), backward_input=())
+    yield replace(_grouped_linear(rank, "experts_up_proj", pairs, held, up, width), dropped_bytes=act.kept_bytes)
+    yield act
+    yield replace(_grouped_linear(rank, "experts_down_proj", pairs, held, width, inner), dropped_bytes=0.0)
     if known.ep > 1:
         yield pointwise("sort_by_sender", pairs, copied, copied)
     yield from _exchange(rank, "combine", rows * per_token * width, False, per_token)
