@@ -189,7 +189,8 @@ def _run(index: int, row: Row) -> TrainingRun:
         job,
         seconds,
         None if flops is None else flops * 1e12,
-        None if memory is None else memory * 1e9,
+        # Logs of torchtitan and of MLPerf's PyTorch count in powers of two.
+        None if memory is None else memory * (2**30 if re.match("MLPerf|torchtitan", row["source"]) else 1e9),
         out_of_memory,
         row["quality"],
     )
