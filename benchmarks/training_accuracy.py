@@ -202,8 +202,8 @@ def show(
     worst: int,
 ) -> None:
     held = [held_rows(scored, lambda row: row.table), held_rows(scored, lambda row: row.model)]
-    heads = ("data set", "runs", "refused", "median", "p90", "bias", "worst", "set left out", "model left out")
-    heads += ("constant", "held (set)", "held (model)")
+    heads = ["data set", "runs", "refused", "median", "p90", "bias", "worst", "set left out", "model left out"]
+    heads += ["constant", "held (set)", "held (model)"]
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     tables = sorted({row.table for row in scored})
     for table in tables:
@@ -223,22 +223,14 @@ def show(
             print(f"{count:5} {table}: {reason}")
     wrong = Counter(table for table, run, fits in memory if fits == run.out_of_memory)
     print(f"\nwrongly said to fit or not to: {wrong.total()} of {len(memory)} runs; {dict(wrong)}\n")
-    groups: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
+    groups: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for row in scored:
         job = row.setup.job
-        experts = "experts" if job.parallelism.ep > 1 else "LoRA" if job.lora else "dense"
-        groups[row.table, row.setup.device.name, job.precision.compute, experts].append(row.error)
+        kind = "experts" if job.parallelism.ep > 1 else "LoRA" if job.lora else "dense"
+        groups[row.table, row.setup.device.name, job.precision.compute, kind].append(row.error)
     print("| data set | device | format | model | runs | median | bias |\n|---|---|---|---|---|---|---|")
-    for (table, device, compute, kind), errors in sorted(groups.items()):
-        cells = (
-            table,
-            device,
-            compute,
-            kind,
-            str(len(errors)),
-            f"{median(errors):.1%}",
-            f"{statistics.median(errors):+.1%}",
-        )
+    for names, errors in sorted(groups.items()):
+        cells = [*names, str(len(errors)), f"{median(errors):.1%}", f"{statistics.median(errors):+.1%}"]
         print(f"| {' | '.join(cells)} |")
     bloom = [row for row in scored if row.table == "bloom_chronicles"]
     pairs = [(row.result.step_s, row.run.step_s) for row in bloom if row.run.step_s]
@@ -283,12 +275,10 @@ def show_measured_steps(path: Path) -> None:
         for name in (measured.model, "all"):
             by_model[name].append(errors)
     print("\neight B200 (training_memory): errors of allocated memory, mean and worst, and of steps")
-    for name, errors in by_model.items():
-        sizes = [[abs(pair[side]) for pair in errors] for side in (0, 1)]
-        memory, step = ((statistics.mean(each), max(each)) for each in sizes)
-        print(
-            f"{name:12}{len(errors):4} runs: memory {memory[0]:.2%}, {memory[1]:.2%}; step {step[0]:.1%}, {step[1]:.1%}"
-        )
+    for name, pairs in by_model.items():
+        memory, step = ([abs(pair[side]) for pair in pairs] for side in (0, 1))
+        print(f"{name:12}{len(pairs):4} runs: memory {statistics.mean(memory):.2%}, {max(memory):.2%}; ", end="")
+        print(f"step {statistics.mean(step):.1%}, {max(step):.1%}")
 
 
 def main() -> None:
