@@ -124,9 +124,15 @@ def left_out_errors(rows: list[Scored], scored: list[Scored], of: Of) -> list[fl
         key = (of(row), row.architecture)
         if key not in best:
             others = [other for other in scored if of(other) != key[0] and other.architecture == key[1]]
-            fits = [median([other.error_by_step[i] for other in others]) for i in range(len(STEPS))] if others else []
+            fits = [_misfit(others, step) for step in range(len(STEPS))] if others else []
             best[key] = fits.index(min(fits)) if fits else STEPS.index(1.0)
     return [row.error_by_step[best[of(row), row.architecture]] for row in rows]
+
+
+def _misfit(rows: list[Scored], step: int) -> float:
+    """Mean over data sets of their median error with one of the fractions tried, so that no set outweighs another."""
+    sets = {row.table: [other.error_by_step[step] for other in rows if other.table == row.table] for row in rows}
+    return statistics.mean(map(median, sets.values()))
 
 
 def median(values: list[float]) -> float:

@@ -226,7 +226,8 @@ def test_recipes_say_what_is_launched_as_a_graph_and_what_waits_in_the_host(tmp_
     rows = [row.format(release=release, model="Qwen3_30B_a3B", n=8, ep=8) for release in ("26.04", "26.06")]
     rows.append("Megatron-Bridge x,26.04,pretrain,LLAMA3_70B,,,,,DGX-GB200,64,FP8,128,2,8192,1,1,1,,,,1,,4000,,,,A,")
     (partial, whole, offloaded), _ = read_training_runs(table(tmp_path, *rows))
-    assert (partial.job.kernels.cuda_graphs, partial.job.kernels.fused_experts) == ("partial", None)
+    assert (partial.job.kernels.cuda_graphs, partial.job.kernels.fused_experts) == ("routing", None)
+    assert partial.job.parallelism.experts_exchange == "hybrid"
     assert (whole.job.kernels.cuda_graphs, whole.job.kernels.fused_experts) == ("full", True)
     assert offloaded.job.recompute.offload_layers == 40
     assert resolve(whole.job).job.overlap.experts

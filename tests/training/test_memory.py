@@ -180,3 +180,19 @@ def test_changes_that_fit_are_offered_with_what_they_need() -> None:
     result = simulate_training(setup)
     assert not result.fits
     assert all(changed.fits for _, changed in fitting_changes(result, prices))
+
+
+def test_tokens_that_arrive_in_the_order_of_experts_are_not_sorted() -> None:
+    model = {"model": "Qwen/Qwen3-30B-A3B", "kernels": {"cuda_graphs": "full"}}
+    sent, arrived = (
+        step(**model, parallelism={"ep": 8, "experts_exchange": how}).breakdown_s["memory-bound kernels"]
+        for how in ("by_node", "hybrid")
+    )
+    assert arrived < 0.95 * sent
+
+
+def test_a_graph_leaves_the_launches_that_it_does_not_hold() -> None:
+    model = {"model": "Qwen/Qwen3-30B-A3B", "parallelism": {"ep": 8}}
+    steps = [step(**model, kernels={"cuda_graphs": each}).step_s for each in ("none", "routing", "partial", "full")]
+    assert steps == sorted(steps, reverse=True)
+    assert len(set(steps)) == 4

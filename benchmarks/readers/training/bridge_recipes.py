@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+HYBRID: dict[str, Any] = {"parallelism": {"experts_exchange": "hybrid"}}
+ROUTING: dict[str, Any] = {"kernels": {"cuda_graphs": "routing"}}
 GRAPHS: dict[str, Any] = {"kernels": {"cuda_graphs": "partial"}}
 WHOLE: dict[str, Any] = {
     "kernels": {"cuda_graphs": "full", "fused_experts": True},
@@ -67,14 +69,16 @@ RECIPES: tuple[Recipe, ...] = (
         for device in ("gb200", "gb300", "b300_sxm")
         for model in ("gpt-oss-120b", "Qwen3-235B-A22B", "Qwen3-30B-A3B", "DeepSeek-V3")
     ),
+    Recipe("Qwen3-30B-A3B", ROUTING, devices=("gb200",), formats=("mxfp8",)),
+    Recipe("Qwen3-30B-A3B", ROUTING, devices=("gb300", "b300_sxm")),
     *(
-        Recipe(model, GRAPHS, devices=(device,))
+        Recipe(model, settings, devices=(device,), since=since)
         for device in ("gb200", "gb300")
         for model in ("Qwen3-235B-A22B", "Qwen3-30B-A3B", "DeepSeek-V3")
+        for settings, since in ((GRAPHS, ""), (HYBRID, "25.11"))
     ),
     Recipe("DeepSeek-V3", GRAPHS, devices=("b300_sxm",)),
     Recipe("gpt-oss-120b", GRAPHS, devices=("gb300", "b300_sxm")),
-    Recipe("Qwen3-30B-A3B", GRAPHS, devices=("b300_sxm",)),
     Recipe("gpt-oss-120b", {**PLAIN, **recomputing("norms", "activation")}, formats=("bf16",)),
     Recipe("Qwen3-235B-A22B", PLAIN, devices=("b200_sxm", "b300_sxm")),
     Recipe("Qwen3-235B-A22B", {**PLAIN, **OVERLAPPED}, devices=("h100_sxm",)),

@@ -51,9 +51,9 @@ class TrainingParallelism(Schema):
     experts_tp: AtLeastOne | None = None
     """Ways that each expert is sharded (expert-TP); None takes 1, or `tp` where `ep` is 1."""
     experts_dp: AtLeastOne | None = None
-    experts_exchange: Literal["all_to_all", "by_node"] | None = None
-    """How tokens reach experts: each on its own, or once for each node and copied there (DeepEP). None: as the
-    framework does."""
+    experts_exchange: Literal["all_to_all", "by_node", "hybrid"] | None = None
+    """How tokens reach experts: each on its own, once for each node and copied there (DeepEP), or so and in the order
+    of experts (HybridEP). None: as the framework does."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -163,9 +163,9 @@ class Kernels(Schema):
     """Which copies of the logits the loss keeps. in_place: their gradient takes their place (Transformer Engine);
     separate: it is a second 16-bit tensor (FlashAttention's, torch.compile); fp32: beside them is a fp32 copy
     (Megatron-LM's own); eager: PyTorch's, with their logarithmic softmax; chunked: a piece at a time."""
-    cuda_graphs: Literal["none", "partial", "full"] | None = None
-    """What is launched as a graph: nothing, attention and routing, or a whole step. It matters to mixtures of experts,
-    where the host waits for the number of tokens of each expert before it can launch what follows."""
+    cuda_graphs: Literal["none", "routing", "partial", "full"] | None = None
+    """What is launched as a graph: nothing, routing, attention and routing, or a whole step. It matters to mixtures of
+    experts, where the host waits for the number of tokens of each expert before it can launch what follows."""
     fused_experts: bool | None = None
     """Grouped products with activation and quantisation in one kernel (Megatron-Core's `cutedsl_fused_grouped_mlp`)."""
     fused: bool | None = None

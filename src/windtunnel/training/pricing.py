@@ -153,7 +153,7 @@ class TrainingPricer:
     def of_job(self, rank: Rank) -> TrainingPricer:
         """Return the prices for another job on as many of the same devices, which may lay its groups out otherwise."""
         job = rank.setup.job
-        by_kernel = job.parallelism.experts_exchange == "by_node"
+        by_kernel = job.parallelism.experts_exchange in ("by_node", "hybrid")
         launch = 0.0 if job.kernels.cuda_graphs == "full" else self.collective_launch_s
         known = replace(self, exchanges_by_kernel=by_kernel, collective_launch_s=launch)
         if known.network is None or known.network.rank.setup is rank.setup:

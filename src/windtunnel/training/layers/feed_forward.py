@@ -61,7 +61,9 @@ def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Par
     copied = 2 * width * BF16_BYTES
     # An all-to-all takes tokens in the order of ranks, one copy for each expert. Kernels that send a token once to a
     # rank leave copies to the rank that received it (Megatron-Core token_dispatcher.py, `MoEFlexTokenDispatcher`).
-    copies_first = known.ep == 1 or rank.setup.job.parallelism.experts_exchange != "by_node"
+    exchange = rank.setup.job.parallelism.experts_exchange
+    copies_first = known.ep == 1 or exchange == "all_to_all"
+    is_sorted = known.ep == 1 or exchange == "hybrid"
     if copies_first:
         yield pointwise("permute", rows * per_token, copied, copied)
     yield from _exchange(rank, "dispatch", rows * per_token * width, True, per_token)
@@ -70,7 +72,7 @@ def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Par
     up = 2 * inner if feed_forward.gated else inner
     # What arrives is ordered by sender, and grouped GEMMs need it by expert (`sort_chunks_by_idxs` in that file); on
     # the way back likewise.
-    if known.ep > 1:
+    if not is_sorted:
         yield pointwise("sort_by_expert", pairs, copied, copied)
     act = activation(rank, "experts_activation", pairs, up, inner)
     if rank.setup.job.kernels.fused_experts:
@@ -78,7 +80,7 @@ def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Par
     yield replace(_grouped_linear(rank, "experts_up_proj", pairs, held, up, width), dropped_bytes=act.kept_bytes)
     yield act
     yield replace(_grouped_linear(rank, "experts_down_proj", pairs, held, width, inner), dropped_bytes=0.0)
-    if known.ep > 1:
+    if not is_sorted:
         yield pointwise("sort_by_sender", pairs, copied, copied)
     yield from _exchange(rank, "combine", rows * per_token * width, False, per_token)
     if copies_first:
@@ -103,7 +105,7 @@ def _exchange_op(rank: Rank, message_bytes: float, per_token: int) -> ops.Collec
     goes on inside a node overlaps what crosses.
     """
     plain = rank.collective(Group.EXPERTS, "all_to_all", message_bytes)
-    if rank.setup.job.parallelism.experts_exchange != "by_node":
+    if rank.setup.job.parallelism.experts_exchange == "all_to_all":
         return plain
     places = plain.span_nodes if plain.span_nodes > 1 else plain.num_ranks
     met = places * (1 - (1 - 1 / places) ** per_token)
