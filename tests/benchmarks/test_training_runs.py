@@ -117,6 +117,7 @@ def bridge(**said: str) -> str:
         ({"model": "Mistral_7B"}, "mistralai/Mistral-7B-v0.3", "gb200"),
         ({"model": "DeepSeek3-671B"}, "deepseek-ai/DeepSeek-V3", "gb200"),
         ({"model": "Gemma3_12B"}, "google/gemma-3-12b-it", "gb200"),
+        ({"model": "Nemotron_3_Nano"}, "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "gb200"),
     ],
 )
 def test_models_and_devices_of_the_catalog_are_found(
@@ -236,7 +237,7 @@ def test_recipes_say_what_is_launched_as_a_graph_and_what_waits_in_the_host(tmp_
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ({"model": "Nemotron_H_56B"}, "the shape of 'Nemotron_H_56B' is not known"),
+        ({"model": "Unheard_56B"}, "the shape of 'Unheard_56B' is not known"),
         ({"model": "Flux.1-dev 12B"}, "the shape of 'Flux.1-dev 12B' is not known"),
         ({"on": "NVIDIA H200-NVL-141GB"}, "the accelerator 'NVIDIA H200-NVL-141GB' is not known"),
         ({"task": "GRPO"}, "a step of 'GRPO' is more than a forward and a backward pass"),

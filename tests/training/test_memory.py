@@ -15,7 +15,7 @@ from windtunnel.training.costs import LAUNCHES
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.fitting_changes import fitting_changes
 from windtunnel.training.job import TrainingJob
-from windtunnel.training.layers.parts import layer_work
+from windtunnel.training.layers.parts import layer_parts, layer_work
 from windtunnel.training.layers.rank import Rank
 from windtunnel.training.memory import StageMemory
 from windtunnel.training.setup import resolve
@@ -196,3 +196,33 @@ def test_a_graph_leaves_the_launches_that_it_does_not_hold() -> None:
     steps = [step(**model, kernels={"cuda_graphs": each}).step_s for each in ("none", "routing", "partial", "full")]
     assert steps == sorted(steps, reverse=True)
     assert len(set(steps)) == 4
+
+
+def test_a_hybrids_layers_have_one_part_each() -> None:
+    rank = Rank(resolve(decode({**JOB, "model": "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"}, TrainingJob)))
+    names = [{part.name for part in layer_parts(rank, group)} for group in rank.setup.model.layers]
+    scan, experts, attention = names
+    assert {"scan", "convolution", "in_proj", "out_proj"} <= scan
+    assert not {"attention", "router"} & scan
+    assert "router" in experts
+    assert "input_norm" not in experts
+    assert "attention" in attention
+    assert "feed_forward_residual" not in attention
+    for group, found in zip(rank.setup.model.layers, names, strict=True):
+        assert sum("norm" in name and "gated" not in name for name in found) == 1, group
+
+
+def test_every_stage_of_a_hybrid_has_its_share_of_each_kind_of_layer() -> None:
+    result = step(model="nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", parallelism={"pp": 2}, global_batch=16)
+    first, last = (cost.chunk.layers for cost in result.costs)
+    assert [count for _, count in first] == [count for _, count in last]
+    assert [count for _, count in first] == [11.5, 11.5, 3.0]
+
+
+def test_experts_behind_a_latent_width_exchange_it() -> None:
+    super_ = {"model": "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", "parallelism": {"ep": 8}}
+    rank = Rank(resolve(decode({**JOB, **super_}, TrainingJob)))
+    parts = {part.name: part for part in layer_parts(rank, rank.setup.model.layers[1])}
+    (sent,) = parts["dispatch"].forward
+    assert float(sent.op.message_bytes) == TOKENS * 22 * 1024 * 2.0
+    assert {"experts_latent_down", "experts_latent_up"} <= set(parts)

@@ -21,6 +21,7 @@ WHOLE: dict[str, Any] = {
 }
 """Whole steps as graphs, grouped products in one kernel with what is around them, the exchange beside computation."""
 PLAIN: dict[str, Any] = {"parallelism": {"experts_exchange": "all_to_all"}}
+BLACKWELL = ("gb200", "gb300", "b200_sxm", "b300_sxm")
 OVERLAPPED: dict[str, Any] = {"overlap": {"experts": True}}
 
 
@@ -78,6 +79,11 @@ RECIPES: tuple[Recipe, ...] = (
         for settings, since in ((GRAPHS, ""), (HYBRID, "25.11"))
     ),
     Recipe("DeepSeek-V3", GRAPHS, devices=("b300_sxm",)),
+    Recipe("Nemotron-3-Nano-30B-A3B-BF16", {**GRAPHS, **HYBRID}, devices=BLACKWELL),
+    Recipe("Nemotron-3-Nano-30B-A3B-BF16", {**HYBRID, **recomputing("norms", "experts")}, devices=("h100_sxm",)),
+    Recipe("Nemotron-3-Super-120B-A12B-BF16", GRAPHS, devices=("gb300", "b300_sxm")),
+    Recipe("Nemotron-3-Super-120B-A12B-BF16", HYBRID, devices=("gb300", "gb200", "b200_sxm")),
+    Recipe("Nemotron-3-Super-120B-A12B-BF16", recomputing("norms", "activation"), devices=("gb200", "b200_sxm")),
     Recipe("gpt-oss-120b", GRAPHS, devices=("gb300", "b300_sxm")),
     Recipe("gpt-oss-120b", {**PLAIN, **recomputing("norms", "activation")}, formats=("bf16",)),
     Recipe("Qwen3-235B-A22B", PLAIN, devices=("b200_sxm", "b300_sxm")),

@@ -208,6 +208,10 @@ CATALOG_NAMES = {
     "mistral7b": "Mistral-7B-v0.3",
     "kimik2": "Kimi-K2-Instruct",
     "qwen3next80b": "Qwen3-Next-80B-A3B-Instruct",
+    "nemotron3nano": "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "nemotron3super": "NVIDIA-Nemotron-3-Super-120B-A12B-BF16",
+    "nemotron3ultra": "NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16",
+    "nemotronh56b": "Nemotron-H-56B-Base-8K",
 }
 IDLE_WORDS = ("meta", "hf", "instruct", "base", "it", "bf16", "v01", "2407", "2501", "chat", "nvidia")
 """Parts of a checkpoint's name that tables of training leave out."""

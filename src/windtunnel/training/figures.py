@@ -27,6 +27,7 @@ class Figures(Schema):
     exchange_efficiency: float
     experts_launch_s: dict[str, float]
     latent_slowdown: dict[str, float]
+    scan_slowdown: float
     scaling_bytes: dict[str, float]
     attention_backward_flops: float
     attention_backward_efficiency: float

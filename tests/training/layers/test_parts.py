@@ -48,6 +48,8 @@ def rank(model: Any = None, **changes: Any) -> Rank:
         "Qwen/Qwen3-235B-A22B",
         "openai/gpt-oss-120b",
         "Qwen/Qwen3-Next-80B-A3B-Instruct",
+        "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+        "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16",
     ],
 )
 def test_stages_and_ranks_add_up_to_the_model(name: str) -> None:

@@ -11,6 +11,7 @@ from windtunnel.model import operators as ops
 from windtunnel.model.attention.gated_delta import GatedDeltaAttention
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention, PrefillAttention
 from windtunnel.model.attention.latent import LatentAttention, LatentPrefillAttention
+from windtunnel.model.attention.mamba2 import Mamba2
 from windtunnel.model.precision import Format
 from windtunnel.model.shape import LayerGroup
 from windtunnel.training.figures import FIGURES
@@ -36,6 +37,8 @@ def attention_parts(rank: Rank, group: LayerGroup) -> Iterator[Part]:
             yield from _latent_parts(rank, attention)
         case GatedDeltaAttention():
             yield from _gated_delta_parts(rank, attention)
+        case Mamba2():
+            yield from _mamba_parts(rank, attention)
         case _:
             raise NotImplementedError(f"no training of {attention}; `training.setup` refuses it")
 
@@ -211,3 +214,24 @@ def _gated_delta_parts(rank: Rank, attention: GatedDeltaAttention) -> Iterator[P
     yield pointwise("gated_norm", tokens, 3 * moved, 5 * moved, tokens * 2 * moved, "norms")
     yield linear(rank, "o_proj", tokens, width, values)
     yield from leave_tensor_parallel(rank, "o_proj", width)
+
+
+def _mamba_parts(rank: Rank, attention: Mamba2) -> Iterator[Part]:
+    """Yield a Mamba-2 layer: the backward scan computes its chunks' products again (mamba 2.2 `ssd_combined.py`)."""
+    tp, tokens, width = rank.tp, rank.tokens, rank.width
+    inner, channels = attention.inner_size // tp, attention.rank_channels(tp)
+    yield from enter_tensor_parallel(rank, "in_proj", width)
+    input_bytes = rank.rows * width * rank.kept_input_bytes
+    projected = inner + channels + attention.num_heads // tp
+    yield linear(rank, "in_proj", tokens, projected, width, kept_bytes=input_bytes)
+    cores = attention.cores(tp, rank.setup.job.micro_batch / rank.setup.degrees.cp, rank.setup.job.sequence_tokens)
+    kept = (tokens * projected * BF16_BYTES, tokens * (channels + inner) * BF16_BYTES)
+    slower = (1.0, FIGURES.scan_slowdown)
+    for name, core, times, each, count in zip(("convolution", "scan"), cores, (2.0, 3.0), kept, slower, strict=True):
+        forward = Task(name, core, count)
+        backward = Task(f"{name}_gradient", core, count * times, flops_factor=times)
+        yield Part(name, (forward,), (backward,), kept_bytes=each, module="core_attention")
+    moved = inner * BF16_BYTES
+    yield pointwise("gated_norm", tokens, 3 * moved, 5 * moved, tokens * moved, "norms")
+    yield linear(rank, "out_proj", tokens, width, inner)
+    yield from leave_tensor_parallel(rank, "out_proj", width)

@@ -54,6 +54,9 @@ def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Par
     known, rows, width = rank.setup.degrees, rank.rows, rank.width
     per_token = feed_forward.experts_per_token
     yield linear(rank, "router", rows, feed_forward.num_experts, width, Format.BF16, kept_bytes=0.0)
+    if feed_forward.latent_size:
+        width = feed_forward.latent_size
+        yield linear(rank, "experts_latent_down", rows, width, rank.width)
     top_k = 3 * 4.0 * feed_forward.num_experts * rank.passes
     yield pointwise("top_k", rows, top_k, top_k, rows * feed_forward.num_experts * 4.0)
     # Tokens of the ranks that shard an expert meet in each of them.
@@ -85,6 +88,8 @@ def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Par
     yield from _exchange(rank, "combine", rows * per_token * width, False, per_token)
     if copies_first:
         yield pointwise("unpermute", rows * per_token, copied, copied)
+    if feed_forward.latent_size:
+        yield linear(rank, "experts_latent_up", rows, rank.width, width)
     if feed_forward.shared_intermediate_size:
         yield from _dense_parts(rank, "shared_", feed_forward.shared_intermediate_size, feed_forward.gated)
 

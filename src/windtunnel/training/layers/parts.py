@@ -45,14 +45,15 @@ class Work:
 
 def layer_parts(rank: Rank, group: LayerGroup) -> tuple[Part, ...]:
     """Return one layer, part by part, in the order of the forward pass."""
-    return (
-        norm(rank, "input_norm"),
-        *attention_parts(rank, group),
-        residual(rank, "attention_residual"),
-        *([norm(rank, "post_attention_norm", group.num_norms - 1)] if group.num_norms > 1 else []),
-        *feed_forward_parts(rank, group),
-        residual(rank, "feed_forward_residual"),
-    )
+    parts: list[Part] = []
+    if group.attention is not None:
+        parts += [norm(rank, "input_norm"), *attention_parts(rank, group), residual(rank, "attention_residual")]
+    num_norms = group.num_norms - (1 if parts else 0)
+    if num_norms:
+        parts.append(norm(rank, "post_attention_norm", num_norms))
+    if group.feed_forward is not None:
+        parts += [*feed_forward_parts(rank, group), residual(rank, "feed_forward_residual")]
+    return tuple(parts)
 
 
 def embedding_parts(rank: Rank) -> tuple[Part, ...]:
