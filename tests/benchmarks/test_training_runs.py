@@ -57,7 +57,7 @@ def test_mixtures_of_experts_have_what_bridges_recipes_decide(tmp_path: Path) ->
     runs, skipped = read_training_runs(table(tmp_path, *rows))
     assert not skipped
     assert [run.job.overlap.experts for run in runs] == [True, None, True, True]
-    assert [run.job.parallelism.experts_exchange for run in runs] == ["by_node"] * 3 + ["all_to_all"]
+    assert [run.job.parallelism.experts_exchange for run in runs] == ["by_node", "by_node", "hybrid", "all_to_all"]
     assert runs[1].job.recompute.modules == ("latent_up_projection",)
     for run in runs:
         resolve(run.job)
@@ -135,6 +135,21 @@ def test_models_without_a_checkpoint_have_their_published_shapes(tmp_path: Path,
     (run,), _ = read_training_runs(table(tmp_path, bridge(model=name)))
     assert isinstance(run.job.model, ModelSpec)
     assert count_parameters(run.job.model).total == pytest.approx(parameters, rel=0.02)
+
+
+def test_a_source_that_nobody_knows_is_what_its_framework_usually_does(tmp_path: Path) -> None:
+    head = "source,model,layers,hidden,heads,kv_heads,ffn,vocab,accelerator,n_gpus,precision,gbs,mbs,seq_len,tp,pp,"
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        head + "framework,iter_time_s\nA paper,Large-33B,60,6656,52,4,17920,32000,H100-SXM5-80GB,64,BF16,64,1,4096,4,2,"
+        "Megatron-LM,9.5\nA paper,Large-33B,60,6656,52,4,17920,32000,H100-SXM5-80GB,64,BF16,64,1,4096,4,2,Other,9.5\n"
+    )
+    (run,), (skipped,) = read_training_runs(path)
+    assert run.job.framework == "megatron"
+    assert isinstance(run.job.model, ModelSpec)
+    # Gated, with untied embeddings: 60 (2 x 6656^2 (1 + 4 / 52) + 3 x 6656 x 17920) + 2 x 32000 x 6656.
+    assert count_parameters(run.job.model).total == pytest.approx(27.6e9, rel=0.01)
+    assert "source" in skipped.reason
 
 
 @pytest.mark.parametrize(

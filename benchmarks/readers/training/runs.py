@@ -24,6 +24,7 @@ from readers.training import maxtext, mlperf
 from readers.training.bridge_recipes import RECIPES
 from readers.training.sources import (
     BARE_DEVICES,
+    BY_FRAMEWORK,
     CATALOG_NAMES,
     DEVICES,
     FINE_TUNED_ON_TOKENS,
@@ -51,7 +52,8 @@ from windtunnel.training.job import TrainingJob
 Row = Mapping[str, str]
 
 _COLUMNS = (
-    *("source", "release", "task", "model", "params_B", "layers", "hidden", "heads", "vocab", "accelerator", "n_gpus"),
+    *("source", "release", "task", "model", "params_B", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab"),
+    *("accelerator", "n_gpus"),
     *("precision", "gbs", "mbs", "seq_len", "tp", "pp", "cp", "vp", "ep", "etp", "fsdp", "act_ckpt", "framework"),
     *("tokens_per_s_per_gpu", "tflops_per_gpu", "iter_time_s", "mem_GB", "quality", "note"),
 )
@@ -162,6 +164,9 @@ def _source(row: Row) -> Source:
     for start in sorted(SOURCES, key=len, reverse=True):
         if name.startswith(start):
             return SOURCES[start]
+    for word, known in BY_FRAMEWORK.items():
+        if word in row["framework"].lower():
+            return known
     raise _TooLittleSaidError(f"the source {name!r} is not known")
 
 
@@ -413,12 +418,25 @@ def _model(row: Row, source: Source, sequence: int) -> str | ModelSpec:
     try:
         known = catalog_name(name)
     except InputError:
+        if hidden and layers and (written := _number(row, "heads")):
+            return _written_model(row, source, sequence, int(written))
         raise _TooLittleSaidError(f"the shape of {row['model']!r} is not known") from None
     model = catalog.model(known)
     if layers and int(layers) != model.num_layers and len(model.layers) == 1:
         shortened = msgspec.structs.replace(model.layers[0], num_layers=int(layers))
         return msgspec.structs.replace(model, layers=(shortened,))
     return known
+
+
+def _written_model(row: Row, source: Source, sequence: int, heads: int) -> ModelSpec:
+    """Return a model of which a row says depth, width and heads; a feed-forward of another width than four is gated."""
+    hidden = _whole(row, "hidden")
+    ffn = _whole(row, "ffn", 4 * hidden)
+    vocab = source.vocab_size or _whole(row, "vocab", 51200)
+    is_gated = ffn != 4 * hidden
+    kv_heads = _whole(row, "kv_heads", heads)
+    shape = Shape(_whole(row, "layers"), hidden, heads, kv_heads, ffn, vocab, not is_gated, not is_gated, is_gated)
+    return _plain_model(row["model"], shape, sequence)
 
 
 def catalog_name(name: str) -> str:

@@ -130,6 +130,16 @@ LORA_OF_MLPERF: dict[str, Any] = {
 """Submissions of Llama 2 70B LoRA: dropout as the benchmark's rules say, FP8_ACTIVATION of NVIDIA's configurations, and
 weights that are only there in 8 bit."""
 SOURCES["NVIDIA DGX Cloud"] = SOURCES["NeMo"]
+BY_FRAMEWORK: dict[str, Source] = {
+    "maxtext": SOURCES["MaxText"],
+    "megatron-deepspeed": Source("deepspeed", {"sharding": {"zero": 1}}),
+    "deepspeed": Source("deepspeed"),
+    "torchtitan": SOURCES["torchtitan"],
+    "fsdp": Source("fsdp2"),
+    "nemo": SOURCES["NeMo"],
+    "megatron": Source("megatron"),
+}
+"""A word of a framework's name -> what is usual for it, for sources that are not known themselves."""
 # Its recipes are named FP8_CS (scripts/performance/configs).
 SOURCES["Megatron-Bridge"] = replace(SOURCES["NeMo"], fp8="fp8_current")
 
