@@ -1,24 +1,28 @@
-"""Predicted step time of published training runs: errors by data set, beside a constant rate for every device.
+"""Predicted step time and memory of published training runs: errors by data set, beside a constant rate.
 
     python benchmarks/training_accuracy.py [--reference FOLDER] [--json FILE] [--worst N] [--write]
 
 `constant`: the median TFLOP/s per device of a data set's own runs, for all of them: a baseline that has seen the
-answers. `left out`: the same runs with each architecture's sustained fraction refitted on the other data sets, which
-says how far the constants are fitted to what they are tested on. `held`: the share of runs inside their 80% interval
-when the interval knows the other data sets only. `--write` writes the intervals' spreads into the catalog.
+answers. `set left out` and `model left out`: median of the same runs with each architecture's sustained fraction
+refitted without the data set, or without any run of the model, which says how far the constants are fitted to what they
+are tested on. `held`: the share of runs inside their 80% interval when the interval knows the other data sets, or the
+other models, only. `--write` writes the intervals' spreads into the catalog.
 """
 
 import argparse
 import json
 import os
+import re
 import statistics
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
 import yaml
 
+from readers.training.b200_memory import read_measured_steps
 from readers.training.runs import TrainingRun, runs_in
 from windtunnel.errors import InputError
 from windtunnel.metrics.uncertainty import Spread
@@ -51,7 +55,17 @@ class Scored:
 
     @property
     def architecture(self) -> str:
-        return self.setup.device.architecture
+        """What has a sustained fraction of its own: an architecture, or a TPU."""
+        device = self.setup.device
+        return device.name if device.architecture == "tpu" else device.architecture
+
+    @property
+    def model(self) -> str:
+        return re.sub(r" 2[45]\.\d+$", "", self.setup.model.name)
+
+    @property
+    def has_experts(self) -> bool:
+        return kind_of_job(self.setup.job) == "experts"
 
 
 def error_of(run: TrainingRun, result: TrainingResult) -> float | None:
@@ -62,18 +76,18 @@ def error_of(run: TrainingRun, result: TrainingResult) -> float | None:
     return None
 
 
-def score(folder: Path) -> tuple[list[Scored], list[tuple[str, TrainingRun, bool]], dict[str, int]]:
+def score(folder: Path) -> tuple[list[Scored], list[tuple[str, TrainingRun, bool]], dict[str, Counter[str]]]:
     scored: list[Scored] = []
     memory: list[tuple[str, TrainingRun, bool]] = []
-    left_out: dict[str, int] = defaultdict(int)
+    refused: dict[str, Counter[str]] = defaultdict(Counter)
     prices: dict[str, list[TrainingPricer]] = {}
     for table, runs, skipped in runs_in(folder):
-        left_out[table] += len(skipped)
+        refused[table].update(re.sub(r"'[^']*'", "...", row.reason) for row in skipped)
         for run in runs:
             try:
                 setup = resolve(run.job)
-            except InputError:
-                left_out[table] += 1
+            except InputError as error:
+                refused[table][re.sub(r"[\d,]+", "n", error.message)] += 1
                 continue
             key = f"{setup.device}{setup.node}"
             if key not in prices:
@@ -88,7 +102,7 @@ def score(folder: Path) -> tuple[list[Scored], list[tuple[str, TrainingRun, bool
             if errors[0] is not None:
                 found = tuple(error for error in errors if error is not None)
                 scored.append(Scored(table, run, setup, shown, found[STEPS.index(1.0)], found))
-    return scored, memory, left_out
+    return scored, memory, refused
 
 
 def constant_rate_errors(rows: list[Scored]) -> list[float]:
@@ -99,18 +113,26 @@ def constant_rate_errors(rows: list[Scored]) -> list[float]:
     return [value / rate - 1 for value in measured]
 
 
-def left_out_errors(scored: list[Scored], table: str) -> list[float]:
-    """Errors with the sustained fraction of each architecture refitted on all other data sets."""
-    found = []
-    for row in (row for row in scored if row.table == table):
-        others = [other for other in scored if other.table != table and other.architecture == row.architecture]
-        best = STEPS.index(1.0)
-        if others:
-            best = min(
-                range(len(STEPS)), key=lambda i: statistics.median(abs(other.error_by_step[i]) for other in others)
-            )
-        found.append(row.error_by_step[best])
-    return found
+Of = Callable[[Scored], str]
+"""What is left out with a run: its data set or its model."""
+
+
+def left_out_errors(rows: list[Scored], scored: list[Scored], of: Of) -> list[float]:
+    """Errors with the sustained fraction of each architecture refitted without what is left out."""
+    best: dict[tuple[str, str], int] = {}
+    for row in rows:
+        key = (of(row), row.architecture)
+        if key not in best:
+            others = [other for other in scored if of(other) != key[0] and other.architecture == key[1]]
+            fits = [_misfit(others, step) for step in range(len(STEPS))] if others else []
+            best[key] = fits.index(min(fits)) if fits else STEPS.index(1.0)
+    return [row.error_by_step[best[of(row), row.architecture]] for row in rows]
+
+
+def _misfit(rows: list[Scored], step: int) -> float:
+    """Mean over data sets of their median error with one of the fractions tried, so that no set outweighs another."""
+    sets = {row.table: [other.error_by_step[step] for other in rows if other.table == row.table] for row in rows}
+    return statistics.mean(map(median, sets.values()))
 
 
 def median(values: list[float]) -> float:
@@ -143,18 +165,18 @@ def spreads_of(rows: list[Scored]) -> dict[str, Spread]:
     return found
 
 
-def held_by_table(scored: list[Scored]) -> dict[str, float]:
-    """Data set -> share of its runs inside intervals that know the others only; a class none of them has is dense."""
-    found = {}
-    for table in {row.table for row in scored}:
-        known = spreads_of([row for row in scored if row.table != table])
+def held_rows(scored: list[Scored], of: Of) -> dict[int, bool]:
+    """Return by run (`id`) whether it lies in the interval that does not know its data set, or its model; a class that
+    none of the others has is dense.
+    """
+    inside = {}
+    for name in {of(row) for row in scored}:
+        known = spreads_of([row for row in scored if of(row) != name])
         known = dict.fromkeys(("dense", "experts", "lora"), known["dense"]) | known
-        inside = []
-        for row in (row for row in scored if row.table == table):
+        for row in (row for row in scored if of(row) == name):
             expected = step_interval(row.result, known)
-            inside.append(expected.low <= row.result.step_s / (1 + row.error) <= expected.high)
-        found[table] = sum(inside) / len(inside)
-    return found
+            inside[id(row)] = expected.low <= row.result.step_s / (1 + row.error) <= expected.high
+    return inside
 
 
 def write_spreads(scored: list[Scored]) -> None:
@@ -165,34 +187,57 @@ def write_spreads(scored: list[Scored]) -> None:
     SPREADS_FILE.write_text(header + yaml.safe_dump({kind: encode(each) for kind, each in spreads_of(scored).items()}))
 
 
+def table_row(name: str, rows: list[Scored], scored: list[Scored], held: list[dict[int, bool]], refused: int) -> str:
+    errors = [row.error for row in rows]
+    sizes = sorted(map(abs, errors))
+    cells = [
+        str(refused),
+        *(f"{value:.1%}" for value in (median(errors), sizes[int(0.9 * (len(sizes) - 1))])),
+        *(f"{value:+.1%}" for value in (statistics.median(errors), max(errors, key=abs))),
+        *(f"{median(left_out_errors(rows, scored, of)):.1%}" for of in (lambda row: row.table, lambda row: row.model)),
+        f"{median(constant_rate_errors(rows)):.1%}",
+        *(f"{sum(each[id(row)] for row in rows) / len(rows):.0%}" for each in held),
+    ]
+    return f"| {name} | {len(rows)} | {' | '.join(cells)} |"
+
+
 def show(
-    scored: list[Scored], memory: list[tuple[str, TrainingRun, bool]], left_out: dict[str, int], worst: int
+    scored: list[Scored],
+    memory: list[tuple[str, TrainingRun, bool]],
+    refused: dict[str, Counter[str]],
+    worst: int,
 ) -> None:
-    columns = f"{'median':>9}{'mean':>8}{'bias':>8}{'worst':>8}{'left out':>10}{'constant':>10}{'held':>8}"
-    held = held_by_table(scored)
-    print(f"{'data set':20}{'runs':>6}{'unsaid':>8}{columns}")
-    for table in sorted({row.table for row in scored}):
+    held = [held_rows(scored, lambda row: row.table), held_rows(scored, lambda row: row.model)]
+    heads = ["data set", "runs", "refused", "median", "p90", "bias", "worst", "set left out", "model left out"]
+    heads += ["constant", "held (set)", "held (model)"]
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+    tables = sorted({row.table for row in scored})
+    for table in tables:
         rows = [row for row in scored if row.table == table]
-        errors = [row.error for row in rows]
-        most = max(errors, key=abs)
-        print(
-            f"{table:20}{len(rows):6}{left_out[table]:8}{median(errors):9.1%}"
-            f"{statistics.mean(map(abs, errors)):8.1%}{statistics.median(errors):+8.1%}{most:+8.1%}"
-            f"{median(left_out_errors(scored, table)):10.1%}{median(constant_rate_errors(rows)):10.1%}"
-            f"{held[table]:8.0%}"
+        print(table_row(table, rows, scored, held, refused[table].total()))
+    experts = [row for row in scored if row.has_experts]
+    print(table_row("mixtures of experts", experts, scored, held, 0))
+    for index, what in enumerate(("sets", "models")):
+        share = statistics.mean(
+            statistics.mean(held[index][id(row)] for row in scored if row.table == t) for t in tables
         )
-    print()
-    groups: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
+        print(f"80% intervals without their own {what} hold {share:.0%}, mean of data sets")
+    num_refused = sum(reasons.total() for reasons in refused.values())
+    print(f"\nrefused: {num_refused} of {num_refused + len(memory)} rows")
+    for table, reasons in sorted(refused.items()):
+        for reason, count in reasons.most_common():
+            print(f"{count:5} {table}: {reason}")
+    wrong = Counter(table for table, run, fits in memory if fits == run.out_of_memory)
+    print(f"\nwrongly said to fit or not to: {wrong.total()} of {len(memory)} runs; {dict(wrong)}\n")
+    groups: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for row in scored:
         job = row.setup.job
-        experts = "experts" if job.parallelism.ep > 1 else "LoRA" if job.lora else "dense"
-        groups[row.table, row.setup.device.name, job.precision.compute, experts].append(row.error)
-    print(f"{'data set':20}{'device':16}{'format':10}{'model':10}{'runs':>6}{'median':>9}{'bias':>8}")
-    for (table, device, compute, kind), errors in sorted(groups.items()):
-        print(
-            f"{table:20}{device:16}{compute:10}{kind:10}{len(errors):6}{median(errors):9.1%}"
-            f"{statistics.median(errors):+8.1%}"
-        )
+        kind = "experts" if job.parallelism.ep > 1 else "LoRA" if job.lora else "dense"
+        groups[row.table, row.setup.device.name, job.precision.compute, kind].append(row.error)
+    print("| data set | device | format | model | runs | median | bias |\n|---|---|---|---|---|---|---|")
+    for names, errors in sorted(groups.items()):
+        cells = [*names, str(len(errors)), f"{median(errors):.1%}", f"{statistics.median(errors):+.1%}"]
+        print(f"| {' | '.join(cells)} |")
     bloom = [row for row in scored if row.table == "bloom_chronicles"]
     pairs = [(row.result.step_s, row.run.step_s) for row in bloom if row.run.step_s]
     rates = [
@@ -225,6 +270,23 @@ def show(
         )
 
 
+def show_measured_steps(path: Path) -> None:
+    """Print errors of allocated memory and of steps on eight B200."""
+    by_model: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for measured in read_measured_steps(path):
+        setup = resolve(measured.job)
+        result = simulate_with(setup, training_prices(setup))
+        allocated = max(stage.allocated_bytes for stage in result.memory)
+        errors = (allocated / measured.allocated_bytes - 1, result.step_s / measured.step_s - 1)
+        for name in (measured.model, "all"):
+            by_model[name].append(errors)
+    print("\neight B200 (training_memory): errors of allocated memory, mean and worst, and of steps")
+    for name, pairs in by_model.items():
+        memory, step = ([abs(pair[side]) for pair in pairs] for side in (0, 1))
+        print(f"{name:12}{len(pairs):4} runs: memory {statistics.mean(memory):.2%}, {max(memory):.2%}; ", end="")
+        print(f"step {statistics.mean(step):.1%}, {max(step):.1%}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     here = Path(__file__).resolve().parents[2] / "shared" / "reference"
@@ -236,9 +298,11 @@ def main() -> None:
     folder = arguments.reference / "training"
     if not folder.is_dir():
         raise SystemExit(f"there is no folder {folder}; name that of the reference data with --reference")
-    scored, memory, left_out = score(folder)
-    show(scored, memory, left_out, arguments.worst)
-    print(f"{sum(held_by_table(scored).values()) / len({row.table for row in scored}):.0%} held, mean of data sets")
+    scored, memory, refused = score(folder)
+    show(scored, memory, refused, arguments.worst)
+    steps = arguments.reference / "training_memory" / "b200_rows.csv"
+    if steps.is_file():
+        show_measured_steps(steps)
     if arguments.write:
         write_spreads(scored)
     if arguments.json:

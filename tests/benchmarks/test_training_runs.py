@@ -7,6 +7,8 @@ import pytest
 
 from readers.training.runs import TrainingRun, read_training_runs
 from windtunnel.errors import InputError
+from windtunnel.model.parameters import count_parameters
+from windtunnel.model.shape import ModelSpec
 from windtunnel.training.setup import resolve
 from windtunnel.training.step import simulate_with, training_prices
 
@@ -55,7 +57,7 @@ def test_mixtures_of_experts_have_what_bridges_recipes_decide(tmp_path: Path) ->
     runs, skipped = read_training_runs(table(tmp_path, *rows))
     assert not skipped
     assert [run.job.overlap.experts for run in runs] == [True, None, True, True]
-    assert [run.job.parallelism.experts_exchange for run in runs] == ["by_node"] * 3 + ["all_to_all"]
+    assert [run.job.parallelism.experts_exchange for run in runs] == ["by_node", "by_node", "hybrid", "all_to_all"]
     assert runs[1].job.recompute.modules == ("latent_up_projection",)
     for run in runs:
         resolve(run.job)
@@ -104,10 +106,18 @@ def bridge(**said: str) -> str:
         ({"model": "LLAMA3.2_1B (w/o CP)"}, "meta-llama/Llama-3.2-1B", "gb200"),
         ({"model": "Qwen3_Next_80B_A3B"}, "Qwen/Qwen3-Next-80B-A3B-Instruct", "gb200"),
         ({"model": "DeepSeekV2"}, "deepseek-ai/DeepSeek-V2", "gb200"),
-        ({"on": "NVIDIA Blackwell Ultra GPU (GB300)"}, "Meta-Llama-3-8B", "gb300"),
-        ({"on": "DGX-B300"}, "Meta-Llama-3-8B", "b300_sxm"),
-        ({"on": "AMD Instinct MI300X 192GB HBM3"}, "Meta-Llama-3-8B", "mi300x"),
-        ({"on": "NVIDIA H100-SXM-80GB"}, "Meta-Llama-3-8B", "h100_sxm"),
+        ({"on": "NVIDIA Blackwell Ultra GPU (GB300)"}, "meta-llama/Meta-Llama-3-8B", "gb300"),
+        ({"on": "DGX-B300"}, "meta-llama/Meta-Llama-3-8B", "b300_sxm"),
+        ({"on": "AMD Instinct MI300X 192GB HBM3"}, "meta-llama/Meta-Llama-3-8B", "mi300x"),
+        ({"on": "NVIDIA H100-SXM-80GB"}, "meta-llama/Meta-Llama-3-8B", "h100_sxm"),
+        ({"on": "H100"}, "meta-llama/Meta-Llama-3-8B", "h100_sxm"),
+        ({"model": "Llama-3.1-8B"}, "meta-llama/Llama-3.1-8B", "gb200"),
+        ({"model": "LLAMA3-405B"}, "meta-llama/Llama-3.1-405B", "gb200"),
+        ({"model": "LLAMA4_Maverick"}, "meta-llama/Llama-4-Maverick-17B-128E-Instruct", "gb200"),
+        ({"model": "Mistral_7B"}, "mistralai/Mistral-7B-v0.3", "gb200"),
+        ({"model": "DeepSeek3-671B"}, "deepseek-ai/DeepSeek-V3", "gb200"),
+        ({"model": "Gemma3_12B"}, "google/gemma-3-12b-it", "gb200"),
+        ({"model": "Nemotron_3_Nano"}, "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "gb200"),
     ],
 )
 def test_models_and_devices_of_the_catalog_are_found(
@@ -119,9 +129,130 @@ def test_models_and_devices_of_the_catalog_are_found(
 
 
 @pytest.mark.parametrize(
+    ("name", "parameters"), [("Nemotron-340B", 341e9), ("NEMOTRON4_340B", 341e9), ("Grok1 314B", 314e9)]
+)
+def test_models_without_a_checkpoint_have_their_published_shapes(tmp_path: Path, name: str, parameters: float) -> None:
+    (run,), _ = read_training_runs(table(tmp_path, bridge(model=name)))
+    assert isinstance(run.job.model, ModelSpec)
+    assert count_parameters(run.job.model).total == pytest.approx(parameters, rel=0.02)
+
+
+def test_a_source_that_nobody_knows_is_what_its_framework_usually_does(tmp_path: Path) -> None:
+    head = "source,model,layers,hidden,heads,kv_heads,ffn,vocab,accelerator,n_gpus,precision,gbs,mbs,seq_len,tp,pp,"
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        head + "framework,iter_time_s\nA paper,Large-33B,60,6656,52,4,17920,32000,H100-SXM5-80GB,64,BF16,64,1,4096,4,2,"
+        "Megatron-LM,9.5\nA paper,Large-33B,60,6656,52,4,17920,32000,H100-SXM5-80GB,64,BF16,64,1,4096,4,2,Other,9.5\n"
+    )
+    (run,), (skipped,) = read_training_runs(path)
+    assert run.job.framework == "megatron"
+    assert isinstance(run.job.model, ModelSpec)
+    # Gated, with untied embeddings: 60 (2 x 6656^2 (1 + 4 / 52) + 3 x 6656 x 17920) + 2 x 32000 x 6656.
+    assert count_parameters(run.job.model).total == pytest.approx(27.6e9, rel=0.01)
+    assert "source" in skipped.reason
+
+
+@pytest.mark.parametrize(
+    ("precision", "compute"), [("amp_fp8", "fp8"), ("FP8_CS", "fp8_current"), ("amp_bf16", "bf16"), ("FP8-MX", "mxfp8")]
+)
+def test_formats_are_known_by_what_tables_call_them(tmp_path: Path, precision: str, compute: str) -> None:
+    row = f"NeMo x,24.09,pretrain,LLAMA3-8B,8,,,,DGX-B200,8,{precision},128,1,8192,1,1,1,,,,,,1000,,,,A,"
+    (run,), _ = read_training_runs(table(tmp_path, row))
+    assert run.job.precision.compute == compute
+
+
+def test_a_local_batch_in_the_notes_is_the_micro_batch(tmp_path: Path) -> None:
+    row = "torchtitan x,,pretrain,Llama3-8B,8,,,,H100-SXM5-80GB,64,BF16,,,8192,1,1,1,,,,64,,5000,,,,A,{}"
+    noted, silent = read_training_runs(table(tmp_path, row.format("FSDP; local batch 8"), row.format("FSDP")))[0]
+    assert (noted.job.micro_batch, noted.job.global_batch) == (8, 512)
+    assert (silent.job.micro_batch, silent.job.global_batch) == (1, 64)
+
+
+def test_torchtitan_shards_over_context_parallel_ranks_too(tmp_path: Path) -> None:
+    row = "torchtitan x,,pretrain,Llama3-8B,8,,,,H100-SXM5-80GB,8,BF16,,1,131072,1,1,4,,,,2,full,1000,,,,A,FSDP+CP"
+    (run,), _ = read_training_runs(table(tmp_path, row))
+    assert resolve(run.job).degrees.shard_group == 8
+
+
+MLPERF = (
+    "round,benchmark,accelerator,n_accel,global_batch_size,grad_accum,seq_len,nominal_seq_len,tp,pp,cp,vp,mbs,fp8,fp4,"
+    "step_time_s_median,time_to_train_min_olympic,samples_at_stop_median,max_memory_GB\n"
+)
+
+
+def mlperf(folder: Path, *rows: str) -> tuple[list[TrainingRun], list[str]]:
+    (folder / "mlperf.csv").write_text(MLPERF + "\n".join(rows) + "\n")
+    runs, skipped = read_training_runs(folder / "mlperf.csv")
+    return runs, [row.reason for row in skipped]
+
+
+def test_submitters_ran_the_layouts_that_others_logged(tmp_path: Path) -> None:
+    lora = "v5.0,llama2_70b_lora,{on},{n},{batch},1,8192,8192,{layout},1,True,,{step},{time},3072,168"
+    blackwell = {"on": "NVIDIA Blackwell GPU (B200-SXM-180GB)", "n": 8, "batch": 8}
+    rows = (
+        lora.format(**blackwell, layout="1,1,1,", step=1.5, time=11.0),
+        lora.format(**blackwell, layout=",,,", step=1.6, time=11.0),
+        lora.format(**blackwell | {"n": 16, "batch": 16}, layout=",,,", step="", time=6.0),
+        lora.format(**blackwell, layout=",,,", step="", time=2.0),
+        lora.format(**blackwell | {"n": 64}, layout=",,,", step=0.3, time=11.0),
+    )
+    runs, reasons = mlperf(tmp_path, *rows)
+    assert [(run.row, run.job.parallelism.tp) for run in runs] == [(0, 1), (1, 1), (2, 1)]
+    # As many ranks of a model: the same layout. Its step is the share of the time that others' steps take.
+    share = np.median([0.3, 1.5, 1.6]) * 384 / 660
+    assert runs[2].step_s == pytest.approx(6.0 * 60 * share / (3072 / 16))
+    assert reasons == ["neither a time nor a rate was measured", "its parallel layout was not published"]
+    assert (runs[0].job.precision.frozen_weights, runs[0].memory_bytes) == ("fp8", 168 * 2**30)
+
+
+def test_virtual_stages_that_a_round_leaves_out_are_those_of_the_nearest(tmp_path: Path) -> None:
+    row = "{},gpt3,NVIDIA H100-SXM5-80GB,512,2048,128,2048,2048,4,8,,{},1,,,11.0,58.3,1207959552,"
+    runs, _ = mlperf(tmp_path, row.format("v3.0", 12), row.format("v3.1", ""), row.format("v4.1", 6))
+    assert [run.job.parallelism.virtual_stages for run in runs] == [12, 12, 6]
+
+
+MAXTEXT = "MaxText README,2024,pretrain,{model},,,,,{on},{n},BF16,,,,,,,,,,,,,{rate},,,B,slices {slices}x v5e-256"
+
+
+RECIPE = (
+    "Google tpu-recipes,2024,pretrain,Llama3.1-70B,,,,,TPU v6e (Trillium),128,BF16,,,,,,,,,,,,900,,34.8,,B,"
+    "log; tokens per step 4194304; implied devices 128"
+)
+
+
+def test_runs_of_maxtext_have_their_scripts_settings(tmp_path: Path) -> None:
+    rows = [
+        MAXTEXT.format(model="MaxText-32B", on="TPU v5e", n=512, rate=128, slices=2),
+        MAXTEXT.format(model="MaxText-128B", on="TPU v5p", n=128, rate=315, slices=1),
+        RECIPE,
+    ]
+    (dense, wide, recipe), skipped = read_training_runs(table(tmp_path, *rows))
+    assert not skipped
+    assert (dense.job.framework, dense.job.micro_batch, dense.job.recompute.granularity) == ("maxtext", 4, "full")
+    assert resolve(dense.job).degrees.shard_group == 256
+    assert (wide.job.parallelism.tp, wide.job.recompute.granularity) == (8, "none")
+    assert (recipe.job.global_batch, recipe.job.sequence_tokens, recipe.job.micro_batch) == (512, 8192, 4)
+    for run, parameters in ((dense, 32e9), (wide, 128e9)):
+        assert isinstance(run.job.model, ModelSpec)
+        assert count_parameters(run.job.model).total == pytest.approx(parameters, rel=0.08)
+
+
+def test_recipes_say_what_is_launched_as_a_graph_and_what_waits_in_the_host(tmp_path: Path) -> None:
+    row = "Megatron-Bridge x,{release},pretrain,{model},,,,,DGX-GB300,{n},MXFP8,512,8,4096,1,1,1,,{ep},,,,9000,,,,A,"
+    rows = [row.format(release=release, model="Qwen3_30B_a3B", n=8, ep=8) for release in ("26.04", "26.06")]
+    rows.append("Megatron-Bridge x,26.04,pretrain,LLAMA3_70B,,,,,DGX-GB200,64,FP8,128,2,8192,1,1,1,,,,1,,4000,,,,A,")
+    (partial, whole, offloaded), _ = read_training_runs(table(tmp_path, *rows))
+    assert (partial.job.kernels.cuda_graphs, partial.job.kernels.fused_experts) == ("routing", None)
+    assert partial.job.parallelism.experts_exchange == "hybrid"
+    assert (whole.job.kernels.cuda_graphs, whole.job.kernels.fused_experts) == ("full", True)
+    assert offloaded.job.recompute.offload_layers == 40
+    assert resolve(whole.job).job.overlap.experts
+
+
+@pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ({"model": "Nemotron_H_56B"}, "the shape of 'Nemotron_H_56B' is not known"),
+        ({"model": "Unheard_56B"}, "the shape of 'Unheard_56B' is not known"),
         ({"model": "Flux.1-dev 12B"}, "the shape of 'Flux.1-dev 12B' is not known"),
         ({"on": "NVIDIA H200-NVL-141GB"}, "the accelerator 'NVIDIA H200-NVL-141GB' is not known"),
         ({"task": "GRPO"}, "a step of 'GRPO' is more than a forward and a backward pass"),

@@ -49,6 +49,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "lora": ({"rank": 8}, {}),
     "lora.rank": (64, {"lora": {"rank": 8}}),
     "lora.all_linear": (False, {"lora": {"rank": 8}}),
+    "lora.dropout": (True, {"lora": {"rank": 8}}),
     "parallelism.tp": (4, {}),
     "parallelism.sequence_parallel": (False, {}),
     "parallelism.cp": (2, {}),
@@ -74,10 +75,13 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "precision.master_weights": ("bf16", {}),
     "precision.moments": ("bf16", {}),
     "precision.experts_dispatch": ("fp8", WITH_EXPERTS),
+    "precision.activation_input": ("fp8", {}),
+    "precision.frozen_weights": ("fp8", {"lora": {"rank": 8}}),
     "recompute.granularity": ("full", {}),
     "recompute.modules": (["norms"], {"recompute.granularity": "selective"}),
     "recompute.num_layers": (4, {"recompute.granularity": "full"}),
     "recompute.distribute": (True, {"recompute.granularity": "full", "parallelism.sequence_parallel": False}),
+    "recompute.offload_layers": (4, {}),
     "overlap.gradient_reduce": (False, {}),
     "overlap.parameter_gather": (False, SHARDED),
     "overlap.tensor_parallel": (True, {}),
@@ -85,6 +89,9 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "overlap.pipeline": (False, {"parallelism.pp": 2}),
     "overlap.experts": (True, WITH_EXPERTS),
     "kernels.attention": ("unfused", {}),
+    "kernels.cross_entropy": ("eager", {"sequence_tokens": 16384}),
+    "kernels.cuda_graphs": ("full", WITH_EXPERTS),
+    "kernels.fused_experts": (True, WITH_EXPERTS),
     "kernels.fused": (False, {}),
     "faults.device_mtbf_s": (1e7, RUN),
     "faults.restart_s": (3600.0, RUN),
@@ -92,6 +99,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "faults.checkpoint_bytes_per_s": (1e8, RUN),
     "faults.checkpoint_blocks": (False, RUN),
     "faults.straggler_fraction": (0.1, {}),
+    "faults.jitter_by_doubling": (0.1, {}),
 }
 """Setting -> another value of it, and what else the job says: on both sides of the comparison."""
 
@@ -130,7 +138,7 @@ def settings_of(schema: type[Schema], prefix: str = "") -> set[str]:
 
 
 def test_the_table_has_every_setting() -> None:
-    every = settings_of(TrainingJob) | {"lora.rank", "lora.all_linear"}
+    every = settings_of(TrainingJob) | {"lora.rank", "lora.all_linear", "lora.dropout"}
     assert set(CHANGES) | FOLLOWS | {"network"} == every
 
 

@@ -106,8 +106,17 @@ def test_memory_peaks_on_the_first_stage_and_fitting_changes_fit() -> None:
 
 
 def test_stragglers_cost_the_expected_largest_deviation() -> None:
-    slow = step(faults={"straggler_fraction": 0.02})
-    assert slow.step_s / step().step_s == pytest.approx(1 + 0.02 * np.sqrt(2 * np.log(32)))
+    even = step(faults={"jitter_by_doubling": 0.0})
+    slow = step(faults={"straggler_fraction": 0.02, "jitter_by_doubling": 0.0})
+    assert slow.step_s / even.step_s == pytest.approx(1 + 0.02 * np.sqrt(2 * np.log(32)))
+
+
+def test_jitter_grows_with_every_doubling_beyond_a_node() -> None:
+    even, jitter = step(faults={"jitter_by_doubling": 0.0}), step(faults={"jitter_by_doubling": 0.01})
+    assert jitter.step_s / even.step_s == pytest.approx(1.02)
+    assert even.step_s < step().step_s < jitter.step_s
+    alone = step(num_devices=8, parallelism={"tp": 4}, global_batch=16, faults={"jitter_by_doubling": 0.01})
+    assert "stragglers" not in alone.breakdown_s
 
 
 def test_goodput_is_youngs() -> None:

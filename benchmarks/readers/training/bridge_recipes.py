@@ -1,6 +1,7 @@
-"""Settings of Megatron-Bridge's recipes of mixtures of experts that its table of published runs does not print.
+"""Settings of Megatron-Bridge's recipes that its table of published runs does not print.
 
 `scripts/performance/configs/*/*_workload_base_configs.py` of NVIDIA-NeMo/Megatron-Bridge, their fields
+`cpu_offloading_num_layers`, `cuda_graph_impl`, `cuda_graph_scope`, `cutedsl_fused_grouped_mlp`,
 `moe_flex_dispatcher_backend` (DeepEP or HybridEP; without one the plain all-to-all), `moe_a2a_overlap` and
 `recompute_modules`. Recipes change between releases; a layout that only one of them has tells which it was.
 """
@@ -11,13 +12,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+HYBRID: dict[str, Any] = {"parallelism": {"experts_exchange": "hybrid"}}
+ROUTING: dict[str, Any] = {"kernels": {"cuda_graphs": "routing"}}
+GRAPHS: dict[str, Any] = {"kernels": {"cuda_graphs": "partial"}}
+WHOLE: dict[str, Any] = {
+    "kernels": {"cuda_graphs": "full", "fused_experts": True},
+    "overlap": {"experts": True},
+}
+"""Whole steps as graphs, grouped products in one kernel with what is around them, the exchange beside computation."""
 PLAIN: dict[str, Any] = {"parallelism": {"experts_exchange": "all_to_all"}}
+BLACKWELL = ("gb200", "gb300", "b200_sxm", "b300_sxm")
 OVERLAPPED: dict[str, Any] = {"overlap": {"experts": True}}
 
 
 def recomputing(*modules: str) -> dict[str, Any]:
     """Return the settings of selective recomputation of these modules."""
     return {"recompute": {"granularity": "selective", "modules": list(modules)}}
+
+
+def offloading(num_layers: int) -> dict[str, Any]:
+    """Return the settings of so many layers whose activations wait in the host's memory."""
+    return {"recompute": {"offload_layers": num_layers}}
 
 
 @dataclass(frozen=True)
@@ -45,9 +60,33 @@ class Recipe:
 
 
 RECIPES: tuple[Recipe, ...] = (
+    Recipe("Llama-3-70B", offloading(40), devices=("gb200",), formats=("fp8_current",), degrees={"pp": 1}),
+    Recipe("Llama-3-70B", offloading(20), devices=("gb200",), formats=("bf16",), degrees={"pp": 1}),
+    Recipe("Llama-3-70B", offloading(20), devices=("gb300",), formats=("fp8_current",), degrees={"pp": 1}),
+    Recipe("Llama-3-70B", offloading(30), devices=("gb300",), formats=("bf16",), degrees={"pp": 1}),
+    Recipe("Llama-3-70B", offloading(5), devices=("b200_sxm",), formats=("fp8_current",), degrees={"pp": 1}),
+    *(
+        Recipe(model, WHOLE, devices=(device,), formats=("mxfp8",), since="26.06")
+        for device in ("gb200", "gb300", "b300_sxm")
+        for model in ("gpt-oss-120b", "Qwen3-235B-A22B", "Qwen3-30B-A3B", "DeepSeek-V3")
+    ),
+    Recipe("Qwen3-30B-A3B", ROUTING, devices=("gb200",), formats=("mxfp8",)),
+    Recipe("Qwen3-30B-A3B", ROUTING, devices=("gb300", "b300_sxm")),
+    *(
+        Recipe(model, settings, devices=(device,), since=since)
+        for device in ("gb200", "gb300")
+        for model in ("Qwen3-235B-A22B", "Qwen3-30B-A3B", "DeepSeek-V3")
+        for settings, since in ((GRAPHS, ""), (HYBRID, "25.11"))
+    ),
+    Recipe("DeepSeek-V3", GRAPHS, devices=("b300_sxm",)),
+    Recipe("Nemotron-3-Nano-30B-A3B-BF16", {**GRAPHS, **HYBRID}, devices=BLACKWELL),
+    Recipe("Nemotron-3-Nano-30B-A3B-BF16", {**HYBRID, **recomputing("norms", "experts")}, devices=("h100_sxm",)),
+    Recipe("Nemotron-3-Super-120B-A12B-BF16", GRAPHS, devices=("gb300", "b300_sxm")),
+    Recipe("Nemotron-3-Super-120B-A12B-BF16", HYBRID, devices=("gb300", "gb200", "b200_sxm")),
+    Recipe("Nemotron-3-Super-120B-A12B-BF16", recomputing("norms", "activation"), devices=("gb200", "b200_sxm")),
+    Recipe("gpt-oss-120b", GRAPHS, devices=("gb300", "b300_sxm")),
     Recipe("gpt-oss-120b", {**PLAIN, **recomputing("norms", "activation")}, formats=("bf16",)),
-    Recipe("gpt-oss-120b", OVERLAPPED, formats=("mxfp8",), since="26.06"),
-    Recipe("Qwen3-235B-A22B", PLAIN, devices=("b200_sxm",)),
+    Recipe("Qwen3-235B-A22B", PLAIN, devices=("b200_sxm", "b300_sxm")),
     Recipe("Qwen3-235B-A22B", {**PLAIN, **OVERLAPPED}, devices=("h100_sxm",)),
     Recipe("Qwen3-30B-A3B", PLAIN, devices=("b200_sxm",)),
     Recipe("Qwen3-30B-A3B", PLAIN, devices=("h100_sxm",), degrees={"pp": 2}),

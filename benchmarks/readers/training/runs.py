@@ -13,18 +13,24 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from readers.training import bloom as bloom_runs
+from readers.training import maxtext, mlperf
 from readers.training.bridge_recipes import RECIPES
 from readers.training.sources import (
+    BARE_DEVICES,
+    BY_FRAMEWORK,
     CATALOG_NAMES,
     DEVICES,
     FINE_TUNED_ON_TOKENS,
     FORMATS,
+    IDLE_WORDS,
+    LORA_OF_MLPERF,
     SAME_SHAPE,
     SHAPES,
     SOURCES,
@@ -37,6 +43,7 @@ from windtunnel.errors import InputError, unreadable
 from windtunnel.hardware import Device, Link
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.feed_forward.dense import DenseFeedForward
+from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.parameters import count_parameters
 from windtunnel.model.shape import LayerGroup, ModelSpec
 from windtunnel.schema import decode
@@ -45,13 +52,15 @@ from windtunnel.training.job import TrainingJob
 Row = Mapping[str, str]
 
 _COLUMNS = (
-    *("source", "release", "task", "model", "params_B", "layers", "hidden", "heads", "vocab", "accelerator", "n_gpus"),
-    *("precision", "gbs", "mbs", "seq_len", "tp", "pp", "cp", "vp", "ep", "etp", "fsdp", "act_ckpt"),
+    *("source", "release", "task", "model", "params_B", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab"),
+    *("accelerator", "n_gpus"),
+    *("precision", "gbs", "mbs", "seq_len", "tp", "pp", "cp", "vp", "ep", "etp", "fsdp", "act_ckpt", "framework"),
     *("tokens_per_s_per_gpu", "tflops_per_gpu", "iter_time_s", "mem_GB", "quality", "note"),
 )
 _MLPERF_COLUMNS = (
     *("round", "benchmark", "accelerator", "n_accel", "global_batch_size", "seq_len", "nominal_seq_len"),
-    *("tp", "pp", "cp", "vp", "mbs", "fp8", "fp4", "step_time_s_median", "max_memory_GB"),
+    *("tp", "pp", "cp", "vp", "mbs", "fp8", "fp4", "step_time_s_median", "max_memory_GB", "grad_accum"),
+    *("time_to_train_min_olympic", "samples_at_stop_median"),
 )
 """Columns that are read; missing ones are blank."""
 
@@ -99,12 +108,19 @@ def read_training_runs(path: Path | str) -> tuple[list[TrainingRun], list[Skippe
     runs, skipped = [], []
     blank = dict.fromkeys(_MLPERF_COLUMNS if "benchmark" in columns else _COLUMNS, "")
     rows = [blank | {name: value or "" for name, value in row.items()} for row in rows]
-    for index, row in enumerate(map(_mlperf_row, rows) if "benchmark" in columns else _completed(rows)):
+    if "benchmark" in columns:
+        rows = [mlperf.renamed(row, _COLUMNS) for row in mlperf.completed(rows)]
+    for index, row in enumerate(_completed(rows)):
         try:
             runs.append(_run(index, row))
         except (InputError, _TooLittleSaidError) as error:
             skipped.append(SkippedRow(index, str(error)))
     return runs, skipped
+
+
+# NeMo's recipes of supervised fine-tuning on 8 GPUs (recommended_model_configs of dgxc-benchmarking's ft_llama3): a
+# copy on every GPU, four sequences of it a step.
+_COPIES = {("SFT", "llama38b"): {"tp": "1", "pp": "1", "cp": "1", "mbs": "1", "gbs_per_gpu": "4"}}
 
 
 def _completed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -121,6 +137,14 @@ def _completed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     for row in rows:
         if bloom_runs.is_bloom(row):
             row = bloom_runs.completed(row, shapes)
+        if maxtext.is_maxtext(row):
+            row = maxtext.completed(row)
+        copies = _COPIES.get((row["task"], plain_name(row["model"])), {})
+        if copies and not row["tp"]:
+            row = {**row, **{name: value for name, value in copies.items() if name in row}}
+            row["gbs"] = row["gbs"] or str(int(copies["gbs_per_gpu"]) * int(float(row["n_gpus"])))
+        if not row["mbs"] and (local := re.search(r"local batch (\d+)", row["note"])):
+            row = {**row, "mbs": local[1]}
         if not row["vp"] and len(known := virtual.get(_pipeline_of(row), set())) == 1:
             row = {**row, "vp": next(iter(known))}
         completed.append(row)
@@ -136,10 +160,13 @@ class _TooLittleSaidError(Exception):
 
 
 def _source(row: Row) -> Source:
-    name = row["source"]
+    name = "MaxText" if row["framework"] == "MaxText" else row["source"]
     for start in sorted(SOURCES, key=len, reverse=True):
         if name.startswith(start):
             return SOURCES[start]
+    for word, known in BY_FRAMEWORK.items():
+        if word in row["framework"].lower():
+            return known
     raise _TooLittleSaidError(f"the source {name!r} is not known")
 
 
@@ -167,7 +194,8 @@ def _run(index: int, row: Row) -> TrainingRun:
         job,
         seconds,
         None if flops is None else flops * 1e12,
-        None if memory is None else memory * 1e9,
+        # Logs of torchtitan and of MLPerf's PyTorch count in powers of two.
+        None if memory is None else memory * (2**30 if re.match("MLPerf|torchtitan", row["source"]) else 1e9),
         out_of_memory,
         row["quality"],
     )
@@ -225,18 +253,29 @@ def _job(row: Row, source: Source) -> dict[str, Any]:
         **_hardware(row, source),
         **_task(row),
     }
-    if row["source"].startswith("Megatron-Bridge") and parallelism.get("ep"):
+    if row["source"].startswith("Megatron-Bridge"):
         _merge_recipes(raw, row)
+    if "lora" in row["model"].lower():
+        _merge(raw, LORA_OF_MLPERF)
+        if row["accelerator"].startswith("AMD"):
+            # RECOMPUTE_GRANULARITY=full, RECOMPUTE_METHOD=block, RECOMPUTE_NUM_LAYERS=21 of AMD's configurations.
+            raw["recompute"] = {"granularity": "full", "num_layers": 21}
     _merge(raw, source.settings)
+    if row["source"].startswith("NeMo") and row["release"] < "24.07":
+        # cuDNN 9.0 and FlashAttention-2, before Hopper had kernels of its own.
+        raw.setdefault("kernels", {})["attention"] = "flash2"
     if bloom_runs.is_bloom(row):
         raw["precision"]["gradients"] = bloom_runs.gradients(row)
     if is_sharded:
         sharding = raw.setdefault("sharding", {})
         sharding["zero"] = 3
         if fsdp.replace(".", "").isdigit():
-            sharding["group"] = int(float(fsdp)) if float(fsdp) >= 2 else None
-    if "compile" in row["note"]:
-        raw["kernels"] = {"fused": True}
+            # torchtitan shards over context-parallel ranks too (distributed/parallel_dims.py, `dp_shard_cp`).
+            ranks = int(float(fsdp)) * (parallelism["cp"] if source.framework == "fsdp2" else 1)
+            sharding["group"] = ranks if ranks >= 2 else None
+    # torchtitan's asynchronous tensor parallelism needs torch.compile, and was compared with the plain one under it.
+    if re.search("compile|vanilla TP|async TP", row["note"]):
+        raw["kernels"] = {"fused": True, "cross_entropy": "separate"}
     if re.search("async ?tp", row["note"].lower()):
         raw["overlap"] = {"tensor_parallel": True}
     if "Sep 2020" in row["source"]:
@@ -247,7 +286,7 @@ def _job(row: Row, source: Source) -> dict[str, Any]:
 
 
 def _compute_format(row: Row, source: Source) -> str:
-    compute = FORMATS.get(row["precision"].split(" ")[0].lower())
+    compute = FORMATS.get(row["precision"].split(" ")[0].lower().replace("_", "-"))
     if "parenthesised" in row["precision"]:
         return "mxfp8" if re.search("B[23]00", row["accelerator"]) else "fp8"
     if compute is None:
@@ -329,6 +368,8 @@ def _uneven(num_layers: int, num_chunks: int) -> list[int]:
 
 def _recompute(row: Row) -> dict[str, Any]:
     said = row["act_ckpt"]
+    if said in maxtext.KEPT:
+        return {"recompute": maxtext.KEPT[said]}
     if said.startswith("full"):
         return {"recompute": {"granularity": "full"}}
     if said.startswith("selective") and "torchtitan" in row["source"]:
@@ -339,10 +380,10 @@ def _recompute(row: Row) -> dict[str, Any]:
 
 def _hardware(row: Row, source: Source) -> dict[str, Any]:
     called = [key for key in DEVICES if re.search(rf"(?<!\w){re.escape(key)}(?!\w)", row["accelerator"])]
-    name = max(called, key=len, default=None)
-    if name is None:
+    known = DEVICES.get(max(called, key=len, default=""), BARE_DEVICES.get(row["accelerator"].split(" (")[0]))
+    if known is None:
         raise _TooLittleSaidError(f"the accelerator {row['accelerator']!r} is not known")
-    device = catalog.device(DEVICES[name])
+    device = catalog.device(known)
     if "500W" in row["accelerator"]:
         # Meta's part: HBM2e at 2.4 TB/s and 500 W (torchtitan, benchmarks/llama3_h100_202412).
         slower = {"memory_bytes": 96_000_000_000, "memory_bytes_per_s": 2.4e12, "tdp_w": 500.0}
@@ -361,20 +402,25 @@ def _other_network(device: Device, bytes_per_s: float) -> dict[str, Any]:
 
 
 def _model(row: Row, source: Source, sequence: int) -> str | ModelSpec:
-    name = row["model"].lower().split(" (")[0]
+    name = row["model"].lower().split(" (")[0].split(" 24.")[0].split(" 25.")[0]
     hidden, layers = _number(row, "hidden"), _number(row, "layers")
     if hidden and layers and name.startswith(("gpt", "turing", "megatron")):
         vocab = source.vocab_size or _whole(row, "vocab", 51200)
         heads = _whole(row, "heads", _usual_heads(int(hidden), _whole(row, "tp", 1)))
         shape = Shape(int(layers), int(hidden), heads, heads, int(4 * hidden), vocab)
         return _plain_model(row["model"], shape, sequence)
-    key = SAME_SHAPE.get(name.split(" 24.")[0], name.split(" 24.")[0])
-    if key in SHAPES:
-        return _plain_model(row["model"], SHAPES[key], sequence)
-    slug = name.split(" 24.")[0].replace("llama ", "llama").replace("_", "-").replace(" ", "-")
-    known = CATALOG_NAMES.get(name) or CATALOG_NAMES.get(slug) or _of_catalog(slug)
-    if known is None:
-        raise _TooLittleSaidError(f"the shape of {row['model']!r} is not known")
+    if scale := maxtext.scale_of(row):
+        return _plain_model(row["model"], maxtext.shape(scale), sequence)
+    slug = name.replace("_", "-").replace(" ", "-")
+    for key in (name, slug, name.replace("-", " "), SAME_SHAPE.get(name), SAME_SHAPE.get(slug)):
+        if key in SHAPES:
+            return _plain_model(row["model"], SHAPES[key], sequence)
+    try:
+        known = catalog_name(name)
+    except InputError:
+        if hidden and layers and (written := _number(row, "heads")):
+            return _written_model(row, source, sequence, int(written))
+        raise _TooLittleSaidError(f"the shape of {row['model']!r} is not known") from None
     model = catalog.model(known)
     if layers and int(layers) != model.num_layers and len(model.layers) == 1:
         shortened = msgspec.structs.replace(model.layers[0], num_layers=int(layers))
@@ -382,14 +428,38 @@ def _model(row: Row, source: Source, sequence: int) -> str | ModelSpec:
     return known
 
 
-def _of_catalog(slug: str) -> str | None:
-    """Return the catalog's name of a model, whose family and version a table may write together."""
-    for name in (slug, re.sub(r"^([a-z]+?)(?=v?\d)", r"\1-", slug)):
-        try:
-            return catalog.model(name).name if name else None
-        except InputError:
-            continue
-    return None
+def _written_model(row: Row, source: Source, sequence: int, heads: int) -> ModelSpec:
+    """Return a model of which a row says depth, width and heads; a feed-forward of another width than four is gated."""
+    hidden = _whole(row, "hidden")
+    ffn = _whole(row, "ffn", 4 * hidden)
+    vocab = source.vocab_size or _whole(row, "vocab", 51200)
+    is_gated = ffn != 4 * hidden
+    kv_heads = _whole(row, "kv_heads", heads)
+    shape = Shape(_whole(row, "layers"), hidden, heads, kv_heads, ffn, vocab, not is_gated, not is_gated, is_gated)
+    return _plain_model(row["model"], shape, sequence)
+
+
+def catalog_name(name: str) -> str:
+    """Return the catalog's name of a model, as a table may write it.
+
+    Raises:
+        InputError: the catalog has no such model.
+    """
+    key = plain_name(name)
+    return catalog.model(CATALOG_NAMES.get(key) or _by_plain_name().get(key) or name).name
+
+
+def plain_name(name: str) -> str:
+    """Return a model's name as every table may write it: letters and digits, without words that change no shape."""
+    words = re.split(r"[^a-z0-9.]+", name.lower().split("/")[-1])
+    return re.sub(r"[^a-z0-9]", "", "".join(word for word in words if word.replace(".", "") not in IDLE_WORDS))
+
+
+@cache
+def _by_plain_name() -> dict[str, str]:
+    """Return the catalog's models by their plain names; of several with one, the shortest."""
+    named = sorted(catalog.names("models"), key=len, reverse=True)
+    return {plain_name(name): catalog.model(name).name for name in named}
 
 
 def _usual_heads(hidden: int, tp: int) -> int:
@@ -401,11 +471,17 @@ def _plain_model(name: str, shape: Shape, sequence: int) -> ModelSpec:
     attention = GroupedQueryAttention(
         num_heads=shape.heads,
         num_kv_heads=shape.kv_heads,
-        head_dim=shape.hidden // shape.heads,
+        head_dim=shape.head_dim or shape.hidden // shape.heads,
         qkv_bias=shape.bias,
         output_bias=shape.bias,
     )
-    feed_forward = DenseFeedForward(intermediate_size=shape.ffn, gated=False, bias=shape.bias)
+    feed_forward: DenseFeedForward | ExpertsFeedForward = DenseFeedForward(
+        intermediate_size=shape.ffn, gated=shape.gated, bias=shape.bias
+    )
+    if shape.experts:
+        feed_forward = ExpertsFeedForward(
+            num_experts=shape.experts, experts_per_token=shape.per_token, intermediate_size=shape.ffn, gated=shape.gated
+        )
     return ModelSpec(
         name=name,
         hidden_size=shape.hidden,
@@ -413,29 +489,8 @@ def _plain_model(name: str, shape: Shape, sequence: int) -> ModelSpec:
         max_context_tokens=sequence,
         layers=(LayerGroup(num_layers=shape.layers, attention=attention, feed_forward=feed_forward),),
         tie_word_embeddings=shape.tied,
-        norm_bias=True,
+        norm_bias=not shape.gated,
     )
-
-
-def _mlperf_row(row: Row) -> dict[str, str]:
-    """Return a row of MLPerf Training's results under the names of the other tables."""
-    fp4, fp8 = (row.get(name, "").lower() in ("true", "1", "1.0") for name in ("fp4", "fp8"))
-    model = row["benchmark"].replace("llama31_405b", "llama31-405b")
-    return dict.fromkeys(_COLUMNS, "") | {
-        "source": f"MLPerf Training {row['round']}",
-        "model": model,
-        "accelerator": row["accelerator"],
-        "n_gpus": row["n_accel"],
-        # NVIDIA's GPT-3 and Llama submissions compute in fp8 from round 3.0 on, whether or not the log says so; an A100
-        # cannot.
-        "precision": "nvfp4" if fp4 else "fp8" if fp8 or re.match("NVIDIA (?!A100)", row["accelerator"]) else "bf16",
-        "gbs": row["global_batch_size"],
-        "mbs": row["mbs"],
-        "seq_len": row["nominal_seq_len"] or row["seq_len"],
-        **{name: row[name] for name in ("tp", "pp", "cp", "vp")},
-        "iter_time_s": row["step_time_s_median"],
-        "mem_GB": row["max_memory_GB"],
-    }
 
 
 def _number(row: Row, name: str) -> float | None:

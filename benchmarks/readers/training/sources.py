@@ -22,11 +22,14 @@ class Source:
     """The recipe that it calls FP8."""
 
 
+SELENE: dict[str, Any] = {"faults": {"jitter_by_doubling": 0.0012}}
+"""NVIDIA's own cluster: the median of four series from one device to 1,024 (Megatron-LM, megatron.csv)."""
+
 GPT_ERA: dict[str, Any] = {
     "dropout": True,
     "learned_positions": True,
     "parallelism": {"sequence_parallel": False},
-    "kernels": {"attention": "unfused", "fused": True},
+    "kernels": {"attention": "unfused", "fused": True, "cross_entropy": "fp32"},
     "overlap": {"gradient_reduce": False, "parameter_gather": False, "tensor_gradient": False, "pipeline": False},
 }
 """Megatron-LM of 2021: fused softmax, bias-GeLU and bias-dropout-add, no flash attention, nothing overlapped."""
@@ -38,6 +41,7 @@ SOURCES: dict[str, Source] = {
             "megatron",
             {
                 **GPT_ERA,
+                **SELENE,
                 "sharding": {"zero": 0},
                 "precision": {"compute": "fp16", "gradients": "bf16", "gradient_reduce": "bf16"},
             },
@@ -50,6 +54,7 @@ SOURCES: dict[str, Source] = {
         "megatron",
         {
             **GPT_ERA,
+            **SELENE,
             "overlap": {**GPT_ERA["overlap"], "tensor_gradient": True},
             "sharding": {"zero": 0},
             "precision": {"compute": "fp16", "gradients": "bf16", "gradient_reduce": "bf16"},
@@ -83,27 +88,58 @@ SOURCES: dict[str, Source] = {
             "recompute": {"granularity": "selective", "modules": ["norms", "activation", "latent_up_projection"]},
         },
     ),
-    # NeMo's performance recipes: userbuffers for tensor parallelism, gradients reduced and kept in bf16.
+    # NeMo's performance recipes: userbuffers for tensor parallelism, gradients reduced and kept in bf16, of the master
+    # copy only what a bf16 parameter lacks (NeMo megatron_base_model.py; Megatron-Core optimizer/__init__.py).
     "NeMo": Source(
         "megatron",
         {
             "overlap": {"tensor_parallel": True},
-            "precision": {"gradients": "bf16", "gradient_reduce": "bf16"},
+            "precision": {"gradients": "bf16", "gradient_reduce": "bf16", "master_weights": "remainder"},
             "parallelism": {"experts_exchange": "by_node"},
         },
     ),
-    # FSDP1 with Triton's flash attention; learned positions, tied embeddings, eager layer norms (llm-foundry,
-    # scripts/train/benchmarking).
-    "MosaicML llm-foundry": Source("fsdp2", {"learned_positions": True, "precision": {"gradients": "fp32"}}),
+    # FSDP1 with flash attention in Triton; learned positions, tied embeddings, eager layer norms (llm-foundry,
+    # scripts/train/benchmarking); FlashAttention's cross entropy (llmfoundry/models/mpt, `fused_crossentropy`).
+    "MosaicML llm-foundry": Source(
+        "fsdp2",
+        {
+            "learned_positions": True,
+            "precision": {"gradients": "fp32"},
+            "kernels": {"attention": "triton", "cross_entropy": "separate"},
+        },
+    ),
     # torchao's default recipe, a scale for each tensor; parameters are gathered in 8 bit with it (torchtitan
     # docs/float8.md).
     "torchtitan": Source("fsdp2", {}, fp8="fp8_current"),
     "MLPerf": Source(
         "megatron",
-        {"overlap": {"tensor_parallel": True}, "precision": {"gradients": "bf16", "gradient_reduce": "bf16"}},
+        {
+            "overlap": {"tensor_parallel": True},
+            "precision": {"gradients": "bf16", "gradient_reduce": "bf16", "master_weights": "remainder"},
+        },
     ),
+    # Baseline and system of arXiv:2402.15627, section 6: GPT with a vocabulary of 64,000, FlashAttention-2.
+    "MegaScale": Source("megatron", {"learned_positions": True, "kernels": {"attention": "flash2"}}, vocab_size=64000),
+    "MaxText": Source("maxtext", {}),
+    "Google tpu-recipes": Source("maxtext", {}),
 }
+LORA_OF_MLPERF: dict[str, Any] = {
+    "precision": {"frozen_weights": "fp8", "activation_input": "fp8"},
+    "lora": {"dropout": True},
+}
+"""Submissions of Llama 2 70B LoRA: dropout as the benchmark's rules say, FP8_ACTIVATION of NVIDIA's configurations, and
+weights that are only there in 8 bit."""
 SOURCES["NVIDIA DGX Cloud"] = SOURCES["NeMo"]
+BY_FRAMEWORK: dict[str, Source] = {
+    "maxtext": SOURCES["MaxText"],
+    "megatron-deepspeed": Source("deepspeed", {"sharding": {"zero": 1}}),
+    "deepspeed": Source("deepspeed"),
+    "torchtitan": SOURCES["torchtitan"],
+    "fsdp": Source("fsdp2"),
+    "nemo": SOURCES["NeMo"],
+    "megatron": Source("megatron"),
+}
+"""A word of a framework's name -> what is usual for it, for sources that are not known themselves."""
 # Its recipes are named FP8_CS (scripts/performance/configs).
 SOURCES["Megatron-Bridge"] = replace(SOURCES["NeMo"], fp8="fp8_current")
 
@@ -120,6 +156,10 @@ class Shape:
     vocab: int
     tied: bool = True
     bias: bool = True
+    gated: bool = False
+    head_dim: int | None = None
+    experts: int = 0
+    per_token: int = 0
 
 
 SHAPES: dict[str, Shape] = {
@@ -145,26 +185,46 @@ SHAPES: dict[str, Shape] = {
     "mpt-30b": Shape(48, 7168, 56, 56, 28672, 50368, bias=False),
     "mpt-70b": Shape(80, 8192, 64, 64, 32768, 50368, bias=False),
 }
-SAME_SHAPE = {"paxml gpt175b": "gpt3-175b", "paxml gpt5b": "gpt5b", "gpt3": "gpt3-175b"}
-
-CATALOG_NAMES = {
-    "llama2-7b": "Llama-2-7b-hf",
-    "llama2-13b": "Llama-2-13b-hf",
-    "llama2-70b": "Llama-2-70b-hf",
-    "llama2_70b_lora": "Llama-2-70b-hf",
-    "llama3-8b": "Meta-Llama-3-8B",
-    "llama3.1-8b": "Llama-3.1-8B",
-    "llama3-70b": "Meta-Llama-3-70B",
-    "llama3.1-70b": "Llama-3.1-70B",
-    "llama3-405b": "Llama-3.1-405B",
-    "llama3.1-405b": "Llama-3.1-405B",
-    "llama31-405b": "Llama-3.1-405B",
-    "deepseekv3": "DeepSeek-V3",
-    "deepseek-v3": "DeepSeek-V3",
-    "gpt-oss-120b": "gpt-oss-120b",
-    "qwen3-30b-a3b": "Qwen3-30B-A3B",
-    "qwen3-235b-a22b": "Qwen3-235B-A22B",
+# xai-org/grok-1 run.py.
+SHAPES["grok1 314b"] = Shape(64, 6144, 48, 8, 32768, 131072, bias=False, gated=True, experts=8, per_token=2)
+SAME_SHAPE = {
+    "paxml gpt175b": "gpt3-175b",
+    "paxml gpt5b": "gpt5b",
+    "gpt3": "gpt3-175b",
+    "nemotron4-340b": "nemotron4 340b",
+    "nemotron4-15b": "nemotron4 15b",
+    "nemotron-15b": "nemotron4 15b",
+    "nemotron-4-340b": "nemotron4 340b",
+    "nemotron-4-15b": "nemotron4 15b",
+    "grok1": "grok1 314b",
+    "grok-1": "grok1 314b",
+    "grok-1-314b": "grok1 314b",
 }
+
+# What nobody would find by a model's name alone; keys as `runs.plain_name` returns them.
+CATALOG_NAMES = {
+    "llama27b": "Llama-2-7b-hf",
+    "llama213b": "Llama-2-13b-hf",
+    "llama270b": "Llama-2-70b-hf",
+    "llama270blora": "Llama-2-70b-hf",
+    "llama3405b": "Llama-3.1-405B",
+    "deepseek3671b": "DeepSeek-V3",
+    "deepseekv3671b": "DeepSeek-V3",
+    "deepseekr1": "DeepSeek-V3",
+    "llama4maverick": "Llama-4-Maverick-17B-128E-Instruct",
+    "llama4scout": "Llama-4-Scout-17B-16E-Instruct",
+    "maverick": "Llama-4-Maverick-17B-128E-Instruct",
+    "scout": "Llama-4-Scout-17B-16E-Instruct",
+    "mistral7b": "Mistral-7B-v0.3",
+    "kimik2": "Kimi-K2-Instruct",
+    "qwen3next80b": "Qwen3-Next-80B-A3B-Instruct",
+    "nemotron3nano": "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "nemotron3super": "NVIDIA-Nemotron-3-Super-120B-A12B-BF16",
+    "nemotron3ultra": "NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16",
+    "nemotronh56b": "Nemotron-H-56B-Base-8K",
+}
+IDLE_WORDS = ("meta", "hf", "instruct", "base", "it", "bf16", "v01", "2407", "2501", "chat", "nvidia")
+"""Parts of a checkpoint's name that tables of training leave out."""
 
 DEVICES: dict[str, str] = {
     "A100-SXM4-80GB": "a100_sxm",
@@ -193,9 +253,32 @@ DEVICES: dict[str, str] = {
     "Gaudi2": "gaudi2",
     "Gaudi(R) 2": "gaudi2",
     "Gaudi3": "gaudi3",
+    "TPU v4": "tpu_v4",
+    "TPU-v4": "tpu_v4",
+    "TPU v5e": "tpu_v5e",
+    "TPU-v5e": "tpu_v5e",
+    "TPU v5p": "tpu_v5p",
+    "TPU-v5p": "tpu_v5p",
+    "TPU v6e": "tpu_v6e",
+    "TPU-v6e": "tpu_v6e",
+    "Trillium": "tpu_v6e",
+    "trillium": "tpu_v6e",
+    "TPU v7": "tpu_v7",
+    "TPU7x": "tpu_v7",
+    "Ironwood": "tpu_v7",
+    "A100-SXM-80GB": "a100_sxm",
+    "A100 80GB": "a100_sxm",
+    "A100-SXM-40GB": "a100_40gb_sxm",
+    "A100 40GB": "a100_40gb_sxm",
+    "V100-SXM2-32GB": "v100_sxm",
+    "H100 SXM": "h100_sxm",
+    "H200 SXM": "h200_sxm",
+    "DGX-A100": "a100_sxm",
     "Gaudi(R) 3": "gaudi3",
 }
 """A word or words of what an accelerator is called -> a device of the catalog."""
+BARE_DEVICES = {"H100": "h100_sxm", "H200": "h200_sxm", "A100": "a100_sxm", "V100": "v100_sxm"}
+"""What stands for the SXM module where nothing else is said."""
 
 TASKS = ("", "pretrain", "SFT", "LoRA")
 FINE_TUNED_ON_TOKENS = 200
@@ -206,11 +289,17 @@ FORMATS = {
     "fp16": "fp16",
     "fp16/bf16": "fp16",
     "bf16": "bf16",
-    "amp_bf16": "bf16",
+    "bfloat16": "bf16",
+    "amp-bf16": "bf16",
+    "amp-fp8": "fp8",
     "fp8": "fp8",
+    "fp8-ds": "fp8",
     "fp8-cs": "fp8_current",
     "fp8-sc": "fp8_block",
     "fp8-mx": "mxfp8",
     "mxfp8": "mxfp8",
     "nvfp4": "nvfp4",
+    "aqt-int8": "int8",
 }
+"""Format of a table, with hyphens for its underscores -> recipe. `amp_fp8` is Transformer Engine's delayed scaling
+(composer)."""

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from windtunnel.model.feed_forward.experts import ExpertsFeedForward
+from windtunnel.training.figures import FIGURES
 from windtunnel.training.layers.chunks import (
     LayerChunk,
     Parameters,
@@ -17,6 +19,9 @@ from windtunnel.training.layers.sharding import gather_tasks, gathered_layer, re
 from windtunnel.training.memory import chunk_work, kept_bytes
 from windtunnel.training.pipeline.schedules import SPLIT_SCHEDULES
 from windtunnel.training.pricing import PassCost, TrainingPricer
+
+LAUNCHES = "launches"
+"""Class of the seconds in which a device waits for the host."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,11 @@ def _chunk_cost(rank: Rank, prices: TrainingPricer, chunk: LayerChunk) -> ChunkC
     held = chunk_parameters(rank, chunk)
     forward, backward_input, backward_weight = PassCost(), PassCost(), PassCost()
     model_flops = hardware_flops = 0.0
+    launches = FIGURES.experts_launch_s[rank.setup.job.kernels.cuda_graphs or "none"]
+    num_waiting = sum(count for group, count in chunk.layers if isinstance(group.feed_forward, ExpertsFeedForward))
+    if num_waiting and launches:
+        forward.compute_s[LAUNCHES] += launches * num_waiting / 3
+        backward_input.compute_s[LAUNCHES] += launches * num_waiting * 2 / 3
     for work, count in chunk_work(rank, chunk):
         forward.add(prices.of_pass(work.forward), count)
         # Where weights' gradients are not split off, collectives may run beside them: both are one pass.

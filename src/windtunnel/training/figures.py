@@ -10,8 +10,12 @@ class Figures(Schema):
 
     sustained_fraction: dict[str, float]
     other_sustained_fraction: float
+    format_rates: dict[str, dict[str, float]]
     rated_w: dict[str, float]
+    clock_by_power: float
+    jitter_by_doubling: float
     overlap_slowdown: float
+    collective_launch_s: float
     network_efficiency: float
     scale_up_efficiency: float
     network_error: float
@@ -19,12 +23,21 @@ class Figures(Schema):
     unaligned_slowdown: float
     unaligned_heads_slowdown: float
     grouped_efficiency: float
+    fused_grouped_efficiency: float
+    exchange_efficiency: float
+    experts_launch_s: dict[str, float]
+    latent_slowdown: dict[str, float]
+    scan_slowdown: float
     scaling_bytes: dict[str, float]
     attention_backward_flops: float
     attention_backward_efficiency: float
     flash2_slowdown: dict[str, float]
+    triton_slowdown: dict[str, float]
     context_bytes: float
     communicator_bytes: float
+    workspace_bytes: float
+    tpu_reserve_bytes: float
+    logit_bytes: dict[str, float]
     usable_fraction: float
     fragmentation: float
     num_moments: dict[str, float]

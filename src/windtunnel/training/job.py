@@ -10,7 +10,7 @@ from windtunnel.model.shape import ModelSpec
 from windtunnel.network.settings import ClusterNetwork
 from windtunnel.schema import AtLeastOne, Positive, Schema, check_non_negative, decode, read_table, read_yaml, set_path
 
-Framework = Literal["megatron", "deepspeed", "fsdp2", "deepseek"]
+Framework = Literal["megatron", "deepspeed", "fsdp2", "deepseek", "maxtext"]
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zb_h2", "zb_v", "dualpipe", "dualpipe_v"]
 V_SCHEDULES = ("zb_v", "dualpipe_v")
@@ -21,7 +21,9 @@ V_SCHEDULES = ("zb_v", "dualpipe_v")
 CHUNKED_SCHEDULES = ("interleaved", "looped_bfs")
 """Schedules that give every device `virtual_stages` chunks of layers."""
 
-ComputeFormat = Literal["fp32", "fp16", "bf16", "fp8", "fp8_current", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4"]
+ComputeFormat = Literal[
+    "fp32", "fp16", "bf16", "fp8", "fp8_current", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4", "int8"
+]
 
 _RECIPES: dict[str, dict[str, str]] = read_yaml(Path(__file__).with_name("recipes.yaml"))
 GEMM_FORMATS = {name: Format(recipe["gemm"]) for name, recipe in _RECIPES.items()}
@@ -49,9 +51,9 @@ class TrainingParallelism(Schema):
     experts_tp: AtLeastOne | None = None
     """Ways that each expert is sharded (expert-TP); None takes 1, or `tp` where `ep` is 1."""
     experts_dp: AtLeastOne | None = None
-    experts_exchange: Literal["all_to_all", "by_node"] | None = None
-    """How tokens reach experts: each on its own, or once for each node and copied there (DeepEP). None: as the
-    framework does."""
+    experts_exchange: Literal["all_to_all", "by_node", "hybrid"] | None = None
+    """How tokens reach experts: each on its own, once for each node and copied there (DeepEP), or so and in the order
+    of experts (HybridEP). None: as the framework does."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,12 +104,17 @@ class TrainingPrecision(Schema):
     """On the wire between data-parallel ranks."""
     parameter_gather: Literal["fp32", "bf16", "fp8"] | None = None
     """Parameters on the wire."""
-    master_weights: Literal["fp32", "bf16"] | None = None
-    """The optimizer's own copy; bf16: it updates the parameters themselves."""
+    master_weights: Literal["fp32", "remainder", "bf16"] | None = None
+    """The optimizer's own copy; remainder: the 16 bits that a bf16 parameter lacks of it (`store_param_remainders` of
+    Apex and Transformer Engine); bf16: none, it updates the parameters themselves."""
     moments: Literal["fp32", "bf16", "fp8"] = "fp32"
     """The optimizer's state, per moment."""
     experts_dispatch: Literal["bf16", "fp8"] | None = None
     """Tokens on their way to experts in the forward pass."""
+    activation_input: Literal["bf16", "fp8"] | None = None
+    """In which an activation's input is kept (Megatron-Core's `activation_func_fp8_input_store`)."""
+    frozen_weights: Literal["bf16", "fp8"] = "bf16"
+    """Weights that LoRA does not train."""
 
 
 RecomputedModule = Literal[
@@ -127,6 +134,8 @@ class Recompute(Schema):
     """Layers of each chunk that are fully recomputed; None: all."""
     distribute: bool = False
     """Full: kept layer inputs are split over tensor-parallel ranks and gathered again."""
+    offload_layers: Annotated[int, check_non_negative] = 0
+    """Layers whose activations wait in the host's memory (Transformer Engine's CPU offloading)."""
 
 
 class TrainingOverlap(Schema):
@@ -146,9 +155,19 @@ class TrainingOverlap(Schema):
 class Kernels(Schema):
     """Which kernels compute what is not a GEMM. `None` takes the framework's."""
 
-    attention: Literal["flash", "flash2", "unfused"] | None = None
+    attention: Literal["flash", "flash2", "triton", "unfused"] | None = None
     """`flash`: the kernels that were measured on the device (cuDNN's, FlashAttention-3). `flash2`: FlashAttention-2,
-    which PyTorch calls itself and which is slower on Hopper. `unfused` keeps the scores in memory (before 2022)."""
+    which PyTorch calls itself and which is slower on Hopper. `triton`: FlashAttention of 2022 in Triton. `unfused`
+    keeps the scores in memory (before 2022)."""
+    cross_entropy: Literal["in_place", "separate", "fp32", "eager", "chunked"] | None = None
+    """Which copies of the logits the loss keeps. in_place: their gradient takes their place (Transformer Engine);
+    separate: it is a second 16-bit tensor (FlashAttention's, torch.compile); fp32: beside them is a fp32 copy
+    (Megatron-LM's own); eager: PyTorch's, with their logarithmic softmax; chunked: a piece at a time."""
+    cuda_graphs: Literal["none", "routing", "partial", "full"] | None = None
+    """What is launched as a graph: nothing, routing, attention and routing, or a whole step. It matters to mixtures of
+    experts, where the host waits for the number of tokens of each expert before it can launch what follows."""
+    fused_experts: bool | None = None
+    """Grouped products with activation and quantisation in one kernel (Megatron-Core's `cutedsl_fused_grouped_mlp`)."""
     fused: bool | None = None
     """Norms, activations, rope, residuals, loss each in one pass (Transformer Engine, torch.compile); else one kernel
     for each operation, as eager PyTorch."""
@@ -160,6 +179,8 @@ class Lora(Schema):
     rank: AtLeastOne = 16
     all_linear: bool = True
     """Adapters at every linear layer; else at those of attention only."""
+    dropout: bool = False
+    """Before adapters: the input is written again, and kept so with its mask."""
 
 
 class TrainingFaults(Schema):
@@ -177,6 +198,8 @@ class TrainingFaults(Schema):
     """False: written beside training; only failures lose work."""
     straggler_fraction: float = 0.0
     """Standard deviation of devices' speed, relative; every step waits for the slowest."""
+    jitter_by_doubling: Annotated[float, check_non_negative] | None = None
+    """Share of a step that each doubling of the devices beyond eight costs; None: what clusters lose in the median."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,6 +6,7 @@ in `training/layers/parts.py`, so that memory and time cannot disagree about wha
 
 from dataclasses import dataclass
 
+from windtunnel.model.operators import Gemm
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.layers.chunks import LayerChunk, Parameters, chunk_parameters, layer_parameters, trained
 from windtunnel.training.layers.parts import Work, ends_work, head_parts, layer_work
@@ -34,8 +35,13 @@ class StageMemory:
         return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
 
     @property
+    def allocated_bytes(self) -> float:
+        """Return the peak of the tensors (`torch.cuda.max_memory_allocated`)."""
+        return self.state_bytes + self.activations_bytes + self.transient_bytes
+
+    @property
     def total_bytes(self) -> float:
-        return self.state_bytes + self.activations_bytes + self.transient_bytes + self.reserve_bytes
+        return self.allocated_bytes + self.reserve_bytes
 
 
 def state_bytes(rank: Rank, held: Parameters) -> tuple[float, float, float]:
@@ -47,15 +53,15 @@ def state_bytes(rank: Rank, held: Parameters) -> tuple[float, float, float]:
     gradient = STATE_BYTES[precision.gradients or "fp32"]
     # A recipe in fp8 keeps 16-bit parameters beside what it multiplies; sharded fp32 parameters are their own master.
     parameters = BF16_BYTES * held.total if zero < 3 else 0.0
-    if zero == 3 and rank.setup.job.lora:
-        parameters = BF16_BYTES * owned(rank, held)
+    if job.lora is not None:
+        parameters = WIRE_BYTES[precision.frozen_weights] * (owned(rank, held) if zero == 3 else held.total)
     gradients = gradient * (num_owned if zero >= 2 else learnt.total)
     if job.framework == "deepspeed" and precision.gradients == "fp32" and zero < 3:
         # DeepSpeed's bf16_optimizer.py lets autograd fill 16-bit gradients and adds them to its fp32 ones.
         gradients += BF16_BYTES * learnt.total
     moments = FIGURES.num_moments[job.optimizer] * STATE_BYTES[precision.moments]
     master = STATE_BYTES[precision.master_weights or "fp32"]
-    keeps_master = precision.master_weights == "fp32" or zero >= 3
+    keeps_master = precision.master_weights != "bf16" or zero >= 3
     return parameters, gradients, num_owned * (moments + (master if keeps_master else 0.0))
 
 
@@ -85,25 +91,48 @@ def kept_bytes(rank: Rank, chunk: LayerChunk) -> float:
     The head's exist only between its own two passes, which follow each other: they count as transient.
     """
     head = sum(part.kept_bytes for part in head_parts(rank)) if chunk.has_head else 0.0
-    return sum(work.kept_bytes * count for work, count in chunk_work(rank, chunk)) - head
+    works = chunk_work(rank, chunk)
+    ends = works.pop()[0].kept_bytes if chunk.has_embedding or chunk.has_head else 0.0
+    kept_fraction = 1.0 - min(rank.setup.job.recompute.offload_layers / max(chunk.num_layers, 1.0), 1.0)
+    return sum(work.kept_bytes * count for work, count in works) * kept_fraction + ends - head
 
 
 def transient_bytes(rank: Rank, held_chunks: list[LayerChunk]) -> float:
-    """Return the memory beside parameters, state and kept activations at the worst moment of a backward pass."""
+    """Return the memory beside parameters, state and kept activations at the worst moment of a backward pass.
+
+    That is in the head, with the logits, or in the layer that recomputes or differentiates most.
+    """
     job = rank.setup.job
     works = [work for chunk in held_chunks for work, _ in chunk_work(rank, chunk)]
-    layer = max((work.transient_bytes for work in works), default=0.0)
-    # Gradients of a layer's activations: input and output of its widest part.
-    layer += 4 * rank.tokens * rank.width * BF16_BYTES / (rank.tp if rank.split else 1)
-    has_head = any(chunk.has_head for chunk in held_chunks)
-    head = sum(part.kept_bytes for part in head_parts(rank)) if has_head else 0.0
+    hidden = rank.tokens * rank.width * BF16_BYTES
+    layer = max((work.transient_bytes for work in works), default=0.0) + hidden / (rank.tp if rank.split else 1)
+    layer += 0.0 if job.kernels.fused else 3 * hidden
+    head = 0.0
+    if any(chunk.has_head for chunk in held_chunks):
+        head = sum(part.kept_bytes for part in head_parts(rank)) + (2 if rank.split else 1) * hidden
+        if rank.sums_in_gemms:
+            head += -(-rank.setup.model.vocab_size // rank.tp) * rank.width * BF16_BYTES
     gathered = _gathered_bytes(rank, held_chunks) if job.sharding.zero == 3 else 0.0
     sharding, buckets = job.sharding, 0.0
     if sharding.zero and job.framework == "deepspeed":
         # DeepSpeed copies gradients into two buckets in turn and gathers updated parameters through a third.
         gather_bucket = sharding.gather_bucket_elements or sharding.prefetch_bucket_elements or 0
         buckets = BF16_BYTES * (2 * (sharding.reduce_bucket_elements or 0) + gather_bucket)
-    return max(layer, head) + gathered + buckets
+    placeholders = _placeholder_bytes(works) if rank.sums_in_gemms else 0.0
+    return max(layer, head) + gathered + buckets + placeholders + FIGURES.workspace_bytes
+
+
+def _placeholder_bytes(works: list[Work]) -> float:
+    """Return the 16-bit gradients that autograd gets where GEMMs add to the sums themselves: one for each shape of a
+    weight, without values (Transformer Engine pytorch/module/base.py, `get_dummy_wgrad`).
+    """
+    gemms = {
+        (task.op.m, task.op.n)
+        for work in works
+        for task in work.backward_weight
+        if isinstance(task.op, Gemm) and task.name != "lm_head_wgrad"
+    }
+    return BF16_BYTES * sum(float(m) * n for m, n in gemms)
 
 
 def _gathered_bytes(rank: Rank, held_chunks: list[LayerChunk]) -> float:
@@ -116,13 +145,19 @@ def _gathered_bytes(rank: Rank, held_chunks: list[LayerChunk]) -> float:
     )
     every = sum(size * count for size, (_, count) in zip(sizes, layers, strict=True))
     largest = max(sizes, default=0.0)
-    # This layer's parameters and the next one's, or as many as may be held.
+    # This layer's parameters and the next one's, or by XLA one weight's after another's, or as many as may be held;
+    # gradients likewise.
+    whole = largest if job.framework == "maxtext" else 2 * largest
     limit = job.sharding.max_live_elements
-    live = 2 * largest if limit is None else min(max(float(limit), largest), every)
+    live = whole if limit is None else min(max(float(limit), largest), every)
     ends = sum(chunk_parameters(rank, chunk).total for chunk in held_chunks) - every
+    if rank.setup.degrees.pp > 1 and job.framework == "fsdp2":
+        # Between the micro-batches of a pipeline, parameters stay gathered and gradients whole
+        # (torch/distributed/pipelining/stage.py, `backward_maybe_with_nosync`).
+        live, whole = every, every + ends
     gather = WIRE_BYTES[job.precision.parameter_gather or "bf16"]
     reduce = WIRE_BYTES[job.precision.gradient_reduce or "fp32"]
-    return (live + unsharded + ends) * gather + 2 * largest * reduce
+    return (live + unsharded + ends) * gather + whole * reduce
 
 
 def stage_memory(
@@ -133,9 +168,11 @@ def stage_memory(
     parameters, gradients, optimizer = state_bytes(rank, held)
     transient = transient_bytes(rank, held_chunks)
     num_communicators = 1 + sum(rank.layout(group)[0] > 1 for group in Group)
-    reserve = (
-        FIGURES.context_bytes
-        + num_communicators * FIGURES.communicator_bytes
-        + FIGURES.fragmentation * (activations_bytes + transient)
-    )
+    reserve = FIGURES.context_bytes + num_communicators * FIGURES.communicator_bytes
+    if rank.setup.device.architecture == "tpu":
+        reserve = FIGURES.tpu_reserve_bytes
+    # Blocks held without use are freed when there is no room for them.
+    taken = parameters + gradients + optimizer + activations_bytes + transient + reserve
+    room = max(FIGURES.usable_fraction * rank.setup.device.memory_bytes - taken, 0.0)
+    reserve += min(FIGURES.fragmentation * (activations_bytes + transient), room)
     return StageMemory(stage, parameters, gradients, optimizer, activations_bytes, transient, reserve, num_in_flight)

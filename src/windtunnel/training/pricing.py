@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -141,25 +141,45 @@ class TrainingPricer:
     network: JobNetwork | None
     """None: only the links between nodes are known."""
     sustained_fraction: float
+    format_rates: Mapping[str, float] = field(default_factory=dict)
+    """Format -> rate of its matrix products against what the sustained fraction leaves, where it is another."""
+    collective_launch_s: float = FIGURES.collective_launch_s
+    """Beside a collective's own time; 0 where a whole step is one graph."""
+    exchanges_by_kernel: bool = False
+    """Whether kernels of their own send tokens to experts (DeepEP, HybridEP), not NCCL."""
     overlap_slowdown: float = FIGURES.overlap_slowdown
-    _known: dict[tuple[ops.Op, Group | None], Estimate] = field(default_factory=dict)
+    _known: dict[tuple[ops.Op, Group | None, bool], Estimate] = field(default_factory=dict)
 
     def of_job(self, rank: Rank) -> TrainingPricer:
         """Return the prices for another job on as many of the same devices, which may lay its groups out otherwise."""
-        if self.network is None or self.network.rank.setup is rank.setup:
-            return self
-        return replace(self, network=replace(self.network, rank=rank), _known={})
+        job = rank.setup.job
+        by_kernel = job.parallelism.experts_exchange in ("by_node", "hybrid")
+        launch = 0.0 if job.kernels.cuda_graphs == "full" else self.collective_launch_s
+        known = replace(self, exchanges_by_kernel=by_kernel, collective_launch_s=launch)
+        if known.network is None or known.network.rank.setup is rank.setup:
+            return known
+        return replace(known, network=replace(known.network, rank=rank), _known={})
 
     def task(self, task: Task) -> TaskCost:
         """Return the cost of one task."""
-        key = (task.op, task.group)
+        key = (task.op, task.group, self.exchanges_by_kernel)
         if key not in self._known:
             self._known[key] = self._price(task.op, task.group)
         price = self._known[key]
-        seconds = float(price.seconds) * task.count
+        launch = self.collective_launch_s if task.group is not None else 0.0
+        seconds = (float(price.seconds) + launch) * task.count
         return TaskCost(task, seconds, price.coverage, price.source, price.relative_error)
 
     def _price(self, op: ops.Op, group: Group | None) -> Estimate:
+        if (
+            isinstance(op, ops.Collective)
+            and group is Group.EXPERTS
+            and op.span_nodes == 1
+            and self.exchanges_by_kernel
+        ):
+            link = self.node.scale_up
+            seconds = link.latency_s + float(op.num_bytes) / (link.bytes_per_s * FIGURES.exchange_efficiency)
+            return Estimate(seconds, Coverage.ROOFLINE, "links in a node", FIGURES.network_error)
         if not isinstance(op, ops.Collective) or group is None or op.span_nodes == 1:
             estimate = self.estimator.estimate(op)
         elif self.network is not None:
@@ -169,7 +189,8 @@ class TrainingPricer:
             return Estimate(seconds, Coverage.ROOFLINE, "links between nodes", FIGURES.network_error)
         seconds = float(estimate.seconds)
         if not isinstance(op, ops.Elementwise | ops.Collective):
-            seconds /= self.sustained_fraction
+            rate = self.format_rates.get(op.format.value, 1.0) if isinstance(op, ops.Gemm) else 1.0
+            seconds /= self.sustained_fraction * rate
         if isinstance(op, ops.Gemm) and any(
             size > FIGURES.aligned_values and size % FIGURES.aligned_values for size in (op.n, op.k)
         ):
@@ -211,11 +232,15 @@ class TrainingPricer:
 
 def pricer(estimator: Estimator, device: Device, node: Node, network: JobNetwork | None = None) -> TrainingPricer:
     """Return a pricer with the shipped figures of the device's architecture."""
-    sustained = FIGURES.sustained_fraction.get(device.architecture, FIGURES.other_sustained_fraction)
+    usual = FIGURES.sustained_fraction.get(device.architecture, FIGURES.other_sustained_fraction)
+    sustained = FIGURES.sustained_fraction.get(device.name, usual)
     rated_w = FIGURES.rated_w.get(device.architecture)
     if rated_w and device.tdp_w and device.tdp_w < rated_w:
-        sustained *= (device.tdp_w / rated_w) ** (1 / 3)
-    return TrainingPricer(estimator, node, network, sustained)
+        sustained *= (device.tdp_w / rated_w) ** FIGURES.clock_by_power
+    rates = dict(FIGURES.format_rates.get(device.architecture, {}))
+    if rated_w and device.tdp_w and "bf16" in rates:
+        rates["bf16"] = min(rates["bf16"] * max(device.tdp_w / rated_w, 1.0) ** FIGURES.clock_by_power, 1.0)
+    return TrainingPricer(estimator, node, network, sustained, rates)
 
 
 def class_of(task: Task) -> str:

@@ -19,6 +19,7 @@ from windtunnel.hardware import ANY_DEVICE, Device, Node
 from windtunnel.model.attention.gated_delta import GatedDeltaAttention
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.attention.latent import LatentAttention
+from windtunnel.model.attention.mamba2 import Mamba2
 from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.shape import LayerGroup, ModelSpec
@@ -226,6 +227,8 @@ def check_model(job: TrainingJob, known: Degrees, model: ModelSpec) -> None:
                     raise InputError(f"tp = {tp} does not divide the feed-forward width {width}")
             case ExpertsFeedForward():
                 _check_experts(feed_forward, known, model)
+    if job.kernels.fused_experts and not model.has_experts:
+        raise InputError(f"kernels.fused_experts changes nothing here: {model.name} has no experts", "leave it out")
     if known.ep > 1 and not model.has_experts:
         raise InputError(f"ep = {known.ep}, but {model.name} has no experts", "leave ep out")
     # Causal attention is balanced by giving each context-parallel rank two chunks, one early and one late.
@@ -241,18 +244,15 @@ def check_model(job: TrainingJob, known: Degrees, model: ModelSpec) -> None:
 def _check_kinds(group: LayerGroup, model: ModelSpec) -> None:
     """Raise InputError for a layer whose training cannot be modelled."""
     attention, feed_forward = group.attention, group.feed_forward
-    if attention is None or feed_forward is None:
-        raise InputError(f"training {model.name} cannot be modelled: it has layers of one part, as hybrids have")
     if isinstance(attention, LatentAttention) and attention.indexer:
         raise InputError(f"training {model.name} cannot be modelled: its sparse attention has an indexer")
     if isinstance(attention, GroupedQueryAttention) and (attention.value_head_dim or attention.values_are_keys):
         raise InputError(f"training {model.name} cannot be modelled: its values differ from keys in width or weights")
-    if not isinstance(attention, GroupedQueryAttention | LatentAttention | GatedDeltaAttention):
+    known = GroupedQueryAttention | LatentAttention | GatedDeltaAttention | Mamba2
+    if attention is not None and not isinstance(attention, known):
         raise InputError(f"training {model.name} cannot be modelled: it has layers of {attention.text}")
-    if not isinstance(feed_forward, DenseFeedForward | ExpertsFeedForward):
+    if feed_forward is not None and not isinstance(feed_forward, DenseFeedForward | ExpertsFeedForward):
         raise InputError(f"training {model.name} cannot be modelled: {type(feed_forward).__name__} is not known")
-    if isinstance(feed_forward, ExpertsFeedForward) and feed_forward.latent_size:
-        raise InputError(f"training {model.name} cannot be modelled: its experts have a latent width")
 
 
 def _check_experts(feed_forward: ExpertsFeedForward, known: Degrees, model: ModelSpec) -> None:

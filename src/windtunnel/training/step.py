@@ -335,11 +335,15 @@ def _ends_of_step(
 def straggling(setup: TrainingSetup) -> float:
     """Return the factor by which a step takes longer because it waits for its slowest device.
 
-    The expected largest of N normal deviations, sigma sqrt(2 ln N), for devices whose speeds differ by sigma.
+    Jitter of devices, hosts and networks grows with every doubling of the devices beyond a node. Devices whose speeds
+    differ by sigma add the expected largest of N normal deviations, sigma sqrt(2 ln N).
     """
     num_devices = setup.degrees.num_devices
     sigma = setup.job.faults.straggler_fraction
-    return 1.0 + sigma * math.sqrt(2.0 * math.log(num_devices)) if num_devices > 1 else 1.0
+    by_doubling = setup.job.faults.jitter_by_doubling
+    by_doubling = FIGURES.jitter_by_doubling if by_doubling is None else by_doubling
+    jitter = by_doubling * math.log2(max(num_devices / 8, 1.0))
+    return 1.0 + jitter + sigma * math.sqrt(2.0 * math.log(num_devices))
 
 
 def kind_of_job(job: TrainingJob) -> str:

@@ -66,7 +66,7 @@ def test_no_file_is_needed(windtunnel: Command) -> None:
     )
     assert done.code == 0
     assert "It would fit" in done.stdout
-    assert "micro_batch=1" in done.stdout
+    assert "recompute={granularity: full}" in done.stdout
 
 
 @pytest.mark.parametrize(("device", "is_noted"), [("l4", True), ("h100_sxm", False)])

@@ -108,6 +108,49 @@ def test_a_range_that_begins_where_a_rank_ends_sends_that_rank_nothing() -> None
     assert sum(size for size, _ in reduces) == 2 * 44
 
 
+def reduced(elements: list[int], num_ranks: int, bucket_size: int, num_microbatches: int) -> list[tuple[int, int]]:
+    """Bytes and rank of every reduction, parameter by parameter: those that one rank keeps in turn are one."""
+    part, kept, start = -(-sum(elements) // num_ranks), [], 0
+    for size in elements:
+        first = max(start - 1, 0) // part if start % part == 0 else start // part
+        ranks = range(first, (start + size - 1) // part + 1)
+        kept.append([(rank, max(start, rank * part), min(start + size, (rank + 1) * part)) for rank in ranks])
+        start += size
+    bucket: list[int] = []
+    found = []
+
+    def flush() -> None:
+        shares: list[tuple[int, int, int]] = []
+        for rank, low, high in (share for position in reversed(bucket) for share in kept[position]):
+            low = shares.pop()[1] if shares and shares[-1][0] == rank else low
+            shares.append((rank, low, high))
+        found.extend((2 * (high - low), rank) for rank, low, high in shares)
+        bucket.clear()
+
+    for position in [*reversed(range(len(elements)))] * num_microbatches:
+        if elements[position] + sum(elements[other] for other in bucket) > bucket_size:
+            flush()
+        bucket.append(position)
+    flush()
+    return found
+
+
+@pytest.mark.parametrize("bucket_size", [1, 9, 30, 70, 1000])
+@pytest.mark.parametrize("num_microbatches", [1, 2, 3])
+def test_gradients_that_wait_for_the_next_micro_batch_stay_in_the_world(
+    bucket_size: int, num_microbatches: int
+) -> None:
+    rows = lines(
+        f"{ZERO} --stage=2 --contiguous_gradients --world_size=4 --global_batch={4 * num_microbatches} --num_layers=2 "
+        f"--hidden_size=2 --ffn_hidden_size=1 --num_attention_heads=1 --vocab_size=4 --reduce_bucket_size={bucket_size}"
+    )
+    fields = [line.split(",") for line in rows]
+    elements = [int(each[3]) // 2 for each in fields if each[0] == "CommType.broadcast"]
+    reduces = [(int(each[3]), int(each[5])) for each in fields if each[0] == "CommType.reduce"]
+    assert reduces == reduced(elements, 4, bucket_size, num_microbatches)
+    assert {rank for _, rank in reduces} == {0, 1, 2, 3}
+
+
 def test_recomputation_without_sequence_parallelism_doubles_flash_attention_only(reference: Path) -> None:
     command = (
         f"{SIMAI} --world_size=32 --tensor_model_parallel_size=2 --global_batch=64 --num_layers=2 --aiob_enable "

@@ -48,6 +48,8 @@ def rank(model: Any = None, **changes: Any) -> Rank:
         "Qwen/Qwen3-235B-A22B",
         "openai/gpt-oss-120b",
         "Qwen/Qwen3-Next-80B-A3B-Instruct",
+        "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+        "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16",
     ],
 )
 def test_stages_and_ranks_add_up_to_the_model(name: str) -> None:
@@ -179,8 +181,9 @@ def test_state_is_sixteen_bytes_a_parameter_and_zero_divides_it() -> None:
 def test_the_optimizer_moves_what_it_owns() -> None:
     one = rank(num_devices=8)
     update = optimizer_tasks(one, Parameters(8e9))[0]
-    # Gradient twice, two moments and the master copy read and written, the 16-bit parameter written.
-    assert update.op.num_bytes == pytest.approx(1e9 * (8 + 16 + 8 + 2))
+    # Gradients read for their norm, clipped and read, two moments and the master copy read and written, the 16-bit
+    # parameter written.
+    assert update.op.num_bytes == pytest.approx(1e9 * (16 + 16 + 8 + 2))
 
 
 @given(num_layers=st.integers(1, 4), total=st.sampled_from([8, 12]))

@@ -123,22 +123,42 @@ class _Stage1Or2(_ZeroRank):
         """Send the bucket: to all ranks, or in stage 2 with `--contiguous_gradients` to those that keep its parts."""
         if self.arguments.stage == 1 or not self.arguments.contiguous_gradients:
             self._send("all_reduce", self.bucket_elements * ELEMENT_BYTES, f"{stage}.allreduce_bucket")
-        elif self.bucket:
-            # Parameters joined the bucket from the last to the first, so that its gradients are one contiguous range.
-            start = sum(self.elements[: self.bucket[-1]])
-            for rank, size in self._shares(start, start + self.bucket_elements):
-                self._send("reduce", size * ELEMENT_BYTES, f"{stage}.average_tensor", destination=rank)
+        else:
+            shares: list[tuple[int, int, int]] = []
+            for start, end in self._ranges():
+                for rank, low, high in self._shares(start, end):
+                    if shares and shares[-1][0] == rank:
+                        # AICB takes neighbours of one rank for one range, though a micro-batch ends between them.
+                        low = shares.pop()[1]
+                    shares.append((rank, low, high))
+            for rank, low, high in shares:
+                self._send("reduce", (high - low) * ELEMENT_BYTES, f"{stage}.average_tensor", destination=rank)
         self.bucket = []
 
-    def _shares(self, start: int, end: int) -> Iterable[tuple[int, int]]:
-        """Yield (rank, elements) of a range of all gradients; ranks keep equal parts, the last one the rest."""
+    def _ranges(self) -> Iterable[tuple[int, int]]:
+        """Yield the bucket's contiguous ranges of all gradients, last joined first.
+
+        Parameters join from the last to the first, and those of the micro-batch before may still wait.
+        """
+        runs: list[list[int]] = []
+        for position in reversed(self.bucket):
+            if runs and runs[-1][-1] == position - 1:
+                runs[-1].append(position)
+            else:
+                runs.append([position])
+        for run in runs:
+            start = sum(self.elements[: run[0]])
+            yield start, start + sum(self.elements[position] for position in run)
+
+    def _shares(self, start: int, end: int) -> Iterable[tuple[int, int, int]]:
+        """Yield (rank, start, end) of a range of all gradients; ranks keep equal parts, the last one the rest."""
         part = -(-sum(self.elements) // self.dp)
         if start and start % part == 0:
             # AICB moves on to the next rank one parameter too late, and sends the rank before nothing.
-            yield start // part - 1, 0
+            yield start // part - 1, start, start
         cuts = [start, *range((start // part + 1) * part, end, part), end]
         for low, high in pairwise(cuts):
-            yield low // part, high - low
+            yield low // part, low, high
 
     def step(self) -> None:
         self.reduce("step")

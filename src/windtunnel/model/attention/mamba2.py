@@ -148,30 +148,37 @@ class Mamba2(Schema, Recurrence, tag="mamba2", tag_field="type"):
     def _rank_groups(self, tp: int) -> int:
         return max(self.num_groups // tp, 1)
 
-    def _rank_channels(self, tp: int) -> int:
+    def rank_channels(self, tp: int) -> int:
+        """Return the channels of x, B and C on one of `tp` ranks."""
         return self.inner_size // tp + 2 * self._rank_groups(tp) * self.state_size
 
     def projections(self, shard: Shard, num_tokens: Size) -> Iterator[Launch]:
         width, inner = shard.model.hidden_size, self.inner_size // shard.tp
-        projected = inner + self._rank_channels(shard.tp) + self.num_heads // shard.tp
+        projected = inner + self.rank_channels(shard.tp) + self.num_heads // shard.tp
         yield shard.attention_gemm("mamba_in_proj", num_tokens, projected, width)
         yield shard.elementwise("gated_norm", num_tokens, 3 * inner * BF16_BYTES)
         yield shard.attention_gemm("mamba_out_proj", num_tokens, width, inner)
 
     def core_launches(self, shard: Shard, batch: Size, num_tokens: Size, phase: str) -> Iterator[Launch]:
-        is_decode, channels = phase == "decode", self._rank_channels(shard.tp)
-        convolution = CausalConvolution(batch, num_tokens, channels, self.conv_kernel_size, is_decode)
+        convolution, scan = self.cores(shard.tp, batch, num_tokens, phase == "decode")
         yield Launch(f"mamba_convolution_{phase}", convolution)
+        yield Launch(f"mamba_scan_{phase}", scan)
+
+    def cores(
+        self, tp: int, batch: Size, num_tokens: Size, decode: bool = False
+    ) -> tuple[CausalConvolution, StateSpaceScan]:
+        """Return the convolution and the scan on one of `tp` ranks."""
+        convolution = CausalConvolution(batch, num_tokens, self.rank_channels(tp), self.conv_kernel_size, decode)
         scan = StateSpaceScan(
             batch=batch,
             num_tokens=num_tokens,
-            num_heads=self.num_heads // shard.tp,
+            num_heads=self.num_heads // tp,
             **fields_of(self, "head_dim", "state_size", "chunk_size"),
-            num_groups=self._rank_groups(shard.tp),
-            state_bytes=self._recurrent_bytes / shard.tp,
-            decode=is_decode,
+            num_groups=self._rank_groups(tp),
+            state_bytes=self._recurrent_bytes / tp,
+            decode=decode,
         )
-        yield Launch(f"mamba_scan_{phase}", scan)
+        return convolution, scan
 
     @property
     def _recurrent_bytes(self) -> float:
@@ -180,7 +187,7 @@ class Mamba2(Schema, Recurrence, tag="mamba2", tag_field="type"):
     def state_bytes(self, shard: Shard) -> float:
         """The recurrent state, and the inputs that the convolution looks back on (vLLM 0.18 `mamba_utils.py`,
         `MambaStateShapeCalculator.mamba2_state_shape`)."""
-        looked_back_on = self._rank_channels(shard.tp) * (self.conv_kernel_size - 1) * BF16_BYTES
+        looked_back_on = self.rank_channels(shard.tp) * (self.conv_kernel_size - 1) * BF16_BYTES
         return self._recurrent_bytes / shard.tp + looked_back_on
 
 

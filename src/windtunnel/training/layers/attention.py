@@ -4,12 +4,14 @@ Sources: arXiv:2310.01889 for ring attention, arXiv:2407.21783 for gathered keys
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from windtunnel.model import operators as ops
 from windtunnel.model.attention.gated_delta import GatedDeltaAttention
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention, PrefillAttention
 from windtunnel.model.attention.latent import LatentAttention, LatentPrefillAttention
+from windtunnel.model.attention.mamba2 import Mamba2
 from windtunnel.model.precision import Format
 from windtunnel.model.shape import LayerGroup
 from windtunnel.training.figures import FIGURES
@@ -35,6 +37,8 @@ def attention_parts(rank: Rank, group: LayerGroup) -> Iterator[Part]:
             yield from _latent_parts(rank, attention)
         case GatedDeltaAttention():
             yield from _gated_delta_parts(rank, attention)
+        case Mamba2():
+            yield from _mamba_parts(rank, attention)
         case _:
             raise NotImplementedError(f"no training of {attention}; `training.setup` refuses it")
 
@@ -78,11 +82,16 @@ def _core_parts(rank: Rank, attention: GroupedQueryAttention) -> Iterator[Part]:
 
 
 def _flash_part(rank: Rank, core: PrefillAttention | LatentPrefillAttention, kept_bytes: float) -> Part:
-    is_older = rank.setup.job.kernels.attention == "flash2"
-    slower = FIGURES.flash2_slowdown.get(rank.setup.device.architecture, 1.0) if is_older else 1.0
-    slower_backward = slower * FIGURES.attention_backward_flops / FIGURES.attention_backward_efficiency
+    kernels, architecture = rank.setup.job.kernels.attention, rank.setup.device.architecture
+    slower = FIGURES.flash2_slowdown.get(architecture, 1.0) if kernels in ("flash2", "triton") else 1.0
+    if isinstance(core, LatentPrefillAttention):
+        slower *= FIGURES.latent_slowdown.get(architecture, 1.0)
+    triton = FIGURES.triton_slowdown if kernels == "triton" else {}
+    slower_backward = (
+        slower * triton.get("backward", 1.0) * FIGURES.attention_backward_flops / FIGURES.attention_backward_efficiency
+    )
     backward = Task("attention_gradient", core, slower_backward, flops_factor=FIGURES.attention_backward_flops)
-    forward = Task("attention", core, slower)
+    forward = Task("attention", core, slower * triton.get("forward", 1.0))
     return Part("attention", (forward,), (backward,), kept_bytes=kept_bytes, module="core_attention")
 
 
@@ -141,7 +150,9 @@ def _context_parts(rank: Rank, kv_width: int, query_width: int) -> Iterator[Part
         query_bytes = rank.tokens * query_width * BF16_BYTES
         there = context("context_all_to_all", op="all_to_all", num_bytes=held + query_bytes)
         back = context("context_all_to_all_back", op="all_to_all", num_bytes=query_bytes)
-        yield Part("context_exchange", (there, back), (there, back))
+        # Queries, keys and values are kept as they left, beside those that arrived (Transformer Engine
+        # context_parallel.py, `AttnFuncWithCPAndQKVOA2A`).
+        yield Part("context_exchange", (there, back), (there, back), kept_bytes=held + query_bytes)
 
 
 def _latent_parts(rank: Rank, attention: LatentAttention) -> Iterator[Part]:
@@ -164,10 +175,10 @@ def _latent_parts(rank: Rank, attention: LatentAttention) -> Iterator[Part]:
     yield pointwise("latent_norm", rank.rows, 2 * moved, 3 * moved, rank.rows * normed * BF16_BYTES, "norms")
     if rank_q is not None:
         yield from enter_tensor_parallel(rank, "q_b_proj", rank_q)
-        yield linear(rank, "q_b_proj", tokens, heads * query_head, rank_q, module="latent_up_projection")
+        yield _latent_up(rank, "q_b_proj", heads * query_head, rank_q, heads * query_head)
     yield from enter_tensor_parallel(rank, "kv_b_proj", latent)
     up = heads * (attention.qk_nope_head_dim + attention.v_head_dim)
-    yield linear(rank, "kv_b_proj", tokens, up, attention.kv_lora_rank, module="latent_up_projection")
+    yield _latent_up(rank, "kv_b_proj", up, attention.kv_lora_rank, heads * (query_head + attention.v_head_dim))
     # Rotated halves are concatenated with the others, for queries and keys of every head.
     rotated = 2 * 2 * heads * query_head * BF16_BYTES
     yield pointwise("rope", tokens, rotated, rotated)
@@ -177,6 +188,12 @@ def _latent_parts(rank: Rank, attention: LatentAttention) -> Iterator[Part]:
     yield _flash_part(rank, core, kept + tokens * heads * 4.0)
     yield linear(rank, "o_proj", tokens, width, heads * attention.v_head_dim)
     yield from leave_tensor_parallel(rank, "o_proj", width)
+
+
+def _latent_up(rank: Rank, name: str, num_outputs: int, num_inputs: int, core_width: int) -> Part:
+    """Return an up-projection of latents; recomputing it frees what the core keeps of it: `core_width` a token."""
+    part = linear(rank, name, rank.tokens, num_outputs, num_inputs, module="latent_up_projection")
+    return replace(part, dropped_bytes=rank.tokens * core_width * BF16_BYTES)
 
 
 def _gated_delta_parts(rank: Rank, attention: GatedDeltaAttention) -> Iterator[Part]:
@@ -197,3 +214,24 @@ def _gated_delta_parts(rank: Rank, attention: GatedDeltaAttention) -> Iterator[P
     yield pointwise("gated_norm", tokens, 3 * moved, 5 * moved, tokens * 2 * moved, "norms")
     yield linear(rank, "o_proj", tokens, width, values)
     yield from leave_tensor_parallel(rank, "o_proj", width)
+
+
+def _mamba_parts(rank: Rank, attention: Mamba2) -> Iterator[Part]:
+    """Yield a Mamba-2 layer: the backward scan computes its chunks' products again (mamba 2.2 `ssd_combined.py`)."""
+    tp, tokens, width = rank.tp, rank.tokens, rank.width
+    inner, channels = attention.inner_size // tp, attention.rank_channels(tp)
+    yield from enter_tensor_parallel(rank, "in_proj", width)
+    input_bytes = rank.rows * width * rank.kept_input_bytes
+    projected = inner + channels + attention.num_heads // tp
+    yield linear(rank, "in_proj", tokens, projected, width, kept_bytes=input_bytes)
+    cores = attention.cores(tp, rank.setup.job.micro_batch / rank.setup.degrees.cp, rank.setup.job.sequence_tokens)
+    kept = (tokens * projected * BF16_BYTES, tokens * (channels + inner) * BF16_BYTES)
+    slower = (1.0, FIGURES.scan_slowdown)
+    for name, core, times, each, count in zip(("convolution", "scan"), cores, (2.0, 3.0), kept, slower, strict=True):
+        forward = Task(name, core, count)
+        backward = Task(f"{name}_gradient", core, count * times, flops_factor=times)
+        yield Part(name, (forward,), (backward,), kept_bytes=each, module="core_attention")
+    moved = inner * BF16_BYTES
+    yield pointwise("gated_norm", tokens, 3 * moved, 5 * moved, tokens * moved, "norms")
+    yield linear(rank, "out_proj", tokens, width, inner)
+    yield from leave_tensor_parallel(rank, "out_proj", width)

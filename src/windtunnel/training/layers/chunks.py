@@ -52,11 +52,13 @@ def chunks(setup: TrainingSetup) -> tuple[LayerChunk, ...]:
     """Return every chunk of the pipeline, in the order of the forward pass.
 
     Groups of layers that differ in their feed-forward come one after the other, as the model lists them (DeepSeek's
-    dense layers first); groups that differ in attention alone alternate, so that every chunk has its share.
+    dense layers first); groups that differ in attention alone alternate, so that every chunk has its share, as do
+    layers of one part (hybrids).
     """
     runs: list[tuple[float, list[LayerGroup]]] = []
+    is_hybrid = any(group.attention is None or group.feed_forward is None for group in setup.model.layers)
     for group in setup.model.layers:
-        if runs and runs[-1][1][0].feed_forward == group.feed_forward:
+        if runs and (is_hybrid or runs[-1][1][0].feed_forward == group.feed_forward):
             runs[-1] = (runs[-1][0] + group.num_layers, [*runs[-1][1], group])
         else:
             runs.append((float(group.num_layers), [group]))

@@ -1,6 +1,7 @@
 """A layer's feed-forward as parts of training: dense, or experts with their router and exchange of tokens."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from windtunnel.model import operators as ops
 from windtunnel.model.feed_forward.dense import DenseFeedForward
@@ -39,9 +40,12 @@ def _dense_parts(rank: Rank, prefix: str, intermediate_size: int, gated: bool) -
     first = f"{prefix}gate_up_proj" if gated else f"{prefix}up_proj"
     yield from enter_tensor_parallel(rank, first, rank.width)
     input_bytes = rank.rows * rank.width * rank.kept_input_bytes
-    yield linear(rank, first, rank.tokens, up, rank.width, kept_bytes=input_bytes, module="feed_forward")
-    yield activation(rank, f"{prefix}activation", rank.tokens, up, inner)
-    yield linear(rank, f"{prefix}down_proj", rank.tokens, rank.width, inner, module="feed_forward")
+    act = activation(rank, f"{prefix}activation", rank.tokens, up, inner)
+    entry = linear(rank, first, rank.tokens, up, rank.width, kept_bytes=input_bytes, module="feed_forward")
+    yield replace(entry, dropped_bytes=act.kept_bytes)
+    yield act
+    down = linear(rank, f"{prefix}down_proj", rank.tokens, rank.width, inner, module="feed_forward")
+    yield replace(down, dropped_bytes=0.0)
     yield from leave_tensor_parallel(rank, f"{prefix}down_proj", rank.width)
 
 
@@ -50,6 +54,9 @@ def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Par
     known, rows, width = rank.setup.degrees, rank.rows, rank.width
     per_token = feed_forward.experts_per_token
     yield linear(rank, "router", rows, feed_forward.num_experts, width, Format.BF16, kept_bytes=0.0)
+    if feed_forward.latent_size:
+        width = feed_forward.latent_size
+        yield linear(rank, "experts_latent_down", rows, width, rank.width)
     top_k = 3 * 4.0 * feed_forward.num_experts * rank.passes
     yield pointwise("top_k", rows, top_k, top_k, rows * feed_forward.num_experts * 4.0)
     # Tokens of the ranks that shard an expert meet in each of them.
@@ -57,7 +64,9 @@ def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Par
     copied = 2 * width * BF16_BYTES
     # An all-to-all takes tokens in the order of ranks, one copy for each expert. Kernels that send a token once to a
     # rank leave copies to the rank that received it (Megatron-Core token_dispatcher.py, `MoEFlexTokenDispatcher`).
-    copies_first = known.ep == 1 or rank.setup.job.parallelism.experts_exchange != "by_node"
+    exchange = rank.setup.job.parallelism.experts_exchange
+    copies_first = known.ep == 1 or exchange == "all_to_all"
+    is_sorted = known.ep == 1 or exchange == "hybrid"
     if copies_first:
         yield pointwise("permute", rows * per_token, copied, copied)
     yield from _exchange(rank, "dispatch", rows * per_token * width, True, per_token)
@@ -66,16 +75,21 @@ def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Par
     up = 2 * inner if feed_forward.gated else inner
     # What arrives is ordered by sender, and grouped GEMMs need it by expert (`sort_chunks_by_idxs` in that file); on
     # the way back likewise.
-    if known.ep > 1:
+    if not is_sorted:
         yield pointwise("sort_by_expert", pairs, copied, copied)
-    yield _grouped_linear(rank, "experts_up_proj", pairs, held, up, width)
-    yield activation(rank, "experts_activation", pairs, up, inner)
-    yield _grouped_linear(rank, "experts_down_proj", pairs, held, width, inner)
-    if known.ep > 1:
+    act = activation(rank, "experts_activation", pairs, up, inner)
+    if rank.setup.job.kernels.fused_experts:
+        act = replace(act, forward=(), backward_input=())
+    yield replace(_grouped_linear(rank, "experts_up_proj", pairs, held, up, width), dropped_bytes=act.kept_bytes)
+    yield act
+    yield replace(_grouped_linear(rank, "experts_down_proj", pairs, held, width, inner), dropped_bytes=0.0)
+    if not is_sorted:
         yield pointwise("sort_by_sender", pairs, copied, copied)
     yield from _exchange(rank, "combine", rows * per_token * width, False, per_token)
     if copies_first:
         yield pointwise("unpermute", rows * per_token, copied, copied)
+    if feed_forward.latent_size:
+        yield linear(rank, "experts_latent_up", rows, rank.width, width)
     if feed_forward.shared_intermediate_size:
         yield from _dense_parts(rank, "shared_", feed_forward.shared_intermediate_size, feed_forward.gated)
 
@@ -96,7 +110,7 @@ def _exchange_op(rank: Rank, message_bytes: float, per_token: int) -> ops.Collec
     goes on inside a node overlaps what crosses.
     """
     plain = rank.collective(Group.EXPERTS, "all_to_all", message_bytes)
-    if rank.setup.job.parallelism.experts_exchange != "by_node":
+    if rank.setup.job.parallelism.experts_exchange == "all_to_all":
         return plain
     places = plain.span_nodes if plain.span_nodes > 1 else plain.num_ranks
     met = places * (1 - (1 - 1 / places) ** per_token)

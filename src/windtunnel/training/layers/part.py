@@ -65,13 +65,18 @@ class Part:
     """Activations kept from forward to backward."""
     module: str | None = None
     """What selective recomputation calls it."""
+    dropped_bytes: float | None = None
+    """What recomputing it frees: its output, which the part after it keeps. None: `kept_bytes`."""
+    gradient_bytes: float = 0.0
+    """Gradients that its backward pass holds, beyond what it has already freed."""
 
 
 def norm(rank: Rank, name: str, count: int = 1) -> Part:
     """Reads and writes the hidden states; its gradient reads input and gradient and writes one."""
     moved = rank.width * BF16_BYTES
     there, back = 2 * moved * rank.passes, 3 * moved * rank.passes
-    return pointwise(name, rank.rows, there, back, rank.rows * moved * count, "norms", "norm", count)
+    part = pointwise(name, rank.rows, there, back, rank.rows * moved * count, "norms", "norm", count)
+    return replace(part, dropped_bytes=rank.rows * rank.width * rank.kept_input_bytes)
 
 
 def residual(rank: Rank, name: str) -> Part:
@@ -103,7 +108,10 @@ def activation(rank: Rank, name: str, rows: float, up: int, inner: int) -> Part:
     """Keeps its input; its output is the next linear layer's."""
     forward = (up + inner) * BF16_BYTES * rank.passes
     backward = (2 * up + inner) * BF16_BYTES * rank.passes
-    return pointwise(name, rows, forward, backward, rows * up * BF16_BYTES, "activation")
+    kept = rows * up * WIRE_BYTES[rank.setup.job.precision.activation_input or "bf16"]
+    part = pointwise(name, rows, forward, backward, kept, "activation")
+    freed = rows * inner * rank.kept_input_bytes
+    return replace(part, dropped_bytes=freed, gradient_bytes=max(rows * (up + inner) * BF16_BYTES - freed, 0.0))
 
 
 def linear(
@@ -126,9 +134,14 @@ def linear(
         up = Task(f"{name}_adapter_up", ops.Gemm(rows, num_outputs, lora.rank))
         adapts = lora.all_linear or name in ("qkv_proj", "o_proj")
         if name in ("lm_head", "router") or not adapts:
-            down, up = (replace(task, count=0.0, flops_factor=0.0) for task in (down, up))
-        # A frozen layer keeps no input; its adapter keeps the 16-bit one.
-        return Part(name, (*forward, down, up), (*backward, down, up), (down, up), kept if adapts else 0.0, module)
+            return Part(name, forward, backward, module=module)
+        # A frozen layer keeps no input; its adapter keeps the 16-bit one. Dropout and the sum are kernels of their own.
+        if lora.dropout:
+            moved = num_inputs * (2 * BF16_BYTES + 1) + num_outputs * 3 * BF16_BYTES
+            beside = Task(f"{name}_adapter_dropout", ops.Elementwise("adapter", rows, moved))
+            forward, backward = (*forward, beside), (*backward, beside)
+            kept = rows * num_inputs * (BF16_BYTES + 1)
+        return Part(name, (*forward, down, up), (*backward, down, up), (down, up), kept, module)
     return Part(name, forward, backward, weight, kept, module)
 
 
@@ -142,7 +155,9 @@ def products(
     num_outputs, num_inputs = shape
     count, factor, each = 1.0, 1.0, rows
     if num_groups is not None:
-        count, factor, each = num_groups / FIGURES.grouped_efficiency, num_groups, max(rows / num_groups, 1.0)
+        is_fused = rank.setup.job.kernels.fused_experts
+        efficiency = FIGURES.fused_grouped_efficiency if is_fused else FIGURES.grouped_efficiency
+        count, factor, each = num_groups / efficiency, num_groups, max(rows / num_groups, 1.0)
 
     def gemm(suffix: str, m: float, n: int, k: int) -> Task:
         return Task(f"{name}{suffix}", ops.Gemm(m, n, k, gemm_format), count, flops_factor=factor)
@@ -160,7 +175,7 @@ def products(
 def accumulated(rank: Rank, name: str, num_values: float) -> tuple[Task, ...]:
     """Adds a micro-batch's gradient of weights to the sum of those before it.
 
-    Megatron-Core's GEMM does so in its epilogue (`gradient_accumulation_fusion`): the sum is read and written, in its
+    Megatron-Core's GEMM does so in its epilogue: the sum is read and written, in its
     own format, in place of 16-bit results. Autograd writes those, reads them again and then does the same. FSDP
     reduces every micro-batch's gradients and adds shards.
     """
@@ -168,8 +183,7 @@ def accumulated(rank: Rank, name: str, num_values: float) -> tuple[Task, ...]:
     if job.sharding.zero == 3 or job.lora is not None:
         return ()
     each = WIRE_BYTES[job.precision.gradients or "fp32"]
-    is_fused = job.framework in ("megatron", "deepseek") and job.overlap.tensor_gradient
-    num_bytes = 2 * each - BF16_BYTES if is_fused else 2 * each + BF16_BYTES
+    num_bytes = 2 * each - BF16_BYTES if rank.sums_in_gemms else 2 * each + BF16_BYTES
     return (Task(f"{name}_accumulate", ops.Elementwise("accumulate", num_values, num_bytes)),)
 
 
@@ -179,7 +193,8 @@ def quantised(rank: Rank, name: str, rows: float, width: float, gemm_format: For
     Transformer Engine does so for inputs and for gradients; GEMMs read both along their inner dimension. The transposed
     copy is for the weights' gradient, which frozen weights do not have.
     """
-    if ACTIVATION_BITS[gemm_format] >= 16:
+    in_kernel = bool(rank.setup.job.kernels.fused_experts) and name.startswith("experts_")
+    if ACTIVATION_BITS[gemm_format] >= 16 or in_kernel:
         return ()
     copies = 1 if rank.setup.job.lora else 2
     num_bytes = width * (BF16_BYTES + copies * ACTIVATION_BITS[gemm_format] / 8 + _scaling_bytes(rank, name))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
 from windtunnel.model.shape import LayerGroup
+from windtunnel.training.figures import FIGURES
 from windtunnel.training.layers.attention import attention_parts
 from windtunnel.training.layers.chunks import LayerChunk
 from windtunnel.training.layers.feed_forward import feed_forward_parts
@@ -44,14 +45,15 @@ class Work:
 
 def layer_parts(rank: Rank, group: LayerGroup) -> tuple[Part, ...]:
     """Return one layer, part by part, in the order of the forward pass."""
-    return (
-        norm(rank, "input_norm"),
-        *attention_parts(rank, group),
-        residual(rank, "attention_residual"),
-        *([norm(rank, "post_attention_norm", group.num_norms - 1)] if group.num_norms > 1 else []),
-        *feed_forward_parts(rank, group),
-        residual(rank, "feed_forward_residual"),
-    )
+    parts: list[Part] = []
+    if group.attention is not None:
+        parts += [norm(rank, "input_norm"), *attention_parts(rank, group), residual(rank, "attention_residual")]
+    num_norms = group.num_norms - (1 if parts else 0)
+    if num_norms:
+        parts.append(norm(rank, "post_attention_norm", num_norms))
+    if group.feed_forward is not None:
+        parts += [*feed_forward_parts(rank, group), residual(rank, "feed_forward_residual")]
+    return tuple(parts)
 
 
 def embedding_parts(rank: Rank) -> tuple[Part, ...]:
@@ -70,9 +72,9 @@ def head_parts(rank: Rank) -> tuple[Part, ...]:
     model = rank.setup.model
     vocabulary = -(-model.vocab_size // rank.tp)
     fused = bool(rank.setup.job.kernels.fused)
-    # bf16 logits become fp32 once; max, sum of exponentials and the gradient read them. Eager PyTorch keeps the fp32
-    # logits, their log-softmax and the gradient.
-    passes, kept = (2.0 + 3 * 4.0, 2.0 + 4.0) if fused else (2.0 + 6 * 4.0, 2.0 + 2 * 4.0)
+    # bf16 logits become fp32 once; max, sum of exponentials and the gradient read them.
+    passes = 2.0 + (3 if fused else 6) * 4.0
+    kept = FIGURES.logit_bytes[rank.setup.job.kernels.cross_entropy or "in_place"]
     loss = ops.Elementwise("cross_entropy", rank.tokens, vocabulary * passes)
     gradient = ops.Elementwise("cross_entropy_gradient", rank.tokens, vocabulary * (4.0 + 2.0))
     reductions: tuple[Task, ...] = ()
@@ -99,17 +101,22 @@ def layer_work(rank: Rank, group: LayerGroup, recompute: str | None = None) -> W
     parts = layer_parts(rank, group)
     granularity = recompute or job.recompute.granularity
     every_kept = sum(part.kept_bytes for part in parts)
+    gradients = max(part.gradient_bytes for part in parts)
     if granularity == "full":
         again = [task for part in parts for task in part.forward]
         split = rank.tp if job.recompute.distribute and not rank.split else 1
         kept = rank.rows * rank.width * BF16_BYTES / split
-        return _work(parts, tuple(_renamed(again)), kept, every_kept)
+        return _work(parts, tuple(_renamed(again)), kept, every_kept + gradients)
     if granularity == "selective":
         modules = job.recompute.modules or ()
-        dropped = [part for part in parts if part.module in modules]
+        dropped = [part for part in parts if _modules_of(part) & set(modules)]
         again = [task for part in dropped for task in part.forward]
         # Flash attention's inputs are not the core's own: they stay.
-        lost = sum(part.kept_bytes for part in dropped if part.name != "attention")
+        lost = sum(
+            part.kept_bytes if part.dropped_bytes is None else part.dropped_bytes
+            for part in dropped
+            if part.name != "attention"
+        )
         if "every_second_product" in modules:
             products = [part for part in parts if part.backward_weight and part not in dropped]
             again += [
@@ -118,8 +125,15 @@ def layer_work(rank: Rank, group: LayerGroup, recompute: str | None = None) -> W
                 for task in part.forward
             ]
             lost += sum(part.kept_bytes for part in products) / 2
-        return _work(parts, tuple(_renamed(again)), every_kept - lost, lost)
-    return _work(parts, (), every_kept, 0.0)
+        return _work(parts, tuple(_renamed(again)), every_kept - lost, lost + gradients)
+    return _work(parts, (), every_kept, gradients)
+
+
+def _modules_of(part: Part) -> set[str | None]:
+    """Return the modules whose recomputation runs a part again: that of a feed-forward includes its activation."""
+    if part.module != "activation":
+        return {part.module}
+    return {"activation", "experts" if part.name.startswith("experts") else "feed_forward"}
 
 
 def ends_work(rank: Rank, chunk: LayerChunk) -> Work:

@@ -95,6 +95,15 @@ class Rank:
         """
         return 1.0 if self.setup.job.kernels.fused else 2.5
 
+    @property
+    def sums_in_gemms(self) -> bool:
+        """Whether GEMMs of weights' gradients add to the sums of earlier micro-batches themselves (Megatron-Core's
+        `gradient_accumulation_fusion`).
+        """
+        job = self.setup.job
+        is_fused = job.framework in ("megatron", "deepseek") and bool(job.overlap.tensor_gradient)
+        return is_fused and job.sharding.zero != 3 and job.lora is None
+
     def spread(self, num_ranks: int, stride: int) -> int:
         """Nodes over which `num_ranks` ranks that lie `stride` apart are spread."""
         per_node = max(self.setup.node.num_devices // stride, 1)

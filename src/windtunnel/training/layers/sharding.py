@@ -17,7 +17,7 @@ from windtunnel.training.layers.chunks import Parameters, layer_parameters
 from windtunnel.training.layers.part import Task, collective
 from windtunnel.training.layers.rank import WIRE_BYTES, Group, Rank
 
-STATE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
+STATE_BYTES = {"fp32": 4.0, "bf16": 2.0, "remainder": 2.0, "fp8": 1.0}
 
 
 def owned(rank: Rank, held: Parameters) -> float:
@@ -96,12 +96,12 @@ def small_tensors(rank: Rank, group: LayerGroup) -> list[float]:
 
 
 def optimizer_tasks(rank: Rank, held: Parameters) -> tuple[Task, ...]:
-    """Return the update: gradients are read for their norm and again for the step, state and parameters are read and
-    written, gradients are cleared.
+    """Return the update: gradients are read for their norm, clipped and read for the step, state and parameters are
+    read and written, gradients are cleared.
     """
     job = rank.setup.job
     precision = job.precision
-    num_bytes = 2 * STATE_BYTES[precision.gradients or "fp32"]
+    num_bytes = 4 * STATE_BYTES[precision.gradients or "fp32"]
     num_bytes += 2 * FIGURES.num_moments[job.optimizer] * STATE_BYTES[precision.moments]
     num_bytes += 2 * STATE_BYTES[precision.master_weights or "fp32"] + 2.0
     cleared = ops.Elementwise("clear_gradients", max(held.total, 1.0), STATE_BYTES[precision.gradients or "fp32"])

@@ -1,0 +1,114 @@
+"""Rows of MLPerf Training's results, under the names of the other tables and completed from each other.
+
+Submitters run NVIDIA's configurations; one that logs no layout has that of the others with its benchmark, device,
+number of devices and batch, or else the most usual one of its device for as many ranks of a model.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import Counter
+from collections.abc import Mapping
+
+Row = Mapping[str, str]
+SHORTEST_MIN = 3.0
+"""Minutes of a run below which its start weighs too much in its time for a step to follow from it."""
+
+
+def completed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Return the rows with layouts of equal runs, and with the step that the time to train leaves."""
+    layouts: dict[tuple[str, ...], Counter[tuple[str, ...]]] = {}
+    depths: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for row in rows:
+        if row["tp"]:
+            for key in _keys(row):
+                layouts.setdefault(key, Counter())[tuple(row[name] for name in ("tp", "pp", "cp"))] += 1
+        if row["vp"]:
+            depths.setdefault(_pipeline(row), []).append((row["round"], row["vp"]))
+    shares = _step_shares(rows)
+    filled = []
+    for row in rows:
+        row = dict(row)
+        if not row["tp"]:
+            known = next((layouts[key] for key in _keys(row) if key in layouts), None)
+            if known:
+                row |= dict(zip(("tp", "pp", "cp"), known.most_common(1)[0][0], strict=True))
+        if not row["vp"] and (near := depths.get(_pipeline(row))):
+            row["vp"] = min(near, key=lambda at: (_distance(at[0], row["round"]), at[0]))[1]
+        if not row["step_time_s_median"] and row["benchmark"] in shares and (steps := _steps(row)):
+            seconds = float(row["time_to_train_min_olympic"]) * 60 * shares[row["benchmark"]] / steps
+            row["step_time_s_median"] = str(seconds)
+        filled.append(row)
+    return filled
+
+
+def _keys(row: Row) -> list[tuple[str, ...]]:
+    """Return what equal configurations share, the closest first."""
+    device = re.sub(r"[^a-z0-9]", "", row["accelerator"].lower())
+    run = (row["benchmark"], device, row["n_accel"], row["global_batch_size"])
+    model = (*run[:2], _ranks(row))
+    return [(*run, row["grad_accum"], row["round"]), (*run, row["grad_accum"]), (*model, row["round"]), model]
+
+
+def _ranks(row: Row) -> str:
+    """Return the devices of a model with micro-batches of one sequence: devices x accumulated / batch."""
+    try:
+        ranks = float(row["n_accel"]) * float(row["grad_accum"]) / float(row["global_batch_size"])
+    except (ValueError, ZeroDivisionError):
+        return "unknown"
+    return f"{ranks:g} a model"
+
+
+def _pipeline(row: Row) -> tuple[str, ...]:
+    return (row["benchmark"], row["accelerator"], row["tp"], row["pp"])
+
+
+def _distance(first: str, second: str) -> float:
+    return abs(float(first.lstrip("v")) - float(second.lstrip("v")))
+
+
+def _steps(row: Row) -> float | None:
+    """Return the optimizer steps until the target; samples are tokens in GPT-3's logs."""
+    try:
+        samples, batch = float(row["samples_at_stop_median"]), float(row["global_batch_size"])
+        length = float(row["seq_len"])
+        is_timed = float(row["time_to_train_min_olympic"]) >= SHORTEST_MIN
+    except ValueError:
+        return None
+    return samples / batch / (length if row["benchmark"] == "gpt3" else 1.0) if is_timed else None
+
+
+def _step_shares(rows: list[dict[str, str]]) -> dict[str, float]:
+    """Return the share of the time to train that steps take, the rest is evaluation; median of runs that log both."""
+    shares: dict[str, list[float]] = {}
+    for row in rows:
+        if row["step_time_s_median"] and (steps := _steps(row)):
+            share = float(row["step_time_s_median"]) * steps / (float(row["time_to_train_min_olympic"]) * 60)
+            shares.setdefault(row["benchmark"], []).append(share)
+    return {name: statistics.median(found) for name, found in shares.items()}
+
+
+def renamed(row: Row, columns: tuple[str, ...]) -> dict[str, str]:
+    """Return a row under the names of the other tables."""
+
+    def is_set(name: str) -> bool:
+        return row.get(name, "").lower() in ("true", "1", "1.0")
+
+    # NVIDIA's GPT-3 and Llama submissions compute in fp8 from round 3.0 on, whether or not the log says so; an A100
+    # cannot. Google's of GPT-3 quantise products to int8 (google/aqt).
+    computes_in_fp8 = is_set("fp8") or re.match(r"(NVIDIA (?!A100)|AMD)", row["accelerator"])
+    usual = "aqt-int8" if "TPU" in row["accelerator"] else "fp8" if computes_in_fp8 else "bf16"
+    return dict.fromkeys(columns, "") | {
+        "source": f"MLPerf Training {row['round']}",
+        "model": row["benchmark"].replace("llama31_405b", "llama31-405b"),
+        "accelerator": row["accelerator"],
+        "n_gpus": row["n_accel"],
+        "precision": "nvfp4" if is_set("fp4") else usual,
+        "gbs": row["global_batch_size"],
+        "mbs": row["mbs"],
+        "seq_len": row["nominal_seq_len"] or row["seq_len"],
+        **{name: row[name] for name in ("tp", "pp", "cp", "vp")},
+        "iter_time_s": row["step_time_s_median"],
+        "mem_GB": row["max_memory_GB"],
+    }
