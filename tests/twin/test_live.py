@@ -6,24 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from windtunnel.serving.scenario import Scenario, scenario_from
+from twin.conftest import scenario_of
+from windtunnel.serving.scenario import Scenario
 from windtunnel.serving.simulate import simulate
 from windtunnel.twin.live import LiveLoop, prepare_live
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
 TIMES = ("scheduled_s", "first_token_s", "finish_s")
-
-
-def scenario_of(deployment: dict[str, Any], rate_per_s: float = 20.0, num_requests: int = 60, **given: Any) -> Scenario:
-    workload = {
-        "arrivals": {"type": "poisson", "rate_per_s": rate_per_s},
-        "input_tokens": {"type": "lognormal", "median_tokens": 300, "sigma": 0.8, "max_tokens": 2000},
-        "output_tokens": {"type": "lognormal", "median_tokens": 60, "sigma": 0.8, "max_tokens": 300},
-        "num_requests": num_requests,
-    }
-    engine = {"max_model_len": 4096} | deployment.pop("engine", {})
-    deployment = {"device": "h100_sxm", "engine": engine} | deployment
-    return scenario_from({"model": "meta-llama/Llama-3.1-8B", "deployment": deployment, "workload": workload | given})
 
 
 @dataclass

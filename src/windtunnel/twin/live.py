@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from windtunnel.compiled.jit import repeated
 from windtunnel.compiled.records import new_table
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.deployment import is_own_router
 from windtunnel.serving.loop.live import cancel, given_tokens
@@ -43,6 +43,10 @@ FIRST_TABLE = {
     **dict.fromkeys(("before", "after", "left", "right", "skipped_at"), state.NONE),
 }
 """Column of `Request` records -> its value before the request is sent, where that is not 0."""
+
+
+class BusyError(WindtunnelError):
+    """There is no room for another request now."""
 
 
 class Given(NamedTuple):
@@ -149,6 +153,14 @@ class LiveLoop:
         per_replica = np.repeat([each.ranks_per_replica for each in settings], [each.num_replicas for each in settings])
         self.replica_of_rank: list[int] = np.repeat(np.arange(per_replica.size), per_replica).tolist()
 
+    def start(self) -> None:
+        """Begin at 0 s, with everything compiled."""
+        self.advance(0.0)
+        self.look()
+        pool, _, run, pools, fleet = self._arguments
+        self._which[0] = state.NONE
+        self._cancel(pool, run, pools, fleet, self._which, self._now_s)
+
     def _new_loop(self) -> Loop:
         """Return the tables of the run; prompts may share blocks where a pool keeps any and can count them."""
         plans = [pool.plan for pool in self.deployment.prepared.pools]
@@ -214,10 +226,10 @@ class LiveLoop:
             session: requests of one session may stay on one replica.
 
         Raises:
-            InputError: too many requests are under way.
+            BusyError: too many requests are under way.
         """
         if not self._free:
-            raise InputError(f"{self.size:,} requests are under way, which is as many as there is room for")
+            raise BusyError(f"{self.size:,} requests are under way, which is as many as there is room for")
         assert arrival_s > self._until_s[0]
         row = self._free.popleft()
         self._reset(row)

@@ -87,12 +87,14 @@ def cancel(
 
     Args:
         pool, run, pools, fleet: as of `serve`.
-        which: [1]
+        which: [1] or NONE, for which nothing is done.
         now_s: [1]
 
     Returns 1, or 0 where it must be tried again later.
     """
     requests, i = run.requests, which[0]
+    if i == NONE:
+        return 1
     here, rank = pool, requests[i].rank
     if fleet is not None:
         if leave_router(fleet, i):

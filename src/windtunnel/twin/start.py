@@ -1,0 +1,50 @@
+"""From a scenario to a server of its twin."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from windtunnel.errors import InputError
+from windtunnel.serving.scenario import Scenario
+from windtunnel.twin.clock import TwinClock
+from windtunnel.twin.engine import Twin
+from windtunnel.twin.live import MAX_REQUESTS, LiveDeployment, prepare_live
+from windtunnel.twin.metrics import Metrics
+from windtunnel.twin.protocol import Limits
+from windtunnel.twin.server import TwinApp
+from windtunnel.twin.tokens import ModelTokenizer, PieceTokenizer
+from windtunnel.workload.generate.requests import generate
+
+
+def twin_app(
+    scenario: Scenario,
+    speed: float | None = 1.0,
+    tokenizer: Path | None = None,
+    names: Sequence[str] = (),
+    allow_download: bool = False,
+    max_requests: int = MAX_REQUESTS,
+) -> TwinApp:
+    """Return the application of a scenario's twin.
+
+    Args:
+        scenario: its deployment answers; of its workload only the lengths of answers count.
+        speed: simulated seconds in a second; None: as fast as it can.
+        tokenizer: folder of a model's own; None: one that needs no file.
+        names: under which the model is served, LoRA adapters behind it; empty: the scenario's name of the model.
+        allow_download: look models up on the Hugging Face hub too.
+        max_requests: requests that may be under way.
+
+    Raises:
+        InputError: the scenario, or the tokenizer, cannot be served.
+    """
+    if max_requests < 1:
+        raise InputError(f"max_requests is {max_requests}; at least 1 is needed")
+    output_tokens = generate(scenario.workload, scenario.seed).output_tokens.tolist()
+    deployment: LiveDeployment = prepare_live(scenario, allow_download=allow_download, max_requests=max_requests)
+    first, clock = deployment.first, TwinClock(speed)
+    num_replicas = sum(pool.settings.num_replicas for pool in deployment.prepared.pools)
+    models = list(names) or [scenario.model_name]
+    metrics = Metrics(first.setup.engine.name, models[0], num_replicas, deployment.max_model_len)
+    twin = Twin(deployment, clock, max_requests, metrics)
+    twin.live.on_steps = metrics.steps
+    own = PieceTokenizer() if tokenizer is None else ModelTokenizer(tokenizer)
+    return TwinApp(twin, own, Limits(models, deployment.max_model_len, output_tokens), metrics)
