@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from twin.conftest import scenario_of
+from live_twins import scenario_of
 from windtunnel.serving.scenario import Scenario
 from windtunnel.serving.simulate import simulate
 from windtunnel.twin.live import LiveLoop, prepare_live

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from twin.conftest import client_of, scenario_of
+from live_twins import client_of, scenario_of
 from windtunnel.twin.server import TwinApp
 from windtunnel.twin.start import twin_app
 

@@ -11,7 +11,11 @@ from windtunnel.twin.clock import TwinClock
 from windtunnel.twin.live import LiveDeployment, LiveLoop
 from windtunnel.workload.client import Client
 
-MOST_EVENTS = 64
+EARLY_S = 0.0005
+"""How much before an event the clock is looked at again and again: event loops wait for whole milliseconds."""
+TOGETHER_S = 0.00025
+"""What is due within so many seconds of the wall's clock leaves together."""
+MOST_EVENTS = 16
 """Events between two looks at the network."""
 OnTokens = Callable[["Answer", int, bool], None]
 """Called with an answer, its output tokens so far, and whether it has ended."""
@@ -121,8 +125,9 @@ class Twin:
             BusyError: too many are under way.
         """
         self.deployment.check(*lengths)
-        self.run_to(self.clock.now_s())
-        arrival_s = max(self.clock.now_s(), math.nextafter(self.live.until_s, math.inf))
+        now_s = self.clock.now_s()
+        self.run_to(now_s)
+        arrival_s = max(now_s, math.nextafter(self.live.until_s, math.inf))
         answer = Answer(arrival_s, lengths, on_tokens)
         answer.row = self.live.add(arrival_s, *lengths, priority, tokens, session)
         self._answers[answer.row] = answer
@@ -158,7 +163,7 @@ class Twin:
                 self.live.advance(event_s)
                 self._look(event_s)
             else:
-                self._send_due(due_s)
+                self._send_due(now_s if self.clock.speed is not None else due_s)
             num_events += 1
 
     def _look(self, time_s: float) -> None:
@@ -201,6 +206,7 @@ class Twin:
     def _send_due(self, due_s: float) -> None:
         """Let all tokens that are due by `due_s` leave."""
         due, observer = self._due, self.observer
+        first_s = due[0][0]
         while due and due[0][0] <= due_s:
             time_s, _, answer, tokens, is_finished = heapq.heappop(due)
             if observer is not None:
@@ -212,7 +218,7 @@ class Twin:
                 answer.on_tokens(answer, tokens, is_finished)
             answer.given_s, answer.sent = time_s, tokens
         if observer is not None and self.clock.speed is not None:
-            observer.sent((self.clock.now_s() - due_s) / self.clock.speed)
+            observer.sent(max(self.clock.now_s() - first_s, 0.0) / self.clock.speed)
 
     def wake(self) -> None:
         """Plan the next look at the clock, in the running event loop."""
@@ -222,12 +228,13 @@ class Twin:
         if math.isinf(next_s) or (self.clock.speed is None and not self._answers and not self._due):
             self._timer = None
             return
-        loop, wait_s = asyncio.get_running_loop(), self.clock.wait_s(next_s)
+        loop, wait_s = asyncio.get_running_loop(), self.clock.wait_s(next_s) - EARLY_S
         self._timer = loop.call_later(wait_s, self._on_time) if wait_s > 0 else loop.call_soon(self._on_time)
 
     def _on_time(self) -> None:
         self._timer = None
-        self.run_to(math.inf if self.clock.speed is None else self.clock.now_s(), MOST_EVENTS)
+        speed = self.clock.speed
+        self.run_to(math.inf if speed is None else self.clock.now_s() + TOGETHER_S * speed, MOST_EVENTS)
         self.wake()
 
     def close(self) -> None:

@@ -139,6 +139,7 @@ class LiveLoop:
         self._fresh = new_table(state.Request, 1, **FIRST_TABLE).view(np.ndarray)[0]
         self._clock = run.clock.view(np.ndarray)
         self._clock["next"] = max_requests
+        self._num_queued, self._event_s = self._clock["queued"], run.events.view(np.ndarray)["time_s"]
         self._num_live = np.zeros(1, np.int64)
         self._live, self._given, self._changed = (np.zeros(max_requests, np.int64) for _ in range(3))
         self._place = np.zeros(max_requests, np.int64)
@@ -197,8 +198,7 @@ class LiveLoop:
 
     def next_event_s(self) -> float:
         """Return when something happens next, infinity if nothing does before another request."""
-        run = self.loop.run_tables
-        event_s = float(run.events.time_s[0]) if self._clock["queued"][0] > 0 else math.inf
+        event_s = float(self._event_s[0]) if self._num_queued[0] > 0 else math.inf
         if self.fleet is not None:
             fleet = self.fleet.fleet
             control = fleet.control[0]

@@ -50,6 +50,7 @@ class Metrics:
 
     def __init__(self, engine: str, model: str, num_replicas: int, longest: int) -> None:
         self.labels = [f'model_name="{model}",engine="{replica}"' for replica in range(num_replicas)]
+        self._generated = [0] * num_replicas
         self.values: dict[str, dict[str, float]] = {}
         """Measure -> labels -> value."""
         self.histograms: dict[str, list[Histogram]] = {}
@@ -82,7 +83,7 @@ class Metrics:
             # Tokens of one step come together: the engine counts the gap once, and none between them.
             self.add("itl", answer.replica, time_s - answer.given_s)
             self.add("itl_before", answer.replica, time_s - answer.given_s)
-        self.count("generation_tokens", answer.replica, tokens - answer.sent)
+        self._generated[answer.replica] += tokens - answer.sent
 
     def _first(self, answer: Answer, time_s: float) -> None:
         replica = answer.replica
@@ -132,6 +133,7 @@ class Metrics:
         """Set the gauges to what they are now."""
         settings = [(pool.settings, pool.settings.num_replicas) for pool in twin.deployment.prepared.pools]
         of_replica = [each for each, count in settings for _ in range(count)]
+        self.values["generation_tokens"] = dict(zip(self.labels, self._generated, strict=True))
         for replica, running, waiting, kv_use in usage(twin.live):
             own = of_replica[replica]
             total = own.num_blocks * own.block_size * own.ranks_per_replica

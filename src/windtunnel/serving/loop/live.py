@@ -94,15 +94,15 @@ def cancel(
     """
     requests, i = run.requests, which[0]
     if i == NONE:
-        return 1
+        return int64(1)
     here, rank = pool, requests[i].rank
     if fleet is not None:
         if leave_router(fleet, i):
             requests[i].finish_s = now_s[0]
-            return 1
+            return int64(1)
     if pools is not None:
         if pools.transfers[i].stage != NOT_HANDED:
-            return 0
+            return int64(0)
         pools.transfers[i].later_output_tokens = 0
         number = pools.pool_of_rank[rank]
         here = pool_tables_of(pools, number, pool)
@@ -121,7 +121,7 @@ def cancel(
         requests[i].finish_s = now_s[0]
     if fleet is not None:
         ask_again(fleet, now_s[0])
-    return 1
+    return int64(1)
 
 
 @inner
