@@ -91,7 +91,8 @@ def body_of(number: int, input_tokens: int, output_tokens: int) -> bytes:
 
 async def drive(port: int, requests: RequestArrays) -> list[tuple[float, list[float], list[int]]]:
     """Send every request at its time; returns when it was sent, and the times and sizes of what came."""
-    loop, idle = asyncio.get_running_loop(), []
+    loop = asyncio.get_running_loop()
+    idle: list[Talk] = []
     bodies = [
         body_of(number, int(inputs), int(outputs))
         for number, (inputs, outputs) in enumerate(zip(requests.input_tokens, requests.output_tokens, strict=True))
@@ -104,6 +105,7 @@ async def drive(port: int, requests: RequestArrays) -> list[tuple[float, list[fl
         talk = idle.pop() if idle else (await loop.create_connection(Talk, "127.0.0.1", port))[1]
         talk.times, talk.counts, talk.done = [], [], loop.create_future()
         sent = time.perf_counter()
+        assert talk.transport is not None
         talk.transport.write(bodies[number])
         await talk.done
         answers[number] = (sent, talk.times, talk.counts)
