@@ -176,7 +176,7 @@ def report(scenario: Scenario, requests: RequestArrays, answers: list[tuple[floa
         print(f"{name} median difference {100 * (np.median(measured) / np.median(simulated) - 1):+.2f}%")
 
 
-def soak(hours: float) -> None:
+async def soak(hours: float) -> None:
     """Send requests to a twin through simulated hours, and print what memory does."""
     table = scenario_table(200, 10.0)
     table["deployment"] |= {"replicas": 2}
@@ -207,7 +207,7 @@ def main() -> None:
     parser.add_argument("--soak-hours", type=float, default=0.0)
     options = parser.parse_args()
     if options.soak_hours:
-        soak(options.soak_hours)
+        asyncio.run(soak(options.soak_hours))
         return
     with TemporaryDirectory() as folder:
         file = Path(folder) / "scenario.yaml"

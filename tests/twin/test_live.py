@@ -1,5 +1,6 @@
 """A run that is told of its requests while it runs gives the times of a simulation of the same requests."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +97,15 @@ DEPLOYMENTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", DEPLOYMENTS)
+COMPILED = ("vllm", "sglang", "pools")
+
+
+def forms(names: Iterable[str]) -> list[Any]:
+    """Mark those that need a form of the loop of their own, which takes half a minute to compile."""
+    return [pytest.param(name, marks=() if name in COMPILED else pytest.mark.interpreted) for name in names]
+
+
+@pytest.mark.parametrize("name", forms(DEPLOYMENTS))
 def test_times_are_those_of_a_simulation(name: str) -> None:
     scenario = scenario_of(dict(DEPLOYMENTS[name]))
     result, ended = simulate(scenario), driven(scenario)
@@ -151,7 +160,7 @@ CANCELLING = {
 }
 
 
-@pytest.mark.parametrize("name", CANCELLING)
+@pytest.mark.parametrize("name", forms(CANCELLING))
 def test_cancelled_requests_leave_nothing_behind(name: str) -> None:
     scenario = scenario_of(dict(CANCELLING[name]))
     requests, rng = generate(scenario.workload, 0), np.random.default_rng(1)
