@@ -202,3 +202,19 @@ def test_cancelled_requests_leave_nothing_behind(name: str) -> None:
         "waiting",
     ):
         np.testing.assert_array_equal(tables.ranks[column], idle[column], err_msg=column)
+
+
+def test_a_session_stays_on_its_replica() -> None:
+    scenario = scenario_of({"replicas": 4, "router": "session_affinity"})
+    loop = LiveLoop(prepare_live(scenario, max_requests=8), 8)
+    replicas: dict[str, set[int]] = {"a": set(), "b": set()}
+    for number in range(40):
+        session = "ab"[number % 2] if number < 20 else f"other {number}"
+        row = loop.add(0.01 * (number + 1), 32, 2, tokens=range(number << 20, (number << 20) + 34), session=session)
+        while loop.num_live:
+            loop.advance(loop.next_event_s())
+            loop.look()
+        if number < 20:
+            replicas[session].add(loop.replica(row))
+    assert [len(each) for each in replicas.values()] == [1, 1]
+    assert len(loop._sessions) == 8

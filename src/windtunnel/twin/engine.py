@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from windtunnel.serving.scenario import Setup
 from windtunnel.twin.clock import TwinClock
+from windtunnel.twin.faults import FaultPlan, TwinFault
 from windtunnel.twin.live import LiveDeployment, LiveLoop
 from windtunnel.workload.client import Client
 
@@ -83,10 +84,16 @@ class Twin:
         clock: simulated time.
         max_requests: requests that may be under way.
         observer: counts what happens.
+        faults: what goes wrong, and when.
     """
 
     def __init__(
-        self, deployment: LiveDeployment, clock: TwinClock, max_requests: int, observer: Observer | None = None
+        self,
+        deployment: LiveDeployment,
+        clock: TwinClock,
+        max_requests: int,
+        observer: Observer | None = None,
+        faults: Sequence[TwinFault] = (),
     ) -> None:
         self.deployment, self.clock, self.observer = deployment, clock, observer
         self.live = LiveLoop(deployment, max_requests)
@@ -97,11 +104,7 @@ class Twin:
         self._due: list[tuple[float, int, Answer, int, bool]] = []
         self._num_due = 0
         self._timer: asyncio.Handle | None = None
-
-    @property
-    def num_under_way(self) -> int:
-        """Requests whose last token has not left the server."""
-        return len({id(entry[2]) for entry in self._due} | {id(answer) for answer in self._answers.values()})
+        self._faults = FaultPlan(self.live, faults)
 
     def submit(
         self,
@@ -127,6 +130,7 @@ class Twin:
         self.deployment.check(*lengths)
         now_s = self.clock.now_s()
         self.run_to(now_s)
+        self._faults.apply(now_s)
         arrival_s = max(now_s, math.nextafter(self.live.until_s, math.inf))
         answer = Answer(arrival_s, lengths, on_tokens)
         answer.row = self.live.add(arrival_s, *lengths, priority, tokens, session)
@@ -146,20 +150,22 @@ class Twin:
 
     def next_s(self) -> float:
         """Return the simulated time at which something happens next."""
-        event_s = self.live.next_event_s()
+        event_s = min(self.live.next_event_s(), self._faults.next_s())
         return min(event_s, self._due[0][0]) if self._due else event_s
 
     def run_to(self, now_s: float, most_events: int | None = None) -> None:
         """Apply what happens up to a simulated time, or so many events: tokens that are due leave."""
         num_events = 0
         while most_events is None or num_events < most_events:
-            event_s = self.live.next_event_s()
+            event_s = min(self.live.next_event_s(), self._faults.next_s())
             due_s = self._due[0][0] if self._due else math.inf
             time_s = min(event_s, due_s)
             if time_s > now_s or (self.clock.speed is None and not self._answers and not self._due):
                 return
             self.clock.reached_s = max(self.clock.reached_s, time_s)
             if event_s <= due_s:
+                if self._faults.next_s() <= event_s or self._faults.takes_blocks:
+                    self._faults.apply(event_s)
                 self.live.advance(event_s)
                 self._look(event_s)
             else:

@@ -134,7 +134,11 @@ class LiveLoop:
         self._until_s = np.full(1, -np.inf)
         run = self.loop.run_tables = run._replace(steps=self.steps, until_s=self._until_s)
         fleet = None if self.fleet is None else self.fleet.fleet
-        self._arguments = (self.loop.pool, self.loop.cost, run, self.loop.pools, fleet)
+        # A fault changes prices in place, which other runs may share.
+        prices: dict[str, Any] = self.loop.cost._asdict()
+        own = {name: price.copy() for name, price in prices.items() if isinstance(price, np.ndarray)}
+        self.cost: Any = self.loop.cost._replace(**own)
+        self._arguments = (self.loop.pool, self.cost, run, self.loop.pools, fleet)
         self.requests: NDArray[np.void] = run.requests.view(np.ndarray)
         self._fresh = new_table(state.Request, 1, **FIRST_TABLE).view(np.ndarray)[0]
         self._clock = run.clock.view(np.ndarray)

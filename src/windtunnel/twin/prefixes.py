@@ -117,7 +117,8 @@ class PrefixForest:
         for node in np.flatnonzero(~used).tolist():
             key = self._key[node]
             if key is not None:
-                del self.known[key]
+                if self.known.get(key) == node:
+                    del self.known[key]
                 self._key[node] = None
                 self._free.append(node)
 

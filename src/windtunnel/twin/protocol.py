@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -73,7 +73,6 @@ class Asked:
     """Name of the function that the answer calls."""
     stream_id: str = ""
     created: int = 0
-    texts: list[bytes] = field(default_factory=list)
 
 
 def ask(

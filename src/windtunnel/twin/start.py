@@ -7,6 +7,7 @@ from windtunnel.errors import InputError
 from windtunnel.serving.scenario import Scenario
 from windtunnel.twin.clock import TwinClock
 from windtunnel.twin.engine import Twin
+from windtunnel.twin.faults import TwinFault
 from windtunnel.twin.live import MAX_REQUESTS, LiveDeployment, prepare_live
 from windtunnel.twin.metrics import Metrics
 from windtunnel.twin.protocol import Limits
@@ -22,6 +23,7 @@ def twin_app(
     names: Sequence[str] = (),
     allow_download: bool = False,
     max_requests: int = MAX_REQUESTS,
+    faults: Sequence[TwinFault] = (),
 ) -> TwinApp:
     """Return the application of a scenario's twin.
 
@@ -32,6 +34,7 @@ def twin_app(
         names: under which the model is served, LoRA adapters behind it; empty: the scenario's name of the model.
         allow_download: look models up on the Hugging Face hub too.
         max_requests: requests that may be under way.
+        faults: what goes wrong, and when.
 
     Raises:
         InputError: the scenario, or the tokenizer, cannot be served.
@@ -44,7 +47,7 @@ def twin_app(
     num_replicas = sum(pool.settings.num_replicas for pool in deployment.prepared.pools)
     models = list(names) or [scenario.model_name]
     metrics = Metrics(first.setup.engine.name, models[0], num_replicas, deployment.max_model_len)
-    twin = Twin(deployment, clock, max_requests, metrics)
+    twin = Twin(deployment, clock, max_requests, metrics, faults)
     twin.live.on_steps = metrics.steps
     own = PieceTokenizer() if tokenizer is None else ModelTokenizer(tokenizer)
     return TwinApp(twin, own, Limits(models, deployment.max_model_len, output_tokens), metrics)

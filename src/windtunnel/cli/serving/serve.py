@@ -19,8 +19,9 @@ def command(options: Options) -> None:
     launch = launched(options)
     described = scenario_of(_with_load(options), None, launch.raw)
     from windtunnel.twin.clock import speed_of
+    from windtunnel.twin.faults import fault_of
 
-    speed = speed_of(options.speed)
+    speed, faults = speed_of(options.speed), [fault_of(text) for text in options.faults]
     try:
         from windtunnel.dashboard.listening import is_loopback
         from windtunnel.twin.server import HOST, TwinServer
@@ -32,7 +33,7 @@ def command(options: Options) -> None:
         raise MissingExtraError(package, "serve") from None
 
     names = options.served_names
-    app = twin_app(described, speed, options.tokenizer, names, options.hub, options.max_requests)
+    app = twin_app(described, speed, options.tokenizer, names, options.hub, options.max_requests, faults)
     with TwinServer(app, options.host or HOST, options.port) as server:
 
         def announce() -> None:
