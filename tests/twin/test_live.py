@@ -210,7 +210,9 @@ def test_a_session_stays_on_its_replica() -> None:
     replicas: dict[str, set[int]] = {"a": set(), "b": set()}
     for number in range(40):
         session = "ab"[number % 2] if number < 20 else f"other {number}"
-        row = loop.add(0.01 * (number + 1), 32, 2, tokens=range(number << 20, (number << 20) + 34), session=session)
+        row = loop.add(
+            max(loop.until_s, 0.0) + 0.01, 32, 2, tokens=range(number << 20, (number << 20) + 34), session=session
+        )
         while loop.num_live:
             loop.advance(loop.next_event_s())
             loop.look()
