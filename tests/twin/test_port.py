@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from live_twins import scenario_of
+from windtunnel.errors import InputError
 from windtunnel.twin.server import TwinServer
 from windtunnel.twin.start import twin_app
 
@@ -103,3 +104,22 @@ def test_wrong_options_are_refused(options: list[str], words: str, capsys: pytes
 
     assert cli.run(["serve", "--model", "llama-3.1-8b", "--device", "h100_sxm", *options]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_every_replica_may_have_a_port_of_its_own() -> None:
+    app = twin_app(scenario_of({"replicas": 3, "router": "least_outstanding"}), 1.0, max_requests=64, by_port=True)
+    with TwinServer(app, num_ports=3) as server:
+        started = threading.Event()
+        thread = threading.Thread(target=server.serve, args=(started.set,), daemon=True)
+        thread.start()
+        assert started.wait(30)
+        for _ in range(4):
+            httpx.post(f"{server.urls[2]}/v1/completions", json=ASKED | {"stream": False, "max_tokens": 2})
+        texts = [httpx.get(f"{url}/metrics").text for url in server.urls]
+        server.stop()
+        thread.join(10)
+    totals = [next(line for line in text.splitlines() if line.startswith("vllm:generation_tokens")) for text in texts]
+    assert [line.rpartition(" ")[2] for line in totals] == ["0.0", "0.0", "8.0"]
+    assert all('engine="0"' in line for line in totals)
+    with pytest.raises(InputError, match="cannot choose among replicas"):
+        twin_app(scenario_of({"replicas": 2, "router": "deferred"}), by_port=True)

@@ -85,6 +85,7 @@ class Twin:
         max_requests: requests that may be under way.
         observer: counts what happens.
         faults: what goes wrong, and when.
+        are_assigned: requests name their replicas.
     """
 
     def __init__(
@@ -94,9 +95,10 @@ class Twin:
         max_requests: int,
         observer: Observer | None = None,
         faults: Sequence[TwinFault] = (),
+        are_assigned: bool = False,
     ) -> None:
         self.deployment, self.clock, self.observer = deployment, clock, observer
-        self.live = LiveLoop(deployment, max_requests)
+        self.live = LiveLoop(deployment, max_requests, are_assigned)
         self.live.start()
         self._server = server_of(deployment.first.setup)
         self._answers: dict[int, Answer] = {}
@@ -113,6 +115,7 @@ class Twin:
         tokens: Sequence[int] | None = None,
         priority: int = 0,
         session: Hashable = None,
+        replica: int = 0,
     ) -> Answer:
         """Send a request now.
 
@@ -122,6 +125,7 @@ class Twin:
             tokens: ids of prompt and output, by which it shares KV blocks with others.
             priority: the smaller is served first.
             session: requests of one session may stay on one replica.
+            replica: where requests name theirs.
 
         Raises:
             InputError: the deployment never serves such a request.
@@ -133,7 +137,7 @@ class Twin:
         self._faults.apply(now_s)
         arrival_s = max(now_s, math.nextafter(self.live.until_s, math.inf))
         answer = Answer(arrival_s, lengths, on_tokens)
-        answer.row = self.live.add(arrival_s, *lengths, priority, tokens, session)
+        answer.row = self.live.add(arrival_s, *lengths, priority, tokens, session, replica)
         self._answers[answer.row] = answer
         self._look(arrival_s)
         self.wake()

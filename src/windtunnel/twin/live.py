@@ -19,6 +19,7 @@ from windtunnel.compiled.jit import repeated
 from windtunnel.compiled.records import new_table
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.pricing.estimator import Estimator
+from windtunnel.serving import codes
 from windtunnel.serving.deployment import is_own_router
 from windtunnel.serving.loop.live import cancel, given_tokens
 from windtunnel.serving.loop.serve import serve
@@ -120,10 +121,22 @@ class LiveLoop:
     Args:
         deployment: what serves.
         max_requests: rows for requests under way.
+        are_assigned: requests name their replicas, and the deployment's router does nothing.
+
+    Raises:
+        InputError: `are_assigned`, and replicas come and go or form pools.
     """
 
-    def __init__(self, deployment: LiveDeployment, max_requests: int = MAX_REQUESTS) -> None:
-        self.deployment, self.size = deployment, max_requests
+    def __init__(
+        self, deployment: LiveDeployment, max_requests: int = MAX_REQUESTS, are_assigned: bool = False
+    ) -> None:
+        self.deployment, self.size, self.are_assigned = deployment, max_requests, are_assigned
+        described = deployment.scenario.deployment
+        if are_assigned and (described.pools or has_fleet(described)):
+            raise InputError(
+                "requests cannot choose among replicas that come and go, form pools or hold requests back",
+                "leave out autoscaling, faults, pools and the router, or serve all replicas at one port",
+            )
         self.fleet = None
         if has_fleet(deployment.scenario.deployment):
             self.fleet = deployment.prepared.start_fleet(deployment.scenario, max_requests)
@@ -169,6 +182,8 @@ class LiveLoop:
     def _new_loop(self) -> Loop:
         """Return the tables of the run; prompts may share blocks where a pool keeps any and can count them."""
         plans = [pool.plan for pool in self.deployment.prepared.pools]
+        if self.are_assigned:
+            plans = [plan._replace(settings=plan.settings._replace(router=codes.ASSIGNED)) for plan in plans]
         requests, caches = _placeholders(self.size), []
         if self.deployment.scenario.deployment.router == "session_affinity":
             nobody = np.full(self.size, state.NONE)
@@ -221,6 +236,7 @@ class LiveLoop:
         priority: int = 0,
         tokens: Sequence[int] | None = None,
         session: Hashable = None,
+        replica: int = 0,
     ) -> int:
         """Send a request; returns its row. The run goes on to `arrival_s`, which must lie behind `until_s`.
 
@@ -228,6 +244,7 @@ class LiveLoop:
             arrival_s, input_tokens, output_tokens, priority: of the request.
             tokens: ids of prompt and output, by which it shares blocks with others; None: with none.
             session: requests of one session may stay on one replica.
+            replica: where requests name theirs.
 
         Raises:
             BusyError: too many requests are under way.
@@ -240,7 +257,7 @@ class LiveLoop:
         records = self.requests
         records["arrival_s"][row], records["priority"][row] = arrival_s, priority
         records["input_tokens"][row], records["output_tokens"][row] = input_tokens, output_tokens
-        records["ttft_limit_s"][row] = np.inf
+        records["ttft_limit_s"][row], records["rank"][row] = np.inf, replica
         if self.forest is not None:
             self.forest.place(row, tokens or ())
         if self.loop.run_tables.sessions is not None:

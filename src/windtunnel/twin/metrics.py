@@ -146,12 +146,15 @@ class Metrics:
                 self.values["hit_rate"][labels] = self.values["cache_hits"].get(labels, 0) / max(asked, 1)
         self.values["seconds"][self.labels[0]] = clock.now_s()
 
-    def text(self, twin: Twin, clock: TwinClock) -> str:
-        """Return all metrics in Prometheus' text format."""
+    def text(self, twin: Twin, clock: TwinClock, replica: int | None = None) -> str:
+        """Return all metrics in Prometheus' text format; those of one `replica` as a server of its own exports them."""
         self.look(twin, clock)
         lines = [line for measure in self.measures if measure != "cache" for line in self._lines(measure)]
         if "cache" in self.measures:
             lines += _cache_lines(twin, self.measures["cache"])
+        if replica is not None:
+            own = f'engine="{replica}"'
+            lines = [line.replace(own, 'engine="0"') for line in lines if line.startswith("#") or own in line]
         return "\n".join(lines) + "\n"
 
     def _lines(self, measure: str) -> Iterator[str]:

@@ -71,6 +71,8 @@ class Asked:
     session: str | None = None
     tool: str | None = None
     """Name of the function that the answer calls."""
+    replica: int | None = None
+    """Whose port was asked; None: the router chooses."""
     stream_id: str = ""
     created: int = 0
 

@@ -94,6 +94,8 @@ class TwinApp:
     def __init__(self, twin: Twin, tokenizer: Tokenizer, limits: Limits, metrics: Metrics) -> None:
         self.twin, self.tokenizer, self.limits, self.metrics = twin, tokenizer, limits, metrics
         self.words = Words(tokenizer)
+        self.replica_of_port: dict[int, int] = {}
+        """Empty where all replicas have one port."""
         self._number = 0
         self._started = int(time.time())
         self._decode, self._encode = msgspec.json.Decoder().decode, msgspec.json.Encoder().encode
@@ -126,22 +128,26 @@ class TwinApp:
             return
         method, path = scope["method"], scope["path"].rstrip("/") or "/"
         try:
-            await self._answer(method, path, receive, send)
+            replica = self.replica_of_port.get((scope.get("server") or ("", 0))[1])
+            await self._answer(method, path, replica, receive, send)
         except RequestError as error:
             await _reply(send, error.status, self._encode(error.document))
         except InputError as error:
             hint = f"; {error.hint}" if error.hint else ""
             await _reply(send, 400, self._encode(RequestError(f"{error.message}{hint}").document))
 
-    async def _answer(self, method: str, path: str, receive: Receive, send: Send) -> None:
+    async def _answer(self, method: str, path: str, replica: int | None, receive: Receive, send: Send) -> None:
         if method == "POST" and path in ("/v1/chat/completions", "/v1/completions"):
             kind = "chat" if path.startswith("/v1/chat") else "completion"
-            await self._complete(kind, self._object(await _body(receive)), receive, send)
+            body = self._object(await _body(receive))
+            asked = ask(body, kind, self.tokenizer, self.words, self.limits, self._number)
+            asked.replica = replica
+            await self._complete(asked, receive, send)
         elif method == "POST" and path == "/v1/embeddings":
-            await self._embed(self._object(await _body(receive)), send)
+            await self._embed(self._object(await _body(receive)), replica, send)
         elif method == "GET" and path == "/metrics":
             self.twin.run_to(self.twin.clock.now_s())
-            text = self.metrics.text(self.twin, self.twin.clock)
+            text = self.metrics.text(self.twin, self.twin.clock, replica)
             await _reply(send, 200, text.encode(), ((b"content-type", CONTENT_TYPE.encode()),))
         elif (method, path) in self._pages:
             given = self._object(await _body(receive)) if method == "POST" else None
@@ -160,10 +166,10 @@ class TwinApp:
             raise RequestError("the body must be a JSON object")
         return given
 
-    async def _complete(self, kind: str, body: dict[str, Any], receive: Receive, send: Send) -> None:
+    async def _complete(self, asked: Asked, receive: Receive, send: Send) -> None:
         """Answer a request for a completion, whole or as a stream."""
-        asked = ask(body, kind, self.tokenizer, self.words, self.limits, self._number)
-        asked.stream_id, asked.created = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid4().hex}", int(time.time())
+        asked.created = int(time.time())
+        asked.stream_id = f"{'chatcmpl' if asked.kind == 'chat' else 'cmpl'}-{uuid4().hex}"
         if asked.streams:
             await send({"type": "http.response.start", "status": 200, "headers": _STREAM})
             stream = Stream(send, asyncio.get_running_loop().create_future())
@@ -191,7 +197,9 @@ class TwinApp:
         self._number += 1
         lengths = len(asked.prompt), len(asked.answer)
         try:
-            answer = self.twin.submit(lengths, on_tokens, asked.prompt + asked.answer, asked.priority, asked.session)
+            answer = self.twin.submit(
+                lengths, on_tokens, asked.prompt + asked.answer, asked.priority, asked.session, asked.replica or 0
+            )
         except InputError as error:
             raise RequestError(error.message) from None
         except BusyError as error:
@@ -208,7 +216,7 @@ class TwinApp:
             leaving.cancel()
         return answer
 
-    async def _embed(self, body: dict[str, Any], send: Send) -> None:
+    async def _embed(self, body: dict[str, Any], replica: int | None, send: Send) -> None:
         """Answer a request for embeddings: each input is a prompt, computed to its end."""
         given = body.get("input")
         several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
@@ -227,6 +235,7 @@ class TwinApp:
         ]
 
         async def one(each: Asked) -> Answer:
+            each.replica = replica
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             return await self._wait(each, _whole(done), done, _never)
 
@@ -340,16 +349,26 @@ class TwinServer:
         app: what it serves.
         host: the interface to listen on.
         port: 0 takes a free one.
+        num_ports: one, or as many as there are replicas, each of which has one of its own then, from `port` on.
 
     Raises:
-        InputError: the port is taken, or there is no such interface.
+        InputError: a port is taken, or there is no such interface.
     """
 
-    def __init__(self, app: TwinApp, host: str = HOST, port: int = 0) -> None:
+    def __init__(self, app: TwinApp, host: str = HOST, port: int = 0, num_ports: int = 1) -> None:
         self.app = app
-        self._socket: socket.socket = listening_socket(host, port, BACKLOG)
-        self.port: int = self._socket.getsockname()[1]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        self._sockets: list[socket.socket] = []
+        for replica in range(num_ports):
+            try:
+                self._sockets.append(listening_socket(host, port and port + replica, BACKLOG))
+            except InputError:
+                self.__exit__()
+                raise
+        ports = [each.getsockname()[1] for each in self._sockets]
+        if num_ports > 1:
+            app.replica_of_port = {number: replica for replica, number in enumerate(ports)}
+        self.urls = [f"http://{f'[{host}]' if ':' in host else host}:{number}" for number in ports]
+        self.url = self.urls[0]
         config = uvicorn.Config(
             app,
             http="auto",
@@ -371,12 +390,13 @@ class TwinServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._socket.close()
+        for each in self._sockets:
+            each.close()
 
     def serve(self, on_start: Callable[[], None] = lambda: None) -> None:
         """Answer requests until `stop`, SIGTERM or Ctrl-C, which raises KeyboardInterrupt."""
         self._server.on_start = on_start
-        self._server.run(sockets=[self._socket])
+        self._server.run(sockets=self._sockets)
 
     def stop(self) -> None:
         """End `serve`, which runs in another thread."""

@@ -24,6 +24,7 @@ def twin_app(
     allow_download: bool = False,
     max_requests: int = MAX_REQUESTS,
     faults: Sequence[TwinFault] = (),
+    by_port: bool = False,
 ) -> TwinApp:
     """Return the application of a scenario's twin.
 
@@ -35,6 +36,7 @@ def twin_app(
         allow_download: look models up on the Hugging Face hub too.
         max_requests: requests that may be under way.
         faults: what goes wrong, and when.
+        by_port: every replica has a port of its own, and the deployment's router does nothing.
 
     Raises:
         InputError: the scenario, or the tokenizer, cannot be served.
@@ -47,7 +49,7 @@ def twin_app(
     num_replicas = sum(pool.settings.num_replicas for pool in deployment.prepared.pools)
     models = list(names) or [scenario.model_name]
     metrics = Metrics(first.setup.engine.name, models[0], num_replicas, deployment.max_model_len)
-    twin = Twin(deployment, clock, max_requests, metrics, faults)
+    twin = Twin(deployment, clock, max_requests, metrics, faults, by_port)
     twin.live.on_steps = metrics.steps
     own = PieceTokenizer() if tokenizer is None else ModelTokenizer(tokenizer)
     return TwinApp(twin, own, Limits(models, deployment.max_model_len, output_tokens), metrics)

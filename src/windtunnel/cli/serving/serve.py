@@ -33,15 +33,24 @@ def command(options: Options) -> None:
         raise MissingExtraError(package, "serve") from None
 
     names = options.served_names
-    app = twin_app(described, speed, options.tokenizer, names, options.hub, options.max_requests, faults)
-    with TwinServer(app, options.host or HOST, options.port) as server:
+    app = twin_app(
+        described, speed, options.tokenizer, names, options.hub, options.max_requests, faults, options.ports_per_replica
+    )
+    num_ports = len(app.metrics.labels) if options.ports_per_replica else 1
+    with TwinServer(app, options.host or HOST, options.port, num_ports) as server:
 
         def announce() -> None:
             if options.host is not None and not is_loopback(options.host):
                 remark(f"warning: anyone who reaches {options.host} can send requests here")
-            document = {"url": f"{server.url}/v1", "models": list(app.limits.models), "speed": speed or "max"}
+            document = {
+                "url": f"{server.url}/v1",
+                "urls": [f"{url}/v1" for url in server.urls],
+                "models": list(app.limits.models),
+                "speed": speed or "max",
+            }
             model = app.limits.models[0]
-            line = f"{model} at {server.url}/v1, {app.about} (Ctrl-C ends it)"
+            last = f" to {server.urls[-1].rpartition(':')[2]}" if num_ports > 1 else ""
+            line = f"{model} at {server.url}/v1{last}, {app.about} (Ctrl-C ends it)"
             click.echo(as_text({**document, **launch.document}) if options.as_json else line)
 
         for line in () if options.as_json else launch.remarks:
