@@ -107,6 +107,8 @@ class Twin:
         self._num_due = 0
         self._timer: asyncio.Handle | None = None
         self._faults = FaultPlan(self.live, faults)
+        self.on_look: Callable[[bool], None] | None = None
+        """Called after every look at the clock, with whether no request is under way."""
 
     def submit(
         self,
@@ -245,6 +247,8 @@ class Twin:
         self._timer = None
         speed = self.clock.speed
         self.run_to(math.inf if speed is None else self.clock.now_s() + TOGETHER_S * speed, MOST_EVENTS)
+        if self.on_look is not None:
+            self.on_look(not self._answers)
         self.wake()
 
     def close(self) -> None:

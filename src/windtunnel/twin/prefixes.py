@@ -7,7 +7,7 @@ number used again.
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +21,9 @@ LEAST_CHUNK = 16
 """Fewest tokens of a chunk: pages of one token, as SGLang has them, would make forests too large to look through."""
 WAITING_CHUNKS = 16
 """Chunks beyond those that the KV caches of all ranks hold, for each request that may wait."""
-MOST_ENTRIES = 1 << 23
-"""Chunks times ranks, of 16 bytes each, that those that wait may take beside what is cached."""
+MOST_ENTRIES = 1 << 24
+"""Chunks times ranks, of 16 bytes each. Where many large replicas would need more, prompts that no number is left for
+share nothing."""
 
 
 @dataclass(eq=False)
@@ -43,6 +44,8 @@ class PrefixForest:
     """(Parent, ids) -> chunk."""
     paths: dict[int, list[int]] = field(default_factory=dict)
     """Row of a request under way -> the chunks of its prompt and output."""
+    before_forgetting: Callable[[], None] = lambda: None
+    """Called before numbers of chunks are used again."""
 
     def __post_init__(self) -> None:
         self._key: list[tuple[int, bytes] | None] = [None] * self.size
@@ -103,8 +106,20 @@ class PrefixForest:
             self.cache.requests.view(np.ndarray)[index] = (node, leaf, state.NONE, 0, 0, 0.0, state.NONE)
         self.cache.loaded[:, row] = 0
 
+    def key_of(self, node: int) -> tuple[int, bytes] | None:
+        """Return (parent, ids) of a chunk; None where its number is free."""
+        return self._key[node]
+
+    def whole_chunks(self, number: int) -> NDArray[np.bool_]:
+        """[size, ranks] which chunks each rank of a pool has cached to the end."""
+        first = sum(self.num_ranks[pool] * self.size + self.num_requests for pool in range(number))
+        num_blocks = self.cache.entries[first : first + self.num_ranks[number] * self.size]["num_blocks"]
+        whole = self.chunk_tokens // self.block_sizes[number]
+        return np.asarray(num_blocks.reshape(self.size, -1) >= whole)
+
     def _forget_unused(self, path: list[int]) -> None:
         """Free the numbers of chunks that nobody has cached and no request under way passes."""
+        self.before_forgetting()
         used = self._cached()
         used[path] = True
         for passed in self.paths.values():
@@ -152,8 +167,8 @@ def forest_for(settings: Sequence[state.KernelSettings], max_requests: int) -> P
     chunk_tokens = common * -(-LEAST_CHUNK // common)
     ranks = [pool.num_replicas * pool.ranks_per_replica for pool in settings]
     tokens = sum(pool.num_blocks * pool.block_size * count for pool, count in zip(settings, ranks, strict=True))
-    waiting = min(WAITING_CHUNKS * max_requests, MOST_ENTRIES // sum(ranks))
-    return PrefixForest(chunk_tokens, block_sizes, ranks, tokens // chunk_tokens + waiting)
+    size = min(tokens // chunk_tokens + WAITING_CHUNKS * max_requests, MOST_ENTRIES // sum(ranks))
+    return PrefixForest(chunk_tokens, block_sizes, ranks, size)
 
 
 def nothing_shared(forest: PrefixForest, max_requests: int) -> PrefixArrays:

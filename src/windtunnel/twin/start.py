@@ -8,6 +8,7 @@ from windtunnel.serving.scenario import Scenario
 from windtunnel.twin.clock import TwinClock
 from windtunnel.twin.engine import Twin
 from windtunnel.twin.faults import TwinFault
+from windtunnel.twin.kv_events import KvEvents
 from windtunnel.twin.live import MAX_REQUESTS, LiveDeployment, prepare_live
 from windtunnel.twin.metrics import Metrics
 from windtunnel.twin.protocol import Limits
@@ -53,3 +54,17 @@ def twin_app(
     twin.live.on_steps = metrics.steps
     own = PieceTokenizer() if tokenizer is None else ModelTokenizer(tokenizer)
     return TwinApp(twin, own, Limits(models, deployment.max_model_len, output_tokens), metrics)
+
+
+def publish_kv_events(twin: Twin, host: str, port: int) -> KvEvents:
+    """Publish what the prefix caches of a twin have, from now on; each replica has a port, from `port` on.
+
+    Raises:
+        InputError: there are no prefix caches, or a port is taken.
+    """
+    if twin.live.forest is None:
+        raise InputError("there are no KV events without a prefix cache", "set engine.enable_prefix_caching")
+    ranks = [pool.settings.ranks_per_replica for pool in twin.deployment.prepared.pools]
+    events = KvEvents(twin.live.forest, ranks, host, port)
+    twin.on_look = events.look_sometimes
+    return events

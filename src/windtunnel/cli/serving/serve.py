@@ -25,7 +25,7 @@ def command(options: Options) -> None:
     try:
         from windtunnel.dashboard.listening import is_loopback
         from windtunnel.twin.server import HOST, TwinServer
-        from windtunnel.twin.start import twin_app
+        from windtunnel.twin.start import publish_kv_events, twin_app
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         if package not in EXTRA:
@@ -36,8 +36,11 @@ def command(options: Options) -> None:
     app = twin_app(
         described, speed, options.tokenizer, names, options.hub, options.max_requests, faults, options.ports_per_replica
     )
+    host = options.host or HOST
+    if options.kv_events is not None:
+        publish_kv_events(app.twin, host, options.kv_events)
     num_ports = len(app.metrics.labels) if options.ports_per_replica else 1
-    with TwinServer(app, options.host or HOST, options.port, num_ports) as server:
+    with TwinServer(app, host, options.port, num_ports) as server:
 
         def announce() -> None:
             if options.host is not None and not is_loopback(options.host):
