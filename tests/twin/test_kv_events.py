@@ -70,6 +70,7 @@ def test_events_add_up_to_what_is_cached() -> None:
     context.term()
 
 
+@pytest.mark.interpreted
 def test_what_cannot_be_published_is_refused() -> None:
     app = twin_app(scenario_of({"engine": {"enable_prefix_caching": False}}), None, max_requests=16)
     with pytest.raises(InputError, match="without a prefix cache"):

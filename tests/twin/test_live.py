@@ -204,6 +204,7 @@ def test_cancelled_requests_leave_nothing_behind(name: str) -> None:
         np.testing.assert_array_equal(tables.ranks[column], idle[column], err_msg=column)
 
 
+@pytest.mark.interpreted
 def test_a_session_stays_on_its_replica() -> None:
     scenario = scenario_of({"replicas": 4, "router": "session_affinity"})
     loop = LiveLoop(prepare_live(scenario, max_requests=8), 8)

@@ -1,5 +1,7 @@
 """`windtunnel serve`: a server that answers as a scenario's deployment would."""
 
+import gc
+
 import click
 
 from windtunnel.cli.options import launched, scenario_of
@@ -56,6 +58,9 @@ def command(options: Options) -> None:
             line = f"{model} at {server.url}/v1{last}, {app.about} (Ctrl-C ends it)"
             click.echo(as_text({**document, **launch.document}) if options.as_json else line)
 
+        # Nothing of the start is ever garbage, and looking through it would hold tokens up.
+        gc.collect()
+        gc.freeze()
         for line in () if options.as_json else launch.remarks:
             remark(line)
         try:
