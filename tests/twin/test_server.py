@@ -109,6 +109,11 @@ def test_a_tool_is_called_where_the_request_demands_it(app: TwinApp) -> None:
     deltas = [chunk["choices"][0]["delta"]["tool_calls"][0]["function"] for chunk in chunks]
     assert deltas[0]["name"] == "weather"
     assert json.loads("".join(delta["arguments"] for delta in deltas)) == {"city": "lorem", "days": 3}
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(40):
+        deep = {"type": "array", "items": deep, "minItems": 1000}
+    nested = HELLO | {"response_format": {"type": "json_schema", "json_schema": {"schema": deep}}}
+    assert post(app, CHAT, nested).status_code == 200
     formatted = HELLO | {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
     text = post(app, CHAT, formatted).json()["choices"][0]["message"]["content"]
     assert set(json.loads(text)) == {"city", "days"}
@@ -129,6 +134,11 @@ def test_a_tool_is_called_where_the_request_demands_it(app: TwinApp) -> None:
         ("/v1/completions", {"prompt": [1, -2]}, 400, "not negative"),
         ("/v1/completions", {"prompt": [1] * 5000}, 400, "maximum context length"),
         ("/detokenize", {"tokens": ["a"]}, 400, "a list of token ids"),
+        (CHAT, HELLO | {"tools": [{"function": "f"}], "tool_choice": {"function": 5}}, 400, "cannot be read"),
+        (CHAT, HELLO | {"response_format": {"type": "json_schema", "json_schema": 7}}, 400, "cannot be read"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 10**9}, 400, "dimensions must be a whole number"),
+        ("/v1/embeddings", {"input": {"a": 1}}, 400, "prompt must be a text"),
+        ("/v1/completions", {"prompt": "a", "min_tokens": "b"}, 400, "min_tokens must be a whole number"),
         ("/v1/nothing", {}, 404, "Not Found"),
         ("/health", {}, 405, "Method Not Allowed"),
     ],

@@ -120,7 +120,10 @@ def ask(
     if isinstance(options, Mapping):
         asked.includes_usage = bool(options.get("include_usage"))
         asked.usage_in_chunks = bool(options.get("continuous_usage_stats"))
-    _shape(asked, body, tokenizer)
+    try:
+        _shape(asked, body, tokenizer)
+    except (AttributeError, TypeError, ValueError):
+        raise RequestError("the tools, the tool_choice or the response_format cannot be read") from None
     return asked
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-MOST_DEEP = 16
+MOST_DEEP, MOST_ITEMS = 8, 4
 
 
 def text_for(schema: Any) -> str:
@@ -32,7 +32,7 @@ def _value(schema: Any, root: Any, depth: int) -> Any:
         return {name: _value(part, root, depth + 1) for name, part in (schema.get("properties") or {}).items()}
     if kind == "array":
         count = max(int(schema.get("minItems", 1)), 0)
-        return [_value(schema.get("items", {"type": "string"}), root, depth + 1) for _ in range(min(count, 64))]
+        return [_value(schema.get("items", {"type": "string"}), root, depth + 1) for _ in range(min(count, MOST_ITEMS))]
     if kind in ("integer", "number"):
         return schema.get("minimum", schema.get("maximum", 1))
     return {"boolean": True, "null": None}.get(str(kind), "lorem"[: schema.get("maxLength", 5)])

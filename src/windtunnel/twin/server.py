@@ -32,6 +32,7 @@ IDLE_S = 30
 MOST_BODY_BYTES = 64 << 20
 EMBEDDING_SIZE = 64
 """Numbers of an embedding whose size nobody asks for."""
+MOST_DIMENSIONS = 16_384
 _NO_BYTES = b""
 
 Message = MutableMapping[str, Any]
@@ -221,7 +222,9 @@ class TwinApp:
         given = body.get("input")
         several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
         inputs = given if several else [given]
-        size = body.get("dimensions") or EMBEDDING_SIZE
+        size = body.get("dimensions", EMBEDDING_SIZE)
+        if type(size) is not int or not 1 <= size <= MOST_DIMENSIONS:
+            raise RequestError(f"dimensions must be a whole number from 1 to {MOST_DIMENSIONS}", param="dimensions")
         asked = [
             ask(
                 {"model": body.get("model"), "prompt": each, "max_tokens": 1},
@@ -299,10 +302,8 @@ def _whole(done: asyncio.Future[None]) -> Callable[[Answer, int, bool], None]:
 
 def _vector(asked: Asked, size: int, form: Any) -> list[float] | str:
     """Return an embedding, made from the prompt's ids, of length 1."""
-    numbers = [
-        ((token * 2654435761 + 40503 * k) % 65536) / 32768 - 1
-        for k, token in zip(range(size), asked.prompt * size, strict=False)
-    ]
+    ids = asked.prompt
+    numbers = [((ids[k % len(ids)] * 2654435761 + 40503 * k) % 65536) / 32768 - 1 for k in range(size)]
     length = sum(number * number for number in numbers) ** 0.5 or 1.0
     numbers = [number / length for number in numbers]
     return base64.b64encode(struct.pack(f"<{size}f", *numbers)).decode() if form == "base64" else numbers

@@ -9,6 +9,7 @@ from windtunnel.cli.output import remark
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import MissingExtraError
 from windtunnel.report.render.json import as_text
+from windtunnel.units import format_count
 
 EXTRA = ("uvicorn",)
 """Packages of the extra `serve`."""
@@ -66,7 +67,7 @@ def command(options: Options) -> None:
         try:
             server.serve(announce)
         except KeyboardInterrupt:
-            remark(f"the twin has ended after {app.num_answered:,} requests")
+            remark(f"the twin has ended after {format_count(app.num_answered, 'request')}")
 
 
 def _with_load(options: Options) -> Options:
