@@ -74,7 +74,7 @@ def test_sums_and_counts_are_those_of_a_simulation(engine: str) -> None:
 
 
 def test_gauges_tell_what_is_under_way() -> None:
-    app = twin_app(scenario_of({"engine": {"max_num_seqs": 2}}), 1.0, names=("m",), max_requests=16)
+    app = twin_app(scenario_of({"engine": {"max_num_seqs": 2}}), 0.001, names=("m",), max_requests=16)
     answers: list[Answer] = []
 
     async def talk() -> tuple[dict[str, float], dict[str, float]]:
