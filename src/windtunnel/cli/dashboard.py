@@ -14,7 +14,8 @@ EXTRA = ("starlette", "uvicorn")
 def command(options: Options) -> None:
     """Serve the dashboard of a folder until Ctrl-C."""
     try:
-        from windtunnel.dashboard.server import HOST, DashboardServer, is_loopback
+        from windtunnel.dashboard.listening import is_loopback
+        from windtunnel.dashboard.server import HOST, DashboardServer
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         if package not in EXTRA:

@@ -28,6 +28,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from windtunnel.dashboard.listening import Server, listening_socket
 from windtunnel.dashboard.pages import catalog, compare, run, runs, search, step, timeline, try_scenario
 from windtunnel.dashboard.results import NotThereError
 from windtunnel.dashboard.view import Dashboard, Download, Query, View
@@ -227,7 +228,7 @@ class DashboardServer:
     """
 
     def __init__(self, dashboard: Dashboard, host: str = HOST, port: int = 0) -> None:
-        self._socket = _listening(host, port)
+        self._socket = listening_socket(host, port, BACKLOG)
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
         config = uvicorn.Config(
@@ -243,7 +244,7 @@ class DashboardServer:
             timeout_keep_alive=IDLE_S,
             timeout_graceful_shutdown=1,
         )
-        self._server = _Server(config)
+        self._server = Server(config)
 
     def __enter__(self) -> Self:
         return self
@@ -263,39 +264,3 @@ class DashboardServer:
     def stop(self) -> None:
         """End `serve`, which runs in another thread."""
         self._server.should_exit = True
-
-
-class _Server(uvicorn.Server):
-    """A server that says when it has started."""
-
-    on_start: Callable[[], None]
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and call `on_start`."""
-        await super().startup(sockets=sockets)
-        self.on_start()
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        hint = "leave --port out for a free one" if port else "leave --host out for this machine alone"
-        reason = (error.strerror or str(error)).lower()
-        raise InputError(f"{host}:{port} cannot be listened on: {reason}", hint) from None
-    except OverflowError:
-        listener.close()
-        raise InputError(f"--port is {port}; 0 to 65535 is possible") from None
-    return listener
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an interface."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -61,6 +61,8 @@ def take_next(sessions: Sessions | None, requests: Requests, clock: Records[Cloc
 def send_next(run: RunTables, now_s: float) -> int:
     """Take the next request from the client at `now_s`; returns it."""
     k = take_next(run.sessions, run.requests, run.clock, now_s)
+    if run.until_s is not None:
+        run.clock[0].next = run.requests.size
     run.requests[k].arrival_s = now_s
     run.requests[k].deadline_s = now_s + run.requests[k].ttft_limit_s
     run.requests[k].sequence = run.clock[0].sent
@@ -109,6 +111,8 @@ def horizon_of_steps(settings: KernelSettings, run: RunTables, fleet: ReplicaFle
     """Return when the next event may change what a replica that only decodes does next."""
     clock, events = run.clock, run.events
     horizon_s = next_send_s(settings, run, fleet)
+    if run.until_s is not None:
+        horizon_s = min(horizon_s, run.until_s[0])
     if fleet is not None:
         horizon_s = min(horizon_s, fleet.control[0].next_s)
         if fleet.control[0].num_at_router > 0 and clock[0].queued > 0:

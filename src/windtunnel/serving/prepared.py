@@ -227,7 +227,7 @@ def _prepared(
         settings = kernel_settings(
             setup, memory, pool.most_replicas, requests, scenario.deployment.router, scenario.seed
         )
-        _check_served(scenario, pool, setup, memory, requests)
+        check_served(scenario, pool, setup, memory, requests)
         retention = KvRetention(
             bool(setup.engine.enable_prefix_caching),
             kv_tiers(setup, memory, settings),
@@ -267,7 +267,7 @@ def _transfers_kv(deployment: Deployment, pool: Pool) -> bool:
     return pool.role != "both" or ("prefill" in roles and "decode" not in roles)
 
 
-def _check_served(scenario: Scenario, pool: Pool, setup: Setup, memory: MemoryPlan, requests: RequestArrays) -> None:
+def check_served(scenario: Scenario, pool: Pool, setup: Setup, memory: MemoryPlan, requests: RequestArrays) -> None:
     """Raise InputError for the first request that a pool could never hold or compute."""
     served, computes_prompts = requests, True
     if pool.role == "prefill":

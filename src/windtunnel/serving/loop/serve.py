@@ -41,7 +41,7 @@ from windtunnel.serving.state.tables import PoolTables, RunTables, pool_tables_o
 
 @entry
 def serve(pool: PoolTables, cost: StepCost, run: RunTables, pools: Pools | None, fleet: ReplicaFleet | None) -> int:
-    """Advance the simulation until all requests have finished or the buffer of steps is full.
+    """Advance the simulation until all requests have finished, the buffer of steps is full, or `run.until_s`.
 
     Args:
         pool: tables of the only pool. With `pools`, tables of the first one, and the caches of all of them.
@@ -73,6 +73,9 @@ def run_events(
             event, event_s, ended_step = clock[0].event, clock[0].event_s, clock[0].ended_step == 1
             clock[0].event = NONE
         else:
+            if run.until_s is not None:
+                if next_change_s(fleet, min(arrival_s, event_s)) > run.until_s[0]:
+                    return MORE
             if pool.batches is not None:
                 if min(arrival_s, event_s) > end_of_run_s(pool, pools):
                     return DONE
@@ -143,6 +146,14 @@ def resume(pool: PoolTables, run: RunTables, pools: Pools | None, fleet: Replica
     clock[0].rows = 0
     clock[0].members = 0
     return False
+
+
+@inner
+def next_change_s(fleet: ReplicaFleet | None, event_s: float) -> float:
+    """Return when the next event or change of a replica is, where the next event is at `event_s`."""
+    if fleet is not None:
+        event_s = min(event_s, fleet.control[0].next_s)
+    return event_s
 
 
 @inner

@@ -1,0 +1,81 @@
+"""`windtunnel serve`: a server that answers as a scenario's deployment would."""
+
+import gc
+
+import click
+
+from windtunnel.cli.options import launched, scenario_of
+from windtunnel.cli.output import remark
+from windtunnel.cli.verbs import Options
+from windtunnel.errors import MissingExtraError
+from windtunnel.report.render.json import as_text
+from windtunnel.units import format_count
+
+EXTRA = ("uvicorn",)
+"""Packages of the extra `serve`."""
+DEFAULTS = {"input_tokens": "1024", "output_tokens": "256", "rate": 1.0}
+"""Load of a command line that gives none: only the lengths of answers that end by themselves come from it."""
+
+
+def command(options: Options) -> None:
+    """Serve a scenario's twin until Ctrl-C."""
+    launch = launched(options)
+    described = scenario_of(_with_load(options), None, launch.raw)
+    from windtunnel.twin.clock import speed_of
+    from windtunnel.twin.faults import fault_of
+
+    speed, faults = speed_of(options.speed), [fault_of(text) for text in options.faults]
+    try:
+        from windtunnel.dashboard.listening import is_loopback
+        from windtunnel.twin.server import HOST, TwinServer
+        from windtunnel.twin.start import publish_kv_events, twin_app
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package not in EXTRA:
+            raise
+        raise MissingExtraError(package, "serve") from None
+
+    names = options.served_names
+    app = twin_app(
+        described, speed, options.tokenizer, names, options.hub, options.max_requests, faults, options.ports_per_replica
+    )
+    host = options.host or HOST
+    if options.kv_events is not None:
+        publish_kv_events(app.twin, host, options.kv_events)
+    num_ports = len(app.metrics.labels) if options.ports_per_replica else 1
+    with TwinServer(app, host, options.port, num_ports) as server:
+
+        def announce() -> None:
+            if options.host is not None and not is_loopback(options.host):
+                remark(f"warning: anyone who reaches {options.host} can send requests here")
+            document = {
+                "url": f"{server.url}/v1",
+                "urls": [f"{url}/v1" for url in server.urls],
+                "models": list(app.limits.models),
+                "speed": speed or "max",
+            }
+            model = app.limits.models[0]
+            last = f" to {server.urls[-1].rpartition(':')[2]}" if num_ports > 1 else ""
+            line = f"{model} at {server.url}/v1{last}, {app.about} (Ctrl-C ends it)"
+            click.echo(as_text({**document, **launch.document}) if options.as_json else line)
+
+        # Nothing of the start is ever garbage, and looking through it would hold tokens up.
+        gc.collect()
+        gc.freeze()
+        for line in () if options.as_json else launch.remarks:
+            remark(line)
+        try:
+            server.serve(announce)
+        except KeyboardInterrupt:
+            remark(f"the twin has ended after {format_count(app.num_answered, 'request')}")
+
+
+def _with_load(options: Options) -> Options:
+    """Return options with a load, where there is neither a file nor a load."""
+    given = vars(options)
+    if options.scenario is not None or options.trace is not None:
+        return options
+    filled = {name: value for name, value in DEFAULTS.items() if given[name] is None}
+    if options.concurrency is not None:
+        filled.pop("rate", None)
+    return Options(**{**given, **filled})

@@ -1,0 +1,392 @@
+"""A run of the serving loop that is told of its requests while it runs.
+
+The tables are those of `serving.run.prepare_loop`, with rows for the requests to come; rows are used again once their
+requests have ended. A call of the loop runs up to a time before which all requests are known, so that its times are
+those of a simulation of the same requests.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.compiled.jit import repeated
+from windtunnel.compiled.records import new_table
+from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.pricing.estimator import Estimator
+from windtunnel.serving import codes
+from windtunnel.serving.deployment import is_own_router
+from windtunnel.serving.loop.live import cancel, given_tokens
+from windtunnel.serving.loop.serve import serve
+from windtunnel.serving.prepared import PreparedDeployment, PreparedPool, check_served, prepare
+from windtunnel.serving.run import Loop, prepare_loop
+from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
+from windtunnel.serving.setup.estimators import estimator_for
+from windtunnel.serving.setup.fleet_plan import FAULT_COLUMNS, has_fleet
+from windtunnel.serving.setup.per_request import schedules_per_request
+from windtunnel.serving.setup.prefix_cache import caches_of
+from windtunnel.serving.state import records as state
+from windtunnel.serving.state.pools import KvTransfer
+from windtunnel.twin.prefixes import PrefixForest, forest_for, nothing_shared
+from windtunnel.workload.generate.requests import RequestArrays
+
+MAX_REQUESTS = 16_384
+"""Requests that may be under way at once."""
+STEP_ROWS = 4_096
+"""Rows of the buffer of steps, which is used again and again."""
+FIRST_TABLE = {
+    **dict.fromkeys(("scheduled_s", "first_token_s", "finish_s", "last_token_s"), np.nan),
+    **dict.fromkeys(("before", "after", "left", "right", "skipped_at"), state.NONE),
+}
+"""Column of `Request` records -> its value before the request is sent, where that is not 0."""
+
+
+class BusyError(WindtunnelError):
+    """There is no room for another request now."""
+
+
+class Given(NamedTuple):
+    """Output tokens of a request at a time."""
+
+    row: int
+    tokens: int
+    """Since the beginning."""
+    is_finished: bool
+
+
+@dataclass(frozen=True, eq=False)
+class LiveDeployment:
+    """A deployment ready to serve requests that are not known yet."""
+
+    scenario: Scenario
+    prepared: PreparedDeployment
+
+    @property
+    def first(self) -> PreparedPool:
+        """The pool whose engine, host and client times a user sees."""
+        return self.prepared.pools[0]
+
+    @property
+    def max_model_len(self) -> int:
+        return min(pool.setup.max_model_len for pool in self.prepared.pools)
+
+    def check(self, input_tokens: int, output_tokens: int) -> None:
+        """Raise InputError for a request that the deployment refuses or could never hold."""
+        arrays = (np.array([0.0]), np.array([input_tokens]), np.array([output_tokens]), np.zeros(1, np.int64))
+        request = RequestArrays(*arrays)
+        for pool in self.prepared.pools:
+            check_served(self.scenario, pool.pool, pool.setup, pool.memory, request)
+
+
+def prepare_live(
+    scenario: Scenario,
+    estimator: Estimator | None = None,
+    allow_download: bool = False,
+    estimator_of: Callable[[Setup], Estimator] = estimator_for,
+    max_requests: int = MAX_REQUESTS,
+) -> LiveDeployment:
+    """Prepare a scenario's deployment; arguments and errors are those of `serving.simulate.simulate`.
+
+    As a server does that is not told the longest request, it accepts what the model goes up to, and the KV cache holds.
+    """
+    if is_own_router(scenario.deployment.router):
+        raise InputError("a live run cannot ask a router in Python", "choose a built-in one, such as least_outstanding")
+    setups = []
+    for pool in scenario.deployment.groups:
+        setup = resolve(pool_scenario(scenario, pool), allow_download)
+        if schedules_per_request(setup):
+            raise InputError(
+                f"a live run cannot schedule with {setup.engine.scheduler}", "choose an engine's own scheduler"
+            )
+        setups.append(replace(setup, engine=msgspec.structs.replace(setup.engine, max_model_len=setup.max_model_len)))
+    waiting = _placeholders(max_requests)
+    prepared = prepare(scenario, waiting, setups, estimator, allow_download, estimator_of)
+    return LiveDeployment(scenario, prepared)
+
+
+def _placeholders(num_requests: int) -> RequestArrays:
+    """Return requests that never arrive."""
+    ones = np.ones(num_requests, np.int64)
+    return RequestArrays(np.full(num_requests, np.inf), ones, ones.copy(), np.zeros(num_requests, np.int64))
+
+
+class LiveLoop:
+    """The loop of a live run, and what has become of its requests.
+
+    Args:
+        deployment: what serves.
+        max_requests: rows for requests under way.
+        are_assigned: requests name their replicas, and the deployment's router does nothing.
+
+    Raises:
+        InputError: `are_assigned`, and replicas come and go or form pools.
+    """
+
+    def __init__(
+        self, deployment: LiveDeployment, max_requests: int = MAX_REQUESTS, are_assigned: bool = False
+    ) -> None:
+        self.deployment, self.size, self.are_assigned = deployment, max_requests, are_assigned
+        described = deployment.scenario.deployment
+        if are_assigned and (described.pools or has_fleet(described)):
+            raise InputError(
+                "requests cannot choose among replicas that come and go, form pools or hold requests back",
+                "leave out autoscaling, faults, pools and the router, or serve all replicas at one port",
+            )
+        self.fleet = None
+        if has_fleet(deployment.scenario.deployment):
+            self.fleet = deployment.prepared.start_fleet(deployment.scenario, max_requests)
+        self.forest: PrefixForest | None = None
+        self.loop = self._new_loop()
+        run = self.loop.run_tables
+        self.steps = new_table(state.Step, STEP_ROWS)
+        self._until_s = np.full(1, -np.inf)
+        run = self.loop.run_tables = run._replace(steps=self.steps, until_s=self._until_s)
+        fleet = None if self.fleet is None else self.fleet.fleet
+        # A fault changes prices in place, which other runs may share.
+        prices: dict[str, Any] = self.loop.cost._asdict()
+        own = {name: price.copy() for name, price in prices.items() if isinstance(price, np.ndarray)}
+        self.cost: Any = self.loop.cost._replace(**own)
+        self._arguments = (self.loop.pool, self.cost, run, self.loop.pools, fleet)
+        self.requests: NDArray[np.void] = run.requests.view(np.ndarray)
+        self._fresh = new_table(state.Request, 1, **FIRST_TABLE).view(np.ndarray)[0]
+        self._clock = run.clock.view(np.ndarray)
+        self._clock["next"] = max_requests
+        self._num_queued, self._event_s = self._clock["queued"], run.events.view(np.ndarray)["time_s"]
+        self._num_live = np.zeros(1, np.int64)
+        self._live, self._given, self._changed = (np.zeros(max_requests, np.int64) for _ in range(3))
+        self._place = np.zeros(max_requests, np.int64)
+        self._free = deque(range(max_requests))
+        self._call, self._look, self._cancel = repeated(serve), repeated(given_tokens), repeated(cancel)
+        self._to_cancel: set[int] = set()
+        self._sessions: dict[Hashable, int] = {}
+        self._which, self._now_s = np.zeros(1, np.int64), np.zeros(1)
+        self.on_steps: Callable[[NDArray[np.void]], None] = lambda _: None
+        """Called with the `Step` records of every call."""
+        settings = [pool.settings for pool in deployment.prepared.pools]
+        per_replica = np.repeat([each.ranks_per_replica for each in settings], [each.num_replicas for each in settings])
+        self.replica_of_rank: list[int] = np.repeat(np.arange(per_replica.size), per_replica).tolist()
+
+    def start(self) -> None:
+        """Begin at 0 s, with everything compiled."""
+        self.advance(0.0)
+        self.look()
+        pool, _, run, pools, fleet = self._arguments
+        self._which[0] = state.NONE
+        self._cancel(pool, run, pools, fleet, self._which, self._now_s)
+
+    def _new_loop(self) -> Loop:
+        """Return the tables of the run; prompts may share blocks where a pool keeps any and can count them."""
+        plans = [pool.plan for pool in self.deployment.prepared.pools]
+        if self.are_assigned:
+            plans = [plan._replace(settings=plan.settings._replace(router=codes.ASSIGNED)) for plan in plans]
+        requests, caches = _placeholders(self.size), []
+        if self.deployment.scenario.deployment.router == "session_affinity":
+            nobody = np.full(self.size, state.NONE)
+            requests = replace(requests, previous=nobody, session=np.arange(self.size))
+        pools = self.deployment.prepared.pools
+        retention = [
+            replace(pool.retention, on_device=pool.retention.on_device and pool.memory.num_full_groups == 1)
+            for pool in pools
+        ]
+        if any(kept.anywhere for kept in retention):
+            self.forest = forest_for([plan.settings for plan in plans], self.size)
+            requests = replace(requests, prefixes=nothing_shared(self.forest, self.size))
+            caches = [caches_of(plan.settings, kept, requests) for plan, kept in zip(plans, retention, strict=True)]
+        rules, fleet = self.deployment.prepared.handoff_rules, self.fleet
+        loop = prepare_loop(plans, requests, caches, rules, fleet)
+        if self.forest is not None:
+            assert loop.pool.cache is not None
+            self.forest.attach(loop.pool.cache, [kept.anywhere for kept in retention])
+        if loop.run_tables.sessions is not None:
+            loop.run_tables.sessions.session[:] = state.NONE
+        return loop
+
+    @property
+    def num_live(self) -> int:
+        return int(self._num_live[0])
+
+    @property
+    def until_s(self) -> float:
+        """Time up to which the run has come."""
+        return float(self._until_s[0])
+
+    def next_event_s(self) -> float:
+        """Return when something happens next, infinity if nothing does before another request."""
+        event_s = float(self._event_s[0]) if self._num_queued[0] > 0 else math.inf
+        if self.fleet is not None:
+            fleet = self.fleet.fleet
+            control = fleet.control[0]
+            event_s = min(event_s, float(control.next_s))
+            if control.num_at_router > 0 and control.asks:
+                event_s = min(event_s, float(control.asked_s))
+            if control.num_retries > 0:
+                event_s = min(event_s, float(fleet.retry_s[control.first_retry]))
+        return event_s
+
+    def add(
+        self,
+        arrival_s: float,
+        input_tokens: int,
+        output_tokens: int,
+        priority: int = 0,
+        tokens: Sequence[int] | None = None,
+        session: Hashable = None,
+        replica: int = 0,
+    ) -> int:
+        """Send a request; returns its row. The run goes on to `arrival_s`, which must lie behind `until_s`.
+
+        Args:
+            arrival_s, input_tokens, output_tokens, priority: of the request.
+            tokens: ids of prompt and output, by which it shares blocks with others; None: with none.
+            session: requests of one session may stay on one replica.
+            replica: where requests name theirs.
+
+        Raises:
+            BusyError: too many requests are under way.
+        """
+        if not self._free:
+            raise BusyError(f"{self.size:,} requests are under way, which is as many as there is room for")
+        assert arrival_s > self._until_s[0]
+        row = self._free.popleft()
+        self._reset(row)
+        records = self.requests
+        records["arrival_s"][row], records["priority"][row] = arrival_s, priority
+        records["input_tokens"][row], records["output_tokens"][row] = input_tokens, output_tokens
+        records["ttft_limit_s"][row], records["rank"][row] = np.inf, replica
+        if self.forest is not None:
+            self.forest.place(row, tokens or ())
+        if self.loop.run_tables.sessions is not None:
+            self.loop.run_tables.sessions.session[row] = self._session_number(session)
+        place = self._num_live[0]
+        self._live[place], self._place[row], self._given[row] = row, place, 0
+        self._num_live[0] = place + 1
+        self._clock["next"][0] = row
+        self.advance(arrival_s)
+        return row
+
+    def _reset(self, row: int) -> None:
+        """Leave a row as it is at the beginning of a run."""
+        tag = self.requests["tenant_tag"][row]
+        self.requests[row] = self._fresh
+        self.requests["tenant_tag"][row] = tag
+        if self.loop.pools is not None:
+            unknown = dict.fromkeys(("handed_s", "transfer_start_s", "transfer_end_s"), np.nan)
+            self.loop.pools.transfers[row] = new_table(KvTransfer, 1, **unknown)[0]
+        if self.fleet is not None:
+            self.fleet.fleet.num_retries[row] = self.fleet.fleet.discarded_tokens[row] = 0
+
+    def _session_number(self, session: Hashable) -> int:
+        """Return the number of a session; the oldest ones are forgotten."""
+        if session is None:
+            return state.NONE
+        number = self._sessions.pop(session, None)
+        if number is None:
+            number = len(self._sessions)
+            if number == self.size:
+                number = self._sessions.pop(next(iter(self._sessions)))
+            assert self.loop.run_tables.sessions is not None
+            self.loop.run_tables.sessions.replica[number] = state.NONE
+        self._sessions[session] = number
+        return number
+
+    def advance(self, until_s: float) -> None:
+        """Run up to `until_s`: apply all events up to then, and start the steps that start until then."""
+        self._until_s[0] = until_s
+        while True:
+            self._clock["finished"][0] = self._clock["ended"][0] = 0
+            self._call(*self._arguments)
+            num_rows = int(self._clock["rows"][0])
+            if num_rows:
+                self.on_steps(self.steps.view(np.ndarray)[:num_rows])
+            if self.fleet is not None:
+                self._keep_fleet_log()
+            if self._to_cancel:
+                self._cancel_all(until_s)
+            if self.next_event_s() > until_s:
+                return
+
+    def _keep_fleet_log(self) -> None:
+        """Draw new faults, and drop the log of the fleet, as it would grow for ever."""
+        assert self.fleet is not None
+        control, replicas = self.fleet.fleet.control[0], self.fleet.fleet.replicas
+        if control.num_phases or control.num_losses or replicas["next_fault"].max() > FAULT_COLUMNS // 2:
+            self.fleet.collect()
+            self.fleet.phases.clear()
+            self.fleet.losses.clear()
+
+    def look(self) -> list[Given]:
+        """Return the requests that have been given more tokens since the last look, or have ended; those are forgotten.
+
+        The records of a request that has ended stay in its row until the next call of `add`.
+        """
+        pool, _, run, pools, _ = self._arguments
+        count = self._look(pool, run, pools, self._num_live, self._live, self._given, self._changed)
+        rows = self._changed[:count]
+        ended = ~np.isnan(self.requests["finish_s"][rows])
+        changes = [Given(*each) for each in zip(rows.tolist(), self._given[rows].tolist(), ended.tolist(), strict=True)]
+        for change in changes:
+            if change.is_finished:
+                self._forget(change.row)
+        return changes
+
+    def _forget(self, row: int) -> None:
+        """Let a row be used again."""
+        self._num_live[0] -= 1
+        place, last = self._place[row], self._live[self._num_live[0]]
+        self._live[place], self._place[last] = last, place
+        self._free.append(row)
+        self._to_cancel.discard(row)
+        if self.forest is not None:
+            self.forest.leave(row)
+
+    def cancel(self, row: int) -> None:
+        """End a request whose client has left, now or as soon as the loop can."""
+        self._to_cancel.add(row)
+        self._cancel_all(self.until_s)
+
+    def _cancel_all(self, now_s: float) -> None:
+        pool, _, run, pools, fleet = self._arguments
+        self._now_s[0] = now_s
+        for row in list(self._to_cancel):
+            self._which[0] = row
+            if not np.isnan(self.requests["finish_s"][row]) or self._cancel(
+                pool, run, pools, fleet, self._which, self._now_s
+            ):
+                self._to_cancel.discard(row)
+
+    def replica(self, row: int) -> int:
+        """Return the replica that a request is at, counted through all pools."""
+        return self.replica_of_rank[int(self.requests["rank"][row])]
+
+    def cached_tokens(self, row: int) -> int:
+        """Return the tokens of a prompt that were found cached where it was first admitted."""
+        cache, pools = self.loop.pool.cache, self.loop.pools
+        if cache is None:
+            return 0
+        index = row
+        if pools is not None:
+            transfer = pools.transfers[row]
+            rank = self.requests["rank"][row] if np.isnan(transfer.handed_s) else transfer.prefill_rank
+            index += self.size * int(pools.pool_of_rank[rank])
+        return max(int(cache.requests["cached_tokens"][index]), 0)
+
+
+def usage(loop: LiveLoop) -> list[tuple[int, int, int, float]]:
+    """Return (replica, running, waiting, fraction of its KV blocks in use) of every replica."""
+    tables: Any = loop.loop.pool if loop.loop.pools is None else loop.loop.pools
+    ranks, rows = tables.ranks, []
+    first = replica = 0
+    for pool in loop.deployment.prepared.pools:
+        settings = pool.settings
+        for _ in range(settings.num_replicas):
+            own = ranks[first : first + settings.ranks_per_replica]
+            total = settings.num_blocks * settings.ranks_per_replica
+            in_use = 1.0 - float(own["free_blocks"].sum()) / total if total else 0.0
+            rows.append((replica, int(own["num_running"].sum()), int(own["num_waiting"].sum()), in_use))
+            first, replica = first + settings.ranks_per_replica, replica + 1
+    return rows

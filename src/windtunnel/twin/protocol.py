@@ -1,0 +1,343 @@
+"""What clients of an OpenAI-compatible server ask for, and how they are answered."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from windtunnel.errors import InputError
+from windtunnel.twin.engine import Answer
+from windtunnel.twin.schema_text import text_for
+from windtunnel.twin.tokens import Tokenizer, answer_ids
+
+REFUSED = {
+    "echo": (None, False),
+    "logprobs": (None, False, 0),
+    "top_logprobs": (None, 0),
+    "prompt_logprobs": (None,),
+    "n": (None, 1),
+    "best_of": (None, 1),
+    "suffix": (None, ""),
+    "use_beam_search": (None, False),
+}
+"""Field -> the values that change nothing; others would need what a twin does not compute."""
+
+
+class RequestError(Exception):
+    """A request that is answered with an error, in the form of the OpenAI API."""
+
+    def __init__(
+        self, message: str, status: int = 400, kind: str = "BadRequestError", param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message, self.status, self.kind, self.param = message, status, kind, param
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server takes."""
+
+    models: Sequence[str]
+    """Names: of the model, then of LoRA adapters."""
+    max_model_len: int
+    output_tokens: Sequence[int]
+    """Lengths of the answers that end by themselves, one after the other."""
+
+
+@dataclass
+class Asked:
+    """A request as the twin serves it."""
+
+    kind: str
+    """`chat` or `completion`."""
+    model: str
+    prompt: list[int]
+    answer: list[int]
+    """Ids of the whole answer."""
+    pieces: list[bytes]
+    """Its text, escaped for JSON, one for each token."""
+    finish_reason: str
+    streams: bool
+    includes_usage: bool = False
+    usage_in_chunks: bool = False
+    priority: int = 0
+    session: str | None = None
+    tool: str | None = None
+    """Name of the function that the answer calls."""
+    replica: int | None = None
+    """Whose port was asked; None: the router chooses."""
+    stream_id: str = ""
+    created: int = 0
+
+
+def ask(
+    body: Mapping[str, Any],
+    kind: str,
+    tokenizer: Tokenizer,
+    words: "Words",
+    limits: Limits,
+    number: int,
+) -> Asked:
+    """Read the body of a request.
+
+    Args:
+        body: decoded JSON.
+        kind: `chat` or `completion`.
+        tokenizer: of prompts.
+        words: of answers.
+        limits: of the server.
+        number: of the request: seeds its answer, and its length where it does not say one.
+
+    Raises:
+        RequestError: it cannot be served.
+    """
+    model = _model(body, limits)
+    for name, harmless in REFUSED.items():
+        if body.get(name) not in harmless:
+            raise RequestError(f"{name}={body[name]!r} is not simulated", param=name)
+    prompt = _chat_prompt(body, tokenizer) if kind == "chat" else _prompt(body, tokenizer)
+    if not prompt:
+        raise RequestError("the prompt is empty", param="messages" if kind == "chat" else "prompt")
+    num_tokens, finish_reason = _output_tokens(body, kind, len(prompt), limits, number)
+    asked = Asked(
+        kind,
+        model,
+        prompt,
+        *words.answer(number, num_tokens),
+        finish_reason,
+        bool(body.get("stream")),
+        priority=_whole(body, "priority") or 0,
+        session=None if body.get("user") is None else str(body["user"]),
+    )
+    options = body.get("stream_options") or {}
+    if isinstance(options, Mapping):
+        asked.includes_usage = bool(options.get("include_usage"))
+        asked.usage_in_chunks = bool(options.get("continuous_usage_stats"))
+    try:
+        _shape(asked, body, tokenizer)
+    except (AttributeError, TypeError, ValueError):
+        raise RequestError("the tools, the tool_choice or the response_format cannot be read") from None
+    return asked
+
+
+def _model(body: Mapping[str, Any], limits: Limits) -> str:
+    """Return the model that a request names, or the only one."""
+    model = body.get("model") or limits.models[0]
+    if model not in limits.models:
+        raise RequestError(f"The model `{model}` does not exist.", 404, "NotFoundError", "model")
+    return str(model)
+
+
+def _chat_prompt(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise RequestError("messages must be a list of messages", param="messages")
+    if not messages:
+        return []
+    try:
+        return tokenizer.chat(messages, body.get("tools"))
+    except InputError as error:
+        raise RequestError(error.message, param="messages") from None
+
+
+def _prompt(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of a prompt: text, ids, or a list of one of these."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    if isinstance(prompt, list) and all(type(token) is int for token in prompt):
+        if any(not 0 <= token < 1 << 62 for token in prompt):
+            raise RequestError("token ids must be whole numbers that are not negative", param="prompt")
+        return prompt
+    if isinstance(prompt, list) and len(prompt) > 1:
+        raise RequestError("several prompts in one request are not simulated", param="prompt")
+    raise RequestError("prompt must be a text or a list of token ids", param="prompt")
+
+
+def _whole(body: Mapping[str, Any], name: str) -> int | None:
+    """Return a whole number that a request gives; None where it gives none."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if type(value) is not int:
+        raise RequestError(f"{name} must be a whole number, not {value!r}", param=name)
+    return value
+
+
+def _output_tokens(
+    body: Mapping[str, Any], kind: str, input_tokens: int, limits: Limits, number: int
+) -> tuple[int, str]:
+    """Return how many tokens the answer has, and why it ends there.
+
+    Where neither `ignore_eos` nor `min_tokens` says otherwise, it ends by itself where the workload's answers do.
+    """
+    name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
+    most = _whole(body, name)
+    room = limits.max_model_len - input_tokens
+    if most is None and kind == "completion":
+        most = 16  # the OpenAI API's default, vLLM's too
+    if most is not None and most < 1:
+        raise RequestError(f"{name} must be at least 1, got {most}.", param=name)
+    if room < 1 or (most is not None and most > room):
+        asked = "" if most is None else f" and {most} tokens in the completion"
+        raise RequestError(
+            f"This model's maximum context length is {limits.max_model_len} tokens. However, your request has "
+            f"{input_tokens} input tokens{asked}. Please reduce the length of the input messages.",
+            param=name if room >= 1 else None,
+        )
+    most = room if most is None else most
+    own_end = limits.output_tokens[number % len(limits.output_tokens)]
+    if body.get("ignore_eos"):
+        own_end = most
+    own_end = max(own_end, _whole(body, "min_tokens") or 1)
+    return (own_end, "stop") if own_end < most else (most, "length")
+
+
+def _shape(asked: Asked, body: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+    """Give an answer the text of a tool call, or of JSON, where the request demands one."""
+    text, choice = None, body.get("tool_choice")
+    tools = body.get("tools")
+    if tools and (choice == "required" or isinstance(choice, dict)):
+        function = _chosen(tools, choice)
+        asked.tool = str(function.get("name", ""))
+        text = text_for(function.get("parameters") or {})
+    formatted = body.get("response_format")
+    if text is None and isinstance(formatted, dict):
+        if formatted.get("type") == "json_object":
+            text = text_for({"type": "object"})
+        elif formatted.get("type") == "json_schema":
+            text = text_for((formatted.get("json_schema") or {}).get("schema") or {})
+    if text is not None:
+        count = len(asked.answer)
+        ends = [len(text) * position // count for position in range(count + 1)]
+        asked.pieces = [escaped(text[begin:end]) for begin, end in pairwise(ends)]
+        asked.answer = (tokenizer.encode(text) + asked.answer)[:count]
+        asked.finish_reason = "tool_calls" if asked.tool and asked.finish_reason == "stop" else asked.finish_reason
+
+
+def _chosen(tools: Any, choice: Any) -> Mapping[str, Any]:
+    """Return the function that the answer must call: the one that is named, or the first."""
+    functions = (
+        [tool.get("function", {}) for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    )
+    if isinstance(choice, dict):
+        name = (choice.get("function") or {}).get("name")
+        functions = [function for function in functions if function.get("name") == name]
+    if not functions:
+        raise RequestError("tool_choice names no function among the tools", param="tool_choice")
+    function: Mapping[str, Any] = functions[0]
+    return function
+
+
+def escaped(text: str) -> bytes:
+    """Return a text as it stands between the quotes of JSON."""
+    return json.dumps(text)[1:-1].encode()
+
+
+class Words:
+    """The words of answers: their ids, and their text escaped for JSON."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.ids = np.array(list(tokenizer.words), np.int64)
+        self.texts = {i: escaped(text) for i, text in tokenizer.words.items()}
+
+    def answer(self, number: int, num_tokens: int) -> tuple[list[int], list[bytes]]:
+        """Return the ids of an answer and the text of each."""
+        ids, texts = answer_ids(self.ids, number, num_tokens), self.texts
+        return ids, [texts[i] for i in ids]
+
+
+def usage(answer: Answer, tokens: int) -> dict[str, Any]:
+    """Return the tokens that a request has had."""
+    return {
+        "prompt_tokens": answer.input_tokens,
+        "completion_tokens": tokens,
+        "total_tokens": answer.input_tokens + tokens,
+        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+    }
+
+
+def document(asked: Asked, answer: Answer) -> dict[str, Any]:
+    """Return the whole answer to a request that does not stream."""
+    text = json.loads(b'"' + b"".join(asked.pieces) + b'"')
+    choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": asked.finish_reason, "stop_reason": None}
+    if asked.kind == "chat":
+        message: dict[str, Any] = {"role": "assistant", "content": text, "tool_calls": []}
+        if asked.tool is not None:
+            function = {"name": asked.tool, "arguments": text}
+            call = {"id": f"call_{asked.stream_id[-24:]}", "type": "function", "function": function}
+            message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        choice["message"] = message
+    else:
+        choice["text"] = text
+    return {
+        "id": asked.stream_id,
+        "object": "chat.completion" if asked.kind == "chat" else "text_completion",
+        "created": asked.created,
+        "model": asked.model,
+        "choices": [choice],
+        "usage": usage(answer, answer.output_tokens),
+    }
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+class Chunks:
+    """Makes the server-sent events of one answer, from parts of JSON that are made once."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        is_chat = asked.kind == "chat"
+        kind = "chat.completion.chunk" if is_chat else "text_completion"
+        head = {"id": asked.stream_id, "object": kind, "created": asked.created, "model": asked.model}
+        self._head = b"data: " + _compact(head).encode()[:-1] + b',"choices":'
+        choice = self._head + b'[{"index":0,'
+        if asked.tool is not None:
+            self._before = choice + b'"delta":{"tool_calls":[{"index":0,"function":{"arguments":"'
+            delta_end = b'"}}]}'
+        elif is_chat:
+            self._before, delta_end = choice + b'"delta":{"content":"', b'"}'
+        else:
+            self._before, delta_end = choice + b'"text":"', b'"'
+        self._middle = delta_end + b',"logprobs":null,"finish_reason":'
+        nobody = b',"usage":null' if asked.includes_usage and not asked.usage_in_chunks else b""
+        self._end = b"}]" + nobody + b"}\n\n"
+
+    def first(self) -> bytes:
+        """Return the event before an answer's first token."""
+        asked = self.asked
+        if asked.kind != "chat":
+            return b""
+        delta: dict[str, Any] = {"role": "assistant", "content": ""}
+        if asked.tool is not None:
+            function = {"name": asked.tool, "arguments": ""}
+            call = {"index": 0, "id": f"call_{asked.stream_id[-24:]}", "type": "function", "function": function}
+            delta = {"role": "assistant", "content": None, "tool_calls": [call]}
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+        return self._head + _compact([choice]).encode() + self._end[2:]
+
+    def tokens(self, begin: int, end: int, answer: Answer, is_last: bool) -> bytes:
+        """Return the event with the tokens from `begin` to `end`, and behind the last one those that end the stream."""
+        asked = self.asked
+        text = asked.pieces[begin] if end == begin + 1 else b"".join(asked.pieces[begin:end])
+        reason = b'"%s"' % asked.finish_reason.encode() if is_last else b"null"
+        closing = self._end
+        if asked.usage_in_chunks:
+            closing = b'}],"usage":' + _compact(usage(answer, end)).encode() + b"}\n\n"
+        event = self._before + text + self._middle + reason + closing
+        if not is_last:
+            return event
+        if asked.includes_usage:
+            event += self._head + b'[],"usage":' + _compact(usage(answer, end)).encode() + b"}\n\n"
+        return event + b"data: [DONE]\n\n"

@@ -1,0 +1,404 @@
+"""The HTTP server of a twin: the OpenAI API, and what engines offer beside it.
+
+Tokens of all answers leave from one place when they are due. An answer that streams has no task that waits for its
+tokens: whoever sends calls the server's `send` and goes on; only where a client reads too slowly is one waited for.
+"""
+
+import asyncio
+import base64
+import socket
+import struct
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, Self
+from uuid import uuid4
+
+import msgspec
+import uvicorn
+
+from windtunnel.dashboard.listening import Server, listening_socket
+from windtunnel.errors import InputError
+from windtunnel.twin.engine import Answer, Twin
+from windtunnel.twin.live import BusyError
+from windtunnel.twin.metrics import CONTENT_TYPE, Metrics
+from windtunnel.twin.protocol import Asked, Chunks, Limits, RequestError, Words, ask, document
+from windtunnel.twin.tokens import Tokenizer
+from windtunnel.units import format_count
+
+HOST = "127.0.0.1"
+BACKLOG = 2048
+IDLE_S = 30
+"""Seconds after which an idle connection is closed."""
+MOST_BODY_BYTES = 64 << 20
+EMBEDDING_SIZE = 64
+"""Numbers of an embedding whose size nobody asks for."""
+MOST_DIMENSIONS = 16_384
+_NO_BYTES = b""
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+_PLAIN = ((b"content-type", b"application/json"),)
+_STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+
+
+class Stream:
+    """Sends the body of one answer, piece by piece, without a task of its own."""
+
+    __slots__ = ("_backlog", "_ended", "_is_waiting", "_send", "done")
+
+    def __init__(self, send: Send, done: asyncio.Future[None]) -> None:
+        self._send, self.done = send, done
+        self._backlog: list[bytes] = []
+        self._ended = self._is_waiting = False
+
+    def write(self, body: bytes, is_last: bool) -> None:
+        """Send a piece now, or once the client has read those before it."""
+        self._ended = self._ended or is_last
+        if self._is_waiting:
+            self._backlog.append(body)
+        else:
+            self._go_on(self._send({"type": "http.response.body", "body": body, "more_body": not is_last}))
+
+    def _go_on(self, sending: Any) -> None:
+        """Let the server send as far as it can; go on when what it waits for has come."""
+        try:
+            waited_for = sending.send(None)
+        except StopIteration:
+            self._is_waiting = False
+            if self._backlog:
+                body = b"".join(self._backlog)
+                self._backlog.clear()
+                self._go_on(self._send({"type": "http.response.body", "body": body, "more_body": not self._ended}))
+            elif self._ended and not self.done.done():
+                self.done.set_result(None)
+            return
+        except Exception as error:  # noqa: BLE001 whoever serves the request is told
+            if not self.done.done():
+                self.done.set_exception(error)
+            return
+        self._is_waiting = True
+        waited_for._asyncio_future_blocking = False
+        waited_for.add_done_callback(lambda _: self._go_on(sending))
+
+
+class TwinApp:
+    """The application: one twin behind an HTTP server.
+
+    Args:
+        twin: what answers.
+        tokenizer: of prompts and answers.
+        limits: names of models, and lengths.
+        metrics: what is counted.
+    """
+
+    def __init__(self, twin: Twin, tokenizer: Tokenizer, limits: Limits, metrics: Metrics) -> None:
+        self.twin, self.tokenizer, self.limits, self.metrics = twin, tokenizer, limits, metrics
+        self.words = Words(tokenizer)
+        self.replica_of_port: dict[int, int] = {}
+        """Empty where all replicas have one port."""
+        self._number = 0
+        self._started = int(time.time())
+        self._decode, self._encode = msgspec.json.Decoder().decode, msgspec.json.Encoder().encode
+        first = twin.deployment.first.setup
+        num_replicas = len(metrics.labels)
+        speed = "as fast as it can" if twin.clock.speed is None else f"{twin.clock.speed:g}x real time"
+        self.about = (
+            f"as {first.engine.name} {first.engine.version} on {first.device.name}, "
+            f"{format_count(num_replicas, 'replica')}, {speed}"
+        )
+        pages = {
+            ("GET", "/health"): lambda _: {},
+            ("GET", "/ping"): lambda _: {},
+            ("GET", "/version"): lambda _: {"version": str(twin.deployment.first.setup.engine.version)},
+            ("GET", "/v1/models"): lambda _: self._models(),
+            ("GET", "/load"): lambda _: {"server_load": twin.live.num_live},
+            ("POST", "/tokenize"): self._tokenize,
+            ("POST", "/detokenize"): self._detokenize,
+        }
+        self._pages: Mapping[tuple[str, str], Callable[[Any], Any]] = pages
+
+    @property
+    def num_answered(self) -> int:
+        """Requests that have been taken."""
+        return self._number
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        method, path = scope["method"], scope["path"].rstrip("/") or "/"
+        try:
+            replica = self.replica_of_port.get((scope.get("server") or ("", 0))[1])
+            await self._answer(method, path, replica, receive, send)
+        except RequestError as error:
+            await _reply(send, error.status, self._encode(error.document))
+        except InputError as error:
+            hint = f"; {error.hint}" if error.hint else ""
+            await _reply(send, 400, self._encode(RequestError(f"{error.message}{hint}").document))
+
+    async def _answer(self, method: str, path: str, replica: int | None, receive: Receive, send: Send) -> None:
+        if method == "POST" and path in ("/v1/chat/completions", "/v1/completions"):
+            kind = "chat" if path.startswith("/v1/chat") else "completion"
+            body = self._object(await _body(receive))
+            asked = ask(body, kind, self.tokenizer, self.words, self.limits, self._number)
+            asked.replica = replica
+            await self._complete(asked, receive, send)
+        elif method == "POST" and path == "/v1/embeddings":
+            await self._embed(self._object(await _body(receive)), replica, send)
+        elif method == "GET" and path == "/metrics":
+            self.twin.run_to(self.twin.clock.now_s())
+            text = self.metrics.text(self.twin, self.twin.clock, replica)
+            await _reply(send, 200, text.encode(), ((b"content-type", CONTENT_TYPE.encode()),))
+        elif (method, path) in self._pages:
+            given = self._object(await _body(receive)) if method == "POST" else None
+            await _reply(send, 200, self._encode(self._pages[method, path](given)))
+        else:
+            known = [*(path for _, path in self._pages), "/metrics", "/v1/chat/completions", "/v1/completions"]
+            status = 405 if path in [*known, "/v1/embeddings"] else 404
+            raise RequestError("Method Not Allowed" if status == 405 else "Not Found", status, "NotFoundError")
+
+    def _object(self, body: bytes) -> dict[str, Any]:
+        try:
+            given = self._decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise RequestError(f"the body is no JSON: {error}") from None
+        if not isinstance(given, dict):
+            raise RequestError("the body must be a JSON object")
+        return given
+
+    async def _complete(self, asked: Asked, receive: Receive, send: Send) -> None:
+        """Answer a request for a completion, whole or as a stream."""
+        asked.created = int(time.time())
+        asked.stream_id = f"{'chatcmpl' if asked.kind == 'chat' else 'cmpl'}-{uuid4().hex}"
+        if asked.streams:
+            await send({"type": "http.response.start", "status": 200, "headers": _STREAM})
+            stream = Stream(send, asyncio.get_running_loop().create_future())
+            chunks = Chunks(asked)
+
+            def write(answer: Answer, tokens: int, is_last: bool) -> None:
+                event = chunks.tokens(answer.sent, tokens, answer, is_last)
+                stream.write(event if answer.sent else chunks.first() + event, is_last)
+
+            await self._wait(asked, write, stream.done, receive)
+            return
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        answer = await self._wait(asked, _whole(done), done, receive)
+        if not answer.is_cancelled:
+            await _reply(send, 200, self._encode(document(asked, answer)))
+
+    async def _wait(
+        self,
+        asked: Asked,
+        on_tokens: Callable[[Answer, int, bool], None],
+        done: asyncio.Future[None],
+        receive: Receive,
+    ) -> Answer:
+        """Send a request to the twin and wait until its answer has left, or its client has."""
+        self._number += 1
+        lengths = len(asked.prompt), len(asked.answer)
+        try:
+            answer = self.twin.submit(
+                lengths, on_tokens, asked.prompt + asked.answer, asked.priority, asked.session, asked.replica or 0
+            )
+        except InputError as error:
+            raise RequestError(error.message) from None
+        except BusyError as error:
+            raise RequestError(error.message, 503, "ServiceUnavailable") from None
+        answer.finish_reason = asked.finish_reason
+        leaving = asyncio.ensure_future(_left(receive))
+        try:
+            await asyncio.wait((done, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if done.done():
+                done.result()
+            else:
+                self.twin.cancel(answer)
+        finally:
+            leaving.cancel()
+        return answer
+
+    async def _embed(self, body: dict[str, Any], replica: int | None, send: Send) -> None:
+        """Answer a request for embeddings: each input is a prompt, computed to its end."""
+        given = body.get("input")
+        several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
+        inputs = given if several else [given]
+        size = body.get("dimensions", EMBEDDING_SIZE)
+        if type(size) is not int or not 1 <= size <= MOST_DIMENSIONS:
+            raise RequestError(f"dimensions must be a whole number from 1 to {MOST_DIMENSIONS}", param="dimensions")
+        asked = [
+            ask(
+                {"model": body.get("model"), "prompt": each, "max_tokens": 1},
+                "completion",
+                self.tokenizer,
+                self.words,
+                self.limits,
+                self._number,
+            )
+            for each in inputs or ()
+        ]
+
+        async def one(each: Asked) -> Answer:
+            each.replica = replica
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            return await self._wait(each, _whole(done), done, _never)
+
+        answers = await asyncio.gather(*(one(each) for each in asked))
+        total = sum(answer.input_tokens for answer in answers)
+        data = [
+            {"object": "embedding", "index": index, "embedding": _vector(each, size, body.get("encoding_format"))}
+            for index, each in enumerate(asked)
+        ]
+        reply = {
+            "object": "list",
+            "data": data,
+            "model": asked[0].model if asked else self.limits.models[0],
+            "usage": {"prompt_tokens": total, "total_tokens": total},
+        }
+        await _reply(send, 200, self._encode(reply))
+
+    def _models(self) -> dict[str, Any]:
+        first = self.limits.models[0]
+        return {
+            "object": "list",
+            "data": [
+                {
+                    "id": name,
+                    "object": "model",
+                    "created": self._started,
+                    "owned_by": "windtunnel",
+                    "root": first,
+                    "parent": None if name == first else first,
+                    "max_model_len": self.limits.max_model_len,
+                }
+                for name in self.limits.models
+            ],
+        }
+
+    def _tokenize(self, body: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(body.get("messages"), list):
+            ids = self.tokenizer.chat(body["messages"], body.get("tools"))
+        elif isinstance(body.get("prompt"), str):
+            ids = self.tokenizer.encode(body["prompt"])
+        else:
+            raise RequestError("give a prompt or messages", param="prompt")
+        return {"count": len(ids), "max_model_len": self.limits.max_model_len, "tokens": ids}
+
+    def _detokenize(self, body: dict[str, Any]) -> dict[str, Any]:
+        ids = body.get("tokens")
+        if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < 1 << 62 for i in ids):
+            raise RequestError("tokens must be a list of token ids", param="tokens")
+        return {"prompt": self.tokenizer.decode(ids)}
+
+
+def _whole(done: asyncio.Future[None]) -> Callable[[Answer, int, bool], None]:
+    """Return what waits for the end of an answer."""
+
+    def on_tokens(_answer: Answer, _tokens: int, is_last: bool) -> None:
+        if is_last and not done.done():
+            done.set_result(None)
+
+    return on_tokens
+
+
+def _vector(asked: Asked, size: int, form: Any) -> list[float] | str:
+    """Return an embedding, made from the prompt's ids, of length 1."""
+    ids = asked.prompt
+    numbers = [((ids[k % len(ids)] * 2654435761 + 40503 * k) % 65536) / 32768 - 1 for k in range(size)]
+    length = sum(number * number for number in numbers) ** 0.5 or 1.0
+    numbers = [number / length for number in numbers]
+    return base64.b64encode(struct.pack(f"<{size}f", *numbers)).decode() if form == "base64" else numbers
+
+
+async def _never() -> Message:
+    await asyncio.Event().wait()
+    return {}
+
+
+async def _left(receive: Receive) -> None:
+    """Wait until the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body(receive: Receive) -> bytes:
+    """Read the body of a request."""
+    message = await receive()
+    body: bytes = message.get("body", _NO_BYTES)
+    if not message.get("more_body"):
+        return body
+    parts, size = [body], len(body)
+    while message.get("more_body"):
+        message = await receive()
+        part = message.get("body", _NO_BYTES)
+        parts.append(part)
+        size += len(part)
+        if size > MOST_BODY_BYTES:
+            raise RequestError("the body is too long", 413)
+    return b"".join(parts)
+
+
+async def _reply(send: Send, status: int, body: bytes, headers: Any = _PLAIN) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": (*headers, length)})
+    await send({"type": "http.response.body", "body": body})
+
+
+class TwinServer:
+    """A server of one twin; it listens from the start, and answers once it serves.
+
+    Args:
+        app: what it serves.
+        host: the interface to listen on.
+        port: 0 takes a free one.
+        num_ports: one, or as many as there are replicas, each of which has one of its own then, from `port` on.
+
+    Raises:
+        InputError: a port is taken, or there is no such interface.
+    """
+
+    def __init__(self, app: TwinApp, host: str = HOST, port: int = 0, num_ports: int = 1) -> None:
+        self.app = app
+        self._sockets: list[socket.socket] = []
+        for replica in range(num_ports):
+            try:
+                self._sockets.append(listening_socket(host, port and port + replica, BACKLOG))
+            except InputError:
+                self.__exit__()
+                raise
+        ports = [each.getsockname()[1] for each in self._sockets]
+        if num_ports > 1:
+            app.replica_of_port = {number: replica for replica, number in enumerate(ports)}
+        self.urls = [f"http://{f'[{host}]' if ':' in host else host}:{number}" for number in ports]
+        self.url = self.urls[0]
+        config = uvicorn.Config(
+            app,
+            http="auto",
+            loop="auto",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=IDLE_S,
+            timeout_graceful_shutdown=1,
+            backlog=BACKLOG,
+        )
+        self._server = Server(config)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._sockets:
+            each.close()
+
+    def serve(self, on_start: Callable[[], None] = lambda: None) -> None:
+        """Answer requests until `stop`, SIGTERM or Ctrl-C, which raises KeyboardInterrupt."""
+        self._server.on_start = on_start
+        self._server.run(sockets=self._sockets)
+
+    def stop(self) -> None:
+        """End `serve`, which runs in another thread."""
+        self._server.should_exit = True

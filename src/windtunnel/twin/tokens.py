@@ -1,0 +1,171 @@
+"""Tokenizers of a twin: one that needs no file, and a model's own from a local folder; and the words of its answers."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from itertools import islice, product
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError, import_extra
+
+NUM_WORDS = 1 << 10
+"""Different tokens of answers."""
+PIECES = re.compile(rb" ?[A-Za-z]{1,3}(?![A-Za-z])| [A-Za-z]{1,3}|[A-Za-z]{1,4}|[0-9]{1,3}|[\x80-\xff]{1,4}|\s{1,4}|.")
+"""At most four bytes: close to the mean of English text under the tokenizers of today's models."""
+SYLLABLES = "ba", "ce", "di", "fo", "gu", "la", "me", "ni", "po", "ru", "sa", "te", "vi", "wo", "ze", "ka"
+
+
+class Tokenizer(Protocol):
+    """Turns text into ids and back."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def words(self) -> Mapping[int, str]:
+        """Ids that answers are made of, and the text of each in an answer, which gives the same ids again."""
+
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, ids: Sequence[int]) -> str: ...
+    def chat(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[int]: ...
+
+
+class PieceTokenizer:
+    """Cuts text into pieces of at most four bytes. An id is those bytes behind a 1, read as a number."""
+
+    name = "pieces"
+
+    @cached_property
+    def words(self) -> Mapping[int, str]:
+        """Words of a space and three letters."""
+        texts = (f" {syllable}{last}" for last, syllable in product("nrstlmbdkpgvzfhc", SYLLABLES))
+        more = (f" {first}{syllable}" for first, syllable in product("abdefghilmnoprstuvwkzcjqxy", SYLLABLES))
+        known = dict.fromkeys([*texts, *more])
+        return {_number(text.encode()): text for text in islice(known, NUM_WORDS)}
+
+    def encode(self, text: str) -> list[int]:
+        return [int.from_bytes(b"\1" + piece, "big") for piece in PIECES.findall(text.encode("utf-8", "replace"))]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(i.to_bytes(8, "big").lstrip(b"\0")[1:] for i in ids).decode("utf-8", "replace")
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[int]:
+        ids = self.encode(json.dumps(tools)) if tools else []
+        for message in messages:
+            ids += [_number(b"<|"), *self.encode(str(message.get("role", ""))), _number(b"|>")]
+            ids += self.encode(text_of(message))
+            ids.append(_number(b"<.>"))
+        return [*ids, _number(b"<|"), *self.encode("assistant"), _number(b"|>")]
+
+
+def _number(piece: bytes) -> int:
+    return int.from_bytes(b"\1" + piece, "big")
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """Return all text of a chat message: its content, or the parts of it, and its tool calls."""
+    content = message.get("content") or ""
+    if isinstance(content, list):
+        content = "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
+    calls = message.get("tool_calls")
+    return f"{content}{json.dumps(calls)}" if calls else str(content)
+
+
+class ModelTokenizer:
+    """A model's own tokenizer, from the `tokenizer.json` of a local folder, with its chat template if it has one.
+
+    Raises:
+        InputError: the folder has none that can be read.
+        MissingExtraError: the package `tokenizers` is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        own = import_extra("tokenizers", "serve").Tokenizer
+        file = folder / "tokenizer.json" if folder.is_dir() else folder
+        try:
+            self._own = own.from_file(str(file))
+        except Exception as error:  # noqa: BLE001 the package raises plain exceptions
+            raise InputError(
+                f"{file} cannot be read as a tokenizer: {error}", "give a folder with tokenizer.json"
+            ) from None
+        self.name = str(folder)
+        self._template = _chat_template(file.parent)
+
+    @cached_property
+    def words(self) -> Mapping[int, str]:
+        """Whole words behind a space that stay the same among others; less where there are none."""
+        texts = {i: self._behind(i) for i in sorted(self._own.get_vocab().values())}
+        for form in (" [a-z]{2,8}", r" \w+", ".+"):
+            fitting = (i for i, text in texts.items() if re.fullmatch(form, text) and self.encode(text * 3) == [i] * 3)
+            words = {i: texts[i] for i in islice(fitting, NUM_WORDS)}
+            if len(words) > 1:
+                return words
+        return texts
+
+    def _behind(self, i: int) -> str:
+        """Return the text of a token behind another one."""
+        return self.decode([i, i]).removeprefix(self.decode([i]))
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._own.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        try:
+            return str(self._own.decode(list(ids), skip_special_tokens=False))
+        except (OverflowError, TypeError):
+            return ""
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[int]:
+        if self._template is not None:
+            flat = [{**message, "content": text_of(message)} for message in messages]
+            return self.encode(self._template.render(messages=flat, tools=tools, add_generation_prompt=True))
+        ids = self.encode(json.dumps(tools)) if tools else []
+        for message in messages:
+            ids += [*self.encode(f"<|{message.get('role', '')}|>"), *self.encode(text_of(message))]
+        return [*ids, *self.encode("<|assistant|>")]
+
+
+def _chat_template(folder: Path) -> Any:
+    """Return the chat template of a model's folder; None where it has none."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    text = None
+    if (folder / "chat_template.jinja").exists():
+        text = (folder / "chat_template.jinja").read_text()
+    elif (folder / "tokenizer_config.json").exists():
+        text = json.loads((folder / "tokenizer_config.json").read_text()).get("chat_template")
+    if not isinstance(text, str):
+        return None
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals |= {"raise_exception": _refuse, "bos_token": "", "eos_token": ""}
+    environment.globals["strftime_now"] = lambda _: ""
+    return environment.from_string(text)
+
+
+def _refuse(message: str) -> None:
+    raise InputError(f"the chat template refuses this: {message}")
+
+
+def answer_ids(words: NDArray[np.int64], seed: int, count: int) -> list[int]:
+    """Return the ids of an answer out of `words`: the same for the same seed, another for others.
+
+    A linear congruential generator modulo 2^32 (Numerical Recipes, 1992) picks the words: its k-th value is
+    a^k x + c (a^k - 1) / (a - 1).
+    """
+    factor, sum_of_powers = _powers(1 << max(count, 256).bit_length())
+    start = np.uint32((seed * 2654435761 + 12345) & 0xFFFFFFFF)
+    values = factor[:count] * start + sum_of_powers[:count] * np.uint32(1013904223)
+    picked: list[int] = words[(values >> np.uint32(12)) % np.uint32(words.size)].tolist()
+    return picked
+
+
+@lru_cache(maxsize=4)
+def _powers(count: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """[count] a^k from k = 1 on, and the sums of all powers below, modulo 2^32."""
+    powers = np.multiply.accumulate(np.full(count, 1664525, np.uint32), dtype=np.uint32)
+    below = np.concatenate([np.ones(1, np.uint32), powers[:-1]])
+    return powers, np.add.accumulate(below, dtype=np.uint32)

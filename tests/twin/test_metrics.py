@@ -1,0 +1,143 @@
+"""Metrics of a twin have the values of what its requests went through."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from live_twins import client_of, scenario_of
+from windtunnel.serving.simulate import simulate
+from windtunnel.twin.clock import TwinClock
+from windtunnel.twin.engine import Answer, Twin
+from windtunnel.twin.live import prepare_live
+from windtunnel.twin.metrics import Metrics, token_bounds
+from windtunnel.twin.server import TwinApp
+from windtunnel.twin.start import twin_app
+from windtunnel.workload.generate.requests import generate
+
+
+def values(text: str) -> dict[str, float]:
+    """Return every sample by its name and labels."""
+    rows = [line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#")]
+    return {name: float(value) for name, _, value in rows}
+
+
+def served(scenario: Any) -> tuple[Twin, Metrics]:
+    """Send a scenario's requests to a twin, at their simulated times."""
+    requests, clock = generate(scenario.workload, scenario.seed), TwinClock(None)
+    metrics = Metrics(scenario.deployment.engine.name, "m", 1, 4096)
+    twin = Twin(prepare_live(scenario, max_requests=256), clock, 256, metrics)
+    twin.live.on_steps = metrics.steps
+
+    async def send() -> None:
+        for i, arrival_s in enumerate(requests.arrival_s.tolist()):
+            twin.run_to(arrival_s)
+            clock.reached_s = arrival_s
+            lengths = int(requests.input_tokens[i]), int(requests.output_tokens[i])
+            twin.submit(lengths, lambda *_: None, range(i << 20, (i << 20) + sum(lengths)))
+        twin.close()
+        twin.run_to(1e9)
+
+    asyncio.run(send())
+    return twin, metrics
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_sums_and_counts_are_those_of_a_simulation(engine: str) -> None:
+    scenario = scenario_of(
+        {"engine": {"name": engine}}, client={"first_token_s": 0, "stream_s": 0, "prompt_token_s": 0}
+    )
+    result = simulate(scenario)
+    twin, metrics = served(scenario)
+    found = values(metrics.text(twin, twin.clock))
+    labels = '{model_name="m",engine="0"}'
+    requests = result.requests
+    for measure, column in (("time_to_first_token", "ttft_s"), ("e2e_request_latency", "e2e_s")):
+        assert found[f"{engine}:{measure}_seconds_count{labels}"] == len(requests)
+        assert found[f"{engine}:{measure}_seconds_sum{labels}"] == pytest.approx(requests[column].sum(), rel=1e-9)
+    assert found[f"{engine}:prompt_tokens_total{labels}"] == requests["input_tokens"].sum()
+    assert found[f"{engine}:generation_tokens_total{labels}"] == requests["output_tokens"].sum()
+    gaps = (requests["output_tokens"] - 1).sum()
+    assert found[f"{engine}:inter_token_latency_seconds_count{labels}"] == gaps
+    decode_s = (requests["finish_s"] - requests["first_token_s"]).sum()
+    assert found[f"{engine}:inter_token_latency_seconds_sum{labels}"] == pytest.approx(decode_s, rel=1e-9)
+    within = (requests["ttft_s"] <= 0.1).sum()
+    assert found[f'{engine}:time_to_first_token_seconds_bucket{{model_name="m",engine="0",le="0.1"}}'] == within
+    if engine == "vllm":
+        steps = result.steps
+        tokens = (steps["num_steps"] * (steps["decode_tokens"] + steps["prefill_tokens"])).sum()
+        assert found[f"vllm:iteration_tokens_total_sum{labels}"] == tokens
+        assert found[f"vllm:iteration_tokens_total_count{labels}"] == steps["num_steps"].sum()
+        assert found['vllm:request_success_total{model_name="m",engine="0",finished_reason="length"}'] == len(requests)
+        assert found[f"vllm:request_queue_time_seconds_sum{labels}"] == pytest.approx(requests["queueing_s"].sum())
+
+
+def test_gauges_tell_what_is_under_way() -> None:
+    app = twin_app(scenario_of({"engine": {"max_num_seqs": 2}}), 0.001, names=("m",), max_requests=16)
+    answers: list[Answer] = []
+
+    async def talk() -> tuple[dict[str, float], dict[str, float]]:
+        for number in range(5):
+            first = number << 20
+            answers.append(app.twin.submit((320, 100), lambda *_: None, range(first, first + 420)))
+        app.twin.run_to(app.twin.live.until_s + 0.05)
+        app.twin.close()
+        async with client_of(app) as client:
+            during = values((await client.get("/metrics")).text)
+        for answer in answers:
+            app.twin.cancel(answer)
+        app.twin.run_to(app.twin.live.until_s + 1.0)
+        app.twin.close()
+        return during, values(app.metrics.text(app.twin, app.twin.clock))
+
+    during, after = asyncio.run(talk())
+    labels = '{model_name="m",engine="0"}'
+    assert (during[f"vllm:num_requests_running{labels}"], during[f"vllm:num_requests_waiting{labels}"]) == (2, 3)
+    blocks = app.twin.deployment.first.memory.num_blocks
+    assert 40 / blocks <= during[f"vllm:kv_cache_usage_perc{labels}"] <= 44 / blocks
+    assert after[f"vllm:num_requests_running{labels}"] == after[f"vllm:num_requests_waiting{labels}"] == 0
+    assert after['vllm:request_success_total{model_name="m",engine="0",finished_reason="abort"}'] == 5
+    info = next(name for name in after if name.startswith("vllm:cache_config_info"))
+    assert f'num_gpu_blocks="{blocks}"' in info
+
+
+def test_buckets_of_lengths_are_vllms() -> None:
+    assert token_bounds(4096) == [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000]
+
+
+def test_hits_of_the_prefix_cache_are_counted(app: TwinApp) -> None:
+    async def talk() -> dict[str, float]:
+        async with client_of(app) as client:
+            for _ in range(2):
+                await client.post("/v1/completions", json={"prompt": list(range(100)), "max_tokens": 2})
+            return values((await client.get("/metrics")).text)
+
+    found = asyncio.run(talk())
+    assert found['vllm:prefix_cache_queries_total{model_name="llama",engine="0"}'] == 200
+    assert found['vllm:prefix_cache_hits_total{model_name="llama",engine="0"}'] == 96
+
+
+def test_a_day_leaves_no_memory_behind() -> None:
+    """Rows, chunks and steps are used again: what a twin holds is the same after thousands of requests."""
+    twin = Twin(prepare_live(scenario_of({"engine": {"num_gpu_blocks": 400}}), max_requests=64), TwinClock(None), 64)
+    rng, held = np.random.default_rng(0), []
+
+    async def send() -> None:
+        for number in range(1200):
+            twin.clock.reached_s += 72.0
+            first = int(rng.integers(1 << 40))
+            twin.submit((200, 20), lambda *_: None, range(first, first + 220))
+            twin.run_to(1e9)
+            if number % 400 == 399:
+                forest = twin.live.forest
+                assert forest is not None
+                held.append((len(forest.known), len(forest.paths), len(twin._answers), len(twin._due)))
+        twin.close()
+
+    asyncio.run(send())
+    assert twin.clock.reached_s >= 86_400
+    forest = twin.live.forest
+    assert forest is not None
+    assert all(known <= forest.size for known, *_ in held)
+    assert [rest for _, *rest in held] == [[0, 0, 0]] * 3

@@ -1,0 +1,184 @@
+"""The HTTP API of a twin: shapes, errors, lengths, and what becomes of clients that leave."""
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import httpx
+import pytest
+
+from live_twins import client_of, scenario_of
+from windtunnel.twin.server import TwinApp
+from windtunnel.twin.start import twin_app
+
+CHAT = "/v1/chat/completions"
+HELLO = {"model": "llama", "messages": [{"role": "user", "content": "Hello there, how are you?"}]}
+
+
+def run(app: TwinApp, talk: Callable[[httpx.AsyncClient], Coroutine[Any, Any, Any]]) -> Any:
+    async def whole() -> Any:
+        async with client_of(app) as client:
+            return await talk(client)
+
+    return asyncio.run(whole())
+
+
+def post(app: TwinApp, path: str, body: Any) -> httpx.Response:
+    answer: httpx.Response = run(app, lambda client: client.post(path, json=body))
+    return answer
+
+
+def events(answer: httpx.Response) -> list[dict[str, Any]]:
+    """Return the documents of a stream, which ends as it should."""
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_a_chat_answer_has_the_length_that_was_asked_for(app: TwinApp) -> None:
+    answer = post(app, CHAT, HELLO | {"max_tokens": 20, "ignore_eos": True}).json()
+    assert answer["object"] == "chat.completion"
+    assert answer["choices"][0]["finish_reason"] == "length"
+    text = answer["choices"][0]["message"]["content"]
+    tokens = post(app, "/tokenize", {"prompt": text}).json()
+    assert tokens["count"] == answer["usage"]["completion_tokens"] == 20
+    assert post(app, "/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": text}
+    prompt = post(app, "/tokenize", {"messages": HELLO["messages"]}).json()
+    assert answer["usage"]["prompt_tokens"] == prompt["count"]
+
+
+def test_an_answer_that_ends_by_itself_is_as_long_as_the_workloads(app: TwinApp) -> None:
+    lengths = app.limits.output_tokens
+    for number in range(3):
+        answer = post(app, CHAT, HELLO).json()
+        assert answer["usage"]["completion_tokens"] == lengths[number]
+        assert answer["choices"][0]["finish_reason"] == "stop"
+    cut = post(app, CHAT, HELLO | {"max_tokens": 2}).json()
+    assert (cut["usage"]["completion_tokens"], cut["choices"][0]["finish_reason"]) == (2, "length")
+    least = post(app, CHAT, HELLO | {"min_tokens": 400}).json()
+    assert least["usage"]["completion_tokens"] == 400
+
+
+def test_a_stream_has_an_event_for_every_token(app: TwinApp) -> None:
+    asked = HELLO | {"max_tokens": 7, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+    chunks = events(post(app, CHAT, asked))
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    contents = [chunk["choices"][0]["delta"]["content"] for chunk in chunks[1:-1]]
+    assert len(contents) == 7
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[:-1]] == [None] * 7 + ["length"]
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == 7
+    assert post(app, "/tokenize", {"prompt": "".join(contents)}).json()["count"] == 7
+
+
+def test_a_completion_takes_token_ids_as_they_are(app: TwinApp) -> None:
+    asked = {"model": "llama", "prompt": list(range(50, 150)), "max_tokens": 5, "ignore_eos": True}
+    whole = post(app, "/v1/completions", asked).json()
+    assert whole["usage"] | {"prompt_tokens_details": 0} == {
+        "prompt_tokens": 100,
+        "completion_tokens": 5,
+        "total_tokens": 105,
+        "prompt_tokens_details": 0,
+    }
+    chunks = events(post(app, "/v1/completions", asked | {"stream": True}))
+    assert len(chunks) == 5
+    assert all(chunk["object"] == "text_completion" for chunk in chunks)
+
+
+def test_the_next_turn_finds_the_conversation_in_the_cache(app: TwinApp) -> None:
+    question = {"role": "user", "content": "Tell me a long story about a wind tunnel, please. " * 20}
+    first = post(app, CHAT, {"messages": [question], "max_tokens": 100, "ignore_eos": True}).json()
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    turn = [question, first["choices"][0]["message"] | {"tool_calls": None}, {"role": "user", "content": "More."}]
+    second = post(app, CHAT, {"messages": turn, "max_tokens": 10, "ignore_eos": True}).json()
+    known = first["usage"]["prompt_tokens"] + 99  # the last token was never computed
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == known // 16 * 16
+
+
+def test_a_tool_is_called_where_the_request_demands_it(app: TwinApp) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 3}}}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": schema}}]
+    asked = HELLO | {"tools": tools, "tool_choice": "required", "max_tokens": 30, "ignore_eos": True}
+    call = post(app, CHAT, asked).json()["choices"][0]["message"]["tool_calls"][0]
+    assert call["function"]["name"] == "weather"
+    assert json.loads(call["function"]["arguments"]) == {"city": "lorem", "days": 3}
+    chunks = events(post(app, CHAT, asked | {"stream": True}))
+    deltas = [chunk["choices"][0]["delta"]["tool_calls"][0]["function"] for chunk in chunks]
+    assert deltas[0]["name"] == "weather"
+    assert json.loads("".join(delta["arguments"] for delta in deltas)) == {"city": "lorem", "days": 3}
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(40):
+        deep = {"type": "array", "items": deep, "minItems": 1000}
+    nested = HELLO | {"response_format": {"type": "json_schema", "json_schema": {"schema": deep}}}
+    assert post(app, CHAT, nested).status_code == 200
+    formatted = HELLO | {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    text = post(app, CHAT, formatted).json()["choices"][0]["message"]["content"]
+    assert set(json.loads(text)) == {"city", "days"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        (CHAT, HELLO | {"model": "other"}, 404, "The model `other` does not exist."),
+        (CHAT, HELLO | {"n": 2}, 400, "n=2 is not simulated"),
+        (CHAT, HELLO | {"max_tokens": 5000}, 400, "maximum context length is 4096 tokens"),
+        (CHAT, HELLO | {"max_tokens": 0}, 400, "max_tokens must be at least 1"),
+        (CHAT, HELLO | {"max_tokens": "many"}, 400, "max_tokens must be a whole number"),
+        (CHAT, {"messages": []}, 400, "the prompt is empty"),
+        (CHAT, {"messages": "hello"}, 400, "messages must be a list"),
+        (CHAT, [], 400, "the body must be a JSON object"),
+        ("/v1/completions", {"prompt": ["a", "b"]}, 400, "several prompts"),
+        ("/v1/completions", {"prompt": [1, -2]}, 400, "not negative"),
+        ("/v1/completions", {"prompt": [1] * 5000}, 400, "maximum context length"),
+        ("/detokenize", {"tokens": ["a"]}, 400, "a list of token ids"),
+        (CHAT, HELLO | {"tools": [{"function": "f"}], "tool_choice": {"function": 5}}, 400, "cannot be read"),
+        (CHAT, HELLO | {"response_format": {"type": "json_schema", "json_schema": 7}}, 400, "cannot be read"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 10**9}, 400, "dimensions must be a whole number"),
+        ("/v1/embeddings", {"input": {"a": 1}}, 400, "prompt must be a text"),
+        ("/v1/completions", {"prompt": "a", "min_tokens": "b"}, 400, "min_tokens must be a whole number"),
+        ("/v1/nothing", {}, 404, "Not Found"),
+        ("/health", {}, 405, "Method Not Allowed"),
+    ],
+)
+def test_what_cannot_be_served_is_answered_with_a_reason(
+    app: TwinApp, path: str, body: Any, status: int, words: str
+) -> None:
+    answer = post(app, path, body)
+    assert answer.status_code == status
+    assert words in answer.json()["error"]["message"]
+    assert answer.json()["error"]["code"] == status
+
+
+def test_pages_beside_the_api(app: TwinApp) -> None:
+    def get(path: str) -> Any:
+        return run(app, lambda client: client.get(path)).json()
+
+    models = get("/v1/models")["data"]
+    assert [model["id"] for model in models] == ["llama", "lora-a"]
+    assert models[0]["max_model_len"] == 4096
+    assert get("/health") == {}
+    assert get("/version")["version"] == str(app.twin.deployment.first.setup.engine.version)
+    assert post(app, CHAT, HELLO | {"model": "lora-a", "max_tokens": 1}).json()["model"] == "lora-a"
+
+
+def test_embeddings_have_the_size_that_was_asked_for(app: TwinApp) -> None:
+    asked = {"input": ["one text", "another text"], "dimensions": 32}
+    answer = post(app, "/v1/embeddings", asked).json()
+    vectors = [entry["embedding"] for entry in answer["data"]]
+    assert [len(vector) for vector in vectors] == [32, 32]
+    assert vectors[0] != vectors[1]
+    coded = post(app, "/v1/embeddings", asked | {"encoding_format": "base64"}).json()
+    assert len(base64.b64decode(coded["data"][0]["embedding"])) == 4 * 32
+
+
+def test_a_full_twin_refuses_more() -> None:
+    app = twin_app(scenario_of({}), 1.0, max_requests=2)
+
+    async def talk(client: httpx.AsyncClient) -> list[int]:
+        asked = HELLO | {"model": None, "max_tokens": 60, "ignore_eos": True}
+        return [each.status_code for each in await asyncio.gather(*(client.post(CHAT, json=asked) for _ in range(3)))]
+
+    assert sorted(run(app, talk)) == [200, 200, 503]

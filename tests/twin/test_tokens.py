@@ -1,0 +1,47 @@
+"""Tokenizers: text gives the same ids again, and answers survive the way to the client and back."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from windtunnel.errors import InputError
+from windtunnel.lab import tiny_models
+from windtunnel.twin.tokens import ModelTokenizer, PieceTokenizer, answer_ids
+
+TEXT = "You are a helpful assistant.\n\nGrüße, 東京! 12345 tokens cost 0.5 $  ok"
+
+
+def test_pieces_are_short_and_give_the_text_back() -> None:
+    tokenizer = PieceTokenizer()
+    ids = tokenizer.encode(TEXT)
+    assert tokenizer.decode(ids) == TEXT
+    assert all(len(tokenizer.decode([i]).encode()) <= 12 for i in ids)
+    words = "The quick brown fox jumps over the lazy dog and runs through the forest until the evening " * 20
+    assert 3.0 < len(words) / len(tokenizer.encode(words)) < 4.5
+
+
+def test_answers_give_their_ids_again_behind_any_message() -> None:
+    tokenizer = PieceTokenizer()
+    ids = answer_ids(np.array(list(tokenizer.words)), 7, 200)
+    text = tokenizer.decode(ids)
+    assert tokenizer.encode(text) == ids
+    assert len(set(tokenizer.words)) == len(tokenizer.words) > 500
+    first = tokenizer.chat([{"role": "user", "content": TEXT}], None)
+    turn = [{"role": "user", "content": TEXT}, {"role": "assistant", "content": text}, {"role": "user", "content": "?"}]
+    assert tokenizer.chat(turn, None)[: len(first) + len(ids)] == [*first, *ids]
+    assert (
+        answer_ids(np.array(list(tokenizer.words)), 8, 1) != ids[:1]
+        or answer_ids(np.array(list(tokenizer.words)), 8, 9) != ids[:9]
+    )
+
+
+def test_a_models_own_tokenizer_is_read_from_its_folder(tmp_path: Path) -> None:
+    tokenizer = ModelTokenizer(tiny_models.write_tiny_model(tmp_path / "tiny"))
+    ids = answer_ids(np.array(list(tokenizer.words)), 3, 50)
+    text = "".join(tokenizer.words[i] for i in ids)
+    assert tokenizer.encode(text) == ids
+    assert tokenizer.decode(ids).strip() == text.strip()
+    assert tokenizer.chat([{"role": "user", "content": text}], None) == ids
+    with pytest.raises(InputError, match="cannot be read as a tokenizer"):
+        ModelTokenizer(tmp_path)
