@@ -219,7 +219,7 @@ def _best(evidence: SearchEvidence, outcome: SearchOutcome, why: Why, winner: in
     points = [(str(rank), study.point(index).title) for rank, index in enumerate(outcome.ranking[:top], start=1)]
     sureness = sureness_texts(study, outcome) if why else []
     return [
-        *([OnPage(lambda: _winner(study, outcome, why[0][1]))] if why else []),
+        *([OnPage(lambda: _winner(study, outcome, outcome.ranking[winner], dict(why)))] if why else []),
         OnTerminal(lambda: [Facts(points, RANK_WIDTH), best_table(study, outcome, top)]),
         OnPage(lambda: [best_table(study, outcome, top, is_on_page=True, winner=winner)]),
         *_burst_texts(evidence, outcome),
@@ -227,15 +227,18 @@ def _best(evidence: SearchEvidence, outcome: SearchOutcome, why: Why, winner: in
     ]
 
 
-def _winner(study: Study, outcome: SearchOutcome, result: Result | TrainingResult) -> list[Block]:
-    """Return the headline figures of the best point, and the command that launches it."""
-    best = outcome.mean(outcome.ranking[0])
+def _winner(
+    study: Study, outcome: SearchOutcome, index: int, results: Mapping[int, Result | TrainingResult]
+) -> list[Block]:
+    """Return the headline figures of the point that the answer names, and the command that launches it."""
+    best = outcome.mean(index)
     if study.space.is_training:
         return [
             Cards([Card(naming.figure_text(best, name), naming.figure_title(name)) for name in LAYOUT["job_cards"]])
         ]
-    known = {**best.figures, "load": best.load, "bound_by": bound_text(result)}
-    scenario = answers.scenario_of(study, outcome, outcome.ranking[0])
+    bound = {"bound_by": bound_text(results[index])} if index in results else {}
+    known = {**best.figures, "load": best.load, **bound}
+    scenario = answers.scenario_of(study, outcome, index)
     limit = naming.limit_text(best.limited_by, limits_from(study.space.limits))
     remark = f"The best point: {limit}. Figures are means over the streams of requests that a point met."
     launch = Code(launch_script(scenario, engine_versions(scenario)), "Launch the best point")
@@ -481,6 +484,7 @@ def _kind_of(reason: str) -> str:
 def study_document(evidence: SearchEvidence) -> dict[str, Any]:
     """Document a study: the space, the ranking, and what follows from it."""
     study = evidence.study
+    whys: list[Why] = evidence.why or [[] for _ in study.outcomes]
     return {
         "windtunnel": version(),
         "space": as_builtins(study.space),
@@ -503,7 +507,7 @@ def study_document(evidence: SearchEvidence) -> dict[str, Any]:
                 "refusals": {reason: len(points) for reason, points in outcome.refusals.items()},
                 "fleets": [msgspec.to_builtins(fleet) for fleet in (evidence.fleets[place] if evidence.fleets else [])],
             }
-            for place, (outcome, why) in enumerate(zip(study.outcomes, evidence.why, strict=True))
+            for place, (outcome, why) in enumerate(zip(study.outcomes, whys, strict=True))
         ],
         **({"recommendation": recommendation(study, evidence.load)} if evidence.recommends else {}),
         "misconfiguration": evidence.misconfiguration,
