@@ -153,7 +153,7 @@ def parse_prices(text: str) -> dict[str, float]:
         name, _, price = part.partition("=")
         usd = _positive(price)
         if not name or usd is None:
-            raise InputError(f"prices: {part!r} is no DEVICE=USD", "for instance gb200=10.50,mi300x=2.50")
+            raise InputError(f"--prices: {part!r} is no DEVICE=USD", "for instance gb200=10.50,mi300x=2.50")
         prices[name.strip()] = usd
     return prices
 
