@@ -6,7 +6,7 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Link
-from windtunnel.schema import Positive, Schema, check_between, decode, encode, read_yaml
+from windtunnel.schema import Positive, Schema, check_between, decode, differences, encode, flattened, read_yaml
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.scenario import Scenario
 
@@ -210,3 +210,10 @@ def test_a_device_file_in_human_units() -> None:
         Device,
     )
     assert (device.memory_bytes, device.memory_bytes_per_s) == (80 * 2**30, 3.35e12)
+
+
+def test_differences_are_of_every_depth() -> None:
+    one = {"a": {"b": 1, "c": [1, 2]}, "pools": [{"n": 1}, {"n": 2}]}
+    other = {"a": {"b": 1, "c": [1, 3]}, "pools": [{"n": 1}]}
+    assert differences([one, other]) == {"a.c": [[1, 2], [1, 3]], "pools.1.n": [2, None]}
+    assert flattened({}) == {"": {}}

@@ -3,7 +3,7 @@
 import math
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
@@ -395,6 +395,25 @@ def dotted(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in table.items():
         paths |= dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return paths
+
+
+def differences(scenarios: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return dotted path -> its value in each scenario, where not all are equal; None where it is missing."""
+    flat = [flattened(scenario) for scenario in scenarios]
+    paths = dict.fromkeys(path for scenario in flat for path in scenario)
+    values_by_path = {path: [scenario.get(path) for scenario in flat] for path in paths}
+    return {path: values for path, values in values_by_path.items() if any(value != values[0] for value in values)}
+
+
+def flattened(value: Any, path: str = "") -> dict[str, Any]:
+    """Return nested tables and lists as dotted path -> scalar."""
+    if isinstance(value, Mapping) and value:
+        parts = {f"{path}.{key}" if path else str(key): inner for key, inner in value.items()}
+    elif isinstance(value, list) and any(isinstance(inner, dict | list) for inner in value):
+        parts = {f"{path}.{index}": inner for index, inner in enumerate(value)}
+    else:
+        return {path: value}
+    return {name: scalar for key, inner in parts.items() for name, scalar in flattened(inner, key).items()}
 
 
 def set_path(raw: dict[str, Any], dotted: str, value: Any) -> None:

@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from dashboard.conftest import SERVED, Ask
-from windtunnel.dashboard.pages.compare import differences, flattened
 
 
 def test_the_runs_page_names_every_result(ask: Ask) -> None:
@@ -116,13 +115,6 @@ def test_a_simulation_beside_a_measurement_says_whether_it_covers_it(ask: Ask) -
     assert f"measured {'within' if inside else 'outside'}" in row[0]
     # A client knows nothing of the engine.
     assert not any(path.startswith("deployment") for path in found["differences"])
-
-
-def test_differences_are_of_every_depth() -> None:
-    one = {"a": {"b": 1, "c": [1, 2]}, "pools": [{"n": 1}, {"n": 2}]}
-    other = {"a": {"b": 1, "c": [1, 3]}, "pools": [{"n": 1}]}
-    assert differences([one, other]) == {"a.c": [[1, 2], [1, 3]], "pools.1.n": [2, None]}
-    assert flattened({}) == {"": {}}
 
 
 @pytest.mark.parametrize("kind", ["models", "devices", "nodes", "engines", "traces", "calibrations"])
