@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError
@@ -10,7 +11,7 @@ from windtunnel.report.layout import Column, layouts_beside, table_of
 from windtunnel.report.numbers import quantity, span_text
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Cell, Figures, OnPage, OnTerminal, Report, Section, Table
-from windtunnel.report.results import ResultEntry
+from windtunnel.report.results import ResultEntry, document_file, entry_of, read_document, records
 from windtunnel.report.serving.curves import distributions
 from windtunnel.schema import differences
 from windtunnel.units import format_seconds
@@ -38,6 +39,20 @@ class ComparedRun:
 
 
 Runs = Sequence[ComparedRun]
+
+
+def read_run(path: Path, name: str | None = None) -> ComparedRun:
+    """Read a run from its folder or document; its requests where the folder has them.
+
+    Raises:
+        InputError: it holds none.
+    """
+    file = document_file(path)
+    if file is None:
+        raise InputError(f"{path} holds no result", "give a folder that simulate or bench wrote with --out")
+    document = read_document(file)
+    kept = path / "requests.parquet"
+    return ComparedRun(entry_of(document, name or str(path)), document, records(kept) if kept.is_file() else None)
 
 
 def check_runs(runs: Runs) -> None:

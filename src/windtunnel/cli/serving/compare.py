@@ -7,8 +7,8 @@ from windtunnel.cli.output import answer, write_page
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
-from windtunnel.report.comparison import ComparedRun, check_runs, comparison_document, comparison_report
-from windtunnel.report.results import document_file, entry_of, read_document, records
+from windtunnel.report.comparison import ComparedRun, check_runs, comparison_document, comparison_report, read_run
+from windtunnel.report.results import entry_of
 
 SCENARIOS = (".yaml", ".yml")
 
@@ -17,31 +17,17 @@ def command(options: Options) -> None:
     """Read or simulate what is to be compared, and print it side by side."""
     if len(options.results) < 2:
         raise InputError("there is nothing to compare", "name two results or scenarios: windtunnel compare A B")
-    files = [(path, _file_of(path)) for path in options.results]
-    runs = [_run(path, file, options.hub) for path, file in files]
+    runs = [_run(path, options.hub) for path in options.results]
     check_runs(runs)
     write_page(options.html, comparison_report, runs)
     answer(options.as_json, comparison_document, comparison_report, runs)
 
 
-def _file_of(path: Path) -> Path:
-    """Return the file of a result or scenario."""
+def _run(path: Path, hub: bool) -> ComparedRun:
+    """Return a run as it was written, or the simulation of a scenario."""
     if not path.exists():
         raise InputError(f"there is no {path}", "give a folder of --out, a file with --json output, or a scenario")
-    file = path if path.suffix in SCENARIOS else document_file(path)
-    if file is None:
-        raise InputError(f"{path} holds no result", "give a folder that simulate or bench wrote with --out")
-    return file
-
-
-def _run(path: Path, file: Path, hub: bool) -> ComparedRun:
-    """Return a run as it was written, or the simulation of a scenario."""
-    document = {} if file.suffix in SCENARIOS else read_document(file)
-    if "windtunnel" in document:
-        requests = file.with_name("requests.parquet")
-        kept = records(requests) if path.is_dir() and requests.is_file() else None
-        return ComparedRun(entry_of(document, str(path)), document, kept)
-    return _simulated(file, hub)
+    return _simulated(path, hub) if path.suffix in SCENARIOS else read_run(path)
 
 
 def _simulated(file: Path, hub: bool) -> ComparedRun:
