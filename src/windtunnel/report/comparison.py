@@ -73,7 +73,9 @@ def comparison_report(runs: Runs, address: Callable[[str], str] = lambda _name: 
     sections = [
         Section("Distributions", [Figures(distributions(requests))]),
         Section(
-            "Figures", [OnTerminal(lambda: [side_by_side(runs)]), OnPage(lambda: [figures_table(runs)])], is_open=True
+            "Figures",
+            [OnTerminal(lambda: [figures_table(runs)]), OnPage(lambda: [figures_table(runs, is_on_page=True)])],
+            is_open=True,
         ),
         Section("Runs", [_runs_table(runs, address)]),
         Section("Differences of the scenarios", [Table(heads, rows) if rows else "There are none."]),
@@ -181,30 +183,25 @@ def _runs_table(runs: Runs, address: Callable[[str], str]) -> Table:
     return table_of((run.entry for run in runs), columns, left=len(columns))
 
 
-def side_by_side(runs: Runs) -> Table:
-    """Return the figures with the differences from the first run in columns of their own."""
-    base, others = runs[0], runs[1:]
-    rows: list[list[str | Cell]] = []
-    for name, title in FIGURES.items():
-        if any(name in run.entry.figures for run in runs):
-            pairs = ((_figure(name, run, base), difference(name, run, base)[0]) for run in others)
-            rows.append([title, _figure(name, base, base), *(part for pair in pairs for part in pair)])
-    return Table(["", base.name, *(head for run in others for head in (run.name, "difference"))], rows)
-
-
-def figures_table(runs: Runs) -> Table:
+def figures_table(runs: Runs, is_on_page: bool = False) -> Table:
     """Return a table with a line per figure: the first run's, then each other's with its difference.
 
-    Beside a measured run, a simulated figure says whether the measured one lies in its 80% interval.
+    Beside a measured run, a simulated figure says on a page whether the measured one lies in its 80% interval; on a
+    terminal, differences have columns of their own.
     """
-    base = runs[0]
+    base, heads = runs[0], ["", *(run.name for run in runs)]
+    names = [name for name in FIGURES if any(name in run.entry.figures for run in runs)]
+    if is_on_page:
+        page_rows: list[list[str | Cell]] = [
+            [FIGURES[name], *(_figure(name, run, base) for run in runs)] for name in names
+        ]
+        note = f"Percentages are differences from {base.name}; intervals hold 80% of measurements."
+        return Table(heads, page_rows, notes=[note])
     rows: list[list[str | Cell]] = []
-    for name, title in FIGURES.items():
-        if any(name in run.entry.figures for run in runs):
-            rows.append([title, *(_figure(name, run, base) for run in runs)])
-    heads = ("", *(run.name for run in runs))
-    note = f"Percentages are differences from {base.name}; intervals hold 80% of measurements."
-    return Table(heads, rows, notes=[note])
+    for name in names:
+        pairs = ((_figure(name, run, base), difference(name, run, base)[0]) for run in runs[1:])
+        rows.append([FIGURES[name], _figure(name, base, base), *(part for pair in pairs for part in pair)])
+    return Table([*heads[:2], *(head for name in heads[2:] for head in (name, "difference"))], rows)
 
 
 def _figure(name: str, run: ComparedRun, base: ComparedRun) -> Cell:

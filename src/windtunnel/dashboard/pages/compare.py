@@ -4,12 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from windtunnel.dashboard.view import Dashboard, Query, View, link
-from windtunnel.report.comparison import (
-    ComparedRun,
-    check_runs,
-    comparison_document,
-    comparison_report,
-)
+from windtunnel.report.comparison import ComparedRun, check_runs, comparison_document, comparison_report
 from windtunnel.report.report import Report
 from windtunnel.report.results import records
 

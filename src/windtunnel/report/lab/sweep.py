@@ -39,8 +39,10 @@ class Sweep:
     levels: Sequence[Level]
 
     @property
-    def is_predicted(self) -> bool:
-        return all(level.predicted is not None for level in self.levels)
+    def columns(self) -> tuple[list[float], list[ComparedRun], list[ComparedRun]]:
+        """Return the loads, the measured and the predicted runs; the last are none or all."""
+        predicted = [level.predicted for level in self.levels if level.predicted is not None]
+        return [level.load for level in self.levels], [level.measured for level in self.levels], predicted
 
 
 def saturation(kind: str, loads: Sequence[float], runs: Sequence[ComparedRun]) -> float | None:
@@ -69,8 +71,8 @@ def sweep_report(sweep: Sweep) -> Report:
     unit, measured = LAYOUT["units"][sweep.kind], sweep.levels[0].measured
     heads = [unit]
     for title in FIGURES.values():
-        heads += [title, "predicted"] if sweep.is_predicted else [title]
-    rows = [[Cell(number(level.load), level.load), *_row(level, sweep.is_predicted)] for level in sweep.levels]
+        heads += [title, "predicted"] if sweep.columns[2] else [title]
+    rows = [[Cell(number(level.load), level.load), *_row(level)] for level in sweep.levels]
     sections = [
         Section("", [Table(heads, rows, left=0)], "Measured at each load", is_open=True),
         Section("", [Figures([_curve(sweep, name, unit) for name in LAYOUT["drawn"]])], "Over the load"),
@@ -81,7 +83,7 @@ def sweep_report(sweep: Sweep) -> Report:
 
 def sweep_document(sweep: Sweep) -> dict[str, Any]:
     """Document a sweep."""
-    loads, measured, predicted = _columns(sweep)
+    loads, measured, predicted = sweep.columns
     return {
         "windtunnel": version(),
         "sweep": sweep.kind,
@@ -98,15 +100,10 @@ def sweep_document(sweep: Sweep) -> dict[str, Any]:
     }
 
 
-def _columns(sweep: Sweep) -> tuple[list[float], list[ComparedRun], list[ComparedRun]]:
-    predicted = [level.predicted for level in sweep.levels if level.predicted is not None]
-    return [level.load for level in sweep.levels], [level.measured for level in sweep.levels], predicted
-
-
 def _sentence(sweep: Sweep) -> str:
-    loads, measured, predicted = _columns(sweep)
+    loads, measured, predicted = sweep.columns
     text = _saturation_text(sweep.kind, loads, measured)
-    if sweep.is_predicted:
+    if predicted:
         said = _saturation_text(sweep.kind, loads, predicted)
         text = f"{text} Predicted: {said[:1].lower()}{said[1:]}"
     held = [level.load for level in sweep.levels if level.measured.entry.figures.get("is_slo_held")]
@@ -131,12 +128,12 @@ def _saturation_text(kind: str, loads: Sequence[float], runs: Sequence[ComparedR
     )
 
 
-def _row(level: Level, is_predicted: bool) -> list[Cell]:
+def _row(level: Level) -> list[Cell]:
     cells = []
     for name in FIGURES:
         value = level.measured.entry.figures.get(name)
         cells.append(Cell("" if value is None else quantity(name, value), value))
-        if is_predicted and level.predicted is not None:
+        if level.predicted is not None:
             other = level.predicted.entry.figures.get(name)
             off = f" ({other / value - 1:+.1%})" if other is not None and value else ""
             cells.append(Cell("" if other is None else f"{quantity(name, other)}{off}", other))
@@ -144,11 +141,11 @@ def _row(level: Level, is_predicted: bool) -> list[Cell]:
 
 
 def _curve(sweep: Sweep, name: str, unit: str) -> tuple[Chart, str]:
-    loads, measured, predicted = _columns(sweep)
-    lines = {"measured": measured, **({"predicted": predicted} if sweep.is_predicted else {})}
+    loads, measured, predicted = sweep.columns
     series = [
         Series(label, loads, [run.entry.figures.get(name, np.nan) for run in runs], "marked")
-        for label, runs in lines.items()
+        for label, runs in (("measured", measured), ("predicted", predicted))
+        if runs
     ]
     y = Axis(FIGURES[name], LAYOUT["drawn"][name], low=0.0)
     return Chart(Axis(unit, low=0.0), y, series), f"{FIGURES[name]} over the load"
