@@ -1,5 +1,6 @@
 """Serving runs side by side: which is faster and why, their figures, distributions, and differences of scenarios."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,12 +57,17 @@ def read_run(path: Path, name: str | None = None) -> ComparedRun:
 
 
 def check_runs(runs: Runs) -> None:
-    """Raise InputError unless there are two to `MOST_RUNS` serving runs."""
+    """Raise InputError unless there are two to `MOST_RUNS` serving runs, with figures that can be."""
     if not 2 <= len(runs) <= MOST_RUNS:
         raise InputError(f"{len(runs)} runs are given; 2 to {MOST_RUNS} can be compared")
     for run in runs:
         if run.entry.kind not in ("simulate", "bench"):
             raise InputError(f"{run.name} is of {run.entry.kind}; serving runs can be compared")
+        wrong = next((name for name, value in run.entry.figures.items() if not 0 <= value < math.inf), None)
+        if wrong is not None:
+            raise InputError(
+                f"{run.name}: {FIGURES.get(wrong, wrong)} is {run.entry.figures[wrong]:g}, which cannot be"
+            )
 
 
 def comparison_report(runs: Runs, address: Callable[[str], str] = lambda _name: "") -> Report:

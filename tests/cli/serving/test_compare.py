@@ -86,6 +86,7 @@ def test_a_prediction_is_compared_with_a_measurement(windtunnel: Command, files:
         (("one.yaml", "step.json"), "step.json is of document; serving runs can be compared"),
         (("one.yaml", "torn.json"), "torn.json: $"),
         (("one.yaml", "bad.yaml"), "modle"),
+        (("one.yaml", "negative.json"), "negative.json: TTFT mean is -1, which cannot be"),
         (("one.yaml",) * 9, "9 runs are given; 2 to 8 can be compared"),
     ],
 )
@@ -97,5 +98,8 @@ def test_what_cannot_be_compared_is_refused(
     (files / "step.json").write_text('{"windtunnel": "1"}')
     (files / "torn.json").write_text('{"windtunnel": "1", "summary": {}, "scenario": []}')
     (files / "bad.yaml").write_text("modle: 1\n")
+    (files / "negative.json").write_text(
+        json.dumps({"windtunnel": "1", "summary": {"ttft_s": {"mean": -1}}, "scenario": SCENARIO})
+    )
     done = windtunnel("compare", *given)
     assert (done.code, done.stdout, message in done.stderr) == (2, "", True), done.stderr
