@@ -82,6 +82,20 @@ def test_a_search_that_is_stopped_keeps_the_best_so_far() -> None:
     assert known.shown().why
 
 
+@pytest.mark.compiled
+def test_what_is_stopped_before_anything_is_found_says_so(
+    serve: Callable[[Path], Ask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise recommending.StoppedError
+
+    monkeypatch.setattr(Recommendation, "_check", stop)
+    ask = serve(tmp_path)
+    ask("/recommendation", post={**FORM, "slo": "ttft_p90=1us"})
+    assert awaited(ask)["state"] == "stopped"
+    assert "Stopped before anything was found that meets the limits." in ask("/recommend/1").text
+
+
 def test_only_one_search_runs_at_a_time_and_a_long_one_is_stopped(
     serve: Callable[[Path], Ask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,7 +65,9 @@ def _view(known: Recommendation) -> View:
     shown = known.shown()
     report = search_report(shown)
     text = report.verdict
-    if shown.recommends and state != "done":
+    if state == "stopped" and not shown.study.outcomes[0].ranking:
+        text = "Stopped before anything was found that meets the limits."
+    elif shown.recommends and state != "done":
         text = f"Best so far: {text[:1].lower()}{text[1:]}"
     lead = [*report.lead, *([known.problem] if known.problem else [])]
     sections = [Section("", [Code(known.command)], "The same on the command line"), *report.sections]
