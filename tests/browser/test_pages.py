@@ -257,6 +257,28 @@ def test_the_answer_leads_a_trial_on_a_phone(browse: Browse[None], dashboard: st
     browse(check)
 
 
+def test_a_recommendation_is_started_watched_and_answered(
+    browse: Browse[None], dashboard: str, axe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    fields = {"devices": "l40s", "input_tokens": "64", "output_tokens": "8", "num_requests": "40", "max_devices": "1"}
+
+    def check(browser: Any) -> None:
+        with Tab(browser, f"{dashboard}/recommend") as tab:
+            for name, value in fields.items():
+                tab.page.fill(f"input[name={name}]", value)
+            tab.page.get_by_role("button", name="recommend").click()
+            expect = pytest.importorskip("playwright.sync_api").expect
+            expect(tab.page.locator(".progress")).to_contain_text("done: ", timeout=120_000)
+            expect(tab.page.locator(".answer")).to_contain_text("Serve it on 1 x NVIDIA L40S")
+            assert tab.page.get_by_role("button", name="stop").count() == 0
+            assert tab.problems == []
+
+    browse(check)
+    for page in ("/recommend", "/recommend/1"):
+        assert browse(lambda browser, page=page: problems_of(browser, dashboard + page, axe, 0)) == []
+
+
 def test_the_timeline_zooms_by_the_keyboard(browse: Browse[None], dashboard: str) -> None:
     def check(browser: Any) -> None:
         with Tab(browser, f"{dashboard}/timeline/served/fast") as tab:

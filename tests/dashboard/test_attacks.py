@@ -117,6 +117,8 @@ def test_no_name_becomes_a_script(ask: Ask, results: Path) -> None:
         "/",
         "/try",
         "/search",
+        f"/recommend?model={quote(SCRIPT)}",
+        f"/recommend/{quote(SCRIPT)}",
         *(f"/{page}/{quote(name)}" for name in names for page in ("run", "scenario", "step")),
     ]
     pages += [f"/{quote(SCRIPT)}", f"/compare?run={quote(names[0])}&run={quote(SCRIPT)}", f"/try?model={quote(SCRIPT)}"]
@@ -129,10 +131,14 @@ def test_no_name_becomes_a_script(ask: Ask, results: Path) -> None:
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
     posted = ask("/trial", post={"text": f"model: '{SCRIPT}'", "device": SCRIPT, "arrivals": SCRIPT})
     assert (posted.status, "<script>alert" in posted.text) == (400, False)
+    asked = ask("/recommendation", post={"model": SCRIPT, "devices": SCRIPT, "slo": SCRIPT})
+    assert (asked.status, "<script>alert" in asked.text) == (400, False)
 
 
 @pytest.mark.parametrize("headers", CSRF, ids=[str(number) for number in range(len(CSRF))])
-@pytest.mark.parametrize("page", ["/trial", "/sweep", "/save", "/api/trial", "/api/sweep"])
+@pytest.mark.parametrize(
+    "page", ["/trial", "/sweep", "/save", "/recommendation", "/stop/1", "/api/trial", "/api/sweep"]
+)
 def test_no_other_site_posts(
     ask: Ask, server: DashboardServer, results: Path, headers: dict[str, str], page: str
 ) -> None:

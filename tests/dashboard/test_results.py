@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.dashboard.results import NotThereError, ResultEntry, Results
+from windtunnel.dashboard.results import NotThereError, Results
 from windtunnel.errors import InputError
+from windtunnel.report.results import ResultEntry
 
 
 def by_name(folder: Path) -> dict[str, ResultEntry]:

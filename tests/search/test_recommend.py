@@ -1,5 +1,6 @@
 """The deployments that a recommendation tries, and the sentence that it ends in."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -7,14 +8,17 @@ import pytest
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import read_launch_command
+from windtunnel.formats.launch.scripts import launch_script
 from windtunnel.report.search.recommendation import recommendation
+from windtunnel.report.search.study import engine_versions
 from windtunnel.search.answers import copied, fleets, scenario_of
 from windtunnel.search.capacity.limits import parse_limits
 from windtunnel.search.recommend import AS_IT_IS, CAPACITY, DEPLOYMENT, changes_space, deployments_space, layouts
-from windtunnel.search.space.space import CHANGE, Space, point_at
+from windtunnel.search.space.space import CHANGE, Space, point_at, scenario_at
 from windtunnel.search.store import Store
 from windtunnel.search.study import Study, search
-from windtunnel.serving.scenario import Scenario, scenario_from
+from windtunnel.serving.explain import explain_step, step_batch
+from windtunnel.serving.scenario import Scenario, resolve, scenario_from
 
 LIMITS = parse_limits("ttft_p90=1s,tpot_p99=50ms")
 
@@ -51,11 +55,28 @@ def test_a_format_is_tried_where_a_device_computes_it() -> None:
         device: {name.partition(", ")[2] for name in names(space) if name.startswith(device)}
         for device in ("a100_sxm", "h100_sxm", "b200_sxm")
     }
+    kept = "fp8 KV cache"
     assert by_device == {
         "a100_sxm": {"bf16"},
-        "h100_sxm": {"bf16", "fp8_block"},
-        "b200_sxm": {"bf16", "fp8_block", "nvfp4"},
+        "h100_sxm": {"bf16", "fp8_block", f"bf16, {kept}", f"fp8_block, {kept}"},
+        # The NVFP4 checkpoint's KV cache is FP8 anyway.
+        "b200_sxm": {"bf16", "fp8_block", "nvfp4", f"bf16, {kept}", f"fp8_block, {kept}"},
     }
+
+
+def test_an_fp8_kv_cache_takes_half_the_memory_and_is_launched() -> None:
+    space = deployments_space(shared("qwen3-32b"), ["h100_sxm"], LIMITS, {})
+    plain, halved = (
+        next(point for point in map(partial(point_at, space), range(space.num_points)) if point.title.startswith(title))
+        for title in (f"deployment h100_sxm TP 2, bf16{end}, max" for end in ("", ", fp8 KV cache"))
+    )
+    scenarios = [scenario_at(space, point.settings) for point in (plain, halved)]
+    words = [launch_script(scenario, engine_versions(scenario)) for scenario in scenarios]
+    assert ["--kv-cache-dtype fp8" in text for text in words] == [False, True]
+    steps = [explain_step(resolve(scenario), step_batch(16, 4096)) for scenario in scenarios]
+    assert steps[1].memory.kv_tokens == pytest.approx(2 * steps[0].memory.kv_tokens, rel=0.01)
+    assert steps[1].memory.weight_bytes == steps[0].memory.weight_bytes
+    assert steps[1].step_s < 0.97 * steps[0].step_s  # attention reads half the bytes, too
 
 
 def test_layouts_are_those_that_divide_the_heads_of_a_node() -> None:

@@ -29,9 +29,9 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from windtunnel.dashboard.listening import Server, listening_socket
-from windtunnel.dashboard.pages import catalog, compare, run, runs, search, step, timeline, try_scenario
+from windtunnel.dashboard.pages import catalog, compare, recommend, run, runs, search, step, timeline, try_scenario
 from windtunnel.dashboard.results import NotThereError
-from windtunnel.dashboard.view import Dashboard, Download, Query, View
+from windtunnel.dashboard.view import Dashboard, Download, Moved, Query, View
 from windtunnel.errors import InputError, WindtunnelError, did_you_mean
 from windtunnel.report.layout import layouts_beside
 from windtunnel.report.render.json import as_text
@@ -46,7 +46,7 @@ HEADERS: Mapping[str, str] = layouts_beside(__file__)
 """Headers of every answer."""
 
 Show = Callable[[Dashboard, str, Query], Any]
-"""Makes a `View`, a `Download` or a document from the rest of the path and the fields of the address or form."""
+"""Makes a `View`, a `Download`, a `Moved` or a document from the rest of the path and the fields given."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,9 @@ PAGES: Mapping[str, Page] = {
     "trial": Page(try_scenario.trial, try_scenario.trial_document, "POST"),
     "sweep": Page(try_scenario.sweep, try_scenario.sweep_data, "POST"),
     "save": Page(try_scenario.save, method="POST"),
+    "recommend": Page(recommend.page, recommend.document),
+    "recommendation": Page(recommend.start, method="POST"),
+    "stop": Page(recommend.stop, method="POST"),
 }
 """First part of an address -> its page."""
 
@@ -150,6 +153,8 @@ async def _in_thread(work: Callable[[], Response]) -> Response:
 def _response(request: Request, dashboard: Dashboard, shown: Any, status: int = 200) -> Response:
     """Return a page, a file or a document, unless the browser has it already."""
     headers = {}
+    if isinstance(shown, Moved):
+        return Response(status_code=303, headers={"Location": shown.address})
     if isinstance(shown, Download):
         kind, body = shown.kind, shown.body
         headers["Content-Disposition"] = f'attachment; filename="{shown.name}"'

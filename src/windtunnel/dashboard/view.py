@@ -9,13 +9,21 @@ from urllib.parse import quote, urlencode
 
 from starlette.datastructures import QueryParams
 
+from windtunnel.dashboard.recommending import Recommendations
 from windtunnel.dashboard.results import Results
 from windtunnel.errors import InputError
 from windtunnel.report.render.html import template
 from windtunnel.report.report import Report
 from windtunnel.search.watch import Watched
 
-PAGES = {"": "Runs", "compare": "Compare", "try": "Try", "search": "Search", "catalog": "Catalog"}
+PAGES = {
+    "": "Runs",
+    "compare": "Compare",
+    "try": "Try",
+    "recommend": "Recommend",
+    "search": "Search",
+    "catalog": "Catalog",
+}
 """First part of a page's address -> its name in the menu."""
 
 Query = QueryParams
@@ -31,6 +39,7 @@ class Dashboard:
     """Taken while something is simulated: one at a time is fastest for all."""
     watched: dict[str, Watched] = field(default_factory=dict)
     """Searches that were opened, by the digest of their space."""
+    recommendations: Recommendations = field(default_factory=Recommendations)
 
 
 def dashboard_of(folder: Path) -> Dashboard:
@@ -79,6 +88,13 @@ class Download:
     name: str
     kind: str
     body: bytes
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Another address of the dashboard, to go to."""
+
+    address: str
 
 
 def link(*parts: str, **query: str) -> str:

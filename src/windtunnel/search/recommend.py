@@ -1,6 +1,7 @@
 """Search spaces that no file names: the deployments of a model on some devices, and the changes to one deployment."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from msgspec.structs import replace
@@ -110,7 +111,7 @@ def _changes(setup: Setup) -> dict[str, dict[str, Any]]:
     if engine.max_cudagraph_capture_size == 0:
         found["CUDA graphs"] = {"deployment.engine.max_cudagraph_capture_size": None}
     add("deployment.engine.async_scheduling", [True], engine.async_scheduling)
-    add("kv_cache", [str(Format.FP8)] if "fp8" in setup.device.peak_flops_per_s else [], str(setup.precision.kv_cache))
+    add("kv_cache", _kv_formats(setup.device, setup.precision.kv_cache), None)
     for checkpoint, model in catalog.checkpoints(setup.model.name).items():
         if _is_native(setup.device, model) and model.precision.weights != setup.precision.weights:
             formats = {"model": checkpoint, "precision": {}}
@@ -138,14 +139,28 @@ def _is_native(device: Device, model: ModelSpec) -> bool:
     return all(COMPUTE[each][0] in device.peak_flops_per_s for each in formats)
 
 
+def _kv_formats(device: Device, present: Format) -> list[str]:
+    """Return the formats of a KV cache to try beside the present one: FP8, where a device computes in it.
+
+    It halves the bytes of a token, and engines then choose other attention kernels; both are in the prediction.
+    """
+    return [str(Format.FP8)] if "fp8" in device.peak_flops_per_s and present != Format.FP8 else []
+
+
 def _on_device(device: Device, checkpoint: str, model: ModelSpec, splits: bool) -> dict[str, dict[str, Any]]:
     """Return name -> settings of every layout of a checkpoint on one node of a device."""
     found: dict[str, dict[str, Any]] = {}
-    for layout in layouts(model, catalog.default_node(device).num_devices):
+    formats: list[dict[str, str]] = [
+        {},
+        *({"kv_cache": each} for each in _kv_formats(device, model.precision.kv_cache)),
+    ]
+    for layout, kv in product(layouts(model, catalog.default_node(device).num_devices), formats):
         degrees = " ".join(f"{name.upper().replace('_', ' ')} {degree}" for name, degree in layout.items())
-        title = f"{device.name} {degrees}, {formats_text(model)}"
+        title = ", ".join(
+            [f"{device.name} {degrees}", formats_text(model), *(f"{each} KV cache" for each in kv.values())]
+        )
         priced = {"deployment.price_usd_per_hour": device.price_usd_per_hour}
-        settings = {"model": checkpoint, "device": device.name, **layout, **priced}
+        settings = {"model": checkpoint, "device": device.name, **layout, **kv, **priced}
         found[title] = settings
         for name, (prefill, decode) in SPLITS.items() if splits else ():
             pools = [

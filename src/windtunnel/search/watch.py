@@ -1,7 +1,7 @@
 """Searches seen from outside, while they run or later: the answers that their store holds."""
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,16 +81,17 @@ class Watched:
         """Read the answers that the store at `path` has by now, without the finalists' further streams."""
         store = Store(path, lambda _: None, is_read_only=True)
         try:
-            outcomes = [self._outcome(store, workload) for workload in self.keys]
+            return self.study_of(store.find(list({key: None for keys in self.keys.values() for key in keys.values()})))
         finally:
             store.close()
-        return Study(self.space, outcomes, Count())
 
-    def _outcome(self, store: Store, workload: str | None) -> SearchOutcome:
-        keys = self.keys[workload]
-        known = store.find(list(dict.fromkeys(keys.values())))
-        answers = self.refused[workload] | {index: known[key] for index, key in keys.items() if key in known}
-        return SearchOutcome(workload, answers, {}, ranked(answers, self.space.objective))
+    def study_of(self, known: Mapping[str, Evaluation]) -> Study:
+        """Return the study of the answers that are known by now, by key."""
+        outcomes = []
+        for workload, keys in self.keys.items():
+            answers = self.refused[workload] | {index: known[key] for index, key in keys.items() if key in known}
+            outcomes.append(SearchOutcome(workload, answers, {}, ranked(answers, self.space.objective)))
+        return Study(self.space, outcomes, Count())
 
 
 def study_of_points(space: Space, points: Sequence[tuple[str | None, int, Evaluation]]) -> Study:

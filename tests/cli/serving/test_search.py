@@ -275,6 +275,21 @@ def test_a_recommendation_leads_with_its_sentence(windtunnel: Command, tmp_path:
     assert scenario["workload"]["arrivals"]["rate_per_s"] == 100
 
 
+def test_a_recommendation_takes_prices_of_a_file_and_of_an_api(windtunnel: Command, tmp_path: Path) -> None:
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("l40s: {cloud: {on_demand_usd_per_hour: 5, spot_usd_per_hour: 0.5}}\nh100_sxm: 9\n")
+    given = ("--slo", "ttft_p90=1s", "--devices", "l40s", "--max-devices", "1", "--no-store", "--api-price", "0.2/2")
+    done = windtunnel(*RECOMMEND, *given, "--prices", str(prices), "--price-term", "spot", "--json")
+    document = json.loads(done.stdout)
+    assert document["prices"] == ["l40s: $0.50/h spot, cloud"]
+    figures = document["workloads"][0]["points"][0]["figures"]
+    assert figures["usd_per_hour"] == 0.5
+    # 512 x 0.2 + 64 x 2 = 230.4 USD for a million requests; half a dollar an hour pays 0.603 of them a second.
+    assert "From 0.603 requests/s on, a replica of l40s" in document["recommendation"]
+    refused = windtunnel(*RECOMMEND, *given, "--prices", str(prices), "--price-term", "reserved")
+    assert (refused.code, "l40s has no price reserved" in refused.stderr) == (2, True)
+
+
 def test_a_recommendation_is_for_the_named_engine(windtunnel: Command, tmp_path: Path) -> None:
     given = ("--devices", "h100_sxm", "--slo", "ttft_p90=1s", "--max-devices", "1", "--no-store", "--engine", "sglang")
     assert windtunnel(*RECOMMEND, *given, "--out", str(tmp_path / "found")).code == 0

@@ -1,8 +1,10 @@
 """`windtunnel bench`: measure a real server under a workload, with records in the columns of a simulation."""
 
+import math
 import shlex
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,23 +12,29 @@ from typing import Any
 import click
 
 from windtunnel.cli.options import with_load
-from windtunnel.cli.output import answer, remark
+from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.cli.progress import status
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.files import check_replaceable, write_text
-from windtunnel.lab.bench.client import FIRST_TOKEN_ID, Endpoint, bench
+from windtunnel.lab.bench.client import FIRST_TOKEN_ID, BenchRun, Endpoint, bench
 from windtunnel.lab.servers import started
 from windtunnel.lab.tiny_models import write_tiny_model
-from windtunnel.metrics.client import client_summary
+from windtunnel.metrics.client import ClientSummary, client_summary
+from windtunnel.report.comparison import ComparedRun, read_run
 from windtunnel.report.lab.bench import bench_document, bench_report, vllm_document, write_bench
+from windtunnel.report.lab.sweep import Level, Sweep, sweep_document, sweep_report
 from windtunnel.report.render.json import as_text
+from windtunnel.report.results import entry_of
 from windtunnel.report.serving.run import check_folder
 from windtunnel.schema import read_yaml
 from windtunnel.serving.scenario import Scenario, scenario_from
+from windtunnel.serving.scenario import load as load_scenario
 from windtunnel.units import format_count
-from windtunnel.workload.generate.requests import generate
+from windtunnel.workload.generate.requests import RequestArrays, generate
 
+UNKNOWN = "unknown"
+"""Model and device of a scenario that says nothing of the deployment."""
 LATE_S = 0.1
 """A client that sends later than this measures itself, not the server."""
 
@@ -35,21 +43,18 @@ def command(options: Options) -> None:
     """Measure a server, write the records and print the summary."""
     if (options.endpoint is None) == (options.start is None):
         raise InputError("give either --endpoint or --start", "a running server's address, or an engine to start")
+    if options.sweep is not None:
+        _sweep(options)
+        return
+    if options.html is not None:
+        raise InputError("--html is the page of a --sweep", "for one load: --out FOLDER, and windtunnel dashboard")
     if options.out is not None:
         check_folder(options.out, options.overwrite)
     check_replaceable(options.save_result, options.overwrite)
     scenario = _scenario_of(options)
     load = generate(scenario.workload, scenario.seed)
     with ExitStack() as stack:
-        endpoint = _running(options, stack)
-        with status() as say:
-            progress = lambda done, total: say(f"{done:,} of {total:,} answered")  # noqa: E731
-            warning = f"; a request fails after {endpoint.timeout_s:g} s (--timeout)"
-            tell_silence = lambda silence_s: remark(f"no answer for {silence_s:.0f} s{warning}")  # noqa: E731
-            run = bench(endpoint, load, scenario.seed, progress, tell_silence)
-    summary = client_summary(run.requests, run.tokens, scenario.slo)
-    about = {"model": run.model, "endpoint": endpoint.url, **_remarks(run, summary)}
-    document = bench_document(summary, about, scenario)
+        run, summary, document = _measured(_running(options, stack), scenario, load)
     if options.out is not None:
         write_bench(options.out, run.requests, run.tokens, document, scenario)
         remark(f"wrote {options.out}")
@@ -57,10 +62,95 @@ def command(options: Options) -> None:
         document_of_vllm = vllm_document(summary, run.requests, run.tokens, scenario.workload.arrivals)
         write_text(options.save_result, as_text(document_of_vllm) + "\n")
         remark(f"wrote {options.save_result}")
+    about = {name: value for name, value in document.items() if isinstance(value, str) and name != "windtunnel"}
     answer(options.as_json, lambda: document, lambda: bench_report(summary, about))
     if summary.num_failed:
         remark(f"{summary.num_failed:,} of {format_count(summary.num_requests + summary.num_failed, 'request')} failed")
         click.get_current_context().exit(1)
+
+
+def _measured(
+    endpoint: Endpoint, scenario: Scenario, load: RequestArrays
+) -> tuple[BenchRun, ClientSummary, dict[str, Any]]:
+    """Send a scenario's requests; returns the records, their summary and the document."""
+    with status() as say:
+        progress = lambda done, total: say(f"{done:,} of {total:,} answered")  # noqa: E731
+        warning = f"; a request fails after {endpoint.timeout_s:g} s (--timeout)"
+        tell_silence = lambda silence_s: remark(f"no answer for {silence_s:.0f} s{warning}")  # noqa: E731
+        run = bench(endpoint, load, scenario.seed, progress, tell_silence)
+    summary = client_summary(run.requests, run.tokens, scenario.slo)
+    about = {"model": run.model, "endpoint": endpoint.url, **_remarks(run, summary)}
+    return run, summary, bench_document(summary, about, scenario)
+
+
+# --------------------------------------------------------------------------------------------------------------- sweep
+
+
+def _sweep(options: Options) -> None:
+    """Measure a server at several loads, one after the other, and print the curve; what is measured is kept."""
+    kind, loads = _loads(options.sweep)
+    if options.save_result is not None:
+        raise InputError("--save-result is of one load", "a --sweep writes a folder for each: --out FOLDER")
+    scenarios = {load: _scenario_of(options, {kind: load if kind == "rate" else round(load)}) for load in loads}
+    requests = {load: generate(each.workload, each.seed) for load, each in scenarios.items()}
+    folders = {load: options.out / f"{kind}-{load:g}" for load in loads} if options.out is not None else {}
+    known = {load: folder for load, folder in folders.items() if _is_measured(options, folder, scenarios[load])}
+    runs: dict[float, ComparedRun] = {load: read_run(folder) for load, folder in known.items()}
+    with ExitStack() as stack:
+        endpoint = _running(options, stack) if len(known) < len(loads) else None
+        for load in loads:
+            if load in runs or endpoint is None:
+                remark(f"{kind} {load:g}: measured before")
+                continue
+            run, summary, document = _measured(endpoint, scenarios[load], requests[load])
+            runs[load] = ComparedRun(entry_of(document, f"{kind}-{load:g}"), document, run.requests)
+            remark(f"{kind} {load:g}: {summary.num_requests:,} answered, {summary.num_failed:,} failed")
+            if load in folders:
+                write_bench(folders[load], run.requests, run.tokens, document, scenarios[load])
+    levels = [Level(load, runs[load], _predicted(scenarios[load])) for load in loads]
+    sweep = Sweep(kind, levels)
+    if options.out is not None:
+        write_text(options.out / "sweep.json", as_text(sweep_document(sweep)) + "\n")
+        remark(f"wrote {options.out}")
+    write_page(options.html, sweep_report, sweep)
+    answer(options.as_json, sweep_document, sweep_report, sweep)
+    if any(run.document["summary"]["num_failed"] for run in runs.values()):
+        click.get_current_context().exit(1)
+
+
+def _loads(text: str) -> tuple[str, list[float]]:
+    """Parse `rate=1,2,4` or `concurrency=8,16`; returns the kind of load, and the loads ascending."""
+    kind, _, values = text.partition("=")
+    try:
+        loads = sorted({float(value) for value in values.split(",")})
+    except ValueError:
+        loads = [0.0]
+    whole = kind != "concurrency" or all(load == round(load) for load in loads)
+    if kind not in ("rate", "concurrency") or not whole or not 0 < loads[0] <= loads[-1] < math.inf:
+        raise InputError(f"--sweep: {text!r} is no load and its values", "rate=1,2,4 or concurrency=8,16,32")
+    return kind, loads
+
+
+def _is_measured(options: Options, folder: Path, scenario: Scenario) -> bool:
+    """Whether a former run measured a load with the same requests; refuse a folder that holds something else."""
+    if options.overwrite or not (folder / "summary.json").is_file():
+        check_folder(folder, options.overwrite)
+        return False
+    if load_scenario(folder / "scenario.yaml") != scenario:
+        raise InputError(f"{folder} has other requests", "choose another folder, or replace them with --overwrite")
+    return True
+
+
+def _predicted(scenario: Scenario) -> ComparedRun | None:
+    """Return the simulation of a load, where the workload's file describes the deployment."""
+    if UNKNOWN in (scenario.model, scenario.deployment.device):
+        return None
+    from windtunnel.report.serving.run import run_document
+    from windtunnel.serving.simulate import simulate
+
+    result = simulate(scenario)
+    document = run_document(result)
+    return ComparedRun(entry_of(document, "predicted"), document, result.requests)
 
 
 def _running(options: Options, stack: ExitStack) -> Endpoint:
@@ -99,19 +189,19 @@ def _model_folder(options: Options, stack: ExitStack) -> str:
     return str(write_tiny_model(Path(folder)))
 
 
-def _scenario_of(options: Options) -> Scenario:
-    """Return the scenario whose workload is sent; model and device, which the server decides, may be left out."""
+def _scenario_of(options: Options, load: Mapping[str, float] = {}) -> Scenario:
+    """Return the scenario whose workload is sent, at another `load`; model and device may be left out."""
     workload: Path | None = options.workload
     raw = read_yaml(workload) if workload is not None else {}
     if not isinstance(raw, dict):
         raise InputError(f"{workload} is neither a scenario nor a workload: keys and values are needed")
     if workload is not None and "workload" not in raw:
         raw = {"workload": raw}
-    raw = with_load(raw, options.of("requests", "bench_settings"), options.slo)
-    raw.setdefault("model", "unknown")
+    raw = with_load(raw, {**options.of("requests", "bench_settings"), **load}, options.slo)
+    raw.setdefault("model", UNKNOWN)
     # Tables of a wrong type are left to the decoder, which refuses them.
     if isinstance(deployment := raw.setdefault("deployment", {}), dict):
-        deployment.setdefault("device", "unknown")
+        deployment.setdefault("device", UNKNOWN)
     if isinstance(raw["workload"], dict) and not raw["workload"].keys() & {"arrivals", "trace", "clients", "tenants"}:
         raise InputError("there is nothing to send", "give --workload, --trace, or --rate with --input-tokens")
     folder = workload.parent if workload is not None and options.trace is None else None

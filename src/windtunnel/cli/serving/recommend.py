@@ -1,15 +1,17 @@
 """`windtunnel recommend`: say what to serve a model on."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from windtunnel.cli.options import assignments, launched, scenario_of
+from windtunnel.cli.options import launched, scenario_of
 from windtunnel.cli.serving.search import means_of, show_study, store_of, write_evidence
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.report.serving.run import check_folder
-from windtunnel.schema import Positive, decode, encode, read_yaml
+from windtunnel.schema import encode
 from windtunnel.search.capacity.limits import parse_limits
+from windtunnel.search.prices import Price, chosen_prices, parse_api_price, parse_prices, read_prices
 from windtunnel.search.recommend import changes_space, deployments_space
 from windtunnel.search.space.space import Space
 from windtunnel.serving.scenario import Scenario
@@ -20,28 +22,37 @@ def command(options: Options) -> None:
     """Search the usual deployments of a model on some devices, and say which one to take."""
     if options.out is not None:
         check_folder(options.out, options.overwrite)
-    launch = launched(options)
-    space, store, means = _space(options, launch.raw), store_of(options), means_of(options)
-    evidence = show_study(space, store, means, options.top, options.as_json, options.rate, launch, recommends=True)
+    launch, devices = launched(options), _devices(options)
+    api = None if options.api_price is None else parse_api_price(options.api_price)
+    prices = _prices(options, devices)
+    space, store, means = _space(options, launch.raw, devices, prices), store_of(options), means_of(options)
+    shown = {"recommends": True, "prices": tuple(prices.values()), "api": api}
+    evidence = show_study(space, store, means, options.top, options.as_json, options.rate, launch, **shown)
     write_evidence(options, evidence)
 
 
-def _space(options: Options, server: dict[str, Any]) -> Space:
+def _devices(options: Options) -> list[str]:
     devices = [name.strip() for name in (options.devices or "").split(",") if name.strip()]
     if not devices:
         hint = "for instance --devices h100_sxm,b200_sxm; all: windtunnel catalog devices"
         raise InputError("--devices is missing", hint)
+    return devices
+
+
+def _space(options: Options, server: dict[str, Any], devices: list[str], prices: Mapping[str, Price]) -> Space:
     if options.slo is None:
         raise InputError("--slo is missing", "for instance --slo ttft_p90=2s,tpot_p99=50ms")
-    limits = parse_limits(options.slo)
+    limits, usd = parse_limits(options.slo), {name: price.usd_per_hour for name, price in prices.items()}
     if not server:
         shared = encode(_scenario(options, {}, devices[0]))
         shared.pop("slo", None)
         shared.pop("precision", None)
         budget = {"devices": options.max_devices, "usd_per_hour": options.max_usd_per_hour}
-        return deployments_space(shared, devices, limits, budget, _prices(options.prices), options.split)
+        return deployments_space(shared, devices, limits, budget, usd, options.split)
     if len(devices) > 1 or options.model is not None:
         raise InputError("--from-command is one server on one device: give no MODEL and one of --devices")
+    if devices[0] in usd:
+        lay_over(server, {"deployment": {"price_usd_per_hour": usd[devices[0]]}})
     return changes_space(_scenario(options, server, devices[0]), limits)
 
 
@@ -58,10 +69,10 @@ def _scenario(options: Options, base: dict[str, Any], device: str) -> Scenario:
     return scenario_of(options, base=base)
 
 
-def _prices(text: str | None) -> dict[str, float]:
-    """Parse `gb200=10.50,mi300x=2.50`, or read a YAML file of such pairs: device -> USD an hour for one device."""
-    if text is None:
+def _prices(options: Options, devices: list[str]) -> dict[str, Price]:
+    """Return the prices of `gb200=10.50,mi300x=2.50`, or those of the devices in a YAML file."""
+    if options.prices is None:
         return {}
-    if "=" not in text:
-        return decode(read_yaml(Path(text)), dict[str, Positive], f"--prices: {text}")
-    return decode(assignments(tuple(text.split(","))), dict[str, Positive], "--prices")
+    if "=" in options.prices:
+        return {name: Price(usd) for name, usd in parse_prices(options.prices).items()}
+    return chosen_prices(read_prices(Path(options.prices)), devices, options.price_term)

@@ -55,9 +55,12 @@ def show_study(
     as_json: bool,
     load: float | None = None,
     launch: Reading = NO_COMMAND,
-    recommends: bool = False,
+    **shown: Any,
 ) -> SearchEvidence:
-    """Search, print the best points and why they win; Ctrl-C leaves the answers so far in the store."""
+    """Search, print the best points and why they win; Ctrl-C leaves the answers so far in the store.
+
+    `shown` are other fields of the evidence.
+    """
     # A model that cannot be read is refused in the search; one of the points, in its own answer.
     with suppress(InputError):
         remark_left_out(catalog.model(space.model))
@@ -66,7 +69,7 @@ def show_study(
             study = search(space, store, replace(means, progress=callback))
         except KeyboardInterrupt:
             raise _interruption(store) from None
-        evidence = evidence_of(study, store, top, load, recommends=recommends, launch=launch)
+        evidence = evidence_of(study, store, top, load, launch=launch, **shown)
     answer(as_json, study_document, search_report, evidence)
     return evidence
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from windtunnel.dashboard.results import ResultEntry
 from windtunnel.pricing.table import read_parquet
 from windtunnel.report import training
 from windtunnel.report.calibration import validation
 from windtunnel.report.lab.experiment import headline_of, overview_sections, top_kernel_table
 from windtunnel.report.render.json import as_text
 from windtunnel.report.report import Card, Cards, Code, Report, Section
+from windtunnel.report.results import ResultEntry
 from windtunnel.report.search import capacity
 from windtunnel.report.search.study import SearchEvidence, search_report
 from windtunnel.report.search.whatif import grid_report, shown_figures

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from windtunnel.dashboard.pages.document import document_report
-from windtunnel.dashboard.results import ResultEntry, records
 from windtunnel.dashboard.view import Dashboard, Query, View, link
 from windtunnel.errors import InputError
 from windtunnel.metrics.client import ClientSummary
@@ -16,6 +15,7 @@ from windtunnel.metrics.summary import Summary
 from windtunnel.report.lab.bench import bench_report
 from windtunnel.report.layout import layouts_beside
 from windtunnel.report.report import Code, Figures, Report, Section
+from windtunnel.report.results import ResultEntry, records
 from windtunnel.report.serving.curves import client_over_time, measured
 from windtunnel.report.serving.run import distribution_sections, run_sections, verdict
 from windtunnel.schema import decode

@@ -6,11 +6,12 @@ from typing import Any
 
 import msgspec
 
-from windtunnel.dashboard.results import MOST_RESULTS, ResultEntry
+from windtunnel.dashboard.results import MOST_RESULTS
 from windtunnel.dashboard.view import Dashboard, Query, View, link
 from windtunnel.report.layout import layouts_beside, table_of
 from windtunnel.report.numbers import percent, quantity, span_text
 from windtunnel.report.report import Cell, Report, Section
+from windtunnel.report.results import ResultEntry
 
 TABLES = layouts_beside(__file__)
 

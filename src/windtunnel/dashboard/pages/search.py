@@ -121,12 +121,12 @@ def _search_view(dashboard: Dashboard, query: Query) -> View:
     study = _watched(dashboard, kept).study(path)
     state = _state(kept, path.stat().st_mtime)
     title = f"Search {kept.number}: {study.space.scenario.get('model', '')}"
-    progress = [_progress(study, outcome, state) for outcome in study.outcomes]
+    progress = [progress_of(study, outcome, state) for outcome in study.outcomes]
     report = replace(search_report(SearchEvidence(study, TOP)), title=title)
     return View(report, template="search.html", values={"progress": progress}, is_live=True)
 
 
-def _progress(study: Study, outcome: SearchOutcome, state: str) -> tuple[str | None, int, int, str]:
+def progress_of(study: Study, outcome: SearchOutcome, state: str) -> tuple[str | None, int, int, str]:
     """Return the workload, its answered points of how many, and both in words."""
     answered, num_points = len(outcome.evaluations), study.space.num_points
     refused = sum(len(points) for points in outcome.refusals.values())

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from windtunnel.dashboard.pages.run import result_view
-from windtunnel.dashboard.results import records
 from windtunnel.dashboard.view import Dashboard, Query, View
 from windtunnel.errors import InputError
 from windtunnel.report.layout import layouts_beside
+from windtunnel.report.results import records
 from windtunnel.report.serving.step import batch_line, step_document, step_report
 from windtunnel.schema import decode
 from windtunnel.serving.explain import Explanation, explain_step, step_batch

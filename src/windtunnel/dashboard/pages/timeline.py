@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.dashboard.pages.run import result_view
-from windtunnel.dashboard.results import records
 from windtunnel.dashboard.view import Dashboard, Download, Query, View, link
 from windtunnel.errors import InputError
 from windtunnel.formats.timeline.plan import TrackBatches, batches_by_track
@@ -19,6 +18,7 @@ from windtunnel.formats.timeline.write import write_timeline
 from windtunnel.metrics.records import Table
 from windtunnel.report.layout import layouts_beside
 from windtunnel.report.report import Report
+from windtunnel.report.results import records
 
 MAX_TRACKS = 64
 MOST_SLICES = 1_000

@@ -1,9 +1,11 @@
 """A recommendation in a sentence: what to serve a model on, what it costs, and what the next best would cost."""
 
 from windtunnel import catalog
+from windtunnel.metrics.summary import SECONDS_PER_HOUR
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.search.figures import figure_title, limits_text
 from windtunnel.search.answers import FleetSize, confidence_between, fleets
+from windtunnel.search.prices import ApiPrice
 from windtunnel.search.recommend import AS_IT_IS, CAPACITY, DEPLOYMENT
 from windtunnel.search.scores import score
 from windtunnel.search.space.space import CHANGE
@@ -34,6 +36,37 @@ def recommendation(study: Study, load: float | None) -> str:
     if catalog.device(study.point(best.index).settings[PATHS["device"]]).measured_as is None:
         sentences.append("No operator was measured on this device, so expect larger errors")
     return ". ".join(sentences) + "."
+
+
+def against_api(study: Study, api: ApiPrice, load: float | None) -> str:
+    """Say from which load in requests/s one replica costs less than an API, and what both cost for `load`.
+
+    A replica costs the same at any load up to its capacity; the API, by the request.
+    """
+    outcome, usd_per_request = study.outcomes[0], api.usd_per_request(study.space)
+    known = {index: outcome.mean(index).figures for index in outcome.ranking}
+    priced = {index: figures for index, figures in known.items() if "usd_per_hour" in figures}
+    asks = f"the API asks ${1000 * usd_per_request:,.2f} for 1,000 of these requests"
+    if not priced:
+        return f"Compared with an API, the price of the devices is needed: {asks}."
+    least = {index: each["usd_per_hour"] / SECONDS_PER_HOUR / usd_per_request for index, each in priced.items()}
+    paying = {index: rate for index, rate in least.items() if rate < priced[index]["requests_per_s"]}
+    if not paying:
+        cheapest = min(each["usd_per_hour"] / SECONDS_PER_HOUR / each["requests_per_s"] for each in priced.values())
+        return f"The API costs less at any load: {asks}, and the cheapest deployment takes ${1000 * cheapest:,.2f}."
+    index = min(paying, key=lambda each: paying[each])
+    replica = f"a replica of {_name(study, index)} at ${priced[index]['usd_per_hour']:,.2f}/h"
+    text = f"From {number(paying[index])} requests/s on, {replica} costs less than the API: {asks}."
+    if load is None:
+        return text
+    usd_per_hour, ways = load * usd_per_request * SECONDS_PER_HOUR, _ways(outcome, load)
+    own = f" and the replicas ${ways[0].usd_per_hour:,.2f}/h" if ways[0].usd_per_hour is not None else ""
+    return f"{text} For {number(load)} requests/s it asks ${usd_per_hour:,.2f}/h{own}."
+
+
+def _name(study: Study, index: int) -> str:
+    choice = study.point(index).choice
+    return str(choice.get(DEPLOYMENT, choice.get(CHANGE, "")))
 
 
 def _changes_text(study: Study, outcome: SearchOutcome) -> str:
@@ -98,7 +131,7 @@ def _way_text(study: Study, outcome: SearchOutcome, way: FleetSize) -> str:
 
 
 def _title(study: Study, way: FleetSize) -> str:
-    return str(study.point(way.index).choice[DEPLOYMENT])
+    return _name(study, way.index)
 
 
 def _usd_per_request(outcome: SearchOutcome, way: FleetSize, load: float | None) -> float | None:

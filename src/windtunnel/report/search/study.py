@@ -34,13 +34,14 @@ from windtunnel.report.report import (
     Text,
 )
 from windtunnel.report.search import figures as naming
-from windtunnel.report.search.recommendation import gains_of, recommendation
+from windtunnel.report.search.recommendation import against_api, gains_of, recommendation
 from windtunnel.schema import encode, fields_of, save
 from windtunnel.search import answers
 from windtunnel.search.capacity.limits import METRICS, limits_from
 from windtunnel.search.capacity.probe import LEAST_STREAM
 from windtunnel.search.confidence import CONFIDENCE, lower_bound
 from windtunnel.search.evaluation.training import MEMORY
+from windtunnel.search.prices import ApiPrice, Price
 from windtunnel.search.scores import frontier_names, is_more_better, label_of, objectives_of
 from windtunnel.search.space.space import CHANGE, Space, as_builtins, value_text
 from windtunnel.search.store import Store
@@ -85,6 +86,10 @@ class SearchEvidence(Shown):
     """The search is a recommendation's: `recommendation` leads."""
     launch: Reading = NO_COMMAND
     """The server's command line; empty without one."""
+    prices: Sequence[Price] = ()
+    """Of the devices, where they are not the catalog's."""
+    api: ApiPrice | None = None
+    """What an API asks, to be compared with."""
 
 
 def evidence_of(study: Study, store: Store, top: int, load: float | None = None, **shown: Any) -> SearchEvidence:
@@ -105,18 +110,26 @@ def search_report(evidence: SearchEvidence) -> Report:
     """Return the report of a search, finished or under way: the answer first, then its evidence."""
     space, count = evidence.study.space, evidence.study.count
     asked = Facts([("limits", naming.limits_text(space)), ("objective", naming.objective_text(space.objective))])
-    lead: list[Block] = [asked, *evidence.launch.remarks]
+    lead: list[Block] = [asked, *(price.text for price in evidence.prices if price.text), *evidence.launch.remarks]
     sections = search_sections(evidence)
     if count.num_runs or count.num_known:
         counters = LAYOUT["count_of_jobs" if space.is_training else "count"]
         sections.append(Section("", [facts_of(count, counters)], "Work of the search"))
     title = f"{format_count(space.num_points, 'point')} of {space.model or 'the space'}"
-    text = recommendation(evidence.study, evidence.load) if evidence.recommends else _verdict(evidence)
+    text = _recommendation(evidence) if evidence.recommends else _verdict(evidence)
     is_good = any(outcome.ranking for outcome in evidence.study.outcomes) or (False if evidence.why else None)
     sections = _shortened(sections) if evidence.recommends else sections
     if evidence.recommends and CHANGE in space.vary:
         return Report(text, [title, *lead], sections, is_good=is_good)
     return Report(title, lead, sections, verdict=text, is_good=is_good)
+
+
+def _recommendation(evidence: SearchEvidence) -> str:
+    """Say what to serve the model on, and from which load that costs less than an API."""
+    text, outcome = recommendation(evidence.study, evidence.load), evidence.study.outcomes[0]
+    if evidence.api is None or not outcome.ranking:
+        return text
+    return f"{text} {against_api(evidence.study, evidence.api, evidence.load)}"
 
 
 def _shortened(sections: Sequence[Section]) -> list[Section]:
@@ -219,7 +232,7 @@ def _best(evidence: SearchEvidence, outcome: SearchOutcome, why: Why, winner: in
     points = [(str(rank), study.point(index).title) for rank, index in enumerate(outcome.ranking[:top], start=1)]
     sureness = sureness_texts(study, outcome) if why else []
     return [
-        *([OnPage(lambda: _winner(study, outcome, why[0][1]))] if why else []),
+        *([OnPage(lambda: _winner(study, outcome, outcome.ranking[winner], dict(why)))] if why else []),
         OnTerminal(lambda: [Facts(points, RANK_WIDTH), best_table(study, outcome, top)]),
         OnPage(lambda: [best_table(study, outcome, top, is_on_page=True, winner=winner)]),
         *_burst_texts(evidence, outcome),
@@ -227,15 +240,18 @@ def _best(evidence: SearchEvidence, outcome: SearchOutcome, why: Why, winner: in
     ]
 
 
-def _winner(study: Study, outcome: SearchOutcome, result: Result | TrainingResult) -> list[Block]:
-    """Return the headline figures of the best point, and the command that launches it."""
-    best = outcome.mean(outcome.ranking[0])
+def _winner(
+    study: Study, outcome: SearchOutcome, index: int, results: Mapping[int, Result | TrainingResult]
+) -> list[Block]:
+    """Return the headline figures of the point that the answer names, and the command that launches it."""
+    best = outcome.mean(index)
     if study.space.is_training:
         return [
             Cards([Card(naming.figure_text(best, name), naming.figure_title(name)) for name in LAYOUT["job_cards"]])
         ]
-    known = {**best.figures, "load": best.load, "bound_by": bound_text(result)}
-    scenario = answers.scenario_of(study, outcome, outcome.ranking[0])
+    bound = {"bound_by": bound_text(results[index])} if index in results else {}
+    known = {**best.figures, "load": best.load, **bound}
+    scenario = answers.scenario_of(study, outcome, index)
     limit = naming.limit_text(best.limited_by, limits_from(study.space.limits))
     remark = f"The best point: {limit}. Figures are means over the streams of requests that a point met."
     launch = Code(launch_script(scenario, engine_versions(scenario)), "Launch the best point")
@@ -481,6 +497,7 @@ def _kind_of(reason: str) -> str:
 def study_document(evidence: SearchEvidence) -> dict[str, Any]:
     """Document a study: the space, the ranking, and what follows from it."""
     study = evidence.study
+    whys: list[Why] = evidence.why or [[] for _ in study.outcomes]
     return {
         "windtunnel": version(),
         "space": as_builtins(study.space),
@@ -503,9 +520,10 @@ def study_document(evidence: SearchEvidence) -> dict[str, Any]:
                 "refusals": {reason: len(points) for reason, points in outcome.refusals.items()},
                 "fleets": [msgspec.to_builtins(fleet) for fleet in (evidence.fleets[place] if evidence.fleets else [])],
             }
-            for place, (outcome, why) in enumerate(zip(study.outcomes, evidence.why, strict=True))
+            for place, (outcome, why) in enumerate(zip(study.outcomes, whys, strict=True))
         ],
-        **({"recommendation": recommendation(study, evidence.load)} if evidence.recommends else {}),
+        **({"recommendation": _recommendation(evidence)} if evidence.recommends else {}),
+        **({"prices": [price.text for price in evidence.prices]} if evidence.prices else {}),
         "misconfiguration": evidence.misconfiguration,
         "num_runs": study.count.num_runs,
         "num_requests": study.count.num_requests,

@@ -1,0 +1,243 @@
+"""Serving runs side by side: which is faster and why, their figures, distributions, and differences of scenarios."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputError
+from windtunnel.metrics.records import Table as Records
+from windtunnel.report.layout import Column, layouts_beside, table_of
+from windtunnel.report.numbers import quantity, span_text
+from windtunnel.report.render.json import version
+from windtunnel.report.report import Cell, Figures, OnPage, OnTerminal, Report, Section, Table
+from windtunnel.report.results import ResultEntry, document_file, entry_of, read_document, records
+from windtunnel.report.serving.curves import distributions
+from windtunnel.schema import differences
+from windtunnel.units import format_seconds
+
+MOST_RUNS = 8
+"""One run per colour."""
+LEAST_CHANGE = 0.005
+"""Relative differences below this are not worth a word."""
+MOST_REASONS = 3
+LAYOUT = layouts_beside(__file__)
+FIGURES: Mapping[str, str] = LAYOUT["figures"]
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedRun:
+    """A run with its document, and its requests where they are kept."""
+
+    entry: ResultEntry
+    document: Mapping[str, Any]
+    requests: Records | None = None
+
+    @property
+    def name(self) -> str:
+        return self.entry.name or "."
+
+
+Runs = Sequence[ComparedRun]
+
+
+def read_run(path: Path, name: str | None = None) -> ComparedRun:
+    """Read a run from its folder or document; its requests where the folder has them.
+
+    Raises:
+        InputError: it holds none.
+    """
+    file = document_file(path)
+    if file is None:
+        raise InputError(f"{path} holds no result", "give a folder that simulate or bench wrote with --out")
+    document = read_document(file)
+    kept = path / "requests.parquet"
+    return ComparedRun(entry_of(document, name or str(path)), document, records(kept) if kept.is_file() else None)
+
+
+def check_runs(runs: Runs) -> None:
+    """Raise InputError unless there are two to `MOST_RUNS` serving runs, with figures that can be."""
+    if not 2 <= len(runs) <= MOST_RUNS:
+        raise InputError(f"{len(runs)} runs are given; 2 to {MOST_RUNS} can be compared")
+    for run in runs:
+        if run.entry.kind not in ("simulate", "bench"):
+            raise InputError(f"{run.name} is of {run.entry.kind}; serving runs can be compared")
+        wrong = next((name for name, value in run.entry.figures.items() if not 0 <= value < math.inf), None)
+        if wrong is not None:
+            raise InputError(
+                f"{run.name}: {FIGURES.get(wrong, wrong)} is {run.entry.figures[wrong]:g}, which cannot be"
+            )
+
+
+def comparison_report(runs: Runs, address: Callable[[str], str] = lambda _name: "") -> Report:
+    """Return the report of a comparison with the first run; `address` links a run's name, where it has a page."""
+    differing = scenario_differences(runs)
+    requests = {run.name: run.requests for run in runs if run.requests is not None}
+    heads = ("", *(run.name for run in runs))
+    rows = [[path, *map(value_text, values)] for path, values in differing.items()]
+    sections = [
+        Section("Distributions", [Figures(distributions(requests))]),
+        Section(
+            "Figures",
+            [OnTerminal(lambda: [figures_table(runs)]), OnPage(lambda: [figures_table(runs, is_on_page=True)])],
+            is_open=True,
+        ),
+        Section("Runs", [_runs_table(runs, address)]),
+        Section("Differences of the scenarios", [Table(heads, rows) if rows else "There are none."]),
+    ]
+    return Report(f"Compared with {runs[0].name}", [], sections, verdict=" ".join(verdicts(runs)))
+
+
+def comparison_document(runs: Runs) -> dict[str, Any]:
+    """Document the comparison: each figure of every run, and every path in which scenarios differ."""
+    return {
+        "windtunnel": version(),
+        "runs": [run.entry.name for run in runs],
+        "kinds": [run.entry.kind for run in runs],
+        "verdicts": verdicts(runs),
+        "figures": {name: [run.entry.figures.get(name) for run in runs] for name in FIGURES},
+        "intervals": {name: [run.entry.intervals.get(name) for run in runs] for name in FIGURES},
+        "differences": scenario_differences(runs),
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------ verdict
+
+
+def verdicts(runs: Runs) -> list[str]:
+    """Return a sentence on each run against the first: what is better or worse, and why."""
+    return [_verdict(runs[0], run) for run in runs[1:]]
+
+
+def _verdict(base: ComparedRun, run: ComparedRun) -> str:
+    changes = [_change(name, words, base, run) for name, words in LAYOUT["verdict"].items()]
+    said = [change for change in changes if change]
+    if not said:
+        return f"{run.name} performs as {base.name} does."
+    text = f"{run.name} {_joined(said)}, compared with {base.name}"
+    reasons = [f"{path} is {_setting(new)} in place of {_setting(old)}" for path, (old, new) in _causes(base, run)]
+    if len(reasons) > MOST_REASONS:
+        reasons = [*reasons[: MOST_REASONS - 1], f"{len(reasons) - MOST_REASONS + 1} more settings differ"]
+    because = f", because {_joined(reasons)}" if reasons else ""
+    parts = _parts_text(base, run)
+    return f"{text}{because}{f': {parts}' if parts else ''}."
+
+
+def _change(name: str, words: Sequence[str], base: ComparedRun, run: ComparedRun) -> str:
+    """Return how a figure differs, in words; empty where it is unknown or about the same."""
+    first, value = base.entry.figures.get(name), run.entry.figures.get(name)
+    if not first or not value or abs(value / first - 1) < LEAST_CHANGE:
+        return ""
+    ratio = value / first
+    less, more, times = words
+    return times.format(f"{ratio:.3g}") if ratio >= 2 else (less if ratio < 1 else more).format(f"{abs(ratio - 1):.1%}")
+
+
+def _joined(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:-1]) + f" and {texts[-1]}" if len(texts) > 1 else texts[0]
+
+
+def _setting(value: Any) -> str:
+    return value_text(value) or "the default"
+
+
+def _causes(base: ComparedRun, run: ComparedRun) -> list[tuple[str, list[Any]]]:
+    """Return the settings that differ; those that engines derive from others only where no other differs."""
+    differing = scenario_differences([base, run])
+    causes = {path: values for path, values in differing.items() if path.rpartition(".")[2] not in LAYOUT["derived"]}
+    return list((causes or differing).items())
+
+
+def _parts_text(base: ComparedRun, run: ComparedRun) -> str:
+    """Say which part of a token's time changed most: TPOT, dealt out by what bounds the busy time of both runs."""
+    times = []
+    for each in (base, run):
+        shares = each.document["summary"].get("time_fractions")
+        if not shares or "tpot_s" not in each.entry.figures:
+            return ""
+        times.append({name: share * each.entry.figures["tpot_s"] for name, share in shares.items()})
+    before, after = times
+    part = max({**before, **after}, key=lambda name: abs(after.get(name, 0.0) - before.get(name, 0.0)))
+    old, new = (format_seconds(time.get(part, 0.0)) for time in times)
+    return f"{part.replace('_', ' ')} takes {new} of a token's time in place of {old}" if old != new else ""
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+
+
+def difference(name: str, run: ComparedRun, base: ComparedRun) -> tuple[str, str]:
+    """Return the difference of a figure from the first run's in words, and `better`, `worse` or neither."""
+    first, value = base.entry.figures.get(name), run.entry.figures.get(name)
+    if not first or value is None or value == first or run is base:
+        return "", ""
+    sign = -1 if name in LAYOUT["less"] else 1 if name in LAYOUT["more"] else 0
+    tone = "" if not sign else "better" if sign * (value - first) > 0 else "worse"
+    ratio = value / first
+    return f"{f'×{ratio:.3g}' if ratio >= 2 else f'{ratio - 1:+.1%}'} {tone}".rstrip(), tone
+
+
+def _runs_table(runs: Runs, address: Callable[[str], str]) -> Table:
+    columns: Mapping[str, Column] = {
+        "run": lambda entry: Cell(entry.name or ".", href=address(entry.name)),
+        "origin": lambda entry: "measured" if entry.kind == "bench" else "simulated",
+        "model": "model",
+        "deployment": "deployment",
+        "load": "load",
+        "calibration": lambda entry: entry.calibration or ("none" if entry.kind == "simulate" else ""),
+    }
+    return table_of((run.entry for run in runs), columns, left=len(columns))
+
+
+def figures_table(runs: Runs, is_on_page: bool = False) -> Table:
+    """Return a table with a line per figure: the first run's, then each other's with its difference.
+
+    Beside a measured run, a simulated figure says on a page whether the measured one lies in its 80% interval; on a
+    terminal, differences have columns of their own.
+    """
+    base, heads = runs[0], ["", *(run.name for run in runs)]
+    names = [name for name in FIGURES if any(name in run.entry.figures for run in runs)]
+    if is_on_page:
+        page_rows: list[list[str | Cell]] = [
+            [FIGURES[name], *(_figure(name, run, base) for run in runs)] for name in names
+        ]
+        note = f"Percentages are differences from {base.name}; intervals hold 80% of measurements."
+        return Table(heads, page_rows, notes=[note])
+    rows: list[list[str | Cell]] = []
+    for name in names:
+        pairs = ((_figure(name, run, base), difference(name, run, base)[0]) for run in runs[1:])
+        rows.append([FIGURES[name], _figure(name, base, base), *(part for pair in pairs for part in pair)])
+    return Table([*heads[:2], *(head for name in heads[2:] for head in (name, "difference"))], rows)
+
+
+def _figure(name: str, run: ComparedRun, base: ComparedRun) -> Cell:
+    value, first = run.entry.figures.get(name), base.entry.figures.get(name)
+    if value is None:
+        return Cell("")
+    text, tone = difference(name, run, base)
+    notes = [text] if text else []
+    if name in run.entry.intervals:
+        low, high = run.entry.intervals[name]
+        notes.append(span_text(quantity(name, low), quantity(name, high)))
+        if base.entry.kind == "bench" and run is not base and first is not None:
+            notes.append("measured within" if low <= first <= high else "measured outside")
+    return Cell(quantity(name, value), value, note=", ".join(notes), tone=tone)
+
+
+def scenario_differences(runs: Runs) -> dict[str, list[Any]]:
+    """Return the differences of the scenarios; a client knows only the workload, so only that is compared with it."""
+    scenarios = [run.document["scenario"] for run in runs]
+    if any(run.entry.kind == "bench" for run in runs):
+        known = ("workload", "slo", "seed")
+        scenarios = [{name: scenario[name] for name in known if name in scenario} for scenario in scenarios]
+    # A table that one leaves empty says nothing: its keys are named where the other has some.
+    return {
+        path: values for path, values in differences(scenarios).items() if any(each or each == 0 for each in values)
+    }
+
+
+def value_text(value: Any) -> str:
+    """Return a setting for a table; empty where it is missing."""
+    if value is None:
+        return ""
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)

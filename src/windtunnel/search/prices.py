@@ -1,0 +1,195 @@
+"""Prices of devices by the hour: given, of providers, or of hardware that is owned; and what an API asks for tokens."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from windtunnel import catalog
+from windtunnel.errors import InputError
+from windtunnel.hardware import Device
+from windtunnel.schema import Fraction, NonNegative, Positive, Schema, check_at_least, decode, read_yaml
+from windtunnel.search.capacity.load import stream_of
+from windtunnel.search.space.space import Space, point_at, scenario_at
+
+Term = Literal["on_demand", "reserved", "spot"]
+TERMS: tuple[Term, ...] = get_args(Term)
+HOURS_PER_YEAR, MONTHS_PER_YEAR = 8760.0, 12.0
+
+
+class Offer(Schema):
+    """What one device costs at a provider, or where it is owned."""
+
+    on_demand_usd_per_hour: Positive | None = None
+    reserved_usd_per_hour: Positive | None = None
+    spot_usd_per_hour: Positive | None = None
+    purchase_usd: Positive | None = None
+    """Price of an owned device with its share of the server, network and installation."""
+    years: Positive | None = None
+    """Time over which it is written off."""
+    interest_fraction: NonNegative = 0.0
+    """Cost of capital a year."""
+    power_w: Positive | None = None
+    """Mean draw with its share of the server; None: the device's TDP."""
+    usd_per_kwh: NonNegative = 0.0
+    pue: float = 1.0
+    """Energy of the data centre over that of its servers (power usage effectiveness)."""
+    hosting_usd_per_month: NonNegative = 0.0
+    """Space, network, maintenance and staff."""
+    residual_fraction: Fraction = 0.0
+    """Share of the purchase price that it sells for at the end."""
+    source: str = ""
+    date: str = ""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, pue=self.pue)
+        if (self.purchase_usd is None) != (self.years is None):
+            raise ValueError("purchase_usd and years belong together")
+        if self.purchase_usd is None and all(self.rented(term) is None for term in TERMS):
+            raise ValueError(f"there is no price: give {TERMS[0]}_usd_per_hour, or purchase_usd and years")
+
+    def rented(self, term: Term) -> float | None:
+        """Return the price of renting, in USD an hour; None where there is none."""
+        prices: dict[Term, float | None] = {
+            "on_demand": self.on_demand_usd_per_hour,
+            "reserved": self.reserved_usd_per_hour,
+            "spot": self.spot_usd_per_hour,
+        }
+        return prices[term]
+
+    def owned(self, device: Device) -> float | None:
+        """Return what owning costs in USD an hour of the whole year, busy or not; None where it is not owned.
+
+        Capital as an annuity over the years, power with the data centre's share, and hosting. Source: Barroso, Hölzle
+        and Ranganathan, The Datacenter as a Computer (3rd edition, 2018), chapter 6; the annuity at interest i over n
+        years is i / (1 - (1 + i)^-n) of the price, of which the residual value, discounted to today, is taken off.
+
+        Raises:
+            InputError: power has a price, and the draw is not known.
+        """
+        if self.purchase_usd is None or self.years is None:
+            return None
+        rate, watts = self.interest_fraction, self.power_w or device.tdp_w
+        if watts is None and self.usd_per_kwh:
+            raise InputError(f"the power of {device.name} is not known", "give power_w beside purchase_usd")
+        share: float = rate / (1 - (1 + rate) ** -self.years) if rate else 1 / self.years
+        capital: float = self.purchase_usd * (1 - self.residual_fraction * (1 + rate) ** -self.years)
+        power = (watts or 0.0) / 1e3 * self.pue * self.usd_per_kwh
+        return capital * share / HOURS_PER_YEAR + power + self.hosting_usd_per_month * MONTHS_PER_YEAR / HOURS_PER_YEAR
+
+
+@dataclass(frozen=True)
+class Price:
+    """The price of one device, and where it comes from."""
+
+    usd_per_hour: float
+    text: str = ""
+
+
+Offers = Mapping[str, float | dict[str, Offer]]
+"""Device -> USD an hour, or name of a provider -> its offer."""
+
+
+def read_prices(path: Path) -> Offers:
+    """Read a YAML file of prices.
+
+    Raises:
+        InputError: it is missing or wrong; the message names the path in it.
+    """
+    offers = decode(read_yaml(path), dict[str, float | dict[str, Offer]], f"--prices: {path}")
+    wrong = next((name for name, usd in offers.items() if isinstance(usd, float) and not 0 < usd < math.inf), None)
+    if wrong is not None:
+        raise InputError(f"--prices: {path}: $.{wrong} is {offers[wrong]}; more than 0 USD an hour is needed")
+    return offers
+
+
+def chosen_prices(offers: Offers, devices: Sequence[str], term: Term = "on_demand") -> dict[str, Price]:
+    """Return the price of each device that has an offer: the cheapest of renting on `term` and of owning.
+
+    Raises:
+        InputError: a device has offers, and none for the term.
+    """
+    by_name = {catalog.known_name("devices", name): offer for name, offer in offers.items()}
+    chosen: dict[str, Price] = {}
+    for name in devices:
+        device = catalog.device(name)
+        offer = by_name.get(device.name)
+        if isinstance(offer, dict):
+            prices = [price for place, each in offer.items() for price in _prices(place, each, device, term)]
+            if not prices:
+                known = [each for each in TERMS if any(one.rented(each) for one in offer.values())]
+                raise InputError(f"{name} has no price {_words(term)}", f"--price-term {' or '.join(known)}")
+            chosen[name] = min(prices, key=lambda price: price.usd_per_hour)
+        elif offer is not None:
+            chosen[name] = Price(offer)
+    return chosen
+
+
+def _prices(place: str, offer: Offer, device: Device, term: Term) -> list[Price]:
+    """Return the prices of one offer, with a sentence on each."""
+    ways = {_words(term): offer.rented(term), "owned": offer.owned(device)}
+    said = ", ".join(filter(None, (offer.source, offer.date)))
+    origin = f" ({said})" if said else ""
+    return [
+        Price(usd, f"{device.name}: ${usd:,.2f}/h {way}, {place}{origin}")
+        for way, usd in ways.items()
+        if usd is not None
+    ]
+
+
+def _words(term: Term) -> str:
+    return term.replace("_", " ")
+
+
+def parse_prices(text: str) -> dict[str, float]:
+    """Parse `gb200=10.50,mi300x=2.50`: device -> USD an hour for one device.
+
+    Raises:
+        InputError: a part is no such pair.
+    """
+    prices: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, price = part.partition("=")
+        usd = _positive(price)
+        if not name or usd is None:
+            raise InputError(f"--prices: {part!r} is no DEVICE=USD", "for instance gb200=10.50,mi300x=2.50")
+        prices[name.strip()] = usd
+    return prices
+
+
+def _positive(text: str) -> float | None:
+    """Return a finite number above 0; None where the text is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 < value < math.inf else None
+
+
+@dataclass(frozen=True)
+class ApiPrice:
+    """What an API asks, in USD per million tokens."""
+
+    input_usd: float
+    output_usd: float
+
+    def usd_per_request(self, space: Space) -> float:
+        """Return the price of a request of mean lengths of a space's workload; prefixes in a cache cost as others."""
+        scenario = scenario_at(space, point_at(space, 0).settings)
+        requests = stream_of(scenario.workload, space.seed).unit
+        tokens = float(requests.input_tokens.mean()), float(requests.output_tokens.mean())
+        return (tokens[0] * self.input_usd + tokens[1] * self.output_usd) / 1e6
+
+
+def parse_api_price(text: str) -> ApiPrice:
+    """Parse `0.60/2.40`, USD per million input and output tokens.
+
+    Raises:
+        InputError: it is no such pair.
+    """
+    prices = [_positive(part) for part in text.split("/")]
+    if len(prices) != 2 or prices[0] is None or prices[1] is None:
+        hint = "USD per million input and output tokens: --api-price 0.60/2.40"
+        raise InputError(f"--api-price: {text!r} is no INPUT/OUTPUT", hint)
+    return ApiPrice(prices[0], prices[1])

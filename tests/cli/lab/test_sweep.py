@@ -1,0 +1,111 @@
+"""`windtunnel bench --sweep`: one server at several loads, kept, resumed and predicted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from lab.fake_server import fake_server
+from windtunnel.metrics.records import Table
+from windtunnel.report.comparison import ComparedRun
+from windtunnel.report.lab.sweep import Level, Sweep, saturation, sweep_report
+from windtunnel.report.results import ResultEntry
+
+if TYPE_CHECKING:
+    from cli.conftest import Command
+
+SHAPE = ("--input-tokens", "12", "--output-tokens", "4", "--num-requests", "6")
+
+
+def run_of(output: float, growth: float) -> ComparedRun:
+    """A run of a given output, in which each second of arrivals adds `growth` seconds to TTFT."""
+    arrival_s = np.arange(50) * 0.1
+    columns = {"arrival_s": arrival_s, "ttft_s": 0.05 + growth * arrival_s, "is_warmup": np.zeros(50, bool)}
+    entry = ResultEntry("", "bench", 0.0, figures={"output_tokens_per_s": output})
+    return ComparedRun(entry, {"model": "m", "endpoint": "http://localhost/v1"}, Table(columns, {}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "outputs", "growths", "largest", "sentence"),
+    [
+        ("rate", (10, 20, 30), (0, 0.01, 0.3), 2.0, "Keeps up with 2.00 requests/s; at 4.00 the queue grows."),
+        ("rate", (10, 20, 40), (0, 0, 0), None, "Keeps up with every load, to 4.00 requests/s."),
+        ("rate", (9, 9, 9), (0.1, 0.5, 0.7), None, "The queue grows at 1.00 requests/s already."),
+        ("concurrency", (10, 19.2, 20), (0, 0, 0), 2.0, "Saturates at 2.00 concurrent requests: more add less than 5%"),
+        ("concurrency", (10, 18, 20), (0, 0, 0), None, "Output still rises at 4.00 concurrent requests."),
+    ],
+)
+def test_a_server_is_saturated_where_more_load_adds_only_waiting(
+    kind: str, outputs: tuple[float, ...], growths: tuple[float, ...], largest: float | None, sentence: str
+) -> None:
+    loads, runs = [1.0, 2.0, 4.0], [run_of(*pair) for pair in zip(outputs, growths, strict=True)]
+    assert saturation(kind, loads, runs) == largest
+    report = sweep_report(Sweep(kind, [Level(*pair) for pair in zip(loads, runs, strict=True)]))
+    assert report.verdict.startswith(sentence)
+
+
+def test_levels_are_kept_and_not_measured_again(windtunnel: Command, tmp_path: Path) -> None:
+    folder = str(tmp_path / "sweep")
+    with fake_server(0.01, 0.002) as (url, seen):
+        shared = ("bench", "--endpoint", url, *SHAPE, "--out", folder)
+        first = windtunnel(*shared, "--sweep", "rate=50,100")
+        assert first.code == 0, first.stderr
+        assert len(seen.bodies) == 12
+        second = windtunnel(*shared, "--sweep", "rate=200,50,100", "--json", "--html", str(tmp_path / "page.html"))
+        assert len(seen.bodies) == 18
+        assert "rate 50: measured before\nrate 100: measured before\nrate 200: 6 answered, 0 failed" in second.stderr
+        refused = windtunnel(*shared, "--sweep", "rate=50", "--seed", "1")
+        assert (refused.code, "rate-50 has other requests" in refused.stderr) == (2, True)
+    document = json.loads(second.stdout)
+    assert [level["load"] for level in document["levels"]] == [50.0, 100.0, 200.0]
+    assert [level["predicted"] for level in document["levels"]] == [None] * 3
+    kept = json.loads((tmp_path / "sweep" / "rate-50" / "summary.json").read_text())
+    assert document["levels"][0]["measured"]["ttft_s"] == kept["summary"]["ttft_s"]["mean"] > 0.01
+    assert json.loads((tmp_path / "sweep" / "sweep.json").read_text()) == document
+    assert "TTFT p99 over the load" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.compiled
+def test_a_described_deployment_is_predicted_beside(windtunnel: Command, tmp_path: Path) -> None:
+    described: dict[str, Any] = {
+        "model": "llama-3.1-8b",
+        "deployment": {"device": "h100_sxm"},
+        "workload": {
+            "arrivals": {"type": "poisson", "rate_per_s": 1},
+            "input_tokens": 12,
+            "output_tokens": 4,
+            "num_requests": 6,
+        },
+        "slo": {"ttft_s": 5.0},
+    }
+    (tmp_path / "scenario.yaml").write_text(json.dumps(described))
+    given = ("--workload", str(tmp_path / "scenario.yaml"), "--sweep", "concurrency=1,3")
+    with fake_server(0.01, 0.002) as (url, seen):
+        done = windtunnel("bench", "--endpoint", url, *given)
+    assert seen.most_under_way == 3
+    text = " ".join(done.stdout.split())
+    assert "Predicted: " in text
+    assert "Holds the SLO up to 3.00." in text
+    row = next(line for line in done.stdout.splitlines() if line.startswith("3.00") or line.lstrip().startswith("3.00"))
+    assert row.count("%)") == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--sweep", "rate"), "'rate' is no load and its values"),
+        (("--sweep", "rate=1,x"), "is no load"),
+        (("--sweep", "rate=0,1"), "is no load"),
+        (("--sweep", "concurrency=1.5"), "is no load"),
+        (("--sweep", "users=1"), "is no load"),
+        (("--sweep", "rate=1", "--save-result", "x.json"), "--save-result is of one load"),
+        (("--rate", "1", "--html", "x.html"), "--html is the page of a --sweep"),
+    ],
+)
+def test_wrong_sweeps_are_refused(windtunnel: Command, given: tuple[str, ...], message: str) -> None:
+    done = windtunnel("bench", "--endpoint", "http://127.0.0.1:9/v1", *SHAPE, *given)
+    assert (done.code, done.stdout, message in done.stderr) == (2, "", True), done.stderr

@@ -1,0 +1,105 @@
+"""`windtunnel compare`: results and scenarios side by side, with the reason of the largest difference."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from dashboard.conftest import write_bench_run
+
+if TYPE_CHECKING:
+    from cli.conftest import Command
+
+pytestmark = pytest.mark.compiled
+
+SCENARIO: dict[str, Any] = {
+    "model": "llama-3.1-8b",
+    "deployment": {"device": "h100_sxm"},
+    "workload": {
+        "arrivals": {"type": "poisson", "rate_per_s": 8},
+        "input_tokens": 512,
+        "output_tokens": 32,
+        "num_requests": 60,
+    },
+}
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, tp in (("one", 1), ("two", 2)):
+        scenario = SCENARIO | {"deployment": {"device": "h100_sxm", "parallelism": {"tp": tp}}}
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(scenario))
+    return tmp_path
+
+
+def test_a_scenario_is_compared_as_its_result_is(windtunnel: Command, files: Path) -> None:
+    (files / "one.json").write_text(windtunnel("simulate", "one.yaml", "--json").stdout)
+    assert windtunnel("simulate", "one.yaml", "--out", "folder").code == 0
+    compared = [
+        json.loads(windtunnel("compare", first, "two.yaml", "--json").stdout)
+        for first in ("one.json", "one.yaml", "folder")
+    ]
+    assert compared[0]["figures"] == compared[1]["figures"] == compared[2]["figures"]
+    one, two = compared[0]["figures"]["tpot_s"]
+    assert two < one
+    sentence = compared[0]["verdicts"][0]
+    assert sentence.startswith(f"two.yaml is {1 - two / one:.1%} faster in TPOT, "), sentence
+    assert "because deployment.parallelism.tp is 2 in place of the default: memory takes " in sentence
+    assert "num_gpu_blocks" not in sentence  # follows from TP
+    assert compared[0]["differences"]["deployment.parallelism.tp"] == [None, 2]
+
+
+def test_what_is_printed_has_the_differences_and_the_page_the_distributions(windtunnel: Command, files: Path) -> None:
+    done = windtunnel("compare", "one.yaml", "two.yaml", "one.yaml", "--html", "page.html")
+    assert done.code == 0, done.stderr
+    row = next(line.split() for line in done.stdout.splitlines() if line.startswith("TPOT mean"))
+    assert row[-3] == "better"
+    assert row[-4].startswith("-")
+    assert "one.yaml performs as one.yaml does." in " ".join(done.stdout.split())
+    page = (files / "page.html").read_text()
+    assert "share of requests that took no longer" in page
+    assert "deployment.parallelism.tp" in page
+
+
+def test_a_prediction_is_compared_with_a_measurement(windtunnel: Command, files: Path) -> None:
+    write_bench_run(files / "real")
+    done = windtunnel("compare", "real", "one.yaml", "--json")
+    document = json.loads(done.stdout)
+    assert document["kinds"] == ["bench", "simulate"]
+    assert document["intervals"]["tpot_s"][1] is not None
+    assert not any(path.startswith("deployment") for path in document["differences"])
+    assert "workload.arrivals.rate_per_s is 8 in place of 10" in document["verdicts"][0]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("one.yaml",), "there is nothing to compare"),
+        (("one.yaml", "nix"), "there is no nix"),
+        (("one.yaml", "empty"), "empty holds no result"),
+        (("one.yaml", "list.json"), "list.json holds no JSON object"),
+        (("one.yaml", "step.json"), "step.json is of document; serving runs can be compared"),
+        (("one.yaml", "torn.json"), "torn.json: $"),
+        (("one.yaml", "bad.yaml"), "modle"),
+        (("one.yaml", "negative.json"), "negative.json: TTFT mean is -1, which cannot be"),
+        (("one.yaml",) * 9, "9 runs are given; 2 to 8 can be compared"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    windtunnel: Command, files: Path, given: tuple[str, ...], message: str
+) -> None:
+    (files / "empty").mkdir()
+    (files / "list.json").write_text("[1]")
+    (files / "step.json").write_text('{"windtunnel": "1"}')
+    (files / "torn.json").write_text('{"windtunnel": "1", "summary": {}, "scenario": []}')
+    (files / "bad.yaml").write_text("modle: 1\n")
+    (files / "negative.json").write_text(
+        json.dumps({"windtunnel": "1", "summary": {"ttft_s": {"mean": -1}}, "scenario": SCENARIO})
+    )
+    done = windtunnel("compare", *given)
+    assert (done.code, done.stdout, message in done.stderr) == (2, "", True), done.stderr
