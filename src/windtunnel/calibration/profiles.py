@@ -132,9 +132,9 @@ def _usual_hosts(runs: Sequence[PricedServer], place: Scope) -> dict[str, HostOv
 
 
 def _host_at(fit: Fit, usual: HostOverheads, place: Scope) -> HostOverheads:
-    """Return the overheads at a place; without a device, gaps between kernels stay those of every device."""
+    """Return the overheads at a place; gaps between kernels are those of a release on a device, else the default's."""
     host = HostOverheads(**_rounded(fit.host(usual, place), fits.HOST))
-    return host if place.device else msgspec.structs.replace(host, kernel_gap_s=None)
+    return host if place.device and place.release else msgspec.structs.replace(host, kernel_gap_s=None)
 
 
 def _clients(runs: Sequence[PricedServer], fit: Fit, place: Scope) -> dict[str, Client]:
