@@ -23,6 +23,7 @@ import numpy as np
 import yaml
 
 from readers.silicon.runs import DISAGGREGATED, read_measurements
+from windtunnel.calibration.fit import crowding_weights
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.calibration.profiles import LEAST_CONFIGURATIONS, SHARED_ERROR, spread_of
 from windtunnel.calibration.validate import RunPrediction, predict_runs
@@ -113,9 +114,9 @@ def engines(predictions: Sequence[RunPrediction]) -> list[str]:
 
 
 def _spread(predictions: Sequence[RunPrediction], metric: str) -> Spread:
-    sizes = Counter(one.measurement.configuration for one in predictions)
+    configurations = [one.measurement.configuration for one in predictions]
     ratios = np.array([1 / (1 + one.error(metric)) for one in predictions])
-    return spread_of(ratios, np.array([sizes[one.measurement.configuration] ** -SHARED_ERROR for one in predictions]))
+    return spread_of(ratios, crowding_weights(configurations, SHARED_ERROR), configurations)
 
 
 def inside(predictions: Sequence[RunPrediction]) -> list[str]:

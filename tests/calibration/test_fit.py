@@ -20,7 +20,7 @@ from windtunnel.calibration.fit import (
     refit,
 )
 from windtunnel.calibration.measured_runs import Measurement
-from windtunnel.calibration.profiles import averaged_fit, folds, held_out, kin, profiles, spreads
+from windtunnel.calibration.profiles import averaged_fit, folds, held_out, kin, profiles, spread_of, spreads
 from windtunnel.pricing.estimator import Estimator, RooflineEstimator
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.serving.analysis.intervals import uncalibrated_spreads
@@ -217,6 +217,9 @@ def test_overheads_of_a_release_are_its_own_and_others_keep_what_all_share(runs:
     assert made.host_of("0.10.1").unhidden_step_s == made.releases["0.10"].unhidden_step_s
     assert made.releases["0.10"].unhidden_step_s > 1.5 * made.releases["0.19"].unhidden_step_s
     assert made.host_of("0.12.0") == made.host_of("nightly") == made.host
+    # Gaps between kernels differ by device and release: all others have the engine's default.
+    assert made.host.kernel_gap_s is None
+    assert 1e-7 < (made.releases["0.19"].kernel_gap_s or 0.0) < 1e-6
     assert made.releases["0.19"].unhidden_step_s < made.host.unhidden_step_s < made.releases["0.10"].unhidden_step_s
 
 
@@ -238,6 +241,20 @@ def test_profiles_carry_their_record(runs: list[PricedServer]) -> None:
     # Whose the time is, server's or client's, does not show.
     both_s = one.clients["python"].behind(one.host).first_token_s
     assert both_s == pytest.approx(0.005 * np.exp(0.8) + 0.003, rel=0.35)
+
+
+def test_spreads_hold_a_further_configuration_not_a_further_run() -> None:
+    """Of eight configurations of ten runs, which share most of their errors, a ninth lies within four times in five."""
+    rng = np.random.default_rng(0)
+
+    def is_inside(are_apart: bool) -> bool:
+        errors = rng.standard_normal((9, 1)) + 0.5 * rng.standard_normal((9, 10))
+        groups = [str(run if are_apart else run // 10) for run in range(80)]
+        spread = spread_of(np.exp(errors[:8].ravel()), np.ones(80), groups)
+        return bool(spread.p10 <= np.exp(errors[8, 0]) <= spread.p90)
+
+    assert 0.79 < np.mean([is_inside(False) for _ in range(1000)]) < 0.85
+    assert np.mean([is_inside(True) for _ in range(1000)]) < 0.77
 
 
 def test_spreads_are_taken_from_runs_of_as_known_settings_and_the_nearest_that_are_enough(

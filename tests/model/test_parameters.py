@@ -101,6 +101,8 @@ TOTALS = [
     ("zai-org/GLM-5", 744.0, CARD),
     ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 31.6, SAFETENSORS),
     ("nvidia/Nemotron-H-56B-Base-8K", 56.0, CARD),
+    ("nvidia/NVIDIA-Nemotron-Nano-9B-v2", 8.89, SAFETENSORS),
+    ("nvidia/NVIDIA-Nemotron-Nano-12B-v2", 12.31, SAFETENSORS),
     ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", 120.6, "Nemotron 3 Super, technical report"),
     ("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16", 550.0, CARD),
     ("MiniMaxAI/MiniMax-M3", 428.0, "model card, with the vision tower"),

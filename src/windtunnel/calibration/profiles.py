@@ -102,7 +102,7 @@ def profile(
         left_out: predictions of the runs by fits that did not see them.
     """
     engine, device = place.engine, place.device or None
-    of_release = {priced.scope.release: priced.setup.engine.host for priced in runs if priced.scope.engine == engine}
+    of_release = _usual_hosts(runs, place)
     numbered = sorted(filter(None, of_release), key=version_key)
     latest = of_release[numbered[-1] if numbered else ""]
     recorded = kin(runs, engine, device, assumed=False) or list(range(len(runs)))
@@ -112,13 +112,8 @@ def profile(
     return Calibration(
         engine=engine,
         device=device,
-        host=HostOverheads(**_rounded(fit.host(latest, place), fits.HOST)),
-        releases={
-            release: HostOverheads(
-                **_rounded(fit.host(of_release[release], place._replace(release=release)), fits.HOST)
-            )
-            for release in numbered
-        },
+        host=_host_at(fit, latest, place),
+        releases={release: _host_at(fit, of_release[release], place._replace(release=release)) for release in numbered},
         clients=_clients([priced for priced, _ in covered], fit, place),
         factors=_factors({name for priced, _ in covered for name in priced.parts}, fit, place),
         inferred=inferred(runs, learnt, engine, device),
@@ -127,6 +122,19 @@ def profile(
         spread_assumed=_spreads_of(runs, left_out, kin(runs, engine, device, assumed=True), engine),
         provenance=_provenance(covered, source),
     )
+
+
+def _usual_hosts(runs: Sequence[PricedServer], place: Scope) -> dict[str, HostOverheads]:
+    """Return release -> the overheads that an engine has by default; gaps between kernels are those of the device."""
+    every = {run.scope.release: run.setup.engine.host for run in runs if run.scope.engine == place.engine}
+    gap_s = next((run.setup.engine.host.kernel_gap_s for run in runs if place.covers(run.scope)), None)
+    return {release: msgspec.structs.replace(host, kernel_gap_s=gap_s) for release, host in every.items()}
+
+
+def _host_at(fit: Fit, usual: HostOverheads, place: Scope) -> HostOverheads:
+    """Return the overheads at a place; gaps between kernels are those of a release on a device, else the default's."""
+    host = HostOverheads(**_rounded(fit.host(usual, place), fits.HOST))
+    return host if place.device and place.release else msgspec.structs.replace(host, kernel_gap_s=None)
 
 
 def _clients(runs: Sequence[PricedServer], fit: Fit, place: Scope) -> dict[str, Client]:
@@ -230,24 +238,30 @@ def _rounded(times: HostOverheads | Client, names: Collection[str]) -> dict[str,
 
 def spreads(runs: Sequence[PricedServer], predictions: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
     """Metric -> quantiles of measured over predicted that hold 80% of a further value, not of those seen."""
-    shares = fits.crowding_weights([by_configuration(priced) for priced in runs], SHARED_ERROR)
+    configurations = [by_configuration(priced) for priced in runs]
+    shares = fits.crowding_weights(configurations, SHARED_ERROR)
     by_metric = {}
     for metric in METRICS:
         known = [
-            (ratio, share)
-            for priced, predicted, share in zip(runs, predictions, shares, strict=True)
+            (ratio, share, configuration)
+            for priced, predicted, share, configuration in zip(runs, predictions, shares, configurations, strict=True)
             for ratio in ratios([priced], [predicted]).get(metric, ())
         ]
         if known:
-            by_metric[metric] = spread_of(*np.array(known).T)
+            values, weights, groups = zip(*known, strict=True)
+            by_metric[metric] = spread_of(np.array(values), np.array(weights), groups)
     return by_metric
 
 
-def spread_of(values: Floats, weights: Floats) -> Spread:
-    """Return weighted quantiles, each one value further out than the quantiles of the values themselves."""
+def spread_of(values: Floats, weights: Floats, groups: Sequence[str]) -> Spread:
+    """Return weighted quantiles that hold 80% of a further group's values: 0.4 / n further out, of n groups.
+
+    Values of one group share an error. Groups of weights w count as n = (sum w)^2 / sum w^2 equal ones.
+    """
     order = np.argsort(values)
     below = np.cumsum(weights[order]) - 0.5 * weights[order]
-    outer = min(0.9 * (1 + 1 / values.size), 1.0)
+    of_groups = np.bincount(np.unique(groups, return_inverse=True)[1], weights)
+    outer = min(0.9 + 0.4 * (of_groups**2).sum() / of_groups.sum() ** 2, 1.0)
     p10, p50, p90 = np.interp([1 - outer, 0.5, outer], below / weights.sum(), values[order])
     return Spread(p10=float(f"{p10:.4g}"), p50=float(f"{p50:.4g}"), p90=float(f"{p90:.4g}"), num_runs=values.size)
 

@@ -56,6 +56,8 @@ class HostOverheads(Schema):
     """Per step, not hidden by asynchronous scheduling: copying tokens out and updated inputs in."""
     unhidden_request_s: NonNegative | None = None
     """Per sampled request, not hidden either."""
+    kernel_gap_s: NonNegative | None = None
+    """Per kernel of a step: from the end of the one before it in the same graph, beyond what it takes alone."""
 
 
 class Speculative(Schema):

@@ -13,7 +13,7 @@ from windtunnel.model.shape import Shard
 from windtunnel.notebook import Shown
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.pricing.roofline import machine
-from windtunnel.serving.engines.launches import graph_sizes, num_launches, padded_sizes
+from windtunnel.serving.engines.launches import graph_sizes, num_launches, padded_sizes, unhidden_s
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
@@ -70,7 +70,7 @@ class Explanation(Shown):
     launch_s: float
     """Host time to launch the step, which a faster device waits for; 0 where one CUDA graph holds it."""
     unhidden_s: float
-    """Host time that is not hidden even where it overlaps."""
+    """Host time that is not hidden even where it overlaps, and gaps between kernels."""
 
     @property
     def device_s(self) -> float:
@@ -123,7 +123,7 @@ def explain_step(setup: Setup, batch: StepBatch, estimator: Estimator | None = N
         host_s=float(host.step_s or 0.0) + float(host.request_s or 0.0) * num_running,
         host_overlaps=bool(setup.engine.async_scheduling),
         launch_s=_launch_s(setup, shard, batch),
-        unhidden_s=float(host.unhidden_step_s or 0.0) + float(host.unhidden_request_s or 0.0) * batch.sampled,
+        unhidden_s=unhidden_s(shard, setup.engine, batch.sampled),
     )
 
 

@@ -204,8 +204,8 @@ def test_message_sizes_are_elements_and_the_faster_library_wins(tmp_path: Path) 
     write(tmp_path, "comm/nccl/2.27", "nccl_perf", nccl)
     write(tmp_path, "comm/vllm/0.24.0", "custom_allreduce_perf", custom)
     sizes = np.array([1024.0, 2048.0])
-    priced = estimate(tmp_path, ops.Collective("all_reduce", sizes, 8))
-    np.testing.assert_allclose(priced.seconds, [4e-6, 10e-6])
+    trtllm = estimate(tmp_path, ops.Collective("all_reduce", sizes, 8), "trtllm", "1.3.0rc20")
+    np.testing.assert_allclose(trtllm.seconds, [4e-6, 10e-6])
     eager = estimate(tmp_path, ops.Collective("all_reduce", 1024.0, 8), cuda_graphs=False)
     assert eager.seconds == pytest.approx(10e-6)
     assert estimate(tmp_path, ops.Collective("all_gather", sizes, 8)).coverage is Coverage.ROOFLINE
@@ -278,6 +278,21 @@ def test_vllms_all_reduce_changes_its_algorithm_where_its_source_says(tmp_path: 
     assert (first, after) == (pytest.approx(10e-6), pytest.approx(26e-6))
     assert before < 15e-6
     assert np.asarray(estimate(tmp_path, op, "trtllm", "1.3.0rc20").seconds)[1] > 20e-6
+
+
+def test_two_steps_of_an_all_reduce_may_take_longer_than_larger_messages_and_than_nccl(tmp_path: Path) -> None:
+    """As on eight B200: two steps take 26 us from 256 KiB on, another kernel less from 1 MiB on, NCCL 18 everywhere.
+
+    vLLM 0.11 calls its own kernel below the limits that it sets, whatever NCCL would take.
+    """
+    own = {2**17: 9.4, 2**18: 26.0, 2**19: 26.1, 2**20: 16.7, 2**21: 20.7}
+    columns = nccl_columns("all_reduce", 8, own, "vLLM_custom_graph")
+    write(tmp_path, "comm/vllm/0.19.0", "custom_allreduce_perf", columns)
+    nccl = dict.fromkeys(own, 18.2) | {2**22: 27.0}
+    write(tmp_path, "comm/nccl/2.27", "nccl_perf", nccl_columns("all_reduce", 8, nccl))
+    sizes = np.array([float(size) for size in nccl])
+    priced = estimate(tmp_path, ops.Collective("all_reduce", sizes, 8), version="0.11.1")
+    np.testing.assert_allclose(priced.seconds, np.array([*own.values(), 27.0]) * 1e-6)
 
 
 def test_a_fused_all_reduce_ends_where_its_engine_ends_it(tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "host.launch_s": (0.01, {}),
     "host.unhidden_step_s": (0.01, ASYNCHRONOUS),
     "host.unhidden_request_s": (0.001, ASYNCHRONOUS),
+    "host.kernel_gap_s": (1e-4, ASYNCHRONOUS),
 }
 """Setting -> another value of it, and what else the scenario says: on both sides of the comparison."""
 

@@ -107,6 +107,39 @@ def test_steps_in_piecewise_graphs_launch_attention_and_what_is_between() -> Non
     assert beyond == num_launches(one.shard, EngineSettings(max_cudagraph_capture_size=512), 512) > 9 * layers
 
 
+def test_the_host_pays_for_calls_of_nvfp4_experts_outside_graphs() -> None:
+    """vLLM calls FlashInfer's from Python, which takes as long as tens of launches; no other format or engine does."""
+    nvfp4, fp8 = (
+        Shard(model("MiniMaxAI/MiniMax-M2.5"), Precision(weights=form, experts=form), Parallelism())
+        for form in (Format.NVFP4, Format.FP8)
+    )
+    graphs = EngineSettings(max_cudagraph_capture_size=512, piecewise_cudagraphs=True)
+    inside, beyond = num_launches(nvfp4, graphs, np.array([512, 513]))
+    layers = nvfp4.model.num_layers
+    assert beyond - num_launches(fp8, graphs, 513) > 20 * layers
+    assert inside == num_launches(fp8, graphs, 512)
+    trtllm = EngineSettings(name="trtllm", max_cudagraph_capture_size=512)
+    assert num_launches(nvfp4, trtllm, 513) < beyond - 20 * layers
+
+
+@pytest.mark.parametrize(("name", "of_layer"), [("dense", 10), ("experts", 13)])
+def test_kernels_wait_for_the_one_before_them(name: str, of_layer: int) -> None:
+    """Norms, projections, rotation, the write, attention, a product, ...: ten a layer, experts as one of them."""
+    one = priced(name)
+
+    def cost_with(gap_s: float) -> StepCost:
+        host = msgspec.structs.replace(one.engine.host, kernel_gap_s=gap_s)
+        engine = msgspec.structs.replace(one.engine, host=host)
+        return lower_steps(one.estimator, one.device, one.shard, engine, MAX_MODEL_LEN).cost
+
+    without, with_gaps = cost_with(0.0), cost_with(1e-6)
+    num_kernels = (with_gaps.decode_token_s - without.decode_token_s) * 1e6
+    assert num_kernels == pytest.approx(num_kernels[0])
+    assert of_layer <= num_kernels[0] / one.shard.model.num_layers < of_layer + 0.5
+    assert (with_gaps.sample_s - without.sample_s) * 1e6 == pytest.approx(num_kernels[0])
+    assert (with_gaps.mixed_token_s == without.mixed_token_s).all()
+
+
 def test_sglang_captures_chunks_in_pieces_where_it_can() -> None:
     """A graph, a write and a kernel an attention, a collective and a graph behind it; latent attention to 2,048 tokens;
     models and layouts that SGLang leaves out are launched kernel by kernel.

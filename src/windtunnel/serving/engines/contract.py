@@ -60,6 +60,8 @@ class Launches(Schema):
 
     fuses_experts: bool = False
     """One call launches all kernels of experts, whatever their format."""
+    of_nvfp4_experts: int = 0
+    """Launches that take the host as long as its call of experts in NVFP4; 0: as other experts."""
     kernels: dict[str, int] = {}
     """Launch -> its kernels, where they are not those of a compiled model."""
     quantises_apart: bool = False

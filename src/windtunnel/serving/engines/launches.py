@@ -77,9 +77,26 @@ def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any, in_decod
     return np.where(np.asarray(num_tokens) <= largest, float(min(pieces, kernels)), float(kernels))
 
 
+def unhidden_s(shard: Shard, engine: EngineSettings, num_sampled: Any) -> Any:
+    """Return the seconds of a step that neither operators nor overlapped work of the host hold: `num_sampled` requests
+    (a number or an array), and the gaps between kernels."""
+    host = engine.host
+    gaps_s = float(host.kernel_gap_s or 0.0) * _num_kernels(shard, engine.name)
+    return float(host.unhidden_step_s or 0.0) + gaps_s + float(host.unhidden_request_s or 0.0) * num_sampled
+
+
+def _num_kernels(shard: Shard, engine: str) -> float:
+    """Count the kernels of a decode step, one behind the other; experts, timed as a whole, are one."""
+    kernels = behaviour_of(engine).launches.kernels
+    launches = (*token_launches(shard, 1.0), *decode_launches(shard, 1.0, 1.0), *head_launches(shard, 1.0))
+    return sum(launch.count * float(launch.adds) * kernels.get(launch.name, 1) for launch in launches)
+
+
 def _kernels_of(launch: Launch, shard: Shard, engine: EngineSettings, behaviour: Launches) -> int:
     """Count the kernels of one execution of `launch`, where the host launches all of them."""
     if isinstance(launch.op, Experts):
+        if launch.op.format is Format.NVFP4 and behaviour.of_nvfp4_experts:
+            return behaviour.of_nvfp4_experts
         return LAUNCHES_OF_FUSED_EXPERTS if _has_fused_experts(shard, engine, behaviour) else LAUNCHES_OF_EXPERTS
     kernels = behaviour.kernels.get(launch.name) or launch.op.num_kernels
     is_narrow = isinstance(launch.op, Gemm) and ACTIVATION_BITS[launch.op.format] < ACTIVATION_BITS[Format.BF16]

@@ -24,7 +24,7 @@ from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 from windtunnel.pricing.roofline import machine
 from windtunnel.serving.deployment import EngineSettings
-from windtunnel.serving.engines.launches import graph_sizes, num_launches, padded_sizes
+from windtunnel.serving.engines.launches import graph_sizes, num_launches, padded_sizes, unhidden_s
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.state.records import StepCost
 
@@ -66,7 +66,8 @@ class LoweredSteps:
 
     cost: StepCost
     unhidden_s: Floats
-    """[max_num_seqs + 1] the part of `cost.decode_token_s` and `cost.sample_s` that is the host's."""
+    """[max_num_seqs + 1] the part of `cost.decode_token_s` and `cost.sample_s` that no operator holds: the host's, and
+    gaps between kernels."""
     decode_communication_s: Floats
     """[max_num_seqs + 1] the part of `cost.decode_token_s` that is collectives."""
     mixed_token_s: Floats
@@ -133,9 +134,7 @@ class StepPrices:
         upto = np.arange(engine.max_num_seqs + 1)
         verified, positions = padded[self.queries * upto], np.arange(self.queries * engine.max_num_seqs + 1)
         draft_s = np.zeros(1) if self.draft is None else self.draft
-        unhidden_s = float(host.unhidden_step_s or 0.0) + float(host.unhidden_request_s or 0.0) * upto.astype(
-            np.float64
-        )
+        not_hidden_s = np.asarray(unhidden_s(self.shard, engine, upto), np.float64)
         launch_s = float(host.launch_s or 0.0)
         head_s, head_communication_s, head_compute_s = self.head
 
@@ -147,9 +146,9 @@ class StepPrices:
             return np.ascontiguousarray(np.stack(columns, axis=1))
 
         cost = StepCost(
-            decode_token_s=at_padded(token_s, head_s) + draft_s + unhidden_s,
+            decode_token_s=at_padded(token_s, head_s) + draft_s + not_hidden_s,
             mixed_token_s=rank_token_s,
-            sample_s=np.interp(positions, self.sampled_nodes, head_s) + unhidden_s[positions // self.queries],
+            sample_s=np.interp(positions, self.sampled_nodes, head_s) + not_hidden_s[positions // self.queries],
             context_nodes=self.context_nodes,
             decode_attention_s=at_every_batch(self.decode),
             chunk_nodes=self.chunk_nodes,
@@ -168,7 +167,7 @@ class StepPrices:
         )
         return LoweredSteps(
             cost=cost,
-            unhidden_s=unhidden_s,
+            unhidden_s=not_hidden_s,
             decode_communication_s=at_padded(communication_s, head_communication_s),
             mixed_token_s=token_s,
             mixed_communication_s=communication_s,
