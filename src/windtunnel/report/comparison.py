@@ -115,13 +115,16 @@ def _verdict(base: ComparedRun, run: ComparedRun) -> str:
     said = [change for change in changes if change]
     if not said:
         return f"{run.name} performs as {base.name} does."
-    text = f"{run.name} {_joined(said)}, compared with {base.name}"
-    reasons = [f"{path} is {_setting(new)} in place of {_setting(old)}" for path, (old, new) in _causes(base, run)]
+    text = f"{run.name} has {_joined(said)}."
+    reasons = [
+        f"{path.rpartition('.')[2]} is {_setting(new)} in place of {_setting(old)}"
+        for path, (old, new) in _causes(base, run)
+    ]
     if len(reasons) > MOST_REASONS:
         reasons = [*reasons[: MOST_REASONS - 1], f"{len(reasons) - MOST_REASONS + 1} more settings differ"]
-    because = f", because {_joined(reasons)}" if reasons else ""
+    because = f" The {_joined(reasons)}." if reasons else ""
     parts = _parts_text(base, run)
-    return f"{text}{because}{f': {parts}' if parts else ''}."
+    return f"{text}{because}{f' {parts[0].upper()}{parts[1:]}.' if parts else ''}"
 
 
 def _change(name: str, words: Sequence[str], base: ComparedRun, run: ComparedRun) -> str:

@@ -48,8 +48,8 @@ def test_a_scenario_is_compared_as_its_result_is(windtunnel: Command, files: Pat
     one, two = compared[0]["figures"]["tpot_s"]
     assert two < one
     sentence = compared[0]["verdicts"][0]
-    assert sentence.startswith(f"two.yaml is {1 - two / one:.1%} faster in TPOT, "), sentence
-    assert "because deployment.parallelism.tp is 2 in place of the default: memory takes " in sentence
+    assert sentence.startswith(f"two.yaml has {1 - two / one:.1%} less TPOT, "), sentence
+    assert "The tp is 2 in place of the default. Memory takes " in sentence
     assert "num_gpu_blocks" not in sentence  # follows from TP
     assert compared[0]["differences"]["deployment.parallelism.tp"] == [None, 2]
 
@@ -73,7 +73,7 @@ def test_a_prediction_is_compared_with_a_measurement(windtunnel: Command, files:
     assert document["kinds"] == ["bench", "simulate"]
     assert document["intervals"]["tpot_s"][1] is not None
     assert not any(path.startswith("deployment") for path in document["differences"])
-    assert "workload.arrivals.rate_per_s is 8 in place of 10" in document["verdicts"][0]
+    assert "The rate_per_s is 8 in place of 10" in document["verdicts"][0]
 
 
 @pytest.mark.parametrize(
