@@ -88,11 +88,10 @@ def test_published_length_files_have_no_times(
 def test_known_layouts_are_recognised_by_their_columns(tmp_path: Path, name: str) -> None:
     layout = shipped()[name]
     unit_s = {"s": 1.0, "ms": 1e-3, "ns": 1e-9}[layout.arrival_unit]
-    kind, value = next(iter(layout.rows_with.items()), ("kind", "x"))
     path = tmp_path / "a.csv"
     marks = [name for name in layout.marks[-1:] if name != layout.arrival]
-    header = [kind, layout.output_tokens, layout.input_tokens, layout.arrival, *marks]
-    rows = [[value, 1, 10, 0, "a"], [value, 2, 20, round(3 / unit_s), "b"]]
+    header = ["extra", layout.output_tokens, layout.input_tokens, layout.arrival, *marks]
+    rows = [["x", 1, 10, 0, "a"], ["y", 2, 20, round(3 / unit_s), "b"]]
     path.write_text("\n".join(",".join(map(str, row)) for row in [header, *(row[: len(header)] for row in rows)]))
     requests = read(path)
     assert requests.arrival_s.tolist() == pytest.approx([0, 3])
@@ -149,12 +148,19 @@ def test_dynamo_records_are_sorted_and_events_of_tools_left_out(tmp_path: Path) 
 
     start, long_hash = 1_780_000_000_000, 2**64 - 5
     late, tool, early = record(start + 1500, [long_hash, 3]), record(0, [], "tool_end"), record(start, [long_hash, 9])
+    wrapped = "".join(json.dumps({"timestamp": 1, "event": json.loads(line)}) + "\n" for line in (tool, late, early))
+    assert read(tmp_path / "dynamo-request-trace.0.jsonl", wrapped).arrival_s.tolist() == [0, 1.5]
     requests = read(tmp_path / "a.jsonl", late + tool + early)
     assert requests.arrival_s.tolist() == [0, 1.5]
     assert requests.input_tokens.tolist() == [100, 100]
     assert requests.blocks.block_tokens == 64
     first, same, second = requests.blocks.ids[[0, 2, 1]].tolist()
     assert (first, second) == (same, 9)
+    with pytest.raises(InputError, match="has no requests"):
+        read(
+            tmp_path / "a.jsonl",
+            tool.replace("tool_end", "tool_error") + late.replace("request_end", "request_payload"),
+        )
     with pytest.raises(InputError, match=r"row 2: request\.replay\.trace_block_size is not that"):
         read(tmp_path / "a.jsonl", late + record(start, [1], block=128))
 
@@ -167,7 +173,9 @@ def test_aiperf_records_are_sorted_by_the_time_of_sending(tmp_path: Path) -> Non
         )
 
     start = 1_780_000_000_000_000_000
-    requests = read(tmp_path / "profile_export.jsonl", record(start + 2_500_000_000, 20) + record(start, 10))
+    failed = json.dumps({"metadata": {"request_start_ns": start}, "metrics": {}, "error": {"code": 500}}) + "\n"
+    rows = record(start + 2_500_000_000, 20) + record(start, 10) + failed
+    requests = read(tmp_path / "profile_export.jsonl", rows)
     assert requests.arrival_s.tolist() == pytest.approx([0, 2.5])
     assert (requests.input_tokens.tolist(), requests.output_tokens.tolist()) == ([10, 20], [9, 9])
 

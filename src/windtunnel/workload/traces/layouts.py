@@ -50,8 +50,8 @@ class Layout:
     """Columns that tell the layout from others with the same names: a file needs one of them."""
     never: Sequence[str] = ()
     """Columns that only files of other layouts have."""
-    rows_with: Mapping[str, str] = field(default_factory=dict)
-    """Column -> its value in the rows that are requests; empty: every row is one."""
+    rows_with: Mapping[str, str | None] = field(default_factory=dict)
+    """Column -> its value (None: none) in the rows that are requests; empty: every row is one."""
     is_sorted: bool = True
     """Whether rows are in order of arrival; otherwise (in order of completion) they are sorted."""
     zero_output_failed: bool = False

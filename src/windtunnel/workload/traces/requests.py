@@ -128,16 +128,19 @@ def _rows(path: Path, names: dict[str, str], layout: Layout, trace: Trace, limit
     block_tokens = trace.hash_block_tokens or layout.block_tokens
     reading = _Reading(path, names, unit_s, drops_failed, block_tokens, layout.is_sorted)
     states_block = isinstance(block_tokens, str) and "hash_ids" in names
-    further = [*layout.rows_with, *([str(block_tokens)] if states_block else [])]
+    rows_with = layout.rows_with if ".json" in path.name.lower() else {}
+    further = [*rows_with, *([str(block_tokens)] if states_block else [])]
     for batch in batches_of(path, list(dict.fromkeys([*names.values(), *further]))):
-        reading.add(_rows_with(batch, layout.rows_with))
+        requests = _rows_with(batch, rows_with)
+        if len(next(iter(requests.values()))):
+            reading.add(requests)
         if limit is not None and layout.is_sorted and reading.num_requests >= limit:
             break
     recorded = reading.finish()
     return recorded if limit is None else recorded.take(slice(0, limit))
 
 
-def _rows_with(batch: Batch, wanted: Mapping[str, str]) -> Batch:
+def _rows_with(batch: Batch, wanted: Mapping[str, str | None]) -> Batch:
     """Return the rows in which the columns of `wanted` have its values."""
     for name, value in wanted.items():
         keep = [found == value for found in _values(batch[name])]

@@ -3,6 +3,8 @@
 import csv
 import io
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +17,8 @@ from windtunnel.units import format_count
 BLOCK_BYTES = 1 << 24
 BLOCK_ROWS = 1 << 18
 """Rows of a block of Parquet."""
+HEADER_ROWS = 100
+"""Rows of JSON Lines whose names are those of the columns, beside the first."""
 
 Batch = dict[str, Any]
 """Column -> pyarrow array of a block of rows; a list where its values are lists or objects."""
@@ -160,9 +164,13 @@ def _json_lines(path: Path, names: list[str] | None) -> Iterator[Any]:
     with opened(path, BLOCK_BYTES) as file:
         if names is None:
             try:
-                yield _names_of(_LINES.decode(_first_line(path, file)))
+                header = dict.fromkeys(_names_of(_LINES.decode(_first_line(path, file))))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise InputError(f"{path} row 1 is not a JSON object: {error}", "one object a line is needed") from None
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+                for further in _LINES.decode_lines(b"".join(islice(file, HEADER_ROWS))):
+                    header.update(dict.fromkeys(_names_of(further)))
+            yield list(header)
             return
         while lines := file.readlines(BLOCK_BYTES):
             try:
