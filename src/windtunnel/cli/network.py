@@ -1,6 +1,7 @@
 """`windtunnel topology`, `collective` and `network run`: networks of GPUs, one collective, SimAI's job."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,6 +16,7 @@ from windtunnel.formats.simai.report import end_to_end_csv, flow_table_csv
 from windtunnel.network import fabric as fabrics
 from windtunnel.network.collectives.call import ALGORITHMS, CollectiveChoices, CollectiveRun
 from windtunnel.network.collectives.closed_forms import LAUNCH_S
+from windtunnel.network.collectives.expert_parallel import TokenTraffic, run_expert_all_to_all
 from windtunnel.network.collectives.placement import chosen_gpus
 from windtunnel.network.collectives.run import flows_like, read_traffic, run_collective
 from windtunnel.network.fabric import Fabric, without
@@ -150,11 +152,22 @@ def _share(options: Options, jobs: list[LayerWorkload], settings: NetworkSetting
 
 def collective(options: Options) -> None:
     """Run a collective, write its flows and print its time."""
-    if options.op is None or options.topology is None or (options.size is None and options.traffic is None):
+    tokens = {name: value for name, value in options.of("token_traffic").items() if value not in (None, False)}
+    if (
+        options.op is None
+        or options.topology is None
+        or (options.size is None and options.traffic is None and not tokens)
+    ):
         required = (("op", options.op), ("topology", options.topology), ("size", None))
         missing = next(name for name, value in required if value is None)
         raise InputError(f"--{missing} is missing", "see `windtunnel collective --help`")
     fabric = fabric_with_failures(options, options.topology)
+    if tokens:
+        made = run_expert_all_to_all(
+            fabric, _token_traffic(options, tokens), chosen_ranks(options.ranks, fabric.num_gpus)
+        )
+        answer(options.as_json, report.collective_document, report.collective_report, made)
+        return
     settings = network_settings(options)
     _check_has_flows(settings.backend, [name for name in ("times", "links") if getattr(options, name)])
     ranks = chosen_ranks(options.ranks, fabric.num_gpus)
@@ -162,6 +175,24 @@ def collective(options: Options) -> None:
     if any(options.of("flow_files").values()):
         _write_flow_files(options, made)
     answer(options.as_json, report.collective_document, report.collective_report, made)
+
+
+def _token_traffic(options: Options, tokens: dict[str, Any]) -> TokenTraffic:
+    """Return the tokens of the options; other options of what is sent and how do not go with them."""
+    given = {**options.of("network_settings"), **options.of("algorithm"), **options.of("flow_files")}
+    given = {**given, "size": options.size, "traffic": options.traffic}
+    odd = [f"--{name.replace('_', '-')}" for name, value in given.items() if value not in (None, False, "analytic")]
+    if options.op.lower() != "all_to_all":
+        odd = [f"--op {options.op}", *odd]
+    if odd:
+        raise InputError(
+            f"tokens to experts are an all-to-all in closed form; {odd[0]} does not go with them",
+            "leave it out; for flows, write the bytes to a file and give --traffic",
+        )
+    if "tokens" not in tokens:
+        raise InputError("--tokens is missing", "how many tokens each rank has, as 4096, or 128 in decoding")
+    names = {"tokens": "num_tokens", "token_type": "dtype", "experts": "num_experts", "top_k_experts": "top_k"}
+    return TokenTraffic(**{names.get(name, name): value for name, value in tokens.items()})
 
 
 def _run(options: Options, fabric: Fabric, ranks: int | list[int], settings: NetworkSettings) -> CollectiveRun:

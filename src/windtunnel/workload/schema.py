@@ -77,17 +77,18 @@ class Trace(Schema):
     time_scale: Positive = 1.0
     """Factor on every arrival time after `start_s`: 0.5 doubles the load."""
     input_scale: Positive = 1.0
-    """Factor on every prompt length, rounded down to at least 1; with hash ids the prompts stay as they are."""
+    """Factor on every prompt length, rounded down to at least 1, and on the blocks that prompts share."""
     output_scale: Positive = 1.0
     max_tokens: Annotated[int, partial(check_between, 2, MAX_TOKENS)] | None = None
-    """Requests with more tokens than this, prompt and output together, are shortened to it."""
+    """Requests with more tokens than this, prompt and output together, are shortened to it. A prompt loses its end, so
+    what is left of the blocks that it shares stays shared."""
     shorten: Literal["both", "input"] = "both"
     """Lengths that `max_tokens` cuts: both in proportion, or the prompt first."""
     order: Literal["file", "shuffled", "resampled"] = "file"
     """Order of the pairs of lengths: as in the file, shuffled, or drawn with replacement (as many as are needed).
     Orders other than `file` need `arrivals`."""
-    hash_block_tokens: Tokens = 512
-    """Tokens in a block of `hash_ids`; 512 as in Mooncake."""
+    hash_block_tokens: Tokens | None = None
+    """Tokens in a block of `hash_ids`. None takes the publisher's: 512 in Mooncake, 16 in Bailian, 512 elsewhere."""
     failed: Literal["refuse", "leave_out"] | None = None
     """Requests without output. None leaves them out where the trace's publisher says that they failed (BurstGPT)."""
     characters_per_token: Positive | None = None

@@ -151,6 +151,15 @@ def test_compat_simai_needs_no_topology(windtunnel: Command, workload: str) -> N
         (["collective", "--op", "sum", "--size", "1GiB", "--topology", "dgx_h100"], "there is no collective 'sum'"),
         (["collective", "--op", "all_reduce", "--size", "1.5", "--topology", "dgx_h100"], "whole number of bytes"),
         (["collective", "--op", "all_reduce", "--size", "1", "--topology", "torus"], "has no switches"),
+        (
+            ["collective", "--op", "all_reduce", "--tokens", "8", "--topology", "dgx_h100"],
+            "--op all_reduce does not go",
+        ),
+        (["collective", "--op", "all_to_all", "--top-k-experts", "8", "--topology", "dgx_h100"], "--tokens is missing"),
+        (
+            [*["collective", "--op", "all_to_all", "--tokens", "8", "--topology", "dgx_h100", "--backend", "flow"]],
+            "in closed form; --backend does not go with them",
+        ),
         (["network", "run"], "--workload is missing"),
         (["network", "run", "-w", "nothing.txt", "--topology", "dgx_h100"], "there is no file nothing.txt"),
         (["network", "run", "-w", "one.txt", "--placement", "packed"], "are for several jobs"),

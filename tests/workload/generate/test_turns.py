@@ -264,6 +264,68 @@ def test_the_published_block_ids_spell_the_prompts(reference: Path) -> None:
     assert np.array_equal(tokens, requests.input_tokens)
 
 
+def test_shortened_prompts_still_share_their_beginnings(tmp_path: Path) -> None:
+    path = tmp_path / "blocks.jsonl"
+    path.write_text(
+        '{"timestamp": 0, "input_length": 1100, "output_length": 100, "hash_ids": [7, 8, 9]}\n'
+        '{"timestamp": 10, "input_length": 1200, "output_length": 20, "hash_ids": [7, 8, 4]}\n'
+        '{"timestamp": 20, "input_length": 900, "output_length": 200, "hash_ids": [7, 5]}\n'
+    )
+    # Cut to 1,000: prompts of 900, 980 and 800. The first ends after 388 tokens of block 8, the second after 468.
+    cut = requests_of({"trace": {"path": str(path), "max_tokens": 1000, "shorten": "input"}})
+    assert cut.prefixes is not None
+    assert list(cut.prefixes.node_parent) == [-1, 0, 1, 0]
+    assert list(cut.prefixes.node_tokens) == [512, 388, 80, 288]
+    assert list(cut.prefixes.request_node) == [1, 2, 3]
+    assert np.array_equal(path_tokens(cut.prefixes)[cut.prefixes.request_node], cut.input_tokens)
+    # Blocks of 51.2 tokens: two hold 102.
+    scaled = requests_of({"trace": {"path": str(path), "input_scale": 0.1}})
+    assert scaled.prefixes is not None
+    assert list(scaled.prefixes.node_tokens) == [51, 51, 8, 18, 39]
+    assert np.array_equal(path_tokens(scaled.prefixes)[scaled.prefixes.request_node], scaled.input_tokens)
+    with pytest.raises(InputError, match="makes a block of 512 shared prompt tokens shorter than one token") as refused:
+        requests_of({"trace": {"path": str(path), "input_scale": 0.001}})
+    assert refused.value.hint == "give an input_scale of at least 0.00195312"
+
+
+def shared_fraction(requests: RequestArrays) -> float:
+    """Fraction of prompt tokens that an earlier prompt has too, as an endless cache would find them."""
+    forest = requests.prefixes
+    assert forest is not None
+    depth, seen, shared = path_tokens(forest), np.zeros(forest.node_parent.size, bool), 0
+    for node in forest.request_node.tolist():
+        last = node
+        while node >= 0 and not seen[node]:
+            seen[node] = True
+            node = forest.node_parent[node]
+        shared += depth[node] if node >= 0 else 0
+        assert last >= 0
+    return shared / int(requests.input_tokens.sum())
+
+
+@pytest.mark.parametrize(
+    ("options", "fraction"),
+    # Counted in the file, over lists of blocks cut to the length of each prompt. A prompt that is cut loses its own end
+    # first, so the fraction grows; scaling changes nothing.
+    [
+        ({}, 0.37362),
+        ({"input_scale": 0.25}, 0.37367),
+        ({"input_scale": 0.9}, 0.37358),
+        ({"input_scale": 2}, 0.37362),
+        ({"max_tokens": 131_072}, 0.37362),
+        ({"max_tokens": 100_000}, 0.37479),
+        ({"max_tokens": 32_768}, 0.38288),
+        ({"max_tokens": 8192}, 0.43082),
+    ],
+)
+def test_the_published_sharing_survives_scaling_and_shortening(
+    reference: Path, options: dict[str, Any], fraction: float
+) -> None:
+    path = reference / "traces/mooncake_fast25_conversation.jsonl.gz"
+    requests = requests_of({"trace": {"path": str(path), **options}})
+    assert shared_fraction(requests) == pytest.approx(fraction, rel=5e-5)
+
+
 def test_every_array_has_a_row_for_each_request() -> None:
     requests = requests_of({**TENANTS, "num_requests": 700})
     for field in fields(requests):

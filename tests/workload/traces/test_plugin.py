@@ -82,6 +82,6 @@ def test_the_layout_whose_times_are_there_too_is_taken(tmp_path: Path) -> None:
 
 
 def test_what_nearly_matches_is_named_with_what_it_lacks(tmp_path: Path) -> None:
-    path = written(tmp_path, "ContextTokens,input_length,when\n1,2,3\n")
-    with pytest.raises(InputError, match="azure lacks GeneratedTokens; mooncake lacks output_length; it has Con"):
+    path = written(tmp_path, "ContextTokens,prompt_size,when\n1,2,3\n")
+    with pytest.raises(InputError, match="azure lacks GeneratedTokens; splitwise lacks token_size; it has Con"):
         read_requests(Trace(path=str(path)), LENGTHS)

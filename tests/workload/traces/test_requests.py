@@ -88,11 +88,113 @@ def test_published_length_files_have_no_times(
 def test_known_layouts_are_recognised_by_their_columns(tmp_path: Path, name: str) -> None:
     layout = shipped()[name]
     unit_s = {"s": 1.0, "ms": 1e-3, "ns": 1e-9}[layout.arrival_unit]
-    header = f"extra,{layout.output_tokens},{layout.input_tokens},{layout.arrival}"
-    requests = read(tmp_path / "a.csv", f"{header}\nx,1,10,0\ny,2,20,{3 / unit_s:.0f}\n")
+    path = tmp_path / "a.csv"
+    marks = [name for name in layout.marks[-1:] if name != layout.arrival]
+    header = ["extra", layout.output_tokens, layout.input_tokens, layout.arrival, *marks]
+    rows = [["x", 1, 10, 0, "a"], ["y", 2, 20, round(3 / unit_s), "b"]]
+    path.write_text("\n".join(",".join(map(str, row)) for row in [header, *(row[: len(header)] for row in rows)]))
+    requests = read(path)
     assert requests.arrival_s.tolist() == pytest.approx([0, 3])
     assert requests.input_tokens.tolist() == [10, 20]
     assert requests.output_tokens.tolist() == [1, 2]
+
+
+BAILIAN = (
+    '{"chat_id": 7, "parent_chat_id": -1, "timestamp": 0.5, "input_length": 33, "output_length": 4, "type": "text", '
+    '"turn": 1, "hash_ids": [11, 12, 13]}\n'
+    '{"chat_id": 8, "parent_chat_id": -1, "timestamp": 1, "input_length": 5, "output_length": 1, "type": "text", '
+    '"turn": 1, "hash_ids": [14]}\n'
+    '{"chat_id": 9, "parent_chat_id": 7, "timestamp": 61.25, "input_length": 40, "output_length": 2, "type": "text", '
+    '"turn": 2, "hash_ids": [11, 12, 15]}\n'
+)
+
+
+def test_bailian_has_seconds_blocks_of_16_and_sessions_of_turns(tmp_path: Path) -> None:
+    requests = read(tmp_path / "qwen_traceA_blksz_16.jsonl", BAILIAN)
+    assert requests.arrival_s.tolist() == [0.5, 1, 61.25]
+    assert requests.blocks.block_tokens == 16
+    assert requests.session.tolist() == [0, 1, 0]
+
+
+def test_mooncake_has_milliseconds_and_blocks_of_512_and_may_have_sessions(tmp_path: Path) -> None:
+    row = '{"session_id": "a", "timestamp": 1500, "input_length": 600, "output_length": 4, "hash_ids": [0, 1]}\n'
+    requests = read(tmp_path / "a.jsonl", row)
+    assert requests.arrival_s.tolist() == [1.5]
+    assert requests.blocks.block_tokens == 512
+    assert requests.session.tolist() == [0]
+    aliases = row.replace("input_length", "input_tokens").replace("output_length", "output_tokens")
+    requests = read(tmp_path / "b.jsonl", aliases.replace("timestamp", "created_time"))
+    assert (requests.arrival_s.tolist(), requests.blocks.block_tokens) == ([1.5], 512)
+
+
+def test_a_layout_is_not_guessed_from_names_that_several_have(tmp_path: Path) -> None:
+    content = "timestamp,input_length,output_length\n1500,600,4\n"
+    for needed in (("arrival", *LENGTHS), LENGTHS):
+        with pytest.raises(
+            InputError, match="bailian lacks chat_id or parent_chat_id; mooncake lacks hash_ids or"
+        ) as no:
+            read(tmp_path / "a.csv", content, needed)
+        assert "{arrival: timestamp, arrival_unit: UNIT, input_tokens: input_length, output" in str(no.value.hint)
+    names = {"arrival": "timestamp", "input_tokens": "input_length", "output_tokens": "output_length"}
+    assert read(tmp_path / "a.csv", None, **names, arrival_unit="ms").arrival_s.tolist() == [1.5]
+
+
+def test_dynamo_records_are_sorted_and_events_of_tools_left_out(tmp_path: Path) -> None:
+    def record(received_ms: int, hashes: list[int], kind: str = "request_end", block: int = 64) -> str:
+        replay = {"trace_block_size": block, "input_length": 100, "input_sequence_hashes": hashes}
+        request = {"request_received_ms": received_ms, "output_tokens": 3, "replay": replay}
+        rest = {"request": request} if kind == "request_end" else {"tool": {"tool_class": "search"}}
+        return json.dumps({"schema": "dynamo.request.trace.v1", "event_type": kind, **rest}) + "\n"
+
+    start, long_hash = 1_780_000_000_000, 2**64 - 5
+    late, tool, early = record(start + 1500, [long_hash, 3]), record(0, [], "tool_end"), record(start, [long_hash, 9])
+    wrapped = "".join(json.dumps({"timestamp": 1, "event": json.loads(line)}) + "\n" for line in (tool, late, early))
+    assert read(tmp_path / "dynamo-request-trace.0.jsonl", wrapped).arrival_s.tolist() == [0, 1.5]
+    requests = read(tmp_path / "a.jsonl", late + tool + early)
+    assert requests.arrival_s.tolist() == [0, 1.5]
+    assert requests.input_tokens.tolist() == [100, 100]
+    assert requests.blocks.block_tokens == 64
+    first, same, second = requests.blocks.ids[[0, 2, 1]].tolist()
+    assert (first, second) == (same, 9)
+    with pytest.raises(InputError, match="has no requests"):
+        read(
+            tmp_path / "a.jsonl",
+            tool.replace("tool_end", "tool_error") + late.replace("request_end", "request_payload"),
+        )
+    with pytest.raises(InputError, match=r"row 2: request\.replay\.trace_block_size is not that"):
+        read(tmp_path / "a.jsonl", late + record(start, [1], block=128))
+
+
+def test_aiperf_records_are_sorted_by_the_time_of_sending(tmp_path: Path) -> None:
+    def record(start_ns: int, prompt: int) -> str:
+        metrics = {"input_sequence_length": {"value": prompt}, "output_sequence_length": {"value": 9, "unit": "tokens"}}
+        return (
+            json.dumps({"metadata": {"request_start_ns": start_ns, "conversation_id": "c"}, "metrics": metrics}) + "\n"
+        )
+
+    start = 1_780_000_000_000_000_000
+    failed = json.dumps({"metadata": {"request_start_ns": start}, "metrics": {}, "error": {"code": 500}}) + "\n"
+    rows = record(start + 2_500_000_000, 20) + record(start, 10) + failed
+    requests = read(tmp_path / "profile_export.jsonl", rows)
+    assert requests.arrival_s.tolist() == pytest.approx([0, 2.5])
+    assert (requests.input_tokens.tolist(), requests.output_tokens.tolist()) == ([10, 20], [9, 9])
+
+
+def test_lmsys_conversations_are_measured_in_characters(tmp_path: Path) -> None:
+    said = [{"content": "a" * 40, "role": "user"}, {"content": "b" * 9, "role": "assistant"}]
+    path = tmp_path / "lmsys.parquet"
+    parquet.write_table(pa.table({"conversation_id": ["x"], "conversation": [said], "turn": [1]}), path)
+    recorded = read_requests(Trace(path=str(path), characters_per_token=4), LENGTHS)
+    assert recorded.input_tokens is not None
+    assert recorded.output_tokens is not None
+    assert (recorded.input_tokens.tolist(), recorded.output_tokens.tolist()) == ([10], [3])
+
+
+def test_the_archive_of_servegen_is_not_a_trace(reference: Path, tmp_path: Path) -> None:
+    for path in (reference / "traces/servegen_language_m-small.tar.xz", tmp_path):
+        with pytest.raises(InputError) as refused:
+            read(path)
+        assert f"workload.clients: {{path: {path}}}" in str(refused.value.hint)
 
 
 COLUMNS: dict[str, list[Any]] = {

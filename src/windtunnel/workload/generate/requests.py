@@ -189,10 +189,19 @@ def _with_recorded(requests: RequestArrays, recorded: RecordedRequests) -> Reque
 def forest(blocks: BlockIds, input_tokens: Counts | None, rows: slice) -> PrefixArrays:
     """Return the forest that the block ids of prompts spell: a node for each id that follows the same blocks.
 
-    A prompt's last block holds the rest of the prompt; no other prompt shares what is beyond its blocks.
+    A prompt's last block holds the rest of the prompt; no other prompt shares what is beyond its blocks. A prompt that
+    was shortened keeps the blocks that begin within it; where it ends within a block of another one, that block becomes
+    two nodes.
     """
     assert input_tokens is not None, "the reader reads the prompts with their blocks"
-    offsets, ids = blocks.offsets, blocks.ids
+    depth = np.arange(blocks.ids.size) - np.repeat(blocks.offsets[:-1], np.diff(blocks.offsets))
+    begin = np.floor(depth * blocks.block_tokens).astype(np.int64)
+    is_kept = begin < np.repeat(input_tokens, np.diff(blocks.offsets))
+    offsets, ids = np.append(0, np.cumsum(is_kept))[blocks.offsets], blocks.ids[is_kept]
+    begin, depth = begin[is_kept], depth[is_kept]
+    if not ids.size:
+        none = np.zeros(0, np.int64)
+        return PrefixArrays(none, none, *np.full((2, offsets[:-1][rows].size), -1, np.int64))
     is_first = np.zeros(ids.size, bool)
     is_first[offsets[:-1][offsets[:-1] < offsets[1:]]] = True
     before = np.where(is_first, -1, np.concatenate([[-1], ids[:-1]]))
@@ -204,14 +213,40 @@ def forest(blocks: BlockIds, input_tokens: Counts | None, rows: slice) -> Prefix
     else:
         by_age_seen = first_seen[by_age]
     parent = np.where(is_first[by_age_seen], -1, node[by_age_seen - 1])
-    tokens = np.full(parent.size, blocks.block_tokens, np.int64)
-    lengths = np.diff(offsets)
-    last = np.where(lengths > 0, offsets[1:] - 1, 0)
-    rest = input_tokens - (lengths - 1) * blocks.block_tokens
-    has_blocks = lengths > 0
-    np.minimum.at(tokens, node[last[has_blocks]], rest[has_blocks])
-    request_node = np.where(has_blocks, node[last] if node.size else -1, -1)[rows]
-    return PrefixArrays(parent, tokens, request_node, np.full(request_node.size, -1, np.int64))
+    size = np.floor((depth + 1) * blocks.block_tokens).astype(np.int64) - begin
+    has_blocks = np.diff(offsets) > 0
+    last = offsets[1:][has_blocks] - 1
+    rest = np.minimum(input_tokens[has_blocks] - begin[last], size[last])
+    return _split(parent, size[by_age_seen], node[last], rest, has_blocks, rows)
+
+
+def _split(
+    parent: Counts, size: Counts, last: Counts, rest: Counts, has_blocks: NDArray[np.bool_], rows: slice
+) -> PrefixArrays:
+    """Return a forest of blocks, `[num_blocks]`, with a node for each part of a block in which a prompt ends.
+
+    Args:
+        parent, size: parent and tokens of each block.
+        last, rest: the last block of each prompt that has blocks, and the tokens of it in the prompt.
+        has_blocks: `[num_requests]` Whether a prompt has blocks.
+        rows: requests to return.
+    """
+    base = int(size.max()) + 1
+    above = np.unique(parent[parent >= 0])
+    ends = last * base + rest
+    parts = np.unique(np.concatenate([ends, above * base + size[above]]))
+    block, end = np.divmod(parts, base)
+    begins_block = np.diff(block, prepend=-1) > 0
+    before = np.arange(parts.size) - 1
+    above_end = np.where(parent < 0, -1, np.searchsorted(parts, (parent + 1) * base) - 1)
+    request_node = np.full(has_blocks.size, -1, np.int64)
+    request_node[has_blocks] = np.searchsorted(parts, ends)
+    return PrefixArrays(
+        node_parent=np.where(begins_block, above_end[block], before),
+        node_tokens=end - np.where(begins_block, 0, end[before]),
+        request_node=request_node[rows],
+        request_output_node=np.full(has_blocks.size, -1, np.int64)[rows],
+    )
 
 
 def _chained(ids: Counts, is_first: NDArray[np.bool_]) -> tuple[Counts, Counts]:

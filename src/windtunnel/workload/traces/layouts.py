@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ DEFAULT = "windtunnel"
 
 LENGTHS = ("input_tokens", "output_tokens")
 STREAMS = ("arrival", *LENGTHS)
-_FURTHER = ("priority", "tenant", "session", "hash_ids")
+_FURTHER = ("priority", "tenant", "session", "session_parent", "hash_ids")
 """Columns that are read where a file has them."""
 
 
@@ -41,7 +41,19 @@ class Layout:
     priority: str | None = None
     tenant: str | None = None
     session: str | None = None
+    session_parent: str | None = None
+    """Column with the session id of the request before this one, where `session` names each request by itself."""
     hash_ids: str | None = None
+    block_tokens: int | str = 512
+    """Tokens in a block of `hash_ids`, or the column that states them."""
+    marks: Sequence[str] = ()
+    """Columns that tell the layout from others with the same names: a file needs one of them."""
+    never: Sequence[str] = ()
+    """Columns that only files of other layouts have."""
+    rows_with: Mapping[str, str | None] = field(default_factory=dict)
+    """Column -> its value (None: none) in the rows that are requests; empty: every row is one."""
+    is_sorted: bool = True
+    """Whether rows are in order of arrival; otherwise (in order of completion) they are sorted."""
     zero_output_failed: bool = False
     """Whether the publisher says that requests without output failed; they are left out."""
     texts_of: Callable[[Any], tuple[str, str] | None] | None = None
@@ -49,9 +61,18 @@ class Layout:
     leave out. It raises ValueError for a value without texts."""
 
     def missing(self, header: Sequence[str], given: TraceColumns, streams: Sequence[str]) -> list[str]:
-        """Return the columns of `streams`, under the given names where there are any, that a file lacks."""
+        """Return the columns of `streams`, under the given names where there are any, and marks that a file lacks."""
         names = [getattr(given, stream) or getattr(self, stream) or stream for stream in streams]
-        return [name for name in dict.fromkeys(names) if name not in header]
+        has_mark = not self.marks or any(name in header for name in self.marks)
+        return [name for name in dict.fromkeys(names) if name not in header] + ([] if has_mark else [self._marks])
+
+    @property
+    def _marks(self) -> str:
+        return " or ".join(self.marks)
+
+    def lacks_only_marks(self, header: Sequence[str]) -> bool:
+        """Return whether a file has the layout's columns of lengths, but none of its marks."""
+        return bool(self.marks) and self.missing(header, TraceColumns(), LENGTHS) == [self._marks]
 
 
 def first_exchange(conversation: Any) -> tuple[str, str] | None:
@@ -99,13 +120,14 @@ def known_layouts() -> dict[str, Layout]:
 def recognise(path: Path, header: Sequence[str], given: TraceColumns, needed: Sequence[str]) -> Layout:
     """Return the layout of a file: the one whose columns of lengths it has, under given names where there are any.
 
-    Of several such layouts, one whose column of times the file has too is chosen. The default layout is also recognised
+    A layout whose names others have too needs one of its marks. Of several such layouts, one whose column of times the
+    file has too is chosen. The default layout is also recognised
     by the needed columns alone, such as `arrival_s`, and stands beside lengths that both have given names.
 
     Raises:
         InputError: a given name is no column, or no layout matches, or several; says what each lacks.
     """
-    named = [getattr(given, stream) for stream in (*needed, *_FURTHER)]
+    named = [getattr(given, stream, None) for stream in (*needed, *_FURTHER)]
     if unknown := [name for name in named if name and name not in header]:
         raise InputError(
             f"{path} has no column {unknown[0]!r}; it has {_listed(header)}", did_you_mean(unknown[0], header)
@@ -113,7 +135,11 @@ def recognise(path: Path, header: Sequence[str], given: TraceColumns, needed: Se
     layouts = known_layouts()
     if given.input_tokens and given.output_tokens:
         return layouts[DEFAULT]
-    matching = [name for name, layout in layouts.items() if not layout.missing(header, given, LENGTHS)]
+    matching = [
+        name
+        for name, layout in layouts.items()
+        if not layout.missing(header, given, LENGTHS) and not set(layout.never) & set(header)
+    ]
     complete = [name for name in matching if not layouts[name].missing(header, given, STREAMS)]
     match complete or matching:
         case [name]:
@@ -137,7 +163,7 @@ def find_columns(
     Raises:
         InputError: the file has no column for a needed stream, or two of the same name.
     """
-    names = {stream: getattr(given, stream) or getattr(layout, stream) for stream in (*needed, *_FURTHER)}
+    names = {stream: getattr(given, stream, None) or getattr(layout, stream) for stream in (*needed, *_FURTHER)}
     columns = {stream: name for stream, name in names.items() if name in header}
     if missing := [stream for stream in (*LENGTHS, "arrival") if stream in needed and stream not in columns]:
         raise _no_stream(path, header, missing[0], layout)
@@ -165,11 +191,21 @@ def _no_stream(path: Path, header: Sequence[str], stream: str, layout: Layout) -
 def _unknown(path: Path, header: Sequence[str], layouts: dict[str, Layout]) -> InputError:
     """Return the error for a file of no known layout, with what the nearest ones lack."""
     lacking = {name: layout.missing(header, TraceColumns(), LENGTHS) for name, layout in layouts.items()}
-    near = [name for name, layout in layouts.items() if set(_lengths_and_times(layout)) & set(header)]
+    near = [
+        name
+        for name, layout in layouts.items()
+        if set(_lengths_and_times(layout)) & set(header)
+        and (not layout.marks or set(layout.marks) & set(header) or layout.lacks_only_marks(header))
+    ]
     considered = "; ".join(f"{name} lacks {' and '.join(lacking[name])}" for name in near or layouts)
     words = [word for name in near for word in lacking[name]]
     others = [column for column in header if not any(column in _lengths_and_times(layouts[name]) for name in near)]
     hint = next((meant for word in words if (meant := did_you_mean(word, others))), None)
+    if unmarked := next((layout for layout in layouts.values() if layout.lacks_only_marks(header)), None):
+        hint = (
+            f"name the columns and the unit of the times: workload.trace.columns: {{arrival: {unmarked.arrival}, "
+            f"arrival_unit: UNIT, input_tokens: {unmarked.input_tokens}, output_tokens: {unmarked.output_tokens}}}"
+        )
     return InputError(
         f"{path} has the columns of no known trace: {considered}; it has {_listed(header)}",
         hint or "name them: workload.trace.columns: {arrival: NAME, input_tokens: NAME, output_tokens: NAME}",

@@ -5,8 +5,9 @@ request, and a block of the file.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ class BlockIds:
 
     offsets: NDArray[np.int64]
     ids: NDArray[np.int64]
-    block_tokens: int
+    block_tokens: float
+    """Tokens in a block; a fraction where prompts are scaled. The first n blocks hold floor(n x block_tokens)."""
 
     def take(self, rows: NDArray[np.int64] | slice) -> "BlockIds":
         """Return the blocks of `rows`, in that order."""
@@ -119,17 +121,34 @@ def _find(name: str) -> Path:
 
 def _rows(path: Path, names: dict[str, str], layout: Layout, trace: Trace, limit: int | None) -> RecordedRequests:
     """Read the rows of a file whose columns are `names`."""
-    if "hash_ids" in names and ("input_tokens" not in names or trace.input_scale != 1 or trace.max_tokens is not None):
+    if "hash_ids" in names and "input_tokens" not in names:
         del names["hash_ids"]
     unit_s = UNITS_S[trace.columns.arrival_unit if trace.columns.arrival else layout.arrival_unit]
     drops_failed = layout.zero_output_failed if trace.failed is None else trace.failed == "leave_out"
-    reading = _Reading(path, names, unit_s, drops_failed, trace.hash_block_tokens)
-    for batch in batches_of(path, list(names.values())):
-        reading.add(batch)
-        if limit is not None and reading.num_requests >= limit:
+    block_tokens = trace.hash_block_tokens or layout.block_tokens
+    reading = _Reading(path, names, unit_s, drops_failed, block_tokens, layout.is_sorted)
+    states_block = isinstance(block_tokens, str) and "hash_ids" in names
+    rows_with = layout.rows_with if ".json" in path.name.lower() else {}
+    further = [*rows_with, *([str(block_tokens)] if states_block else [])]
+    for batch in batches_of(path, list(dict.fromkeys([*names.values(), *further]))):
+        requests = _rows_with(batch, rows_with)
+        if len(next(iter(requests.values()))):
+            reading.add(requests)
+        if limit is not None and layout.is_sorted and reading.num_requests >= limit:
             break
     recorded = reading.finish()
     return recorded if limit is None else recorded.take(slice(0, limit))
+
+
+def _rows_with(batch: Batch, wanted: Mapping[str, str | None]) -> Batch:
+    """Return the rows in which the columns of `wanted` have its values."""
+    for name, value in wanted.items():
+        keep = [found == value for found in _values(batch[name])]
+        batch = {
+            name: list(compress(column, keep)) if isinstance(column, list) else column.filter(keep)
+            for name, column in batch.items()
+        }
+    return batch
 
 
 @dataclass(slots=True)
@@ -140,7 +159,9 @@ class _Reading:
     names: dict[str, str]
     unit_s: float
     drops_failed: bool
-    block_tokens: int
+    block_tokens: int | str
+    """Or the column that states them."""
+    is_sorted: bool = True
     num_requests: int = 0
     num_rows: int = 0
     origin: Any = None
@@ -165,11 +186,14 @@ class _Reading:
         checked = {stream: check(columns[stream]) for stream, check in read.items() if stream in columns}
         for stream in ("tenant", "session"):
             if stream in self.names:
-                checked[stream] = self._codes(stream, batch[self.names[stream]])
+                parent = batch.get(self.names.get("session_parent", "")) if stream == "session" else None
+                checked[stream] = self._codes(stream, batch[self.names[stream]], parent)
         size = len(next(iter(batch.values())))
         for stream, values in checked.items():
             self.parts.setdefault(stream, []).append(values[keep])
-        if "hash_ids" in self.names:
+        if "hash_ids" in self.names and size:
+            if isinstance(self.block_tokens, str):
+                self.block_tokens = self._stated_block(batch[self.block_tokens], row)
             blocks = _block_ids(self.path, self.names["hash_ids"], batch[self.names["hash_ids"]], row)
             self.parts.setdefault("hash_ids", []).append(blocks.take(np.arange(size)[keep]))
         self.num_rows += size
@@ -185,10 +209,17 @@ class _Reading:
             for stream, parts in self.parts.items()
             if stream != "hash_ids"
         }
-        blocks = _joined(self.parts["hash_ids"], self.block_tokens) if "hash_ids" in self.parts else None
-        if blocks is not None:
+        blocks = None
+        if "hash_ids" in self.parts:
+            assert isinstance(self.block_tokens, int), "`add` reads what the column states"
+            blocks = _joined(self.parts["hash_ids"], self.block_tokens)
             _check_blocks(self.path, self.names["hash_ids"], blocks, columns["input_tokens"])
-        return RecordedRequests(**columns, tenant_names=tuple(self.codes["tenant"]), blocks=blocks)
+        recorded = RecordedRequests(**columns, tenant_names=tuple(self.codes["tenant"]), blocks=blocks)
+        if self.is_sorted or recorded.arrival_s is None:
+            return recorded
+        recorded = recorded.take(np.argsort(recorded.arrival_s, kind="stable"))
+        assert recorded.arrival_s is not None
+        return replace(recorded, arrival_s=recorded.arrival_s - recorded.arrival_s[0]) if self.origin else recorded
 
     def _arrival_s(self, column: "Column") -> NDArray[np.float64]:
         if not column.values.size:
@@ -198,7 +229,7 @@ class _Reading:
         else:
             seconds, self.origin = dates_s(column, self.origin)
         backwards = np.flatnonzero(np.diff(seconds, prepend=self.last_s) < 0)
-        if backwards.size:
+        if backwards.size and self.is_sorted:
             row = column.first_row + int(backwards[0]) + 1
             message = f"{column.path} row {row}: {column.name} is before that of row {row - 1}"
             raise InputError(message, f"sort the requests by {column.name}")
@@ -213,12 +244,27 @@ class _Reading:
             self.origin = times[0] if times[0] * self.unit_s > UNIX_TIME_AFTER_S else times.dtype.type(0)
         return np.asarray((times - self.origin) * self.unit_s, np.float64)
 
-    def _codes(self, stream: str, column: Any) -> NDArray[np.int64]:
-        """Return the number of each value, by order of first appearance; -1 for none."""
+    def _stated_block(self, column: Any, first_row: int) -> int:
+        """Return the tokens in a block that the rows state, which must agree."""
+        sizes = tokens_of(column_of(self.path, str(self.block_tokens), column, first_row))
+        Column(self.path, str(self.block_tokens), sizes, first_row).refuse(
+            sizes != sizes[0], f"is not that of the first request, {sizes[0]}"
+        )
+        return int(sizes[0])
+
+    def _codes(self, stream: str, column: Any, parent: Any = None) -> NDArray[np.int64]:
+        """Return the number of each value, by order of first appearance; -1 for none.
+
+        With `parent`, a value has the number of its parent, where that came before.
+        """
         import pyarrow as pa
 
         known = self.codes[stream]
-        names = pa.array([_name(value) for value in _values(column)], pa.string()).dictionary_encode()
+        values = [_name(value) for value in _values(column)]
+        if parent is not None:
+            for value, above in zip(values, map(_name, _values(parent)), strict=True):
+                known.setdefault(value, known.get(above, len(known)))
+        names = pa.array(values, pa.string()).dictionary_encode()
         numbers = [known.setdefault(name, len(known)) if name else -1 for name in names.dictionary.to_pylist()]
         return np.asarray(np.array(numbers)[np.asarray(names.indices)], np.int64)
 
@@ -240,7 +286,11 @@ def _block_ids(path: Path, name: str, column: Any, first_row: int) -> BlockIds:
             raise InputError(f"{path} row {row}: {name} is not a list of whole numbers: {shown(ids)}")
     sizes = [0 if ids is None else len(ids) for ids in lists]
     flat = [block for ids in lists if ids for block in ids]
-    return BlockIds(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), np.array(flat, np.int64), 0)
+    try:
+        array = np.array(flat, np.int64)
+    except OverflowError:  # hashes of 64 bits without a sign
+        array = np.array([block & (2**64 - 1) for block in flat], np.uint64).view(np.int64)
+    return BlockIds(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), array, 0)
 
 
 def _joined(parts: list[BlockIds], block_tokens: int) -> BlockIds:
@@ -285,6 +335,21 @@ def _texts(
     return RecordedRequests(input_tokens=tokens[:, 0], output_tokens=tokens[:, 1])
 
 
+def _scaled(blocks: BlockIds | None, scale: float) -> BlockIds | None:
+    """Return blocks of prompts that are `scale` times as long.
+
+    Raises:
+        InputError: a block would hold less than a token.
+    """
+    if blocks is not None and blocks.block_tokens * scale < 1:
+        raise InputError(
+            f"workload.trace.input_scale {scale:g} makes a block of {blocks.block_tokens:g} shared prompt tokens "
+            "shorter than one token",
+            f"give an input_scale of at least {1 / blocks.block_tokens:g}",
+        )
+    return blocks if blocks is None or scale == 1 else replace(blocks, block_tokens=blocks.block_tokens * scale)
+
+
 def _fitted(recorded: RecordedRequests, trace: Trace) -> RecordedRequests:
     """Return lengths scaled, then shortened to `trace.max_tokens` in all; no length becomes less than one token."""
     scaled = {}
@@ -292,7 +357,7 @@ def _fitted(recorded: RecordedRequests, trace: Trace) -> RecordedRequests:
         tokens = getattr(recorded, stream)
         if tokens is not None and scale != 1:
             scaled[stream] = np.clip(np.floor(tokens * scale), 1, MAX_TOKENS).astype(np.int64)
-    recorded = replace(recorded, **scaled)
+    recorded = replace(recorded, **scaled, blocks=_scaled(recorded.blocks, trace.input_scale))
     prompt, output = recorded.input_tokens, recorded.output_tokens
     if trace.max_tokens is None or prompt is None or output is None:
         return recorded

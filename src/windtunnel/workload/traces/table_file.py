@@ -3,6 +3,8 @@
 import csv
 import io
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +17,8 @@ from windtunnel.units import format_count
 BLOCK_BYTES = 1 << 24
 BLOCK_ROWS = 1 << 18
 """Rows of a block of Parquet."""
+HEADER_ROWS = 100
+"""Rows of JSON Lines whose names are those of the columns, beside the first."""
 
 Batch = dict[str, Any]
 """Column -> pyarrow array of a block of rows; a list where its values are lists or objects."""
@@ -43,6 +47,8 @@ def _suffix(path: Path) -> str:
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if suffix not in _READERS:
         hint = f"known endings: {', '.join(_READERS)}, each also with .gz"
+        if path.is_dir() or ".tar" in path.name.lower() or suffix == ".tgz":
+            hint = f"ServeGen's models of clients are no trace: give workload.clients: {{path: {path}}} in its place"
         raise InputError(f"{path} is not a kind of requests file that can be read", hint)
     return suffix
 
@@ -158,9 +164,13 @@ def _json_lines(path: Path, names: list[str] | None) -> Iterator[Any]:
     with opened(path, BLOCK_BYTES) as file:
         if names is None:
             try:
-                yield list(_LINES.decode(_first_line(path, file)))
+                header = dict.fromkeys(_names_of(_LINES.decode(_first_line(path, file))))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise InputError(f"{path} row 1 is not a JSON object: {error}", "one object a line is needed") from None
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+                for further in _LINES.decode_lines(b"".join(islice(file, HEADER_ROWS))):
+                    header.update(dict.fromkeys(_names_of(further)))
+            yield list(header)
             return
         while lines := file.readlines(BLOCK_BYTES):
             try:
@@ -173,7 +183,22 @@ def _json_lines(path: Path, names: list[str] | None) -> Iterator[Any]:
 
 
 def _columns(rows: list[dict[str, Any]], names: list[str]) -> Batch:
-    return {name: _json_column([row.get(name) for row in rows]) for name in names}
+    return {name: _json_column([_value(row, name) for row in rows]) for name in names}
+
+
+def _names_of(row: dict[str, Any]) -> list[str]:
+    """Return the names of an object's values, and those of the objects in it as `outer.inner`."""
+    inner = [f"{name}.{below}" for name, value in row.items() if isinstance(value, dict) for below in _names_of(value)]
+    return [*row, *inner]
+
+
+def _value(row: dict[str, Any], name: str) -> Any:
+    """Return the value called `name`, also `outer.inner`, or None."""
+    if name in row or "." not in name:
+        return row.get(name)
+    outer, inner = name.split(".", 1)
+    below = row.get(outer)
+    return _value(below, inner) if isinstance(below, dict) else None
 
 
 def _json_column(values: list[Any]) -> Any:
@@ -210,7 +235,7 @@ def _json(path: Path, names: list[str] | None) -> Iterator[Any]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         hint = "with one object a line, call it .jsonl"
         raise InputError(f"{path} is not a JSON list of objects: {error}".replace("`", ""), hint) from None
-    yield list(next(iter(rows), ())) if names is None else _columns(rows, names)
+    yield _names_of(next(iter(rows), {})) if names is None else _columns(rows, names)
 
 
 # Parquet
