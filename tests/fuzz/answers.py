@@ -23,6 +23,8 @@ from windtunnel.dashboard.view import dashboard_of
 
 MOST_S = 20.0
 """An answer that computes for longer hangs, and one that takes six times as long: a busy machine is no hang."""
+MOST_QUERY = 60_000
+"""Characters of an address that a client sends."""
 MAY_FAIL = re.compile(
     r"is above|does not hold|failed|no answer|cannot be reached|Connection refused|holds no|none of|is gone|memory"
 )
@@ -164,6 +166,7 @@ def ask(client: TestClient, tree: Tree, is_ours: bool = True) -> tuple[int, str]
     """
     http = tree["http"]
     query = urlencode([(str(name), str(value)) for name, value in _pairs(http.get("query"))], errors="replace")
+    query = query[:MOST_QUERY]
     headers = {_latin(name): _latin(value) for name, value in _pairs(http.get("headers"))}
     form = [(str(name), str(value)) for name, value in _pairs(http.get("form"))]
     path = quote(str(http.get("path", "/")).encode("utf-8", "replace"), safe="/%.~<>")

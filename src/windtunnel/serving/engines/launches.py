@@ -95,7 +95,8 @@ def _num_kernels(shard: Shard, engine: str) -> float:
 def _kernels_of(launch: Launch, shard: Shard, engine: EngineSettings, behaviour: Launches) -> int:
     """Count the kernels of one execution of `launch`, where the host launches all of them."""
     if isinstance(launch.op, Experts):
-        if launch.op.format is Format.NVFP4 and behaviour.of_nvfp4_experts:
+        is_prepared = engine.moe_backend is None or engine.moe_backend in FUSED_EXPERTS
+        if launch.op.format is Format.NVFP4 and behaviour.of_nvfp4_experts and is_prepared:
             return behaviour.of_nvfp4_experts
         return LAUNCHES_OF_FUSED_EXPERTS if _has_fused_experts(shard, engine, behaviour) else LAUNCHES_OF_EXPERTS
     kernels = behaviour.kernels.get(launch.name) or launch.op.num_kernels
