@@ -3,7 +3,7 @@
     python benchmarks/observe.py [DIR] [SHARE]
 
 DIR holds `engine_steps/` (vLLM 0.20.1 on B300); it is also taken from WINDTUNNEL_REFERENCE. SHARE of each run's steps
-is learnt from, 0.05 where it is not given. Errors of the others are those of the calibration file, priced again.
+is learnt from, 0.2 where it is not given. Errors of the others are those of the calibration file, priced again.
 """
 
 import os
@@ -23,7 +23,7 @@ def cell(before: Score | None, after: Score | None) -> str:
 
 def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("WINDTUNNEL_REFERENCE", "../shared/reference"))
-    share = float(sys.argv[2]) if len(sys.argv) > 2 else 0.05
+    share = float(sys.argv[2]) if len(sys.argv) > 2 else 0.2
     print(f"| run | learnt | {' | '.join(KINDS)} |\n|---|---|{'---|' * len(KINDS)}")
     num_runs, refused = 0, []
     for run in read_step_runs(folder / "engine_steps", {}, {"device": "b300_sxm"}):

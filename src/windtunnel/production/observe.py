@@ -42,6 +42,8 @@ EARLIER = 0.7
 """Share of the learning steps that candidates are fitted on; the others judge them."""
 LEAST_STEPS = 50
 LEAST_SHARE = 0.02
+MOST_HARM = 0.03
+"""Error that a candidate may add to one kind of step for the sake of the others."""
 LEAST_GAIN = 0.02
 """Error that a candidate with more terms must save, as a share."""
 
@@ -89,10 +91,13 @@ def observe_steps(run: StepRun, learn: float = 0.2, priced: PricedDeployments | 
             f"{run.name} has {steps.kind.size} steps that can be priced, {end} of them to learn from", hint
         )
     earlier, later = steps.taken(place < EARLIER * end), steps.taken((place >= EARLIER * end) & (place < end))
-    errors = {name: _error(_fitted([earlier], terms).applied(later)) for name, terms in CANDIDATES.items()}
+    judged = {name: _fitted([earlier], terms).applied(later) for name, terms in CANDIDATES.items()}
+    errors, by_kind = {name: _error(steps) for name, steps in judged.items()}, _scores(judged["nothing"])
     chosen = "nothing"
     for name, error in errors.items():
-        if error < errors[chosen] * (1 - LEAST_GAIN):
+        kinds = _scores(judged[name])
+        harms = any(kinds[kind].median > known.median + MOST_HARM for kind, known in by_kind.items())
+        if error < errors[chosen] * (1 - LEAST_GAIN) and not harms:
             chosen = name
     learning, others = steps.taken(place < end), place >= end
     factors = _fitted([learning], CANDIDATES[chosen])

@@ -222,7 +222,8 @@ def test_a_check_lists_what_pricing_leaves_out_repairs_and_keeps(index: Index, t
     place = tmp_path / "own" / "h100_sxm" / "comm" / "sglang" / "0.5.9"
     place.mkdir(parents=True)
     sizes = [2**15, 2**16, 2**17, 2**18, 2**19]
-    times = {8: [9.0, 9.4, 25.6, 26.0, 17.0], 4: [8.0, 8.2, 8.8, 9.0, 9.5], 2: [7.0, 7.1, 22.4, 7.2, 7.3]}
+    # Of eight ranks, two steps take over where the times rise: they are another algorithm's, and stay.
+    times = {8: [9.0, 9.4, 25.6, 26.0, 17.0], 4: [9.0, 9.4, 25.6, 26.0, 17.0], 2: [7.0, 7.1, 22.4, 7.2, 7.3]}
     rows = [
         (ranks, size, took / 1e3) for ranks, curve in times.items() for size, took in zip(sizes, curve, strict=True)
     ]
@@ -230,10 +231,10 @@ def test_a_check_lists_what_pricing_leaves_out_repairs_and_keeps(index: Index, t
     columns = {"num_gpus": ranks, "message_size": messages, "latency": latency, "kernel_source": ["graph"] * len(rows)}
     pq.write_table(pa.table(columns), place / "custom_allreduce_perf.parquet")
     found = {(curve.shape, curve.done): curve for curve in suspects_of(tmp_path / "own", "custom_allreduce_perf")}
-    assert set(found) == {("num_gpus 8", "repaired"), ("num_gpus 2", "left out")}
-    assert found["num_gpus 8", "repaired"].points == "message_size 256 KiB, 512 KiB"
-    assert found["num_gpus 8", "repaired"].taken_s == pytest.approx(17e-6)
-    columns["latency"][4] = 0.0268
+    assert set(found) == {("num_gpus 4", "repaired"), ("num_gpus 2", "left out")}
+    assert found["num_gpus 4", "repaired"].points == "message_size 256 KiB"
+    assert found["num_gpus 4", "repaired"].taken_s == pytest.approx(17e-6)
+    columns["latency"][5:10] = [value / 1e3 for value in (8.0, 8.2, 8.8, 9.0, 9.5)]
     pq.write_table(pa.table(columns), place / "custom_allreduce_perf.parquet")
     kept = [curve for curve in suspects_of(tmp_path / "own", "custom_allreduce_perf") if curve.done == "kept"]
     assert [(curve.shape, curve.points) for curve in kept] == [("num_gpus 8", "message_size 256 KiB")]
