@@ -48,6 +48,8 @@ LEAST_GAIN = 12.0
 """Log-likelihood that a cause must gain."""
 LEAST_SHARE = 0.03
 """Share of a gap below which a cause is not worth a line."""
+CHOICE = 2.0
+"""Log-likelihood that the choice of a severity costs: of two causes that explain the same, the one without counts."""
 MOST_CAUSES = 3
 LEAST_GAP = 0.03
 """Least width of an interval: smaller gaps are not looked at, however sure the prediction is."""
@@ -365,6 +367,7 @@ class _Search:
         for name, cause in CAUSES.items():
             if name not in chosen:
                 loss, severity = min(self._tried(cause, base, served), default=(math.inf, 0.0))
+                loss += CHOICE if len(cause.severities(served)) > 1 else 0.0
                 if self._helps(name, severity, base, served):
                     tried[name] = loss, severity
         return tried

@@ -26,13 +26,7 @@ def simulate(windtunnel: Command, folder: Path, *options: str) -> str:
 
 
 def test_an_eager_server_is_told_what_to_change(windtunnel: Command, tmp_path: Path) -> None:
-    eager = (
-        "--set",
-        "deployment.engine.max_cudagraph_capture_size=0",
-        "--set",
-        "deployment.engine.piecewise_cudagraphs=false",
-    )
-    slow = simulate(windtunnel, tmp_path / "slow", *eager)
+    slow = simulate(windtunnel, tmp_path / "slow", "--set", "deployment.engine.max_cudagraph_capture_size=0")
     healthy = simulate(windtunnel, tmp_path / "healthy", "--seed", "3")
     arguments = (slow, "--from-command", SERVER, "--device", "h100_sxm", "--before", healthy)
     page = tmp_path / "why.html"
