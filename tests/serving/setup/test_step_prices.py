@@ -167,7 +167,7 @@ def test_sglang_captures_chunks_in_pieces_where_it_can() -> None:
 
 
 def test_experts_of_one_call_are_launched_by_it() -> None:
-    """TensorRT-LLM's operator, and FlashInfer's where it is named: two launches, else eight; vLLM's NVFP4 experts: 30."""
+    """TensorRT-LLM's, and FlashInfer's where it is named: two launches, else eight; of vLLM's NVFP4 experts thirty."""
     shard = priced("experts").shard
     four_bits = replace(shard, precision=msgspec.structs.replace(shard.precision, experts=Format.NVFP4))
     one_by_one = num_launches(shard, EngineSettings(), 1)
