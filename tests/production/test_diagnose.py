@@ -9,7 +9,7 @@ import windtunnel as wt
 from windtunnel.production.causes import CAUSES, TEXTS, Change
 from windtunnel.production.diagnose import LATENCIES, Diagnosis, Replay, diagnose, replay_of, served_by
 from windtunnel.production.observed import Observed
-from windtunnel.report.diagnosis import diagnosis_document, diagnosis_report, verdict
+from windtunnel.report.diagnosis import change_of, diagnosis_document, diagnosis_report, verdict
 from windtunnel.serving.scenario import Scenario
 from windtunnel.serving.shorthand import parse_lengths
 from windtunnel.workload.generate.requests import generate
@@ -116,10 +116,11 @@ def test_two_faults_are_both_found() -> None:
 
 
 def test_the_report_names_the_cause_and_what_to_change_in_the_engines_words() -> None:
-    diagnosis = diagnosed("eager", 1.0, engine="sglang")
+    diagnosis = diagnosed("eager", 1.0)
     text = verdict(diagnosis)
     assert text.startswith("Slow: ")
-    assert "Remove --disable-cuda-graph" in text
+    assert "Remove --enforce-eager" in text
+    assert change_of(diagnosis.findings[0], "sglang") == "remove --disable-cuda-graph"
     document = diagnosis_document(diagnosis)
     assert document["is_slow"]
     assert document["causes"][0]["cause"] == "eager"
