@@ -3,46 +3,19 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from production.recorded_steps import recorded
 from windtunnel.calibration.measured_runs import Measurement
-from windtunnel.calibration.steps.price import price_run
-from windtunnel.calibration.steps.read import StepRun, read_step_runs
 from windtunnel.calibration.validate import RunPrediction
 from windtunnel.production.slow_steps import diagnose_runs, diagnose_steps
 from windtunnel.report.slow_steps import steps_document, verdict
-from windtunnel.serving.setup.estimators import estimator_for
 
-HEADER = "counter,prefill_tokens,prefill_requests,decode_requests,decode_kv_tokens,wall_time_ms"
-OPTIONS = {"model": "qwen2.5-0.5b", "device": "h100_sxm", "calibration": "none"}
 NUM_STEPS = 200
 
 
-def recorded(folder: Path, scale: float = 1.0, late_ms: float = 0.0, slow: dict[int, float] | None = None) -> StepRun:
-    """Return a run of decode and prefill steps that take `scale` times their price, and some that take far longer."""
-    path = folder / "steps.csv"
-    random_ = np.random.default_rng(0)
-    batches = random_.integers(1, 64, NUM_STEPS)
-    prompts = np.where(np.arange(NUM_STEPS) % 5 == 0, random_.integers(64, 2048, NUM_STEPS), 0)
-    pairs = enumerate(zip(prompts, batches, strict=True))
-    rows = [f"{number},{prompt},{int(prompt > 0)},{batch},{batch * 500}," for number, (prompt, batch) in pairs]
-
-    def read(times_ms: list[float]) -> StepRun:
-        path.write_text("\n".join([HEADER, *(f"{row}{ms}" for row, ms in zip(rows, times_ms, strict=True))]))
-        (run,) = read_step_runs(path, {}, OPTIONS)
-        return run
-
-    priced = price_run(read([5.0] * NUM_STEPS), estimator_for)
-    assert priced.kind.size == NUM_STEPS
-    times_ms = priced.predicted_s * 1e3 * scale + late_ms
-    for place, ms in (slow or {}).items():
-        times_ms[place] = ms
-    return read(times_ms.tolist())
-
-
 def test_the_first_steps_that_take_seconds_are_compilation_and_later_ones_stalls(tmp_path: Path) -> None:
-    diagnosis = diagnose_steps([recorded(tmp_path, slow={0: 1612.0, 3: 803.0, 120: 400.0})])
+    diagnosis = diagnose_steps([recorded(tmp_path, NUM_STEPS, slow_ms={0: 1612.0, 3: 803.0, 120: 400.0})])
     found = {finding.cause: finding for finding in diagnosis.findings}
     assert set(found) == {"compilation", "stall"}
     assert "1,612, 803 ms" in found["compilation"].evidence
@@ -52,13 +25,13 @@ def test_the_first_steps_that_take_seconds_are_compilation_and_later_ones_stalls
 
 
 def test_steps_as_priced_raise_no_alarm(tmp_path: Path) -> None:
-    diagnosis = diagnose_steps([recorded(tmp_path, scale=1.4)])
+    diagnosis = diagnose_steps([recorded(tmp_path, NUM_STEPS, scale=1.4)])
     assert not diagnosis.findings
     assert verdict(diagnosis).startswith("Healthy: no step")
 
 
 def test_steps_that_are_all_late_by_a_constant_are_the_hosts(tmp_path: Path) -> None:
-    diagnosis = diagnose_steps([recorded(tmp_path, late_ms=20.0)])
+    diagnosis = diagnose_steps([recorded(tmp_path, NUM_STEPS, late_ms=20.0, model="qwen2.5-0.5b")])
     assert diagnosis.findings[0].cause == "host_stall"
     assert diagnosis.findings[0].share > 0.4
 
