@@ -99,9 +99,11 @@ def test_experts_out_of_balance_are_told_from_other_operators() -> None:
 
 
 def test_without_an_earlier_run_a_fault_within_the_interval_is_only_a_candidate() -> None:
-    diagnosis = diagnosed("slow_rank", 1.15, has_before=False)
+    diagnosis = diagnosed("slow_rank", 1.3, has_before=False)
     assert not diagnosis.findings
-    assert diagnosis.widths["tpot"] > 0.15
+    assert diagnosis.widths["tpot"] > diagnosis.gaps["tpot"] > 0.15
+    assert verdict(diagnosis).startswith("Unclear: end to end is ")
+    assert diagnosis_report(diagnosis).is_good is None
 
 
 @pytest.mark.full

@@ -21,6 +21,7 @@ from windtunnel.production.noise import centre, least_change
 from windtunnel.schema import differences, encode
 from windtunnel.search.capacity.limits import Limit, limit_of
 from windtunnel.search.capacity.probe import quantile
+from windtunnel.search.space.space import value_text
 from windtunnel.serving.results import Result
 
 COST, THROUGHPUT = "cost", "throughput"
@@ -30,6 +31,7 @@ USUAL_MEASURED: Mapping[str, float] = {"tpot": 0.02, "ttft": 0.1, "e2e": 0.02, T
 """Metric -> share by which measured runs may be worse than the earlier ones, beyond chance."""
 SURE = 2.5758 / HALF_WIDTH
 """Half width of a 99% interval over that of an 80% one, on the logarithm."""
+UNSET: tuple[Any, ...] = (None, {})
 MOST_CHANGES = 8
 """Changed settings that a remark names."""
 SAME_LENGTH = 0.05
@@ -115,16 +117,12 @@ def _what_changes(before: Result, after: Result) -> list[str]:
     """Say which settings differ between two deployments, their defaults filled in."""
     changed = differences([encode(before.scenario), encode(after.scenario)])
     texts = [
-        f"{path.removeprefix('deployment.')} {_word(old)} -> {_word(new)}"
+        f"{path.removeprefix('deployment.')} {value_text(old)} -> {value_text(new)}"
         for path, (old, new) in changed.items()
-        if old or new
+        if old not in UNSET or new not in UNSET
     ]
     hidden = f", and {len(texts) - MOST_CHANGES} more" if len(texts) > MOST_CHANGES else ""
     return [f"changed: {', '.join(texts[:MOST_CHANGES]) or 'nothing'}{hidden}"]
-
-
-def _word(value: Any) -> str:
-    return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def statistic(result: Result, limit: Limit) -> float:
@@ -160,14 +158,12 @@ def gate_measured(
     before: Sequence[ClientResult],
     after: Sequence[ClientResult],
     increases: Mapping[str, float] | None = None,
-    predicted: Mapping[str, float] | None = None,
 ) -> Gate:
     """Compare measured runs of a load with earlier ones.
 
     Args:
         before, after: repeats of the same load, at least one each.
         increases: metric -> share by which it may be worse; None: `USUAL_MEASURED`.
-        predicted: metric -> after over before that a change is predicted to bring; None: nothing changed.
 
     Raises:
         InputError: the runs are of different loads, or have no metric in common.
@@ -178,7 +174,7 @@ def gate_measured(
         old = [run.measured[name] for run in before if name in run.measured]
         new = [run.measured[name] for run in after if name in run.measured]
         if old and new:
-            expected = centre(old) * (predicted or {}).get(name, 1.0)
+            expected = centre(old)
             by_chance = least_change(name, old, new)
             worst = 1 + max(share, by_chance)
             most = expected / worst if name == THROUGHPUT else expected * worst

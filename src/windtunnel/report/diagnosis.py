@@ -13,6 +13,8 @@ from windtunnel.units import format_seconds
 
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
 MOST_SHARE = 0.995
+CLEAR_GAP = 0.15
+"""Gap of the end-to-end time, as a share, from which a server is not called healthy, alarm or none."""
 
 
 def title(finding: Finding) -> str:
@@ -34,10 +36,12 @@ def change_of(finding: Finding, engine: str) -> str:
 def verdict(diagnosis: Diagnosis) -> str:
     """Say whether the server is slower than it should be, by how much, why, and what to change."""
     if not diagnosis.late:
-        name = "e2e"
-        gap = diagnosis.gaps[name]
-        text = "as fast as predicted" if abs(gap) < 0.005 else f"{abs(gap):.0%} {'slower' if gap > 0 else 'faster'}"
-        return f"Healthy: {TITLES[name]} {text}, which is within what the prediction leaves open."
+        gap = diagnosis.gaps["e2e"]
+        text = f"{abs(gap):.0%} {'slower' if gap > 0 else 'faster'} than predicted"
+        if gap > CLEAR_GAP:
+            wide = f"the prediction is sure only within {diagnosis.widths['e2e']:.0%}"
+            return f"Unclear: {TITLES['e2e']} is {text}, and {wide}. An earlier healthy run tells more: --before."
+        return f"Healthy: {TITLES['e2e']} {'as fast as predicted' if abs(gap) < 0.005 else text}."
     name = diagnosis.late[0]
     recorded, healthy = (format_seconds(means[name]) for means in (diagnosis.recorded_s, diagnosis.healthy_s))
     slow = f"Slow: {TITLES[name]} is {recorded} on average and should be {healthy}"
@@ -53,6 +57,7 @@ def verdict(diagnosis: Diagnosis) -> str:
 def diagnosis_report(diagnosis: Diagnosis) -> Report:
     """Return the report of a diagnosis."""
     setup, late = diagnosis.healthy.setup, diagnosis.late
+    is_good = None if not late and diagnosis.gaps["e2e"] > CLEAR_GAP else not late
     head = f"{setup.model.name} on {setup.device.name}, {setup.engine.name} {setup.engine.version}"
     blocks: list[Block] = [_latencies(diagnosis)]
     if diagnosis.findings:
@@ -70,7 +75,7 @@ def diagnosis_report(diagnosis: Diagnosis) -> Report:
             "What else would explain a part" if diagnosis.findings else "What would explain the differences, if any"
         )
         sections.append(Section(heading, [_others(diagnosis)]))
-    return Report(head, [], sections, _notes(diagnosis), verdict=verdict(diagnosis), is_good=not late)
+    return Report(head, [], sections, _notes(diagnosis), verdict=verdict(diagnosis), is_good=is_good)
 
 
 def _latencies(diagnosis: Diagnosis) -> Table:

@@ -38,7 +38,6 @@ def observation_report(observation: Observation) -> Report:
     notes = [f"note: mean of the kinds' median errors where others were tried: {refused}"] if refused else []
     if observation.unidentified:
         notes.append(f"note: too little of the time to be told: {', '.join(observation.unidentified)}")
-    is_better = observation.learnt != "nothing"
     return Report(
         observation.run,
         [],
@@ -48,7 +47,7 @@ def observation_report(observation: Observation) -> Report:
         ],
         notes,
         verdict=verdict(observation),
-        is_good=True if is_better else None,
+        is_good=None if observation.learnt == "nothing" else True,
     )
 
 
