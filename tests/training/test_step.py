@@ -68,7 +68,7 @@ def test_pytorchs_own_attention_is_slower_on_hopper_alone() -> None:
     assert seconds["a100_sxm", "flash2"] == seconds["a100_sxm", "flash"]
     older, newer = (step(kernels={"attention": kernel}) for kernel in ("flash2", "flash"))
     assert older.hardware_flops == newer.hardware_flops
-    assert step(framework="fsdp2", parallelism={}).setup.job.kernels.attention == "flash2"
+    assert step(framework="deepspeed", parallelism={}).setup.job.kernels.attention == "flash2"
 
 
 def test_recomputation_takes_time_and_saves_memory() -> None:

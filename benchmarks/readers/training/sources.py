@@ -109,8 +109,8 @@ SOURCES: dict[str, Source] = {
         },
     ),
     # torchao's default recipe, a scale for each tensor; parameters are gathered in 8 bit with it (torchtitan
-    # docs/float8.md).
-    "torchtitan": Source("fsdp2", {}, fp8="fp8_current"),
+    # docs/float8.md). PyTorch called FlashAttention-2 itself.
+    "torchtitan": Source("fsdp2", {"kernels": {"attention": "flash2"}}, fp8="fp8_current"),
     "MLPerf": Source(
         "megatron",
         {

@@ -31,23 +31,24 @@ def write_tiny_model(folder: Path) -> Path:
         MissingExtraError: safetensors is not installed.
     """
     safetensors = import_extra("safetensors.numpy", "bench")
-    shutil.copytree(_FILES, folder, dirs_exist_ok=True)
-    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer()), encoding="utf-8")
+    write_tokenizer(folder, TINY["vocab_size"])
+    shutil.copy(_FILES / "config.json", folder)
     safetensors.save_file(_llama_weights(), folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
-def _tokenizer() -> dict[str, Any]:
-    """Return a tokenizer of words: a prompt of n words has n tokens, and every generated token is text at once.
+def write_tokenizer(folder: Path, num_words: int) -> None:
+    """Write a tokenizer of words: a prompt of n words has n tokens, and every generated token is text at once.
 
     Bytes would not do: servers hold back tokens that are no whole character yet.
     """
+    shutil.copytree(_FILES, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("config.json"))
     tokenizer: dict[str, Any] = json.loads((_FILES / "tokenizer.json").read_text(encoding="utf-8"))
     special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
-    words = {WORD if number == FIRST_TOKEN_ID else f"w{number}": number for number in range(TINY["vocab_size"])}
+    words = {WORD if number == FIRST_TOKEN_ID else f"w{number}": number for number in range(num_words)}
     vocabulary = {word: number for word, number in words.items() if number not in special.values()} | special
     tokenizer["model"]["vocab"] = vocabulary
-    return tokenizer
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
 
 
 def _llama_weights() -> dict[str, Any]:

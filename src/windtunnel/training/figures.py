@@ -31,7 +31,7 @@ class Figures(Schema):
     scaling_bytes: dict[str, float]
     attention_backward_flops: float
     attention_backward_efficiency: float
-    flash2_slowdown: dict[str, float]
+    flash2_slowdown: dict[str, dict[int, float]]
     triton_slowdown: dict[str, float]
     context_bytes: float
     communicator_bytes: float

@@ -157,8 +157,8 @@ class Kernels(Schema):
 
     attention: Literal["flash", "flash2", "triton", "unfused"] | None = None
     """`flash`: the kernels that were measured on the device (cuDNN's, FlashAttention-3). `flash2`: FlashAttention-2,
-    which PyTorch calls itself and which is slower on Hopper. `triton`: FlashAttention of 2022 in Triton. `unfused`
-    keeps the scores in memory (before 2022)."""
+    which older PyTorch calls itself and which is slower on Hopper. `triton`: FlashAttention of 2022 in Triton.
+    `unfused` keeps the scores in memory (before 2022)."""
     cross_entropy: Literal["in_place", "separate", "fp32", "eager", "chunked"] | None = None
     """Which copies of the logits the loss keeps. in_place: their gradient takes their place (Transformer Engine);
     separate: it is a second 16-bit tensor (FlashAttention's, torch.compile); fp32: beside them is a fp32 copy

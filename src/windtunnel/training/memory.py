@@ -4,7 +4,7 @@ Rules: arXiv:1910.02054 (state and its sharding), arXiv:2205.05198 (activations)
 in `training/layers/parts.py`, so that memory and time cannot disagree about what is recomputed.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from windtunnel.model.operators import Gemm
 from windtunnel.training.figures import FIGURES
@@ -21,6 +21,7 @@ class StageMemory:
     stage: int
     parameters_bytes: float
     gradients_bytes: float
+    """At the worst moment: FSDP2's gradients come into being in the last micro-batch's backward pass."""
     optimizer_bytes: float
     activations_bytes: float
     """Activations of all micro-batches in flight at the worst moment."""
@@ -97,10 +98,9 @@ def kept_bytes(rank: Rank, chunk: LayerChunk) -> float:
     return sum(work.kept_bytes * count for work, count in works) * kept_fraction + ends - head
 
 
-def transient_bytes(rank: Rank, held_chunks: list[LayerChunk]) -> float:
-    """Return the memory beside parameters, state and kept activations at the worst moment of a backward pass.
-
-    That is in the head, with the logits, or in the layer that recomputes or differentiates most.
+def transient_bytes(rank: Rank, held_chunks: list[LayerChunk]) -> tuple[float, float]:
+    """Return the memory beside parameters, state and kept activations in a backward pass: in the head, with the logits,
+    and in the layer that recomputes or differentiates most.
     """
     job = rank.setup.job
     works = [work for chunk in held_chunks for work, _ in chunk_work(rank, chunk)]
@@ -112,14 +112,14 @@ def transient_bytes(rank: Rank, held_chunks: list[LayerChunk]) -> float:
         head = sum(part.kept_bytes for part in head_parts(rank)) + (2 if rank.split else 1) * hidden
         if rank.sums_in_gemms:
             head += -(-rank.setup.model.vocab_size // rank.tp) * rank.width * BF16_BYTES
-    gathered = _gathered_bytes(rank, held_chunks) if job.sharding.zero == 3 else 0.0
-    sharding, buckets = job.sharding, 0.0
+    in_head, in_layer = _gathered_bytes(rank, held_chunks) if job.sharding.zero == 3 else (0.0, 0.0)
+    sharding, beside = job.sharding, FIGURES.workspace_bytes
     if sharding.zero and job.framework == "deepspeed":
         # DeepSpeed copies gradients into two buckets in turn and gathers updated parameters through a third.
         gather_bucket = sharding.gather_bucket_elements or sharding.prefetch_bucket_elements or 0
-        buckets = BF16_BYTES * (2 * (sharding.reduce_bucket_elements or 0) + gather_bucket)
-    placeholders = _placeholder_bytes(works) if rank.sums_in_gemms else 0.0
-    return max(layer, head) + gathered + buckets + placeholders + FIGURES.workspace_bytes
+        beside += BF16_BYTES * (2 * (sharding.reduce_bucket_elements or 0) + gather_bucket)
+    beside += _placeholder_bytes(works) if rank.sums_in_gemms else 0.0
+    return head + in_head + beside, layer + in_layer + beside
 
 
 def _placeholder_bytes(works: list[Work]) -> float:
@@ -135,8 +135,10 @@ def _placeholder_bytes(works: list[Work]) -> float:
     return BF16_BYTES * sum(float(m) * n for m, n in gemms)
 
 
-def _gathered_bytes(rank: Rank, held_chunks: list[LayerChunk]) -> float:
-    """Return ZeRO-3's parameters that are gathered at once or never sharded, and a layer's unscattered gradient."""
+def _gathered_bytes(rank: Rank, held_chunks: list[LayerChunk]) -> tuple[float, float]:
+    """Return ZeRO-3's parameters that are gathered at once or never sharded, and unscattered gradients: in the head,
+    and in a layer.
+    """
     job = rank.setup.job
     layers = [(group, count) for chunk in held_chunks for group, count in chunk.layers]
     sizes = [layer_parameters(rank, group).total for group, _ in layers]
@@ -155,9 +157,36 @@ def _gathered_bytes(rank: Rank, held_chunks: list[LayerChunk]) -> float:
         # Between the micro-batches of a pipeline, parameters stay gathered and gradients whole
         # (torch/distributed/pipelining/stage.py, `backward_maybe_with_nosync`).
         live, whole = every, every + ends
-    gather = WIRE_BYTES[job.precision.parameter_gather or "bf16"]
-    reduce = WIRE_BYTES[job.precision.gradient_reduce or "fp32"]
-    return (live + unsharded + ends) * gather + whole * reduce
+    gather, reduce = _wire_bytes(rank)
+    in_layer = (live + unsharded + ends) * gather + whole * reduce
+    # FSDP2 has freed every layer's parameters when the forward pass ends, and holds those of both ends.
+    return ends * gather if _frees_gradients(rank) and job.sharding.reshard_after_forward else in_layer, in_layer
+
+
+def _frees_gradients(rank: Rank) -> bool:
+    """Whether no gradient exists when the only micro-batch's backward pass begins: PyTorch's `zero_grad` drops them."""
+    setup = rank.setup
+    return setup.job.framework == "fsdp2" and setup.degrees.pp == 1 and setup.degrees.num_microbatches == 1
+
+
+def _late_moments(rank: Rank, held_chunks: list[LayerChunk], in_layer: float) -> list[tuple[float, float, float]]:
+    """Return activations, gradients and transient memory in FSDP2's last layer, and when both ends are reduced.
+
+    The ends are one unit, whose gradients autograd completes last, in 16 bit; one rank alone copies nothing to reduce.
+    """
+    ends = sum((chunk_parameters(rank, replace(chunk, layers=())) for chunk in held_chunks), Parameters())
+    held = sum((chunk_parameters(rank, chunk) for chunk in held_chunks), Parameters())
+    gradients_bytes = state_bytes(rank, held)[1]
+    gather, reduce = _wire_bytes(rank)
+    copies = 2 * gather + (reduce if rank.layout(Group.DATA)[0] > 1 else 0.0)
+    in_ends = ends.total * copies + FIGURES.workspace_bytes
+    return [(0.0, gradients_bytes - state_bytes(rank, ends)[1], in_layer), (0.0, gradients_bytes, in_ends)]
+
+
+def _wire_bytes(rank: Rank) -> tuple[float, float]:
+    """Return the bytes of a gathered parameter and of a gradient that is reduced."""
+    precision = rank.setup.job.precision
+    return WIRE_BYTES[precision.parameter_gather or "bf16"], WIRE_BYTES[precision.gradient_reduce or "fp32"]
 
 
 def stage_memory(
@@ -166,7 +195,11 @@ def stage_memory(
     """Return one stage's memory; `activations_bytes` is the peak from the schedule's replay."""
     held = sum((chunk_parameters(rank, chunk) for chunk in held_chunks), Parameters())
     parameters, gradients, optimizer = state_bytes(rank, held)
-    transient = transient_bytes(rank, held_chunks)
+    in_head, in_layer = transient_bytes(rank, held_chunks)
+    moments = [(activations_bytes, gradients, max(in_head, in_layer))]
+    if _frees_gradients(rank):
+        moments = [(activations_bytes, 0.0, max(in_head, in_layer)), *_late_moments(rank, held_chunks, in_layer)]
+    activations_bytes, gradients, transient = max(moments, key=sum)
     num_communicators = 1 + sum(rank.layout(group)[0] > 1 for group in Group)
     reserve = FIGURES.context_bytes + num_communicators * FIGURES.communicator_bytes
     if rank.setup.device.architecture == "tpu":

@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from windtunnel.errors import InputError
 from windtunnel.files import check_replaceable, write_text
 from windtunnel.lab.bench.client import FIRST_TOKEN_ID, BenchRun, Endpoint, bench
 from windtunnel.lab.servers import started
-from windtunnel.lab.tiny_models import write_tiny_model
+from windtunnel.lab.tiny_models import TINY, write_tiny_model
 from windtunnel.metrics.client import ClientSummary, client_summary
 from windtunnel.report.comparison import ComparedRun, read_run
 from windtunnel.report.lab.bench import bench_document, bench_report, vllm_document, write_bench
@@ -27,7 +28,7 @@ from windtunnel.report.lab.sweep import Level, Sweep, sweep_document, sweep_repo
 from windtunnel.report.render.json import as_text
 from windtunnel.report.results import entry_of
 from windtunnel.report.serving.run import check_folder
-from windtunnel.schema import read_yaml
+from windtunnel.schema import encode, read_yaml
 from windtunnel.serving.scenario import Scenario, scenario_from
 from windtunnel.serving.scenario import load as load_scenario
 from windtunnel.units import format_count
@@ -77,10 +78,28 @@ def _measured(
         progress = lambda done, total: say(f"{done:,} of {total:,} answered")  # noqa: E731
         warning = f"; a request fails after {endpoint.timeout_s:g} s (--timeout)"
         tell_silence = lambda silence_s: remark(f"no answer for {silence_s:.0f} s{warning}")  # noqa: E731
-        run = bench(endpoint, load, scenario.seed, progress, tell_silence)
+        run = bench(replace(endpoint, sampling=request_sampling(scenario)), load, scenario.seed, progress, tell_silence)
     summary = client_summary(run.requests, run.tokens, scenario.slo)
     about = {"model": run.model, "endpoint": endpoint.url, **_remarks(run, summary)}
     return run, summary, bench_document(summary, about, scenario)
+
+
+def _sampling(scenario: Scenario) -> dict[str, float]:
+    """Return the workload's sampling parameters as a request gives them; greedy where it has none."""
+    sampling = scenario.workload.sampling
+    given = {} if sampling is None else {key: value for key, value in encode(sampling).items() if value is not None}
+    if given.pop("structured_output", False):
+        raise InputError("workload.sampling.structured_output cannot be sent", "it needs a grammar; leave it out")
+    return {"temperature": 0.0, **given}
+
+
+def request_sampling(scenario: Scenario) -> dict[str, float]:
+    """Return the workload's sampling parameters as a request gives them; greedy where it has none."""
+    sampling = scenario.workload.sampling
+    given = {} if sampling is None else {key: value for key, value in encode(sampling).items() if value is not None}
+    if given.pop("structured_output", False):
+        raise InputError("workload.sampling.structured_output cannot be sent", "it needs a grammar; leave it out")
+    return {"temperature": 0.0, **given}
 
 
 # --------------------------------------------------------------------------------------------------------------- sweep
@@ -170,7 +189,7 @@ def _running(options: Options, stack: ExitStack) -> Endpoint:
         model=model,
         api=options.api,
         token_ids=not options.words,
-        vocabulary=options.vocabulary,
+        vocabulary=min(options.vocabulary, TINY["vocab_size"]) if options.tiny else options.vocabulary,
         ignore_eos=not options.no_ignore_eos,
         timeout_s=options.timeout,
         headers={"Authorization": f"Bearer {options.api_key}"} if options.api_key else {},

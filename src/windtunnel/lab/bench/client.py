@@ -54,6 +54,8 @@ class Endpoint:
     """Upper bound of the token ids of prompts."""
     ignore_eos: bool = True
     """Answers have exactly the planned length (vLLM, SGLang); other servers refuse the field."""
+    sampling: Mapping[str, float] = field(default_factory=lambda: {"temperature": 0.0})
+    """Sampling parameters of every request, by their names in the API."""
     timeout_s: float = 600.0
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -273,9 +275,9 @@ class _BenchClient:
         body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": int(self.load.output_tokens[row]),
-            "temperature": 0.0,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **self.endpoint.sampling,
         }
         if self.endpoint.ignore_eos:
             body["ignore_eos"] = True

@@ -75,7 +75,8 @@ def load_model(experiment: Experiment, device: str) -> Any:
             _LOG.info("no weights in %s: they are random", folder)
             config = transformers.AutoConfig.from_pretrained(folder)
             model_dtype = config.dtype or torch.float32 if dtype == "auto" else dtype
-            model = auto.from_config(config, dtype=model_dtype)
+            with torch.device(device):  # a GPU draws the weights of 8 billion parameters in seconds, a core in minutes
+                model = auto.from_config(config, dtype=model_dtype)
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{experiment.model} cannot be loaded: {str(error).strip().partition(chr(10))[0]}") from None
     return model.to(device).eval()

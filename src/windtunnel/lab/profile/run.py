@@ -21,7 +21,7 @@ from windtunnel.lab.profile.attention import attention_version, check_attention
 from windtunnel.lab.profile.collectives import CollectivesPlan, TimedCollective, collective_tables
 from windtunnel.lab.profile.compute import ComputePlan, Stepper, measure_steps, operator_tables
 from windtunnel.lab.profile.overheads import write_overheads
-from windtunnel.lab.profile.samples import Journal, MeasuredStep, read_journal
+from windtunnel.lab.profile.samples import Journal, MeasuredStep, read_journal, without_event_cost
 from windtunnel.lab.profile.torch_steps import require_torch, torch_steppers
 from windtunnel.lab.profile.vllm_steps import vllm_steppers
 from windtunnel.lab.servers import engines_with
@@ -100,6 +100,8 @@ def profile_compute(
         _measure_shard(shard, folder, plan, about, steppers(shard, plan, host), notify)
     paths = sorted((folder / JOURNALS).glob("*.jsonl"))
     steps = [step for path in paths for step in read_journal(path)]
+    if torch_device == "cuda":
+        steps = without_event_cost(steps)
     tables = write_steps(folder, device, about, steps)
     if host:
         write_overheads(folder, about, model.name, host)

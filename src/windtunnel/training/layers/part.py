@@ -75,8 +75,10 @@ def norm(rank: Rank, name: str, count: int = 1) -> Part:
     """Reads and writes the hidden states; its gradient reads input and gradient and writes one."""
     moved = rank.width * BF16_BYTES
     there, back = 2 * moved * rank.passes, 3 * moved * rank.passes
-    part = pointwise(name, rank.rows, there, back, rank.rows * moved * count, "norms", "norm", count)
-    return replace(part, dropped_bytes=rank.rows * rank.width * rank.kept_input_bytes)
+    kept = rank.rows * rank.width * rank.kept_norm_bytes
+    part = pointwise(name, rank.rows, there, back, kept * count, "norms", "norm", count)
+    dropped = rank.kept_input_bytes + rank.kept_norm_bytes - BF16_BYTES
+    return replace(part, dropped_bytes=rank.rows * rank.width * dropped)
 
 
 def residual(rank: Rank, name: str) -> Part:
@@ -105,13 +107,14 @@ def pointwise(
 
 
 def activation(rank: Rank, name: str, rows: float, up: int, inner: int) -> Part:
-    """Keeps its input; its output is the next linear layer's."""
+    """Keeps its input, and in eager PyTorch a gate's own activation; its output is the next linear layer's."""
     forward = (up + inner) * BF16_BYTES * rank.passes
     backward = (2 * up + inner) * BF16_BYTES * rank.passes
     kept = rows * up * WIRE_BYTES[rank.setup.job.precision.activation_input or "bf16"]
-    part = pointwise(name, rows, forward, backward, kept, "activation")
+    gate = rows * inner * BF16_BYTES if up > inner and not rank.setup.job.kernels.fused else 0.0
+    part = pointwise(name, rows, forward, backward, kept + gate, "activation")
     freed = rows * inner * rank.kept_input_bytes
-    return replace(part, dropped_bytes=freed, gradient_bytes=max(rows * (up + inner) * BF16_BYTES - freed, 0.0))
+    return replace(part, dropped_bytes=freed + gate, gradient_bytes=max(rows * (up + inner) * BF16_BYTES - freed, 0.0))
 
 
 def linear(

@@ -5,11 +5,12 @@ from enum import StrEnum
 
 from windtunnel.errors import InputError
 from windtunnel.model import operators as ops
+from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.precision import ACTIVATION_BITS, Format
 from windtunnel.training.job import GEMM_FORMATS
 from windtunnel.training.setup import TrainingSetup
 
-BF16_BYTES = 2.0
+BF16_BYTES, FP32_BYTES = 2.0, 4.0
 WIRE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
 
 
@@ -85,6 +86,18 @@ class Rank:
         `Float8ColwiseParallel`), 16 bit else.
         """
         return 1.0 if self.setup.job.precision.compute in ("fp8", "fp8_current", "mxfp8") else BF16_BYTES
+
+    @property
+    def kept_norm_bytes(self) -> float:
+        """Bytes that a norm keeps of each value: its input, and in eager PyTorch what an RMSNorm scales, in fp32.
+
+        Models with plain feed-forward layers have LayerNorms, which are one kernel in eager PyTorch too.
+        """
+        layers = self.setup.model.layers
+        has_plain = any(
+            isinstance(group.feed_forward, DenseFeedForward) and not group.feed_forward.gated for group in layers
+        )
+        return BF16_BYTES if self.setup.job.kernels.fused or has_plain else BF16_BYTES + FP32_BYTES
 
     @property
     def passes(self) -> float:
