@@ -132,3 +132,22 @@ def test_a_server_that_hangs_is_told_of(windtunnel: Command, monkeypatch: pytest
     assert "a request fails after 60 s (--timeout)" in done.stderr
     assert late.code == 1
     assert "every request failed: ReadTimeout" in late.stderr
+
+
+def test_a_bench_sends_the_workloads_sampling(windtunnel: Command, tmp_path: Path) -> None:
+    pytest.importorskip("httpx", reason="httpx is not installed; the client speaks with it")
+    workload = tmp_path / "workload.yaml"
+    shape = "arrivals: {type: poisson, rate_per_s: 50}\ninput_tokens: 16\noutput_tokens: 4\nnum_requests: 3\n"
+    workload.write_text(shape + "sampling: {temperature: 0.7, top_p: 0.9, top_k: 50}\n")
+    with fake_server(0.01, 0.002) as (url, seen):
+        assert windtunnel("bench", "--endpoint", url, "--workload", str(workload)).code == 0
+        workload.write_text(shape)
+        assert windtunnel("bench", "--endpoint", url, "--workload", str(workload)).code == 0
+        workload.write_text(shape + "sampling: {structured_output: true}\n")
+        refused = windtunnel("bench", "--endpoint", url, "--workload", str(workload))
+    given = [{key: body.get(key) for key in ("temperature", "top_p", "top_k")} for body in seen.bodies]
+    assert given == 3 * [{"temperature": 0.7, "top_p": 0.9, "top_k": 50}] + 3 * [
+        {"temperature": 0.0, "top_p": None, "top_k": None}
+    ]
+    assert refused.code == 2
+    assert "structured_output cannot be sent" in refused.stderr
