@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.hardware import Device
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL
@@ -41,7 +40,7 @@ from windtunnel.serving.setup.prefix_cache import (
     shares_prefixes,
 )
 from windtunnel.serving.setup.speculation import drafter_of, speculation_of, with_drafter
-from windtunnel.serving.setup.step_prices import LoweredSteps, lower_steps
+from windtunnel.serving.setup.step_prices import DeployedModel, LoweredSteps, lower_steps
 from windtunnel.serving.setup.transfers import handoff_rules_of, kv_copies, with_links
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.pools import HandoffRules, PoolPlan
@@ -49,7 +48,7 @@ from windtunnel.workload.generate.requests import RequestArrays
 
 ROLES = {"both": BOTH, "prefill": PREFILL, "decode": DECODE}
 
-Lower = Callable[[Estimator, Device, Shard, EngineSettings, int, Shard | None], LoweredSteps]
+Lower = Callable[[Estimator, DeployedModel], LoweredSteps]
 """`serving.setup.step_prices.lower_steps`, or a function that shares its work."""
 
 
@@ -249,7 +248,7 @@ def _prepared(
             raise
         raise InputError(f"pool {pool.name}: {error.message}", error.hint) from None
     estimator = estimator_of(setup)
-    lowered = lower(estimator, setup.device, shard, reach, setup.max_model_len, drafter)
+    lowered = lower(estimator, DeployedModel(setup.device, shard, reach, setup.max_model_len, drafter))
     plan = PoolPlan(
         settings,
         lowered.cost,

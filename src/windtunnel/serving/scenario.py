@@ -118,19 +118,19 @@ def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = N
         InputError: names the path of what is wrong.
     """
     if folder is not None and "workload" in raw:
-        raw["workload"] = _beside(folder, raw["workload"])
+        raw["workload"] = beside(raw["workload"], folder)
     if isinstance(raw.get("model"), Mapping):
         raw = raw | {"model": catalog.model(raw["model"])}
     return decode(raw, Scenario, source)
 
 
-def _beside(folder: Path, raw: Any) -> Any:
-    """Replace every `path` in `raw` by that of the file in `folder`, where there is one."""
+def beside(raw: Any, folder: Path) -> Any:
+    """Return `raw` with every `path` of a file in `folder` as the path from here."""
     if isinstance(raw, list):
-        return [_beside(folder, entry) for entry in raw]
+        return [beside(entry, folder) for entry in raw]
     if not isinstance(raw, dict):
         return raw
-    table = {key: _beside(folder, value) for key, value in raw.items()}
+    table = {key: beside(value, folder) for key, value in raw.items()}
     if isinstance(path := raw.get("path"), str) and (folder / path).exists():
         table["path"] = str(folder / path)
     return table

@@ -1,6 +1,5 @@
 """Write a capture: summaries as JSON, kernels and the comparison of two profilers as CSV, kernels as Parquet."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -129,16 +128,3 @@ def kernel_comparison(timed: Capture, counted: Capture) -> tuple[list[str], list
             cells = [*_cells(times, of_nsys, row), *_cells(counters, of_ncu, counted_row)]
             rows.append([*_titles(timed, times, row), *cells])
     return headers, rows
-
-
-def as_json(document: Any) -> str:
-    """Return a document as indented JSON; numbers that are not finite become null, which other readers understand."""
-    return json.dumps(_finite(document), indent=2) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
