@@ -157,7 +157,6 @@ def prepare(
     scenario: Scenario,
     requests: RequestArrays,
     setups: Sequence[Setup] | None = None,
-    estimator: Estimator | None = None,
     allow_download: bool = False,
     estimator_of: Callable[[Setup], Estimator] = estimator_for,
     lower: Lower = lower_steps,
@@ -169,9 +168,8 @@ def prepare(
         scenario: what to deploy.
         requests: give lengths, and in a closed loop the client's concurrency.
         setups: what the pools resolve to, where that is known already; None resolves them.
-        estimator: prices operators of all pools; None: `estimator_of` finds one for each.
         allow_download: look models up on the Hugging Face hub too.
-        estimator_of: setup of a pool -> its estimator.
+        estimator_of: setup of a pool -> what prices its operators.
         lower: prices the steps.
         policy: the user's scheduler, in place of that of every pool.
 
@@ -182,15 +180,11 @@ def prepare(
     if setups is None:
         setups = [resolve(pool_scenario(scenario, pool), allow_download) for pool in groups]
     pools = []
-
-    def find(setup: Setup) -> Estimator:
-        return estimator or estimator_of(setup)
-
     for pool, setup in zip(groups, setups, strict=True):
         if policy is not None:
             setup = replace(setup, engine=msgspec.structs.replace(setup.engine, scheduler=policy_name(policy)))
         setup = with_model_len(setup, requests)
-        pools.append(_prepared(scenario, pool, setup, requests, find, lower, policy))
+        pools.append(_prepared(scenario, pool, setup, requests, estimator_of, lower, policy))
     _check_retention(pools, requests)
     if not scenario.deployment.pools:
         return PreparedDeployment(pools, None)

@@ -18,15 +18,13 @@ from numpy.typing import NDArray
 from windtunnel.compiled.jit import repeated
 from windtunnel.compiled.records import new_table
 from windtunnel.errors import InputError, WindtunnelError
-from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving import codes
 from windtunnel.serving.deployment import is_own_router
 from windtunnel.serving.loop.live import cancel, given_tokens
 from windtunnel.serving.loop.serve import serve
 from windtunnel.serving.prepared import PreparedDeployment, PreparedPool, check_served, prepare
-from windtunnel.serving.run import Loop, prepare_loop
-from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
-from windtunnel.serving.setup.estimators import estimator_for
+from windtunnel.serving.run import UNSENT, Loop, prepare_loop
+from windtunnel.serving.scenario import Scenario, pool_scenario, resolve
 from windtunnel.serving.setup.fleet_plan import FAULT_COLUMNS, has_fleet
 from windtunnel.serving.setup.per_request import schedules_per_request
 from windtunnel.serving.setup.prefix_cache import caches_of
@@ -39,11 +37,6 @@ MAX_REQUESTS = 16_384
 """Requests that may be under way at once."""
 STEP_ROWS = 4_096
 """Rows of the buffer of steps, which is used again and again."""
-FIRST_TABLE = {
-    **dict.fromkeys(("scheduled_s", "first_token_s", "finish_s", "last_token_s"), np.nan),
-    **dict.fromkeys(("before", "after", "left", "right", "skipped_at"), state.NONE),
-}
-"""Column of `Request` records -> its value before the request is sent, where that is not 0."""
 
 
 class BusyError(WindtunnelError):
@@ -74,13 +67,7 @@ class LiveDeployment:
             check_served(self.scenario, pool.pool, pool.setup, pool.memory, request)
 
 
-def prepare_live(
-    scenario: Scenario,
-    estimator: Estimator | None = None,
-    allow_download: bool = False,
-    estimator_of: Callable[[Setup], Estimator] = estimator_for,
-    max_requests: int = MAX_REQUESTS,
-) -> LiveDeployment:
+def prepare_live(scenario: Scenario, allow_download: bool = False, max_requests: int = MAX_REQUESTS) -> LiveDeployment:
     """Prepare a scenario's deployment; arguments and errors are those of `serving.simulate.simulate`.
 
     As a server does that is not told the longest request, it accepts what the model goes up to, and the KV cache holds.
@@ -96,7 +83,7 @@ def prepare_live(
             )
         setups.append(replace(setup, engine=msgspec.structs.replace(setup.engine, max_model_len=setup.max_model_len)))
     waiting = _placeholders(max_requests)
-    prepared = prepare(scenario, waiting, setups, estimator, allow_download, estimator_of)
+    prepared = prepare(scenario, waiting, setups, allow_download)
     return LiveDeployment(scenario, prepared)
 
 
@@ -144,7 +131,7 @@ class LiveLoop:
         self.cost: Any = self.loop.cost._replace(**own)
         self._arguments = (self.loop.pool, self.cost, run, self.loop.pools, fleet)
         self.requests: NDArray[np.void] = run.requests.view(np.ndarray)
-        self._fresh = new_table(state.Request, 1, **FIRST_TABLE).view(np.ndarray)[0]
+        self._fresh = new_table(state.Request, 1, **UNSENT).view(np.ndarray)[0]
         self._clock = run.clock.view(np.ndarray)
         self._clock["next"] = max_requests
         self._num_queued, self._event_s = self._clock["queued"], run.events.view(np.ndarray)["time_s"]

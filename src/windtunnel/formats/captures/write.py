@@ -12,10 +12,11 @@ from windtunnel.formats.captures import kernel_time
 from windtunnel.formats.captures.capture import CLASSES, Capture, short_name
 from windtunnel.metrics.records import Table
 
+TOP_KERNELS = 10
 
-def capture_summary(capture: Capture, num_kernels: int = 10) -> dict[str, Any]:
+
+def capture_summary(capture: Capture) -> dict[str, Any]:
     """Return the top kernels with their share, the time by class, and the notes."""
-    kernels = _statistics_document(capture, "kernels")[:num_kernels]
     return {
         "tool": capture.tool,
         "notes": list(capture.notes),
@@ -25,7 +26,7 @@ def capture_summary(capture: Capture, num_kernels: int = 10) -> dict[str, Any]:
                 "time_percentage": kernel["share"] * 100,
                 **{name: kernel[name] for name in ("total_s", "count")},
             }
-            for kernel in kernels
+            for kernel in _statistics_document(capture, "kernels")[:TOP_KERNELS]
         ],
         "seconds_by_class": kernel_time.class_time(capture),
     }

@@ -17,7 +17,7 @@ from windtunnel.report.numbers import number, percent
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Bars, Block, Card, Cards, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.report.serving import setup as setup_text
-from windtunnel.report.serving.curves import curves_over_time, distributions
+from windtunnel.report.serving.curves import LATENCIES, curves_over_time, distributions
 from windtunnel.schema import decode, encode, fields_of, json_text, save
 from windtunnel.search.capacity.load import is_closed
 from windtunnel.search.capacity.probe import MOST_GROWTH
@@ -167,9 +167,6 @@ def distribution_sections(
         return [] if known is None else [Figures(curves_over_time(known))]
 
     return [Section("Distributions", [OnPage(shares)]), Section("Over time", [OnPage(curves)])]
-
-
-LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
 
 
 def verdict(summary: Summary, scenario: Scenario, requests: Records | None) -> tuple[str, bool | None]:
