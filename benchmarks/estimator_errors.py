@@ -26,7 +26,7 @@ from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import MeasurementTable, merged
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.defaults import with_defaults
-from windtunnel.serving.setup.step_prices import lower_steps
+from windtunnel.serving.setup.step_prices import DeployedModel, lower_steps
 
 FILES = (
     "compute/a100/meta-llama/Llama-2-70b-hf/mlp.csv",
@@ -87,7 +87,8 @@ def main() -> None:
         started_s = time.process_time()
         found = {(t.kind, *t.words.values()): fitted(t, roofline, method) for t in tables}
         fitted_s = time.process_time() - started_s
-        lower_steps(TableEstimator(partial(table_in, found), roofline), device, shard, engine, 4096)
+        deployed = DeployedModel(device, shard, engine, 4096)
+        lower_steps(TableEstimator(partial(table_in, found), roofline), deployed)
         print(f"{method:18} {fitted_s:6.2f} s + {time.process_time() - started_s - fitted_s:6.2f} s of CPU")
 
 

@@ -16,7 +16,7 @@ from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.memory import plan_memory
 from windtunnel.serving.setup.prefix_cache import prefix_cache
-from windtunnel.serving.setup.step_prices import lower_steps
+from windtunnel.serving.setup.step_prices import DeployedModel, lower_steps
 from windtunnel.serving.state.pools import PoolPlan
 from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 
@@ -99,7 +99,7 @@ def timed(name: str, requests: RequestArrays, replicas: int = 1) -> None:
     shard = shard_of(setup)
     memory = plan_memory(shard, setup.device, setup.engine, MAX_MODEL_LEN)
     settings = kernel_settings(setup, memory, replicas, requests, scenario.deployment.router)
-    cost = lower_steps(estimator_for(setup), setup.device, shard, setup.engine, MAX_MODEL_LEN).cost
+    cost = lower_steps(estimator_for(setup), DeployedModel(setup.device, shard, setup.engine, MAX_MODEL_LEN)).cost
     best_s, plain_s, hits = np.inf, np.inf, 0.0
     for _ in range(REPEATS):
         cache = prefix_cache(settings, requests)

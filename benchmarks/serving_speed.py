@@ -24,7 +24,7 @@ from windtunnel.serving.run import prepare_loop
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.memory import plan_memory
-from windtunnel.serving.setup.step_prices import lower_steps
+from windtunnel.serving.setup.step_prices import DeployedModel, lower_steps
 from windtunnel.serving.state.pools import PoolPlan
 from windtunnel.serving.state.records import KernelSettings, StepCost
 from windtunnel.workload.generate.requests import RequestArrays, generate
@@ -51,7 +51,8 @@ def prepared(
     longest = int((requests.input_tokens + requests.output_tokens).max())
     memory = plan_memory(shard, setup.device, setup.engine, longest)
     settings = kernel_settings(setup, memory, 1, requests)
-    return settings, lower_steps(estimator_for(setup), setup.device, shard, setup.engine, longest).cost, requests
+    deployed = DeployedModel(setup.device, shard, setup.engine, longest)
+    return settings, lower_steps(estimator_for(setup), deployed).cost, requests
 
 
 def timed_loop(settings: KernelSettings, cost: StepCost, requests: RequestArrays) -> tuple[float, int, int]:

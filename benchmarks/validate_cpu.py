@@ -10,6 +10,7 @@ import json
 import sys
 import tempfile
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from drive import drive
 from readers.engine_run import EngineRun, engine_run
 from windtunnel import catalog
-from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings, is_installed, version
+from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings, version
 from windtunnel.lab.profile.compute import ComputePlan, measure_steps
 from windtunnel.lab.profile.machine import device_of, provenance_of
 from windtunnel.lab.profile.overheads import write_overheads
@@ -230,7 +231,7 @@ def say(text: str) -> None:
 
 
 def main() -> None:
-    if not is_installed():
+    if find_spec("vllm") is None:
         print("vLLM is not installed here; `make validate-cpu` installs it into an environment of its own")
         return
     folder = Path(tempfile.mkdtemp(prefix="windtunnel-validate-"))

@@ -6,7 +6,8 @@ A message follows one order: what was asked, what was found, what is allowed. Th
 import difflib
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
@@ -58,6 +59,22 @@ def import_extra(package: str, extra: str) -> Any:
     try:
         return import_module(package)
     except ImportError:
+        raise MissingExtraError(package, extra) from None
+
+
+@contextmanager
+def needing(extra: str, *packages: str) -> Iterator[None]:
+    """Import, within the block, modules that need the packages of an extra.
+
+    Raises:
+        MissingExtraError: one is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package not in packages:
+            raise
         raise MissingExtraError(package, extra) from None
 
 

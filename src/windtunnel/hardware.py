@@ -1,6 +1,8 @@
 """Devices, the nodes that hold them and the links between them. Rates are dense peaks as published, per direction."""
 
+from windtunnel.errors import InputError
 from windtunnel.schema import Schema
+from windtunnel.units import format_count
 
 
 class Device(Schema):
@@ -63,3 +65,21 @@ class Node(Schema):
 
 ANY_DEVICE = "any"
 """`Node.device` of a node that takes any card."""
+
+
+def check_node(node: Node, device: Device) -> None:
+    """Raise InputError where `node` holds other devices."""
+    if node.device not in (device.name, ANY_DEVICE):
+        raise InputError(
+            f"{node.title} holds {node.device}, not {device.name}", "leave node out, or take the node's own device"
+        )
+
+
+def check_reach(node: Node, num_devices: int, what: str) -> None:
+    """Raise InputError where so many devices, which `what` needs, span nodes that no link joins."""
+    if num_devices > node.num_devices and node.scale_out is None:
+        raise InputError(
+            f"{what} needs {format_count(num_devices, 'device')}; "
+            f"{node.name} has {node.num_devices} and no link to others",
+            "use fewer, or a node with scale_out",
+        )

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -71,11 +71,8 @@ class Registry:
             )
         if name in shipped:
             return importlib.import_module(f"{self.package}.{name}")
-        if name not in installed:
-            known = self.names()
-            raise InputError(
-                f"unknown {self.what} {name!r}", did_you_mean(name, known, f"known: {', '.join(known) or 'none'}")
-            )
+        known = self.names()
+        check_known(name, known, f"unknown {self.what} {name!r}", f"known: {', '.join(known) or 'none'}")
         try:
             return installed[name].load()
         except Exception as error:

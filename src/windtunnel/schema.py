@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar, dataclass_transform, get_args, get_type_hints
 
@@ -91,6 +92,11 @@ def _decode_custom(kind: Any, raw: Any) -> Any:
 def encode(struct: Any) -> Any:
     """Encode a struct as builtins, the inverse of `decode`: SI numbers, defaults left out."""
     return msgspec.to_builtins(struct)
+
+
+def json_text(document: Any) -> str:
+    """Return a document as indented JSON: numbers of numpy are plain ones, those that are not finite null."""
+    return msgspec.json.format(msgspec.json.encode(document, enc_hook=methodcaller("item")), indent=2).decode()
 
 
 def yaml_text(struct: Any) -> str:

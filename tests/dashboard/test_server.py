@@ -165,7 +165,7 @@ def test_a_port_that_is_taken_is_said(folder: Path) -> None:
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
 def test_a_missing_extra_is_named(package: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = ("windtunnel.dashboard.server",)
+    modules = ("windtunnel.dashboard.listening", "windtunnel.dashboard.server")
     for name in [name for name in sys.modules if name in modules or name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)

@@ -10,8 +10,8 @@ import windtunnel as wt
 from dashboard.conftest import Ask
 from windtunnel.dashboard.trial import kept, sweep_document, swept, trial_of
 from windtunnel.errors import InputError
-from windtunnel.report.render.json import as_text
 from windtunnel.report.serving.run import run_document
+from windtunnel.schema import json_text
 from windtunnel.search.capacity.capacity import capacities
 from windtunnel.search.capacity.limits import limits_of
 
@@ -149,7 +149,7 @@ def test_no_program_is_named(tmp_path: Path, setting: str) -> None:
 
 @pytest.mark.full
 def test_the_answer_is_that_of_simulate(ask: Ask) -> None:
-    assert ask("/api/trial", post=FORM).document == json.loads(as_text(run_document(wt.simulate(wanted()))))
+    assert ask("/api/trial", post=FORM).document == json.loads(json_text(run_document(wt.simulate(wanted()))))
     assert "80% interval" in ask("/trial", post=FORM).text
 
 

@@ -18,7 +18,7 @@ from windtunnel.search.answers import (
     frontier,
     misconfiguration,
     scenario_of,
-    sensitivity,
+    worths,
 )
 from windtunnel.search.asker import Asker
 from windtunnel.search.evaluation.evaluate import Evaluator, Neighbours
@@ -323,9 +323,9 @@ def test_what_follows_from_a_study(study: Study) -> None:
             )
             for evaluation in kept
         )
-    effects = sensitivity(searched, outcome)
-    assert effects["tp"]["3"] == 0
-    assert all(max(shares.values()) == 1 for shares in effects.values())
+    effects = worths(searched, outcome)
+    assert effects["tp"]["3"].share == 0
+    assert all(max(worth.share for worth in row.values()) == 1 for row in effects.values())
     best = best_by_objective(outcome, OBJECTIVES)
     assert best["requests_per_usd"] in outcome.ranking
     assert outcome.evaluations[best["ttft_p90"]].figures["ttft_p90"] == min(

@@ -358,7 +358,7 @@ def test_a_fleet_begins_again_for_the_run_in_which_preempted_requests_find_their
 ) -> None:
     scenario = made(num_requests=3)
     requests = generate(scenario.workload, scenario.seed)
-    prepared = prepare(scenario, requests, estimator=PlainRoofline())
+    prepared = prepare(scenario, requests, estimator_of=lambda _: PlainRoofline())
     fleet = start_fleet(FleetPlan([Scaling(initial_replicas=1)]), [1], 3)
     runs = []
 

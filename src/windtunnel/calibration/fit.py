@@ -41,7 +41,7 @@ from windtunnel.serving.setup.frontend import client_delay_s, turnaround_s, usua
 from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
 from windtunnel.serving.setup.speculation import drafter_of, speculation_of, with_drafter
-from windtunnel.serving.setup.step_prices import StepPrices, combined, price_steps, priced_parts
+from windtunnel.serving.setup.step_prices import DeployedModel, StepPrices, combined, price_steps, priced_parts
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.pools import PoolPlan
 from windtunnel.workload.client import IN_TTFT, Client, name_of
@@ -263,11 +263,11 @@ def _priced(measurement: Measurement, estimator_of: Callable[[Setup], Estimator]
     unknown = [name for name in PRICED_UP_TO if name in measurement.unknown]
     limits = {name: max(int(TRIED[name][-1]), getattr(setup.engine, name)) for name in unknown}
     widest = msgspec.structs.replace(setup.engine, **limits)
+    deployed = DeployedModel(setup.device, shard, widest, setup.max_model_len, drafter)
     if speculation is None:
-        widest_setup = replace(setup, engine=widest)
-        parts = priced_parts(estimator_of(setup), widest_setup, shard, lambda op: shares(op, setup.device))
+        parts = priced_parts(estimator_of(setup), deployed, lambda op: shares(op, setup.device))
     else:
-        parts = {"all": price_steps(estimator_of(setup), setup.device, shard, widest, setup.max_model_len, drafter)}
+        parts = {"all": price_steps(estimator_of(setup), deployed)}
     settings = kernel_settings(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
     return PricedServer(measurement, setup, settings, requests, parts, speculation)
 

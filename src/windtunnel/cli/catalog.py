@@ -14,6 +14,6 @@ def command(options: Options) -> None:
         raise InputError("catalog needs to know what to list", hint)
     check_known(kind, KINDS, f"the catalog has no {kind!r}", hint)
     if options.name:
-        answer(options.as_json, catalog.entry, catalog.entry_report, kind, options.name)
+        answer(options, catalog.entry, catalog.entry_report, kind, options.name)
     else:
-        answer(options.as_json, catalog.entries, catalog.list_report, kind)
+        answer(options, catalog.entries, catalog.list_report, kind)

@@ -8,7 +8,7 @@ from windtunnel.cli.verbs import Options
 from windtunnel.errors import check_known
 from windtunnel.files import check_replaceable, write_text
 from windtunnel.keys import json_schema, space_schema
-from windtunnel.report.render.json import as_text
+from windtunnel.schema import json_text
 
 FILES = {"serving": "scenario", "search": "space", "training": "job"}
 """What is begun -> the usual name of its file."""
@@ -22,7 +22,7 @@ def command(options: Options) -> None:
     schema = file.with_name(f"{FILES[kind]}.schema.json")
     check_replaceable(file, options.overwrite)
     text = catalog.shipped(f"templates/{kind}.yaml").read_text(encoding="utf-8")
-    write_text(schema, as_text(_schema(kind)) + "\n")
+    write_text(schema, json_text(_schema(kind)) + "\n")
     write_text(file, f"# yaml-language-server: $schema={schema.name}\n{text}")
     remark(f"wrote {file} and {schema}; editors with a YAML language server complete keys by it")
 

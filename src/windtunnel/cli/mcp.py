@@ -1,17 +1,12 @@
 """`windtunnel mcp`: answer agents over the Model Context Protocol, on stdin and stdout."""
 
 from windtunnel.cli.verbs import Options
-from windtunnel.errors import MissingExtraError
+from windtunnel.errors import needing
 
 
 def command(_options: Options) -> None:
     """Serve tools until stdin ends."""
-    try:
+    with needing("agents", "mcp", "pydantic"):
         from windtunnel.agents.server import server
-    except ModuleNotFoundError as error:
-        package = str(error.name).partition(".")[0]
-        if package not in ("mcp", "pydantic"):
-            raise
-        raise MissingExtraError(package, "agents") from None
 
     server().run("stdio")

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from windtunnel.cli.options import assignments
-from windtunnel.cli.output import answer, remark, write_page
+from windtunnel.cli.output import answer, remark
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.files import check_replaceable, write_text
@@ -80,15 +80,14 @@ def generate(options: Options) -> None:
     path = options.out or Path(fabric.name)
     check_replaceable(path, options.overwrite)
     write_text(path, topology_text(fabric))
-    answer(False, report.topology_document, report.topology_report, fabric)
+    answer(options, report.topology_document, report.topology_report, fabric)
     remark(f"wrote {path}")
 
 
 def show(options: Options) -> None:
     """Show what a topology consists of."""
     fabric = fabric_with_failures(options, options.topology)
-    write_page(options.html, report.topology_report, fabric)
-    answer(options.as_json, report.topology_document, report.topology_report, fabric)
+    answer(options, report.topology_document, report.topology_report, fabric)
 
 
 def check(options: Options) -> None:
@@ -135,7 +134,7 @@ def run(options: Options) -> None:
     if options.out is not None:
         write_text(options.out, end_to_end_csv(iteration, options.out.stem.removesuffix("EndToEnd")))
         remark(f"wrote {options.out}")
-    answer(options.as_json, report.iteration_document, report.iteration_report, iteration)
+    answer(options, report.iteration_document, report.iteration_report, iteration)
 
 
 def _share(options: Options, jobs: list[LayerWorkload], settings: NetworkSettings) -> None:
@@ -144,7 +143,7 @@ def _share(options: Options, jobs: list[LayerWorkload], settings: NetworkSetting
         raise InputError("--out writes the report of one job", "leave it out; --json prints all of them")
     fabric, placement = fabric_with_failures(options, options.topology), options.placement or "packed"
     jobs_run = run_jobs(place_jobs(jobs, fabric, placement), fabric, settings, options.iterations or 10)
-    answer(options.as_json, report.shared_document, report.shared_report, jobs_run, fabric, placement)
+    answer(options, report.shared_document, report.shared_report, jobs_run, fabric, placement)
 
 
 # -------------------------------------------------------------------------------------------------------- collective
@@ -166,7 +165,7 @@ def collective(options: Options) -> None:
         made = run_expert_all_to_all(
             fabric, _token_traffic(options, tokens), chosen_ranks(options.ranks, fabric.num_gpus)
         )
-        answer(options.as_json, report.collective_document, report.collective_report, made)
+        answer(options, report.collective_document, report.collective_report, made)
         return
     settings = network_settings(options)
     _check_has_flows(settings.backend, [name for name in ("times", "links") if getattr(options, name)])
@@ -174,7 +173,7 @@ def collective(options: Options) -> None:
     made = (_run if options.traffic is None else _run_traffic)(options, fabric, ranks, settings)
     if any(options.of("flow_files").values()):
         _write_flow_files(options, made)
-    answer(options.as_json, report.collective_document, report.collective_report, made)
+    answer(options, report.collective_document, report.collective_report, made)
 
 
 def _token_traffic(options: Options, tokens: dict[str, Any]) -> TokenTraffic:

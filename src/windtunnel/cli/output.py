@@ -2,35 +2,42 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from windtunnel import catalog
+from windtunnel.cli.verbs import Options
 from windtunnel.files import write_text
 from windtunnel.hardware import Node
 from windtunnel.model.shape import ModelSpec
-from windtunnel.report.render.json import as_text
 from windtunnel.report.report import Report
+from windtunnel.schema import json_text
 
 if TYPE_CHECKING:
     from windtunnel.serving.engines.command_line import Reading
 
 
 def answer(
-    as_json: bool,
+    options: Options,
     document: Callable[..., Any],
     report: Callable[..., Report],
     *result: Any,
     launch: "Reading | None" = None,
 ) -> None:
-    """Print a result to stdout: `document(*result)` as JSON, or the report `report(*result)`.
+    """Write the page of a result where `options` name one, and print the result to stdout.
 
-    Both name the options of the server's command line `launch` that are not in the prediction.
+    `document(*result)` is printed as JSON, or else the report `report(*result)`. All of them name the options of the
+    server's command line `launch` that are not in the prediction.
     """
-    if as_json:
-        click.echo(as_text(document(*result) if launch is None else {**document(*result), **launch.document}))
+    html = getattr(options, "html", None)
+    if html is not None:
+        from windtunnel.report.render.html import page
+
+        write_text(html, page(noted(report(*result), launch)))
+        remark(f"wrote {html}")
+    if getattr(options, "as_json", False):
+        click.echo(json_text(document(*result) if launch is None else {**document(*result), **launch.document}))
     else:
         # JSON needs nothing of rich, which takes 25 ms to load.
         from windtunnel.report.render.terminal import show
@@ -58,12 +65,3 @@ def remark_node(device: str, node: str | Node | None) -> None:
     """Say on stderr that the links of a device, for which no node is named or known, are assumed to be PCIe."""
     if node is None and catalog.default_node(catalog.device(device)).name == catalog.GENERIC_NODE:
         remark(f"note: no node of {device} is known, so eight devices on PCIe are assumed; --node names another")
-
-
-def write_page(file: Path | None, report: Callable[..., Report], *result: Any, launch: "Reading | None" = None) -> None:
-    """Write the page of `report(*result)` to `file`, and say so; do nothing without a file."""
-    if file is not None:
-        from windtunnel.report.render.html import page
-
-        write_text(file, page(noted(report(*result), launch)))
-        remark(f"wrote {file}")

@@ -11,7 +11,7 @@ from windtunnel.report import tables
 
 def list_tables(options: Options) -> None:
     """List the known tables that fit the filters."""
-    answer(options.as_json, tables.list_document, tables.list_report, tables.chosen(**options.of("tables")))
+    answer(options, tables.list_document, tables.list_report, tables.chosen(**options.of("tables")))
 
 
 def fetch(options: Options) -> None:
@@ -30,4 +30,4 @@ def check(options: Options) -> None:
     """List the suspect rows of tables that fit the filters."""
     found = tables.suspect_rows(tables.chosen(**options.of("tables")))
     report = tables.counts_report if options.by_table else tables.check_report
-    answer(options.as_json, tables.check_document, report, found)
+    answer(options, tables.check_document, report, found)

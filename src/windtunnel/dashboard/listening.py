@@ -1,15 +1,21 @@
-"""What the servers of this package have in common: a socket that listens, and a start that they tell of."""
+"""A local server of an application: it listens from the start, tells when it answers, and ends in an orderly way."""
 
 import ipaddress
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Self
 
 import uvicorn
 
 from windtunnel.errors import InputError
 
+HOST = "127.0.0.1"
+IDLE_S = 30
+"""Seconds after which an idle connection is closed."""
 
-class Server(uvicorn.Server):
+
+class _Server(uvicorn.Server):
     """A server that says when it has started."""
 
     on_start: Callable[[], None]
@@ -18,6 +24,71 @@ class Server(uvicorn.Server):
         """Start, and call `on_start`."""
         await super().startup(sockets=sockets)
         self.on_start()
+
+
+class LocalServer:
+    """A server of an application; it listens from the start, and answers once it serves.
+
+    Args:
+        app: what it serves.
+        host: the interface to listen on.
+        port: 0 takes a free one.
+        num_ports: one, or so many from `port` on.
+        settings: of uvicorn.
+
+    Raises:
+        InputError: a port is taken, or there is no such interface.
+    """
+
+    def __init__(self, app: Any, host: str = HOST, port: int = 0, num_ports: int = 1, **settings: Any) -> None:
+        with ExitStack() as opened:
+            numbers = range(port, port + num_ports) if port else [0] * num_ports
+            self._sockets = [
+                opened.enter_context(listening_socket(host, number, settings["backlog"])) for number in numbers
+            ]
+            self._opened = opened.pop_all()
+        self.ports: list[int] = [each.getsockname()[1] for each in self._sockets]
+        self.urls = [f"http://{f'[{host}]' if ':' in host else host}:{number}" for number in self.ports]
+        config = uvicorn.Config(
+            app,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",  # a failure is told in the answer
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=IDLE_S,
+            timeout_graceful_shutdown=1,
+            **settings,
+        )
+        self._server = _Server(config)
+
+    @property
+    def port(self) -> int:
+        return self.ports[0]
+
+    @property
+    def url(self) -> str:
+        return self.urls[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def serve(self, on_start: Callable[[], None] = lambda: None) -> None:
+        """Answer requests until `stop`, SIGTERM, or Ctrl-C, which raises KeyboardInterrupt.
+
+        Args:
+            on_start: called once Ctrl-C ends the server in an orderly way.
+        """
+        self._server.on_start = on_start
+        self._server.run(sockets=self._sockets)
+
+    def stop(self) -> None:
+        """End `serve`, which runs in another thread."""
+        self._server.should_exit = True
 
 
 def listening_socket(host: str, port: int, backlog: int) -> socket.socket:

@@ -15,10 +15,9 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -28,19 +27,16 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from windtunnel.dashboard.listening import Server, listening_socket
+from windtunnel.dashboard.listening import HOST, LocalServer
 from windtunnel.dashboard.pages import catalog, compare, recommend, run, runs, search, step, timeline, try_scenario
 from windtunnel.dashboard.results import NotThereError
 from windtunnel.dashboard.view import Dashboard, Download, Moved, Query, View
 from windtunnel.errors import InputError, WindtunnelError, did_you_mean
 from windtunnel.report.layout import layouts_beside
-from windtunnel.report.render.json import as_text
 from windtunnel.report.report import Report
+from windtunnel.schema import json_text
 
-HOST = "127.0.0.1"
 BACKLOG = 64
-IDLE_S = 30
-"""Seconds after which an idle connection is closed."""
 MAX_POSTED_BYTES = 1 << 20
 HEADERS: Mapping[str, str] = layouts_beside(__file__)
 """Headers of every answer."""
@@ -162,7 +158,7 @@ def _response(request: Request, dashboard: Dashboard, shown: Any, status: int = 
         kind = "text/html; charset=utf-8"
         body = shown.page(request.url.path, dashboard.results.folder).encode("utf-8", "replace")
     else:
-        kind, body = "application/json", f"{as_text(shown)}\n".encode()
+        kind, body = "application/json", f"{json_text(shown)}\n".encode()
     headers["ETag"] = f'"{hashlib.sha256(body).hexdigest()[:24]}"'
     if status == 200 and request.headers.get("if-none-match") == headers["ETag"]:
         return Response(status_code=304, headers=headers)
@@ -220,52 +216,13 @@ def check_origin(origin: str | None, host: str | None) -> None:
         raise RefusedError(f"a page of {origin or 'nowhere'} may not post to this dashboard")
 
 
-class DashboardServer:
-    """A server of one dashboard; it listens from the start, and answers once it serves.
+class DashboardServer(LocalServer):
+    """A server of one dashboard.
 
     Args:
         dashboard: what it shows.
-        host: the interface to listen on.
-        port: 0 takes a free one.
-
-    Raises:
-        InputError: the port is taken, or there is no such interface.
+        host, port: as of `LocalServer`.
     """
 
     def __init__(self, dashboard: Dashboard, host: str = HOST, port: int = 0) -> None:
-        self._socket = listening_socket(host, port, BACKLOG)
-        self.port: int = self._socket.getsockname()[1]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
-        config = uvicorn.Config(
-            dashboard_app(dashboard, host),
-            http="h11",
-            loop="asyncio",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="critical",  # a failure is told in the answer
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=IDLE_S,
-            timeout_graceful_shutdown=1,
-        )
-        self._server = Server(config)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.close()
-
-    def serve(self, on_start: Callable[[], None] = lambda: None) -> None:
-        """Answer requests until `stop`, or until Ctrl-C, which raises KeyboardInterrupt.
-
-        Args:
-            on_start: called once Ctrl-C ends the server in an orderly way.
-        """
-        self._server.on_start = on_start
-        self._server.run(sockets=[self._socket])
-
-    def stop(self) -> None:
-        """End `serve`, which runs in another thread."""
-        self._server.should_exit = True
+        super().__init__(dashboard_app(dashboard, host), host, port, backlog=BACKLOG, http="h11", loop="asyncio")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from windtunnel.errors import InputError, did_you_mean, unwritable
+from windtunnel.errors import InputError, check_known, unwritable
 from windtunnel.files import is_file
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.report.layout import layouts_beside
@@ -133,12 +133,9 @@ def _value(text: str) -> Any:
 
 
 def _load(kind: str, text: str) -> dict[str, Any]:
-    if kind not in ("", "rate", "concurrency"):
-        raise InputError(
-            f"there are no arrivals {kind!r}", did_you_mean(kind, ("rate", "concurrency"), "rate, concurrency")
-        )
     if not kind:
         return {}
+    check_known(kind, ("rate", "concurrency"), f"there are no arrivals {kind!r}", "rate, concurrency")
     try:
         value = float(text.replace(",", ""))
     except ValueError:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, check_known
 
 CLOCKS = ("cpu_time", "wall", "cuda_event", "cuda_graph")
 """`cpu_time` counts this process alone: at a load of one other task per core, the spread of a forward on the wall
@@ -158,8 +158,7 @@ def clock_for(device: str, num_threads: int, clock: str | None = None) -> str:
     """
     if clock is None:
         return "cuda_event" if device == "cuda" else "cpu_time" if num_threads == 1 else "wall"
-    if clock not in CLOCKS:
-        raise InputError(f"there is no clock {clock!r}", f"known: {', '.join(CLOCKS)}")
+    check_known(clock, CLOCKS, f"there is no clock {clock!r}")
     if (clock not in CLOCKS_OF_HOST) != (device == "cuda"):
         raise InputError(f"the clock {clock} cannot time operators on {device}")
     if clock == "cpu_time" and num_threads > 1:

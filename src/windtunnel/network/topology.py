@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from windtunnel import catalog
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known
 from windtunnel.limits import check_size
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.settings import GBPS
@@ -476,9 +476,7 @@ def fabric_from(raw: Any, source: str) -> Fabric:
     raw = {**raw, "type": kind}
     if kind not in KINDS:
         otherwise = f"a file, a node of `windtunnel catalog nodes`, or one of: {', '.join(KINDS)}"
-        nodes = catalog.names("nodes")
-        if kind not in nodes:
-            raise InputError(f"there is no topology {kind!r}", did_you_mean(kind, [*KINDS, *nodes], otherwise))
+        check_known(kind, [*KINDS, *catalog.names("nodes")], f"there is no topology {kind!r}", otherwise)
         raw |= {"type": "node", "node": kind}
     schema: Any = Topology
     fabric: Fabric = decode(raw, schema, source).build()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.disk_cache import home
 from windtunnel.errors import check_known
 from windtunnel.model import operators as ops
 from windtunnel.pricing.choices import REGRESSIONS, estimators
@@ -262,17 +262,9 @@ def _lines(axes: list[Floats], axis: int) -> list[Ints]:
 
 def pooled(values: Floats) -> Floats:
     """Return the rising sequence nearest to `values` in squares (pool adjacent violators; Ayer et al. 1955)."""
-    means: list[float] = []
-    sizes: list[int] = []
-    for value in values.tolist():
-        mean, size = value, 1
-        while means and means[-1] > mean:
-            mean = (mean * size + means[-1] * sizes[-1]) / (size + sizes[-1])
-            size += sizes.pop()
-            means.pop()
-        means.append(mean)
-        sizes.append(size)
-    return np.repeat(means, sizes)
+    from scipy.optimize import isotonic_regression
+
+    return np.asarray(isotonic_regression(values).x)
 
 
 # ------------------------------------------------------------------------------------------------------------ the cache
@@ -294,8 +286,7 @@ def cached(table: MeasurementTable, roofline: Roofline, method: str) -> Measurem
 
 def cache_folder() -> Path:
     """Return the folder of fits, below the user's cache folder."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "windtunnel" / "fits"
+    return home() / "fits"
 
 
 def _digest(table: MeasurementTable, roofline: Roofline, method: str) -> str:

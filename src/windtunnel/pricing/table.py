@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, did_you_mean, missing_file
+from windtunnel.errors import InputError, check_known, did_you_mean, missing_file
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
 from windtunnel.model.shape import operator_types
@@ -345,9 +345,7 @@ def require_columns(path: Path, present: list[str], needed: tuple[str, ...]) -> 
         InputError: names the first missing column and near ones that are there.
     """
     for name in needed:
-        if name not in present:
-            hint = did_you_mean(name, present, f"found: {', '.join(present)}")
-            raise InputError(f"{path} has no column {name}", hint)
+        check_known(name, present, f"{path} has no column {name}", f"found: {', '.join(present)}")
 
 
 def numeric_column(rows: pa.Table, name: str, path: Path) -> Floats:

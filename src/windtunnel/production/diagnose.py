@@ -17,23 +17,26 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
 from windtunnel.errors import InputError
-from windtunnel.hardware import Device
 from windtunnel.metrics.uncertainty import HALF_WIDTH
-from windtunnel.model.shape import Shard
 from windtunnel.notebook import Shown
 from windtunnel.pricing.calibrated import factor, shares
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.production.causes import CAUSES, Cause, Change, Served
 from windtunnel.production.observed import Observed
 from windtunnel.search.capacity.probe import serve_requests
-from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.prepared import Lower, PreparedDeployment, prepare
 from windtunnel.serving.priced_deployments import REACHES, PricedDeployments
 from windtunnel.serving.results import Result
 from windtunnel.serving.run import Progress
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
-from windtunnel.serving.setup.estimators import shard_of
-from windtunnel.serving.setup.step_prices import LoweredSteps, StepPrices, combined, lower_steps, priced_parts
+from windtunnel.serving.setup.step_prices import (
+    DeployedModel,
+    LoweredSteps,
+    StepPrices,
+    combined,
+    lower_steps,
+    priced_parts,
+)
 from windtunnel.serving.simulate import serve_scenario
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
@@ -155,23 +158,14 @@ class Replay:
     def _lowering(self, change: Change) -> Lower:
         """Return a function that prices steps with a fault's factors: of parts that are priced once for all faults."""
 
-        def lower(
-            estimator: Estimator,
-            device: Device,
-            shard: Shard,
-            engine: EngineSettings,
-            max_model_len: int,
-            drafter: Shard | None,
-        ) -> LoweredSteps:
-            if drafter is not None or engine.speculative is not None:
-                slowed = change.estimator(estimator, device)
-                return lower_steps(slowed, device, shard, engine, max_model_len, drafter)
-            reach = max_model_len, *(getattr(engine, name) or 0 for name in REACHES)
+        def lower(estimator: Estimator, deployed: DeployedModel) -> LoweredSteps:
+            device, shard, engine = deployed[:3]
+            if deployed.drafter is not None or engine.speculative is not None:
+                return lower_steps(change.estimator(estimator, device), deployed)
+            reach = deployed.max_model_len, *(getattr(engine, name) or 0 for name in REACHES)
             reached, parts = self.parts.get((id(estimator), shard), ((), {}))
             if not parts or any(needed > far for needed, far in zip(reach, reached, strict=True)):
-                setup = next(each for each in self.setups if each.device is device and shard_of(each) == shard)
-                setup = replace(setup, engine=engine, max_model_len=max_model_len)
-                reached, parts = reach, priced_parts(estimator, setup, shard, lambda op: shares(op, device))
+                reached, parts = reach, priced_parts(estimator, deployed, lambda op: shares(op, device))
                 self.parts[id(estimator), shard] = reached, parts
             weights = {name: factor(change.factors, name) for name in parts}
             return replace(combined(parts, weights), engine=engine).lowered()

@@ -68,21 +68,19 @@ class Observation:
     """Candidate -> error that it had on the judging part, as a share; those that were not taken."""
 
 
-def observe_steps(run: StepRun, learn: float = 0.2, priced: PricedDeployments | None = None) -> Observation:
+def observe_steps(run: StepRun, learn: float = 0.2) -> Observation:
     """Learn a calibration from the first steps of a run.
 
     Args:
         run: recorded steps and their deployment.
         learn: share of the steps that are learnt from.
-        priced: shares prices between runs.
 
     Raises:
         InputError: the deployment is not known, or too few steps can be priced.
     """
     if run.setup is None:
         raise InputError(f"{run.name}: {run.refused}")
-    shared = priced or PricedDeployments()
-    steps = price_run(run, shared.estimator)
+    steps = price_run(run, PricedDeployments().estimator)
     place = np.arange(steps.kind.size)
     end = int(learn * steps.kind.size)
     if end < LEAST_STEPS or steps.kind.size - end < LEAST_STEPS:

@@ -98,9 +98,9 @@ def marked_lines(points: Iterable[tuple[str, float, float]]) -> list[Series]:
     return [Series(label, [x for x, _ in line], [y for _, y in line], "marked") for label, line in ordered.items()]
 
 
-def equality_chart(points: Sequence[Series], x: str, y: str, unit: str = "s") -> Chart:
-    """Plot predicted over measured values on equal logarithmic axes."""
-    return Chart(Axis(x, unit, is_log=True), Axis(y, unit, is_log=True), points, is_equality=True)
+def equality_chart(points: Sequence[Series], x: str, y: str) -> Chart:
+    """Plot predicted over measured seconds on equal logarithmic axes."""
+    return Chart(Axis(x, "s", is_log=True), Axis(y, "s", is_log=True), points, is_equality=True)
 
 
 def histogram(values: Sequence[float], edges: Sequence[float], x: Axis, y_label: str) -> Chart:

@@ -8,8 +8,6 @@ from windtunnel.report.report import Cell, Report, Section, Table
 from windtunnel.search.capacity.limits import METRICS
 from windtunnel.units import format_seconds
 
-RULES = {"slo": "the SLO", "increase": "before", "band": "the prediction"}
-
 
 def gate_report(gate: Gate) -> Report:
     """Return the report of a gate."""

@@ -59,11 +59,6 @@ class Worth:
     """Half-width of the 95% confidence interval of the mean over all streams; None for a single stream."""
 
 
-def sensitivity(space: Space, outcome: SearchOutcome) -> dict[str, dict[str, float]]:
-    """Name in `vary` -> value -> share of the best score; see `worths`."""
-    return {name: {value: worth.share for value, worth in row.items()} for name, row in worths(space, outcome).items()}
-
-
 def worths(space: Space, outcome: SearchOutcome) -> dict[str, dict[str, Worth]]:
     """Name in `vary` -> value -> its worth, names with the costliest worst value first.
 

@@ -29,9 +29,9 @@ def margin(values: Sequence[float], confidence: float = CONFIDENCE) -> float | N
     return student_quantile(confidence, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
-def lower_bound(values: Sequence[float], confidence: float = CONFIDENCE) -> float | None:
+def lower_bound(values: Sequence[float]) -> float | None:
     """Return the lower confidence bound of the mean of `values`; None for fewer than two values."""
-    off = margin(values, confidence)
+    off = margin(values)
     return None if off is None else statistics.fmean(values) - off
 
 

@@ -5,7 +5,6 @@ where nothing can be written the search goes on without the file. Each gives one
 """
 
 import hashlib
-import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from windtunnel.disk_cache import home
 from windtunnel.search.evaluation.schema import Evaluation
 
 SCHEMA = """
@@ -28,8 +28,7 @@ Warn = Callable[[str], None]
 
 def default_path() -> Path:
     """Return the default file of answers, in the user's cache folder."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "windtunnel" / "search.sqlite"
+    return home() / "search.sqlite"
 
 
 class Store:

@@ -1,7 +1,7 @@
 """Searches seen from outside, while they run or later: the answers that their store holds."""
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,17 +87,17 @@ class Watched:
 
     def study_of(self, known: Mapping[str, Evaluation]) -> Study:
         """Return the study of the answers that are known by now, by key."""
-        outcomes = []
-        for workload, keys in self.keys.items():
-            answers = self.refused[workload] | {index: known[key] for index, key in keys.items() if key in known}
-            outcomes.append(SearchOutcome(workload, answers, {}, ranked(answers, self.space.objective)))
-        return Study(self.space, outcomes, Count())
+        answers = {
+            workload: self.refused[workload] | {index: known[key] for index, key in keys.items() if key in known}
+            for workload, keys in self.keys.items()
+        }
+        return study_of_answers(self.space, answers)
 
 
-def study_of_points(space: Space, points: Sequence[tuple[str | None, int, Evaluation]]) -> Study:
-    """Build a study from points as they were written: (workload, position, answer)."""
-    outcomes = []
-    for workload in workload_names(space):
-        answers = {index: answer for name, index, answer in points if name == workload}
-        outcomes.append(SearchOutcome(workload, answers, {}, ranked(answers, space.objective)))
+def study_of_answers(space: Space, answers: Mapping[str | None, dict[int, Evaluation]]) -> Study:
+    """Return the study of answers that are known: workload -> position -> answer."""
+    outcomes = [
+        SearchOutcome(workload, answered, {}, ranked(answered, space.objective))
+        for workload, answered in answers.items()
+    ]
     return Study(space, outcomes, Count())

@@ -20,7 +20,6 @@ from windtunnel.metrics.checks import Checks, check_run
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import Distribution, Goodput, Power, goodput, known_distribution
 from windtunnel.metrics.tokens import rows_by_replica, with_token_times
-from windtunnel.pricing.estimator import Estimator
 from windtunnel.schema import Schema
 from windtunnel.serving import codes
 from windtunnel.serving.prepared import PreparedPool, prepare
@@ -72,17 +71,11 @@ class LongRun:
     """CPU time of the simulation loop, summed over replicas."""
 
 
-def simulate_long(
-    scenario: Scenario,
-    estimator: Estimator | None = None,
-    progress: Progress | None = None,
-    num_threads: int = 1,
-) -> LongRun:
+def simulate_long(scenario: Scenario, progress: Progress | None = None, num_threads: int = 1) -> LongRun:
     """Simulate `scenario` without keeping its records.
 
     Args:
         scenario: with the router round_robin, an open loop, and requests that do not wait for each other.
-        estimator: prices operators; None as in `simulate`.
         progress: called after each replica.
         num_threads: replicas at once; the loop lets other threads run.
 
@@ -96,7 +89,7 @@ def simulate_long(
     requests = generate(scenario.workload, scenario.seed)
     generate_time_s = time.perf_counter() - started_s
     _check_single(requests)
-    pool = prepare(scenario, requests, [setup], estimator).pools[0]
+    pool = prepare(scenario, requests, [setup]).pools[0]
     num_replicas = scenario.deployment.replicas
     latencies = {name: np.empty(requests.num_requests, np.float32) for name in LATENCIES}
 

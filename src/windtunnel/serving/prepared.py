@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.hardware import Device
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL
@@ -41,7 +40,7 @@ from windtunnel.serving.setup.prefix_cache import (
     shares_prefixes,
 )
 from windtunnel.serving.setup.speculation import drafter_of, speculation_of, with_drafter
-from windtunnel.serving.setup.step_prices import LoweredSteps, lower_steps
+from windtunnel.serving.setup.step_prices import DeployedModel, LoweredSteps, lower_steps
 from windtunnel.serving.setup.transfers import handoff_rules_of, kv_copies, with_links
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.pools import HandoffRules, PoolPlan
@@ -49,7 +48,7 @@ from windtunnel.workload.generate.requests import RequestArrays
 
 ROLES = {"both": BOTH, "prefill": PREFILL, "decode": DECODE}
 
-Lower = Callable[[Estimator, Device, Shard, EngineSettings, int, Shard | None], LoweredSteps]
+Lower = Callable[[Estimator, DeployedModel], LoweredSteps]
 """`serving.setup.step_prices.lower_steps`, or a function that shares its work."""
 
 
@@ -158,7 +157,6 @@ def prepare(
     scenario: Scenario,
     requests: RequestArrays,
     setups: Sequence[Setup] | None = None,
-    estimator: Estimator | None = None,
     allow_download: bool = False,
     estimator_of: Callable[[Setup], Estimator] = estimator_for,
     lower: Lower = lower_steps,
@@ -170,9 +168,8 @@ def prepare(
         scenario: what to deploy.
         requests: give lengths, and in a closed loop the client's concurrency.
         setups: what the pools resolve to, where that is known already; None resolves them.
-        estimator: prices operators of all pools; None: `estimator_of` finds one for each.
         allow_download: look models up on the Hugging Face hub too.
-        estimator_of: setup of a pool -> its estimator.
+        estimator_of: setup of a pool -> what prices its operators.
         lower: prices the steps.
         policy: the user's scheduler, in place of that of every pool.
 
@@ -183,15 +180,11 @@ def prepare(
     if setups is None:
         setups = [resolve(pool_scenario(scenario, pool), allow_download) for pool in groups]
     pools = []
-
-    def find(setup: Setup) -> Estimator:
-        return estimator or estimator_of(setup)
-
     for pool, setup in zip(groups, setups, strict=True):
         if policy is not None:
             setup = replace(setup, engine=msgspec.structs.replace(setup.engine, scheduler=policy_name(policy)))
         setup = with_model_len(setup, requests)
-        pools.append(_prepared(scenario, pool, setup, requests, find, lower, policy))
+        pools.append(_prepared(scenario, pool, setup, requests, estimator_of, lower, policy))
     _check_retention(pools, requests)
     if not scenario.deployment.pools:
         return PreparedDeployment(pools, None)
@@ -249,7 +242,7 @@ def _prepared(
             raise
         raise InputError(f"pool {pool.name}: {error.message}", error.hint) from None
     estimator = estimator_of(setup)
-    lowered = lower(estimator, setup.device, shard, reach, setup.max_model_len, drafter)
+    lowered = lower(estimator, DeployedModel(setup.device, shard, reach, setup.max_model_len, drafter))
     plan = PoolPlan(
         settings,
         lowered.cost,

@@ -6,15 +6,12 @@ from typing import Any
 import msgspec
 
 from windtunnel.errors import InputError
-from windtunnel.hardware import Device
-from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import Estimator
-from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.prepared import PreparedDeployment, prepare
 from windtunnel.serving.scenario import Scenario, Setup
 from windtunnel.serving.setup.estimators import calibrated, estimator_for, estimator_key, on_network
 from windtunnel.serving.setup.fleet_plan import has_fleet
-from windtunnel.serving.setup.step_prices import LoweredSteps, lower_steps
+from windtunnel.serving.setup.step_prices import DeployedModel, LoweredSteps, lower_steps
 from windtunnel.workload.generate.requests import RequestArrays
 
 PRICED_SETTINGS = (
@@ -69,25 +66,18 @@ class PricedDeployments:
             self.estimators[placed] = on_network(calibrated(self.estimators[key], setup), setup)
         return self.estimators[placed]
 
-    def lower(
-        self,
-        estimator: Estimator,
-        device: Device,
-        shard: Shard,
-        engine: EngineSettings,
-        max_model_len: int,
-        drafter: Shard | None,
-    ) -> LoweredSteps:
-        """Return `serving.setup.step_prices.lower_steps`, reaching at least as far as `engine` does."""
+    def lower(self, estimator: Estimator, deployed: DeployedModel) -> LoweredSteps:
+        """Return `serving.setup.step_prices.lower_steps`, reaching at least as far as `deployed` does."""
+        engine = deployed.engine
         settings = tuple(getattr(engine, name) for name in PRICED_SETTINGS)
-        key = (id(estimator), device.name, shard, settings, drafter)
-        reach = (max_model_len, *(getattr(engine, name) or 0 for name in REACHES))
+        key = (id(estimator), deployed.device.name, deployed.shard, settings, deployed.drafter)
+        reach = (deployed.max_model_len, *(getattr(engine, name) or 0 for name in REACHES))
         reached, lowered = self.prices.get(key, ((0,) * len(reach), None))
         if lowered is None or any(needed > far for needed, far in zip(reach, reached, strict=True)):
             reached = tuple(max(each) for each in zip(reach, reached, *self.furthest, strict=True))
             self.furthest[:] = [reached]
             grown = dict(zip(REACHES, (value or None for value in reached[1:]), strict=True))
             furthest = msgspec.structs.replace(engine, **grown)
-            lowered = lower_steps(estimator, device, shard, furthest, reached[0], drafter)
+            lowered = lower_steps(estimator, deployed._replace(engine=furthest, max_model_len=reached[0]))
             self.prices[key] = (reached, lowered)
         return lowered

@@ -345,12 +345,17 @@ def _ranks_of(run: LoopRun, side: str) -> NDArray[np.int64]:
     return np.where(moved, run.pools.transfers[side], run.requests["rank"])
 
 
+UNSENT = {
+    **dict.fromkeys(("scheduled_s", "first_token_s", "finish_s", "last_token_s"), np.nan),
+    **dict.fromkeys(("before", "after", "left", "right", "skipped_at"), state.NONE),
+}
+"""Column of `Request` records -> its value before the request is sent, where that is not 0."""
+
+
 def new_records(requests: RequestArrays) -> state.Table:
     """Return fresh `Request` records."""
     names = ("arrival_s", "input_tokens", "output_tokens", "priority")
-    columns = {name: getattr(requests, name) for name in names}
-    columns |= dict.fromkeys(("scheduled_s", "first_token_s", "finish_s", "last_token_s"), np.nan)
-    columns |= dict.fromkeys(("before", "after", "left", "right", "skipped_at"), state.NONE)
+    columns: dict[str, Any] = UNSENT | {name: getattr(requests, name) for name in names}
     columns["ttft_limit_s"] = np.inf if requests.ttft_limit_s is None else requests.ttft_limit_s
     if requests.tenant is not None:
         columns["tenant"] = np.unique(requests.tenant, return_inverse=True)[1]

@@ -9,7 +9,7 @@ import msgspec
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.hardware import ANY_DEVICE, Device, Node
+from windtunnel.hardware import Device, Node, check_node, check_reach
 from windtunnel.metrics.slo import Slo
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import COMPUTE, Precision
@@ -118,19 +118,19 @@ def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = N
         InputError: names the path of what is wrong.
     """
     if folder is not None and "workload" in raw:
-        raw["workload"] = _beside(folder, raw["workload"])
+        raw["workload"] = beside(raw["workload"], folder)
     if isinstance(raw.get("model"), Mapping):
         raw = raw | {"model": catalog.model(raw["model"])}
     return decode(raw, Scenario, source)
 
 
-def _beside(folder: Path, raw: Any) -> Any:
-    """Replace every `path` in `raw` by that of the file in `folder`, where there is one."""
+def beside(raw: Any, folder: Path) -> Any:
+    """Return `raw` with every `path` of a file in `folder` as the path from here."""
     if isinstance(raw, list):
-        return [_beside(folder, entry) for entry in raw]
+        return [beside(entry, folder) for entry in raw]
     if not isinstance(raw, dict):
         return raw
-    table = {key: _beside(folder, value) for key, value in raw.items()}
+    table = {key: beside(value, folder) for key, value in raw.items()}
     if isinstance(path := raw.get("path"), str) and (folder / path).exists():
         table["path"] = str(folder / path)
     return table
@@ -264,14 +264,6 @@ def pool_scenario(scenario: Scenario, pool: Pool) -> Scenario:
     return msgspec.structs.replace(scenario, deployment=alone)
 
 
-def check_node(node: Node, device: Device) -> None:
-    """Raise InputError where `node` holds other devices."""
-    if node.device not in (device.name, ANY_DEVICE):
-        raise InputError(
-            f"{node.title} holds {node.device}, not {device.name}", "leave node out, or take the node's own device"
-        )
-
-
 def check_parallelism(model: ModelSpec, parallelism: Parallelism, node: Node) -> None:
     """Raise InputError where `model` cannot be split that way, or `node` is too small for it."""
     tp, ep = parallelism.tp, parallelism.ep
@@ -297,12 +289,7 @@ def check_parallelism(model: ModelSpec, parallelism: Parallelism, node: Node) ->
             raise InputError(f"ep = {ep} does not divide the {feed_forward.num_experts} experts of {model.name}")
     if parallelism.pp > model.num_layers:
         raise InputError(f"pp = {parallelism.pp}, but {model.name} has {format_count(model.num_layers, 'layer')}")
-    if parallelism.num_devices > node.num_devices and node.scale_out is None:
-        raise InputError(
-            f"one replica needs {format_count(parallelism.num_devices, 'device')}; "
-            f"{node.name} has {node.num_devices} and no link to others",
-            "use fewer, or a node with scale_out",
-        )
+    check_reach(node, parallelism.num_devices, "one replica")
 
 
 def check_formats(precision: Precision, device: Device) -> None:

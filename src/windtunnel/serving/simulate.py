@@ -1,7 +1,7 @@
 """Simulate any scenario: names -> prepared pools -> loop -> records and summary."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -35,7 +35,7 @@ from windtunnel.serving.custom.router import Router
 from windtunnel.serving.prepared import PreparedDeployment, PreparedPool, prepare, users_router
 from windtunnel.serving.results import PoolResult, Result, limits_of, power_model, resolved_scenario
 from windtunnel.serving.run import LoopRun, Progress, Watch, first_pool, replicas_of
-from windtunnel.serving.scenario import Scenario, Setup, pool_scenario
+from windtunnel.serving.scenario import Scenario, pool_scenario
 from windtunnel.serving.setup.estimators import estimator_for
 from windtunnel.serving.setup.fleet_plan import (
     FleetRecord,
@@ -58,7 +58,6 @@ def simulate(
     allow_download: bool = False,
     policy: Policy | None = None,
     router: Router | None = None,
-    estimator_of: Callable[[Setup], Estimator] = estimator_for,
 ) -> Result:
     """Simulate `scenario`.
 
@@ -69,7 +68,6 @@ def simulate(
         allow_download: look models up on the Hugging Face hub too.
         policy: the user's scheduler, in place of the engines': see `serving.custom.policy.Policy`.
         router: the user's router, in place of the deployment's: see `serving.custom.router.Router`.
-        estimator_of: setup of a pool -> its estimator, where `estimator` is None.
 
     Raises:
         InputError: the scenario's parts do not go together, or a request that this deployment can never serve.
@@ -82,7 +80,9 @@ def simulate(
     if router is not None:
         scenario = _with_router(scenario, router)
     requests = generate(scenario.workload, scenario.seed)
-    prepared = prepare(scenario, requests, None, estimator, allow_download, estimator_of, policy=policy)
+    prepared = prepare(
+        scenario, requests, None, allow_download, lambda setup: estimator or estimator_for(setup), policy=policy
+    )
     return serve_scenario(scenario, prepared, requests, progress, router)
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.hardware import ANY_DEVICE, Device, Node
+from windtunnel.hardware import Device, Node, check_node, check_reach
 from windtunnel.model.attention.gated_delta import GatedDeltaAttention
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.attention.latent import LatentAttention
@@ -51,10 +51,7 @@ def resolve(job: TrainingJob, allow_download: bool = False) -> TrainingSetup:
     """
     job = with_framework_defaults(job)
     model, device, node = look_up(job, allow_download)
-    if node.device not in (device.name, ANY_DEVICE):
-        raise InputError(
-            f"{node.title} holds {node.device}, not {device.name}", "leave node out, or take the node's own device"
-        )
+    check_node(node, device)
     known = degrees(job)
     check_model(job, known, model)
     check_schedule(job, known)
@@ -65,12 +62,7 @@ def resolve(job: TrainingJob, allow_download: bool = False) -> TrainingSetup:
             f"{device.name} has no matrix units for {job.precision.compute}: it publishes no rate of {unit}",
             f"set precision.compute to one of {', '.join(formats)}",
         )
-    if known.num_devices > node.num_devices and node.scale_out is None:
-        raise InputError(
-            f"the job needs {format_count(known.num_devices, 'device')}; "
-            f"{node.name} has {node.num_devices} and no link to others",
-            "use fewer, or a node with scale_out",
-        )
+    check_reach(node, known.num_devices, "the job")
     return TrainingSetup(job, model, device, node, known, layers_per_chunk(job, known, model))
 
 

@@ -4,9 +4,9 @@ import asyncio
 import heapq
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
-from windtunnel.serving.scenario import Setup
 from windtunnel.twin.clock import TwinClock
 from windtunnel.twin.faults import FaultPlan, TwinFault
 from windtunnel.twin.live import LiveDeployment, LiveLoop
@@ -30,50 +30,31 @@ class Observer(Protocol):
     def sent(self, late_s: float) -> None: ...
 
 
+@dataclass(eq=False, slots=True)
 class Answer:
-    """One request under way, or ended.
+    """One request under way, or ended; times are simulated ones, and NaN until they are known."""
 
-    Args:
-        arrival_s: simulated time of arrival.
-        lengths: input and output tokens.
-        on_tokens: called when tokens leave the server.
-    """
-
-    __slots__ = (
-        "arrival_s",
-        "cached_tokens",
-        "delay_s",
-        "finish_reason",
-        "finish_s",
-        "first_token_s",
-        "given",
-        "given_s",
-        "input_tokens",
-        "is_cancelled",
-        "num_preemptions",
-        "on_tokens",
-        "output_tokens",
-        "replica",
-        "row",
-        "scheduled_s",
-        "sent",
-        "state",
-    )
-
-    def __init__(self, arrival_s: float, lengths: tuple[int, int], on_tokens: OnTokens) -> None:
-        self.arrival_s, self.on_tokens = arrival_s, on_tokens
-        self.input_tokens, self.output_tokens = lengths
-        self.row, self.cached_tokens, self.replica, self.num_preemptions = -1, 0, 0, 0
-        self.given = self.sent = 0
-        self.scheduled_s = self.first_token_s = self.finish_s = self.given_s = math.nan
-        self.delay_s, self.is_cancelled, self.finish_reason = 0.0, False, "length"
-        self.state: Any = None
-        """What its caller keeps with it."""
-
-
-def server_of(setup: Setup) -> Client:
-    """Return the seconds of the API server alone: whoever connects adds a client's own."""
-    return Client().behind(setup.engine.host)
+    arrival_s: float
+    input_tokens: int
+    output_tokens: int
+    on_tokens: OnTokens
+    """Called when tokens leave the server."""
+    row: int = -1
+    replica: int = 0
+    cached_tokens: int = 0
+    num_preemptions: int = 0
+    scheduled_s: float = math.nan
+    first_token_s: float = math.nan
+    finish_s: float = math.nan
+    delay_s: float = 0.0
+    """What the server itself takes until the first token leaves."""
+    given: int = 0
+    """Tokens that the scheduler has given."""
+    sent: int = 0
+    given_s: float = math.nan
+    """When the latest of `sent` tokens left."""
+    is_cancelled: bool = False
+    finish_reason: str = "length"
 
 
 class Twin:
@@ -100,7 +81,8 @@ class Twin:
         self.deployment, self.clock, self.observer = deployment, clock, observer
         self.live = LiveLoop(deployment, max_requests, are_assigned)
         self.live.start()
-        self._server = server_of(deployment.first.setup)
+        # Whoever connects adds a client's own seconds.
+        self._server = Client().behind(deployment.first.setup.engine.host)
         self._answers: dict[int, Answer] = {}
         self._streams = [0] * (max(self.live.replica_of_rank) + 1)
         self._due: list[tuple[float, int, Answer, int, bool]] = []
@@ -138,7 +120,7 @@ class Twin:
         self.run_to(now_s)
         self._faults.apply(now_s)
         arrival_s = max(now_s, math.nextafter(self.live.until_s, math.inf))
-        answer = Answer(arrival_s, lengths, on_tokens)
+        answer = Answer(arrival_s, *lengths, on_tokens)
         answer.row = self.live.add(arrival_s, *lengths, priority, tokens, session, replica)
         self._answers[answer.row] = answer
         self._look(arrival_s)
@@ -204,10 +186,10 @@ class Twin:
 
     def _note(self, answer: Answer) -> None:
         """Copy what the loop knows of a request that has its first or last token."""
-        record, row = self.live.requests[answer.row], answer.row
+        record = self.live.requests[answer.row]
         if math.isnan(answer.first_token_s):
-            answer.replica = self.live.replica(row)
-        answer.cached_tokens = self.live.cached_tokens(row)
+            answer.replica = self.live.replica(answer.row)
+        answer.cached_tokens = self.live.cached_tokens(answer.row)
         answer.scheduled_s, answer.first_token_s = float(record["scheduled_s"]), float(record["first_token_s"])
         answer.finish_s, answer.num_preemptions = float(record["finish_s"]), int(record["num_preemptions"])
 

@@ -79,7 +79,6 @@ class FaultPlan:
         begins = [(fault.begin_s, number, True) for number, fault in enumerate(faults)]
         ends = [(fault.end_s, number, False) for number, fault in enumerate(faults) if math.isfinite(fault.end_s)]
         self._faults, self._changes = list(faults), sorted(begins + ends, reverse=True)
-        self._tables: Any = live.loop.pool if live.loop.pools is None else live.loop.pools
         self._taken: dict[int, np.ndarray[Any, Any]] = {}
         """Fault -> blocks of each rank that it has taken."""
         names = {fault.name for fault in faults}
@@ -100,30 +99,23 @@ class FaultPlan:
             if fault.name in SLOWDOWNS:
                 self._scale(fault.amount if begins else 1 / fault.amount)
             elif fault.name == "kv_link_down" and begins:
-                handoffs = self._tables.handoffs
+                handoffs = self._live.tables.handoffs
                 handoffs["link_free_s"] = np.maximum(handoffs["link_free_s"], fault.end_s)
             elif fault.name == "cold_cache" and begins:
                 assert self._live.forest is not None
                 self._live.forest.known.clear()
             elif fault.name == "preemption_storm" and begins:
-                self._taken[number] = np.zeros(self._tables.ranks.size, np.int64)
+                self._taken[number] = np.zeros(self._live.tables.ranks.size, np.int64)
             elif fault.name == "preemption_storm":
-                self._tables.ranks["free_blocks"] += self._taken.pop(number)
+                self._live.tables.ranks["free_blocks"] += self._taken.pop(number)
         if self._taken:
             self.take_blocks()
 
     def take_blocks(self) -> None:
         """Take free blocks, as far as a fault has not had its share yet."""
-        ranks = self._tables.ranks
-        total = np.array(
-            [
-                pool.settings.num_blocks
-                for pool in self._live.deployment.prepared.pools
-                for _ in range(pool.settings.num_replicas * pool.settings.ranks_per_replica)
-            ]
-        )
+        ranks = self._live.tables.ranks
         for number, taken in self._taken.items():
-            wanted = (total * self._faults[number].amount).astype(np.int64) - taken
+            wanted = (self._live.num_blocks * self._faults[number].amount).astype(np.int64) - taken
             more = np.clip(np.minimum(wanted, ranks["free_blocks"]), 0, None)
             ranks["free_blocks"] -= more
             taken += more

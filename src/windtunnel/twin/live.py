@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,15 +18,13 @@ from numpy.typing import NDArray
 from windtunnel.compiled.jit import repeated
 from windtunnel.compiled.records import new_table
 from windtunnel.errors import InputError, WindtunnelError
-from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving import codes
 from windtunnel.serving.deployment import is_own_router
 from windtunnel.serving.loop.live import cancel, given_tokens
 from windtunnel.serving.loop.serve import serve
 from windtunnel.serving.prepared import PreparedDeployment, PreparedPool, check_served, prepare
-from windtunnel.serving.run import Loop, prepare_loop
-from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
-from windtunnel.serving.setup.estimators import estimator_for
+from windtunnel.serving.run import UNSENT, Loop, prepare_loop
+from windtunnel.serving.scenario import Scenario, pool_scenario, resolve
 from windtunnel.serving.setup.fleet_plan import FAULT_COLUMNS, has_fleet
 from windtunnel.serving.setup.per_request import schedules_per_request
 from windtunnel.serving.setup.prefix_cache import caches_of
@@ -39,24 +37,10 @@ MAX_REQUESTS = 16_384
 """Requests that may be under way at once."""
 STEP_ROWS = 4_096
 """Rows of the buffer of steps, which is used again and again."""
-FIRST_TABLE = {
-    **dict.fromkeys(("scheduled_s", "first_token_s", "finish_s", "last_token_s"), np.nan),
-    **dict.fromkeys(("before", "after", "left", "right", "skipped_at"), state.NONE),
-}
-"""Column of `Request` records -> its value before the request is sent, where that is not 0."""
 
 
 class BusyError(WindtunnelError):
     """There is no room for another request now."""
-
-
-class Given(NamedTuple):
-    """Output tokens of a request at a time."""
-
-    row: int
-    tokens: int
-    """Since the beginning."""
-    is_finished: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,13 +67,7 @@ class LiveDeployment:
             check_served(self.scenario, pool.pool, pool.setup, pool.memory, request)
 
 
-def prepare_live(
-    scenario: Scenario,
-    estimator: Estimator | None = None,
-    allow_download: bool = False,
-    estimator_of: Callable[[Setup], Estimator] = estimator_for,
-    max_requests: int = MAX_REQUESTS,
-) -> LiveDeployment:
+def prepare_live(scenario: Scenario, allow_download: bool = False, max_requests: int = MAX_REQUESTS) -> LiveDeployment:
     """Prepare a scenario's deployment; arguments and errors are those of `serving.simulate.simulate`.
 
     As a server does that is not told the longest request, it accepts what the model goes up to, and the KV cache holds.
@@ -105,7 +83,7 @@ def prepare_live(
             )
         setups.append(replace(setup, engine=msgspec.structs.replace(setup.engine, max_model_len=setup.max_model_len)))
     waiting = _placeholders(max_requests)
-    prepared = prepare(scenario, waiting, setups, estimator, allow_download, estimator_of)
+    prepared = prepare(scenario, waiting, setups, allow_download)
     return LiveDeployment(scenario, prepared)
 
 
@@ -153,7 +131,7 @@ class LiveLoop:
         self.cost: Any = self.loop.cost._replace(**own)
         self._arguments = (self.loop.pool, self.cost, run, self.loop.pools, fleet)
         self.requests: NDArray[np.void] = run.requests.view(np.ndarray)
-        self._fresh = new_table(state.Request, 1, **FIRST_TABLE).view(np.ndarray)[0]
+        self._fresh = new_table(state.Request, 1, **UNSENT).view(np.ndarray)[0]
         self._clock = run.clock.view(np.ndarray)
         self._clock["next"] = max_requests
         self._num_queued, self._event_s = self._clock["queued"], run.events.view(np.ndarray)["time_s"]
@@ -167,9 +145,12 @@ class LiveLoop:
         self._which, self._now_s = np.zeros(1, np.int64), np.zeros(1)
         self.on_steps: Callable[[NDArray[np.void]], None] = lambda _: None
         """Called with the `Step` records of every call."""
-        settings = [pool.settings for pool in deployment.prepared.pools]
-        per_replica = np.repeat([each.ranks_per_replica for each in settings], [each.num_replicas for each in settings])
-        self.replica_of_rank: list[int] = np.repeat(np.arange(per_replica.size), per_replica).tolist()
+        self.tables: Any = self.loop.pool if self.loop.pools is None else self.loop.pools
+        replicas = [pool.settings for pool in deployment.prepared.pools for _ in range(pool.settings.num_replicas)]
+        ranks = [(number, each) for number, each in enumerate(replicas) for _ in range(each.ranks_per_replica)]
+        self.replica_of_rank = [number for number, _ in ranks]
+        self.num_blocks = np.array([each.num_blocks for _, each in ranks])
+        self._block_size = np.array([each.block_size for _, each in ranks])
 
     def start(self) -> None:
         """Begin at 0 s, with everything compiled."""
@@ -319,20 +300,18 @@ class LiveLoop:
             self.fleet.phases.clear()
             self.fleet.losses.clear()
 
-    def look(self) -> list[Given]:
-        """Return the requests that have been given more tokens since the last look, or have ended; those are forgotten.
+    def look(self) -> list[tuple[int, int, bool]]:
+        """Return (row, output tokens, whether it has ended) of the requests with more tokens since the last look.
 
-        The records of a request that has ended stay in its row until the next call of `add`.
+        Those that have ended are forgotten; their records stay in their rows until the next call of `add`.
         """
         pool, _, run, pools, _ = self._arguments
         count = self._look(pool, run, pools, self._num_live, self._live, self._given, self._changed)
         rows = self._changed[:count]
         ended = ~np.isnan(self.requests["finish_s"][rows])
-        changes = [Given(*each) for each in zip(rows.tolist(), self._given[rows].tolist(), ended.tolist(), strict=True)]
-        for change in changes:
-            if change.is_finished:
-                self._forget(change.row)
-        return changes
+        for row in rows[ended].tolist():
+            self._forget(row)
+        return list(zip(rows.tolist(), self._given[rows].tolist(), ended.tolist(), strict=True))
 
     def _forget(self, row: int) -> None:
         """Let a row be used again."""
@@ -375,18 +354,17 @@ class LiveLoop:
             index += self.size * int(pools.pool_of_rank[rank])
         return max(int(cache.requests["cached_tokens"][index]), 0)
 
+    def gauges(self) -> dict[str, NDArray[Any]]:
+        """Return each replica's running and waiting requests, the used fraction of its KV blocks, and their tokens."""
 
-def usage(loop: LiveLoop) -> list[tuple[int, int, int, float]]:
-    """Return (replica, running, waiting, fraction of its KV blocks in use) of every replica."""
-    tables: Any = loop.loop.pool if loop.loop.pools is None else loop.loop.pools
-    ranks, rows = tables.ranks, []
-    first = replica = 0
-    for pool in loop.deployment.prepared.pools:
-        settings = pool.settings
-        for _ in range(settings.num_replicas):
-            own = ranks[first : first + settings.ranks_per_replica]
-            total = settings.num_blocks * settings.ranks_per_replica
-            in_use = 1.0 - float(own["free_blocks"].sum()) / total if total else 0.0
-            rows.append((replica, int(own["num_running"].sum()), int(own["num_waiting"].sum()), in_use))
-            first, replica = first + settings.ranks_per_replica, replica + 1
-    return rows
+        def by_replica(of_ranks: NDArray[np.int64]) -> NDArray[Any]:
+            return np.bincount(self.replica_of_rank, of_ranks)
+
+        ranks = self.tables.ranks
+        used = self.num_blocks - ranks["free_blocks"]
+        return {
+            "running": by_replica(ranks["num_running"]),
+            "waiting": by_replica(ranks["num_waiting"]),
+            "kv_use": by_replica(used) / np.maximum(by_replica(self.num_blocks), 1),
+            "used_tokens": by_replica(used * self._block_size),
+        }

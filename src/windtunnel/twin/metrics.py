@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from windtunnel.schema import read_yaml
 from windtunnel.twin.clock import TwinClock
 from windtunnel.twin.engine import Answer, Twin
-from windtunnel.twin.live import usage
 
 DECLARED: Mapping[str, Any] = read_yaml(Path(__file__).with_suffix(".yaml"))
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -131,16 +130,10 @@ class Metrics:
 
     def look(self, twin: Twin, clock: TwinClock) -> None:
         """Set the gauges to what they are now."""
-        settings = [(pool.settings, pool.settings.num_replicas) for pool in twin.deployment.prepared.pools]
-        of_replica = [each for each, count in settings for _ in range(count)]
         self.values["generation_tokens"] = dict(zip(self.labels, self._generated, strict=True))
-        for replica, running, waiting, kv_use in usage(twin.live):
-            own = of_replica[replica]
-            total = own.num_blocks * own.block_size * own.ranks_per_replica
-            gauges = {"running": running, "waiting": waiting, "kv_use": kv_use, "used_tokens": round(kv_use * total)}
-            for measure, value in gauges.items():
-                if measure in self.values:
-                    self.values[measure][self.labels[replica]] = value
+        for measure, values in twin.live.gauges().items():
+            if measure in self.values:
+                self.values[measure] = dict(zip(self.labels, values.tolist(), strict=True))
         if "hit_rate" in self.values:
             for labels, asked in self.values["prompt_tokens"].items():
                 self.values["hit_rate"][labels] = self.values["cache_hits"].get(labels, 0) / max(asked, 1)

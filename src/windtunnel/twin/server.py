@@ -6,17 +6,15 @@ tokens: whoever sends calls the server's `send` and goes on; only where a client
 
 import asyncio
 import base64
-import socket
 import struct
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any, Self
+from typing import Any
 from uuid import uuid4
 
 import msgspec
-import uvicorn
 
-from windtunnel.dashboard.listening import Server, listening_socket
+from windtunnel.dashboard.listening import HOST, LocalServer
 from windtunnel.errors import InputError
 from windtunnel.twin.engine import Answer, Twin
 from windtunnel.twin.live import BusyError
@@ -25,10 +23,7 @@ from windtunnel.twin.protocol import Asked, Chunks, Limits, RequestError, Words,
 from windtunnel.twin.tokens import Tokenizer
 from windtunnel.units import format_count
 
-HOST = "127.0.0.1"
 BACKLOG = 2048
-IDLE_S = 30
-"""Seconds after which an idle connection is closed."""
 MOST_BODY_BYTES = 64 << 20
 EMBEDDING_SIZE = 64
 """Numbers of an embedding whose size nobody asks for."""
@@ -343,62 +338,17 @@ async def _reply(send: Send, status: int, body: bytes, headers: Any = _PLAIN) ->
     await send({"type": "http.response.body", "body": body})
 
 
-class TwinServer:
-    """A server of one twin; it listens from the start, and answers once it serves.
+class TwinServer(LocalServer):
+    """A server of one twin.
 
     Args:
         app: what it serves.
-        host: the interface to listen on.
-        port: 0 takes a free one.
+        host, port: as of `LocalServer`.
         num_ports: one, or as many as there are replicas, each of which has one of its own then, from `port` on.
-
-    Raises:
-        InputError: a port is taken, or there is no such interface.
     """
 
     def __init__(self, app: TwinApp, host: str = HOST, port: int = 0, num_ports: int = 1) -> None:
+        super().__init__(app, host, port, num_ports, backlog=BACKLOG, date_header=False)
         self.app = app
-        self._sockets: list[socket.socket] = []
-        for replica in range(num_ports):
-            try:
-                self._sockets.append(listening_socket(host, port and port + replica, BACKLOG))
-            except InputError:
-                self.__exit__()
-                raise
-        ports = [each.getsockname()[1] for each in self._sockets]
         if num_ports > 1:
-            app.replica_of_port = {number: replica for replica, number in enumerate(ports)}
-        self.urls = [f"http://{f'[{host}]' if ':' in host else host}:{number}" for number in ports]
-        self.url = self.urls[0]
-        config = uvicorn.Config(
-            app,
-            http="auto",
-            loop="auto",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="critical",
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            timeout_keep_alive=IDLE_S,
-            timeout_graceful_shutdown=1,
-            backlog=BACKLOG,
-        )
-        self._server = Server(config)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for each in self._sockets:
-            each.close()
-
-    def serve(self, on_start: Callable[[], None] = lambda: None) -> None:
-        """Answer requests until `stop`, SIGTERM or Ctrl-C, which raises KeyboardInterrupt."""
-        self._server.on_start = on_start
-        self._server.run(sockets=self._sockets)
-
-    def stop(self) -> None:
-        """End `serve`, which runs in another thread."""
-        self._server.should_exit = True
+            app.replica_of_port = {number: replica for replica, number in enumerate(self.ports)}

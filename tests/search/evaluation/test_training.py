@@ -13,7 +13,7 @@ from windtunnel.errors import InputError
 from windtunnel.formats.megatron.read import read_megatron_arguments
 from windtunnel.report.render.terminal import show
 from windtunnel.report.search.study import SearchEvidence, search_report, study_document, write_study
-from windtunnel.search.answers import frontier, job_of, sensitivity, why
+from windtunnel.search.answers import frontier, job_of, why, worths
 from windtunnel.search.evaluation.training import TrainingEvaluator
 from windtunnel.search.executors import Means
 from windtunnel.search.space.space import Space, as_builtins, space_from
@@ -81,7 +81,7 @@ def test_the_ranking_is_every_layout_that_fits_the_fastest_first(study: Study) -
         else:
             assert outcome.evaluations[index].limited_by == "memory"
     assert outcome.ranking == sorted(steps, key=lambda index: (steps[index], index))
-    assert max(sensitivity(study.space, outcome)["tp"].values()) == 1
+    assert max(worth.share for worth in worths(study.space, outcome)["tp"].values()) == 1
 
 
 @pytest.mark.full

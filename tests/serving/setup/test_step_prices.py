@@ -22,6 +22,7 @@ from windtunnel.serving.engines.launches import num_launches
 from windtunnel.serving.scenario import resolve
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.step_prices import (
+    DeployedModel,
     batch_nodes,
     geometric_nodes,
     graph_sizes,
@@ -58,7 +59,7 @@ class Priced:
         setup = resolve(made)
         self.engine, self.device, self.shard = setup.engine, setup.device, shard_of(setup)
         self.estimator = estimator_for(setup)
-        self.lowered = lower_steps(self.estimator, setup.device, self.shard, setup.engine, MAX_MODEL_LEN)
+        self.lowered = lower_steps(self.estimator, DeployedModel(setup.device, self.shard, setup.engine, MAX_MODEL_LEN))
 
     def seconds(self, launches: list[Launch]) -> float:
         return sum(float(np.asarray(self.estimator.estimate(x.op).seconds) * x.count * x.adds) for x in launches)
@@ -130,7 +131,7 @@ def test_kernels_wait_for_the_one_before_them(name: str, of_layer: int) -> None:
     def cost_with(gap_s: float) -> StepCost:
         host = msgspec.structs.replace(one.engine.host, kernel_gap_s=gap_s)
         engine = msgspec.structs.replace(one.engine, host=host)
-        return lower_steps(one.estimator, one.device, one.shard, engine, MAX_MODEL_LEN).cost
+        return lower_steps(one.estimator, DeployedModel(one.device, one.shard, engine, MAX_MODEL_LEN)).cost
 
     without, with_gaps = cost_with(0.0), cost_with(1e-6)
     num_kernels = (with_gaps.decode_token_s - without.decode_token_s) * 1e6
@@ -351,7 +352,7 @@ class OneSecond:
 def test_every_launch_of_a_step_is_counted_once() -> None:
     one = priced("dense")
     engine = EngineSettings(max_num_seqs=4, max_num_batched_tokens=8, max_cudagraph_capture_size=2)
-    cost = lower_steps(OneSecond(), one.device, one.shard, engine, 64).cost
+    cost = lower_steps(OneSecond(), DeployedModel(one.device, one.shard, engine, 64)).cost
     # A layer: two norms, qkv, rope, cache write, o, gate-up, activation, down; then the last norm and the embedding.
     assert np.unique(cost.mixed_token_s).tolist() == [32 * 9 + 2]
     assert np.unique(cost.sample_s).tolist() == [2]

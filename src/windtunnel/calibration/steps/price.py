@@ -19,7 +19,7 @@ from windtunnel.serving.deployment import HostOverheads
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.schedulers.batch_rows import BATCH_ROW, price_batch_rows
 from windtunnel.serving.setup.estimators import shard_of
-from windtunnel.serving.setup.step_prices import Split, StepPrices, combined, priced_parts
+from windtunnel.serving.setup.step_prices import DeployedModel, Split, StepPrices, combined, priced_parts
 from windtunnel.serving.state.records import StepCost
 
 Floats = NDArray[np.float64]
@@ -107,8 +107,8 @@ def price_run(run: StepRun, estimator_of: Callable[[Setup], Estimator]) -> Price
     steps = in_order(steps, attention_dp)
     rows = batch_rows(steps, attention_dp)
     group_tokens = _group_tokens(rows, attention_dp)
-    shard = shard_of(setup)
-    parts = _by_head(priced_parts(estimator_of(setup), setup, shard, family_shares))
+    deployed = DeployedModel(setup.device, shard_of(setup), setup.engine, setup.max_model_len)
+    parts = _by_head(priced_parts(estimator_of(setup), deployed, family_shares))
     cost = combined(parts, dict.fromkeys(parts, 1.0)).lowered().cost
     predicted_s = _priced(cost, rows, group_tokens)
     engine = msgspec.structs.replace(setup.engine, host=HostOverheads())

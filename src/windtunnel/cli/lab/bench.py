@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from windtunnel.cli.options import with_load
-from windtunnel.cli.output import answer, remark, write_page
+from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import status
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
@@ -25,10 +25,9 @@ from windtunnel.metrics.client import ClientSummary, client_summary
 from windtunnel.report.comparison import ComparedRun, read_run
 from windtunnel.report.lab.bench import bench_document, bench_report, vllm_document, write_bench
 from windtunnel.report.lab.sweep import Level, Sweep, sweep_document, sweep_report
-from windtunnel.report.render.json import as_text
 from windtunnel.report.results import entry_of
 from windtunnel.report.serving.run import check_folder
-from windtunnel.schema import encode, read_yaml
+from windtunnel.schema import encode, json_text, read_yaml
 from windtunnel.serving.scenario import Scenario, scenario_from
 from windtunnel.serving.scenario import load as load_scenario
 from windtunnel.units import format_count
@@ -49,8 +48,7 @@ def command(options: Options) -> None:
         return
     if options.html is not None:
         raise InputError("--html is the page of a --sweep", "for one load: --out FOLDER, and windtunnel dashboard")
-    if options.out is not None:
-        check_folder(options.out, options.overwrite)
+    check_folder(options.out, options.overwrite)
     check_replaceable(options.save_result, options.overwrite)
     scenario = _scenario_of(options)
     load = generate(scenario.workload, scenario.seed)
@@ -61,10 +59,10 @@ def command(options: Options) -> None:
         remark(f"wrote {options.out}")
     if options.save_result is not None:
         document_of_vllm = vllm_document(summary, run.requests, run.tokens, scenario.workload.arrivals)
-        write_text(options.save_result, as_text(document_of_vllm) + "\n")
+        write_text(options.save_result, json_text(document_of_vllm) + "\n")
         remark(f"wrote {options.save_result}")
     about = {name: value for name, value in document.items() if isinstance(value, str) and name != "windtunnel"}
-    answer(options.as_json, lambda: document, lambda: bench_report(summary, about))
+    answer(options, lambda: document, lambda: bench_report(summary, about))
     if summary.num_failed:
         remark(f"{summary.num_failed:,} of {format_count(summary.num_requests + summary.num_failed, 'request')} failed")
         click.get_current_context().exit(1)
@@ -129,10 +127,9 @@ def _sweep(options: Options) -> None:
     levels = [Level(load, runs[load], _predicted(scenarios[load])) for load in loads]
     sweep = Sweep(kind, levels)
     if options.out is not None:
-        write_text(options.out / "sweep.json", as_text(sweep_document(sweep)) + "\n")
+        write_text(options.out / "sweep.json", json_text(sweep_document(sweep)) + "\n")
         remark(f"wrote {options.out}")
-    write_page(options.html, sweep_report, sweep)
-    answer(options.as_json, sweep_document, sweep_report, sweep)
+    answer(options, sweep_document, sweep_report, sweep)
     if any(run.document["summary"]["num_failed"] for run in runs.values()):
         click.get_current_context().exit(1)
 

@@ -3,14 +3,14 @@
 import click
 
 from windtunnel import catalog
-from windtunnel.cli.output import answer, remark, write_page
+from windtunnel.cli.output import answer, remark
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, unwritable
 from windtunnel.files import csv_text, write_text
 from windtunnel.formats.captures.capture import read_capture
 from windtunnel.formats.captures.nsys import scrub_nsys
 from windtunnel.formats.captures.step_operators import measured_steps, measurement_tables
-from windtunnel.formats.captures.write import as_json, capture_document, kernel_rows, write_kernels
+from windtunnel.formats.captures.write import capture_document, kernel_rows, write_kernels
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.profile import write_profile
@@ -24,17 +24,14 @@ def kernels(options: Options) -> None:
     if roofline is not None and options.html is None:
         raise InputError("--device is for the roofline of a page", "name the page: --html kernels.html")
     recorded = read_capture(options.capture)
-    write_page(options.html, capture_report, recorded, options.capture.name, roofline)
     if options.parquet is not None:
         write_kernels(recorded, options.parquet)
         remark(f"wrote {options.parquet}")
     if options.csv_file is not None:
         write_text(options.csv_file, csv_text(*kernel_rows(recorded)))
         remark(f"wrote {options.csv_file}")
-    if options.as_json:
-        click.echo(as_json(capture_document(recorded)), nl=False)
-    else:
-        answer(False, capture_document, capture_report, recorded)
+    shown = recorded, options.capture.name, roofline
+    answer(options, lambda capture, *_: capture_document(capture), capture_report, *shown)
 
 
 def scrub(options: Options) -> None:

@@ -1,6 +1,6 @@
 """`windtunnel lab compare`: a real run and its simulation."""
 
-from windtunnel.cli.output import answer, write_page
+from windtunnel.cli.output import answer
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.lab.experiments.schema import REQUESTS
@@ -25,5 +25,4 @@ def command(options: Options) -> None:
         keep, names = ~requests["is_warmup"], ("arrival_s", "input_tokens", "output_tokens", *METRICS)
         simulated = {name: requests[name][keep].astype(float) for name in names}
     compared = compare_run(run, simulated, resolve(scenario))
-    write_page(options.html, comparison_report, compared)
-    answer(options.as_json, lambda shown: shown.document, comparison_report, compared)
+    answer(options, lambda shown: shown.document, comparison_report, compared)

@@ -51,7 +51,7 @@ def compute(options: Options) -> None:
         notify = partial(_show, say)
         profile = profiling.profile_compute(spec, precision, options.device_name, options.out, plan, notify)
     remark(f"wrote {options.out}")
-    answer(options.as_json, report.compute_document, report.compute_report, profile)
+    answer(options, report.compute_document, report.compute_report, profile)
 
 
 def collectives(options: Options) -> None:
@@ -67,7 +67,7 @@ def collectives(options: Options) -> None:
         timed = (lab.time_collectives_on_ray if options.on_ray else lab.time_collectives)(plan, notify)
     profiling.write_collectives(options.out, options.device_name, plan, timed)
     remark(f"wrote {options.out / 'collective.parquet'}")
-    answer(options.as_json, report.collectives_document, report.collectives_report, timed)
+    answer(options, report.collectives_document, report.collectives_report, timed)
 
 
 def overheads(options: Options) -> None:
@@ -77,7 +77,7 @@ def overheads(options: Options) -> None:
     samples = profiling.profile_overheads(spec, config, options.engine, options.device_name, options.out, batches)
     remark(f"wrote {options.out}")
     host, medians = fit_overheads(samples), medians_by_batch(samples)
-    answer(options.as_json, report.overheads_document, report.overheads_report, host, medians)
+    answer(options, report.overheads_document, report.overheads_report, host, medians)
 
 
 def check(options: Options) -> None:
@@ -89,7 +89,7 @@ def check(options: Options) -> None:
     roofline = Roofline(priced, catalog.default_node(priced))
     tables = tables_by_words(options.folder)
     checked = {words: (table, scores(table, roofline, methods)) for words, table in tables.items()}
-    answer(options.as_json, report.check_document, report.check_report, about, checked)
+    answer(options, report.check_document, report.check_report, about, checked)
 
 
 def from_vidur(options: Options) -> None:
@@ -98,7 +98,7 @@ def from_vidur(options: Options) -> None:
     tables = merged([table for file in options.files for table in operator_tables(file, device)])
     write_profile(options.out, tables, {"device": device, "method": "Vidur's profilers"})
     remark(f"wrote {options.out}")
-    answer(options.as_json, report.tables_document, report.tables_report, tables)
+    answer(options, report.tables_document, report.tables_report, tables)
 
 
 def _sizes(text: str) -> tuple[int, int]:

@@ -23,4 +23,4 @@ def command(options: Options) -> None:
     )
     contents = Contents("replay", facts, done.calls)
     checked = {"num_checked": done.num_checked}
-    answer(options.as_json, lambda replayed: contents_document(replayed) | checked, contents_report, contents)
+    answer(options, lambda replayed: contents_document(replayed) | checked, contents_report, contents)

@@ -17,7 +17,7 @@ def run(options: Options) -> None:
     report.write_experiment_page(outcome.folder)
     remark(f"{'found' if outcome.was_there else 'wrote'} {outcome.folder}")
     folder = {"folder": str(outcome.folder)}
-    answer(options.as_json, lambda summary: folder | summary, report.experiment_report, outcome.summary)
+    answer(options, lambda summary: folder | summary, report.experiment_report, outcome.summary)
 
 
 def sweep(options: Options) -> None:
@@ -34,7 +34,7 @@ def sweep(options: Options) -> None:
         rows.append((experiments[number], {**outcome.summary, "folder": outcome.folder.name}))
     page = report.write_sweep_page(options.out, tuple(chosen), rows)
     remark(f"wrote {page}")
-    answer(options.as_json, report.sweep_document, report.sweep_report, tuple(chosen), rows)
+    answer(options, report.sweep_document, report.sweep_report, tuple(chosen), rows)
     if not any(summary["status"] == "done" for _, summary in rows):
         raise InputError(f"none of the {len(rows)} experiments ran: {rows[0][1]['error']}", rows[0][1].get("hint"))
 

@@ -31,7 +31,7 @@ def command(options: Options) -> None:
     for name, calibration in chosen.items():
         write_calibration(calibration, out / f"{name}.yaml" if _is_folder(out) else out)
     answer(
-        options.as_json,
+        options,
         lambda: {name: encode(calibration) for name, calibration in chosen.items()},
         lambda: calibration_report(chosen, num_runs, num_priced, out),
     )

@@ -25,4 +25,4 @@ def command(options: Options) -> None:
     with status() as say:
         say("looking for the greatest load")
         loads = capacities(deployment, limits, options.seeds, options.tolerance, allow_download=options.hub)
-    answer(options.as_json, capacity_document, capacity_report, loads, launch=launch)
+    answer(options, capacity_document, capacity_report, loads, launch=launch)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from windtunnel.cli.output import answer, write_page
+from windtunnel.cli.output import answer
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
@@ -19,8 +19,7 @@ def command(options: Options) -> None:
         raise InputError("there is nothing to compare", "name two results or scenarios: windtunnel compare A B")
     runs = [_run(path, options.hub) for path in options.results]
     check_runs(runs)
-    write_page(options.html, comparison_report, runs)
-    answer(options.as_json, comparison_document, comparison_report, runs)
+    answer(options, comparison_document, comparison_report, runs)
 
 
 def _run(path: Path, hub: bool) -> ComparedRun:

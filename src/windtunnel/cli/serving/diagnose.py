@@ -4,7 +4,7 @@ from pathlib import Path
 
 from windtunnel.calibration.steps.read import RUNS
 from windtunnel.cli.options import launched, scenario_of
-from windtunnel.cli.output import answer, write_page
+from windtunnel.cli.output import answer
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
@@ -30,8 +30,7 @@ def command(options: Options) -> None:
 
     with counted("trying", "causes") as progress:
         diagnosis = diagnose(scenario, recorded, before, progress)
-    write_page(options.html, diagnosis_report, diagnosis, launch=launch)
-    answer(options.as_json, diagnosis_document, diagnosis_report, diagnosis, launch=launch)
+    answer(options, diagnosis_document, diagnosis_report, diagnosis, launch=launch)
 
 
 def _name_load(options: Options, server: dict[str, object]) -> None:
@@ -71,5 +70,4 @@ def _answer_runs(options: Options) -> None:
         runs = read_step_runs(path, launched(options).raw, options.of("deployment"))
         with counted("pricing", "runs") as progress:
             diagnosis = diagnose_steps(runs, progress)
-    write_page(options.html, steps_report, diagnosis)
-    answer(options.as_json, steps_document, steps_report, diagnosis)
+    answer(options, steps_document, steps_report, diagnosis)

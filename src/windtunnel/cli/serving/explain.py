@@ -20,4 +20,4 @@ def command(options: Options) -> None:
         options.concurrency, options.input_tokens, options.output_tokens = max(batch, 1), "1", "1"
     launch = launched(options)
     setup = resolve(scenario_of(options, base=launch.raw), allow_download=options.hub)
-    answer(options.as_json, step_document, step_report, explain_step(setup, step), launch=launch)
+    answer(options, step_document, step_report, explain_step(setup, step), launch=launch)

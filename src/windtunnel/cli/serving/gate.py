@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from windtunnel.cli.options import launched, scenario_of, with_load
-from windtunnel.cli.output import answer, remark, write_page
+from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, check_known
@@ -53,8 +53,7 @@ def command(options: Options) -> None:
 def _answer(options: Options, gate: Any) -> None:
     from windtunnel.report.gate import gate_document, gate_report, reason
 
-    write_page(options.html, gate_report, gate)
-    answer(options.as_json, gate_document, gate_report, gate)
+    answer(options, gate_document, gate_report, gate)
     for check in gate.checks:
         if not check.holds:
             remark(f"failed: {reason(check)}")

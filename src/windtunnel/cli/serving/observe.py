@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from windtunnel.calibration.steps.read import read_step_runs
 from windtunnel.cli.options import launched, with_load
-from windtunnel.cli.output import answer, remark, write_page
+from windtunnel.cli.output import answer, remark
 from windtunnel.cli.serving.measured_runs import with_id
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
@@ -24,8 +24,7 @@ def command(options: Options) -> None:
     """Learn from recorded steps, and write what was learnt."""
     if not 0 < options.learn < 1:
         raise InputError(f"--learn is {options.learn:g}; a share between 0 and 1 is needed", "for instance 0.2")
-    if options.out is not None:
-        check_folder(options.out, options.overwrite)
+    check_folder(options.out, options.overwrite)
     if options.requests is not None and options.out is None:
         raise InputError("--requests is for the scenario that --out writes", "give --out, or leave it out")
     launch = launched(options)
@@ -44,8 +43,7 @@ def command(options: Options) -> None:
     observation = observe_steps(runs[0], options.learn)
     if options.out is not None:
         _write(options, observation, launch.raw)
-    write_page(options.html, observation_report, observation, launch=launch)
-    answer(options.as_json, observation_document, observation_report, observation, launch=launch)
+    answer(options, observation_document, observation_report, observation, launch=launch)
 
 
 def _write(options: Options, observation: "Observation", server: dict[str, object]) -> None:

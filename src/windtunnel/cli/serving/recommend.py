@@ -20,14 +20,13 @@ from windtunnel.serving.shorthand import lay_over
 
 def command(options: Options) -> None:
     """Search the usual deployments of a model on some devices, and say which one to take."""
-    if options.out is not None:
-        check_folder(options.out, options.overwrite)
+    check_folder(options.out, options.overwrite)
     launch, devices = launched(options), _devices(options)
     api = None if options.api_price is None else parse_api_price(options.api_price)
     prices = _prices(options, devices)
     space, store, means = _space(options, launch.raw, devices, prices), store_of(options), means_of(options)
     shown = {"recommends": True, "prices": tuple(prices.values()), "api": api}
-    evidence = show_study(space, store, means, options.top, options.as_json, options.rate, launch, **shown)
+    evidence = show_study(options, space, store, means, options.top, options.rate, launch, **shown)
     write_evidence(options, evidence)
 
 

@@ -11,7 +11,7 @@ import msgspec
 from windtunnel import catalog
 from windtunnel.cli import INTERRUPTED
 from windtunnel.cli.options import assignments, launched
-from windtunnel.cli.output import answer, remark, remark_left_out, write_page
+from windtunnel.cli.output import answer, remark, remark_left_out
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, WindtunnelError, check_known
@@ -28,31 +28,29 @@ from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
 
 def command(options: Options) -> None:
     """Search a space, print the best points and write the requested files."""
-    if options.out is not None:
-        check_folder(options.out, options.overwrite)
+    check_folder(options.out, options.overwrite)
     means, store = means_of(options), store_of(options)
     launch = launched(options)
     space = _resumed_space(options.space, store) if options.resume else _space(options, launch.raw)
     if space.is_training and (options.load is not None or launch.raw):
         given = "--load is a load" if options.load is not None else "--from-command is a server"
         raise InputError(f"{given} of requests", "vary num_devices to see what more devices give")
-    write_evidence(options, show_study(space, store, means, options.top, options.as_json, options.load, launch))
+    write_evidence(options, show_study(options, space, store, means, options.top, options.load, launch))
 
 
 def write_evidence(options: Options, evidence: SearchEvidence) -> None:
-    """Write the page and the folder that the options ask for."""
-    write_page(options.html, search_report, evidence)
+    """Write the folder that the options ask for."""
     if options.out is not None:
         write_study(evidence, options.out)
         remark(f"wrote {options.out}")
 
 
 def show_study(
+    options: Options,
     space: Space,
     store: Store,
     means: Means,
-    top: int,
-    as_json: bool,
+    top: int = 10,
     load: float | None = None,
     launch: Reading = NO_COMMAND,
     **shown: Any,
@@ -70,7 +68,7 @@ def show_study(
         except KeyboardInterrupt:
             raise _interruption(store) from None
         evidence = evidence_of(study, store, top, load, launch=launch, **shown)
-    answer(as_json, study_document, search_report, evidence)
+    answer(options, study_document, search_report, evidence)
     return evidence
 
 

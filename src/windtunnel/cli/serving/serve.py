@@ -7,12 +7,10 @@ import click
 from windtunnel.cli.options import launched, scenario_of
 from windtunnel.cli.output import remark
 from windtunnel.cli.verbs import Options
-from windtunnel.errors import MissingExtraError
-from windtunnel.report.render.json import as_text
+from windtunnel.errors import needing
+from windtunnel.schema import json_text
 from windtunnel.units import format_count
 
-EXTRA = ("uvicorn",)
-"""Packages of the extra `serve`."""
 DEFAULTS = {"input_tokens": "1024", "output_tokens": "256", "rate": 1.0}
 """Load of a command line that gives none: only the lengths of answers that end by themselves come from it."""
 
@@ -25,15 +23,10 @@ def command(options: Options) -> None:
     from windtunnel.twin.faults import fault_of
 
     speed, faults = speed_of(options.speed), [fault_of(text) for text in options.faults]
-    try:
-        from windtunnel.dashboard.listening import is_loopback
-        from windtunnel.twin.server import HOST, TwinServer
+    with needing("serve", "uvicorn"):
+        from windtunnel.dashboard.listening import HOST, is_loopback
+        from windtunnel.twin.server import TwinServer
         from windtunnel.twin.start import publish_kv_events, twin_app
-    except ModuleNotFoundError as error:
-        package = str(error.name).partition(".")[0]
-        if package not in EXTRA:
-            raise
-        raise MissingExtraError(package, "serve") from None
 
     names = options.served_names
     app = twin_app(
@@ -57,7 +50,7 @@ def command(options: Options) -> None:
             model = app.limits.models[0]
             last = f" to {server.urls[-1].rpartition(':')[2]}" if num_ports > 1 else ""
             line = f"{model} at {server.url}/v1{last}, {app.about} (Ctrl-C ends it)"
-            click.echo(as_text({**document, **launch.document}) if options.as_json else line)
+            click.echo(json_text({**document, **launch.document}) if options.as_json else line)
 
         # Nothing of the start is ever garbage, and looking through it would hold tokens up.
         gc.collect()

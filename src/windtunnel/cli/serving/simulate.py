@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from windtunnel.cli.options import launched, scenario_of
-from windtunnel.cli.output import answer, remark, write_page
+from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
@@ -27,8 +27,7 @@ def command(options: Options) -> None:
     from windtunnel.report.serving.run import check_folder, run_document, run_report, write_run
     from windtunnel.serving.simulate import simulate
 
-    if options.out is not None:
-        check_folder(options.out, options.overwrite)
+    check_folder(options.out, options.overwrite)
     check_replaceable(options.timeline, options.overwrite, *SUFFIXES)
     if options.timeline is None and options.timeline_events is not None:
         raise InputError("--timeline-events is the size of a --timeline", "name its file: --timeline run.json")
@@ -40,13 +39,12 @@ def command(options: Options) -> None:
     if options.out is not None:
         write_run(result, options.out)
         remark(f"wrote {options.out}")
-    write_page(options.html, run_report, result, launch=launch)
     if options.vidur_metrics is not None:
         num_replicas = result.scenario.deployment.most_replicas
         columns = request_metrics(result.requests, result.steps, result.setup, num_replicas)
         write_request_metrics(options.vidur_metrics, columns)
         remark(f"wrote {options.vidur_metrics}")
-    answer(options.as_json, run_document, run_report, result, launch=launch)
+    answer(options, run_document, run_report, result, launch=launch)
 
 
 def _write_timeline(result: "Result", options: Options) -> None:

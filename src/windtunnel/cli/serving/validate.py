@@ -10,7 +10,7 @@ from windtunnel.calibration.steps.price import KINDS
 from windtunnel.calibration.steps.read import read_step_runs
 from windtunnel.calibration.validate import RunPrediction, predict_runs, with_odd_runs
 from windtunnel.cli.options import launched
-from windtunnel.cli.output import answer, remark, write_page
+from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import counted
 from windtunnel.cli.serving.measured_runs import measurements_of, with_id
 from windtunnel.cli.verbs import Options
@@ -48,8 +48,8 @@ def _validate_runs(options: Options) -> list[str]:
         hint = "docs/guides/validate-and-calibrate.md lists the columns of a table"
         raise InputError(f"no run could be predicted: {reasons}", hint)
     source = ", ".join(path.name for path in options.runs)
-    write_page(options.html, validation.validation_report, predictions, left_out, source)
-    answer(options.as_json, validation.validation_document, validation.validation_report, predictions, left_out)
+    shown = predictions, left_out, source
+    answer(options, lambda *_: validation.validation_document(*shown[:2]), validation.validation_report, *shown)
     return exceeded(predictions, limits)
 
 
@@ -70,8 +70,7 @@ def _validate_steps(options: Options) -> list[str]:
     if not priced.priced:
         reasons = "; ".join(dict.fromkeys(run.refused for run in priced.refused))
         raise InputError(f"no run's steps could be priced: {reasons}")
-    write_page(options.html, steps_report, priced, launch=launch)
-    answer(options.as_json, steps_document, steps_report, priced, launch=launch)
+    answer(options, steps_document, steps_report, priced, launch=launch)
     return [
         f"{kind}: median error {scored.median:.1%} is above {limits[kind]:.1%} ({scored.num_runs:,} steps)"
         for kind, scored in scores_by_kind(priced.priced).items()

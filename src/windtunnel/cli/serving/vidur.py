@@ -27,4 +27,4 @@ def command(options: Options) -> None:
         spent_s = host_s(run, config, operators) if keeps_trail else 0.0
         write_request_metrics(options.metrics, replay_metrics(run, spent_s, replicates_bugs=not options.right))
     recorded = options.requests if options.against else None
-    answer(options.as_json, lambda: replay_document(run, recorded), lambda: replay_report(config, run, recorded))
+    answer(options, lambda: replay_document(run, recorded), lambda: replay_report(config, run, recorded))

@@ -3,7 +3,7 @@
 from typing import Any
 
 from windtunnel.cli.options import launched, scenario_of
-from windtunnel.cli.output import answer, remark, write_page
+from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
@@ -36,8 +36,7 @@ def command(options: Options) -> None:
         asker = Asker(space, Store(None, lambda _: None), run_chunks, callback)
         answers = asker.ask(None, range(space.num_points), Question())
     asker.check_some(None, answers)
-    write_page(options.html, grid_report, space, answers, names, launch=launch)
-    answer(options.as_json, lambda *_: grid_document(space, answers), grid_report, space, answers, names, launch=launch)
+    answer(options, lambda *_: grid_document(space, answers), grid_report, space, answers, names, launch=launch)
 
 
 def _rank_changes(options: Options, launch: Reading) -> None:
@@ -48,14 +47,12 @@ def _rank_changes(options: Options, launch: Reading) -> None:
     limits = parse_limits(options.slo) if options.slo is not None else limits_of(scenario.slo)
 
     from windtunnel.cli.serving.search import show_study
-    from windtunnel.report.search.study import search_report
     from windtunnel.search.executors import HERE
     from windtunnel.search.recommend import CAPACITY, changes_space
     from windtunnel.search.store import Store
 
     space = changes_space(scenario, limits, CAPACITY)
-    evidence = show_study(space, Store(None, remark), HERE, 10, options.as_json, launch=launch, recommends=True)
-    write_page(options.html, search_report, evidence)
+    show_study(options, space, Store(None, remark), HERE, launch=launch, recommends=True)
 
 
 def _first(axes: dict[str, list[Any]], name: str) -> Any:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from windtunnel.cli.options import assignments
-from windtunnel.cli.output import answer, remark, remark_left_out, remark_node, write_page
+from windtunnel.cli.output import answer, remark, remark_left_out, remark_node
 from windtunnel.cli.verbs import Options
 from windtunnel.files import check_replaceable
 from windtunnel.formats.timeline.file import SUFFIXES
@@ -25,7 +25,7 @@ def command(options: Options) -> None:
     given = {JOB_PATHS[name]: value for name, value in options.of("job").items() if value is not None}
     described = load(options.job, given | assignments(options.settings))
     if options.search:
-        _search(described, options.as_json)
+        _search(described, options)
         return
     setup = resolve(described, allow_download=options.hub)
     remark_left_out(setup.model)
@@ -53,11 +53,10 @@ def _predict(setup: TrainingSetup, options: Options) -> None:
     def report() -> Report:
         return training_report(result, run, [] if result.fits else fitting_changes(result, prices), tasks)
 
-    write_page(options.html, report)
-    answer(options.as_json, lambda: training_document(result, run, tasks), report)
+    answer(options, lambda: training_document(result, run, tasks), report)
 
 
-def _search(job: TrainingJob, as_json: bool) -> None:
+def _search(job: TrainingJob, options: Options) -> None:
     """Print the best layouts of a job, as `windtunnel search` with `vary: {layouts: all}` and no store."""
     from windtunnel.cli.serving.search import show_study
     from windtunnel.search.executors import HERE
@@ -65,7 +64,7 @@ def _search(job: TrainingJob, as_json: bool) -> None:
     from windtunnel.search.store import Store
 
     space = space_from({**encode(job), "vary": {LAYOUTS: ALL}})
-    show_study(space, Store(None, lambda text: remark(f"warning: {text}")), HERE, 10, as_json)
+    show_study(options, space, Store(None, lambda text: remark(f"warning: {text}")), HERE)
 
 
 def _write_timeline(result: "TrainingResult", options: Options) -> None:

@@ -37,7 +37,7 @@ def command(options: Options) -> None:
     if kind.use != "training job":
         if target or compat:
             raise InputError(f"{file} is a {kind.name}; only jobs and their arguments are written in other formats")
-        answer(options.as_json, contents_document, contents_report, kind.read(file))
+        answer(options, contents_document, contents_report, kind.read(file))
         return
     launch = JobLaunch(options.device, options.num_devices, assignments(options.settings))
     if compat is not None:
@@ -50,7 +50,7 @@ def command(options: Options) -> None:
         more = f" and {len(unread) - 8} more" if len(unread) > 8 else ""
         remark(f"without effect on a prediction, or not read: {', '.join(unread[:8])}{more}")
     if target is None:
-        answer(options.as_json, contents_document, contents_report, job_contents(resolve(job), options.stage))
+        answer(options, contents_document, contents_report, job_contents(resolve(job), options.stage))
     else:
         _write(job, options)
 

@@ -10,7 +10,6 @@ from windtunnel.pricing.table import read_parquet
 from windtunnel.report import training
 from windtunnel.report.calibration import validation
 from windtunnel.report.lab.experiment import headline_of, overview_sections, top_kernel_table
-from windtunnel.report.render.json import as_text
 from windtunnel.report.report import Card, Cards, Code, Report, Section
 from windtunnel.report.results import ResultEntry
 from windtunnel.report.search import capacity
@@ -18,12 +17,12 @@ from windtunnel.report.search.study import SearchEvidence, search_report
 from windtunnel.report.search.whatif import grid_report, shown_figures
 from windtunnel.report.serving import step
 from windtunnel.report.serving.step import time_table
-from windtunnel.schema import decode
+from windtunnel.schema import decode, json_text
 from windtunnel.search.capacity.limits import METRICS
 from windtunnel.search.evaluation.figures import FIGURES
 from windtunnel.search.evaluation.schema import Evaluation
-from windtunnel.search.space.space import Space, space_from
-from windtunnel.search.watch import study_of_points
+from windtunnel.search.space.space import Space, space_from, workload_names
+from windtunnel.search.watch import study_of_answers
 from windtunnel.units import format_seconds
 
 Document = Mapping[str, Any]
@@ -42,27 +41,27 @@ def document_report(path: Path, entry: ResultEntry, document: Document) -> Repor
     Raises:
         InputError: files that belong to it are missing or broken.
     """
-    whole = Section("Document", [Code(as_text(document), "as JSON")])
+    whole = Section("Document", [Code(json_text(document), "as JSON")])
     report = _REPORTS[entry.kind](path, document) if entry.kind in _REPORTS else Report("")
     return replace(report, sections=[*report.sections, whole])
 
 
 def _search(path: Path, document: Document) -> Report:
     space = space_from(dict(document["space"]))
-    study = study_of_points(space, _written_points(path / "points.parquet", space))
+    study = study_of_answers(space, _written_answers(path / "points.parquet", space))
     return search_report(SearchEvidence(study, TOP))
 
 
-def _written_points(path: Path, space: Space) -> list[tuple[str | None, int, Evaluation]]:
-    """Read every point of a search from its Parquet file."""
-    points = []
+def _written_answers(path: Path, space: Space) -> dict[str | None, dict[int, Evaluation]]:
+    """Read every point of a search from its Parquet file: workload -> position -> answer."""
+    answers: dict[str | None, dict[int, Evaluation]] = {name: {} for name in workload_names(space)}
     for row in read_parquet(path).to_pylist():
         names = (name for name in row if name in FIGURES or name.partition("_")[0] in METRICS)
         figures_of = {name: row[name] for name in names if math.isfinite(row[name])}
         plain = {name: row[name] for name in Evaluation.__struct_fields__ if name in row}
         workload = row["workload"] if space.workloads else None
-        points.append((workload, row["point"], Evaluation(**plain, figures=figures_of)))
-    return points
+        answers[workload][row["point"]] = Evaluation(**plain, figures=figures_of)
+    return answers
 
 
 def _grid(_path: Path, document: Document) -> Report:

@@ -1,6 +1,5 @@
 """Write a capture: summaries as JSON, kernels and the comparison of two profilers as CSV, kernels as Parquet."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,11 @@ from windtunnel.formats.captures import kernel_time
 from windtunnel.formats.captures.capture import CLASSES, Capture, short_name
 from windtunnel.metrics.records import Table
 
+TOP_KERNELS = 10
 
-def capture_summary(capture: Capture, num_kernels: int = 10) -> dict[str, Any]:
+
+def capture_summary(capture: Capture) -> dict[str, Any]:
     """Return the top kernels with their share, the time by class, and the notes."""
-    kernels = _statistics_document(capture, "kernels")[:num_kernels]
     return {
         "tool": capture.tool,
         "notes": list(capture.notes),
@@ -26,7 +26,7 @@ def capture_summary(capture: Capture, num_kernels: int = 10) -> dict[str, Any]:
                 "time_percentage": kernel["share"] * 100,
                 **{name: kernel[name] for name in ("total_s", "count")},
             }
-            for kernel in kernels
+            for kernel in _statistics_document(capture, "kernels")[:TOP_KERNELS]
         ],
         "seconds_by_class": kernel_time.class_time(capture),
     }
@@ -129,16 +129,3 @@ def kernel_comparison(timed: Capture, counted: Capture) -> tuple[list[str], list
             cells = [*_cells(times, of_nsys, row), *_cells(counters, of_ncu, counted_row)]
             rows.append([*_titles(timed, times, row), *cells])
     return headers, rows
-
-
-def as_json(document: Any) -> str:
-    """Return a document as indented JSON; numbers that are not finite become null, which other readers understand."""
-    return json.dumps(_finite(document), indent=2) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value

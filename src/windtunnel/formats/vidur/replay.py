@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, check_known
 from windtunnel.formats.vidur.read import (
     HOST_OPERATORS,
     TOKEN_OPERATORS,
@@ -63,10 +63,8 @@ def pool_plan(config: VidurConfig, replicates_bugs: bool, fuses_steps: bool) -> 
     Raises:
         InputError: an unknown scheduler or router, or nothing fits in memory.
     """
-    if config.scheduler not in SCHEDULERS:
-        raise InputError(f"Vidur has no replica scheduler {config.scheduler!r}", f"known: {', '.join(SCHEDULERS)}")
-    if config.router not in ROUTERS:
-        raise InputError(f"Vidur has no global scheduler {config.router!r}", f"known: {', '.join(ROUTERS)}")
+    check_known(config.scheduler, SCHEDULERS, f"Vidur has no replica scheduler {config.scheduler!r}")
+    check_known(config.router, ROUTERS, f"Vidur has no global scheduler {config.router!r}")
     memory, stages = plan_memory(config), config.num_pipeline_stages
     code = SCHEDULERS[config.scheduler]
     reserves = code in (codes.ORCA, codes.FASTER_TRANSFORMER)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, WindtunnelError, import_extra
+from windtunnel.errors import InputError, WindtunnelError, check_known, import_extra
 from windtunnel.metrics.client import client_tables
 from windtunnel.metrics.records import Table
 from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
@@ -60,8 +60,7 @@ class Endpoint:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.api not in APIS:
-            raise InputError(f"there is no API {self.api!r}", f"known: {', '.join(APIS)}")
+        check_known(self.api, APIS, f"there is no API {self.api!r}")
         if not self.url.startswith(("http://", "https://")):
             raise InputError(f"{self.url!r} is not an endpoint", "for instance http://localhost:8000/v1")
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +41,13 @@ class VllmSettings:
     """Size of the KV cache on a CPU."""
 
 
-def is_installed() -> bool:
-    """Whether vLLM can be imported here."""
-    from importlib.util import find_spec
-
-    return find_spec("vllm") is not None
-
-
 def version() -> str:
     """Return the installed version.
 
     Raises:
         InputError: vLLM is not installed.
     """
-    if not is_installed():
+    if find_spec("vllm") is None:
         raise InputError("vLLM is not installed", "see docs/guides/bench.md")
     os.environ.update(_SETTINGS["server_environment"] | _SETTINGS["engine_environment"] | OFFLINE)
     import vllm

@@ -29,7 +29,7 @@ from windtunnel.formats.captures.step_operators import MEASURED
 from windtunnel.lab.experiments import schema
 from windtunnel.lab.experiments.runners import model_folder
 from windtunnel.processes import end_with_parent
-from windtunnel.schema import read_yaml, save
+from windtunnel.schema import json_text, read_yaml, save
 
 DONE, FAILED = "done", "failed"
 COMMANDS: Mapping[str, Sequence[str]] = read_yaml(Path(__file__).with_name("commands.yaml"))
@@ -221,7 +221,7 @@ def _analyse(experiment: schema.Experiment, folder: Path) -> dict[str, Any]:
     results = {"metrics": metrics, **written.capture_summary(capture)}
     if experiment.mode == "nsys_ncu":
         counted = _count(experiment.ncu_options, folder, capture)
-        write_text(folder / "ncu_metrics.json", written.as_json(written.capture_document(counted)))
+        write_text(folder / "ncu_metrics.json", f"{json_text(written.capture_document(counted))}\n")
         write_text(folder / "kernel_comparison.csv", csv_text(*written.kernel_comparison(capture, counted)))
     return results
 
@@ -253,7 +253,7 @@ def top_kernel_pattern(capture: Capture, num_kernels: int) -> str:
 
 def _write_capture(capture: Capture, folder: Path, tool: str) -> None:
     written.write_kernels(capture, folder / schema.KERNELS)
-    write_text(folder / f"{tool}_metrics.json", written.as_json(written.capture_document(capture)))
+    write_text(folder / f"{tool}_metrics.json", f"{json_text(written.capture_document(capture))}\n")
     write_text(folder / f"{tool}_summary.csv", csv_text(*written.kernel_rows(capture)))
 
 
@@ -276,7 +276,7 @@ def _write_summary(
         "elapsed_s": elapsed_s,
         **results,
     }
-    write_text(folder / schema.SUMMARY, written.as_json(summary))
+    write_text(folder / schema.SUMMARY, f"{json_text(summary)}\n")
     return summary
 
 

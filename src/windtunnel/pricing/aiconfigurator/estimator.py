@@ -130,14 +130,14 @@ def measured_estimator(
     return TableEstimator(partial(table_for, collection), roofline)
 
 
-def nccl_estimator(device: Device, node: Node | None, data_dir: Path | None = None) -> Estimator:
+def nccl_estimator(device: Device, node: Node | None) -> Estimator:
     """Return the estimator of NCCL's collectives inside a server: as measured on `device`, else the calibrated form.
 
     Raises:
         InputError: the measured operators are not installed.
     """
     roofline = Roofline(device, node)
-    folder = systems_folder(data_dir) / device.measured_as if device.measured_as else None
+    folder = systems_folder() / device.measured_as if device.measured_as else None
     if folder is None or not folder.is_dir():
         return RooflineEstimator(roofline)
     collection = Collection(system=folder, engine="nccl", version="", roofline=roofline)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import re
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from windtunnel import catalog
+from windtunnel.disk_cache import home
 from windtunnel.errors import InputError
 from windtunnel.files import write_bytes
 from windtunnel.schema import Schema, decode, read_yaml
@@ -58,8 +58,7 @@ def published() -> Published:
 
 def cache_folder() -> Path:
     """Return the folder of fetched tables, in the user's cache."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "windtunnel" / "tables"
+    return home() / "tables"
 
 
 DONE = "done"

@@ -5,7 +5,7 @@ from typing import Any
 
 from windtunnel.calibration.steps.fit import FIRST_FRACTION, StepValidation, scores_by_kind
 from windtunnel.calibration.steps.price import KINDS, PricedSteps
-from windtunnel.report.calibration.validation import score_cells
+from windtunnel.report.calibration.validation import DEFINITION, score_cells
 from windtunnel.report.chart import Chart, Series, equality_chart
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Figures, OnPage, Report, Section, Table
@@ -15,8 +15,6 @@ NUM_TERMS = 5
 NUM_DRAWN = 400
 """Points of a run in a figure."""
 LEAST_SHARE = 0.02
-
-_DEFINITION = "An error is predicted over measured, less one; median and p90 are of its size, bias is its own median."
 
 
 def steps_document(validation: StepValidation) -> dict[str, Any]:
@@ -84,7 +82,7 @@ def steps_report(validation: StepValidation) -> Report:
     remarks = [f"{', '.join(runs)}: {text}" for text, runs in document["remarks"].items()]
     return Report(
         f"{document['steps']:,} recorded steps priced, of {num_priced}",
-        [_DEFINITION],
+        [DEFINITION],
         [
             Section("Errors by run and kind of step, worst first", [_groups(document)]),
             Section("Parts of what is missing", [_shares(document["residual_shares"])]),

@@ -28,7 +28,7 @@ NUM_SHOWN = 3
 DRAFTING = "speculative decoding"
 
 _ERROR_EDGES = [step * 0.05 for step in range(-20, 21)]
-_DEFINITION = "An error is predicted over measured, less one; median and p90 are of its size, bias is its own median."
+DEFINITION = "An error is predicted over measured, less one; median and p90 are of its size, bias is its own median."
 _WHAT = (
     "Every run was simulated from its recorded settings and compared with what its client reported. "
     "Lines mark equality and errors of 20%."
@@ -138,7 +138,7 @@ def validation_report(
     apart = [place for place, run in enumerate(predictions) if run.measurement.lacks_acceptance]
     lead = [f"left out by their use: {', '.join(f'{count:,} {name}' for name, count in (left_out or {}).items())}"]
     names = sorted({run.calibration or "none" for run in predictions if not run.refused})
-    how = [*(lead if left_out else []), f"calibration: {', '.join(names)}", _DEFINITION]
+    how = [*(lead if left_out else []), f"calibration: {', '.join(names)}", DEFINITION]
     title = f"{document['predicted']:,} of {format_count(document['runs'], 'run')} predicted"
     about: list[Block] = [OnPage(lambda: [f"{source}: predicted against measured."])] if source else []
     return Report(title, [*about, *how], validation_sections(document, apart), verdict=verdict_of(document))

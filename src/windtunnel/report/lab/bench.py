@@ -11,10 +11,10 @@ from windtunnel.metrics.client import ClientSummary, gaps_of
 from windtunnel.metrics.records import Table as Records
 from windtunnel.metrics.slo import Slo
 from windtunnel.report.layout import cards_of, filled, layouts_beside, rows_of
-from windtunnel.report.render.json import as_text, version
+from windtunnel.report.render.json import version
 from windtunnel.report.report import Cards, Facts, Report, Section
 from windtunnel.report.serving.run import latency_table, limit_cards
-from windtunnel.schema import encode, save
+from windtunnel.schema import encode, json_text, save
 from windtunnel.serving.scenario import Scenario
 from windtunnel.workload.arrivals import Arrivals, Static
 
@@ -98,5 +98,5 @@ def write_bench(
     with new_files(folder) as draft:
         requests.write_parquet(draft / "requests.parquet")
         tokens.write_parquet(draft / "tokens.parquet")
-        (draft / "summary.json").write_text(as_text(document) + "\n", encoding="utf-8")
+        (draft / "summary.json").write_text(json_text(document) + "\n", encoding="utf-8")
         save(scenario, draft / "scenario.yaml")

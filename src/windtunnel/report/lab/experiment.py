@@ -69,15 +69,8 @@ def top_kernel_table(summary: Mapping[str, Any]) -> Table:
     return table_of(kernels, LAYOUT["top_kernels"])
 
 
-def write_experiment_page(folder: Path, device: Device | None = None) -> Path:
-    """Write the page of a finished run to `visualization` in its folder.
-
-    Args:
-        folder: of the run.
-        device: whose roofline to draw the kernels under; None: none.
-
-    Returns:
-        The page's path.
+def write_experiment_page(folder: Path) -> Path:
+    """Write the page of a finished run to `visualization` in its folder; return the page's path.
 
     Raises:
         InputError: it is no folder of a finished run.
@@ -86,7 +79,7 @@ def write_experiment_page(folder: Path, device: Device | None = None) -> Path:
     capture = capture_of(folder, str(summary["mode"]))
     sections = overview_sections(summary, folder)
     if capture is not None:
-        sections += [Section("Devices", _devices(capture)), *capture_sections(capture, device)]
+        sections += [Section("Devices", _devices(capture)), *capture_sections(capture, None)]
     config = [(key, json.dumps(value)) for key, value in read_yaml(folder / CONFIG).items()]
     sections.append(Section("Experiment", [Table(("field", "value"), config, left=2)]))
     name = folder.resolve().name

@@ -18,7 +18,7 @@ from windtunnel.report import report as all_blocks
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.render.html import page
-from windtunnel.report.render.json import as_text, version
+from windtunnel.report.render.json import version
 from windtunnel.report.report import (
     Block,
     Card,
@@ -35,7 +35,7 @@ from windtunnel.report.report import (
 )
 from windtunnel.report.search import figures as naming
 from windtunnel.report.search.recommendation import against_api, gains_of, recommendation
-from windtunnel.schema import encode, fields_of, save
+from windtunnel.schema import encode, fields_of, json_text, save
 from windtunnel.search import answers
 from windtunnel.search.capacity.limits import METRICS, limits_from
 from windtunnel.search.capacity.probe import LEAST_STREAM
@@ -552,7 +552,7 @@ def write_study(evidence: SearchEvidence, folder: Path) -> None:
     study = evidence.study
     with new_files(folder) as draft:
         _write_points(study, draft / "points.parquet")
-        (draft / "search.json").write_text(as_text(study_document(evidence)) + "\n", encoding="utf-8")
+        (draft / "search.json").write_text(json_text(study_document(evidence)) + "\n", encoding="utf-8")
         (draft / "search.html").write_text(page(search_report(evidence)), encoding="utf-8")
         for place, outcome in enumerate(study.outcomes):
             if outcome.ranking and study.space.is_training:

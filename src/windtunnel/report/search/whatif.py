@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import check_known
 from windtunnel.report.chart import Axis, Chart, Limit, marked_lines
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Block, Cell, Figures, OnPage, Report, Row, Section, Table, Text
@@ -28,10 +28,7 @@ def shown_figures(text: str | None) -> tuple[str, ...]:
     names = tuple((text or _USUAL).replace(",", " ").split())
     known = [*OBJECTIVES, *_MORE.split()]
     for name in names:
-        if name not in known:
-            raise InputError(
-                f"--show: there is no figure {name!r}", did_you_mean(name, known, f"known: {', '.join(known)}")
-            )
+        check_known(name, known, f"--show: there is no figure {name!r}")
     return names
 
 

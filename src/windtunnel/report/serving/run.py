@@ -14,11 +14,11 @@ from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import Summary, queue_growth, to_builtins
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, rows_of, table_of
 from windtunnel.report.numbers import number, percent
-from windtunnel.report.render.json import as_text, version
+from windtunnel.report.render.json import version
 from windtunnel.report.report import Bars, Block, Card, Cards, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.report.serving import setup as setup_text
-from windtunnel.report.serving.curves import curves_over_time, distributions
-from windtunnel.schema import decode, encode, fields_of, save
+from windtunnel.report.serving.curves import LATENCIES, curves_over_time, distributions
+from windtunnel.schema import decode, encode, fields_of, json_text, save
 from windtunnel.search.capacity.load import is_closed
 from windtunnel.search.capacity.probe import MOST_GROWTH
 from windtunnel.serving.over_time import over_time
@@ -169,9 +169,6 @@ def distribution_sections(
     return [Section("Distributions", [OnPage(shares)]), Section("Over time", [OnPage(curves)])]
 
 
-LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
-
-
 def verdict(summary: Summary, scenario: Scenario, requests: Records | None) -> tuple[str, bool | None]:
     """Say whether a run holds its SLO and by how much, whether its queue grows, and what bounds it.
 
@@ -305,8 +302,13 @@ def _limits(slo: Slo) -> str:
     )
 
 
-def check_folder(folder: Path, overwrite: bool) -> None:
-    """Raise InputError where no run can be written to `folder`: a file, not empty and no `overwrite`, or forbidden."""
+def check_folder(folder: Path | None, overwrite: bool) -> None:
+    """Raise InputError where no run can be written to `folder`: a file, not empty and no `overwrite`, or forbidden.
+
+    None is where nothing is to be written.
+    """
+    if folder is None:
+        return
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; a run is written to a folder", "choose another name")
     check_writable_folder(folder, folder)
@@ -326,7 +328,7 @@ def write_run(result: Result, folder: Path) -> None:
         result.requests.write_parquet(draft / "requests.parquet")
         result.steps.write_parquet(draft / "steps.parquet")
         over_time(result).write_parquet(draft / "series.parquet")
-        (draft / "summary.json").write_text(as_text(run_document(result)) + "\n", encoding="utf-8")
+        (draft / "summary.json").write_text(json_text(run_document(result)) + "\n", encoding="utf-8")
         save(result.scenario, draft / "scenario.yaml")
         if result.fleet is not None:
             result.fleet.phases.write_parquet(draft / "replicas.parquet")

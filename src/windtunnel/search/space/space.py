@@ -20,7 +20,7 @@ from windtunnel.plugins import Registry
 from windtunnel.schema import Schema, check_at_least, check_seed, decode, parse_yaml, read_table, read_yaml, set_path
 from windtunnel.search.capacity.limits import limits_from, limits_of
 from windtunnel.search.space.layouts import vary_layouts
-from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from
+from windtunnel.serving.scenario import Scenario, beside, keep_published_formats, scenario_from
 from windtunnel.serving.shorthand import JOB_PATHS, PATHS
 from windtunnel.training.job import TrainingJob
 from windtunnel.units import format_count
@@ -158,7 +158,7 @@ def space_from(
     if not own_keys.get("vary"):
         raise InputError(f"{source}: nothing varies", f"add what does: vary: {_EXAMPLES[is_training]}")
     if folder is not None:
-        shared, own_keys = beside(shared, folder), beside(own_keys, folder)
+        shared, own_keys = (beside(table, folder.resolve()) for table in (shared, own_keys))
     space = decode({**own_keys, "job" if is_training else "scenario": shared}, Space, source)
     if not is_training:
         limits_from(space.limits)
@@ -203,18 +203,6 @@ def _of_jobs(own_keys: dict[str, Any], shared: dict[str, Any], source: str) -> d
             raise InputError(f"{source}: $.vary.{LAYOUTS} is {layouts!r}; it is {ALL}", "or name degrees: tp: [1, 2]")
         vary = vary_layouts(shared, vary, source)
     return {**own_keys, "vary": vary}
-
-
-def beside(raw: Any, folder: Path) -> Any:
-    """Return `raw` with the `path` of every file in `folder` made absolute."""
-    if isinstance(raw, list):
-        return [beside(entry, folder) for entry in raw]
-    if not isinstance(raw, dict):
-        return raw
-    moved = {key: beside(value, folder) for key, value in raw.items()}
-    if isinstance(path := raw.get("path"), str) and (folder / path).exists():
-        moved["path"] = str((folder / path).resolve())
-    return moved
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from windtunnel import catalog
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known
 from windtunnel.hardware import Device
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.plugins import Registry
@@ -225,11 +225,7 @@ def _check_scheduler(given: EngineSettings, resolved: EngineSettings, default: E
     """Raise InputError for a scheduler that does not exist, or a setting that it does not read."""
     scheduler = str(resolved.scheduler)
     if not is_own_scheduler(scheduler):
-        if scheduler not in SCHEDULERS:
-            raise InputError(
-                f"there is no scheduler {scheduler!r}",
-                did_you_mean(scheduler, SCHEDULERS, f"known: {', '.join(SCHEDULERS)}"),
-            )
+        check_known(scheduler, SCHEDULERS, f"there is no scheduler {scheduler!r}")
         check_effects(given, resolved, default)
     orders = scheduler_of(resolved).orders
     if resolved.scheduling_policy not in (None, *orders):

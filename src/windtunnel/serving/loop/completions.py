@@ -8,9 +8,9 @@ from windtunnel.serving.cluster.handoff import end_transfer
 from windtunnel.serving.cluster.losses import leave_for_decode
 from windtunnel.serving.cluster.slots import replica_of, wake_replica
 from windtunnel.serving.codes import FAIR_SHARE
-from windtunnel.serving.kv.cache import caches_when_scheduled, free, share
+from windtunnel.serving.kv.cache import caches_when_scheduled, share
 from windtunnel.serving.kv.windows import fills_window
-from windtunnel.serving.schedulers.batch import begin_decoding, held_blocks, held_window_blocks, stop_decoding, unlink
+from windtunnel.serving.schedulers.batch import begin_decoding, leave, stop_decoding, unlink
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import Pools
 from windtunnel.serving.state.records import (
@@ -29,18 +29,13 @@ def finish(
     pool: PoolTables, run: RunTables, pools: Pools | None, fleet: ReplicaFleet | None, rank: int, i: int, now_s: float
 ) -> None:
     """End request `i`, which runs and does not decode: it has produced its last token, or the last of this pool."""
-    settings, requests, ranks, slots = pool.settings, run.requests, pool.ranks, pool.slots
+    settings, requests = pool.settings, run.requests
     if pools is not None and pools.transfers[i].later_output_tokens > 0:
-        unlink(requests, ranks, rank, i)
+        unlink(requests, pool.ranks, rank, i)
         leave_for_decode(pool, run, pools, fleet, rank, i, now_s)
         return
     requests[i].finish_s = now_s
-    held = held_blocks(settings, pool.windows, requests, slots, i)
-    if pool.windows is not None:
-        ranks[rank].free_window_blocks += held_window_blocks(settings, requests, slots, i)
-    free(settings, pool.cache, ranks, rank, i, held, requests[i].computed_tokens)
-    unlink(requests, ranks, rank, i)
-    ranks[rank].num_outstanding -= 1
+    leave(pool, requests, rank, i)
     if settings.queue_order == FAIR_SHARE:
         requests[requests[i].tenant].tenant_tag += 2 * requests[i].output_tokens // FAIR_TOKENS
     conclude(settings, run, i, now_s)

@@ -7,14 +7,7 @@ from windtunnel.compiled.jit import entry, inner
 from windtunnel.compiled.records import Records, int64, is_unset
 from windtunnel.serving.cluster.router_queue import ask_again
 from windtunnel.serving.codes import TRTLLM
-from windtunnel.serving.kv.cache import free
-from windtunnel.serving.schedulers.batch import (
-    held_blocks,
-    held_window_blocks,
-    rebuild_rank,
-    remaining_output,
-    unlink,
-)
+from windtunnel.serving.schedulers.batch import held_blocks, leave, rebuild_rank, remaining_output
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import NOT_HANDED, Pools, slots_of
 from windtunnel.serving.state.records import BATCH, BATCH_ENDS, NONE, Floats, Ints, Rank, Requests, Slot, Speculation
@@ -113,7 +106,8 @@ def cancel(
         elif requests[i].chunks_in_flight > 0:
             shorten_prefill(here, requests, rank, i)
         else:
-            stop_running(here, requests, rank, i)
+            here.ranks[rank].remaining_tokens -= remaining_output(requests, i)
+            leave(here, requests, rank, i)
             requests[i].finish_s = now_s[0]
         rebuild_rank(here, requests, rank)
     else:
@@ -189,19 +183,6 @@ def shorten_prefill(pool: PoolTables, requests: Requests, rank: int, i: int) -> 
     requests[i].output_tokens = 1
     if settings.scheduler == TRTLLM:
         ranks[rank].free_blocks += held - held_blocks(settings, pool.windows, requests, slots, i)
-
-
-@inner
-def stop_running(pool: PoolTables, requests: Requests, rank: int, i: int) -> None:
-    """Free what request `i` holds, which has been admitted and is in no step."""
-    settings, ranks, slots = pool.settings, pool.ranks, pool.slots
-    held = held_blocks(settings, pool.windows, requests, slots, i)
-    if pool.windows is not None:
-        ranks[rank].free_window_blocks += held_window_blocks(settings, requests, slots, i)
-    free(settings, pool.cache, ranks, rank, i, held, requests[i].computed_tokens)
-    ranks[rank].remaining_tokens -= remaining_output(requests, i)
-    ranks[rank].num_outstanding -= 1
-    unlink(requests, ranks, rank, i)
 
 
 @inner

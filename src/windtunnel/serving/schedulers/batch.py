@@ -7,13 +7,14 @@ from windtunnel.compiled.jit import inner
 from windtunnel.compiled.linked_list import append, remove
 from windtunnel.compiled.records import Records, int64, is_unset
 from windtunnel.serving.codes import FAIR_SHARE, SGLANG, TRTLLM
-from windtunnel.serving.kv.cache import caches_when_scheduled, release, share
+from windtunnel.serving.kv.cache import acquire, caches_when_scheduled, free, look_up, release, share
 from windtunnel.serving.kv.windows import (
     begin_to_slide,
     blocks_passed_in_step,
     give_back,
     next_change,
     num_blocks_for,
+    passed_blocks,
     pool_blocks,
     push_finish,
     stop_sliding,
@@ -132,6 +133,40 @@ def blocks_to_start(
         num_window_blocks = window_blocks(settings, requests, i, end)
         num_blocks = pool_blocks(settings, num_blocks, num_window_blocks)
     return num_blocks + settings.blocks_per_request, settings.window_pool * num_window_blocks
+
+
+@inner
+def look_up_waiting(pool: PoolTables, requests: Requests, rank: int, i: int) -> int:
+    """Find what is cached of waiting request `i`, and what its windows have passed by then.
+
+    Returns how many blocks would no longer count as free if it took what was found.
+    """
+    unused = 0
+    if pool.cache is not None:
+        unused = look_up(pool.settings, pool.cache, requests, pool.ranks, rank, i)
+    if pool.windows is not None:
+        requests[i].passed_blocks = passed_blocks(pool.settings, requests[i].computed_tokens)
+    return unused
+
+
+@inner
+def start(
+    pool: PoolTables, requests: Requests, rank: int, slot: int, i: int, chunk: int, unused: int, now_s: float
+) -> bool:
+    """Admit waiting request `i` with `chunk` tokens of its prompt, if blocks are free for them beside the `unused` ones
+    of `look_up_waiting`; returns whether they were.
+    """
+    ranks = pool.ranks
+    num_needed, num_window_blocks = blocks_to_start(pool.settings, pool.windows, requests, i, chunk)
+    if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
+        return False
+    if pool.cache is not None:
+        acquire(pool.cache, requests, ranks, rank, slot, i)
+    admit(pool.settings, requests, ranks, pool.lists, rank, i, now_s)
+    ranks[rank].free_blocks -= num_needed
+    ranks[rank].free_window_blocks -= num_window_blocks
+    add_chunk(pool, requests, rank, slot, i, chunk)
+    return True
 
 
 @inner
@@ -260,6 +295,18 @@ def preempt(pool: PoolTables, requests: Requests, rank: int, i: int) -> None:
     requests[i].num_preemptions += 1
     unlink(requests, ranks, rank, i)
     enqueue(settings, requests, ranks, rank, i)
+
+
+@inner
+def leave(pool: PoolTables, requests: Requests, rank: int, i: int) -> None:
+    """Free what running request `i` holds, which does not decode and does not come back."""
+    settings, ranks = pool.settings, pool.ranks
+    held = held_blocks(settings, pool.windows, requests, pool.slots, i)
+    if pool.windows is not None:
+        ranks[rank].free_window_blocks += held_window_blocks(settings, requests, pool.slots, i)
+    free(settings, pool.cache, ranks, rank, i, held, requests[i].computed_tokens)
+    unlink(requests, ranks, rank, i)
+    ranks[rank].num_outstanding -= 1
 
 
 @inner

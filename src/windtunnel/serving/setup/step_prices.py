@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 from windtunnel.pricing.roofline import machine
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.launches import graph_sizes, num_launches, padded_sizes, unhidden_s
-from windtunnel.serving.scenario import Setup
 from windtunnel.serving.state.records import StepCost
 
 Floats = NDArray[np.float64]
@@ -176,28 +175,28 @@ class StepPrices:
         )
 
 
-def price_steps(
-    estimator: Estimator,
-    device: Device,
-    shard: Shard,
-    engine: EngineSettings,
-    max_model_len: int,
-    drafter: Shard | None = None,
-) -> StepPrices:
+class DeployedModel(NamedTuple):
+    """A model as an engine serves it, which decides what steps there can be."""
+
+    device: Device
+    """Its peak rates tell which operators arithmetic bounds."""
+    shard: Shard
+    engine: EngineSettings
+    """Resolved."""
+    max_model_len: int
+    """Tokens of the longest request; the grids end there."""
+    drafter: Shard | None = None
+    """The model that drafts, with speculative decoding; None where drafting costs nothing."""
+
+
+def price_steps(estimator: Estimator, deployed: DeployedModel) -> StepPrices:
     """Price every step that the engine can form.
 
     With speculative decoding a decode step verifies `num_draft_tokens` + 1 tokens for each request: dense operators at
     so many tokens, attention as the slower of reading the cache once and computing all queries at the device's peak.
     Drafting comes before it, a pass of the drafter for every draft token.
-
-    Args:
-        estimator: prices operators.
-        device: its peak rates tell which operators arithmetic bounds.
-        shard: the deployed model.
-        engine: resolved settings.
-        max_model_len: tokens of the longest request; the grids end there.
-        drafter: the model that drafts, with speculative decoding; None where drafting costs nothing.
     """
+    device, shard, engine, max_model_len, drafter = deployed
     queries = 1 if engine.speculative is None else engine.speculative.num_draft_tokens + 1
     assert engine.max_num_seqs is not None
     pricer = _Pricer(estimator, device)
@@ -262,14 +261,13 @@ class Pricing:
 
 
 def priced_parts(
-    estimator: Estimator, setup: Setup, shard: Shard, split: Callable[[Op], Mapping[str, Floats]]
+    estimator: Estimator, deployed: DeployedModel, split: Callable[[Op], Mapping[str, Floats]]
 ) -> dict[str, StepPrices]:
     """Price every step that the engine can form, part by part; the parts add up to the whole (`combined`).
 
     Args:
         estimator: prices each operator once.
-        setup: device, engine and longest request.
-        shard: the deployed model.
+        deployed: what forms the steps.
         split: operator -> part -> its share of the operator's time, at every point of its axes; shares sum to 1.
     """
     answers: list[tuple[Estimate, Mapping[str, Floats]]] = []
@@ -287,11 +285,9 @@ def priced_parts(
 
         return estimate
 
-    def priced(estimate: Callable[[Op], Estimate]) -> StepPrices:
-        return price_steps(Pricing(estimate), setup.device, shard, setup.engine, setup.max_model_len)
-
-    priced(recorded)
-    return {name: priced(replayed(name)) for name in dict.fromkeys(name for _, parts in answers for name in parts)}
+    price_steps(Pricing(recorded), deployed)
+    names = dict.fromkeys(name for _, parts in answers for name in parts)
+    return {name: price_steps(Pricing(replayed(name)), deployed) for name in names}
 
 
 def combined(parts: Mapping[str, StepPrices], weights: Mapping[str, float]) -> StepPrices:
@@ -316,16 +312,9 @@ def combined(parts: Mapping[str, StepPrices], weights: Mapping[str, float]) -> S
     )
 
 
-def lower_steps(
-    estimator: Estimator,
-    device: Device,
-    shard: Shard,
-    engine: EngineSettings,
-    max_model_len: int,
-    drafter: Shard | None = None,
-) -> LoweredSteps:
+def lower_steps(estimator: Estimator, deployed: DeployedModel) -> LoweredSteps:
     """Return `price_steps` as the arrays in which the loop looks up durations."""
-    return price_steps(estimator, device, shard, engine, max_model_len, drafter).lowered()
+    return price_steps(estimator, deployed).lowered()
 
 
 def price_step(estimator: Estimator, shard: Shard, batch: StepBatch) -> list[PricedLaunch]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, check_known
 from windtunnel.network.collectives.algorithms import direct, ring
 from windtunnel.network.collectives.call import CollectiveCall
 from windtunnel.network.collectives.placement import place_of
@@ -135,8 +135,7 @@ def place_jobs(workloads: Sequence[LayerWorkload], fabric: Fabric, placement: st
     Raises:
         InputError: there is no such placement, a job does not fill servers, or all need more than there are.
     """
-    if placement not in PLACEMENTS:
-        raise InputError(f"there is no placement {placement!r}", f"known: {', '.join(PLACEMENTS)}")
+    check_known(placement, PLACEMENTS, f"there is no placement {placement!r}")
     servers = [np.flatnonzero(fabric.server[: fabric.num_gpus] == s) for s in range(fabric.num_servers)]
     size = len(servers[0])
     needed = [job.num_gpus // size for job in workloads]

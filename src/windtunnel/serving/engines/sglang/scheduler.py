@@ -3,17 +3,17 @@
 from windtunnel.compiled.heap import meld
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records
-from windtunnel.serving.kv.cache import acquire, look_up
-from windtunnel.serving.kv.windows import has_blocks, num_blocks_for, pass_blocks, passed_blocks, take_blocks
+from windtunnel.serving.kv.cache import look_up
+from windtunnel.serving.kv.windows import has_blocks, num_blocks_for, pass_blocks, take_blocks
 from windtunnel.serving.schedulers.batch import (
     add_chunk,
-    admit,
-    blocks_to_start,
     decode_step_blocks,
     is_in_flight,
+    look_up_waiting,
     preempt,
     rebuild_rank,
     remaining_output,
+    start,
     take_decode_step,
 )
 from windtunnel.serving.state.records import (
@@ -133,9 +133,7 @@ def form_prefill_sglang(pool: PoolTables, requests: Requests, rank: int, slot: i
             break
         if ranks[rank].num_running >= settings.max_num_seqs:
             break
-        unused = 0
-        if cache is not None:
-            unused = look_up(settings, cache, requests, ranks, rank, i)
+        unused = look_up_waiting(pool, requests, rank, i)
         output = min(remaining_output(requests, i), SGLANG_CLIPPED_OUTPUT_TOKENS)
         free_blocks = (ranks[rank].free_blocks - unused - settings.blocks_per_request) // settings.num_groups
         if settings.window_pool:
@@ -149,20 +147,11 @@ def form_prefill_sglang(pool: PoolTables, requests: Requests, rank: int, slot: i
         chunk = min(whole, chunk_budget)
         if chunk < whole and not settings.chunked_prefill:
             break
-        if windows is not None:
-            requests[i].passed_blocks = passed_blocks(settings, requests[i].computed_tokens)
-        num_needed, num_window_blocks = blocks_to_start(settings, windows, requests, i, chunk)
-        if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
+        if not start(pool, requests, rank, slot, i, chunk, unused, now_s):
             break
-        if cache is not None:
-            acquire(cache, requests, ranks, rank, slot, i)
-        admit(settings, requests, ranks, lists, rank, i, now_s)
-        ranks[rank].free_blocks -= num_needed
-        ranks[rank].free_window_blocks -= num_window_blocks
         promised += whole - chunk + output
         chunk_budget -= chunk
         prompt_budget -= chunk
-        add_chunk(pool, requests, rank, slot, i, chunk)
 
 
 @inner

@@ -3,7 +3,6 @@
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records, int64
 from windtunnel.serving.codes import PRIORITY, TRTLLM
-from windtunnel.serving.kv.cache import acquire, look_up
 from windtunnel.serving.kv.windows import (
     give_back,
     has_blocks,
@@ -11,20 +10,19 @@ from windtunnel.serving.kv.windows import (
     newly_passed_blocks,
     num_blocks_for,
     pass_blocks,
-    passed_blocks,
     pool_blocks,
     take_blocks,
 )
 from windtunnel.serving.schedulers.batch import (
     add_chunk,
-    admit,
-    blocks_to_start,
     decode_step_blocks,
     gained_tokens,
     is_in_flight,
     leave_latest,
+    look_up_waiting,
     preempt,
     rebuild_rank,
+    start,
     take_decode_step,
     wanted_tokens,
 )
@@ -135,8 +133,7 @@ def demand_of_running(pool: PoolTables, requests: Requests, rank: int, slot: int
 @inner
 def admit_waiting(pool: PoolTables, requests: Requests, rank: int, slot: int, budget: int, now_s: float) -> None:
     """Admit waiting requests in their order while there are tokens, blocks and places for them."""
-    settings, windows, cache = pool.settings, pool.windows, pool.cache
-    ranks, slots, lists = pool.ranks, pool.slots, pool.lists
+    settings, ranks, slots = pool.settings, pool.ranks, pool.slots
     while budget > 0 and ranks[rank].waiting != NONE:
         if ranks[rank].num_running >= settings.max_num_seqs:
             break
@@ -144,27 +141,16 @@ def admit_waiting(pool: PoolTables, requests: Requests, rank: int, slot: int, bu
         if requests[i].arrival_s > slots[slot].cutoff_s:
             slots[slot].looks_again = 1
             break
-        unused = 0
-        if cache is not None:
-            unused = look_up(settings, cache, requests, ranks, rank, i)
+        unused = look_up_waiting(pool, requests, rank, i)
         chunk = wanted_tokens(settings, requests, i)
         if chunk > budget:
             if not settings.chunked_prefill:
                 break
             chunk = budget
-        if windows is not None:
-            requests[i].passed_blocks = passed_blocks(settings, requests[i].computed_tokens)
-        if settings.reserves_prompt and not fits_whole(settings, windows, requests, ranks, rank, i, unused):
+        if settings.reserves_prompt and not fits_whole(settings, pool.windows, requests, ranks, rank, i, unused):
             break
-        num_needed, num_window_blocks = blocks_to_start(settings, windows, requests, i, chunk)
-        if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
+        if not start(pool, requests, rank, slot, i, chunk, unused, now_s):
             break
-        if cache is not None:
-            acquire(cache, requests, ranks, rank, slot, i)
-        admit(settings, requests, ranks, lists, rank, i, now_s)
-        ranks[rank].free_blocks -= num_needed
-        ranks[rank].free_window_blocks -= num_window_blocks
-        add_chunk(pool, requests, rank, slot, i, chunk)
         budget -= chunk
 
 
