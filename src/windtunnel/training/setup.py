@@ -24,7 +24,7 @@ from windtunnel.model.attention.mamba2 import Mamba2
 from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.shape import LayerGroup, ModelSpec
-from windtunnel.schema import Schema, read_yaml
+from windtunnel.schema import Schema, encode, read_yaml
 from windtunnel.training.degrees import Degrees, degrees
 from windtunnel.training.job import CHUNKED_SCHEDULES, GEMM_FORMATS, UNITS, V_SCHEDULES, ScheduleName, TrainingJob
 from windtunnel.units import format_count
@@ -258,8 +258,8 @@ def _check_kinds(group: LayerGroup, model: ModelSpec) -> None:
     attention, feed_forward = group.attention, group.feed_forward
     known = GroupedQueryAttention | LatentAttention | GatedDeltaAttention | KimiDeltaAttention | Mamba2
     if attention is not None and not isinstance(attention, known):
-        kind = f"{type(attention).__struct_config__.tag} attention ({attention.text})".replace("_", " ")
-        raise InputError(f"training {model.name} cannot be modelled: {kind} has no backward pass here", _TRAINED)
+        name = f"{encode(attention)['type']} attention ({attention.text})".replace("_", " ")
+        raise InputError(f"training {model.name} cannot be modelled: {name} has no backward pass here", _TRAINED)
     if model.residual_streams > 1 or model.earlier_blocks:
         raise InputError(
             f"training {model.name} cannot be modelled: its residual has several streams or blocks", _TRAINED

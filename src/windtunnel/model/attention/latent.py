@@ -345,7 +345,7 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
         split over `tp`."""
         return self.fields_of_rank(shard.model.hidden_size, shard.tp) | {"kv_format": shard.precision.kv_cache}
 
-    def fields_of_rank(self, hidden_size: int, tp: int) -> dict[str, int]:
+    def fields_of_rank(self, hidden_size: int, tp: int) -> dict[str, Any]:
         """Return the dimensions of that attention on one of `tp` ranks, in training too."""
         absorbed = {
             **fields_of(self, "kv_lora_rank", "qk_nope_head_dim", "v_head_dim"),

@@ -232,7 +232,7 @@ def _sparse_core(rank: Rank, attention: LatentAttention) -> Iterator[Part]:
     per_head = attention.qk_nope_head_dim + attention.qk_rope_head_dim
     indexed = core.index_num_heads * (core.index_head_dim + 1) + core.index_head_dim
     inputs = (core.num_heads * per_head + attention.latent_size + indexed) * BF16_BYTES
-    own = core.num_heads * (2 * core.kv_lora_rank * BF16_BYTES + 4.0) + 4.0 * min(core.top_k, core.num_tokens)
+    own = core.num_heads * (2 * core.kv_lora_rank * BF16_BYTES + 4.0) + 4.0 * min(core.top_k, rank.documents[1])
     yield from _context_parts(rank, attention.latent_size + core.index_head_dim, 0)
     slower = backward / FIGURES.attention_backward_efficiency
     gradient = Task("sparse_attention_gradient", core, slower, flops_factor=backward)
