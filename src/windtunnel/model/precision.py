@@ -102,6 +102,8 @@ class Precision(Schema, omit_defaults=False):
     """Routed experts."""
     lm_head: Format = Format.BF16
     kv_cache: Format = Format.BF16
+    recurrent_state: Format | None = None
+    """States of Mamba-2, fp32 or bf16; None: what config.json says (`mamba_ssm_cache_dtype`), else bf16."""
     int4_bits: float = BITS[Format.INT4]
     """Bits of a stored weight in int4: 4, and its share of the scale and zero point of its group."""
 
