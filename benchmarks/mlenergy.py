@@ -15,7 +15,8 @@ and its last wave included (`mlenergy_data`, `_client_itl_percentiles_ms`); its 
 the `max_num_seqs`-th request and the end of the last one but `max_num_seqs` + 1, and the mean is its batch over its
 rate.
 
-Assumed, as the table does not say it: prompts of 100 to 200 tokens for chat and 200 to 300 for gpqa (evenly drawn).
+Assumed, as the table does not say it: prompts of 100 to 200 tokens for chat, 200 to 300 for gpqa, and 500 to 2,000 for
+code completion, whose prompts are what stands before and after a gap in a source file (evenly drawn).
 Outputs are drawn from the model's published histogram, scaled to the row's mean.
 
 Requests with an image or a video are those of the language model with as many more tokens: 20 to 150 of text and, for
@@ -55,7 +56,7 @@ from windtunnel.serving.simulate import simulate
 REPOSITORY = Path(__file__).resolve().parents[1]
 FOLDER = "mlenergy"
 DEVICES = {"H100": "h100_sxm", "B200": "b200_sxm"}
-PROMPT_TOKENS = {"lm-arena-chat": (100, 200), "gpqa": (200, 300)}
+PROMPT_TOKENS = {"lm-arena-chat": (100, 200), "gpqa": (200, 300), "sourcegraph-fim": (500, 2000)}
 TEXT_TASKS = ("lm-arena-chat", "gpqa", "sourcegraph-fim")
 VISION_TOKENS: dict[str, dict[str, tuple[int, int]]] = {
     "image-chat": {"Qwen/": (300, 1500), "google/": (256, 256), "meta-llama/": (600, 2000), "nvidia/": (512, 1800)},
@@ -73,10 +74,11 @@ LANGUAGE_MODELS = {
 
 METRICS = {"median": "median ITL", "mean": "mean ITL", "rate": "tokens/s"}
 VERSION = "0.11.1"
-NUM_PROMPTS = {"lm-arena-chat": 1024, "gpqa": 198, "image-chat": 1024, "video-chat": 512}
+NUM_PROMPTS = {"lm-arena-chat": 1024, "gpqa": 198, "sourcegraph-fim": 1024, "image-chat": 1024, "video-chat": 512}
 REPEATS = {
     "lm-arena-chat": {256: 1, 1024: 2, 2048: 3, 3072: 4, 4096: 6},
     "gpqa": {128: 1, 256: 2, 512: 3, 1024: 6, 1536: 9, 2048: 12, 3072: 18, 4096: 24},
+    "sourcegraph-fim": {256: 1, 1024: 2, 2048: 3},
     "image-chat": {512: 1, 1024: 2, 2048: 4, 4096: 8},
     "video-chat": {256: 1, 512: 2, 1024: 4, 4096: 8},
 }

@@ -36,8 +36,8 @@ def test_a_row_has_the_documented_settings() -> None:
 
 
 def test_prompts_of_unknown_length_are_refused() -> None:
-    with pytest.raises(InputError, match="prompt lengths of sourcegraph-fim are not documented"):
-        scenario_of(ROW | {"task": "sourcegraph-fim"}, {}, "0.11.1")
+    with pytest.raises(InputError, match="prompt lengths of audio-chat are not documented"):
+        scenario_of(ROW | {"task": "audio-chat"}, {}, "0.11.1")
 
 
 def test_images_and_videos_are_tokens_of_the_language_model() -> None:
