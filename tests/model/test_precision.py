@@ -49,6 +49,7 @@ def test_tensor_cores_without_four_bits_dequantise(weights: Format, on_hopper: F
     assert computed_as(weights, {"bf16", "fp8"}) is on_hopper
     assert computed_as(weights, {"bf16", "fp8", "fp4"}) is weights
     assert COMPUTE[computed_as(Format.INT4A8, {"bf16"})] == ("bf16",)
+    assert computed_as(Format.FP8, {"bf16"}) is computed_as(Format.FP8_BLOCK, {"bf16"}) is Format.W8A16
 
 
 def test_int4_weights_have_the_scales_of_their_checkpoint() -> None:

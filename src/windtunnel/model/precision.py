@@ -74,11 +74,14 @@ _DEQUANTISED: dict[Format, tuple[str, Format]] = {
     Format.MXFP4A4: ("fp4", Format.MXFP4),
     Format.MXFP8: ("fp4", Format.W8A16),
     Format.INT4A8: ("fp8", Format.INT4),
+    Format.FP8: ("fp8", Format.W8A16),
+    Format.FP8_BLOCK: ("fp8", Format.W8A16),
 }
 """Format -> the rate of the tensor cores that take it, and the format as which kernels compute it elsewhere.
 
 Tensor cores with four bits also scale eight bits by blocks of 32, and earlier ones do not (vLLM 0.16
-`select_mxfp8_linear_backend`: CUTLASS from compute capability 10.0 on, Marlin below; `marlin_utils_fp4.py`).
+`select_mxfp8_linear_backend`: CUTLASS from compute capability 10.0 on, Marlin below; `marlin_utils_fp4.py`,
+`marlin_utils_fp8.py`).
 """
 
 
