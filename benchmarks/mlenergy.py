@@ -1,6 +1,7 @@
-"""ML.ENERGY's text runs of vLLM 0.11.1 (real prompts, random sampling) against their simulation; nothing is fitted.
+"""ML.ENERGY's runs of vLLM 0.11.1 (real prompts, random sampling) against their simulation; nothing is fitted.
 
-    python benchmarks/mlenergy.py DIR                 every text row, and the same without the engine's version
+    python benchmarks/mlenergy.py DIR                 every text row, and the same without the engine's version; then
+                                                      images and videos
     python benchmarks/mlenergy.py DIR --rows          a line for each row too
 
 DIR holds `mlenergy/llm_serving_energy.csv`; it is also taken from WINDTUNNEL_REFERENCE. A row is a run at one
@@ -14,8 +15,15 @@ and its last wave included (`mlenergy_data`, `_client_itl_percentiles_ms`); its 
 the `max_num_seqs`-th request and the end of the last one but `max_num_seqs` + 1, and the mean is its batch over its
 rate.
 
-Assumed, as the table does not say it: prompts of 100 to 200 tokens for chat and 200 to 300 for gpqa (evenly drawn).
+Assumed, as the table does not say it: prompts of 100 to 200 tokens for chat, 200 to 300 for gpqa, and 500 to 2,000 for
+code completion, whose prompts are what stands before and after a gap in a source file (evenly drawn).
 Outputs are drawn from the model's published histogram, scaled to the row's mean.
+
+Requests with an image or a video are those of the language model with as many more tokens: 20 to 150 of text and, for
+0.3 to 1.5 megapixels, one for 32 x 32 pixels (Qwen3-VL), 256 (Gemma 3), 144 a tile of 336 x 336 (Llama 4) or 256 a tile
+of 512 x 512 (Nemotron VL). Of a video, which the benchmark writes as one second of 32 frames, Qwen3-VL's processor is
+taken to keep four frames, two to a token. The encoder's time is not modelled: only the median, a step without prompts,
+can be right.
 """
 
 from __future__ import annotations
@@ -40,6 +48,7 @@ from windtunnel.calibration.validate import RunPrediction, with_odd_runs
 from windtunnel.errors import InputError
 from windtunnel.metrics.accuracy import score
 from windtunnel.metrics.records import Table
+from windtunnel.model.shape import ModelSpec
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.scenario import Scenario, resolve, scenario_from
 from windtunnel.serving.simulate import simulate
@@ -47,14 +56,31 @@ from windtunnel.serving.simulate import simulate
 REPOSITORY = Path(__file__).resolve().parents[1]
 FOLDER = "mlenergy"
 DEVICES = {"H100": "h100_sxm", "B200": "b200_sxm"}
-PROMPT_TOKENS = {"lm-arena-chat": (100, 200), "gpqa": (200, 300)}
+PROMPT_TOKENS = {"lm-arena-chat": (100, 200), "gpqa": (200, 300), "sourcegraph-fim": (500, 2000)}
 TEXT_TASKS = ("lm-arena-chat", "gpqa", "sourcegraph-fim")
+VISION_TOKENS: dict[str, dict[str, tuple[int, int]]] = {
+    "image-chat": {"Qwen/": (300, 1500), "google/": (256, 256), "meta-llama/": (600, 2000), "nvidia/": (512, 1800)},
+    "video-chat": {"Qwen/": (450, 1800)},
+}
+"""Task -> start of a model's name -> least and most tokens of an image or video."""
+
+BESIDE_IMAGE_TOKENS = (20, 150)
+
+LANGUAGE_MODELS = {
+    "Qwen/Qwen3-Omni-30B-A3B-Instruct": "Qwen/Qwen3-30B-A3B",
+    "nvidia/NVIDIA-Nemotron-Nano-12B-v2-VL-BF16": "nvidia/NVIDIA-Nemotron-Nano-12B-v2",
+}
+"""Model that the catalogue lacks -> that with the shape of its language model."""
+
 METRICS = {"median": "median ITL", "mean": "mean ITL", "rate": "tokens/s"}
 VERSION = "0.11.1"
-NUM_PROMPTS = {"lm-arena-chat": 1024, "gpqa": 198}
+NUM_PROMPTS = {"lm-arena-chat": 1024, "gpqa": 198, "sourcegraph-fim": 1024, "image-chat": 1024, "video-chat": 512}
 REPEATS = {
     "lm-arena-chat": {256: 1, 1024: 2, 2048: 3, 3072: 4, 4096: 6},
     "gpqa": {128: 1, 256: 2, 512: 3, 1024: 6, 1536: 9, 2048: 12, 3072: 18, 4096: 24},
+    "sourcegraph-fim": {256: 1, 1024: 2, 2048: 3},
+    "image-chat": {512: 1, 1024: 2, 2048: 4, 4096: 8},
+    "video-chat": {256: 1, 512: 2, 1024: 4, 4096: 8},
 }
 """`max_num_seqs` up to which the prompts are sent so many times (`configs/vllm/<task>/<model>/<gpu>/sweeps.yaml`)."""
 
@@ -79,8 +105,13 @@ class ScoredRow:
         return self.predicted[metric] / self.measured[metric] - 1
 
     @property
+    def model(self) -> ModelSpec:
+        assert isinstance(self.scenario.model, str)
+        return catalog.model(self.scenario.model)
+
+    @property
     def vocabulary(self) -> int:
-        return catalog.model(self.row["model_id"]).vocab_size
+        return self.model.vocab_size
 
 
 def output_lengths(row: Row, histograms: Histograms) -> Any:
@@ -103,22 +134,39 @@ def num_requests(row: Row) -> int:
     return NUM_PROMPTS[row["task"]] * repeats[min(limit for limit in repeats if num_seqs <= limit)]
 
 
+def prompt_tokens(row: Row) -> tuple[int, int]:
+    """Return the least and most tokens of a prompt.
+
+    Raises:
+        InputError: nothing is known of them.
+    """
+    task, model = row["task"], row["model_id"]
+    if task in PROMPT_TOKENS:
+        return PROMPT_TOKENS[task]
+    by_model = VISION_TOKENS.get(task, {})
+    tokens = next((tokens for start, tokens in by_model.items() if model.startswith(start)), None)
+    if tokens is None:
+        raise InputError(f"prompt lengths of {task} are not documented")
+    return tokens[0] + BESIDE_IMAGE_TOKENS[0], tokens[1] + BESIDE_IMAGE_TOKENS[1]
+
+
 def scenario_of(row: Row, histograms: Histograms, version: str | None) -> Scenario:
     """Return the row's run as a scenario.
 
     Raises:
         InputError: the table says too little, or the model is not known.
     """
-    if row["task"] not in PROMPT_TOKENS:
-        raise InputError(f"prompt lengths of {row['task']} are not documented")
-    shortest, longest = PROMPT_TOKENS[row["task"]]
+    shortest, longest = prompt_tokens(row)
     num_seqs, experts = int(row["max_num_seqs"]), int(row["expert_parallel"])
     engine: dict[str, Any] = {"max_num_seqs": num_seqs, "max_num_batched_tokens": 8192, "async_scheduling": True}
     if row["model_id"].startswith("deepseek-ai/"):
         engine["moe_backend"] = "trtllm"
+    # The launch files of Nemotron's hybrids keep states in fp32 (`mamba-ssm-cache-dtype`), as their model cards say.
+    precision = {"precision": {"recurrent_state": "fp32"}} if "Nemotron" in row["model_id"] else {}
     return scenario_from(
-        {
-            "model": row["model_id"],
+        precision
+        | {
+            "model": LANGUAGE_MODELS.get(row["model_id"], row["model_id"]),
             "deployment": {
                 "device": DEVICES[row["gpu_model"]],
                 "engine": engine | ({} if version is None else {"version": version}),
@@ -219,7 +267,7 @@ GROUPS: Mapping[str, Callable[[ScoredRow], str]] = {
     "task": lambda row: row.row["task"],
     "device": lambda row: row.row["gpu_model"],
     "series": lambda row: row.series,
-    "network": lambda row: "experts" if catalog.model(row.row["model_id"]).has_experts else "dense",
+    "network": lambda row: "experts" if row.model.has_experts else "dense",
     "network on device": lambda row: f"{GROUPS['network'](row)}, {row.row['gpu_model']}",
     "max_num_seqs": clients_of,
     "vocabulary": lambda row: f"{row.vocabulary:,}",
@@ -272,13 +320,16 @@ def main() -> int:
         print(f"skipped: there is no recorded reference data at {folder}")
         return 0
     with (folder / "llm_serving_energy.csv").open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["task"] in TEXT_TASKS]
+        rows = list(csv.DictReader(file))
     rows = [row for row in rows if options.only in f"{row['task']} {row['gpu_model']} {row['model_id']}"]
     with gzip.open(folder / "output_length_distributions.json.gz", "rt", encoding="utf-8") as file:
         histograms = json.load(file)
-    report(f"vLLM {VERSION}", rows[:: options.every], histograms, VERSION, options.rows)
+    text = [row for row in rows if row["task"] in TEXT_TASKS][:: options.every]
+    vision = [row for row in rows if row["task"] in VISION_TOKENS][:: options.every]
+    report(f"vLLM {VERSION}", text, histograms, VERSION, options.rows)
     if not options.named:
-        report("version not named", rows[:: options.every], histograms, None, options.rows)
+        report("version not named", text, histograms, None, options.rows)
+    report(f"images and videos, vLLM {VERSION}", vision, histograms, VERSION, options.rows)
     return 0
 
 

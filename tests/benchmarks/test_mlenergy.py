@@ -9,8 +9,10 @@ import pytest
 from mlenergy import ScoredRow, measured_as, output_lengths, scenario_of, scored
 from windtunnel.errors import InputError
 from windtunnel.metrics.records import Table
+from windtunnel.model.precision import Format
 from windtunnel.serving.scenario import resolve
 from windtunnel.workload.arrivals import ClosedLoop
+from windtunnel.workload.lengths import Uniform
 
 ROW = {
     "task": "lm-arena-chat",
@@ -34,8 +36,26 @@ def test_a_row_has_the_documented_settings() -> None:
 
 
 def test_prompts_of_unknown_length_are_refused() -> None:
-    with pytest.raises(InputError, match="prompt lengths of sourcegraph-fim are not documented"):
-        scenario_of(ROW | {"task": "sourcegraph-fim"}, {}, "0.11.1")
+    with pytest.raises(InputError, match="prompt lengths of audio-chat are not documented"):
+        scenario_of(ROW | {"task": "audio-chat"}, {}, "0.11.1")
+
+
+def test_images_and_videos_are_tokens_of_the_language_model() -> None:
+    """Gemma 3 has 256 for any image; models without a catalogue entry are their language model."""
+    gemma = scenario_of(ROW | {"task": "image-chat", "model_id": "google/gemma-3-27b-it"}, {}, "0.11.1").workload
+    assert gemma.input_tokens == Uniform(min_tokens=276, max_tokens=406)
+    omni = ROW | {"task": "video-chat", "model_id": "Qwen/Qwen3-Omni-30B-A3B-Instruct"}
+    assert scenario_of(omni, {}, None).model == "Qwen/Qwen3-30B-A3B"
+    assert scenario_of(omni | {"max_num_seqs": "512"}, {}, None).workload.num_requests == 1024
+    with pytest.raises(InputError, match="prompt lengths of video-chat"):
+        scenario_of(omni | {"model_id": "google/gemma-3-27b-it"}, {}, None)
+
+
+def test_hybrids_of_nemotron_keep_their_states_in_fp32() -> None:
+    """As the benchmark's launch files say."""
+    nemotron = scenario_of(ROW | {"model_id": "nvidia/NVIDIA-Nemotron-Nano-12B-v2"}, {}, None)
+    assert nemotron.precision is not None
+    assert nemotron.precision.recurrent_state is Format.FP32
 
 
 def test_output_lengths_have_the_row_s_mean() -> None:

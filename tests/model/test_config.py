@@ -339,6 +339,23 @@ class TestQuantisation:
             ({"quant_method": "fbgemm_fp8"}, Precision(weights=Format.FP8)),
             ({"quant_method": "awq", "bits": 4, "group_size": 128}, Precision(weights=Format.INT4)),
             ({"quant_method": "gptq", "bits": 4}, Precision(weights=Format.INT4)),
+            ({"quant_method": "gptq", "bits": 4, "group_size": 64}, Precision(weights=Format.INT4, int4_bits=4.25)),
+            ({"quant_method": "gptq", "bits": 4, "group_size": -1}, Precision(weights=Format.INT4, int4_bits=4.0)),
+            (
+                # A scale of 16 bits and a zero point of 4 for 32 weights.
+                {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True},
+                Precision(weights=Format.INT4, int4_bits=4 + 20 / 32),
+            ),
+            ({"quant_method": "gptq", "bits": 8, "group_size": 128}, Precision(weights=Format.W8A16)),
+            ({"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True}, Precision(weights=Format.INT4)),
+            ({"quant_method": "mxfp8", "weight_block_size": [1, 32]}, Precision(weights=Format.MXFP8)),
+            ({"quant_method": "fp8", "weight_block_size": [1, 32]}, Precision(weights=Format.MXFP8)),
+            ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, Precision(weights=Format.MXFP8)),
+            ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, Precision(weights=Format.NVFP4A16)),
+            (
+                {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ", "group_size": 64},
+                Precision(weights=Format.INT4A8, int4_bits=4.25),
+            ),
             (FP8_BLOCK | {"modules_to_not_convert": ["lm_head", "gate"]}, Precision(weights=Format.FP8_BLOCK)),
             (
                 {
@@ -361,7 +378,13 @@ class TestQuantisation:
             ({"num_bits": 8, "type": "int"}, {"num_bits": 8}, Format.INT8),
             ({"num_bits": 4, "type": "int", "group_size": 128}, None, Format.INT4),
             ({"num_bits": 4, "type": "float", "group_size": 16}, {"num_bits": 4}, Format.NVFP4),
+            ({"num_bits": 4, "type": "float", "group_size": 16}, None, Format.NVFP4A16),
             ({"num_bits": 4, "type": "float", "group_size": 32}, None, Format.MXFP4),
+            ({"num_bits": 4, "type": "float", "group_size": 32}, {"num_bits": 4}, Format.MXFP4A4),
+            ({"num_bits": 8, "type": "float", "group_size": 32}, {"num_bits": 8}, Format.MXFP8),
+            ({"num_bits": 8, "type": "float", "strategy": "channel"}, None, Format.W8A16),
+            ({"num_bits": 8, "type": "int", "strategy": "channel"}, None, Format.W8A16),
+            ({"num_bits": 4, "type": "int", "group_size": 128}, {"num_bits": 8, "type": "float"}, Format.INT4A8),
         ],
     )
     def test_compressed_tensors(self, weights: Any, activations: Any, expected: Format) -> None:
@@ -374,11 +397,11 @@ class TestQuantisation:
         assert read(MOE, model_type="gpt_oss", quantization_config=config).precision == Precision(experts=Format.MXFP4)
 
     def test_kimi_k25_quantises_only_its_routed_experts(self) -> None:
-        assert read(LATENT, quantization_config=INT4_EXPERTS).precision == Precision(experts=Format.INT4)
+        assert read(LATENT, quantization_config=INT4_EXPERTS).precision == Precision(experts=Format.INT4, int4_bits=4.5)
 
     def test_nested_models_may_carry_it_outside(self) -> None:
         nested = {"model_type": "kimi_k25", "text_config": LATENT, "quantization_config": INT4_EXPERTS}
-        assert read(nested).precision == Precision(experts=Format.INT4)
+        assert read(nested).precision == Precision(experts=Format.INT4, int4_bits=4.5)
 
     def test_attention_left_alone_layer_by_layer(self) -> None:
         exclude = ["lm_head", *(f"model.layers.{index}.self_attn*" for index in range(4))]
@@ -412,6 +435,49 @@ class TestQuantisation:
         quant = {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}
         assert read(MOE, quant).precision == Precision(weights=Format.FP8, experts=Format.NVFP4, lm_head=Format.FP8)
 
+    def test_config_groups_give_parts_of_a_layer_formats_of_their_own(self) -> None:
+        """As llm-compressor writes FP8 attention beside NVFP4 experts without quantised activations."""
+        fp8 = {"weights": {"num_bits": 8, "type": "float"}, "input_activations": {"num_bits": 8, "type": "float"}}
+        four = {"weights": {"num_bits": 4, "type": "float", "group_size": 16}, "input_activations": None}
+        groups = {
+            "group_0": {"targets": ["re:.*self_attn.*"], **fp8},
+            "group_1": {"targets": ["re:.*mlp.experts.*"], **four},
+        }
+        config = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ["lm_head"]}
+        assert read(MOE, quantization_config=config).precision == Precision(weights=Format.FP8, experts=Format.NVFP4A16)
+
+    @pytest.mark.parametrize(
+        "left_alone",
+        [
+            {"quant_method": "gptq", "bits": 4, "dynamic": {r"-:.*self_attn.*": {}}},
+            {
+                "quant_method": "auto-round",
+                "bits": 4,
+                "extra_config": {f"model.layers.{index}.self_attn.q_proj": {"bits": 16} for index in range(4)},
+            },
+            {"quant_method": "awq", "bits": 4, "modules_to_not_convert": ["self_attn"]},
+        ],
+    )
+    def test_integer_methods_leave_modules_alone(self, left_alone: dict[str, Any]) -> None:
+        expected = Precision(weights=Format.INT4, attention=Format.BF16)
+        assert read(LLAMA, quantization_config=left_alone).precision == expected
+
+    def test_quark_names_layers(self) -> None:
+        """As AMD publishes MXFP4 checkpoints: the experts have four bits, attention FP8, the rest is left alone."""
+        four, fp8 = {"dtype": "fp4", "group_size": 32}, {"dtype": "fp8_e4m3"}
+        config = {
+            "quant_method": "quark",
+            "global_quant_config": {"weight": four, "input_tensors": four},
+            "layer_quant_config": {"*self_attn*": {"weight": fp8, "input_tensors": fp8}},
+            "kv_cache_quant_config": {"*k_proj": {"output_tensors": fp8}},
+            "exclude": ["lm_head", "re:.*mlp.gate$"],
+        }
+        assert read(MOE, quantization_config=config).precision == Precision(
+            weights=Format.FP8, experts=Format.MXFP4A4, kv_cache=Format.FP8
+        )
+        weight_only = {"quant_method": "quark", "global_quant_config": {"weight": four, "input_tensors": None}}
+        assert read(LLAMA, quantization_config=weight_only).precision == Precision(weights=Format.MXFP4)
+
     def test_hf_quant_config_wins(self) -> None:
         quant = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
         model = read(LLAMA, quant, quantization_config={"quant_method": "awq", "bits": 4})
@@ -421,8 +487,36 @@ class TestQuantisation:
         ("config", "message"),
         [
             ({"quant_method": "quip"}, "quant_method 'quip' is not known"),
-            ({"quant_method": "gptq", "bits": 3}, "gptq with 3 bits is not known"),
-            ({"quant_method": "fp8", "weight_block_size": [1, 32]}, r"weight_block_size is \[1, 32\]"),
+            ({"quant_method": "gptq", "bits": 3}, "gptq with 3 bits is not known; allowed: 4, 8"),
+            ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size is 0; a positive whole number"),
+            ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*": {"bits": 8}}}, "dynamic gives .* bits of its own"),
+            (
+                {"quant_method": "auto-round", "bits": 4, "extra_config": {"lm_head": {"bits": 8}}},
+                "extra_config gives 'lm_head' bits of its own",
+            ),
+            ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, "data_type 'mx_fp' is not known"),
+            ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "'bitsandbytes' cannot be modelled: its kernels"),
+            ({"quant_method": "gguf"}, "'gguf' cannot be modelled"),
+            (
+                {"quant_method": "quark", "global_quant_config": {"weight": [{"dtype": "int4"}]}},
+                "in several stages cannot be modelled",
+            ),
+            (
+                {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp6"}}},
+                "fp6 weights in groups of None with 16-bit activations are not known",
+            ),
+            (
+                {
+                    "config_groups": {
+                        "group_0": {
+                            "weights": {"num_bits": 4, "type": "int", "group_size": 128},
+                            "input_activations": {"num_bits": 8, "type": "int"},
+                        }
+                    }
+                },
+                "int weights of 4 bits in groups of 128 with int activations of 8 bits are not known",
+            ),
+            ({"quant_method": "fp8", "weight_block_size": [1, 64]}, r"weight_block_size is \[1, 64\]"),
             ({"quant_method": "modelopt", "quant_algo": "FP3"}, "quant_algo 'FP3' is not known"),
             (
                 {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP2"},
@@ -485,5 +579,5 @@ def test_published_configs_are_read_or_refused_with_the_reason() -> None:
         except InputError as error:
             refused[path.stem] = error.message
     assert len(CONFIGS) - len(refused) >= 45
-    reasons = ("cannot be modelled", "W4A16_NVFP4", "MXFP8", "model_type 'step3p7' is not known")
+    reasons = ("cannot be modelled", "model_type 'step3p7' is not known")
     assert all(any(reason in message for reason in reasons) for message in refused.values()), refused

@@ -13,7 +13,7 @@ from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.precision import Format
 from windtunnel.model.sampling import TokenFilter
 from windtunnel.model.shape import operator_types
-from windtunnel.pricing.roofline import FORMS, Roofline, fit_for, fits, machine
+from windtunnel.pricing.roofline import BORROWED_ERROR, FORMS, Roofline, fit_for, fits, machine
 
 BARE = Device(
     name="bare",
@@ -80,7 +80,10 @@ def test_every_kind_but_the_scan_has_a_form_and_a_fit() -> None:
 
 
 def test_a_format_that_nobody_measured_borrows_coefficients() -> None:
-    assert fit_for(ops.Gemm(1, 1, 1, Format.INT4)) == fit_for(ops.Gemm(1, 1, 1, Format.BF16))
+    int4, bf16 = (fit_for(ops.Gemm(1, 1, 1, weights)) for weights in (Format.INT4, Format.BF16))
+    assert (int4.coefficients, int4.by_family) == (bf16.coefficients, bf16.by_family)
+    assert int4.fitted_on == f"{bf16.fitted_on}, of bf16 in place of int4"
+    assert int4.median_error == BORROWED_ERROR > bf16.median_error
 
 
 def test_wave_quantisation_shows() -> None:

@@ -29,7 +29,7 @@ def weight_bytes(shard: Shard) -> float:
         bits = 0.0
         if group.attention is not None:
             parameters = group.attention.rank_parameters(model.hidden_size, shard.tp)
-            bits += parameters * BITS[precision.attention_format]
+            bits += parameters * precision.bits(precision.attention_format)
         if group.feed_forward is not None:
             bits += group.feed_forward.weight_bits(shard)
         layer_bits += bits * group.num_layers
@@ -47,9 +47,8 @@ def value_bytes(shard: Shard) -> float:
 
 def head_bits(shard: Shard) -> float:
     """Return the bits of a weight of the output layer."""
-    return (
-        max(BITS[shard.precision.lm_head], 32.0) if value_bytes(shard) == FP32_BYTES else BITS[shard.precision.lm_head]
-    )
+    bits = shard.precision.bits(shard.precision.lm_head)
+    return max(bits, 32.0) if value_bytes(shard) == FP32_BYTES else bits
 
 
 def loaded_bytes(shard: Shard) -> float:
@@ -73,9 +72,17 @@ def _tensors(shard: Shard) -> Iterator[tuple[float, float]]:
     for launch in token_launches(shard, 1.0):
         count, op = launch.count * shard.stage_fraction, launch.op
         if isinstance(op, Gemm):
-            yield count, op.n * op.k * BITS[op.format] / 8
+            yield count, op.n * op.k * shard.precision.bits(op.format) / 8
         elif isinstance(op, Experts):
-            matrix = op.num_experts / op.ep * op.hidden_size * op.intermediate_size / op.tp * BITS[op.format] / 8
+            matrix = (
+                op.num_experts
+                / op.ep
+                * op.hidden_size
+                * op.intermediate_size
+                / op.tp
+                * shard.precision.bits(op.format)
+                / 8
+            )
             yield count, (op.num_matrices - 1) * matrix
             yield count, matrix
     rows = (model.vocab_size + -model.vocab_size % VOCABULARY_MULTIPLE) / shard.tp

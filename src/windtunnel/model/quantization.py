@@ -52,6 +52,7 @@ def precision_from_config(
     attention, linear, experts = (_of_most(scheme, enumerate(modules[part] for modules in layers)) for part in range(3))
     weights = linear or attention or Format.BF16
     return Precision(
+        int4_bits=scheme.int4_bits,
         weights=weights,
         attention=None if attention == weights else attention,
         experts=None if experts == weights else experts,
@@ -125,6 +126,8 @@ class _Scheme:
     kv_cache: Format = Format.BF16
     lm_head: bool = False
     """Whether the method quantises the output layer too."""
+    int4_bits: float = BITS[Format.INT4]
+    """As `Precision.int4_bits`."""
 
     @property
     def names_lm_head(self) -> bool:
@@ -161,28 +164,119 @@ def _scheme(quantization_config: Any, hf_quant_config: Mapping[str, Any] | None,
 
 
 def _single_format(config: Mapping[str, Any], model: str) -> _Scheme:
-    """Read a method with one format for all linear layers: fp8, fbgemm_fp8, mxfp4, awq, gptq."""
+    """Read a method with one format for all linear layers, modules that it leaves alone aside."""
     method = str(config.get("quant_method"))
-    ignored = _Modules(_strings(config, "modules_to_not_convert", model) + _strings(config, "ignored_layers", model))
-    if method in ("fp8", "fbgemm_fp8"):
-        return _Scheme(((_ALL, _fp8_format(config.get("weight_block_size"), model)),), ignored)
+    ignored = _Modules(_left_alone(config, model))
+    if method in ("fp8", "fbgemm_fp8", "mxfp8"):
+        block_size = _MXFP8_BLOCK if method == "mxfp8" else config.get("weight_block_size")
+        return _Scheme(((_ALL, _fp8_format(block_size, model)),), ignored)
     if method == "mxfp4":
         # transformers and vLLM quantise only the routed experts with it.
         return _Scheme(((_Modules(("experts",)), Format.MXFP4),), ignored)
     if method.startswith(("awq", "gptq")) or method in ("auto-round", "autoround"):
-        bits = config.get("bits", config.get("w_bit"))
-        if bits != 4:
-            raise InputError(f"{model}: {method} with {bits!r} bits is not known; allowed: 4", _HINT)
-        return _Scheme(((_ALL, Format.INT4),), ignored, lm_head=bool(config.get("lm_head")))
-    known = "fp8, fbgemm_fp8, mxfp4, awq, gptq, compressed-tensors, modelopt"
+        weights_format, data_type = _bits_format(config, method, model), config.get("data_type", "int")
+        if data_type != "int":
+            raise InputError(f"{model}: {method} with data_type {data_type!r} is not known; allowed: 'int'", _HINT)
+        has_zero_points = bool(config.get("zero_point", not config.get("sym", True)))
+        bits = _int4_bits(config.get("group_size", config.get("q_group_size", 128)), has_zero_points, model)
+        return _Scheme(((_ALL, weights_format),), ignored, lm_head=bool(config.get("lm_head")), int4_bits=bits)
+    if method == "quark":
+        return _quark(config, model)
+    if method in _UNPRICED:
+        raise InputError(f"{model}: quant_method {method!r} cannot be modelled: {_UNPRICED[method]}", _HINT)
+    known = "fp8, fbgemm_fp8, mxfp8, mxfp4, awq, gptq, auto-round, quark, compressed-tensors, modelopt"
     raise InputError(f"{model}: quant_method {method!r} is not known; allowed: {known}", _HINT)
+
+
+_UNPRICED = {
+    "bitsandbytes": "its kernels dequantise all weights before each product, and nobody measured them",
+    "gguf": "its blocks have other bits in each tensor, and nobody measured their kernels",
+}
+"""Methods that nothing here prices -> the reason."""
+
+
+def _bits_format(config: Mapping[str, Any], method: str, model: str) -> Format:
+    """Return the format of integer weights whose activations stay in 16 bits."""
+    bits = config.get("bits", config.get("w_bit"))
+    known = {4: Format.INT4, 8: Format.W8A16}
+    if not isinstance(bits, int) or bits not in known:
+        raise InputError(f"{model}: {method} with {bits!r} bits is not known; allowed: 4, 8", _HINT)
+    return known[bits]
+
+
+def _int4_bits(group_size: Any, has_zero_points: bool, model: str) -> float:
+    """Return the bits of a weight of 4 bits with its share of a scale of 16 and a zero point of 4 bits a group."""
+    if group_size in (None, -1):
+        return 4.0
+    if not isinstance(group_size, int) or group_size < 1:
+        raise InputError(f"{model}: group_size is {group_size!r}; a positive whole number or -1 is needed", _HINT)
+    return 4.0 + (16.0 + 4.0 * has_zero_points) / group_size
+
+
+def _left_alone(config: Mapping[str, Any], model: str) -> list[str]:
+    """Return the modules that a method with one format leaves in 16 bits.
+
+    GPTQModel lists them as `-:` and an expression under `dynamic`, AutoRound with 16 bits under `extra_config`.
+    """
+    names = _strings(config, "modules_to_not_convert", model) + _strings(config, "ignored_layers", model)
+    for pattern, change in _object(config.get("dynamic") or {}, "dynamic", model).items():
+        if pattern.startswith("-:"):
+            names.append(f"re:{pattern[2:]}")
+        elif _object(change, pattern, model).get("bits", config.get("bits")) != config.get("bits"):
+            raise InputError(f"{model}: dynamic gives {pattern!r} bits of its own, which cannot be modelled", _HINT)
+    for name, change in _object(config.get("extra_config") or {}, "extra_config", model).items():
+        bits = _object(change, name, model).get("bits", config.get("bits"))
+        if bits == 16:
+            names.append(name)
+        elif bits != config.get("bits"):
+            raise InputError(f"{model}: extra_config gives {name!r} bits of its own, which cannot be modelled", _HINT)
+    return names
+
+
+def _quark(config: Mapping[str, Any], model: str) -> _Scheme:
+    """Read AMD Quark: a format for all layers, others for layers by name, and the layers left alone."""
+    by_layer = _object(config.get("layer_quant_config") or {}, "layer_quant_config", model)
+    groups = [(_Modules((name,)), _quark_format(each, name, model)) for name, each in by_layer.items()]
+    every = config.get("global_quant_config")
+    if every:
+        groups.append((_ALL, _quark_format(every, "global_quant_config", model)))
+    cached = _object(config.get("kv_cache_quant_config") or {}, "kv_cache_quant_config", model)
+    return _Scheme(tuple(groups), _Modules(_strings(config, "exclude", model)), Format.FP8 if cached else Format.BF16)
+
+
+def _quark_format(config: Any, key: str, model: str) -> Format:
+    parts = _object(config, key, model)
+    weights = parts.get("weight")
+    if isinstance(weights, list):
+        raise InputError(f"{model}: weights that Quark quantises in several stages cannot be modelled", _HINT)
+    weights, inputs = _object(weights, "weight", model), parts.get("input_tensors")
+    stored = str(weights.get("dtype"))
+    taken = None if inputs is None else str(_object(inputs, "input_tensors", model).get("dtype"))
+    known = {
+        ("fp4", "fp4"): Format.MXFP4A4,
+        ("fp4", None): Format.MXFP4,
+        ("fp8_e4m3", "fp8_e4m3"): Format.FP8,
+        ("int8", "int8"): Format.INT8,
+        ("int8", None): Format.W8A16,
+        ("int4", None): Format.INT4,
+    }
+    group_size = weights.get("group_size")
+    if (stored, taken) not in known or (stored == "fp4" and group_size != 32):
+        text = f"{stored} weights in groups of {group_size} with {taken or '16-bit'} activations"
+        raise InputError(f"{model}: {text} are not known", _HINT)
+    return known[stored, taken]
+
+
+_MXFP8_BLOCK = [1, 32]
 
 
 def _fp8_format(block_size: Any, model: str) -> Format:
     if block_size is None:
         return Format.FP8
+    if block_size == _MXFP8_BLOCK:
+        return Format.MXFP8
     if block_size != [128, 128]:
-        raise InputError(f"{model}: weight_block_size is {block_size!r}; allowed: [128, 128]", _HINT)
+        raise InputError(f"{model}: weight_block_size is {block_size!r}; allowed: [128, 128], [1, 32]", _HINT)
     return Format.FP8_BLOCK
 
 
@@ -194,7 +288,12 @@ def _modelopt(config: Mapping[str, Any], model: str) -> _Scheme:
     if algorithm is None:
         return _Scheme((), ignored, kv_cache)
     if algorithm != "MIXED_PRECISION":
-        return _Scheme(((_ALL, _modelopt_format(algorithm, model)),), ignored, kv_cache)
+        weights_format = _modelopt_format(algorithm, model)
+        has_groups = weights_format in (Format.INT4, Format.INT4A8)
+        bits = (
+            _int4_bits(config.get("group_size", 128), bool(config.get("has_zero_point")), model) if has_groups else 0.0
+        )
+        return _Scheme(((_ALL, weights_format),), ignored, kv_cache, int4_bits=bits or BITS[Format.INT4])
     by_algorithm: dict[str, list[str]] = {}
     for name, layer in _object(config.get("quantized_layers"), "quantized_layers", model).items():
         by_algorithm.setdefault(str(_object(layer, name, model).get("quant_algo")), []).append(name)
@@ -212,36 +311,53 @@ def _compressed_tensors(config: Mapping[str, Any], model: str) -> _Scheme:
     groups = [
         _object(group, name, model) for name, group in _object(config["config_groups"], "config_groups", model).items()
     ]
+    formats = [_group_format(group, model) for group in groups]
+    int4 = [
+        _int4_bits(weights.get("group_size"), weights.get("symmetric") is False, model)
+        for weights in (group["weights"] for group in groups)
+        if weights.get("type") == "int" and weights.get("num_bits") == 4
+    ]
     return _Scheme(
         tuple(
-            (_Modules(_strings(group, "targets", model) or ["Linear"]), _group_format(group, model)) for group in groups
+            (_Modules(_strings(group, "targets", model) or ["Linear"]), group_format)
+            for group, group_format in zip(groups, formats, strict=True)
         ),
         _Modules(_strings(config, "ignore", model)),
         _kv_format(config.get("kv_cache_scheme"), model),
+        int4_bits=max(int4, default=BITS[Format.INT4]),
     )
 
 
+_GROUPED: dict[int, dict[tuple[int, bool], Format]] = {
+    4: {(16, True): Format.NVFP4, (16, False): Format.NVFP4A16, (32, True): Format.MXFP4A4, (32, False): Format.MXFP4},
+    8: {(32, True): Format.MXFP8},
+}
+"""Bits of floating-point weights -> (values that share a scale, whether activations are quantised) -> format."""
+
+
 def _group_format(group: Mapping[str, Any], model: str) -> Format:
-    """Return the format of one group, by its weights and whether activations are quantised too."""
-    weights = _object(group.get("weights"), "weights", model)
-    activations = bool(group.get("input_activations"))
-    kind, bits, group_size = weights.get("type"), weights.get("num_bits"), weights.get("group_size")
-    if kind == "float" and bits == 8 and activations:
-        return _fp8_format(weights.get("block_structure"), model)
-    known = {
-        ("int", 8, True): Format.INT8,
-        ("int", 4, False): Format.INT4,
-        ("float", 4, True): Format.NVFP4 if group_size == 16 else None,
-        ("float", 4, False): Format.MXFP4 if group_size == 32 else None,
-    }
-    group_format = known.get((str(kind), bits if isinstance(bits, int) else 0, activations))
-    if group_format is None:
-        with_or_without = "with" if activations else "without"
-        weights_text = (
-            f"{kind} weights of {bits} bits in groups of {group_size} {with_or_without} quantised activations"
+    """Return the format of one group, by its weights and activations."""
+    weights, activations = _object(group.get("weights"), "weights", model), group.get("input_activations")
+    kind, bits, group_size = (weights.get(key) for key in ("type", "num_bits", "group_size"))
+    taken = _object(activations, "input_activations", model) if activations else {}
+    known: Format | None = None
+    if kind == "float" and isinstance(group_size, int) and bits in _GROUPED:
+        known = _GROUPED[bits].get((group_size, bool(activations)))
+    elif kind == "float" and bits == 8:
+        known = _fp8_format(weights.get("block_structure"), model) if activations else Format.W8A16
+    elif kind == "int" and isinstance(bits, int):
+        in_fp8 = (taken.get("type"), taken.get("num_bits")) == ("float", 8)
+        by_bits = {8: Format.INT8, 4: Format.INT4A8 if in_fp8 else None}
+        known = (by_bits if activations else {8: Format.W8A16, 4: Format.INT4}).get(bits)
+    if known is None:
+        of_activations = (
+            f"{taken.get('type')} activations of {taken.get('num_bits')} bits" if taken else "no quantised activations"
         )
-        raise InputError(f"{model}: {weights_text} are not known", _HINT)
-    return group_format
+        raise InputError(
+            f"{model}: {kind} weights of {bits} bits in groups of {group_size} with {of_activations} are not known",
+            _HINT,
+        )
+    return known
 
 
 def _kv_format(scheme: Any, model: str) -> Format:

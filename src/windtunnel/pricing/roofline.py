@@ -29,7 +29,7 @@ from windtunnel.model.attention.grouped_query import DecodeAttention, PrefillAtt
 from windtunnel.model.attention.latent import LatentDecodeAttention, LatentPrefillAttention, SparseLatent
 from windtunnel.model.attention.mamba2 import CausalConvolution
 from windtunnel.model.feed_forward.experts import Experts
-from windtunnel.model.precision import ACTIVATION_BITS, BITS, COMPUTE, Format
+from windtunnel.model.precision import ACTIVATION_BITS, BITS, COMPUTE, Format, computed_as
 from windtunnel.model.sampling import TokenFilter
 from windtunnel.schema import read_yaml
 
@@ -69,7 +69,7 @@ def machine(device: Device, weights: Format) -> Machine:
         InputError: the device publishes none of them.
     """
     rates = device.peak_flops_per_s
-    for name in (*COMPUTE[weights], "bf16", "fp16", "fp32"):
+    for name in (*COMPUTE[computed_as(weights, rates)], "bf16", "fp16", "fp32"):
         if name in rates:
             return Machine(
                 rates[name],
@@ -309,6 +309,11 @@ UNFITTED_ERROR = 0.6
 convolution in decode), 0.51 (Gated DeltaNet in prefill) and 0.80 (the convolution in prefill)."""
 
 
+BORROWED_ERROR = 0.25
+"""Relative error of a roofline with another format's coefficients: the median on TensorRT-LLM's products of int4 and
+int8 weights on A100, with the coefficients of bf16 and fp8, is 0.25 and 0.26."""
+
+
 def has_closed_form(op: ops.Op) -> bool:
     """Whether the kind of `op` has a closed form with coefficients fitted to measurements."""
     return op.kind in FORMS or isinstance(op, ops.Collective)
@@ -375,7 +380,11 @@ def fit_for(op: ops.Op) -> RooflineFit:
     name = op.variant
     while name not in known:
         name = KINDS["nearest_variants"].get(name, next(iter(known)))
-    return known[name]
+    fit = known[name]
+    if name == op.variant or getattr(op, "format", Format.FP32) in (Format.FP32, Format.TF32):
+        return fit  # fp32 shares bf16's launches and memory, and has arithmetic of its own (`_simt_seconds`)
+    error = max(fit.median_error, BORROWED_ERROR)
+    return replace(fit, fitted_on=f"{fit.fitted_on}, of {name} in place of {op.variant}", median_error=error)
 
 
 def collective_seconds(op: ops.Collective, device: Device, node: Node | None, c: Coefficients) -> Size:

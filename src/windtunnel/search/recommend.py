@@ -11,7 +11,7 @@ from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import servers
 from windtunnel.formats.launch.scripts import changed_options
 from windtunnel.hardware import Device
-from windtunnel.model.precision import COMPUTE, Format
+from windtunnel.model.precision import COMPUTE, Format, computed_as
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import encode
 from windtunnel.search.capacity.limits import Limit
@@ -135,8 +135,8 @@ def _priced(device: Device, usd_per_hour: float | None) -> Device:
 
 def _is_native(device: Device, model: ModelSpec) -> bool:
     """Whether a device computes the checkpoint's weights at their own rate, or the format computes in bf16 anyway."""
-    formats = {model.precision.weights, model.precision.experts_format}
-    return all(COMPUTE[each][0] in device.peak_flops_per_s for each in formats)
+    formats, rates = {model.precision.weights, model.precision.experts_format}, device.peak_flops_per_s
+    return all(COMPUTE[each][0] in rates and computed_as(each, rates) is each for each in formats)
 
 
 def _kv_formats(device: Device, present: Format) -> list[str]:

@@ -12,7 +12,7 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Node, check_node, check_reach
 from windtunnel.metrics.slo import Slo
 from windtunnel.model.parallelism import Parallelism
-from windtunnel.model.precision import COMPUTE, Precision
+from windtunnel.model.precision import COMPUTE, Precision, computed_as
 from windtunnel.model.sampling import GREEDY, Sampling
 from windtunnel.model.shape import ModelSpec
 from windtunnel.network.settings import ClusterNetwork
@@ -296,7 +296,8 @@ def check_formats(precision: Precision, device: Device) -> None:
     """Raise InputError where `device` has no peak rate that computes one of the formats."""
     for part in ("weights", "attention_format", "experts_format", "lm_head"):
         number_format = getattr(precision, part)
-        if not any(rate in device.peak_flops_per_s for rate in COMPUTE[number_format]):
+        rates = device.peak_flops_per_s
+        if not any(rate in rates for rate in COMPUTE[computed_as(number_format, rates)]):
             raise InputError(
                 f"{device.title} has no published rate for {number_format}",
                 f"it computes {', '.join(device.peak_flops_per_s)}",

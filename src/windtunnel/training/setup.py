@@ -18,12 +18,13 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Node, check_node, check_reach
 from windtunnel.model.attention.gated_delta import GatedDeltaAttention
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
+from windtunnel.model.attention.kimi_delta import KimiDeltaAttention
 from windtunnel.model.attention.latent import LatentAttention
 from windtunnel.model.attention.mamba2 import Mamba2
 from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.shape import LayerGroup, ModelSpec
-from windtunnel.schema import Schema, read_yaml
+from windtunnel.schema import Schema, encode, read_yaml
 from windtunnel.training.degrees import Degrees, degrees
 from windtunnel.training.job import CHUNKED_SCHEDULES, GEMM_FORMATS, UNITS, V_SCHEDULES, ScheduleName, TrainingJob
 from windtunnel.units import format_count
@@ -201,13 +202,18 @@ def check_model(job: TrainingJob, known: Degrees, model: ModelSpec) -> None:
     """Raise InputError where `model` or its sequences cannot be split that way."""
     for group in model.layers:
         _check_kinds(group, model)
-    tp, cp = known.tp, known.cp
+    tp, cp, method = known.tp, known.cp, job.parallelism.cp_method
     for _, attention in model.attentions:
         heads = attention.widest_tp
         if heads % tp:
             raise InputError(f"tp = {tp} does not divide the {heads} attention heads of {model.name}")
-        if job.parallelism.cp_method == "ulysses" and (heads // tp) % cp:
+        if method == "ulysses" and (heads // tp) % cp:
             raise InputError(f"cp = {cp} by ulysses does not divide the {heads // tp} heads of a tensor-parallel rank")
+        if cp > 1 and isinstance(attention, LatentAttention) and attention.indexer and method != "all_gather":
+            raise InputError(
+                f"cp = {cp} by {method}, but the indexer of {model.name} chooses among all keys",
+                "parallelism.cp_method: all_gather",
+            )
         kv = attention.shared_kv_heads
         if kv is not None and kv % tp and tp % kv:
             raise InputError(f"tp = {tp} neither divides the {kv} key/value heads of {model.name} nor is a multiple")
@@ -233,16 +239,23 @@ def check_model(job: TrainingJob, known: Degrees, model: ModelSpec) -> None:
         )
 
 
+_TRAINED = (
+    "layers that can be trained: grouped-query, sliding-window and chunked attention, latent attention, dense or "
+    "sparse, Gated DeltaNet, Kimi delta attention and Mamba-2, with one residual"
+)
+
+
 def _check_kinds(group: LayerGroup, model: ModelSpec) -> None:
     """Raise InputError for a layer whose training cannot be modelled."""
     attention, feed_forward = group.attention, group.feed_forward
-    if isinstance(attention, LatentAttention) and attention.indexer:
-        raise InputError(f"training {model.name} cannot be modelled: its sparse attention has an indexer")
-    if isinstance(attention, GroupedQueryAttention) and (attention.value_head_dim or attention.values_are_keys):
-        raise InputError(f"training {model.name} cannot be modelled: its values differ from keys in width or weights")
-    known = GroupedQueryAttention | LatentAttention | GatedDeltaAttention | Mamba2
+    known = GroupedQueryAttention | LatentAttention | GatedDeltaAttention | KimiDeltaAttention | Mamba2
     if attention is not None and not isinstance(attention, known):
-        raise InputError(f"training {model.name} cannot be modelled: it has layers of {attention.text}")
+        name = f"{encode(attention)['type']} attention ({attention.text})".replace("_", " ")
+        raise InputError(f"training {model.name} cannot be modelled: {name} has no backward pass here", _TRAINED)
+    if model.residual_streams > 1 or model.earlier_blocks:
+        raise InputError(
+            f"training {model.name} cannot be modelled: its residual has several streams or blocks", _TRAINED
+        )
     if feed_forward is not None and not isinstance(feed_forward, DenseFeedForward | ExpertsFeedForward):
         raise InputError(f"training {model.name} cannot be modelled: {type(feed_forward).__name__} is not known")
 

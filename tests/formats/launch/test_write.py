@@ -14,6 +14,7 @@ import yaml
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.formats.launch.scripts import helm_chart, kubernetes_manifests, launch_script
 from windtunnel.formats.launch.write import write_launch_command
+from windtunnel.model.precision import Format
 from windtunnel.serving.engines.trtllm.command_line import write_file
 from windtunnel.serving.scenario import Scenario, Setup, resolve, scenario_from
 
@@ -97,6 +98,18 @@ def test_what_is_written_is_read_as_the_same_settings(
         own, again = getattr(expected.engine, name), getattr(restarted.engine, name)
         # TensorRT-LLM's file says the second of two settings that go together; none is zero.
         assert (own or 0) == (again or 0) if name == "attention_dp_batching_wait_iters" else own == again, name
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"), [("vllm", "--mamba-ssm-cache-dtype float32"), ("sglang", "--mamba-ssm-dtype")]
+)
+def test_the_format_of_recurrent_states_is_written_and_read(
+    engine: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hybrid = "nvidia/NVIDIA-Nemotron-Nano-12B-v2"
+    scenario = scenario_with({"name": engine}, hybrid, precision={"recurrent_state": "fp32"})
+    assert words in launch_script(scenario, VERSIONS)
+    assert started(scenario, tmp_path, monkeypatch).precision.recurrent_state is Format.FP32
 
 
 @pytest.mark.parametrize("engine", list(VERSIONS))

@@ -7,6 +7,7 @@ import pytest
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
+from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.attention.mamba2 import CausalConvolution, Mamba2, StateSpaceScan
 from windtunnel.model.config import model_from_config
@@ -15,7 +16,7 @@ from windtunnel.model.forward import StepBatch, decode_launches, forward_launche
 from windtunnel.model.memory import kv_bytes_per_token, recurrent_state_bytes, weight_bytes
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.parameters import count_parameters
-from windtunnel.model.precision import Precision
+from windtunnel.model.precision import Format, Precision
 from windtunnel.model.shape import LayerGroup, ModelSpec, Shard
 from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
 from windtunnel.pricing.estimator import Coverage
@@ -143,6 +144,27 @@ def test_a_decoding_request_reads_and_writes_its_state() -> None:
     tokens = 8 * (2 * 4096 + 2 * 8 * 128 + 64) * 2
     assert scan.num_bytes == 2 * 8 * 64 * 64 * 128 * 4 + tokens
     assert scan.flops == 5 * 8 * 64 * 64 * 128
+
+
+@pytest.mark.parametrize(
+    ("command", "value_bytes"),
+    [
+        ("vllm serve {} --mamba-ssm-cache-dtype float32", 4),
+        ("vllm serve {} --mamba-ssm-cache-dtype auto", 2),
+        ("python -m sglang.launch_server --model-path {} --mamba-ssm-dtype float32", 4),
+    ],
+)
+def test_a_server_names_the_format_of_its_states(command: str, value_bytes: int) -> None:
+    raw = read_launch_command(command.format(LARGE)).raw
+    precision = decode(raw.get("precision", {}), Precision)
+    one = Shard(catalog.model(LARGE), precision, Parallelism())
+    convolution = 3 * (16384 + 2 * 8 * 256) * 2
+    assert recurrent_state_bytes(one) == 54 * (256 * 64 * 256 * value_bytes + convolution)
+    scan = next(x.op for x in decode_launches(one, 1, 4096) if isinstance(x.op, StateSpaceScan))
+    assert scan.state_bytes == 256 * 64 * 256 * value_bytes
+    # Nano's config.json says fp32; a server may say 16 bits.
+    narrow = Shard(catalog.model(NANO), Precision(recurrent_state=Format.BF16), Parallelism())
+    assert recurrent_state_bytes(narrow) == 23 * (64 * 64 * 128 * 2 + 3 * (4096 + 2 * 8 * 128) * 2)
 
 
 def test_a_prompt_costs_in_proportion_to_its_tokens() -> None:

@@ -15,10 +15,11 @@ from windtunnel.model.attention.gated_delta import GatedDelta
 from windtunnel.model.attention.grouped_query import DecodeAttention, PrefillAttention
 from windtunnel.model.attention.latent import LatentDecodeAttention, LatentPrefillAttention
 from windtunnel.model.feed_forward.experts import Experts
-from windtunnel.model.precision import Format
-from windtunnel.pricing.aiconfigurator.collection import KernelChoices
+from windtunnel.model.precision import Format, computed_as
+from windtunnel.pricing.aiconfigurator.collection import KERNELS, KernelChoices
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, measured_estimator, measured_systems
-from windtunnel.pricing.estimator import Coverage, Estimate, RooflineEstimator, TableEstimator
+from windtunnel.pricing.estimator import STAND_IN_ERROR, Coverage, Estimate, RooflineEstimator, TableEstimator
+from windtunnel.pricing.roofline import Roofline
 from windtunnel.versions import version_key
 
 H100 = catalog.device("h100_sxm")
@@ -565,6 +566,61 @@ def test_mxfp4_takes_8_bit_activations_only_where_the_device_computes_in_4_bits(
     for device, seconds in ((H100, 90e-6), (catalog.device("b200_sxm"), 50e-6)):
         priced = measured_estimator(device, None, "trtllm", "1.3.0", tmp_path).estimate(op)
         assert priced.seconds == pytest.approx(seconds)
+
+
+def test_another_engines_mxfp8_kernels_price_only_shapes_that_the_engine_has_not_timed_with_them(
+    tmp_path: Path,
+) -> None:
+    """Two widths: of one vLLM timed its own mxfp8 kernel, of the other 16-bit activations alone."""
+    b200 = tmp_path / "data" / "b200_sxm"
+    (tmp_path / "data" / "h100_sxm").mkdir(parents=True)
+    b200.symlink_to(tmp_path / "data" / "h100_sxm")
+    own = both(moe_columns("w4a8_mxfp4_mxfp8", [0.03, 0.05]), moe_columns("w4a16_mxfp4", [0.09, 0.11], hidden=2880))
+    other = both(
+        moe_columns("w4a8_mxfp4_mxfp8", [0.02, 0.04]), moe_columns("w4a8_mxfp4_mxfp8", [0.06, 0.08], hidden=2880)
+    )
+    write(tmp_path, "moe/vllm/0.24.0", "moe_perf", own)
+    write(tmp_path, "moe/trtllm/1.3.0", "moe_perf", other)
+    priced = measured_estimator(catalog.device("b200_sxm"), None, "vllm", "0.24.0", tmp_path)
+    for hidden, seconds in ((2048, 50e-6), (2880, 80e-6)):
+        op = Experts(2.0, hidden, 768, 128, 8, format=Format.MXFP4)
+        assert priced.estimate(op).seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("device", "weights", "measured", "remark"),
+    [
+        ("h100_sxm", Format.NVFP4A16, "int4_wo", "whose int4 stands in for nvfp4a16"),
+        ("h100_sxm", Format.NVFP4, "int4_wo", "whose int4 stands in for nvfp4a16; nvfp4 is dequantised, as nvfp4a16"),
+        ("h100_sxm", Format.MXFP8, "int4_wo", "whose int4 stands in for w8a16; mxfp8 is dequantised, as w8a16"),
+        ("b200_sxm", Format.MXFP8, "fp8_block", "whose fp8_block stands in for mxfp8"),
+        ("b200_sxm", Format.MXFP4A4, "nvfp4", "whose nvfp4 stands in for mxfp4a4"),
+    ],
+)
+def test_a_measured_format_of_the_same_arithmetic_stands_in(
+    tmp_path: Path, device: str, weights: Format, measured: str, remark: str
+) -> None:
+    """Its time counts, times the ratio of the roofline's times, and the source says so."""
+    write(tmp_path, "moe/vllm/0.24.0", "moe_perf", moe_columns(measured, [0.03, 0.09]))
+    (tmp_path / "data" / "b200_sxm").symlink_to(tmp_path / "data" / "h100_sxm")
+    priced = measured_estimator(catalog.device(device), None, "vllm", "0.24.0", tmp_path)
+    roofline = Roofline(catalog.device(device))
+    near = next(form for form, names in KERNELS.moe_dtypes.items() if measured in names)
+    computed = computed_as(weights, roofline.device.peak_flops_per_s)
+    op, stands_in, own = (Experts(2.0, 2048, 768, 128, 8, format=each) for each in (weights, near, computed))
+    estimate_s = priced.estimate(op)
+    ratio = float(roofline.seconds(own)) / float(roofline.seconds(stands_in))
+    assert estimate_s.seconds == pytest.approx(90e-6 * ratio)
+    assert estimate_s.source.endswith(remark)
+    assert (estimate_s.coverage, estimate_s.relative_error) == (Coverage.SCALED, STAND_IN_ERROR)
+
+
+def test_the_roofline_says_whose_coefficients_it_borrows(tmp_path: Path) -> None:
+    write(tmp_path, "gemm/vllm/0.24.0", "gemm_perf", gemm_columns([0.01]))
+    priced = estimate(tmp_path, ops.Gemm(8.0, 4096, 4096, Format.NVFP4))
+    assert priced.coverage is Coverage.ROOFLINE
+    assert priced.source.endswith("of bf16 in place of nvfp4a16; nvfp4 is dequantised, as nvfp4a16")
+    assert priced.seconds == Roofline(H100).seconds(ops.Gemm(8.0, 4096, 4096, Format.NVFP4A16))
 
 
 def test_a_partial_collection_is_completed_from_the_version_before(tmp_path: Path) -> None:

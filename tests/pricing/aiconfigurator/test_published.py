@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -238,3 +239,14 @@ def test_a_check_lists_what_pricing_leaves_out_repairs_and_keeps(index: Index, t
     pq.write_table(pa.table(columns), place / "custom_allreduce_perf.parquet")
     kept = [curve for curve in suspects_of(tmp_path / "own", "custom_allreduce_perf") if curve.done == "kept"]
     assert [(curve.shape, curve.points) for curve in kept] == [("num_gpus 8", "message_size 256 KiB")]
+
+
+def test_every_kind_of_table_is_read_or_a_page_says_why_not() -> None:
+    """The page's second table has just the kinds that nothing reads, the first all others."""
+    page = Path(__file__).parents[3].joinpath("docs", "reference", "measured-tables.md").read_text()
+    parts = page.split("## Tables that nothing reads")
+    cells = [[line.split("|")[1] for line in part.splitlines() if line.startswith("| `")] for part in parts]
+    read, unread = (set(re.findall(r"`(\w+_perf)`", " ".join(column))) for column in cells)
+    assert read == set(published.published().operators)
+    assert {table.table for table in known_tables()} == read | unread
+    assert not read & unread

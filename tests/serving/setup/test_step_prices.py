@@ -20,7 +20,7 @@ from windtunnel.pricing.estimator import COVERAGES, Coverage, Estimate
 from windtunnel.serving.deployment import EngineSettings, Speculative
 from windtunnel.serving.engines.launches import num_launches
 from windtunnel.serving.scenario import resolve
-from windtunnel.serving.setup.estimators import estimator_for, shard_of
+from windtunnel.serving.setup.estimators import estimator_for, estimator_key, shard_of
 from windtunnel.serving.setup.step_prices import (
     DeployedModel,
     batch_nodes,
@@ -376,3 +376,12 @@ def test_recorded_steps_ignore_the_batch() -> None:
     np.testing.assert_array_equal(cost.recorded_step_s, durations)
     assert Prices(cost).decode_attention_s(3, 300) == 0
     assert cost.decode_token_s.size == 4
+
+
+@pytest.mark.parametrize(("model", "fuses"), [("Qwen/Qwen3-32B", True), ("deepseek-ai/DeepSeek-V4-Flash", False)])
+def test_streams_of_the_residual_keep_all_reduces_apart_from_norms(model: str, fuses: bool) -> None:
+    """Mixing stands between both, so that vLLM's pass finds no pattern to fuse."""
+    shape: Any = {"device": "b300_sxm", "tp": 4, "engine_version": "0.20.1"}
+    setup = resolve(scenario(model=model, **shape, input_tokens=64, output_tokens=4, concurrency=1))
+    assert setup.engine.fused_all_reduce
+    assert estimator_key(setup)[5:7] == (64 * 2**20 if fuses else 0.0, fuses)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from windtunnel.model.shape import LayerGroup, ModelSpec
 from windtunnel.schema import decode, encode
 from windtunnel.training.job import TrainingJob
 from windtunnel.training.layers.chunks import Parameters, chunk_parameters, chunks
+from windtunnel.training.layers.part import Part
 from windtunnel.training.layers.parts import layer_parts, layer_work
 from windtunnel.training.layers.rank import Group, Rank
 from windtunnel.training.layers.sharding import gather_tasks, optimizer_tasks, reduce_tasks
@@ -50,6 +52,10 @@ def rank(model: Any = None, **changes: Any) -> Rank:
         "Qwen/Qwen3-Next-80B-A3B-Instruct",
         "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
         "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16",
+        "moonshotai/Kimi-Linear-48B-A3B-Instruct",
+        "deepseek-ai/DeepSeek-V3.2",
+        "XiaomiMiMo/MiMo-V2-Flash",
+        "google/gemma-4-31B-it",
     ],
 )
 def test_stages_and_ranks_add_up_to_the_model(name: str) -> None:
@@ -137,6 +143,91 @@ def test_a_layer_costs_six_flops_a_parameter_and_token() -> None:
     assert attention == pytest.approx((1 + 2.5) * 2 * 2048**2 * 1024)
 
 
+def products(one: Rank, index: int) -> tuple[float, float]:
+    """Return the FLOPs of a layer's attention in matrix products, forward and both gradients."""
+    group = msgspec.structs.replace(one.setup.model.layers[index], feed_forward=None)
+    work = layer_work(one, group)
+    return tuple(
+        sum(task.flops for task in tasks if task.op.kind == "gemm" and task.group is None)
+        for tasks in (work.forward, work.backward_input + work.backward_weight)
+    )  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "others"),
+    [
+        # Convolutions of four values, a bias of each rate and a decay of each head.
+        ("moonshotai/Kimi-Linear-48B-A3B-Instruct", 0, 3 * 4096 * 4 + 4096 + 32),
+        ("moonshotai/Kimi-Linear-48B-A3B-Instruct", 2, 0),
+        ("XiaomiMiMo/MiMo-V2-Flash", 0, 0),
+        ("XiaomiMiMo/MiMo-V2-Flash", 1, 64),  # a sink of each head
+        ("google/gemma-4-31B-it", 1, 0),
+        # What queries and outputs absorb, and the indexer, are within the core.
+        ("deepseek-ai/DeepSeek-V3.2", 0, 512 * 128 * 256 + 1536 * 64 * 128 + 7168 * (128 + 64)),
+    ],
+)
+def test_a_projection_costs_six_flops_a_parameter_and_token(name: str, index: int, others: int) -> None:
+    one = rank(name, sequence_tokens=4096)
+    attention = one.setup.model.layers[index].attention
+    assert attention is not None
+    matrices = attention.num_parameters(one.setup.model.hidden_size) - others
+    forward, backward = products(one, index)
+    assert forward == pytest.approx(2 * matrices * 4096)
+    assert backward == pytest.approx(4 * matrices * 4096)
+
+
+def core_of(one: Rank, name: str, index: int = 0) -> Part:
+    return next(part for part in layer_parts(one, one.setup.model.layers[index]) if part.name == name)
+
+
+def test_sparse_attention_is_trained_on_the_keys_that_its_indexer_chose() -> None:
+    """DeepSeek-V3.2, 8,192 tokens: formulas of arXiv:2512.02556, section 2.1, written out."""
+    part = core_of(rank("deepseek-ai/DeepSeek-V3.2", sequence_tokens=8192), "sparse_attention")
+    kept, every = 8192 * 2048 - 2048**2 / 2, 8192**2 / 2
+    weights = 128 * 512 * (128 + 128) + 1536 * 64 * 128 + 7168 * (128 + 64)
+    attention, scores = kept * 2 * 128 * (512 + 64 + 512), every * 2 * 64 * 128
+    # Scores in fp8 count half.
+    assert part.forward[0].flops == pytest.approx(attention + scores / 2 + 2 * 8192 * weights)
+    target, indexer = kept * 2 * 128 * (512 + 64), kept * 4 * 64 * 128
+    assert part.backward_input[0].flops == pytest.approx(2.5 * attention + target + indexer + 4 * 8192 * weights)
+    # Queries, latents, the indexer's; absorbed queries and outputs, a logarithm of each head, 2,048 positions.
+    inputs = 2 * (128 * 192 + 576 + 64 * 129 + 128)
+    own = 128 * (2 * 512 * 2 + 4) + 4 * 2048
+    assert part.kept_bytes == pytest.approx(8192 * (inputs + own))
+    assert part.dropped_bytes == pytest.approx(8192 * own)
+
+
+def test_layers_that_share_a_choice_have_no_indexer_to_train() -> None:
+    one = rank("zai-org/GLM-5.2", sequence_tokens=8192)
+    first, sharing = core_of(one, "sparse_attention"), core_of(one, "sparse_attention", 1)
+    every, kept = 8192**2 / 2, 8192 * 2048 - 2048**2 / 2
+    weights = 2048 * 32 * 128 + 6144 * (128 + 32)
+    assert first.forward[0].flops - sharing.forward[0].flops == pytest.approx(every * 32 * 128 + 2 * 8192 * weights)
+    gradients = [part.backward_input[0].flops for part in (first, sharing)]
+    assert gradients[0] - gradients[1] == pytest.approx(kept * 4 * 32 * 128 + 4 * 8192 * weights)
+
+
+def test_the_core_of_kimi_delta_attention_is_run_again_backward() -> None:
+    part = core_of(rank("moonshotai/Kimi-Linear-48B-A3B-Instruct", sequence_tokens=4096), "kimi_delta")
+    assert part.forward[0].flops == pytest.approx(6 * 4096 * 32 * 128 * 128)
+    assert part.backward_input[0].flops == 3 * part.forward[0].flops
+    # Keys, queries and values, rates in fp32, and two matrices of 64 tokens for each head.
+    assert part.kept_bytes == 4096 * (3 * 4096 * 2 + 4096 * 4 + 2 * 64 * 32 * 2)
+
+
+def test_attention_within_chunks_is_that_of_documents() -> None:
+    """Llama 4: 32,768 tokens in chunks of 8,192 have 4 x 8,192^2 / 2 pairs; a window has nearly twice that."""
+    part = core_of(rank("meta-llama/Llama-4-Scout-17B-16E-Instruct", sequence_tokens=32768), "attention")
+    assert part.forward[0].flops == pytest.approx(4 * 40 * 128 * 4 * 8192**2 / 2)
+
+
+def test_narrow_values_cost_their_width() -> None:
+    """MiMo-V2-Flash: keys of 192 and values of 128, 64 heads."""
+    part = core_of(rank("XiaomiMiMo/MiMo-V2-Flash", sequence_tokens=4096), "attention")
+    assert part.forward[0].flops == pytest.approx(2 * (192 + 128) * 64 * 4096**2 / 2)
+    assert part.kept_bytes == 4096 * (64 * 192 + 4 * (192 + 128)) * 2 + 4096 * 64 * 4
+
+
 def test_full_recomputation_repeats_the_forward_pass() -> None:
     plain, full = rank(), rank(recompute={"granularity": "full"})
     group = plain.setup.model.layers[0]
@@ -201,8 +292,9 @@ def test_dense_layers_come_before_experts() -> None:
     assert kinds == sorted(kinds, reverse=True)
 
 
-def test_parts_of_a_layer_have_unique_computations() -> None:
-    one = rank("deepseek-ai/DeepSeek-V3", sequence_tokens=4096)
+@pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-V3", "moonshotai/Kimi-Linear-48B-A3B-Instruct"])
+def test_parts_of_a_layer_have_unique_computations(name: str) -> None:
+    one = rank(name, sequence_tokens=4096)
     for group in one.setup.model.layers:
         names = [task.name for part in layer_parts(one, group) for task in part.forward]
         assert len(names) == len(set(names))

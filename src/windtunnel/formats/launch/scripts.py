@@ -195,7 +195,8 @@ def _formats(scenario: Scenario) -> tuple[str | None, str | None]:
 
 def _words(scenario: Scenario, deployment: Deployment) -> tuple[str, ...]:
     model = _checkpoint(scenario).name
-    words = write_launch_command(model, deployment.parallelism, deployment.engine, *_formats(scenario))
+    state = scenario.precision.recurrent_state if scenario.precision else None
+    words = write_launch_command(model, deployment.parallelism, deployment.engine, *_formats(scenario), state)
     return (*words, "--config", _file_name(deployment.engine)) if _file(scenario, deployment) else words
 
 

@@ -30,6 +30,7 @@ def write_launch_command(
     engine: EngineSettings,
     weights: str | None = None,
     kv_cache: str | None = None,
+    state: str | None = None,
 ) -> tuple[str, ...]:
     """Return the words of a command that starts one replica; settings that are None keep the engine's default.
 
@@ -37,7 +38,8 @@ def write_launch_command(
         model: model name that the engine loads.
         parallelism: parallelism of one replica.
         engine: settings as requested, not resolved.
-        weights, kv_cache: formats that differ from the published checkpoint's.
+        weights, kv_cache, state: formats that differ from the published checkpoint's; an engine without an option for
+            recurrent states has no word for the last.
     """
     server, line = server_of(engine), engine_of(engine.name).command_line
     words, separator = [*server.command, model], "_" if server.spelt_with_underscores else "-"
@@ -45,6 +47,7 @@ def write_launch_command(
         *_split_options(server, line.write_split(parallelism)),
         *_engine_options(server, engine),
         *line.write_rest(engine, weights, kv_cache),
+        *_state_options(server, state),
     ):
         option, dot, key = name.partition(".")
         words.append("--" + option.replace("-", separator) + dot + key.replace("-", "_"))
@@ -58,6 +61,14 @@ def _split_options(server: Options, degrees: Mapping[str, Any]) -> Iterator[tupl
     for sets, degree in degrees.items():
         name = next(name for name in server.flags if (flag := server.flag(name)) is not None and flag.sets == sets)
         yield name, None if degree is True else degree
+
+
+def _state_options(server: Options, state: str | None) -> Iterator[tuple[str, Any]]:
+    """Yield the option that sets the format of recurrent states."""
+    for name in server.flags if state is not None else ():
+        flag = server.flag(name)
+        if flag is not None and flag.path == "precision.recurrent_state":
+            yield name, flag.word_for(state)
 
 
 def _engine_options(server: Options, engine: EngineSettings) -> Iterator[tuple[str, Any]]:

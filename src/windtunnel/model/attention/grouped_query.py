@@ -111,6 +111,8 @@ class SharedHeads(Schema, Attention):
     """Width of a value; None: that of a key (MiMo-V2's are narrower)."""
     values_are_keys: bool = False
     """Values have no weights of their own; engines load the keys' twice (Gemma 4; vLLM 0.33 `gemma4.py`)."""
+    is_chunked: bool = False
+    """The window is a chunk, to whose beginning a token looks back (Llama 4); served, it counts as a sliding window."""
 
     @property
     def query_size(self) -> int:
@@ -130,11 +132,13 @@ class SharedHeads(Schema, Attention):
         shares_one = reader.flag("multi_query") and not reader.flag("new_decoder_architecture")
         num_kv_heads = 1 if shares_one else reader.count(own["num_kv_heads"], "num_key_value_heads", default=num_heads)
         reader.check_multiple("num_attention_heads", num_heads, "num_key_value_heads", num_kv_heads)
+        window_tokens = _window(reader, index, layer_type)
         return cls(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=reader.count(own["head_dim"], default=0) or _head_dim(reader, num_heads),
-            window_tokens=_window(reader, index, layer_type),
+            window_tokens=window_tokens,
+            is_chunked=window_tokens is not None and "attention_chunk_size" in reader.raw,
             qkv_bias=reader.rule(architecture.qkv_bias),
             output_bias=reader.rule(architecture.output_bias),
             qk_norm=reader.rule(architecture.qk_norm),

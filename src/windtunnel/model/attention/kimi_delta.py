@@ -67,14 +67,14 @@ class KimiDeltaAttention(Schema, Recurrence, tag="kimi_delta", tag_field="type")
         return self.num_heads * self.head_dim
 
     @property
-    def _num_low_rank(self) -> int:
+    def num_low_rank(self) -> int:
         """Products of two matrices of rank `head_dim`: of the rates, and of a gate that is not one matrix."""
         return 1 if self.full_gate else 2
 
     def num_parameters(self, hidden_size: int) -> int:
         """Projections, low-rank products, short convolutions; biases of the rates, and a decay of each head."""
-        down = (4 if self.full_gate else 3) * self.width + self._num_low_rank * self.head_dim + self.num_heads
-        up = self._num_low_rank * self.head_dim * self.width
+        down = (4 if self.full_gate else 3) * self.width + self.num_low_rank * self.head_dim + self.num_heads
+        up = self.num_low_rank * self.head_dim * self.width
         small = 3 * self.width * self.conv_kernel_size + self.width + self.num_heads
         return hidden_size * (down + self.width) + up + small
 
@@ -83,15 +83,15 @@ class KimiDeltaAttention(Schema, Recurrence, tag="kimi_delta", tag_field="type")
 
     def repeated_parameters(self, hidden_size: int, tp: int) -> tuple[int, float]:
         """Every rank keeps the first matrices of low-rank products."""
-        return hidden_size * self._num_low_rank * self.head_dim, tp
+        return hidden_size * self.num_low_rank * self.head_dim, tp
 
     def projections(self, shard: Shard, num_tokens: Size) -> Iterator[Launch]:
         hidden, values = shard.model.hidden_size, self.width // shard.tp
-        gate, rank = values if self.full_gate else 0, self._num_low_rank * self.head_dim
+        gate, rank = values if self.full_gate else 0, self.num_low_rank * self.head_dim
         down = 3 * values + gate + rank + self.num_heads // shard.tp
         yield shard.attention_gemm("qkv_gates_proj", num_tokens, down, hidden)
         up = shard.attention_gemm("gates_b_proj", num_tokens, values, self.head_dim)
-        yield Launch(up.name, up.op, self._num_low_rank)
+        yield Launch(up.name, up.op, self.num_low_rank)
         yield shard.elementwise("gated_norm", num_tokens, 3 * values * BF16_BYTES)
         yield shard.attention_gemm("o_proj", num_tokens, hidden, values)
 

@@ -343,16 +343,19 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
     def core_fields(self, shard: Shard) -> dict[str, Any]:
         """Return the dimensions of attention whose queries meet the compressed cache, on one rank; an indexer is not
         split over `tp`."""
+        return self.fields_of_rank(shard.model.hidden_size, shard.tp) | {"kv_format": shard.precision.kv_cache}
+
+    def fields_of_rank(self, hidden_size: int, tp: int) -> dict[str, Any]:
+        """Return the dimensions of that attention on one of `tp` ranks, in training too."""
         absorbed = {
             **fields_of(self, "kv_lora_rank", "qk_nope_head_dim", "v_head_dim"),
-            "num_heads": self.num_heads // shard.tp,
+            "num_heads": self.num_heads // tp,
             "rope_head_dim": self.qk_rope_head_dim,
-            "kv_format": shard.precision.kv_cache,
         }
         if self.indexer is None:
             return absorbed
         return absorbed | {
-            "hidden_size": shard.model.hidden_size,
+            "hidden_size": hidden_size,
             "q_lora_rank": self.q_lora_rank or 0,
             "index_num_heads": 0 if self.indexer.is_shared else self.indexer.num_heads,
             "index_head_dim": 0 if self.indexer.is_shared else self.indexer.head_dim,

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Launch, Op, PrefillBatch, Size
+from windtunnel.model.precision import Format
 from windtunnel.model.quantization import Names
 from windtunnel.model.shape import Recurrence, Shard
 from windtunnel.schema import Schema, fields_of
@@ -160,14 +161,14 @@ class Mamba2(Schema, Recurrence, tag="mamba2", tag_field="type"):
         yield shard.attention_gemm("mamba_out_proj", num_tokens, width, inner)
 
     def core_launches(self, shard: Shard, batch: Size, num_tokens: Size, phase: str) -> Iterator[Launch]:
-        convolution, scan = self.cores(shard.tp, batch, num_tokens, phase == "decode")
+        convolution, scan = self.cores(shard.tp, batch, num_tokens, phase == "decode", shard.precision.recurrent_state)
         yield Launch(f"mamba_convolution_{phase}", convolution)
         yield Launch(f"mamba_scan_{phase}", scan)
 
     def cores(
-        self, tp: int, batch: Size, num_tokens: Size, decode: bool = False
+        self, tp: int, batch: Size, num_tokens: Size, decode: bool = False, state: Format | None = None
     ) -> tuple[CausalConvolution, StateSpaceScan]:
-        """Return the convolution and the scan on one of `tp` ranks."""
+        """Return the convolution and the scan on one of `tp` ranks; `state` as `Precision.recurrent_state`."""
         convolution = CausalConvolution(batch, num_tokens, self.rank_channels(tp), self.conv_kernel_size, decode)
         scan = StateSpaceScan(
             batch=batch,
@@ -175,20 +176,20 @@ class Mamba2(Schema, Recurrence, tag="mamba2", tag_field="type"):
             num_heads=self.num_heads // tp,
             **fields_of(self, "head_dim", "state_size", "chunk_size"),
             num_groups=self._rank_groups(tp),
-            state_bytes=self._recurrent_bytes / tp,
+            state_bytes=self._recurrent_bytes(state) / tp,
             decode=decode,
         )
         return convolution, scan
 
-    @property
-    def _recurrent_bytes(self) -> float:
-        return self.inner_size * self.state_size * (FP32_BYTES if self.fp32_state else BF16_BYTES)
+    def _recurrent_bytes(self, state: Format | None) -> float:
+        in_fp32 = self.fp32_state if state is None else state is Format.FP32
+        return self.inner_size * self.state_size * (FP32_BYTES if in_fp32 else BF16_BYTES)
 
     def state_bytes(self, shard: Shard) -> float:
         """The recurrent state, and the inputs that the convolution looks back on (vLLM 0.18 `mamba_utils.py`,
         `MambaStateShapeCalculator.mamba2_state_shape`)."""
         looked_back_on = self.rank_channels(shard.tp) * (self.conv_kernel_size - 1) * BF16_BYTES
-        return self._recurrent_bytes / shard.tp + looked_back_on
+        return self._recurrent_bytes(shard.precision.recurrent_state) / shard.tp + looked_back_on
 
 
 KIND = Mamba2

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.operators import BF16_BYTES, Elementwise, Gemm, Launch, Size
-from windtunnel.model.precision import ACTIVATION_BITS, BITS, Format
+from windtunnel.model.precision import ACTIVATION_BITS, Format
 from windtunnel.model.quantization import Names
 from windtunnel.model.shape import HIDDEN_STATES, FeedForward, FeedForwardParameters, Shard
 from windtunnel.schema import Schema
@@ -50,7 +50,7 @@ class DenseFeedForward(Schema, FeedForward, tag="dense", tag_field="type"):
         )
 
     def weight_bits(self, shard: Shard) -> float:
-        return self.parameters(shard.model.hidden_size).dense * BITS[shard.precision.weights] / shard.tp
+        return self.parameters(shard.model.hidden_size).dense * shard.precision.bits(shard.precision.weights) / shard.tp
 
     def input_format(self, shard: Shard) -> Format:
         return shard.precision.weights

@@ -81,6 +81,7 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         (
             "mlp.shared_experts.down_proj",
             "mlp.shared_expert.down_proj",
+            "block_sparse_moe.shared_experts.down_proj",
             "mixer.shared_experts.down_proj",
             "ffn.shared_experts.w2",
             "mlp.down_proj",
@@ -195,8 +196,8 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         to and from a latent width."""
         count, precision = self.parameters(shard.model.hidden_size), shard.precision
         return (
-            count.routed * BITS[precision.experts_format] / shard.num_group_ranks
-            + count.shared * BITS[precision.weights] / shard.tp
+            count.routed * precision.bits(precision.experts_format) / shard.num_group_ranks
+            + count.shared * precision.bits(precision.weights) / shard.tp
             + count.router * ROUTER_BITS
         )
 
@@ -270,7 +271,7 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         """Two buffers for the experts of the tokens of all ranks (vLLM 0.13 to 0.24 `TritonExperts.workspace_shapes`,
         as in its Marlin, CUTLASS and DeepGEMM kernels); kernels for experts of four bits have their own, transient.
         """
-        if shard.precision.experts_format in (Format.NVFP4, Format.MXFP4):
+        if shard.precision.experts_format in (Format.NVFP4, Format.MXFP4, Format.MXFP4A4):
             return 0.0
         inner, width = (
             self.intermediate_size / shard.parallelism.experts_tp,

@@ -36,8 +36,12 @@ from windtunnel.versions import version_key
 
 
 def _with_shared_kernels(collection: Collection, rows: Rows, dtypes: tuple[str, ...]) -> tuple[Rows, str]:
-    """Return `rows`, no slower than another engine's kernels of `dtypes`, and a remark."""
+    """Return `rows`, of shapes that they have not timed with kernels of `dtypes` no slower than another engine's, and a
+    remark."""
+    own = _experts_rows_of(collection, rows.place, dtypes)
     for other in _other_engines(collection, rows, dtypes):
+        if own is not None:
+            other = other.take(np.isnan(other.at_same_points(own, own.seconds, MOE_POINT[:-1])))
         if np.isfinite(rows.at_same_points(other, other.seconds, MOE_POINT)).any():
             remark = f"; mxfp8 kernels as in {other.place.engine} {other.place.version}"
             return rows.no_slower_than(other, MOE_POINT), remark

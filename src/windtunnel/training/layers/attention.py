@@ -10,14 +10,16 @@ from functools import partial
 from windtunnel.model import operators as ops
 from windtunnel.model.attention.gated_delta import GatedDeltaAttention
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention, PrefillAttention
-from windtunnel.model.attention.latent import LatentAttention, LatentPrefillAttention
-from windtunnel.model.attention.mamba2 import Mamba2
+from windtunnel.model.attention.kimi_delta import KimiDelta, KimiDeltaAttention
+from windtunnel.model.attention.latent import LatentAttention, LatentPrefillAttention, SparseLatentPrefill
+from windtunnel.model.attention.mamba2 import CausalConvolution, Mamba2
 from windtunnel.model.precision import Format
 from windtunnel.model.shape import LayerGroup
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.layers.part import (
     Part,
     Task,
+    accumulated,
     collective,
     enter_tensor_parallel,
     leave_tensor_parallel,
@@ -37,6 +39,8 @@ def attention_parts(rank: Rank, group: LayerGroup) -> Iterator[Part]:
             yield from _latent_parts(rank, attention)
         case GatedDeltaAttention():
             yield from _gated_delta_parts(rank, attention)
+        case KimiDeltaAttention():
+            yield from _kimi_delta_parts(rank, attention)
         case Mamba2():
             yield from _mamba_parts(rank, attention)
         case _:
@@ -46,11 +50,13 @@ def attention_parts(rank: Rank, group: LayerGroup) -> Iterator[Part]:
 def _grouped_query_parts(rank: Rank, attention: GroupedQueryAttention) -> Iterator[Part]:
     tp, tokens = rank.tp, rank.tokens
     query = attention.query_size // tp
-    kv = max(attention.num_kv_heads // tp, 1) * attention.head_dim
+    kv_heads, value = attention.rank_kv_heads(tp), attention.value_head_dim or attention.head_dim
+    kv = kv_heads * attention.head_dim
     gate = query if attention.output_gate else 0
+    columns = query + gate + kv + (0 if attention.values_are_keys else kv_heads * value)
     input_bytes = rank.rows * rank.width * rank.kept_input_bytes
     yield from enter_tensor_parallel(rank, "qkv_proj", rank.width)
-    yield linear(rank, "qkv_proj", tokens, query + gate + 2 * kv, rank.width, kept_bytes=input_bytes)
+    yield linear(rank, "qkv_proj", tokens, columns, rank.width, kept_bytes=input_bytes)
     if attention.qk_norm:
         moved = (query + kv) * BF16_BYTES * rank.passes
         kept = tokens * (query + kv) * rank.kept_norm_bytes
@@ -61,23 +67,29 @@ def _grouped_query_parts(rank: Rank, attention: GroupedQueryAttention) -> Iterat
     yield from _core_parts(rank, attention)
     if gate:
         yield pointwise("attention_gate", tokens, 3 * query * BF16_BYTES, 5 * query * BF16_BYTES)
-    yield linear(rank, "o_proj", tokens, rank.width, query)
+    yield linear(rank, "o_proj", tokens, rank.width, attention.num_heads // tp * value)
     yield from leave_tensor_parallel(rank, "o_proj", rank.width)
 
 
 def _core_parts(rank: Rank, attention: GroupedQueryAttention) -> Iterator[Part]:
-    """Yield attention's core and what context parallelism sends around it."""
-    heads = attention.num_heads // rank.tp
-    kv_heads = max(attention.num_kv_heads // rank.tp, 1)
-    kept = rank.tokens * (heads + 2 * kv_heads) * attention.head_dim * BF16_BYTES
-    yield from _context_parts(rank, 2 * kv_heads * attention.head_dim, heads * attention.head_dim)
+    """Yield attention's core and what context parallelism sends around it.
+
+    Two products of different widths, of keys and of values, are priced as two of their mean: 2 (k + v) FLOPs a pair
+    and head. Attention within chunks is that of documents as long as a chunk.
+    """
+    heads, kv_heads = attention.num_heads // rank.tp, attention.rank_kv_heads(rank.tp)
+    key, value = attention.head_dim, attention.value_head_dim or attention.head_dim
+    kept = rank.tokens * (heads * key + kv_heads * (key + value)) * BF16_BYTES
+    yield from _context_parts(rank, kv_heads * (key + value), heads * key)
     if rank.setup.job.kernels.attention == "unfused":
-        yield from _unfused_core(rank, heads, attention.head_dim, kept)
+        yield from _unfused_core(rank, heads, (key, value), kept)
         return
     num_documents, length = rank.documents
-    window = attention.window_tokens or 0
+    window = attention.window_tokens or length
+    if attention.is_chunked and window < length:
+        num_documents, length = num_documents * length / window, window
     core = PrefillAttention(
-        num_documents, length, heads, kv_heads, attention.head_dim, window if window < length else 0
+        num_documents, length, heads, kv_heads, (key + value) // 2, window if window < length else 0
     )
     yield _flash_part(rank, core, kept + rank.tokens * heads * 4.0)
 
@@ -102,7 +114,7 @@ def _flash2_slowdown(architecture: str, core: PrefillAttention | LatentPrefillAt
     return next((slower for most, slower in sorted(by_size.items()) if size <= most), 1.0)
 
 
-def _unfused_core(rank: Rank, heads: int, head_dim: int, qkv_bytes: float) -> Iterator[Part]:
+def _unfused_core(rank: Rank, heads: int, widths: tuple[int, int], qkv_bytes: float) -> Iterator[Part]:
     """Yield scores, softmax, dropout and the weighted sum as kernels of their own, without skipping masked pairs.
 
     Each head's product is priced as one tall GEMM of the same FLOPs and output.
@@ -111,9 +123,8 @@ def _unfused_core(rank: Rank, heads: int, head_dim: int, qkv_bytes: float) -> It
     keys = job.sequence_tokens
     rows = job.micro_batch * heads * keys / cp
     masks = 1.0 if job.dropout else 0.0
-    scores = ops.Gemm(rows, keys, head_dim)
-    values = ops.Gemm(rows, head_dim, keys)
-    slower = FIGURES.unaligned_heads_slowdown if head_dim % 8 else 1.0
+    scores, values = ops.Gemm(rows, keys, widths[0]), ops.Gemm(rows, widths[1], keys)
+    slower = FIGURES.unaligned_heads_slowdown if widths[0] % 8 else 1.0
     forward = Task("attention_scores", scores, slower)
     backward = Task("attention_scores_gradient", values, 2.0 * slower, flops_factor=2.0)
     yield Part("attention_scores", (forward,), (backward,), kept_bytes=qkv_bytes)
@@ -180,21 +191,67 @@ def _latent_parts(rank: Rank, attention: LatentAttention) -> Iterator[Part]:
         normed = rank_q + attention.kv_lora_rank
     moved = normed * BF16_BYTES * rank.passes
     yield pointwise("latent_norm", rank.rows, 2 * moved, 3 * moved, rank.rows * normed * BF16_BYTES, "norms")
+    outputs = heads * attention.v_head_dim
+    if attention.output_gate:
+        yield linear(rank, "gate_proj", tokens, outputs, width, kept_bytes=0.0)
     if rank_q is not None:
         yield from enter_tensor_parallel(rank, "q_b_proj", rank_q)
         yield _latent_up(rank, "q_b_proj", heads * query_head, rank_q, heads * query_head)
     yield from enter_tensor_parallel(rank, "kv_b_proj", latent)
+    yield from _sparse_core(rank, attention) if attention.indexer else _expanded_core(rank, attention)
+    if attention.output_gate:
+        yield pointwise("attention_gate", tokens, 3 * outputs * BF16_BYTES, 5 * outputs * BF16_BYTES)
+    yield linear(rank, "o_proj", tokens, width, outputs)
+    yield from leave_tensor_parallel(rank, "o_proj", width)
+
+
+def _expanded_core(rank: Rank, attention: LatentAttention) -> Iterator[Part]:
+    """Yield latent attention whose keys and values are expanded for every head."""
+    tokens, heads = rank.tokens, attention.num_heads // rank.tp
+    query_head = attention.qk_nope_head_dim + attention.qk_rope_head_dim
     up = heads * (attention.qk_nope_head_dim + attention.v_head_dim)
     yield _latent_up(rank, "kv_b_proj", up, attention.kv_lora_rank, heads * (query_head + attention.v_head_dim))
     # Rotated halves are concatenated with the others, for queries and keys of every head.
-    rotated = 2 * 2 * heads * query_head * BF16_BYTES
+    rotated = (2 if attention.rotary else 1) * 2 * heads * query_head * BF16_BYTES
     yield pointwise("rope", tokens, rotated, rotated)
     kept = tokens * heads * (2 * query_head + attention.v_head_dim) * BF16_BYTES
     yield from _context_parts(rank, heads * (query_head + attention.v_head_dim), heads * query_head)
     core = LatentPrefillAttention(*rank.documents, heads, query_head, attention.v_head_dim)
     yield _flash_part(rank, core, kept + tokens * heads * 4.0)
-    yield linear(rank, "o_proj", tokens, width, heads * attention.v_head_dim)
-    yield from leave_tensor_parallel(rank, "o_proj", width)
+
+
+def _sparse_core(rank: Rank, attention: LatentAttention) -> Iterator[Part]:
+    """Yield sparse latent attention as its second stage of training runs it (arXiv:2512.02556, section 2.1.1).
+
+    Queries meet the latent vectors of the `top_k` keys that the indexer chose. The indexer learns from the distribution
+    of attention over these keys alone, and its gradient does not leave it. FLOPs backward, with K kept pairs: five
+    products of attention for two forward; K 2 h (l + r) for the scores of `h` heads that are its target; K 4 i d for
+    the indexer's queries and keys; 4 a token and weight of absorbed and the indexer's products.
+    """
+    tokens = rank.tokens
+    core = SparseLatentPrefill(*rank.documents, **attention.fields_of_rank(rank.width, rank.tp))
+    kept_pairs, per_pair = float(core.kept_pairs), core.flops_per_kept_pair
+    scored = 2.0 * core.num_heads * (core.kv_lora_rank + core.rope_head_dim)
+    scored += 4.0 * core.index_num_heads * core.index_head_dim
+    attended = kept_pairs * (per_pair * FIGURES.attention_backward_flops + scored)
+    backward = (attended + 4.0 * float(core.num_queries) * core.num_weights) / float(core.flops)
+    # Queries, latents and the indexer's inputs; recomputation frees absorbed queries and outputs and the choice.
+    per_head = attention.qk_nope_head_dim + attention.qk_rope_head_dim
+    indexed = core.index_num_heads * (core.index_head_dim + 1) + core.index_head_dim
+    inputs = (core.num_heads * per_head + attention.latent_size + indexed) * BF16_BYTES
+    own = core.num_heads * (2 * core.kv_lora_rank * BF16_BYTES + 4.0) + 4.0 * min(core.top_k, rank.documents[1])
+    yield from _context_parts(rank, attention.latent_size + core.index_head_dim, 0)
+    slower = backward / FIGURES.attention_backward_efficiency
+    gradient = Task("sparse_attention_gradient", core, slower, flops_factor=backward)
+    yield Part(
+        "sparse_attention",
+        (Task("sparse_attention", core),),
+        (gradient,),
+        accumulated(rank, "sparse_attention", core.num_weights),
+        tokens * (inputs + own),
+        "core_attention",
+        dropped_bytes=tokens * own,
+    )
 
 
 def _latent_up(rank: Rank, name: str, num_outputs: int, num_inputs: int, core_width: int) -> Part:
@@ -217,6 +274,37 @@ def _gated_delta_parts(rank: Rank, attention: GatedDeltaAttention) -> Iterator[P
     forward, backward = Task("gated_delta", core), Task("gated_delta_gradient", core, 2.0, flops_factor=2.0)
     kept = tokens * projected * BF16_BYTES
     yield Part("gated_delta", (forward,), (backward,), kept_bytes=kept, module="core_attention")
+    moved = values * BF16_BYTES
+    yield pointwise("gated_norm", tokens, 3 * moved, 5 * moved, tokens * 2 * moved, "norms")
+    yield linear(rank, "o_proj", tokens, width, values)
+    yield from leave_tensor_parallel(rank, "o_proj", width)
+
+
+def _kimi_delta_parts(rank: Rank, attention: KimiDeltaAttention) -> Iterator[Part]:
+    """Yield Kimi delta attention: its backward pass computes the states of chunks again, and two gradients.
+
+    Kept for it: keys, queries and values before and after the convolution, the sums of rates in fp32, and two matrices
+    of 64 x 64 tokens for each head and chunk (flash-linear-attention 0.4 `ops/kda/chunk.py`).
+    """
+    tp, tokens, width = rank.tp, rank.tokens, rank.width
+    heads, values = attention.num_heads // tp, attention.width // tp
+    low_rank = attention.num_low_rank * attention.head_dim
+    yield from enter_tensor_parallel(rank, "qkv_gates_proj", width)
+    input_bytes = rank.rows * width * rank.kept_input_bytes
+    projected = (4 if attention.full_gate else 3) * values + low_rank + heads
+    yield linear(rank, "qkv_gates_proj", tokens, projected, width, kept_bytes=input_bytes)
+    for number in range(attention.num_low_rank):
+        yield linear(rank, f"gates_b_proj_{number}", tokens, values, attention.head_dim)
+    batch, length = rank.setup.job.micro_batch / rank.setup.degrees.cp, rank.setup.job.sequence_tokens
+    convolution = CausalConvolution(batch, length, 3 * values, attention.conv_kernel_size)
+    core = KimiDelta(batch, length, heads, heads, attention.head_dim, attention.head_dim, attention.conv_kernel_size)
+    mixed = 3 * values * BF16_BYTES
+    kept = (tokens * mixed, tokens * (mixed + 4.0 * values + 2 * 64 * heads * BF16_BYTES))
+    for name, op, times, each in zip(("convolution", "kimi_delta"), (convolution, core), (2.0, 3.0), kept, strict=True):
+        backward = Task(f"{name}_gradient", op, times, flops_factor=times)
+        dropped = 0.0 if op is convolution else each
+        forward = (Task(name, op),)
+        yield Part(name, forward, (backward,), kept_bytes=each, module="core_attention", dropped_bytes=dropped)
     moved = values * BF16_BYTES
     yield pointwise("gated_norm", tokens, 3 * moved, 5 * moved, tokens * 2 * moved, "norms")
     yield linear(rank, "o_proj", tokens, width, values)
