@@ -20,6 +20,7 @@ from windtunnel.metrics.accuracy import Score, score
 from windtunnel.metrics.uncertainty import Spread
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.production.intervals import price_intervals
+from windtunnel.production.workload import Load, load_of, unknown_of
 from windtunnel.serving.calibration import Calibration, Provenance
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.scenario import Setup
@@ -69,9 +70,12 @@ class Observation:
     after: Mapping[str, Score]
     """The same with the one that was learnt."""
     unidentified: Sequence[str]
-    """Operators that take so little of the learning steps' time that nothing was learnt of them."""
+    """Operators that take so little of the learning steps' time that nothing was learnt of them, and what such records
+    never tell."""
     refused: Mapping[str, float]
     """Candidate -> error that it had on the judging part, as a share; those that were not taken."""
+    load: Load | None = None
+    """What the server was asked for; None for recorded steps."""
 
 
 Price = Callable[[StepRun, Callable[[Setup], Estimator]], PricedSteps]
@@ -111,7 +115,8 @@ def observe_record(
         return price_intervals(run, record, estimator_of)
 
     made = _observe(run, price, learn, ("interval", LEAST_INTERVALS), priced)
-    return replace(made, unidentified=[*made.unidentified, *NEVER_FROM_INTERVALS])
+    unknown = [*made.unidentified, *NEVER_FROM_INTERVALS, *unknown_of(record)]
+    return replace(made, unidentified=unknown, load=load_of(record))
 
 
 def _observe(
