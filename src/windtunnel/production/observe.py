@@ -147,8 +147,7 @@ def _observe(
     factors = _fitted([learning], CANDIDATES[chosen])
     fitted_on = f"{run.name}: the first {learning.kind.size} of {place.size} recorded {what}s"
     calibration = _calibration(fitted_on, run.setup, factors)
-    corrected = replace(run, setup=_with(run.setup, calibration, run.name))
-    repriced = price(corrected, PricedDeployments().estimator)
+    repriced = price(with_calibration(run, calibration), PricedDeployments().estimator)
     spread = _spreads(repriced.taken(np.arange(repriced.kind.size) >= end), 2 * least)
     calibration = msgspec.structs.replace(calibration, spread=spread)
     rest = repriced.taken(np.arange(repriced.kind.size) >= end)
@@ -221,10 +220,12 @@ def _calibration(fitted_on: str, setup: Setup, factors: Factors) -> Calibration:
     )
 
 
-def _with(setup: Setup, calibration: Calibration, name: str) -> Setup:
-    """Return the setup as a scenario with this calibration resolves."""
-    engine = msgspec.structs.replace(setup.engine, host=calibration.host)
-    return replace(setup, calibration=calibration, calibration_name=f"observed {name}", engine=engine)
+def with_calibration(run: StepRun, calibration: Calibration) -> StepRun:
+    """Return a run on its deployment as a scenario with this calibration resolves."""
+    assert run.setup is not None
+    engine = msgspec.structs.replace(run.setup.engine, host=calibration.host)
+    setup = replace(run.setup, calibration=calibration, calibration_name=f"observed {run.name}", engine=engine)
+    return replace(run, setup=setup)
 
 
 def _spreads(steps: PricedSteps, stretch: int) -> dict[str, Spread]:

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from windtunnel.calibration.steps.read import StepRun, read_step_runs, run_without_steps
 from windtunnel.cli.options import launched, with_load
 from windtunnel.cli.output import answer, remark, write_page
@@ -37,11 +39,16 @@ def command(options: Options) -> None:
         check_folder(options.out, options.overwrite)
     if options.requests is not None and options.out is None:
         raise InputError("--requests is for the scenario that --out writes", "give --out, or leave it out")
+    if options.watch is not None and (options.out is not None or options.calibration is not None):
+        raise InputError("--watch learns nothing, and names the calibration", "leave --out and --calibration out")
     launch = launched(options)
     if options.requests is not None and options.model is None and not launch.raw:
         raise InputError("--requests is for a scenario, whose deployment must be described", "give --from-command")
     run, record = _recorded(options, launch.raw)
 
+    if options.watch is not None:
+        _watch(options, run, record)
+        return
     # Loading the engine takes most of a second; wrong input is answered before.
     from windtunnel.production.observe import observe_record, observe_steps
     from windtunnel.report.observation import observation_document, observation_report
@@ -56,9 +63,23 @@ def command(options: Options) -> None:
     answer(options.as_json, observation_document, observation_report, observation, launch=launch)
 
 
+def _watch(options: Options, run: StepRun, record: ServerRecord | None) -> None:
+    """Say whether the server has drifted, and exit with 1 if so."""
+    from windtunnel.production.drift import watch_record, watch_steps
+    from windtunnel.report.drift import drift_document, drift_report
+
+    watch = watch_steps(run) if record is None else watch_record(run, record)
+    write_page(options.html, drift_report, watch)
+    answer(options.as_json, drift_document, drift_report, watch)
+    if watch.has_drifted:
+        click.get_current_context().exit(1)
+
+
 def _recorded(options: Options, server: dict[str, object]) -> tuple[StepRun, ServerRecord | None]:
     """Return the deployment, with its steps if they are what was recorded, or the other record."""
     deployment = options.of("deployment")
+    if options.watch is not None:
+        deployment["calibration"] = options.watch
     if options.recorded.startswith(("http://", "https://")):
         run = run_without_steps(options.recorded, server, deployment)
         return run, poll(options.recorded, options.seconds, options.every)
