@@ -100,7 +100,7 @@ def test_a_drifted_server_exits_with_1(windtunnel: Command, steps: str, tmp_path
     (tmp_path / "slow.csv").write_text("\n".join([header, *rows, *slow]))
     done = windtunnel("observe", str(tmp_path / "slow.csv"), *server, "--watch", f"{out}/calibration.yaml")
     assert done.code == 1
-    assert "Drifted: from step 4" in done.stdout
+    assert "Drifted: from step 39" in done.stdout
 
 
 @pytest.mark.parametrize(

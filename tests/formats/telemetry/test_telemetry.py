@@ -141,8 +141,8 @@ def test_lengths_of_a_histogram_have_its_mean_and_stay_in_their_buckets() -> Non
     assert weights[values <= 100].sum() == 30
     assert values.min() > 10
     assert values.max() <= 1000
-    alike, _ = Buckets((1000.0, 2000.0), (0.0, 5.0), 1024.0).values()
-    assert np.average(alike) == pytest.approx(1024, rel=0.01)
+    equal, _ = Buckets((1000.0, 2000.0), (0.0, 5.0), 1024.0).values()
+    assert np.average(equal) == pytest.approx(1024, rel=0.01)
 
 
 @pytest.mark.parametrize(
