@@ -9,7 +9,7 @@ A quarter of the deployments have two to four replicas, a fifth share the beginn
 pools for prefill and decode. Faults that only some deployments can have are drawn first where they can.
 
 Printed are the shares of runs whose first cause, or one of the first three, is the fault; the error of its share of the
-gap; and false alarms on healthy runs.
+gap of the latency that is latest; and false alarms on healthy runs.
 
 python benchmarks/diagnose.py [NUM_RUNS] [--before]
 """
@@ -166,7 +166,7 @@ def main() -> None:
         counts[name]["first"] += first == name
         counts[name]["three"] += name in three
         if first == name:
-            errors.append(abs(found.findings[0].shares["e2e"] - 1))
+            errors.append(abs(found.findings[0].shares[found.late[0]] - 1))
         else:
             confused[name, first] += 1
     print(f"{'cause':20s} runs   first  among three")

@@ -507,13 +507,18 @@ class _Search:
         return change
 
     def _finding(self, name: str, chosen: Mapping[str, float], served: Served) -> Finding:
-        """Return a cause with its share: what vanishes of the gap when it alone is mended."""
+        """Return a cause with its share: what vanishes of the gap when it alone is mended.
+
+        Where all causes together explain the recorded mean within the noise of its prediction, the gap is what they
+        explain: the rest is nobody's.
+        """
         rest = {other: severity for other, severity in chosen.items() if other != name}
         full, without = (self._joined(names, served) for names in (chosen, rest))
         with_it, mended, healthy = self.means(full), self.means(without), self.means(Change())
         shares = {}
         for latency, mean in self.recorded_means.items():
-            gap = mean - healthy[latency]
+            is_explained = abs(math.log(mean / with_it[latency])) < self.widths[latency]
+            gap = (with_it[latency] if is_explained else mean) - healthy[latency]
             shares[latency] = (with_it[latency] - mended[latency]) / gap if abs(gap) > 1e-12 else 0.0
         without_s = {
             latency: mean * mended[latency] / with_it[latency] for latency, mean in self.recorded_means.items()

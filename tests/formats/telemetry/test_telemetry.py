@@ -83,6 +83,12 @@ def test_former_names_and_both_names_of_a_metric_count_once() -> None:
     assert (scrape.values["itl.sum"], scrape.values["itl.count"]) == (4, 4)
 
 
+def test_the_size_of_the_kv_cache_may_not_be_known_yet() -> None:
+    known = 'vllm:cache_config_info{num_gpu_blocks="100",block_size="16"} 1'
+    assert scrape_text(known, 0.0).capacity_tokens == 1600
+    assert np.isnan(scrape_text(known.replace('"100"', '"None"'), 0.0).capacity_tokens)
+
+
 def test_engines_are_counted_together() -> None:
     lines = [f'vllm:num_requests_running{{engine="{engine}"}} 3\nvllm:prompt_tokens_total{{engine="{engine}"}} 7'
              for engine in range(4)]  # fmt: skip

@@ -75,7 +75,8 @@ def scrape_of(samples: Iterable[Sample], time_s: float) -> Scrape:
         if measure is None or not math.isfinite(value) or seen.setdefault(measure, base) != base:
             continue
         if measure == "cache":
-            capacity_tokens += math.prod(float(labels.get(key) or "nan") for key in ("num_gpu_blocks", "block_size"))
+            sizes = [labels.get(key, "") for key in ("num_gpu_blocks", "block_size")]
+            capacity_tokens += math.prod(float(size) if size.isdecimal() else math.nan for size in sizes)
             continue
         models.add(labels.get("model_name", ""))
         if measure == "running":
