@@ -165,6 +165,7 @@ def main() -> None:
         counts[name]["runs"] += 1
         counts[name]["first"] += first == name
         counts[name]["three"] += name in three
+        print(f"{done} of {num_runs}: {name}, found {', '.join(three) or 'nothing'}", file=sys.stderr, flush=True)
         if first == name:
             errors.append(abs(found.findings[0].shares[found.late[0]] - 1))
         else:

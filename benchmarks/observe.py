@@ -102,12 +102,15 @@ def scores(steps: PricedSteps) -> dict[str, Score]:
     return {kind: known for kind, known in by_kind.items() if known is not None}
 
 
-def drifts(steps: PricedSteps, random_: np.random.Generator) -> tuple[int, list[int | None]]:
-    """Return the alarms without a shift, and the steps until each shift is noticed; None: not within `WITHIN`."""
+def drifts(steps: PricedSteps, random_: np.random.Generator) -> tuple[int, list[tuple[int | None, bool]]]:
+    """Return the alarms without a shift; and of each shift the steps until it is noticed, None: not within `WITHIN`,
+    with whether half of these have a graph size that occurred before it.
+    """
     steps = steps.taken(steps.kind == 0)
     residuals, states = np.log(steps.measured_s / steps.predicted_s), states_of(steps, "step")
-    delays: list[int | None] = []
+    delays: list[tuple[int | None, bool]] = []
     for begin in random_.integers(residuals.size // 10, residuals.size - WITHIN, NUM_SHIFTS):
+        is_known = bool(np.isin(states[begin : begin + WITHIN], states[:begin]).mean() > 0.5)
         for factor in (SHIFT, 1 / SHIFT):
             shifted = residuals[: begin + WITHIN].copy()
             shifted[begin:] += np.log(factor)
@@ -116,7 +119,7 @@ def drifts(steps: PricedSteps, random_: np.random.Generator) -> tuple[int, list[
                 for each in watch(shifted, states, COUNTS["step"]).drifts
                 if each.noticed >= begin and (each.change > 0) == (factor > 1)
             ]
-            delays.append(int(found[0]) if found else None)
+            delays.append((int(found[0]) if found else None, is_known))
     return len(watch(residuals, states, COUNTS["step"]).drifts), delays
 
 
@@ -134,7 +137,7 @@ def main() -> None:
     lengths, shared = lengths_of(folder / "engine_steps" / "requests.csv.gz"), PricedDeployments()
     every = read_step_runs(folder / "engine_steps", {}, {"device": "b300_sxm"})
     medians: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    watched: dict[bool, list[tuple[int, list[int | None]]]] = {True: [], False: []}
+    watched: dict[bool, list[tuple[int, list[tuple[int | None, bool]]]]] = {True: [], False: []}
     refused, random_ = [], np.random.default_rng(0)
     print(f"| run | from steps | from metrics | {' | '.join(KINDS)} |\n|---|---|---|{'---|' * len(KINDS)}")
     for run in every:
@@ -166,12 +169,14 @@ def main() -> None:
     for is_whole, results in watched.items():
         if not results:
             continue
-        known = [delay for _, delays in results for delay in delays]
-        noticed = [delay for delay in known if delay is not None]
+        shifts = [shift for _, of_run in results for shift in of_run]
+        noticed = [delay for delay, _ in shifts if delay is not None]
+        known = [delay is not None for delay, is_known in shifts if is_known]
         what = "all ranks recorded" if is_whole else "one of several ranks recorded"
         print(
-            f"drift, {what}: {len(noticed)} of {len(known)} shifts noticed within {WITHIN} steps, median "
-            f"{np.median(noticed):.0f}; alarms without a shift in {len(results)} runs: {[each for each, _ in results]}"
+            f"drift, {what}: {len(noticed)} of {len(shifts)} shifts noticed within {WITHIN} steps, median "
+            f"{np.median(noticed):.0f}; {sum(known)} of {len(known)} at graph sizes seen before; "
+            f"alarms without a shift in {len(results)} runs: {[each for each, _ in results]}"
         )
     print("\n| requests of | learnt | intervals | decode | mixed |\n|---|---|---|---|---|")
     for run, record in real_requests(folder / "serving" / "per_request"):
