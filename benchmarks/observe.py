@@ -10,6 +10,8 @@ Metrics are made of the steps as the server would have exported them each second
 tokens and of the tokens of a step, counts of tokens and prompts, and the KV cache's use at the scrape; lengths are
 those of the requests that were sent. What is learnt from them is judged on the same later steps.
 
+Logs of vLLM are made of recorded throughput and requests under way; what is learnt from them is judged by the requests.
+
 For drift, all times from a random step on get 5% longer or shorter, behind the steps that the calibration is learnt
 from. Of attention data-parallel runs one rank is recorded, and a step waits for all of them: they are counted apart.
 """
@@ -18,6 +20,7 @@ import csv
 import gzip
 import os
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,10 +31,12 @@ from diagnose_recorded import runs as recorded_requests
 from windtunnel.calibration.steps.price import KINDS, PricedSteps, in_order, price_run
 from windtunnel.calibration.steps.read import StepRun, read_step_runs
 from windtunnel.errors import InputError
+from windtunnel.formats.telemetry.logs import read_log
 from windtunnel.formats.telemetry.prometheus import DECLARED
 from windtunnel.formats.telemetry.record import INTERVAL, Buckets, ServerRecord, record_of_requests
 from windtunnel.metrics.accuracy import Score, score
 from windtunnel.production.drift import COUNTS, states_of, watch
+from windtunnel.production.intervals import price_intervals
 from windtunnel.production.observe import Observation, observe_record, observe_steps, with_calibration
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.scenario import resolve
@@ -131,6 +136,32 @@ def real_requests(folder: Path) -> Iterator[tuple[StepRun, ServerRecord]]:
         yield StepRun(name, str(server.model), np.zeros(0), resolve(server)), record
 
 
+def logged(folder: Path, name: str) -> ServerRecord | None:
+    """Return vLLM's log of a run, with a line each second, as `observe` reads it; None where it was not recorded."""
+    lines = []
+    with gzip.open(folder / "llmservingsim_vllm_timeseries.csv.gz", "rt") as file:
+        for row in csv.DictReader(file):
+            if row["case"] == name:
+                minute, second = divmod(round(float(row["t"])), 60)
+                lines.append(
+                    f"INFO 05-19 10:{minute:02d}:{second:02d} [loggers.py:271] Engine 000: Avg prompt throughput: "
+                    f"{row['prompt_throughput']} tokens/s, "
+                    f"Avg generation throughput: {row['gen_throughput']} tokens/s, "
+                    f"Running: {row['running']} reqs, Waiting: {row['waiting']} reqs, "
+                    f"GPU KV cache usage: {row['kv_cache_pct']}%, Prefix cache hit rate: 0.0%"
+                )
+    with tempfile.TemporaryDirectory() as made:
+        path = Path(made) / "server.log"
+        path.write_text("\n".join(lines), encoding="utf-8")
+        return read_log(path) if lines else None
+
+
+def later_intervals(run: StepRun, record: ServerRecord) -> float:
+    """Return the median error of the second half of a record's intervals."""
+    priced = price_intervals(run, record, PricedDeployments().estimator)
+    return float(np.median(np.abs(priced.errors[priced.kind.size // 2 :])))
+
+
 def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("WINDTUNNEL_REFERENCE", "../shared/reference"))
     share = float(sys.argv[2]) if len(sys.argv) > 2 else 0.2
@@ -178,13 +209,18 @@ def main() -> None:
             f"{np.median(noticed):.0f}; {sum(known)} of {len(known)} at graph sizes seen before; "
             f"alarms without a shift in {len(results)} runs: {[each for each, _ in results]}"
         )
-    print("\n| requests of | learnt | intervals | decode | mixed |\n|---|---|---|---|---|")
+    print(
+        "\n| requests of | learnt | intervals | decode | mixed | all, learnt from the log |\n|---|---|---|---|---|---|"
+    )
     for run, record in real_requests(folder / "serving" / "per_request"):
         made = observe_record(run, record, priced=shared)
         cells = [
             f"{made.before[kind].median:.1%} -> {made.after[kind].median:.1%}" if kind in made.after else ""
             for kind in ("decode", "mixed")
         ]
+        if (log := logged(folder / "serving" / "per_request", run.name)) is not None:
+            by_log = with_calibration(run, observe_record(run, log, priced=shared).calibration)
+            cells.append(f"{later_intervals(run, record):.1%} -> {later_intervals(by_log, record):.1%}")
         print(f"| {run.name} | {made.learnt} | {made.num_judged} | {' | '.join(cells)} |", flush=True)
 
 

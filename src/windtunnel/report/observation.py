@@ -56,7 +56,8 @@ def observation_report(observation: Observation) -> Report:
 
 def _load_facts(load: Load) -> list[tuple[str, str]]:
     """Return what the server was asked for, as far as it is known."""
-    facts = [("requests", f"{load.num_requests:,}, {load.rate_per_s:.3g} a second")]
+    is_counted = not math.isnan(load.rate_per_s)
+    facts = [("requests", f"{load.num_requests:,}, {load.rate_per_s:.3g} a second")] if is_counted else []
     if load.is_closed:
         facts.append(("arrivals", f"{load.concurrency:.0f} clients that wait for their answers"))
     elif not math.isnan(load.gap_cv):
