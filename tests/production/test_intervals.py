@@ -127,6 +127,14 @@ def test_steps_with_prompts_follow_from_the_histogram_of_a_steps_tokens() -> Non
     assert alone.share[1] == pytest.approx(1 - np.exp(-0.12))
 
 
+def test_more_requests_than_the_described_limit_are_priced() -> None:
+    rows = np.zeros(30, INTERVAL)
+    rows["start_s"], rows["duration_s"], rows["context_tokens"] = np.arange(30), 1.0, 500.0
+    rows["gaps"], rows["gaps_s"], rows["steps"] = 4000 * 20.0, 4000.0, 20.0
+    observation = observe_record(server(), ServerRecord("metrics", rows))
+    assert observation.num_judged == 15
+
+
 def test_an_idle_server_is_refused() -> None:
     with pytest.raises(InputError, match="no interval has 10 tokens behind others"):
         observe_record(server(), ServerRecord("metrics", np.zeros(30, INTERVAL)))

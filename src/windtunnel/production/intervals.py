@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -58,7 +59,8 @@ def steps_of(record: ServerRecord, max_num_batched_tokens: int) -> IntervalSteps
         raise InputError(f"{record.source}: no interval has {LEAST_GAPS} tokens behind others", "was the server idle?")
     rows, engines = record.intervals[keep], record.num_engines
     gaps, counted = rows["gaps"] / engines, rows["steps"] / engines
-    decoding = np.maximum(np.where(counted > 0, gaps / counted, rows["gaps_s"] / engines / rows["duration_s"]), 1.0)
+    by_time = rows["gaps_s"] / engines / rows["duration_s"]
+    decoding = np.maximum(np.divide(gaps, counted, out=by_time, where=counted > 0), 1.0)
     num_steps = gaps / decoding
     prompts = _prompts_of(rows, engines, record)
     budget = np.maximum(max_num_batched_tokens - decoding, 1.0)
@@ -193,7 +195,9 @@ def price_intervals(run: StepRun, record: ServerRecord, estimator_of: Callable[[
     limit = setup.engine.max_num_batched_tokens
     assert limit is not None
     taken = steps_of(record, limit)
-    every = price_every_step(replace(run, steps=taken.steps), estimator_of)
+    running = int((taken.steps["decode_requests"] + taken.steps["prefill_requests"]).max())
+    engine = msgspec.structs.replace(setup.engine, max_num_seqs=max(setup.engine.max_num_seqs or 0, running))
+    every = price_every_step(replace(run, steps=taken.steps, setup=replace(setup, engine=engine)), estimator_of)
     count = taken.measured_s.size
 
     def mean(values: Floats) -> Floats:

@@ -182,7 +182,7 @@ def run_without_steps(name: str, base: Mapping[str, Any], options: Mapping[str, 
 def _given(options: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in options.items() if value is not None}
     if "device" not in given and not base.get("deployment", {}).get("device"):
-        raise InputError("steps do not say what device took them: --device is missing", "for instance b300_sxm")
+        raise InputError("records do not say what device they are of: --device is missing", "for instance b300_sxm")
     return given
 
 
