@@ -131,6 +131,7 @@ def test_more_requests_than_the_described_limit_are_priced() -> None:
     rows = np.zeros(30, INTERVAL)
     rows["start_s"], rows["duration_s"], rows["context_tokens"] = np.arange(30), 1.0, 500.0
     rows["gaps"], rows["gaps_s"], rows["steps"] = 4000 * 20.0, 4000.0, 20.0
+    rows["prompts"], rows["prompt_tokens"] = 100.0, 1e6
     observation = observe_record(server(), ServerRecord("metrics", rows))
     assert observation.num_judged == 15
 

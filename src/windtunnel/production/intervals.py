@@ -195,8 +195,12 @@ def price_intervals(run: StepRun, record: ServerRecord, estimator_of: Callable[[
     limit = setup.engine.max_num_batched_tokens
     assert limit is not None
     taken = steps_of(record, limit)
-    running = int((taken.steps["decode_requests"] + taken.steps["prefill_requests"]).max())
-    engine = msgspec.structs.replace(setup.engine, max_num_seqs=max(setup.engine.max_num_seqs or 0, running))
+    decodes = taken.steps["decode_requests"]
+    limits = {
+        name: max(getattr(setup.engine, name) or 0, int((decodes + taken.steps[count]).max()))
+        for name, count in (("max_num_batched_tokens", "prefill_tokens"), ("max_num_seqs", "prefill_requests"))
+    }
+    engine = msgspec.structs.replace(setup.engine, **limits)
     every = price_every_step(replace(run, steps=taken.steps, setup=replace(setup, engine=engine)), estimator_of)
     count = taken.measured_s.size
 
