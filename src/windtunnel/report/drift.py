@@ -10,22 +10,23 @@ from windtunnel.report.report import Facts, Report, Section, Table
 
 def verdict(watch: Watch) -> str:
     """Say whether the server has drifted, since when and how far."""
-    rows = f"{watch.num_rows:,} {watch.unit}s"
     if watch.is_off:
-        return f"Off its calibration from the first of {rows} on: times are {watch.level:+.1%}. Observe it again."
+        return f"Off its calibration from the start: times are {_change(watch.level)}. Observe it again."
     if watch.drifts:
         first = watch.drifts[0]
-        return (
-            f"Drifted: from {watch.unit} {first.begins:,} of {rows} on, times change by {first.change:+.1%}. "
-            "Observe it again."
-        )
-    return f"As calibrated: no lasting change in {rows}."
+        where = f"{watch.unit} {first.begins:,} of {watch.num_rows:,}"
+        return f"Drifted: from {where} on, times are {_change(first.change)}. Observe it again."
+    return f"As calibrated: no lasting change in {watch.num_rows:,} {watch.unit}s."
+
+
+def _change(share: float) -> str:
+    return f"{abs(share):.1%} {'longer' if share > 0 else 'shorter'}"
 
 
 def drift_report(watch: Watch) -> Report:
     """Return the report of a watch."""
     rows = [[f"{each.begins:,}", f"{each.noticed:,}", f"{each.change:+.1%}"] for each in watch.drifts]
-    facts = [("at the beginning", f"{watch.level:+.1%} of the calibrated time")]
+    facts = [("at the beginning", f"{_change(watch.level)} than calibrated")]
     if (between := watch.rows_between_false_alarms) is not None:
         facts.append(("false alarms", f"fewer than one in {min(between, 1e9):,.0f} {watch.unit}s"))
     changes = [Section("Changes", [Table((f"from {watch.unit}", "noticed", "times"), rows)], is_open=True)]
