@@ -174,6 +174,18 @@ def test_a_slow_replica_slows_its_own_requests_alone() -> None:
 
 
 @pytest.mark.full
+def test_a_cold_prefix_cache_is_found_where_prompts_share_their_beginning() -> None:
+    shared = {"settings": {"workload.shared_prompts": {"tokens": 2000}}, "tp": 1}
+    scenario = described(**shared)
+    requests = sent(scenario)
+    replay = replay_of(scenario, requests)
+    assert served_by(replay, replay.healthy(), replay.latencies(Change())).shares_prefixes
+    before = recorded(replay, requests, Change(), seed=2)
+    cold = recorded(replay, requests, Change(engine={"enable_prefix_caching": False}))
+    assert diagnose(scenario, cold, before).findings[0].name == "prefix_cache_cold"
+
+
+@pytest.mark.full
 def test_another_version_is_found_beside_an_earlier_run() -> None:
     scenario = described(tp=1)
     requests, others = sent(scenario), sent(scenario, seed=5)
