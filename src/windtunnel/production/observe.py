@@ -49,8 +49,8 @@ LEAST_SHARE = 0.02
 MOST_HARM = 0.03
 """Error that a candidate may add to one kind of step for the sake of the others."""
 NEVER_FROM_INTERVALS = ("launches of steps with prompts", "unequal contexts", "single slow steps")
-LEAST_GAIN, LEAST_SAVED = 0.02, 0.002
-"""Share of the error that a candidate with more terms must save, and the least difference."""
+LEAST_GAIN = 0.02
+"""Error that a candidate with more terms must save, as a share."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,7 @@ def _observe(
     for name, error in errors.items():
         kinds = _scores(judged[name])
         harms = any(kinds[kind].median > known.median + MOST_HARM for kind, known in by_kind.items())
-        saved = errors[chosen] - error
-        if saved > max(LEAST_GAIN * errors[chosen], LEAST_SAVED) and not harms:
+        if error < errors[chosen] * (1 - LEAST_GAIN) and not harms:
             chosen = name
     learning, others = steps.taken(place < end), place >= end
     factors = _fitted([learning], CANDIDATES[chosen])
