@@ -5,10 +5,11 @@ sustains to nine tenths, prompts of 128 to 4,096 tokens. A fault of random sever
 lengthens a mean latency beyond the prediction's 99% interval, or with --before by at least 15%. The latencies then get
 the noise of recorded runs: every request's, and a factor on all of them. The diagnosis sees the recorded requests and
 the description of the healthy deployment; with --before also a healthy run of other requests, with noise of its own.
-The workloads share no beginnings and have no pools: cold prefix caches and slow KV transfers are not among the faults.
+A quarter of the deployments have two to four replicas, a fifth share the beginnings of their prompts, and a tenth have
+pools for prefill and decode. Faults that only some deployments can have are drawn first where they can.
 
-Printed are the shares of runs whose first cause, or one of the first three, is the fault; the error of its share of the
-gap; and false alarms on healthy runs.
+Printed are the shares of runs whose first cause, or one of the first three, is the fault; the error of what mending it
+gains, as a share of the recorded gap of the latest latency; and false alarms on healthy runs.
 
 python benchmarks/diagnose.py [NUM_RUNS] [--before]
 """
@@ -46,6 +47,8 @@ MODELS = {
 }
 DEVICES = ("h100_sxm", "h200_sxm", "b200_sxm")
 ENGINES = ("vllm", "sglang", "trtllm")
+RARE, USUAL = ("prefix_cache_cold", "kv_transfer", "slow_replica", "missing_replicas"), 0.5
+"""Causes that only some deployments can have, and the share of these that have a usual one all the same."""
 LEAST_EFFECT = 0.15
 MOST_EFFECT = 30.0
 REQUEST_NOISE = {"ttft": 0.1, "tpot": 0.02}
@@ -65,6 +68,16 @@ def drawn_scenario(draw: random.Random) -> Scenario:
         "num_requests": NUM_REQUESTS,
         "seed": draw.randrange(1000),
     }
+    settings: dict[str, Any] = {}
+    match draw.random():
+        case kind if kind < 0.25:
+            settings["deployment.replicas"] = draw.choice((2, 3, 4))
+        case kind if kind < 0.45:
+            settings["workload.shared_prompts"] = {"tokens": options["input_tokens"]}
+        case kind if kind < 0.55:
+            roles = ("prefill", "decode")
+            settings["deployment.pools"] = [{"name": role, "role": role, "replicas": 1} for role in roles]
+    options["settings"] = settings
     for name in ("input_tokens", "output_tokens"):
         options[name] = parse_lengths(name, f"{options[name] // 2}-{options[name] * 3 // 2}")
     probe = wt.simulate(wt.scenario(**options, concurrency=256))
@@ -100,10 +113,10 @@ def with_fault(replay: Replay, draw: random.Random, has_before: bool) -> tuple[s
     """Return a fault, its severity and the latencies with it; None where none that the server can have shows."""
     healthy = replay.latencies(Change())
     result = replay.healthy()
-    served = served_by(replay, result, healthy)
+    served = served_by(replay, result, healthy, has_before)
     widths = {name: LEAST_EFFECT if has_before else np.expm1(width) for name, width in widths_of(result).items()}
-    names = list(CAUSES)
-    draw.shuffle(names)
+    names = draw.sample([*CAUSES], len(CAUSES))
+    names.sort(key=lambda name: name not in RARE or draw.random() < USUAL)
     for name in names:
         severities = list(CAUSES[name].severities(served))
         for severity in draw.sample(severities, len(severities)):
@@ -140,7 +153,8 @@ def main() -> None:
         healthy = replay.latencies(Change())
         before = None
         if has_before:
-            others = sent(scenario, scenario.seed + 1)
+            # Which prompts share their beginning is known of the scenario's own requests alone.
+            others = sent(scenario, scenario.seed + (scenario.workload.shared_prompts is None))
             before = noisy(replay_of(scenario, others).latencies(Change()), others, noise)
         started_s = time.perf_counter()
         found = diagnose(scenario, noisy(faulty, requests, noise), before)
@@ -151,15 +165,19 @@ def main() -> None:
         counts[name]["runs"] += 1
         counts[name]["first"] += first == name
         counts[name]["three"] += name in three
+        print(f"{done} of {num_runs}: {name}, found {', '.join(three) or 'nothing'}", file=sys.stderr, flush=True)
         if first == name:
-            errors.append(abs(found.findings[0].shares["e2e"] - 1))
+            late, first_found = found.late[0], found.findings[0]
+            gap_s = found.recorded_s[late] - found.healthy_s[late]
+            errors.append(abs((found.recorded_s[late] - first_found.without_s[late]) / gap_s - 1))
         else:
             confused[name, first] += 1
     print(f"{'cause':20s} runs   first  among three")
     for name, count in [*sorted(counts.items()), ("all", sum(counts.values(), Counter()))]:
         rates = [count[part] / count["runs"] for part in ("first", "three")]
         print(f"{name:20s} {count['runs']:4d} {rates[0]:7.1%} {rates[1]:8.1%}")
-    print(f"share of the gap: median error {np.median(errors):.1%}, 90th percentile {np.percentile(errors, 90):.1%}")
+    middle, high = np.percentile(errors, [50, 90])
+    print(f"gain as a share of the gap: median error {middle:.1%}, 90th percentile {high:.1%}")
     print(f"false alarms on healthy runs: {alarms} of {done}")
     print(f"time of a diagnosis: median {np.median(times):.1f} s, most {max(times):.1f} s")
     print("confused:", ", ".join(f"{a} as {b} ({count})" for (a, b), count in confused.most_common(12)))

@@ -1,11 +1,18 @@
 """Scenarios whose twins tests talk to."""
 
+import asyncio
+import math
 from typing import Any
 
 import httpx
 
 from windtunnel.serving.scenario import Scenario, scenario_from
+from windtunnel.twin.clock import TwinClock
+from windtunnel.twin.engine import Twin
+from windtunnel.twin.live import prepare_live
+from windtunnel.twin.metrics import Metrics
 from windtunnel.twin.server import TwinApp
+from windtunnel.workload.generate.requests import generate
 
 
 def scenario_of(deployment: dict[str, Any], rate_per_s: float = 20.0, num_requests: int = 60, **given: Any) -> Scenario:
@@ -24,3 +31,32 @@ def scenario_of(deployment: dict[str, Any], rate_per_s: float = 20.0, num_reques
 def client_of(app: TwinApp) -> httpx.AsyncClient:
     """Return a client of an application that no port leads to."""
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://twin")
+
+
+def served(scenario: Scenario, every_s: float = math.inf) -> tuple[Twin, Metrics, list[str]]:
+    """Send a scenario's requests to a twin at their simulated times; also return its metrics every so many seconds."""
+    requests, clock = generate(scenario.workload, scenario.seed), TwinClock(None)
+    metrics = Metrics(scenario.deployment.engine.name, "m", 1, 4096)
+    twin = Twin(prepare_live(scenario, max_requests=256), clock, 256, metrics)
+    twin.live.on_steps = metrics.steps
+    scrapes: list[str] = []
+
+    def run_to(time_s: float) -> None:
+        while len(scrapes) * every_s <= time_s:
+            look_s = len(scrapes) * every_s
+            twin.run_to(look_s)
+            clock.reached_s = look_s
+            scrapes.append(metrics.text(twin, clock))
+        twin.run_to(time_s)
+        clock.reached_s = time_s
+
+    async def send() -> None:
+        for i, arrival_s in enumerate(requests.arrival_s.tolist()):
+            run_to(arrival_s)
+            lengths = int(requests.input_tokens[i]), int(requests.output_tokens[i])
+            twin.submit(lengths, lambda *_: None, range(i << 20, (i << 20) + sum(lengths)))
+        twin.close()
+        twin.run_to(1e9)
+
+    asyncio.run(send())
+    return twin, metrics, scrapes

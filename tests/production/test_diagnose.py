@@ -9,7 +9,7 @@ import windtunnel as wt
 from windtunnel.production.causes import CAUSES, TEXTS, Change
 from windtunnel.production.diagnose import LATENCIES, Diagnosis, Replay, diagnose, replay_of, served_by
 from windtunnel.production.observed import Observed
-from windtunnel.report.diagnosis import change_of, diagnosis_document, diagnosis_report, verdict
+from windtunnel.report.diagnosis import change_of, diagnosis_document, diagnosis_report, evidence, verdict
 from windtunnel.serving.scenario import Scenario
 from windtunnel.serving.shorthand import parse_lengths
 from windtunnel.workload.generate.requests import generate
@@ -150,3 +150,58 @@ def test_latencies_are_those_of_a_simulation_of_the_same_requests() -> None:
     result, times = wt.simulate(scenario), replay.latencies(Change())
     for name in LATENCIES:
         np.testing.assert_allclose(times[name], result.requests[f"{name}_s"], rtol=1e-9)
+
+
+REPLICAS = {"tp": 1, "rate_per_s": 40.0, "num_requests": 240, "settings": {"deployment.replicas": 3}}
+
+
+@pytest.mark.parametrize(
+    ("name", "severity"), [("missing_replicas", 2.0), pytest.param("slow_replica", 2.0, marks=pytest.mark.full)]
+)
+def test_faults_of_one_of_several_replicas_are_found(name: str, severity: float) -> None:
+    first = diagnosed(name, severity, **REPLICAS).findings[0]
+    assert first.name == name
+    assert first.severity == pytest.approx(severity, rel=0.15)
+
+
+def test_a_slow_replica_slows_its_own_requests_alone() -> None:
+    scenario = described(**REPLICAS)
+    replay = replay_of(scenario, sent(scenario))
+    healthy, slow = (replay.latencies(change)["tpot"] for change in (Change(), Change(slow_replica=2.0)))
+    ratio = slow / healthy
+    assert 0.25 < np.mean(ratio > 1.4) < 0.42
+    assert np.median(ratio) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.full
+def test_a_cold_prefix_cache_is_found_where_prompts_share_their_beginning() -> None:
+    shared = {"settings": {"workload.shared_prompts": {"tokens": 2000}}, "tp": 1}
+    scenario = described(**shared)
+    requests = sent(scenario)
+    replay = replay_of(scenario, requests)
+    assert served_by(replay, replay.healthy(), replay.latencies(Change())).shares_prefixes
+    before = recorded(replay, requests, Change(), seed=2)
+    cold = recorded(replay, requests, Change(engine={"enable_prefix_caching": False}))
+    assert diagnose(scenario, cold, before).findings[0].name == "prefix_cache_cold"
+
+
+@pytest.mark.full
+def test_another_version_is_found_beside_an_earlier_run() -> None:
+    scenario = described(tp=1)
+    requests, others = sent(scenario), sent(scenario, seed=5)
+    replay = replay_of(scenario, requests)
+    versions = served_by(replay, replay.healthy(), replay.latencies(Change()), True).other_versions
+    assert "0.24" not in versions
+    before = recorded(replay_of(scenario, others), others, Change(), seed=2)
+    first = diagnose(scenario, recorded(replay, requests, Change(version="0.8")), before).findings[0]
+    assert first.name == "version"
+    assert evidence(first) == "latencies are those of version 0.8 with its defaults"
+
+
+def test_a_deployment_with_too_many_replicas_or_too_few_is_named() -> None:
+    spare = diagnosed("", 1.0, **{**REPLICAS, "rate_per_s": 3.0})
+    assert spare.enough_replicas in (1, 2)
+    assert "over-provisioned" in diagnosis_document(spare)["provision"]
+    short = diagnosed("", 1.0, **{**REPLICAS, "rate_per_s": 4000.0, "settings": {"deployment.engine.max_num_seqs": 4}})
+    assert short.is_underprovisioned
+    assert "under-provisioned" in str(diagnosis_report(short).notes)

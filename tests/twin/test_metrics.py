@@ -1,20 +1,18 @@
 """Metrics of a twin have the values of what its requests went through."""
 
 import asyncio
-from typing import Any
 
 import numpy as np
 import pytest
 
-from live_twins import client_of, scenario_of
+from live_twins import client_of, scenario_of, served
 from windtunnel.serving.simulate import simulate
 from windtunnel.twin.clock import TwinClock
 from windtunnel.twin.engine import Answer, Twin
 from windtunnel.twin.live import prepare_live
-from windtunnel.twin.metrics import Metrics, token_bounds
+from windtunnel.twin.metrics import token_bounds
 from windtunnel.twin.server import TwinApp
 from windtunnel.twin.start import twin_app
-from windtunnel.workload.generate.requests import generate
 
 
 def values(text: str) -> dict[str, float]:
@@ -23,33 +21,13 @@ def values(text: str) -> dict[str, float]:
     return {name: float(value) for name, _, value in rows}
 
 
-def served(scenario: Any) -> tuple[Twin, Metrics]:
-    """Send a scenario's requests to a twin, at their simulated times."""
-    requests, clock = generate(scenario.workload, scenario.seed), TwinClock(None)
-    metrics = Metrics(scenario.deployment.engine.name, "m", 1, 4096)
-    twin = Twin(prepare_live(scenario, max_requests=256), clock, 256, metrics)
-    twin.live.on_steps = metrics.steps
-
-    async def send() -> None:
-        for i, arrival_s in enumerate(requests.arrival_s.tolist()):
-            twin.run_to(arrival_s)
-            clock.reached_s = arrival_s
-            lengths = int(requests.input_tokens[i]), int(requests.output_tokens[i])
-            twin.submit(lengths, lambda *_: None, range(i << 20, (i << 20) + sum(lengths)))
-        twin.close()
-        twin.run_to(1e9)
-
-    asyncio.run(send())
-    return twin, metrics
-
-
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_sums_and_counts_are_those_of_a_simulation(engine: str) -> None:
     scenario = scenario_of(
         {"engine": {"name": engine}}, client={"first_token_s": 0, "stream_s": 0, "prompt_token_s": 0}
     )
     result = simulate(scenario)
-    twin, metrics = served(scenario)
+    twin, metrics, _ = served(scenario)
     found = values(metrics.text(twin, twin.clock))
     labels = '{model_name="m",engine="0"}'
     requests = result.requests

@@ -17,13 +17,14 @@ from windtunnel.plugins import Registry
 
 TOOLS = Registry("windtunnel.formats", "windtunnel.formats", "file format")
 
-Use = Literal["workload or trace", "training job", "capture", "client result"]
+Use = Literal["workload or trace", "training job", "capture", "client result", "server telemetry"]
 """What a file is read as, which decides what `FileFormat.read` takes and returns:
 
 - workload or trace: `read(path) -> collective_calls.Contents`
 - training job: `read(path, job_files.JobLaunch) -> (TrainingJob, arguments that were ignored)`
 - capture: `read(path) -> captures.capture.Capture`
 - client result: `read(path) -> list of clients.read.ClientResult`
+- server telemetry: `read(path) -> telemetry.record.ServerRecord`
 """
 
 

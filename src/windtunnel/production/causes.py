@@ -43,6 +43,12 @@ class Change:
     """Share of the links between pools that is left."""
     pause_s: float = 0.0
     """Time from the first arrival in which nothing is served."""
+    slow_replica: float = 1.0
+    """Factor of everything on the devices of one of several replicas."""
+    missing_replicas: int = 0
+    """Replicas that do not serve."""
+    version: str = ""
+    """Version of the engine, with its defaults; empty: the described one."""
 
     def joined(self, other: "Change") -> "Change":
         """Return both changes together."""
@@ -51,8 +57,16 @@ class Change:
             host_s[name] = host_s.get(name, 0.0) + extra_s
         for name, factor in other.factors.items():
             factors[name] = factors.get(name, 1.0) * factor
-        share = self.transfer_share * other.transfer_share
-        return Change({**self.engine, **other.engine}, host_s, factors, share, self.pause_s + other.pause_s)
+        return Change(
+            {**self.engine, **other.engine},
+            host_s,
+            factors,
+            self.transfer_share * other.transfer_share,
+            self.pause_s + other.pause_s,
+            self.slow_replica * other.slow_replica,
+            self.missing_replicas + other.missing_replicas,
+            other.version or self.version,
+        )
 
     def applied(self, setup: Setup) -> Setup:
         """Return a replica's setup with the changes of its engine and host."""
@@ -78,6 +92,10 @@ class Served:
     shares_prefixes: bool
     hands_over: bool
     """Whether KV goes from pool to pool."""
+    num_replicas: int = 1
+    """Equal ones that serve all the time; 1 where they come and go, or serve in pools."""
+    other_versions: tuple[str, ...] = ()
+    """Versions of the engine that it may have in truth."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +185,20 @@ CAUSES: Mapping[str, Cause] = {
     "batch_limit": _engine("max_num_seqs", lambda served: _powers(1, served.most_running)),
     "token_limit": _engine("max_num_batched_tokens", _smaller_budgets),
     "prefill_blocks": _engine("max_num_batched_tokens", _larger_budgets),
+    "slow_replica": Cause(
+        lambda severity, _served: Change(slow_replica=severity),
+        lambda served: (1.25, 1.55, 1.95, 2.5, 3.5) if served.num_replicas > 1 else (),
+    ),
+    "missing_replicas": Cause(
+        lambda severity, _served: Change(missing_replicas=int(severity)),
+        lambda served: [float(count) for count in range(1, served.num_replicas)][:4],
+        is_continuous=False,
+    ),
+    "version": Cause(
+        lambda severity, served: Change(version=served.other_versions[int(severity) - 1]),
+        lambda served: [float(number + 1) for number in range(len(served.other_versions))],
+        is_continuous=False,
+    ),
     "kv_transfer": Cause(
         lambda severity, _served: Change(transfer_share=severity),
         lambda served: (0.5, 0.25, 0.12, 0.06, 0.03) if served.hands_over else (),

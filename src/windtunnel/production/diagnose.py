@@ -9,9 +9,11 @@ more; each has as its share what vanishes with it.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
@@ -24,11 +26,14 @@ from windtunnel.pricing.estimator import Estimator
 from windtunnel.production.causes import CAUSES, Cause, Change, Served
 from windtunnel.production.observed import Observed
 from windtunnel.search.capacity.probe import serve_requests
+from windtunnel.serving.deployment import Pool
+from windtunnel.serving.engines.defaults import engine_defaults
 from windtunnel.serving.prepared import Lower, PreparedDeployment, prepare
 from windtunnel.serving.priced_deployments import REACHES, PricedDeployments
 from windtunnel.serving.results import Result
 from windtunnel.serving.run import Progress
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
+from windtunnel.serving.setup.fleet_plan import has_fleet
 from windtunnel.serving.setup.step_prices import (
     DeployedModel,
     LoweredSteps,
@@ -38,6 +43,7 @@ from windtunnel.serving.setup.step_prices import (
     priced_parts,
 )
 from windtunnel.serving.simulate import serve_scenario
+from windtunnel.versions import version_key
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
 Floats = NDArray[np.float64]
@@ -56,6 +62,12 @@ CHOICE = 2.0
 MOST_CAUSES = 3
 LEAST_GAP = 0.03
 """Least width of an interval: smaller gaps are not looked at, however sure the prediction is."""
+LONG_WAIT, SLOWER = 0.3, 0.05
+"""Share of waiting from which replicas are missing, and how much slower fewer replicas may be."""
+NUM_VERSIONS = 5
+"""Other versions that are tried, beside an earlier run: without one they explain too much."""
+SLOW = "slow"
+"""Name of the pool of a slow replica, and mark of its setup."""
 SURE = 2.5758 / HALF_WIDTH
 """Half width of a 99% interval over that of an 80% one."""
 
@@ -98,7 +110,15 @@ class Diagnosis(Shown):
     usd_per_hour: float | None
     late_s: float
     """Mean time by which the client sent later than planned."""
-    remarks: Sequence[str] = field(default_factory=tuple)
+    waiting: float
+    """Share of the predicted end-to-end time that requests wait before they are scheduled."""
+    enough_replicas: int | None
+    """Fewest of several replicas that would serve the requests within `SLOWER` as fast; None where all are needed."""
+
+    @property
+    def is_underprovisioned(self) -> bool:
+        """Whether requests wait long even on a healthy server."""
+        return self.waiting > LONG_WAIT
 
     @property
     def gaps(self) -> dict[str, float]:
@@ -128,6 +148,8 @@ class Replay:
     priced: PricedDeployments = field(default_factory=PricedDeployments)
     parts: dict[Any, tuple[tuple[int, ...], Mapping[str, StepPrices]]] = field(default_factory=dict)
     """Steps priced part by part, and how far their grids reach."""
+    versions: dict[str, Sequence[Setup]] = field(default_factory=dict)
+    slow: dict[int, Estimator] = field(default_factory=dict)
 
     def healthy(self) -> Result:
         """Simulate the requests on the deployment as it is described."""
@@ -148,12 +170,38 @@ class Replay:
 
     def _prepared(self, change: Change, requests: RequestArrays) -> PreparedDeployment:
         """Prepare the deployment with a fault."""
-        setups = [change.applied(setup) for setup in self.setups]
-        lower = self._lowering(change) if change.factors or change.host_s else self.priced.lower
-        prepared = prepare(self.scenario, requests, setups, estimator_of=self.priced.estimator, lower=lower)
+        scenario, deployment = self.scenario, self.scenario.deployment
+        setups = [change.applied(setup) for setup in self._setups_of(change.version)]
+        if change.missing_replicas:
+            fewer = msgspec.structs.replace(deployment, replicas=deployment.replicas - change.missing_replicas)
+            scenario = msgspec.structs.replace(scenario, deployment=fewer)
+        if change.slow_replica > 1:
+            others = max(scenario.deployment.replicas - 1, 1)
+            pools = Pool(name="equal", replicas=others), Pool(name=SLOW, replicas=1)
+            apart = msgspec.structs.replace(deployment, replicas=1, pools=pools)
+            scenario = msgspec.structs.replace(scenario, deployment=apart)
+            setups = [setups[0], replace(setups[0], calibration_name=SLOW)]
+        is_priced_anew = change.factors or change.host_s or change.slow_replica > 1
+        lower = self._lowering(change) if is_priced_anew else self.priced.lower
+        prepared = prepare(scenario, requests, setups, estimator_of=self._estimator, lower=lower)
         if change.transfer_share < 1 and prepared.handoff_rules is not None:
             prepared = prepared.with_transfers(prepared.handoff_rules.latency_s, change.transfer_share)
         return prepared
+
+    def _setups_of(self, version: str) -> Sequence[Setup]:
+        """Return the setups of the pools, with another version of the engine where one is given."""
+        if version and version not in self.versions:
+            engine = msgspec.structs.replace(self.scenario.deployment.engine, version=version)
+            deployment = msgspec.structs.replace(self.scenario.deployment, engine=engine)
+            self.versions[version] = _resolved(msgspec.structs.replace(self.scenario, deployment=deployment))
+        return self.versions[version] if version else self.setups
+
+    def _estimator(self, setup: Setup) -> Estimator:
+        """Return the estimator of a setup; that of a slow replica is an object of its own."""
+        if setup.calibration_name != SLOW:
+            return self.priced.estimator(setup)
+        estimator = self.priced.estimator(self.setups[0])
+        return self.slow.setdefault(id(estimator), copy(estimator))
 
     def _lowering(self, change: Change) -> Lower:
         """Return a function that prices steps with a fault's factors: of parts that are priced once for all faults."""
@@ -167,7 +215,8 @@ class Replay:
             if not parts or any(needed > far for needed, far in zip(reach, reached, strict=True)):
                 reached, parts = reach, priced_parts(estimator, deployed, lambda op: shares(op, device))
                 self.parts[id(estimator), shard] = reached, parts
-            weights = {name: factor(change.factors, name) for name in parts}
+            slower = change.slow_replica if any(estimator is each for each in self.slow.values()) else 1.0
+            weights = {name: factor(change.factors, name) * slower for name in parts}
             return replace(combined(parts, weights), engine=engine).lowered()
 
         return lower
@@ -191,11 +240,16 @@ def replay_of(scenario: Scenario, recorded: Observed) -> Replay:
         drawn = drawn.mapped(lambda _, column: column[recorded.position])
         if np.array_equal(drawn.input_tokens, recorded.input_tokens):
             requests = replace(requests, prefixes=drawn.prefixes)
-    setups = [resolve(pool_scenario(scenario, pool)) for pool in scenario.deployment.groups]
-    return Replay(scenario, requests, setups)
+    return Replay(scenario, requests, _resolved(scenario))
 
 
-def served_by(replay: Replay, healthy: Result, latencies: Mapping[str, Floats]) -> Served:
+def _resolved(scenario: Scenario) -> list[Setup]:
+    return [resolve(pool_scenario(scenario, pool)) for pool in scenario.deployment.groups]
+
+
+def served_by(
+    replay: Replay, healthy: Result, latencies: Mapping[str, Floats], may_be_another_version: bool = False
+) -> Served:
     """Return what is known of a healthy server; `latencies` say how many of the requests are under way at once."""
     deployment, requests = replay.scenario.deployment, replay.requests
     begins, ends = np.sort(requests.arrival_s), np.sort(requests.arrival_s + latencies["e2e"])
@@ -207,7 +261,20 @@ def served_by(replay: Replay, healthy: Result, latencies: Mapping[str, Floats]) 
         longest_tokens=int((requests.input_tokens + requests.output_tokens).max()),
         shares_prefixes=requests.prefixes is not None,
         hands_over=any(pool.role == "prefill" for pool in deployment.pools),
+        num_replicas=1 if deployment.pools or has_fleet(deployment) else deployment.replicas,
+        other_versions=_other_versions(healthy.setup) if may_be_another_version else (),
     )
+
+
+def _other_versions(setup: Setup) -> tuple[str, ...]:
+    """Return some of the versions of the engine at which defaults have changed, from the oldest to the newest."""
+    assert setup.engine.version is not None
+    own = version_key(setup.engine.version)
+    every = [entry.since for entry in engine_defaults(setup.engine.name).versions]
+    now = max((since for since in every if version_key(since) <= own), key=version_key, default="")
+    others = [since for since in every if since != now]
+    chosen = np.linspace(0, len(others) - 1, min(NUM_VERSIONS, len(others))).round().astype(int)
+    return tuple(others[place] for place in chosen)
 
 
 def diagnose(
@@ -228,7 +295,7 @@ def diagnose(
     replay = replay_of(scenario, recorded)
     healthy = replay.healthy()
     bias, widths = _bias(scenario, healthy, before)
-    search = _Search(replay, recorded, bias, widths, healthy)
+    search = _Search(replay, recorded, bias, widths, healthy, before is not None)
     found, others = search.findings(progress)
     usd = healthy.summary.cost
     means = search.means(Change())
@@ -243,7 +310,20 @@ def diagnose(
         num_requests=recorded.arrival_s.size,
         usd_per_hour=None if usd is None else usd.usd_per_hour,
         late_s=float(recorded.sent_late_s.mean()),
+        waiting=float(healthy.requests["queueing_s"].mean() / healthy.requests["e2e_s"].mean()),
+        enough_replicas=_enough_replicas(search, served_by(replay, healthy, replay.latencies(Change())).num_replicas),
     )
+
+
+def _enough_replicas(search: "_Search", num_replicas: int) -> int | None:
+    """Return the fewest replicas, of several, without which the mean end-to-end time rises by no more than `SLOWER`."""
+    enough, most_s = num_replicas, search.means(Change())["e2e"] * (1 + SLOWER)
+    while enough > 1:
+        fewer = Change(missing_replicas=num_replicas - enough + 1)
+        if search.latencies(fewer) is None or search.means(fewer)["e2e"] > most_s:
+            break
+        enough -= 1
+    return enough if enough < num_replicas else None
 
 
 BEFORE_WIDTH: Mapping[str, float] = {"ttft": 0.12, "tpot": 0.025, "e2e": 0.03}
@@ -289,6 +369,7 @@ class _Search:
     bias: Mapping[str, float]
     widths: Mapping[str, float]
     healthy: Result
+    has_before: bool
     known: dict[Any, dict[str, Floats] | None] = field(default_factory=dict)
 
     @property
@@ -337,7 +418,7 @@ class _Search:
         chosen: dict[str, float] = {}
         loss = self.loss(Change())
         alone: dict[str, tuple[float, float]] = {}
-        served = served_by(self.replay, self.healthy, {"e2e": self.recorded.e2e_s})
+        served = served_by(self.replay, self.healthy, {"e2e": self.recorded.e2e_s}, self.has_before)
         for round_ in range(MOST_CAUSES):
             tried = self._round(chosen, served)
             if progress is not None:
@@ -420,13 +501,18 @@ class _Search:
         return change
 
     def _finding(self, name: str, chosen: Mapping[str, float], served: Served) -> Finding:
-        """Return a cause with its share: what vanishes of the gap when it alone is mended."""
+        """Return a cause with its share: what vanishes of the gap when it alone is mended.
+
+        Where all causes together explain the recorded mean within the noise of its prediction, the gap is what they
+        explain: the rest is nobody's.
+        """
         rest = {other: severity for other, severity in chosen.items() if other != name}
         full, without = (self._joined(names, served) for names in (chosen, rest))
         with_it, mended, healthy = self.means(full), self.means(without), self.means(Change())
         shares = {}
         for latency, mean in self.recorded_means.items():
-            gap = mean - healthy[latency]
+            is_explained = abs(math.log(mean / with_it[latency])) < self.widths[latency]
+            gap = (with_it[latency] if is_explained else mean) - healthy[latency]
             shares[latency] = (with_it[latency] - mended[latency]) / gap if abs(gap) > 1e-12 else 0.0
         without_s = {
             latency: mean * mended[latency] / with_it[latency] for latency, mean in self.recorded_means.items()

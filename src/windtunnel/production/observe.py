@@ -1,11 +1,11 @@
-"""Learn a calibration from the steps that a server recorded, and check it on later ones.
+"""Learn a calibration from what a server recorded or emitted, and check it on what came later.
 
-A run's first steps are fitted, in two parts: candidates are learnt on the earlier one and judged on the later one, and
-the best is fitted again on both. The result is a calibration file; what it says is then measured on all other steps, by
-pricing them with that file and not with the factors of the fit.
+A run's first steps, or intervals of time, are fitted, in two parts: candidates are learnt on the earlier one and judged
+on the later one, and the best is fitted again on both. The result is a calibration file; what it says is then measured
+on all others, by pricing them with that file and not with the factors of the fit.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -15,8 +15,12 @@ from windtunnel.calibration.steps.fit import DECODE_STEP, LAUNCH, REQUEST, UNITS
 from windtunnel.calibration.steps.price import ATTENTION_DECODE, KINDS, SMALL, PricedSteps, price_run
 from windtunnel.calibration.steps.read import StepRun
 from windtunnel.errors import InputError
+from windtunnel.formats.telemetry.record import ServerRecord
 from windtunnel.metrics.accuracy import Score, score
 from windtunnel.metrics.uncertainty import Spread
+from windtunnel.pricing.estimator import Estimator
+from windtunnel.production.intervals import price_intervals
+from windtunnel.production.workload import Load, load_of, unknown_of
 from windtunnel.serving.calibration import Calibration, Provenance
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.scenario import Setup
@@ -40,10 +44,11 @@ CANDIDATES: Mapping[str, Sequence[str]] = {
 """What is learnt -> its terms, the fewest first."""
 EARLIER = 0.7
 """Share of the learning steps that candidates are fitted on; the others judge them."""
-LEAST_STEPS = 50
+LEAST_STEPS, LEAST_INTERVALS = 50, 8
 LEAST_SHARE = 0.02
 MOST_HARM = 0.03
 """Error that a candidate may add to one kind of step for the sake of the others."""
+NEVER_FROM_INTERVALS = ("launches of steps with prompts", "unequal contexts", "single slow steps")
 LEAST_GAIN = 0.02
 """Error that a candidate with more terms must save, as a share."""
 
@@ -56,6 +61,8 @@ class Observation:
     calibration: Calibration
     learnt: str
     """A key of `CANDIDATES`."""
+    unit: str
+    """What was learnt from: `step` or `interval`."""
     num_learnt: int
     num_judged: int
     before: Mapping[str, Score]
@@ -63,30 +70,69 @@ class Observation:
     after: Mapping[str, Score]
     """The same with the one that was learnt."""
     unidentified: Sequence[str]
-    """Operators that take so little of the learning steps' time that nothing was learnt of them."""
+    """Operators that take so little of the learning steps' time that nothing was learnt of them, and what such records
+    never tell."""
     refused: Mapping[str, float]
     """Candidate -> error that it had on the judging part, as a share; those that were not taken."""
+    load: Load | None = None
+    """What the server was asked for; None for recorded steps."""
 
 
-def observe_steps(run: StepRun, learn: float = 0.2) -> Observation:
+Price = Callable[[StepRun, Callable[[Setup], Estimator]], PricedSteps]
+"""Prices what is learnt from."""
+
+
+def observe_steps(run: StepRun, learn: float = 0.2, priced: PricedDeployments | None = None) -> Observation:
     """Learn a calibration from the first steps of a run.
 
     Args:
         run: recorded steps and their deployment.
         learn: share of the steps that are learnt from.
+        priced: shares prices between runs.
 
     Raises:
         InputError: the deployment is not known, or too few steps can be priced.
     """
+    return _observe(run, price_run, learn, ("step", LEAST_STEPS), priced)
+
+
+def observe_record(
+    run: StepRun, record: ServerRecord, learn: float = 0.5, priced: PricedDeployments | None = None
+) -> Observation:
+    """Learn a calibration from the first intervals of what a server emitted.
+
+    Args:
+        run: the deployment; its steps are not looked at.
+        record: what it emitted.
+        learn: share of the intervals that are learnt from.
+        priced: shares prices between runs.
+
+    Raises:
+        InputError: the deployment is not known, or too few intervals can be priced.
+    """
+
+    def price(run: StepRun, estimator_of: Callable[[Setup], Estimator]) -> PricedSteps:
+        return price_intervals(run, record, estimator_of)
+
+    made = _observe(run, price, learn, ("interval", LEAST_INTERVALS), priced)
+    unknown = [*made.unidentified, *NEVER_FROM_INTERVALS, *unknown_of(record)]
+    return replace(made, unidentified=unknown, load=load_of(record))
+
+
+def _observe(
+    run: StepRun, price: Price, learn: float, unit: tuple[str, int], priced: PricedDeployments | None
+) -> Observation:
+    """Learn from the first rows that `price` returns; `unit` names a row and says how many are needed on each side."""
     if run.setup is None:
         raise InputError(f"{run.name}: {run.refused}")
-    steps = price_run(run, PricedDeployments().estimator)
+    shared = priced or PricedDeployments()
+    steps, (what, least) = price(run, shared.estimator), unit
     place = np.arange(steps.kind.size)
-    end = int(learn * steps.kind.size)
-    if end < LEAST_STEPS or steps.kind.size - end < LEAST_STEPS:
-        hint = f"{LEAST_STEPS} to learn from and as many to judge are needed"
+    end = int(learn * steps.kind.size + 1e-9)
+    if end < least or steps.kind.size - end < least:
+        hint = f"{least} to learn from and as many to judge are needed"
         raise InputError(
-            f"{run.name} has {steps.kind.size} steps that can be priced, {end} of them to learn from", hint
+            f"{run.name} has {steps.kind.size} {what}s that can be priced, {end} of them to learn from", hint
         )
     earlier, later = steps.taken(place < EARLIER * end), steps.taken((place >= EARLIER * end) & (place < end))
     judged = {name: _fitted([earlier], terms).applied(later) for name, terms in CANDIDATES.items()}
@@ -99,15 +145,17 @@ def observe_steps(run: StepRun, learn: float = 0.2) -> Observation:
             chosen = name
     learning, others = steps.taken(place < end), place >= end
     factors = _fitted([learning], CANDIDATES[chosen])
-    calibration = _calibration(run, run.setup, factors, steps.taken(others), learning.kind.size)
-    corrected = replace(run, setup=_with(run.setup, calibration, run.name))
-    repriced = price_run(corrected, PricedDeployments().estimator)
-    calibration = msgspec.structs.replace(calibration, spread=_spreads(repriced, repriced.kind.size - others.sum()))
+    fitted_on = f"{run.name}: the first {learning.kind.size} of {place.size} recorded {what}s"
+    calibration = _calibration(fitted_on, run.setup, factors)
+    repriced = price(with_calibration(run, calibration), PricedDeployments().estimator)
+    spread = _spreads(repriced.taken(np.arange(repriced.kind.size) >= end), 2 * least)
+    calibration = msgspec.structs.replace(calibration, spread=spread)
     rest = repriced.taken(np.arange(repriced.kind.size) >= end)
     return Observation(
         run=run.label,
         calibration=calibration,
         learnt=chosen,
+        unit=what,
         num_learnt=learning.kind.size,
         num_judged=rest.kind.size,
         before=_scores(steps.taken(others)),
@@ -140,7 +188,7 @@ def _scores(steps: PricedSteps) -> dict[str, Score]:
     return {kind: each for kind, each in scored.items() if each is not None}
 
 
-def _calibration(run: StepRun, setup: Setup, factors: Factors, others: PricedSteps, num_learnt: int) -> Calibration:
+def _calibration(fitted_on: str, setup: Setup, factors: Factors) -> Calibration:
     """Return the calibration in force with what was learnt over it."""
     known = setup.calibration
     learnt = dict(known.factors) if known is not None else {}
@@ -156,7 +204,7 @@ def _calibration(run: StepRun, setup: Setup, factors: Factors, others: PricedSte
     overheads = {name: (getattr(host, name) or 0.0) + seconds for name, seconds in extra_s.items()}
     assert setup.engine.version is not None
     provenance = Provenance(
-        fitted_on=f"{run.name}: the first {num_learnt} of {num_learnt + others.kind.size} recorded steps",
+        fitted_on=fitted_on,
         num_runs=1,
         num_configurations=1,
         models=(setup.model.name,),
@@ -172,16 +220,18 @@ def _calibration(run: StepRun, setup: Setup, factors: Factors, others: PricedSte
     )
 
 
-def _with(setup: Setup, calibration: Calibration, name: str) -> Setup:
-    """Return the setup as a scenario with this calibration resolves."""
-    engine = msgspec.structs.replace(setup.engine, host=calibration.host)
-    return replace(setup, calibration=calibration, calibration_name=f"observed {name}", engine=engine)
+def with_calibration(run: StepRun, calibration: Calibration) -> StepRun:
+    """Return a run on its deployment as a scenario with this calibration resolves."""
+    assert run.setup is not None
+    engine = msgspec.structs.replace(run.setup.engine, host=calibration.host)
+    setup = replace(run.setup, calibration=calibration, calibration_name=f"observed {run.name}", engine=engine)
+    return replace(run, setup=setup)
 
 
-def _spreads(steps: PricedSteps, num_learnt: int) -> dict[str, Spread]:
-    """Return the spread of the median step over stretches of time, as that of TPOT and of what follows from it."""
-    rest = np.log(steps.measured_s / steps.predicted_s)[num_learnt:]
-    stretches = [float(np.median(part)) for part in np.array_split(rest, max(rest.size // 100, 1))]
+def _spreads(steps: PricedSteps, stretch: int) -> dict[str, Spread]:
+    """Return the spread of the median over stretches of so many rows, as that of TPOT and of what follows from it."""
+    rest = np.log(steps.measured_s / steps.predicted_s)
+    stretches = [float(np.median(part)) for part in np.array_split(rest, max(rest.size // stretch, 1))]
     low, middle, high = (float(np.exp(value)) for value in np.percentile(stretches, [10, 50, 90]))
     spread = Spread(p10=min(low, 0.99), p50=min(max(middle, low), high), p90=max(high, 1.01), num_runs=len(stretches))
     inverse = Spread(p10=1 / spread.p90, p50=1 / spread.p50, p90=1 / spread.p10, num_runs=len(stretches))

@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.calibration.steps.read import RUNS, is_step_table
 from windtunnel.errors import InputError
 from windtunnel.files import read_bytes
+from windtunnel.formats.recognise import FileContent, find_format
+from windtunnel.formats.telemetry.prometheus import read_scrapes
+from windtunnel.formats.telemetry.record import ServerRecord, record_of_requests
 from windtunnel.pricing.table import numeric_column, read_parquet, require_columns
 
 Floats = NDArray[np.float64]
@@ -65,6 +69,39 @@ def read_requests(path: Path) -> Observed:
         hint = "a requests.parquet or its folder, a .csv with its columns, or the JSON of vllm bench --save-detailed"
         raise InputError(f"{path} is of no known kind", hint)
     return observed(columns, str(path))
+
+
+def read_record(path: Path) -> ServerRecord | None:
+    """Read what a server emitted or its clients recorded; None for a table of recorded steps, or a folder with one.
+
+    Raises:
+        InputError: the file is of no known kind, or says too little.
+    """
+    if path.is_dir():
+        if (path / "requests.parquet").is_file():
+            return _record_of(read_requests(path))
+        return None if (path / RUNS).is_file() else read_scrapes(path)
+    start = FileContent(path).start
+    if is_step_table(path) and b"resourceSpans" not in start:
+        is_of_requests = path.suffix in (".csv", ".parquet") and "ttft_s" in _column_names(path)
+        return _record_of(read_requests(path)) if is_of_requests else None
+    if path.suffix == ".json" and b"resourceSpans" not in start and '"ttfts"' in FileContent(path).text:
+        return _record_of(read_requests(path))
+    record: ServerRecord = find_format(path, "server telemetry").read(path)
+    return record
+
+
+def _record_of(recorded: Observed) -> ServerRecord:
+    names = ("arrival_s", "input_tokens", "output_tokens", "ttft_s", "e2e_s")
+    return record_of_requests("recorded requests", {name: getattr(recorded, name) for name in names})
+
+
+def _column_names(path: Path) -> list[str]:
+    import pyarrow.parquet as pq
+
+    if path.suffix == ".parquet":
+        return [str(name) for name in pq.read_schema(path).names]
+    return FileContent(path).start.decode("utf-8", "replace").partition("\n")[0].strip().split(",")
 
 
 def observed(columns: Mapping[str, NDArray[Any]], where: str = "the run") -> Observed:

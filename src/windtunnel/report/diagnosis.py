@@ -24,7 +24,9 @@ def title(finding: Finding) -> str:
 
 def evidence(finding: Finding) -> str:
     """Say what of the recorded latencies speaks for a cause."""
-    return filled(str(TEXTS[finding.name]["evidence"]), {"severity": finding.severity})
+    return filled(
+        str(TEXTS[finding.name]["evidence"]), {"severity": finding.severity, "version": finding.change.version}
+    )
 
 
 def change_of(finding: Finding, engine: str) -> str:
@@ -127,9 +129,22 @@ def _notes(diagnosis: Diagnosis) -> list[str]:
     notes = [f"note: {diagnosis.num_requests:,} requests; calibration: {calibration}"]
     if not diagnosis.late:
         notes.append("note: smaller faults show beside an earlier healthy run: --before")
+    if provision := _provision(diagnosis):
+        notes.append(f"note: {provision}")
     if diagnosis.late_s > 0.1 * diagnosis.recorded_s["ttft"]:
         notes.append(f"note: the client sent {format_seconds(diagnosis.late_s)} late on average: it cannot keep up")
     return notes
+
+
+def _provision(diagnosis: Diagnosis) -> str:
+    """Say whether the deployment as described has too few replicas for its requests, or more than it needs."""
+    if diagnosis.is_underprovisioned:
+        wait = f"even a healthy server lets requests wait for {diagnosis.waiting:.0%} of their time"
+        return f"under-provisioned: {wait}; add replicas, or lower the load"
+    if (enough := diagnosis.enough_replicas) is not None:
+        every = diagnosis.healthy.scenario.deployment.replicas
+        return f"over-provisioned: {enough} of {every} replicas would serve these requests as fast, within 5%"
+    return ""
 
 
 def diagnosis_document(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -151,6 +166,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> dict[str, Any]:
     return {
         "windtunnel": version(),
         "verdict": verdict(diagnosis),
+        "provision": _provision(diagnosis),
         "is_slow": bool(diagnosis.late),
         "late": list(diagnosis.late),
         "recorded_s": dict(diagnosis.recorded_s),

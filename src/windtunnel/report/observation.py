@@ -1,8 +1,10 @@
 """What was learnt from a server's recorded steps: the sentence, errors before and after, and the factors."""
 
+import math
 from typing import Any
 
 from windtunnel.production.observe import Observation
+from windtunnel.production.workload import Load
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Facts, Report, Section, Table
 from windtunnel.schema import encode
@@ -16,11 +18,11 @@ def verdict(observation: Observation) -> str:
         for kind, scored in observation.after.items()
         if kind in observation.before
     )
-    others = f"{observation.num_judged:,} later steps"
+    others = f"{observation.num_judged:,} later {observation.unit}s"
     if observation.learnt == "nothing":
         return f"Nothing learnt: the calibration in force is as good on {others} ({changes})."
-    steps = format_count(observation.num_learnt, "step")
-    return f"Learnt {observation.learnt} from {steps}. Median error on {others}: {changes}."
+    learnt_from = format_count(observation.num_learnt, observation.unit)
+    return f"Learnt {observation.learnt} from {learnt_from}. Median error on {others}: {changes}."
 
 
 def observation_report(observation: Observation) -> Report:
@@ -29,21 +31,22 @@ def observation_report(observation: Observation) -> Report:
         [kind, f"{scored.num_runs:,}", *(f"{value:.1%}" for value in _errors(observation, kind))]
         for kind, scored in observation.after.items()
     ]
-    heads = ("steps", "number", "median\nbefore", "after", "p90\nbefore", "after")
-    calibration = observation.calibration
+    heads = (f"{observation.unit}s", "number", "median\nbefore", "after", "p90\nbefore", "after")
+    calibration, load = observation.calibration, observation.load
     facts = [(name, f"x {value:.3g}") for name, value in calibration.factors.items() if name.count(".") < 2]
     known = encode(calibration.host)
     facts += [(name.removesuffix("_s"), format_seconds(float(value))) for name, value in known.items()]
     refused = ", ".join(f"{name} ({error:.1%})" for name, error in observation.refused.items())
     notes = [f"note: mean of the kinds' median errors where others were tried: {refused}"] if refused else []
     if observation.unidentified:
-        notes.append(f"note: too little of the time to be told: {', '.join(observation.unidentified)}")
+        notes.append(f"note: not identified: {', '.join(observation.unidentified)}")
     return Report(
         observation.run,
         [],
         [
-            Section("", [Table(heads, rows)], "Errors on later steps", is_open=True),
+            Section("", [Table(heads, rows)], f"Errors on later {observation.unit}s", is_open=True),
             Section("The calibration", [Facts(facts, width=22)]),
+            *([] if load is None else [Section("The load", [Facts(_load_facts(load), width=22)])]),
         ],
         notes,
         verdict=verdict(observation),
@@ -51,9 +54,28 @@ def observation_report(observation: Observation) -> Report:
     )
 
 
+def _load_facts(load: Load) -> list[tuple[str, str]]:
+    """Return what the server was asked for, as far as it is known."""
+    is_counted = not math.isnan(load.rate_per_s)
+    facts = [("requests", f"{load.num_requests:,}, {load.rate_per_s:.3g} a second")] if is_counted else []
+    if load.is_closed:
+        facts.append(("arrivals", f"{load.concurrency:.0f} clients that wait for their answers"))
+    elif not math.isnan(load.gap_cv):
+        facts.append(("arrivals", f"gaps with a coefficient of variation of {load.gap_cv:.2g}"))
+    facts.append(("under way", f"{load.concurrency:.3g}"))
+    for name, tokens in (("prompt tokens", load.input_tokens), ("output tokens", load.output_tokens)):
+        if not math.isnan(tokens):
+            facts.append((name, f"{tokens:,.0f}"))
+    return [*facts, ("from the prefix cache", f"{load.shared:.0%}")]
+
+
 def _errors(observation: Observation, kind: str) -> tuple[float, ...]:
     before, after = observation.before.get(kind, observation.after[kind]), observation.after[kind]
     return before.median, after.median, before.p90, after.p90
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in values.items()}
 
 
 def observation_document(observation: Observation) -> dict[str, Any]:
@@ -63,7 +85,8 @@ def observation_document(observation: Observation) -> dict[str, Any]:
         "verdict": verdict(observation),
         "run": observation.run,
         "learnt": observation.learnt,
-        "steps": {"learnt_from": observation.num_learnt, "judged_on": observation.num_judged},
+        f"{observation.unit}s": {"learnt_from": observation.num_learnt, "judged_on": observation.num_judged},
+        **({} if observation.load is None else {"load": _finite(vars(observation.load))}),
         "before": {kind: vars(scored) for kind, scored in observation.before.items()},
         "after": {kind: vars(scored) for kind, scored in observation.after.items()},
         "refused": dict(observation.refused),

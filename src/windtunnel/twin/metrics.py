@@ -3,17 +3,14 @@
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.schema import read_yaml
+from windtunnel.formats.telemetry.prometheus import DECLARED
 from windtunnel.twin.clock import TwinClock
 from windtunnel.twin.engine import Answer, Twin
 
-DECLARED: Mapping[str, Any] = read_yaml(Path(__file__).with_suffix(".yaml"))
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 

@@ -44,6 +44,7 @@ def made_up(tp: int = 1, seed: int = 0, floor: float = 1.0) -> PricedSteps:
         families_s={"GEMM": gemm_s, ATTENTION_DECODE: attention_s, HOST: predicted_s - device_s},
         num_requests=np.ones(size),
         context_variation=variation,
+        decode_share=(kind == 0).astype(np.float64),
         left_out={},
     )
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
+
+from live_twins import scenario_of, served
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,9 +43,71 @@ def test_what_is_learnt_is_written_and_simulated(windtunnel: Command, steps: str
     assert simulated["calibration"]["name"] == str(out / "calibration.yaml")
 
 
+@pytest.fixture
+def scrapes() -> list[str]:
+    return served(scenario_of({}, rate_per_s=20.0, num_requests=400), every_s=0.5)[2]
+
+
+def test_saved_scrapes_give_a_calibration_and_a_scenario(
+    windtunnel: Command, scrapes: list[str], tmp_path: Path
+) -> None:
+    folder, out = tmp_path / "scrapes", tmp_path / "learnt"
+    folder.mkdir()
+    for number, text in enumerate(scrapes):
+        (folder / f"{number:03d}.prom").write_text(text, encoding="utf-8")
+    server = ("--model", "llama-3.1-8b", "--device", "h100_sxm")
+    done = windtunnel("observe", str(folder), *server, "--out", str(out), "--json")
+    assert done.code == 0, done.stderr
+    assert json.loads(done.stdout)["load"]["rate_per_s"] == pytest.approx(20, rel=0.15)
+    assert sorted(path.name for path in out.iterdir()) == ["calibration.yaml", "scenario.yaml"]
+    simulated = json.loads(windtunnel("simulate", str(out / "scenario.yaml"), "--json").stdout)
+    assert simulated["calibration"]["name"] == str(out / "calibration.yaml")
+    watched = windtunnel("observe", str(folder), *server, "--watch", str(out / "calibration.yaml"), "--json")
+    assert watched.code == 0, watched.stderr
+    assert json.loads(watched.stdout)["has_drifted"] is False
+
+
+def test_a_live_server_is_scraped(windtunnel: Command, scrapes: list[str]) -> None:
+    left = iter(scrapes)
+
+    class Metrics(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(next(left).encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Metrics) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/metrics"
+        done = windtunnel(
+            "observe", url, "--model", "llama-3.1-8b", "--device", "h100_sxm", "--for", "1", "--every", "0.04", "--json"
+        )
+        server.shutdown()
+    assert done.code == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert sum(document["intervals"].values()) > 15
+    assert document["load"]["concurrency"] > 1
+
+
+def test_a_drifted_server_exits_with_1(windtunnel: Command, steps: str, tmp_path: Path) -> None:
+    server, out = ("--from-command", SERVER, "--device", "h100_sxm"), str(tmp_path / "learnt")
+    assert windtunnel("observe", steps, *server, "--out", out).code == 0
+    header, *rows = (tmp_path / "steps.csv").read_text().splitlines()
+    cells = [row.split(",") for row in rows]
+    slow = [",".join([str(int(row[0]) + len(rows)), *row[1:-1], str(float(row[-1]) * 1.3)]) for row in cells]
+    (tmp_path / "slow.csv").write_text("\n".join([header, *rows, *slow]))
+    done = windtunnel("observe", str(tmp_path / "slow.csv"), *server, "--watch", f"{out}/calibration.yaml")
+    assert done.code == 1
+    assert "Drifted: from step 39" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("--watch", "a.yaml", "--out", "b"), "--watch learns nothing"),
+        (("--every", "90"), "--every is 90 s and --for 60 s"),
         (("--learn", "2"), "--learn is 2; a share between 0 and 1 is needed"),
         (("--requests", "run.json"), "--requests is for the scenario that --out writes"),
         (("--only", "another"), "--only: no run's id contains 'another'"),
@@ -51,3 +117,9 @@ def test_wrong_options_are_refused(windtunnel: Command, steps: str, arguments: t
     done = windtunnel("observe", steps, "--from-command", SERVER, "--device", "h100_sxm", *arguments)
     assert done.code == 2
     assert message in done.stderr
+
+
+def test_a_server_that_does_not_answer_is_named(windtunnel: Command) -> None:
+    done = windtunnel("observe", "http://127.0.0.1:9/metrics", "--model", "qwen3-8b", "--device", "h100_sxm")
+    assert done.code == 2
+    assert "http://127.0.0.1:9/metrics does not answer" in done.stderr

@@ -75,7 +75,7 @@ def terms(priced: PricedSteps) -> dict[str, Floats]:
 
     Attention over unequal contexts is taken to be slower by a share of their coefficient of variation.
     """
-    decodes = (priced.kind == KINDS.index("decode")).astype(np.float64)
+    decodes = priced.decode_share
     families = {name: seconds for name, seconds in priced.families_s.items() if name != HOST}
     counts = {DECODE_STEP: decodes, PREFILL_STEP: 1 - decodes, REQUEST: priced.num_requests}
     return {
@@ -113,7 +113,7 @@ def _missing(factors: Factors, runs: Sequence[PricedSteps]) -> dict[str, float]:
     # Geman and McClure's weights, their scale three times the median residual.
     scale = max(3 * float(np.median(np.abs(residual))), 1e-9)
     weight = np.concatenate([_kind_weights(run) for run in runs]) * (1 / (1 + (residual / scale) ** 2) ** 2)
-    weight *= NUM_INDEPENDENT / weight.sum()
+    weight *= min(NUM_INDEPENDENT, y.size) / weight.sum()
     products, target = (x * weight[:, None]).T @ x, (x * weight[:, None]).T @ y
     is_loose = [name in UNITS_S or name == UNEQUAL for name in names]
     ridge = (NOISE / np.where(is_loose, LOOSE_PRIOR, PRIOR)) ** 2

@@ -68,6 +68,8 @@ class PricedSteps:
     num_requests: Floats
     context_variation: Floats
     """Standard deviation of the decoding requests' contexts over their mean."""
+    decode_share: Floats
+    """1 for a step without prompts and 0 for others; of an interval of time the share of its steps without prompts."""
     left_out: Mapping[str, int]
     """Reason -> number of rows, or of steps, that are not among these."""
     slow: NDArray[Any] = field(default_factory=lambda: np.empty(0, SLOW_STEP))
@@ -91,7 +93,12 @@ class PricedSteps:
 
 
 def price_run(run: StepRun, estimator_of: Callable[[Setup], Estimator]) -> PricedSteps:
-    """Price the steps of a run, far outliers left out and counted.
+    """Price the steps of a run, far outliers left out and counted; errors are those of `price_every_step`."""
+    return without_outliers(price_every_step(run, estimator_of))
+
+
+def price_every_step(run: StepRun, estimator_of: Callable[[Setup], Estimator]) -> PricedSteps:
+    """Price the steps of a run.
 
     Raises:
         InputError: no step of the run is usable, or its deployment is one whose steps are not single batches.
@@ -122,7 +129,7 @@ def price_run(run: StepRun, estimator_of: Callable[[Setup], Estimator]) -> Price
     mean_context = rows["context_tokens"] / np.maximum(rows["decode_requests"], 1)
     variation = np.sqrt(rows["context_variance"]) / np.maximum(mean_context, 1.0)
     launch_s = cost.launch_s[np.minimum(widest, cost.launch_s.size - 1)] * (sums["prefill_tokens"] > 0)
-    priced = PricedSteps(
+    return PricedSteps(
         run=run,
         kind=np.where(sums["prefill_tokens"] == 0, 0, np.where(sums["decode_requests"] == 0, 1, 2)),
         measured_s=np.maximum.reduceat(steps["wall_s"], first),
@@ -133,9 +140,9 @@ def price_run(run: StepRun, estimator_of: Callable[[Setup], Estimator]) -> Price
         families_s=families_s,
         num_requests=sums["num_running"].astype(np.float64),
         context_variation=np.maximum.reduceat(variation, first),
+        decode_share=(sums["prefill_tokens"] == 0).astype(np.float64),
         left_out=left_out,
     )
-    return _without_outliers(priced)
 
 
 def _usable(steps: StepTable) -> tuple[StepTable, dict[str, int]]:
@@ -220,7 +227,7 @@ def _priced(cost: StepCost, rows: NDArray[np.void], group_tokens: NDArray[np.int
     return step_s
 
 
-def _without_outliers(priced: PricedSteps) -> PricedSteps:
+def without_outliers(priced: PricedSteps) -> PricedSteps:
     """Leave out steps that are far from others of their kind, and pairs of which the first holds part of the second."""
     ratio = priced.measured_s / priced.predicted_s
     together = _together(ratio, 1.0, 1 / OUTLIER)

@@ -150,14 +150,10 @@ def read_step_runs(path: Path, base: Mapping[str, Any], options: Mapping[str, An
     Raises:
         InputError: a file that is missing or malformed, or a deployment that is not described.
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    if "device" not in given and not base.get("deployment", {}).get("device"):
-        raise InputError("steps do not say what device took them: --device is missing", "for instance b300_sxm")
+    given = _given(options, base)
     if not path.is_dir():
         steps = read_steps(path)
-        if "model" not in given and "model" not in base:
-            hint = 'for instance --model qwen3-32b, or --from-command "vllm serve ..."'
-            raise InputError(f"{path.name} does not say what was served: --model is missing", hint)
+        _check_model(path.name, base, given)
         return [_run(name or path.name, steps[steps["run"] == name], base, given) for name in _names(steps)]
     if base:
         raise InputError(f"--from-command describes one server; {path / RUNS} describes each", "leave it out")
@@ -169,6 +165,31 @@ def read_step_runs(path: Path, base: Mapping[str, Any], options: Mapping[str, An
     if unknown := [name for name in _names(steps) if name not in described]:
         raise InputError(f"{RUNS} does not describe the run {unknown[0]!r}", f"it has {', '.join(described)}")
     return [_described_run(described[name], steps[steps["run"] == name], given) for name in _names(steps)]
+
+
+def run_without_steps(name: str, base: Mapping[str, Any], options: Mapping[str, Any]) -> StepRun:
+    """Return the deployment behind something else that a server recorded, `name`; arguments are as above.
+
+    Raises:
+        InputError: the model or the device is not given.
+    """
+    given = _given(options, base)
+    _check_model(name, base, given)
+    columns = [(column.name, "U1" if column.is_text else float) for column in COLUMNS.values()]
+    return _run(name, np.zeros(1, columns), base, given)
+
+
+def _given(options: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in options.items() if value is not None}
+    if "device" not in given and not base.get("deployment", {}).get("device"):
+        raise InputError("records do not say what device they are of: --device is missing", "for instance b300_sxm")
+    return given
+
+
+def _check_model(name: str, base: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    if "model" not in given and "model" not in base:
+        hint = 'for instance --model qwen3-32b, or --from-command "vllm serve ..."'
+        raise InputError(f"{name} does not say what was served: --model is missing", hint)
 
 
 def _names(steps: StepTable) -> list[str]:
@@ -207,7 +228,7 @@ def _run(name: str, steps: StepTable, base: Mapping[str, Any], given: Mapping[st
     except InputError as error:
         return StepRun(name, model, steps, None, reason_of(error))
     ranks = int(np.unique(steps["dp_rank"]).size)
-    if setup.parallelism.attention_dp > ranks:
+    if steps["wall_s"].any() and setup.parallelism.attention_dp > ranks:
         remarks.append(
             f"{ranks} of {setup.parallelism.attention_dp} attention data-parallel ranks is recorded; "
             "the others are taken to be as busy"

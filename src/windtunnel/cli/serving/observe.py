@@ -1,15 +1,21 @@
-"""`windtunnel observe`: learn a calibration, and a scenario, from what a server recorded."""
+"""`windtunnel observe`: learn a calibration, and a scenario, from what a server recorded or emits."""
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from windtunnel.calibration.steps.read import read_step_runs
+import click
+
+from windtunnel.calibration.steps.read import StepRun, read_step_runs, run_without_steps
 from windtunnel.cli.options import launched, with_load
 from windtunnel.cli.output import answer, remark
 from windtunnel.cli.serving.measured_runs import with_id
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.files import new_files
-from windtunnel.production.observed import read_requests
+from windtunnel.formats.telemetry.prometheus import poll
+from windtunnel.formats.telemetry.record import ServerRecord
+from windtunnel.production.observed import read_record, read_requests
+from windtunnel.production.workload import load_of, workload_of
 from windtunnel.report.serving.run import check_folder
 from windtunnel.schema import save
 from windtunnel.serving.scenario import scenario_from
@@ -18,45 +24,95 @@ if TYPE_CHECKING:
     from windtunnel.production.observe import Observation
 
 CALIBRATION, SCENARIO, TRACE = "calibration.yaml", "scenario.yaml", "requests.csv"
+LEARN_STEPS, LEARN_INTERVALS = 0.2, 0.5
 
 
 def command(options: Options) -> None:
-    """Learn from recorded steps, and write what was learnt."""
-    if not 0 < options.learn < 1:
+    """Learn from what was recorded, and write what was learnt."""
+    if options.learn is not None and not 0 < options.learn < 1:
         raise InputError(f"--learn is {options.learn:g}; a share between 0 and 1 is needed", "for instance 0.2")
+    if not 0 < options.every <= options.seconds:
+        raise InputError(
+            f"--every is {options.every:g} s and --for {options.seconds:g} s", "the first is the shorter one"
+        )
     check_folder(options.out, options.overwrite)
     if options.requests is not None and options.out is None:
         raise InputError("--requests is for the scenario that --out writes", "give --out, or leave it out")
+    if options.watch is not None and (options.out is not None or options.calibration is not None):
+        raise InputError("--watch learns nothing, and names the calibration", "leave --out and --calibration out")
     launch = launched(options)
     if options.requests is not None and options.model is None and not launch.raw:
         raise InputError("--requests is for a scenario, whose deployment must be described", "give --from-command")
-    every = read_step_runs(options.steps, launch.raw, options.of("deployment"))
-    runs = with_id(every, options.only, lambda run: run.name)
-    if len(runs) > 1:
-        names = ", ".join(run.name for run in runs[:5])
-        raise InputError(f"{options.steps} holds {len(runs)} runs; a calibration is of one", f"--only: {names}, ...")
+    run, record = _recorded(options, launch.raw)
 
+    if options.watch is not None:
+        _watch(options, run, record)
+        return
     # Loading the engine takes most of a second; wrong input is answered before.
-    from windtunnel.production.observe import observe_steps
+    from windtunnel.production.observe import observe_record, observe_steps
     from windtunnel.report.observation import observation_document, observation_report
 
-    observation = observe_steps(runs[0], options.learn)
+    if record is None:
+        observation = observe_steps(run, options.learn or LEARN_STEPS)
+    else:
+        observation = observe_record(run, record, options.learn or LEARN_INTERVALS)
     if options.out is not None:
-        _write(options, observation, launch.raw)
+        _write(options, observation, launch.raw, record)
     answer(options, observation_document, observation_report, observation, launch=launch)
 
 
-def _write(options: Options, observation: "Observation", server: dict[str, object]) -> None:
-    """Write the calibration; with the run's requests, also a scenario of them."""
+def _watch(options: Options, run: StepRun, record: ServerRecord | None) -> None:
+    """Say whether the server has drifted, and exit with 1 if so."""
+    from windtunnel.production.drift import watch_record, watch_steps
+    from windtunnel.report.drift import drift_document, drift_report
+
+    watch = watch_steps(run) if record is None else watch_record(run, record)
+    answer(options, drift_document, drift_report, watch)
+    if watch.has_drifted:
+        click.get_current_context().exit(1)
+
+
+def _recorded(options: Options, server: dict[str, object]) -> tuple[StepRun, ServerRecord | None]:
+    """Return the deployment, with its steps if they are what was recorded, or the other record."""
+    deployment = options.of("deployment")
+    if options.watch is not None:
+        deployment["calibration"] = options.watch
+    if options.recorded.startswith(("http://", "https://")):
+        run = run_without_steps(options.recorded, server, deployment)
+        return run, poll(options.recorded, options.seconds, options.every)
+    path = Path(options.recorded)
+    record = read_record(path)
+    if record is not None:
+        return run_without_steps(path.name, server, deployment), record
+    runs = with_id(read_step_runs(path, server, deployment), options.only, lambda run: run.name)
+    if len(runs) > 1:
+        names = ", ".join(run.name for run in runs[:5])
+        raise InputError(f"{path} holds {len(runs)} runs; a calibration is of one", f"--only: {names}, ...")
+    return runs[0], None
+
+
+def _write(
+    options: Options, observation: "Observation", server: dict[str, object], record: ServerRecord | None
+) -> None:
+    """Write the calibration; with the run's requests, or what is known of them, also a scenario."""
     given = {name: value for name, value in options.of("deployment").items() if value is not None}
-    recorded = None if options.requests is None else read_requests(options.requests)
+    given["calibration"] = str(options.out / CALIBRATION)
+    columns = None if record is None else record.requests
+    if options.requests is not None:
+        columns = vars(read_requests(options.requests))
     with new_files(options.out) as draft:
         save(observation.calibration, draft / CALIBRATION)
-        if recorded is not None:
-            rows = zip(recorded.arrival_s, recorded.input_tokens, recorded.output_tokens, strict=True)
-            lines = [f"{arrival_s:.6f},{prompt},{output}" for arrival_s, prompt, output in rows]
+        raw: dict[str, Any] = dict(server)
+        if columns is not None:
+            given["trace"] = TRACE
+            rows = zip(*(columns[name] for name in ("arrival_s", "input_tokens", "output_tokens")), strict=True)
+            lines = [f"{arrival_s:.6f},{prompt:.0f},{output:.0f}" for arrival_s, prompt, output in rows]
             text = "\n".join(["arrival_s,input_tokens,output_tokens", *lines])
             (draft / TRACE).write_text(f"{text}\n", encoding="utf-8")
-            given |= {"trace": TRACE, "calibration": str(options.out / CALIBRATION)}
-            save(scenario_from(with_load(dict(server), given, None), SCENARIO, None), draft / SCENARIO)
+        elif record is not None:
+            raw["workload"] = workload_of(record, load_of(record))
+        if columns is not None or raw.get("workload"):
+            save(scenario_from(with_load(raw, given, None), SCENARIO, None), draft / SCENARIO)
+        elif record is not None:
+            remark(f"note: a {record.source} does not tell the lengths of requests: no scenario is written")
     remark(f"wrote {options.out}")

@@ -1,0 +1,285 @@
+"""Read Prometheus metrics of an engine: its own text, a scrape a file, and answers to a range query."""
+
+import json
+import math
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.formats.recognise import FileContent, find_format
+from windtunnel.formats.telemetry.record import INTERVAL, Buckets, ServerRecord
+from windtunnel.schema import read_yaml
+
+TEXT = "Prometheus text"
+SOURCE = "Prometheus metrics"
+DECLARED: Mapping[str, Any] = read_yaml(Path(__file__).with_name("metrics.yaml"))
+"""Engine -> measure -> its name, help and buckets; buckets by name."""
+_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d+))?\s*$")
+_LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
+_LENGTHS = {"input_tokens": "request_prompt", "output_tokens": "request_generation"}
+LONGEST_ANSWER_BYTES = 1 << 28
+
+Sample = tuple[str, Mapping[str, str], float]
+
+
+@cache
+def _measures() -> dict[str, str]:
+    """Return name of a metric, present or former -> measure."""
+    names: dict[str, str] = {}
+    for engine in ("vllm", "sglang", "twin"):
+        for measure, about in DECLARED[engine].items():
+            names |= dict.fromkeys([about["name"], *about.get("former", ())], measure)
+    names["process_start_time_seconds"] = "started_s"
+    # Both names of the time between tokens are exported in some versions, with the same values.
+    return names | {name: "itl" for name, measure in names.items() if measure == "itl_before"}
+
+
+@dataclass
+class Scrape:
+    """The metrics of one moment, all engines together."""
+
+    time_s: float
+    values: dict[str, float] = field(default_factory=dict)
+    """Measure -> value; of a histogram its count as `MEASURE.count` and its sum as `MEASURE.sum`."""
+    buckets: dict[str, dict[float, float]] = field(default_factory=lambda: defaultdict(dict))
+    """Measure -> bound -> values up to it."""
+    num_engines: int = 1
+    capacity_tokens: float = math.nan
+    """Tokens that the KV caches hold."""
+
+
+def scrape_of(samples: Iterable[Sample], time_s: float) -> Scrape:
+    """Return the sums over all engines of the measures that are known.
+
+    Raises:
+        InputError: metrics of two models.
+    """
+    scrape, seen = Scrape(time_s), dict[str, str]()
+    engines, models = set(), set()
+    capacity_tokens = 0.0
+    for name, labels, value in samples:
+        base, part = name, ""
+        if (measure := _measures().get(name)) is None:
+            base, _, part = name.rpartition("_")
+            measure = _measures().get(base)
+        if measure is None or not math.isfinite(value) or seen.setdefault(measure, base) != base:
+            continue
+        if measure == "cache":
+            sizes = [labels.get(key, "") for key in ("num_gpu_blocks", "block_size")]
+            capacity_tokens += math.prod(float(size) if size.isdecimal() else math.nan for size in sizes)
+            continue
+        models.add(labels.get("model_name", ""))
+        if measure == "running":
+            engines.add(tuple(sorted(labels.items())))
+        if part == "bucket":
+            bound = float(labels.get("le", "nan"))
+            scrape.buckets[measure][bound] = scrape.buckets[measure].get(bound, 0.0) + value
+        else:
+            key = f"{measure}.{part}" if part else measure
+            scrape.values[key] = scrape.values.get(key, 0.0) + value
+    if len(models - {""}) > 1:
+        raise InputError(f"metrics of two models: {' and '.join(sorted(models - {''})[:2])}", "scrape one server")
+    scrape.num_engines, scrape.capacity_tokens = max(len(engines), 1), capacity_tokens or math.nan
+    return scrape
+
+
+def parse_text(text: str) -> Iterator[tuple[str, dict[str, str], float, float]]:
+    """Yield name, labels, value and time in seconds, NaN where there is none, of every sample of a text."""
+    for line in text.splitlines():
+        if line and not line.startswith("#") and (found := _SAMPLE.match(line)):
+            name, labels, value, stamp = found.groups()
+            try:
+                number = float(value)
+            except ValueError:
+                continue
+            yield name, dict(_LABEL.findall(labels or "")), number, int(stamp) * 1e-3 if stamp else math.nan
+
+
+def scrape_text(text: str, time_s: float) -> Scrape:
+    """Return the scrape that a text holds, at its own time or that of a twin, and else at `time_s`."""
+    samples = list(parse_text(text))
+    scrape = scrape_of(((name, labels, value) for name, labels, value, _ in samples), time_s)
+    stamps = [stamp for *_, stamp in samples if not math.isnan(stamp)]
+    scrape.time_s = scrape.values.get("seconds", max(stamps, default=time_s))
+    return scrape
+
+
+def record_of(scrapes: Sequence[Scrape]) -> ServerRecord:
+    """Return what happened between scrapes; of a single one, since the server's start.
+
+    Intervals in which the server was restarted, and its counters fell, are left out.
+
+    Raises:
+        InputError: no time between scrapes, or none of an engine's metrics.
+    """
+    ordered = sorted(scrapes, key=lambda scrape: scrape.time_s)
+    last = ordered[-1]
+    if len(ordered) == 1:
+        ordered.insert(0, Scrape(last.values.get("started_s", 0.0 if "seconds" in last.values else math.nan)))
+    pairs = [(one, two) for one, two in pairwise(ordered) if two.time_s > one.time_s and not _restarted(one, two)]
+    if not pairs:
+        raise InputError("no time passes between these metrics", "give scrapes of several moments, or a range query")
+    if not any("prompt_tokens" in scrape.values or "itl.sum" in scrape.values for scrape in ordered):
+        raise InputError("these metrics are not an engine's", "those of vllm: or sglang: are known")
+    lengths = {name: known for name, measure in _LENGTHS.items() if (known := _lengths(pairs, measure)) is not None}
+    rows = np.array([_interval(*pair) for pair in pairs], INTERVAL)
+
+    def histograms(measure: str) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+        bounds = sorted(last.buckets.get(measure, ()))
+        counts = np.array([_bucket_counts(*pair, measure, bounds) for pair in pairs])
+        return (np.array(bounds), counts) if bounds else None
+
+    return ServerRecord(SOURCE, rows, last.num_engines, histograms("iteration"), histograms("itl"), lengths)
+
+
+def _restarted(before: Scrape, after: Scrape) -> bool:
+    counters = ("prompt_tokens", "generation_tokens", "itl.count", "ttft.count")
+    return any(after.values.get(name, 0.0) < before.values.get(name, 0.0) for name in counters)
+
+
+def _interval(before: Scrape, after: Scrape) -> tuple[float, ...]:
+    """Return the values of `INTERVAL` between two scrapes."""
+
+    def more(name: str, missing: float = 0.0) -> float:
+        if name not in after.values:
+            return missing
+        return after.values[name] - before.values.get(name, 0.0)
+
+    def mean(name: str) -> float:
+        ends = [scrape.values[name] for scrape in (before, after) if name in scrape.values]
+        return sum(ends) / len(ends) if ends else math.nan
+
+    kv_use = mean("kv_use") / after.num_engines
+    running = mean("running")
+    context = kv_use * after.capacity_tokens / running if running else math.nan
+    return (
+        before.time_s, after.time_s - before.time_s, more("ttft.count"), more("prompt_tokens"), more("cache_hits"),
+        more("generation_tokens"), more("itl.count"), more("itl.sum"), more("iteration.count", math.nan), running,
+        mean("waiting"), context, math.nan,
+    )  # fmt: skip
+
+
+def _lengths(pairs: Sequence[tuple[Scrape, Scrape]], measure: str) -> Buckets | None:
+    """Return the histogram of lengths over intervals; None where no request ended."""
+    bounds = sorted({bound for _, after in pairs for bound in after.buckets.get(measure, ())})
+    counts = sum((_bucket_counts(*pair, measure, bounds) for pair in pairs), np.zeros(len(bounds)))
+    count, tokens = (
+        sum(after.values.get(name, 0.0) - before.values.get(name, 0.0) for before, after in pairs)
+        for name in (f"{measure}.count", f"{measure}.sum")
+    )
+    return Buckets(tuple(bounds), tuple(counts.tolist()), tokens / count) if count and counts.any() else None
+
+
+def _bucket_counts(before: Scrape, after: Scrape, measure: str, bounds: Sequence[float]) -> NDArray[np.float64]:
+    """Return the values of each bucket between two scrapes."""
+    ends = [[scrape.buckets.get(measure, {}).get(bound, 0.0) for bound in bounds] for scrape in (before, after)]
+    return np.maximum(np.diff(np.subtract(ends[1], ends[0]), prepend=0.0), 0.0)
+
+
+def is_text(file: FileContent) -> bool:
+    """Whether a file holds metrics of an engine as text."""
+    head = file.start.decode("utf-8", "replace")
+    is_metrics = head.startswith("# ") or _SAMPLE.match(head.partition("\n")[0]) is not None
+    return is_metrics and any(f"{engine}:" in file.text for engine in ("vllm", "sglang"))
+
+
+def read_scrape(path: Path) -> Scrape:
+    """Read one scrape; without a time in it, the file's last change is its time."""
+    return scrape_text(FileContent(path).text, path.stat().st_mtime)
+
+
+def read_text_file(path: Path) -> ServerRecord:
+    """Read one scrape, as counted since the server's start."""
+    return record_of([read_scrape(path)])
+
+
+def read_scrapes(folder: Path) -> ServerRecord:
+    """Read the scrapes of a folder.
+
+    Raises:
+        InputError: no file, or one that is no scrape.
+    """
+    paths = sorted(path for path in folder.iterdir() if path.is_file())
+    for path in paths:
+        if find_format(path, "server telemetry").name != TEXT:
+            raise InputError(f"{path} is no scrape", f"a folder holds files of {TEXT}; give other files alone")
+    if not paths:
+        raise InputError(f"{folder} is empty", "a folder of scrapes, or of runs with runs.csv, is needed")
+    return record_of([read_scrape(path) for path in paths])
+
+
+def is_range_query(file: FileContent) -> bool:
+    """Whether a file is the answer to a range query."""
+    return file.is_json and len(file.documents) == 1 and _is_matrix(file.documents[0])
+
+
+def _is_matrix(document: Any) -> bool:
+    data = document.get("data") if isinstance(document, dict) else None
+    return isinstance(data, dict) and data.get("resultType") == "matrix"
+
+
+def read_range_query(path: Path) -> ServerRecord:
+    """Read the saved answer of `/api/v1/query_range`."""
+    return _record_of_matrix(FileContent(path).documents[0], str(path))
+
+
+def _record_of_matrix(document: Any, where: str) -> ServerRecord:
+    moments: dict[float, list[Sample]] = defaultdict(list)
+    try:
+        for series in document["data"]["result"]:
+            labels = dict(series["metric"])
+            name = labels.pop("__name__")
+            for time_s, value in series["values"]:
+                moments[float(time_s)].append((name, labels, float(value)))
+    except (KeyError, TypeError, ValueError) as error:
+        hint = 'query the metrics themselves, for instance {__name__=~"vllm:.*"}, not a rate of them'
+        raise InputError(f"{where} lacks or misstates {error}", hint) from None
+    if not moments:
+        raise InputError(f"{where} has no series", "no metric matched the query in that time")
+    return record_of([scrape_of(samples, time_s) for time_s, samples in moments.items()])
+
+
+def poll(url: str, seconds: float, every_s: float) -> ServerRecord:
+    """Scrape a live server for some time, or ask a Prometheus server once, if `url` is a range query.
+
+    Raises:
+        InputError: no answer, or one that holds no metrics of an engine.
+    """
+    started_s = time.monotonic()
+    scrapes = []
+    while True:
+        text, time_s = _answer(url), time.time()
+        if text.lstrip().startswith("{"):
+            try:
+                document = json.loads(text)
+            except ValueError:
+                document = None
+            if not _is_matrix(document):
+                raise InputError(f"{url} answers JSON that is no range query", "give .../api/v1/query_range?query=...")
+            return _record_of_matrix(document, url)
+        scrapes.append(scrape_text(text, time_s))
+        left_s = started_s + seconds - time.monotonic()
+        if left_s <= 0 and len(scrapes) > 1:
+            return record_of(scrapes)
+        time.sleep(min(every_s, max(left_s, 0.05)))
+
+
+def _answer(url: str) -> str:
+    # Loading urllib.request takes 30 ms, and few runs need it.
+    from urllib.request import urlopen
+
+    try:
+        with urlopen(url, timeout=10) as answer:
+            return str(answer.read(LONGEST_ANSWER_BYTES).decode("utf-8", "replace"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{url} does not answer: {error}", "is it http://HOST:PORT/metrics?") from None

@@ -1,0 +1,207 @@
+"""Notice that a server has drifted from its calibration: its steps, or intervals, become slower or faster and stay so.
+
+A step's residual is the logarithm of measured over predicted time, less its level: a slowly followed mean, and an
+offset for each captured graph size, which is learnt where the size first occurs. Residuals beyond an allowance add up
+(CUSUM; Page, Continuous inspection schemes, 1954), each by at most 1, so that no single step raises an alarm.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.calibration.steps.price import PricedSteps, price_run
+from windtunnel.calibration.steps.read import StepRun
+from windtunnel.errors import InputError
+from windtunnel.formats.telemetry.record import ServerRecord
+from windtunnel.production.intervals import price_intervals
+from windtunnel.serving.calibration import Calibration
+from windtunnel.serving.engines.launches import graph_sizes, padded_sizes
+from windtunnel.serving.priced_deployments import PricedDeployments
+
+Floats = NDArray[np.float64]
+
+
+class Counts(NamedTuple):
+    """Rows that the parts of the watch take."""
+
+    first: int
+    """For the first level."""
+    offset: int
+    """For the offset of a graph size."""
+    alarm: float
+    """CUSUM that raises an alarm: so many rows in a row, if all are well beyond the allowance."""
+
+
+COUNTS: Mapping[str, Counts] = {"step": Counts(50, 15, 60.0), "interval": Counts(10, 4, 8.0)}
+ALLOWANCE, WIDTH = 0.02, 0.005
+"""Residual that does not count, and that beyond it which counts as 1. Chosen with `FOLLOW` and `SUSPECT` on five
+recorded runs of vLLM 0.20.1 on B300, whose prices are off by up to 4% as batches and contexts change
+(`benchmarks/observe.py`)."""
+FOLLOW, MOST_FOLLOWED = 0.1, 0.01
+"""Share of a residual, taken as no larger than the second, by which the level follows."""
+SUSPECT = 1 / 6
+"""Share of the alarm's CUSUM from which the level stays as it is."""
+MOST_LAGS = 50
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A lasting change."""
+
+    begins: int
+    """Row from which the CUSUM rose."""
+    noticed: int
+    """Row of the alarm."""
+    change: float
+    """Relative change of the measured time."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What became of a server beside its calibration."""
+
+    run: str
+    unit: str
+    """`step` or `interval`."""
+    num_rows: int
+    level: float
+    """Measured over calibrated time at the beginning, less one."""
+    is_off: bool
+    """Whether that is beyond the calibration's own spread."""
+    drifts: tuple[Drift, ...]
+    rows_between_false_alarms: float | None
+    """At least, if a server that has not drifted deviates as long and as far as this one did before any alarm; None
+    where there are too few rows to tell."""
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def has_drifted(self) -> bool:
+        return self.is_off or bool(self.drifts)
+
+
+def watch_steps(run: StepRun) -> Watch:
+    """Watch the steps without prompts of a run, whose deployment has the calibration.
+
+    Raises:
+        InputError: the deployment is not known, or too few steps can be priced.
+    """
+    return _watched(run, "step", lambda: price_run(run, PricedDeployments().estimator))
+
+
+def watch_record(run: StepRun, record: ServerRecord) -> Watch:
+    """Watch the intervals of what a server emitted; errors are those of `watch_steps`."""
+    return _watched(run, "interval", lambda: price_intervals(run, record, PricedDeployments().estimator))
+
+
+def _watched(run: StepRun, unit: str, price: Callable[[], PricedSteps]) -> Watch:
+    if run.setup is None or run.setup.calibration is None:
+        raise InputError(f"{run.name}: {run.refused or 'the deployment has no calibration'}")
+    priced, counts = price(), COUNTS[unit]
+    if unit == "step":
+        priced = priced.taken(priced.kind == 0)
+    if priced.kind.size < counts.first + counts.alarm:
+        hint = f"{counts.first + counts.alarm:.0f} are needed"
+        raise InputError(f"{run.name} has {priced.kind.size} {unit}s that can be watched", hint)
+    residuals = np.log(priced.measured_s / priced.predicted_s)
+    watching = watch(residuals, states_of(priced, unit), counts)
+    level = float(np.median(residuals[: counts.first]))
+    return Watch(
+        run=run.label,
+        unit=unit,
+        num_rows=residuals.size,
+        level=float(np.expm1(level)),
+        is_off=_is_off(level, run.setup.calibration),
+        drifts=tuple(watching.drifts),
+        rows_between_false_alarms=_between_false_alarms(watching.additions, counts.alarm),
+        remarks=run.remarks,
+    )
+
+
+def states_of(priced: PricedSteps, unit: str) -> NDArray[np.int64]:
+    """Return what rows must share for their offset to be the same: a graph size, or of intervals the kind."""
+    if unit == "interval" or priced.run.setup is None:
+        return priced.kind
+    batches = priced.num_requests.astype(np.int64)
+    sizes = padded_sizes(graph_sizes(priced.run.setup.engine), int(batches.max()))
+    return np.asarray(sizes[batches], np.int64)
+
+
+@dataclass
+class _Watching:
+    """The state of a watch."""
+
+    drifts: list[Drift] = field(default_factory=list)
+    additions: list[float] = field(default_factory=list)
+    """What each row before the first alarm added to the larger CUSUM."""
+
+
+def watch(residuals: Floats, states: NDArray[np.int64], counts: Counts) -> _Watching:
+    """Find lasting changes; after each, the new level is learnt afresh.
+
+    Args:
+        residuals: [rows] logarithms of measured over predicted time.
+        states: [rows] as `states_of` returns them.
+        counts: rows that the parts take.
+    """
+    found, start = _Watching(), 0
+    while (drift := _next(residuals, states, counts, start, found)) is not None:
+        found.drifts.append(drift)
+        start = drift.noticed + 1
+    return found
+
+
+def _next(residuals: Floats, states: NDArray[np.int64], counts: Counts, start: int, found: _Watching) -> Drift | None:
+    """Return the next drift behind `start`, or None."""
+    offsets: dict[int, float] = {}
+    unknown: dict[int, list[float]] = {}
+    level = float(np.median(residuals[start : start + counts.first]))
+    sums, begins, levels = [0.0, 0.0], [start, start], [level, level]
+    beyond: list[list[float]] = [[], []]
+    for row in range(start + counts.first, residuals.size):
+        state, residual = int(states[row]), float(residuals[row]) - level
+        if state not in offsets:
+            unknown.setdefault(state, []).append(residual)
+            if len(unknown[state]) >= counts.offset:
+                offsets[state] = float(np.median(unknown[state]))
+            continue
+        residual -= offsets[state]
+        for side, sign in enumerate((1.0, -1.0)):
+            addition = float(np.clip((sign * residual - ALLOWANCE) / WIDTH, -1.0, 1.0))
+            if sums[side] == 0.0:
+                begins[side], levels[side], beyond[side] = row, level, []
+            sums[side] = max(sums[side] + addition, 0.0)
+            beyond[side].append(residual + level - levels[side])
+            if not found.drifts and side == 0:
+                found.additions.append(float(np.clip((abs(residual) - ALLOWANCE) / WIDTH, -1.0, 1.0)))
+            if sums[side] > counts.alarm:
+                return Drift(begins[side], row, float(np.expm1(np.median(beyond[side]))))
+        if max(sums) < SUSPECT * counts.alarm:
+            level += FOLLOW * float(np.clip(residual, -MOST_FOLLOWED, MOST_FOLLOWED))
+    return None
+
+
+def _is_off(level: float, calibration: Calibration) -> bool:
+    """Whether a first level lies beyond the spread of a calibration's own errors."""
+    spread = calibration.spread.get("tpot")
+    low, high = (0.0, 0.0) if spread is None else (np.log(spread.p10), np.log(spread.p90))
+    return not low - ALLOWANCE - WIDTH <= level <= high + ALLOWANCE + WIDTH
+
+
+def _between_false_alarms(additions: list[float], alarm: float) -> float | None:
+    """Return a lower bound of the mean number of rows between false alarms, exp(2 m h / l).
+
+    Additions from -1 to 1 with the mean -m reach h before they fall back to 0 with a probability of at most
+    exp(-2 m h) (Hoeffding, 1963), and an alarm is as rare as that (Lorden, 1971). Those that hang together over l rows
+    count as one.
+    """
+    values = np.array(additions)
+    if values.size <= MOST_LAGS or not values.mean() < 0:
+        return None
+    deviations = values - values.mean()
+    variance = float(np.mean(deviations**2)) or 1.0
+    lags = [float(np.mean(deviations[lag:] * deviations[:-lag])) / variance for lag in range(1, MOST_LAGS)]
+    together = 1 + 2 * sum(max(each, 0.0) for each in lags)
+    return float(np.exp(min(-2 * values.mean() * alarm / together, 50.0)))

@@ -1,0 +1,175 @@
+"""What servers emit is read as intervals: metrics as text and as a range query, logs, and spans."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from live_twins import scenario_of, served
+from windtunnel.errors import InputError
+from windtunnel.formats.recognise import find_format
+from windtunnel.formats.telemetry.prometheus import parse_text, read_scrapes, record_of, scrape_text
+from windtunnel.formats.telemetry.record import Buckets, ServerRecord, request_intervals
+
+LOG = (
+    "(APIServer pid=9) INFO 05-19 10:13:{second:02d} [loggers.py:271] Engine 000: "
+    "Avg prompt throughput: 512.0 tokens/s, "
+    "Avg generation throughput: {rate} tokens/s, Running: {running} reqs, Waiting: 1 reqs, GPU KV cache usage: 50.0%, "
+    "Prefix cache hit rate: 25.0%, External prefix cache hit rate: 1.0%"
+)
+
+
+def read(path: Path) -> ServerRecord:
+    record: ServerRecord = find_format(path, "server telemetry").read(path)
+    return record
+
+
+@pytest.fixture(scope="module")
+def scrapes() -> list[str]:
+    return served(scenario_of({}, num_requests=120), every_s=0.5)[2]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_intervals_add_up_to_what_a_twin_counted(engine: str) -> None:
+    _, metrics, texts = served(scenario_of({"engine": {"name": engine}}, num_requests=120), every_s=0.5)
+    rows = record_of([scrape_text(text, np.nan) for text in texts]).intervals
+    last = {name: value for name, _, value, _ in parse_text(texts[-1])}
+    assert rows.size == len(texts) - 1
+    np.testing.assert_allclose(rows["duration_s"], 0.5)
+    assert rows["generation_tokens"].sum() == last[f"{engine}:generation_tokens_total"]
+    assert rows["gaps"].sum() == last[f"{engine}:inter_token_latency_seconds_count"]
+    assert rows["gaps_s"].sum() == pytest.approx(last[f"{engine}:inter_token_latency_seconds_sum"])
+    assert rows["prompts"].sum() == last[f"{engine}:time_to_first_token_seconds_count"] > 50
+    assert rows["running"].max() > 1
+    assert metrics.labels  # one replica
+
+
+def test_a_range_query_says_the_same_as_scrapes(scrapes: list[str], tmp_path: Path) -> None:
+    series: dict[Any, list[Any]] = {}
+    for number, text in enumerate(scrapes):
+        (tmp_path / f"{number:03d}.prom").write_text(text)
+        for name, labels, value, _ in parse_text(text):
+            series.setdefault((name, *labels.items()), []).append([number * 0.5, str(value)])
+    result = [
+        {"metric": dict([("__name__", name), *labels]), "values": rows} for (name, *labels), rows in series.items()
+    ]
+    answer = tmp_path.parent / "range.json"
+    answer.write_text(json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}}))
+    one, other = read_scrapes(tmp_path), read(answer)
+    for name in one.intervals.dtype.names:
+        np.testing.assert_allclose(one.intervals[name], other.intervals[name], rtol=1e-9, err_msg=name)
+    assert one.lengths == other.lengths
+    assert one.step_tokens is not None
+    assert other.step_tokens is not None
+    np.testing.assert_array_equal(one.step_tokens[1], other.step_tokens[1])
+
+
+def test_a_restart_is_left_out(scrapes: list[str]) -> None:
+    every = [scrape_text(text, np.nan) for text in scrapes[:8]]
+    again = [scrape_text(text, np.nan) for text in scrapes[:4]]
+    for late in again:
+        late.time_s += 10
+    assert record_of([*every, *again]).intervals.size == 7 + 3
+
+
+def test_former_names_and_both_names_of_a_metric_count_once() -> None:
+    lines = ['vllm:gpu_cache_usage_perc{engine="0"} 0.5', 'vllm:prompt_tokens_total{engine="0"} 10']
+    lines += [f'vllm:{name}_seconds_{part}{{engine="0"}} 4' for part in ("sum", "count")
+              for name in ("inter_token_latency", "time_per_output_token")]  # fmt: skip
+    scrape = scrape_text("\n".join(lines), 1.0)
+    assert scrape.values["kv_use"] == 0.5
+    assert (scrape.values["itl.sum"], scrape.values["itl.count"]) == (4, 4)
+
+
+def test_the_size_of_the_kv_cache_may_not_be_known_yet() -> None:
+    known = 'vllm:cache_config_info{num_gpu_blocks="100",block_size="16"} 1'
+    assert scrape_text(known, 0.0).capacity_tokens == 1600
+    assert np.isnan(scrape_text(known.replace('"100"', '"None"'), 0.0).capacity_tokens)
+
+
+def test_engines_are_counted_together() -> None:
+    lines = [f'vllm:num_requests_running{{engine="{engine}"}} 3\nvllm:prompt_tokens_total{{engine="{engine}"}} 7'
+             for engine in range(4)]  # fmt: skip
+    record = record_of([scrape_text("vllm:prompt_tokens_total 0", 0.0), scrape_text("\n".join(lines), 2.0)])
+    assert record.num_engines == 4
+    assert record.intervals["prompt_tokens"].tolist() == [28]
+
+
+def test_a_log_gives_the_time_between_tokens_by_what_runs(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    lines = [LOG.format(second=second, rate=400.0, running=running) for second, running in ((1, 6), (11, 8), (21, 8))]
+    path.write_text("\n".join(["INFO GPU KV cache size: 80,000 tokens", *lines]))
+    record = read(path)
+    assert record.is_estimated
+    assert record.intervals["duration_s"].tolist() == [10, 10]
+    assert (record.intervals["gaps_s"] / record.intervals["gaps"]).tolist() == pytest.approx([7 / 400, 8 / 400])
+    assert record.intervals["context_tokens"].tolist() == pytest.approx([40_000 / 7, 5_000])
+    assert record.intervals["cached_tokens"].tolist() == [1280, 1280]
+
+
+def span(number: int, **more: Any) -> dict[str, Any]:
+    values = {"gen_ai.usage.prompt_tokens": {"intValue": "100"}, "gen_ai.usage.completion_tokens": {"intValue": "11"}}
+    values |= {"gen_ai.latency.time_to_first_token": {"doubleValue": 0.5}, "gen_ai.latency.e2e": {"doubleValue": 2.5}}
+    begin_ns = 1_700_000_000_000_000_000 + number * 100_000_000
+    attributes = [{"key": key, "value": value} for key, value in {**values, **more}.items()]
+    return {"startTimeUnixNano": str(begin_ns), "endTimeUnixNano": str(begin_ns + 10**9), "attributes": attributes}
+
+
+def test_spans_give_every_request(tmp_path: Path) -> None:
+    path = tmp_path / "spans.jsonl"
+    lines = [{"resourceSpans": [{"scopeSpans": [{"spans": [span(number), {**span(0), "attributes": []}]}]}]}
+             for number in range(40)]  # fmt: skip
+    path.write_text("\n".join(map(json.dumps, lines)))
+    record = read(path)
+    assert record.requests is not None
+    assert record.requests["arrival_s"][:2].tolist() == pytest.approx([0, 0.1], abs=1e-6)
+    assert record.intervals["gaps"].sum() == pytest.approx(40 * 10)
+    assert record.intervals["gaps_s"].sum() / record.intervals["gaps"].sum() == pytest.approx(0.2)
+
+
+def test_intervals_of_requests_know_who_ran_when() -> None:
+    columns = {"arrival_s": [0.0, 0.0], "input_tokens": [100, 300], "output_tokens": [11, 21]}
+    columns |= {"ttft_s": [1.0, 1.0], "e2e_s": [2.0, 3.0]}
+    rows = request_intervals({name: np.array(values, float) for name, values in columns.items()})
+    assert rows["gaps"].tolist() == pytest.approx([0, 20, 10])
+    assert rows["running"].tolist() == pytest.approx([0, 2, 1])
+    assert rows["prompts"].tolist() == [0, 2, 0]
+    assert rows["context_tokens"][1:].tolist() == pytest.approx([(105.5 + 305.25) / 2, 315.75])
+    assert rows["context_variance"][1] == pytest.approx(((305.25 - 105.5) / 2) ** 2)
+
+
+def test_lengths_of_a_histogram_have_its_mean_and_stay_in_their_buckets() -> None:
+    histogram = Buckets((10.0, 100.0, 1000.0, np.inf), (0.0, 30.0, 10.0, 0.0), 130.0)
+    values, weights = histogram.values()
+    assert np.average(values, weights=weights) == pytest.approx(130, rel=0.01)
+    assert weights[values <= 100].sum() == 30
+    assert values.min() > 10
+    assert values.max() <= 1000
+    equal, _ = Buckets((1000.0, 2000.0), (0.0, 5.0), 1024.0).values()
+    assert np.average(equal) == pytest.approx(1024, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.prom", "# HELP other\nother_total 1\n", "is no server telemetry that is known"),
+        ("a.prom", 'vllm:num_requests_running{engine="0"} 1\n', "no time passes"),
+        ("a.log", LOG.format(second=1, rate=1, running=1), "fewer than two lines"),
+        ("a.json", '{"data": {"resultType": "matrix", "result": [{"metric": {}}]}}', "lacks or misstates '__name__'"),
+        ("a.json", '{"data": {"resultType": "matrix", "result": []}}', "has no series"),
+        ("a.json", '{"resourceSpans": [{"scopeSpans": [{"spans": [{}]}]}]}', "lacks or misstates"),
+        ("a.json", '{"resourceSpans": []}', "has no span of a request"),
+    ],
+)
+def test_other_content_is_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=message):
+        read(tmp_path / name)
+
+
+def test_two_models_are_refused() -> None:
+    lines = [f'vllm:prompt_tokens_total{{model_name="{model}"}} 1' for model in ("a", "b")]
+    with pytest.raises(InputError, match="metrics of two models: a and b"):
+        scrape_text("\n".join(lines), 0.0)

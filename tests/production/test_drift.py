@@ -1,0 +1,100 @@
+"""A lasting change of a server's steps is noticed, single slow steps and changes of the batch are not."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from production.recorded_steps import OPTIONS, recorded
+from windtunnel.calibration.steps.read import StepRun, run_without_steps
+from windtunnel.errors import InputError
+from windtunnel.formats.telemetry.record import INTERVAL, ServerRecord
+from windtunnel.production.drift import COUNTS, Watch, watch, watch_record, watch_steps
+from windtunnel.production.observe import observe_steps, with_calibration
+from windtunnel.report.drift import drift_document, drift_report, verdict
+
+STEPS = COUNTS["step"]
+NUM_STEPS = 3000
+
+
+def residuals(begin: int = NUM_STEPS, change: float = 0.0, seed: int = 0) -> np.ndarray:
+    noise = np.random.default_rng(seed).normal(0, 0.008, NUM_STEPS)
+    return noise + np.where(np.arange(NUM_STEPS) >= begin, np.log1p(change), 0.0)
+
+
+def states() -> np.ndarray:
+    return np.full(NUM_STEPS, 8)
+
+
+@pytest.mark.parametrize("change", [0.05, -0.05])
+def test_five_percent_is_noticed_within_200_steps(change: float) -> None:
+    for seed in range(10):
+        (drift,) = watch(residuals(1500, change, seed), states(), STEPS).drifts
+        assert 1500 <= drift.noticed < 1700
+        assert abs(drift.begins - 1500) < 20
+        assert drift.change == pytest.approx(change, abs=0.01)
+
+
+def test_nothing_is_noticed_where_nothing_changes() -> None:
+    for seed in range(10):
+        values = residuals(seed=seed)
+        values[::50] += 1.0  # single slow steps
+        values += np.linspace(0, 0.06, NUM_STEPS)  # contexts grow
+        assert not watch(values, states(), STEPS).drifts
+
+
+def test_another_graph_size_has_a_level_of_its_own() -> None:
+    sizes = np.where(np.arange(NUM_STEPS) // 500 % 2, 16, 8)
+    values = residuals() + np.where(sizes == 16, 0.08, 0.0)
+    assert not watch(values, sizes, STEPS).drifts
+    values[2600:] += np.log(1.05)
+    assert len(watch(values, sizes, STEPS).drifts) == 1
+
+
+def watched(folder: Path, later: float) -> Watch:
+    """Watch a run by the calibration that it gave, `later` times as slow as then."""
+    made = observe_steps(recorded(folder, 1200, scale=1.2, noise=0.01))
+    return watch_steps(with_calibration(recorded(folder, 1200, scale=1.2 * later, noise=0.01), made.calibration))
+
+
+def test_a_server_as_calibrated_is_said_to_be(tmp_path: Path) -> None:
+    seen = watched(tmp_path, 1.0)
+    assert not seen.has_drifted
+    assert seen.rows_between_false_alarms is not None
+    assert seen.rows_between_false_alarms > 1e4
+    assert verdict(seen) == "As calibrated: no lasting change in 1,000 steps."
+    assert drift_report(seen).is_good
+
+
+def test_a_server_that_was_slow_from_the_start_is_off(tmp_path: Path) -> None:
+    seen = watched(tmp_path, 1.1)
+    assert seen.is_off
+    assert not seen.drifts
+    assert seen.level == pytest.approx(0.1, abs=0.03)
+    assert drift_document(seen)["has_drifted"]
+    assert "Off its calibration" in verdict(seen)
+
+
+def intervals(slow_from: int, count: int = 60) -> ServerRecord:
+    rows = np.zeros(count, INTERVAL)
+    random_ = np.random.default_rng(1)
+    rows["start_s"], rows["duration_s"], rows["context_tokens"] = np.arange(count), 1.0, 500.0
+    rows["gaps"], rows["steps"] = 16 * 100.0, 100.0
+    rows["gaps_s"] = 16 * 0.9 * random_.normal(1, 0.005, count) * np.where(np.arange(count) < slow_from, 1.0, 1.06)
+    return ServerRecord("metrics", rows)
+
+
+def server() -> StepRun:
+    return run_without_steps("metrics", {}, {**OPTIONS, "calibration": "vllm"})
+
+
+def test_intervals_are_watched_too() -> None:
+    assert not watch_record(server(), intervals(60)).drifts
+    (drift,) = watch_record(server(), intervals(30)).drifts
+    assert 30 <= drift.noticed < 45
+    assert drift.change == pytest.approx(0.06, abs=0.015)
+
+
+def test_too_few_intervals_are_refused() -> None:
+    with pytest.raises(InputError, match="15 intervals that can be watched"):
+        watch_record(server(), intervals(60, 15))
