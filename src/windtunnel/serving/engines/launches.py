@@ -122,6 +122,5 @@ def _unlisted_kernels(shard: Shard, behaviour: Launches) -> int:
     count = 0
     for num_layers, experts in shard.model.feed_forwards:
         if isinstance(experts, ExpertsFeedForward) and experts.shared_intermediate_size:
-            of_gate = behaviour.of_shared_gate if experts.shared_gate else 0
-            count += num_layers * (behaviour.of_shared_experts + of_gate)
+            count += num_layers * behaviour.of_shared_gate * bool(experts.shared_gate)
     return count
