@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mlenergy import ScoredRow, measured_as, output_lengths, scenario_of, scored
-from windtunnel.errors import InputError
 from windtunnel.metrics.records import Table
+from windtunnel.schema import encode
 from windtunnel.serving.scenario import resolve
 from windtunnel.workload.arrivals import ClosedLoop
 
@@ -33,9 +33,9 @@ def test_a_row_has_the_documented_settings() -> None:
     assert resolve(scenario_of(ROW, {}, None)).engine.version != "0.11.1"
 
 
-def test_prompts_of_unknown_length_are_refused() -> None:
-    with pytest.raises(InputError, match="prompt lengths of sourcegraph-fim are not documented"):
-        scenario_of(ROW | {"task": "sourcegraph-fim"}, {}, "0.11.1")
+def test_prompts_of_code_completion_are_assumed() -> None:
+    lengths = encode(scenario_of(ROW | {"task": "sourcegraph-fim"}, {}, "0.11.1").workload.input_tokens)
+    assert lengths == {"type": "uniform", "min_tokens": 500, "max_tokens": 1500}
 
 
 def test_output_lengths_have_the_row_s_mean() -> None:
