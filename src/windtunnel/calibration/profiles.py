@@ -23,7 +23,8 @@ from windtunnel.workload.client import IN_TTFT, Client
 
 NUM_FOLDS = 5
 LEAST_CONFIGURATIONS = 5
-"""Fewest configurations that a spread is taken from; with fewer, the engine's runs on all devices stand in."""
+"""Fewest configurations that a spread, and one of several devices' own calibration, is taken from; with fewer, the
+engine's runs on all devices stand in."""
 
 
 def folds(
@@ -270,7 +271,8 @@ def profiles(runs: Sequence[PricedServer], source: str) -> dict[str, Calibration
     """Name -> calibration: one for every engine on any device, and for every device that is better with its own.
 
     Where there are several devices, the spread of an engine's calibration is that of devices left out whole. A device
-    gets its own where its runs, configurations held out, are predicted better than by a fit to the other devices alone.
+    gets its own where it has five configurations, and its runs, configurations held out, are predicted better than by a
+    fit to the other devices alone. (Of four with one model on B300, the effects were those of the model.)
     """
     local_fit, trials, every = fits.fit_runs(runs), Trials(runs), np.ones(len(runs), np.bool_)
     left_out = held_out(runs, local_fit, folds(runs), trials)
@@ -285,7 +287,8 @@ def profiles(runs: Sequence[PricedServer], source: str) -> dict[str, Calibration
     calibrations = {}
     for engine, device in sorted({priced.scope[:2] for priced in runs}):
         indices = [index for index, priced in enumerate(runs) if priced.scope[:2] == (engine, device)]
-        if not several or _misfit(runs, left_out, indices) <= _misfit(runs, apart, indices):
+        is_known = len({by_configuration(runs[index]) for index in indices}) >= LEAST_CONFIGURATIONS
+        if not several or (is_known and _misfit(runs, left_out, indices) <= _misfit(runs, apart, indices)):
             calibrations[f"{engine}-{device}"] = profile(runs, fit, learnt, Scope(engine, device), left_out, source)
     for engine in sorted({priced.scope.engine for priced in runs}):
         calibrations[engine] = profile(runs, fit, learnt, Scope(engine, ""), apart, source)
