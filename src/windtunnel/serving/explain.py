@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from inspect import unwrap
 
 import numpy as np
 
@@ -80,7 +81,7 @@ class Explanation(Shown):
     @property
     def step_s(self) -> float:
         """The step's duration."""
-        busy_s = launched_s(self.device_s + self.unhidden_s, self.launch_s)
+        busy_s = float(unwrap(launched_s)(self.device_s + self.unhidden_s, self.launch_s))
         return max(busy_s, self.host_s) if self.host_overlaps else busy_s + self.host_s
 
     @property
