@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from windtunnel.calibration import fit as fits
 from windtunnel.calibration import profiles as profiles_of
 from windtunnel.calibration.fit import (
     CANDIDATES,
@@ -256,7 +257,7 @@ def test_one_of_several_devices_has_its_own_calibration_from_five_configurations
 
     for name in ("held_out", "averaged_fit", "infer", "Trials"):
         monkeypatch.setattr(profiles_of, name, lambda *_: None)
-    monkeypatch.setattr(profiles_of.fits, "fit_runs", lambda _: None)
+    monkeypatch.setattr(fits, "fit_runs", lambda _: None)
     monkeypatch.setattr(profiles_of, "_misfit", lambda *_: 0.0)
     monkeypatch.setattr(profiles_of, "profile", lambda *arguments: arguments[3])
     many = [run_of("h100_sxm", number) for number in range(9)]
