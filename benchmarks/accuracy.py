@@ -47,7 +47,7 @@ from windtunnel.pricing.calibrated import factor
 from windtunnel.pricing.estimator import Estimator, RooflineEstimator
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.schema import encode
-from windtunnel.serving.analysis.intervals import SPREADS_FILE
+from windtunnel.serving.analysis.intervals import SPREADS_FILE, error_scale
 from windtunnel.serving.calibration import Calibration, calibration_for, load_calibration
 from windtunnel.serving.scenario import Setup
 
@@ -256,7 +256,8 @@ def inside_intervals(runs: Sequence[PricedServer], predicted: Predicted, by_devi
         if chosen not in known:
             known[chosen] = spreads([runs[at] for at in chosen], [predictions[at] for at in chosen])
         measured = priced.measurement.measured
-        ratios = {metric: measured[metric] / predictions[index][metric] for metric in METRICS}
+        scale = error_scale(priced.setup)
+        ratios = {metric: (measured[metric] / predictions[index][metric]) ** (1 / scale) for metric in METRICS}
         spread = known[chosen]
         found.append((priced.measurement, {m: spread[m].p10 <= ratio <= spread[m].p90 for m, ratio in ratios.items()}))
     return found

@@ -10,10 +10,10 @@ temperature 0.8 and top-p 0.95 (top-k and penalties are those of the model's gen
 tensor parallelism with or without experts spread over the same devices, and FlashInfer's experts for DeepSeek.
 
 All requests are sent at once (`mlenergy/llm/benchmark.py`), 1,024 for chat and 198 for gpqa, repeated as often as the
-sweeps of most models say. The table's percentiles are those of every interval between tokens of the run, its first
-and its last wave included (`mlenergy_data`, `_client_itl_percentiles_ms`); its rate is that between the first token of
-the `max_num_seqs`-th request and the end of the last one but `max_num_seqs` + 1, and the mean is its batch over its
-rate.
+sweeps of most models say; code completion is taken to send as many as chat. The table's percentiles are those of every
+interval between tokens of the run, its first and its last wave included (`mlenergy_data`,
+`_client_itl_percentiles_ms`); its rate is that between the first token of the `max_num_seqs`-th request and the end of
+the last one but `max_num_seqs` + 1, and the mean is its batch over its rate.
 
 Assumed, as the table does not say it: prompts of 100 to 200 tokens for chat, 200 to 300 for gpqa, and 500 to 2,000 for
 code completion, whose prompts are what stands before and after a gap in a source file (evenly drawn).
@@ -78,7 +78,7 @@ NUM_PROMPTS = {"lm-arena-chat": 1024, "gpqa": 198, "sourcegraph-fim": 1024, "ima
 REPEATS = {
     "lm-arena-chat": {256: 1, 1024: 2, 2048: 3, 3072: 4, 4096: 6},
     "gpqa": {128: 1, 256: 2, 512: 3, 1024: 6, 1536: 9, 2048: 12, 3072: 18, 4096: 24},
-    "sourcegraph-fim": {256: 1, 1024: 2, 2048: 3},
+    "sourcegraph-fim": {256: 1, 1024: 2, 2048: 3, 3072: 4, 4096: 6},
     "image-chat": {512: 1, 1024: 2, 2048: 4, 4096: 8},
     "video-chat": {256: 1, 512: 2, 1024: 4, 4096: 8},
 }
@@ -154,7 +154,7 @@ def scenario_of(row: Row, histograms: Histograms, version: str | None) -> Scenar
     """Return the row's run as a scenario.
 
     Raises:
-        InputError: the table says too little, or the model is not known.
+        InputError: the model is not known.
     """
     shortest, longest = prompt_tokens(row)
     num_seqs, experts = int(row["max_num_seqs"]), int(row["expert_parallel"])

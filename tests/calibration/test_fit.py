@@ -1,11 +1,15 @@
 """A fit finds again what was put in, leaves out whole configurations, and moves nothing that no run speaks for."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from windtunnel.calibration import fit as fits
+from windtunnel.calibration import profiles as profiles_of
 from windtunnel.calibration.fit import (
     CANDIDATES,
     PRIORS,
@@ -241,6 +245,24 @@ def test_profiles_carry_their_record(runs: list[PricedServer]) -> None:
     # Whose the time is, server's or client's, does not show.
     both_s = one.clients["python"].behind(one.host).first_token_s
     assert both_s == pytest.approx(0.005 * np.exp(0.8) + 0.003, rel=0.35)
+
+
+@pytest.mark.parametrize(("num_configurations", "has_own"), [(4, False), (5, True)])
+def test_one_of_several_devices_has_its_own_calibration_from_five_configurations_on(
+    num_configurations: int, has_own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_of(device: str, number: int) -> Any:
+        measurement = SimpleNamespace(configuration=f"{device} {number}")
+        return SimpleNamespace(scope=Scope("vllm", device), measurement=measurement)
+
+    for name in ("held_out", "averaged_fit", "infer", "Trials"):
+        monkeypatch.setattr(profiles_of, name, lambda *_: None)
+    monkeypatch.setattr(fits, "fit_runs", lambda _: None)
+    monkeypatch.setattr(profiles_of, "_misfit", lambda *_: 0.0)
+    monkeypatch.setattr(profiles_of, "profile", lambda *arguments: arguments[3])
+    many = [run_of("h100_sxm", number) for number in range(9)]
+    made = profiles([*many, *(run_of("b300_sxm", number) for number in range(num_configurations))], "runs.csv")
+    assert set(made) == {"vllm", "vllm-h100_sxm", *(["vllm-b300_sxm"] if has_own else [])}
 
 
 def test_spreads_hold_a_further_configuration_not_a_further_run() -> None:

@@ -26,6 +26,13 @@ OPERATOR_ERROR: Mapping[str, float] = {"measured": 0.0, "interpolated": 0.02, "s
 taken as fully dependent."""
 
 
+EXPERTS_SCALE = 1.6
+"""Errors of mixtures of experts over those of dense models, as logarithms: how tokens spread over experts is not known.
+
+With one scale for both, intervals of configurations left out hold 66% of the TPOT of gpt-oss-120b's 123 runs, the least
+of all models of 50 runs; with this one 72%, and the least of any other 74%."""
+
+
 @dataclass(frozen=True)
 class Interval:
     """Range in which 80% of measured values are expected."""
@@ -69,3 +76,7 @@ class Spread(Schema):
     def __post_init__(self) -> None:
         if not 0 < self.p10 <= self.p50 <= self.p90:
             raise ValueError(f"the quantiles {self.p10}, {self.p50}, {self.p90} do not ascend from above 0")
+
+    def scaled(self, scale: float) -> Spread:
+        """Return the spread of errors that are `scale` times as large, as logarithms."""
+        return Spread(p10=self.p10**scale, p50=self.p50**scale, p90=self.p90**scale, num_runs=self.num_runs)

@@ -224,8 +224,8 @@ class EngineSettings(Schema):
     `triton_split`, the same with few rows split; `flashinfer` [VLLM_USE_FLASHINFER_SAMPLER, sampling-backend,
     disable_flashinfer_sampling]."""
     fused_all_reduce: bool | None = None
-    """FlashInfer's all-reduce, TensorRT-LLM's kernel, may be called in place of the engine's own [fuse_allreduce_rms,
-    flashinfer-allreduce-fusion-backend]. The norms that it fuses are still priced as kernels of their own."""
+    """FlashInfer's all-reduce, TensorRT-LLM's kernel, may be called in place of the engine's own, and computes the norm
+    behind it [fuse_allreduce_rms, flashinfer-allreduce-fusion-backend]."""
     fused_all_reduce_bytes: Whole | None = None
     """Largest message of a fused all-reduce; None: any [fi_allreduce_fusion_max_size_mb]."""
     shared_experts_beside_tokens: Whole | None = None

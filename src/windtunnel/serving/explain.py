@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from inspect import unwrap
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from windtunnel.pricing.estimator import Estimator
 from windtunnel.pricing.roofline import machine
 from windtunnel.serving.engines.launches import graph_sizes, num_launches, padded_sizes, unhidden_s
 from windtunnel.serving.scenario import Setup
+from windtunnel.serving.schedulers.step_cost import launched_s
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
 from windtunnel.serving.setup.step_prices import PricedLaunch, is_compute_bound, price_launch
@@ -68,7 +70,7 @@ class Explanation(Shown):
     host_overlaps: bool
     """True: the host works beside the device, and the longer of the two decides."""
     launch_s: float
-    """Host time to launch the step, which a faster device waits for; 0 where one CUDA graph holds it."""
+    """Host time to launch the step, which the device waits for in parts; 0 where one CUDA graph holds it."""
     unhidden_s: float
     """Host time that is not hidden even where it overlaps, and gaps between kernels."""
 
@@ -79,7 +81,7 @@ class Explanation(Shown):
     @property
     def step_s(self) -> float:
         """The step's duration."""
-        busy_s = max(self.device_s + self.unhidden_s, self.launch_s)
+        busy_s = float(unwrap(launched_s)(self.device_s + self.unhidden_s, self.launch_s))
         return max(busy_s, self.host_s) if self.host_overlaps else busy_s + self.host_s
 
     @property

@@ -43,9 +43,9 @@ class Prices:
             device_s = float(c.mixed_token_s[most_tokens] + c.sample_s[sampled] + attention_s)
             if self.speculation is not None:
                 device_s += float(c.draft_s[max(sum(chunk.decodes for chunk in batch.values()) for batch in batches)])
-            return max(device_s + group_s, float(c.launch_s[min(most_tokens, len(c.launch_s) - 1)]))
+            return launched_s(device_s + group_s, float(c.launch_s[min(most_tokens, len(c.launch_s) - 1)]))
         most = max(len(batch) for batch in batches)
-        return max(float(c.decode_token_s[most] + attention_s), self.decode_launch_s(most))
+        return launched_s(float(c.decode_token_s[most] + attention_s), self.decode_launch_s(most))
 
     def decode_launch_s(self, num_decodes: int) -> float:
         launch_s = self.cost.decode_launch_s
@@ -78,6 +78,11 @@ class Prices:
         low = _interpolate(self.cost.length_nodes, grid[j], length)
         high = _interpolate(self.cost.length_nodes, grid[j + 1], length)
         return low + (high - low) * ((num_tokens - float(nodes[j])) / (float(nodes[j + 1]) - float(nodes[j])))
+
+
+def launched_s(device_s: float, launch_s: float) -> float:
+    """Return the cubic mean of the device's and the host's time, times the cube root of two."""
+    return (device_s**3 + launch_s**3) ** (1 / 3) if launch_s else device_s
 
 
 def deviation(contexts: Sequence[int]) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from oracles.serving.cost import Prices, deviation
+from oracles.serving.cost import Prices, deviation, launched_s
 from oracles.serving.state import Chunk, Request, Step
 from windtunnel.serving.codes import FASTER_TRANSFORMER, VLLM_V0
 
@@ -405,11 +405,12 @@ class PerRequestPool:
         spread = deviation([request.known_tokens for request in decodes])
         attention_s = self.prices.decode_attention_s(len(decodes), context, bool(prompts), spread)
         if not prompts:
-            return max(float(c.decode_token_s[len(decodes)] + attention_s), self.prices.decode_launch_s(len(decodes)))
+            decode_s = float(c.decode_token_s[len(decodes)] + attention_s)
+            return launched_s(decode_s, self.prices.decode_launch_s(len(decodes)))
         tokens = sum(tokens for _, tokens in prompts)
         pairs = sum(tokens * (request.computed_tokens + 0.5 * tokens) for request, tokens in prompts)
         attention_s += self.prices.prefill_attention_s(tokens, pairs)
         sampled = len(decodes) + sum(tokens == request.wanted_tokens for request, tokens in prompts)
         num_tokens = len(decodes) + tokens
         device_s = float(c.mixed_token_s[num_tokens] + c.sample_s[sampled] + attention_s)
-        return max(device_s, float(c.launch_s[min(num_tokens, len(c.launch_s) - 1)]))
+        return launched_s(device_s, float(c.launch_s[min(num_tokens, len(c.launch_s) - 1)]))

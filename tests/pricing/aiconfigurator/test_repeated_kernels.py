@@ -20,25 +20,25 @@ class ByBytes:
 
 @pytest.mark.parametrize("name", ["rope", "kv_cache_write", "top_k"])
 def test_what_attention_and_experts_were_timed_with_costs_nothing_more(name: str) -> None:
-    counted = CountedOnce(ByBytes(), norms_in_all_reduce=False).estimate(
-        ops.Elementwise(name, np.array([1.0, 8.0]), 1e3)
-    )
+    counted = CountedOnce(ByBytes(), fused_norm_tokens=0.0).estimate(ops.Elementwise(name, np.array([1.0, 8.0]), 1e3))
     np.testing.assert_array_equal(counted.seconds, [0.0, 0.0])
     assert counted.source.startswith("within ")
 
 
 def test_a_norm_in_an_all_reduce_costs_what_its_bytes_do() -> None:
     op = ops.Elementwise("norm", np.array([1.0, 8.0]), 1001.0)
-    fused = CountedOnce(ByBytes(), norms_in_all_reduce=True).estimate(op)
+    fused = CountedOnce(ByBytes(), fused_norm_tokens=8.0).estimate(op)
     np.testing.assert_allclose(fused.seconds, [1e-6, 8.007e-6])
+    few = CountedOnce(ByBytes(), fused_norm_tokens=7.5).estimate(op)
+    np.testing.assert_allclose(few.seconds, [1e-6, 10.008e-6])
     assert fused.source == "by bytes, its launch within the all-reduce"
-    alone = CountedOnce(ByBytes(), norms_in_all_reduce=False).estimate(op)
+    alone = CountedOnce(ByBytes(), fused_norm_tokens=0.0).estimate(op)
     np.testing.assert_allclose(alone.seconds, [3.001e-6, 10.008e-6])
 
 
 @pytest.mark.parametrize("op", [ops.Elementwise("qk_norm", 4.0, 10.0), ops.Gemm(4.0, 64, 128)])
 def test_everything_else_costs_what_it_did(op: ops.Op) -> None:
-    assert CountedOnce(ByBytes(), norms_in_all_reduce=True).estimate(op) == ByBytes().estimate(op)
+    assert CountedOnce(ByBytes(), fused_norm_tokens=8.0).estimate(op) == ByBytes().estimate(op)
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,20 @@ def test_everything_else_costs_what_it_did(op: ops.Op) -> None:
 )
 def test_only_kernels_that_overlap_are_counted_once(engine: str, version: str, counts_once: bool) -> None:
     tables = TableEstimator(lambda _: None, Roofline(H100, None))
-    assert isinstance(counted_once(tables, engine, version, norms_in_all_reduce=True), CountedOnce) == counts_once
+    assert isinstance(counted_once(tables, engine, version, fused_norm_tokens=0.0), CountedOnce) == counts_once
+
+
+def test_an_engine_whose_kernels_wait_counts_fused_norms_once_and_all_else_as_it_was_timed() -> None:
+    counted = counted_once(
+        TableEstimator(lambda _: None, Roofline(H100, None)), "vllm", "0.20.1", fused_norm_tokens=9.0
+    )
+    assert isinstance(counted, CountedOnce)
+    rope = ops.Elementwise("rope", 4.0, 1e3)
+    assert counted.estimate(rope) == counted.estimator.estimate(rope)
+    norm = ops.Elementwise("norm", 4.0, 1e3)
+    assert 0 <= counted.estimate(norm).seconds < 0.5 * counted.estimator.estimate(norm).seconds
 
 
 def test_a_roofline_holds_nothing_twice() -> None:
     estimator = RooflineEstimator(Roofline(H100))
-    assert counted_once(estimator, "trtllm", "1.3.0", norms_in_all_reduce=True) is estimator
+    assert counted_once(estimator, "trtllm", "1.3.0", fused_norm_tokens=8.0) is estimator

@@ -1,8 +1,11 @@
 """Where 80% of measurements are expected."""
 
+import math
+
 import msgspec
 import pytest
 
+from windtunnel.metrics.uncertainty import EXPERTS_SCALE
 from windtunnel.serving.analysis.intervals import disaggregated_spreads, headline, uncalibrated_spreads
 from windtunnel.serving.deployment import Pool
 from windtunnel.serving.results import Result
@@ -10,8 +13,8 @@ from windtunnel.serving.shorthand import scenario
 from windtunnel.serving.simulate import simulate
 
 
-def served(**load: float) -> Result:
-    whole = {"model": "meta-llama/Llama-3.1-8B", "device": "h100_sxm", "input_tokens": 200, "output_tokens": 40}
+def served(model: str = "meta-llama/Llama-3.1-8B", **load: float) -> Result:
+    whole = {"model": model, "device": "h100_sxm", "input_tokens": 200, "output_tokens": 40}
     return simulate(scenario(**whole, **load, settings={"deployment.calibration": "none"}))  # type: ignore[arg-type]
 
 
@@ -41,6 +44,12 @@ def test_an_overloaded_open_loop_gives_what_the_devices_do() -> None:
 def test_a_closed_loop_has_the_spread_of_measured_ones() -> None:
     found = served(concurrency=8, num_requests=80).intervals
     assert 1.0 <= found["throughput"].high / found["throughput"].low / spread_of("throughput") < 1.05
+
+
+def test_errors_of_mixtures_of_experts_are_larger() -> None:
+    found = served("Qwen/Qwen3-30B-A3B", concurrency=8, num_requests=80).intervals["throughput"]
+    scale = math.log(found.high / found.low) / math.log(spread_of("throughput"))
+    assert EXPERTS_SCALE <= scale < 1.05 * EXPERTS_SCALE
 
 
 def test_settings_that_were_assumed_widen_what_was_measured_of_such_runs() -> None:

@@ -105,6 +105,14 @@ def test_vllm_fuses_all_reduces_by_device_split_and_version(
     assert with_defaults(eager, catalog.device(device), shape=shape).fused_all_reduce is False
 
 
+@pytest.mark.parametrize(("model", "is_fused"), [("qwen3", True), ("gemma3", False), ("qwen3_5_moe", False)])
+def test_vllm_fuses_no_all_reduce_with_a_norm_that_it_does_not_match(model: str, is_fused: bool) -> None:
+    """`GemmaRMSNorm` is none of the patterns of 0.20 `allreduce_rms_fusion.py`, whatever the flag says."""
+    for given in (EngineSettings(version="0.20.1"), EngineSettings(version="0.20.1", fused_all_reduce=True)):
+        resolved = with_defaults(given, H100, shape=Parallelism(tp=2))
+        assert for_architecture(given, resolved, model).fused_all_reduce is is_fused
+
+
 def test_vllm_admits_whole_prompts_and_takes_more_on_large_devices_with_its_versions() -> None:
     b200 = catalog.device("b200_sxm")
     old, new = (with_defaults(EngineSettings(version=version), b200) for version in ("0.27.0", "0.28.0"))

@@ -17,8 +17,8 @@ from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Format, Precision
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import COVERAGES, Coverage, Estimate
-from windtunnel.serving.deployment import EngineSettings, Speculative
-from windtunnel.serving.engines.launches import num_launches
+from windtunnel.serving.deployment import EngineSettings, HostOverheads, Speculative
+from windtunnel.serving.engines.launches import num_launches, unhidden_s
 from windtunnel.serving.scenario import resolve
 from windtunnel.serving.setup.estimators import estimator_for, estimator_key, shard_of
 from windtunnel.serving.setup.step_prices import (
@@ -123,9 +123,10 @@ def test_the_host_pays_for_calls_of_nvfp4_experts_outside_graphs() -> None:
     assert num_launches(nvfp4, trtllm, 513) < beyond - 20 * layers
 
 
-@pytest.mark.parametrize(("name", "of_layer"), [("dense", 10), ("experts", 13)])
+@pytest.mark.parametrize(("name", "of_layer"), [("dense", 10), ("experts", 9)])
 def test_kernels_wait_for_the_one_before_them(name: str, of_layer: int) -> None:
-    """Norms, projections, rotation, the write, attention, a product, ...: ten a layer, experts as one of them."""
+    """Norms, projections, rotation, the write, attention, a product, ...: ten a layer; with experts, which are one, and
+    fused all-reduces nine."""
     one = priced(name)
 
     def cost_with(gap_s: float) -> StepCost:
@@ -139,6 +140,19 @@ def test_kernels_wait_for_the_one_before_them(name: str, of_layer: int) -> None:
     assert of_layer <= num_kernels[0] / one.shard.model.num_layers < of_layer + 0.5
     assert (with_gaps.sample_s - without.sample_s) * 1e6 == pytest.approx(num_kernels[0])
     assert (with_gaps.mixed_token_s == without.mixed_token_s).all()
+
+
+def test_fused_all_reduces_wait_for_nothing_and_compute_the_norms() -> None:
+    """Of 14 kernels of a layer two are norms and two all-reduces; a norm ends the step, an all-reduce begins it."""
+    host = HostOverheads(unhidden_step_s=0.0, unhidden_request_s=0.0, kernel_gap_s=1e-6)
+    apart = EngineSettings(fused_all_reduce=False, host=host)
+    fused = msgspec.structs.replace(apart, fused_all_reduce=True)
+    dense = Shard(model("Qwen/Qwen3-8B"), Precision(), Parallelism(tp=2))
+    layers = dense.model.num_layers
+    gaps = [unhidden_s(dense, engine, 0) * 1e6 for engine in (apart, fused)]
+    assert gaps[0] - gaps[1] == pytest.approx(4 * layers + 2)
+    alone = replace(dense, parallelism=Parallelism())
+    assert unhidden_s(alone, fused, 0) == unhidden_s(alone, apart, 0)
 
 
 def test_sglang_captures_chunks_in_pieces_where_it_can() -> None:
@@ -225,13 +239,13 @@ def test_an_engine_that_compiles_nothing_launches_what_others_fuse() -> None:
 
     hybrid = Shard(model("Qwen/Qwen3.5-397B-A17B"), Precision(), Parallelism(tp=8))
     gated_delta, softmax = 45, 15
-    of_experts = 1 + 3
+    of_experts = 3
     assert added(hybrid) == gated_delta * (1 + 1 + 15 - 16 + of_experts) + softmax * (1 + 3 + of_experts)
     narrow = replace(hybrid, precision=Precision(weights=Format.FP8_BLOCK))
     assert added(narrow) - added(hybrid) == gated_delta * (2 + 1 + 2) + softmax * (2 + 2)
 
     latent = Shard(model("deepseek-ai/DeepSeek-R1-0528"), Precision(), Parallelism(tp=8))
-    assert added(latent) == 61 * (1 + 2) + 58 * 1
+    assert added(latent) == 61 * (1 + 2)
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)

@@ -46,7 +46,7 @@ FIRST_FRACTION = 0.05
 
 @dataclass(frozen=True)
 class Factors:
-    """Corrections of prices: a step takes its device's time and what is missing, or the host's if that is longer."""
+    """Corrections of prices: of a step's time on the device, and of the host's time to launch it."""
 
     missing: Mapping[str, float]
     """Seconds that are missing for each second, or unit, of a term."""
@@ -67,7 +67,12 @@ class Factors:
 
     def applied(self, priced: PricedSteps) -> PricedSteps:
         """Return the steps with corrected predictions."""
-        return replace(priced, predicted_s=np.maximum(self.device_s(priced), self.host_s(priced)))
+        return replace(priced, predicted_s=_launched_s(self.device_s(priced), self.host_s(priced)))
+
+
+def _launched_s(device_s: Floats, launch_s: Floats) -> Floats:
+    """Return durations of steps, as `step_cost.launched_s` does."""
+    return np.asarray(np.where(launch_s > 0, np.cbrt(device_s**3 + launch_s**3), device_s))
 
 
 def terms(priced: PricedSteps) -> dict[str, Floats]:
@@ -108,7 +113,7 @@ def _missing(factors: Factors, runs: Sequence[PricedSteps]) -> dict[str, float]:
     names, values = list(factors.missing), np.array(list(factors.missing.values()))
     columns = [np.stack([terms(run).get(name, np.zeros(run.kind.size)) for name in names], axis=1) for run in runs]
     x = np.concatenate([part / run.measured_s[:, None] for part, run in zip(columns, runs, strict=True)])
-    y = np.concatenate([1 - run.device_s / run.measured_s for run in runs])
+    y = np.concatenate([(_measured_device_s(factors, run) - run.device_s) / run.measured_s for run in runs])
     residual = y - x @ values
     # Geman and McClure's weights, their scale three times the median residual.
     scale = max(3 * float(np.median(np.abs(residual))), 1e-9)
@@ -125,6 +130,12 @@ def _missing(factors: Factors, runs: Sequence[PricedSteps]) -> dict[str, float]:
     return dict(zip(names, values.tolist(), strict=True))
 
 
+def _measured_device_s(factors: Factors, run: PricedSteps) -> Floats:
+    """Return the device's time in the measured one, which the host's launches lengthen; half of it at least."""
+    rest = run.measured_s**3 - factors.host_s(run) ** 3
+    return np.where(run.launch_s > 0, np.cbrt(np.maximum(rest, (run.measured_s / 2) ** 3)), run.measured_s)
+
+
 def _floor(factors: Factors, runs: Sequence[PricedSteps], in_pieces: bool | None = None) -> float:
     """Return the multiple of the host's launches that explains the steps with prompts best: those in pieces, those that
     are not, or all.
@@ -134,7 +145,7 @@ def _floor(factors: Factors, runs: Sequence[PricedSteps], in_pieces: bool | None
         np.concatenate(parts)
         for parts in zip(*((factors.device_s(run), run.launch_s, run.measured_s) for run in chosen), strict=True)
     )
-    errors = np.maximum(device_s, FLOORS[:, None] * launch_s) / measured_s - 1
+    errors = _launched_s(device_s, FLOORS[:, None] * launch_s) / measured_s - 1
     losses = (errors**2 / (errors**2 + NOISE)).sum(axis=1) + np.log(FLOORS) ** 2
     return float(FLOORS[np.argmin(losses)])
 
@@ -159,7 +170,7 @@ def residual_shares(run: PricedSteps) -> dict[str, float]:
     """
     factors = fit_factors([run])
     corrected_s, device_s = factors.applied(run).predicted_s, factors.device_s(run)
-    is_host = device_s < corrected_s
+    is_host = device_s < factors.host_s(run)
     parts = {name: float(seconds[~is_host].sum()) for name, seconds in factors.missing_s(run).items()}
     rest_s = corrected_s - run.predicted_s
     parts[HOST] = float(rest_s.sum()) - sum(parts.values())

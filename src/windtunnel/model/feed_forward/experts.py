@@ -230,6 +230,7 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
             adds = np.where(np.asarray(num_tokens) <= shard.beside_tokens, 0.0, 1.0)
             for launch in matrix_launches(shard, num_tokens, self.shared_intermediate_size, self.gated, "shared_"):
                 yield replace(launch, adds=adds)
+            yield shard.elementwise("experts_sum", num_tokens, 3 * width * BF16_BYTES)
             if self.has_dense:
                 yield from shard.all_reduce("shared_all_reduce", num_tokens)
         yield from self._combined(shard, num_tokens, message)

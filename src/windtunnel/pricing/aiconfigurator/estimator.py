@@ -151,39 +151,45 @@ gone."""
 
 @dataclass(frozen=True)
 class CountedOnce:
-    """Another estimator's seconds, less kernels that tables of other operators hold."""
+    """Another estimator's seconds, less kernels that others hold."""
 
     estimator: Estimator
-    norms_in_all_reduce: bool
+    fused_norm_tokens: float
+    """Tokens of a step up to which its all-reduces compute the norms behind them; 0: none does."""
+    tables_overlap: bool = True
+    """Whether tables of some operators hold the kernels of `held_by`."""
 
     def estimate(self, op: ops.Op) -> Estimate:
         """Return the seconds of `op`: 0 for a kernel of `held_by`, less the launch for a norm in an all-reduce."""
         estimate = self.estimator.estimate(op)
         if not isinstance(op, ops.Elementwise):
             return estimate
-        if op.name in KERNELS.held_by:
+        if self.tables_overlap and op.name in KERNELS.held_by:
             nothing = np.asarray(estimate.seconds) * 0.0
             label = f"within {KERNELS.held_by[op.name]}"
             return Estimate(nothing if np.ndim(nothing) else 0.0, Coverage.MEASURED, label, 0.0)
-        if op.name == HELD_BY_ALL_REDUCE and self.norms_in_all_reduce:
+        if op.name == HELD_BY_ALL_REDUCE and self.fused_norm_tokens:
             launch_s = np.asarray(self.estimator.estimate(ops.Elementwise(op.name, 1.0, 1.0)).seconds)
-            seconds = np.maximum(np.asarray(estimate.seconds) - launch_s, 0.0)
+            fused_s = launch_s * (np.asarray(op.rows) <= self.fused_norm_tokens)
+            seconds = np.maximum(np.asarray(estimate.seconds) - fused_s, 0.0)
             label = f"{estimate.source}, its launch within the all-reduce"
             return replace(estimate, seconds=seconds if np.ndim(seconds) else float(seconds), source=label)
         return estimate
 
 
-def counted_once(estimator: Estimator, engine: str, version: str, norms_in_all_reduce: bool) -> Estimator:
-    """Return `estimator` without what its tables hold twice, for engines whose kernels overlap (`overlapped_since`).
+def counted_once(estimator: Estimator, engine: str, version: str, fused_norm_tokens: float) -> Estimator:
+    """Return `estimator` without what its tables hold twice: norms that all-reduces compute, and for engines whose
+    kernels overlap (`overlapped_since`) those of `held_by`. Before that version as much is missing as is held twice.
 
     Args:
         estimator: of measured tables; one of a roofline alone holds nothing twice.
         engine: engine that serves.
         version: of the engine.
-        norms_in_all_reduce: whether tensor parallelism reduces, with the norm in the same kernel.
+        fused_norm_tokens: tokens of a step up to which its all-reduces compute the norms behind them.
     """
     since = KERNELS.overlapped_since.get(engine)
     overlaps = since is not None and version_key(version) >= version_key(since)
-    if not overlaps or not isinstance(estimator, TableEstimator):
+    is_held = overlaps or (since is None and fused_norm_tokens > 0)
+    if not is_held or not isinstance(estimator, TableEstimator):
         return estimator
-    return CountedOnce(estimator, norms_in_all_reduce)
+    return CountedOnce(estimator, fused_norm_tokens, tables_overlap=overlaps)

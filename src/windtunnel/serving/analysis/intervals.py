@@ -11,7 +11,7 @@ import numpy as np
 from windtunnel import catalog
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import Summary
-from windtunnel.metrics.uncertainty import Interval, Spread, interval
+from windtunnel.metrics.uncertainty import EXPERTS_SCALE, Interval, Spread, interval
 from windtunnel.pricing.estimator import Coverage
 from windtunnel.schema import decode, read_yaml
 from windtunnel.serving.calibration import outside
@@ -74,8 +74,9 @@ def intervals(
     with the shipped calibrations, none of which was fitted to such a run.
     """
     differences: tuple[str, ...] = ()
-    spreads = _spreads_of(setup.engine.name, disaggregated_spreads())
+    spreads, scale = _spreads_of(setup.engine.name, disaggregated_spreads()), 1.0
     if not is_disaggregated:
+        scale = error_scale(setup)
         kind = "assumed" if setup.settings_assumed else "recorded"
         of_engines = {engine: by_kind[kind] for engine, by_kind in uncalibrated_spreads().items()}
         spreads = _spreads_of(setup.engine.name, of_engines)
@@ -88,10 +89,15 @@ def intervals(
         sampling = 0.0 if name == "throughput" else _sampling_error(requests, f"{name}_s")
         counts = OUTSIDE_TTFT if name == "ttft" else OUTSIDE
         num_outside = sum(counts.get(kind, 0.0) for kind in differences)
-        by_metric[name] = interval(central, spreads[name], num_outside, fractions, sampling)
+        by_metric[name] = interval(central, spreads[name].scaled(scale), num_outside, fractions, sampling)
     if is_open_loop:
         by_metric["throughput"] = _open_loop_throughput(summary, requests, by_metric["e2e"])
     return by_metric
+
+
+def error_scale(setup: Setup) -> float:
+    """Return how large errors of the setup's model are beside those of dense ones."""
+    return EXPERTS_SCALE if setup.model.has_experts else 1.0
 
 
 def _spreads_of(engine: str, of_engines: Mapping[str, Mapping[str, Spread]]) -> dict[str, Spread]:

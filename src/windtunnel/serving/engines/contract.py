@@ -66,10 +66,8 @@ class Launches(Schema):
     """Launch -> its kernels, where they are not those of a compiled model."""
     quantises_apart: bool = False
     """A kernel of its own quantises the input of a GEMM of less than 16 bits."""
-    of_shared_experts: int = 0
-    """Further kernels of shared experts."""
     of_shared_gate: int = 0
-    """Further kernels of their gate."""
+    """Kernels of the gate of shared experts."""
     of_collective_in_pieces: int = 0
     """Launches for each collective of a step in piecewise graphs."""
 

@@ -90,6 +90,8 @@ class VersionDefaults(Schema):
     """Later ones replace earlier ones."""
     fused_architectures: tuple[str, ...] | None = None
     """Model types whose all-reduces are fused, others' are not; None: those of the version before, and at first all."""
+    unfused_architectures: tuple[str, ...] | None = None
+    """Model types none of whose all-reduces is fused, whatever the settings; None: those of the version before."""
     stage_settings: EngineSettings = EngineSettings()
     """Settings of a pipeline stage of one device."""
     profiling: Profiling | None = None
@@ -272,11 +274,14 @@ def for_architecture(given: EngineSettings, resolved: EngineSettings, architectu
             f"the scheduler {resolved.scheduler} has no window_kv {kept}",
             f"it has {', '.join(possible)}; or leave engine.window_kv out",
         )
-    fuses = resolved.fused_all_reduce
-    if given.fused_all_reduce is None and fuses:
-        lists = (entry.fused_architectures for entry in reversed(_entries(resolved, None)[1]))
-        fused = next((types for types in lists if types is not None), None)
-        fuses = fused is None or architecture in fused
+    fuses, versions = resolved.fused_all_reduce, _entries(resolved, None)[1][::-1]
+    fused, unfused = (
+        next((types for types in lists if types is not None), None)
+        for lists in zip(*((entry.fused_architectures, entry.unfused_architectures) for entry in versions), strict=True)
+    )
+    if fuses:
+        is_possible = unfused is None or architecture not in unfused
+        fuses = is_possible and (bool(given.fused_all_reduce) or fused is None or architecture in fused)
     return msgspec.structs.replace(resolved, window_kv=kept, fused_all_reduce=fuses)
 
 

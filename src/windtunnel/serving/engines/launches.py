@@ -81,15 +81,21 @@ def unhidden_s(shard: Shard, engine: EngineSettings, num_sampled: Any) -> Any:
     """Return the seconds of a step that neither operators nor overlapped work of the host hold: `num_sampled` requests
     (a number or an array), and the gaps between kernels."""
     host = engine.host
-    gaps_s = float(host.kernel_gap_s or 0.0) * _num_kernels(shard, engine.name)
+    gaps_s = float(host.kernel_gap_s or 0.0) * _num_gaps(shard, engine)
     return float(host.unhidden_step_s or 0.0) + gaps_s + float(host.unhidden_request_s or 0.0) * num_sampled
 
 
-def _num_kernels(shard: Shard, engine: str) -> float:
-    """Count the kernels of a decode step, one behind the other; experts, timed as a whole, are one."""
-    kernels = behaviour_of(engine).launches.kernels
+def _num_gaps(shard: Shard, engine: EngineSettings) -> float:
+    """Count the kernels of a decode step that wait for the one before; experts, timed as a whole, are one.
+
+    A fused all-reduce computes the norm behind it, and starts before the kernel before it ends (programmatic dependent
+    launch: `launch_with_pdl` in vLLM 0.20 `allreduce_rms_fusion.py` and SGLang 0.5.10 `flashinfer_comm_fusion.py`).
+    """
+    kernels = behaviour_of(engine.name).launches.kernels
     launches = (*token_launches(shard, 1.0), *decode_launches(shard, 1.0, 1.0), *head_launches(shard, 1.0))
-    return sum(launch.count * float(launch.adds) * kernels.get(launch.name, 1) for launch in launches)
+    fused = ("norm", "all_reduce") if engine.fused_all_reduce and shard.tp > 1 else ()
+    waiting = (launch for launch in launches if getattr(launch.op, "name", getattr(launch.op, "op", "")) not in fused)
+    return sum(launch.count * float(launch.adds) * kernels.get(launch.name, 1) for launch in waiting)
 
 
 def _kernels_of(launch: Launch, shard: Shard, engine: EngineSettings, behaviour: Launches) -> int:
@@ -116,6 +122,5 @@ def _unlisted_kernels(shard: Shard, behaviour: Launches) -> int:
     count = 0
     for num_layers, experts in shard.model.feed_forwards:
         if isinstance(experts, ExpertsFeedForward) and experts.shared_intermediate_size:
-            of_gate = behaviour.of_shared_gate if experts.shared_gate else 0
-            count += num_layers * (behaviour.of_shared_experts + of_gate)
+            count += num_layers * behaviour.of_shared_gate * bool(experts.shared_gate)
     return count

@@ -4,6 +4,7 @@ import math
 from collections.abc import Hashable
 from pathlib import Path
 
+from windtunnel.model.operators import BF16_BYTES
 from windtunnel.model.sampling import Sampler
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.aiconfigurator.collection import KernelChoices
@@ -52,7 +53,7 @@ def estimator_for(setup: Setup) -> Estimator:
         attention_backend=engine.attention_backend,
     )
     measured = measured_estimator(setup.device, setup.node, engine.name, engine.version, kernels=kernels)
-    once = counted_once(measured, engine.name, engine.version, _norms_in_all_reduce(setup))
+    once = counted_once(measured, engine.name, engine.version, _fused_norm_tokens(setup))
     return on_network(calibrated(once, setup), setup)
 
 
@@ -68,9 +69,10 @@ def _fuses_all_reduce(setup: Setup) -> bool:
     return bool(setup.engine.fused_all_reduce) and setup.model.residual_streams == 1
 
 
-def _norms_in_all_reduce(setup: Setup) -> bool:
-    """Whether the all-reduce of a layer computes the norm behind it."""
-    return _fuses_all_reduce(setup) and setup.parallelism.tp > 1
+def _fused_norm_tokens(setup: Setup) -> float:
+    """Return the tokens up to which the all-reduce of a layer computes the norm behind it; 0: never."""
+    is_reduced = setup.parallelism.tp > 1
+    return _fused_bytes(setup) / (setup.model.hidden_size * BF16_BYTES) if is_reduced else 0.0
 
 
 def on_network(estimator: Estimator, setup: Setup) -> Estimator:
@@ -89,7 +91,7 @@ def estimator_key(setup: Setup) -> tuple[Hashable, ...]:
     """Return a key: setups of equal keys have equal estimators, calibrations aside."""
     engine = setup.engine
     graphs = bool(engine.max_cudagraph_capture_size)
-    reduces = (_fused_bytes(setup), _norms_in_all_reduce(setup))
+    reduces = (_fused_bytes(setup), _fused_norm_tokens(setup))
     backends = (engine.attention_backend, engine.moe_backend)
     return (setup.device.name, setup.node.name, engine.name, engine.version, graphs, *reduces, *backends)
 

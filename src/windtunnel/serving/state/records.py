@@ -321,10 +321,11 @@ class Speculation(NamedTuple):
 class StepCost(NamedTuple):
     """The estimator, lowered to arrays; seconds. A step's time is a sum of look-ups.
 
-    decode step of n requests:   decode_token_s[n] + decode_attention(n, mean context), no less than decode_launch_s[n]
+    decode step of n requests:   decode_token_s[n] + decode_attention(n, mean context), launched in decode_launch_s[n]
     step with prefill, T tokens: mixed_token_s[T] + sample_s[sampled] + decode_attention + prefill_attention(C, 2 W / C)
                                  where decode_attention may be another one beside prompts,
-                                 and no less than launch_s[T]
+                                 launched in launch_s[T]
+    where what takes the device d seconds and is launched in l takes (d^3 + l^3)^(1/3) (`step_cost.launched_s`);
     with attention data parallelism each term is the largest over the ranks.
     """
 
