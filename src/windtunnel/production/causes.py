@@ -156,16 +156,18 @@ def _larger_budgets(served: Served) -> list[float]:
     return _powers(budget + 1, max(8 * budget, 65_536), descending=False)[:4]
 
 
+def _eager(severity: float, served: Served) -> Change:
+    """Launch every kernel by itself, on a host that takes `severity` times as long for it as known ones."""
+    slower_s = (severity - 1) * (served.setup.engine.host.launch_s or 0.0)
+    return Change({"max_cudagraph_capture_size": 0, "piecewise_cudagraphs": False}, {"launch_s": slower_s})
+
+
 def _has_graphs(served: Served) -> bool:
     return bool(served.setup.engine.max_cudagraph_capture_size)
 
 
 CAUSES: Mapping[str, Cause] = {
-    "eager": Cause(
-        lambda _severity, _served: Change(engine={"max_cudagraph_capture_size": 0, "piecewise_cudagraphs": False}),
-        lambda served: [1.0] if _has_graphs(served) else (),
-        is_continuous=False,
-    ),
+    "eager": Cause(_eager, lambda served: (1.0, 1.5, 2.25, 3.4, 5.0) if _has_graphs(served) else ()),
     "graphs_end": _engine("max_cudagraph_capture_size", _graph_ends),
     "host_stall": _host("unhidden_step_s", [float(value) for value in np.geomspace(0.5e-3, 64e-3, 8)]),
     "kv_preemption": _engine("num_gpu_blocks", _smaller_caches, is_continuous=True),

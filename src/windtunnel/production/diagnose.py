@@ -57,6 +57,11 @@ LEAST_GAIN = 12.0
 """Log-likelihood that a cause must gain."""
 LEAST_SHARE = 0.03
 """Share of a gap below which a cause is not worth a line."""
+FAR = 5.0
+"""Standard deviations from which a mean's deviation counts in proportion: a fault may take a server to batches at which
+its prediction is off otherwise than in the healthy run."""
+RUNNING_NOISE = 0.1
+"""Relative noise of the number of requests that run at once."""
 CHOICE = 2.0
 """Log-likelihood that the choice of a severity costs: of two causes that explain the same, the one without counts."""
 MOST_CAUSES = 3
@@ -360,6 +365,19 @@ def _logs(recorded: Observed, simulated: Mapping[str, Floats], name: str) -> Flo
     return np.asarray(np.where(np.isfinite(logs), logs, np.nan))
 
 
+def _running(arrival_s: Floats, latencies: Mapping[str, Floats]) -> tuple[float, float]:
+    """Return the most requests that are at once between their first and last token, and their mean over that time."""
+    begins_s, ends_s = arrival_s + latencies["ttft"], arrival_s + latencies["e2e"]
+    known = np.isfinite(begins_s) & np.isfinite(ends_s)
+    times_s = np.concatenate([ends_s[known], begins_s[known]])  # at a tie, one ends before another begins
+    order = np.argsort(times_s, kind="stable")
+    running = np.cumsum(np.repeat([-1, 1], known.sum())[order])
+    spans_s = np.diff(times_s[order], append=times_s[order][-1])
+    busy = running > 0
+    mean = float(np.average(running[busy], weights=spans_s[busy])) if spans_s[busy].sum() > 0 else 1.0
+    return max(float(running.max()), 1.0), max(mean, 1.0)
+
+
 @dataclass
 class _Search:
     """The search for causes of one run."""
@@ -410,8 +428,16 @@ class _Search:
             spread = float(np.mean(np.minimum(np.abs(logs - middle), 1.0))) * math.sqrt(math.pi / 2)
             count = min(logs.size, NUM_INDEPENDENT)
             total += count * math.log(math.hypot(spread, NOISE[name]) / NOISE[name])
-            total += 0.5 * (middle / (self.widths[name] / 2.5758)) ** 2
-        return total
+            far = abs(middle) / (self.widths[name] / 2.5758)
+            total += 0.5 * far**2 if far < FAR else FAR * (far - FAR / 2)
+        return total + self._running_loss(simulated)
+
+    def _running_loss(self, simulated: Mapping[str, Floats]) -> float:
+        """Return the loss of how many requests run at once: a limit shows in it, whatever a step takes."""
+        recorded = {name: getattr(self.recorded, f"{name}_s") for name in ("ttft", "e2e")}
+        pairs = zip(*(_running(self.recorded.arrival_s, each) for each in (recorded, simulated)), strict=True)
+        count = min(self.recorded.arrival_s.size, NUM_INDEPENDENT)
+        return count * sum(math.log(math.hypot(math.log(a / b), RUNNING_NOISE) / RUNNING_NOISE) for a, b in pairs)
 
     def findings(self, progress: Progress | None) -> tuple[list[Finding], list[Finding]]:
         """Return the causes that explain the run, and the next best ones."""
