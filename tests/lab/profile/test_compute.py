@@ -253,7 +253,7 @@ def test_events_between_kernels_are_taken_out() -> None:
     assert abs(np.median(after)) < 0.002
     assert np.abs(after).max() < 0.035
     spans = [[operator.statistics.median_s for operator in step.operators] for step in (steps[0], corrected[0])]
-    assert np.array(spans[0]) - np.array(spans[1]) == pytest.approx(2.6e-6, abs=0.3e-6)  # of every operator alike
+    assert np.array(spans[0]) - np.array(spans[1]) == pytest.approx(2.6e-6, abs=0.3e-6)  # of every operator
     assert without_event_cost([]) == []
 
 
