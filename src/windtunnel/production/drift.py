@@ -45,6 +45,8 @@ FOLLOW, MOST_FOLLOWED = 0.1, 0.01
 SUSPECT = 1 / 6
 """Share of the alarm's CUSUM from which the level stays as it is."""
 MOST_LAGS = 50
+LEAST_BETWEEN = 100
+"""Rows between false alarms, at the least, below which an alarm says nothing."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,13 @@ class Watch:
     remarks: tuple[str, ...] = ()
 
     @property
+    def is_sure(self) -> bool:
+        """Whether false alarms are known to be rare; the bound is loose, and true ones are far rarer than it says."""
+        return self.rows_between_false_alarms is None or self.rows_between_false_alarms >= LEAST_BETWEEN
+
+    @property
     def has_drifted(self) -> bool:
-        return self.is_off or bool(self.drifts)
+        return self.is_off or (bool(self.drifts) and self.is_sure)
 
 
 def watch_steps(run: StepRun) -> Watch:
@@ -198,8 +205,10 @@ def _between_false_alarms(additions: list[float], alarm: float) -> float | None:
     count as one.
     """
     values = np.array(additions)
-    if values.size <= MOST_LAGS or not values.mean() < 0:
+    if values.size <= MOST_LAGS:
         return None
+    if not values.mean() < 0:
+        return 1.0
     deviations = values - values.mean()
     variance = float(np.mean(deviations**2)) or 1.0
     lags = [float(np.mean(deviations[lag:] * deviations[:-lag])) / variance for lag in range(1, MOST_LAGS)]

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from windtunnel.production.drift import Watch
+from windtunnel.production.drift import LEAST_BETWEEN, Watch
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Facts, Report, Section, Table
 
@@ -15,8 +15,19 @@ def verdict(watch: Watch) -> str:
     if watch.drifts:
         first = watch.drifts[0]
         where = f"{watch.unit} {first.begins:,} of {watch.num_rows:,}"
+        if not watch.is_sure:
+            how = _change(first.change)
+            return f"Unclear: from {where} on, times are {how}, but times of this server change by as much."
         return f"Drifted: from {where} on, times are {_change(first.change)}. Observe it again."
     return f"As calibrated: no lasting change in {watch.num_rows:,} {watch.unit}s."
+
+
+def _bound(between: float, unit: str) -> str:
+    return (
+        f"fewer than one in {min(between, 1e9):,.0f} {unit}s"
+        if between >= LEAST_BETWEEN
+        else "not bounded: times vary too much"
+    )
 
 
 def _change(share: float) -> str:
@@ -28,7 +39,7 @@ def drift_report(watch: Watch) -> Report:
     rows = [[f"{each.begins:,}", f"{each.noticed:,}", f"{each.change:+.1%}"] for each in watch.drifts]
     facts = [("at the beginning", f"{_change(watch.level)} than calibrated")]
     if (between := watch.rows_between_false_alarms) is not None:
-        facts.append(("false alarms", f"fewer than one in {min(between, 1e9):,.0f} {watch.unit}s"))
+        facts.append(("false alarms", f"{_bound(between, watch.unit)}"))
     changes = [Section("Changes", [Table((f"from {watch.unit}", "noticed", "times"), rows)], is_open=True)]
     return Report(
         watch.run,
