@@ -45,6 +45,8 @@ FOLLOW, MOST_FOLLOWED = 0.1, 0.01
 SUSPECT = 1 / 6
 """Share of the alarm's CUSUM from which the level stays as it is."""
 MOST_LAGS = 50
+FAR = 4.0
+"""Spreads beyond which a change is no chance."""
 LEAST_BETWEEN = 100
 """Rows between false alarms, at the least, below which an alarm says nothing."""
 
@@ -77,12 +79,19 @@ class Watch:
     rows_between_false_alarms: float | None
     """At least, if a server that has not drifted deviates as long and as far as this one did before any alarm; None
     where there are too few rows to tell."""
+    spread: float = 0.0
+    """Standard deviation of the logarithm of measured over predicted time before an alarm, from its median deviation."""
     remarks: tuple[str, ...] = ()
 
     @property
     def is_sure(self) -> bool:
-        """Whether false alarms are known to be rare; the bound is loose, and true ones are far rarer than it says."""
-        return self.rows_between_false_alarms is None or self.rows_between_false_alarms >= LEAST_BETWEEN
+        """Whether false alarms are known to be rare, or the first change is far beyond what times varied by before.
+
+        The bound is loose: false alarms are far rarer than it says.
+        """
+        if self.rows_between_false_alarms is None or self.rows_between_false_alarms >= LEAST_BETWEEN:
+            return True
+        return bool(self.drifts) and abs(np.log1p(self.drifts[0].change)) > FAR * self.spread
 
     @property
     def has_drifted(self) -> bool:
@@ -115,6 +124,7 @@ def _watched(run: StepRun, unit: str, price: Callable[[], PricedSteps]) -> Watch
     residuals = np.log(priced.measured_s / priced.predicted_s)
     watching = watch(residuals, states_of(priced, unit), counts)
     level = float(np.median(residuals[: counts.first]))
+    before = residuals[: max(watching.drifts[0].begins, counts.first)] if watching.drifts else residuals
     return Watch(
         run=run.label,
         unit=unit,
@@ -123,6 +133,7 @@ def _watched(run: StepRun, unit: str, price: Callable[[], PricedSteps]) -> Watch
         is_off=_is_off(level, run.setup.calibration),
         drifts=tuple(watching.drifts),
         rows_between_false_alarms=_between_false_alarms(watching.additions, counts.alarm),
+        spread=1.4826 * float(np.median(np.abs(before - np.median(before)))),
         remarks=run.remarks,
     )
 
