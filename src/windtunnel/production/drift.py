@@ -80,7 +80,7 @@ class Watch:
     """At least, if a server that has not drifted deviates as long and as far as this one did before any alarm; None
     where there are too few rows to tell."""
     spread: float = 0.0
-    """Standard deviation of the logarithm of measured over predicted time before an alarm, from its median deviation."""
+    """Standard deviation of the logarithm of measured over predicted time before an alarm, by its median deviation."""
     remarks: tuple[str, ...] = ()
 
     @property
