@@ -60,13 +60,7 @@ def estimator_for(setup: Setup) -> Estimator:
 def _fused_bytes(setup: Setup) -> float:
     """Return the largest message whose all-reduce is fused; 0: none."""
     limit = setup.engine.fused_all_reduce_bytes
-    return 0.0 if not _fuses_all_reduce(setup) else math.inf if limit is None else float(limit)
-
-
-def _fuses_all_reduce(setup: Setup) -> bool:
-    """Whether an all-reduce and the norm behind it are one kernel; several streams of a residual are mixed in between
-    (vLLM 0.24 `models/deepseek_v4`, `mhc_post`), which the engines' pattern of add and norm does not match."""
-    return bool(setup.engine.fused_all_reduce) and setup.model.residual_streams == 1
+    return 0.0 if not setup.engine.fused_all_reduce else math.inf if limit is None else float(limit)
 
 
 def _fused_norm_tokens(setup: Setup) -> float:
