@@ -90,3 +90,14 @@ def test_engines_append_to_one_file(tmp_path):
     steps = read_steps(tmp_path / "runs" / "steps.csv")
     assert steps["dp_rank"].tolist() == [0, 1]
     assert steps["wall_s"].tolist() == [0.5, 0.5]
+
+
+def test_a_server_goes_on_where_its_record_cannot_be_written(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    cls = scheduler_class()
+    step_recorder.watch(cls, tmp_path / "file" / "steps.csv")
+    scheduler = cls([{"a": 10}, {"a": 1}], {"a": Request(10)})
+    for _ in range(2):
+        assert scheduler.update_from_output(scheduler.schedule(), "tokens") == "tokens"
+    assert len(caplog.records) == 1
+    assert "steps.csv cannot be written: " in caplog.text

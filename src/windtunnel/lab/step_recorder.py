@@ -9,12 +9,15 @@ WINDTUNNEL_STEPS names a file:
 """
 
 import functools
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import pvariance
 from typing import Any
+
+_LOG = logging.getLogger("windtunnel.lab")
 
 VARIABLE = "WINDTUNNEL_STEPS"
 """Environment variable that names the file."""
@@ -90,6 +93,14 @@ def _variance(values: Sequence[int]) -> float:
     return pvariance(values) if len(values) > 1 else 0.0
 
 
+def _recorder_of(scheduler: Any, path: Path) -> StepRecorder:
+    if not hasattr(scheduler, "windtunnel_recorder"):
+        rank = int(getattr(scheduler.vllm_config.parallel_config, "data_parallel_rank", 0))
+        scheduler.windtunnel_recorder = StepRecorder(path, rank)
+    recorder: StepRecorder = scheduler.windtunnel_recorder
+    return recorder
+
+
 def _noting_the_batch(schedule: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(schedule)
     def noting(scheduler: Any, *arguments: Any, **options: Any) -> Any:
@@ -106,11 +117,13 @@ def _writing_the_step(update: Callable[..., Any], path: Path) -> Callable[..., A
     @functools.wraps(update)
     def writing(scheduler: Any, output: Any, *arguments: Any, **options: Any) -> Any:
         ended_s = time.monotonic()
-        if step := getattr(output, "windtunnel_step", None):
-            if not hasattr(scheduler, "windtunnel_recorder"):
-                parallel = scheduler.vllm_config.parallel_config
-                scheduler.windtunnel_recorder = StepRecorder(path, int(getattr(parallel, "data_parallel_rank", 0)))
-            scheduler.windtunnel_recorder.write(*step, ended_s)
+        step = getattr(output, "windtunnel_step", None)
+        if step and getattr(scheduler, "windtunnel_recorder", True):
+            try:
+                _recorder_of(scheduler, path).write(*step, ended_s)
+            except OSError as error:  # a server goes on without its record
+                scheduler.windtunnel_recorder = None
+                _LOG.warning("steps are not recorded: %s cannot be written: %s", path, error.strerror)
         return update(scheduler, output, *arguments, **options)
 
     return writing
