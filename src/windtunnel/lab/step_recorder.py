@@ -120,7 +120,7 @@ def _writing_the_step(update: Callable[..., Any], path: Path) -> Callable[..., A
         step = getattr(output, "windtunnel_step", None)
         if step and getattr(scheduler, "windtunnel_recorder", True):
             try:
-                _recorder_of(scheduler, path).write(*step, ended_s)
+                _recorder_of(scheduler, path).write(step[0], step[1], ended_s)
             except OSError as error:  # a server goes on without its record
                 scheduler.windtunnel_recorder = None
                 _LOG.warning("steps are not recorded: %s cannot be written: %s", path, error.strerror)
