@@ -43,16 +43,33 @@ FIRST_USE = ("llama-8b/sampled", "qwen3-30b/open", "qwen3-30b/many")
 """Loads in which vLLM compiled a kernel for up to 9.6 s, its first use: not scored."""
 
 
+def runs() -> dict[str, dict[str, str]]:
+    """Return server -> its line of runs.csv."""
+    with (FOLDER / "runs.csv").open() as file:
+        return {row["run"]: row for row in csv.DictReader(file)}
+
+
+def described(run: dict[str, str], workload: dict[str, Any]) -> dict[str, Any]:
+    """Return a server as a raw scenario."""
+    raw: dict[str, Any] = read_launch_command(f"vllm serve {run['engine_args']}").raw
+    raw["workload"] = workload
+    set_path(raw, "deployment.device", DEVICE)
+    set_path(raw, "deployment.engine.version", run["vllm_version"])
+    return raw
+
+
+def kv_cache_tokens() -> tuple[int, int]:
+    """Return the tokens of the KV cache that vLLM printed, and those predicted."""
+    run = runs()["llama-8b"]
+    workload = {"arrivals": {"type": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1}
+    memory = simulate(scenario_from(described(run, workload), "", None)).memory
+    return int(run["kv_cache_tokens"]), memory.num_blocks * memory.block_size
+
+
 def loads(calibration: str | None) -> Iterator[tuple[str, dict[str, tuple[float, float]]]]:
     """Yield each load of the healthy servers with the mean latencies that were measured and are predicted."""
-    with (FOLDER / "runs.csv").open() as file:
-        runs = {row["run"]: row for row in csv.DictReader(file)}
     for folder in sorted(path for name in HEALTHY for path in (FOLDER / "loads" / name).iterdir()):
-        run = runs[folder.parent.name]
-        raw: dict[str, Any] = read_launch_command(f"vllm serve {run['engine_args']}").raw
-        raw["workload"] = read_yaml(folder / "scenario.yaml")["workload"]
-        set_path(raw, "deployment.device", DEVICE)
-        set_path(raw, "deployment.engine.version", run["vllm_version"])
+        raw = described(runs()[folder.parent.name], read_yaml(folder / "scenario.yaml")["workload"])
         if calibration is not None:
             set_path(raw, "deployment.calibration", calibration)
         predicted = simulate(scenario_from(raw, str(folder), None)).requests
@@ -116,6 +133,8 @@ def main() -> None:
     print_loads(arguments.calibration)
     print_steps(arguments.calibration)
     print_profile()
+    printed, predicted = kv_cache_tokens()
+    print(f"KV cache: {printed:,} tokens, predicted {predicted:,} ({predicted / printed - 1:+.1%})")
 
 
 if __name__ == "__main__":
