@@ -57,7 +57,7 @@ def test_a_model_simulates_explains_plans_memory_and_writes_its_command(name: st
     assert 4 < bits < 34
     assert step.memory.kv_cache_bytes > 0
     assert step.step_s > 0
-    result = simulate(tiny, estimator_of=priced().estimator)
+    result = simulate(tiny, priced().estimator(setup))
     assert result.summary.throughput.output_tokens_per_s > 0
     assert result.summary.num_requests == 2
     command = write_launch_command(name, tiny.deployment.parallelism, tiny.deployment.engine)

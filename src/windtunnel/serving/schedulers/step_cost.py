@@ -98,7 +98,13 @@ def launched_s(device_s: float, launch_s: float) -> float:
     """
     if launch_s <= 0.0:
         return device_s
-    return (device_s**3 + launch_s**3) ** (1.0 / 3.0)
+    longer, share = max(device_s, launch_s), min(device_s, launch_s) / max(device_s, launch_s)
+    total = 1.0 + share * share * share
+    # Newton's steps, so that compiled and interpreted loops agree to the bit; powers of different libraries do not.
+    root = 1.0 + 0.26 * (total - 1.0)
+    for _ in range(4):
+        root = (2.0 * root + total / (root * root)) / 3.0
+    return longer * root
 
 
 @inner
