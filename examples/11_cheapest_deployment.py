@@ -3,7 +3,7 @@
 The search finds the greatest load that each point of a small space sustains, and says why a point is impossible.
 """
 
-from windtunnel.search.answers import fleets, sensitivity
+from windtunnel.search.answers import fleets, worths
 from windtunnel.search.space.space import space_from
 from windtunnel.search.store import Store
 from windtunnel.search.study import search
@@ -37,8 +37,8 @@ for index in found.ranking[:3]:
     print(f"  {study.point(index).title}: {one.load:.1f}/s, {one.figures['requests_per_usd']:,.0f} requests/$")
 
 print("best deployment with each value, relative to the best of all")
-for name, shares in sensitivity(space, found).items():
-    print(f"  {name}: {', '.join(f'{value} {share:.0%}' for value, share in shares.items())}")
+for name, values in worths(space, found).items():
+    print(f"  {name}: {', '.join(f'{value} {worth.share:.0%}' for value, worth in values.items())}")
 
 cheapest = fleets(found, load=200.0, limit=1)[0]
 print(f"200 requests/s: {cheapest.copies} x {study.point(cheapest.index).title}, ${cheapest.usd_per_hour:,.2f}/h")

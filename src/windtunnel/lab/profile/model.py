@@ -301,7 +301,7 @@ class LayerStack:
         if experts.shared_intermediate_size:
             _feed_forward(flow, weights, "shared_", experts.gated, mark)
             out = out + flow.hidden
-            mark("")
+            mark("experts_sum")
         flow.hidden = out
 
 
