@@ -5,7 +5,7 @@ WINDTUNNEL_STEPS names a file:
 
     WINDTUNNEL_STEPS=steps.csv vllm serve ...
 
-`windtunnel observe`, `diagnose` and `validate --steps` read the file. Written for vLLM's V1 scheduler, 0.11 to 0.33.
+`windtunnel observe`, `diagnose` and `validate --steps` read the file. For vLLM's V1 scheduler; run with 0.24 and 0.32.
 """
 
 import functools
