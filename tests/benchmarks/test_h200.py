@@ -25,4 +25,4 @@ def test_loads_are_read_with_their_servers() -> None:
         for pair in [means["e2e_s"]]
         if name not in h200.FIRST_USE
     )
-    assert errors[len(errors) // 2] < 0.05
+    assert errors[len(errors) // 2] < 0.05  # 2.8% in the median

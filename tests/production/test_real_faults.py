@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.production.diagnose import Diagnosis, diagnose
 from windtunnel.production.observed import read_requests
+from windtunnel.report.diagnosis import verdict
 from windtunnel.serving.scenario import Scenario, scenario_from
 from windtunnel.serving.shorthand import raw_scenario
 
@@ -48,3 +50,12 @@ def test_a_fault_that_was_made_is_found(run: str, cause: str, severity: float, g
 def test_a_healthy_server_is_called_healthy(run: str) -> None:
     # The small cache holds what arrives in the open loop.
     assert not diagnosed(run).findings
+
+
+def test_a_server_far_faster_than_described_is_not_called_healthy() -> None:
+    slower = msgspec.structs.replace(described().deployment, device="l4")
+    diagnosis = diagnose(
+        msgspec.structs.replace(described(), deployment=slower), read_requests(LOADS / "llama-8b/chat")
+    )
+    assert diagnosis.gaps["e2e"] < -0.5
+    assert verdict(diagnosis).endswith("Do the model, the device and the flags describe this server?")

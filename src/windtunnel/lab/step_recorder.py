@@ -12,7 +12,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from statistics import pvariance
 from typing import Any
@@ -84,13 +84,9 @@ def batch_cells(scheduler: Any, scheduled: dict[str, int]) -> str:
             contexts.append(before + computed)
     tokens, cached, lengths = ([prompt[place] for prompt in prompts] for place in range(3))
     return (
-        f"{sum(tokens)},{len(prompts)},{sum(cached)},{_variance(lengths):.1f},"
-        f"{len(contexts)},{sum(contexts)},{_variance(contexts):.1f},{len(scheduler.waiting)}"
+        f"{sum(tokens)},{len(prompts)},{sum(cached)},{pvariance(lengths or [0]):.1f},"
+        f"{len(contexts)},{sum(contexts)},{pvariance(contexts or [0]):.1f},{len(scheduler.waiting)}"
     )
-
-
-def _variance(values: Sequence[int]) -> float:
-    return pvariance(values) if len(values) > 1 else 0.0
 
 
 def _recorder_of(scheduler: Any, path: Path) -> StepRecorder:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.calibration.steps.read import RUNS, is_step_table
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, missing_file
 from windtunnel.files import read_bytes
 from windtunnel.formats.recognise import FileContent, find_format
 from windtunnel.formats.telemetry.prometheus import read_scrapes
@@ -61,6 +61,8 @@ def read_requests(path: Path) -> Observed:
     """
     if path.is_dir():
         path /= "requests.parquet"
+    if not path.exists():
+        raise missing_file(path)
     if path.suffix == ".json":
         columns = _detailed(path)
     elif path.suffix in (".parquet", ".csv"):

@@ -43,6 +43,8 @@ def verdict(diagnosis: Diagnosis) -> str:
         if gap > CLEAR_GAP:
             wide = f"the prediction is sure only within {diagnosis.widths['e2e']:.0%}"
             return f"Unclear: {TITLES['e2e']} is {text}, and {wide}. An earlier healthy run tells more: --before."
+        if gap < -CLEAR_GAP:
+            return f"Unclear: {TITLES['e2e']} is {text}. Do the model, the device and the flags describe this server?"
         return f"Healthy: {TITLES['e2e']} {'as fast as predicted' if abs(gap) < 0.005 else text}."
     name = diagnosis.late[0]
     recorded, healthy = (format_seconds(means[name]) for means in (diagnosis.recorded_s, diagnosis.healthy_s))
@@ -59,7 +61,7 @@ def verdict(diagnosis: Diagnosis) -> str:
 def diagnosis_report(diagnosis: Diagnosis) -> Report:
     """Return the report of a diagnosis."""
     setup, late = diagnosis.healthy.setup, diagnosis.late
-    is_good = None if not late and diagnosis.gaps["e2e"] > CLEAR_GAP else not late
+    is_good = None if not late and abs(diagnosis.gaps["e2e"]) > CLEAR_GAP else not late
     head = f"{setup.model.name} on {setup.device.name}, {setup.engine.name} {setup.engine.version}"
     blocks: list[Block] = [_latencies(diagnosis)]
     if diagnosis.findings:

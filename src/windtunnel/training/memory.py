@@ -169,18 +169,16 @@ def _frees_gradients(rank: Rank) -> bool:
     return setup.job.framework == "fsdp2" and setup.degrees.pp == 1 and setup.degrees.num_microbatches == 1
 
 
-def _late_moments(rank: Rank, held_chunks: list[LayerChunk], in_layer: float) -> list[tuple[float, float, float]]:
+def _late_moments(rank: Rank, chunks: list[LayerChunk], gradients: float, in_layer: float) -> list[tuple[float, ...]]:
     """Return activations, gradients and transient memory in FSDP2's last layer, and when both ends are reduced.
 
     The ends are one unit, whose gradients autograd completes last, in 16 bit; one rank alone copies nothing to reduce.
     """
-    ends = sum((chunk_parameters(rank, replace(chunk, layers=())) for chunk in held_chunks), Parameters())
-    held = sum((chunk_parameters(rank, chunk) for chunk in held_chunks), Parameters())
-    gradients_bytes = state_bytes(rank, held)[1]
+    ends = sum((chunk_parameters(rank, replace(chunk, layers=())) for chunk in chunks), Parameters())
     gather, reduce = _wire_bytes(rank)
     copies = 2 * gather + (reduce if rank.layout(Group.DATA)[0] > 1 else 0.0)
     in_ends = ends.total * copies + FIGURES.workspace_bytes
-    return [(0.0, gradients_bytes - state_bytes(rank, ends)[1], in_layer), (0.0, gradients_bytes, in_ends)]
+    return [(0.0, gradients - state_bytes(rank, ends)[1], in_layer), (0.0, gradients, in_ends)]
 
 
 def _wire_bytes(rank: Rank) -> tuple[float, float]:
@@ -196,9 +194,10 @@ def stage_memory(
     held = sum((chunk_parameters(rank, chunk) for chunk in held_chunks), Parameters())
     parameters, gradients, optimizer = state_bytes(rank, held)
     in_head, in_layer = transient_bytes(rank, held_chunks)
-    moments = [(activations_bytes, gradients, max(in_head, in_layer))]
+    moments: list[tuple[float, ...]] = [(activations_bytes, gradients, max(in_head, in_layer))]
     if _frees_gradients(rank):
-        moments = [(activations_bytes, 0.0, max(in_head, in_layer)), *_late_moments(rank, held_chunks, in_layer)]
+        late = _late_moments(rank, held_chunks, gradients, in_layer)
+        moments = [(activations_bytes, 0.0, max(in_head, in_layer)), *late]
     activations_bytes, gradients, transient = max(moments, key=sum)
     num_communicators = 1 + sum(rank.layout(group)[0] > 1 for group in Group)
     reserve = FIGURES.context_bytes + num_communicators * FIGURES.communicator_bytes

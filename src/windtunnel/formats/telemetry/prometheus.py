@@ -282,5 +282,6 @@ def _answer(url: str) -> str:
         with urlopen(url, timeout=10) as answer:
             return str(answer.read(LONGEST_ANSWER_BYTES).decode("utf-8", "replace"))
     except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)  # `URLError` wraps what happened
-        raise InputError(f"{url} does not answer: {reason}", "is it http://HOST:PORT/metrics?") from None
+        raise InputError(
+            f"{url} does not answer: {getattr(error, 'reason', error)}", "is it http://HOST:PORT/metrics?"
+        ) from None
