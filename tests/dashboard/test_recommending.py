@@ -13,6 +13,7 @@ from windtunnel.dashboard import recommending
 from windtunnel.dashboard.recommending import Recommendation, command_of, space_of
 from windtunnel.errors import InputError
 from windtunnel.report.search.recommendation import recommendation
+from windtunnel.search.space.space import point_at
 from windtunnel.search.store import Store
 from windtunnel.search.study import search
 
@@ -124,6 +125,9 @@ def test_the_command_is_what_the_form_says() -> None:
     assert command.startswith("windtunnel recommend llama-3.1-8b --devices 'h100_sxm, l40s' --slo ")
     assert "--trace azure2023_conv" in command
     assert "--prices l40s=0.9" in command
+    rented, _ = space_of({**FORM, "provider": "nebius"})
+    prices = {point_at(rented, i).settings["deployment.price_usd_per_hour"] for i in range(rented.num_points)}
+    assert prices == {3.85, 1.55}
     assert "tokens" not in command
     assert "--rate" not in command
 
@@ -138,6 +142,8 @@ def test_the_command_is_what_the_form_says() -> None:
         ({"trace": "/etc/passwd"}, "no trace '/etc/passwd'"),
         ({"prices": "/etc/passwd"}, "is no DEVICE=USD"),
         ({"prices": "h100_sxm=-1"}, "prices"),
+        ({"provider": "/etc/passwd"}, "there is no provider ''"),
+        ({"provider": "lambda"}, "no price of l40s"),
         ({"devices": ",".join(["l40s"] * 9)}, "9 devices are too many"),
         ({"devices": " , "}, "devices is missing"),
         ({"slo": ""}, "limits is missing"),

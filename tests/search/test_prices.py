@@ -8,7 +8,15 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.report.search.recommendation import against_api
 from windtunnel.search.capacity.limits import parse_limits
-from windtunnel.search.prices import ApiPrice, Offer, chosen_prices, parse_api_price, read_prices
+from windtunnel.search.prices import (
+    ApiPrice,
+    Offer,
+    asked_prices,
+    chosen_prices,
+    parse_api_price,
+    provider_entry,
+    read_prices,
+)
 from windtunnel.search.recommend import deployments_space
 from windtunnel.search.space.space import Space
 from windtunnel.search.store import Store
@@ -70,6 +78,36 @@ def test_wrong_prices_are_refused(tmp_path: Path, text: str, message: str) -> No
     (tmp_path / "prices.yaml").write_text(text)
     with pytest.raises(InputError, match=message):
         chosen_prices(read_prices(tmp_path / "prices.yaml"), ["h100_sxm"])
+
+
+def test_providers_of_the_catalog_are_offers_with_their_source() -> None:
+    rented = asked_prices(None, "lambda,coreweave", None, ["h100_sxm", "b200_sxm"])
+    assert {name: price.usd_per_hour for name, price in rented.items()} == {"h100_sxm": 3.99, "b200_sxm": 6.69}
+    assert rented["h100_sxm"].text == "h100_sxm: $3.99/h on demand, lambda (https://lambda.ai/instances, 2026-09-20)"
+    spot = asked_prices(None, None, "spot", ["h100_sxm"])["h100_sxm"]
+    assert (spot.usd_per_hour, "coreweave/north_america" in spot.text) == (2.46, True)
+    region = asked_prices(None, "runpod/secure", None, ["h100_sxm"])["h100_sxm"]
+    assert region.usd_per_hour > asked_prices(None, "runpod", None, ["h100_sxm"])["h100_sxm"].usd_per_hour
+    assert asked_prices(None, None, None, ["h100_sxm"]) == {}
+
+
+def test_a_user_adds_a_provider_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "providers").mkdir()
+    ours = "{title: Ours, source: contract, date: 2026-10-01, regions: {hall-2: {l40s: {reserved_usd_per_hour: 0.4}}}}"
+    (tmp_path / "providers" / "ours.yaml").write_text(ours)
+    monkeypatch.setenv("WINDTUNNEL_CATALOG", str(tmp_path))
+    assert asked_prices(None, "any", "reserved", ["l40s"])["l40s"].usd_per_hour == 0.4
+    with pytest.raises(InputError, match="l40s has no price on demand"):
+        asked_prices(None, "ours", None, ["l40s"])
+
+
+def test_every_provider_says_when_and_where_and_names_devices_of_the_catalog() -> None:
+    for name in catalog.names("providers"):
+        provider = provider_entry(name)
+        assert provider.source, name
+        assert provider.date.startswith("20"), name
+        for offers in provider.regions.values():
+            assert {catalog.known_name("devices", device) for device in offers} == set(offers), name
 
 
 @pytest.mark.parametrize("text", ["1", "1/2/3", "a/1", "0/1", "1/nan", ""])

@@ -98,8 +98,8 @@ def test_pools_are_tried_when_asked() -> None:
 
 
 def test_a_device_needs_a_price() -> None:
-    with pytest.raises(InputError, match="gb200 has no list price"):
-        deployments_space(shared(), ["h100_sxm", "gb200"], LIMITS, {})
+    with pytest.raises(InputError, match="mi325x has no list price"):
+        deployments_space(shared(), ["h100_sxm", "mi325x"], LIMITS, {})
     with pytest.raises(InputError, match="a price of gb300, which is not among"):
         deployments_space(shared(), ["h100_sxm"], LIMITS, {}, {"gb300": 9.0})
     space = deployments_space(shared(), ["gb200"], LIMITS, {}, {"gb200": 10.5}, splits=True)

@@ -1,11 +1,11 @@
 """Catalog of models, devices and nodes, shipped or added by a user: one file each, found by name.
 
-A catalog is a folder with `models/`, `devices/`, `nodes/`, `engines/`, `traces/`, `clients/` and `calibrations/`. The
-folders in the environment variable `WINDTUNNEL_CATALOG` (separated as in `PATH`) come first and the shipped one last. A
-model is its Hugging Face `config.json` under the name `organisation--model.json`; `models/aliases.yaml` gives further
-names, and checkpoints that differ from a base model in their formats only; `models/generation.yaml` has what they
-publish about sampling. A shipped or installed engine is a folder of its own, with its `defaults.yaml` beside its code
-(`ENGINES`).
+A catalog is a folder with `models/`, `devices/`, `nodes/`, `engines/`, `traces/`, `clients/`, `providers/` and
+`calibrations/`. The folders in the environment variable `WINDTUNNEL_CATALOG` (separated as in `PATH`) come first and
+the shipped one last. A model is its Hugging Face `config.json` under the name `organisation--model.json`;
+`models/aliases.yaml` gives further names, and checkpoints that differ from a base model in their formats only;
+`models/generation.yaml` has what they publish about sampling. A shipped or installed engine is a folder of its own,
+with its `defaults.yaml` beside its code (`ENGINES`).
 """
 
 import json
@@ -28,7 +28,7 @@ from windtunnel.model.shape import ModelSpec
 from windtunnel.plugins import Registry
 from windtunnel.schema import Schema, decode, read_yaml
 
-KINDS = ("models", "devices", "nodes", "engines", "traces", "clients", "calibrations")
+KINDS = ("models", "devices", "nodes", "engines", "traces", "clients", "providers", "calibrations")
 """Kinds of entries: the names of a catalog's folders."""
 
 ENGINES = Registry("windtunnel.engines", "windtunnel.serving.engines", "engine", folders=True)

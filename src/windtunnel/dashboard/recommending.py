@@ -17,7 +17,7 @@ from windtunnel.report.search.study import SearchEvidence, evidence_of
 from windtunnel.schema import encode
 from windtunnel.search.capacity.limits import parse_limits
 from windtunnel.search.executors import HERE
-from windtunnel.search.prices import parse_prices
+from windtunnel.search.prices import asked_prices
 from windtunnel.search.recommend import deployments_space
 from windtunnel.search.space.space import Space
 from windtunnel.search.store import Store, default_path
@@ -168,8 +168,11 @@ def space_of(query: Mapping[str, str]) -> tuple[Space, float | None]:
     most = _number("max_devices", given)
     budget = {"devices": most and round(most), "usd_per_hour": _number("max_usd_per_hour", given)}
     shared = {**shared, "slo": None, "precision": {}}
-    prices = parse_prices(given.get("prices", ""))
-    return deployments_space(shared, devices, parse_limits(given["slo"]), budget, prices), rate
+    if "=" not in given.get("prices", "="):
+        raise InputError(f"prices: {given['prices']!r} is no DEVICE=USD", "for instance gb200=10.50,mi300x=2.50")
+    prices = asked_prices(given.get("prices"), given.get("provider"), None, devices)
+    usd = {name: price.usd_per_hour for name, price in prices.items()}
+    return deployments_space(shared, devices, parse_limits(given["slo"]), budget, usd), rate
 
 
 def command_of(query: Mapping[str, str]) -> str:

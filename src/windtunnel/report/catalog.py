@@ -1,5 +1,6 @@
 """The catalog on a terminal and as JSON: lists, and single entries with their sources."""
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
@@ -11,7 +12,8 @@ from windtunnel.model.parameters import count_parameters
 from windtunnel.report.layout import Column, layouts_beside, table_of
 from windtunnel.report.numbers import number, quantity
 from windtunnel.report.report import Cell, Facts, Report, Section
-from windtunnel.schema import Schema, decode, fields_of, read_yaml
+from windtunnel.schema import Schema, decode, encode, fields_of, read_yaml
+from windtunnel.search.prices import provider_entry
 from windtunnel.serving.calibration import load_calibration
 from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.serving.engines.defaults import engine_defaults
@@ -75,6 +77,13 @@ def _listed(kind: str, name: str) -> dict[str, Any]:
             return _trace(name)
         case "clients":
             return msgspec.structs.asdict(client_entry(name))
+        case "providers":
+            provider = provider_entry(name)
+            cheapest = dict.fromkeys(LAYOUT[kind]["prices"], math.inf)
+            for device, offer in (each for offers in provider.regions.values() for each in offers.items()):
+                cheapest[device] = min(cheapest.get(device, math.inf), offer.on_demand_usd_per_hour or math.inf)
+            prices = {device: None if usd == math.inf else usd for device, usd in cheapest.items()}
+            return {**fields_of(provider, "title", "date"), "prices": prices}
         case "calibrations":
             return msgspec.structs.asdict(load_calibration(name).provenance)
     return msgspec.structs.asdict(catalog.device(name))
@@ -104,6 +113,8 @@ def entry(kind: str, name: str) -> dict[str, Any]:
         return {"name": catalog.spelling(kind, name), **_plain(load_calibration(name))}
     if kind == "clients":
         return {"name": catalog.spelling(kind, name), **_plain(client_entry(name))}
+    if kind == "providers":
+        return {"name": catalog.spelling(kind, name), **encode(provider_entry(name))}
     return dict(_plain(catalog.device(name) if kind == "devices" else catalog.node(name)))
 
 

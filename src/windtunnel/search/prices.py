@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from msgspec.structs import replace
+
 from windtunnel import catalog
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, check_known
 from windtunnel.hardware import Device
 from windtunnel.schema import Fraction, NonNegative, Positive, Schema, check_at_least, decode, read_yaml
 from windtunnel.search.capacity.load import stream_of
@@ -79,6 +81,16 @@ class Offer(Schema):
         return capital * share / HOURS_PER_YEAR + power + self.hosting_usd_per_month * MONTHS_PER_YEAR / HOURS_PER_YEAR
 
 
+class Provider(Schema):
+    """An entry of the catalog: what a provider asks, region -> device -> offer; `all` is every region."""
+
+    title: str
+    source: str
+    date: str
+    regions: dict[str, dict[str, Offer]]
+    about: str = ""
+
+
 @dataclass(frozen=True)
 class Price:
     """The price of one device, and where it comes from."""
@@ -104,6 +116,44 @@ def read_prices(path: Path) -> Offers:
     return offers
 
 
+def provider_entry(name: str) -> Provider:
+    """Return a provider of the catalog.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    return catalog.entry(catalog.find("providers", name), Provider)
+
+
+def offers_of(places: Sequence[str], devices: Sequence[str]) -> Offers:
+    """Return what providers of the catalog ask for devices; a place is `lambda`, `aws/us-east-1` or `any`.
+
+    Raises:
+        InputError: the catalog has no such provider or region, or none of them offers a device.
+    """
+    found: dict[str, dict[str, Offer]] = {catalog.known_name("devices", name): {} for name in devices}
+    for place in catalog.names("providers") if "any" in places else places:
+        name, _, region = place.partition("/")
+        provider = provider_entry(name)
+        if region:
+            check_known(region, provider.regions, f"{name} has no prices of {region!r}", ", ".join(provider.regions))
+        for each in (region,) if region else provider.regions:
+            label = name if each == "all" else f"{name}/{each}"
+            for device in provider.regions[each].keys() & found.keys():
+                offer = provider.regions[each][device]
+                found[device][label] = replace(offer, source=provider.source, date=provider.date)
+    missing = next((device for device, offers in found.items() if not offers), None)
+    if missing is not None:
+        having = [name for name in catalog.names("providers") if _offers(name, missing)]
+        hint = f"the catalog has prices of {', '.join(having)}" if having else f"give one: --prices {missing}=10.50"
+        raise InputError(f"{' and '.join(places)}: no price of {missing}", hint)
+    return found
+
+
+def _offers(provider: str, device: str) -> bool:
+    return any(device in offers for offers in provider_entry(provider).regions.values())
+
+
 def chosen_prices(offers: Offers, devices: Sequence[str], term: Term = "on_demand") -> dict[str, Price]:
     """Return the price of each device that has an offer: the cheapest of renting on `term` and of owning.
 
@@ -126,6 +176,29 @@ def chosen_prices(offers: Offers, devices: Sequence[str], term: Term = "on_deman
     return chosen
 
 
+def asked_prices(
+    prices: str | None, provider: str | None, term: Term | None, devices: Sequence[str]
+) -> dict[str, Price]:
+    """Return what devices cost: by pairs `gb200=10.50,mi300x=2.50`, a file of `prices`, or providers of the catalog.
+
+    Without any of these nothing is returned: the list prices of the catalog's devices hold.
+
+    Raises:
+        InputError: prices and providers are given, or one of them is wrong.
+    """
+    if prices is not None and provider is not None:
+        raise InputError("--prices and --provider both say what devices cost", "give one of them")
+    if prices is not None and "=" in prices:
+        if term is not None:
+            raise InputError("--price-term chooses among offers, and --prices gives one price", "leave it out")
+        return {name: Price(usd) for name, usd in parse_prices(prices).items()}
+    if prices is not None:
+        return chosen_prices(read_prices(Path(prices)), devices, term or "on_demand")
+    if provider is None and term is None:
+        return {}
+    return chosen_prices(offers_of(names_in(provider or "any"), devices), devices, term or "on_demand")
+
+
 def _prices(place: str, offer: Offer, device: Device, term: Term) -> list[Price]:
     """Return the prices of one offer, with a sentence on each."""
     ways = {_words(term): offer.rented(term), "owned": offer.owned(device)}
@@ -142,6 +215,11 @@ def _words(term: Term) -> str:
     return term.replace("_", " ")
 
 
+def names_in(text: str) -> list[str]:
+    """Return the names of a list that commas separate."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def parse_prices(text: str) -> dict[str, float]:
     """Parse `gb200=10.50,mi300x=2.50`: device -> USD an hour for one device.
 
@@ -149,7 +227,7 @@ def parse_prices(text: str) -> dict[str, float]:
         InputError: a part is no such pair.
     """
     prices: dict[str, float] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    for part in names_in(text):
         name, _, price = part.partition("=")
         usd = _positive(price)
         if not name or usd is None:

@@ -329,9 +329,21 @@ def test_changes_of_a_command_line_are_ranked(windtunnel: Command, tmp_path: Pat
         (("--devices", "h100", "--slo", "ttft_p90=1s"), "h100"),
         (("--devices", "h100_sxm", "--slo", "ttft_p90=fast"), "fast"),
         (("--devices", "h100_sxm", "--slo", "ttft_p90=1s", "--executor", "cloud"), "there is no 'cloud'"),
-        (("--devices", "gb200", "--slo", "ttft_p90=1s"), "gb200 has no list price"),
+        (("--devices", "mi325x", "--slo", "ttft_p90=1s"), "mi325x has no list price"),
         (("--devices", "gb200", "--slo", "ttft_p90=1s", "--prices", "gb200=cheap"), "--prices"),
         (("--devices", "gb200", "--slo", "ttft_p90=1s", "--prices", "missing.yaml"), "missing.yaml"),
+        (("--devices", "h200_sxm", "--slo", "ttft_p90=1s", "--provider", "lambda"), "lambda: no price of h200_sxm"),
+        (("--devices", "h100_sxm", "--slo", "ttft_p90=1s", "--provider", "lamda"), "lamda"),
+        (("--devices", "h100_sxm", "--slo", "ttft_p90=1s", "--provider", "aws/mars"), "aws has no prices of 'mars'"),
+        (
+            ("--devices", "h100_sxm", "--slo", "ttft_p90=1s", "--prices", "h100_sxm=2", "--provider", "aws"),
+            "--provider",
+        ),
+        (
+            ("--devices", "h200_sxm", "--slo", "ttft_p90=1s", "--prices", "h200_sxm=2", "--price-term", "spot"),
+            "leave it",
+        ),
+        (("--devices", "l40s", "--slo", "ttft_p90=1s", "--price-term", "reserved"), "l40s has no price reserved"),
     ],
 )
 def test_a_recommendation_needs_devices_and_limits(windtunnel: Command, options: tuple[str, ...], message: str) -> None:

@@ -1,7 +1,6 @@
 """`windtunnel recommend`: say what to serve a model on."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from windtunnel.cli.options import launched, scenario_of
@@ -11,7 +10,7 @@ from windtunnel.errors import InputError
 from windtunnel.report.serving.run import check_folder
 from windtunnel.schema import encode
 from windtunnel.search.capacity.limits import parse_limits
-from windtunnel.search.prices import Price, chosen_prices, parse_api_price, parse_prices, read_prices
+from windtunnel.search.prices import Price, asked_prices, names_in, parse_api_price
 from windtunnel.search.recommend import changes_space, deployments_space
 from windtunnel.search.space.space import Space
 from windtunnel.serving.scenario import Scenario
@@ -23,7 +22,7 @@ def command(options: Options) -> None:
     check_folder(options.out, options.overwrite)
     launch, devices = launched(options), _devices(options)
     api = None if options.api_price is None else parse_api_price(options.api_price)
-    prices = _prices(options, devices)
+    prices = asked_prices(options.prices, options.provider, options.price_term, devices)
     space, store, means = _space(options, launch.raw, devices, prices), store_of(options), means_of(options)
     shown = {"recommends": True, "prices": tuple(prices.values()), "api": api}
     evidence = show_study(options, space, store, means, options.top, options.rate, launch, **shown)
@@ -31,7 +30,7 @@ def command(options: Options) -> None:
 
 
 def _devices(options: Options) -> list[str]:
-    devices = [name.strip() for name in (options.devices or "").split(",") if name.strip()]
+    devices = names_in(options.devices or "")
     if not devices:
         hint = "for instance --devices h100_sxm,b200_sxm; all: windtunnel catalog devices"
         raise InputError("--devices is missing", hint)
@@ -66,12 +65,3 @@ def _scenario(options: Options, base: dict[str, Any], device: str) -> Scenario:
     if not any((options.rate, options.concurrency, options.trace)):
         base["workload"] = {"arrivals": {"type": "poisson", "rate_per_s": 1.0}}
     return scenario_of(options, base=base)
-
-
-def _prices(options: Options, devices: list[str]) -> dict[str, Price]:
-    """Return the prices of `gb200=10.50,mi300x=2.50`, or those of the devices in a YAML file."""
-    if options.prices is None:
-        return {}
-    if "=" in options.prices:
-        return {name: Price(usd) for name, usd in parse_prices(options.prices).items()}
-    return chosen_prices(read_prices(Path(options.prices)), devices, options.price_term)

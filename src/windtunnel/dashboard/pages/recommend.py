@@ -23,7 +23,7 @@ def page(dashboard: Dashboard, rest: str, query: Query) -> View:
     values = {
         "given": dict(query) or FORM["first"],
         "fields": FORM["fields"],
-        "choices": {kind: catalog.names(kind) for kind in ("models", "traces")},
+        "choices": {kind: catalog.names(kind) for kind in ("models", "traces", "providers")},
         "devices": catalog.names("devices"),
     }
     sections = [Section("Recommendations of this dashboard", [table])] if rows else []
