@@ -13,6 +13,8 @@ from windtunnel.units import format_count
 
 DEFAULTS = {"input_tokens": "1024", "output_tokens": "256", "rate": 1.0}
 """Load of a command line that gives none: only the lengths of answers that end by themselves come from it."""
+GC_THRESHOLDS = 100_000, 20, 20
+"""Objects, and collections of younger ones, between looks for garbage: answers leave none that needs one."""
 
 
 def command(options: Options) -> None:
@@ -55,6 +57,7 @@ def command(options: Options) -> None:
         # Nothing of the start is ever garbage, and looking through it would hold tokens up.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
         for line in () if options.as_json else launch.remarks:
             remark(line)
         try:
