@@ -7,6 +7,7 @@ from windtunnel.cli.progress import status
 from windtunnel.cli.verbs import Options
 from windtunnel.serving.shorthand import scenario
 from windtunnel.serving.simulate import simulate
+from windtunnel.twin.live import LiveLoop, prepare_live
 
 COMMON: dict[str, Any] = {"model": "llama-3.2-1b", "device": "h100_sxm", "input_tokens": 64, "output_tokens": 8}
 SHARED: dict[str, Any] = {"workload.shared_prompts": {"count": 2, "alpha": 1, "tokens": 32}}
@@ -21,12 +22,20 @@ FORMS: dict[str, dict[str, Any]] = {
     },
 }
 """What runs most often -> its settings; each compiles a form of the serving loop."""
+SERVED = "vLLM", "SGLang"
+"""Forms that `windtunnel serve` has too, in code of their own."""
 
 
 def command(_options: Options) -> None:
-    """Simulate a few requests in each form."""
+    """Simulate a few requests in each form, and start a server in some."""
+    total = len(FORMS) + len(SERVED)
     with status() as show:
         for number, (name, settings) in enumerate(FORMS.items(), start=1):
-            show(f"compiling form {number} of {len(FORMS)}: {name}, about ten seconds")
+            show(f"compiling form {number} of {total}: {name}, about ten seconds")
             simulate(scenario(**COMMON, settings=settings, concurrency=2, num_requests=4))
-    remark(f"compiled {len(FORMS)} forms of the serving loop: {', '.join(FORMS)}")
+        for number, name in enumerate(SERVED, start=len(FORMS) + 1):
+            show(f"compiling form {number} of {total}: a server of {name}, about ten seconds")
+            LiveLoop(prepare_live(scenario(**COMMON, settings=FORMS[name], rate_per_s=1), max_requests=4), 4).start()
+    remark(
+        f"compiled {total} forms of the serving loop: {', '.join([*FORMS, *(f'servers of {name}' for name in SERVED)])}"
+    )
