@@ -3,14 +3,16 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from windtunnel.cli import warm
+from windtunnel.cli import progress, warm
 from windtunnel.cli.verbs import windtunnel
 from windtunnel.compiled import jit, shipped_name
+from windtunnel.twin.start import twin_app
 
 pytestmark = pytest.mark.compiled
 
@@ -18,11 +20,14 @@ pytestmark = pytest.mark.compiled
 def test_it_names_every_form_and_runs_of_these_forms_compile_nothing_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(windtunnel, ["warm"])
     assert done.exit_code == 0, done.output
-    assert f"compiled {len(warm.FORMS) + 1} forms of the serving loop: vLLM, SGLang, TensorRT-LLM" in done.stderr
+    assert f"compiled {len(warm.NAMES)} forms of the serving loop: vLLM, SGLang, TensorRT-LLM" in done.stderr
     told: list[str] = []
     monkeypatch.setattr(jit, "ON_COMPILE", [told.append])
-    for name in (*warm.FORMS, warm.GREATEST_LOAD):
+    for name in warm.NAMES:
         warm.run(name)
+    for settings in warm.SERVED.values():
+        described = {"model": "llama-3.1-8b", **settings}
+        twin_app(warm.scenario(**warm.COMMON, settings=described, rate_per_s=3), None, max_requests=9)
     assert told == []
 
 
@@ -70,3 +75,24 @@ def test_a_users_function_is_never_taken_from_a_wheel() -> None:
         return x
 
     assert jit.Entry(policy)._shipped_path(()) is None
+
+
+def test_a_server_says_what_it_compiles(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.compiling(2):
+        for announce in jit.ON_COMPILE:
+            announce("serve")
+            announce("cancel")
+    assert capsys.readouterr().err.splitlines() == [
+        "compiling the serving loop, part 1 of 2, once",
+        "compiling cancel, part 2 of 2, once",
+        "compiled in 0 s; the next start finds it",
+    ]
+    assert jit.ON_COMPILE == []
+    with progress.compiling(2):
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with progress.compiling(1):
+        jit.ON_COMPILE[0]("serve")
+        time.sleep(1.2)
+    assert "compiling the serving loop, part 1 of 1, once: 1 s so far" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, update_wrapper
+from operator import is_
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -157,7 +158,7 @@ class Call:
 
     def _refresh(self, arguments: tuple[Any, ...]) -> bool:
         """Lay out the objects that differ from those of the call before; whether their types are the same."""
-        if all(new is old for new, old in zip(arguments, self.arguments, strict=True)):
+        if all(map(is_, arguments, self.arguments)):
             return True
         leaves = list(leaves_of(arguments))
         if len(leaves) != len(self.leaves):
