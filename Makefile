@@ -95,8 +95,10 @@ site: $(TOOLS) ## the documentation site in site/; warnings are errors
 
 build: $(RUNTIME) ## wheel and source distribution in dist/, checked as PyPI checks them
 	$(PIP) install 'build>=1.2' 'twine>=6'
-	rm -rf dist
-	$(BIN)/python -m build
+	rm -rf dist src/windtunnel/kernels
+	$(BIN)/windtunnel warm --out src/windtunnel/kernels
+	$(BIN)/python -m build --sdist
+	$(BIN)/python -m build --wheel
 	$(BIN)/python -m twine check --strict dist/*
 
 faults: $(TOOLS) ## kill commands N times each (faults N=200) and run them again

@@ -1,17 +1,20 @@
 """How punctual a twin's tokens are under many streams, how far its latencies are from a simulation of the same
 requests, and whether a warped day of requests leaves memory behind.
 
-    python benchmarks/twin.py [--streams 2000] [--seconds 30] [--soak-hours 24]
+    python benchmarks/twin.py [--streams 2000] [--seconds 30] [--token-ms 31] [--soak-hours 24]
 
-The client is a bare socket: it sends a request's bytes and counts events. Client and server run on the same machine.
+The client is a bare socket in a process of its own: it sends a request's bytes and counts tokens. Client and server run
+on the same machine. The kernel's scheduler says how long each computed, and how long it waited for a processor.
 """
 
 import argparse
 import asyncio
+import gc
 import json
-import os
 import re
 import resource
+import select
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from windtunnel.serving.scenario import Scenario, load, scenario_from
 from windtunnel.serving.simulate import simulate
@@ -30,12 +34,12 @@ from windtunnel.twin.engine import Twin
 from windtunnel.twin.live import prepare_live
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
-MARK = b'"text":'
-TOKENS_PER_STREAM, TOKEN_S = 256, 0.035
+EVENT = b"data: {"
+TOKENS_PER_STREAM = 256
 
 
-def scenario_table(streams: int, seconds: float) -> dict[str, Any]:
-    """Sixteen replicas of a large model: about 40 ms a token, and so many streams after ten seconds."""
+def scenario_table(streams: int, seconds: float, token_s: float = 0.031) -> dict[str, Any]:
+    """Sixteen replicas of a large model, each on two devices, and so many streams after ten seconds."""
     return {
         "model": "llama-3.1-70b",
         "deployment": {
@@ -46,7 +50,7 @@ def scenario_table(streams: int, seconds: float) -> dict[str, Any]:
             "engine": {"max_model_len": 4096, "max_num_seqs": 256},
         },
         "workload": {
-            "arrivals": {"type": "poisson", "rate_per_s": streams / (TOKENS_PER_STREAM * TOKEN_S)},
+            "arrivals": {"type": "poisson", "rate_per_s": streams / (TOKENS_PER_STREAM * token_s)},
             "input_tokens": 128,
             "output_tokens": TOKENS_PER_STREAM,
             "duration_s": seconds,
@@ -55,30 +59,39 @@ def scenario_table(streams: int, seconds: float) -> dict[str, Any]:
     }
 
 
-class Talk(asyncio.Protocol):
-    """One connection: sends requests one after the other and notes when their events come."""
+class Talk:
+    """One connection: notes when tokens come, and how many."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.setblocking(False)
+        self.number = -1
         self.tail = b""
         self.times: list[float] = []
         self.counts: list[int] = []
-        self.done: asyncio.Future[None] | None = None
-        self.transport: asyncio.Transport | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+    def send(self, number: int, body: bytes) -> float:
+        """Send a request; returns when."""
+        self.number, self.tail, self.times, self.counts = number, b"", [], []
+        sent_s = time.perf_counter()
+        self.socket.sendall(body)
+        return sent_s
 
-    def data_received(self, data: bytes) -> None:
-        now = time.perf_counter()
-        data = self.tail + data
-        self.tail = data[-len(MARK) + 1 :]
-        count = data.count(MARK)
-        if count:
-            self.times.append(now)
-            self.counts.append(count)
-        if b"[DONE]" in data and self.done is not None and not self.done.done():
-            self.done.set_result(None)
+    def read(self, now_s: float) -> bool:
+        """Read what has come; returns whether the answer has ended."""
+        data = self.socket.recv(1 << 16)
+        assert data, "the server has closed the connection"
+        if data.startswith(b"HTTP/"):
+            data = data.partition(b"\r\n\r\n")[2]
+        # A token is a word with a space before it; an event has one space of its own and may have several tokens.
+        whole = self.tail + data
+        self.tail = whole[-len(EVENT) + 1 :]
+        count = data.count(b" ") - whole.count(EVENT)
+        has_ended = data.endswith(b"0\r\n\r\n") and b"[DONE]" in whole
+        if count - has_ended:
+            self.times.append(now_s)
+            self.counts.append(count - has_ended)
+        return has_ended
 
 
 def body_of(number: int, input_tokens: int, output_tokens: int) -> bytes:
@@ -89,30 +102,43 @@ def body_of(number: int, input_tokens: int, output_tokens: int) -> bytes:
     return head + body
 
 
-async def drive(port: int, requests: RequestArrays) -> list[tuple[float, list[float], list[int]]]:
+def drive(port: int, requests: RequestArrays) -> list[tuple[float, list[float], list[int]]]:
     """Send every request at its time; returns when it was sent, and the times and sizes of what came."""
-    loop = asyncio.get_running_loop()
-    idle: list[Talk] = []
     bodies = [
         body_of(number, int(inputs), int(outputs))
         for number, (inputs, outputs) in enumerate(zip(requests.input_tokens, requests.output_tokens, strict=True))
     ]
-    begin = loop.time() + 0.5
-    answers: list[tuple[float, list[float], list[int]]] = [(0.0, [], [])] * len(bodies)
-
-    async def one(number: int) -> None:
-        await asyncio.sleep(begin + float(requests.arrival_s[number]) - loop.time())
-        talk = idle.pop() if idle else (await loop.create_connection(Talk, "127.0.0.1", port))[1]
-        talk.times, talk.counts, talk.done = [], [], loop.create_future()
-        sent = time.perf_counter()
-        assert talk.transport is not None
-        talk.transport.write(bodies[number])
-        await talk.done
-        answers[number] = (sent, talk.times, talk.counts)
-        idle.append(talk)
-
-    await asyncio.gather(*(one(number) for number in range(len(bodies))))
+    idle: list[Talk] = []
+    talks: dict[int, Talk] = {}
+    poller = select.epoll()
+    answers: list[tuple[float, list[float], list[int]]] = []
+    begin_s, left = time.perf_counter() + 0.5, len(bodies)
+    gc.disable()
+    while left:
+        wait_s = 1.0
+        while len(answers) < len(bodies):
+            wait_s = begin_s + float(requests.arrival_s[len(answers)]) - time.perf_counter()
+            if wait_s > 0:
+                break
+            if not idle:
+                idle.append(Talk(port))
+                talks[idle[-1].socket.fileno()] = idle[-1]
+                poller.register(idle[-1].socket.fileno(), select.EPOLLIN)
+            talk = idle.pop()
+            sent_s = talk.send(len(answers), bodies[len(answers)])
+            answers.append((sent_s, talk.times, talk.counts))
+        for number, _ in poller.poll(max(wait_s, 0.0)):
+            if talks[number].read(time.perf_counter()):
+                idle.append(talks[number])
+                left -= 1
+    gc.enable()
     return answers
+
+
+def processor_s(process: str) -> NDArray[np.float64]:
+    """Return the seconds that a process has computed, and those that it has waited for a processor."""
+    tasks = Path(f"/proc/{process}/task").glob("*/schedstat")
+    return np.asarray(np.sum([[float(word) / 1e9 for word in task.read_text().split()[:2]] for task in tasks], axis=0))
 
 
 def percentiles(values: Any, scale: float = 1e3) -> str:
@@ -134,20 +160,25 @@ def serve_and_drive(scenario: Scenario, file: Path) -> None:
         line = server.stdout.readline().strip()
         print(line)
         port = int(line.split("/v1")[0].rpartition(":")[2])
-        before = os.times()
-        answers = asyncio.run(drive(port, requests))
-        wall_s = os.times().elapsed - before.elapsed
+        before = [processor_s(process) for process in (str(server.pid), "self")]
+        began_s = time.perf_counter()
+        answers = drive(port, requests)
+        wall_s = time.perf_counter() - began_s
+        spent = [processor_s(process) - old for process, old in zip((str(server.pid), "self"), before, strict=True)]
         metrics = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
-        usage = Path(f"/proc/{server.pid}/stat").read_text().split()
-        busy_s = (int(usage[13]) + int(usage[14])) / os.sysconf("SC_CLK_TCK")
         server.terminate()
     report(scenario, requests, answers)
     rows, total = lateness(metrics)
     print(
-        "lateness at the server, steps sent within: "
+        "lateness at the server, tokens sent within: "
         + "  ".join(f"{bound * 1e3:g} ms {100 * count / total:.2f}%" for bound, count in rows if bound < 1)
     )
-    print(f"server: {busy_s:.1f} s of processor time in {wall_s:.1f} s, start included")
+    tokens = int(requests.output_tokens.sum())
+    for name, (busy_s, waited_s) in zip(("server", "client"), spent, strict=True):
+        print(
+            f"{name}: {busy_s:.1f} s of processor time in {wall_s:.1f} s, {1e6 * busy_s / tokens:.1f} us a token; "
+            f"waited {waited_s:.1f} s for a processor"
+        )
 
 
 def report(scenario: Scenario, requests: RequestArrays, answers: list[tuple[float, list[float], list[int]]]) -> None:
@@ -204,6 +235,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--token-ms", type=float, default=31.0, help="about what a token takes; decides the rate")
     parser.add_argument("--soak-hours", type=float, default=0.0)
     options = parser.parse_args()
     if options.soak_hours:
@@ -211,7 +243,7 @@ def main() -> None:
         return
     with TemporaryDirectory() as folder:
         file = Path(folder) / "scenario.yaml"
-        file.write_text(yaml.safe_dump(scenario_table(options.streams, options.seconds)))
+        file.write_text(yaml.safe_dump(scenario_table(options.streams, options.seconds, options.token_ms / 1e3)))
         serve_and_drive(load(file), file)
 
 

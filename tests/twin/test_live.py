@@ -38,7 +38,7 @@ def driven(scenario: Scenario, seed: int = 0, tokens: list[list[int]] | None = N
     times: list[dict[int, float]] = [{} for _ in range(requests.arrival_s.size)]
 
     def look() -> None:
-        for row, given, is_finished in loop.look():
+        for row, given, is_finished in zip(*(column.tolist() for column in loop.look()), strict=True):
             i = number[row]
             times[i][given] = loop.until_s
             if is_finished:
@@ -179,7 +179,7 @@ def test_cancelled_requests_leave_nothing_behind(name: str) -> None:
     ended_early = 0
     while loop.num_live:
         loop.advance(loop.next_event_s())
-        for row, given, is_finished in loop.look():
+        for row, given, is_finished in zip(*(column.tolist() for column in loop.look()), strict=True):
             if is_finished and row in cancelled:
                 ended_early += given < requests.output_tokens[row]
                 assert loop.until_s < cancelled[row] + 0.5

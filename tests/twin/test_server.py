@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -119,11 +120,73 @@ def test_a_tool_is_called_where_the_request_demands_it(app: TwinApp) -> None:
     assert set(json.loads(text)) == {"city", "days"}
 
 
+def test_several_answers_to_one_prompt(app: TwinApp) -> None:
+    asked = HELLO | {"n": 3, "max_tokens": 6, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    whole = post(app, CHAT, asked).json()
+    texts = [choice["message"]["content"] for choice in whole["choices"]]
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    assert whole["usage"]["completion_tokens"] == 18
+    assert (
+        whole["usage"]["prompt_tokens"] == post(app, CHAT, HELLO | {"max_tokens": 1}).json()["usage"]["prompt_tokens"]
+    )
+    chunks = events(post(app, CHAT, asked | {"stream": True}))
+    assert chunks[-1]["usage"]["completion_tokens"] == 18
+    for index in range(3):
+        own = [chunk["choices"][0] for chunk in chunks[:-1] if chunk["choices"][0]["index"] == index]
+        assert own[0]["delta"]["role"] == "assistant"
+        assert [choice["finish_reason"] for choice in own] == [None] * 6 + ["length"]
+
+
+def test_a_prompt_may_be_part_of_the_text(app: TwinApp) -> None:
+    prompt = "Once upon a time, there was"
+    asked = {"prompt": prompt, "echo": True, "max_tokens": 3, "ignore_eos": True}
+    text = post(app, "/v1/completions", asked).json()["choices"][0]["text"]
+    assert text.startswith(prompt)
+    assert post(app, "/tokenize", {"prompt": text.removeprefix(prompt)}).json()["count"] == 3
+    chunks = events(post(app, "/v1/completions", asked | {"stream": True}))
+    assert [chunk["choices"][0]["text"].startswith(prompt) for chunk in chunks] == [True, False, False]
+    alone = post(app, "/v1/completions", asked | {"max_tokens": 0, "logprobs": 1}).json()["choices"][0]
+    assert alone["text"] == "".join(alone["logprobs"]["tokens"]) == prompt
+    assert alone["logprobs"]["token_logprobs"][0] is None
+    assert all(value < 0 for value in alone["logprobs"]["token_logprobs"][1:])
+    streamed = events(post(app, "/v1/completions", asked | {"max_tokens": 0, "logprobs": 1, "stream": True}))
+    assert streamed[0]["choices"][0]["logprobs"] == alone["logprobs"]
+
+
+def test_log_probabilities_have_the_form_of_the_api(app: TwinApp) -> None:
+    asked = {"prompt": list(range(1000, 1032)), "logprobs": 3, "max_tokens": 5, "ignore_eos": True}
+    choice = post(app, "/v1/completions", asked).json()["choices"][0]
+    logprobs = choice["logprobs"]
+    assert "".join(logprobs["tokens"]) == choice["text"]
+    for token, offset, value, top in zip(
+        logprobs["tokens"], logprobs["text_offset"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
+    ):
+        assert choice["text"][offset:].startswith(token)
+        assert next(iter(top)) == token
+        assert list(top.values()) == sorted(top.values(), reverse=True)
+        assert len(top) == 3
+        assert top[token] == value < 0
+        assert sum(math.exp(each) for each in top.values()) < 1
+    talk = HELLO | {"logprobs": True, "top_logprobs": 2, "max_tokens": 4, "ignore_eos": True}
+    choice = post(app, CHAT, talk).json()["choices"][0]
+    content = choice["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in content) == choice["message"]["content"]
+    assert bytes(content[0]["bytes"]).decode() == content[0]["token"]
+    assert [len(entry["top_logprobs"]) for entry in content] == [2] * 4
+    chunks = events(post(app, CHAT, talk | {"stream": True}))
+    assert [len(chunk["choices"][0]["logprobs"]["content"]) for chunk in chunks[1:]] == [1] * 4
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [
         (CHAT, HELLO | {"model": "other"}, 404, "The model `other` does not exist."),
-        (CHAT, HELLO | {"n": 2}, 400, "n=2 is not simulated"),
+        (CHAT, HELLO | {"n": 0}, 400, "n must be from 1 to 128"),
+        (CHAT, HELLO | {"best_of": 2}, 400, "best_of=2 is not simulated"),
+        (CHAT, HELLO | {"top_logprobs": 2}, 400, "needs logprobs to be true"),
+        (CHAT, HELLO | {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs must be from 0 to 20"),
+        ("/v1/completions", {"prompt": "a", "logprobs": "b"}, 400, "logprobs must be a whole number"),
         (CHAT, HELLO | {"max_tokens": 5000}, 400, "maximum context length is 4096 tokens"),
         (CHAT, HELLO | {"max_tokens": 0}, 400, "max_tokens must be at least 1"),
         (CHAT, HELLO | {"max_tokens": "many"}, 400, "max_tokens must be a whole number"),

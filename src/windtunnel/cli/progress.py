@@ -1,6 +1,7 @@
 """Progress on stderr, where it is a terminal."""
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +36,43 @@ def counted(doing: str, things: str) -> Iterator[Callable[[int, int], None] | No
     finally:
         ON_COMPILE.remove(_draw_compiling)
         _draw("")
+
+
+@contextmanager
+def compiling(num_parts: int) -> Iterator[None]:
+    """Say on stderr what is compiled meanwhile: each second on a terminal, elsewhere a line for each of the parts."""
+    from windtunnel.compiled.jit import ON_COMPILE
+
+    names: list[str] = []
+    started_s, has_ended, is_terminal = 0.0, threading.Event(), sys.stderr.isatty()
+
+    def announce(name: str) -> None:
+        nonlocal started_s
+        started_s = started_s or time.monotonic()
+        names.append("the serving loop" if name == "serve" else name)
+        if not is_terminal:
+            click.echo(f"compiling {names[-1]}, part {len(names)} of {num_parts}, once", err=True)
+
+    def tell() -> None:
+        while not has_ended.wait(1.0):
+            if names:
+                spent_s = time.monotonic() - started_s
+                _draw(f"compiling {names[-1]}, part {len(names)} of {num_parts}, once: {spent_s:.0f} s so far")
+
+    teller = threading.Thread(target=tell, daemon=True)
+    ON_COMPILE.append(announce)
+    if is_terminal:
+        teller.start()
+    try:
+        yield
+    finally:
+        ON_COMPILE.remove(announce)
+        has_ended.set()
+        if is_terminal:
+            teller.join()
+            _draw("")
+    if names:
+        click.echo(f"compiled in {time.monotonic() - started_s:.0f} s; the next start finds it", err=True)
 
 
 @contextmanager

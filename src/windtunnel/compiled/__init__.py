@@ -2,11 +2,13 @@
 
 A kernel is a module of functions that numba compiles: numpy arrays, SI floats and int64, no objects. Kernels import
 only kernels. Machine code is cached on disk in a folder keyed by the content of all kernels, because numba does not
-notice when a callee in another file changes and would go on running the old machine code.
+notice when a callee in another file changes and would go on running the old machine code. A wheel ships machine code of
+the usual forms for any processor of its kind (`windtunnel warm --out`), which is taken where a first run would compile.
 """
 
 import hashlib
 import os
+import platform
 import sys
 from functools import cache
 from importlib.util import find_spec
@@ -33,10 +35,21 @@ KERNELS = (
 """Where kernels are, as patterns below the package; the import contracts name the same places."""
 
 
+SHIPPED = Path(__file__).resolve().parents[1] / "kernels"
+"""Where a wheel has machine code, a folder for each kind of machine; a clone has none."""
+
+
 def kernel_files() -> list[Path]:
     """The source files of all kernels, sorted."""
     package = Path(__file__).resolve().parents[1]
     return sorted(path for pattern in KERNELS for path in package.glob(pattern))
+
+
+@cache
+def shipped_name() -> str:
+    """Name of the folder with machine code of exactly these sources for any processor of this machine's kind."""
+    digest = hashlib.sha256(b"\0".join(source.read_bytes() for source in kernel_files())).hexdigest()[:16]
+    return f"{sys.platform}-{platform.machine().lower()}-{digest}"
 
 
 @cache

@@ -11,11 +11,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, update_wrapper
+from operator import is_
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from windtunnel.compiled import cache_dir
+from windtunnel.compiled import SHIPPED, cache_dir, shipped_name
 from windtunnel.compiled.machine_code import RESULT_WORDS, MachineCode, load, target
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -25,6 +27,9 @@ IS_INTERPRETED = os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
 
 ON_COMPILE: list[Callable[[str], None]] = []
 """Who is told the name of an entry before it is compiled."""
+
+SHIP_TO: list[Path] = []
+"""Folders that machine code for any processor is written to, as a wheel has it."""
 
 _LOCK = threading.RLock()
 
@@ -79,19 +84,37 @@ class Entry(Kernel):
     def _variant(self, types: Sequence[Any], arguments: Sequence[Any]) -> Variant:
         function = self.py_func
         facts = function.__module__, function.__code__.co_code, function.__code__.co_names, types, target()
-        path = cache_dir() / f"{function.__qualname__}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}"
-        kept = load(path)
-        if kept is not None:
-            with suppress(RuntimeError):  # it calls a function that is not there
-                return Variant(kept.link(), kept.num_results)
+        path = cache_dir() / f"{function.__qualname__}-{_digest(facts)}"
+        shipped = self._shipped_path(types)
+        for place in (path, *([SHIPPED / shipped] if shipped else [])):
+            kept = load(place)
+            if kept is not None:
+                with suppress(RuntimeError):  # it calls a function that is not there
+                    return self._ready(kept, shipped)
         for announce in ON_COMPILE:
             announce(function.__name__)
         from windtunnel.compiled.compiler import compile_entry
 
         compiled: MachineCode = compile_entry(self.dispatcher, arguments)
-        variant = Variant(compiled.link(), compiled.num_results)
+        variant = self._ready(compiled, shipped)
         compiled.save(path)
         return variant
+
+    def _shipped_path(self, types: Sequence[Any]) -> Path | None:
+        """Return where a wheel has the code, below its folder of machine code; None for a user's function."""
+        function = self.py_func
+        if not function.__module__.startswith("windtunnel.") or "<locals>" in function.__qualname__:
+            return None
+        return Path(shipped_name()) / f"{function.__qualname__}-{_digest((function.__module__, types))}"
+
+    def _ready(self, code: MachineCode, shipped: Path | None) -> Variant:
+        for folder in SHIP_TO if shipped else ():
+            code.save(folder / str(shipped))
+        return Variant(code.link(), code.num_results)
+
+
+def _digest(facts: tuple[Any, ...]) -> str:
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
 
 class Call:
@@ -135,7 +158,7 @@ class Call:
 
     def _refresh(self, arguments: tuple[Any, ...]) -> bool:
         """Lay out the objects that differ from those of the call before; whether their types are the same."""
-        if all(new is old for new, old in zip(arguments, self.arguments, strict=True)):
+        if all(map(is_, arguments, self.arguments)):
             return True
         leaves = list(leaves_of(arguments))
         if len(leaves) != len(self.leaves):

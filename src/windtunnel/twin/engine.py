@@ -3,31 +3,42 @@
 import asyncio
 import heapq
 import math
-from collections.abc import Callable, Hashable, Sequence
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.twin.clock import TwinClock
 from windtunnel.twin.faults import FaultPlan, TwinFault
 from windtunnel.twin.live import LiveDeployment, LiveLoop
 from windtunnel.workload.client import Client
 
-EARLY_S = 0.0005
-"""How much before an event the clock is looked at again and again: event loops wait for whole milliseconds."""
+EARLY_S = 0.001
+"""How much before an event the event loop's timer ends, for it counts whole milliseconds; the rest is slept."""
+NAP_S = 0.00025
+"""Longest sleep between two looks at the network. Looking at the clock all the time would keep a processor busy."""
+LATE_S = 0.005
+"""Wall time behind which a stream's tokens that are due leave in one event, as in vLLM's server when it is late."""
 TOGETHER_S = 0.00025
 """What is due within so many seconds of the wall's clock leaves together."""
-MOST_EVENTS = 16
+MOST_EVENTS = 32
 """Events between two looks at the network."""
 OnTokens = Callable[["Answer", int, bool], None]
-"""Called with an answer, its output tokens so far, and whether it has ended."""
+"""Called with an answer, how many of its `sent` tokens had left before, and whether it has ended."""
 
 
 class Observer(Protocol):
     """Who counts what a twin does."""
 
-    def gave(self, answer: "Answer", tokens: int, time_s: float) -> None: ...
+    def began(self, answer: "Answer", time_s: float) -> None: ...
+    def gave(self, replica: int, tokens: int) -> None: ...
+    def waited(self, replica: int, gap_s: float, times: int) -> None: ...
     def ended(self, answer: "Answer", time_s: float) -> None: ...
-    def sent(self, late_s: float) -> None: ...
+    def sent(self, late_s: float, tokens: int) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -46,15 +57,41 @@ class Answer:
     scheduled_s: float = math.nan
     first_token_s: float = math.nan
     finish_s: float = math.nan
-    delay_s: float = 0.0
-    """What the server itself takes until the first token leaves."""
-    given: int = 0
-    """Tokens that the scheduler has given."""
     sent: int = 0
-    given_s: float = math.nan
-    """When the latest of `sent` tokens left."""
+    """Tokens that have left."""
+    has_ended: bool = False
     is_cancelled: bool = False
     finish_reason: str = "length"
+
+
+@dataclass(slots=True)
+class Leaving:
+    """Tokens that a step has computed, in the order in which they leave; those before `begin` have left."""
+
+    step_s: float
+    """End of the step."""
+    delays_s: list[float]
+    """What the server itself takes from then on, until the tokens of each answer leave."""
+    answers: list[Answer]
+    tokens: list[int]
+    """Output tokens of each answer up to these."""
+    ended: list[bool]
+    begin: int = 0
+
+    @property
+    def due_s(self) -> float:
+        """When the next of them are due."""
+        return self.step_s + self.delays_s[self.begin]
+
+    @property
+    def last_s(self) -> float:
+        """When the last of them are due."""
+        return self.step_s + self.delays_s[-1]
+
+    def part(self, begin: int, end: int) -> Iterator[tuple[Answer, int, bool, float]]:
+        """Return answer, output tokens, whether it has ended, and the delay of some of them."""
+        columns = self.answers, self.tokens, self.ended, self.delays_s
+        return zip(*(column[begin:end] for column in columns), strict=True)
 
 
 class Twin:
@@ -85,8 +122,12 @@ class Twin:
         self._server = Client().behind(deployment.first.setup.engine.host)
         self._answers: dict[int, Answer] = {}
         self._streams = [0] * (max(self.live.replica_of_rank) + 1)
-        self._due: list[tuple[float, int, Answer, int, bool]] = []
-        self._num_due = 0
+        self._due: list[tuple[float, int, Leaving]] = []
+        """Heap of steps by when their next tokens are due."""
+        self._given = np.zeros(max_requests, np.int64)
+        self._given_s, self._delay_s = np.full(max_requests, np.nan), np.zeros(max_requests)
+        """Of the request in each row: tokens that the scheduler has given, when, and what the server takes for each."""
+        self._num_looks = 0
         self._timer: asyncio.Handle | None = None
         self._faults = FaultPlan(self.live, faults)
         self.on_look: Callable[[bool], None] | None = None
@@ -123,6 +164,7 @@ class Twin:
         answer = Answer(arrival_s, *lengths, on_tokens)
         answer.row = self.live.add(arrival_s, *lengths, priority, tokens, session, replica)
         self._answers[answer.row] = answer
+        self._given[answer.row], self._given_s[answer.row] = 0, math.nan
         self._look(arrival_s)
         self.wake()
         return answer
@@ -143,46 +185,65 @@ class Twin:
 
     def run_to(self, now_s: float, most_events: int | None = None) -> None:
         """Apply what happens up to a simulated time, or so many events: tokens that are due leave."""
-        num_events = 0
+        num_events, speed = 0, self.clock.speed
+        late_s = -math.inf if speed is None else now_s - LATE_S * speed
         while most_events is None or num_events < most_events:
             event_s = min(self.live.next_event_s(), self._faults.next_s())
             due_s = self._due[0][0] if self._due else math.inf
             time_s = min(event_s, due_s)
-            if time_s > now_s or (self.clock.speed is None and not self._answers and not self._due):
+            if time_s > now_s or (speed is None and not self._answers and not self._due):
                 return
             self.clock.reached_s = max(self.clock.reached_s, time_s)
-            if event_s <= due_s:
+            if event_s <= max(due_s, late_s):
                 if self._faults.next_s() <= event_s or self._faults.takes_blocks:
                     self._faults.apply(event_s)
                 self.live.advance(event_s)
                 self._look(event_s)
             else:
-                self._send_due(now_s if self.clock.speed is not None else due_s)
+                self._send_due(now_s if speed is not None else self._before_next(event_s))
             num_events += 1
+        if speed is not None and self._due and self._due[0][0] <= now_s:
+            self._send_due(now_s)
 
     def _look(self, time_s: float) -> None:
         """Note the tokens that the loop has given by `time_s`; they leave the server later."""
-        live, first_tokens = self.live, []
-        for row, tokens, is_finished in live.look():
-            answer = self._answers[row]
-            is_first = answer.given == 0
-            answer.given = tokens
-            if is_first or is_finished:
-                self._note(answer)
-            if is_finished:
-                del self._answers[row]
-                if not is_first:
-                    self._streams[answer.replica] -= 1
-            elif is_first:
-                self._streams[answer.replica] += 1
-            if is_first:
-                first_tokens.append((answer, tokens, is_finished))
-            else:
-                self._plan(answer, time_s, tokens, is_finished)
-        for answer, tokens, is_finished in first_tokens:
+        rows, tokens, ended = self.live.look()
+        if rows.size == 0:
+            return
+        answers, given = list(map(self._answers.__getitem__, rows.tolist())), self._given[rows]
+        is_first = given == 0
+        first_tokens = []
+        for index in np.flatnonzero(is_first | ended).tolist():
+            answer = answers[index]
+            self._note(answer)
+            self._streams[answer.replica] += int(is_first[index]) - int(ended[index])
+            if ended[index]:
+                del self._answers[answer.row]
+            if is_first[index]:
+                first_tokens.append(answer)
+        for answer in first_tokens:
             others = max(self._streams[answer.replica] - 1, 0)
-            answer.delay_s = float(self._server.ttft_s(answer.input_tokens, others))
-            self._plan(answer, time_s, tokens, is_finished)
+            self._delay_s[answer.row] = self._server.ttft_s(answer.input_tokens, others)
+        if self.observer is not None:
+            self._count(self.observer, time_s, rows, tokens - given)
+        self._given[rows], self._given_s[rows] = tokens, time_s
+        delays_s = self._delay_s[rows]
+        order = np.argsort(delays_s, kind="stable")
+        answers = [answers[index] for index in order.tolist()]
+        leaving = Leaving(time_s, delays_s[order].tolist(), answers, tokens[order].tolist(), ended[order].tolist())
+        self._num_looks += 1
+        heapq.heappush(self._due, (leaving.due_s, self._num_looks, leaving))
+
+    def _count(self, observer: Observer, time_s: float, rows: NDArray[np.int64], more: NDArray[np.int64]) -> None:
+        """Count the tokens of a step, and the gaps since the last ones: one for a request's tokens, as engines do."""
+        replicas = self.live.replicas(rows)
+        for replica in {*replicas.tolist()}:
+            own = replicas == replica
+            observer.gave(replica, int(more[own].sum()))
+            gaps_s, times = np.unique(time_s - self._given_s[rows[own & (more > 0)]], return_counts=True)
+            for gap_s, count in zip(gaps_s.tolist(), times.tolist(), strict=True):
+                if not math.isnan(gap_s):
+                    observer.waited(replica, gap_s, count)
 
     def _note(self, answer: Answer) -> None:
         """Copy what the loop knows of a request that has its first or last token."""
@@ -193,26 +254,49 @@ class Twin:
         answer.scheduled_s, answer.first_token_s = float(record["scheduled_s"]), float(record["first_token_s"])
         answer.finish_s, answer.num_preemptions = float(record["finish_s"]), int(record["num_preemptions"])
 
-    def _plan(self, answer: Answer, time_s: float, tokens: int, is_finished: bool) -> None:
-        self._num_due += 1
-        heapq.heappush(self._due, (time_s + answer.delay_s, self._num_due, answer, tokens, is_finished))
+    def _before_next(self, event_s: float) -> float:
+        """Return a time by which tokens of the next step that are due leave before any others, and before an event."""
+        first = self._due[0]
+        others_s = min(self._due[1:3])[0] if len(self._due) > 1 else math.inf
+        until_s = max(first[0], min(first[2].last_s, event_s, math.nextafter(others_s, 0.0)))
+        self.clock.reached_s = max(self.clock.reached_s, until_s)
+        return until_s
 
     def _send_due(self, due_s: float) -> None:
-        """Let all tokens that are due by `due_s` leave."""
-        due, observer = self._due, self.observer
-        first_s = due[0][0]
+        """Let all tokens that are due by `due_s` leave: those of one answer together where they are late."""
+        due, first_s, num_tokens = self._due, self._due[0][0], 0
+        late: dict[Answer, int] | None = {} if due_s - first_s > LATE_S * (self.clock.speed or math.inf) else None
         while due and due[0][0] <= due_s:
-            time_s, _, answer, tokens, is_finished = heapq.heappop(due)
-            if observer is not None:
-                if not answer.is_cancelled:
-                    observer.gave(answer, tokens, time_s)
-                if is_finished:
-                    observer.ended(answer, time_s)
-            if not answer.is_cancelled:
-                answer.on_tokens(answer, tokens, is_finished)
-            answer.given_s, answer.sent = time_s, tokens
-        if observer is not None and self.clock.speed is not None:
-            observer.sent(max(self.clock.now_s() - first_s, 0.0) / self.clock.speed)
+            _, number, leaving = heapq.heappop(due)
+            begin = leaving.begin
+            leaving.begin = end = bisect_right(leaving.delays_s, due_s - leaving.step_s, begin + 1)
+            num_tokens += end - begin
+            for answer, tokens, is_finished, delay_s in leaving.part(begin, end):
+                sent = answer.sent
+                answer.sent = tokens
+                if is_finished or sent == 0:
+                    self._tell(answer, is_finished, sent == 0, leaving.step_s + delay_s)
+                if answer.is_cancelled:
+                    continue
+                if late is None:
+                    answer.on_tokens(answer, sent, is_finished)
+                else:
+                    late.setdefault(answer, sent)
+            if end < len(leaving.answers):
+                heapq.heappush(due, (leaving.due_s, number, leaving))
+        for answer, sent in (late or {}).items():
+            answer.on_tokens(answer, sent, answer.has_ended)
+        if self.observer is not None and self.clock.speed is not None:
+            self.observer.sent(max(self.clock.now_s() - first_s, 0.0) / self.clock.speed, num_tokens)
+
+    def _tell(self, answer: Answer, is_finished: bool, is_first: bool, time_s: float) -> None:
+        """Tell the observer of the first or the last token of a request."""
+        answer.has_ended = is_finished
+        if self.observer is not None:
+            if is_first and not answer.is_cancelled:
+                self.observer.began(answer, time_s)
+            if is_finished:
+                self.observer.ended(answer, time_s)
 
     def wake(self) -> None:
         """Plan the next look at the clock, in the running event loop."""
@@ -228,7 +312,13 @@ class Twin:
     def _on_time(self) -> None:
         self._timer = None
         speed = self.clock.speed
-        self.run_to(math.inf if speed is None else self.clock.now_s() + TOGETHER_S * speed, MOST_EVENTS)
+        if speed is None:
+            self.run_to(math.inf, MOST_EVENTS)
+        else:
+            early_s = self.clock.wait_s(self.next_s()) - TOGETHER_S
+            if early_s > 0:
+                time.sleep(min(early_s, NAP_S))
+            self.run_to(self.clock.now_s() + TOGETHER_S * speed, MOST_EVENTS)
         if self.on_look is not None:
             self.on_look(not self._answers)
         self.wake()

@@ -131,6 +131,7 @@ class LiveLoop:
         self.cost: Any = self.loop.cost._replace(**own)
         self._arguments = (self.loop.pool, self.cost, run, self.loop.pools, fleet)
         self.requests: NDArray[np.void] = run.requests.view(np.ndarray)
+        self._finish_s = self.requests["finish_s"]
         self._fresh = new_table(state.Request, 1, **UNSENT).view(np.ndarray)[0]
         self._clock = run.clock.view(np.ndarray)
         self._clock["next"] = max_requests
@@ -149,6 +150,7 @@ class LiveLoop:
         replicas = [pool.settings for pool in deployment.prepared.pools for _ in range(pool.settings.num_replicas)]
         ranks = [(number, each) for number, each in enumerate(replicas) for _ in range(each.ranks_per_replica)]
         self.replica_of_rank = [number for number, _ in ranks]
+        self._replica_of_rank = np.array(self.replica_of_rank)
         self.num_blocks = np.array([each.num_blocks for _, each in ranks])
         self._block_size = np.array([each.block_size for _, each in ranks])
 
@@ -300,18 +302,19 @@ class LiveLoop:
             self.fleet.phases.clear()
             self.fleet.losses.clear()
 
-    def look(self) -> list[tuple[int, int, bool]]:
-        """Return (row, output tokens, whether it has ended) of the requests with more tokens since the last look.
+    def look(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Return rows, output tokens and whether they have ended, of the requests with more tokens since the last look.
 
         Those that have ended are forgotten; their records stay in their rows until the next call of `add`.
         """
         pool, _, run, pools, _ = self._arguments
         count = self._look(pool, run, pools, self._num_live, self._live, self._given, self._changed)
         rows = self._changed[:count]
-        ended = ~np.isnan(self.requests["finish_s"][rows])
-        for row in rows[ended].tolist():
-            self._forget(row)
-        return list(zip(rows.tolist(), self._given[rows].tolist(), ended.tolist(), strict=True))
+        ended = ~np.isnan(self._finish_s[rows])
+        if ended.any():
+            for row in rows[ended].tolist():
+                self._forget(row)
+        return rows, self._given[rows], ended
 
     def _forget(self, row: int) -> None:
         """Let a row be used again."""
@@ -341,6 +344,10 @@ class LiveLoop:
     def replica(self, row: int) -> int:
         """Return the replica that a request is at, counted through all pools."""
         return self.replica_of_rank[int(self.requests["rank"][row])]
+
+    def replicas(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the replicas that requests are at, counted through all pools."""
+        return np.asarray(self._replica_of_rank[self.requests["rank"][rows]])
 
     def cached_tokens(self, row: int) -> int:
         """Return the tokens of a prompt that were found cached where it was first admitted."""

@@ -71,22 +71,22 @@ class Metrics:
         if measure in self.histograms and not math.isnan(value):
             self.histograms[measure][replica].add(value, times)
 
-    def gave(self, answer: Answer, tokens: int, time_s: float) -> None:
-        """Count the tokens that have left: the first one of a request, or some more."""
-        if math.isnan(answer.given_s):
-            self._first(answer, time_s)
-        elif tokens > answer.sent:
-            # Tokens of one step come together: the engine counts the gap once, and none between them.
-            self.add("itl", answer.replica, time_s - answer.given_s)
-            self.add("itl_before", answer.replica, time_s - answer.given_s)
-        self._generated[answer.replica] += tokens - answer.sent
-
-    def _first(self, answer: Answer, time_s: float) -> None:
+    def began(self, answer: Answer, time_s: float) -> None:
+        """Count a request whose first token has left."""
         replica = answer.replica
         self.add("ttft", replica, time_s - answer.arrival_s)
         self.count("prompt_tokens", replica, answer.input_tokens)
         self.count("cache_queries", replica, answer.input_tokens)
         self.count("cache_hits", replica, answer.cached_tokens)
+
+    def gave(self, replica: int, tokens: int) -> None:
+        """Count output tokens that have left."""
+        self._generated[replica] += tokens
+
+    def waited(self, replica: int, gap_s: float, times: int) -> None:
+        """Count the gaps of one length between tokens: one for all tokens of a request in a step, as engines do."""
+        self.add("itl", replica, gap_s, times)
+        self.add("itl_before", replica, gap_s, times)
 
     def ended(self, answer: Answer, time_s: float) -> None:
         """Count a request that has ended."""
@@ -112,9 +112,9 @@ class Metrics:
         for measure, value in times.items():
             self.add(measure, replica, value)
 
-    def sent(self, late_s: float) -> None:
+    def sent(self, late_s: float, tokens: int) -> None:
         """Count how much later than due tokens left, in seconds of the wall's clock."""
-        self.histograms["late"][0].add(late_s)
+        self.histograms["late"][0].add(late_s, tokens)
 
     def steps(self, rows: NDArray[np.void]) -> None:
         """Count the tokens of steps, `Step` records of the loop."""

@@ -10,15 +10,13 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.twin.engine import Answer
+from windtunnel.twin.logprobs import MOST_LOGPROBS, Logprobs
 from windtunnel.twin.schema_text import text_for
 from windtunnel.twin.tokens import Tokenizer, answer_ids
 
+MOST_CHOICES = 128
 REFUSED = {
-    "echo": (None, False),
-    "logprobs": (None, False, 0),
-    "top_logprobs": (None, 0),
     "prompt_logprobs": (None,),
-    "n": (None, 1),
     "best_of": (None, 1),
     "suffix": (None, ""),
     "use_beam_search": (None, False),
@@ -52,6 +50,17 @@ class Limits:
 
 
 @dataclass
+class Choice:
+    """One answer to a request, which may ask for several."""
+
+    ids: list[int]
+    pieces: list[bytes]
+    """Its text, escaped for JSON, one for each token."""
+    finish_reason: str
+    logprobs: Logprobs | None = None
+
+
+@dataclass
 class Asked:
     """A request as the twin serves it."""
 
@@ -59,12 +68,10 @@ class Asked:
     """`chat` or `completion`."""
     model: str
     prompt: list[int]
-    answer: list[int]
-    """Ids of the whole answer."""
-    pieces: list[bytes]
-    """Its text, escaped for JSON, one for each token."""
-    finish_reason: str
+    choices: list[Choice]
     streams: bool
+    echo: bytes = b""
+    """Text of the prompt, escaped for JSON, where it is part of the answer."""
     includes_usage: bool = False
     usage_in_chunks: bool = False
     priority: int = 0
@@ -105,17 +112,18 @@ def ask(
     prompt = _chat_prompt(body, tokenizer) if kind == "chat" else _prompt(body, tokenizer)
     if not prompt:
         raise RequestError("the prompt is empty", param="messages" if kind == "chat" else "prompt")
-    num_tokens, finish_reason = _output_tokens(body, kind, len(prompt), limits, number)
+    has_echo = kind == "completion" and body.get("echo") is True
     asked = Asked(
         kind,
         model,
         prompt,
-        *words.answer(number, num_tokens),
-        finish_reason,
+        [_choice(body, kind, prompt, words, limits, number + index, has_echo) for index in range(_num_choices(body))],
         bool(body.get("stream")),
         priority=_whole(body, "priority") or 0,
         session=None if body.get("user") is None else str(body["user"]),
     )
+    prompt_texts = [tokenizer.decode([token]) for token in prompt] if has_echo else []
+    asked.echo = escaped("".join(prompt_texts))
     options = body.get("stream_options") or {}
     if isinstance(options, Mapping):
         asked.includes_usage = bool(options.get("include_usage"))
@@ -124,7 +132,55 @@ def ask(
         _shape(asked, body, tokenizer)
     except (AttributeError, TypeError, ValueError):
         raise RequestError("the tools, the tool_choice or the response_format cannot be read") from None
+    most = _num_logprobs(body, kind)
+    if most is not None:
+        for choice in asked.choices:
+            ids, texts = choice.ids, [json.loads(b'"' + piece + b'"') for piece in choice.pieces]
+            ids, texts = (prompt + ids, prompt_texts + texts) if has_echo else (ids, texts)
+            choice.logprobs = Logprobs(kind == "chat", most, ids, texts, len(prompt_texts), tokenizer.words)
     return asked
+
+
+def _num_choices(body: Mapping[str, Any]) -> int:
+    """Return how many answers a request asks for."""
+    count = _whole(body, "n")
+    if count is not None and not 1 <= count <= MOST_CHOICES:
+        raise RequestError(f"n must be from 1 to {MOST_CHOICES}, got {count}.", param="n")
+    return count or 1
+
+
+def _num_logprobs(body: Mapping[str, Any], kind: str) -> int | None:
+    """Return how many likely tokens each place of an answer names; None where no probabilities are asked for."""
+    name = "top_logprobs" if kind == "chat" else "logprobs"
+    most = None if body.get(name) is False else _whole(body, name)
+    if kind == "chat":
+        if body.get("logprobs") not in (None, True, False):
+            raise RequestError("logprobs must be true or false", param="logprobs")
+        if not body.get("logprobs"):
+            if most:
+                raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
+            return None
+        most = most or 0
+    if most is not None and not 0 <= most <= MOST_LOGPROBS:
+        raise RequestError(f"{name} must be from 0 to {MOST_LOGPROBS}, got {most}.", param=name)
+    return most
+
+
+def _choice(
+    body: Mapping[str, Any],
+    kind: str,
+    prompt: Sequence[int],
+    words: "Words",
+    limits: Limits,
+    number: int,
+    has_echo: bool,
+) -> Choice:
+    """Return one answer; with `echo` and `max_tokens` of 0 it has a token that is computed and not shown, as vLLM's."""
+    is_prompt_alone = has_echo and body.get("max_tokens") == 0
+    body = {**body, "max_tokens": 1, "ignore_eos": True} if is_prompt_alone else body
+    num_tokens, finish_reason = _output_tokens(body, kind, len(prompt), limits, number)
+    ids, pieces = words.answer(number, num_tokens)
+    return Choice(ids, [b""] if is_prompt_alone else pieces, finish_reason)
 
 
 def _model(body: Mapping[str, Any], limits: Limits) -> str:
@@ -216,12 +272,14 @@ def _shape(asked: Asked, body: Mapping[str, Any], tokenizer: Tokenizer) -> None:
             text = text_for({"type": "object"})
         elif formatted.get("type") == "json_schema":
             text = text_for((formatted.get("json_schema") or {}).get("schema") or {})
-    if text is not None:
-        count = len(asked.answer)
+    if text is None:
+        return
+    for answer in asked.choices:
+        count = len(answer.ids)
         ends = [len(text) * position // count for position in range(count + 1)]
-        asked.pieces = [escaped(text[begin:end]) for begin, end in pairwise(ends)]
-        asked.answer = (tokenizer.encode(text) + asked.answer)[:count]
-        asked.finish_reason = "tool_calls" if asked.tool and asked.finish_reason == "stop" else asked.finish_reason
+        answer.pieces = [escaped(text[begin:end]) for begin, end in pairwise(ends)]
+        answer.ids = (tokenizer.encode(text) + answer.ids)[:count]
+        answer.finish_reason = "tool_calls" if asked.tool and answer.finish_reason == "stop" else answer.finish_reason
 
 
 def _chosen(tools: Any, choice: Any) -> Mapping[str, Any]:
@@ -256,37 +314,50 @@ class Words:
         return ids, [texts[i] for i in ids]
 
 
-def usage(answer: Answer, tokens: int) -> dict[str, Any]:
-    """Return the tokens that a request has had."""
+def usage(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Return the tokens that a request has had, of all its answers to one prompt."""
+    first, tokens = answers[0], sum(answer.sent for answer in answers)
     return {
-        "prompt_tokens": answer.input_tokens,
+        "prompt_tokens": first.input_tokens,
         "completion_tokens": tokens,
-        "total_tokens": answer.input_tokens + tokens,
-        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+        "total_tokens": first.input_tokens + tokens,
+        "prompt_tokens_details": {"cached_tokens": first.cached_tokens},
     }
 
 
-def document(asked: Asked, answer: Answer) -> dict[str, Any]:
-    """Return the whole answer to a request that does not stream."""
-    text = json.loads(b'"' + b"".join(asked.pieces) + b'"')
-    choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": asked.finish_reason, "stop_reason": None}
-    if asked.kind == "chat":
-        message: dict[str, Any] = {"role": "assistant", "content": text, "tool_calls": []}
-        if asked.tool is not None:
-            function = {"name": asked.tool, "arguments": text}
-            call = {"id": f"call_{asked.stream_id[-24:]}", "type": "function", "function": function}
-            message = {"role": "assistant", "content": None, "tool_calls": [call]}
-        choice["message"] = message
-    else:
-        choice["text"] = text
+def document(asked: Asked, answers: Sequence[Answer]) -> dict[str, Any]:
+    """Return the whole reply to a request that does not stream."""
     return {
         "id": asked.stream_id,
         "object": "chat.completion" if asked.kind == "chat" else "text_completion",
         "created": asked.created,
         "model": asked.model,
-        "choices": [choice],
-        "usage": usage(answer, answer.output_tokens),
+        "choices": [_whole_choice(asked, index) for index in range(len(asked.choices))],
+        "usage": usage(answers),
     }
+
+
+def _whole_choice(asked: Asked, index: int) -> dict[str, Any]:
+    choice = asked.choices[index]
+    text = json.loads(b'"' + asked.echo + b"".join(choice.pieces) + b'"')
+    logprobs = None if choice.logprobs is None else choice.logprobs.document(0, _num_shown(choice))
+    reply = {"index": index, "logprobs": logprobs, "finish_reason": choice.finish_reason, "stop_reason": None}
+    if asked.kind != "chat":
+        return reply | {"text": text}
+    if asked.tool is None:
+        return reply | {"message": {"role": "assistant", "content": text, "tool_calls": []}}
+    call = _call(asked, index) | {"function": {"name": asked.tool, "arguments": text}}
+    return reply | {"message": {"role": "assistant", "content": None, "tool_calls": [call]}}
+
+
+def _call(asked: Asked, index: int) -> dict[str, Any]:
+    """Return the head of an answer's tool call, whose id is another in each."""
+    return {"id": f"call_{asked.stream_id[-24:]}{index or ''}", "type": "function"}
+
+
+def _num_shown(choice: Choice) -> int:
+    """Return the tokens of an answer that are part of its text."""
+    return 0 if choice.pieces == [b""] else len(choice.pieces)
 
 
 def _compact(value: Any) -> str:
@@ -296,13 +367,14 @@ def _compact(value: Any) -> str:
 class Chunks:
     """Makes the server-sent events of one answer, from parts of JSON that are made once."""
 
-    def __init__(self, asked: Asked) -> None:
-        self.asked = asked
+    def __init__(self, asked: Asked, index: int = 0) -> None:
+        self.asked, self.index, self.choice = asked, index, asked.choices[index]
+        self._pieces = self.choice.pieces
         is_chat = asked.kind == "chat"
         kind = "chat.completion.chunk" if is_chat else "text_completion"
         head = {"id": asked.stream_id, "object": kind, "created": asked.created, "model": asked.model}
         self._head = b"data: " + _compact(head).encode()[:-1] + b',"choices":'
-        choice = self._head + b'[{"index":0,'
+        choice = self._head + b'[{"index":%d,' % index
         if asked.tool is not None:
             self._before = choice + b'"delta":{"tool_calls":[{"index":0,"function":{"arguments":"'
             delta_end = b'"}}]}'
@@ -310,34 +382,45 @@ class Chunks:
             self._before, delta_end = choice + b'"delta":{"content":"', b'"}'
         else:
             self._before, delta_end = choice + b'"text":"', b'"'
-        self._middle = delta_end + b',"logprobs":null,"finish_reason":'
+        self._logprobs = delta_end + b',"logprobs":'
+        self._reason = b',"finish_reason":'
         nobody = b',"usage":null' if asked.includes_usage and not asked.usage_in_chunks else b""
         self._end = b"}]" + nobody + b"}\n\n"
+        self._after = self._logprobs + b"null" + self._reason + b"null" + self._end
+        self._is_plain = not asked.usage_in_chunks and self.choice.logprobs is None
 
-    def first(self) -> bytes:
+    def _first(self) -> bytes:
         """Return the event before an answer's first token."""
         asked = self.asked
         if asked.kind != "chat":
             return b""
         delta: dict[str, Any] = {"role": "assistant", "content": ""}
         if asked.tool is not None:
-            function = {"name": asked.tool, "arguments": ""}
-            call = {"index": 0, "id": f"call_{asked.stream_id[-24:]}", "type": "function", "function": function}
+            call = {"index": 0} | _call(asked, self.index) | {"function": {"name": asked.tool, "arguments": ""}}
             delta = {"role": "assistant", "content": None, "tool_calls": [call]}
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+        choice = {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None}
         return self._head + _compact([choice]).encode() + self._end[2:]
 
-    def tokens(self, begin: int, end: int, answer: Answer, is_last: bool) -> bytes:
-        """Return the event with the tokens from `begin` to `end`, and behind the last one those that end the stream."""
-        asked = self.asked
-        text = asked.pieces[begin] if end == begin + 1 else b"".join(asked.pieces[begin:end])
-        reason = b'"%s"' % asked.finish_reason.encode() if is_last else b"null"
-        closing = self._end
-        if asked.usage_in_chunks:
-            closing = b'}],"usage":' + _compact(usage(answer, end)).encode() + b"}\n\n"
-        event = self._before + text + self._middle + reason + closing
-        if not is_last:
-            return event
-        if asked.includes_usage:
-            event += self._head + b'[],"usage":' + _compact(usage(answer, end)).encode() + b"}\n\n"
-        return event + b"data: [DONE]\n\n"
+    def tokens(self, begin: int, answer: Answer, is_last: bool) -> bytes:
+        """Return the event with an answer's tokens from `begin` to those that have been sent."""
+        end, pieces = answer.sent, self._pieces
+        text = pieces[begin] if end == begin + 1 else b"".join(pieces[begin:end])
+        if self._is_plain and begin and not is_last:
+            return self._before + text + self._after
+        if begin == 0:
+            text = self.asked.echo + text
+        logprobs, closing = b"null", self._end
+        if self.choice.logprobs is not None:
+            shown = min(end, _num_shown(self.choice))
+            logprobs = _compact(self.choice.logprobs.document(begin, shown)).encode()
+        if self.asked.usage_in_chunks:
+            closing = b'}],"usage":' + _compact(usage([answer])).encode() + b"}\n\n"
+        reason = b'"%s"' % self.choice.finish_reason.encode() if is_last else b"null"
+        event = self._before + text + self._logprobs + logprobs + self._reason + reason + closing
+        return event if begin else self._first() + event
+
+    def closing(self, answers: Sequence[Answer]) -> bytes:
+        """Return the events behind the last token of a request's answers."""
+        if not self.asked.includes_usage:
+            return b"data: [DONE]\n\n"
+        return self._head + b'[],"usage":' + _compact(usage(answers)).encode() + b"}\n\ndata: [DONE]\n\n"

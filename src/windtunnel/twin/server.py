@@ -1,14 +1,14 @@
 """The HTTP server of a twin: the OpenAI API, and what engines offer beside it.
 
-Tokens of all answers leave from one place when they are due. An answer that streams has no task that waits for its
-tokens: whoever sends calls the server's `send` and goes on; only where a client reads too slowly is one waited for.
+Tokens of all answers leave from one place when they are due: an answer that streams has no task that waits for its
+tokens.
 """
 
 import asyncio
 import base64
 import struct
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -16,10 +16,11 @@ import msgspec
 
 from windtunnel.dashboard.listening import HOST, LocalServer
 from windtunnel.errors import InputError
-from windtunnel.twin.engine import Answer, Twin
+from windtunnel.twin.engine import Answer, OnTokens, Twin
 from windtunnel.twin.live import BusyError
 from windtunnel.twin.metrics import CONTENT_TYPE, Metrics
 from windtunnel.twin.protocol import Asked, Chunks, Limits, RequestError, Words, ask, document
+from windtunnel.twin.stream import Receive, Send, Stream
 from windtunnel.twin.tokens import Tokenizer
 from windtunnel.units import format_count
 
@@ -30,51 +31,7 @@ EMBEDDING_SIZE = 64
 MOST_DIMENSIONS = 16_384
 _NO_BYTES = b""
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 _PLAIN = ((b"content-type", b"application/json"),)
-_STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
-
-
-class Stream:
-    """Sends the body of one answer, piece by piece, without a task of its own."""
-
-    __slots__ = ("_backlog", "_ended", "_is_waiting", "_send", "done")
-
-    def __init__(self, send: Send, done: asyncio.Future[None]) -> None:
-        self._send, self.done = send, done
-        self._backlog: list[bytes] = []
-        self._ended = self._is_waiting = False
-
-    def write(self, body: bytes, is_last: bool) -> None:
-        """Send a piece now, or once the client has read those before it."""
-        self._ended = self._ended or is_last
-        if self._is_waiting:
-            self._backlog.append(body)
-        else:
-            self._go_on(self._send({"type": "http.response.body", "body": body, "more_body": not is_last}))
-
-    def _go_on(self, sending: Any) -> None:
-        """Let the server send as far as it can; go on when what it waits for has come."""
-        try:
-            waited_for = sending.send(None)
-        except StopIteration:
-            self._is_waiting = False
-            if self._backlog:
-                body = b"".join(self._backlog)
-                self._backlog.clear()
-                self._go_on(self._send({"type": "http.response.body", "body": body, "more_body": not self._ended}))
-            elif self._ended and not self.done.done():
-                self.done.set_result(None)
-            return
-        except Exception as error:  # noqa: BLE001 whoever serves the request is told
-            if not self.done.done():
-                self.done.set_exception(error)
-            return
-        self._is_waiting = True
-        waited_for._asyncio_future_blocking = False
-        waited_for.add_done_callback(lambda _: self._go_on(sending))
 
 
 class TwinApp:
@@ -124,23 +81,23 @@ class TwinApp:
             return
         method, path = scope["method"], scope["path"].rstrip("/") or "/"
         try:
-            replica = self.replica_of_port.get((scope.get("server") or ("", 0))[1])
-            await self._answer(method, path, replica, receive, send)
+            await self._answer(method, path, scope, receive, send)
         except RequestError as error:
             await _reply(send, error.status, self._encode(error.document))
         except InputError as error:
             hint = f"; {error.hint}" if error.hint else ""
             await _reply(send, 400, self._encode(RequestError(f"{error.message}{hint}").document))
 
-    async def _answer(self, method: str, path: str, replica: int | None, receive: Receive, send: Send) -> None:
+    async def _answer(self, method: str, path: str, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        replica = self.replica_of_port.get((scope.get("server") or ("", 0))[1])
         if method == "POST" and path in ("/v1/chat/completions", "/v1/completions"):
             kind = "chat" if path.startswith("/v1/chat") else "completion"
             body = self._object(await _body(receive))
             asked = ask(body, kind, self.tokenizer, self.words, self.limits, self._number)
             asked.replica = replica
-            await self._complete(asked, receive, send)
+            await self._complete(asked, receive, send, scope.get("http_version") == "1.1")
         elif method == "POST" and path == "/v1/embeddings":
-            await self._embed(self._object(await _body(receive)), replica, send)
+            await self._embed(self._object(await _body(receive)), replica, receive, send)
         elif method == "GET" and path == "/metrics":
             self.twin.run_to(self.twin.clock.now_s())
             text = self.metrics.text(self.twin, self.twin.clock, replica)
@@ -162,57 +119,66 @@ class TwinApp:
             raise RequestError("the body must be a JSON object")
         return given
 
-    async def _complete(self, asked: Asked, receive: Receive, send: Send) -> None:
+    async def _complete(self, asked: Asked, receive: Receive, send: Send, is_chunked: bool) -> None:
         """Answer a request for a completion, whole or as a stream."""
         asked.created = int(time.time())
         asked.stream_id = f"{'chatcmpl' if asked.kind == 'chat' else 'cmpl'}-{uuid4().hex}"
-        if asked.streams:
-            await send({"type": "http.response.start", "status": 200, "headers": _STREAM})
-            stream = Stream(send, asyncio.get_running_loop().create_future())
-            chunks = Chunks(asked)
-
-            def write(answer: Answer, tokens: int, is_last: bool) -> None:
-                event = chunks.tokens(answer.sent, tokens, answer, is_last)
-                stream.write(event if answer.sent else chunks.first() + event, is_last)
-
-            await self._wait(asked, write, stream.done, receive)
-            return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        answer = await self._wait(asked, _whole(done), done, receive)
-        if not answer.is_cancelled:
-            await _reply(send, 200, self._encode(document(asked, answer)))
+        answers: list[Answer] = []
+        if asked.streams:
+            stream, ended = Stream(send, done), list[Answer]()
 
-    async def _wait(
-        self,
-        asked: Asked,
-        on_tokens: Callable[[Answer, int, bool], None],
-        done: asyncio.Future[None],
-        receive: Receive,
-    ) -> Answer:
-        """Send a request to the twin and wait until its answer has left, or its client has."""
-        self._number += 1
-        lengths = len(asked.prompt), len(asked.answer)
+            def written(chunks: Chunks) -> OnTokens:
+                def write(answer: Answer, begin: int, is_last: bool) -> None:
+                    event = chunks.tokens(begin, answer, is_last)
+                    if is_last:
+                        ended.append(answer)
+                        if len(ended) == len(asked.choices):
+                            stream.write(event + chunks.closing(answers), True)
+                            return
+                    stream.write(event, False)
+
+                return write
+
+            self._submit(asked, [written(Chunks(asked, i)) for i in range(len(asked.choices))], answers)
+            stream.begin(is_chunked)
+            await self._wait(answers, done, receive)
+            return
+        self._submit(asked, [_whole(done, len(asked.choices))] * len(asked.choices), answers)
+        if await self._wait(answers, done, receive):
+            await _reply(send, 200, self._encode(document(asked, answers)))
+
+    def _submit(self, asked: Asked, on_tokens: Sequence[OnTokens], answers: list[Answer]) -> None:
+        """Send a request to the twin, once for each answer that it asks for, and add these to `answers`."""
+        self._number += len(asked.choices)
         try:
-            answer = self.twin.submit(
-                lengths, on_tokens, asked.prompt + asked.answer, asked.priority, asked.session, asked.replica or 0
-            )
+            for choice, sink in zip(asked.choices, on_tokens, strict=True):
+                lengths = len(asked.prompt), len(choice.ids)
+                ids = asked.prompt + choice.ids
+                answers.append(self.twin.submit(lengths, sink, ids, asked.priority, asked.session, asked.replica or 0))
+                answers[-1].finish_reason = choice.finish_reason
         except InputError as error:
             raise RequestError(error.message) from None
         except BusyError as error:
+            for answer in answers:
+                self.twin.cancel(answer)
             raise RequestError(error.message, 503, "ServiceUnavailable") from None
-        answer.finish_reason = asked.finish_reason
+
+    async def _wait(self, answers: Sequence[Answer], done: asyncio.Future[None], receive: Receive) -> bool:
+        """Wait until a request's answers have left, or its client has; returns whether they have."""
         leaving = asyncio.ensure_future(_left(receive))
         try:
             await asyncio.wait((done, leaving), return_when=asyncio.FIRST_COMPLETED)
             if done.done():
                 done.result()
             else:
-                self.twin.cancel(answer)
+                for answer in answers:
+                    self.twin.cancel(answer)
         finally:
             leaving.cancel()
-        return answer
+        return done.done()
 
-    async def _embed(self, body: dict[str, Any], replica: int | None, send: Send) -> None:
+    async def _embed(self, body: dict[str, Any], replica: int | None, receive: Receive, send: Send) -> None:
         """Answer a request for embeddings: each input is a prompt, computed to its end."""
         given = body.get("input")
         several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
@@ -232,12 +198,14 @@ class TwinApp:
             for each in inputs or ()
         ]
 
-        async def one(each: Asked) -> Answer:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        answers: list[Answer] = []
+        sink = _whole(done, len(asked))
+        for each in asked:
             each.replica = replica
-            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            return await self._wait(each, _whole(done), done, _never)
-
-        answers = await asyncio.gather(*(one(each) for each in asked))
+            self._submit(each, [sink], answers)
+        if asked and not await self._wait(answers, done, receive):
+            return
         total = sum(answer.input_tokens for answer in answers)
         data = [
             {"object": "embedding", "index": index, "embedding": _vector(each, size, body.get("encoding_format"))}
@@ -285,11 +253,14 @@ class TwinApp:
         return {"prompt": self.tokenizer.decode(ids)}
 
 
-def _whole(done: asyncio.Future[None]) -> Callable[[Answer, int, bool], None]:
-    """Return what waits for the end of an answer."""
+def _whole(done: asyncio.Future[None], count: int) -> OnTokens:
+    """Return what waits for the end of so many answers."""
+    left = count
 
-    def on_tokens(_answer: Answer, _tokens: int, is_last: bool) -> None:
-        if is_last and not done.done():
+    def on_tokens(_answer: Answer, _begin: int, is_last: bool) -> None:
+        nonlocal left
+        left -= is_last
+        if left == 0 and not done.done():
             done.set_result(None)
 
     return on_tokens
@@ -302,11 +273,6 @@ def _vector(asked: Asked, size: int, form: Any) -> list[float] | str:
     length = sum(number * number for number in numbers) ** 0.5 or 1.0
     numbers = [number / length for number in numbers]
     return base64.b64encode(struct.pack(f"<{size}f", *numbers)).decode() if form == "base64" else numbers
-
-
-async def _never() -> Message:
-    await asyncio.Event().wait()
-    return {}
 
 
 async def _left(receive: Receive) -> None:

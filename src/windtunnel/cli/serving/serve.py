@@ -6,6 +6,7 @@ import click
 
 from windtunnel.cli.options import launched, scenario_of
 from windtunnel.cli.output import remark
+from windtunnel.cli.progress import compiling
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import needing
 from windtunnel.schema import json_text
@@ -13,6 +14,10 @@ from windtunnel.units import format_count
 
 DEFAULTS = {"input_tokens": "1024", "output_tokens": "256", "rate": 1.0}
 """Load of a command line that gives none: only the lengths of answers that end by themselves come from it."""
+NUM_PARTS = 3
+"""Kernels of a twin: the loop, the tokens that it has given, and cancelling."""
+GC_THRESHOLDS = 100_000, 20, 20
+"""Objects, and collections of younger ones, between looks for garbage: answers leave none that needs one."""
 
 
 def command(options: Options) -> None:
@@ -29,9 +34,9 @@ def command(options: Options) -> None:
         from windtunnel.twin.start import publish_kv_events, twin_app
 
     names = options.served_names
-    app = twin_app(
-        described, speed, options.tokenizer, names, options.hub, options.max_requests, faults, options.ports_per_replica
-    )
+    own = options.tokenizer, names, options.hub, options.max_requests, faults, options.ports_per_replica
+    with compiling(NUM_PARTS):
+        app = twin_app(described, speed, *own)
     host = options.host or HOST
     if options.kv_events is not None:
         publish_kv_events(app.twin, host, options.kv_events)
@@ -55,6 +60,7 @@ def command(options: Options) -> None:
         # Nothing of the start is ever garbage, and looking through it would hold tokens up.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
         for line in () if options.as_json else launch.remarks:
             remark(line)
         try:
