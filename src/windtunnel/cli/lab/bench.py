@@ -82,15 +82,6 @@ def _measured(
     return run, summary, bench_document(summary, about, scenario)
 
 
-def _sampling(scenario: Scenario) -> dict[str, float]:
-    """Return the workload's sampling parameters as a request gives them; greedy where it has none."""
-    sampling = scenario.workload.sampling
-    given = {} if sampling is None else {key: value for key, value in encode(sampling).items() if value is not None}
-    if given.pop("structured_output", False):
-        raise InputError("workload.sampling.structured_output cannot be sent", "it needs a grammar; leave it out")
-    return {"temperature": 0.0, **given}
-
-
 def request_sampling(scenario: Scenario) -> dict[str, float]:
     """Return the workload's sampling parameters as a request gives them; greedy where it has none."""
     sampling = scenario.workload.sampling
