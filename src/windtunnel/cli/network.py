@@ -105,8 +105,6 @@ def check(options: Options) -> None:
 
 def run(options: Options) -> None:
     """Predict a training iteration from a SimAI workload file, or those of several jobs on one network."""
-    if not options.workloads:
-        raise InputError("--workload is missing", "a workload file in SimAI's format")
     if len(options.workloads) == 1 and (options.placement or options.iterations):
         raise InputError("--placement and --iterations are for several jobs", "give --workload once for each")
     check_replaceable(options.out, options.overwrite)
