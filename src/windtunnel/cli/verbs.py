@@ -163,11 +163,14 @@ def _command(name: str, verb: Mapping[str, Any]) -> click.Command:
 
 
 def _check_rules(rules: Iterable[Mapping[str, Any]], values: Mapping[str, Any]) -> None:
-    """Raise InputError for the first rule that applies: all options `with` are given, and none of those `without`."""
-    given = {name for name, value in values.items() if value not in (None, False, "", ())}
+    """Raise InputError for the first rule that applies: all options `with` are given, `any` of some, none `without`."""
+    given = {name for name, value in values.items() if value or type(value) in {int, float}}  # 0 is given
     for rule in rules:
-        if given.issuperset(rule.get("with", ())) and given.isdisjoint(rule.get("without", ())):
-            raise InputError(rule["says"].format(**values), rule.get("hint", "leave it out"))
+        some = [f"--{name.replace('_', '-')}" for name in rule.get("any", ()) if name in given]
+        has_all = given.issuperset(rule.get("with", ())) and (some or "any" not in rule)
+        if has_all and given.isdisjoint(rule.get("without", ())):
+            message = rule["says"].format(any=some[0] if some else "", **values)
+            raise InputError(message, rule.get("hint", "leave it out"))
 
 
 @cache
