@@ -167,7 +167,6 @@ def space_of(query: Mapping[str, str]) -> tuple[Space, float | None]:
     shared = encode(scenario_from(raw_scenario({}, options, rate or (None if trace else 1.0), trace=trace)))
     most = _number("max_devices", given)
     budget = {"devices": most and round(most), "usd_per_hour": _number("max_usd_per_hour", given)}
-    shared = {**shared, "slo": None, "precision": {}}
     prices = parse_prices(given.get("prices", ""))
     return deployments_space(shared, devices, parse_limits(given["slo"]), budget, prices), rate
 

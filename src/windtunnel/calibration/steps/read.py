@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,9 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.calibration.measured_runs import columns_of, parallelism_label, reason_of
+from windtunnel.calibration.measured_runs import columns_of, parallelism_label, reason_of, text_rows
 from windtunnel.errors import InputError, did_you_mean, missing_file
-from windtunnel.files import read_text
 from windtunnel.formats.launch.read import read_launch_command, servers
 from windtunnel.schema import Schema, set_path
 from windtunnel.serving.scenario import Scenario, Setup, resolve, scenario_from
@@ -175,7 +173,7 @@ def _names(steps: StepTable) -> list[str]:
 
 def _described(path: Path) -> dict[str, dict[str, str]]:
     """Return run -> its line of `runs.csv`."""
-    rows = list(csv.DictReader(read_text(path).splitlines()))
+    rows = list(text_rows(path))
     for name in ("run", "engine_args"):
         if not rows or name not in rows[0]:
             raise InputError(f"{path} has no column {name!r}", "run, engine_args and vllm_version are needed")

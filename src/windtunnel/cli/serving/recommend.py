@@ -35,8 +35,6 @@ def _space(options: Options, server: dict[str, Any], devices: list[str], prices:
     limits, usd = parse_limits(options.slo), {name: price.usd_per_hour for name, price in prices.items()}
     if not server:
         shared = encode(_scenario(options, {}, devices[0]))
-        shared.pop("slo", None)
-        shared.pop("precision", None)
         budget = {"devices": options.max_devices, "usd_per_hour": options.max_usd_per_hour}
         return deployments_space(shared, devices, limits, budget, usd, options.split)
     if len(devices) > 1 or options.model is not None:
