@@ -11,7 +11,7 @@ import pytest
 import windtunnel as wt
 from windtunnel.errors import InputError
 from windtunnel.notebook import Shown
-from windtunnel.report.render.templates import template
+from windtunnel.report.render.html import template
 from windtunnel.report.report import Bars, Cards, Cell, Facts, OnPage, OnTerminal, Report, Section, Table
 from windtunnel.search.answers import scenario_of
 from windtunnel.serving.scenario import Scenario

@@ -32,16 +32,6 @@ def test_a_full_disk_is_one_sentence() -> None:
     assert Path("/dev/full").is_char_device()
 
 
-@pytest.mark.parametrize("text", ['{"a": ' + "[" * 600, '{"a":' * 600, ("[" * 100 + "\n") * 6])
-def test_a_file_that_nests_deeply_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "deep.jsonl"
-    path.write_text(text)
-    with pytest.raises(InputError, match=r"deep\.jsonl is nested too deeply"):
-        files.check_depth(path)
-    path.write_text('{"a": [[1], {}]}\n' * 100_000)
-    files.check_depth(path)
-
-
 def test_what_no_file_can_be_called_is_no_file(tmp_path: Path) -> None:
     assert files.is_file(Path(__file__))
     assert not files.is_file(tmp_path / ("x" * 300))

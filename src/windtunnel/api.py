@@ -53,7 +53,7 @@ def recommend(
         options: the workload and the engine, as `scenario` takes them.
     """
     shared = encode(scenario(model=model, device=devices[0], rate_per_s=rate_per_s or 1.0, **options))
-    space = deployments_space({**shared, "slo": None, "precision": {}}, devices, parse_limits(slo), {})
+    space = deployments_space(shared, devices, parse_limits(slo), {})
     return _search(space, workers, 5, rate_per_s, True)
 
 

@@ -15,8 +15,6 @@ import msgspec
 from windtunnel.errors import InputError, unreadable, unwritable
 
 T = TypeVar("T")
-MOST_DEPTH = 500
-"""Brackets of a JSON file that may be open at once."""
 
 
 @contextmanager
@@ -47,21 +45,6 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:
         return False
-
-
-def check_depth(path: Path) -> None:
-    """Raise InputError where the brackets of a JSON file nest so deeply that pyarrow's reader would crash."""
-    import numpy as np
-
-    depth = np.int64(0)
-    with opened(path) as file:
-        while block := file.read(1 << 20):
-            characters = np.frombuffer(block, np.uint8)
-            opens, closes = (np.isin(characters, np.frombuffer(kind, np.uint8)) for kind in (b"[{", b"]}"))
-            depths = depth + np.cumsum(opens.astype(np.int64) - closes)
-            if depths.max() > MOST_DEPTH:
-                raise InputError(f"{path} is nested too deeply")
-            depth = depths[-1]
 
 
 def read_bytes(path: Path, limit: int = -1) -> bytes:

@@ -21,5 +21,5 @@ class Shown:
 
     def _repr_html_(self) -> str:
         """Return the report's texts and tables as HTML."""
-        template = import_module("windtunnel.report.render.templates").template("notebook.html")
+        template = import_module("windtunnel.report.render.html").template("notebook.html")
         return str(template.render(report=self._report()))

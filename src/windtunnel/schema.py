@@ -94,6 +94,17 @@ def encode(struct: Any) -> Any:
     return msgspec.to_builtins(struct)
 
 
+def plain(value: Any) -> Any:
+    """Return a struct, or what holds some, as JSON types with every field present: `encode` leaves defaults out."""
+    if isinstance(value, Schema):
+        fields = {name: plain(getattr(value, name)) for name in value.__struct_fields__}
+        tag = value.__struct_config__.tag
+        return {"type": tag, **fields} if tag is not None else fields
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, tuple | list) else msgspec.to_builtins(value)
+
+
 def json_text(document: Any) -> str:
     """Return a document as indented JSON: numbers of numpy are plain ones, those that are not finite null."""
     return msgspec.json.format(msgspec.json.encode(document, enc_hook=methodcaller("item")), indent=2).decode()

@@ -190,6 +190,27 @@ def test_a_figure_zooms_hovers_hides_series_and_is_saved(
     assert all(float(row[1]) >= 0 for row in rows)
 
 
+def test_bars_are_saved_as_a_picture_and_as_their_shares(
+    browse: Browse[None], reports: dict[str, Path], tmp_path: Path
+) -> None:
+    def check(browser: Any) -> None:
+        with Tab(browser, reports["explain"].as_uri()) as tab:
+            figure = tab.page.locator("figure", has_text="By what bounds it")
+            for kind in ("PNG", "CSV"):
+                with tab.page.expect_download() as started:
+                    figure.get_by_text(kind).click()
+                started.value.save_as(tmp_path / f"bars.{kind}")
+                assert started.value.suggested_filename == f"by-what-bounds-it.{kind.lower()}"
+            assert tab.problems == []
+
+    browse(check)
+    assert (tmp_path / "bars.PNG").read_bytes().startswith(b"\x89PNG")
+    with (tmp_path / "bars.CSV").open() as file:
+        head, *rows = csv.reader(file)
+    assert head == ["name", "share", "shown"]
+    assert sum(float(share) for _, share, _ in rows) == pytest.approx(1.0, abs=1e-4)
+
+
 def test_a_reader_chooses_what_the_points_of_a_search_show(browse: Browse[None], reports: dict[str, Path]) -> None:
     def check(browser: Any) -> None:
         with Tab(browser, reports["search"].as_uri()) as tab:

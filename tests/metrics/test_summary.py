@@ -19,9 +19,9 @@ from windtunnel.metrics.summary import (
     itl_distribution,
     queue_growth,
     summarise,
-    to_builtins,
     weighted_distribution,
 )
+from windtunnel.schema import plain
 
 FRACTIONS = {"compute": 0.2, "memory": 0.5, "communication": 0.2, "host": 0.1}
 
@@ -186,7 +186,7 @@ def test_what_bound_the_run() -> None:
 
 
 def test_a_summary_as_json_has_every_field() -> None:
-    figures = to_builtins(summary())
+    figures = plain(summary())
     assert set(figures) == set(Summary.__struct_fields__)
     assert figures["ttft_s"]["p50"] == 1.0
     assert figures["goodput"] is None

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from windtunnel.report.layout import cards_of, facts_of, filled, table_of
-from windtunnel.report.render.templates import PACKAGE
+from windtunnel.report.render.html import PACKAGE
 from windtunnel.report.report import Card, Cell
 
 

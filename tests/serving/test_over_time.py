@@ -6,8 +6,8 @@ import pytest
 
 import windtunnel as wt
 from windtunnel.errors import InputError
-from windtunnel.metrics.summary import to_builtins
 from windtunnel.model.forward import StepBatch, forward_launches
+from windtunnel.schema import plain
 from windtunnel.serving.analysis.device_use import step_work
 from windtunnel.serving.over_time import integral, over_time
 from windtunnel.serving.setup.estimators import shard_of
@@ -44,7 +44,7 @@ def test_means_over_time_are_those_of_the_summary(result: wt.Result) -> None:
     ):
         assert float((series[column] * series["duration_s"]).sum()) == pytest.approx(whole, rel=1e-9), column
     stages, num_stages = result.summary.stages, result.setup.parallelism.pp
-    assert to_builtins(result.summary)["stages"] == [msgspec.structs.asdict(stage) for stage in stages]
+    assert plain(result.summary)["stages"] == [msgspec.structs.asdict(stage) for stage in stages]
     assert len(stages) == num_stages
     mfu = float((series["mfu_fraction"] * share).sum())
     assert mfu == pytest.approx(sum(stage.mfu_fraction for stage in stages) / num_stages, rel=1e-9)

@@ -137,7 +137,7 @@ def read_table(path: Path) -> list[Measurement]:
     Raises:
         InputError: an unknown or missing column, or a value that is none; names the row.
     """
-    rows = list(_rows(path))
+    rows = list(text_rows(path))
     if not rows:
         raise InputError(
             f"{path} has no rows", "a header, and below it a run a line: docs/guides/validate-and-calibrate.md"
@@ -182,7 +182,12 @@ def read_client_files(path: Path, base: dict[str, Any]) -> list[Measurement]:
     return runs
 
 
-def _rows(path: Path) -> Iterator[dict[str, str]]:
+def text_rows(path: Path) -> Iterator[dict[str, str]]:
+    """Yield the rows of a CSV or Parquet file as text by column.
+
+    Raises:
+        InputError: it cannot be read, two columns have one name, or a row has another number of values.
+    """
     if path.suffix == ".parquet":
         for row in read_parquet(path).to_pylist():
             yield {name: "" if value is None else str(value) for name, value in row.items()}

@@ -1,6 +1,6 @@
 """The commands of `windtunnel`, made from `verbs.yaml` and `options.yaml`: `--help` imports none of their modules."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -150,6 +150,7 @@ def _command(name: str, verb: Mapping[str, Any]) -> click.Command:
 
     def run(memory_limit: str | None, time_limit: str | None, **values: Any) -> None:
         set_limits(memory_limit, time_limit)
+        _check_rules(verb.get("rules", ()), values)
         getattr(import_module(f"windtunnel.cli.{module}"), function or "command")(Options(**values))
 
     return Verb(
@@ -159,6 +160,17 @@ def _command(name: str, verb: Mapping[str, Any]) -> click.Command:
         context_settings={"token_normalize_func": normalised},
         **texts,
     )
+
+
+def _check_rules(rules: Iterable[Mapping[str, Any]], values: Mapping[str, Any]) -> None:
+    """Raise InputError for the first rule that applies: all options `with` are given, `any` of some, none `without`."""
+    given = {name for name, value in values.items() if value or type(value) in {int, float}}  # 0 is given
+    for rule in rules:
+        some = [f"--{name.replace('_', '-')}" for name in rule.get("any", ()) if name in given]
+        has_all = given.issuperset(rule.get("with", ())) and (some or "any" not in rule)
+        if has_all and given.isdisjoint(rule.get("without", ())):
+            message = rule["says"].format(any=some[0] if some else "", **values)
+            raise InputError(message, rule.get("hint", "leave it out"))
 
 
 @cache

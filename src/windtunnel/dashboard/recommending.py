@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from windtunnel import catalog
 from windtunnel.dashboard.results import NotThereError
-from windtunnel.dashboard.trial import MOST_SWEPT_REQUESTS
+from windtunnel.dashboard.trial import MOST_SWEPT_REQUESTS, positive
 from windtunnel.errors import InputError
 from windtunnel.report.layout import layouts_beside
 from windtunnel.report.search.study import SearchEvidence, evidence_of
@@ -167,7 +167,6 @@ def space_of(query: Mapping[str, str]) -> tuple[Space, float | None]:
     shared = encode(scenario_from(raw_scenario({}, options, rate or (None if trace else 1.0), trace=trace)))
     most = _number("max_devices", given)
     budget = {"devices": most and round(most), "usd_per_hour": _number("max_usd_per_hour", given)}
-    shared = {**shared, "slo": None, "precision": {}}
     if "=" not in given.get("prices", "="):
         raise InputError(f"prices: {given['prices']!r} is no DEVICE=USD", "for instance gb200=10.50,mi300x=2.50")
     prices = asked_prices(given.get("prices"), given.get("provider"), None, devices)
@@ -190,11 +189,4 @@ def _given(query: Mapping[str, str]) -> dict[str, str]:
 
 def _number(name: str, given: Mapping[str, str]) -> float | None:
     """Return the number above 0 of a field; None where it is empty."""
-    text = given.get(name)
-    try:
-        value = None if text is None else float(text.replace(",", ""))
-    except ValueError:
-        value = 0.0
-    if value is not None and not 0 < value < float("inf"):
-        raise InputError(f"{FORM['fields'][name]['label']}: {text!r} is not a number above 0")
-    return value
+    return positive(given[name], FORM["fields"][name]["label"]) if name in given else None

@@ -136,13 +136,19 @@ def _load(kind: str, text: str) -> dict[str, Any]:
     if not kind:
         return {}
     check_known(kind, ("rate", "concurrency"), f"there are no arrivals {kind!r}", "rate, concurrency")
+    value = positive(text, "load")
+    return {"rate": value} if kind == "rate" else {"concurrency": max(round(value), 1)}
+
+
+def positive(text: str, label: str) -> float:
+    """Return the number above 0 of a field."""
     try:
         value = float(text.replace(",", ""))
     except ValueError:
-        value = np.nan
-    if not 0 < value < np.inf:
-        raise InputError(f"load: {text!r} is not a number above 0")
-    return {"rate": value} if kind == "rate" else {"concurrency": max(round(value), 1)}
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise InputError(f"{label}: {text!r} is not a number above 0")
+    return value
 
 
 def _check_needed(raw: dict[str, Any]) -> None:

@@ -56,6 +56,11 @@ class Table:
         """Return the rows that a mask or positions select."""
         return Table({name: column[rows] for name, column in self.columns.items()}, self.meanings)
 
+    def rows(self, limit: int | None = None) -> list[dict[str, Any]]:
+        """Return the rows, or the first `limit`, as Python's numbers by column."""
+        columns = [column[:limit].tolist() for column in self.columns.values()]
+        return [dict(zip(self.columns, row, strict=True)) for row in zip(*columns, strict=True)]
+
     def to_arrow(self) -> "pa.Table":
         """Return a pyarrow table; the metadata of a field hold its meaning."""
         import pyarrow as pa

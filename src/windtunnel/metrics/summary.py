@@ -551,15 +551,3 @@ def _bound_by(steps: Table, num_blocks: int, time_fractions: Mapping[str, float]
     if float(steps["duration_s"][starved].sum()) > 0.5 * float(steps["duration_s"].sum()):
         return "kv_capacity"
     return max(time_fractions, key=lambda name: time_fractions[name])
-
-
-def to_builtins(value: Any) -> Any:
-    """Return a summary, or a part of one, as JSON types, every field present: `encode` leaves defaults out."""
-    match value:
-        case Schema():
-            return to_builtins(msgspec.structs.asdict(value))
-        case dict():
-            return {name: to_builtins(entry) for name, entry in value.items()}
-        case tuple():
-            return [to_builtins(entry) for entry in value]
-    return value

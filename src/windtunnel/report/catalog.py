@@ -1,7 +1,7 @@
 """The catalog on a terminal and as JSON: lists, and single entries with their sources."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from windtunnel.model.parameters import count_parameters
 from windtunnel.report.layout import Column, layouts_beside, table_of
 from windtunnel.report.numbers import number, quantity
 from windtunnel.report.report import Cell, Facts, Report, Section
-from windtunnel.schema import Schema, decode, encode, fields_of, read_yaml
+from windtunnel.schema import Schema, decode, encode, fields_of, plain, read_yaml
 from windtunnel.search.prices import provider_entry
 from windtunnel.serving.calibration import load_calibration
 from windtunnel.serving.engines.contract import scheduler_of
@@ -53,40 +53,33 @@ def list_report(kind: str, link: Callable[[str], str] = lambda _: "") -> Report:
 
 def _listed(kind: str, name: str) -> dict[str, Any]:
     """Return what the list of a kind shows of an entry."""
+    thing = _LOADERS[kind](name)
     match kind:
         case "models":
-            model = catalog.model(name)
-            parameters = count_parameters(model)
+            parameters = count_parameters(thing)
             return {
-                **fields_of(model, "num_layers", "max_context_tokens", "precision"),
-                "attention": " + ".join(dict.fromkeys(attention.text for _, attention in model.attentions)),
+                **fields_of(thing, "num_layers", "max_context_tokens", "precision"),
+                "attention": " + ".join(dict.fromkeys(attention.text for _, attention in thing.attentions)),
                 "total": parameters.total,
                 "active": parameters.active if parameters.active != parameters.total else None,
             }
         case "nodes":
-            node = catalog.node(name)
-            in_pairs = " in pairs" if node.scale_up_group_size == 2 else ""
-            return {**fields_of(node, "num_devices", "device", "scale_up", "scale_out"), "in_pairs": in_pairs}
+            in_pairs = " in pairs" if thing.scale_up_group_size == 2 else ""
+            return {**fields_of(thing, "num_devices", "device", "scale_up", "scale_out"), "in_pairs": in_pairs}
         case "engines":
-            defaults = engine_defaults(name)
-            newest = [entry.settings for entry in defaults.versions if entry.settings.scheduler][-1]
+            newest = [entry.settings for entry in thing.versions if entry.settings.scheduler][-1]
             forms = scheduler_of(newest).title or str(newest.scheduler)
-            since = ", ".join(entry.since for entry in defaults.versions)
-            return {**fields_of(defaults, "title", "default_version"), "forms": forms, "since": since}
+            since = ", ".join(entry.since for entry in thing.versions)
+            return {**fields_of(thing, "title", "default_version"), "forms": forms, "since": since}
         case "traces":
-            return _trace(name)
-        case "clients":
-            return msgspec.structs.asdict(client_entry(name))
+            return dict(thing)
         case "providers":
-            provider = provider_entry(name)
             cheapest = dict.fromkeys(LAYOUT[kind]["prices"], math.inf)
-            for device, offer in (each for offers in provider.regions.values() for each in offers.items()):
+            for device, offer in (each for offers in thing.regions.values() for each in offers.items()):
                 cheapest[device] = min(cheapest.get(device, math.inf), offer.on_demand_usd_per_hour or math.inf)
             prices = {device: None if usd == math.inf else usd for device, usd in cheapest.items()}
-            return {**fields_of(provider, "title", "date"), "prices": prices}
-        case "calibrations":
-            return msgspec.structs.asdict(load_calibration(name).provenance)
-    return msgspec.structs.asdict(catalog.device(name))
+            return {**fields_of(thing, "title", "date"), "prices": prices}
+    return msgspec.structs.asdict(thing.provenance if kind == "calibrations" else thing)
 
 
 def entries(kind: str) -> list[dict[str, Any]]:
@@ -100,22 +93,13 @@ def entry(kind: str, name: str) -> dict[str, Any]:
     Raises:
         InputError: there is no such entry.
     """
+    thing = _LOADERS[kind](name)
     if kind == "models":
-        model = catalog.model(name)
-        parameters = count_parameters(model)
+        parameters = count_parameters(thing)
         totals = {"total": parameters.total, "active": parameters.active}
-        return {**_plain(model), "parameters": asdict(parameters) | totals}
-    if kind == "traces":
-        return _trace(name)
-    if kind == "engines":
-        return {"name": catalog.spelling(kind, name), **_plain(engine_defaults(name))}
-    if kind == "calibrations":
-        return {"name": catalog.spelling(kind, name), **_plain(load_calibration(name))}
-    if kind == "clients":
-        return {"name": catalog.spelling(kind, name), **_plain(client_entry(name))}
-    if kind == "providers":
-        return {"name": catalog.spelling(kind, name), **encode(provider_entry(name))}
-    return dict(_plain(catalog.device(name) if kind == "devices" else catalog.node(name)))
+        return {**plain(thing), "parameters": asdict(parameters) | totals}
+    named = {"name": catalog.spelling(kind, name)} if kind not in ("devices", "nodes", "traces") else {}
+    return {**named, **(encode(thing) if kind == "providers" else plain(thing))}
 
 
 def entry_report(kind: str, name: str) -> Report:
@@ -128,19 +112,6 @@ def entry_report(kind: str, name: str) -> Report:
     sections = [Section("", [Facts(rows, width)], kind[:-1].capitalize())]
     sections += [Section("sources", [Facts(sources, width)], "Sources")] if sources else []
     return Report(names.get("title") or names["name"], [], sections)
-
-
-def _plain(value: Any) -> Any:
-    """Return a struct as JSON types, defaults included."""
-    if isinstance(value, Schema):
-        fields = {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
-        tag = value.__struct_config__.tag
-        return {"type": tag, **fields} if tag is not None else fields
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(inner) for inner in value]
-    return msgspec.to_builtins(value)
 
 
 def _fields(document: dict[str, Any], table: str = "", indent: str = "") -> list[tuple[str, str]]:
@@ -186,9 +157,22 @@ def _trace(name: str) -> dict[str, Any]:
     known = decode(read_yaml(index), dict[str, Attribution], str(index)) if index.is_file() else {}
     return {
         "name": key,
-        **(_plain(known[key]) if key in known else {}),
+        **(plain(known[key]) if key in known else {}),
         "num_requests": requests.num_requests,
         "duration_s": float(requests.arrival_s[-1] - requests.arrival_s[0]),
         "mean_input_tokens": float(requests.input_tokens.mean()),
         "mean_output_tokens": float(requests.output_tokens.mean()),
     }
+
+
+_LOADERS: Mapping[str, Callable[[str], Any]] = {
+    "models": catalog.model,
+    "devices": catalog.device,
+    "nodes": catalog.node,
+    "engines": engine_defaults,
+    "traces": _trace,
+    "clients": client_entry,
+    "providers": provider_entry,
+    "calibrations": load_calibration,
+}
+"""Kind -> its entry by name."""

@@ -78,7 +78,8 @@ def diagnosis_report(diagnosis: Diagnosis) -> Report:
         heading = (
             "What else would explain a part" if diagnosis.findings else "What would explain the differences, if any"
         )
-        sections.append(Section(heading, [_others(diagnosis)]))
+        others = [[title(finding), evidence(finding)] for finding in diagnosis.others]
+        sections.append(Section(heading, [Table(("cause", "evidence"), others, right=1)]))
     return Report(head, [], sections, _notes(diagnosis), verdict=verdict(diagnosis), is_good=is_good)
 
 
@@ -120,10 +121,6 @@ def _reasons(diagnosis: Diagnosis) -> Facts:
     engine = diagnosis.healthy.setup.engine.name
     rows = [(title(each), f"{evidence(each)}; {change_of(each, engine)}") for each in diagnosis.findings]
     return Facts(rows, width=max(len(name) for name, _ in rows) + 2)
-
-
-def _others(diagnosis: Diagnosis) -> Table:
-    return Table(("cause", "evidence"), [[title(finding), evidence(finding)] for finding in diagnosis.others], right=1)
 
 
 def _notes(diagnosis: Diagnosis) -> list[str]:

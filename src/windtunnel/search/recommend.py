@@ -41,7 +41,8 @@ def deployments_space(
     """Return the space of every checkpoint of a model on every device, in every layout that a node holds.
 
     Args:
-        shared: a scenario as builtins; its model names any checkpoint of the shape.
+        shared: a scenario as builtins; its model names any checkpoint of the shape, and its limits and formats do not
+            count.
         devices: of the catalog.
         limits: what requests must keep.
         budget: fields of `Budget`.
@@ -65,6 +66,8 @@ def deployments_space(
         raise InputError(f"no checkpoint of {shared['model']} has a format of {', '.join(devices)}")
     raw = {
         **shared,
+        "slo": None,
+        "precision": {},
         "vary": {DEPLOYMENT: alternatives, "max_num_batched_tokens": list(TOKEN_BUDGETS)},
         "limits": {limit.name: limit.most_s for limit in limits},
         "budget": dict(budget),

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from recorded import entries
+from windtunnel.network.topology import fabric_of
+from windtunnel.report.network.network import topology_report
 
 if TYPE_CHECKING:
     from cli.conftest import Command
@@ -308,3 +310,14 @@ def test_simais_recorded_analytical_commands_give_their_reports(
     assert report.read_text().split("\n", 2)[2] == theirs.split("\n", 2)[2]
     totals = [text.splitlines()[1].partition(",")[2] for text in (report.read_text(), theirs)]
     assert totals[0] == totals[1]
+
+
+@pytest.mark.parametrize(
+    ("topology", "headline"),
+    [
+        ("spectrum_x:num_gpus=16,num_spines=2", "2,880 Gbps to a scale-up switch and 400 Gbps to a leaf."),
+        ("torus", "2,400 Gbps to its neighbours."),
+    ],
+)
+def test_a_page_of_a_topology_says_what_a_gpu_has(topology: str, headline: str) -> None:
+    assert topology_report(fabric_of(topology)).headline.endswith(headline)

@@ -77,9 +77,9 @@ def test_steps_become_points_of_our_operators(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "cannot be read as CSV"),
-        ("a,b\n", "holds no rows"),
-        ("a,b\n1\n", "Expected 2 columns, got 1"),
+        ("", "is empty"),
+        ("a,b\n", "has no rows"),
+        ("a,b\n1\n", "row 1 has 1 value, but there are 2 columns"),
         ("a,b\n1,2\n", "is none of Vidur's profiles"),
         ("time_stats.mlp_up_proj.median,n_embd\n1,2\n", "has no column num_tensor_parallel_workers"),
     ],

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.calibration.measured_runs import columns_of, parallelism_label, reason_of
+from windtunnel.calibration.measured_runs import columns_of, parallelism_label, reason_of, text_rows
 from windtunnel.errors import InputError, did_you_mean, missing_file
-from windtunnel.files import check_depth, read_text
 from windtunnel.formats.launch.read import read_launch_command, servers
 from windtunnel.schema import Schema, set_path
 from windtunnel.serving.scenario import Scenario, Setup, resolve, scenario_from
 from windtunnel.serving.shorthand import raw_scenario
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from windtunnel.workload.traces.table_file import header_of, read_columns, text_of
 
 StepTable = NDArray[Any]
 """Record array of recorded steps, a field for each of `COLUMNS`; numbers are floats, NaN where a cell is empty."""
@@ -54,64 +50,43 @@ def read_steps(path: Path) -> StepTable:
     Raises:
         InputError: the file is missing or no table; a column is missing, given twice, or holds a text for a number.
     """
-    import pyarrow as pa
-
-    table = _table(path)
-    while any(pa.types.is_struct(kind) for kind in table.schema.types):
-        table = table.flatten()  # a nested key becomes a column, its path joined by dots
-    if not table.num_rows:
-        raise InputError(f"{path.name} has no steps", "a row a step is needed")
-    fields = {column.name: _field(path, table, column) for column in COLUMNS.values()}
-    steps = np.empty(table.num_rows, [(name, values.dtype) for name, values in fields.items()])
-    for name, values in fields.items():
-        steps[name] = values
-    return steps
-
-
-def _table(path: Path) -> pa.Table:
-    import pyarrow as pa
-    import pyarrow.csv as pc
-    import pyarrow.json as pj
-    import pyarrow.parquet as pq
-
     if not path.exists():
         raise missing_file(path)
     if not is_step_table(path):
         raise InputError(f"{path.name} is no table of steps", f"its name must end in {', '.join(SUFFIXES)}")
-    try:
-        if path.suffix == ".parquet":
-            return pq.read_table(path)
-        if ".jsonl" in path.suffixes:
-            check_depth(path)
-            with pa.input_stream(str(path)) as stream:
-                return pj.read_json(stream)
-        return pc.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not a readable table: {str(error).splitlines()[0]}", "is it cut off?") from None
+    header = header_of(path)
+    names = {column.name: _name_in(path, header, column) for column in COLUMNS.values()}
+    values = read_columns(path, list(filter(None, names.values())))
+    num_steps = len(next(iter(values.values())))
+    steps = np.zeros(num_steps, [(name, object if column.is_text else float) for name, column in COLUMNS.items()])
+    for name, given in names.items():
+        if given is not None:
+            steps[name] = _field(path, given, values[given], COLUMNS[name])
+        elif COLUMNS[name].is_text:
+            steps[name] = ""
+    return steps
 
 
-def _field(path: Path, table: pa.Table, column: StepColumn) -> NDArray[Any]:
-    """Return a column's values in our unit; zeros, or empty texts, where the table lacks it."""
-    import pyarrow as pa
-
-    given = [name for name in column.names if name in table.column_names]
+def _name_in(path: Path, header: list[str], column: StepColumn) -> str | None:
+    """Return the name that a file has for a column; None where it lacks it."""
+    given = [name for name in column.names if name in header]
     if len(given) > 1:
         raise InputError(f"{path.name} has two columns of one meaning: {', '.join(given)}", "keep one of them")
-    if not given:
-        if column.needed:
-            names = list(column.names)
-            hint = did_you_mean(names[0], table.column_names, f"its columns are {', '.join(table.column_names)}")
-            raise InputError(f"{path.name} has no column for {column.meaning}: {' or '.join(names)}", hint)
-        return np.full(table.num_rows, "") if column.is_text else np.zeros(table.num_rows)
-    values = table.column(given[0])
+    if not given and column.needed:
+        names = list(column.names)
+        hint = did_you_mean(names[0], header, f"its columns are {', '.join(header)}")
+        raise InputError(f"{path.name} has no column for {column.meaning}: {' or '.join(names)}", hint)
+    return given[0] if given else None
+
+
+def _field(path: Path, name: str, values: NDArray[Any], column: StepColumn) -> Any:
+    """Return a column's values, numbers in our unit."""
     if column.is_text:
-        return np.array(["" if value is None else str(value) for value in values.to_pylist()])
+        return list(map(text_of, values))
     try:
-        numbers = values.cast(pa.float64())
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"{path.name}: {given[0]} is not a number everywhere: {reason}", column.meaning) from None
-    return np.asarray(numbers.to_numpy(), np.float64) * column.names[given[0]]
+        return np.asarray(values, np.float64) * column.names[name]
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{path.name}: {name} is not a number everywhere: {error}", column.meaning) from None
 
 
 RUNS = "runs.csv"
@@ -198,7 +173,7 @@ def _names(steps: StepTable) -> list[str]:
 
 def _described(path: Path) -> dict[str, dict[str, str]]:
     """Return run -> its line of `runs.csv`."""
-    rows = list(csv.DictReader(read_text(path).splitlines()))
+    rows = list(text_rows(path))
     for name in ("run", "engine_args"):
         if not rows or name not in rows[0]:
             raise InputError(f"{path} has no column {name!r}", "run, engine_args and vllm_version are needed")

@@ -41,13 +41,9 @@ LATE_S = 0.1
 
 def command(options: Options) -> None:
     """Measure a server, write the records and print the summary."""
-    if (options.endpoint is None) == (options.start is None):
-        raise InputError("give either --endpoint or --start", "a running server's address, or an engine to start")
     if options.sweep is not None:
         _sweep(options)
         return
-    if options.html is not None:
-        raise InputError("--html is the page of a --sweep", "for one load: --out FOLDER, and windtunnel dashboard")
     check_folder(options.out, options.overwrite)
     check_replaceable(options.save_result, options.overwrite)
     scenario = _scenario_of(options)
@@ -82,15 +78,6 @@ def _measured(
     return run, summary, bench_document(summary, about, scenario)
 
 
-def _sampling(scenario: Scenario) -> dict[str, float]:
-    """Return the workload's sampling parameters as a request gives them; greedy where it has none."""
-    sampling = scenario.workload.sampling
-    given = {} if sampling is None else {key: value for key, value in encode(sampling).items() if value is not None}
-    if given.pop("structured_output", False):
-        raise InputError("workload.sampling.structured_output cannot be sent", "it needs a grammar; leave it out")
-    return {"temperature": 0.0, **given}
-
-
 def request_sampling(scenario: Scenario) -> dict[str, float]:
     """Return the workload's sampling parameters as a request gives them; greedy where it has none."""
     sampling = scenario.workload.sampling
@@ -106,8 +93,6 @@ def request_sampling(scenario: Scenario) -> dict[str, float]:
 def _sweep(options: Options) -> None:
     """Measure a server at several loads, one after the other, and print the curve; what is measured is kept."""
     kind, loads = _loads(options.sweep)
-    if options.save_result is not None:
-        raise InputError("--save-result is of one load", "a --sweep writes a folder for each: --out FOLDER")
     scenarios = {load: _scenario_of(options, {kind: load if kind == "rate" else round(load)}) for load in loads}
     requests = {load: generate(each.workload, each.seed) for load, each in scenarios.items()}
     folders = {load: options.out / f"{kind}-{load:g}" for load in loads} if options.out is not None else {}

@@ -5,7 +5,7 @@ import click
 from windtunnel import catalog
 from windtunnel.cli.output import answer, remark
 from windtunnel.cli.verbs import Options
-from windtunnel.errors import InputError, unwritable
+from windtunnel.errors import unwritable
 from windtunnel.files import csv_text, write_text
 from windtunnel.formats.captures.capture import read_capture
 from windtunnel.formats.captures.nsys import scrub_nsys
@@ -21,8 +21,6 @@ from windtunnel.units import format_count
 def kernels(options: Options) -> None:
     """Show where the time of a profile goes."""
     roofline = catalog.device(options.device) if options.device else None
-    if roofline is not None and options.html is None:
-        raise InputError("--device is for the roofline of a page", "name the page: --html kernels.html")
     recorded = read_capture(options.capture)
     if options.parquet is not None:
         write_kernels(recorded, options.parquet)

@@ -21,6 +21,7 @@ from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import merged
 from windtunnel.report.lab import profile as report
 from windtunnel.report.numbers import duration
+from windtunnel.schema import fields_of
 from windtunnel.units import format_count
 
 
@@ -35,17 +36,10 @@ def compute(options: Options) -> None:
     budget = None if options.budget is None else quantity("--budget", "budget_s", options.budget)
     plan = ComputePlan(
         tp=profiling.parse_degrees(options.tp),
-        engine=options.engine,
         config=catalog.model_config(options.model),
-        torch_device=options.torch_device,
-        clock=options.clock,
-        attention=options.attention,
-        max_batch=options.max_batch,
-        max_context=options.max_context,
-        max_tokens=options.max_tokens,
         budget_s=budget,
-        tolerance=options.tolerance,
-        overwrite=options.overwrite,
+        **fields_of(options, "engine", "torch_device", "clock", "attention", "tolerance", "overwrite"),
+        **fields_of(options, "max_batch", "max_context", "max_tokens"),
     )
     with status() as say:
         notify = partial(_show, say)

@@ -6,9 +6,11 @@ from windtunnel.cli.options import assignments
 from windtunnel.cli.output import answer, remark
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, check_known
+from windtunnel.files import write_text
 from windtunnel.lab.experiments.run import run_experiment, run_sweep
 from windtunnel.lab.experiments.schema import PRESETS, Experiment, load_experiment, load_sweep, parse_sweep
 from windtunnel.report.lab import experiment as report
+from windtunnel.report.render.html import page
 
 
 def run(options: Options) -> None:
@@ -32,8 +34,9 @@ def sweep(options: Options) -> None:
         if outcome.is_done:
             report.write_experiment_page(outcome.folder)
         rows.append((experiments[number], {**outcome.summary, "folder": outcome.folder.name}))
-    page = report.write_sweep_page(options.out, tuple(chosen), rows)
-    remark(f"wrote {page}")
+    target = options.out / report.SWEEP_PAGE
+    write_text(target, page(report.sweep_report(tuple(chosen), rows)))
+    remark(f"wrote {target}")
     answer(options, report.sweep_document, report.sweep_report, tuple(chosen), rows)
     if not any(summary["status"] == "done" for _, summary in rows):
         raise InputError(f"none of the {len(rows)} experiments ran: {rows[0][1]['error']}", rows[0][1].get("hint"))

@@ -22,8 +22,6 @@ from windtunnel.units import format_count
 def command(options: Options) -> None:
     """Fit calibrations to measured runs, write and print them."""
     out = options.out
-    if out is None:
-        raise InputError("--out is missing", "a YAML file, or a folder for a profile of each engine and device")
     check_writable(out / "profile.yaml" if _is_folder(out) else out)
     source = options.source or ", ".join(path.name for path in options.runs)
     calibrations, num_runs, num_priced = _fitted(measurements_of(options, options.of("deployment"))[0], source)

@@ -36,13 +36,7 @@ def command(options: Options) -> None:
             f"--every is {options.every:g} s and --for {options.seconds:g} s", "the first is the shorter one"
         )
     check_folder(options.out, options.overwrite)
-    if options.requests is not None and options.out is None:
-        raise InputError("--requests is for the scenario that --out writes", "give --out, or leave it out")
-    if options.watch is not None and (options.out is not None or options.calibration is not None):
-        raise InputError("--watch learns nothing, and names the calibration", "leave --out and --calibration out")
     launch = launched(options)
-    if options.requests is not None and options.model is None and not launch.raw:
-        raise InputError("--requests is for a scenario, whose deployment must be described", "give --from-command")
     run, record = _recorded(options, launch.raw)
 
     if options.watch is not None:

@@ -20,7 +20,8 @@ from windtunnel.serving.shorthand import lay_over
 def command(options: Options) -> None:
     """Search the usual deployments of a model on some devices, and say which one to take."""
     check_folder(options.out, options.overwrite)
-    launch, devices = launched(options), _devices(options)
+    launch = launched(options)
+    devices = names_in(options.devices) or [options.devices]
     api = None if options.api_price is None else parse_api_price(options.api_price)
     prices = asked_prices(options.prices, options.provider, options.price_term, devices)
     space, store, means = _space(options, launch.raw, devices, prices), store_of(options), means_of(options)
@@ -29,22 +30,10 @@ def command(options: Options) -> None:
     write_evidence(options, evidence)
 
 
-def _devices(options: Options) -> list[str]:
-    devices = names_in(options.devices or "")
-    if not devices:
-        hint = "for instance --devices h100_sxm,b200_sxm; all: windtunnel catalog devices"
-        raise InputError("--devices is missing", hint)
-    return devices
-
-
 def _space(options: Options, server: dict[str, Any], devices: list[str], prices: Mapping[str, Price]) -> Space:
-    if options.slo is None:
-        raise InputError("--slo is missing", "for instance --slo ttft_p90=2s,tpot_p99=50ms")
     limits, usd = parse_limits(options.slo), {name: price.usd_per_hour for name, price in prices.items()}
     if not server:
         shared = encode(_scenario(options, {}, devices[0]))
-        shared.pop("slo", None)
-        shared.pop("precision", None)
         budget = {"devices": options.max_devices, "usd_per_hour": options.max_usd_per_hour}
         return deployments_space(shared, devices, limits, budget, usd, options.split)
     if len(devices) > 1 or options.model is not None:
@@ -56,8 +45,6 @@ def _space(options: Options, server: dict[str, Any], devices: list[str], prices:
 
 def _scenario(options: Options, base: dict[str, Any], device: str) -> Scenario:
     """Return the scenario of the options on a device, at the rate of 1 where they give no load."""
-    if options.model is None and "model" not in base:
-        raise InputError("MODEL is missing", "or describe a server by --from-command")
     model = None if options.model is None else str(options.model)
     vars(options).update(scenario=None, model=model)
     engine = {"name": options.engine, "version": options.engine_version}

@@ -3,7 +3,6 @@
 import os
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -31,7 +30,7 @@ def command(options: Options) -> None:
     check_folder(options.out, options.overwrite)
     means, store = means_of(options), store_of(options)
     launch = launched(options)
-    space = _resumed_space(options.space, store) if options.resume else _space(options, launch.raw)
+    space = _resumed_space(store) if options.resume else _space(options, launch.raw)
     if space.is_training and (options.load is not None or launch.raw):
         given = "--load is a load" if options.load is not None else "--from-command is a server"
         raise InputError(f"{given} of requests", "vary num_devices to see what more devices give")
@@ -83,10 +82,8 @@ def _interruption(store: Store) -> WindtunnelError:
     return error
 
 
-def _resumed_space(file: Path | None, store: Store) -> Space:
+def _resumed_space(store: Store) -> Space:
     """Return the space of the search that was interrupted last."""
-    if file is not None:
-        raise InputError("--resume goes on with the search that was interrupted: leave the file out")
     unfinished = store.unfinished()
     if unfinished is None:
         raise InputError(f"{store.path} has no interrupted search", "name a space: windtunnel search space.yaml")
@@ -97,8 +94,6 @@ def _resumed_space(file: Path | None, store: Store) -> Space:
 
 def _space(options: Options, server: dict[str, Any]) -> Space:
     """Return the space of a file, with the server of a command line and then the options over it."""
-    if options.space is None:
-        raise InputError("there is no space to search", "name a file; see docs/guides/search.md")
     fields = {"objective": options.objective, "strategy": options.strategy, "finalist_seeds": options.seeds}
     overrides = assignments(options.settings) | {name: value for name, value in fields.items() if value is not None}
     if options.slo is not None:
@@ -121,7 +116,5 @@ def means_of(options: Options) -> Means:
 
 def store_of(options: Options) -> Store:
     """Return the store of answers that the options of a search name."""
-    if options.no_store and options.store is not None:
-        raise InputError("--store and --no-store exclude each other")
     path = None if options.no_store else options.store or default_path()
     return Store(path, lambda text: remark(f"warning: {text}"))

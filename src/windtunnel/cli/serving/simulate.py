@@ -6,7 +6,6 @@ from windtunnel.cli.options import launched, scenario_of
 from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
-from windtunnel.errors import InputError
 from windtunnel.files import check_replaceable
 from windtunnel.formats.timeline.file import SUFFIXES
 from windtunnel.formats.timeline.write import MAX_EVENTS, write_timeline
@@ -29,8 +28,6 @@ def command(options: Options) -> None:
 
     check_folder(options.out, options.overwrite)
     check_replaceable(options.timeline, options.overwrite, *SUFFIXES)
-    if options.timeline is None and options.timeline_events is not None:
-        raise InputError("--timeline-events is the size of a --timeline", "name its file: --timeline run.json")
     check_replaceable(options.vidur_metrics, options.overwrite, ".csv")
     with counted("simulating", "requests") as callback:
         result = simulate(described, progress=callback, allow_download=options.hub)

@@ -34,8 +34,6 @@ def command(options: Options) -> None:
 def _validate_runs(options: Options) -> list[str]:
     """Predict measured runs; return the errors above their limits."""
     calibration = options.calibration
-    if options.from_command is not None:
-        raise InputError("--from-command is for recorded steps", "name their table with --steps")
     limits = error_limits(options.max_error, METRICS)
 
     if calibration not in (None, NONE):
@@ -55,12 +53,6 @@ def _validate_runs(options: Options) -> list[str]:
 
 def _validate_steps(options: Options) -> list[str]:
     """Predict recorded steps; return the errors above their limits."""
-    if options.runs:
-        hint = "validate one of them"
-        raise InputError(f"RUNS and --steps exclude each other: {options.runs[0]} is given as well", hint)
-    for name in ("use", "processes"):
-        if getattr(options, name) is not None:
-            raise InputError(f"--{name} is for measured runs, and --steps gives recorded steps", "leave it out")
     limits = error_limits(options.max_error, KINDS)
     launch = launched(options)
     runs = read_step_runs(options.steps, launch.raw, options.of("deployment"))

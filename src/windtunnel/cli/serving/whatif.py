@@ -6,7 +6,6 @@ from windtunnel.cli.options import launched, scenario_of
 from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
-from windtunnel.errors import InputError
 from windtunnel.schema import encode
 from windtunnel.search.capacity.limits import limits_of, parse_limits
 from windtunnel.search.space.space import Space, axes_of, grid_of
@@ -63,9 +62,6 @@ def _first(axes: dict[str, list[Any]], name: str) -> Any:
 
 def _space(options: Options, server: dict[str, Any]) -> Space:
     """Return the grid of settings around a scenario, with its limits."""
-    if not options.vary:
-        hint = "name a setting and its values: --vary tp=1,2,4; or rank changes of a server: --from-command"
-        raise InputError("--vary is missing", hint)
     if options.scenario is None:
         axes = axes_of(options.vary)
         vars(options).update({name: _first(axes, name) for name in NEEDED if getattr(options, name) is None})

@@ -64,11 +64,8 @@ def _refuse_idle(is_job: bool, options: Options) -> None:
         ("--set", options.settings, not is_job, "is for training jobs"),
         ("--stage", options.stage, not is_job, "is for training jobs"),
         ("--stage", options.stage, target in ("job", "chakra"), "is for what is shown, and for --write simai or aicb"),
-        ("--times", options.times, options.compat is None, "goes with --compat"),
         ("--ranks", options.ranks, target != "chakra" or options.compat, "goes with --write chakra"),
         ("--out", options.out, is_job and not is_written, "goes with --write"),
-        ("--overwrite", options.overwrite, options.out is None, "goes with --out"),
-        ("--json", options.as_json, is_written, "shows a file, and --write and --compat do not show it"),
     )
     for flag, value, is_idle, why in idle:
         if value and is_idle:

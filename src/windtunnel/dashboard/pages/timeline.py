@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from windtunnel.dashboard.pages.run import result_view
 from windtunnel.dashboard.view import Dashboard, Download, Query, View, link
 from windtunnel.errors import InputError
+from windtunnel.files import parse_number
 from windtunnel.formats.timeline.plan import TrackBatches, batches_by_track
 from windtunnel.formats.timeline.write import write_timeline
 from windtunnel.metrics.records import Table
@@ -45,7 +46,7 @@ def document(dashboard: Dashboard, name: str, query: Query) -> dict[str, Any]:
     first_s, last_s = float(starts_s.min(initial=np.inf)), float(ends_s.max(initial=-np.inf))
     if not len(steps):
         first_s = last_s = 0.0
-    from_s, to_s = _moment(query, "from", first_s), _moment(query, "to", last_s)
+    from_s, to_s = (parse_number(query.get(name) or usual, name) for name, usual in (("from", first_s), ("to", last_s)))
     if to_s < from_s:
         raise InputError(f"{from_s:g} s to {to_s:g} s is no interval")
     edges = np.append(np.flatnonzero(batches.is_new_track), batches.rows.size)
@@ -72,17 +73,6 @@ def document(dashboard: Dashboard, name: str, query: Query) -> dict[str, Any]:
         "columns": list(SLICE_COLUMNS),
         "tracks": tracks,
     }
-
-
-def _moment(query: Query, name: str, default: float) -> float:
-    text = query.get(name, "")
-    try:
-        value = float(text) if text else default
-    except ValueError:
-        value = np.nan
-    if not 0 <= value < np.inf:
-        raise InputError(f"{name} is {text!r}; a number of seconds is needed")
-    return value
 
 
 @lru_cache(maxsize=1)

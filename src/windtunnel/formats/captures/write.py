@@ -1,6 +1,7 @@
 """Write a capture: summaries as JSON, kernels and the comparison of two profilers as CSV, kernels as Parquet."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ from numpy.typing import NDArray
 from windtunnel.files import write_bytes
 from windtunnel.formats.captures import kernel_time
 from windtunnel.formats.captures.capture import CLASSES, Capture, short_name
-from windtunnel.metrics.records import Table
 
 TOP_KERNELS = 10
 
@@ -35,7 +35,6 @@ def capture_summary(capture: Capture) -> dict[str, Any]:
 def capture_document(capture: Capture) -> dict[str, Any]:
     """Return a capture's summaries as a JSON document."""
     queue = kernel_time.launch_times(capture)
-    ranges = kernel_time.range_time(capture)
     return {
         "summary": capture_summary(capture),
         "devices": {
@@ -53,10 +52,10 @@ def capture_document(capture: Capture) -> dict[str, Any]:
         "host_ranges": _statistics_document(capture, "host_ranges"),
         "ranges": [
             {
-                "name": capture.name_of(ranges["name"][row]),
-                **{name: ranges[name][row].item() for name in ("host_s", "device_s", "num_kernels")},
+                "name": capture.name_of(row["name"]),
+                **{name: row[name] for name in ("host_s", "device_s", "num_kernels")},
             }
-            for row in range(len(ranges))
+            for row in kernel_time.range_time(capture).rows()
         ],
     }
 
@@ -73,15 +72,11 @@ def _spread(values: NDArray[np.float64]) -> dict[str, float] | None:
 
 
 def _statistics_document(capture: Capture, subject: str) -> list[dict[str, Any]]:
-    values, unit = kernel_time.by_name(capture, subject), "bytes" if subject == "copied" else "s"
+    unit, seconds = "bytes" if subject == "copied" else "s", ("total", "mean", "median", "least", "most")
     return [
-        {
-            "name": capture.names[values["name"][row]],
-            "share": float(values["share"][row]),
-            "count": int(values["count"][row]),
-            **{f"{name}_{unit}": float(values[name][row]) for name in ("total", "mean", "median", "least", "most")},
-        }
-        for row in range(len(values))
+        {"name": capture.names[row["name"]], "share": row["share"], "count": row["count"]}
+        | {f"{name}_{unit}": row[name] for name in seconds}
+        for row in kernel_time.by_name(capture, subject).rows()
     ]
 
 
@@ -99,33 +94,28 @@ def kernel_rows(capture: Capture) -> tuple[list[str], list[list[Any]]]:
     """Return the kernel table as headers and rows, most time first."""
     table = kernel_time.kernel_table(capture)
     numbers = [name for name in table.columns if name not in ("name", "kernel_class")]
-    return ["name", "class", *numbers], [
-        [*_titles(capture, table, row), *_cells(table, numbers, row)] for row in range(len(table))
-    ]
+    rows = [[*_titles(capture, row), *_cells(row, numbers)] for row in table.rows()]
+    return ["name", "class", *numbers], rows
 
 
-def _titles(capture: Capture, table: Table, row: int) -> list[str]:
-    return [capture.names[table["name"][row]], CLASSES[table["kernel_class"][row]]]
+def _titles(capture: Capture, row: Mapping[str, Any]) -> list[str]:
+    return [capture.names[row["name"]], CLASSES[row["kernel_class"]]]
 
 
-def _cells(table: Table, columns: Iterable[str], row: int) -> list[Any]:
+def _cells(row: Mapping[str, Any], columns: Iterable[str]) -> list[Any]:
     """Return values of a row; unknown values are empty cells."""
-    values = [table[name][row].item() for name in columns]
-    return ["" if value == -1 or not np.isfinite(value) else value for value in values]
+    return ["" if row[name] == -1 or not math.isfinite(row[name]) else row[name] for name in columns]
 
 
 def kernel_comparison(timed: Capture, counted: Capture) -> tuple[list[str], list[list[Any]]]:
     """Return times (Nsight Systems) beside counters (Nsight Compute), one row for each kernel that both have."""
-    counters, times = kernel_time.kernel_table(counted), kernel_time.kernel_table(timed)
-    by_name = {short_name(counted.names[code]): row for row, code in enumerate(counters["name"])}
+    counters = {short_name(counted.names[row["name"]]): row for row in kernel_time.kernel_table(counted).rows()}
     of_nsys = ("count", "total_s", "share", "mean_s")
     counts = ("flops_per_s", "bytes_per_s", "occupancy_fraction", "compute_fraction", "memory_fraction")
-    of_ncu = ("count", "mean_s", *counts)
     headers = ["name", "class", *(f"nsys_{name}" for name in of_nsys), "ncu_count", "ncu_mean_s", *counts]
-    rows = []
-    for row, code in enumerate(times["name"]):
-        counted_row = by_name.get(short_name(timed.names[code]))
-        if counted_row is not None:
-            cells = [*_cells(times, of_nsys, row), *_cells(counters, of_ncu, counted_row)]
-            rows.append([*_titles(timed, times, row), *cells])
+    rows = [
+        [*_titles(timed, row), *_cells(row, of_nsys), *_cells(counters[name], ("count", "mean_s", *counts))]
+        for row in kernel_time.kernel_table(timed).rows()
+        if (name := short_name(timed.names[row["name"]])) in counters
+    ]
     return headers, rows

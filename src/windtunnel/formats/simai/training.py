@@ -14,6 +14,7 @@ from itertools import zip_longest
 from windtunnel.errors import InputError
 from windtunnel.formats.simai.workload import OPERATIONS, Block, FilePhase, Header, SimaiWorkload, WorkloadLayer
 from windtunnel.model import operators as ops
+from windtunnel.schema import fields_of
 from windtunnel.training.layers.chunks import LayerChunk, Parameters, chunk_parameters, chunks, trained
 from windtunnel.training.layers.part import Part, Task
 from windtunnel.training.layers.rank import BF16_BYTES, Group, Rank
@@ -60,12 +61,8 @@ def training_workload(setup: TrainingSetup, seconds: Seconds, device: int = 0) -
     others = [line for chunk in on_device for line in writer.chunk_lines(chunk, closes=False)]
     between = rank.tokens * rank.width * BF16_BYTES / (rank.tp if rank.split else 1)
     header = Header(
-        tp=degrees.tp,
-        ep=degrees.ep,
-        pp=degrees.pp,
+        **fields_of(degrees, "tp", "ep", "pp", "num_microbatches", "num_devices"),
         vpp=degrees.virtual_stages,
-        num_microbatches=degrees.num_microbatches,
-        num_devices=degrees.num_devices,
         pp_comm_bytes=round(between) if degrees.pp > 1 else 0,
     )
     head = Block(tuple(writer.step_lines(on_device)))

@@ -6,7 +6,6 @@ device>/all_reduce.csv` and `send_recv.csv`, `cpu_overheads/...`. All times are 
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.files import read_bytes
 from windtunnel.formats.vidur.read import COLUMNS
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.feed_forward.dense import DenseFeedForward
@@ -25,6 +23,7 @@ from windtunnel.model.operators import Collective
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import LayerGroup, ModelSpec, Shard
 from windtunnel.pricing.table import Floats, MeasurementTable, Points, require_columns, tables_from
+from windtunnel.workload.traces.table_file import read_columns
 
 MS = 1e-3
 
@@ -54,16 +53,7 @@ def read_vidur_file(path: Path) -> VidurFile:
     Raises:
         InputError: there is no such file, it is not CSV of at least one row, or a row has another length.
     """
-    import pyarrow as pa
-    from pyarrow import csv
-
-    try:
-        table = csv.read_csv(io.BytesIO(read_bytes(path)))
-    except pa.ArrowInvalid as error:
-        raise InputError(f"{path} cannot be read as CSV: {error}") from None
-    if not table.num_rows:
-        raise InputError(f"{path} holds no rows")
-    return VidurFile({name: column.to_numpy() for name, column in zip(table.column_names, table.columns, strict=True)})
+    return VidurFile(read_columns(path))
 
 
 # --------------------------------------------------------------------------------------------------- to our vocabulary

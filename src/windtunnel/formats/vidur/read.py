@@ -15,6 +15,7 @@ from windtunnel.files import decode_json
 from windtunnel.schema import read_yaml
 from windtunnel.units import GIB
 from windtunnel.workload.generate.requests import RequestArrays
+from windtunnel.workload.traces.table_file import header_of, read_columns
 
 Floats = NDArray[np.float64]
 
@@ -210,18 +211,13 @@ def request_metrics(path: Path, names: Sequence[str]) -> list[NDArray[Any]]:
     Raises:
         InputError: the file cannot be read, or a column is missing.
     """
-    from pyarrow import csv, parquet
-
-    try:
-        table = parquet.read_table(path) if path.suffix == ".parquet" else csv.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from error
-    missing = [name for name in names if name not in table.column_names]
+    header = header_of(path)
+    missing = [name for name in names if name not in header]
     if missing:
         raise InputError(f"{path} has no column {missing[0]}", "Vidur's request_metrics.csv has it")
-    if "Request Id" in table.column_names:
-        table = table.sort_by("Request Id")
-    return [table.column(name).to_numpy() for name in names]
+    columns = read_columns(path, [name for name in header if name in (*names, "Request Id")])
+    order = np.argsort(columns["Request Id"], kind="stable") if "Request Id" in columns else slice(None)
+    return [columns[name][order] for name in names]
 
 
 def read_requests(path: Path, first_arrival_s: float = 0.0) -> RequestArrays:

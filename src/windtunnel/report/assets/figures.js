@@ -23,13 +23,6 @@
     return element;
   };
   // A colour of the style sheet as a canvas takes it.
-  const resolved = (colour) => {
-    const probe = document.body.appendChild(make("span"));
-    probe.style.color = colour;
-    const value = getComputedStyle(probe).color;
-    probe.remove();
-    return value;
-  };
   // More series than the palette has are told apart by their hue.
   const colourOf = (at, count) =>
     count <= MOST_COLOURS ? COLOURS[at] : `light-dark(hsl(${(at * 137.5) % 360} 70% 35%), hsl(${(at * 137.5) % 360} 70% 70%))`;
@@ -334,15 +327,7 @@
     const figure = { root, data, caption, plots: [], ...parts, isRaw: false };
     parts.plot.setAttribute("role", "img");
     parts.plot.setAttribute("aria-label", caption);
-    const button = (text, label, act) => {
-      const made = make("button", "", text);
-      made.type = "button";
-      made.title = label;
-      made.setAttribute("aria-label", `${label}: ${caption}`);
-      made.addEventListener("click", act);
-      parts.tools.append(made);
-      return made;
-    };
+    const button = (text, label, act) => toolButton(parts.tools, caption, text, label, act);
     const reset = button("reset", "show everything", () => figure.plots.forEach((u) => u.zoom(0)));
     reset.hidden = true;
     root.addEventListener("zoomed", (event) => (reset.hidden = !event.detail));
@@ -356,7 +341,7 @@
       raw.setAttribute("aria-pressed", "false");
     }
     button("PNG", "save as PNG", () => savePng(figure));
-    button("CSV", "save as CSV", () => save(new Blob([csv(figure)], { type: "text/csv" }), caption, "csv"));
+    button("CSV", "save as CSV", () => saveCsv(rowsOf(figure), caption));
     if (data.names) addControls(figure);
     redraw(figure);
     figure.width = root.clientWidth;
@@ -536,40 +521,19 @@
   }
 
   // ---- files ----
-  function save(blob, caption, kind) {
-    const link = make("a");
-    link.href = URL.createObjectURL(blob);
-    link.download = `${caption.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "").slice(0, 60) || "figure"}.${kind}`;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-  }
-  function csv({ data, spec }) {
-    const cell = (value) => (value === null || value === undefined ? "" : /[",\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : value);
-    let rows = [];
-    if (data.names) rows = [[...data.names, ...data.figures], ...data.choices.map((choice, at) => [...choice, ...data.values[at]])];
-    else if (data.tracks.length) {
-      rows = [["track", "begin", "end", "kind", "title"], ...data.bars.map((bar) => [data.tracks[bar.track], bar.begin, bar.end, bar.kind, bar.title])];
-    } else {
-      const columns = aligned(data.series.map((one) => pointsOf(one, { isLog: false }, { isLog: false })));
-      const unit = (axis) => axis.label + (axis.unit === "s" ? " (s)" : "");
-      rows = [[unit(spec.x), ...data.series.map((one) => one.label || unit(spec.y))], ...columns[0].map((_, row) => columns.map((column) => column[row]))];
+  function rowsOf({ data, spec }) {
+    if (data.names) return [[...data.names, ...data.figures], ...data.choices.map((choice, at) => [...choice, ...data.values[at]])];
+    if (data.tracks.length) {
+      return [["track", "begin", "end", "kind", "title"], ...data.bars.map((bar) => [data.tracks[bar.track], bar.begin, bar.end, bar.kind, bar.title])];
     }
-    return rows.map((row) => row.map(cell).join(",")).join("\n") + "\n";
+    const columns = aligned(data.series.map((one) => pointsOf(one, { isLog: false }, { isLog: false })));
+    const unit = (axis) => axis.label + (axis.unit === "s" ? " (s)" : "");
+    return [[unit(spec.x), ...data.series.map((one) => one.label || unit(spec.y))], ...columns[0].map((_, row) => columns.map((column) => column[row]))];
   }
   function savePng(figure) {
-    const dots = devicePixelRatio || 1;
     const place = figure.plot.getBoundingClientRect();
     const names = [...figure.legend.querySelectorAll("[aria-pressed=true]")].map((entry) => [entry.textContent, getComputedStyle(entry.firstChild).backgroundColor]);
-    const canvas = make("canvas");
-    [canvas.width, canvas.height] = [place.width * dots, (place.height + 56) * dots];
-    const pen = canvas.getContext("2d");
-    pen.scale(dots, dots);
-    pen.fillStyle = resolved("var(--paper)");
-    pen.fillRect(0, 0, canvas.width, canvas.height);
-    pen.fillStyle = resolved("var(--ink)");
-    pen.font = "600 14px system-ui";
-    pen.fillText(figure.caption, 8, 20);
-    pen.font = "12px system-ui";
+    const pen = captionedCanvas(place.width, place.height + 56, figure.caption);
     let left = 8;
     for (const [name, colour] of names) {
       pen.fillStyle = colour;
@@ -582,7 +546,7 @@
       const at = u.ctx.canvas.getBoundingClientRect();
       pen.drawImage(u.ctx.canvas, at.left - place.left, at.top - place.top + 56, at.width, at.height);
     }
-    canvas.toBlob((blob) => save(blob, figure.caption, "png"));
+    savePicture(pen, figure.caption);
   }
 
   // ---- when ----

@@ -1,4 +1,4 @@
-// What every page with tables does: they sort by a click (or Enter) on a header.
+// What every page does: tables sort by a click (or Enter) on a header, and figures are saved.
 
 function sortValue(row, at) {
   const cell = row.children[at];
@@ -33,3 +33,88 @@ document.addEventListener("keydown", (event) => {
   const head = event.key === "Enter" && headerOf(event);
   if (head) sortTable(head, head.getAttribute("aria-sort") !== "descending");
 });
+
+// Figures are saved as PNG or CSV: those of bars here, the others by figures.js.
+function saveFile(blob, caption, kind) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = `${caption.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "").slice(0, 60) || "figure"}.${kind}`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+function saveCsv(rows, caption) {
+  const cell = (value) => (value === null || value === undefined ? "" : /[",\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : value);
+  const text = rows.map((row) => row.map(cell).join(",")).join("\n");
+  saveFile(new Blob([`${text}\n`], { type: "text/csv" }), caption, "csv");
+}
+
+// A colour as a canvas takes it.
+function resolved(colour) {
+  const probe = document.body.appendChild(document.createElement("span"));
+  probe.style.color = colour;
+  const value = getComputedStyle(probe).color;
+  probe.remove();
+  return value;
+}
+
+// A canvas of that many CSS pixels, with a caption in its first 28; its pen.
+function captionedCanvas(width, height, caption) {
+  const canvas = document.createElement("canvas");
+  const dots = devicePixelRatio || 1;
+  [canvas.width, canvas.height] = [width * dots, height * dots];
+  const pen = canvas.getContext("2d");
+  pen.scale(dots, dots);
+  pen.fillStyle = resolved("var(--paper)");
+  pen.fillRect(0, 0, width, height);
+  pen.fillStyle = resolved("var(--ink)");
+  pen.font = "600 14px system-ui";
+  pen.fillText(caption, 8, 20);
+  pen.font = "12px system-ui";
+  return pen;
+}
+
+function savePicture(pen, caption) {
+  pen.canvas.toBlob((blob) => saveFile(blob, caption, "png"));
+}
+
+function toolButton(tools, caption, text, label, act) {
+  const made = document.createElement("button");
+  made.type = "button";
+  made.textContent = text;
+  made.title = label;
+  made.setAttribute("aria-label", `${label}: ${caption}`);
+  made.addEventListener("click", act);
+  tools.append(made);
+  return made;
+}
+
+function saveBars(bars, caption) {
+  const [row, middle, longest] = [22, 260, Math.max(...bars.map(([, share]) => share))];
+  const pen = captionedCanvas(760, 36 + row * bars.length, caption);
+  bars.forEach(([name, share, text], at) => {
+    const top = 30 + row * at;
+    pen.fillStyle = resolved("var(--link)");
+    pen.fillRect(middle, top, longest ? (300 * share) / longest : 0, 14);
+    pen.fillStyle = resolved("var(--ink)");
+    pen.fillText(name, 8, top + 11, middle - 16);
+    pen.fillText(text, middle + 310, top + 11);
+  });
+  savePicture(pen, caption);
+}
+
+function addBarTools() {
+  for (const table of document.querySelectorAll("table.bars")) {
+    if (table.previousElementSibling?.className === "tools") continue;
+    const caption = table.closest("figure").querySelector("figcaption")?.textContent || "figure";
+    const bars = [...table.rows].map(({ cells, dataset }) => [cells[0].textContent, Number(dataset.share), cells[2].textContent]);
+    const tools = document.createElement("div");
+    tools.className = "tools";
+    table.before(tools);
+    toolButton(tools, caption, "PNG", "save as PNG", () => saveBars(bars, caption));
+    toolButton(tools, caption, "CSV", "save as CSV", () => saveCsv([["name", "share", "shown"], ...bars], caption));
+  }
+}
+
+document.addEventListener("main-shown", addBarTools);
+addBarTools();

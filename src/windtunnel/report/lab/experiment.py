@@ -211,8 +211,7 @@ def _kernel_table(capture: Capture, limit: int) -> Table:
     """Return the kernels that take longest; a page has more of them, with their whole names and more columns."""
     kernels, is_on_page = kernel_time.kernel_table(capture), limit > MOST_BARS
     rows = []
-    for place in range(min(len(kernels), limit)):
-        row = {name: kernels[name][place] for name in kernels.columns}
+    for row in kernels.rows(limit):
         name = capture.names[row["name"]]
         stream, block = (None if row[column] < 0 else str(row[column]) for column in ("stream", "block_threads"))
         rows.append(
@@ -236,16 +235,10 @@ def _grid(kernel: Mapping[str, Any]) -> str:
 
 def _statistics_table(capture: Capture, statistics: RecordTable, name: str, limit: int) -> Table:
     """Return a row per name, the first `limit`: count, total, share, median and longest."""
-    values = {
-        "count": statistics["count"],
-        "total_s": statistics["total"],
-        "share_fraction": statistics["share"],
-        "median_s": statistics["median"],
-        "most_s": statistics["most"],
-    }
     rows = [
-        {name: capture.names[code], **{key: column[place] for key, column in values.items()}}
-        for place, code in enumerate(statistics["name"][:limit])
+        {name: capture.names[row["name"]], "count": row["count"], "share_fraction": row["share"]}
+        | {f"{each}_s": row[each] for each in ("total", "median", "most")}
+        for row in statistics.rows(limit)
     ]
     moved = []
     if name == "copy" and limit > MOST_BARS:
@@ -279,11 +272,7 @@ def _ranges(capture: Capture) -> list[Section]:
         if not len(ranges):
             hosts = kernel_time.by_name(capture, "host_ranges")
             return [_statistics_table(capture, hosts, "range on the host", MOST_ROWS)] if len(hosts) else []
-        spans = ("host_s", "device_s", "busy_s", "num_kernels")
-        rows = [
-            {"title": capture.name_of(name), **{span: ranges[span][place] for span in spans}}
-            for place, name in enumerate(ranges["name"][:MOST_ROWS])
-        ]
+        rows = [{**row, "title": capture.name_of(row["name"])} for row in ranges.rows(MOST_ROWS)]
         return [table_of(rows, LAYOUT["ranges"])]
 
     return [Section("Ranges", [OnPage(blocks)])]
@@ -356,16 +345,6 @@ def sweep_report(fields: Sequence[str], rows: Rows) -> Report:
 def _cells(fields: Sequence[str], point: Experiment, summary: Mapping[str, Any]) -> list[str]:
     values = [str(getattr(point, name)) for name in fields]
     return [*values, *(filled(template, summary) for template in LAYOUT["sweep"]["columns"].values())]
-
-
-def write_sweep_page(results: Path, fields: Sequence[str], rows: Rows) -> Path:
-    """Write the page of a sweep into the folder of its experiments.
-
-    Returns:
-        The page's path.
-    """
-    write_text(results / SWEEP_PAGE, page(sweep_report(fields, rows)))
-    return results / SWEEP_PAGE
 
 
 def _curves(fields: Sequence[str], rows: Rows) -> list[tuple[Chart, str]]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.report.layout import layouts_beside
-from windtunnel.report.render.templates import template
+from windtunnel.report.render.html import template
 from windtunnel.units import format_count
 
 WIDTH = 1200

@@ -42,7 +42,18 @@ def topology_report(fabric: Fabric) -> Report:
     counts = rows_of(fabric, LAYOUT["fabric"]) + [(name, str(num)) for name, num in _switches(fabric)]
     links = table_of(_links(fabric), LAYOUT["links"])
     drawn = Section("Drawing", [OnPage(lambda: [Figures([drawing(fabric)])])])
-    return Report(fabric.name, [Facts(counts, 18)], [Section("", [links], "Links"), drawn])
+    return Report(fabric.name, [Facts(counts, 18)], [Section("", [links], "Links"), drawn], headline=_headline(fabric))
+
+
+def _headline(fabric: Fabric) -> str:
+    """Say how fast a GPU's links are, by what they lead to."""
+    rates = []
+    for link in _links(fabric):
+        if link["from"] == GPU.name:
+            target, ends = ("its neighbours", 2) if link["to"] == GPU.name else (f"a {link['to']}", 1)
+            gbps = ends * link["num"] / fabric.num_gpus * link["bytes_per_s"] / 125e6
+            rates.append(f"{gbps:,.0f} Gbps to {target}")
+    return f"Each of {format_count(fabric.num_gpus, 'GPU')} has {' and '.join(rates)}." if rates else ""
 
 
 def topology_document(fabric: Fabric) -> dict[str, Any]:
@@ -82,7 +93,11 @@ def collective_report(run: CollectiveRun) -> Report:
     is_plain = run.backend != "analytic" and run.protocol == "simple"
     known = collective_document(run) | {"fabric": run.call.fabric.name, "protocol": None if is_plain else run.protocol}
     known["num_servers"] = known["num_servers"] if known["num_servers"] > 1 else None
-    return Report(f"{run.call.op} of {format_bytes(run.call.size_bytes)}", [facts_of(known, LAYOUT["collective"])])
+    title, headline = (
+        f"{run.call.op} of {format_bytes(run.call.size_bytes)}",
+        filled(LAYOUT["headline"], known),
+    )
+    return Report(title, [facts_of(known, LAYOUT["collective"])], headline=headline)
 
 
 def collective_document(run: CollectiveRun) -> dict[str, Any]:

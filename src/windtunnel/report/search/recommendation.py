@@ -24,12 +24,12 @@ def recommendation(study: Study, load: float | None) -> str:
     ways = _ways(outcome, load)
     if not ways:
         return f"Nothing tried keeps {limits_text(study.space)} at any load: try other devices, or allow more time."
-    best, title = ways[0], _title(study, ways[0])
+    best, title = ways[0], _name(study, ways[0].index)
     sentences = [f"Serve it {_way_text(study, outcome, best)}"]
-    other = next((way for way in ways if _title(study, way) != title), None)
+    other = next((way for way in ways if _name(study, way.index) != title), None)
     if other is not None:
         costs = [_usd_per_request(outcome, way, load) for way in (best, other)]
-        sentences.append(f"The next best, {_title(study, other)}, {_difference_text(*costs)}")
+        sentences.append(f"The next best, {_name(study, other.index)}, {_difference_text(*costs)}")
         sure = confidence_between(outcome, study.space.objective, best.index, other.index)
         if load is None and sure is not None:
             sentences.append(f"Sure at {percent(sure)}")
@@ -126,12 +126,8 @@ def _way_text(study: Study, outcome: SearchOutcome, way: FleetSize) -> str:
     replicas = f" as {way.copies} replicas of" if way.copies > 1 else " as"
     cost = "a price that is not known" if way.usd_per_hour is None else f"${way.usd_per_hour:,.2f}/h"
     held = number(way.copies * outcome.mean(way.index).load)
-    layout = _title(study, way).removeprefix(f"{device.name} ")
+    layout = _name(study, way.index).removeprefix(f"{device.name} ")
     return f"on {way.devices} x {device.title}{replicas} {layout} ({settings['model']}): {cost} holds {held} requests/s"
-
-
-def _title(study: Study, way: FleetSize) -> str:
-    return _name(study, way.index)
 
 
 def _usd_per_request(outcome: SearchOutcome, way: FleetSize, load: float | None) -> float | None:

@@ -11,14 +11,14 @@ from windtunnel.files import check_writable_folder, new_files
 from windtunnel.metrics.client import ClientSummary
 from windtunnel.metrics.records import Table as Records
 from windtunnel.metrics.slo import Slo
-from windtunnel.metrics.summary import Summary, queue_growth, to_builtins
+from windtunnel.metrics.summary import Summary, queue_growth
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, rows_of, table_of
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Bars, Block, Card, Cards, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.report.serving import setup as setup_text
 from windtunnel.report.serving.curves import LATENCIES, curves_over_time, distributions
-from windtunnel.schema import decode, encode, fields_of, json_text, save
+from windtunnel.schema import decode, encode, fields_of, json_text, plain, save
 from windtunnel.search.capacity.load import is_closed
 from windtunnel.search.capacity.probe import MOST_GROWTH
 from windtunnel.serving.over_time import over_time
@@ -36,7 +36,7 @@ def run_document(result: Result) -> dict[str, Any]:
     return {
         "windtunnel": version(),
         "scenario": encode(result.scenario),
-        "summary": to_builtins(result.summary),
+        "summary": plain(result.summary),
         "sampling": setup_text.sampling_document(result.setup),
         "client": setup_text.client_document(result.setup),
         "memory": memory_document(result.memory),

@@ -21,7 +21,7 @@ from windtunnel.workload.lengths import MAX_TOKENS
 from windtunnel.workload.schema import Trace, TraceColumns
 from windtunnel.workload.traces.columns import Column, column_of, dates_s, integers, shown, tokens_of
 from windtunnel.workload.traces.layouts import LENGTHS, STREAMS, Layout, find_columns, recognise
-from windtunnel.workload.traces.table_file import Batch, batches_of, header_of
+from windtunnel.workload.traces.table_file import Batch, batches_of, header_of, text_of
 
 UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 UNIX_TIME_AFTER_S = 365 * 86400.0
@@ -260,9 +260,9 @@ class _Reading:
         import pyarrow as pa
 
         known = self.codes[stream]
-        values = [_name(value) for value in _values(column)]
+        values = [text_of(value) for value in _values(column)]
         if parent is not None:
-            for value, above in zip(values, map(_name, _values(parent)), strict=True):
+            for value, above in zip(values, map(text_of, _values(parent)), strict=True):
                 known.setdefault(value, known.get(above, len(known)))
         names = pa.array(values, pa.string()).dictionary_encode()
         numbers = [known.setdefault(name, len(known)) if name else -1 for name in names.dictionary.to_pylist()]
@@ -272,10 +272,6 @@ class _Reading:
 def _values(column: Any) -> list[Any]:
     """Return a block of a column as Python values."""
     return column if isinstance(column, list) else column.to_pylist()
-
-
-def _name(value: Any) -> str:
-    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else str(value)
 
 
 def _block_ids(path: Path, name: str, column: Any, first_row: int) -> BlockIds:

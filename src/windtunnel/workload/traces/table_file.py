@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.files import opened, read_bytes
@@ -43,6 +46,33 @@ def batches_of(path: Path, names: list[str]) -> Iterator[Batch]:
     return _READERS[_suffix(path)](path, names)
 
 
+def read_columns(path: Path, names: list[str] | None = None) -> dict[str, NDArray[Any]]:
+    """Return the columns `names` of a whole file, by default all; NaN where a number is missing, None where a text is.
+
+    Raises:
+        InputError: as `header_of` and `batches_of`; or there are no rows.
+    """
+    names = header_of(path) if names is None else names
+    blocks = [{name: _array_of(column) for name, column in block.items()} for block in batches_of(path, names)]
+    if not any(len(column) for block in blocks for column in block.values()):
+        raise InputError(f"{path} has no rows", "is it cut off?")
+    return {name: np.concatenate([block[name] for block in blocks]) for name in names}
+
+
+def text_of(value: Any) -> str:
+    """Return a value as text; empty where it is missing."""
+    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else str(value)
+
+
+def _array_of(column: Any) -> NDArray[Any]:
+    import pyarrow as pa
+
+    if isinstance(column, list):
+        return np.array([*column, None], object)[:-1]
+    array: NDArray[Any] = (column.cast(pa.float64()) if pa.types.is_null(column.type) else column).to_numpy(False)
+    return array
+
+
 def _suffix(path: Path) -> str:
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if suffix not in _READERS:
@@ -62,7 +92,7 @@ def _first_line(path: Path, file: BinaryIO) -> bytes:
 
 
 def _is_empty(path: Path) -> InputError:
-    return InputError(f"{path} is empty", "a line of column names is needed, and a line for each request")
+    return InputError(f"{path} is empty", "a line of column names is needed, and a line for each row")
 
 
 # CSV
@@ -165,7 +195,7 @@ def _json_lines(path: Path, names: list[str] | None) -> Iterator[Any]:
         if names is None:
             try:
                 header = dict.fromkeys(_names_of(_LINES.decode(_first_line(path, file))))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise InputError(f"{path} row 1 is not a JSON object: {error}", "one object a line is needed") from None
             with suppress(msgspec.DecodeError, UnicodeDecodeError):
                 for further in _LINES.decode_lines(b"".join(islice(file, HEADER_ROWS))):
