@@ -6,8 +6,10 @@ import msgspec
 import numpy as np
 
 from windtunnel.errors import WindtunnelError
+from windtunnel.network.collectives.rings import Rings
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import Flows
+from windtunnel.network.packet.rings import ring_seconds as equal_stretches_seconds
 from windtunnel.network.packet.runner import PacketOutcome, run_in_parts, run_tables
 from windtunnel.network.packet.tables import PS_PER_S, Floats, Table, picoseconds, tables_of
 from windtunnel.network.paths import FlowTimes
@@ -39,7 +41,7 @@ def simulate_packets(
     """
     packet = packet or settings.packet or default_packets(settings)
     tables = tables_of(fabric, flows, settings, packet)
-    outcome = run_in_parts(tables)
+    outcome = run_tables(tables) if packet.every_flow else run_in_parts(tables)
     unfinished = int(np.count_nonzero(outcome.flows.finish_ps < 0))
     if unfinished and outcome.links.num_drops.any() and tables.settings.timeout_ps == 0:
         with_timer = tables.settings._replace(timeout_ps=picoseconds(packet.timeout_s))
@@ -51,6 +53,14 @@ def simulate_packets(
             "they wait for each other" if not outcome.links.num_pauses.any() else "pause frames wait for each other",
         )
     return _times(outcome, flows, settings)
+
+
+def ring_seconds(
+    fabric: Fabric, rings: Rings, chunk_bytes: int, num_steps: int, settings: NetworkSettings
+) -> float | None:
+    """Return when a ring collective is complete, from one stretch of the ring; None where that stands for no other."""
+    packet = settings.packet or default_packets(settings)
+    return equal_stretches_seconds(fabric, rings, chunk_bytes, num_steps, settings, packet)
 
 
 def default_packets(settings: NetworkSettings) -> PacketSettings:
