@@ -8,7 +8,8 @@ import numpy as np
 from windtunnel.errors import WindtunnelError
 from windtunnel.network.collectives.rings import Rings
 from windtunnel.network.fabric import Fabric
-from windtunnel.network.flows import Flows
+from windtunnel.network.flows import Flows, with_columns
+from windtunnel.network.packet.long_messages import long_seconds
 from windtunnel.network.packet.rings import ring_seconds as equal_stretches_seconds
 from windtunnel.network.packet.runner import PacketOutcome, run_in_parts, run_tables
 from windtunnel.network.packet.tables import PS_PER_S, Floats, Table, picoseconds, tables_of
@@ -60,7 +61,25 @@ def ring_seconds(
 ) -> float | None:
     """Return when a ring collective is complete, from one stretch of the ring; None where that stands for no other."""
     packet = settings.packet or default_packets(settings)
-    return equal_stretches_seconds(fabric, rings, chunk_bytes, num_steps, settings, packet)
+
+    def seconds(size_bytes: int) -> float | None:
+        return equal_stretches_seconds(fabric, rings, size_bytes, num_steps, settings, packet)
+
+    return seconds(chunk_bytes) if packet.every_flow else long_seconds(seconds, chunk_bytes, settings.payload_bytes)
+
+
+def total_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> float:
+    """Return when all flows are complete; long ones of equal size from shorter ones."""
+    packet = settings.packet or default_packets(settings)
+
+    def seconds(size_bytes: int) -> float:
+        return simulate_packets(fabric, with_columns(flows, size_bytes=size_bytes), settings, packet).total_s
+
+    if packet.every_flow or len(flows) == 0 or np.ptp(flows.size_bytes) > 0:
+        return simulate_packets(fabric, flows, settings, packet).total_s
+    total_s = long_seconds(seconds, int(flows.size_bytes[0]), settings.payload_bytes)
+    assert total_s is not None
+    return total_s
 
 
 def default_packets(settings: NetworkSettings) -> PacketSettings:

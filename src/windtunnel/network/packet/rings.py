@@ -67,7 +67,8 @@ def ring_seconds(
     packet: PacketSettings,
 ) -> float | None:
     """Return when a ring collective is complete; None where no stretch can stand for all others."""
-    if settings.routing != "ecmp" or packet.every_flow or _chooses_nic(fabric, rings):
+    is_in_server = np.ptp(fabric.server[rings.order[0]]) == 0
+    if settings.routing != "ecmp" or packet.every_flow or is_in_server or _chooses_nic(fabric, rings):
         return None
     crossed, is_hashed_anew = _crossed(fabric, rings, settings), settings.compat == "simai"
     is_small = rings.order.size * num_steps <= ALL_FLOWS
