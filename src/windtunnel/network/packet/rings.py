@@ -26,7 +26,7 @@ from windtunnel.network.fabric import Fabric, NodeKind, between_switches
 from windtunnel.network.flows import with_columns
 from windtunnel.network.packet.runner import PacketOutcome, run_in_parts
 from windtunnel.network.packet.tables import PS_PER_S, PacketTables, reduction_cycle, tables_of
-from windtunnel.network.paths import Paths, find_paths
+from windtunnel.network.paths import Paths, find_ways
 from windtunnel.network.settings import NetworkSettings, PacketSettings
 
 Ids = NDArray[np.int64]
@@ -105,8 +105,8 @@ def _crossed(fabric: Fabric, rings: Rings, settings: NetworkSettings) -> _Crosse
     number = connections.channel % (rings.num_channels // rings.num_groups)
     connections = with_columns(connections, connection=number)
     tables = []
-    for answers in (False, True):
-        connection, link, _ = find_paths(fabric, connections, settings, answers=answers).crossings()
+    for ways in find_ways(fabric, connections, settings):
+        connection, link, _ = ways.crossings()
         first = np.flatnonzero(np.diff(connection, prepend=-1))
         hop = np.arange(len(connection)) - np.repeat(first, np.diff(np.append(first, len(connection))))
         table = np.full((len(connections), int(hop.max(initial=0)) + 1), -1, np.int64)

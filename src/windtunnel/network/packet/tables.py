@@ -14,7 +14,7 @@ from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flows import Flows, flows_of
 from windtunnel.network.packet.kernel import codes, groups, state
 from windtunnel.network.packet.tie_breaking import begin_order, partitions, senders
-from windtunnel.network.paths import Paths, find_paths, followers, graph_of, send_delay_s
+from windtunnel.network.paths import Paths, find_paths, find_ways, followers, graph_of, send_delay_s
 from windtunnel.network.settings import GBPS, NetworkSettings, PacketSettings
 
 Ints = NDArray[np.int64]
@@ -61,8 +61,7 @@ def tables_of(
     Raises:
         InputError: ends are not connected, or the settings do not fit the fabric.
     """
-    fixed = _fixed_routing(settings)
-    paths, replies = routes or (find_paths(fabric, flows, fixed), find_paths(fabric, flows, fixed, answers=True))
+    paths, replies = routes or find_ways(fabric, flows, _fixed_routing(settings))
     links = _links(fabric, packet, paths)
     is_lossy = bool(fabric.error_fraction.any()) or not packet.pfc
     graph = graph_of(fabric)
@@ -222,11 +221,12 @@ def _flow_table(
     if settings.compat == "simai":
         table.follower = after = followers(flows)
         table.parents_left[after[after >= 0]] += 1
-    round_trip_s, window_bytes = _windows(fabric, settings, paths)
     if packet.window == "fabric":
         every = find_paths(fabric, _sample_pairs(fabric), _fixed_routing(settings))
-        longest_s, widest_bytes = _windows(fabric, settings, every)
-        round_trip_s[:], window_bytes[:] = longest_s.max(initial=0), widest_bytes.max(initial=0)
+        largest = (each.max(initial=0) for each in _windows(fabric, settings, every))
+        round_trip_s, window_bytes = (np.full(len(paths.pointer) - 1, each) for each in largest)
+    else:
+        round_trip_s, window_bytes = _windows(fabric, settings, paths)
     table.base_rtt_ps = np.maximum(1, np.rint(round_trip_s * PS_PER_S))[paths.of_flow]
     # Without windows the bits of selective repeat and HPCC's utilisation still need a bound: far more than any queue.
     table.window_bytes = np.maximum(1, window_bytes)[paths.of_flow]
