@@ -31,7 +31,7 @@ from windtunnel.network.settings import NetworkSettings, PacketSettings
 
 Ids = NDArray[np.int64]
 
-MOST_PACKETS = 5_000_000
+MOST_PACKETS = 1_000_000
 """Up to this many data packets, every step is simulated; beyond, three rounds at least."""
 
 
