@@ -24,7 +24,7 @@ from windtunnel.network.collectives.algorithms.ring import ring
 from windtunnel.network.collectives.call import CollectiveChoices
 from windtunnel.network.collectives.ring_classes import ring_seconds
 from windtunnel.network.collectives.rings import nccl_rings, simai_rings
-from windtunnel.network.collectives.run import run_collective
+from windtunnel.network.collectives.run import groups_seconds, run_collective
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flow.run import run_flow_level
 from windtunnel.network.flows import Flows, together
@@ -77,6 +77,42 @@ def packet_128_as_simai() -> str:
     return as_simai("packet")
 
 
+def together_seconds(fabric: Fabric, op: str, size: int, groups: np.ndarray, settings: NetworkSettings) -> float:
+    return groups_seconds(fabric, op, size, groups, msgspec.structs.replace(settings, backend="packet"))
+
+
+def packet_128_servers() -> str:
+    """SimAI's README packet by packet: all-reduces of 16 and 64 MiB in each of 16 servers."""
+    groups = np.arange(128, dtype=np.int32).reshape(-1, 8)
+    took = [together_seconds(a100(128), "all_reduce", size * MIB, groups, SIMAI_SETTINGS) for size in (16, 64)]
+    return f"{sum(took) * 1e6:.0f} us"
+
+
+def packet_256_rails() -> str:
+    """An all-reduce of 64 MiB on each rail of 32 servers, packet by packet."""
+    settings = msgspec.structs.replace(SIMAI_SETTINGS, send_latency_s=2e-6)
+    groups = np.arange(256, dtype=np.int32).reshape(-1, 8).T.copy()
+    seconds = together_seconds(SpectrumX(num_gpus=256).build(), "all_reduce", 64 * MIB, groups, settings)
+    return f"{seconds * 1e6:.0f} us"
+
+
+def packet_16384() -> str:
+    """Collectives of one training iteration on 16,384 GPUs, packet by packet: TP 8, EP 8, DP 2,048."""
+    fabric, settings = SpectrumX(num_gpus=16384, leaf_ports_up=256).build(), NetworkSettings()
+    ids = np.arange(16384, dtype=np.int32)
+    servers, rails = ids.reshape(-1, 8), ids.reshape(-1, 8).T.copy()
+    experts = ids.reshape(-1, 8, 8).transpose(0, 2, 1).reshape(-1, 8)
+    calls = (
+        ("reduce_scatter", 5615517696, rails),
+        ("all_gather", 2807758848, rails),
+        ("all_reduce", 16384, rails),
+        ("all_gather", 48 * MIB, servers),
+        ("reduce_scatter", 48 * MIB, servers),
+        ("all_to_all", 48 * MIB, experts),
+    )
+    return f"{sum(together_seconds(fabric, *call, settings) for call in calls) * 1e3:.1f} ms"
+
+
 def flow_16384() -> str:
     """All-reduce of 8 GiB over 16,384 GPUs, the fabric built anew."""
     fabric = SpectrumX(num_gpus=16384, leaf_ports_up=256).build()
@@ -95,7 +131,10 @@ CASES: dict[str, tuple[Callable[[], str], float | None, str]] = {
     "flow_128": (flow_128, 42.18, "1,000x"),
     "flow_128_as_simai": (flow_128_as_simai, 42.18, "1,000x"),
     "flow_128_every_flow": (flow_128_every_flow, 42.18, ""),
-    "packet_128_as_simai": (packet_128_as_simai, 42.18, "20x, 300 MiB"),
+    "packet_128_as_simai": (packet_128_as_simai, 42.18, "1,000x, 300 MiB"),
+    "packet_128_servers": (packet_128_servers, 13.84, "1,000x"),
+    "packet_256_rails": (packet_256_rails, 24.55, "1,000x"),
+    "packet_16384": (packet_16384, None, "600 s"),
     "flow_16384": (flow_16384, None, "30 s, 4 GiB"),
     "analytical_9216": (analytical_9216, 8.5, "50 ms"),
 }

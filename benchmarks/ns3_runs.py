@@ -16,7 +16,7 @@ import re
 import resource
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,16 @@ import msgspec
 import numpy as np
 
 from windtunnel.network.backends.flow import full_between_switches
-from windtunnel.network.backends.packet import simulate_packets
+from windtunnel.network.backends.packet import ring_seconds, simulate_packets
 from windtunnel.network.collectives.algorithms.direct import all_to_all
 from windtunnel.network.collectives.algorithms.nvls import nvls
 from windtunnel.network.collectives.algorithms.ring import ring
-from windtunnel.network.collectives.rings import simai_rings
+from windtunnel.network.collectives.rings import Rings, simai_rings
 from windtunnel.network.collectives.run import flows_seconds
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flows import Flows, Reduction, together
 from windtunnel.network.paths import FlowTimes, run_flows
-from windtunnel.network.settings import GBPS, SIMAI_PACKETS, SIMAI_SETTINGS
+from windtunnel.network.settings import GBPS, SIMAI_PACKETS, SIMAI_SETTINGS, NetworkSettings
 from windtunnel.network.topology import AlibabaHpn, DcnPlus, SpectrumX, Topology, TwoTier
 from windtunnel.network.topology_file import read_topology
 
@@ -64,29 +64,54 @@ def topology_of(name: str) -> Topology:
     return SpectrumX(**common)
 
 
-def collective(name: str, size_bytes: int, ranks: np.ndarray, gpus_per_server: int, row: dict[str, str]) -> Flows:
+@dataclass(frozen=True)
+class Layer:
+    """The flows of a layer's collective, and its rings, if it has any."""
+
+    flows: Flows
+    rings: Rings | None = None
+    chunk_bytes: int = 0
+    num_steps: int = 0
+
+
+def collective(name: str, size_bytes: int, ranks: np.ndarray, gpus_per_server: int, row: dict[str, str]) -> Layer:
     servers = len(np.unique(ranks // gpus_per_server))
     if name == "ALLTOALL":
-        return all_to_all(ranks, size_bytes)
+        return Layer(all_to_all(ranks, size_bytes))
     is_reduce = name == "ALLREDUCE"
     is_hopper = "H100" in row["topology"] or row["topology"].startswith("Rail_32g_1360")
     if "AS_NVLS_ENABLE=1" in row["env"] and is_reduce and is_hopper and len(ranks) == 8:
         switch = int(row["num_gpus"]) + ranks[0] // gpus_per_server
-        return nvls(ranks, switch, size_bytes)
+        return Layer(nvls(ranks, switch, size_bytes))
     rings = simai_rings(ranks, servers, pxn="AS_PXN_ENABLE=1" in row["env"] and is_reduce)
     steps = (2 if is_reduce else 1) * (len(ranks) - 1)
     chunk_bytes = size_bytes // len(ranks) // rings.num_channels
-    return ring(rings, chunk_bytes, steps, REDUCTIONS.get(name, Reduction.NONE))
+    reduction = REDUCTIONS.get(name, Reduction.NONE)
+    return Layer(ring(rings, chunk_bytes, steps, reduction), replace(rings, reduction=reduction), chunk_bytes, steps)
 
 
-def layers_of(row: dict[str, str]) -> list[Flows]:
-    """The flows of every layer with a collective."""
+def at_once(groups: list[Layer]) -> Layer:
+    """The same collective in several groups of ranks; one of several in servers of their own."""
+    if (
+        np.ptp(groups[0].flows.source // 8) == 0
+        and (groups[0].flows.source // 8 == groups[0].flows.destination // 8).all()
+    ):
+        return replace(groups[0], rings=None)
+    flows, rings = together([group.flows for group in groups]), [group.rings for group in groups if group.rings]
+    if not rings or (rings[0].via >= 0).any():
+        return Layer(flows)
+    order, via = (np.concatenate([getattr(each, name) for each in rings]) for name in ("order", "via"))
+    return replace(groups[0], flows=flows, rings=Rings(order, via, rings[0].reduction, len(rings)))
+
+
+def layers_of(row: dict[str, str]) -> list[Layer]:
+    """Every layer with a collective."""
     head, *layers = re.split(r"[|;]", row["workload"])
     sizes = dict(re.findall(r"(\w+): (\d+)", head.replace("model_parallel_NPU_group", "tp")))
     tp, ep = int(sizes["tp"]), int(sizes["ep"])
     num_gpus = int(row["num_gpus"])
     ranks = np.arange(num_gpus, dtype=np.int32)
-    flows = []
+    found = []
     for layer in layers:
         _, _, _, forward, forward_bytes, _, _, _, _, weights, weight_bytes, _ = layer.split()
         tensor_groups = ranks.reshape(-1, tp)
@@ -97,8 +122,8 @@ def layers_of(row: dict[str, str]) -> list[Flows]:
             name, size_bytes = forward.removesuffix("_EP"), int(forward_bytes)
         else:
             groups, name, size_bytes = tensor_groups, forward, int(forward_bytes)
-        flows.append(together([collective(name, size_bytes, np.ascontiguousarray(g), 8, row) for g in groups]))
-    return flows
+        found.append(at_once([collective(name, size_bytes, np.ascontiguousarray(g), 8, row) for g in groups]))
+    return found
 
 
 def recorded_us(row: dict[str, str]) -> list[float]:
@@ -128,15 +153,24 @@ def run(row: dict[str, str]) -> Run:
     file = REFERENCE / "simai" / "topo" / f"{row['topology']}.gz"
     fabric = read_topology(file) if file.exists() else topology_of(row["topology"]).build()
     packet_us, flow_us, packet_cpu_s, flow_cpu_s, where = [], [], 0.0, 0.0, ""
-    for flows in layers_of(row):
+    for layer in layers_of(row):
+        flows = layer.flows
         started = time.process_time()
-        packet_us.append(simulate_packets(fabric, flows, settings, packet).total_s * 1e6)
+        packet_us.append(packet_seconds(fabric, layer, msgspec.structs.replace(settings, packet=packet)) * 1e6)
         packet_cpu_s += time.process_time() - started
         started = time.process_time()
         flow_us.append(flows_seconds(fabric, flows, settings, "flow") * 1e6)
         flow_cpu_s += time.process_time() - started
         where = max(where, meeting_place(fabric, run_flows(fabric, flows, settings)), key=("", "+", "*").index)
     return Run(packet_us, flow_us, packet_cpu_s, flow_cpu_s, where)
+
+
+def packet_seconds(fabric: Fabric, layer: Layer, settings: NetworkSettings) -> float:
+    """What `windtunnel collective --backend packet` does: a stretch of the rings where that can stand for all."""
+    seconds = None
+    if layer.rings is not None:
+        seconds = ring_seconds(fabric, layer.rings, layer.chunk_bytes, layer.num_steps, settings)
+    return simulate_packets(fabric, layer.flows, settings).total_s if seconds is None else seconds
 
 
 def meeting_place(fabric: Fabric, times: FlowTimes) -> str:
@@ -175,6 +209,8 @@ def main() -> None:
     titles = ("flows", "ns-3 us", "packet us", "error", "flow us", "error", "ns-3 s", "packet s", "ratio", "flow s")
     print(f"{'run':34s}" + "".join(f"{title:>11s}" for title in (*titles, "ratio")))
     packet_errors, flow_errors = {}, {}
+    ratios: dict[str, float] = {}
+    ours_s = theirs_s = 0.0
     places = {}
     for row in rows():
         name = row["dir"]
@@ -185,6 +221,8 @@ def main() -> None:
         flow_errors[name] = error_percent(found.flow_us, recorded)
         places[name] = found.where
         ns3_s = float(row["user_cpu_s"])
+        ratios[name] = ns3_s / found.packet_cpu_s
+        ours_s, theirs_s = ours_s + found.packet_cpu_s, theirs_s + ns3_s
         print(
             f"{name + found.where:34s}{row['n_flows_in_fct'].removesuffix('.0'):>11s}{sum(recorded):11.2f}"
             f"{sum(found.packet_us):11.2f}{packet_errors[name]:+10.2f}%{sum(found.flow_us):11.2f}{flow_errors[name]:+10.2f}%"
@@ -197,6 +235,11 @@ def main() -> None:
         for where, title, bound in (("", "apart", 5), ("+", "+ at NICs", 5), ("*", "* between switches", 10)):
             chosen = [error for name, error in errors.items() if places[name] == where]
             print_summary(f"{depth} level, {title}", chosen, bound)
+    print(
+        f"CPU seconds of ns-3 / of the packet level: least {min(ratios.values()):.0f}, "
+        f"median {np.median(list(ratios.values())):.0f}, greatest {max(ratios.values()):.0f}, "
+        f"of the sums {theirs_s / ours_s:.0f}"
+    )
     print(f"largest memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
 
 

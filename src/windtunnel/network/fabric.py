@@ -76,6 +76,12 @@ class Fabric:
         return np.flatnonzero((self.kind == kind) & ((tier is None) | (self.tier == tier)))
 
 
+def between_switches(fabric: Fabric) -> NDArray[np.bool_]:
+    """Return (2 x num_links,) whether a directed link goes from switch to switch, where hashes choose."""
+    is_switch = fabric.kind == NodeKind.SWITCH
+    return np.repeat(is_switch[fabric.link_a] & is_switch[fabric.link_b], 2)
+
+
 def check(fabric: Fabric, source: str = "", what: str = "link", first: int = 1) -> None:
     """Raise InputError where a fabric is wrong: bad ends, loops, duplicates, rates, GPUs that cannot reach the others.
 

@@ -1,6 +1,7 @@
 """Route flows over a fabric and run them: paths, bytes on the wire, rates of links, and the times of a run of flows."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,24 +81,48 @@ def ports_of(flows: Flows, settings: NetworkSettings) -> NDArray[np.int32]:
     return ports
 
 
-def find_paths(fabric: Fabric, flows: Flows, settings: NetworkSettings, *, answers: bool = False) -> Paths:
-    """Return the path of every flow, or of its acknowledgements; flows with the same ends and port share one.
+def find_paths(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> Paths:
+    """Return the path of every flow; flows with the same ends and port share one.
 
     Raises:
         InputError: two ends are not connected, or are no nodes of the fabric.
     """
+    return _trace(fabric, _pairs(fabric, flows, settings), settings, answers=False)
+
+
+def find_ways(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> tuple[Paths, Paths]:
+    """Return the path of every flow, and that of its acknowledgements; errors as `find_paths`."""
+    pairs = _pairs(fabric, flows, settings)
+    return _trace(fabric, pairs, settings, answers=False), _trace(fabric, pairs, settings, answers=True)
+
+
+class _Pairs(NamedTuple):
+    """Different ends and ports of flows."""
+
+    source: Ints
+    destination: Ints
+    port: Ints
+    of_flow: NDArray[np.int32]
+
+
+def _pairs(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> _Pairs:
     n = fabric.num_nodes
     for ends in (flows.source, flows.destination):
         if len(ends) and not 0 <= ends.min() <= ends.max() < n:
             raise InputError(f"a flow ends at node {ends.max()}; {fabric.name} has nodes 0 to {n - 1}")
-    spray = settings.routing == "spray"
-    ports = np.zeros(len(flows), np.int32) if spray else ports_of(flows, settings)
+    ports = np.zeros(len(flows), np.int32) if settings.routing == "spray" else ports_of(flows, settings)
     key = (flows.source.astype(np.int64) * n + flows.destination) * (1 << 24) + ports
     _, first, of_flow = np.unique(key, return_index=True, return_inverse=True)
-    source, destination, port = flows.source[first], flows.destination[first], ports[first].astype(np.int64)
-    both_ports = port | RECEIVER_PORT << 16
+    return _Pairs(
+        flows.source[first], flows.destination[first], ports[first].astype(np.int64), of_flow.astype(np.int32)
+    )
+
+
+def _trace(fabric: Fabric, pairs: _Pairs, settings: NetworkSettings, *, answers: bool) -> Paths:
+    source, destination, both_ports = pairs.source, pairs.destination, pairs.port | RECEIVER_PORT << 16
     if answers:
-        source, destination, both_ports = destination, source, RECEIVER_PORT | port << 16
+        source, destination, both_ports = destination, source, RECEIVER_PORT | pairs.port << 16
+    spray = settings.routing == "spray"
     state = _tracing(graph_of(fabric), source, destination, both_ports, settings)
     while True:
         written = routing.trace_paths(state)
@@ -108,7 +133,7 @@ def find_paths(fabric: Fabric, flows: Flows, settings: NetworkSettings, *, answe
     if written < 0:
         lost = -2 - written
         raise InputError(f"{fabric.name}: there is no path from node {source[lost]} to node {destination[lost]}")
-    return Paths(of_flow.astype(np.int32), state.pointer, state.link[:written], state.share[:written])
+    return Paths(pairs.of_flow, state.pointer, state.link[:written], state.share[:written])
 
 
 def _tracing(

@@ -122,6 +122,9 @@ class PacketSettings(Schema):
     """`MI_THRESH`: HPCC's additive increases in a row."""
     fast_react: bool = True
     """`FAST_REACT`: HPCC reacts to every acknowledgement, not to one per round trip."""
+    every_flow: bool = False
+    """Whether every flow is simulated, also where one group of flows or stretch of a ring could stand for equal ones.
+    """
     timely_alpha: float = 0.875
     timely_beta: float = 0.8
     timely_low_s: float = 50e-6

@@ -13,7 +13,7 @@ from windtunnel.network.collectives.ring_classes import (
 )
 from windtunnel.network.collectives.ring_classes import ring_seconds as equivalent_ring_seconds
 from windtunnel.network.collectives.rings import Rings
-from windtunnel.network.fabric import Fabric, NodeKind
+from windtunnel.network.fabric import Fabric, between_switches
 from windtunnel.network.flow.run import run_flow_level
 from windtunnel.network.flows import Flows, flows_of
 from windtunnel.network.paths import FlowTimes, Paths, data_bytes_per_s, find_paths, tail_seconds
@@ -79,12 +79,6 @@ def hashed_ring_seconds(
     if not _is_apart(fabric, rings, classes, times, chunk_bytes, num_steps, settings):
         return None
     return times.total_s
-
-
-def between_switches(fabric: Fabric) -> NDArray[np.bool_]:
-    """Return (2 x num_links,) whether a directed link goes from switch to switch, where hashes choose."""
-    is_switch = fabric.kind == NodeKind.SWITCH
-    return np.repeat(is_switch[fabric.link_a] & is_switch[fabric.link_b], 2)
 
 
 def _is_apart(

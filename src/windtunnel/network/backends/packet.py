@@ -6,8 +6,11 @@ import msgspec
 import numpy as np
 
 from windtunnel.errors import WindtunnelError
+from windtunnel.network.collectives.rings import Rings
 from windtunnel.network.fabric import Fabric
-from windtunnel.network.flows import Flows
+from windtunnel.network.flows import Flows, with_columns
+from windtunnel.network.packet.long_messages import long_seconds
+from windtunnel.network.packet.rings import ring_seconds as equal_stretches_seconds
 from windtunnel.network.packet.runner import PacketOutcome, run_in_parts, run_tables
 from windtunnel.network.packet.tables import PS_PER_S, Floats, Table, picoseconds, tables_of
 from windtunnel.network.paths import FlowTimes
@@ -39,7 +42,7 @@ def simulate_packets(
     """
     packet = packet or settings.packet or default_packets(settings)
     tables = tables_of(fabric, flows, settings, packet)
-    outcome = run_in_parts(tables)
+    outcome = run_tables(tables) if packet.every_flow else run_in_parts(tables)
     unfinished = int(np.count_nonzero(outcome.flows.finish_ps < 0))
     if unfinished and outcome.links.num_drops.any() and tables.settings.timeout_ps == 0:
         with_timer = tables.settings._replace(timeout_ps=picoseconds(packet.timeout_s))
@@ -51,6 +54,32 @@ def simulate_packets(
             "they wait for each other" if not outcome.links.num_pauses.any() else "pause frames wait for each other",
         )
     return _times(outcome, flows, settings)
+
+
+def ring_seconds(
+    fabric: Fabric, rings: Rings, chunk_bytes: int, num_steps: int, settings: NetworkSettings
+) -> float | None:
+    """Return when a ring collective is complete, from one stretch of the ring; None where that stands for no other."""
+    packet = settings.packet or default_packets(settings)
+
+    def seconds(size_bytes: int) -> float | None:
+        return equal_stretches_seconds(fabric, rings, size_bytes, num_steps, settings, packet)
+
+    return seconds(chunk_bytes) if packet.every_flow else long_seconds(seconds, chunk_bytes, settings.payload_bytes)
+
+
+def total_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> float:
+    """Return when all flows are complete; long ones of equal size from shorter ones."""
+    packet = settings.packet or default_packets(settings)
+
+    def seconds(size_bytes: int) -> float:
+        return simulate_packets(fabric, with_columns(flows, size_bytes=size_bytes), settings, packet).total_s
+
+    if packet.every_flow or len(flows) == 0 or np.ptp(flows.size_bytes) > 0:
+        return simulate_packets(fabric, flows, settings, packet).total_s
+    total_s = long_seconds(seconds, int(flows.size_bytes[0]), settings.payload_bytes)
+    assert total_s is not None
+    return total_s
 
 
 def default_packets(settings: NetworkSettings) -> PacketSettings:

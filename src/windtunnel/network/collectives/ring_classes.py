@@ -56,17 +56,38 @@ def ring_seconds(fabric: Fabric, rings: Rings, chunk_bytes: int, num_steps: int,
     """
     classes = ring_classes(fabric, rings, settings)
     num_classes, period = len(classes.before), _longest_cycle(classes.before)
-    simulated = num_steps
-    if num_steps * num_classes > ALL_FLOWS:
-        simulated = min(num_steps, max(3 * period, ALL_FLOWS // num_classes))
-    while True:
-        if simulated * num_classes > MOST_FLOWS:
+
+    def ends_s(steps: int) -> NDArray[np.float64]:
+        if steps * num_classes > MOST_FLOWS:
             raise InputError(
-                f"{num_classes} connections of the ring differ, which makes {simulated * num_classes} flows",
+                f"{num_classes} connections of the ring differ, which makes {steps * num_classes} flows",
                 "routing: spray makes them equivalent; the analytic backend needs no flows",
             )
-        finish_s = run_classes(fabric, classes, chunk_bytes, simulated, settings).finish_s
-        ends = finish_s.reshape(simulated, -1).max(axis=1)
+        finish_s = run_classes(fabric, classes, chunk_bytes, steps, settings).finish_s
+        return np.asarray(finish_s.reshape(steps, -1).max(axis=1))
+
+    end_s = last_end(ends_s, num_steps, period, ALL_FLOWS // num_classes)
+    assert end_s is not None
+    return end_s
+
+
+def last_end(
+    ends_s: Callable[[int], NDArray[np.float64] | None], num_steps: int, period: int, most_steps: int
+) -> float | None:
+    """Return when the last of `num_steps` is complete: once rounds take equally long, all later rounds do.
+
+    Args:
+        ends_s: simulates a number of steps and returns when each is complete; None if it cannot, which is passed on.
+        period: steps of a round.
+        most_steps: so many are simulated without looking at rounds.
+    """
+    simulated = num_steps
+    if num_steps > most_steps:
+        simulated = min(num_steps, max(3 * period, most_steps))
+    while True:
+        ends = ends_s(simulated)
+        if ends is None:
+            return None
         if simulated == num_steps:
             return float(ends[-1])
         round_s, former_s = ends[-1] - ends[-1 - period], ends[-1 - period] - ends[-1 - 2 * period]
@@ -81,8 +102,16 @@ def run_classes(
     fabric: Fabric, classes: Classes, chunk_bytes: int, num_steps: int, settings: NetworkSettings
 ) -> FlowTimes:
     """Time `num_steps` flows of one connection of each class, each after the flow before it in the ring."""
+    flows = class_flows(classes, chunk_bytes, num_steps)
+    path_of_flow = np.tile(classes.paths.of_flow, num_steps)
+    paths, loads = (replace(each, of_flow=path_of_flow) for each in (classes.paths, classes.loads))
+    return run_flow_level(fabric, flows, settings, paths, loads)
+
+
+def class_flows(classes: Classes, chunk_bytes: int, num_steps: int) -> Flows:
+    """Return the flows of one connection of each class, step by step."""
     num = len(classes.before)
-    flows = flows_of(
+    return flows_of(
         np.tile(classes.source, num_steps),
         np.tile(classes.destination, num_steps),
         chunk_bytes,
@@ -93,9 +122,6 @@ def run_classes(
         step=np.repeat(np.arange(num_steps), num),
         connection=np.tile(np.arange(num), num_steps),
     )
-    path_of_flow = np.tile(classes.paths.of_flow, num_steps)
-    paths, loads = (replace(each, of_flow=path_of_flow) for each in (classes.paths, classes.loads))
-    return run_flow_level(fabric, flows, settings, paths, loads)
 
 
 def together_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> float:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.network.flows import Ids
+from windtunnel.network.flows import Ids, Reduction
 
 CHUNK_BYTES = 512 * 1024
 """A pipelined chunk: NCCL's buffer of 4 MiB in 8 steps (NCCL_BUFFSIZE, NCCL_STEPS)."""
@@ -20,6 +20,10 @@ class Rings:
     via: Ids
     """(num_channels, num_ranks) for each hop from `order[c, k]` to the next, the GPU of the same server whose NIC
     sends it; -1 where it is the sender's own."""
+    reduction: Reduction = Reduction.NONE
+    """What SimAI's ranks add up before they pass it on."""
+    num_groups: int = 1
+    """Collectives at once; each has as many channels, those of one after those of the other."""
 
     @property
     def num_channels(self) -> int:

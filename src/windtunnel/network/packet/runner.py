@@ -263,7 +263,7 @@ def _joined(
 ) -> PacketOutcome:
     links, nodes, flows = tables.links.copy(), tables.nodes.copy(), tables.flows.copy()
     counters: Table = new_table(state.Counters, 1, num_events=num_events)[0]
-    for name in ("num_data_packets", "num_repeated_packets", "num_draws"):
+    for name in ("num_data_packets", "num_repeated_packets", "num_draws", "num_ties"):
         counters[name] = sum(outcome.counters[name] for outcome in outcomes)
     kept = ("name", "source", "target")
     for part, outcome in zip(parts, outcomes, strict=True):

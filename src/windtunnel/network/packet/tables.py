@@ -14,7 +14,7 @@ from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flows import Flows, flows_of
 from windtunnel.network.packet.kernel import codes, groups, state
 from windtunnel.network.packet.tie_breaking import begin_order, partitions, senders
-from windtunnel.network.paths import Paths, find_paths, followers, graph_of, send_delay_s
+from windtunnel.network.paths import Paths, find_paths, find_ways, followers, graph_of, send_delay_s
 from windtunnel.network.settings import GBPS, NetworkSettings, PacketSettings
 
 Ints = NDArray[np.int64]
@@ -46,14 +46,22 @@ class PacketTables:
     routes: state.RouteTables
 
 
-def tables_of(fabric: Fabric, flows: Flows, settings: NetworkSettings, packet: PacketSettings) -> PacketTables:
+def tables_of(
+    fabric: Fabric,
+    flows: Flows,
+    settings: NetworkSettings,
+    packet: PacketSettings,
+    routes: tuple[Paths, Paths] | None = None,
+) -> PacketTables:
     """Return the input of the loop.
+
+    Args:
+        routes: paths of the flows and of their acknowledgements; shortest paths where left out.
 
     Raises:
         InputError: ends are not connected, or the settings do not fit the fabric.
     """
-    paths = find_paths(fabric, flows, _fixed_routing(settings))
-    replies = find_paths(fabric, flows, _fixed_routing(settings), answers=True)
+    paths, replies = routes or find_ways(fabric, flows, _fixed_routing(settings))
     links = _links(fabric, packet, paths)
     is_lossy = bool(fabric.error_fraction.any()) or not packet.pfc
     graph = graph_of(fabric)
@@ -213,11 +221,12 @@ def _flow_table(
     if settings.compat == "simai":
         table.follower = after = followers(flows)
         table.parents_left[after[after >= 0]] += 1
-    round_trip_s, window_bytes = _windows(fabric, settings, paths)
     if packet.window == "fabric":
         every = find_paths(fabric, _sample_pairs(fabric), _fixed_routing(settings))
-        longest_s, widest_bytes = _windows(fabric, settings, every)
-        round_trip_s[:], window_bytes[:] = longest_s.max(initial=0), widest_bytes.max(initial=0)
+        largest = (each.max(initial=0) for each in _windows(fabric, settings, every))
+        round_trip_s, window_bytes = (np.full(len(paths.pointer) - 1, each) for each in largest)
+    else:
+        round_trip_s, window_bytes = _windows(fabric, settings, paths)
     table.base_rtt_ps = np.maximum(1, np.rint(round_trip_s * PS_PER_S))[paths.of_flow]
     # Without windows the bits of selective repeat and HPCC's utilisation still need a bound: far more than any queue.
     table.window_bytes = np.maximum(1, window_bytes)[paths.of_flow]
@@ -228,11 +237,7 @@ def _flow_table(
 
 
 def _channels(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> tuple[NDArray[np.int64], Table]:
-    """Return the channel of every flow's sender, -1 where it does not reduce; and the records of the channels.
-
-    A round has as many chunks as SimAI counts ranks: in a group of neighbours, its ranks; where ranks are `stride`
-    apart, all of the fabric's GPUs and scale-up switches divided by the stride (`Sys::break_dimension`).
-    """
+    """Return the channel of every flow's sender, -1 where it does not reduce; and the records of the channels."""
     of_flow = np.full(len(flows), -1)
     reduces = np.flatnonzero(flows.reduction) if settings.compat == "simai" else np.zeros(0, np.int64)
     if len(reduces) == 0:
@@ -244,10 +249,21 @@ def _channels(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> tuple[
     channels = new_table(state.Channel, len(known), rank=first[which])
     group, lowest, size = np.unique(ranks // num_nodes, return_index=True, return_counts=True)
     stride = np.where(size > 1, ranks[np.minimum(lowest + 1, len(ranks) - 1)] - ranks[lowest], 1)
-    num_ranks = fabric.num_gpus + np.count_nonzero(fabric.kind == NodeKind.SCALE_UP_SWITCH)
-    cycle = np.where(stride == 1, size, np.maximum(1, num_ranks // stride))
+    cycle = np.array([reduction_cycle(fabric, *each) for each in zip(stride.tolist(), size.tolist(), strict=True)])
     channels.cycle = cycle[np.searchsorted(group, known // num_channels // num_nodes)]
     return of_flow, channels
+
+
+def reduction_cycle(fabric: Fabric, stride: int, num_ranks: int) -> int:
+    """Return how many chunks a round of reductions has: as many as SimAI counts ranks.
+
+    In a group of neighbours these are its ranks; where ranks are `stride` apart, all of the fabric's GPUs and scale-up
+    switches divided by the stride (`Sys::break_dimension`).
+    """
+    if stride == 1:
+        return num_ranks
+    num_switches = int((fabric.kind == NodeKind.SCALE_UP_SWITCH).sum())
+    return max(1, (fabric.num_gpus + num_switches) // stride)
 
 
 def _windows(fabric: Fabric, settings: NetworkSettings, paths: Paths) -> tuple[Floats, Floats]:

@@ -48,7 +48,8 @@ CLOSED_FORM = ClosedForm(
 def rings_of(*calls: CollectiveCall) -> Rings:
     """Return the rings through the ranks of calls that run at once."""
     rings = [_rings(call) for call in calls]
-    return Rings(np.concatenate([each.order for each in rings]), np.concatenate([each.via for each in rings]))
+    order, via = (np.concatenate([getattr(each, name) for each in rings]) for name in ("order", "via"))
+    return Rings(order, via, _REDUCTIONS.get(calls[0].op, Reduction.NONE), len(calls))
 
 
 def _rings(call: CollectiveCall) -> Rings:
@@ -66,7 +67,7 @@ def flows(call: CollectiveCall) -> Flows:
     rings = rings_of(call)
     steps = ROUNDS[call.op] * (rings.num_ranks - 1)
     check_size(flows=rings.order.size * steps)
-    return ring(rings, _chunk_bytes(call), steps, _REDUCTIONS.get(call.op, Reduction.NONE))
+    return ring(rings, _chunk_bytes(call), steps, rings.reduction)
 
 
 def seconds(calls: Sequence[CollectiveCall], backend: Any) -> float | None:
