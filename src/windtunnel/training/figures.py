@@ -18,6 +18,7 @@ class Figures(Schema):
     collective_launch_s: float
     network_efficiency: float
     scale_up_efficiency: float
+    pcie_efficiency: float
     network_error: float
     aligned_values: int
     unaligned_slowdown: float

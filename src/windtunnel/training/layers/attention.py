@@ -191,8 +191,7 @@ def _latent_parts(rank: Rank, attention: LatentAttention) -> Iterator[Part]:
         yield linear(rank, "q_kv_a_proj", rank.rows, rank_q + latent, width, kept_bytes=input_bytes)
         normed = rank_q + attention.kv_lora_rank
     there, back = (
-        passes * normed * BF16_BYTES
-        for passes in (2 * rank.passes("norm"), 3 * rank.passes("norm", "backward"))
+        passes * normed * BF16_BYTES for passes in (2 * rank.passes("norm"), 3 * rank.passes("norm", "backward"))
     )
     yield pointwise("latent_norm", rank.rows, there, back, rank.rows * normed * BF16_BYTES, "norms")
     outputs = heads * attention.v_head_dim

@@ -230,8 +230,9 @@ def enter_tensor_parallel(rank: Rank, linear: str, width: int) -> Iterator[Part]
     gathered = rank.tokens * width * (BF16_BYTES if linear == "lm_head" else rank.gathered_input_bytes)
     pieces, overlap = rank.tensor_pieces, rank.setup.job.overlap
     beside = linear if pieces > 1 else None
-    # Megatron-Core gathers the input again beside one product and scatters beside the other. PyTorch's asynchronous tensor
-    # parallelism cuts only products whose rows are gathered or scattered (torch/_inductor/fx_passes/micro_pipeline_tp.py).
+    # Megatron-Core gathers the input again beside one product and scatters beside the other. PyTorch's asynchronous
+    # tensor parallelism cuts products whose rows are gathered or scattered (torch/_inductor/fx_passes/
+    # micro_pipeline_tp.py), not those that sum over gathered rows.
     dgrad, wgrad = (f"{linear}_dgrad", f"{linear}_wgrad") if overlap.tensor_gradient else (None, None)
     tensor = partial(collective, rank, group=Group.TENSOR)
     if rank.split:
@@ -252,8 +253,8 @@ def _sequence_copy(rank: Rank, name: str, width: int) -> tuple[Task, ...]:
     """Return the copy beside a collective along the sequence of several sequences.
 
     Collectives join whole pieces, so that PyTorch cuts and joins a tensor of which the sequence is not the first
-    dimension (torch/distributed/_functional_collectives.py, `all_gather_tensor` and `reduce_scatter_tensor`); Megatron's
-    hidden states have the sequence first.
+    dimension (torch/distributed/_functional_collectives.py, `all_gather_tensor` and `reduce_scatter_tensor`);
+    Megatron's hidden states have the sequence first.
     """
     if rank.setup.job.framework != "fsdp2" or rank.setup.job.micro_batch == 1:
         return ()

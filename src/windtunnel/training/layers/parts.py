@@ -130,9 +130,9 @@ def layer_work(rank: Rank, group: LayerGroup, recompute: str | None = None) -> W
 def _needed_again(rank: Rank, parts: tuple[Part, ...]) -> tuple[Part, ...]:
     """Return the parts that recomputing a layer runs again: those before the last kept input, where it stops there.
 
-    The output of a layer's last product is the next layer's kept input. `torch.utils.checkpoint` stops once it has every
-    tensor that the backward pass needs (`set_checkpoint_early_stop`), XLA removes what nothing reads; Megatron-Core's
-    and DeepSpeed's own functions run the whole layer.
+    The output of a layer's last product is the next layer's kept input. `torch.utils.checkpoint` stops once it has
+    every tensor that the backward pass needs (`set_checkpoint_early_stop`), XLA removes what nothing reads;
+    Megatron-Core's and DeepSpeed's own functions run the whole layer.
     """
     if not rank.stops_recomputing_early:
         return parts
