@@ -207,7 +207,7 @@ class _Reading:
         if not self.num_requests:
             why = "; all of them failed" if self.num_rows else ""
             raise InputError(f"{self.path} has no requests{why}")
-        columns = {
+        columns: dict[str, Any] = {
             {"arrival": "arrival_s"}.get(stream, stream): np.concatenate(parts)
             for stream, parts in self.parts.items()
             if stream != "hash_ids"
