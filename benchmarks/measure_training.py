@@ -177,8 +177,8 @@ def show_host() -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=0, world_size=1)
-    tiny = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
-            "head_dim": 16, "vocab_size": 128}  # fmt: skip
+    tiny: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 128}
+    tiny |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
     for kind in ("llama", "qwen3"):
         for sharded in (False, True):
             shapes = [tiny | {"kind": kind, "num_hidden_layers": layers} for layers in (4, 12)]
