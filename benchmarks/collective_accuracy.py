@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.network.collectives.call import CollectiveChoices
+from windtunnel.network.collectives.call import CollectiveChoices, bus_factor
 from windtunnel.network.collectives.closed_forms import LAUNCH_S
 from windtunnel.network.collectives.expert_parallel import TokenTraffic, run_expert_all_to_all
 from windtunnel.network.collectives.run import run_collective
@@ -36,13 +36,17 @@ ALGORITHMS = {"Ring": "ring", "SHARP": "collnet"}
 
 def nccl_seconds(row: dict[str, str]) -> float:
     """Predict a published point; raises InputError where the catalog lacks its system or the network its algorithm."""
-    node, ranks = NODES.get(row["system"].split()[0]), int(row["n_gpus"])
+    node, ranks, size_bytes = NODES.get(row["system"].split()[0]), int(row["n_gpus"]), int(row["size_bytes"])
     if node is None:
         raise InputError("the row does not say which GPUs these are")
     servers = 1 if node == "gb200_nvl72" else int(row["nodes"])
     algorithm = next((ours for theirs, ours in ALGORITHMS.items() if theirs in row["algo"]), "auto")
+    if node == "tpu_v7_host":
+        # A ring over four chips in either slice; its bandwidth counts three shards, which says how large they are.
+        ranks = 4
+        size_bytes = round(float(row["busbw_GBps"]) * float(row["time_us"]) * 1e3 / bus_factor("all_gather", ranks))
     fabric, choices = NodeRails(node=node, num_servers=servers).build(), CollectiveChoices(algorithm)
-    return run_collective(fabric, row["collective"], int(row["size_bytes"]), ranks, choices=choices).seconds
+    return run_collective(fabric, row["collective"], size_bytes, ranks, choices=choices).seconds
 
 
 def print_nccl() -> None:
@@ -56,7 +60,9 @@ def print_nccl() -> None:
                 refused[f"{row['system'][:40]}, {row['algo'][:5]}: {error.message}"] += 1
                 continue
             name = (row["system"][:34], row["collective"], row["algo"][:14], int(row["size_bytes"]) >= 2**20)
-            errors[name].append((float(row["time_us"]) * 1e-6 / (seconds + LAUNCH_S) - 1) * 100)
+            # A program of a TPU is launched whole.
+            launch_s = 0.0 if row["system"].startswith("TPU") else LAUNCH_S
+            errors[name].append((float(row["time_us"]) * 1e-6 / (seconds + launch_s) - 1) * 100)
     print(f"{'nccl-tests':36s}{'op':16s}{'algorithm':16s}{'sizes':>9s}{'points':>8s}{'median off':>12s}{'mean':>8s}")
     for (system, op, algorithm, is_large), found in sorted(errors.items()):
         sizes = ">= 1 MiB" if is_large else "< 1 MiB"

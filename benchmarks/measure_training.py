@@ -5,7 +5,8 @@
 Writes `attention.csv` (forward and backward of causal attention by torch's flash and cuDNN kernels, by length),
 `products.csv` (the rate of large matrix products from their first milliseconds on, second by second) and `steps.csv`
 (steps of models under FSDP2 with one rank, fp32 parameters and bf16 computation: time and memory). What is measured is
-kept, and the command goes on where it stopped. Needs torch and transformers, not Windtunnel.
+kept, and the command goes on where it stopped. `--only host` needs no GPU: it prints what a host takes to launch a
+layer that computes nothing, with and without FSDP2. Needs torch and transformers, not Windtunnel.
 """
 
 from __future__ import annotations
@@ -55,9 +56,12 @@ STEPS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", choices=("attention", "products", "steps"))
+    parser.add_argument("--only", choices=("attention", "products", "steps", "host"))
     parser.add_argument("--minutes", type=float, default=9.0)
     arguments = parser.parse_args()
+    if arguments.only == "host":
+        show_host()
+        return
     arguments.out.mkdir(parents=True, exist_ok=True)
     ends_s = time.monotonic() + 60 * arguments.minutes
     parts = {"attention": attention_rows, "products": product_rows, "steps": step_rows}
@@ -166,6 +170,39 @@ def products(a: torch.Tensor, b: torch.Tensor, count: int) -> None:
         a @ b
 
 
+def show_host() -> None:
+    """Print the processor's milliseconds of a layer's passes, from models of 4 and 12 layers too small to compute."""
+    import torch.distributed as dist
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=0, world_size=1)
+    tiny: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 128}
+    tiny |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    for kind in ("llama", "qwen3"):
+        for sharded in (False, True):
+            shapes = [tiny | {"kind": kind, "num_hidden_layers": layers} for layers in (4, 12)]
+            few, many = (host_milliseconds(sharded_model(shape, "none", False, 128, sharded)) for shape in shapes)
+            forward, backward = ((more - less) / 8 for less, more in zip(few, many, strict=True))
+            print(f"{kind}, {'FSDP2' if sharded else 'plain'}: {forward:.2f} ms forward, {backward:.2f} ms backward")
+    dist.destroy_process_group()
+
+
+def host_milliseconds(model: Any) -> tuple[float, float]:
+    """Median processor time of a forward and a backward pass over eight tokens."""
+    words = torch.randint(0, 128, (1, 8))
+    times = []
+    for _ in range(25):
+        begin_s = time.process_time()
+        loss = model(input_ids=words, labels=words).loss
+        middle_s = time.process_time()
+        loss.backward()
+        times.append((middle_s - begin_s, time.process_time() - middle_s))
+        model.zero_grad()
+    forward, backward = (1e3 * statistics.median(column) for column in zip(*times[5:], strict=True))
+    return forward, backward
+
+
 def step_rows(done: set[tuple[str, ...]]) -> Iterator[dict[str, Any]]:
     import torch.distributed as dist
 
@@ -185,26 +222,29 @@ def step_rows(done: set[tuple[str, ...]]) -> Iterator[dict[str, Any]]:
     dist.destroy_process_group()
 
 
-def sharded_model(shape: dict[str, Any], recompute: str, compiled: bool, tokens: int) -> Any:
-    """A Hugging Face model with random weights, each layer and the whole under FSDP2."""
+def sharded_model(shape: dict[str, Any], recompute: str, compiled: bool, tokens: int, sharded: bool = True) -> Any:
+    """A Hugging Face model with random weights, each layer and the whole under FSDP2, on a GPU if there is one."""
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
     settings = {key: value for key, value in shape.items() if key != "kind"} | {"max_position_embeddings": tokens}
     config = {"llama": LlamaConfig, "qwen3": Qwen3Config}[shape["kind"]](**settings)
     config._attn_implementation = "sdpa"
-    with torch.device("cuda"):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.config.use_cache = False
     if recompute == "full":
         model.gradient_checkpointing_enable({"use_reentrant": False})
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    mesh = init_device_mesh(device, (1,))
     for layer in model.model.layers:
         if compiled:
             layer.compile()
-        fully_shard(layer, mp_policy=policy)
-    fully_shard(model, mp_policy=policy)
-    return model.train()
+        if sharded:
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+    return (fully_shard(model, mesh=mesh, mp_policy=policy) if sharded else model).train()
 
 
 def measured_step(shape: dict[str, Any], tokens: int, sequences: int, recompute: str, compiled: bool) -> dict[str, Any]:

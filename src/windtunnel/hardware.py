@@ -60,7 +60,15 @@ class Node(Schema):
     """Link of each device to host memory (PCIe, C2C)."""
     scale_up_group_size: int | None = None
     """Devices joined by `scale_up`; None means all. 2 for pair-wise NVLink."""
+    scale_up_links: int | None = None
+    """Point-to-point links that share a device's `scale_up` rate evenly: one to every other device (xGMI), or to the
+    neighbours in a grid of two rows where the links are fewer or more (ICI). None: a switch joins the devices."""
     sources: dict[str, str] = {}
+
+
+def meets_all(node: Node) -> bool:
+    """Whether every device of the node has a link of its own to every other one."""
+    return node.scale_up_links == node.num_devices - 1
 
 
 ANY_DEVICE = "any"

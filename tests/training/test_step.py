@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -151,11 +152,29 @@ def test_16384_ranks_take_less_than_a_second() -> None:
 
 def test_an_interval_is_what_published_runs_left_and_wider_where_nobody_measured() -> None:
     found = step(parallelism={"tp": 8, "pp": 1})
-    expected, spread = step_interval(found), spreads()["dense"]
+    expected, spread = step_interval(found), spreads()["dense"].spread
     assert expected.low < found.step_s * spread.p10
     assert expected.high > found.step_s * spread.p90
     experts = step(model="mistralai/Mixtral-8x7B-v0.1", parallelism={"tp": 2, "pp": 4, "ep": 2})
     wider = step_interval(experts)
     assert wider.high / wider.low > expected.high / expected.low
-    bounds = step_interval(found, {"dense": Spread(p10=1.0, p50=1.0, p90=1.0, num_runs=1)})
+    exact = Spread(p10=1.0, p50=1.0, p90=1.0, num_runs=1000)
+    bounds = step_interval(found, {"dense": msgspec.structs.replace(spreads()["dense"], spread=exact)})
     assert bounds.low * bounds.high == pytest.approx(found.step_s**2)
+
+
+def test_an_interval_widens_with_the_distance_from_the_runs_that_were_learnt() -> None:
+    found, known = step(parallelism={"tp": 8, "pp": 1}), spreads()["dense"]
+    assert known.distance(found.setup) == 0
+    widths = []
+    for unknown in ({}, {"formats": ("fp8",)}, {"formats": ("fp8",), "architectures": ("volta",)}):
+        bounds = step_interval(found, {"dense": msgspec.structs.replace(known, **unknown)})
+        widths.append(bounds.high / bounds.low)
+    assert widths == sorted(set(widths))
+    # A class of which hardly a run is known is a dense job outside what was learnt.
+    experts = step(model="mistralai/Mixtral-8x7B-v0.1", parallelism={"tp": 2, "pp": 4, "ep": 2})
+    few = msgspec.structs.replace(known, spread=Spread(p10=1.0, p50=1.0, p90=1.0, num_runs=1))
+    alone, without = step_interval(experts, {"dense": known, "experts": few}), step_interval(experts, {"dense": known})
+    assert (alone.low, alone.high) == (without.low, without.high)
+    inside = step_interval(experts, {"dense": known, "experts": known})
+    assert without.high / without.low > inside.high / inside.low

@@ -14,11 +14,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel import catalog
 from windtunnel.errors import InputError, check_known
+from windtunnel.hardware import Node, meets_all
 from windtunnel.limits import check_size
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.settings import GBPS
 from windtunnel.network.topology_file import read_topology
 from windtunnel.schema import AtLeastOne, NonNegative, Positive, Schema, decode, parse_yaml, read_yaml
+
+SCALE_OUT_LATENCY_S = 500e-9
+"""Of a link of a cluster's network, as SimAI 1.6 has it."""
+INFINIBAND_STEP_S = 2.7e-6
+"""Of one step over InfiniBand, which the closed forms know (NCCL 2.27 src/graph/tuning.cc)."""
 
 
 def _check_loss(error_fraction: float) -> None:
@@ -207,6 +213,17 @@ class NvLinkDomains(_Servers, tag="nvl"):
         return wiring.fabric(name, [leaves, self.num_spines])
 
 
+def _neighbours(node: Node) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the ends of a node's point-to-point links: all pairs, or neighbours in two rows of devices."""
+    device = np.arange(node.num_devices)
+    near, far = np.triu_indices(node.num_devices, 1)
+    if meets_all(node):
+        return near, far
+    row, column = device // (node.num_devices // 2), device % (node.num_devices // 2)
+    joined = np.abs(row[near] - row[far]) + np.abs(column[near] - column[far]) == 1
+    return near[joined], far[joined]
+
+
 class NodeRails(Schema, tag="node"):
     """Servers of one kind of the catalog (`dgx_h100`, `gb200_nvl72`, pair-wise NVLink, ...) on scale-out rails.
 
@@ -216,8 +233,8 @@ class NodeRails(Schema, tag="node"):
     node: str
     """A name of the catalog's nodes, or a YAML file."""
     num_servers: AtLeastOne = 1
-    latency_s: float = 500e-9
-    """Of every scale-out link."""
+    latency_s: float | None = None
+    """Of every scale-out link; None: 500 ns, and half of what the node's link takes longer than InfiniBand."""
     num_spines: AtLeastOne = 8
 
     def build(self) -> Fabric:
@@ -229,7 +246,7 @@ class NodeRails(Schema, tag="node"):
                 f"{node.name} has no link to other servers", "use num_servers = 1, or a node with scale_out"
             )
         num_gpus = size * num_servers
-        wiring = _Wiring(node.device, num_gpus, size, num_servers)
+        wiring = _Wiring(node.device, num_gpus, size, num_servers if node.scale_up_links is None else 0)
         gpu = np.arange(num_gpus)
         group, up = node.scale_up_group_size or size, node.scale_up
         if group < size:
@@ -239,12 +256,19 @@ class NodeRails(Schema, tag="node"):
             for step in range(1, group):
                 first_of_pair = gpu[gpu % group + step < group]
                 wiring.link(first_of_pair, first_of_pair + step, node.scale_up.bytes_per_s / (group - 1), 0.0)
-        wiring.link(gpu, num_gpus + gpu // size, up.bytes_per_s, up.latency_s / 2)
+        if node.scale_up_links is None:
+            wiring.link(gpu, num_gpus + gpu // size, up.bytes_per_s, up.latency_s / 2)
+        else:
+            near, far = _neighbours(node)
+            server = size * np.arange(num_servers)[:, None]
+            wiring.link(server + near, server + far, up.bytes_per_s / node.scale_up_links, up.latency_s)
         tiers: list[int] = []
         if num_servers > 1 and out is not None:
-            wiring.link(gpu, wiring.first_leaf + gpu % size, out.bytes_per_s, self.latency_s)
+            extra_s = max(out.latency_s - INFINIBAND_STEP_S, 0.0) / 2
+            latency_s = SCALE_OUT_LATENCY_S + extra_s if self.latency_s is None else self.latency_s
+            wiring.link(gpu, wiring.first_leaf + gpu % size, out.bytes_per_s, latency_s)
             rate = out.bytes_per_s * num_servers / self.num_spines
-            wiring.link_spines(size, self.num_spines, rate, self.latency_s)
+            wiring.link_spines(size, self.num_spines, rate, SCALE_OUT_LATENCY_S)
             tiers = [size, self.num_spines]
         return wiring.fabric(f"{node.name}_{num_servers}servers", tiers)
 

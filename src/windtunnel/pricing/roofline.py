@@ -20,7 +20,7 @@ import numpy as np
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.hardware import Device, Node
+from windtunnel.hardware import Device, Node, meets_all
 from windtunnel.model import operators as ops
 from windtunnel.model.attention.block_sparse import BlockSparseCore
 from windtunnel.model.attention.compressed import CompressedCore
@@ -420,12 +420,14 @@ PCIE4_X16_BYTES_PER_S = 32e9
 
 
 def _scale_up_bytes_per_s(num_ranks: int, device: Device, node: Node | None) -> float:
-    """Return the rate between `num_ranks` devices of a node: through the host where their NVLink groups are smaller."""
+    """Return the rate between `num_ranks` devices of a node: through the host where their NVLink groups are smaller, by
+    the links to each other where each has one to every other.
+    """
     if node is None:
         return device.scale_up_bytes_per_s or PCIE4_X16_BYTES_PER_S
     reached = node.scale_up_group_size is None or num_ranks <= node.scale_up_group_size
     link = node.scale_up if reached or node.host is None else node.host
-    return link.bytes_per_s
+    return link.bytes_per_s * ((num_ranks - 1) / (node.num_devices - 1) if meets_all(node) else 1.0)
 
 
 def _ramp(op: ops.Collective, rate: float) -> Size:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.layers.chunks import (
@@ -80,6 +81,10 @@ def _chunk_cost(rank: Rank, prices: TrainingPricer, chunk: LayerChunk) -> ChunkC
     else:
         gather_s = prices.seconds(gather_tasks(rank, trained(rank, held)))
         reduce_s = prices.seconds(reduce_tasks(rank, trained(rank, held)))
+    late_s = host_seconds(rank, chunk) - sum(part.seconds for part in (forward, backward_input, backward_weight))
+    if late_s > 0:
+        forward.compute_s[LAUNCHES] += late_s / 3
+        backward_input.compute_s[LAUNCHES] += late_s * 2 / 3
     return ChunkCost(
         chunk=chunk,
         parameters=held,
@@ -91,6 +96,28 @@ def _chunk_cost(rank: Rank, prices: TrainingPricer, chunk: LayerChunk) -> ChunkC
         reduce_s=reduce_s,
         num_buckets=_num_buckets(rank, chunk, held),
     )
+
+
+def host_seconds(rank: Rank, chunk: LayerChunk) -> float:
+    """Return the seconds that a host takes to launch one micro-batch's passes through a chunk by PyTorch and FSDP2.
+
+    It launches ahead of the device, which waits where it computes for less than that. Other frameworks' hosts are not
+    known; those of experts are `FIGURES.experts_launch_s`.
+    """
+    job, host = rank.setup.job, FIGURES.host
+    if job.framework != "fsdp2" or job.kernels.cuda_graphs == "full":
+        return 0.0
+    again = 4 / 3 if job.recompute.granularity == "full" else 1.0
+    units = host["unit_s"] if job.sharding.zero == 3 else 0.0
+    seconds = 0.0
+    for group, count in chunk.layers:
+        attention = group.attention
+        norms = group.num_norms + (2 if isinstance(attention, GroupedQueryAttention) and attention.qk_norm else 0)
+        operators = host["fused_operators"]
+        if not job.kernels.fused:
+            operators = host["layer_operators"] + host["norm_operators"] * (0 if rank.has_plain_layers else norms)
+        seconds += count * (units + operators * again * host["operator_s"])
+    return seconds
 
 
 def _num_buckets(rank: Rank, chunk: LayerChunk, held: Parameters) -> float:

@@ -18,6 +18,7 @@ class Figures(Schema):
     collective_launch_s: float
     network_efficiency: float
     scale_up_efficiency: float
+    pcie_efficiency: float
     network_error: float
     aligned_values: int
     unaligned_slowdown: float
@@ -26,6 +27,7 @@ class Figures(Schema):
     fused_grouped_efficiency: float
     exchange_efficiency: float
     experts_launch_s: dict[str, float]
+    host: dict[str, float]
     latent_slowdown: dict[str, float]
     scan_slowdown: float
     scaling_bytes: dict[str, float]
@@ -38,6 +40,8 @@ class Figures(Schema):
     workspace_bytes: float
     tpu_reserve_bytes: float
     logit_bytes: dict[str, float]
+    eager_passes: dict[str, dict[str, float]]
+    logit_moved_bytes: dict[str, dict[str, float]]
     usable_fraction: float
     fragmentation: float
     num_moments: dict[str, float]

@@ -187,7 +187,8 @@ class TrainingFaults(Schema):
     """What interrupts a run, and what an interruption costs; the goodput follows (Young 1974, Daly 2006)."""
 
     device_mtbf_s: Positive | None = None
-    """Mean time between failures of one device with its share of host and network; None: nothing fails."""
+    """Mean time between failures of one device with its share of host and network; None: nothing fails. Llama 3 405B:
+    1.8e8 s, 419 interruptions of 16,384 H100 in 54 days (arXiv:2407.21783, section 3.3.4)."""
     restart_s: float = 600.0
     """From a failure to the first new step, without the lost work."""
     checkpoint_interval_s: Positive | None = None

@@ -16,7 +16,7 @@ from windtunnel.notebook import Shown
 from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
 from windtunnel.pricing.estimator import Coverage, Estimator
 from windtunnel.pricing.roofline import machine
-from windtunnel.schema import decode, read_yaml
+from windtunnel.schema import Schema, decode, read_yaml
 from windtunnel.training.costs import ChunkCost, chunk_costs, message_seconds
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.job import GEMM_FORMATS, TrainingJob
@@ -37,8 +37,8 @@ attention are cuBLAS and FlashAttention, TensorRT-LLM's fp8 GEMMs are cuBLAS, as
 
 SPREADS_FILE = catalog.shipped("training_spreads.yaml")
 """Written by `benchmarks/training_accuracy.py --write`."""
-MEASURED_ARCHITECTURES = ("volta", "ampere", "hopper", "blackwell")
-"""Architectures of the published runs' devices."""
+LEAST_RUNS = 10
+"""Runs of a class of jobs below which its own errors say too little: it is then a dense job outside what was learnt."""
 
 Floats = NDArray[np.float64]
 
@@ -353,15 +353,38 @@ def kind_of_job(job: TrainingJob) -> str:
     return "experts" if job.parallelism.ep > 1 else "dense"
 
 
+class LearntSpread(Schema):
+    """Errors of published runs of one class of jobs, and what these runs were."""
+
+    spread: Spread
+    """Measured over predicted step time; a data set weighs the root of its runs, and intervals hold 80% of them."""
+    architectures: tuple[str, ...]
+    formats: tuple[str, ...]
+    frameworks: tuple[str, ...]
+
+    def distance(self, setup: TrainingSetup) -> int:
+        """Count what of a job none of the runs had: its device's architecture, its format, its framework."""
+        found = (
+            setup.device.architecture in self.architectures,
+            setup.job.precision.compute in self.formats,
+            setup.job.framework in self.frameworks,
+        )
+        return found.count(False)
+
+
 @cache
-def spreads() -> Mapping[str, Spread]:
-    """Return, by class of jobs, measured over predicted step times; a data set weighs the root of its runs."""
-    return {kind: decode(raw, Spread) for kind, raw in read_yaml(SPREADS_FILE).items()}
+def spreads() -> Mapping[str, LearntSpread]:
+    """Return what published runs teach of errors, by class of jobs."""
+    return {kind: decode(raw, LearntSpread) for kind, raw in read_yaml(SPREADS_FILE).items()}
 
 
-def step_interval(result: TrainingResult, known: Mapping[str, Spread] | None = None) -> Interval:
+def step_interval(result: TrainingResult, known: Mapping[str, LearntSpread] | None = None) -> Interval:
     """Return the 80% interval of a step's seconds; `known` replaces the shipped spreads."""
+    known = known or spreads()
     total = sum(result.by_coverage.values())
     coverage = {how.value: seconds / total for how, seconds in result.by_coverage.items()} if total else {}
-    num_outside = int(result.setup.device.architecture not in MEASURED_ARCHITECTURES)
-    return interval(result.step_s, (known or spreads())[kind_of_job(result.setup.job)], num_outside, coverage)
+    learnt = known.get(kind_of_job(result.setup.job))
+    is_known = learnt is not None and learnt.spread.num_runs >= LEAST_RUNS
+    learnt = learnt if learnt is not None and is_known else known["dense"]
+    num_outside = learnt.distance(result.setup) + int(not is_known)
+    return interval(result.step_s, learnt.spread, num_outside, coverage)

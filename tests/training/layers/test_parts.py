@@ -236,6 +236,59 @@ def test_full_recomputation_repeats_the_forward_pass() -> None:
     assert again.kept_bytes == 2048 * 1024 * 2
 
 
+@pytest.mark.parametrize("framework", ["fsdp2", "maxtext"])
+def test_pytorch_and_xla_do_not_repeat_a_layers_last_product(framework: str) -> None:
+    full = rank(framework=framework, recompute={"granularity": "full"})
+    group = full.setup.model.layers[0]
+    again, forward = layer_work(full, group).recomputed, layer_work(full, group).forward
+    place = [task.name for task in forward].index("down_proj")
+    assert [task.op for task in again] == [task.op for task in forward[:place]]
+    # A mask that dropout keeps stands behind it.
+    masked = layer_work(rank(framework=framework, dropout=True, recompute={"granularity": "full"}), group)
+    assert [task.op for task in masked.recomputed] == [task.op for task in masked.forward]
+
+
+def test_eager_norms_move_more_bytes_than_fused_ones_but_layer_norms_do_not() -> None:
+    def moved(model: Any, fused: bool, phase: str) -> float:
+        one = rank(model, framework="fsdp2", kernels={"fused": fused})
+        work = layer_work(one, one.setup.model.layers[0])
+        return float(next(task for task in getattr(work, phase) if task.name.startswith("input_norm")).op.num_bytes)
+
+    llama = "meta-llama/Llama-3.1-8B"
+    assert moved(llama, False, "forward") == 9 * moved(llama, True, "forward")
+    assert moved(llama, False, "backward_input") == 13 * moved(llama, True, "backward_input")
+    assert moved(None, False, "forward") == moved(None, True, "forward")
+
+
+def test_pytorch_copies_beside_collectives_along_the_sequence_of_several_sequences() -> None:
+    def copies(framework: str, micro_batch: int, pieces: bool = False) -> list[float]:
+        parallelism, overlap = {"tp": 4, "sequence_parallel": True}, {"tensor_parallel": pieces}
+        one = rank(
+            framework=framework, micro_batch=micro_batch, parallelism=parallelism, overlap=overlap, num_devices=4
+        )
+        work = layer_work(one, one.setup.model.layers[0])
+        tasks = work.forward + work.backward_input
+        return [float(task.op.num_bytes) for task in tasks if task.name.endswith("put_copy")]
+
+    assert copies("megatron", 4) == copies("fsdp2", 1) == []
+    # Two gathers and two scatters forward; backward two of each and two more gathers for weights' gradients.
+    assert copies("fsdp2", 4) == [4 * 2048 * 1024 * 2 * 2] * 10
+    assert len(copies("fsdp2", 4, pieces=True)) == 2
+
+
+def test_asynchronous_tensor_parallelism_of_pytorch_hides_no_gather_for_weights() -> None:
+    def beside(framework: str) -> dict[str, tuple[str | None, int]]:
+        overlap = {"tensor_parallel": True}
+        one = rank(framework=framework, parallelism={"tp": 4}, overlap=overlap, num_devices=4)
+        work = layer_work(one, one.setup.model.layers[0])
+        return {task.name: (task.beside, task.pieces) for task in work.backward_input if task.group}
+
+    assert beside("fsdp2")["qkv_proj_input_all_gather"] == (None, 1)
+    assert beside("fsdp2")["qkv_proj_reduce_scatter"] == ("qkv_proj_dgrad", 4)
+    assert beside("megatron")["qkv_proj_input_all_gather"] == ("qkv_proj_dgrad", 1)
+    assert beside("megatron")["qkv_proj_reduce_scatter"] == ("qkv_proj_wgrad", 1)
+
+
 @pytest.mark.parametrize(("tp", "split"), [(1, False), (8, False), (8, True)])
 @pytest.mark.parametrize("selective", [False, True])
 def test_activations_of_a_layer_are_korthikantis(tp: int, split: bool, selective: bool) -> None:

@@ -317,6 +317,16 @@ def test_the_times_of_a_trace_with_other_lengths(tmp_path: Path) -> None:
     assert made.input_tokens.tolist() == [5, 5]
 
 
+def test_drawn_prompts_do_not_drop_what_a_trace_says_that_prompts_share(tmp_path: Path) -> None:
+    path = tmp_path / "mooncake.jsonl"
+    path.write_text('{"timestamp": 1000, "input_length": 600, "output_length": 4, "hash_ids": [0, 1]}\n')
+    with pytest.raises(InputError, match="says by hash_ids what its prompts share") as error:
+        generate(Workload(trace=Trace(path=str(path)), input_tokens=5), seed=0)
+    assert "input_scale" in str(error.value.hint)
+    times = decode({"type": "recorded", "path": str(path)}, Arrivals)
+    assert generate(Workload(arrivals=times, input_tokens=5, output_tokens=6), seed=0).arrival_s.tolist() == [1]
+
+
 def test_a_trace_that_is_too_short_is_refused(trace_path: str) -> None:
     with pytest.raises(InputError, match=r"asks for 5 requests, but .*requests.csv has 4$"):
         generate(Workload(trace=Trace(path=trace_path), num_requests=5), seed=0)

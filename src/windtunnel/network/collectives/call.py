@@ -43,6 +43,10 @@ class Ranks:
     """Of one rank inside its server or NVLink domain; 0 where a server holds one rank."""
     network_bytes_per_s: float
     """Of one rank to other servers, all its NIC ports together; 0 where there are none."""
+    network_latency_us: float = 0.0
+    """Of a step between servers, beyond that of InfiniBand."""
+    switched: bool = True
+    """Whether a switch joins the ranks of a server, not links between them."""
     nvls: bool = True
     """Whether switches inside the server can add (NVSwitch since Hopper)."""
 

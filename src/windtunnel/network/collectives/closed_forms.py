@@ -26,6 +26,9 @@ RING_SHARE = 0.81
 NETWORK_SHARE = 0.967
 """Of the NICs: 387 of 400 GB/s on eight servers of H100 (nccl-tests, InfiniBand NDR)."""
 
+NETWORK_RINGS = 8
+"""Most NICs by which the rings of an NVLink domain leave it: 406 GB/s of 50 GB/s each on twenty GB200 NVL72."""
+
 
 class Latency(NamedTuple):
     """Microseconds of an algorithm with one protocol."""
@@ -107,7 +110,8 @@ def _seconds(form: ClosedForm, protocol: str, op: str, size_bytes: float, ranks:
     if op == "all_to_all":
         return _all_to_all_seconds(latency, protocol, size_bytes, ranks)
     rate = _bus_bytes_per_s(form, protocol, size_bytes, ranks)
-    steps = form.steps_us(op, ranks, latency.scale_up if ranks.per_server > 1 else 0.0, latency.network)
+    far = latency.network + ranks.network_latency_us
+    steps = form.steps_us(op, ranks, latency.scale_up if ranks.per_server > 1 else 0.0, far)
     return (latency.base + steps) * US + size_bytes * bus_factor(op, ranks.num_ranks) / rate
 
 
@@ -117,7 +121,7 @@ def _bus_bytes_per_s(form: ClosedForm, protocol: str, size_bytes: float, ranks: 
         inside = min(inside * PROTOCOL_SHARE[protocol], _LOW_LATENCY_BYTES_PER_S[protocol])
     if ranks.num_servers == 1:
         return inside
-    network = ranks.network_bytes_per_s * NETWORK_SHARE * ranks.per_server
+    network = ranks.network_bytes_per_s * NETWORK_SHARE * min(ranks.per_server, NETWORK_RINGS)
     network *= form.network_gain(ranks) * PROTOCOL_SHARE[protocol]
     return min(inside, network) if ranks.per_server > 1 else network
 
@@ -129,5 +133,5 @@ def _all_to_all_seconds(latency: Latency, protocol: str, size_bytes: float, rank
     outside = 0.0
     if ranks.num_servers > 1:
         outside = each * (ranks.num_ranks - ranks.per_server) / (ranks.network_bytes_per_s * NETWORK_SHARE)
-    step = latency.network if ranks.num_servers > 1 else latency.scale_up
+    step = latency.network + ranks.network_latency_us if ranks.num_servers > 1 else latency.scale_up
     return (latency.base + step) * US + max(inside, outside) / PROTOCOL_SHARE[protocol]

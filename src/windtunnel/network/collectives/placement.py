@@ -11,7 +11,13 @@ from windtunnel.hardware import Device
 from windtunnel.network.collectives.call import Ranks
 from windtunnel.network.collectives.closed_forms import RING_SHARE
 from windtunnel.network.fabric import Fabric, NodeKind
+from windtunnel.units import US
 
+LINK_SHARE = {"ici": 0.89, "other": 0.75}
+"""Of links between devices, in rings over all that a rank has: 178.8 of 200 GB/s on four TPU7x, each with links of
+100 GB/s to two others (AI-Hypercomputer/tpu-recipes, microbenchmarks/ironwood); 47.7 of 64 between two MI300X."""
+MOST_USUAL_LATENCY_S = 2e-6
+"""Link latencies up to this are part of the network steps that closed forms have; EFA's are beyond."""
 _NVLS_BYTES_PER_S = 150e9
 """Slower scale-up links are PCIe or bridges, whose switches do not add."""
 
@@ -39,30 +45,56 @@ def place_of(fabric: Fabric, gpus: NDArray[np.int32]) -> Ranks:
         raise InputError(
             f"servers hold {per_server.min()} to {per_server.max()} of the ranks; equal numbers are needed"
         )
-    inside, outside = _bandwidths(fabric)
     device = device_of(fabric)
     hopper_on = device is not None and device.architecture in ("hopper", "blackwell")
-    up = float(inside[gpus].min())
-    # Topology files often give the rate that a ring reaches in place of the data sheet's.
-    published = device.scale_up_bytes_per_s if device else None
+    up, is_direct = _scale_up(fabric, gpus, int(per_server[0]))
+    if is_direct:
+        share = LINK_SHARE["ici" if device is not None and device.architecture == "tpu" else "other"]
+        up *= share / RING_SHARE
+    else:
+        # Topology files often give the rate that a ring reaches in place of the data sheet's.
+        published = device.scale_up_bytes_per_s if device else None
+        up = min(published, up / RING_SHARE) if published else up
+    out, late_s = _scale_out(fabric, gpus)
     return Ranks(
         num_ranks=len(gpus),
         num_servers=len(per_server),
-        scale_up_bytes_per_s=min(published, up / RING_SHARE) if published else up,
-        network_bytes_per_s=float(outside[gpus].min()),
-        nvls=hopper_on and up >= _NVLS_BYTES_PER_S,
+        scale_up_bytes_per_s=up,
+        network_bytes_per_s=out,
+        switched=not is_direct,
+        nvls=hopper_on and not is_direct and up >= _NVLS_BYTES_PER_S,
+        network_latency_us=late_s / US,
     )
 
 
-def _bandwidths(fabric: Fabric) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return (num_nodes,) bandwidths of each GPU inside its server, and to the network."""
-    inside, outside = np.zeros(fabric.num_nodes), np.zeros(fabric.num_nodes)
+def _scale_up(fabric: Fabric, gpus: NDArray[np.int32], per_server: int) -> tuple[float, bool]:
+    """Return the slowest rate of a rank to the others of its server, and whether it is that of links between ranks.
+
+    Ranks that all have links of their own to each other use these; where some have none, all meet at the switch, and
+    without one the links to neighbours carry a ring.
+    """
     source, target = fabric.directions
     rate = np.repeat(fabric.bandwidth_bytes_per_s, 2)
-    near = (fabric.kind[target] == NodeKind.SCALE_UP_SWITCH) | (fabric.server[source] == fabric.server[target])
-    np.add.at(inside, source[near], rate[near])
-    np.add.at(outside, source[~near], rate[~near])
-    return inside, outside
+    is_rank = np.isin(np.arange(fabric.num_nodes), gpus)
+    to_switch = fabric.kind[target] == NodeKind.SCALE_UP_SWITCH
+    to_rank = is_rank[source] & is_rank[target] & (fabric.server[source] == fabric.server[target])
+    switched = np.bincount(source[to_switch], rate[to_switch], fabric.num_nodes)[gpus]
+    direct = np.bincount(source[to_rank], rate[to_rank], fabric.num_nodes)[gpus]
+    num_met = np.bincount(source[to_rank], minlength=fabric.num_nodes)[gpus]
+    is_direct = per_server > 1 and bool(switched.min() == 0 or num_met.min() == per_server - 1)
+    return float((direct if is_direct else switched).min()), is_direct
+
+
+def _scale_out(fabric: Fabric, gpus: NDArray[np.int32]) -> tuple[float, float]:
+    """Return the slowest rate of a rank to the network, and what two of its links take longer than usual ones."""
+    source, target = fabric.directions
+    rate, latency = np.repeat(fabric.bandwidth_bytes_per_s, 2), np.repeat(fabric.latency_s, 2)
+    leaves = (fabric.kind[target] != NodeKind.SCALE_UP_SWITCH) & (fabric.server[source] != fabric.server[target])
+    leaves &= np.isin(source, gpus)
+    if not leaves.any():
+        return 0.0, 0.0
+    late_s = 2 * max(float(latency[leaves].max()) - MOST_USUAL_LATENCY_S, 0.0)
+    return float(np.bincount(source[leaves], rate[leaves], fabric.num_nodes)[gpus].min()), late_s
 
 
 def device_of(fabric: Fabric) -> Device | None:

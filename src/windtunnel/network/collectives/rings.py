@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
+from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flows import Ids, Reduction
 
 CHUNK_BYTES = 512 * 1024
@@ -58,6 +60,58 @@ def nccl_rings(ranks: Ids, num_servers: int) -> Rings:
     order[:, 1::2] = order[:, 1::2, ::-1]
     order = order.reshape(len(order), -1)
     return Rings(order, np.full_like(order, -1))
+
+
+def link_rings(fabric: Fabric, ranks: Ids, num_servers: int) -> Rings | None:
+    """Return rings over the links between the ranks of a server that no switch joins; None where they do not suffice.
+
+    A full mesh is cut into rings that share no link (Walecki's zigzags, Alspach 2008): (n - 1) / 2 cycles each way, the
+    matching that an even n leaves idle; n paths between servers. In two rows one ring runs each way.
+    """
+    local = by_server(ranks, num_servers)
+    size = local.shape[1]
+    if size == 1 or (fabric.kind == NodeKind.SCALE_UP_SWITCH).any():
+        return None
+    joined = _joined(fabric, local[0])
+    if joined.all():
+        paths = _mesh_cycles(size) if num_servers == 1 else _zigzags(size, size)
+    else:
+        place = np.arange(size)
+        paths = np.where(place < size // 2, place, size - 1 - place + size // 2)[None]
+        if not joined[paths[0], np.roll(paths[0], -1)].all():
+            return None
+    if num_servers == 1 and size > 2:
+        paths = np.concatenate([paths, paths[:, ::-1]])
+    order = local[:, paths].transpose(1, 0, 2)
+    order[:, 1::2] = order[:, 1::2, ::-1]
+    order = order.reshape(len(order), -1)
+    return Rings(order, np.full_like(order, -1))
+
+
+def _joined(fabric: Fabric, gpus: Ids) -> NDArray[np.bool_]:
+    """Return (n, n) whether two GPUs have a link to each other; each has one to itself."""
+    source, target = fabric.directions
+    place = np.full(fabric.num_nodes, -1)
+    place[gpus] = np.arange(len(gpus))
+    inside = (place[source] >= 0) & (place[target] >= 0)
+    joined = np.eye(len(gpus), dtype=bool)
+    joined[place[source[inside]], place[target[inside]]] = True
+    return joined
+
+
+def _zigzags(size: int, num_paths: int) -> Ids:
+    """Return (num_paths, size) the path i, i + 1, i - 1, i + 2, ... modulo `size`, for i from 0."""
+    step = np.arange(size)
+    offset = np.where(step % 2, (step + 1) // 2, -(step // 2))
+    return ((np.arange(num_paths)[:, None] + offset) % size).astype(np.int32)
+
+
+def _mesh_cycles(size: int) -> Ids:
+    """Return (num_cycles, size) Hamiltonian cycles of a full mesh that share no link."""
+    if size == 2:
+        return np.array([[0, 1]], np.int32)
+    around = _zigzags(size - 1, (size - 1) // 2)
+    return np.concatenate([np.full((len(around), 1), size - 1, np.int32), around], axis=1)
 
 
 def _shifted(ranks: Ids, num_servers: int) -> Ids:

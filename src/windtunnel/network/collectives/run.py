@@ -112,8 +112,8 @@ def _algorithm(call: CollectiveCall) -> str:
             names = [name for name in ALGORITHMS.names() if op in ALGORITHMS.get(name).OPERATIONS]
             raise InputError(f"the algorithm {choice!r} has no flows of {op}", f"these have: {', '.join(names)}")
         return choice
-    if usual != "ring" or call.settings.compat == "simai":
-        return usual
+    if usual != "ring" or call.settings.compat == "simai" or not call.ranks.switched:
+        return usual  # trees leave most links between the ranks of a server idle
     _, best, _ = closed_form(op, call.size_bytes, call.ranks)
     return best if op in ALGORITHMS.get(best).OPERATIONS else usual
 

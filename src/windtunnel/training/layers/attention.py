@@ -58,12 +58,13 @@ def _grouped_query_parts(rank: Rank, attention: GroupedQueryAttention) -> Iterat
     yield from enter_tensor_parallel(rank, "qkv_proj", rank.width)
     yield linear(rank, "qkv_proj", tokens, columns, rank.width, kept_bytes=input_bytes)
     if attention.qk_norm:
-        moved = (query + kv) * BF16_BYTES * rank.passes
-        kept = tokens * (query + kv) * rank.kept_norm_bytes
-        yield pointwise("qk_norm", tokens, 2 * moved, 3 * moved, kept, "norms")
+        moved = (query + kv) * BF16_BYTES
+        there, back = 2 * moved * rank.passes("norm"), 3 * moved * rank.passes("norm", "backward")
+        yield pointwise("qk_norm", tokens, there, back, tokens * (query + kv) * rank.kept_norm_bytes, "norms")
     if not rank.setup.job.learned_positions:
-        rotated = 2 * (query + kv) * BF16_BYTES * rank.passes
-        yield pointwise("rope", tokens, rotated, rotated)
+        rotated = 2 * (query + kv) * BF16_BYTES
+        back = rotated * rank.passes("rope", "backward")
+        yield pointwise("rope", tokens, rotated * rank.passes("rope"), back)
     yield from _core_parts(rank, attention)
     if gate:
         yield pointwise("attention_gate", tokens, 3 * query * BF16_BYTES, 5 * query * BF16_BYTES)
@@ -189,8 +190,10 @@ def _latent_parts(rank: Rank, attention: LatentAttention) -> Iterator[Part]:
     else:
         yield linear(rank, "q_kv_a_proj", rank.rows, rank_q + latent, width, kept_bytes=input_bytes)
         normed = rank_q + attention.kv_lora_rank
-    moved = normed * BF16_BYTES * rank.passes
-    yield pointwise("latent_norm", rank.rows, 2 * moved, 3 * moved, rank.rows * normed * BF16_BYTES, "norms")
+    there, back = (
+        passes * normed * BF16_BYTES for passes in (2 * rank.passes("norm"), 3 * rank.passes("norm", "backward"))
+    )
+    yield pointwise("latent_norm", rank.rows, there, back, rank.rows * normed * BF16_BYTES, "norms")
     outputs = heads * attention.v_head_dim
     if attention.output_gate:
         yield linear(rank, "gate_proj", tokens, outputs, width, kept_bytes=0.0)

@@ -57,7 +57,7 @@ def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Par
     if feed_forward.latent_size:
         width = feed_forward.latent_size
         yield linear(rank, "experts_latent_down", rows, width, rank.width)
-    top_k = 3 * 4.0 * feed_forward.num_experts * rank.passes
+    top_k = 3 * 4.0 * feed_forward.num_experts * rank.passes("router")
     yield pointwise("top_k", rows, top_k, top_k, rows * feed_forward.num_experts * 4.0)
     # Tokens of the ranks that shard an expert meet in each of them.
     pairs = rows * per_token * known.experts_tp

@@ -74,7 +74,7 @@ class Part:
 def norm(rank: Rank, name: str, count: int = 1) -> Part:
     """Reads and writes the hidden states; its gradient reads input and gradient and writes one."""
     moved = rank.width * BF16_BYTES
-    there, back = 2 * moved * rank.passes, 3 * moved * rank.passes
+    there, back = 2 * moved * rank.passes("norm"), 3 * moved * rank.passes("norm", "backward")
     kept = rank.rows * rank.width * rank.kept_norm_bytes
     part = pointwise(name, rank.rows, there, back, kept * count, "norms", "norm", count)
     dropped = rank.kept_input_bytes + rank.kept_norm_bytes - BF16_BYTES
@@ -85,7 +85,7 @@ def residual(rank: Rank, name: str) -> Part:
     """Residual addition, with the bias and dropout where there are any."""
     width = rank.width
     mask = 1.0 if rank.setup.job.dropout else 0.0
-    passes = (rank.passes + 1.5) / 2.5 if mask == 0 else rank.passes
+    passes = rank.passes("dropout") if mask else 1.0
     there, back = width * (3 * BF16_BYTES + mask) * passes, width * (2 * BF16_BYTES + mask) * passes
     return pointwise(name, rank.rows, there, back, rank.rows * width * mask, kernel="residual")
 
@@ -108,8 +108,8 @@ def pointwise(
 
 def activation(rank: Rank, name: str, rows: float, up: int, inner: int) -> Part:
     """Keeps its input, and in eager PyTorch a gate's own activation; its output is the next linear layer's."""
-    forward = (up + inner) * BF16_BYTES * rank.passes
-    backward = (2 * up + inner) * BF16_BYTES * rank.passes
+    forward = (up + inner) * BF16_BYTES * rank.passes("activation")
+    backward = (2 * up + inner) * BF16_BYTES * rank.passes("activation", "backward")
     kept = rows * up * WIRE_BYTES[rank.setup.job.precision.activation_input or "bf16"]
     gate = rows * inner * BF16_BYTES if up > inner and not rank.setup.job.kernels.fused else 0.0
     part = pointwise(name, rows, forward, backward, kept + gate, "activation")
@@ -201,7 +201,7 @@ def quantised(rank: Rank, name: str, rows: float, width: float, gemm_format: For
         return ()
     copies = 1 if rank.setup.job.lora else 2
     num_bytes = width * (BF16_BYTES + copies * ACTIVATION_BITS[gemm_format] / 8 + _scaling_bytes(rank, name))
-    return (Task(f"quantise_{name}", ops.Elementwise("quantise", rows, num_bytes * rank.passes)),)
+    return (Task(f"quantise_{name}", ops.Elementwise("quantise", rows, num_bytes * rank.passes("quantise"))),)
 
 
 def _scaling_bytes(rank: Rank, name: str) -> float:
@@ -228,19 +228,37 @@ def enter_tensor_parallel(rank: Rank, linear: str, width: int) -> Iterator[Part]
         return
     message = rank.tokens * width * BF16_BYTES
     gathered = rank.tokens * width * (BF16_BYTES if linear == "lm_head" else rank.gathered_input_bytes)
-    pieces = rank.tp if rank.setup.job.overlap.tensor_parallel else 1
+    pieces, overlap = rank.tensor_pieces, rank.setup.job.overlap
     beside = linear if pieces > 1 else None
-    is_beside = bool(rank.setup.job.overlap.tensor_gradient) or pieces > 1
-    dgrad, wgrad = (f"{linear}_dgrad", f"{linear}_wgrad") if is_beside else (None, None)
+    # Megatron-Core gathers the input again beside one product and scatters beside the other. PyTorch's asynchronous
+    # tensor parallelism cuts products whose rows are gathered or scattered (torch/_inductor/fx_passes/
+    # micro_pipeline_tp.py), not those that sum over gathered rows.
+    dgrad, wgrad = (f"{linear}_dgrad", f"{linear}_wgrad") if overlap.tensor_gradient else (None, None)
     tensor = partial(collective, rank, group=Group.TENSOR)
     if rank.split:
         gather = tensor(f"{linear}_all_gather", op="all_gather", num_bytes=gathered, beside=beside, pieces=pieces)
         again = tensor(f"{linear}_input_all_gather", op="all_gather", num_bytes=gathered, beside=dgrad)
         scatter = tensor(f"{linear}_reduce_scatter", op="reduce_scatter", num_bytes=message, beside=wgrad)
-        yield Part(f"{linear}_gather", (gather,), (again, scatter))
+        if pieces > 1 and wgrad is None:
+            scatter = replace(scatter, beside=f"{linear}_dgrad", pieces=pieces)
+        copy = _sequence_copy(rank, f"{linear}_input", width)
+        copies = () if pieces > 1 else copy
+        yield Part(f"{linear}_gather", (gather, *copies), (again, *copy, *copies, scatter))
     else:
         reduce = tensor(f"{linear}_all_reduce_gradient", op="all_reduce", num_bytes=message, beside=wgrad)
         yield Part(f"{linear}_copy", (), (reduce,))
+
+
+def _sequence_copy(rank: Rank, name: str, width: int) -> tuple[Task, ...]:
+    """Return the copy beside a collective along the sequence of several sequences.
+
+    Collectives join whole pieces, so that PyTorch cuts and joins a tensor of which the sequence is not the first
+    dimension (torch/distributed/_functional_collectives.py, `all_gather_tensor` and `reduce_scatter_tensor`);
+    Megatron's hidden states have the sequence first.
+    """
+    if rank.setup.job.framework != "fsdp2" or rank.setup.job.micro_batch == 1:
+        return ()
+    return (Task(f"{name}_copy", ops.Elementwise("sequence_copy", rank.tokens, 2 * width * BF16_BYTES)),)
 
 
 def leave_tensor_parallel(rank: Rank, linear: str, width: int) -> Iterator[Part]:
@@ -248,12 +266,13 @@ def leave_tensor_parallel(rank: Rank, linear: str, width: int) -> Iterator[Part]
     if rank.tp == 1:
         return
     message = rank.tokens * width * BF16_BYTES
-    pieces = rank.tp if rank.setup.job.overlap.tensor_parallel and linear != "embedding" else 1
+    pieces = 1 if linear == "embedding" else rank.tensor_pieces
     tensor = partial(collective, rank, group=Group.TENSOR, num_bytes=message)
     if rank.split:
         forward, backward = (linear, f"{linear}_dgrad") if pieces > 1 else (None, None)
         scatter = tensor(f"{linear}_reduce_scatter", op="reduce_scatter", beside=forward, pieces=pieces)
         gather = tensor(f"{linear}_all_gather_gradient", op="all_gather", beside=backward, pieces=pieces)
-        yield Part(f"{linear}_scatter", (scatter,), (gather,))
+        copies = () if pieces > 1 else _sequence_copy(rank, f"{linear}_output", width)
+        yield Part(f"{linear}_scatter", (*copies, scatter), (gather, *copies))
     else:
         yield Part(f"{linear}_reduce", (tensor(f"{linear}_all_reduce", op="all_reduce"),), ())

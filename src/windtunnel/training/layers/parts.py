@@ -71,12 +71,10 @@ def head_parts(rank: Rank) -> tuple[Part, ...]:
     """Return final norm, head in 16 bit and cross entropy over a split vocabulary."""
     model = rank.setup.model
     vocabulary = -(-model.vocab_size // rank.tp)
-    fused = bool(rank.setup.job.kernels.fused)
-    # bf16 logits become fp32 once; max, sum of exponentials and the gradient read them.
-    passes = 2.0 + (3 if fused else 6) * 4.0
-    kept = FIGURES.logit_bytes[rank.setup.job.kernels.cross_entropy or "in_place"]
-    loss = ops.Elementwise("cross_entropy", rank.tokens, vocabulary * passes)
-    gradient = ops.Elementwise("cross_entropy_gradient", rank.tokens, vocabulary * (4.0 + 2.0))
+    kernel = rank.setup.job.kernels.cross_entropy or "in_place"
+    kept, moved = FIGURES.logit_bytes[kernel], FIGURES.logit_moved_bytes[kernel]
+    loss = ops.Elementwise("cross_entropy", rank.tokens, vocabulary * moved["forward"])
+    gradient = ops.Elementwise("cross_entropy_gradient", rank.tokens, vocabulary * moved["backward"])
     reductions: tuple[Task, ...] = ()
     if rank.tp > 1:
         name = "cross_entropy_all_reduce"
@@ -103,13 +101,13 @@ def layer_work(rank: Rank, group: LayerGroup, recompute: str | None = None) -> W
     every_kept = sum(part.kept_bytes for part in parts)
     gradients = max(part.gradient_bytes for part in parts)
     if granularity == "full":
-        again = [task for part in parts for task in part.forward]
+        again = [task for part in _needed_again(rank, parts) for task in part.forward]
         split = rank.tp if job.recompute.distribute and not rank.split else 1
         kept = rank.rows * rank.width * BF16_BYTES / split
         return _work(parts, tuple(_renamed(again)), kept, every_kept + gradients)
     if granularity == "selective":
         modules = job.recompute.modules or ()
-        dropped = [part for part in parts if _modules_of(part) & set(modules)]
+        dropped = [part for part in _needed_again(rank, parts) if _modules_of(part) & set(modules)]
         again = [task for part in dropped for task in part.forward]
         # Flash attention's inputs are not the core's own: they stay.
         lost = sum(
@@ -127,6 +125,19 @@ def layer_work(rank: Rank, group: LayerGroup, recompute: str | None = None) -> W
             lost += sum(part.kept_bytes for part in products) / 2
         return _work(parts, tuple(_renamed(again)), every_kept - lost, lost + gradients)
     return _work(parts, (), every_kept, gradients)
+
+
+def _needed_again(rank: Rank, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Return the parts that recomputing a layer runs again: those before the last kept input, where it stops there.
+
+    The output of a layer's last product is the next layer's kept input. `torch.utils.checkpoint` stops once it has
+    every tensor that the backward pass needs (`set_checkpoint_early_stop`), XLA removes what nothing reads;
+    Megatron-Core's and DeepSpeed's own functions run the whole layer.
+    """
+    if not rank.stops_recomputing_early:
+        return parts
+    last = max((place for place, part in enumerate(parts) if part.kept_bytes), default=-1)
+    return parts[: last if parts[last].backward_weight else last + 1]
 
 
 def _modules_of(part: Part) -> set[str | None]:

@@ -7,6 +7,7 @@ from windtunnel.errors import InputError
 from windtunnel.model import operators as ops
 from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.precision import ACTIVATION_BITS, Format
+from windtunnel.training.figures import FIGURES
 from windtunnel.training.job import GEMM_FORMATS
 from windtunnel.training.setup import TrainingSetup
 
@@ -93,20 +94,33 @@ class Rank:
 
         Models with plain feed-forward layers have LayerNorms, which are one kernel in eager PyTorch too.
         """
-        layers = self.setup.model.layers
-        has_plain = any(
-            isinstance(group.feed_forward, DenseFeedForward) and not group.feed_forward.gated for group in layers
-        )
-        return BF16_BYTES if self.setup.job.kernels.fused or has_plain else BF16_BYTES + FP32_BYTES
+        return BF16_BYTES if self.setup.job.kernels.fused or self.has_plain_layers else BF16_BYTES + FP32_BYTES
 
     @property
-    def passes(self) -> float:
-        """Times that a value moves in an unfused chain of kernels against a fused one.
+    def has_plain_layers(self) -> bool:
+        """Whether feed-forward layers have no gate: such models have LayerNorms and GeLUs."""
+        return any(
+            isinstance(group.feed_forward, DenseFeedForward) and not group.feed_forward.gated
+            for group in self.setup.model.layers
+        )
 
-        Eager PyTorch runs norms, activations and residuals as kernels of one operation each. A SwiGLU moves 8 values
-        for 3, an RMSNorm in fp32 about 9 for 4 (counted in the operations of torch 2.4's modules).
+    def passes(self, kernel: str, phase: str = "forward") -> float:
+        """Times that a value moves in an unfused chain of kernels against a fused one (`FIGURES.eager_passes`).
+
+        A LayerNorm and a plain activation are one kernel in eager PyTorch too.
         """
-        return 1.0 if self.setup.job.kernels.fused else 2.5
+        is_one = kernel in ("norm", "activation") and self.has_plain_layers
+        return 1.0 if self.setup.job.kernels.fused or is_one else FIGURES.eager_passes[kernel][phase]
+
+    @property
+    def tensor_pieces(self) -> int:
+        """Pieces in which tensor-parallel products and their collectives are cut."""
+        return self.tp if self.setup.job.overlap.tensor_parallel else 1
+
+    @property
+    def stops_recomputing_early(self) -> bool:
+        """Whether recomputation stops at the last tensor that the backward pass needs."""
+        return self.setup.job.framework in ("fsdp2", "maxtext")
 
     @property
     def sums_in_gemms(self) -> bool:

@@ -440,6 +440,12 @@ def _read_trace(
     in_order = trace.order == "file"
     max_rows = limit if in_order and source.arrivals is None and trace.start_s == 0 else None
     recorded = read_requests(trace, [stream for stream, is_given in given.items() if not is_given], max_rows)
+    if recorded.leaves_blocks:
+        raise InputError(
+            f"{trace.path} says by hash_ids what its prompts share, and prompts of drawn lengths would share nothing",
+            "leave out input_tokens (trace.input_scale changes them), or for the times alone give "
+            "arrivals: {type: recorded, path: FILE}",
+        )
     if recorded.arrival_s is not None:
         later_s = (recorded.arrival_s - trace.start_s) * trace.time_scale
         first = np.searchsorted(recorded.arrival_s, trace.start_s)

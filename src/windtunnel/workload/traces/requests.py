@@ -62,6 +62,8 @@ class RecordedRequests:
     """Number of the session, from 0; -1 where the file names none."""
     tenant_names: tuple[str, ...] = ()
     blocks: BlockIds | None = None
+    leaves_blocks: bool = False
+    """Whether the file has block ids of prompts that were not asked for."""
 
     @property
     def num_requests(self) -> int:
@@ -121,7 +123,8 @@ def _find(name: str) -> Path:
 
 def _rows(path: Path, names: dict[str, str], layout: Layout, trace: Trace, limit: int | None) -> RecordedRequests:
     """Read the rows of a file whose columns are `names`."""
-    if "hash_ids" in names and "input_tokens" not in names:
+    leaves_blocks = "hash_ids" in names and "input_tokens" not in names
+    if leaves_blocks:
         del names["hash_ids"]
     unit_s = UNITS_S[trace.columns.arrival_unit if trace.columns.arrival else layout.arrival_unit]
     drops_failed = layout.zero_output_failed if trace.failed is None else trace.failed == "leave_out"
@@ -136,7 +139,7 @@ def _rows(path: Path, names: dict[str, str], layout: Layout, trace: Trace, limit
             reading.add(requests)
         if limit is not None and layout.is_sorted and reading.num_requests >= limit:
             break
-    recorded = reading.finish()
+    recorded = replace(reading.finish(), leaves_blocks=leaves_blocks)
     return recorded if limit is None else recorded.take(slice(0, limit))
 
 
@@ -204,7 +207,7 @@ class _Reading:
         if not self.num_requests:
             why = "; all of them failed" if self.num_rows else ""
             raise InputError(f"{self.path} has no requests{why}")
-        columns = {
+        columns: dict[str, Any] = {
             {"arrival": "arrival_s"}.get(stream, stream): np.concatenate(parts)
             for stream, parts in self.parts.items()
             if stream != "hash_ids"

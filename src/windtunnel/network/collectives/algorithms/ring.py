@@ -10,7 +10,7 @@ from windtunnel.errors import InputError
 from windtunnel.limits import check_size
 from windtunnel.network.collectives.call import CollectiveCall, Ranks
 from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
-from windtunnel.network.collectives.rings import Rings, nccl_rings, simai_rings
+from windtunnel.network.collectives.rings import Rings, link_rings, nccl_rings, simai_rings
 from windtunnel.network.flows import (
     Flows,
     Hop,
@@ -55,7 +55,8 @@ def rings_of(*calls: CollectiveCall) -> Rings:
 def _rings(call: CollectiveCall) -> Rings:
     if call.settings.compat == "simai":
         return simai_rings(call.gpus, call.ranks.num_servers, call.choices.pxn)
-    return nccl_rings(call.gpus, call.ranks.num_servers)
+    servers = call.ranks.num_servers
+    return link_rings(call.fabric, call.gpus, servers) or nccl_rings(call.gpus, servers)
 
 
 def flows(call: CollectiveCall) -> Flows:
@@ -67,7 +68,7 @@ def flows(call: CollectiveCall) -> Flows:
     rings = rings_of(call)
     steps = ROUNDS[call.op] * (rings.num_ranks - 1)
     check_size(flows=rings.order.size * steps)
-    return ring(rings, _chunk_bytes(call), steps, rings.reduction)
+    return ring(rings, _chunk_bytes(call, rings), steps, rings.reduction)
 
 
 def seconds(calls: Sequence[CollectiveCall], backend: Any) -> float | None:
@@ -76,15 +77,14 @@ def seconds(calls: Sequence[CollectiveCall], backend: Any) -> float | None:
     if first.choices.pxn or not hasattr(backend, "ring_seconds"):
         return None
     steps = ROUNDS[first.op] * (len(first.gpus) - 1)
-    answer: float | None = backend.ring_seconds(
-        first.fabric, rings_of(*calls), _chunk_bytes(first), steps, first.settings
-    )
+    chunk_bytes = _chunk_bytes(first, _rings(first))
+    answer: float | None = backend.ring_seconds(first.fabric, rings_of(*calls), chunk_bytes, steps, first.settings)
     return answer
 
 
-def _chunk_bytes(call: CollectiveCall) -> int:
+def _chunk_bytes(call: CollectiveCall, rings: Rings) -> int:
     """Return the bytes that one rank sends in one step of one channel; a remainder is dropped, as in SimAI."""
-    return max(call.size_bytes // len(call.gpus) // call.ranks.per_server, 1)
+    return max(call.size_bytes // len(call.gpus) // rings.num_channels, 1)
 
 
 def ring(rings: Rings, chunk_bytes: int, num_steps: int, reduction: Reduction = Reduction.NONE) -> Flows:

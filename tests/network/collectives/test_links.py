@@ -1,0 +1,80 @@
+"""Servers whose devices are joined by links and not by a switch: rings over them, and the rates of subsets."""
+
+import numpy as np
+import pytest
+
+from windtunnel import catalog
+from windtunnel.hardware import meets_all
+from windtunnel.network.collectives.rings import link_rings
+from windtunnel.network.collectives.run import run_collective
+from windtunnel.network.topology import NodeRails
+
+
+def bus_bytes_per_s(node: str, num_ranks: int, num_servers: int = 1, backend: str = "analytic") -> float:
+    fabric = NodeRails(node=node, num_servers=num_servers).build()
+    return run_collective(fabric, "all_reduce", 2**32, num_ranks, backend).bus_bytes_per_s
+
+
+@pytest.mark.parametrize(("size", "num_rings"), [(2, 1), (3, 2), (4, 2), (7, 6), (8, 6)])
+def test_rings_of_a_mesh_share_no_link(size, num_rings):
+    fabric = NodeRails(node="mi300x").build()
+    order = link_rings(fabric, np.arange(size, dtype=np.int32), 1).order
+    hops = {(int(a), int(b)) for ring in order for a, b in zip(ring, np.roll(ring, -1), strict=True)}
+    assert order.shape == (num_rings, size)
+    assert all(sorted(ring) == list(range(size)) for ring in order.tolist())
+    assert len(hops) == num_rings * size
+
+
+def test_paths_between_servers_use_every_link_once():
+    fabric = NodeRails(node="mi300x", num_servers=2).build()
+    order = link_rings(fabric, np.arange(16, dtype=np.int32), 2).order
+    hops = [(int(a), int(b)) for ring in order for a, b in zip(ring, np.roll(ring, -1), strict=True)]
+    inside = [hop for hop in hops if (hop[0] < 8) == (hop[1] < 8)]
+    assert len(set(hops)) == len(hops) == 128
+    assert len(inside) == 2 * 8 * 7
+    # Between servers traffic stays on its rail.
+    assert all(a % 8 == b % 8 for a, b in hops if (a < 8) != (b < 8))
+
+
+def test_two_rows_have_a_ring_around_them():
+    order = link_rings(NodeRails(node="tpu_v5e_host").build(), np.arange(8, dtype=np.int32), 1).order
+    assert order.tolist() == [[0, 1, 2, 3, 7, 6, 5, 4], [4, 5, 6, 7, 3, 2, 1, 0]]
+
+
+def test_a_switched_server_has_no_rings_of_links():
+    assert link_rings(NodeRails(node="dgx_h100").build(), np.arange(8, dtype=np.int32), 1) is None
+
+
+def test_a_pair_of_a_mesh_has_one_link():
+    # 47.7 GB/s were measured between two MI300X, and 178.8 on four TPU7x.
+    assert bus_bytes_per_s("mi300x", 2) == pytest.approx(47.7e9, rel=0.03)
+    assert bus_bytes_per_s("mi300x", 8) == pytest.approx(7 * bus_bytes_per_s("mi300x", 2), rel=0.03)
+    assert bus_bytes_per_s("tpu_v7_host", 4) == pytest.approx(178.8e9, rel=0.03)
+
+
+def test_flows_use_the_links_of_a_mesh():
+    assert bus_bytes_per_s("mi300x", 8, backend="flow") == pytest.approx(6 * 64e9, rel=0.05)
+    assert bus_bytes_per_s("mi300x", 16, 2, "flow") == pytest.approx(400e9, rel=0.05)
+
+
+def test_pairs_of_nvlink_meet_others_by_the_host():
+    assert bus_bytes_per_s("a100_pairwise_nvlink", 2) > 200e9
+    assert bus_bytes_per_s("a100_pairwise_nvlink", 4) < 32e9
+
+
+def test_racks_leave_by_as_many_cards_as_they_have_rings():
+    # 406 GB/s were measured on twenty GB200 NVL72.
+    assert bus_bytes_per_s("gb200_nvl72", 1440, 20) == pytest.approx(406e9, rel=0.08)
+
+
+def test_a_later_network_delays_small_messages_only():
+    fabrics = [NodeRails(node=node, num_servers=4).build() for node in ("aws_p5", "dgx_h100")]
+    small, large = (
+        [run_collective(fabric, "all_reduce", size, 32).seconds for fabric in fabrics] for size in (2**20, 2**33)
+    )
+    assert small[0] > 1.4 * small[1]
+    assert large[0] == pytest.approx(large[1], rel=0.01)
+
+
+def test_only_a_full_mesh_meets_all():
+    assert [meets_all(catalog.node(name)) for name in ("mi300x", "tpu_v5e_host", "dgx_h100")] == [True, False, False]
