@@ -69,10 +69,10 @@ class MeasuredKernels(Schema, frozen=True):
     fp8_tiles_since: dict[str, str]
     flashinfer_across_ranks_since: dict[str, str]
     padded_experts: dict[str, tuple[str, str]]
-    padded_on: tuple[str, ...]
     padded_below_tp: int
     block_rows: int
     padded_small_kernels: int
+    padded_gap_us: dict[str, float]
     small_tiles: dict[str, tuple[str, str]]
     tile_rows: int
     tiles_of: tuple[tuple[str, str], tuple[str, str]]

@@ -375,7 +375,7 @@ def _in_padded_blocks(collection: Collection, rows: Rows) -> tuple[Rows, str]:
     B200. Small kernels count tokens, clear and write the experts' numbers, and transpose both inputs' scales.
     """
     device = collection.roofline.device
-    if device.architecture not in KERNELS.padded_on or not device.scale_up_bytes_per_s:
+    if device.architecture not in KERNELS.padded_gap_us or not device.scale_up_bytes_per_s:
         return rows, ""
     hidden, width, experts, topk, tp, ep, tokens = (rows[name] for name in MOE_POINT)
     local, width, block = experts / ep, width / tp, KERNELS.block_rows
@@ -394,7 +394,9 @@ def _in_padded_blocks(collection: Collection, rows: Rows) -> tuple[Rows, str]:
     streamed = (6 * width * padded, 2 * hidden * tokens * topk, 2 * hidden * tokens * (topk + 1))
     small = (np.zeros(len(rows)),) * KERNELS.padded_small_kernels
     moving = sum(collection.roofline.seconds(ops.Elementwise("copy", size, 1.0)) for size in (*streamed, *small))
-    latency = 1e3 * (np.hypot(computing, reading) + moving)
+    num_kernels = 4 + len(streamed) + len(small)  # both products quantise their input first
+    waiting = (num_kernels - 1) * KERNELS.padded_gap_us[device.architecture] * 1e-6
+    latency = 1e3 * (np.hypot(computing, reading) + moving + waiting)
     latency = np.where(tp < KERNELS.padded_below_tp, latency, rows.latency)
     return rows.with_latency(latency), f"; as DeepGEMM's blocks of {block} rows for each expert"
 
