@@ -5,7 +5,7 @@ Real text spreads tokens almost evenly: Gini coefficients of tokens per expert a
 for is chance: the rank with the most active experts, as long as reading weights bounds them, and that with the most
 tokens. Rows with a power law show neither, as their busiest rank has a few experts with most of the tokens.
 DeepSeek-V3.1 on vLLM 0.11.1 and eight B200 (ML.ENERGY, 8, 32, 64 and 256 requests) takes 133, 240, 337 and 478 us a
-layer by its steps, 108, 154, 222 and 278 with the power law, and 120, 210, 330 and 389 by this law.
+layer by its steps, 108, 154, 222 and 278 with the power law, and 121, 231, 301 and 374 by this law.
 """
 
 from __future__ import annotations
