@@ -406,7 +406,7 @@ def _in_small_tiles(collection: Collection, rows: Rows) -> tuple[Rows, str]:
 
     SGLang's kernel has the same two tiles for shapes that nobody tuned. What it loses against the tiles that vLLM has
     taken since is read off the two engines' tables of the reference system, where a tile holds all rows of an expert.
-    SGLang's experts of several ranks were timed with every choice of every token on the rank (on H100 a rank with 16 of
+    SGLang's experts of several ranks seem to hold every choice of every token on the rank (on H100 a rank with 16 of
     128 experts takes 320, 336, 352, 546 and 845 us with 32 to 512 tokens): where those fill more than a tile, what one
     rank with all experts loses counts.
     """

@@ -1,11 +1,12 @@
 """Experts that real text chooses, on the busiest of several ranks, from measured spreads of tokens over experts.
 
 Real text spreads tokens almost evenly: Gini coefficients of tokens per expert are 0.11 to 0.3 in five models (arXiv
-2605.20982, on H100; random token ids reach 0.38), and that of the measured power law is 0.63. What several ranks wait
-for is chance: the rank with the most active experts, as long as reading weights bounds them, and that with the most
+2605.20982, on H100; random token ids reach 0.38), and those of the measured power law 0.46 with 32 tokens and 0.63 with
+256 (log-uniform between 1 and 0.8 x tokens, `power_law_logits_v3` of AIConfigurator's collector). What several ranks
+wait for is chance: the rank with the most active experts, while reading weights bounds them, and that with the most
 tokens. Rows with a power law show neither, as their busiest rank has a few experts with most of the tokens.
 DeepSeek-V3.1 on vLLM 0.11.1 and eight B200 (ML.ENERGY, 8, 32, 64 and 256 requests) takes 133, 240, 337 and 478 us a
-layer by its steps, 108, 154, 222 and 278 with the power law, and 120, 210, 330 and 389 by this law.
+layer by its steps, 108, 154, 222 and 278 with the power law, and 121, 231, 301 and 374 by this law.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def as_text(even: Rows, skewed: Rows) -> Rows:
 
     As many experts are active as with fewer evenly spread tokens. What tokens cost beyond those that reach every expert
     is the cost of as many as the busiest rank has. It is no less than `skewed`, and where arithmetic bounds experts the
-    same: a rank's share of prompts with random tokens is skewed, and some files have timed the choices of all ranks on
-    one (vLLM 0.24 and SGLang 0.5.14 on H200, DeepSeek's 256 experts over eight ranks, 8,192 tokens: 6.0 and 5.1 ms
+    same: a rank's share of prompts with random tokens is skewed, and some files seem to time all ranks' choices on one
+    (vLLM 0.24 and SGLang 0.5.14 on H200, DeepSeek's 256 experts over eight ranks, 8,192 tokens: 6.0 and 5.1 ms
     evenly spread, 3.5 and 3.2 ms by a power law; TensorRT-LLM 1.3 and 2.2).
     """
     *shape, tokens = (even[name] for name in MOE_POINT)
