@@ -99,7 +99,7 @@ def launched_s(device_s: float, launch_s: float) -> float:
     if launch_s <= 0.0:
         return device_s
     longer, share = max(device_s, launch_s), min(device_s, launch_s) / max(device_s, launch_s)
-    # Square roots, which compiled and interpreted loops round alike; powers of different libraries are not.
+    # Square roots, which compiled and interpreted loops round the same way; powers of different libraries differ.
     square = share * share
     fourth = square * square
     return longer * np.sqrt(np.sqrt(np.sqrt(1.0 + fourth * fourth)))
