@@ -7,7 +7,8 @@
 DIR holds `mlenergy/llm_serving_energy.csv`; it is also taken from WINDTUNNEL_REFERENCE. A row is a run at one
 `max_num_seqs`; its settings are those of the benchmark's launch files: 8,192 batched tokens, asynchronous scheduling,
 temperature 0.8 and top-p 0.95 (top-k and penalties are those of the model's generation config, as in `vllm serve`),
-tensor parallelism with or without experts spread over the same devices, and FlashInfer's experts for DeepSeek.
+tensor parallelism with or without experts spread over the same devices, FlashInfer's experts for DeepSeek, and its
+fused all-reduce up to 32 MiB for gpt-oss on B200.
 
 All requests are sent at once (`mlenergy/llm/benchmark.py`), 1,024 for chat and 198 for gpqa, repeated as often as the
 sweeps of most models say; code completion is taken to send as many as chat. The table's percentiles are those of every
@@ -161,6 +162,8 @@ def scenario_of(row: Row, histograms: Histograms, version: str | None) -> Scenar
     engine: dict[str, Any] = {"max_num_seqs": num_seqs, "max_num_batched_tokens": 8192, "async_scheduling": True}
     if row["model_id"].startswith("deepseek-ai/"):
         engine["moe_backend"] = "trtllm"
+    if row["model_id"].startswith("openai/") and row["gpu_model"] == "B200":
+        engine |= {"fused_all_reduce": True, "fused_all_reduce_bytes": 32 * 2**20}
     # The launch files of Nemotron's hybrids keep states in fp32 (`mamba-ssm-cache-dtype`), as their model cards say.
     precision = {"precision": {"recurrent_state": "fp32"}} if "Nemotron" in row["model_id"] else {}
     return scenario_from(

@@ -142,7 +142,7 @@ def layer_steps(
         group_s = group_s + layers * exchange_s
     together_s = token_s + group_s[::ranks]
     host = engine.host
-    unhidden_s = float(host.unhidden_step_s or 0.0) + float(host.unhidden_request_s or 0.0) * requests
+    unhidden_s = float(host.unhidden_request_s or 0.0) * requests
     sample_s = sum((_at(curve, requests) for curve in profile.sequence_s.values()), np.zeros(requests.size))
     padded = padded_sizes(graph_sizes(engine), max_requests)
     context = np.array(sorted({keys for _, keys in profile.decode_s}), np.float64)
@@ -157,6 +157,7 @@ def layer_steps(
         length_nodes=lengths,
         prefill_attention_s=layers * prefill_s,
         host_step_s=float(host.step_s or 0.0),
+        unhidden_step_s=float(host.unhidden_step_s or 0.0),
         host_request_s=float(host.request_s or 0.0),
         host_overlaps=int(bool(engine.async_scheduling)),
         recorded_step_s=np.zeros(0),

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from windtunnel.calibration.fit import Fit, PricedServer, fit_runs, predict, priced_servers
+from windtunnel.calibration.fit import Fit, PricedServer, fit_runs, local, predict, priced_servers
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.calibration.profiles import folds, held_out, profiles
 from windtunnel.calibration.settings_inference import Learnt, RunSeries, Trials, infer, values_of
@@ -67,8 +67,7 @@ def ran(
 
 
 def learnt_from(runs: list[PricedServer], kept: list[bool] | None = None) -> Learnt:
-    around = fit_runs(runs, num_rounds=1)
-    return infer(Trials(runs), replace(around, fit=Fit({})), Fit({}), np.array(kept or [True] * len(runs)))
+    return infer(Trials(runs), local(runs, Fit({})), Fit({}), np.array(kept or [True] * len(runs)))
 
 
 @pytest.fixture(scope="module")

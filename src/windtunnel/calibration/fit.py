@@ -80,8 +80,8 @@ TRUST = 0.5
 
 @dataclass(frozen=True)
 class Priors:
-    """Standard deviations of the ridge's prior, of logarithms. By default overheads are known to a factor of two and
-    operators to 8%.
+    """Standard deviations of the ridge's prior, of logarithms. By default overheads are known to a factor of two,
+    operators to 15%, and those that arithmetic bounds, most of them in steps with prompts, to 31%.
     """
 
     host: tuple[float, float, float] = (0.4, 0.5, 0.4)
@@ -90,13 +90,16 @@ class Priors:
     """Overheads: effects of an engine's release, and of a release on a device, as a release seldom ran on two hosts."""
     models: float = 8.0
     """Of m models that show an effect of a release, its prior variance is the share m / (m + this)."""
-    operators: tuple[float, float, float] = (0.05, 0.05, 0.03)
+    operators: tuple[float, float, float] = (0.1, 0.1, 0.06)
     """The same of factors."""
+    prompts: float = 2.0
+    """Multiple of these, and of `formats`, for what prompts spend most of their time in: operators that arithmetic
+    bounds, and attention of prefill."""
     servers: tuple[float, float] = (0.4, 0.3)
     """An API server's part of TTFT: effects of an engine, and of it on a device."""
     clients: tuple[float, float, float, float] = (0.8, 0.3, 0.6, 0.6)
     """A client's part: effects of all clients, of one with all engines, with an engine, and with it on a device."""
-    formats: float = 0.05
+    formats: float = 0.1
     """Effect of a format on GEMMs and experts, of an engine and of an engine on a device."""
     outlier: float = 3.0
     """Residuals of so many scales have a quarter of their weight, and larger ones hardly any."""
@@ -301,13 +304,14 @@ def effects(parameter: str, scope: Scope, priors: Priors = PRIORS) -> dict[Effec
         of_engine, of_device = priors.servers
         return {(parameter, engine): of_engine, (parameter, engine, device): of_device}
     base = parameter if kind == "host" else f"{kind}.{rest.rpartition('.')[2]}" if rest else kind
-    overall, of_engine, of_device = priors.host if kind == "host" else priors.operators
+    wider = priors.prompts if kind == "prefill_attention" or rest.endswith("compute") else 1.0
+    overall, of_engine, of_device = priors.host if kind == "host" else (wider * each for each in priors.operators)
     spreads = {(base, "all"): overall, (base, engine): of_engine, (base, engine, device): of_device}
     if kind == "host" and release:
         spreads[base, engine, release], spreads[base, engine, device, release] = priors.releases
     if base != parameter:
-        spreads[parameter, engine] = priors.formats
-        spreads[parameter, engine, device] = priors.formats
+        spreads[parameter, engine] = wider * priors.formats
+        spreads[parameter, engine, device] = wider * priors.formats
     return spreads
 
 

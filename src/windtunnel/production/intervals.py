@@ -216,6 +216,7 @@ def price_intervals(run: StepRun, record: ServerRecord, estimator_of: Callable[[
         measured_s=taken.measured_s,
         predicted_s=predicted_s,
         device_s=predicted_s,
+        unhidden_s=0.0,
         launch_s=np.zeros(count),
         is_in_pieces=np.zeros(count, np.bool_),
         families_s={name: mean(seconds) for name, seconds in every.families_s.items() if name != HOST},

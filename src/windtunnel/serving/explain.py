@@ -81,7 +81,9 @@ class Explanation(Shown):
     @property
     def step_s(self) -> float:
         """The step's duration."""
-        busy_s = float(unwrap(launched_s)(self.device_s + self.unhidden_s, self.launch_s))
+        unhidden_step_s = float(self.setup.engine.host.unhidden_step_s or 0.0)
+        busy_s = float(unwrap(launched_s)(self.device_s + self.unhidden_s - unhidden_step_s, self.launch_s))
+        busy_s += unhidden_step_s
         return max(busy_s, self.host_s) if self.host_overlaps else busy_s + self.host_s
 
     @property

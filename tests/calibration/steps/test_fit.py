@@ -22,7 +22,7 @@ from windtunnel.serving.shorthand import scenario
 
 
 def launched(device_s: NDArray[np.float64], launch_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.where(launch_s > 0, (device_s**3 + launch_s**3) ** (1 / 3), device_s)
+    return np.where(launch_s > 0, (device_s**8 + launch_s**8) ** (1 / 8), device_s)
 
 
 def made_up(tp: int = 1, seed: int = 0, floor: float = 1.0) -> PricedSteps:

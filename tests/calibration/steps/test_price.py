@@ -1,10 +1,13 @@
 """Prices of recorded steps: those of `explain_step`, of ranks that step together, and what is left out."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
+from windtunnel.calibration.steps.fit import Factors
 from windtunnel.calibration.steps.price import KINDS, SLOW, TOGETHER, PricedSteps, batch_rows, price_run
 from windtunnel.calibration.steps.read import StepRun, read_step_runs
 from windtunnel.errors import InputError
@@ -127,3 +130,23 @@ def test_steps_that_tell_nothing_are_left_out_and_counted(tmp_path: Path) -> Non
 def test_a_run_without_a_usable_step_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no step can be priced: no wall time"):
         priced(tmp_path, ["0,1,0,0,0,0,8,32760,0,", "0,2,0,0,0,0,8,32760,0,0"], SMALL)
+
+
+@pytest.mark.parametrize("batch", ["0,0,0,0,8,32760,0", "256,1,0,0,8,32760,0", "2048,4,0,0,0,0,0"])
+def test_work_that_nothing_hides_lengthens_every_step_by_itself(tmp_path: Path, batch: str) -> None:
+    """Beside a host that needs 9 ms to launch a step, too."""
+    run = run_of(tmp_path, [f"0,1,{batch},0.01"], SMALL)
+    assert run.setup is not None
+
+    def steps_with(unhidden_step_s: float) -> PricedSteps:
+        assert run.setup is not None
+        host = msgspec.structs.replace(
+            run.setup.engine.host, launch_s=50e-6, step_s=0.0, unhidden_step_s=unhidden_step_s
+        )
+        engine = msgspec.structs.replace(run.setup.engine, host=host)
+        return price_run(replace(run, setup=replace(run.setup, engine=engine)), estimator_for)
+
+    without, with_work = steps_with(0.0), steps_with(2e-3)
+    assert with_work.predicted_s[0] - without.predicted_s[0] == pytest.approx(2e-3, rel=1e-9)
+    assert with_work.device_s[0] == pytest.approx(without.device_s[0], rel=1e-9)
+    assert Factors({}).applied(with_work).predicted_s[0] == pytest.approx(with_work.predicted_s[0], rel=1e-9)

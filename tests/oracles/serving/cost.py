@@ -43,9 +43,10 @@ class Prices:
             device_s = float(c.mixed_token_s[most_tokens] + c.sample_s[sampled] + attention_s)
             if self.speculation is not None:
                 device_s += float(c.draft_s[max(sum(chunk.decodes for chunk in batch.values()) for batch in batches)])
-            return launched_s(device_s + group_s, float(c.launch_s[min(most_tokens, len(c.launch_s) - 1)]))
+            launch_s = float(c.launch_s[min(most_tokens, len(c.launch_s) - 1)])
+            return launched_s(device_s + group_s, launch_s) + c.unhidden_step_s
         most = max(len(batch) for batch in batches)
-        return launched_s(float(c.decode_token_s[most] + attention_s), self.decode_launch_s(most))
+        return launched_s(float(c.decode_token_s[most] + attention_s), self.decode_launch_s(most)) + c.unhidden_step_s
 
     def decode_launch_s(self, num_decodes: int) -> float:
         launch_s = self.cost.decode_launch_s
@@ -81,16 +82,13 @@ class Prices:
 
 
 def launched_s(device_s: float, launch_s: float) -> float:
-    """Return the cube root of the sum of cubes."""
+    """Return the eighth root of the sum of eighth powers, by products and square roots that round as the loop's do."""
     if not launch_s:
         return device_s
-    ratio = min(device_s, launch_s) / max(device_s, launch_s)
-    cubes = 1 + ratio * ratio * ratio
-    root = 1 + 0.26 * (cubes - 1)
-    for _ in range(4):  # Newton's, in the order of the loop's: to the bit
-        root = (2 * root + cubes / (root * root)) / 3
-    assert abs(root**3 - cubes) < 1e-14
-    return max(device_s, launch_s) * root
+    power = min(device_s, launch_s) / max(device_s, launch_s)
+    for _ in range(3):
+        power *= power
+    return max(device_s, launch_s) * math.sqrt(math.sqrt(math.sqrt(1 + power)))
 
 
 def deviation(contexts: Sequence[int]) -> float:

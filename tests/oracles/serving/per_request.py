@@ -406,11 +406,11 @@ class PerRequestPool:
         attention_s = self.prices.decode_attention_s(len(decodes), context, bool(prompts), spread)
         if not prompts:
             decode_s = float(c.decode_token_s[len(decodes)] + attention_s)
-            return launched_s(decode_s, self.prices.decode_launch_s(len(decodes)))
+            return launched_s(decode_s, self.prices.decode_launch_s(len(decodes))) + c.unhidden_step_s
         tokens = sum(tokens for _, tokens in prompts)
         pairs = sum(tokens * (request.computed_tokens + 0.5 * tokens) for request, tokens in prompts)
         attention_s += self.prices.prefill_attention_s(tokens, pairs)
         sampled = len(decodes) + sum(tokens == request.wanted_tokens for request, tokens in prompts)
         num_tokens = len(decodes) + tokens
         device_s = float(c.mixed_token_s[num_tokens] + c.sample_s[sampled] + attention_s)
-        return launched_s(device_s, float(c.launch_s[min(num_tokens, len(c.launch_s) - 1)]))
+        return launched_s(device_s, float(c.launch_s[min(num_tokens, len(c.launch_s) - 1)])) + c.unhidden_step_s

@@ -10,7 +10,7 @@ import pytest
 from windtunnel import catalog
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.precision import Format
-from windtunnel.pricing.aiconfigurator.collection import KernelChoices
+from windtunnel.pricing.aiconfigurator.collection import POWER_LAW, TEXT, KernelChoices
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, measured_estimator, systems_folder
 
 pytestmark = pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"{PACKAGE} has no wheel for this platform")
@@ -19,9 +19,11 @@ DEEPSEEK: dict[str, Any] = {"hidden_size": 7168, "intermediate_size": 2048, "num
 QWEN: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 1536, "num_experts": 128, "experts_per_token": 8}
 
 
-def priced_ms(version: str, op: Experts, system: str = "h100_sxm", backend: str | None = None) -> Any:
-    device = catalog.device(system)
-    estimator = measured_estimator(device, None, "vllm", version, kernels=KernelChoices(moe_backend=backend))
+def priced_ms(
+    version: str, op: Experts, system: str = "h100_sxm", backend: str | None = None, spread: str = TEXT
+) -> Any:
+    device, kernels = catalog.device(system), KernelChoices(moe_backend=backend, expert_distribution=spread)
+    estimator = measured_estimator(device, None, "vllm", version, kernels=kernels)
     return np.asarray(estimator.estimate(op).seconds) * 1e3
 
 
@@ -74,15 +76,24 @@ def test_a_named_backend_keeps_its_kernels() -> None:
 
 def test_untuned_tiles_cost_what_they_cost_the_engine_that_kept_them() -> None:
     """SGLang 0.5.10 has the tiles that vLLM had before 0.17; few tokens for the rank's experts lose nothing."""
-    tokens = [4, 32, 64, 128, 512]
+    tokens = [4, 32, 64, 128]
     shape = {"hidden_size": 4096, "inter_size": 1536, "num_experts": 128, "moe_ep_size": 8, "moe_tp_size": 1}
-    words = {**shape, "moe_dtype": "bfloat16", "distribution": "power_law_1.01"}
+    words = {**shape, "moe_dtype": "bfloat16", "distribution": POWER_LAW}
     former = measured_ms("h100_sxm/moe/sglang/0.5.10/moe_perf.parquet", tokens, **words)
     since = measured_ms("h100_sxm/moe/vllm/0.24.0/moe_perf.parquet", tokens, **words)
     op = Experts(np.array(tokens, float), **QWEN, ep=8)
-    assert priced_ms("0.16.0", op) == pytest.approx(np.maximum(former, since), rel=1e-6)
-    assert priced_ms("0.17.0", op) == pytest.approx(since, rel=1e-6)
-    assert (former / since > [1.0, 1.2, 1.2, 1.2, 2.0]).all()
+    assert priced_ms("0.16.0", op, spread=POWER_LAW) == pytest.approx(np.maximum(former, since), rel=1e-6)
+    assert priced_ms("0.17.0", op, spread=POWER_LAW) == pytest.approx(since, rel=1e-6)
+    assert (former / since > [1.0, 1.2, 1.2, 1.2]).all()
+
+
+def test_tiles_of_several_ranks_lose_what_they_lose_on_one_where_all_choices_were_timed_on_a_rank() -> None:
+    """With 512 tokens SGLang's rank of eight computed 256 rows an expert, where 32 are its share."""
+    op = Experts(np.array([512.0]), **QWEN, ep=8)
+    lost = priced_ms("0.16.0", op) / priced_ms("0.17.0", op)
+    one_rank = Experts(np.array([512.0]), **QWEN)
+    assert lost == pytest.approx(priced_ms("0.16.0", one_rank) / priced_ms("0.17.0", one_rank), rel=1e-6)
+    assert 1.3 < lost < 1.6
 
 
 def test_tuned_shapes_lose_nothing() -> None:

@@ -67,12 +67,13 @@ class Factors:
 
     def applied(self, priced: PricedSteps) -> PricedSteps:
         """Return the steps with corrected predictions."""
-        return replace(priced, predicted_s=_launched_s(self.device_s(priced), self.host_s(priced)))
+        launched_s = _launched_s(self.device_s(priced), self.host_s(priced))
+        return replace(priced, predicted_s=launched_s + priced.unhidden_s)
 
 
 def _launched_s(device_s: Floats, launch_s: Floats) -> Floats:
     """Return durations of steps, as `step_cost.launched_s` does."""
-    return np.asarray(np.where(launch_s > 0, np.cbrt(device_s**3 + launch_s**3), device_s))
+    return np.asarray(np.where(launch_s > 0, (device_s**8 + launch_s**8) ** (1 / 8), device_s))
 
 
 def terms(priced: PricedSteps) -> dict[str, Floats]:
@@ -132,8 +133,9 @@ def _missing(factors: Factors, runs: Sequence[PricedSteps]) -> dict[str, float]:
 
 def _measured_device_s(factors: Factors, run: PricedSteps) -> Floats:
     """Return the device's time in the measured one, which the host's launches lengthen; half of it at least."""
-    rest = run.measured_s**3 - factors.host_s(run) ** 3
-    return np.where(run.launch_s > 0, np.cbrt(np.maximum(rest, (run.measured_s / 2) ** 3)), run.measured_s)
+    busy_s = np.maximum(run.measured_s - run.unhidden_s, run.measured_s / 2)
+    rest = np.maximum(busy_s**8 - factors.host_s(run) ** 8, (busy_s / 2) ** 8)
+    return np.where(run.launch_s > 0, rest ** (1 / 8), busy_s)
 
 
 def _floor(factors: Factors, runs: Sequence[PricedSteps], in_pieces: bool | None = None) -> float:
@@ -143,7 +145,9 @@ def _floor(factors: Factors, runs: Sequence[PricedSteps], in_pieces: bool | None
     chosen = [run.taken((run.launch_s > 0) & ((run.is_in_pieces == in_pieces) | (in_pieces is None))) for run in runs]
     device_s, launch_s, measured_s = (
         np.concatenate(parts)
-        for parts in zip(*((factors.device_s(run), run.launch_s, run.measured_s) for run in chosen), strict=True)
+        for parts in zip(
+            *((factors.device_s(run), run.launch_s, run.measured_s - run.unhidden_s) for run in chosen), strict=True
+        )
     )
     errors = _launched_s(device_s, FLOORS[:, None] * launch_s) / measured_s - 1
     losses = (errors**2 / (errors**2 + NOISE)).sum(axis=1) + np.log(FLOORS) ** 2

@@ -58,7 +58,7 @@ class PricedSteps:
     measured_s: Floats
     predicted_s: Floats
     device_s: Floats
-    """Price of a step that the host launches at once."""
+    """Price of a step that the host launches at once, without `unhidden_s`."""
     launch_s: Floats
     """What the host needs to launch a step with prompts, which lasts at least so long; 0 for others."""
     is_in_pieces: NDArray[np.bool_]
@@ -72,6 +72,8 @@ class PricedSteps:
     """1 for a step without prompts and 0 for others; of an interval of time the share of its steps without prompts."""
     left_out: Mapping[str, int]
     """Reason -> number of rows, or of steps, that are not among these."""
+    unhidden_s: float = 0.0
+    """The host's work that nothing hides, of each step."""
     slow: NDArray[Any] = field(default_factory=lambda: np.empty(0, SLOW_STEP))
     """Steps left out as far slower than others of their kind: their `place` in the run, `measured_s` and `predicted_s`,
     the last scaled by the median of their kind."""
@@ -134,7 +136,7 @@ def price_every_step(run: StepRun, estimator_of: Callable[[Setup], Estimator]) -
         kind=np.where(sums["prefill_tokens"] == 0, 0, np.where(sums["decode_requests"] == 0, 1, 2)),
         measured_s=np.maximum.reduceat(steps["wall_s"], first),
         predicted_s=predicted_s,
-        device_s=_priced(cost._replace(launch_s=np.zeros(1)), rows, group_tokens),
+        device_s=_priced(cost._replace(launch_s=np.zeros(1)), rows, group_tokens) - cost.unhidden_step_s,
         launch_s=launch_s,
         is_in_pieces=(launch_s > 0) & (launch_s < cost.launch_s.max()),
         families_s=families_s,
@@ -142,6 +144,7 @@ def price_every_step(run: StepRun, estimator_of: Callable[[Setup], Estimator]) -
         context_variation=np.maximum.reduceat(variation, first),
         decode_share=(sums["prefill_tokens"] == 0).astype(np.float64),
         left_out=left_out,
+        unhidden_s=cost.unhidden_step_s,
     )
 
 

@@ -23,15 +23,18 @@ from windtunnel.pricing.aiconfigurator.collection import (
     KERNELS,
     MOE_POINT,
     NEWEST,
+    POWER_LAW,
+    TEXT,
     Collection,
     Place,
     Rows,
     Texts,
 )
 from windtunnel.pricing.aiconfigurator.gemms import gemm_prices
+from windtunnel.pricing.aiconfigurator.routing import as_text, busiest_active
 from windtunnel.pricing.choices import MOE_BACKENDS
 from windtunnel.pricing.roofline import machine
-from windtunnel.pricing.table import Floats, MeasurementTable, table_of
+from windtunnel.pricing.table import Floats, MeasurementTable, grouped, table_of
 from windtunnel.versions import version_key
 
 
@@ -372,7 +375,7 @@ def _in_padded_blocks(collection: Collection, rows: Rows) -> tuple[Rows, str]:
     B200. Small kernels count tokens, clear and write the experts' numbers, and transpose both inputs' scales.
     """
     device = collection.roofline.device
-    if device.architecture not in KERNELS.padded_on or not device.scale_up_bytes_per_s:
+    if device.architecture not in KERNELS.padded_gap_us or not device.scale_up_bytes_per_s:
         return rows, ""
     hidden, width, experts, topk, tp, ep, tokens = (rows[name] for name in MOE_POINT)
     local, width, block = experts / ep, width / tp, KERNELS.block_rows
@@ -386,12 +389,14 @@ def _in_padded_blocks(collection: Collection, rows: Rows) -> tuple[Rows, str]:
                 return rows, ""
             computing[here] += seconds
     on = machine(device, Format.FP8_BLOCK)
-    chosen = local * (1.0 - (1.0 - topk / experts) ** tokens)
-    reading = chosen * 3 * hidden * width * BITS[Format.FP8_BLOCK] / 8 / on.bytes_per_s
+    expert_bytes = 3 * hidden * width * BITS[Format.FP8_BLOCK] / 8
+    reading = busiest_active(tokens, experts, topk, ep) * expert_bytes / on.bytes_per_s
     streamed = (6 * width * padded, 2 * hidden * tokens * topk, 2 * hidden * tokens * (topk + 1))
     small = (np.zeros(len(rows)),) * KERNELS.padded_small_kernels
     moving = sum(collection.roofline.seconds(ops.Elementwise("copy", size, 1.0)) for size in (*streamed, *small))
-    latency = 1e3 * (np.hypot(computing, reading) + moving)
+    num_kernels = 4 + len(streamed) + len(small)  # both products quantise their input first
+    waiting = (num_kernels - 1) * KERNELS.padded_gap_us[device.architecture] * 1e-6
+    latency = 1e3 * (np.hypot(computing, reading) + moving + waiting)
     latency = np.where(tp < KERNELS.padded_below_tp, latency, rows.latency)
     return rows.with_latency(latency), f"; as DeepGEMM's blocks of {block} rows for each expert"
 
@@ -399,18 +404,41 @@ def _in_padded_blocks(collection: Collection, rows: Rows) -> tuple[Rows, str]:
 def _in_small_tiles(collection: Collection, rows: Rows) -> tuple[Rows, str]:
     """Return bf16 experts of the Triton kernel, at the rate of its former default tiles.
 
-    SGLang's kernel has the same two tiles for shapes that nobody tuned. What it loses against the tiles that vLLM
-    has taken since is read off the two engines' tables of the reference system.
+    SGLang's kernel has the same two tiles for shapes that nobody tuned. What it loses against the tiles that vLLM has
+    taken since is read off the two engines' tables of the reference system, where a tile holds all rows of an expert.
+    SGLang's experts of several ranks seem to hold every choice of every token on the rank (on H100 a rank with 16 of
+    128 experts takes 320, 336, 352, 546 and 845 us with 32 to 512 tokens): where those fill more than a tile, what one
+    rank with all experts loses counts.
     """
     is_triton = rows.named(lambda name: any(part in name for part in KERNELS.moe_backends["triton"]))
-    words = {"moe_dtype": "bfloat16", "distribution": collection.expert_distribution}
+    words = {"moe_dtype": "bfloat16", "distribution": POWER_LAW}
     former, since = (_reference_rows(collection, engine, version, words) for engine, version in KERNELS.tiles_of)
     if former is None or since is None:
         return rows, ""
-    lost = former.at_same_points(since, since.seconds, MOE_POINT)
-    factor = rows.at_same_points(former, former.seconds / lost, MOE_POINT)
-    factor = np.where(is_triton & np.isfinite(factor), np.maximum(factor, 1.0), 1.0)
+    lost = former.seconds / former.at_same_points(since, since.seconds, MOE_POINT)
+    rows_an_expert = former["num_tokens"] * former["topk"] * former["moe_ep_size"] / former["num_experts"]
+    is_sound = (former["moe_ep_size"] == 1) | (rows_an_expert <= KERNELS.tile_rows)
+    kept = former.take(is_sound & np.isfinite(lost)).with_latency(lost[is_sound & np.isfinite(lost)])
+    one_rank = rows.with_columns(moe_ep_size=np.ones(len(rows)))
+    alone = np.where(rows["moe_tp_size"] == 1, _along_tokens(one_rank, kept), 1.0)
+    factor = np.where(is_triton, np.maximum(np.maximum(_along_tokens(rows, kept), alone), 1.0), 1.0)
     return rows.with_latency(rows.latency * factor), "; in the default tiles of before"
+
+
+def _along_tokens(rows: Rows, known: Rows) -> Floats:
+    """Return what `known` has in place of latencies at each of `rows`, along the tokens of its shape; 1 without one."""
+    values = np.ones(len(rows))
+    by_shape = {_shape_at(known, here[0]): here for here in grouped([known[name] for name in MOE_POINT[:-1]])}
+    for here in grouped([rows[name] for name in MOE_POINT[:-1]]):
+        curve = by_shape.get(_shape_at(rows, here[0]))
+        if curve is not None:
+            curve = curve[np.argsort(known["num_tokens"][curve])]
+            values[here] = np.interp(rows["num_tokens"][here], known["num_tokens"][curve], known.latency[curve])
+    return values
+
+
+def _shape_at(rows: Rows, place: Any) -> tuple[float, ...]:
+    return tuple(float(rows[name][place]) for name in MOE_POINT[:-1])
 
 
 def _reference_rows(collection: Collection, engine: str, version: str, words: dict[str, str]) -> Rows | None:
@@ -420,19 +448,37 @@ def _reference_rows(collection: Collection, engine: str, version: str, words: di
     return Place(folder, engine, version).read_rows("moe_perf", MOE_POINT, words)
 
 
-def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:
-    """Return mixtures of experts, one kernel at every point, of the nearest version that was measured sanely."""
-    collection = replace(collection, files={})
+def _measured_rows(collection: Collection, op: Experts) -> tuple[Rows | None, str]:
+    """Return the rows of the nearest version that was measured sanely, of the kernels that it runs, and a remark."""
     dtypes = KERNELS.moe_dtypes.get(op.format, ())
     if "fp4" in collection.roofline.device.peak_flops_per_s:
         dtypes = KERNELS.moe_dtypes_fp4.get(op.format, dtypes)
     rows, remark = _experts_rows(collection, dtypes)
     if rows is None:
-        return None
+        return None, remark
     if op.format in KERNELS.shared_moe_dtypes and "fp4" in collection.roofline.device.peak_flops_per_s:
         rows, shared = _with_shared_kernels(collection, rows, KERNELS.shared_moe_dtypes[op.format])
         remark += shared
-    rows = _with_kernels_of_backend(collection, rows, dtypes)
+    return _with_kernels_of_backend(collection, rows, dtypes), remark
+
+
+def _rows_with_text(collection: Collection, op: Experts) -> tuple[Rows | None, str]:
+    """Return `_measured_rows` of one rank with a power law, of several as real text spreads tokens over them."""
+    rows, remark = _measured_rows(replace(collection, expert_distribution=POWER_LAW), op)
+    even, _ = _measured_rows(replace(collection, expert_distribution=BALANCED), op)
+    if rows is None or even is None:
+        return rows, remark
+    spread = as_text(even.take(even["moe_ep_size"] > 1), rows)
+    return _with_lacking_shapes(rows.take(rows["moe_ep_size"] == 1).joined(spread), rows), remark
+
+
+def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:
+    """Return mixtures of experts, one kernel at every point, of the nearest version that was measured sanely."""
+    collection = replace(collection, files={})
+    read = _rows_with_text if collection.expert_distribution == TEXT else _measured_rows
+    rows, remark = read(collection, op)
+    if rows is None:
+        return None
     rows, older = _as_served(collection, op, rows)
     is_gated = ~np.isin(rows["inter_size"] * 1000 + rows["topk"], KERNELS.not_gated)
     return table_of(

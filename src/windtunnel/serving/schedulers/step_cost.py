@@ -93,25 +93,23 @@ def launched_s(device_s: float, launch_s: float) -> float:
     """Return the duration of a step that takes the device `device_s` and the host `launch_s` to launch.
 
     The device is slower than the host in some parts of the step and waits for it in others, so that the sum over parts
-    exceeds either: the root of the sum of cubes, with which prompts of 14 recorded runs of vLLM 0.20 are closest
-    (`benchmarks/engine_steps.py`). A step that one CUDA graph holds has a `launch_s` of 0.
+    exceeds either: the eighth root of the sum of eighth powers (`docs/decisions.md`). A step that one CUDA graph holds
+    has a `launch_s` of 0.
     """
     if launch_s <= 0.0:
         return device_s
     longer, share = max(device_s, launch_s), min(device_s, launch_s) / max(device_s, launch_s)
-    total = 1.0 + share * share * share
-    # Newton's steps, so that compiled and interpreted loops agree to the bit; powers of different libraries do not.
-    root = 1.0 + 0.26 * (total - 1.0)
-    for _ in range(4):
-        root = (2.0 * root + total / (root * root)) / 3.0
-    return longer * root
+    # Square roots, which compiled and interpreted loops round the same way; powers of different libraries differ.
+    square = share * share
+    fourth = square * square
+    return longer * np.sqrt(np.sqrt(np.sqrt(1.0 + fourth * fourth)))
 
 
 @inner
 def decode_step_s(cost: StepCost, num_decodes: int, attention_s: float) -> float:
     """Price a step of decodes alone on the device, which waits for the host where no graph holds the step."""
     launch_s = cost.decode_launch_s[min(num_decodes, cost.decode_launch_s.size - 1)]
-    return launched_s(cost.decode_token_s[num_decodes] + attention_s, launch_s)
+    return launched_s(cost.decode_token_s[num_decodes] + attention_s, launch_s) + cost.unhidden_step_s
 
 
 @inner
@@ -138,7 +136,7 @@ def device_step_s(
     device_s = cost.mixed_token_s[most_tokens] + cost.sample_s[most_sampled] + attention_s
     device_s += cost.draft_s[min(most_decodes, cost.draft_s.size - 1)]
     device_s += cost.group_token_s[min(group_tokens, cost.group_token_s.size - 1)]
-    return launched_s(device_s, cost.launch_s[min(most_tokens, cost.launch_s.size - 1)])
+    return launched_s(device_s, cost.launch_s[min(most_tokens, cost.launch_s.size - 1)]) + cost.unhidden_step_s
 
 
 @inner

@@ -134,6 +134,8 @@ class StepPrices:
         verified, positions = padded[self.queries * upto], np.arange(self.queries * engine.max_num_seqs + 1)
         draft_s = np.zeros(1) if self.draft is None else self.draft
         not_hidden_s = np.asarray(unhidden_s(self.shard, engine, upto), np.float64)
+        unhidden_step_s = float(host.unhidden_step_s or 0.0)
+        of_requests_s = not_hidden_s - unhidden_step_s
         launch_s = float(host.launch_s or 0.0)
         head_s, head_communication_s, head_compute_s = self.head
 
@@ -145,9 +147,9 @@ class StepPrices:
             return np.ascontiguousarray(np.stack(columns, axis=1))
 
         cost = StepCost(
-            decode_token_s=at_padded(token_s, head_s) + draft_s + not_hidden_s,
+            decode_token_s=at_padded(token_s, head_s) + draft_s + of_requests_s,
             mixed_token_s=rank_token_s,
-            sample_s=np.interp(positions, self.sampled_nodes, head_s) + not_hidden_s[positions // self.queries],
+            sample_s=np.interp(positions, self.sampled_nodes, head_s) + of_requests_s[positions // self.queries],
             context_nodes=self.context_nodes,
             decode_attention_s=at_every_batch(self.decode),
             chunk_nodes=self.chunk_nodes,
@@ -163,6 +165,7 @@ class StepPrices:
             draft_s=draft_s,
             longest_share=self.longest_share,
             waiting_attention_s=np.zeros((0, 0)) if self.waiting is None else at_every_batch(self.waiting),
+            unhidden_step_s=unhidden_step_s,
         )
         return LoweredSteps(
             cost=cost,

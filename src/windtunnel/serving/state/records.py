@@ -325,7 +325,8 @@ class StepCost(NamedTuple):
     step with prefill, T tokens: mixed_token_s[T] + sample_s[sampled] + decode_attention + prefill_attention(C, 2 W / C)
                                  where decode_attention may be another one beside prompts,
                                  launched in launch_s[T]
-    where what takes the device d seconds and is launched in l takes (d^3 + l^3)^(1/3) (`step_cost.launched_s`);
+    where what takes the device d seconds and is launched in l takes (d^8 + l^8)^(1/8) (`step_cost.launched_s`), and
+    unhidden_step_s more;
     with attention data parallelism each term is the largest over the ranks.
     """
 
@@ -371,6 +372,8 @@ class StepCost(NamedTuple):
     waiting_attention_s: Floats = np.zeros((0, 0))
     """[max_num_seqs + 1, c] the part of `decode_attention_s` of kernels that wait for their longest request; `[0, 0]`
     where none does."""
+    unhidden_step_s: float = 0.0
+    """Work of the host in every step that nothing hides."""
 
 
 def played_back(duration_s: Floats, max_num_seqs: int) -> StepCost:

@@ -1,0 +1,88 @@
+"""Experts that real text chooses on the busiest of several ranks."""
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from windtunnel import catalog
+from windtunnel.model.feed_forward.experts import Experts
+from windtunnel.model.precision import Format
+from windtunnel.pricing.aiconfigurator.collection import (
+    BALANCED,
+    MOE_POINT,
+    POWER_LAW,
+    TEXT,
+    KernelChoices,
+    Place,
+    Rows,
+)
+from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, measured_estimator
+from windtunnel.pricing.aiconfigurator.routing import GINI, as_text, busiest_active, busiest_load
+from windtunnel.pricing.table import Floats
+
+
+def drawn(num_tokens: int, num_experts: int, topk: int, ep: int) -> tuple[float, float]:
+    """Return the most active experts of a rank and the choices on the busiest over the mean, of random choices."""
+    random = np.random.default_rng(1)
+    active, load = [], []
+    for _ in range(400):
+        popularity = np.maximum(random.normal(1.0, GINI * np.sqrt(np.pi), num_experts), 1e-3)
+        keys = np.log(popularity) + random.gumbel(size=(num_tokens, num_experts))
+        chosen = np.argpartition(keys, -topk, axis=1)[:, -topk:]
+        by_rank = np.bincount(chosen.ravel(), minlength=num_experts).reshape(ep, -1)
+        active.append((by_rank > 0).sum(axis=1).max())
+        load.append(by_rank.sum(axis=1).max() * ep / (num_tokens * topk))
+    return float(np.mean(active)), float(np.mean(load))
+
+
+@pytest.mark.parametrize("ep", [2, 4, 8])
+@pytest.mark.parametrize("num_tokens", [4, 32, 256])
+@pytest.mark.parametrize(("num_experts", "topk"), [(128, 8), (256, 8)])
+def test_the_busiest_rank_is_that_of_random_choices(num_experts: int, topk: int, num_tokens: int, ep: int) -> None:
+    point = [np.array([float(number)]) for number in (num_tokens, num_experts, topk, ep)]
+    active, load = drawn(num_tokens, num_experts, topk, ep)
+    assert busiest_active(*point) == pytest.approx(active, rel=0.06)
+    assert busiest_load(*point) == pytest.approx(load, rel=0.06)
+
+
+def rows_of(tokens: Floats, latency: Floats, ep: float) -> Rows:
+    shape = {"hidden_size": 4096.0, "inter_size": 1536.0, "num_experts": 128.0, "topk": 8.0, "moe_tp_size": 1.0}
+    columns = {name: np.full(len(tokens), value) for name, value in {**shape, "moe_ep_size": ep}.items()}
+    columns |= {"num_tokens": tokens, "latency": latency}
+    assert set(MOE_POINT) < set(columns)
+    return Rows(columns, np.zeros(len(tokens), int), np.array(["kernel"]), Place.__new__(Place))
+
+
+def test_text_reads_as_many_experts_as_the_busiest_rank_has_active_ones() -> None:
+    """Where a token costs a microsecond up to every expert, and nothing beyond, the active experts are the time."""
+    tokens = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 64.0, 1024.0, 2048.0])
+    rows = rows_of(tokens, np.minimum(tokens, 16.0), 8.0)
+    text = as_text(rows, rows.take(tokens < 1))
+    expected = busiest_active(tokens, np.array(128.0), np.array(8.0), np.full(8, 8.0))
+    assert text.latency[:-1] == pytest.approx(expected[:-1], rel=0.03)
+    assert text.latency[0] > 2.0
+
+
+def test_text_computes_the_tokens_of_the_busiest_rank() -> None:
+    """Where every token costs the same, the busiest rank's share of them is the time."""
+    tokens = np.array([1.0, 16.0, 256.0, 4096.0])
+    even, skewed = rows_of(tokens, tokens, 8.0), rows_of(tokens, 1.05 * tokens, 8.0)
+    load = busiest_load(tokens, np.array(128.0), np.array(8.0), np.full(4, 8.0))
+    assert as_text(even, skewed.take(tokens < 1)).latency[2:] == pytest.approx((tokens * load)[2:], rel=1e-6)
+    assert load[2] > 1.05
+    assert as_text(even, skewed).latency[2:] == pytest.approx(1.05 * tokens[2:], rel=1e-6)
+
+
+@pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"{PACKAGE} has no wheel for this platform")
+def test_one_rank_has_the_measured_power_law_and_several_have_not() -> None:
+    def priced(spread: str, ep: int) -> Floats:
+        kernels = KernelChoices(moe_backend="trtllm", expert_distribution=spread)
+        estimator = measured_estimator(catalog.device("b200_sxm"), None, "vllm", "0.24.0", kernels=kernels)
+        op = Experts(np.array([32.0, 4096.0]), 7168, 2048, 256, 8, ep=ep, format=Format.FP8_BLOCK)
+        return np.asarray(estimator.estimate(op).seconds)
+
+    assert priced(TEXT, 1) == pytest.approx(priced(POWER_LAW, 1))
+    few, many = priced(TEXT, 8)
+    assert 1.2 * priced(POWER_LAW, 8)[0] < few < priced(BALANCED, 8)[0]
+    assert many == pytest.approx(priced(POWER_LAW, 8)[1])
