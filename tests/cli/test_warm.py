@@ -8,6 +8,8 @@ from click.testing import CliRunner
 from windtunnel.cli import progress, warm
 from windtunnel.cli.verbs import windtunnel
 from windtunnel.compiled import jit
+from windtunnel.serving.shorthand import scenario
+from windtunnel.serving.simulate import simulate
 from windtunnel.twin.start import twin_app
 
 
@@ -19,9 +21,9 @@ def test_it_names_every_form_and_runs_of_these_forms_compile_nothing_after_it(mo
     told: list[str] = []
     monkeypatch.setattr(jit, "ON_COMPILE", [told.append])
     for settings in warm.FORMS.values():
-        warm.simulate(warm.scenario(**warm.COMMON, settings=settings, concurrency=4, num_requests=9))
+        simulate(scenario(**warm.COMMON, settings=settings, concurrency=4, num_requests=9))
     for name in warm.SERVED:
-        twin_app(warm.scenario(**warm.COMMON, settings=warm.FORMS[name], rate_per_s=3), None, max_requests=9)
+        twin_app(scenario(**warm.COMMON, settings=warm.FORMS[name], rate_per_s=3), None, max_requests=9)
     assert told == []
 
 

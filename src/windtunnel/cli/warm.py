@@ -36,6 +36,5 @@ def command(_options: Options) -> None:
         for number, name in enumerate(SERVED, start=len(FORMS) + 1):
             show(f"compiling form {number} of {total}: a server of {name}, about ten seconds")
             LiveLoop(prepare_live(scenario(**COMMON, settings=FORMS[name], rate_per_s=1), max_requests=4), 4).start()
-    remark(
-        f"compiled {total} forms of the serving loop: {', '.join([*FORMS, *(f'servers of {name}' for name in SERVED)])}"
-    )
+    names = [*FORMS, *(f"servers of {name}" for name in SERVED)]
+    remark(f"compiled {total} forms of the serving loop: {', '.join(names)}")
