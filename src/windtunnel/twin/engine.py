@@ -12,14 +12,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.twin.alarm import Alarm
 from windtunnel.twin.clock import TwinClock
 from windtunnel.twin.faults import FaultPlan, TwinFault
 from windtunnel.twin.live import LiveDeployment, LiveLoop
 from windtunnel.workload.client import Client
 
 EARLY_S = 0.001
-"""How much before an event an event loop's own timer ends, for it counts whole milliseconds; the rest is slept."""
+"""How much before an event the event loop's timer ends, for it counts whole milliseconds; the rest is slept."""
 NAP_S = 0.00025
 """Longest sleep between two looks at the network. Looking at the clock all the time would keep a processor busy."""
 LATE_S = 0.005
@@ -130,7 +129,6 @@ class Twin:
         """Of the request in each row: tokens that the scheduler has given, when, and what the server takes for each."""
         self._num_looks = 0
         self._timer: asyncio.Handle | None = None
-        self._alarm: Alarm | None = None
         self._faults = FaultPlan(self.live, faults)
         self.on_look: Callable[[bool], None] | None = None
         """Called after every look at the clock, with whether no request is under way."""
@@ -304,27 +302,12 @@ class Twin:
         """Plan the next look at the clock, in the running event loop."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
         next_s = self.next_s()
         if math.isinf(next_s) or (self.clock.speed is None and not self._answers and not self._due):
+            self._timer = None
             return
-        loop, wait_s = asyncio.get_running_loop(), self.clock.wait_s(next_s) - TOGETHER_S
-        if wait_s > 0 and (alarm := self._alarm_of(loop)) is not None:
-            alarm.start(wait_s)
-            return
-        wait_s -= EARLY_S
+        loop, wait_s = asyncio.get_running_loop(), self.clock.wait_s(next_s) - EARLY_S
         self._timer = loop.call_later(wait_s, self._on_time) if wait_s > 0 else loop.call_soon(self._on_time)
-
-    def _alarm_of(self, loop: asyncio.AbstractEventLoop) -> Alarm | None:
-        """Return the alarm of an event loop; None where the system has none."""
-        if self._alarm is None or self._alarm.loop is not loop:
-            if self._alarm is not None:
-                self._alarm.close()
-            try:
-                self._alarm = Alarm(loop, self._on_time)
-            except (OSError, NotImplementedError):
-                self._alarm = None
-        return self._alarm
 
     def _on_time(self) -> None:
         self._timer = None
@@ -344,6 +327,3 @@ class Twin:
         """Stop looking at the clock."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._alarm is not None:
-            self._alarm.close()
-            self._alarm = None
