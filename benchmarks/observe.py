@@ -35,7 +35,7 @@ from windtunnel.formats.telemetry.logs import read_log
 from windtunnel.formats.telemetry.prometheus import DECLARED
 from windtunnel.formats.telemetry.record import INTERVAL, Buckets, ServerRecord, record_of_requests
 from windtunnel.metrics.accuracy import Score, score
-from windtunnel.production.drift import COUNTS, states_of, watch
+from windtunnel.production.drift import COUNTS, OTHERS, states_of, watch
 from windtunnel.production.intervals import price_intervals
 from windtunnel.production.observe import Observation, observe_record, observe_steps, with_calibration
 from windtunnel.serving.priced_deployments import PricedDeployments
@@ -125,7 +125,10 @@ def drifts(steps: PricedSteps, random_: np.random.Generator) -> tuple[int, list[
                 if each.noticed >= begin and (each.change > 0) == (factor > 1)
             ]
             delays.append((int(found[0]) if found else None, is_known))
-    return len(watch(residuals, states, COUNTS["step"]).drifts), delays
+    ranks = 0 if steps.run.setup is None else steps.run.setup.parallelism.attention_dp
+    least = OTHERS if ranks > np.unique(steps.run.steps["dp_rank"]).size else 0.0
+    told = [each for each in watch(residuals, states, COUNTS["step"]).drifts if abs(np.log1p(each.change)) >= least]
+    return len(told), delays
 
 
 def real_requests(folder: Path) -> Iterator[tuple[StepRun, ServerRecord]]:

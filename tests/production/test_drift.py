@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -10,7 +11,7 @@ from production.recorded_steps import OPTIONS, recorded
 from windtunnel.calibration.steps.read import StepRun, read_step_runs, run_without_steps
 from windtunnel.errors import InputError
 from windtunnel.formats.telemetry.record import INTERVAL, ServerRecord
-from windtunnel.production.drift import COUNTS, Watch, watch, watch_record, watch_steps
+from windtunnel.production.drift import COUNTS, Drift, Watch, watch, watch_record, watch_steps
 from windtunnel.production.observe import observe_steps, with_calibration
 from windtunnel.report.drift import drift_document, drift_report, verdict
 
@@ -46,10 +47,18 @@ def test_nothing_is_noticed_where_nothing_changes() -> None:
 
 def test_another_graph_size_has_a_level_of_its_own() -> None:
     sizes = np.where(np.arange(NUM_STEPS) // 500 % 2, 16, 8)
-    values = residuals() + np.where(sizes == 16, 0.08, 0.0)
+    values = residuals() + np.where(sizes == 16, 0.05, 0.0)
     assert not watch(values, sizes, STEPS).drifts
     values[2600:] += np.log(1.05)
     assert len(watch(values, sizes, STEPS).drifts) == 1
+
+
+@pytest.mark.parametrize("change", [0.08, -0.08])
+def test_a_change_that_comes_with_another_graph_size_is_noticed(change: float) -> None:
+    sizes = np.where(np.arange(NUM_STEPS) < 1500, 8, 16)
+    (drift,) = watch(residuals(1500, change), sizes, STEPS).drifts
+    assert 1500 <= drift.noticed < 1700
+    assert np.sign(drift.change) == np.sign(change)
 
 
 def watched(folder: Path, later: float) -> Watch:
@@ -74,6 +83,24 @@ def test_a_server_that_was_slow_from_the_start_is_off(tmp_path: Path) -> None:
     assert seen.level == pytest.approx(0.1, abs=0.03)
     assert drift_document(seen)["has_drifted"]
     assert "Off its calibration" in verdict(seen)
+
+
+def test_one_of_several_ranks_tells_of_large_changes_alone(tmp_path: Path) -> None:
+    """Steps of a rank wait for the others, which may have become busier."""
+    made = observe_steps(recorded(tmp_path, 1200, scale=1.2, noise=0.01))
+    run = with_calibration(recorded(tmp_path, 1200, scale=1.2, noise=0.01), made.calibration)
+    assert run.setup is not None
+    ranks = msgspec.structs.replace(run.setup.parallelism, tp=2, attention_dp=2)
+    part = replace(run, setup=replace(run.setup, parallelism=ranks))
+    assert watch_steps(part).is_partial
+    seen = watch_steps(run)
+    assert not seen.is_partial
+    for change, is_told in ((0.08, False), (0.2, True)):
+        drifted = replace(seen, drifts=(Drift(300, 345, change),))
+        assert drifted.has_drifted
+        assert replace(drifted, is_partial=True).has_drifted == is_told
+    unclear = verdict(replace(seen, drifts=(Drift(300, 345, 0.08),), is_partial=True))
+    assert unclear.endswith("times are 8.0% longer, but ranks that are not recorded may be busier.")
 
 
 def intervals(slow_from: int, count: int = 60) -> ServerRecord:

@@ -11,7 +11,8 @@ from windtunnel.calibration.validate import RunPrediction
 from windtunnel.errors import InputError
 from windtunnel.formats.clients.read import ClientResult
 from windtunnel.metrics.uncertainty import Interval
-from windtunnel.production.gate import SURE, Gate, gate_change, gate_measured, gate_predicted
+from windtunnel.production.gate import SURE, Gate, gate_change, gate_measured, gate_predicted, predicted_ratios
+from windtunnel.report.gate import gate_report
 from windtunnel.search.capacity.limits import parse_limits
 from windtunnel.serving.results import Result
 
@@ -87,6 +88,32 @@ def test_runs_of_another_load_are_refused(change: dict[str, Any], match: str) ->
     old = client_result("old", tpot=0.01)
     with pytest.raises(InputError, match=match):
         gate_measured([old], [replace(old, id="new", **change)])
+
+
+def prediction(**predicted: float) -> RunPrediction:
+    return RunPrediction(Measurement("run", None, "", dict(predicted), {}), "", predicted, {}, "vllm", {})
+
+
+def test_a_measured_change_must_be_as_large_as_the_predicted_one() -> None:
+    ratios = predicted_ratios([prediction(tpot=0.02, throughput=100.0)], [prediction(tpot=0.012, throughput=160.0)])
+    assert ratios == pytest.approx({"tpot": 0.6, "throughput": 1.6})
+
+    def runs(tpot: float, throughput: float) -> list[ClientResult]:
+        scales = enumerate((1, 1.002, 0.999))
+        return [client_result(str(i), tpot=tpot * x, throughput=throughput * x) for i, x in scales]
+
+    before = runs(0.010, 200.0)
+    gate = gate_measured(before, runs(0.0061, 315.0), None, ratios)
+    assert gate.passes
+    assert {check.rule for check in gate.checks} == {"expected"}
+    assert [check.expected for check in gate.checks] == pytest.approx([0.006, 320.0])
+    unchanged = gate_measured(before, runs(0.0101, 198.0), None, ratios)
+    assert failed(unchanged) == ["tpot", "throughput"]
+    assert (
+        "TPOT mean is 10.1 ms; the change should make it 6.00 ms, from 10.0 ms, at most"
+        in gate_report(unchanged).verdict
+    )
+    assert gate_measured(before, runs(0.0101, 198.0)).passes
 
 
 def test_a_run_is_outside_its_prediction_beyond_the_interval_of_99_percent() -> None:

@@ -1,6 +1,7 @@
 """Metrics of a twin have the values of what its requests went through."""
 
 import asyncio
+import gc
 
 import numpy as np
 import pytest
@@ -99,7 +100,7 @@ def test_hits_of_the_prefix_cache_are_counted(app: TwinApp) -> None:
 def test_a_day_leaves_no_memory_behind() -> None:
     """Rows, chunks and steps are used again: what a twin holds is the same after thousands of requests."""
     twin = Twin(prepare_live(scenario_of({"engine": {"num_gpu_blocks": 400}}), max_requests=64), TwinClock(None), 64)
-    rng, held = np.random.default_rng(0), []
+    rng, held, objects = np.random.default_rng(0), [], list[int]()
 
     async def send() -> None:
         for number in range(1200):
@@ -107,7 +108,11 @@ def test_a_day_leaves_no_memory_behind() -> None:
             first = int(rng.integers(1 << 40))
             twin.submit((200, 20), lambda *_: None, range(first, first + 220))
             twin.run_to(1e9)
+            twin.close()
+            await asyncio.sleep(0)
             if number % 400 == 399:
+                gc.collect()
+                objects.append(len(gc.get_objects()))
                 forest = twin.live.forest
                 assert forest is not None
                 held.append((len(forest.known), len(forest.paths), len(twin._answers), len(twin._due)))
@@ -119,3 +124,4 @@ def test_a_day_leaves_no_memory_behind() -> None:
     assert forest is not None
     assert all(known <= forest.size for known, *_ in held)
     assert [rest for _, *rest in held] == [[0, 0, 0]] * 3
+    assert objects[-1] - objects[0] < 100

@@ -31,6 +31,8 @@ USUAL_MEASURED: Mapping[str, float] = {"tpot": 0.02, "ttft": 0.1, "e2e": 0.02, T
 """Metric -> share by which measured runs may be worse than the earlier ones, beyond chance."""
 SURE = 2.5758 / HALF_WIDTH
 """Half width of a 99% interval over that of an 80% one, on the logarithm."""
+CHANGE_ERROR = 0.25
+"""Share of a predicted change that the measured one may miss."""
 UNSET: tuple[Any, ...] = (None, {})
 MOST_CHANGES = 8
 """Changed settings that a remark names."""
@@ -45,7 +47,8 @@ class Check:
     name: str
     """A latency and its statistic (`ttft_p90`), `cost` in USD per million output tokens, or a measured metric."""
     rule: str
-    """`slo`: a limit of its own; `increase`: above what it was; `band`: above what the prediction leaves open."""
+    """`slo`: a limit of its own; `increase`: above what it was; `band`: above what the prediction leaves open;
+    `expected`: above what it was, times its predicted change."""
     before: float | None
     """What it was, or is predicted to be; None where it is not compared."""
     after: float
@@ -53,6 +56,8 @@ class Check:
     """The worst value that passes; of `throughput` the least."""
     least_change: float | None = None
     """The smallest change that chance does not explain, as a share; None where nothing is measured."""
+    expected: float | None = None
+    """What the change is predicted to make of `before`; None where nothing is predicted."""
 
     @property
     def change(self) -> float | None:
@@ -158,12 +163,15 @@ def gate_measured(
     before: Sequence[ClientResult],
     after: Sequence[ClientResult],
     increases: Mapping[str, float] | None = None,
+    ratios: Mapping[str, float] | None = None,
 ) -> Gate:
     """Compare measured runs of a load with earlier ones.
 
     Args:
         before, after: repeats of the same load, at least one each.
         increases: metric -> share by which it may be worse; None: `USUAL_MEASURED`.
+        ratios: metric -> what a change of the deployment is predicted to multiply it by, at both sides' load; metrics
+            without one are left out. None: nothing should change.
 
     Raises:
         InputError: the runs are of different loads, or have no metric in common.
@@ -173,12 +181,12 @@ def gate_measured(
     for name, share in (USUAL_MEASURED if increases is None else increases).items():
         old = [run.measured[name] for run in before if name in run.measured]
         new = [run.measured[name] for run in after if name in run.measured]
-        if old and new:
-            expected = centre(old)
-            by_chance = least_change(name, old, new)
-            worst = 1 + max(share, by_chance)
+        if old and new and (ratios is None or name in ratios):
+            ratio, by_chance = 1.0 if ratios is None else ratios[name], least_change(name, old, new)
+            expected, worst = centre(old) * ratio, 1 + max(share, by_chance) + CHANGE_ERROR * abs(ratio - 1)
             most = expected / worst if name == THROUGHPUT else expected * worst
-            checks.append(Check(name, "increase", expected, centre(new), most, by_chance))
+            rule, told = ("increase", None) if ratios is None else ("expected", expected)
+            checks.append(Check(name, rule, centre(old), centre(new), most, by_chance, told))
     if not checks:
         raise InputError("the runs have no metric in common", f"one of {', '.join(USUAL_MEASURED)}")
     remarks = [f"{len(after)} measured beside {len(before)} earlier"]
@@ -206,15 +214,32 @@ def _check_same_load(runs: Sequence[ClientResult]) -> None:
                 raise InputError(f"{name} of {run.id} are {other:g} on average, of {first.id} {mean:g}", hint)
 
 
+def predicted_ratios(before: Sequence[RunPrediction], after: Sequence[RunPrediction]) -> dict[str, float]:
+    """Return what a change of the deployment multiplies each metric by, as predicted for measured runs on both sides.
+
+    Raises:
+        InputError: a run that cannot be predicted.
+    """
+    _check_predicted([*before, *after])
+    names = [name for name in USUAL_MEASURED if all(name in run.predicted for run in (*before, *after))]
+    means = [{name: centre([run.predicted[name] for run in side]) for name in names} for side in (before, after)]
+    return {name: means[1][name] / means[0][name] for name in names}
+
+
+def _check_predicted(runs: Sequence[RunPrediction]) -> None:
+    """Raise InputError where a run cannot be predicted."""
+    for run in runs:
+        if run.refused:
+            raise InputError(f"{run.measurement.id} cannot be predicted: {run.refused}")
+
+
 def gate_predicted(runs: Sequence[RunPrediction]) -> Gate:
     """Compare measured runs of one load with their prediction: worse than its 99% interval fails.
 
     Raises:
         InputError: a run that cannot be predicted.
     """
-    for run in runs:
-        if run.refused:
-            raise InputError(f"{run.measurement.id} cannot be predicted: {run.refused}")
+    _check_predicted(runs)
     checks = []
     for name in USUAL_MEASURED:
         values = [run.measurement.measured[name] for run in runs if name in run.predicted]

@@ -16,8 +16,8 @@ def verdict(watch: Watch) -> str:
         first = watch.drifts[0]
         where = f"{watch.unit} {first.begins:,} of {watch.num_rows:,}"
         if not watch.is_sure:
-            how = _change(first.change)
-            return f"Unclear: from {where} on, times are {how}, but times of this server change by as much."
+            reasons = "times of this server change by as much", "ranks that are not recorded may be busier"
+            return f"Unclear: from {where} on, times are {_change(first.change)}, but {reasons[watch.is_partial]}."
         return f"Drifted: from {where} on, times are {_change(first.change)}. Observe it again."
     return f"As calibrated: no lasting change in {watch.num_rows:,} {watch.unit}s."
 

@@ -44,6 +44,9 @@ def reason(check: Check) -> str:
     assert check.change is not None
     if check.rule == "band":
         return f"{name} is {after}; predicted are {text(check, check.before)}, {bound} {most}"
+    if check.expected is not None:
+        old, predicted = text(check, check.before), text(check, check.expected)
+        return f"{name} is {after}; the change should make it {predicted}, from {old}, {bound} {most}"
     return f"{name} {_moves(check.change)}, from {text(check, check.before)} to {after}; {bound} {most} passes"
 
 
@@ -78,7 +81,7 @@ def _row(check: Check) -> list[str | Cell]:
 
 def gate_document(gate: Gate) -> dict[str, Any]:
     """Document a gate."""
-    names = ("name", "rule", "before", "after", "change", "most", "least_change", "holds")
+    names = ("name", "rule", "before", "expected", "after", "change", "most", "least_change", "holds")
     checks = [
         {**{name: getattr(check, name) for name in names}, "reason": None if check.holds else reason(check)}
         for check in gate.checks

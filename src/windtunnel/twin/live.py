@@ -79,7 +79,9 @@ def prepare_live(scenario: Scenario, allow_download: bool = False, max_requests:
         setup = resolve(pool_scenario(scenario, pool), allow_download)
         if schedules_per_request(setup):
             raise InputError(
-                f"a live run cannot schedule with {setup.engine.scheduler}", "choose an engine's own scheduler"
+                f"a live run cannot schedule with {setup.engine.scheduler}, which may batch any of its requests: "
+                "one whose client leaves could not be taken out of its batches",
+                "choose an engine's own scheduler, or send the recorded requests to `windtunnel simulate`",
             )
         setups.append(replace(setup, engine=msgspec.structs.replace(setup.engine, max_model_len=setup.max_model_len)))
     waiting = _placeholders(max_requests)

@@ -11,6 +11,7 @@ from windtunnel.twin.faults import TwinFault
 from windtunnel.twin.kv_events import KvEvents
 from windtunnel.twin.live import MAX_REQUESTS, LiveDeployment, prepare_live
 from windtunnel.twin.metrics import Metrics
+from windtunnel.twin.passes import ForwardPasses
 from windtunnel.twin.protocol import Limits
 from windtunnel.twin.server import TwinApp
 from windtunnel.twin.tokens import ModelTokenizer, PieceTokenizer
@@ -54,6 +55,16 @@ def twin_app(
     twin.live.on_steps = metrics.steps
     own = PieceTokenizer() if tokenizer is None else ModelTokenizer(tokenizer)
     return TwinApp(twin, own, Limits(models, deployment.max_model_len, output_tokens), metrics)
+
+
+def write_forward_passes(twin: Twin, path: Path) -> ForwardPasses:
+    """Write every step of a twin to a `.jsonl` file from now on.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    speculation = twin.deployment.first.plan.speculation
+    return ForwardPasses(twin.live, path, 1 if speculation is None else speculation.num_queries)
 
 
 def publish_kv_events(twin: Twin, host: str, port: int) -> KvEvents:

@@ -79,6 +79,23 @@ def test_measured_runs_are_compared_with_earlier_ones(
     assert ("TPOT mean rises by 6.0%" in done.stdout) == (code == 1)
 
 
+@pytest.mark.parametrize(("tpot_ms", "code"), [(5.5, 0), (10.0, 1)])
+def test_a_measured_change_is_compared_with_the_predicted_one(
+    windtunnel: Command, tmp_path: Path, tpot_ms: float, code: int
+) -> None:
+    sides = {"--baseline": 10.0, "--measured": tpot_ms}
+    words = [
+        word
+        for option, value in sides.items()
+        for number in range(3)
+        for word in (option, write_result(tmp_path / f"{option}{number}.json", value + number / 100))
+    ]
+    servers = ("--before", "vllm serve qwen3-32b", "--from-command", "vllm serve qwen3-32b -tp 2")
+    done = windtunnel("gate", *words, *servers, "--device", "h100_sxm", "--max-increase", "tpot=2%")
+    assert done.code == code, done.stderr
+    assert ("the change should make it" in done.stdout) == (code == 1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -87,7 +104,7 @@ def test_measured_runs_are_compared_with_earlier_ones(
         (("--slo", "ttft=1s", "--before", SERVER, "--max-increase", "tpot"), "is not of the form name=share"),
         (("--slo", "ttft=1s", "--before", SERVER, "--max-increase", "tpot=-1%"), "0 or more is needed"),
         (("--baseline", "old.json"), "--baseline is of measured runs"),
-        (("--measured", "new.json", "--before", SERVER), "exclude each other"),
+        (("--measured", "new.json", "--before", SERVER), "--measured with --before needs --baseline"),
     ],
 )
 def test_a_gate_without_a_question_is_refused(windtunnel: Command, arguments: tuple[str, ...], message: str) -> None:

@@ -1,8 +1,11 @@
 """`windtunnel gate`: whether a change may go to production; exit status 1 where it may not."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +19,9 @@ from windtunnel.schema import read_table
 from windtunnel.search.capacity.limits import limit_of, limits_of, named_values, parse_limits
 from windtunnel.serving.scenario import SCENARIO_HINT, Scenario
 from windtunnel.serving.shorthand import lay_over
+
+if TYPE_CHECKING:
+    from windtunnel.calibration.validate import RunPrediction
 
 HINT = "for instance tpot_p90=5%,cost=10%"
 
@@ -61,15 +67,18 @@ def _scenario(options: Options) -> Scenario:
 
 def _before(options: Options) -> Scenario | None:
     """Return the scenario before the change: another scenario file, or another server under the same load."""
-    if options.before is None:
-        return None
+    return None if options.before is None else _scenario(_options_before(options))
+
+
+def _options_before(options: Options) -> Options:
+    """Return the options that describe what was before the change."""
     changed = Options(**vars(options))
     path = Path(options.before)
     if path.suffix in (".yaml", ".yml") and path.is_file() and _is_scenario(path):
         changed.scenario, changed.from_command = path, None
     else:
         changed.from_command = options.before
-    return _scenario(changed)
+    return changed
 
 
 def _is_scenario(path: Path) -> bool:
@@ -104,16 +113,22 @@ def _increases(text: str | None, is_measured: bool) -> dict[str, float] | None:
 
 def _gate_measured(options: Options) -> Any:
     """Compare measured runs with earlier ones, or with their prediction."""
-    from windtunnel.production.gate import gate_measured, gate_predicted
+    from windtunnel.calibration.measured_runs import read_client_files
+    from windtunnel.calibration.validate import predict_runs
+    from windtunnel.production.gate import gate_measured, gate_predicted, predicted_ratios
+
+    def predicted(paths: Sequence[Path], given: Options) -> list[RunPrediction]:
+        base = _deployment(given)
+        return predict_runs([run for path in paths for run in read_client_files(path, base)])
 
     increases = _increases(options.max_increase, is_measured=True)
     if options.baseline:
-        return gate_measured(_results(options.baseline), _results(options.measured), increases)
-    from windtunnel.calibration.measured_runs import read_client_files
-    from windtunnel.calibration.validate import predict_runs
-
-    base = _deployment(options)
-    return gate_predicted(predict_runs([run for path in options.measured for run in read_client_files(path, base)]))
+        ratios = None
+        if options.before is not None:
+            before = predicted(options.baseline, _options_before(options))
+            ratios = predicted_ratios(before, predicted(options.measured, options))
+        return gate_measured(_results(options.baseline), _results(options.measured), increases, ratios)
+    return gate_predicted(predicted(options.measured, options))
 
 
 def _deployment(options: Options) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def command(options: Options) -> None:
     with needing("serve", "uvicorn"):
         from windtunnel.dashboard.listening import HOST, is_loopback
         from windtunnel.twin.server import TwinServer
-        from windtunnel.twin.start import publish_kv_events, twin_app
+        from windtunnel.twin.start import publish_kv_events, twin_app, write_forward_passes
 
     names = options.served_names
     own = options.tokenizer, names, options.hub, options.max_requests, faults, options.ports_per_replica
@@ -40,6 +40,7 @@ def command(options: Options) -> None:
     host = options.host or HOST
     if options.kv_events is not None:
         publish_kv_events(app.twin, host, options.kv_events)
+    passes = None if options.forward_passes is None else write_forward_passes(app.twin, options.forward_passes)
     num_ports = len(app.metrics.labels) if options.ports_per_replica else 1
     with TwinServer(app, host, options.port, num_ports) as server:
 
@@ -67,6 +68,9 @@ def command(options: Options) -> None:
             server.serve(announce)
         except KeyboardInterrupt:
             remark(f"the twin has ended after {format_count(app.num_answered, 'request')}")
+        finally:
+            if passes is not None:
+                passes.close()
 
 
 def _with_load(options: Options) -> Options:
