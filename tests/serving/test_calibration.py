@@ -129,6 +129,11 @@ def test_versions_outside_all_runs_take_the_nearest_and_say_so(version: str) -> 
     assert choice.calibration is not None
     assert f"version {version} lies outside 0.10.2 to" in str(outside(choice.calibration, "h100_sxm", "", (), version))
     assert choice.calibration.host_of(version) == choice.calibration.host
+    # Half of each factor holds for another release, as a power; an unreleased version keeps all of it.
+    shipped = load_calibration(str(choice.name)).factors
+    share = 1.0 if version == "nightly" else 0.5
+    assert choice.calibration.factors == {name: factor**share for name, factor in shipped.items()}
+    assert calibration_for("vllm", "h100_sxm", "0.17.1").calibration == load_calibration("vllm-h100_sxm")
 
 
 def test_what_lies_outside_is_said(tmp_path: Path) -> None:

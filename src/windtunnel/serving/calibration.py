@@ -103,6 +103,14 @@ class TransferRecord(Schema):
     """Median |error| with the defaults."""
 
 
+OUTSIDE_SHARE = 0.5
+"""Share of a factor, as a power of it, that holds for a release outside those of all runs: part of a factor is what its
+releases do, and a table of the new release may be right already. Chosen among 0, 0.5 and 1 by what was recorded of vLLM
+0.24 on an H200 (`benchmarks/h200.py`, loads without a first use: end to end 4.7, 4.5, 8.7%) and of newer engines on
+B300 (`benchmarks/engine_steps.py`, calibrated: decode 4.6, 4.7, 4.9%; prefill 9.6, 12.3, 13.7%; mixed 12.7, 11.3, 11.8%).
+"""
+
+
 class LearntTransfer(Schema):
     """KV transfers to this engine, fitted to measured runs: see `serving.deployment.Transfer`."""
 
@@ -205,7 +213,7 @@ def calibration_for(engine: str, device: str, version: str, name: str | None = N
     One whose runs' versions enclose `version` goes first. For a version outside all of them, and for an unreleased one,
     that with the nearest version is taken, and `outside` says so. The median errors of 14 runs of vLLM and 6 of SGLang
     from images without a release fall from 26% to 14% and 39% to 18% (TTFT), from 3.3% to 3.0% and 6.0% to 2.7% (TPOT;
-    `benchmarks/accuracy.py`).
+    `benchmarks/accuracy.py`). Of the factors for another release, `OUTSIDE_SHARE` holds.
 
     Raises:
         InputError: it is another engine's, there is none of that name, or it is malformed.
@@ -225,7 +233,11 @@ def calibration_for(engine: str, device: str, version: str, name: str | None = N
     if not shipped:
         return Choice(reason=f"no runs of {engine} were measured")
     chosen = min(shipped, key=lambda entry: _distance(shipped[entry], version))
-    return Choice(chosen, shipped[chosen])
+    found = shipped[chosen]
+    if _distance(found, version) and not is_unreleased(version):
+        factors = {name: factor**OUTSIDE_SHARE for name, factor in found.factors.items()}
+        found = msgspec.structs.replace(found, factors=factors)
+    return Choice(chosen, found)
 
 
 def _distance(calibration: Calibration, version: str) -> tuple[int, ...]:
