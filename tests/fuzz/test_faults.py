@@ -17,6 +17,7 @@ import pytest
 
 from cli.conftest import Command
 from fuzz.test_relations import SPACE
+from test_processes import is_running, wait_until_ended
 
 KILLS = int(os.environ.get("WINDTUNNEL_FAULTS", "1"))
 RUNS = """\
@@ -52,6 +53,12 @@ def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )
+
+
+def of_session(number: int) -> list[int]:
+    """Processes of a session that still run."""
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return [pid for pid in pids if is_running(pid) and os.getsid(pid) == number]
 
 
 def complete(folder: Path, *words: str) -> None:
@@ -173,20 +180,44 @@ def test_a_clock_that_jumps_changes_nothing(
 
 GREEDY = """
 import ctypes
+from numba import config, njit
+
 from windtunnel.serving.custom import time_limit
 
-time_limit.MOST_CALL_S = time_limit.GRACE_S = 0.5
-time_limit.call_in_time("the scheduler greedy", 0.0, ctypes.PyDLL(None).sleep, 60)
+config.DISABLE_JIT = False
+time_limit.MOST_CALL_S, time_limit.GRACE_S = 0.5, 2.0
+
+@njit("int64(int64)")  # compiled at once: the limit is shorter than that takes
+def endless(number):
+    while number >= 0:
+        number = (number + 1) % 7
+    return number
+
+def compiled(requests, waiting, ready, engine):
+    endless(len(waiting))
+
+def of_a_library(requests, waiting, ready, engine):
+    ctypes.PyDLL(None).sleep(60)
 """
+"""Policies that let no thread run: what numba compiles holds the interpreter, and so does a call through PyDLL."""
 
 
-def test_a_function_that_lets_no_thread_run_is_ended() -> None:
-    """What numba compiles holds the interpreter; so does a call of a library through PyDLL."""
-    started_s = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", GREEDY], capture_output=True, text=True, check=False, timeout=50)
-    assert done.returncode == -signal.SIGKILL
-    assert done.stderr.startswith("error: a compiled scheduler or router has not returned for 0.5 s\nhint: ")
-    assert time.monotonic() - started_s < 40
+@pytest.mark.parametrize("name", ["compiled", "of_a_library"])
+@pytest.mark.parametrize("verb", ["simulate", "search"])
+def test_a_policy_that_lets_no_thread_run_is_ended_and_named(name: str, verb: str, tmp_path: Path) -> None:
+    folder = inputs(tmp_path / "work")
+    (folder / "greedy.py").write_text(GREEDY)
+    scheduler = f"deployment.engine.scheduler=greedy:{name}"
+    words = {
+        "simulate": ("simulate", "run.json", "--set", scheduler),
+        "search": ("search", "space.json", "--no-store", "--set", scheduler, "--executor", "processes", "--workers=3"),
+    }[verb]
+    process = start(folder, *words)
+    _, said = process.communicate(timeout=50)
+    errors = [line for line in said.decode().splitlines() if line.startswith(("error: ", "hint: "))]
+    assert errors == [f"error: the scheduler {name} has not returned for 0.5 s", "hint: does it loop without an end?"]
+    assert process.returncode == 2
+    wait_until_ended(of_session(process.pid))
 
 
 PARENT = """
