@@ -1,13 +1,11 @@
 """What is left when a command is killed, or its disk, store or clock fails: the same answers the next time.
 
-Each kind of command is killed a few times; WINDTUNNEL_FAULTS=200 (`make faults`) kills each that often.
+Each kind of command is killed once; WINDTUNNEL_FAULTS=200 (`make faults`) kills each that often.
 """
 
-import json
 import os
 import random
 import resource
-import signal
 import subprocess
 import sys
 import time
@@ -16,36 +14,18 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Command
-from fuzz.test_relations import SPACE
+from fuzz import kills
+from fuzz.kills import answers_of, inputs, written
 from test_processes import is_running, wait_until_ended
 
-KILLS = int(os.environ.get("WINDTUNNEL_FAULTS", "1"))
-RUNS = """\
-id,model,device,tp,max_num_seqs,max_num_batched_tokens,input_tokens,output_tokens,range_ratio,concurrency,num_requests,ttft_ms,tpot_ms
-one,qwen2.5-0.5b,h100_sxm,1,16,1024,56,4,0.8,1,3,20,3
-two,qwen2.5-0.5b,h100_sxm,1,16,1024,56,4,0.8,2,4,30,4
-"""
-COMMANDS = {
-    "search": ("search", "space.json", "--store", "kept.sqlite", "--out", "found", "--overwrite"),
-    "simulate": ("simulate", "run.json", "--out", "run", "--overwrite"),
-    "calibrate": ("calibrate", "runs.csv", "--out", "profile.yaml"),
-}
+KILLS = os.environ.get("WINDTUNNEL_FAULTS", "1")
 TRAIN = (
     *("--model", "llama-3.1-8b", "--device", "h100_sxm", "--num-devices", "8", "--tp", "2"),
     *("--sequence-tokens", "1024", "--global-batch", "8"),
 )
-NOT_COMPARED = (".sqlite", ".sqlite-journal", ".sqlite-wal", ".sqlite-shm", ".html")
-ENVIRONMENT = os.environ | {"NUMBA_DISABLE_JIT": "1", "NO_COLOR": "1"}
+ENVIRONMENT = os.environ | {"NUMBA_DISABLE_JIT": "1", "NO_COLOR": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
 
 pytestmark = pytest.mark.interpreted
-
-
-def inputs(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "space.json").write_text(json.dumps(SPACE))
-    (folder / "run.json").write_text(json.dumps({name: SPACE[name] for name in ("model", "deployment", "workload")}))
-    (folder / "runs.csv").write_text(RUNS)
-    return folder
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
@@ -67,34 +47,14 @@ def complete(folder: Path, *words: str) -> None:
     assert process.returncode == 0, said.decode()
 
 
-def written(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder; of a search its answers, for what it counts and draws tells how much was known before."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix not in NOT_COMPARED]
-    contents = {str(path.relative_to(folder)): path.read_bytes() for path in files}
-    return {
-        name: answers_of(content) if name.endswith("search.json") else content for name, content in contents.items()
-    }
-
-
-def answers_of(document: bytes | str) -> bytes:
-    return json.dumps(json.loads(document)["workloads"]).encode()
-
-
-@pytest.mark.parametrize("verb", COMMANDS)
-def test_a_killed_command_is_done_again_to_the_same_bytes(verb: str, tmp_path: Path) -> None:
-    whole = inputs(tmp_path / "whole")
-    started_s = time.monotonic()
-    complete(whole, *COMMANDS[verb])
-    takes_s = time.monotonic() - started_s
-    moments = random.Random(verb)
-    for number in range(KILLS):
-        folder = inputs(tmp_path / str(number))
-        process = start(folder, *COMMANDS[verb])
-        time.sleep(moments.uniform(0.3, 1.0) * takes_s)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        complete(folder, *COMMANDS[verb])
-        assert written(folder) == written(whole)
+@pytest.mark.parametrize("kinds", [kills.KINDS[:4], kills.REAL_KINDS], ids=["predict", "measure"])
+def test_a_killed_command_is_done_again_to_the_same_bytes(kinds: tuple[str, ...]) -> None:
+    if kinds == kills.REAL_KINDS:
+        pytest.importorskip("transformers", reason="transformers is not installed; it runs the model")
+    words = [sys.executable, "-m", "fuzz.kills", *kinds, "--times", KILLS]
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(f"{KILLS} of {KILLS} killed commands were done again") == len(kinds)
 
 
 def test_two_searches_share_a_store(tmp_path: Path) -> None:
