@@ -38,6 +38,8 @@ class Results:
         self.folder = folder.resolve()
         self._lock = threading.Lock()
         self._known: dict[Path, tuple[tuple[int, int], ResultEntry]] = {}
+        self._version = 0
+        self._stamps: dict[str, tuple[int, int] | None] = {}
         self.is_cut = False
         """Whether the last search for results stopped at `MOST_RESULTS`."""
 
@@ -50,6 +52,17 @@ class Results:
             seen = (self._entry(*candidate) for candidate in files)
             self._known = {file: self._known[file] for file, _ in files if file in self._known}
             return sorted((entry for entry in seen if entry is not None), key=lambda entry: entry.name)
+
+    def version(self) -> int:
+        """Return a number that changes with the folder: a file or folder that came, went or was written to."""
+        with self._lock:
+            if not self._stamps or any(_stamp(path) != stamp for path, stamp in self._stamps.items()):
+                self._version += 1
+                paths = [
+                    path for place, names in _folders(self.folder) for path in (place, *map(place.joinpath, names))
+                ]
+                self._stamps = {str(path): _stamp(str(path)) for path in paths}
+            return self._version
 
     def stores(self) -> list[str]:
         """Return the names of SQLite files, in which searches keep their answers."""
@@ -113,6 +126,14 @@ class Results:
 
 
 # ---------------------------------------------------------------------------------------------------- what is there
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116 a Path for each takes as long as the call
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
 
 
 def _folders(folder: Path) -> Iterator[tuple[Path, list[str]]]:

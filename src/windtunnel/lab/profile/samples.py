@@ -195,12 +195,9 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
     if rest:
         write_text(path, complete + "\n" if complete else "")
     try:
-        lines = [json.loads(line) for line in complete.splitlines()]
+        return [json.loads(line) for line in complete.splitlines()]
     except ValueError as error:
         raise InputError(f"{path} is not a journal of a profile: {error}") from None
-    if not lines:
-        raise InputError(f"{path} is empty", "start anew with --overwrite")
-    return lines
 
 
 def _step_from(line: Mapping[str, Any]) -> MeasuredStep:
