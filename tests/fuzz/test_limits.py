@@ -5,10 +5,12 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from cli.conftest import Command
+from fuzz.kills import RUNS
 from windtunnel import limits
 from windtunnel.errors import InputError
 
@@ -28,20 +30,34 @@ LARGE = {
     "a fabric": ("topology", "check", "spectrum_x:num_gpus=1000000000"),
     "a torus": ("topology", "check", "torus:dimensions=[4096,4096,64]"),
     "nodes": ("topology", "check", "dgx_h100:num_servers=100000000"),
+    "a trace": ("simulate", *SERVED[:4], "--trace", "trace.csv", "--time-limit", "1ms"),
+    "packets": (
+        *("collective", "--op", "all_reduce", "--size", "1TiB", "--topology", "spectrum_x:num_gpus=64"),
+        *("--backend", "packet", "--time-limit", "1h"),
+    ),
+    "measured runs": ("validate", "runs.csv", "--time-limit", "1s"),
     "a collective": ("collective", "--op", "all_reduce", "--size", "1MiB", "--topology", "nvl:num_gpus=720000000"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("words", LARGE.values(), ids=LARGE)
 def test_too_large_a_run_is_refused(
-    windtunnel: Command, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    windtunnel: Command, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(limits.MEMORY, "1GiB")
+    monkeypatch.setenv(limits.TIME, "1d")
+    Path("trace.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + "1,30,2\n" * 30_000)
+    Path("runs.csv").write_text(RUNS + RUNS.splitlines()[1].replace("one", "three") + "\n")
+    monkeypatch.setitem(limits.COSTS, "measured runs", (20_000, 0.4))
     started_s = time.process_time()
     done = windtunnel(*words)
     assert (done.code, done.stdout) == (2, "")
-    assert re.search(r"take about .*; 1\.00 GiB is the limit", done.stderr), done.stderr
-    assert "raise --memory-limit" in done.stderr or words[0] == "whatif"
+    limit, option = ("1.00 GiB", "memory") if "--time-limit" not in words else (r"\S+ \S+", "time")
+    assert re.search(rf"take about .*; {limit} is the limit", done.stderr), done.stderr
+    assert f"raise --{option}-limit" in done.stderr or words[0] == "whatif"
+    for word, kind in {"--trace": "trace rows", "packet": "packets", "validate": "measured runs"}.items():
+        assert word not in words or f" {kind} " in done.stderr
     assert time.process_time() - started_s < 10
 
 
