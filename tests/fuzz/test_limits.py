@@ -116,3 +116,36 @@ def test_a_capped_process_says_what_it_lacks() -> None:
     assert done.returncode in (1, 2)
     assert done.stderr.startswith("error: ")
     assert "memory" in done.stderr
+
+
+MANY = """
+import resource, sys
+import windtunnel as wt
+
+for number in range(7):
+    load = {"input_tokens": 300, "output_tokens": 4, "rate_per_s": 40.0, "seed": number}
+    scenario = wt.scenario(model="gpt-oss-20b", device="h100_sxm", num_requests=400 if number else 4, **load)
+    try:
+        wt.simulate(scenario)
+        print("done")
+    except (MemoryError, wt.WindtunnelError) as error:
+        print("refused", error)
+    if number == 0:  # what the libraries take once is taken
+        now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (now + (int(sys.argv[1]) << 20),) * 2)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("room_mib", [0, 1, 2, 4, 16, 64, 256])
+def test_many_runs_in_little_address_space_end_in_words(room_mib: int) -> None:
+    """Whatever allocation fails first, the process is not killed."""
+    words = [sys.executable, "-c", MANY, str(room_mib)]
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    answers = [line.split()[0] for line in done.stdout.splitlines()]
+    assert len(answers) == 7
+    assert set(answers) <= {"done", "refused"}
+    assert room_mib > 1 or "refused" in answers
