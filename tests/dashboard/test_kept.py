@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from windtunnel.dashboard import kept
+from windtunnel.dashboard import kept, results
 from windtunnel.dashboard.server import dashboard_app
 from windtunnel.dashboard.view import dashboard_of
 
@@ -73,6 +73,14 @@ def test_a_browser_that_has_an_answer_gets_none(client: TestClient, path: str) -
     again = client.get(path, headers={"If-None-Match": whole.headers["ETag"]})
     assert (again.status_code, again.content) == (304, b"")
     assert again.headers["Content-Security-Policy"] == whole.headers["Content-Security-Policy"]
+
+
+def test_nothing_is_kept_of_a_folder_of_very_many_files(
+    client: TestClient, made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "MOST_STAMPS", 1)
+    assert client.get("/").text == client.get("/").text == client.get("/").text
+    assert made == ["/"] * 3
 
 
 def test_errors_forms_and_searches_are_not_kept(client: TestClient, made: list[str]) -> None:

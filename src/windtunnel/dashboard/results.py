@@ -18,6 +18,7 @@ STORE_SUFFIX = ".sqlite"
 MOST_DOCUMENT_BYTES = 64 << 20
 """A larger JSON file is a timeline or data, not the answer of a verb."""
 MOST_RESULTS = 20_000
+MOST_STAMPS = 5_000
 
 _OURS = re.compile(rb'\s*\{\s*"windtunnel"\s*:')
 """The beginning of every document of a verb."""
@@ -54,9 +55,14 @@ class Results:
             return sorted((entry for entry in seen if entry is not None), key=lambda entry: entry.name)
 
     def version(self) -> int:
-        """Return a number that changes with the folder: a file or folder that came, went or was written to."""
+        """Return a number that changes with the folder: a file or folder that came, went or was written to.
+
+        Of more than `MOST_STAMPS`, to look at which takes longer than most pages, it always changes.
+        """
         with self._lock:
-            if not self._stamps or any(_stamp(path) != stamp for path, stamp in self._stamps.items()):
+            if len(self._stamps) > MOST_STAMPS:
+                self._version += 1
+            elif not self._stamps or any(_stamp(path) != stamp for path, stamp in self._stamps.items()):
                 self._version += 1
                 paths = [
                     path for place, names in _folders(self.folder) for path in (place, *map(place.joinpath, names))
