@@ -194,3 +194,13 @@ def test_a_false_page_fails(true: str, false: str, tmp_path: Path, monkeypatch: 
     page.write_text(PAGE.replace(true, false), encoding="utf-8")
     with pytest.raises((AssertionError, NameError, doctest.DocTestFailure)):
         test_page_is_true(page, tmp_path, monkeypatch)
+
+
+def test_robustness_names_tests_that_exist() -> None:
+    page = (REPOSITORY / "docs/reference/robustness.md").read_text(encoding="utf-8")
+    names = re.findall(r"`(tests/[^`]+\.py)::(test_\w+)`", page)
+    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| failure")]
+    assert all("::test_" in row for row in rows)
+    assert len(names) > 40
+    missing = [f"{file}::{name}" for file, name in names if f"def {name}(" not in (REPOSITORY / file).read_text()]
+    assert missing == []

@@ -8,7 +8,7 @@ import pytest
 
 from windtunnel import files
 from windtunnel.errors import InputError
-from windtunnel.files import check_writable, write_text
+from windtunnel.files import check_writable, new_files, write_text
 
 
 def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
@@ -36,3 +36,18 @@ def test_what_no_file_can_be_called_is_no_file(tmp_path: Path) -> None:
     assert files.is_file(Path(__file__))
     assert not files.is_file(tmp_path / ("x" * 300))
     assert not files.is_file(tmp_path)
+
+
+def test_a_new_folder_appears_with_all_of_its_files(tmp_path: Path) -> None:
+    """A command that is killed while it writes leaves no folder that looks like a whole one."""
+    folder = tmp_path / "deep" / "run"
+    with new_files(folder) as draft:
+        (draft / "a").write_text("1")
+        (draft / "b").write_text("2")
+        number = draft.stat().st_ino
+    assert folder.stat().st_ino == number
+    assert sorted(path.name for path in folder.iterdir()) == ["a", "b"]
+    assert [path.name for path in folder.parent.iterdir()] == ["run"]
+    with new_files(folder) as draft:
+        (draft / "b").write_text("3")
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"a": "1", "b": "3"}

@@ -198,9 +198,9 @@ def csv_text(headers: Iterable[str], rows: Iterable[Sequence[Any]]) -> str:
 
 @contextmanager
 def new_files(folder: Path) -> Iterator[Path]:
-    """Yield a draft folder, whose files are moved to `folder` when the block ends without an error.
+    """Yield a draft folder, which becomes `folder` at once when the block ends without an error.
 
-    Other files in `folder` stay.
+    Of a folder that is there, each file is replaced as a whole, and others stay.
 
     Raises:
         InputError: the folder cannot be written to.
@@ -208,9 +208,12 @@ def new_files(folder: Path) -> Iterator[Path]:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
-            draft = Path(name)
+            draft = Path(name) / "draft"
+            draft.mkdir()
             yield draft
-            folder.mkdir(exist_ok=True)
+            if not folder.exists():
+                draft.rename(folder)
+                return
             for file in sorted(file for file in draft.rglob("*") if file.is_file()):
                 target = folder / file.relative_to(draft)
                 target.parent.mkdir(parents=True, exist_ok=True)

@@ -14,14 +14,19 @@ MOST_S = 86_400.0
 COSTS = {
     "requests drawn": (60, 2e-7),
     "requests": (650, 5e-6),
+    "requests in turn": (0, 5e-6),
     "tokens": (0, 2e-7),
+    "trace rows": (150, 5e-7),
+    "packets": (0, 3e-6),
+    "measured runs": (20_000, 0.4),
     "flows": (3_500, 1e-4),
     "GPUs": (3_000, 5e-6),
     "tasks": (400, 1e-5),
     "points": (22_000, 1e-3),
 }
 """Kind of things -> bytes and seconds that each takes on one core of 2.9 GHz, at least what `benchmarks/limits.py`
-measures. It has no row for requests drawn, and 0.04 s for a point: a search need not simulate all of its space.
+measures. It has no row for requests drawn, and 0.04 s for a point: a search need not simulate all of its space. Packets
+cross six links.
 """
 
 

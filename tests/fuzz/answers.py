@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 
 from fuzz.inputs import Tree, write_files
 from fuzz.nonsense import nonsense, read
-from windtunnel import cli
+from windtunnel import cli, limits
 from windtunnel.dashboard.server import dashboard_app
 from windtunnel.dashboard.view import dashboard_of
 
@@ -31,6 +31,8 @@ MAY_FAIL = re.compile(
 """Words of failures that are no wrong input, for which a command exits with 1."""
 _NO_BYTE = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 """Characters that no word of a command line has: bytes that are not UTF-8 become others."""
+limits.COSTS["measured runs"] = (20_000, 1e-4)
+"""The fuzzer's limit of time stands for the loops alone, which are interpreted."""
 INJECTED = ("<script>alert(1)", "'\"><b>x")
 
 

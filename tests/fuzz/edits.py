@@ -71,19 +71,38 @@ def by_key() -> dict[str, list[Any]]:
     return values
 
 
+@cache
 def numbers() -> st.SearchStrategy[Any]:
     return st.sampled_from(SMALL) | st.sampled_from(EXTREME) | st.floats() | st.integers(-(2**70), 2**70)
 
 
+@cache
 def scalars() -> st.SearchStrategy[Any]:
     return st.one_of(numbers(), st.sampled_from(TEXTS), st.none(), st.booleans(), st.text(max_size=20))
 
 
+@cache
 def structures() -> st.SearchStrategy[Any]:
     huge = st.sampled_from([[1] * 5000, ["a"] * 3000, {str(key): 1 for key in range(2000)}, [[[[[[[1]]]]]]]])
     return st.one_of(
         st.lists(scalars(), max_size=3), st.dictionaries(st.sampled_from(KEYS), scalars(), max_size=2), huge
     )
+
+
+@cache
+def any_word() -> st.SearchStrategy[Any]:
+    short = st.sampled_from(["0", "1", "2", "8", "0.5", "3"])
+    return st.one_of(st.sampled_from(vocabulary()), st.sampled_from(TEXTS), short)
+
+
+@cache
+def wild() -> st.SearchStrategy[Any]:
+    return scalars() | structures()
+
+
+@cache
+def keys() -> st.SearchStrategy[str]:
+    return st.sampled_from([*KEYS, *by_key()])
 
 
 @st.composite
@@ -95,11 +114,7 @@ def near(draw: st.DrawFn, old: Any, key: Any) -> Any:
     elif isinstance(old, int | float):
         choices += [st.sampled_from([old + 1, old - 1, old * 2, old / 2, -old, 0, 1]), st.sampled_from(SMALL)]
     elif isinstance(old, str):
-        choices += [
-            st.sampled_from(vocabulary()),
-            st.sampled_from(TEXTS),
-            st.sampled_from(["0", "1", "2", "8", "0.5", "3"]),
-        ]
+        choices.append(any_word())
     if others := by_key().get(str(key)):
         choices.append(st.sampled_from(others))
     if not choices:
@@ -110,9 +125,12 @@ def near(draw: st.DrawFn, old: Any, key: Any) -> Any:
 # ---------------------------------------------------------------------------------------------- values of a schema
 
 
+type_info = cache(msgspec.inspect.type_info)
+
+
 def _fields(kind: Any, place: Place) -> Iterator[msgspec.inspect.Field]:
     """The fields of the structs that may stand at `place` below a type."""
-    kinds = [msgspec.inspect.type_info(kind)]
+    kinds = [type_info(kind)]
     for key in place:
         below: list[Any] = []
         for each in _flat(kinds):
@@ -204,9 +222,7 @@ def _edit(draw: st.DrawFn, tree: Tree) -> Edit:
     old = value_at(tree, place)
     kind = draw(st.sampled_from([*["near"] * 6, *["fill"] * 4, "wild", "delete", "double", "new", "move", "text"]))
     if place[0] == "command" and kind in ("new", "fill"):
-        return _checked(
-            Edit("set", ("command", place[1]), draw(st.sampled_from(vocabulary()) | st.sampled_from(TEXTS)))
-        )
+        return _checked(Edit("set", ("command", place[1]), draw(any_word())))
     if kind == "fill" and place[0] == "files":
         if filled := draw(_filled(place)):
             return filled
@@ -215,12 +231,12 @@ def _edit(draw: st.DrawFn, tree: Tree) -> Edit:
         case "near" | "fill":
             return _checked(Edit("set", place, draw(near(old, place[-1]))))
         case "wild":
-            return _checked(Edit("set", place, draw(scalars() | structures())))
+            return _checked(Edit("set", place, draw(wild())))
         case "new":
             owner = place if isinstance(old, dict) else place[:-1]
-            return Edit("set", (*owner, draw(st.sampled_from([*KEYS, *by_key()]))), draw(scalars() | structures()))
+            return Edit("set", (*owner, draw(keys())), draw(wild()))
         case "move":
-            return Edit("move", place, draw(st.sampled_from([*KEYS, *by_key()])))
+            return Edit("move", place, draw(keys()))
         case "text" if place[0] == "files":
             words = draw(st.sampled_from([*TEXTS, "\t", ",", "\n", "}", "[", "\r\n", ":", '"', "\ufeff"]))
             share = draw(st.floats(0, 1))

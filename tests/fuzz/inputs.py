@@ -5,6 +5,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,10 +34,14 @@ class Edit(NamedTuple):
         return [self.kind, list(self.place), self.value]
 
 
+@cache
+def _seeds() -> dict[str, Tree]:
+    return yaml.load((HERE / "seeds.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+
+
 def seeds() -> dict[str, Tree]:
-    """Every seed by name, and the scenarios in examples/."""
-    shipped: dict[str, Tree] = yaml.safe_load((HERE / "seeds.yaml").read_text(encoding="utf-8"))
-    return shipped
+    """A copy of every seed, by name."""
+    return copy.deepcopy(_seeds())
 
 
 def places(tree: Any, place: Place = ()) -> Iterator[Place]:

@@ -5,6 +5,7 @@ Failures are minimised, and written as lines of data for tests/cases/.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -68,15 +70,27 @@ SURROUNDINGS = {
 """Environment of every case: limits that keep runs small where loops are interpreted."""
 
 
-def served(folder: Path) -> Any:
-    """A client of a dashboard with two runs."""
+@cache
+def _runs() -> dict[str, bytes]:
+    """The files of two runs."""
     import windtunnel as wt
     from fuzz import answers
     from windtunnel.report.serving.run import write_run
 
-    for name, rate_per_s in (("served", 4.0), ("other", 8.0)):
-        load = {"input_tokens": 30, "output_tokens": 3, "num_requests": 4, "rate_per_s": rate_per_s}
-        write_run(wt.simulate(wt.scenario(model="llama-3.1-8b", device="h100_sxm", **load)), folder / name)
+    with tempfile.TemporaryDirectory() as place:
+        for name, rate_per_s in (("served", 4.0), ("other", 8.0)):
+            load = {"input_tokens": 30, "output_tokens": 3, "num_requests": 4, "rate_per_s": rate_per_s}
+            write_run(wt.simulate(wt.scenario(model="llama-3.1-8b", device="h100_sxm", **load)), Path(place) / name)
+        return answers.snapshot(Path(place))
+
+
+def served(folder: Path) -> Any:
+    """A client of a dashboard with two runs."""
+    from fuzz import answers
+
+    for name, content in _runs().items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
     return answers.client_of(folder)
 
 
@@ -94,11 +108,13 @@ def fuzz(
     names = [name for name, weight in weights.items() for _ in range(weight)]
     last: dict[str, Any] = {}
     failures = []
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as place:
+    with contextlib.ExitStack() as held:
+        place = held.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
         results, work = Path(place) / "results", Path(place) / "work"
         results.mkdir()
         work.mkdir()
-        client = served(results)
+        # Requests of one client share a thread, which takes 4 ms to start.
+        client = held.enter_context(served(results))
 
         @st.composite
         def case(draw: st.DrawFn) -> tuple[str, list[Any]]:

@@ -1,13 +1,11 @@
 """What is left when a command is killed, or its disk, store or clock fails: the same answers the next time.
 
-Each kind of command is killed a few times; WINDTUNNEL_FAULTS=200 (`make faults`) kills each that often.
+Each kind of command is killed once; WINDTUNNEL_FAULTS=200 (`make faults`) kills each that often.
 """
 
-import json
 import os
 import random
 import resource
-import signal
 import subprocess
 import sys
 import time
@@ -16,35 +14,18 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Command
-from fuzz.test_relations import SPACE
+from fuzz import kills
+from fuzz.kills import answers_of, inputs, written
+from test_processes import is_running, wait_until_ended
 
-KILLS = int(os.environ.get("WINDTUNNEL_FAULTS", "1"))
-RUNS = """\
-id,model,device,tp,max_num_seqs,max_num_batched_tokens,input_tokens,output_tokens,range_ratio,concurrency,num_requests,ttft_ms,tpot_ms
-one,qwen2.5-0.5b,h100_sxm,1,16,1024,56,4,0.8,1,3,20,3
-two,qwen2.5-0.5b,h100_sxm,1,16,1024,56,4,0.8,2,4,30,4
-"""
-COMMANDS = {
-    "search": ("search", "space.json", "--store", "kept.sqlite", "--out", "found", "--overwrite"),
-    "simulate": ("simulate", "run.json", "--out", "run", "--overwrite"),
-    "calibrate": ("calibrate", "runs.csv", "--out", "profile.yaml"),
-}
+KILLS = os.environ.get("WINDTUNNEL_FAULTS", "1")
 TRAIN = (
     *("--model", "llama-3.1-8b", "--device", "h100_sxm", "--num-devices", "8", "--tp", "2"),
     *("--sequence-tokens", "1024", "--global-batch", "8"),
 )
-NOT_COMPARED = (".sqlite", ".sqlite-journal", ".sqlite-wal", ".sqlite-shm", ".html")
-ENVIRONMENT = os.environ | {"NUMBA_DISABLE_JIT": "1", "NO_COLOR": "1"}
+ENVIRONMENT = os.environ | {"NUMBA_DISABLE_JIT": "1", "NO_COLOR": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
 
 pytestmark = pytest.mark.interpreted
-
-
-def inputs(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "space.json").write_text(json.dumps(SPACE))
-    (folder / "run.json").write_text(json.dumps({name: SPACE[name] for name in ("model", "deployment", "workload")}))
-    (folder / "runs.csv").write_text(RUNS)
-    return folder
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
@@ -54,40 +35,26 @@ def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     )
 
 
+def of_session(number: int) -> list[int]:
+    """Processes of a session that still run."""
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return [pid for pid in pids if is_running(pid) and os.getsid(pid) == number]
+
+
 def complete(folder: Path, *words: str) -> None:
     process = start(folder, *words)
     _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said.decode()
 
 
-def written(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder; of a search its answers, for what it counts and draws tells how much was known before."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix not in NOT_COMPARED]
-    contents = {str(path.relative_to(folder)): path.read_bytes() for path in files}
-    return {
-        name: answers_of(content) if name.endswith("search.json") else content for name, content in contents.items()
-    }
-
-
-def answers_of(document: bytes | str) -> bytes:
-    return json.dumps(json.loads(document)["workloads"]).encode()
-
-
-@pytest.mark.parametrize("verb", COMMANDS)
-def test_a_killed_command_is_done_again_to_the_same_bytes(verb: str, tmp_path: Path) -> None:
-    whole = inputs(tmp_path / "whole")
-    started_s = time.monotonic()
-    complete(whole, *COMMANDS[verb])
-    takes_s = time.monotonic() - started_s
-    moments = random.Random(verb)
-    for number in range(KILLS):
-        folder = inputs(tmp_path / str(number))
-        process = start(folder, *COMMANDS[verb])
-        time.sleep(moments.uniform(0.3, 1.0) * takes_s)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        complete(folder, *COMMANDS[verb])
-        assert written(folder) == written(whole)
+@pytest.mark.parametrize("kinds", [kills.KINDS[:4], kills.REAL_KINDS], ids=["predict", "measure"])
+def test_a_killed_command_is_done_again_to_the_same_bytes(kinds: tuple[str, ...]) -> None:
+    if kinds == kills.REAL_KINDS:
+        pytest.importorskip("transformers", reason="transformers is not installed; it runs the model")
+    words = [sys.executable, "-m", "fuzz.kills", *kinds, "--times", KILLS]
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(f"{KILLS} of {KILLS} killed commands were done again") == len(kinds)
 
 
 def test_two_searches_share_a_store(tmp_path: Path) -> None:
@@ -173,20 +140,44 @@ def test_a_clock_that_jumps_changes_nothing(
 
 GREEDY = """
 import ctypes
+from numba import config, njit
+
 from windtunnel.serving.custom import time_limit
 
-time_limit.MOST_CALL_S = time_limit.GRACE_S = 0.5
-time_limit.call_in_time("the scheduler greedy", 0.0, ctypes.PyDLL(None).sleep, 60)
+config.DISABLE_JIT = False
+time_limit.MOST_CALL_S, time_limit.GRACE_S = 0.5, 2.0
+
+@njit("int64(int64)")  # compiled at once: the limit is shorter than that takes
+def endless(number):
+    while number >= 0:
+        number = (number + 1) % 7
+    return number
+
+def compiled(requests, waiting, ready, engine):
+    endless(len(waiting))
+
+def of_a_library(requests, waiting, ready, engine):
+    ctypes.PyDLL(None).sleep(60)
 """
+"""Policies that let no thread run: what numba compiles holds the interpreter, and so does a call through PyDLL."""
 
 
-def test_a_function_that_lets_no_thread_run_is_ended() -> None:
-    """What numba compiles holds the interpreter; so does a call of a library through PyDLL."""
-    started_s = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", GREEDY], capture_output=True, text=True, check=False, timeout=50)
-    assert done.returncode == -signal.SIGKILL
-    assert done.stderr.startswith("error: a compiled scheduler or router has not returned for 0.5 s\nhint: ")
-    assert time.monotonic() - started_s < 40
+@pytest.mark.parametrize("name", ["compiled", "of_a_library"])
+@pytest.mark.parametrize("verb", ["simulate", "search"])
+def test_a_policy_that_lets_no_thread_run_is_ended_and_named(name: str, verb: str, tmp_path: Path) -> None:
+    folder = inputs(tmp_path / "work")
+    (folder / "greedy.py").write_text(GREEDY)
+    scheduler = f"deployment.engine.scheduler=greedy:{name}"
+    words = {
+        "simulate": ("simulate", "run.json", "--set", scheduler),
+        "search": ("search", "space.json", "--no-store", "--set", scheduler, "--executor", "processes", "--workers=3"),
+    }[verb]
+    process = start(folder, *words)
+    _, said = process.communicate(timeout=50)
+    errors = [line for line in said.decode().splitlines() if line.startswith(("error: ", "hint: "))]
+    assert errors == [f"error: the scheduler {name} has not returned for 0.5 s", "hint: does it loop without an end?"]
+    assert process.returncode == 2
+    wait_until_ended(of_session(process.pid))
 
 
 PARENT = """

@@ -5,10 +5,12 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from cli.conftest import Command
+from fuzz.kills import RUNS
 from windtunnel import limits
 from windtunnel.errors import InputError
 
@@ -28,20 +30,34 @@ LARGE = {
     "a fabric": ("topology", "check", "spectrum_x:num_gpus=1000000000"),
     "a torus": ("topology", "check", "torus:dimensions=[4096,4096,64]"),
     "nodes": ("topology", "check", "dgx_h100:num_servers=100000000"),
+    "a trace": ("simulate", *SERVED[:4], "--trace", "trace.csv", "--time-limit", "1ms"),
+    "packets": (
+        *("collective", "--op", "all_reduce", "--size", "1TiB", "--topology", "spectrum_x:num_gpus=64"),
+        *("--backend", "packet", "--time-limit", "1h"),
+    ),
+    "measured runs": ("validate", "runs.csv", "--time-limit", "1s"),
     "a collective": ("collective", "--op", "all_reduce", "--size", "1MiB", "--topology", "nvl:num_gpus=720000000"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("words", LARGE.values(), ids=LARGE)
 def test_too_large_a_run_is_refused(
-    windtunnel: Command, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    windtunnel: Command, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(limits.MEMORY, "1GiB")
+    monkeypatch.setenv(limits.TIME, "1d")
+    Path("trace.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + "1,30,2\n" * 30_000)
+    Path("runs.csv").write_text(RUNS + RUNS.splitlines()[1].replace("one", "three") + "\n")
+    monkeypatch.setitem(limits.COSTS, "measured runs", (20_000, 0.4))
     started_s = time.process_time()
     done = windtunnel(*words)
     assert (done.code, done.stdout) == (2, "")
-    assert re.search(r"take about .*; 1\.00 GiB is the limit", done.stderr), done.stderr
-    assert "raise --memory-limit" in done.stderr or words[0] == "whatif"
+    limit, option = ("1.00 GiB", "memory") if "--time-limit" not in words else (r"\S+ \S+", "time")
+    assert re.search(rf"take about .*; {limit} is the limit", done.stderr), done.stderr
+    assert f"raise --{option}-limit" in done.stderr or words[0] == "whatif"
+    for word, kind in {"--trace": "trace rows", "packet": "packets", "validate": "measured runs"}.items():
+        assert word not in words or f" {kind} " in done.stderr
     assert time.process_time() - started_s < 10
 
 
@@ -100,3 +116,36 @@ def test_a_capped_process_says_what_it_lacks() -> None:
     assert done.returncode in (1, 2)
     assert done.stderr.startswith("error: ")
     assert "memory" in done.stderr
+
+
+MANY = """
+import resource, sys
+import windtunnel as wt
+
+for number in range(7):
+    load = {"input_tokens": 300, "output_tokens": 4, "rate_per_s": 40.0, "seed": number}
+    scenario = wt.scenario(model="gpt-oss-20b", device="h100_sxm", num_requests=400 if number else 4, **load)
+    try:
+        wt.simulate(scenario)
+        print("done")
+    except (MemoryError, wt.WindtunnelError) as error:
+        print("refused", error)
+    if number == 0:  # what the libraries take once is taken
+        now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (now + (int(sys.argv[1]) << 20),) * 2)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("room_mib", [0, 1, 2, 4, 16, 64, 256])
+def test_many_runs_in_little_address_space_end_in_words(room_mib: int) -> None:
+    """Whatever allocation fails first, the process is not killed."""
+    words = [sys.executable, "-c", MANY, str(room_mib)]
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    answers = [line.split()[0] for line in done.stdout.splitlines()]
+    assert len(answers) == 7
+    assert set(answers) <= {"done", "refused"}
+    assert room_mib > 1 or "refused" in answers

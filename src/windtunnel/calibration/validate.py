@@ -14,6 +14,7 @@ import numpy as np
 from windtunnel import catalog
 from windtunnel.calibration.measured_runs import METRICS, Measurement, reason_of
 from windtunnel.errors import InputError
+from windtunnel.limits import check_size
 from windtunnel.metrics.uncertainty import Interval
 from windtunnel.pricing.estimator import Coverage
 from windtunnel.processes import WorkerProcesses
@@ -98,6 +99,8 @@ def predict_runs(
         num_processes: runs of one device and engine go together, as their tables are read once.
         progress: called with the runs predicted so far and the runs in all.
     """
+    served = [measurement.scenario.workload for measurement in measurements if measurement.scenario]
+    check_size(measured_runs=len(served), requests_in_turn=sum(workload.num_requests or 0 for workload in served))
     groups: dict[tuple[str, ...], list[int]] = {}
     for index, measurement in enumerate(measurements):
         names = ("device", "engine", "version", "model")

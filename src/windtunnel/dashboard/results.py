@@ -18,6 +18,7 @@ STORE_SUFFIX = ".sqlite"
 MOST_DOCUMENT_BYTES = 64 << 20
 """A larger JSON file is a timeline or data, not the answer of a verb."""
 MOST_RESULTS = 20_000
+MOST_STAMPS = 5_000
 
 _OURS = re.compile(rb'\s*\{\s*"windtunnel"\s*:')
 """The beginning of every document of a verb."""
@@ -38,6 +39,8 @@ class Results:
         self.folder = folder.resolve()
         self._lock = threading.Lock()
         self._known: dict[Path, tuple[tuple[int, int], ResultEntry]] = {}
+        self._version = 0
+        self._stamps: dict[str, tuple[int, int] | None] = {}
         self.is_cut = False
         """Whether the last search for results stopped at `MOST_RESULTS`."""
 
@@ -50,6 +53,22 @@ class Results:
             seen = (self._entry(*candidate) for candidate in files)
             self._known = {file: self._known[file] for file, _ in files if file in self._known}
             return sorted((entry for entry in seen if entry is not None), key=lambda entry: entry.name)
+
+    def version(self) -> int:
+        """Return a number that changes with the folder: a file or folder that came, went or was written to.
+
+        Of more than `MOST_STAMPS`, to look at which takes longer than most pages, it always changes.
+        """
+        with self._lock:
+            if len(self._stamps) > MOST_STAMPS:
+                self._version += 1
+            elif not self._stamps or any(_stamp(path) != stamp for path, stamp in self._stamps.items()):
+                self._version += 1
+                paths = [
+                    path for place, names in _folders(self.folder) for path in (place, *map(place.joinpath, names))
+                ]
+                self._stamps = {str(path): _stamp(str(path)) for path in paths}
+            return self._version
 
     def stores(self) -> list[str]:
         """Return the names of SQLite files, in which searches keep their answers."""
@@ -113,6 +132,14 @@ class Results:
 
 
 # ---------------------------------------------------------------------------------------------------- what is there
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116 a Path for each takes as long as the call
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
 
 
 def _folders(folder: Path) -> Iterator[tuple[Path, list[str]]]:

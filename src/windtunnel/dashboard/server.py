@@ -6,7 +6,6 @@ changes anything must come from a page of the dashboard (its `Origin`).
 """
 
 import asyncio
-import hashlib
 import ipaddress
 import socket
 import sys
@@ -27,6 +26,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from windtunnel.dashboard.kept import KEPT_PAGES, KeptAnswers, Key, tag_of
 from windtunnel.dashboard.listening import HOST, LocalServer
 from windtunnel.dashboard.pages import catalog, compare, recommend, run, runs, search, step, timeline, try_scenario
 from windtunnel.dashboard.results import NotThereError
@@ -41,6 +41,7 @@ MAX_POSTED_BYTES = 1 << 20
 HEADERS: Mapping[str, str] = layouts_beside(__file__)
 """Headers of every answer."""
 
+Keep = Callable[[Key, int, Response], None]
 Show = Callable[[Dashboard, str, Query], Any]
 """Makes a `View`, a `Download`, a `Moved` or a document from the rest of the path and the fields given."""
 
@@ -83,14 +84,15 @@ class RefusedError(InputError):
     """A request from another host or site."""
 
 
-def dashboard_app(dashboard: Dashboard, host: str) -> Starlette:
+def dashboard_app(dashboard: Dashboard, host: str) -> KeptAnswers:
     """Return the application of a dashboard that listens on `host`."""
+    kept = KeptAnswers(dashboard.results, lambda name: check_host(name, host), HEADERS)
     files = StaticFiles(packages=[("windtunnel.report", "assets"), ("windtunnel.dashboard", "assets")])
     routes: list[BaseRoute] = [Mount("/assets", files)]
     for name, page in PAGES.items():
         for address, show in ((f"/{name}", page.page), (f"/api/{name}", page.document)):
             if show is not None:
-                endpoint = _endpoint(dashboard, show)
+                endpoint = _endpoint(dashboard, show, kept.keep if name in KEPT_PAGES else None)
                 routes += [
                     Route(path, endpoint, methods=[page.method]) for path in (address, f"{address}/{{rest:path}}")
                 ]
@@ -110,15 +112,23 @@ def dashboard_app(dashboard: Dashboard, host: str) -> Starlette:
         return _failed(request, dashboard, error)
 
     guarded = Middleware(BaseHTTPMiddleware, dispatch=guard)
-    return Starlette(routes=routes, middleware=[guarded], exception_handlers={HTTPException: absent})
+    kept.app = Starlette(routes=routes, middleware=[guarded], exception_handlers={HTTPException: absent})
+    return kept
 
 
-def _endpoint(dashboard: Dashboard, show: Show) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(dashboard: Dashboard, show: Show, keep: Keep | None) -> Callable[[Request], Awaitable[Response]]:
+    def made(request: Request, query: Query) -> Response:
+        version = dashboard.results.version() if keep else 0
+        rest = request.path_params.get("rest", "").strip("/")
+        response = _response(request, dashboard, show(dashboard, rest, query))
+        if keep:
+            keep((request.url.path, request.scope["query_string"]), version, response)
+        return response
+
     async def answer(request: Request) -> Response:
         posted = await _posted(request) if request.method == "POST" else []
         query = Query([*request.query_params.multi_items(), *posted])
-        rest = request.path_params.get("rest", "").strip("/")
-        return await _in_thread(lambda: _response(request, dashboard, show(dashboard, rest, query)))
+        return await _in_thread(lambda: made(request, query))
 
     return answer
 
@@ -159,7 +169,7 @@ def _response(request: Request, dashboard: Dashboard, shown: Any, status: int = 
         body = shown.page(request.url.path, dashboard.results.folder).encode("utf-8", "replace")
     else:
         kind, body = "application/json", f"{json_text(shown)}\n".encode()
-    headers["ETag"] = f'"{hashlib.sha256(body).hexdigest()[:24]}"'
+    headers["ETag"] = tag_of(body)
     if status == 200 and request.headers.get("if-none-match") == headers["ETag"]:
         return Response(status_code=304, headers=headers)
     return Response(body, status, headers, kind)

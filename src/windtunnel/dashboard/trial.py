@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import yaml
 
-from windtunnel.errors import InputError, check_known, unwritable
-from windtunnel.files import is_file
+from windtunnel.errors import InputError, check_known
+from windtunnel.files import is_file, write_text
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.report.layout import layouts_beside
 from windtunnel.report.search.capacity import capacity_document
 from windtunnel.report.serving.run import check_folder, write_run
-from windtunnel.schema import parse_yaml, save
+from windtunnel.schema import parse_yaml, yaml_text
 from windtunnel.search.capacity.capacity import CHECKS, Capacities, Capacity, capacity
 from windtunnel.search.capacity.limits import limits_of
 from windtunnel.search.capacity.load import stream_of
@@ -302,9 +302,5 @@ def kept(query: Mapping[str, str], folder: Path) -> str:
     name = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
     if _exists(folder / name):
         raise InputError(f"{name} exists", "choose another name")
-    try:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        save(trial.scenario, folder / name)
-    except OSError as error:
-        raise unwritable(Path(name), error) from None
+    write_text(folder / name, yaml_text(trial.scenario))
     return name

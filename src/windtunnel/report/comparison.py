@@ -68,6 +68,9 @@ def check_runs(runs: Runs) -> None:
             raise InputError(
                 f"{run.name}: {FIGURES.get(wrong, wrong)} is {run.entry.figures[wrong]:g}, which cannot be"
             )
+        shares = run.document["summary"].get("time_fractions") or {}
+        if not isinstance(shares, dict) or not all(isinstance(share, int | float) for share in shares.values()):
+            raise InputError(f"{run.name}: time_fractions is {shares!r:.80}; a table of fractions is needed")
 
 
 def comparison_report(runs: Runs, address: Callable[[str], str] = lambda _name: "") -> Report:

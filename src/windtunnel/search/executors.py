@@ -168,6 +168,8 @@ class _Processes:
                     del waiting[future]
                     yield answers
             except BrokenProcessPool:
+                if complaint := self.open().complaint():
+                    raise InputError(*(line.partition(": ")[2] for line in complaint.splitlines()[:2])) from None
                 num_lost += 1
                 if num_lost == MOST_TRIES:
                     num_left = len(left) + len(waiting)

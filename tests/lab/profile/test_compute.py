@@ -117,6 +117,14 @@ def test_a_journal_survives_an_interruption_and_refuses_another_measurement(tmp_
         Journal(path, about | {"clock": "wall"})
 
 
+@pytest.mark.parametrize("left", ["", '{"device": "c'])
+def test_a_journal_that_was_cut_in_its_first_line_begins_anew(left: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(left)
+    Journal(path, {"device": "cpu"})
+    assert path.read_text() == '{"device": "cpu"}\n'
+
+
 @pytest.mark.parametrize("attention", [GROUPED, LATENT], ids=["grouped query", "latent"])
 @pytest.mark.parametrize("feed_forward", [DENSE, EXPERTS], ids=["dense", "experts"])
 @pytest.mark.parametrize("shape", [StepShape(3, 40), StepShape(2, 0, 8), StepShape(1, 16, 8)], ids=str)

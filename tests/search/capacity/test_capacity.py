@@ -2,10 +2,12 @@
 
 import math
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import windtunnel as wt
 from spaces_of_search import space
 from windtunnel.errors import InputError
 from windtunnel.metrics.slo import Slo
@@ -214,3 +216,12 @@ def test_a_load_that_fails_below_others_that_pass_ends_the_capacity() -> None:
     assert 59.6 < answer.load < 60
     assert answer.beyond is not None
     assert not answer.beyond.passes
+
+
+def test_a_replay_has_one_stream(tmp_path: Path) -> None:
+    """Three equal streams would look like certainty."""
+    (tmp_path / "trace.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,30,3\n0.5,40,2\n1,20,4\n")
+    served = {"model": "qwen2.5-0.5b", "device": "h100_sxm"}
+    replay = wt.scenario(**served, settings={"workload.trace.path": str(tmp_path / "trace.csv")})
+    drawn = wt.scenario(**served, rate_per_s=2.0, input_tokens=30, output_tokens=3, num_requests=3)
+    assert [len(wt.capacity(each, "ttft_p90=500ms").streams) for each in (replay, drawn)] == [1, 3]

@@ -29,7 +29,7 @@ from windtunnel.formats.captures.step_operators import MEASURED
 from windtunnel.lab.experiments import schema
 from windtunnel.lab.experiments.runners import model_folder
 from windtunnel.processes import end_with_parent
-from windtunnel.schema import json_text, read_yaml, save
+from windtunnel.schema import json_text, read_yaml, yaml_text
 
 DONE, FAILED = "done", "failed"
 COMMANDS: Mapping[str, Sequence[str]] = read_yaml(Path(__file__).with_name("commands.yaml"))
@@ -75,7 +75,7 @@ def run_experiment(experiment: schema.Experiment, results: Path, resume: bool = 
         return outcome
     check_tools(experiment)
     folder = _new_folder(experiment, results)
-    save(experiment, folder / schema.CONFIG)
+    write_text(folder / schema.CONFIG, yaml_text(experiment))
     (folder / schema.SCRIPT).write_text(_SCRIPT.format(name=folder.name, script=schema.SCRIPT), encoding="utf-8")
     started_s = time.perf_counter()
     try:

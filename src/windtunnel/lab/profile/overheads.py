@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from windtunnel.files import write_text
 from windtunnel.lab.stepped import EngineStep
-from windtunnel.schema import save
+from windtunnel.schema import yaml_text
 from windtunnel.serving.calibration import Calibration, Provenance
 from windtunnel.serving.deployment import HostOverheads
 
@@ -60,4 +61,4 @@ def write_overheads(folder: Path, about: Mapping[str, str], model: str, steps: S
             devices=(about["device"],),
         ),
     )
-    save(calibration, folder / CALIBRATION)
+    write_text(folder / CALIBRATION, yaml_text(calibration))

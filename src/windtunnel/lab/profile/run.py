@@ -14,6 +14,7 @@ import numpy as np
 
 from windtunnel import catalog
 from windtunnel.errors import InputError, check_known
+from windtunnel.files import write_text
 from windtunnel.hardware import ANY_DEVICE, Device
 from windtunnel.lab.engines.vllm import version as vllm_version
 from windtunnel.lab.profile import machine
@@ -32,7 +33,7 @@ from windtunnel.model.precision import Precision
 from windtunnel.model.shape import ModelSpec, Shard, operator_types
 from windtunnel.pricing.profile import profile_provenance, write_profile
 from windtunnel.pricing.table import MeasurementTable
-from windtunnel.schema import save
+from windtunnel.schema import yaml_text
 from windtunnel.serving.scenario import check_parallelism
 
 OVERHEAD_CONTEXT = 128
@@ -148,7 +149,7 @@ def write_steps(
     source = f"{device.name}, {about['engine']} {about.get('engine_version', about['torch'])}, {about['clock']}"
     tables = operator_tables(measured, source)
     write_profile(folder, tables, about | {"date": str(datetime.now(UTC).date())})
-    save(device, folder / "device.yaml")
+    write_text(folder / "device.yaml", yaml_text(device))
     return tables
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import InputError
+from windtunnel.files import write_text
 from windtunnel.lab.profile.model import StepShape
 from windtunnel.model.operators import Op
 from windtunnel.model.shape import operator_types
@@ -156,8 +157,8 @@ class Journal:
     def __init__(self, path: Path, about: Mapping[str, str]) -> None:
         self.path, self.about = path, dict(about)
         self.steps: dict[StepShape, MeasuredStep] = {}
-        if path.exists():
-            header, *lines = _json_lines(path)
+        if rows := _json_lines(path) if path.exists() else []:
+            header, *lines = rows
             for key in sorted(self.about):
                 if header.get(key) != self.about[key]:
                     raise InputError(
@@ -166,8 +167,7 @@ class Journal:
                     )
             self.steps = {step.shape: step for step in map(_step_from, lines)}
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(self.about) + "\n", encoding="utf-8")
+            write_text(path, json.dumps(self.about) + "\n")
 
     def add(self, step: MeasuredStep) -> None:
         """Add a step."""
@@ -193,14 +193,11 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
     text = path.read_text(encoding="utf-8")
     complete, _, rest = text.rpartition("\n")
     if rest:
-        path.write_text(complete + "\n" if complete else "", encoding="utf-8")
+        write_text(path, complete + "\n" if complete else "")
     try:
-        lines = [json.loads(line) for line in complete.splitlines()]
+        return [json.loads(line) for line in complete.splitlines()]
     except ValueError as error:
         raise InputError(f"{path} is not a journal of a profile: {error}") from None
-    if not lines:
-        raise InputError(f"{path} is empty", "start anew with --overwrite")
-    return lines
 
 
 def _step_from(line: Mapping[str, Any]) -> MeasuredStep:

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from windtunnel.errors import WindtunnelError
+from windtunnel.limits import check_size
 from windtunnel.network.collectives.rings import Rings
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import Flows, with_columns
@@ -37,9 +38,10 @@ def simulate_packets(
         packet: transport, congestion control and buffers; `settings.packet` where left out.
 
     Raises:
-        InputError: ends are not connected, or the settings do not fit the fabric.
+        InputError: ends are not connected, the settings do not fit the fabric, or the run exceeds a limit of time.
         WindtunnelError: flows wait for each other, or pauses do.
     """
+    check_size(flows=len(flows), packets=float(flows.size_bytes.sum(dtype=np.float64)) / settings.payload_bytes)
     packet = packet or settings.packet or default_packets(settings)
     tables = tables_of(fabric, flows, settings, packet)
     outcome = run_tables(tables) if packet.every_flow else run_in_parts(tables)

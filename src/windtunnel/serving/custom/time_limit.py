@@ -12,13 +12,14 @@ from ctypes import c_ulong, py_object, pythonapi
 from typing import Any
 
 from windtunnel.errors import InputError, place
+from windtunnel.processes import complaints, exit_when_readable
 
 MOST_CALL_S = 120.0
 """A function that has not returned by then is ended; numba compiles one in a tenth of that, in its first call."""
 POLL_S = 0.05
 
-_started_s: dict[int, float] = {}
-"""Thread -> when its call began."""
+_started: dict[int, tuple[float, str]] = {}
+"""Thread -> when its call began, and the name of what it calls."""
 _late: set[int] = set()
 """Threads whose call is being ended."""
 _watching = threading.Lock()
@@ -28,46 +29,52 @@ GRACE_S = 15.0
 """What the watchdog waits beyond `MOST_CALL_S`, so that functions which can be interrupted are."""
 IDLE_S = 1.0
 """The watchdog rests once no function was called for so long."""
+MOST_NAME = 300
+"""Bytes of a name that the watchdog is told."""
 _WATCHDOG = """
-import os, select, signal, sys
-parent, most_s = int(sys.argv[1]), float(sys.argv[2])
-armed, missed = False, 0
+import os, select, signal, sys, time
+parent, most_s, end = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+name, missed = "", 0
 while missed < 2:
-    if not select.select([0], [], [], most_s / 2 if armed else None)[0]:
+    if not select.select([0], [], [], most_s / 2 if name else None)[0]:
         missed += 1
         continue
-    said = os.read(0, 4096)
+    said = os.read(0, 65536)
     if not said:
         sys.exit()
-    armed, missed = not said.endswith(b"-"), 0
-sys.stderr.write(sys.argv[3])
-os.kill(parent, signal.SIGKILL)
+    name, missed = said.decode(errors="replace").splitlines()[-1], 0
+sys.stderr.write(sys.argv[4].format(name))
+sys.stderr.flush()
+os.write(end, b".")
+time.sleep(2)
+if os.getppid() == parent:
+    os.kill(parent, signal.SIGKILL)
 """
-"""Program that kills its parent where no byte comes for a while, unless the last one was `-`; one that is stopped and
-goes on gets half the time."""
+"""Program that ends its parent where no line comes for a while, unless the last one was empty; one that is stopped and
+goes on gets half the time. Where the parent cannot wait for a byte without Python, it is killed."""
 
 _arming = threading.Lock()
 _ready = threading.Event()
 _is_armed = False
-_pipe: Any = None
-"""To the watchdog."""
+_watchdog: subprocess.Popen[bytes] | None = None
 
 
 def _tell(armed: bool) -> None:
-    """Arm the watchdog, or let it rest where no call has begun meanwhile."""
+    """Tell the watchdog what is called, or let it rest where no call has begun meanwhile."""
     global _is_armed  # noqa: PLW0603
     with _arming:
-        if _pipe is not None and (armed or not _started_s):
+        if _watchdog is not None and _watchdog.stdin and (armed or not _started):
             _is_armed = armed
+            name = min(_started.values(), default=(0.0, "a custom scheduler or router"))[1]
             with suppress(BrokenPipeError):
-                _pipe.write(b"+" if armed else b"-")
+                _watchdog.stdin.write(name.encode(errors="replace")[:MOST_NAME] + b"\n" if armed else b"\n")
 
 
 def call_in_time(what: str, now_s: float, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function of the user's.
 
-    One that is compiled lets no other thread run and can be interrupted by nobody: then a watchdog kills this process,
-    and says why.
+    One that is compiled lets no other thread run and can be interrupted by nobody: then a watchdog ends this process
+    with exit code 2, and says why.
 
     Args:
         what: names the function.
@@ -81,7 +88,7 @@ def call_in_time(what: str, now_s: float, function: Callable[..., Any], *argumen
     if not _watching.locked() and _watching.acquire(blocking=False):
         threading.Thread(target=_watch, daemon=True).start()
         _ready.wait(MOST_CALL_S)
-    _started_s[thread] = time.monotonic()
+    _started[thread] = time.monotonic(), what
     if not _is_armed:
         _tell(True)
     try:
@@ -95,25 +102,34 @@ def call_in_time(what: str, now_s: float, function: Callable[..., Any], *argumen
     except Exception as error:
         raise InputError(f"{what} failed at {now_s:g} s: {type(error).__name__}: {error}", place(error)) from error
     finally:
-        del _started_s[thread]
+        del _started[thread]
         _late.discard(thread)
+
+
+def _start_watchdog() -> None:
+    """Start the process that ends this one; in a worker of a search the parent prints what it says."""
+    global _watchdog  # noqa: PLW0603
+    text = f"error: {{}} has not returned for {MOST_CALL_S:g} s\nhint: does it loop without an end?\n"
+    wakes, end = os.pipe()
+    exit_when_readable(wakes, InputError.exit_code)
+    words = (str(os.getpid()), str(MOST_CALL_S + GRACE_S), str(end), text)
+    command = [sys.executable, "-I", "-S", "-c", _WATCHDOG, *words]
+    pipe = subprocess.PIPE
+    _watchdog = subprocess.Popen(command, stdin=pipe, stderr=complaints(), bufsize=0, pass_fds=(end,))
+    _ready.set()
 
 
 def _watch() -> None:
     """Interrupt calls that take too long, and tell the watchdog that threads run, for as long as this process does."""
-    global _pipe
-    text = f"error: a compiled scheduler or router has not returned for {MOST_CALL_S:g} s\n"
-    words = (str(os.getpid()), str(MOST_CALL_S + GRACE_S), f"{text}hint: does it loop without an end?\n")
-    watchdog = subprocess.Popen([sys.executable, "-I", "-S", "-c", _WATCHDOG, *words], stdin=subprocess.PIPE, bufsize=0)
-    _pipe, last_call_s = watchdog.stdin, time.monotonic()
-    _ready.set()
+    _start_watchdog()
+    last_call_s = time.monotonic()
     while True:
         time.sleep(POLL_S)
-        if _started_s:
+        if _started:
             last_call_s = time.monotonic()
-        if _started_s or _is_armed:
+        if _started or _is_armed:
             _tell(time.monotonic() - last_call_s < IDLE_S)
-        for thread, started_s in list(_started_s.items()):
+        for thread, (started_s, _) in list(_started.items()):
             if time.monotonic() - started_s > MOST_CALL_S and thread not in _late:
                 _late.add(thread)
                 is_ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN

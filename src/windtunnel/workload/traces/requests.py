@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
+from windtunnel.limits import check_size
 from windtunnel.workload.lengths import MAX_TOKENS
 from windtunnel.workload.schema import Trace, TraceColumns
 from windtunnel.workload.traces.columns import Column, column_of, dates_s, integers, shown, tokens_of
 from windtunnel.workload.traces.layouts import LENGTHS, STREAMS, Layout, find_columns, recognise
-from windtunnel.workload.traces.table_file import Batch, batches_of, header_of, text_of
+from windtunnel.workload.traces.table_file import BLOCK_BYTES, Batch, batches_of, header_of, text_of
 
 UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 UNIX_TIME_AFTER_S = 365 * 86400.0
@@ -135,12 +136,21 @@ def _rows(path: Path, names: dict[str, str], layout: Layout, trace: Trace, limit
     further = [*rows_with, *([str(block_tokens)] if states_block else [])]
     for batch in batches_of(path, list(dict.fromkeys([*names.values(), *further]))):
         requests = _rows_with(batch, rows_with)
-        if len(next(iter(requests.values()))):
+        if num_rows := len(next(iter(requests.values()))):
             reading.add(requests)
+            _check_rows(path, num_rows, reading.num_requests, limit)
         if limit is not None and layout.is_sorted and reading.num_requests >= limit:
             break
     recorded = replace(reading.finish(), leaves_blocks=leaves_blocks)
     return recorded if limit is None else recorded.take(slice(0, limit))
+
+
+def _check_rows(path: Path, num_in_block: int, num_read: int, limit: int | None) -> None:
+    """Raise InputError where a file whose other blocks are like this one would exceed a limit of memory or time."""
+    num_rows = float(num_read)
+    if path.suffix.lower() not in (".gz", ".parquet"):
+        num_rows = max(num_rows, num_in_block * path.stat().st_size / BLOCK_BYTES)
+    check_size(trace_rows=num_rows if limit is None else min(num_rows, limit))
 
 
 def _rows_with(batch: Batch, wanted: Mapping[str, str | None]) -> Batch:
