@@ -107,7 +107,7 @@ OUTSIDE_SHARE = 0.5
 """Share of a factor, as a power of it, that holds for a release outside those of all runs: part of a factor is what its
 releases do, and a table of the new release may be right already. Chosen among 0, 0.5 and 1 by what was recorded of vLLM
 0.24 on an H200 (`benchmarks/h200.py`, loads without a first use: end to end 4.7, 4.5, 8.7%) and of newer engines on
-B300 (`benchmarks/engine_steps.py`, calibrated: decode 4.6, 4.7, 4.9%; prefill 9.6, 12.3, 13.7%; mixed 12.7, 11.3, 11.8%).
+B300 (`benchmarks/engine_steps.py`: decode 4.6, 4.7, 4.9%, prefill 9.6, 12.3, 13.7%, mixed 12.7, 11.3, 11.8%).
 """
 
 
