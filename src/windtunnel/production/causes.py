@@ -134,8 +134,9 @@ def _powers(low: float, high: float, descending: bool = True) -> list[float]:
 
 
 def _graph_ends(served: Served) -> list[float]:
+    """Return largest sizes of a graph from those that ran down to four: graphs of fewer requests are no graphs at all."""
     largest = served.setup.engine.max_cudagraph_capture_size or 0
-    return _powers(1, min(largest, served.most_running))
+    return _powers(4, min(largest, served.most_running))
 
 
 def _smaller_caches(served: Served) -> list[float]:
