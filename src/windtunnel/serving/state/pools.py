@@ -369,6 +369,7 @@ def cost_of(pools: Pools, pool: int) -> StepCost:
         cost.mixed_decode_attention_s[pool],
         cost.longest_share[pool],
         cost.waiting_attention_s[pool],
+        cost.encode_s[pool],
     )
 
 
