@@ -6,13 +6,10 @@ language model (`mm_encoder_tp_mode` is `weights` by default in vLLM 0.24 `confi
 
 from collections.abc import Iterator
 
-from windtunnel.model.attention.grouped_query import PrefillAttention
+from windtunnel.model.attention.grouped_query import EncoderAttention
 from windtunnel.model.operators import BF16_BYTES, Elementwise, Gemm, Launch
 from windtunnel.model.shape import Shard
 from windtunnel.model.towers import CHANNELS, Patches, VisionTower
-
-FULL_PAIRS = 2
-"""Patches that all see one another have twice the pairs of a causal prompt, which attention is measured with."""
 
 
 def encoder_launches(shard: Shard, tower: VisionTower, patches: Patches, count: int) -> list[Launch]:
@@ -54,19 +51,12 @@ def _attention(shard: Shard, tower: VisionTower, patches: Patches, count: int) -
     num_full = tower.num_full_layers if tower.window_patches else tower.num_layers
     segments = count * patches.segments
     if num_full:
-        full = _core(FULL_PAIRS * segments, patches.per_segment, heads, head_dim)
+        full = EncoderAttention(segments, patches.per_segment, heads, head_dim)
         yield Launch("vision_attention", full, num_full)
     if tower.window_patches:
         length = min(tower.window_patches, patches.per_segment)
-        windows = FULL_PAIRS * segments * patches.per_segment / length
-        core = _core(windows, length, heads, head_dim)
+        core = EncoderAttention(segments * patches.per_segment / length, length, heads, head_dim)
         yield Launch("vision_window_attention", core, tower.num_layers - num_full)
-
-
-def _core(batch: float, num_tokens: int, num_heads: int, head_dim: int) -> PrefillAttention:
-    return PrefillAttention(
-        batch=batch, num_tokens=num_tokens, num_heads=num_heads, num_kv_heads=num_heads, head_dim=head_dim
-    )
 
 
 def _mergers(shard: Shard, tower: VisionTower, num_tokens: int) -> Iterator[Launch]:
