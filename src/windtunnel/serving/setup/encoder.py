@@ -1,12 +1,13 @@
 """Seconds that a vision tower takes for the images and videos of one step."""
 
+from collections.abc import Sequence
 from inspect import unwrap
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.model.encoder import encoder_launches
+from windtunnel.model.operators import Launch
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.deployment import EngineSettings
@@ -24,24 +25,30 @@ def encoder_prices(
 ) -> NDArray[np.float64]:
     """Return `[2, MAX_PRICED + 1]` the seconds of the encoder in a step with n images, and with n videos.
 
-    No CUDA graph holds the tower, so that the host launches every kernel.
-
     Raises:
         InputError: the model has no vision tower.
     """
     prices = np.zeros((2, MAX_PRICED + 1))
     for kind, media in enumerate((workload.images, workload.videos)):
         for count in range(1, MAX_PRICED + 1) if media is not None else ():
-            launches = priced_encoder(estimator, shard, workload, kind, count)
-            device_s = sum(launch.total_s for launch in launches)
-            launch_s = (engine.host.launch_s or 0.0) * sum(launch.count for launch in launches)
-            prices[kind, count] = unwrap(launched_s)(device_s, launch_s)
+            launches = media_launches(shard, workload, kind, count)
+            prices[kind, count] = encoder_s([price_launch(estimator, launch) for launch in launches], engine)
     return prices
 
 
-def priced_encoder(estimator: Estimator, shard: Shard, workload: Workload, kind: int, count: int) -> list[PricedLaunch]:
-    """Return the priced launches that encode `count` images (`kind` 0) or videos (1) in one call."""
-    patches: Any = media_patches(shard.model, workload.images, workload.videos)[kind]
+def encoder_s(launches: Sequence[PricedLaunch], engine: EngineSettings) -> float:
+    """Return the seconds of one call of the tower. No CUDA graph holds it: the host launches every kernel."""
+    launch_s = (engine.host.launch_s or 0.0) * sum(launch.count for launch in launches)
+    return float(unwrap(launched_s)(sum(launch.total_s for launch in launches), launch_s))
+
+
+def media_launches(shard: Shard, workload: Workload, kind: int, count: int) -> list[Launch]:
+    """Return the launches that encode `count` images (`kind` 0) or videos (1) of the workload in one call.
+
+    Raises:
+        InputError: the model has no vision tower.
+    """
+    patches = media_patches(shard.model, workload.images, workload.videos)[kind]
     tower = shard.model.vision
     assert tower is not None, "media_patches refuses models without one"
-    return [price_launch(estimator, launch) for launch in encoder_launches(shard, tower, patches, count)]
+    return encoder_launches(shard, tower, patches, count)
