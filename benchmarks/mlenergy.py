@@ -151,12 +151,12 @@ def prompt_tokens(row: Row) -> tuple[int, int]:
     task, model = row["task"], row["model_id"]
     if task in PROMPT_TOKENS:
         return PROMPT_TOKENS[task]
-    if media_of(row):
-        return BESIDE_IMAGE_TOKENS
     by_model = VISION_TOKENS.get(task, {})
     tokens = next((tokens for start, tokens in by_model.items() if model.startswith(start)), None)
     if tokens is None:
         raise InputError(f"prompt lengths of {task} are not documented")
+    if media_of(row):
+        return BESIDE_IMAGE_TOKENS
     return tokens[0] + BESIDE_IMAGE_TOKENS[0], tokens[1] + BESIDE_IMAGE_TOKENS[1]
 
 
