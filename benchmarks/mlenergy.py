@@ -23,8 +23,9 @@ Outputs are drawn from the model's published histogram, scaled to the row's mean
 Requests with an image or a video are those of the language model with as many more tokens: 20 to 150 of text and, for
 0.3 to 1.5 megapixels, one for 32 x 32 pixels (Qwen3-VL), 256 (Gemma 3), 144 a tile of 336 x 336 (Llama 4) or 256 a tile
 of 512 x 512 (Nemotron VL). Of a video, which the benchmark writes as one second of 32 frames, Qwen3-VL's processor is
-taken to keep four frames, two to a token. The encoder's time is not modelled: only the median, a step without prompts,
-can be right.
+taken to keep four frames, two to a token. Where the catalogue has the model's vision tower (Qwen3-VL, Gemma 3), every
+request has an image or a video of the middle size instead, and the tower takes its time; of other models only the
+median, a step without prompts, can be right.
 """
 
 from __future__ import annotations
@@ -66,6 +67,13 @@ VISION_TOKENS: dict[str, dict[str, tuple[int, int]]] = {
 """Task -> start of a model's name -> least and most tokens of an image or video."""
 
 BESIDE_IMAGE_TOKENS = (20, 150)
+
+MEDIA: dict[str, dict[str, Any]] = {
+    "image-chat": {"images": {"width": 1104, "height": 816}},
+    "video-chat": {"videos": {"frames": 4, "width": 896, "height": 640}},
+}
+"""Task -> the image or video of every request, of 0.9 megapixels or four frames of 0.6, where the catalogue has the
+model's vision tower."""
 
 LANGUAGE_MODELS = {
     "Qwen/Qwen3-Omni-30B-A3B-Instruct": "Qwen/Qwen3-30B-A3B",
@@ -148,7 +156,20 @@ def prompt_tokens(row: Row) -> tuple[int, int]:
     tokens = next((tokens for start, tokens in by_model.items() if model.startswith(start)), None)
     if tokens is None:
         raise InputError(f"prompt lengths of {task} are not documented")
+    if media_of(row):
+        return BESIDE_IMAGE_TOKENS
     return tokens[0] + BESIDE_IMAGE_TOKENS[0], tokens[1] + BESIDE_IMAGE_TOKENS[1]
+
+
+def media_of(row: Row) -> dict[str, Any]:
+    """Return the images or videos of a row's requests; nothing where only their number of tokens is assumed."""
+    media = MEDIA.get(row["task"], {})
+    return media if media and catalog.model(model_name(row)).vision is not None else {}
+
+
+def model_name(row: Row) -> str:
+    """Return the row's model, or the one that has its shape."""
+    return LANGUAGE_MODELS.get(row["model_id"], row["model_id"])
 
 
 def scenario_of(row: Row, histograms: Histograms, version: str | None) -> Scenario:
@@ -169,7 +190,7 @@ def scenario_of(row: Row, histograms: Histograms, version: str | None) -> Scenar
     return scenario_from(
         precision
         | {
-            "model": LANGUAGE_MODELS.get(row["model_id"], row["model_id"]),
+            "model": model_name(row),
             "deployment": {
                 "device": DEVICES[row["gpu_model"]],
                 "engine": engine | ({} if version is None else {"version": version}),
@@ -181,6 +202,7 @@ def scenario_of(row: Row, histograms: Histograms, version: str | None) -> Scenar
                 "output_tokens": output_lengths(row, histograms),
                 "num_requests": num_requests(row),
                 "sampling": {"temperature": 0.8, "top_p": 0.95},
+                **media_of(row),
             },
         }
     )

@@ -37,7 +37,7 @@ from windtunnel.model import operators as ops
 from windtunnel.model.attention.block_sparse import BlockSparseDecode, BlockSparsePrefill
 from windtunnel.model.attention.compressed import CompressedDecode, CompressedPrefill
 from windtunnel.model.attention.gated_delta import GatedDelta
-from windtunnel.model.attention.grouped_query import DecodeAttention, PrefillAttention
+from windtunnel.model.attention.grouped_query import DecodeAttention, EncoderAttention, PrefillAttention
 from windtunnel.model.attention.kimi_delta import KimiDelta
 from windtunnel.model.attention.latent import (
     LatentDecodeAttention,
@@ -52,7 +52,7 @@ from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import Collection
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, systems_folder, table_for
 from windtunnel.pricing.estimator import LEFT_OUT_FILE, LeftOut, TableModel
-from windtunnel.pricing.roofline import Roofline, RooflineFit, board, family
+from windtunnel.pricing.roofline import KINDS, Roofline, RooflineFit, board, family
 from windtunnel.pricing.table import Floats, MeasurementTable
 
 CATALOG = Path(__file__).resolve().parents[1] / "src" / "windtunnel" / "catalog" / "roofline"
@@ -108,6 +108,7 @@ def probes() -> Iterator[tuple[Class, ops.Op]]:
         yield ("sparse_latent_decode", kv.value), SparseLatentDecode(*latent)
         yield ("block_sparse_prefill", kv.value), BlockSparsePrefill(1, 1, 1, 1, 128, 128, 2048, kv)
         yield ("block_sparse_decode", kv.value), BlockSparseDecode(1, 1, 1, 1, 128, 128, 2048, kv)
+    yield ("encoder_attention", "any"), EncoderAttention(1, 1, 1, 1)
     compressed = (1, 1, 1, 512, 4096, 1024, 1024, 1, 128, 64, 128, 512, 4, Format.FP8)
     yield ("compressed_prefill", "fp8"), CompressedPrefill(*compressed)
     yield ("compressed_decode", "fp8"), CompressedDecode(*compressed)
@@ -397,7 +398,8 @@ def roofline(seed: int, write: bool, only: str | None = None) -> list[Score]:
     files: dict[Any, Any] = {}
     of_kind: dict[Any, Any] = {}
     for (kind, variant), probe in probes():
-        found = samples_of(probe, np.random.default_rng(seed)) if only in (None, kind) else {}
+        is_asked = only in (None, kind) and kind not in KINDS["borrowed_fits"]
+        found = samples_of(probe, np.random.default_rng(seed)) if is_asked else {}
         if len(found) < 2:
             continue
         start = fit_roofline(kind, list(found.values()))

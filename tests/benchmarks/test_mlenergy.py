@@ -40,12 +40,15 @@ def test_prompts_of_unknown_length_are_refused() -> None:
         scenario_of(ROW | {"task": "audio-chat"}, {}, "0.11.1")
 
 
-def test_images_and_videos_are_tokens_of_the_language_model() -> None:
-    """Gemma 3 has 256 for any image; models without a catalogue entry are their language model."""
+def test_images_and_videos_are_those_of_the_vision_tower_or_tokens() -> None:
+    """Gemma 3 has 256 tokens for any image; models without a catalogue entry are their language model."""
     gemma = scenario_of(ROW | {"task": "image-chat", "model_id": "google/gemma-3-27b-it"}, {}, "0.11.1").workload
-    assert gemma.input_tokens == Uniform(min_tokens=276, max_tokens=406)
+    assert (gemma.input_tokens, gemma.media_tokens) == (Uniform(min_tokens=20, max_tokens=150), (256, 0))
+    qwen = ROW | {"task": "video-chat", "model_id": "Qwen/Qwen3-VL-8B-Instruct"}
+    assert scenario_of(qwen, {}, None).workload.media_tokens == (0, 2 * 28 * 20)
     omni = ROW | {"task": "video-chat", "model_id": "Qwen/Qwen3-Omni-30B-A3B-Instruct"}
     assert scenario_of(omni, {}, None).model == "Qwen/Qwen3-30B-A3B"
+    assert scenario_of(omni, {}, None).workload.input_tokens == Uniform(min_tokens=470, max_tokens=1950)
     assert scenario_of(omni | {"max_num_seqs": "512"}, {}, None).workload.num_requests == 1024
     with pytest.raises(InputError, match="prompt lengths of video-chat"):
         scenario_of(omni | {"model_id": "google/gemma-3-27b-it"}, {}, None)

@@ -14,6 +14,11 @@ from windtunnel.serving.state.pools import NO_SPECULATION, PoolPlan
 from windtunnel.workload.generate.requests import RequestArrays
 
 
+def no_media(requests: RequestArrays) -> dict[str, Any]:
+    """Return the columns of requests without images and videos."""
+    return dict.fromkeys(("num_images", "num_videos"), np.zeros(requests.arrival_s.size, np.int64))
+
+
 def prepare_loop(
     plans: Sequence[PoolPlan], requests: RequestArrays, caches: Sequence[state.Cache] = (), *rest: Any, **named: Any
 ) -> run.Loop:
@@ -21,9 +26,9 @@ def prepare_loop(
 
     Random cases would otherwise compile two dozen forms of the loop, 5 to 20 s each, for the features that one of their
     pools uses. A feature that a case does not use gets tables in which nothing happens: caches that hold no block,
-    sessions of nobody, a draft of no token. What a form leaves out is tested where nothing is compiled (`make
-    test-nojit` runs the same cases with just those features that they use), and its compilation by the tests that
-    simulate scenarios.
+    sessions of nobody, no images, a draft of no token. What a form leaves out is tested where nothing is compiled
+    (`make test-nojit` runs the same cases with just those features that they use), and its compilation by the tests
+    that simulate scenarios.
     """
     if config.DISABLE_JIT:
         return run.prepare_loop(plans, requests, caches, *rest, **named)
@@ -34,6 +39,9 @@ def prepare_loop(
     pool = pool._replace(windows=1, batched=1, vllm_v1=1, sglang=1, balance=1)
     if pool.speculation is None:
         pool = pool._replace(speculation=NO_SPECULATION)
+    if tables.media is None:
+        num_replicas = sum(plan.settings.num_replicas for plan in plans)
+        tables = tables._replace(media=run.media_of(replace(requests, **no_media(requests)), num_replicas))
     if tables.sessions is None:
         nobody = np.full(requests.arrival_s.size, state.NONE)
         tables = tables._replace(sessions=session_state(replace(requests, previous=nobody)))

@@ -1,10 +1,14 @@
 """An explained step is the step that the simulator takes."""
 
+import msgspec
 import pytest
 
 import windtunnel as wt
 from windtunnel.serving.explain import Explanation, explain_step, step_batch
 from windtunnel.serving.results import Result
+from windtunnel.serving.setup.encoder import encoder_prices
+from windtunnel.serving.setup.estimators import estimator_for, shard_of
+from windtunnel.workload.media import Images
 
 MODELS = ["meta-llama/Llama-3.1-8B", "openai/gpt-oss-20b", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V2-Lite"]
 
@@ -86,3 +90,17 @@ def test_nothing_beats_the_device_by_much() -> None:
     for launch in explained(MODELS[0], 64, 4096, 4096).launches:
         assert launch.flops_over_peak <= 1.05, launch.name
         assert launch.bytes_over_peak <= 1.2, launch.name
+
+
+def test_the_encoder_of_an_image_is_explained() -> None:
+    """Beside the step, whose own figures it does not change; its operators and the host add up as in the simulator."""
+    load = {"concurrency": 1, "input_tokens": 1, "output_tokens": 1, "num_requests": 1}
+    scenario = wt.scenario(model="Qwen3-VL-8B-Instruct", device="h100_sxm", **load)  # type: ignore[arg-type]
+    workload = msgspec.structs.replace(scenario.workload, images=Images(width=1024, height=768))
+    setup, batch = wt.resolve(scenario), step_batch(4, 100)
+    text, image = explain_step(setup, batch), explain_step(setup, batch, workload=workload)
+    assert (text.encoder, text.step_s) == ((), image.step_s)
+    assert {"vision_attention", "vision_qkv_proj", "vision_merger_out"} <= {launch.name for launch in image.encoder}
+    prices = encoder_prices(estimator_for(setup), shard_of(setup), setup.engine, workload)
+    assert image.encoder_s == prices[0, 1] > sum(launch.total_s for launch in image.encoder)
+    assert prices[1].sum() == 0.0

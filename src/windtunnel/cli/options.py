@@ -49,7 +49,7 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
         raise InputError(_as_typed(error.message, set(given)), error.hint) from None
     # A model that cannot be read is refused where the scenario is resolved.
     with suppress(InputError):
-        remark_left_out(catalog.model(scenario.model))
+        remark_left_out(catalog.model(scenario.model), scenario.workload.has_media)
         for pool in scenario.deployment.groups:
             deployment = pool_scenario(scenario, pool).deployment
             if sentence := newer_than_known(deployment.engine):

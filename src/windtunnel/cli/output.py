@@ -55,10 +55,13 @@ def remark(text: str) -> None:
     click.echo(text, err=True)
 
 
-def remark_left_out(model: ModelSpec) -> None:
-    """Say on stderr which parts of a published model the predictions leave out."""
-    if model.left_out:
-        remark(f"note: {model.name} is predicted without its {' and '.join(model.left_out)}: text only")
+def remark_left_out(model: ModelSpec, has_images: bool = False) -> None:
+    """Say on stderr which parts of a published model the predictions leave out; its vision tower where no request has
+    images or videos."""
+    left_out = [part for part in model.left_out if not (has_images and part == "vision tower")]
+    if left_out:
+        how = "text and images only" if has_images else "text only"
+        remark(f"note: {model.name} is predicted without its {' and '.join(left_out)}: {how}")
 
 
 def remark_node(device: str, node: str | Node | None) -> None:

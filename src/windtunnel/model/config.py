@@ -24,7 +24,7 @@ from windtunnel.model.shape import (
     attention_kinds,
     feed_forward_kinds,
 )
-from windtunnel.model.towers import tower_parameters
+from windtunnel.model.towers import read_tower, tower_parameters
 
 _FULL, _LINEAR = "full_attention", "linear_attention"
 _QWEN3_NEXT_INTERVAL = 4
@@ -75,6 +75,7 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
         precision=_precision(reader, quant_config, modules),
         left_out=_left_out(config, reader),
         tower_parameters=tower_parameters(config),
+        vision=read_tower(config),
         residual_streams=reader.count("hc_mult", default=1),
         earlier_blocks=_earlier_blocks(reader),
         rotary_values=_rotary_values(reader, max((part.rotary_size for part, _ in layers if part), default=0)),

@@ -19,6 +19,7 @@ from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import ACTIVATION_BITS, Format, Precision
 from windtunnel.model.quantization import Names
 from windtunnel.model.sampling import GREEDY_SAMPLER, Sampler, Sampling, TokenFilter
+from windtunnel.model.towers import VisionTower
 from windtunnel.plugins import Registry
 from windtunnel.schema import Schema, decode
 
@@ -305,7 +306,9 @@ class ModelSpec(Schema):
     left_out: tuple[str, ...] = ()
     """Parts of the published model that are not modelled: a vision tower, an audio tower."""
     tower_parameters: int = 0
-    """Parameters of a vision tower, which count in memory only; 0 where there is none or its config lacks its sizes."""
+    """Parameters of a vision tower in memory; 0 where there is none or its config lacks its sizes."""
+    vision: VisionTower | None = None
+    """Vision tower, for workloads with images or videos; None: none, or its sizes are not known."""
     residual_streams: int = 1
     """Streams of the residual; several are mixed by hyper-connections."""
     earlier_blocks: float = 0.0

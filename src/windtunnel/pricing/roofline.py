@@ -286,6 +286,7 @@ FORMS: dict[str, Closed] = {
     "gemm": gemm_seconds,
     "experts": experts_seconds,
     "prefill_attention": prefill_seconds,
+    "encoder_attention": lambda op, on, c: prefill_seconds(op.as_prompts, on, c),
     "latent_prefill_attention": prefill_seconds,
     "decode_attention": decode_seconds,
     "latent_decode_attention": decode_seconds,
@@ -365,7 +366,7 @@ def fits(kind: str) -> Mapping[str, RooflineFit]:
     Raises:
         InputError: the shipped file is missing or broken.
     """
-    raw = read_yaml(_FOLDER / f"{kind}.yaml")
+    raw = read_yaml(_FOLDER / f"{KINDS['borrowed_fits'].get(kind, kind)}.yaml")
     return {
         name: RooflineFit(
             fit["coefficients"], fit.get("by_family", {}), float(fit["median_error_unseen"]), str(fit["fitted_on"])

@@ -17,10 +17,12 @@ from windtunnel.pricing.roofline import machine
 from windtunnel.serving.engines.launches import graph_sizes, num_launches, padded_sizes, unhidden_s
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.schedulers.step_cost import launched_s
+from windtunnel.serving.setup.encoder import encoder_s, media_launches
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
 from windtunnel.serving.setup.step_prices import PricedLaunch, is_compute_bound, price_launch
 from windtunnel.units import format_count
+from windtunnel.workload.schema import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,14 @@ class Explanation(Shown):
     """Host time to launch the step, which the device waits for in parts; 0 where one CUDA graph holds it."""
     unhidden_s: float
     """Host time that is not hidden even where it overlaps, and gaps between kernels."""
+    encoder: tuple[ExplainedLaunch, ...] = ()
+    """Operators that encode one image of the workload, or one video where it has no images; not in the step, and empty
+    where all requests are text."""
+
+    @property
+    def encoder_s(self) -> float:
+        """Seconds that the image or video adds to the step that begins it."""
+        return encoder_s(self.encoder, self.setup.engine)
 
     @property
     def device_s(self) -> float:
@@ -101,13 +111,16 @@ class Explanation(Shown):
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
-def explain_step(setup: Setup, batch: StepBatch, estimator: Estimator | None = None) -> Explanation:
+def explain_step(
+    setup: Setup, batch: StepBatch, estimator: Estimator | None = None, workload: Workload | None = None
+) -> Explanation:
     """Price one step of `setup`, operator by operator.
 
     Args:
         setup: what is served, on what (`resolve` makes it from a scenario).
         batch: what one rank computes in the step (`step_batch` makes it from counts).
         estimator: prices operators; None reads the tables measured on the device, or its calibrated roofline.
+        workload: says how large images and videos are; None: all requests are text.
 
     Raises:
         InputError: the model does not fit, or the engine would never form such a step.
@@ -118,6 +131,9 @@ def explain_step(setup: Setup, batch: StepBatch, estimator: Estimator | None = N
     estimator = estimator or estimator_for(setup)
     num_tokens = _num_computed_tokens(setup, batch)
     host, num_running = setup.engine.host, batch.decode_requests + (batch.prefill_tokens > 0)
+    encoder: list[Launch] = []
+    if workload is not None and workload.has_media:
+        encoder = media_launches(shard, workload, 0 if workload.images is not None else 1, 1)
     return Explanation(
         setup=setup,
         batch=batch,
@@ -128,6 +144,7 @@ def explain_step(setup: Setup, batch: StepBatch, estimator: Estimator | None = N
         host_overlaps=bool(setup.engine.async_scheduling),
         launch_s=_launch_s(setup, shard, batch),
         unhidden_s=unhidden_s(shard, setup.engine, batch.sampled),
+        encoder=tuple(_explain(launch, estimator, setup) for launch in encoder),
     )
 
 

@@ -20,6 +20,7 @@ from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS, OWN_SCHEDULERS, is_own_scheduler
 from windtunnel.serving.run import BUILT_IN, UNWATCHED, Custom, LoopRun, Watch, prepare_loop
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
+from windtunnel.serving.setup.encoder import encoder_prices
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.fleet_plan import FleetRun, fleet_plan, start_fleet
 from windtunnel.serving.setup.kernel_settings import kernel_settings
@@ -243,9 +244,12 @@ def _prepared(
         raise InputError(f"pool {pool.name}: {error.message}", error.hint) from None
     estimator = estimator_of(setup)
     lowered = lower(estimator, DeployedModel(setup.device, shard, reach, setup.max_model_len, drafter))
+    cost = lowered.cost
+    if scenario.workload.has_media:
+        cost = cost._replace(encode_s=encoder_prices(estimator, shard, setup.engine, scenario.workload))
     plan = PoolPlan(
         settings,
-        lowered.cost,
+        cost,
         # A pool that only prefills has no decode steps.
         None if pool.role == "prefill" else speculation,
         ROLES[pool.role],

@@ -90,6 +90,8 @@ class LoopRun:
     """All pools after the run, with every request's KV transfer; None where there is one."""
     cache: state.Cache | None
     """Prefix caches after the run, of all pools end to end."""
+    encoded_s: NDArray[np.float64] | None = None
+    """[replica] Time of its vision towers; None where all requests are text."""
     sequences: NDArray[np.void] | None = None
     """`serving.state.per_request.SequenceState` records; None where no pool schedules per request."""
     trail: Trail | None = None
@@ -162,6 +164,7 @@ class Loop:
             engine_time_s,
             self.pools,
             self.pool.cache,
+            None if self.run_tables.media is None else self.run_tables.media.encoded_s,
             None if sequences is None else sequences.view(np.ndarray),
             Trail(np.concatenate(members), np.concatenate(stage_s)) if keeps_trail else None,
         )
@@ -283,8 +286,18 @@ def prepare_loop(
         new_table(state.Step, 0),
         waiting=np.zeros(records.size, np.int64) if asks_policy else None,
         pairs=no_pairs,
+        media=media_of(requests, sum(plan.settings.num_replicas for plan in plans)),
     )
     return Loop(plans, requests, pool, run, cost, pools, fleet)
+
+
+def media_of(requests: RequestArrays, num_replicas: int) -> state.Media | None:
+    """Return the images and videos of all prompts; None where there are none."""
+    if requests.num_images is None or requests.num_videos is None:
+        return None
+    counts = np.column_stack([requests.num_images, requests.num_videos])
+    # At least one token, so that a kind that nobody has divides nothing by zero.
+    return state.Media(counts, np.maximum(np.array(requests.media_tokens, np.int64), 1), np.zeros(num_replicas))
 
 
 def _with_sequences(pool: PoolTables, plans: Sequence[PoolPlan], records: Any) -> PoolTables:

@@ -1,6 +1,7 @@
 """Schema of a scenario, everything that decides a run's result; and the setup that it resolves to."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from windtunnel.serving.engines.defaults import (
 )
 from windtunnel.units import format_count
 from windtunnel.workload.client import Client, client_of, name_of
+from windtunnel.workload.media import media_patches
 from windtunnel.workload.schema import Workload
 
 
@@ -47,10 +49,21 @@ class Scenario(Schema):
         check_seed(self.seed)
         if isinstance(self.model, Mapping):
             msgspec.structs.force_setattr(self, "model", catalog.model(self.model))
+        if self.workload.has_media and (model := _known_model(self.model)) is not None:
+            image, video = media_patches(model, self.workload.images, self.workload.videos)
+            tokens = (image.tokens, video.tokens)
+            msgspec.structs.force_setattr(self, "workload", msgspec.structs.replace(self.workload, media_tokens=tokens))
 
     @property
     def model_name(self) -> str:
         return self.model if isinstance(self.model, str) else self.model.name
+
+
+def _known_model(model: str | ModelSpec) -> ModelSpec | None:
+    """Return the model; None where the catalog has none of that name, which is an error once it is looked up."""
+    with suppress(InputError):
+        return catalog.model(model)
+    return None
 
 
 SCENARIO_HINT = "see examples/01_first_simulation.yaml"

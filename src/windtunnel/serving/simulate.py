@@ -146,6 +146,13 @@ class _Records:
     tier_tokens: dict[str, NDArray[np.int64]] | None
     """Tier -> tokens of each prompt that came from it; None where nothing is cached."""
     fleet: FleetRecord | None
+    encoder_s: NDArray[np.float64] | None
+    """[replica] Time of its vision towers; None where all requests are text."""
+
+    def encoded_s(self, pools: Sequence[PreparedPool], number: int) -> float:
+        """Return the time of the vision towers of a pool's replicas."""
+        first, end = replica_bounds(pools)[number]
+        return 0.0 if self.encoder_s is None else float(self.encoder_s[first:end].sum())
 
     def steps_of(self, pools: Sequence[PreparedPool], number: int) -> Table:
         """Return the steps of a pool's replicas that no failure cut short."""
@@ -202,7 +209,8 @@ def _records_of(
         if comes_and_goes(deployment):
             table = with_retries(table, fleet.fleet.num_retries, fleet.fleet.discarded_tokens)
             record = FleetRecord(phase_table(fleet), stays)
-    return _Records(table, run.steps, rows, stays, None if run.cache is None else loaded, record)
+    tokens = None if run.cache is None else loaded
+    return _Records(table, run.steps, rows, stays, tokens, record, run.encoded_s)
 
 
 def _transfer_times(run: LoopRun) -> dict[str, NDArray[np.float64]]:
@@ -259,7 +267,7 @@ def _summary(scenario: Scenario, prepared: PreparedDeployment, requests: Request
         table,
         records.steps,
         DeploymentSize(num_replicas, deployment.num_devices, num_blocks, num_stages),
-        time_fractions(first.lowered, steps, first.settings),
+        time_fractions(first.lowered, steps, first.settings, records.encoded_s(pools, 0)),
         limits,
         DeviceTerms(
             first.setup.device.price_usd_per_hour if price is None else price, power_model(scenario, first.setup)
@@ -300,7 +308,8 @@ def _pool_summary(scenario: Scenario, pools: Sequence[PreparedPool], number: int
         num_blocks = prepared.memory.num_blocks * prepared.settings.ranks_per_replica
         size = DeploymentSize(num_replicas, num_devices, num_blocks, pp)
         utilisation = utilisation_of(requests, steps, size, mean_number)
-        fractions = time_fractions(prepared.lowered, steps, prepared.settings)
+        encoded_s = records.encoded_s(pools, number)
+        fractions = time_fractions(prepared.lowered, steps, prepared.settings, encoded_s)
         work = step_work(setup.device, prepared.shard, steps)
         stages = stage_uses(work, steps, pp, mean_number, span_of(requests))
     ended_here = (requests["replica"] >= first_replica) & (requests["replica"] < end_replica)

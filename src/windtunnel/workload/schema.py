@@ -24,6 +24,7 @@ from windtunnel.schema import NonNegative, Positive, Schema, check_between
 from windtunnel.workload.arrivals import Arrivals, Burst, ClosedLoop, Count, Rate, Recorded
 from windtunnel.workload.client import Client
 from windtunnel.workload.lengths import MAX_TOKENS, Lengths, Tokens, Uniform
+from windtunnel.workload.media import Images, Videos
 from windtunnel.workload.sessions import Sessions, SharedPrompts
 
 
@@ -202,6 +203,12 @@ class Workload(RequestSource):
     client: str | Client | None = None
     """Program that sends the requests, by its name in the catalog, or its times; None: a Python client. Beside the
     server's, its own time is part of TTFT."""
+    images: Images | None = None
+    """Images of every request, whose tokens come at the end of its prompt."""
+    videos: Videos | None = None
+    """Videos of every request, whose tokens come behind those of its images."""
+    media_tokens: tuple[int, int] | None = None
+    """Tokens of one image and of one video; filled in from the model, whatever is given."""
     sampling: Sampling | None = None
     """Sampling parameters of every request. None: greedy, as benchmark clients ask, where lengths are drawn; the
     model's generation config for real traffic, which a trace or a model of clients gives."""
@@ -209,6 +216,8 @@ class Workload(RequestSource):
     def __post_init__(self) -> None:
         self._check_streams()
         self._check_lengths_seed()
+        if self.has_media and self.sessions is not None:
+            raise ValueError("images and videos cannot be parts of sessions; leave sessions out")
         if self.clients is not None:
             self._check_clients()
         elif self.tenants and not all(tenant.is_label for tenant in self.tenants):
@@ -221,6 +230,11 @@ class Workload(RequestSource):
         if repeated := [name for index, name in enumerate(names) if name in names[:index]]:
             raise ValueError(f"two tenants are called {repeated[0]!r}")
         self._check_end()
+
+    @property
+    def has_media(self) -> bool:
+        """Whether requests have images or videos."""
+        return self.images is not None or self.videos is not None
 
     @property
     def is_real_traffic(self) -> bool:

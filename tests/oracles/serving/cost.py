@@ -48,6 +48,11 @@ class Prices:
         most = max(len(batch) for batch in batches)
         return launched_s(float(c.decode_token_s[most] + attention_s), self.decode_launch_s(most)) + c.unhidden_step_s
 
+    def encode_s(self, kind: int, count: int) -> float:
+        priced = self.cost.encode_s[kind]
+        last = len(priced) - 1
+        return float(priced[min(count, last)]) * (count / last if count > last > 0 else 1)
+
     def decode_launch_s(self, num_decodes: int) -> float:
         launch_s = self.cost.decode_launch_s
         return float(launch_s[min(num_decodes, len(launch_s) - 1)])

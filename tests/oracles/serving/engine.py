@@ -12,7 +12,7 @@ from typing import Any
 from oracles.serving.cache import Segment, TierPool
 from oracles.serving.cost import Prices
 from oracles.serving.sglang import Sglang
-from oracles.serving.state import Rank, Request, Step
+from oracles.serving.state import Chunk, Rank, Request, Step
 from oracles.serving.vllm_v1 import VllmV1
 from windtunnel.serving.codes import QUEUE_ORDERS, SGLANG, VLLM_V1
 
@@ -275,6 +275,7 @@ class EnginePool(VllmV1, Sglang):
         device_s = max(device_s, load_s) if self.load_overlaps else device_s + load_s
         for rank in ranks:
             rank.load_s = 0.0
+        device_s += max(self.encoder_s(rank.batches[slot]) for rank in ranks)
         host_s = c.host_step_s + c.host_request_s * max(len(rank.running) for rank in ranks)
         if s.num_stages == 1:
             return now_s + float(max(device_s, host_s) if c.host_overlaps else device_s + host_s)
@@ -283,6 +284,16 @@ class EnginePool(VllmV1, Sglang):
             time_s = max(time_s, self.stage_free_s[replica][stage]) + device_s / s.num_stages
             self.stage_free_s[replica][stage] = time_s
         return max(time_s, now_s + host_s) if c.host_overlaps else time_s
+
+    def encoder_s(self, batch: dict[int, Chunk]) -> float:
+        """The tower encodes what has its first token in a chunk of this step, unless the request had a token before."""
+        num = [0, 0]
+        for index, chunk in batch.items():
+            request = self.requests[index]
+            if not chunk.decodes and math.isnan(request.first_token_s):
+                for kind, position in request.media:
+                    num[kind] += chunk.computed_before <= position < chunk.computed_before + chunk.tokens
+        return self.prices.encode_s(0, num[0]) + self.prices.encode_s(1, num[1])
 
     # Handoffs
 

@@ -26,6 +26,8 @@ class Request:
     """Requests sent before it."""
     sent_s: float = math.nan
     """By the client; `arrival_s` is when it was last sent to a replica."""
+    media: tuple[tuple[int, int], ...] = ()
+    """(kind, position in the prompt of its first token) of each image, kind 0, and video, kind 1."""
     tenant: int = 0
     ttft_limit_s: float = math.inf
     queue_key: int = 0

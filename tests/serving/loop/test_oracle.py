@@ -96,6 +96,23 @@ def cases(draw: st.DrawFn, have_windows: bool = False) -> Case:
 
 
 @st.composite
+def media_cases(draw: st.DrawFn) -> Case:
+    """Prompts that end with images and videos, whose tokens may be computed in several steps."""
+    case = draw(cases())
+    rng, size = np.random.default_rng(draw(st.integers(0, 2**32))), case.requests.arrival_s.size
+    tokens = draw(st.integers(1, 9)), draw(st.integers(1, 9))
+    images = np.minimum(rng.integers(0, 6, size), case.requests.input_tokens // tokens[0])
+    videos = np.minimum(rng.integers(0, 3, size), (case.requests.input_tokens - images * tokens[0]) // tokens[1])
+    prices = np.cumsum(rng.random((2, draw(st.sampled_from([2, 5])))), axis=1) * 1e-2
+    prices[:, 0] = 0.0
+    return replace(
+        case,
+        cost=case.cost._replace(encode_s=prices),
+        requests=replace(case.requests, num_images=images, num_videos=videos, media_tokens=tokens),
+    )
+
+
+@st.composite
 def windows_of(draw: st.DrawFn, largest: int) -> dict[str, int]:
     """Layers with a sliding window, in groups that share the pool or in a pool of their own; some are never full."""
     found = {"window_tokens": draw(st.sampled_from([1, 2, 5, 8, 16, 30, 1000]))}
@@ -263,6 +280,12 @@ def test_loop_equals_the_oracle(case: Case) -> None:
 @settings(max_examples=cases_to_try(300))
 @given(cases(have_windows=True))
 def test_windows_equal_the_oracles(case: Case) -> None:
+    assert_equal_to_the_oracle(case)
+
+
+@settings(max_examples=cases_to_try(200))
+@given(media_cases())
+def test_images_and_videos_equal_the_oracles(case: Case) -> None:
     assert_equal_to_the_oracle(case)
 
 

@@ -19,5 +19,6 @@ def command(options: Options) -> None:
         # A step has no workload, but a scenario has.
         options.concurrency, options.input_tokens, options.output_tokens = max(batch, 1), "1", "1"
     launch = launched(options)
-    setup = resolve(scenario_of(options, base=launch.raw), allow_download=options.hub)
-    answer(options, step_document, step_report, explain_step(setup, step), launch=launch)
+    scenario = scenario_of(options, base=launch.raw)
+    explanation = explain_step(resolve(scenario, allow_download=options.hub), step, workload=scenario.workload)
+    answer(options, step_document, step_report, explanation, launch=launch)

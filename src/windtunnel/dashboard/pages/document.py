@@ -82,7 +82,7 @@ def _lab(path: Path, document: Document) -> Report:
 
 def _explained(_path: Path, document: Document) -> Report:
     cards = Cards([Card(format_seconds(document["step_s"]), "a step"), Card(document["bound_by"], "bound by")])
-    section = Section("Step", [cards, time_table(document)], is_open=True)
+    section = Section("Step", [cards, time_table(document["operators"])], is_open=True)
     return Report("", sections=[section], headline=step.headline_of(document))
 
 

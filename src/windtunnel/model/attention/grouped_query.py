@@ -68,6 +68,41 @@ class PrefillAttention(GroupedQueryHeads, PrefillBatch):
 
 
 @dataclass(frozen=True)
+class EncoderAttention(Batch):
+    """Attention in an encoder: `batch` sequences of `num_tokens` that all see one another."""
+
+    kind: ClassVar[str] = "encoder_attention"
+    axes: ClassVar[tuple[str, ...]] = ("batch", "num_tokens")
+    shares_batch: ClassVar[str | None] = "num_heads"
+    shown: ClassVar[str] = "{batch_text}, {num_heads} x {head_dim}"
+    num_tokens: Size
+    num_heads: int
+    head_dim: int
+
+    @property
+    def num_queries(self) -> Size:
+        return self.batch * self.num_tokens
+
+    def pairs_within(self, window_tokens: int) -> Size:
+        seen = np.minimum(self.num_tokens, window_tokens) if window_tokens else self.num_tokens
+        return self.num_queries * seen
+
+    @property
+    def flops(self) -> Size:
+        return 4.0 * self.pairs_within(0) * self.num_heads * self.head_dim
+
+    @property
+    def num_bytes(self) -> Size:
+        return 4 * self.num_queries * self.num_heads * self.head_dim * BF16_BYTES
+
+    @property
+    def as_prompts(self) -> PrefillAttention:
+        """Causal prompts with as many pairs: two for each sequence."""
+        fields = {"num_tokens": self.num_tokens, "num_heads": self.num_heads, "head_dim": self.head_dim}
+        return PrefillAttention(batch=2.0 * self.batch, num_kv_heads=self.num_heads, **fields)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
 class DecodeAttention(GroupedQueryHeads, DecodeBatch):
     """Attention in decode."""
 
@@ -234,7 +269,7 @@ class SharedHeads(Schema, Attention):
 class GroupedQueryAttention(SharedHeads, tag="grouped_query", tag_field="type"):
     """Softmax attention with `num_kv_heads` shared key/value heads (multi-head where they equal `num_heads`)."""
 
-    operators: ClassVar[tuple[type[Op], ...]] = (PrefillAttention, DecodeAttention)
+    operators: ClassVar[tuple[type[Op], ...]] = (PrefillAttention, DecodeAttention, EncoderAttention)
     layer_types: ClassVar[tuple[str, ...]] = ("full_attention", "sliding_attention", "chunked_attention", "attention")
 
 

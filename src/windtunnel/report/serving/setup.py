@@ -131,6 +131,11 @@ def workload_text(workload: Workload, says_rate: bool = True) -> str:
     if workload.shared_prompts is not None:
         count = workload.shared_prompts.count
         parts.append("a shared prompt" if count == 1 else f"{count:,} shared prompts")
+    sizes = zip(("image", "video"), (workload.images, workload.videos), workload.media_tokens or (0, 0), strict=True)
+    for name, media, tokens in sizes:
+        if media is not None:
+            number = format_count(media.count, name) if isinstance(media.count, int) else f"{name}s"
+            parts.append(f"{number} of {media.width} x {media.height} ({tokens:,} tokens each)")
     return ", ".join(parts)
 
 

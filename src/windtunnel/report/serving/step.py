@@ -1,6 +1,6 @@
 """One forward step, operator by operator."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -41,19 +41,25 @@ def step_document(step: Explanation) -> dict[str, Any]:
         "seconds_by_bound": step.seconds_by(lambda launch: launch.bound_by),
         "seconds_by_coverage": step.seconds_by(lambda launch: launch.coverage.value),
         "seconds_by_source": step.seconds_by(lambda launch: launch.source),
-        "operators": [
-            {
-                "name": launch.name,
-                "kind": launch.op.kind,
-                "shape": asdict(launch.op),
-                **fields_of(launch, "count", "each_s", "total_s", "flops", "num_bytes"),
-                **fields_of(launch, "flops_fraction", "bandwidth_fraction", "bound_by"),
-                "coverage": launch.coverage.value,
-                "source": launch.source,
-            }
-            for launch in step.launches
-        ],
+        "operators": [_operator_document(launch) for launch in step.launches],
+        **(
+            {"encoder_s": step.encoder_s, "encoder": list(map(_operator_document, step.encoder))}
+            if step.encoder
+            else {}
+        ),
         "memory": memory_document(step.memory),
+    }
+
+
+def _operator_document(launch: ExplainedLaunch) -> dict[str, Any]:
+    return {
+        "name": launch.name,
+        "kind": launch.op.kind,
+        "shape": asdict(launch.op),
+        **fields_of(launch, "count", "each_s", "total_s", "flops", "num_bytes"),
+        **fields_of(launch, "flops_fraction", "bandwidth_fraction", "bound_by"),
+        "coverage": launch.coverage.value,
+        "source": launch.source,
     }
 
 
@@ -78,7 +84,7 @@ def step_sections(step: Explanation) -> list[Section]:
             "",
             [
                 OnPage(lambda: [_operator_bars(document)]),
-                time_table(document),
+                time_table(document["operators"]),
                 table_of(map(_work, step.launches), LAYOUT["work"], left=2),
                 Facts([*rows_of(_totals(step), LAYOUT["totals"]), *setup_text.sampling_rows(document["sampling"])]),
             ],
@@ -91,16 +97,22 @@ def step_sections(step: Explanation) -> list[Section]:
                 Bars(shares_of(document["seconds_by_kind"]), "By kind of operator"),
             ],
         ),
+        *([_encoder_section(document)] if step.encoder else []),
         Section("Where the operator times come from", [Facts(setup_text.provenance_rows(*sources))]),
     ]
 
 
-def time_table(document: Mapping[str, Any]) -> Table:
-    """Return the table of the operators' times, from the document of a step."""
-    operators = [
-        {**operator, "share_fraction": operator["total_s"] / document["device_s"]} for operator in document["operators"]
-    ]
-    return table_of(operators, LAYOUT["times"])
+def _encoder_section(document: Mapping[str, Any]) -> Section:
+    """Return the operators of the vision tower over one image or video."""
+    heading = f"An image or video adds {format_seconds(document['encoder_s'])} to the step that begins it"
+    return Section(heading, [time_table(document["encoder"])])
+
+
+def time_table(operators: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of operators' times, from their documents."""
+    total_s = sum(operator["total_s"] for operator in operators)
+    rows = [{**operator, "share_fraction": operator["total_s"] / total_s} for operator in operators]
+    return table_of(rows, LAYOUT["times"])
 
 
 def _operator_bars(document: Mapping[str, Any]) -> Bars:

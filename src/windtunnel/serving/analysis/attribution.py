@@ -17,8 +17,12 @@ from windtunnel.serving.state import records as state
 NUM_SAMPLED_STEPS = 16
 
 
-def time_fractions(lowered: LoweredSteps, steps: Table, settings: state.KernelSettings) -> dict[str, float]:
+def time_fractions(
+    lowered: LoweredSteps, steps: Table, settings: state.KernelSettings, encoded_s: float = 0.0
+) -> dict[str, float]:
     """Return the share of busy time by what bounds it; with several ranks per replica from their mean batch.
+
+    `encoded_s` of that time are the vision towers', which a step's prompts would else be taken to compute.
 
     The operators' shares are scaled so that a step's parts add up to its duration; attention counts as memory in decode
     and as compute in prefill.
@@ -57,8 +61,12 @@ def time_fractions(lowered: LoweredSteps, steps: Table, settings: state.KernelSe
     parts = {name: np.where(waits_for_host & (name != "host"), 0.0, part) for name, part in parts.items()}
     total_s = float(steps["duration_s"].sum())
     sums = {name: float((part * steps["num_steps"]).sum() / total_s) for name, part in parts.items()}
+    if encoded_s:
+        sums["encoder"] = encoded_s / total_s
+        sums["compute"] = max(sums["compute"] - sums["encoder"], 0.0)
     sums["memory"] = max(1.0 - sum(sums.values()), 0.0)
-    names = ("compute", "memory", "communication", "host", *(("kv_loading",) if sums["kv_loading"] else ()))
+    rare = (name for name in ("kv_loading", "encoder") if sums.get(name))
+    names = ("compute", "memory", "communication", "host", *rare)
     return {name: sums[name] for name in names}
 
 

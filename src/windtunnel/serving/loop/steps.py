@@ -30,6 +30,7 @@ from windtunnel.serving.state.records import (
     BATCH_TOKENS,
     FINISH_KEY,
     NONE,
+    Media,
     Requests,
     Slot,
     StepCost,
@@ -198,7 +199,55 @@ def step_end_s(
     device_s = price_batch(pool, cost, run, batch, replica, stage)
     if cost.recorded_step_s.size > 0:
         return now_s + device_s
+    if run.media is not None:
+        encoded_s = encoder_s(pool, cost, run.requests, run.media, replica, stage)
+        run.media.encoded_s[pool.settings.first_replica + replica] += encoded_s
+        device_s += encoded_s
     return with_stages(pool, cost, run, replica, now_s, device_s, batch.most_running).end_s
+
+
+@inner
+def encoder_s(pool: PoolTables, cost: StepCost, requests: Requests, media: Media, replica: int, stage: int) -> float:
+    """Return what the vision tower takes for the images and videos whose first tokens a step computes: the slowest
+    rank's.
+
+    A request that is computed again after its first token finds them encoded.
+    """
+    settings = pool.settings
+    slowest_s, first = 0.0, replica * settings.ranks_per_replica
+    for rank in range(first, first + settings.ranks_per_replica):
+        slot = rank * settings.num_stages + stage
+        rank_s = 0.0
+        for kind in range(2):
+            num_begun = int64(0)
+            for position in range(pool.slots[slot].batch_size):
+                i = pool.lists[slot, BATCH, position]
+                count, tokens = media.counts[i, kind], media.tokens[kind]
+                if count > 0 and is_unset(requests[i].first_token_s):
+                    begin = requests[i].input_tokens - count * tokens
+                    if kind == 0:
+                        begin -= media.counts[i, 1] * media.tokens[1]
+                    end = requests[i].computed_tokens
+                    num_begun += begun(end - begin, tokens, count)
+                    num_begun -= begun(end - pool.lists[slot, BATCH_TOKENS, position] - begin, tokens, count)
+            rank_s += encode_s(cost, kind, num_begun)
+        slowest_s = max(slowest_s, rank_s)
+    return slowest_s
+
+
+@inner
+def begun(num_computed: int, num_tokens: int, count: int) -> int:
+    """Return how many of `count` images of `num_tokens` each have a token among their first `num_computed`."""
+    return min(max((num_computed + num_tokens - 1) // num_tokens, 0), count)
+
+
+@inner
+def encode_s(cost: StepCost, kind: int, count: int) -> float:
+    """Look up what the tower takes for `count` images (`kind` 0) or videos (1)."""
+    last = cost.encode_s.shape[1] - 1
+    if count <= last or last == 0:
+        return cost.encode_s[kind, min(count, last)]
+    return cost.encode_s[kind, last] * (count / last)
 
 
 @inner

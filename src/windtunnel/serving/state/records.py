@@ -374,6 +374,9 @@ class StepCost(NamedTuple):
     where none does."""
     unhidden_step_s: float = 0.0
     """Work of the host in every step that nothing hides."""
+    encode_s: Floats = np.zeros((2, 1))
+    """[2, n + 1] what a vision tower takes in a step for so many images, and for so many videos; beyond the end in
+    proportion. `[2, 1]` zeros where there are none."""
 
 
 def played_back(duration_s: Floats, max_num_seqs: int) -> StepCost:
@@ -474,6 +477,17 @@ class Cache(NamedTuple):
     """`[row of a tier, pool]`"""
     loaded: Ints
     """`[tier, n]` Blocks of each prompt that came from each tier when it was first admitted."""
+
+
+class Media(NamedTuple):
+    """Images and videos of prompts: a vision tower encodes each in the step that computes the first of its tokens."""
+
+    counts: Ints
+    """[request, 2] Images and videos; the tokens of all images, then of all videos, are the end of a prompt."""
+    tokens: Ints
+    """[2] Tokens of one image, and of one video."""
+    encoded_s: Floats
+    """[replica] Time of its towers so far."""
 
 
 class Sessions(NamedTuple):

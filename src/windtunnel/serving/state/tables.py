@@ -16,6 +16,7 @@ from windtunnel.serving.state.records import (
     Floats,
     Ints,
     KernelSettings,
+    Media,
     Rank,
     Requests,
     Sessions,
@@ -80,6 +81,8 @@ class RunTables(NamedTuple):
     """[request] The requests that wait where a user's policy is asked, in order; None where no pool has one."""
     pairs: Ints = None  # type: ignore[assignment]
     """[n, 2] Request and tokens of the batch that it chose."""
+    media: Media | None = None
+    """None where all requests are text."""
     until_s: Floats | None = None
     """[1] Of a run that is told of requests while it runs: seconds up to which it knows them all, and stops. Only the
     request `clock.next` is sent, and `clock.next` is the number of requests then. None where all are known."""

@@ -13,7 +13,16 @@ from windtunnel.limits import check_size
 from windtunnel.workload.arrivals import ClosedLoop
 from windtunnel.workload.generate.arrival_times import draw_times
 from windtunnel.workload.generate.clients import draw_clients
-from windtunnel.workload.generate.draws import Counts, Seconds, child, client_lengths, draw_indices, draw_lengths, spawn
+from windtunnel.workload.generate.draws import (
+    Counts,
+    Seconds,
+    child,
+    client_lengths,
+    draw_counts,
+    draw_indices,
+    draw_lengths,
+    spawn,
+)
 from windtunnel.workload.generate.turns import Turns, begins, draw_prompts, draw_turns, within
 from windtunnel.workload.lengths import Lengths
 from windtunnel.workload.schema import RequestSource, Trace, Workload
@@ -30,6 +39,8 @@ _WARMUP = {
 """Column -> its value in warm-up requests; others are those of the first request."""
 TENANT_KEY = 1000
 """The j-th tenant's streams are spawned from the seed's child of this number and j."""
+MEDIA_KEY = 2000
+"""Images and videos are drawn from the seed's child of this number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,6 +97,11 @@ class RequestArrays:
     tenant_names: tuple[str, ...] = ()
     ttft_limit_s: Seconds | None = None
     """Time from the sending to the deadline of the first token; inf: no deadline. None: all inf."""
+    num_images: Counts | None = None
+    """Images of each prompt, whose tokens are its end but for `num_videos`; None: requests of text."""
+    num_videos: Counts | None = None
+    media_tokens: tuple[int, int] = (0, 0)
+    """Tokens of one image and of one video."""
 
     @property
     def num_requests(self) -> int:
@@ -139,6 +155,8 @@ def generate(workload: Workload, seed: np.random.SeedSequence | int) -> RequestA
         inputs, outputs = client_lengths(*lengths, requests.num_requests, workload.lengths_seed)
         requests = replace(requests, input_tokens=inputs, output_tokens=outputs)
     requests = _with_limits(requests, workload)
+    if workload.has_media:
+        requests = _with_media(requests, workload, child(root, MEDIA_KEY))
     return _behind_client(requests, workload.arrivals) if isinstance(workload.arrivals, ClosedLoop) else requests
 
 
@@ -413,6 +431,32 @@ def _with_limits(requests: RequestArrays, workload: Workload) -> RequestArrays:
         requests,
         priority=np.where(priority[requests.tenant] != 0, priority[requests.tenant], requests.priority),
         ttft_limit_s=limit_s[requests.tenant] if np.isfinite(limit_s).any() else None,
+    )
+
+
+def _with_media(requests: RequestArrays, workload: Workload, seed: np.random.SeedSequence) -> RequestArrays:
+    """Put images, then videos, at the end of the prompts.
+
+    Raises:
+        InputError: the model that says how many tokens they are is not known.
+    """
+    if workload.media_tokens is None:
+        raise InputError(
+            "images and videos become tokens by the rule of a model, which is not known here",
+            "name a model of the catalog, or the path of its config.json",
+        )
+    nothing, size = np.zeros(requests.num_requests, np.int64), requests.num_requests
+    counts = [
+        nothing if media is None else draw_counts(media.count, size, np.random.default_rng(child(seed, index)))
+        for index, media in enumerate((workload.images, workload.videos))
+    ]
+    added = counts[0] * workload.media_tokens[0] + counts[1] * workload.media_tokens[1]
+    return replace(
+        requests,
+        input_tokens=requests.input_tokens + added,
+        num_images=counts[0],
+        num_videos=counts[1],
+        media_tokens=workload.media_tokens,
     )
 
 

@@ -1,0 +1,117 @@
+"""Images in a workload: tokens of the prompt, and the encoder's time in the step that begins them."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from windtunnel.errors import InputError
+from windtunnel.serving.results import Result
+from windtunnel.serving.scenario import Scenario, scenario_from
+from windtunnel.serving.simulate import simulate
+from windtunnel.workload.generate.requests import generate
+
+pytestmark = pytest.mark.loops
+
+IMAGE = {"width": 1024, "height": 768}
+TOKENS = 768
+"""Of that image in Qwen3-VL: 32 x 24 squares of 32 pixels."""
+
+
+def scenario_of(model: str = "Qwen3-VL-8B-Instruct", deployment: dict[str, Any] | None = None, **load: Any) -> Scenario:
+    workload = {"arrivals": {"type": "static", "rate_per_s": 0.5}, "input_tokens": 100, "output_tokens": 20}
+    engine = {"device": "h100_sxm", "engine": {"name": "vllm", "version": "0.24.0", "enable_prefix_caching": False}}
+    return scenario_from(
+        {"model": model, "deployment": engine | (deployment or {}), "workload": workload | {"num_requests": 3} | load}
+    )
+
+
+def encoder_s(result: Result) -> float:
+    """Return the time of the encoder of all steps."""
+    return result.summary.time_fractions.get("encoder", 0.0) * float(result.steps["duration_s"].sum())
+
+
+def test_tokens_of_images_are_part_of_the_prompt() -> None:
+    scenario = scenario_of(images={"count": 2, **IMAGE}, videos={"frames": 20, "width": 640, "height": 360})
+    requests = generate(scenario.workload, scenario.seed)
+    np.testing.assert_array_equal(requests.input_tokens, 100 + 2 * TOKENS + 2_200)
+
+
+def test_a_first_token_is_later_by_the_encoders_time() -> None:
+    """Requests alone: the text of equal length takes the same steps, the first of them without an encoder."""
+    text = simulate(scenario_of(input_tokens=100 + TOKENS))
+    image = simulate(scenario_of(images=IMAGE))
+    later_s = image.requests["ttft_s"] - text.requests["ttft_s"]
+    assert later_s[0] > 2e-3
+    np.testing.assert_allclose(later_s, later_s[0], rtol=1e-9)
+    assert encoder_s(image) == pytest.approx(3 * later_s[0])
+    tpot_s = [(each.requests["e2e_s"] - each.requests["ttft_s"]).tolist() for each in (image, text)]
+    assert tpot_s[0] == pytest.approx(tpot_s[1])
+
+
+def test_no_images_change_nothing() -> None:
+    """A count of 0 gives the results of text, to the bit."""
+    text, none = simulate(scenario_of()), simulate(scenario_of(images={"count": 0, **IMAGE}))
+    for name in ("arrival_s", "first_token_s", "finish_s"):
+        np.testing.assert_array_equal(text.requests[name], none.requests[name])
+    assert text.summary == none.summary
+
+
+def test_a_fraction_of_requests_has_images() -> None:
+    count = {"type": "empirical", "values": [0, 1], "weights": [3, 1]}
+    scenario = scenario_of(images={"count": count, **IMAGE}, num_requests=4_000)
+    requests = generate(scenario.workload, scenario.seed)
+    assert requests.num_images is not None
+    assert requests.num_images.mean() == pytest.approx(0.25, abs=0.03)
+    np.testing.assert_array_equal(requests.input_tokens, 100 + TOKENS * requests.num_images)
+    assert scenario_of(num_requests=9).workload.media_tokens is None
+
+
+def test_chunks_encode_the_images_that_they_begin() -> None:
+    """Chunks of 512 tokens begin four images in different steps; together as long as four images one by one."""
+    engine = {"name": "vllm", "version": "0.24.0", "max_num_batched_tokens": 512, "enable_prefix_caching": False}
+    deployment = {"device": "h100_sxm", "engine": engine}
+    four = simulate(scenario_of(deployment=deployment, images={"count": 4, **IMAGE}, num_requests=1))
+    one = simulate(scenario_of(deployment=deployment, images=IMAGE, num_requests=1))
+    assert encoder_s(four) == pytest.approx(4 * encoder_s(one))
+
+
+def test_a_pool_that_decodes_encodes_nothing() -> None:
+    pools = [{"name": "p", "role": "prefill", "replicas": 1}, {"name": "d", "role": "decode", "replicas": 1}]
+    split = simulate(scenario_of(deployment={"pools": pools}, images=IMAGE))
+    fractions = {pool.name: pool.time_fractions.get("encoder", 0.0) for pool in split.summary.pools}
+    assert fractions["p"] > 0.02
+    assert fractions["d"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "Llama-3.1-8B"}, "Llama-3.1-8B has no vision tower"),
+        ({"model": "moonshotai/Kimi-K3"}, "rule by which images become tokens is not known"),
+        ({"sessions": {"turns": 2}}, "cannot be parts of sessions"),
+        ({"images": {**IMAGE, "depth": 3}}, "depth"),
+        ({"videos": {"width": 10, "height": 10}}, "either frames or seconds"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        scenario_of(**{"images": IMAGE} | changes)
+
+
+def test_given_tokens_stand_in_for_an_unknown_rule() -> None:
+    scenario = scenario_of("moonshotai/Kimi-K3", images={**IMAGE, "tokens_per_image": 300})
+    assert scenario.workload.media_tokens == (300, 0)
+
+
+def test_schedulers_that_know_no_images_refuse_them() -> None:
+    engine = {"name": "vllm", "version": "0.24.0", "scheduler": "orca"}
+    with pytest.raises(InputError, match="has no vision tower in its steps"):
+        simulate(scenario_of(deployment={"device": "h100_sxm", "engine": engine}, images=IMAGE))
+
+
+def test_a_model_that_is_not_known_leaves_images_without_tokens() -> None:
+    workload = msgspec.structs.replace(scenario_of(images=IMAGE).workload, media_tokens=None)
+    with pytest.raises(InputError, match="become tokens by the rule of a model"):
+        generate(workload, 0)
