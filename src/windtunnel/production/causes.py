@@ -134,7 +134,7 @@ def _powers(low: float, high: float, descending: bool = True) -> list[float]:
 
 
 def _graph_ends(served: Served) -> list[float]:
-    """Return largest sizes of a graph from those that ran down to four: graphs of fewer requests are no graphs at all."""
+    """Return largest sizes of a graph from those that ran down to four: graphs of fewer requests are no graphs."""
     largest = served.setup.engine.max_cudagraph_capture_size or 0
     return _powers(4, min(largest, served.most_running))
 
