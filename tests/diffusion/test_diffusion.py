@@ -210,3 +210,22 @@ def test_recorded_runs_are_predicted(name: str) -> None:
     for index, limit in enumerate((0.09, 0.14)):
         errors = sorted(abs(row.errors[index]) for row in scored)
         assert errors[len(errors) // 2] < limit
+
+
+def test_a_limit_is_kept_or_broken() -> None:
+    assert simulate_diffusion(setup_of(limit_s=20)).is_good
+    assert not simulate_diffusion(setup_of(limit_s=5)).is_good
+    points = search_diffusion({**FLUX, "limit_s": 7, "vary": {"parallelism.ulysses": [1, 4]}}, "job.yaml")
+    assert [point.settings["parallelism.ulysses"] for point in points if point.result] == [4]
+    assert points[-1].reason.startswith("a batch takes 10.")
+
+
+def test_weights_that_exceed_a_device_do_not_fit() -> None:
+    assert simulate_diffusion(setup_of()).fits
+    assert not simulate_diffusion(setup_of(device="rtx_4090")).fits
+
+
+@pytest.mark.parametrize("name", recorded.entries("mlenergy/diffusion_energy.csv"))
+def test_recorded_runs_fit(name: str) -> None:
+    with (recorded.REFERENCE / "mlenergy" / name).open(newline="", encoding="utf-8") as file:
+        assert all(simulate_diffusion(resolve(diffusion.job_of(row))).fits for row in csv.DictReader(file))

@@ -10,8 +10,8 @@ from windtunnel.errors import InputError
 from windtunnel.schema import read_table, set_path
 
 KIND = "diffusion"
-OPTIONS = {"settings", "as_json", "html", "overwrite"}
-"""Options of the two commands that a diffusion job has."""
+OPTIONS = {"html", "top"}
+"""Options of groups for served models that a diffusion job has too."""
 
 
 def diffusion_file(path: Path | None) -> dict[str, Any] | None:
@@ -40,8 +40,9 @@ def search_file(options: Options, raw: dict[str, Any]) -> None:
     from windtunnel.diffusion.search import search_diffusion
     from windtunnel.report.diffusion.batch import points_document, points_report
 
-    _lay_over(options, raw)
-    answer(options, points_document, points_report, search_diffusion(raw, str(options.space)))
+    _lay_over(options, raw, "search", "server_command", "search_means", "search_resume", "search_files")
+    points = search_diffusion(raw, str(options.space))
+    answer(options, points_document, points_report, points, options.top)
 
 
 def _lay_over(options: Options, raw: dict[str, Any], *groups: str) -> None:

@@ -65,6 +65,9 @@ def search_diffusion(raw: Mapping[str, Any], where: str) -> list[Point]:
         except InputError as error:
             points.append(Point(settings, reason=error.message))
             continue
-        fits = Point(settings, result) if result.fits else Point(settings, reason="does not fit the device's memory")
-        points.append(fits)
+        if result.is_good:
+            points.append(Point(settings, result))
+            continue
+        slow = f"a batch takes {result.batch_s:.3g} s"
+        points.append(Point(settings, reason=slow if result.fits else "does not fit the device's memory"))
     return sorted(points, key=lambda each: each.rank)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from windtunnel.diffusion.job import DiffusionSetup
@@ -21,6 +22,7 @@ from windtunnel.hardware import Device
 from windtunnel.metrics.summary import PowerModel
 from windtunnel.model.operators import BF16_BYTES, Elementwise, Op
 from windtunnel.model.precision import Format
+from windtunnel.notebook import Shown
 from windtunnel.pricing.roofline import Roofline, machine
 from windtunnel.schema import Fraction, Positive, Schema, decode, read_yaml
 
@@ -74,9 +76,11 @@ class Pricer:
         return rate * FIGURES.flash2_fraction * head_dim / (head_dim + FIGURES.flash2_half_head_dim)
 
 
-@dataclass(frozen=True)
-class DiffusionResult:
+@dataclass(frozen=True, repr=False)
+class DiffusionResult(Shown):
     """One batch, from its prompts to its pixels."""
+
+    REPORT = "diffusion.batch:diffusion_report"
 
     setup: DiffusionSetup
     batch_s: float
@@ -115,6 +119,11 @@ class DiffusionResult:
     @property
     def fits(self) -> bool:
         return self.memory_bytes <= self.device_bytes
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it fits, and a batch is ready within the job's limit."""
+        return self.fits and self.batch_s <= (self.setup.job.limit_s or inf)
 
 
 def step_work(setup: DiffusionSetup) -> list[Work]:
@@ -200,10 +209,14 @@ DECODED_FRAMES = 8
 
 
 def _memory(setup: DiffusionSetup) -> dict[str, float]:
-    """Return the bytes of one device: weights, which no split divides, activations, and the decoder's last stage."""
+    """Return the bytes of one device: weights, which no split divides, activations, and the decoder's last stage.
+
+    Beside the residual, its norm and their sum there are queries, keys, values and copies of them in fp32, or both
+    sides of the feed-forward's activation.
+    """
     model, share, job = setup.model, setup.share, setup.job
     tokens = share.own_image + share.own_text
-    width = 12 * model.hidden_size + 2 * model.feed_forward_size
+    width = 3 * model.hidden_size + max(8 * model.hidden_size, 2 * model.feed_forward_size)
     pixels = (job.height or 0) * (job.width or 0) * min(job.frames or 1, DECODED_FRAMES)
     return {
         "transformer": model.transformer_parameters * BF16_BYTES,

@@ -50,7 +50,7 @@ def diffusion_report(result: DiffusionResult) -> Report:
     ]
     frames = result.setup.job.frames
     title = filled(LAYOUT["title"], {**document, "num_frames": None if frames == 1 else frames})
-    return Report(title, [_devices_line(document)], sections, verdict=verdict_of(result), is_good=result.fits)
+    return Report(title, [_devices_line(document)], sections, verdict=verdict_of(result), is_good=result.is_good)
 
 
 def _devices_line(document: Mapping[str, Any]) -> str:
@@ -69,12 +69,16 @@ def verdict_of(result: DiffusionResult) -> str:
     energy = "" if result.output_j is None else f" and {number(result.output_j)} J"
     batch = result.setup.job.batch
     together = "" if batch == 1 else f"; {batch} together take {format_seconds(result.batch_s)}"
-    return f"{thing} takes {format_seconds(result.output_s)}{energy}{together}."
+    answer = f"{thing} takes {format_seconds(result.output_s)}{energy}{together}."
+    if (limit_s := result.setup.job.limit_s) is None:
+        return answer
+    kept = "Within" if result.batch_s <= limit_s else "Breaks"
+    return f"{kept} the limit of {format_seconds(limit_s)}. {answer}"
 
 
-def points_document(points: Sequence[Point]) -> dict[str, Any]:
-    """Document the points of a search, the best first, and those that are refused."""
-    best = [point for point in points if point.result is not None]
+def points_document(points: Sequence[Point], top: int) -> dict[str, Any]:
+    """Document the best `top` points of a search, and those that are refused."""
+    best = [point for point in points if point.result is not None][:top]
     return {
         "windtunnel": version(),
         "points": [{"settings": point.settings, **diffusion_document(point.result)} for point in best if point.result],
@@ -82,16 +86,16 @@ def points_document(points: Sequence[Point]) -> dict[str, Any]:
     }
 
 
-def points_report(points: Sequence[Point]) -> Report:
-    """Return the table of a search's points, the best first."""
-    document = points_document(points)
+def points_report(points: Sequence[Point], top: int) -> Report:
+    """Return the table of a search's best points."""
+    document = points_document(points, top)
     rows = [{**row, "settings": settings_text(row["settings"])} for row in document["points"]]
     refused = [f"{settings_text(row['settings'])}: {row['reason']}" for row in document["refused"]]
     sections = [Section("Points", [table_of(rows, {"settings": "settings", **LAYOUT["points"]})])] if rows else []
     if refused:
         sections.append(Section(f"{format_count(len(refused), 'point')} refused", refused))
     best = points[0]
-    verdict = "No point fits."
+    verdict = "No point fits the memory and the limit."
     if best.result is not None:
         verdict = f"Cheapest: {settings_text(best.settings)}. {verdict_of(best.result)}"
     return Report(f"{format_count(len(points), 'point')} of a diffusion job", [], sections, verdict=verdict)
