@@ -35,4 +35,6 @@ def _schema(kind: str) -> dict[str, object]:
 
     if kind == "search":
         return space_schema(Scenario, Space)
-    return json_schema({"training": TrainingJob, "diffusion": DiffusionJob}.get(kind, Scenario))
+    if kind == "diffusion":
+        return json_schema(DiffusionJob)
+    return json_schema(TrainingJob if kind == "training" else Scenario)
