@@ -30,7 +30,7 @@ from windtunnel.errors import InputError
 REPOSITORY = Path(__file__).resolve().parents[1]
 FILE = Path("mlenergy") / "diffusion_energy.csv"
 DEVICES = {"H100": "h100_sxm", "B200": "b200_sxm"}
-EFFICIENCIES = np.geomspace(0.6, 1.6, 25)
+EFFICIENCIES = np.geomspace(0.7, 1.8, 25)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class DiffusionJob(Schema, kw_only=True):
     """FlashAttention 2, whose matrix instructions are those of Ampere on every later device, or a kernel that is
     written for the device."""
     efficiency: Positive | None = None
-    """Speed of the kernels against the closed forms; None: as fitted on the device."""
+    """Speed of the kernels against the closed forms; None: as fitted on its architecture."""
     host_us: NonNegative | None = None
     """Host time of one launch in eager PyTorch; 0: CUDA graphs. None: as fitted."""
     price_usd_per_hour: Positive | None = None

@@ -20,7 +20,7 @@ from windtunnel.diffusion.operators import (
 )
 from windtunnel.hardware import Device
 from windtunnel.metrics.summary import PowerModel
-from windtunnel.model.operators import BF16_BYTES, Elementwise, Op
+from windtunnel.model.operators import BF16_BYTES, Elementwise, Gemm, Op
 from windtunnel.model.precision import Format
 from windtunnel.notebook import Shown
 from windtunnel.pricing.roofline import Roofline, machine
@@ -34,10 +34,11 @@ HEAD_DIM_STEP = 32
 class Figures(Schema):
     """Figures that no model has of its own (`figures.yaml`)."""
 
-    efficiency_by_device: dict[str, Positive]
+    efficiency_by_architecture: dict[str, Positive]
     efficiency: Positive
-    """Of other devices."""
+    """Of other architectures."""
     eager_fraction: Fraction
+    sustained_fraction: Fraction
     host_us: Positive
     convolution_fraction: dict[int, Fraction]
     flash2_flops_per_sm_clock: Positive
@@ -67,7 +68,9 @@ class Pricer:
             rate = machine(device, Format.BF16).flops_per_s * FIGURES.convolution_fraction[op.dimensions]
             return float(op.flops) / rate
         seconds = float(Roofline(device, self.setup.node).seconds(op))
-        return seconds / FIGURES.eager_fraction if isinstance(op, Elementwise) else seconds
+        if isinstance(op, Elementwise):
+            return seconds / FIGURES.eager_fraction
+        return seconds / FIGURES.sustained_fraction if isinstance(op, Gemm) else seconds
 
     def _attention_flops_per_s(self, head_dim: int) -> float:
         device, rate = self.setup.device, machine(self.setup.device, Format.BF16).flops_per_s
@@ -151,7 +154,7 @@ def simulate_diffusion(setup: DiffusionSetup) -> DiffusionResult:
     transfer overlaps its attention (arXiv:2310.01889, section 3).
     """
     job, split = setup.job, setup.job.parallelism
-    efficiency = job.efficiency or FIGURES.efficiency_by_device.get(setup.device.name, FIGURES.efficiency)
+    efficiency = job.efficiency or FIGURES.efficiency_by_architecture.get(setup.device.architecture, FIGURES.efficiency)
     host_us = FIGURES.host_us if job.host_us is None else job.host_us
     pricer = Pricer(setup)
     works, ends = step_work(setup), ends_work(setup)
