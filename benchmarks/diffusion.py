@@ -2,16 +2,19 @@
 
     python benchmarks/diffusion.py DIR              every row, each model with an efficiency fitted on the others
     python benchmarks/diffusion.py DIR --rows       a line for each row too
+    python benchmarks/diffusion.py DIR --shared     choose figures that all models share without each model too
 
 DIR holds `mlenergy/diffusion_energy.csv`; it is also taken from WINDTUNNEL_REFERENCE. A row is a batch of xDiT
 (`mlenergy/diffusion/benchmark.py`): eager PyTorch, bf16, Ulysses and ring degrees, joules of all GPUs by Zeus.
 
 One efficiency for each device is fitted to latencies, as the value with the least median error; errors are printed for
-each model with the efficiency of its device fitted on the other models, and with the shipped ones.
+each model with the efficiency of its device fitted on the other models, and with the shipped ones. `--shared` also
+takes the rates of products, attention and elementwise operators and the host's times from a grid, by the other models.
 """
 
 import argparse
 import csv
+import itertools
 import os
 import sys
 from collections import Counter
@@ -24,7 +27,8 @@ import msgspec
 import numpy as np
 
 from windtunnel.diffusion.job import DiffusionJob, DiffusionSetup, job_from, resolve
-from windtunnel.diffusion.simulate import simulate_diffusion
+from windtunnel.diffusion.operators import block_kernels
+from windtunnel.diffusion.simulate import Pricer, ends_work, seconds_by_part, simulate_diffusion, step_work
 from windtunnel.errors import InputError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -101,6 +105,59 @@ def without_each_model(rows: Sequence[tuple[dict[str, str], DiffusionSetup]]) ->
     return scored
 
 
+def shared_grid(rows: Sequence[tuple[dict[str, str], DiffusionSetup]]) -> tuple[Any, list[tuple[float, ...]]]:
+    """Return relative errors of latency `[figures, efficiency, row]` and the figures of each point of the grid.
+
+    Figures are factors on the shipped times of products, attention and elementwise operators, microseconds of a launch
+    and seconds to save a megapixel.
+    """
+    parts = np.array([row_parts(setup) for _, setup in rows])
+    measured = np.array([float(row["batch_latency_s"]) for row, _ in rows])
+    factors = (0.8, 0.9, 1.0, 1.15, 1.33)
+    points: list[tuple[float, ...]] = list(
+        itertools.product(factors, factors, factors, (13.0, 17.0, 21.0), (0.06, 0.12, 0.2))
+    )
+    errors = np.empty((len(points), len(EFFICIENCIES), len(rows)), np.float32)
+    for index, (products, attention, elementwise, host_us, saving) in enumerate(points):
+        busy = parts[:, :4] @ np.array([products, attention, elementwise, 1.0])
+        for place, efficiency in enumerate(EFFICIENCIES):
+            steps = np.maximum(busy / efficiency, parts[:, 5] * host_us * 1e-6)
+            latency = steps + parts[:, 4] / efficiency + parts[:, 6] * saving
+            errors[index, place] = latency / measured - 1
+    return errors, points
+
+
+def row_parts(setup: DiffusionSetup) -> list[float]:
+    """Return seconds of products, attention, elementwise operators, exchange and ends; launches and megapixels."""
+    job, model, pricer = setup.job, setup.model, Pricer(setup)
+    step, ends = seconds_by_part(step_work(setup), pricer), seconds_by_part(ends_work(setup), pricer)
+    passes = (job.steps or 1) * setup.sequential_passes
+    launches = sum(blocks.number * block_kernels(model, blocks, setup.share) for blocks in model.blocks)
+    pixels = job.batch * (job.height or 0) * (job.width or 0) if job.frames == 1 else 0
+    named = [step.get(part, 0.0) * passes for part in ("products", "attention", "elementwise", "exchange")]
+    return [*named, sum(ends.values()), float(launches * passes), pixels / 1e6]
+
+
+def report_shared(rows: Sequence[tuple[dict[str, str], DiffusionSetup]]) -> None:
+    """Print the errors of every model with shared figures and efficiencies chosen on the other models."""
+    errors, points = shared_grid(rows)
+    models = np.array([row["model_id"] for row, _ in rows])
+    devices = np.array([setup.device.name for _, setup in rows])
+    found, size = np.zeros(len(rows)), np.abs(errors)
+    print("\n## Shared figures and efficiency chosen without the model\n")
+    for model in sorted(set(models)):
+        medians = {
+            device: np.median(size[:, :, (models != model) & (devices == device)], axis=2)
+            for device in sorted(set(devices))
+        }
+        chosen = int(np.argmin(sum(each.min(axis=1) for each in medians.values())))
+        for device, each in medians.items():
+            ours = (models == model) & (devices == device)
+            found[ours] = size[chosen, int(each[chosen].argmin())][ours]
+        print(f"{model:52} {np.median(found[models == model]):6.1%}  {points[chosen]}")
+    print(f"all: {np.median(found):.1%} / {found.mean():.1%} / {np.quantile(found, 0.9):.1%}")
+
+
 def line_of(name: str, rows: Sequence[ScoredRow]) -> str:
     """Return a line of the table."""
     cells = []
@@ -145,6 +202,7 @@ def main() -> int:
     parser.add_argument("reference", nargs="?", type=Path, default=Path(default), metavar="DIR")
     parser.add_argument("--rows", action="store_true", help="print every row")
     parser.add_argument("--shipped", action="store_true", help="only with the shipped efficiencies")
+    parser.add_argument("--shared", action="store_true", help="choose shared figures without each model too")
     options = parser.parse_args()
     file = options.reference / FILE
     if not file.is_file():
@@ -164,6 +222,8 @@ def main() -> int:
     report("Shipped efficiencies", [with_efficiency(row, setup, None) for row, setup in resolved], options.rows)
     if not options.shipped:
         report("Efficiency fitted without the model", without_each_model(resolved), False)
+    if options.shared:
+        report_shared(resolved)
     return 0
 
 

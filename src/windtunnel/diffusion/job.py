@@ -127,6 +127,8 @@ def resolve(job: DiffusionJob) -> DiffusionSetup:
             "lower ulysses and raise ring",
         )
     setup = DiffusionSetup(filled, model, device, node, tokens)
+    if job.guidance and model.guidance == "none":
+        raise InputError(f"guidance is true, but {model.name} is distilled to one pass", "leave guidance out")
     if split.cfg > setup.passes:
         raise InputError(f"cfg is 2, but a step of {model.name} has one pass", f"leave cfg out; {HINT}")
     return setup

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from windtunnel import catalog
 from windtunnel.errors import InputError, did_you_mean
-from windtunnel.schema import AtLeastOne, Schema, Whole, decode, read_yaml
+from windtunnel.schema import AtLeastOne, Schema, Whole, check_between, decode, read_yaml
 
 HINT = "see docs/guides/diffusion.md"
 
@@ -47,6 +47,10 @@ class Decoder(Schema):
     temporal_scale: AtLeastOne = 1
     """Frames of a latent frame; the first frame stands alone. Above 1, convolutions have three dimensions."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_between(1, 10, **{"the number of channels": len(self.channels)})
+
     @property
     def spatial_scale(self) -> int:
         return int(2 ** (len(self.channels) - 1))
@@ -84,6 +88,13 @@ class DiffusionModel(Schema, kw_only=True):
     steps: AtLeastOne
     """With height, width and frames: what the publisher recommends."""
     sources: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.hidden_size % self.head_dim:
+            raise ValueError(f"hidden_size is {self.hidden_size}, which head_dim {self.head_dim} does not divide")
+        if not self.blocks:
+            raise ValueError("blocks is empty; at least one group is needed")
 
     @property
     def num_heads(self) -> int:

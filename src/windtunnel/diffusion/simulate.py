@@ -158,13 +158,13 @@ def simulate_diffusion(setup: DiffusionSetup) -> DiffusionResult:
     host_us = FIGURES.host_us if job.host_us is None else job.host_us
     pricer = Pricer(setup)
     works, ends = step_work(setup), ends_work(setup)
-    busy = {part: seconds / efficiency for part, seconds in _by_part(works, pricer).items()}
+    busy = {part: seconds / efficiency for part, seconds in seconds_by_part(works, pricer).items()}
     launches = sum(blocks.number * block_kernels(setup.model, blocks, setup.share) for blocks in setup.model.blocks)
     pass_s = max(sum(busy.values()), launches * host_us * US)
     num_passes = (job.steps or 1) * setup.sequential_passes
     busy["waiting"] = pass_s - sum(busy.values())
     parts = {part: seconds * num_passes for part, seconds in busy.items()}
-    parts |= {part: seconds / efficiency for part, seconds in _by_part(ends, pricer).items()}
+    parts |= {part: seconds / efficiency for part, seconds in seconds_by_part(ends, pricer).items()}
     pixels = (job.height or 0) * (job.width or 0) if job.frames == 1 else 0
     parts["saving"] = job.batch * pixels / 1e6 * FIGURES.saving_s_per_megapixel
     flops = sum(work.flops for work in works) * num_passes * split.num_devices + sum(work.flops for work in ends)
@@ -179,7 +179,7 @@ def simulate_diffusion(setup: DiffusionSetup) -> DiffusionResult:
     )
 
 
-def _by_part(works: Iterable[Work], pricer: Pricer) -> dict[str, float]:
+def seconds_by_part(works: Iterable[Work], pricer: Pricer) -> dict[str, float]:
     """Return the seconds of each part; of a ring's transfers, what its attention does not hide."""
     seconds: dict[str, float] = defaultdict(float)
     hidden = 0.0
