@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from windtunnel import catalog
@@ -88,11 +87,6 @@ class DiffusionSetup:
         return Share(rows, self.image_tokens, self.model.text_tokens, split.ulysses, split.ring)
 
 
-def is_diffusion(raw: Mapping[str, Any]) -> bool:
-    """Whether the keys of a file say that it is a diffusion job."""
-    return raw.get("kind") == "diffusion"
-
-
 def job_from(raw: Mapping[str, Any], where: str = "") -> DiffusionJob:
     """Decode a job.
 
@@ -132,8 +126,3 @@ def resolve(job: DiffusionJob) -> DiffusionSetup:
     if split.cfg > setup.passes:
         raise InputError(f"cfg is 2, but a step of {model.name} has one pass", f"leave cfg out; {HINT}")
     return setup
-
-
-def load_job(path: Path, raw: Mapping[str, Any]) -> DiffusionSetup:
-    """Return the resolved job of a file's keys."""
-    return resolve(job_from(raw, str(path)))
