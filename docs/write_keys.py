@@ -1,4 +1,4 @@
-"""Write docs/reference/keys.md: every key of scenarios, search spaces and training jobs.
+"""Write docs/reference/keys.md: every key of scenarios, search spaces, training jobs and diffusion jobs.
 
 python docs/write_keys.py [--check]
 """
@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect as types
 
+from windtunnel.diffusion.job import DiffusionJob
+from windtunnel.diffusion.model import DiffusionModel
 from windtunnel.keys import field_meanings, parts_of, structs_in
 from windtunnel.search.space.space import Space
 from windtunnel.serving.scenario import Scenario
@@ -21,9 +23,10 @@ from windtunnel.training.job import TrainingJob
 PAGE = Path(__file__).with_name("reference") / "keys.md"
 HEAD = """# Keys of files
 
-Every key of a [scenario](#scenario), of a [search space](#space) and of a [training job](#trainingjob), with its type,
-its default and what it means. `python docs/write_keys.py` writes this page from the schemas that decode the files.
-`windtunnel init serving`, `search` or `training` writes a file to begin with, and a JSON Schema for editors.
+Every key of a [scenario](#scenario), of a [search space](#space), of a [training job](#trainingjob) and of a
+[diffusion job](#diffusionjob), with its type, its default and what it means. `python docs/write_keys.py` writes this
+page from the schemas that decode the files. `windtunnel init serving`, `search`, `training` or `diffusion` writes a
+file to begin with, and a JSON Schema for editors.
 
 Quantities may be numbers in SI units or texts with a unit. A key marked *needed* has no default. Where no default is
 shown, the key may be left out: nothing is set, or the table's own defaults hold. A search space's file has the keys of
@@ -122,7 +125,7 @@ def _default(field: types.Field) -> str:
 def page() -> str:
     """Return the page, each table once."""
     tables: dict[str, KeyTable] = {}
-    for schema in (Scenario, Space, TrainingJob):
+    for schema in (Scenario, Space, TrainingJob, DiffusionJob, DiffusionModel):
         tables |= {table.name: table for table in key_tables(schema) if table.name not in tables}
     ordered = sorted(tables.values(), key=lambda table: table.name in LAST)
     return "\n".join([HEAD, *map(_section, ordered)])

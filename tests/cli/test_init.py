@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
+from windtunnel.diffusion.job import job_from, resolve
 from windtunnel.keys import field_meanings, json_schema, space_schema
 from windtunnel.schema import decode
 from windtunnel.search.space.space import Space, load_space
@@ -69,7 +70,7 @@ def test_wrong_keys_are_invalid(changes: dict[str, Any], message: str) -> None:
         jsonschema.validate(raw, json_schema(Scenario))
 
 
-@pytest.mark.parametrize("kind", ["serving", "search", "training"])
+@pytest.mark.parametrize("kind", ["serving", "search", "training", "diffusion"])
 def test_what_is_begun_is_valid_and_loads(windtunnel: "Command", tmp_path: Path, kind: str) -> None:
     file = tmp_path / "begun.yaml"
     assert windtunnel("init", kind, str(file)).code == 0
@@ -82,6 +83,8 @@ def test_what_is_begun_is_valid_and_loads(windtunnel: "Command", tmp_path: Path,
             assert scenario_from(raw, "").model == raw["model"]
         case "search":
             assert load_space(file).num_points == 16
+        case "diffusion":
+            assert resolve(job_from(raw)).job.parallelism.num_devices == 2
         case _:
             assert decode(raw, TrainingJob).num_devices == raw["num_devices"]
     assert "exists already" in windtunnel("init", kind, str(file)).stderr

@@ -10,7 +10,7 @@ from windtunnel.files import check_replaceable, write_text
 from windtunnel.keys import json_schema, space_schema
 from windtunnel.schema import json_text
 
-FILES = {"serving": "scenario", "search": "space", "training": "job"}
+FILES = {"serving": "scenario", "search": "space", "training": "job", "diffusion": "diffusion"}
 """What is begun -> the usual name of its file."""
 
 
@@ -28,10 +28,13 @@ def command(options: Options) -> None:
 
 
 def _schema(kind: str) -> dict[str, object]:
+    from windtunnel.diffusion.job import DiffusionJob
     from windtunnel.search.space.space import Space
     from windtunnel.serving.scenario import Scenario
     from windtunnel.training.job import TrainingJob
 
     if kind == "search":
         return space_schema(Scenario, Space)
+    if kind == "diffusion":
+        return json_schema(DiffusionJob)
     return json_schema(TrainingJob if kind == "training" else Scenario)

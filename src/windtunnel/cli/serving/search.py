@@ -9,6 +9,7 @@ import msgspec
 
 from windtunnel import catalog
 from windtunnel.cli import INTERRUPTED
+from windtunnel.cli.diffusion import diffusion_file, search_file
 from windtunnel.cli.options import assignments, launched
 from windtunnel.cli.output import answer, remark, remark_left_out
 from windtunnel.cli.progress import counted
@@ -27,6 +28,9 @@ from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
 
 def command(options: Options) -> None:
     """Search a space, print the best points and write the requested files."""
+    if (raw := diffusion_file(options.space)) is not None:
+        search_file(options, raw)
+        return
     check_folder(options.out, options.overwrite)
     means, store = means_of(options), store_of(options)
     launch = launched(options)

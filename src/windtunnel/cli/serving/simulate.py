@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from windtunnel.cli.diffusion import diffusion_file, simulate_file
 from windtunnel.cli.options import launched, scenario_of
 from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import counted
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 def command(options: Options) -> None:
     """Simulate a scenario, write the requested files and print the summary."""
+    if (raw := diffusion_file(options.scenario)) is not None:
+        simulate_file(options, raw, "server_command", "deployment", "load", "requests", "sampling", "slo", "run_files")
+        return
     launch = launched(options)
     described = scenario_of(options, options.slo, launch.raw)
 

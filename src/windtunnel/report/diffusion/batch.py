@@ -1,0 +1,106 @@
+"""A diffusion job's prediction: time, energy, cost and memory of a batch of images or videos; and a table of jobs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from windtunnel.diffusion.search import Point
+from windtunnel.diffusion.simulate import DiffusionResult
+from windtunnel.report.layout import facts_of, filled, layouts_beside, table_of
+from windtunnel.report.numbers import number, percent
+from windtunnel.report.render.json import version
+from windtunnel.report.report import Bars, Report, Section, Table
+from windtunnel.schema import encode, fields_of
+from windtunnel.units import format_bytes, format_count, format_seconds
+
+LAYOUT = layouts_beside(__file__)
+
+
+def diffusion_document(result: DiffusionResult) -> dict[str, Any]:
+    """Document a batch: its time by part, energy, cost and memory, and the job with its defaults."""
+    setup, job = result.setup, result.setup.job
+    num_devices = job.parallelism.num_devices
+    peak = setup.device.peak_flops_per_s.get("bf16")
+    return {
+        "windtunnel": version(),
+        "job": {"batch": job.batch, "frames": job.frames, **encode(job)},
+        "model": setup.model.name,
+        "device": setup.device.title,
+        "num_devices": num_devices,
+        "tokens": setup.image_tokens,
+        **fields_of(result, "batch_s", "step_s", "output_s", "output_j", "output_usd", "energy_j", "flops"),
+        "outputs_per_hour": 3600 / result.output_s,
+        "mean_w": None if result.energy_j is None else result.energy_j / result.batch_s,
+        "mfu": None if peak is None else result.flops / result.batch_s / num_devices / peak,
+        "parts_s": dict(result.busy_s),
+        "memory": dict(result.memory),
+        **fields_of(result, "memory_bytes", "device_bytes", "fits"),
+    }
+
+
+def diffusion_report(result: DiffusionResult) -> Report:
+    """Return the report of a batch."""
+    document = diffusion_document(result)
+    shares = {part: seconds / result.batch_s for part, seconds in result.busy_s.items()}
+    shown = {part: share for part, share in sorted(shares.items(), key=lambda item: -item[1]) if share >= 0.0005}
+    memory = [(part, format_bytes(used), percent(used / result.device_bytes)) for part, used in result.memory.items()]
+    sections = [
+        Section("", [facts_of(document, LAYOUT["facts"])], "Batch"),
+        Section("Where the batch goes", [Bars(shown, "Parts of a batch", result.batch_s)]),
+        Section("Memory of a device", [Table(("", "bytes", "share of the device"), memory)]),
+    ]
+    frames = result.setup.job.frames
+    title = filled(LAYOUT["title"], {**document, "num_frames": None if frames == 1 else frames})
+    return Report(title, [_devices_line(document)], sections, verdict=verdict_of(result), is_good=result.is_good)
+
+
+def _devices_line(document: Mapping[str, Any]) -> str:
+    split = document["job"].get("parallelism", {})
+    degrees = [f"{name} {split[name]}" for name in ("ulysses", "ring", "cfg") if split.get(name, 1) > 1]
+    divided = f" ({', '.join(degrees)})" if degrees else ""
+    return f"{document['num_devices']} x {document['device']}{divided}; {document['tokens']:,} latent tokens"
+
+
+def verdict_of(result: DiffusionResult) -> str:
+    """Say how long an image or video takes and what it costs in energy, or that the job does not fit."""
+    if not result.fits:
+        needed, has = format_bytes(result.memory_bytes), format_bytes(result.device_bytes)
+        return f"Does not fit: a device needs {needed} and has {has}."
+    thing = "A video" if (result.setup.job.frames or 1) > 1 else "An image"
+    energy = "" if result.output_j is None else f" and {number(result.output_j)} J"
+    batch = result.setup.job.batch
+    together = "" if batch == 1 else f"; {batch} together take {format_seconds(result.batch_s)}"
+    answer = f"{thing} takes {format_seconds(result.output_s)}{energy}{together}."
+    if (limit_s := result.setup.job.limit_s) is None:
+        return answer
+    kept = "Within" if result.batch_s <= limit_s else "Breaks"
+    return f"{kept} the limit of {format_seconds(limit_s)}. {answer}"
+
+
+def points_document(points: Sequence[Point], top: int) -> dict[str, Any]:
+    """Document the best `top` points of a search, and those that are refused."""
+    best = [point for point in points if point.result is not None][:top]
+    return {
+        "windtunnel": version(),
+        "points": [{"settings": point.settings, **diffusion_document(point.result)} for point in best if point.result],
+        "refused": [{"settings": point.settings, "reason": point.reason} for point in points if point.result is None],
+    }
+
+
+def points_report(points: Sequence[Point], top: int) -> Report:
+    """Return the table of a search's best points."""
+    document = points_document(points, top)
+    rows = [{**row, "settings": settings_text(row["settings"])} for row in document["points"]]
+    refused = [f"{settings_text(row['settings'])}: {row['reason']}" for row in document["refused"]]
+    sections = [Section("Points", [table_of(rows, {"settings": "settings", **LAYOUT["points"]})])] if rows else []
+    if refused:
+        sections.append(Section(f"{format_count(len(refused), 'point')} refused", refused))
+    best = points[0]
+    verdict = "No point fits the memory and the limit."
+    if best.result is not None:
+        verdict = f"Cheapest: {settings_text(best.settings)}. {verdict_of(best.result)}"
+    return Report(f"{format_count(len(points), 'point')} of a diffusion job", [], sections, verdict=verdict)
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Return the settings of a point for people."""
+    return ", ".join(f"{path.rpartition('.')[2]} {value}" for path, value in settings.items())
