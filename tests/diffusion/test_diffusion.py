@@ -69,7 +69,7 @@ def test_tokens_of_a_size(model: str, height: int, width: int, frames: int, toke
     ],
 )
 def test_parameters_are_those_that_publishers_state(model: str, billions: float, error: float) -> None:
-    """They follow from width, blocks and modulation, so that a wrong shape in the catalogue is seen here."""
+    """They follow from width, blocks and modulation, so that a wrong shape in the catalog is seen here."""
     assert diffusion_model(model).transformer_parameters / 1e9 == pytest.approx(billions, rel=error)
 
 
@@ -166,7 +166,7 @@ def test_power_lies_between_waiting_and_the_power_limit() -> None:
     assert sum(work.flops for work in ends_work(setup)) > 0
 
 
-def test_every_model_of_the_catalogue_is_priced() -> None:
+def test_every_model_of_the_catalog_is_priced() -> None:
     for name, model in shipped().items():
         result = simulate_diffusion(resolve(job_from({"model": name, "device": "b200_sxm"})))
         assert result.batch_s > 0

@@ -53,7 +53,7 @@ class DiffusionJob(Schema, kw_only=True):
     host_us: NonNegative | None = None
     """Host time of one launch in eager PyTorch; 0: CUDA graphs. None: as fitted."""
     price_usd_per_hour: Positive | None = None
-    """Of one device; None takes the catalogue's list price."""
+    """Of one device; None takes the catalog's list price."""
     limit_s: Positive | None = None
     """Longest time of a batch; a search passes over slower points."""
 

@@ -136,7 +136,7 @@ class DiffusionModel(Schema, kw_only=True):
 
 @cache
 def shipped() -> Mapping[str, DiffusionModel]:
-    """Return the models of the catalogue by name."""
+    """Return the models of the catalog by name."""
     path = catalog.shipped("diffusion.yaml")
     return {name: decode({"name": name, **raw}, DiffusionModel, path.name) for name, raw in read_yaml(path).items()}
 
@@ -153,7 +153,7 @@ def diffusion_model(name: str | Mapping[str, Any]) -> DiffusionModel:
     names = {spelling.lower(): model for full, model in known.items() for spelling in (full, full.rpartition("/")[2])}
     if name.lower() not in names:
         raise InputError(
-            f"there is no diffusion model {name!r} in the catalogue",
+            f"there is no diffusion model {name!r} in the catalog",
             did_you_mean(name, list(known), f"known: {', '.join(known)}; or write its keys out, {HINT}"),
         )
     return names[name.lower()]
