@@ -32,7 +32,7 @@ LARGE = {
     "nodes": ("topology", "check", "dgx_h100:num_servers=100000000"),
     "a trace": ("simulate", *SERVED[:4], "--trace", "trace.csv", "--time-limit", "1ms"),
     "packets": (
-        *("collective", "--op", "all_reduce", "--size", "1TiB", "--topology", "spectrum_x:num_gpus=64"),
+        *("collective", "--op", "all_to_all", "--traffic", "traffic.csv", "--topology", "spectrum_x:num_gpus=16"),
         *("--backend", "packet", "--time-limit", "1h"),
     ),
     "measured runs": ("validate", "runs.csv", "--time-limit", "1s"),
@@ -49,6 +49,9 @@ def test_too_large_a_run_is_refused(
     monkeypatch.setenv(limits.TIME, "1d")
     Path("trace.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + "1,30,2\n" * 30_000)
     Path("runs.csv").write_text(RUNS + RUNS.splitlines()[1].replace("one", "three") + "\n")
+    # Messages of different sizes, for equal ones are timed from shorter ones.
+    bytes_to = "\n".join(",".join(str(9**12 + rank) for rank in range(16)) for _ in range(16))
+    Path("traffic.csv").write_text(bytes_to + "\n")
     monkeypatch.setitem(limits.COSTS, "measured runs", (20_000, 0.4))
     started_s = time.process_time()
     done = windtunnel(*words)
