@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,7 @@ def fuzz(
                     return
                 steps = [edit.as_data() for edit in changes]
                 last.setdefault("since", time.monotonic())
-                last.update(sign=sign, seed=name, edits=steps, failed=str(error)[:400])
+                last.update(sign=sign, seed=name, edits=steps, failed=str(error)[:400], changes=changes)
                 if isinstance(error, answers.HangError):
                     raise TimeoutError(str(error)) from error
                 raise
@@ -155,9 +155,34 @@ def fuzz(
         except BaseException as error:
             if "sign" not in last:
                 raise error
+            if not isinstance(error, TimeoutError):  # a hang takes too long to try again
+                last["edits"] = _needed(
+                    last["changes"], partial(_fails, every[last["seed"]], last["sign"], work, client)
+                )
             failures.append({name: last[name] for name in ("sign", "seed", "edits", "failed")})
             seen.add(last["sign"])
     return failures
+
+
+def _needed(changes: list[Any], fails: Callable[[list[Any]], bool]) -> list[Any]:
+    """Return the edits without those that the failure does not need: shrinking may stop at two where one would do."""
+    for change in list(changes):
+        rest = [each for each in changes if each is not change]
+        if rest and fails(rest):
+            changes = rest
+    return [edit.as_data() for edit in changes]
+
+
+def _fails(tree: Any, sign: str, work: Path, client: Any, changes: list[Any]) -> bool:
+    """Return whether edits of a good input fail as `sign` says."""
+    from fuzz import answers
+    from fuzz.inputs import edited
+
+    try:
+        check(edited(tree, changes), work, client)
+    except (Exception, answers.HangError) as error:  # noqa: BLE001 whatever it is, it is compared
+        return answers.signature(error) == sign
+    return False
 
 
 def chunk(number: int, seen: list[str], only: str = "") -> tuple[int, list[dict[str, Any]], dict[str, int]]:
