@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import cases_to_try
+from windtunnel import limits
+from windtunnel.errors import InputError
 from windtunnel.network.backends import packet as backend
 from windtunnel.network.collectives.run import groups_seconds
 from windtunnel.network.fabric import Fabric
@@ -68,6 +70,13 @@ def test_a_stretch_of_a_ring_takes_as_long_as_all_of_it(
         one = seconds(fabric, op, MIB, groups, with_packets(compat))
         assert one == seconds(fabric, op, MIB, groups, with_packets(compat, every_flow=True))
     assert shortened == [True, False] * 3
+
+
+def test_a_stretch_of_too_many_packets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    fabric = SpectrumX(num_gpus=64, num_spines=8).build()
+    monkeypatch.setenv(limits.TIME, "1us")
+    with pytest.raises(InputError, match=r"packets take about .* 1\.00 us is the limit"):
+        seconds(fabric, "all_reduce", MIB, rails(64), with_packets(None))
 
 
 @st.composite

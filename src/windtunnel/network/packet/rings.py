@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.limits import check_size
 from windtunnel.network.collectives.ring_classes import (
     ALL_FLOWS,
     Classes,
@@ -66,7 +67,11 @@ def ring_seconds(
     settings: NetworkSettings,
     packet: PacketSettings,
 ) -> float | None:
-    """Return when a ring collective is complete; None where no stretch can stand for all others."""
+    """Return when a ring collective is complete; None where no stretch can stand for all others.
+
+    Raises:
+        InputError: the stretch has more packets than a limit of time allows.
+    """
     is_in_server = np.ptp(fabric.server[rings.order[0]]) == 0
     if settings.routing != "ecmp" or packet.every_flow or is_in_server or _chooses_nic(fabric, rings):
         return None
@@ -80,14 +85,16 @@ def ring_seconds(
     stretch = _stretch(fabric, rings, crossed, shift)
     first = rings.order.min() if settings.compat == "simai" else None
 
+    num_packets = len(stretch.classes.before) * -(-chunk_bytes // settings.payload_bytes)
+
     def ends_s(steps: int) -> NDArray[np.float64] | None:
+        check_size(packets=float(num_packets) * steps)
         tables = _tables(stretch, rings, chunk_bytes, steps, settings, packet)
         outcome = run_in_parts(tables)
         if not _stands_for_all(tables, outcome, stretch.num_copies):
             return None
         return _ends_s(rings, stretch.classes, outcome, steps, first)
 
-    num_packets = len(stretch.classes.before) * -(-chunk_bytes // settings.payload_bytes)
     return last_end(ends_s, num_steps, shift, MOST_PACKETS // num_packets)
 
 
