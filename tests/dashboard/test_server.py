@@ -66,7 +66,7 @@ def test_what_is_not_there(ask: Ask, path: str) -> None:
         ("/step/served/slow?batch=0", "the step is empty"),
         ("/timeline/real", "no steps.parquet"),
         ("/requests/grid.json", "no requests.parquet"),
-        ("/api/timeline/served/slow?from=x", "a number of seconds"),
+        ("/api/timeline/served/slow?from=x", "a number is needed"),
     ],
 )
 def test_a_wrong_address_gets_one_sentence(ask: Ask, path: str, said: str) -> None:

@@ -8,6 +8,7 @@ from windtunnel.cli.output import answer
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.schema import read_table, set_path
+from windtunnel.serving.scenario import SCENARIO_HINT
 
 KIND = "diffusion"
 OPTIONS = {"html", "top"}
@@ -18,7 +19,7 @@ def diffusion_file(path: Path | None) -> dict[str, Any] | None:
     """Return the keys of a file that describes a diffusion job; None for another file, or none."""
     if path is None or not path.is_file():
         return None
-    raw = read_table(path, "a scenario", "see docs/guides/diffusion.md")
+    raw = read_table(path, "a scenario", SCENARIO_HINT)
     return raw if raw.get("kind") == KIND else None
 
 

@@ -264,7 +264,7 @@ RECOMMEND = ("recommend", "llama-3.1-8b", "--input-tokens", "512", "--output-tok
 
 def test_a_recommendation_leads_with_its_sentence(windtunnel: Command, tmp_path: Path) -> None:
     given = (*RECOMMEND, "--devices", "h100_sxm,l40s", "--slo", "ttft_p90=1s", "--max-devices", "1", "--no-store")
-    done = windtunnel(*given, "--rate", "100", "--out", str(tmp_path / "found"))
+    done = windtunnel(*given, "--rate", "300", "--out", str(tmp_path / "found"))
     assert done.code == 0
     assert done.stdout.splitlines()[1].startswith("Serve it on ")
     assert "What each setting is worth" not in done.stdout
@@ -272,7 +272,7 @@ def test_a_recommendation_leads_with_its_sentence(windtunnel: Command, tmp_path:
     assert document["recommendation"] in " ".join(done.stdout.split())
     scenario = yaml.safe_load((tmp_path / "found" / "scenario.yaml").read_text())
     assert scenario["deployment"]["replicas"] == document["workloads"][0]["fleets"][0]["copies"] > 1
-    assert scenario["workload"]["arrivals"]["rate_per_s"] == 100
+    assert scenario["workload"]["arrivals"]["rate_per_s"] == 300
 
 
 def test_a_recommendation_takes_prices_of_a_file_and_of_an_api(windtunnel: Command, tmp_path: Path) -> None:
