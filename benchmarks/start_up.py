@@ -1,7 +1,7 @@
 """CPU seconds of a start: `--help`, a simulation whose loop was compiled before, and the first one on a machine.
 
 CPU time (user and system) is printed, not wall time: other work on the machine changes it little. The least of several
-starts counts.
+starts counts. After `windtunnel warm --out src/windtunnel/kernels` the first run is that of a wheel with its loops.
 """
 
 import os

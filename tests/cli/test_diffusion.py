@@ -47,6 +47,28 @@ def test_json_has_every_part_and_the_resolved_job(windtunnel: Command, job: Path
     assert document["output_j"] == pytest.approx(document["energy_j"] / 2)
 
 
+def test_a_misspelt_kind_is_named(windtunnel: Command, job: Path) -> None:
+    job.write_text(JOB.replace("diffusion", "difusion"))
+    for verb in ("simulate", "search"):
+        done = windtunnel(verb, str(job))
+        assert (done.code, done.stdout) == (2, "")
+        assert "kind is 'difusion'" in done.stderr
+
+
+def test_a_job_that_does_not_fit_shows_no_time(windtunnel: Command, job: Path) -> None:
+    done = windtunnel("simulate", str(job), "--set", "device=rtx_4090")
+    assert done.stdout.splitlines()[1].startswith("Does not fit: a device needs ")
+    assert "Memory of a device" in done.stdout
+    assert " J each" not in done.stdout
+    assert "Where the batch goes" not in done.stdout
+
+
+def test_a_device_without_measured_runs_is_said(windtunnel: Command, job: Path) -> None:
+    words = "No diffusion model was measured on such a device"
+    assert words in windtunnel("simulate", str(job), "--set", "device=a100_sxm").stdout
+    assert words not in windtunnel("simulate", str(job)).stdout
+
+
 def test_a_page_is_written(windtunnel: Command, job: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert windtunnel("simulate", str(job), "--html", str(page)).code == 0

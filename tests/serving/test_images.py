@@ -93,6 +93,10 @@ def test_a_pool_that_decodes_encodes_nothing() -> None:
         ({"sessions": {"turns": 2}}, "cannot be parts of sessions"),
         ({"images": {**IMAGE, "depth": 3}}, "depth"),
         ({"videos": {"width": 10, "height": 10}}, "either frames or seconds"),
+        ({"images": {**IMAGE, "count": -1}}, "count is -1; from 0"),
+        ({"videos": {"width": 64, "height": 64, "frames": 4, "count": -1}}, "count is -1; from 0"),
+        ({"images": {**IMAGE, "max_pixels": 0}}, "max_pixels is 0; at least 1"),
+        ({"images": {**IMAGE, "min_pixels": 9, "max_pixels": 8}}, "min_pixels is 9, above max_pixels, which is 8"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(changes: dict[str, Any], message: str) -> None:

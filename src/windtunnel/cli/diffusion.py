@@ -20,7 +20,10 @@ def diffusion_file(path: Path | None) -> dict[str, Any] | None:
     if path is None or not path.is_file():
         return None
     raw = read_table(path, "a scenario", SCENARIO_HINT)
-    return raw if raw.get("kind") == KIND else None
+    kind = raw.get("kind", KIND)
+    if kind != KIND and "apiVersion" not in raw:
+        raise InputError(f"{path}: kind is {kind!r}", f"kind: {KIND}, or no kind for a served model or a training job")
+    return raw if "kind" in raw and kind == KIND else None
 
 
 def simulate_file(options: Options, raw: dict[str, Any], *groups: str) -> None:

@@ -124,6 +124,11 @@ class DiffusionResult(Shown):
         return self.memory_bytes <= self.device_bytes
 
     @property
+    def is_measured(self) -> bool:
+        """Whether diffusion models were measured on a device of this architecture."""
+        return self.setup.device.architecture in FIGURES.efficiency_by_architecture
+
+    @property
     def is_good(self) -> bool:
         """Whether it fits, and a batch is ready within the job's limit."""
         return self.fits and self.batch_s <= (self.setup.job.limit_s or inf)

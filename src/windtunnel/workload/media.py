@@ -12,9 +12,9 @@ from typing import Annotated
 from windtunnel.errors import InputError
 from windtunnel.model.shape import ModelSpec
 from windtunnel.model.towers import OVERRIDE, Patches, VisionTower
-from windtunnel.schema import Positive, Schema, check_between
+from windtunnel.schema import AtLeastOne, Positive, Schema, check_between
 from windtunnel.workload.lengths import Tokens
-from windtunnel.workload.sessions import Counts
+from windtunnel.workload.sessions import Counts, check_count
 
 MAX_SIDE, MAX_FRAMES = 100_000, 100_000
 Side = Annotated[int, partial(check_between, 1, MAX_SIDE)]
@@ -28,12 +28,16 @@ class Images(Schema, kw_only=True):
     width: Side
     """Pixels, before the model's processor resizes it."""
     height: Side
-    min_pixels: int | None = None
+    min_pixels: AtLeastOne | None = None
     """Least pixels after resizing, where the server overrides the model's (`mm_processor_kwargs`)."""
-    max_pixels: int | None = None
+    max_pixels: AtLeastOne | None = None
     """Most pixels after resizing."""
     tokens_per_image: Tokens | None = None
     """Tokens of an image; None: by the model's own rule."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(self)
 
     def patches(self, tower: VisionTower) -> Patches:
         """Return the patches and tokens of one image."""
@@ -55,15 +59,16 @@ class Videos(Schema, kw_only=True):
     seconds: Positive | None = None
     fps: Positive = 2.0
     """Frames that the processor keeps of a second."""
-    min_pixels: int | None = None
+    min_pixels: AtLeastOne | None = None
     """Least pixels after resizing, where the server overrides the model's (`mm_processor_kwargs`)."""
-    max_pixels: int | None = None
+    max_pixels: AtLeastOne | None = None
     """Most pixels after resizing."""
     tokens_per_video: Tokens | None = None
     """Tokens of a video; None: by the model's own rule."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check(self)
         if (self.frames is None) == (self.seconds is None):
             raise ValueError("a video needs either frames or seconds")
 
@@ -76,6 +81,13 @@ class Videos(Schema, kw_only=True):
         if self.tokens_per_video is not None:
             return tower.given(self.tokens_per_video, math.ceil(self.num_frames / tower.temporal_patch_size))
         return tower.video(self.num_frames, self.width, self.height, (self.min_pixels, self.max_pixels))
+
+
+def _check(media: Images | Videos) -> None:
+    check_count("count", media.count, 0)
+    least, most = media.min_pixels, media.max_pixels
+    if least is not None and most is not None and least > most:
+        raise ValueError(f"min_pixels is {least}, above max_pixels, which is {most}")
 
 
 def media_patches(model: ModelSpec, images: Images | None, videos: Videos | None) -> tuple[Patches, Patches]:

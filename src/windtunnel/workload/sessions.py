@@ -85,7 +85,7 @@ class ToolCalls(Schema):
     """Length of a tool's answer, which is appended to the context."""
 
     def __post_init__(self) -> None:
-        _check_count("per_turn", self.per_turn, 0)
+        check_count("per_turn", self.per_turn, 0)
         super().__post_init__()
 
 
@@ -109,7 +109,7 @@ class Sessions(Schema):
     """A session ends before the request whose prompt and output would be longer than this."""
 
     def __post_init__(self) -> None:
-        _check_count("turns", self.turns, 1)
+        check_count("turns", self.turns, 1)
         super().__post_init__()
 
 
@@ -123,7 +123,8 @@ class SharedPrompts(Schema):
     """The r-th prompt has a probability proportional to r^-alpha; 0: all are equally likely."""
 
 
-def _check_count(name: str, count: Counts, least: int) -> None:
+def check_count(name: str, count: Counts, least: int) -> None:
+    """Raise ValueError unless every count that may be drawn is from `least` to `MAX_TURNS`."""
     if isinstance(count, int):
         lowest = count
     else:

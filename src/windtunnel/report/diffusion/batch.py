@@ -33,7 +33,7 @@ def diffusion_document(result: DiffusionResult) -> dict[str, Any]:
         "mfu": None if peak is None else result.flops / result.batch_s / num_devices / peak,
         "parts_s": dict(result.busy_s),
         "memory": dict(result.memory),
-        **fields_of(result, "memory_bytes", "device_bytes", "fits"),
+        **fields_of(result, "memory_bytes", "device_bytes", "fits", "is_measured"),
     }
 
 
@@ -43,14 +43,18 @@ def diffusion_report(result: DiffusionResult) -> Report:
     shares = {part: seconds / result.batch_s for part, seconds in result.busy_s.items()}
     shown = {part: share for part, share in sorted(shares.items(), key=lambda item: -item[1]) if share >= 0.0005}
     memory = [(part, format_bytes(used), percent(used / result.device_bytes)) for part, used in result.memory.items()]
-    sections = [
-        Section("", [facts_of(document, LAYOUT["facts"])], "Batch"),
-        Section("Where the batch goes", [Bars(shown, "Parts of a batch", result.batch_s)]),
-        Section("Memory of a device", [Table(("", "bytes", "share of the device"), memory)]),
-    ]
+    sections = [Section("Memory of a device", [Table(("", "bytes", "share of the device"), memory)])]
+    if result.fits:
+        sections[:0] = [
+            Section("", [facts_of(document, LAYOUT["facts"])], "Batch"),
+            Section("Where the batch goes", [Bars(shown, "Parts of a batch", result.batch_s)]),
+        ]
+    lead = [_devices_line(document)]
+    if not result.is_measured:
+        lead.append(LAYOUT["not_measured"])
     frames = result.setup.job.frames
     title = filled(LAYOUT["title"], {**document, "num_frames": None if frames == 1 else frames})
-    return Report(title, [_devices_line(document)], sections, verdict=verdict_of(result), is_good=result.is_good)
+    return Report(title, lead, sections, verdict=verdict_of(result), is_good=result.is_good)
 
 
 def _devices_line(document: Mapping[str, Any]) -> str:
