@@ -179,7 +179,7 @@ def device_time(capture: Capture) -> dict[int, DeviceTime]:
             span_s=float(busy[1][-1] - busy[0][0]),
             busy_s=_length(busy),
             communication_s=_length(communication),
-            overlapped_s=_length(communication) + _length(computing) - _length(_union(communication, computing)),
+            overlapped_s=_shared_length(communication, computing),
             gaps_s=busy[0][1:] - busy[1][:-1],
             copy_s=_length(_merged(rows.where(is_copy))),
         )
@@ -207,6 +207,11 @@ def _union(left: Intervals, right: Intervals) -> Intervals:
 
 def _length(intervals: Intervals) -> float:
     return float((intervals[1] - intervals[0]).sum())
+
+
+def _shared_length(left: Intervals, right: Intervals) -> float:
+    # Rounding leaves a little more or less than nothing where intervals only touch.
+    return max(0.0, _length(left) + _length(right) - _length(_union(left, right)))
 
 
 def kernel_table(capture: Capture) -> Table:
