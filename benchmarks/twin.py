@@ -67,12 +67,13 @@ class Talk:
         self.socket.setblocking(False)
         self.number = -1
         self.tail = b""
+        self.is_done = False
         self.times: list[float] = []
         self.counts: list[int] = []
 
     def send(self, number: int, body: bytes) -> float:
         """Send a request; returns when."""
-        self.number, self.tail, self.times, self.counts = number, b"", [], []
+        self.number, self.tail, self.is_done, self.times, self.counts = number, b"", False, [], []
         sent_s = time.perf_counter()
         self.socket.sendall(body)
         return sent_s
@@ -87,11 +88,13 @@ class Talk:
         whole = self.tail + data
         self.tail = whole[-len(EVENT) + 1 :]
         count = data.count(b" ") - whole.count(EVENT)
-        has_ended = data.endswith(b"0\r\n\r\n") and b"[DONE]" in whole
-        if count - has_ended:
+        if not self.is_done and b"[DONE]" in whole:
+            self.is_done = True
+            count -= 1
+        if count:
             self.times.append(now_s)
-            self.counts.append(count - has_ended)
-        return has_ended
+            self.counts.append(count)
+        return self.is_done and whole.endswith(b"0\r\n\r\n")
 
 
 def body_of(number: int, input_tokens: int, output_tokens: int) -> bytes:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.errors import InputError
 from windtunnel.formats.recognise import find_format
 from windtunnel.metrics.records import Table
 from windtunnel.schema import read_yaml
@@ -106,11 +107,17 @@ def capture_table(kind: TableKind, num_rows: int = 0, columns: Mapping[str, Any]
     """Make a table of a capture with all its columns.
 
     `columns` has one value for each row, or one for all; columns that are left out are unknown in all rows.
+
+    Raises:
+        InputError: a column has something else than numbers of 64 bits.
     """
     columns, meanings, filled = columns or {}, COLUMNS[kind], {}
     for name in meanings:
         dtype, unknown = (np.float64, np.nan) if name.endswith(_FLOAT_ENDINGS) else (np.int64, -1)
-        filled[name] = np.full(num_rows, columns.get(name, unknown), dtype)
+        try:
+            filled[name] = np.full(num_rows, columns.get(name, unknown), dtype)
+        except (OverflowError, TypeError, ValueError):
+            raise InputError(f"the {name} of one of the {kind} is no number of 64 bits") from None
     return Table(filled, meanings)
 
 
