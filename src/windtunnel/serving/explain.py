@@ -146,7 +146,7 @@ def explain_step(
         nodes = np.array([float(batch.decode_requests)]), np.array([batch.decode_context_tokens])
         each = price_sides(estimator, setup.device, shard, setup.engine, nodes)
         microbatches = min(setup.parallelism.ffn.microbatches, batch.decode_requests)
-        sides = PingPong(*(part.reshape(-1)[0] for part in each[:4]), each.num_layers)  # type: ignore[call-arg]
+        sides = each.mapped(lambda grid: grid.reshape(-1)[0])
         padded = padded_sizes(graph_sizes(setup.engine), batch.decode_requests)
         num_tokens = int(padded[-(-batch.decode_requests // microbatches)])
     launches = _step_launches(shard, batch, num_tokens, microbatches)

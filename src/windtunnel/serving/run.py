@@ -278,15 +278,12 @@ def prepare_loop(
         cost = state.StepCost(*(np.asarray(field)[0] for field in pools.cost))
         shares = [pools.ranks, pools.slots, pools.lists, pools.stages]
     media = media_of(requests, sum(plan.settings.num_replicas for plan in plans))
-    pool = _pool_tables(settings, plans, cache, shares)
-    if media is not None and any(plan.settings.encoder_cache_tokens for plan in plans):
-        pool = pool._replace(encoder=encoder_caches(plans, media, requests.media_tokens))
+    pool = _pool_tables(settings, plans, cache, shares)._replace(encoder=_encoder(plans, media, requests))
     if any(plan.settings.scheduler >= codes.VLLM_V0 for plan in plans):
         pool = _with_sequences(pool, plans, records)._replace(stage_tables=stage_tables)
     if pool_records is not None:
         nothing: Any = None
         pool = pool._replace(settings=nothing, records=pool_records)
-    no_pairs: Any = np.zeros((0, 2), np.int64) if asks_policy else None
     run = RunTables(
         records,
         session_state(requests),
@@ -294,7 +291,7 @@ def prepare_loop(
         _new_clock(requests, settings.seed),
         new_table(state.Step, 0),
         waiting=np.zeros(records.size, np.int64) if asks_policy else None,
-        pairs=no_pairs,
+        pairs=np.zeros((0, 2), np.int64) if asks_policy else None,  # type: ignore[arg-type]
         media=media,
     )
     return Loop(plans, requests, pool, run, cost, pools, fleet)
@@ -308,6 +305,13 @@ def media_of(requests: RequestArrays, num_replicas: int) -> state.Media | None:
     same = np.argmax(numbers[:, :, None] == numbers[:, None, :], axis=2) if kinds.size else kinds
     items = np.stack([kinds, numbers, begins, same], axis=2)
     return state.Media(np.ascontiguousarray(items), np.zeros(num_replicas))
+
+
+def _encoder(plans: Sequence[PoolPlan], media: state.Media | None, requests: RequestArrays) -> Any:
+    """Return the encoder caches; None where no pool has one."""
+    if media is None or not any(plan.settings.encoder_cache_tokens for plan in plans):
+        return None
+    return encoder_caches(plans, media, requests.media_tokens)
 
 
 def encoder_caches(plans: Sequence[PoolPlan], media: state.Media, media_tokens: Sequence[int]) -> state.EncoderCache:

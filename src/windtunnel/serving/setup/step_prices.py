@@ -130,6 +130,29 @@ class StepPrices:
     ffn: Floats | None = None
     """At `token_nodes`: the part of `token` on feed-forward devices."""
 
+    def _at_every_batch(self, grid: Floats) -> Floats:
+        """Interpolate a grid over `batch_nodes` at every number of requests."""
+        upto = np.arange((self.engine.max_num_seqs or 0) + 1)
+        columns = [np.interp(upto, self.batch_nodes, column) for column in grid.T]
+        return np.ascontiguousarray(np.stack(columns, axis=1))
+
+    def _by_batch(self) -> tuple[PingPong | None, Floats, Floats]:
+        """Return the sides of a decode step, and decode attention in steps without prompts and with some, at every
+        number of requests. With sides the whole pipeline is in the former; steps with prompts take one after the other.
+        """
+        decode_s = self._at_every_batch(self.decode)
+        if self.sides is None:
+            return None, decode_s, np.zeros((0, 0))
+        return self.sides.mapped(self._at_every_batch), self._at_every_batch(self.sides.step_s), decode_s
+
+    def _by_rank(self, token_s: Floats) -> tuple[Floats, Floats]:
+        """Return `StepCost.group_token_s`, and what is left of `token_s`, `[tokens + 1]`, without it."""
+        ranks, every = self.shard.parallelism.attention_dp, np.arange(token_s.size, dtype=np.float64)
+        if ranks == 1:
+            return np.zeros(1), token_s
+        group_token_s = np.interp(np.arange(ranks * (token_s.size - 1) + 1) / ranks, self.token_nodes, self.group)
+        return group_token_s, token_s - np.interp(every, self.token_nodes, self.group)
+
     def lowered(self) -> LoweredSteps:
         """Return the arrays in which the loop looks up durations, the host's overheads included."""
         engine, host = self.engine, self.engine.host
@@ -137,11 +160,7 @@ class StepPrices:
         most_tokens = int(self.token_nodes[-1])
         every = np.arange(most_tokens + 1, dtype=np.float64)
         token_s, communication_s, compute_s = (np.interp(every, self.token_nodes, part) for part in self.token)
-        ranks = self.shard.parallelism.attention_dp
-        group_token_s, rank_token_s = np.zeros(1), token_s
-        if ranks > 1:
-            group_token_s = np.interp(np.arange(ranks * most_tokens + 1) / ranks, self.token_nodes, self.group)
-            rank_token_s = token_s - np.interp(every, self.token_nodes, self.group)
+        group_token_s, rank_token_s = self._by_rank(token_s)
         padded = padded_sizes(graph_sizes(engine), self.queries * engine.max_num_seqs)
         upto = np.arange(engine.max_num_seqs + 1)
         verified, positions = padded[self.queries * upto], np.arange(self.queries * engine.max_num_seqs + 1)
@@ -149,34 +168,19 @@ class StepPrices:
         not_hidden_s = np.asarray(unhidden_s(self.shard, engine, upto), np.float64)
         unhidden_step_s = float(host.unhidden_step_s or 0.0)
         of_requests_s = not_hidden_s - unhidden_step_s
-        launch_s = float(host.launch_s or 0.0)
-        head_s, head_communication_s, head_compute_s = self.head
+        launch_s, (head_s, head_communication_s, head_compute_s) = float(host.launch_s or 0.0), self.head
 
         def at_padded(by_token: Floats, by_sample: Floats) -> Floats:
             return by_token[np.minimum(verified, most_tokens)] + np.interp(verified, self.sampled_nodes, by_sample)
 
-        def at_every_batch(grid: Floats) -> Floats:
-            columns = [np.interp(upto, self.batch_nodes, column) for column in grid.T]
-            return np.ascontiguousarray(np.stack(columns, axis=1))
-
-        decode_token_s, decode_s, mixed_s, sides = token_s, self.decode, np.zeros((0, 0)), None
-        if self.sides is not None:
-            # The whole pipeline is in the look-up by batch and context; steps with prompts take one side at a time.
-            decode_token_s, decode_s, mixed_s = 0.0 * token_s, self.sides.step_s, at_every_batch(self.decode)
-            each = self.sides
-            sides = PingPong(
-                at_every_batch(each.attention_s),
-                at_every_batch(each.ffn_s),
-                at_every_batch(each.hop_s),
-                at_every_batch(each.microbatches),
-                each.num_layers,
-            )
+        sides, decode_s, mixed_s = self._by_batch()
+        apart = float(sides is None)
         cost = StepCost(
-            decode_token_s=at_padded(decode_token_s, head_s) + draft_s + of_requests_s,
+            decode_token_s=at_padded(token_s * apart, head_s) + draft_s + of_requests_s,
             mixed_token_s=rank_token_s,
             sample_s=np.interp(positions, self.sampled_nodes, head_s) + of_requests_s[positions // self.queries],
             context_nodes=self.context_nodes,
-            decode_attention_s=at_every_batch(decode_s),
+            decode_attention_s=decode_s,
             chunk_nodes=self.chunk_nodes,
             length_nodes=self.length_nodes,
             prefill_attention_s=np.array(self.prefill, order="C"),
@@ -190,16 +194,16 @@ class StepPrices:
             draft_s=draft_s,
             mixed_decode_attention_s=mixed_s,
             longest_share=self.longest_share,
-            waiting_attention_s=np.zeros((0, 0)) if self.waiting is None else at_every_batch(self.waiting),
+            waiting_attention_s=np.zeros((0, 0)) if self.waiting is None else self._at_every_batch(self.waiting),
             unhidden_step_s=unhidden_step_s,
         )
         return LoweredSteps(
             cost=cost,
             unhidden_s=not_hidden_s,
-            decode_communication_s=at_padded(communication_s * (sides is None), head_communication_s),
+            decode_communication_s=at_padded(communication_s * apart, head_communication_s),
             mixed_token_s=token_s,
             mixed_communication_s=communication_s,
-            decode_compute_s=at_padded(compute_s * (sides is None), head_compute_s),
+            decode_compute_s=at_padded(compute_s * apart, head_compute_s),
             mixed_compute_s=compute_s,
             sides=sides,
             mixed_ffn_s=None if self.ffn is None else np.interp(every, self.token_nodes, self.ffn),

@@ -1,5 +1,6 @@
 """Decode steps of a replica whose attention and feed-forwards run on different devices, in micro-batches."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,11 @@ class PingPong(NamedTuple):
     """From either side to the other."""
     microbatches: Floats
     num_layers: int
+
+    def mapped(self, change: Callable[[Floats], Floats]) -> "PingPong":
+        """Return the same with all arrays changed."""
+        changed = [change(part) for part in (self.attention_s, self.ffn_s, self.hop_s, self.microbatches)]
+        return PingPong(changed[0], changed[1], changed[2], changed[3], self.num_layers)
 
     @property
     def step_s(self) -> Floats:
