@@ -143,7 +143,7 @@ def batch_line(step: Explanation) -> str:
         "num_ranks": ranks if ranks > 1 else None,
         "and": " and " if batch.decode_requests and batch.prefill_tokens else "",
         "cached": batch.prefill_tokens and batch.prefill_pairs / batch.prefill_tokens - 0.5 * batch.prefill_tokens,
-        "padded": step.num_computed_tokens if step.num_computed_tokens != batch.num_tokens else None,
+        "padded": None if step.sides or step.num_computed_tokens == batch.num_tokens else step.num_computed_tokens,
     }
     return filled(LAYOUT["batch"], known)
 
