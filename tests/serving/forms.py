@@ -14,11 +14,6 @@ from windtunnel.serving.state.pools import NO_SPECULATION, PoolPlan
 from windtunnel.workload.generate.requests import RequestArrays
 
 
-def no_media(requests: RequestArrays) -> dict[str, Any]:
-    """Return the columns of requests without images and videos."""
-    return dict.fromkeys(("num_images", "num_videos"), np.zeros(requests.arrival_s.size, np.int64))
-
-
 def prepare_loop(
     plans: Sequence[PoolPlan], requests: RequestArrays, caches: Sequence[state.Cache] = (), *rest: Any, **named: Any
 ) -> run.Loop:
@@ -41,7 +36,10 @@ def prepare_loop(
         pool = pool._replace(speculation=NO_SPECULATION)
     if tables.media is None:
         num_replicas = sum(plan.settings.num_replicas for plan in plans)
-        tables = tables._replace(media=run.media_of(replace(requests, **no_media(requests)), num_replicas))
+        nothing = np.zeros((requests.arrival_s.size, 0, 3), np.int64)
+        tables = tables._replace(media=run.media_of(replace(requests, media=nothing), num_replicas))
+    if pool.encoder is None:
+        pool = pool._replace(encoder=run.encoder_caches(plans, tables.media, requests.media_tokens))
     if tables.sessions is None:
         nobody = np.full(requests.arrival_s.size, state.NONE)
         tables = tables._replace(sessions=session_state(replace(requests, previous=nobody)))

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracles.serving.deployment import ReferenceDeployment
+from oracles.serving.encoder import Item
 from oracles.serving.state import Request, Step
 from windtunnel.metrics.records import Table
 from windtunnel.serving import codes
@@ -39,14 +40,11 @@ def oracle_requests(arrays: RequestArrays) -> list[Request]:
         tenants = np.unique(arrays.tenant, return_inverse=True)[1]
         for request, tenant, limit_s in zip(requests, tenants, arrays.ttft_limit_s, strict=True):
             request.tenant, request.ttft_limit_s = int(tenant), float(limit_s)
-    if arrays.num_images is not None and arrays.num_videos is not None:
-        for request, *counts in zip(requests, arrays.num_images, arrays.num_videos, strict=True):
-            # Laid out from the end of the prompt on, the last one first.
-            position, request.media = request.input_tokens, ()
-            for kind in (1, 0):
-                for _ in range(int(counts[kind])):
-                    position -= arrays.media_tokens[kind]
-                    request.media += ((kind, position),)
+    if arrays.media is not None:
+        for request, items in zip(requests, arrays.media.tolist(), strict=True):
+            request.media = tuple(
+                Item(kind, number, begin, arrays.media_tokens[kind]) for kind, number, begin in items if kind >= 0
+            )
     if arrays.previous is not None and arrays.think_s is not None and arrays.session is not None:
         turns = zip(arrays.previous, arrays.think_s, arrays.session, strict=True)
         for request, (previous, think_s, session) in zip(requests, turns, strict=True):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError
+from windtunnel.serving.prepared import prepare
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, scenario_from
 from windtunnel.serving.simulate import simulate
@@ -62,9 +63,10 @@ def test_a_fraction_of_requests_has_images() -> None:
     count = {"type": "empirical", "values": [0, 1], "weights": [3, 1]}
     scenario = scenario_of(images={"count": count, **IMAGE}, num_requests=4_000)
     requests = generate(scenario.workload, scenario.seed)
-    assert requests.num_images is not None
-    assert requests.num_images.mean() == pytest.approx(0.25, abs=0.03)
-    np.testing.assert_array_equal(requests.input_tokens, 100 + TOKENS * requests.num_images)
+    assert requests.media is not None
+    num_images = (requests.media[..., 0] == 0).sum(axis=1)
+    assert num_images.mean() == pytest.approx(0.25, abs=0.03)
+    np.testing.assert_array_equal(requests.input_tokens, 100 + TOKENS * num_images)
     assert scenario_of(num_requests=9).workload.media_tokens is None
 
 
@@ -90,7 +92,11 @@ def test_a_pool_that_decodes_encodes_nothing() -> None:
     [
         ({"model": "Llama-3.1-8B"}, "Llama-3.1-8B has no vision tower"),
         ({"model": "moonshotai/Kimi-K3"}, "rule by which images become tokens is not known"),
-        ({"sessions": {"turns": 2}}, "cannot be parts of sessions"),
+        ({"sessions": {"turns": 2, "max_context_tokens": 9000}}, "counts text alone"),
+        ({"images": {"width": 512}}, "either width and height, or sizes"),
+        ({"images": {**IMAGE, "sizes": [{"width": 512, "height": 512}]}}, "either width and height, or sizes"),
+        ({"images": {**IMAGE, "alpha": 1.0}}, "give distinct too"),
+        ({"images": {"sizes": [{"width": 9, "height": 9}], "tokens_per_image": 4}}, "leave one of them out"),
         ({"images": {**IMAGE, "depth": 3}}, "depth"),
         ({"videos": {"width": 10, "height": 10}}, "either frames or seconds"),
         ({"images": {**IMAGE, "count": -1}}, "count is -1; from 0"),
@@ -119,3 +125,95 @@ def test_a_model_that_is_not_known_leaves_images_without_tokens() -> None:
     workload = msgspec.structs.replace(scenario_of(images=IMAGE).workload, media_tokens=None)
     with pytest.raises(InputError, match="become tokens by the rule of a model"):
         generate(workload, 0)
+
+
+SIZES = [{"width": 1024, "height": 768, "weight": 3}, {"width": 512, "height": 512}]
+"""768 and 256 tokens."""
+
+
+def test_sizes_come_in_proportion_to_their_weights() -> None:
+    requests = generate(scenario_of(images={"count": 2, "sizes": SIZES}, num_requests=4_000).workload, 0)
+    assert requests.media is not None
+    kinds = requests.media[..., 0]
+    assert (kinds == 0).mean() == pytest.approx(0.75, abs=0.02)
+    tokens = np.array([768, 256])[kinds]
+    np.testing.assert_array_equal(requests.input_tokens, 100 + tokens.sum(axis=1))
+    np.testing.assert_array_equal(requests.media[:, 0, 2], 100)
+    np.testing.assert_array_equal(requests.media[:, 1, 2], 100 + tokens[:, 0])
+
+
+def test_one_of_many_images_is_as_popular_as_alpha_says() -> None:
+    requests = generate(scenario_of(images={"distinct": 3, "alpha": 1.0, **IMAGE}, num_requests=6_000).workload, 0)
+    assert requests.media is not None
+    shares = np.bincount(requests.media[:, 0, 1]) / 6_000
+    np.testing.assert_allclose(shares, np.array([6, 3, 2]) / 11, atol=0.02)
+
+
+def test_images_of_a_turn_stay_in_context() -> None:
+    load = {"sessions": {"turns": 3}, "images": IMAGE, "num_requests": 3, "input_tokens": 100, "output_tokens": 20}
+    requests = generate(scenario_of(**load).workload, 0)
+    assert requests.media is not None
+    assert requests.prefixes is not None
+    np.testing.assert_array_equal(requests.input_tokens, [868, 2 * 868 + 20, 3 * 868 + 40])
+    begins = [100, 868 + 20 + 100, 2 * (868 + 20) + 100]
+    np.testing.assert_array_equal(requests.media[2, :, 2], begins)
+    np.testing.assert_array_equal(requests.media[1, :, 2], [*begins[:2], -1])
+    assert requests.prefixes.node_tokens[requests.prefixes.request_node].tolist() == [868] * 3
+
+
+def test_prompts_that_begin_with_the_same_image_share_it() -> None:
+    """Three requests, one image: the cache has its 768 tokens, in whole blocks, for the second and the third."""
+    caching = {"name": "vllm", "version": "0.24.0", "enable_prefix_caching": True}
+    deployment = {"device": "h100_sxm", "engine": caching}
+    images = {"distinct": 1, "position": "start", **IMAGE}
+    result = simulate(scenario_of(deployment=deployment, images=images))
+    assert result.requests["cached_tokens"].tolist() == [0, 768, 768]
+    behind = simulate(scenario_of(deployment=deployment, images={"distinct": 1, **IMAGE}))
+    assert behind.requests["cached_tokens"].tolist() == [0, 0, 0]
+
+
+def test_an_image_that_comes_again_is_encoded_once() -> None:
+    one, other = (simulate(scenario_of(images={**IMAGE, "distinct": n})) for n in (1, 10**6))
+    assert encoder_s(other) == pytest.approx(3 * encoder_s(one))
+
+
+def test_a_small_encoder_cache_forgets_the_oldest_image() -> None:
+    """Images a, b, c, a, b, c, ... in a cache for two of them: every one is encoded again."""
+    engine = {"name": "vllm", "version": "0.24.0", "enable_prefix_caching": False}
+
+    def encoded_s(tokens: int) -> float:
+        deployment = {"device": "h100_sxm", "engine": {**engine, "encoder_cache_tokens": tokens}}
+        scenario = scenario_of(deployment=deployment, images={**IMAGE, "distinct": 3}, num_requests=9)
+        requests = generate(scenario.workload, 0)
+        assert requests.media is not None
+        requests.media[:, 0, 1] = np.arange(9) % 3
+        return float(prepare(scenario, requests).serve(requests).encoded_s.sum())  # type: ignore[union-attr]
+
+    assert encoded_s(2 * TOKENS) == pytest.approx(3 * encoded_s(3 * TOKENS))
+
+
+def test_a_budget_of_embeddings_spreads_images_over_steps() -> None:
+    """Four images at once: one call encodes them, or four steps one each."""
+    engine = {"name": "vllm", "version": "0.24.0", "enable_prefix_caching": False}
+
+    def steps(**limits: int) -> int:
+        deployment = {"device": "h100_sxm", "engine": engine | limits}
+        result = simulate(scenario_of(deployment=deployment, images={"count": 4, **IMAGE}, num_requests=1))
+        return int((result.steps["prefill_tokens"] > 0).sum())
+
+    assert steps() == 1
+    assert steps(max_num_encoder_input_tokens=TOKENS) == 4
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ({"encoder_cache_tokens": 700}, "encoder_cache_tokens is 700, and an image or video of the workload has 768"),
+        ({"max_num_encoder_input_tokens": 767}, "max_num_encoder_input_tokens is 767"),
+        ({"name": "sglang", "version": "0.5.14", "encoder_cache_tokens": 4000}, "are vLLM's"),
+    ],
+)
+def test_impossible_encoder_caches_are_refused(engine: dict[str, Any], message: str) -> None:
+    base = {"name": "vllm", "version": "0.24.0"}
+    with pytest.raises(InputError, match=message):
+        simulate(scenario_of(deployment={"device": "h100_sxm", "engine": base | engine}, images=IMAGE))

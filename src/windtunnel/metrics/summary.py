@@ -83,6 +83,24 @@ class Cost(Schema):
     usd_per_million_total_tokens: float
 
 
+class SideUse(Schema):
+    """One side of replicas whose attention and feed-forwards run on different devices."""
+
+    name: str
+    num_devices: int
+    busy_fraction: float
+    """Share of the span in which its devices compute, mean over replicas."""
+
+
+class EncodedImages(Schema):
+    """Images and videos of a pool of encoders."""
+
+    num_sent: int
+    """Embeddings sent, also of images that a cache had."""
+    num_encoded: int
+    sent_bytes: float
+
+
 class PoolSummary(Schema):
     """One pool of a deployment with several."""
 
@@ -95,6 +113,10 @@ class PoolSummary(Schema):
     stages: tuple["StageUse", ...]
     mean_w: float | None
     usd_per_hour: float | None
+    images: EncodedImages | None = None
+    """Of a pool of encoders; None for others."""
+    sides: tuple[SideUse, ...] = ()
+    """Attention and feed-forward devices, where they are not the same."""
 
 
 class StageUse(Schema):
@@ -179,7 +201,9 @@ class Summary(Schema):
     pools: tuple[PoolSummary, ...] = ()
     """Empty where all replicas are equal."""
     stages: tuple[StageUse, ...] = ()
-    """Pipeline stages in order; a single one without a pipeline."""
+    """Pipeline stages in order; a single one without a pipeline. With `sides` of attention devices."""
+    sides: tuple[SideUse, ...] = ()
+    """Attention and feed-forward devices, where they are not the same."""
     power: Power | None = None
     """None where the power of a device is unknown."""
     tenants: dict[str, TenantSummary] = {}
@@ -321,7 +345,7 @@ def with_pools(summary: Summary, requests: Table, pools: Sequence[PoolSummary]) 
         num_preemptions=summary.utilisation.num_preemptions,
         **means,
     )
-    names = next(pool.time_fractions for pool in pools if pool.time_fractions)
+    names = dict.fromkeys(name for pool in pools for name in pool.time_fractions)
     fractions = {
         name: float(np.average([pool.time_fractions.get(name, 0.0) for pool in pools], weights=busy)) for name in names
     }

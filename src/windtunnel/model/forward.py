@@ -9,10 +9,13 @@ may be arrays, so the same functions price one step for `explain` and a whole gr
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from windtunnel.model.operators import BF16_BYTES, Collective, Gemm, Launch, Size
+from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Format
 from windtunnel.model.sampling import sampling_launches
-from windtunnel.model.shape import LayerGroup, Shard
+from windtunnel.model.shape import FeedForward, LayerGroup, Shard
 
 
 def token_launches(shard: Shard, num_tokens: Size) -> list[Launch]:
@@ -119,7 +122,10 @@ def _layer(shard: Shard, group: LayerGroup, num_tokens: Size) -> Iterator[Launch
     if group.num_norms > 1:
         yield from _entered(shard, "post_attention_norm", num_tokens, normed, group.num_norms - 1)
     if feed_forward is not None:
-        yield from feed_forward.launches(shard, num_tokens)
+        if shard.parallelism.ffn is None:
+            yield from feed_forward.launches(shard, num_tokens)
+        else:
+            yield from _on_other_side(shard, feed_forward, num_tokens)
         yield from shard.mix("post", num_tokens)
 
 
@@ -130,3 +136,68 @@ def _entered(shard: Shard, name: str, num_tokens: Size, output: Format, count: i
         yield from shard.mix("pre", num_tokens)
     else:
         yield shard.norm(name, num_tokens, output, count)
+
+
+HOP = "ffn_transfer"
+"""Launch that sends hidden states from attention to feed-forward devices, or back."""
+
+
+def attention_side(shard: Shard) -> Shard:
+    """Return what the attention devices of a replica with `ffn` hold and compute: all but the feed-forwards. Without
+    `ffn` they hold all of it."""
+    if shard.parallelism.ffn is None:
+        return shard
+    layers = tuple(msgspec.structs.replace(group, feed_forward=None) for group in shard.model.layers)
+    parallelism = msgspec.structs.replace(shard.parallelism, ffn=None)
+    return replace(shard, model=msgspec.structs.replace(shard.model, layers=layers), parallelism=parallelism)
+
+
+def feed_forward_side(shard: Shard) -> Shard:
+    """Return the model as the feed-forward devices of a replica with `ffn` split it: experts over their groups, and
+    the matrices of a model without experts over all devices."""
+    side = shard.parallelism.ffn
+    assert side is not None
+    split = Parallelism(tp=side.devices)
+    if shard.model.has_experts:
+        split = Parallelism(attention_dp=side.devices, ep=side.groups)
+    return replace(shard, parallelism=split)
+
+
+def feed_forward_launches(shard: Shard, num_tokens: Size) -> list[Launch]:
+    """Return the launches of all feed-forwards on one feed-forward device, where every attention data-parallel rank has
+    `num_tokens`."""
+    return _repeated((num, _their_launches(shard, part, num_tokens)) for num, part in shard.model.feed_forwards)
+
+
+def hop_launch(shard: Shard, num_tokens: Size) -> Launch:
+    """Return one transfer of the hidden states of `num_tokens` of every rank from attention to feed-forward devices.
+
+    A token goes to each group that has one of its experts, and there to each device that has a part of it; with random
+    routing to g (1 - (1 - 1/g)^k) of g groups for k experts. The way back, with their partial sums, is as long. The
+    devices of a rank share its tokens, and the slower of senders and receivers decides; both directions in bf16.
+    """
+    side, shape = shard.parallelism.ffn, shard.parallelism
+    assert side is not None
+    chosen = max((getattr(part, "experts_per_token", 0) for _, part in shard.model.feed_forwards), default=0)
+    copies = float(side.devices)
+    if chosen:
+        copies = side.devices * (1.0 - (1.0 - 1.0 / side.groups) ** chosen)
+    sent = num_tokens * shard.model.hidden_size * BF16_BYTES * copies
+    widest = max(1.0 / shape.tp, shape.attention_dp / side.devices)
+    return Launch(HOP, Collective("send_recv", sent * widest, 2, min(shard.span_nodes(shape.num_devices), 2)))
+
+
+def _on_other_side(shard: Shard, feed_forward: FeedForward, num_tokens: Size) -> Iterator[Launch]:
+    """Yield a feed-forward on devices of its own, and the transfers there and back."""
+    yield from _their_launches(shard, feed_forward, num_tokens)
+    yield replace(hop_launch(shard, num_tokens), count=2)
+
+
+def _their_launches(shard: Shard, feed_forward: FeedForward, num_tokens: Size) -> Iterator[Launch]:
+    """Yield one feed-forward on its devices: with experts each takes its share of the tokens, and transfers stand for
+    the dispatch and the sum; without, each computes its part for all tokens."""
+    theirs = feed_forward_side(shard)
+    tokens = num_tokens * shard.parallelism.attention_dp / theirs.parallelism.attention_dp
+    for launch in feed_forward.launches(theirs, tokens):
+        if theirs.parallelism.attention_dp == 1 or not isinstance(launch.op, Collective):
+            yield launch

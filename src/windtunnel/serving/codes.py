@@ -40,9 +40,10 @@ FCFS, PRIORITY, SHORTEST, DEADLINE, FAIR_SHARE = range(5)
 LONGEST_PREFIX_MATCH = "lpm"
 """SGLang's order of waiting requests; a flag of its scheduler and not a queue order of the loop."""
 
-Role = Literal["both", "prefill", "decode"]
+Role = Literal["both", "prefill", "decode", "encode"]
 BOTH, PREFILL, DECODE = range(3)
-"""What a pool serves: whole requests, prefills, or requests that were prefilled elsewhere."""
+"""What a pool serves: whole requests, prefills, or requests that were prefilled elsewhere. A pool that encodes images
+comes before the loop."""
 
 ScalingMetric = Literal["outstanding", "waiting", "running", "kv_use"]
 SCALING_METRICS: tuple[str, ...] = get_args(ScalingMetric)

@@ -234,6 +234,12 @@ class EngineSettings(Schema):
     tf32: bool | None = None
     """Multiply fp32 operands on tensor cores, not on CUDA cores [VLLM_FLOAT32_MATMUL_PRECISION=high,
     enable-tf32-matmul]."""
+    max_num_encoder_input_tokens: AtLeastOne | None = None
+    """vLLM: embeddings of images that a step encodes; a prompt's chunk ends before an image beyond them. None: as many
+    as `max_num_batched_tokens`, or as the largest image has."""
+    encoder_cache_tokens: AtLeastOne | None = None
+    """vLLM: embeddings of images that are kept, so that an image that comes again is not encoded again. None: as
+    `max_num_encoder_input_tokens`. Where images never come twice and neither is given, steps encode without limit."""
     speculative: Speculative | None = None
     """None: every step gives one token."""
     host: HostOverheads = HostOverheads()
@@ -311,7 +317,8 @@ class Pool(Schema):
 
     name: str
     role: Role = "both"
-    """`prefill` hands requests over after their prefill, `decode` takes them, `both` serves whole requests."""
+    """`prefill` hands requests over after their prefill, `decode` takes them, `both` serves whole requests; `encode`
+    holds the vision tower alone and sends the embeddings of images to the others."""
     device: str | None = None
     node: str | None = None
     parallelism: Parallelism | None = None
@@ -489,13 +496,20 @@ class Deployment(Schema):
 
     @property
     def groups(self) -> tuple[Pool, ...]:
-        """The pools; where none are given, one that is the whole deployment."""
-        return self.pools or (Pool(name="", replicas=self.replicas, autoscaling=self.autoscaling),)
+        """The pools that serve tokens; where none are given, one that is the whole deployment."""
+        pools = tuple(pool for pool in self.pools if pool.role != "encode")
+        return pools or (Pool(name="", replicas=self.replicas, autoscaling=self.autoscaling),)
+
+    @property
+    def encoder(self) -> Pool | None:
+        """The pool that encodes images for the others; None where they do it themselves."""
+        return next((pool for pool in self.pools if pool.role == "encode"), None)
 
     @property
     def num_devices(self) -> int:
         """Devices of all replicas, as many as there are at any time."""
-        return sum(pool.most_replicas * (pool.parallelism or self.parallelism).num_devices for pool in self.groups)
+        pools = self.pools or self.groups
+        return sum(pool.most_replicas * (pool.parallelism or self.parallelism).num_devices for pool in pools)
 
     @property
     def fewest_replicas(self) -> int:
@@ -514,6 +528,10 @@ def _check_pools(pools: tuple[Pool, ...], replicas: int) -> None:
     roles = {pool.role for pool in pools}
     if len(set(names)) < len(names):
         raise ValueError(f"two pools are called {next(name for name in names if names.count(name) > 1)!r}")
+    if roles == {"encode"}:
+        raise ValueError("no pool serves tokens: one with role both, or prefill and decode, is needed beside encode")
+    if sum(pool.role == "encode" for pool in pools) > 1:
+        raise ValueError("two pools have role encode; one with more replicas does the same")
     if replicas != 1:
         raise ValueError("replicas and pools exclude each other: every pool has replicas of its own")
     if "prefill" in roles and not roles & {"decode", "both"}:

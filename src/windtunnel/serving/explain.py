@@ -20,7 +20,8 @@ from windtunnel.serving.schedulers.step_cost import launched_s
 from windtunnel.serving.setup.encoder import encoder_s, media_launches
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
-from windtunnel.serving.setup.step_prices import PricedLaunch, is_compute_bound, price_launch
+from windtunnel.serving.setup.step_prices import PricedLaunch, is_compute_bound, price_launch, price_sides
+from windtunnel.serving.setup.two_sides import PingPong, plan_two_sides
 from windtunnel.units import format_count
 from windtunnel.workload.schema import Workload
 
@@ -78,6 +79,9 @@ class Explanation(Shown):
     encoder: tuple[ExplainedLaunch, ...] = ()
     """Operators that encode one image of the workload, or one video where it has no images; not in the step, and empty
     where all requests are text."""
+    sides: PingPong | None = None
+    """Of a decode step whose attention and feed-forwards run on different devices: a layer of a micro-batch; operators
+    are then those of both sides. None elsewhere."""
 
     @property
     def encoder_s(self) -> float:
@@ -92,7 +96,11 @@ class Explanation(Shown):
     def step_s(self) -> float:
         """The step's duration."""
         unhidden_step_s = float(self.setup.engine.host.unhidden_step_s or 0.0)
-        busy_s = float(unwrap(launched_s)(self.device_s + self.unhidden_s - unhidden_step_s, self.launch_s))
+        device_s = self.device_s
+        if self.sides is not None:
+            head_s = sum(launch.total_s for launch in self.launches if launch.name in HEAD_LAUNCHES)
+            device_s = float(self.sides.step_s) + head_s
+        busy_s = float(unwrap(launched_s)(device_s + self.unhidden_s - unhidden_step_s, self.launch_s))
         busy_s += unhidden_step_s
         return max(busy_s, self.host_s) if self.host_overlaps else busy_s + self.host_s
 
@@ -101,6 +109,8 @@ class Explanation(Shown):
         """`host` where the device waits for it, else the bound with the most device time."""
         if (self.host_overlaps and self.host_s > self.device_s + self.unhidden_s) or self.launch_s > self.device_s:
             return "host"
+        if self.sides is not None:
+            return self.sides.bound_by
         return next(iter(self.seconds_by(lambda launch: launch.bound_by)))
 
     def seconds_by(self, key: Callable[[ExplainedLaunch], str]) -> dict[str, float]:
@@ -126,10 +136,20 @@ def explain_step(
         InputError: the model does not fit, or the engine would never form such a step.
     """
     shard = shard_of(setup)
-    memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
+    planned = plan_memory if setup.parallelism.ffn is None else plan_two_sides
+    memory = planned(shard, setup.device, setup.engine, setup.max_model_len)
     _check_batch(setup, memory, batch)
     estimator = estimator or estimator_for(setup)
     num_tokens = _num_computed_tokens(setup, batch)
+    sides, microbatches = None, 1
+    if setup.parallelism.ffn is not None and not batch.prefill_tokens:
+        nodes = np.array([float(batch.decode_requests)]), np.array([batch.decode_context_tokens])
+        each = price_sides(estimator, setup.device, shard, setup.engine, nodes)
+        microbatches = min(setup.parallelism.ffn.microbatches, batch.decode_requests)
+        sides = each.mapped(lambda grid: grid.reshape(-1)[0])
+        padded = padded_sizes(graph_sizes(setup.engine), batch.decode_requests)
+        num_tokens = int(padded[-(-batch.decode_requests // microbatches)])
+    launches = _step_launches(shard, batch, num_tokens, microbatches)
     host, num_running = setup.engine.host, batch.decode_requests + (batch.prefill_tokens > 0)
     encoder: list[Launch] = []
     if workload is not None and workload.has_media:
@@ -138,13 +158,14 @@ def explain_step(
         setup=setup,
         batch=batch,
         num_computed_tokens=num_tokens,
-        launches=tuple(_explain(launch, estimator, setup) for launch in _step_launches(shard, batch, num_tokens)),
+        launches=tuple(_explain(launch, estimator, setup) for launch in launches),
         memory=memory,
         host_s=float(host.step_s or 0.0) + float(host.request_s or 0.0) * num_running,
         host_overlaps=bool(setup.engine.async_scheduling),
         launch_s=_launch_s(setup, shard, batch),
         unhidden_s=unhidden_s(shard, setup.engine, batch.sampled),
         encoder=tuple(_explain(launch, estimator, setup) for launch in encoder),
+        sides=sides,
     )
 
 
@@ -240,18 +261,25 @@ def _num_computed_tokens(setup: Setup, batch: StepBatch) -> int:
     return int(padded_sizes(graph_sizes(setup.engine), batch.decode_requests)[-1])
 
 
+HEAD_LAUNCHES = frozenset({"lm_head", "logits_all_gather", *SAMPLING_LAUNCHES})
+"""Launches of a step's end, which all micro-batches share."""
+
 _OUTPUTS = ("o_proj", "o_a_proj", "out_proj")
 """Ends of the names of the first product after the core of attention or of a recurrence."""
 
 
-def _step_launches(shard: Shard, batch: StepBatch, num_tokens: int) -> list[Launch]:
+def _step_launches(shard: Shard, batch: StepBatch, num_tokens: int, microbatches: int = 1) -> list[Launch]:
     """List the launches of a step as the simulator adds them up: `num_tokens` computed, attention over the batch alone.
 
-    In the order of execution of a layer; launches that several layer groups share are one, with the sum of the counts.
+    With `microbatches` each computes `num_tokens`. In the order of execution of a layer; launches that several layer
+    groups share are one, with the sum of the counts.
     """
     tokens = token_launches(shard, num_tokens)
     after_cores = next(place for place, launch in enumerate(tokens) if launch.name.endswith(_OUTPUTS))
-    cores = attention_launches(shard, batch)
+    part: StepBatch = replace(batch, decode_requests=batch.decode_requests / microbatches)  # type: ignore[arg-type]
+    cores = attention_launches(shard, part if microbatches > 1 else batch)
+    tokens, cores = ([replace(each, count=each.count * microbatches) for each in both] for both in (tokens, cores))
+    num_tokens = num_tokens if microbatches == 1 else batch.decode_requests
     head = head_launches(shard, batch.sampled if batch.prefill_tokens else num_tokens)
     merged: dict[tuple[str, Op], Launch] = {}
     for launch in [*tokens[:after_cores], *cores, *tokens[after_cores:], *head]:

@@ -108,6 +108,8 @@ def _pools_of(result: "Result") -> Iterator[tuple[Setup, MemoryPlan, int, int]]:
         return
     first = 0
     for pool, schema in zip(result.pools, deployment.pools, strict=True):
+        if schema.role == "encode":
+            continue
         yield pool.setup, pool.memory, first, schema.replicas
         first += schema.replicas
 

@@ -20,7 +20,8 @@ from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS, OWN_SCHEDULERS, is_own_scheduler
 from windtunnel.serving.run import BUILT_IN, UNWATCHED, Custom, LoopRun, Watch, prepare_loop
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
-from windtunnel.serving.setup.encoder import encoder_prices
+from windtunnel.serving.setup.encode_pool import EncodePool, encode_pool_of
+from windtunnel.serving.setup.encoder import encoder_limits, encoder_prices
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.fleet_plan import FleetRun, fleet_plan, start_fleet
 from windtunnel.serving.setup.kernel_settings import kernel_settings
@@ -42,7 +43,8 @@ from windtunnel.serving.setup.prefix_cache import (
 )
 from windtunnel.serving.setup.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.serving.setup.step_prices import DeployedModel, LoweredSteps, lower_steps
-from windtunnel.serving.setup.transfers import handoff_rules_of, kv_copies, with_links
+from windtunnel.serving.setup.transfers import embedding_link, handoff_rules_of, kv_copies, with_links
+from windtunnel.serving.setup.two_sides import plan_two_sides
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.pools import HandoffRules, PoolPlan
 from windtunnel.workload.generate.requests import RequestArrays
@@ -81,6 +83,8 @@ class PreparedDeployment:
     pools: list[PreparedPool]
     handoff_rules: HandoffRules | None
     """None where no KV goes from pool to pool."""
+    encoder: EncodePool | None = None
+    """The pool that encodes images for the others; None where they do it themselves."""
 
     def for_clients(self, requests: RequestArrays) -> "PreparedDeployment":
         """Return the deployment for requests of the same lengths from another number of clients."""
@@ -101,7 +105,7 @@ class PreparedDeployment:
             replace(pool, plan=pool.plan._replace(link_bytes_per_s=pool.plan.link_bytes_per_s * efficiency))
             for pool in self.pools
         ]
-        return PreparedDeployment(pools, self.handoff_rules._replace(latency_s=latency_s))
+        return replace(self, pools=pools, handoff_rules=self.handoff_rules._replace(latency_s=latency_s))
 
     def start_fleet(self, scenario: Scenario, num_requests: int) -> FleetRun:
         """Return the replicas that come and go, or the router that holds requests back, at the beginning of a run."""
@@ -125,6 +129,14 @@ class PreparedDeployment:
             router: the user's.
             watch: who follows the run.
         """
+        if self.encoder is not None:
+            encoded = self.encoder.run(requests)
+            run = replace(self, encoder=None).serve(
+                replace(requests, media=None, ready_s=encoded.ready_s), fleet, router, watch
+            )
+            sent_s = run.requests["arrival_s"] if fleet is None else fleet.fleet.sent_s
+            sent_s[:] = requests.arrival_s
+            return replace(run, encode=encoded)
         plans, policies = [pool.plan for pool in self.pools], [pool.policy for pool in self.pools]
         custom = BUILT_IN if router is None and not any(policies) else Custom(router, policies)
 
@@ -200,7 +212,24 @@ def prepare(
     plans = with_links(scenario, setups, [pool.plan for pool in pools])
     pools = [replace(pool, plan=plan) for pool, plan in zip(pools, plans, strict=True)]
     rules = handoff_rules_of(scenario, setups, pools[0].shard)
-    return PreparedDeployment(pools, rules)
+    return PreparedDeployment(pools, rules, _encoder_of(scenario, requests, setups, allow_download, estimator_of))
+
+
+def _encoder_of(
+    scenario: Scenario,
+    requests: RequestArrays,
+    setups: Sequence[Setup],
+    allow_download: bool,
+    estimator_of: Callable[[Setup], Estimator],
+) -> EncodePool | None:
+    """Prepare the pool that encodes images for those of `setups`; None where there is none."""
+    pool = scenario.deployment.encoder
+    if pool is None:
+        return None
+    setup = resolve(pool_scenario(scenario, pool), allow_download)
+    shard, link = shard_of(setup), embedding_link(scenario, setup, setups)
+    prices = encoder_prices(estimator_of(setup), shard, setup.engine, scenario.workload)
+    return encode_pool_of(scenario, pool, (setup, shard), requests, prices, link)
 
 
 def _prepared(
@@ -217,10 +246,14 @@ def _prepared(
     drafter = drafter_of(setup, shard)
     try:
         speculation = speculation_of(setup)
-        memory = plan_memory(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
+        planned = plan_memory if setup.parallelism.ffn is None else plan_two_sides
+        memory = planned(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
         settings = kernel_settings(
             setup, memory, pool.most_replicas, requests, scenario.deployment.router, scenario.seed
         )
+        if scenario.deployment.encoder is None:
+            cache_tokens, budget_tokens = encoder_limits(scenario, setup)
+            settings = settings._replace(encoder_cache_tokens=cache_tokens, encoder_budget_tokens=budget_tokens)
         check_served(scenario, pool, setup, memory, requests)
         retention = KvRetention(
             bool(setup.engine.enable_prefix_caching),
@@ -245,7 +278,7 @@ def _prepared(
     estimator = estimator_of(setup)
     lowered = lower(estimator, DeployedModel(setup.device, shard, reach, setup.max_model_len, drafter))
     cost = lowered.cost
-    if scenario.workload.has_media:
+    if scenario.workload.has_media and scenario.deployment.encoder is None:
         cost = cost._replace(encode_s=encoder_prices(estimator, shard, setup.engine, scenario.workload))
     plan = PoolPlan(
         settings,

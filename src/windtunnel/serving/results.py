@@ -81,7 +81,9 @@ def power_model(scenario: Scenario, setup: Setup) -> PowerModel | None:
 
 def resolved_scenario(scenario: Scenario, setup: Setup, memory: MemoryPlan) -> Scenario:
     """Write out in `scenario` the defaults that decided the result; names of files stay as given."""
-    engine = msgspec.structs.replace(setup.engine, max_model_len=setup.max_model_len, num_gpu_blocks=memory.num_blocks)
+    engine = msgspec.structs.replace(
+        setup.engine, max_model_len=setup.max_model_len, num_gpu_blocks=memory.num_blocks or None
+    )
     node = scenario.deployment.node or setup.node.name
     deployment = msgspec.structs.replace(scenario.deployment, node=node, engine=engine)
     workload = msgspec.structs.replace(scenario.workload, sampling=setup.sampling)

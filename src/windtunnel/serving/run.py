@@ -19,6 +19,7 @@ from windtunnel.serving import codes
 from windtunnel.serving.custom.policy import Policy, PolicyCaller, policy_name
 from windtunnel.serving.custom.router import Router, RouterCaller
 from windtunnel.serving.loop.serve import serve
+from windtunnel.serving.setup.encode_pool import EncodeRun
 from windtunnel.serving.setup.fleet_plan import FleetRun
 from windtunnel.serving.setup.prefix_cache import session_state
 from windtunnel.serving.state import per_request, status
@@ -44,6 +45,8 @@ ROWS_PER_REQUEST = 4
 LEAST_IMPATIENT_ROWS = 1_000
 """Fewest rows between two calls of `GiveUp`; more for more requests, as each call then takes longer."""
 FIRST_TRAIL_ROWS = 4_096
+MAX_CACHED_IMAGES = 2**27
+"""Images times ranks that the encoder caches can tell apart."""
 TRAIL_MEMBERS = 2_000_000
 """Parts of batches that one buffer of a trail holds."""
 
@@ -90,6 +93,8 @@ class LoopRun:
     """All pools after the run, with every request's KV transfer; None where there is one."""
     cache: state.Cache | None
     """Prefix caches after the run, of all pools end to end."""
+    encode: EncodeRun | None = None
+    """Of the pool of encoders; None without one."""
     encoded_s: NDArray[np.float64] | None = None
     """[replica] Time of its vision towers; None where all requests are text."""
     sequences: NDArray[np.void] | None = None
@@ -164,6 +169,7 @@ class Loop:
             engine_time_s,
             self.pools,
             self.pool.cache,
+            None,
             None if self.run_tables.media is None else self.run_tables.media.encoded_s,
             None if sequences is None else sequences.view(np.ndarray),
             Trail(np.concatenate(members), np.concatenate(stage_s)) if keeps_trail else None,
@@ -271,33 +277,67 @@ def prepare_loop(
         events, pool_records = new_pool_events(plans), pools.pools
         cost = state.StepCost(*(np.asarray(field)[0] for field in pools.cost))
         shares = [pools.ranks, pools.slots, pools.lists, pools.stages]
-    pool = _pool_tables(settings, plans, cache, shares)
+    media = media_of(requests, sum(plan.settings.num_replicas for plan in plans))
+    pool = _pool_tables(settings, plans, cache, shares)._replace(encoder=_encoder(plans, media, requests))
     if any(plan.settings.scheduler >= codes.VLLM_V0 for plan in plans):
         pool = _with_sequences(pool, plans, records)._replace(stage_tables=stage_tables)
     if pool_records is not None:
         nothing: Any = None
         pool = pool._replace(settings=nothing, records=pool_records)
-    no_pairs: Any = np.zeros((0, 2), np.int64) if asks_policy else None
     run = RunTables(
         records,
         session_state(requests),
         events,
-        new_table(state.Clock, 1, random=settings.seed % (state.MODULUS - 1) + 1, event=state.NONE),
+        _new_clock(requests, settings.seed),
         new_table(state.Step, 0),
         waiting=np.zeros(records.size, np.int64) if asks_policy else None,
-        pairs=no_pairs,
-        media=media_of(requests, sum(plan.settings.num_replicas for plan in plans)),
+        pairs=np.zeros((0, 2), np.int64) if asks_policy else None,  # type: ignore[arg-type]
+        media=media,
     )
     return Loop(plans, requests, pool, run, cost, pools, fleet)
 
 
 def media_of(requests: RequestArrays, num_replicas: int) -> state.Media | None:
     """Return the images and videos of all prompts; None where there are none."""
-    if requests.num_images is None or requests.num_videos is None:
+    if requests.media is None:
         return None
-    counts = np.column_stack([requests.num_images, requests.num_videos])
-    # At least one token, so that a kind that nobody has divides nothing by zero.
-    return state.Media(counts, np.maximum(np.array(requests.media_tokens, np.int64), 1), np.zeros(num_replicas))
+    kinds, numbers, begins = np.moveaxis(requests.media, 2, 0)
+    same = np.argmax(numbers[:, :, None] == numbers[:, None, :], axis=2) if kinds.size else kinds
+    items = np.stack([kinds, numbers, begins, same], axis=2)
+    return state.Media(np.ascontiguousarray(items), np.zeros(num_replicas))
+
+
+def _encoder(plans: Sequence[PoolPlan], media: state.Media | None, requests: RequestArrays) -> Any:
+    """Return the encoder caches; None where no pool has one."""
+    if media is None or not any(plan.settings.encoder_cache_tokens for plan in plans):
+        return None
+    return encoder_caches(plans, media, requests.media_tokens)
+
+
+def encoder_caches(plans: Sequence[PoolPlan], media: state.Media, media_tokens: Sequence[int]) -> state.EncoderCache:
+    """Return empty encoder caches of all ranks.
+
+    Raises:
+        InputError: too many images for the number of ranks.
+    """
+    every = [plan.settings for plan in plans]
+    num_ranks = [settings.num_replicas * settings.ranks_per_replica for settings in every]
+    free = np.repeat([settings.encoder_cache_tokens for settings in every], num_ranks)
+    num_images = int(media.items[..., 1].max(initial=0)) + 1
+    if free.size * num_images > MAX_CACHED_IMAGES:
+        raise InputError(
+            f"{num_images:,} images on {free.size:,} ranks are too many for the encoder caches",
+            "use fewer replicas, requests or distinct images",
+        )
+    room = {"free_tokens": free, "freeable_tokens": free}
+    return state.EncoderCache(
+        media.items,
+        np.array(media_tokens, np.int64),
+        new_table(state.EncoderEntry, free.size * num_images),
+        new_table(state.EncoderRank, free.size, first=state.NONE, last=state.NONE, **room),
+        counts=np.zeros((free.size, len(media_tokens)), np.int64),
+        used=np.zeros(media.items.shape[:2], np.int64),
+    )
 
 
 def _with_sequences(pool: PoolTables, plans: Sequence[PoolPlan], records: Any) -> PoolTables:
@@ -363,6 +403,15 @@ UNSENT = {
     **dict.fromkeys(("before", "after", "left", "right", "skipped_at"), state.NONE),
 }
 """Column of `Request` records -> its value before the request is sent, where that is not 0."""
+
+
+def _new_clock(requests: RequestArrays, seed: int) -> state.Table:
+    """Return the loop's registers at the beginning; requests that reach the router late are under way already."""
+    clock = new_table(state.Clock, 1, random=seed % (state.MODULUS - 1) + 1, event=state.NONE)
+    if requests.ready_s is not None:
+        is_late = np.append(requests.ready_s > requests.arrival_s, False)
+        clock.next, clock.thinking = int(np.argmin(is_late)), int(is_late.sum())
+    return clock
 
 
 def new_records(requests: RequestArrays) -> state.Table:

@@ -50,8 +50,8 @@ class Scenario(Schema):
         if isinstance(self.model, Mapping):
             msgspec.structs.force_setattr(self, "model", catalog.model(self.model))
         if self.workload.has_media and (model := _known_model(self.model)) is not None:
-            image, video = media_patches(model, self.workload.images, self.workload.videos)
-            tokens = (image.tokens, video.tokens)
+            patches = media_patches(model, self.workload.images, self.workload.videos)
+            tokens = tuple(each.tokens for each in patches)
             msgspec.structs.force_setattr(self, "workload", msgspec.structs.replace(self.workload, media_tokens=tokens))
 
     @property
@@ -215,6 +215,8 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
     )
     check_node(node, device)
     check_parallelism(model, deployment.parallelism, node)
+    if deployment.parallelism.ffn is not None:
+        check_two_sides(model, engine)
     check_formats(precision, device)
     return setup
 
@@ -302,7 +304,28 @@ def check_parallelism(model: ModelSpec, parallelism: Parallelism, node: Node) ->
             raise InputError(f"ep = {ep} does not divide the {feed_forward.num_experts} experts of {model.name}")
     if parallelism.pp > model.num_layers:
         raise InputError(f"pp = {parallelism.pp}, but {model.name} has {format_count(model.num_layers, 'layer')}")
+    if parallelism.ffn is not None:
+        groups = parallelism.ffn.groups if model.has_experts else 1
+        for _, feed_forward in model.feed_forwards:
+            if feed_forward.num_experts % groups:
+                experts = feed_forward.num_experts
+                raise InputError(f"ffn.ep = {groups} does not divide the {experts} experts of {model.name}")
     check_reach(node, parallelism.num_devices, "one replica")
+
+
+def check_two_sides(model: ModelSpec, engine: EngineSettings) -> None:
+    """Raise InputError where a model or an engine cannot be divided so."""
+    if any(group.attention is None or group.feed_forward is None for group in model.layers):
+        raise InputError(
+            f"{model.name} has layers without attention or without a feed-forward, which do not go from side to side",
+            "leave parallelism.ffn out",
+        )
+    if engine.speculative is not None:
+        raise InputError(
+            "speculative decoding is not simulated where feed-forwards run on devices of their own: drafts would need "
+            "passes between the sides too",
+            "leave out engine.speculative or parallelism.ffn",
+        )
 
 
 def check_formats(precision: Precision, device: Device) -> None:

@@ -17,6 +17,7 @@ from windtunnel.metrics.records import POOL_COLUMNS, Table
 from windtunnel.metrics.summary import (
     DeploymentSize,
     DeviceTerms,
+    EncodedImages,
     PoolSummary,
     Summary,
     Utilisation,
@@ -26,9 +27,10 @@ from windtunnel.metrics.summary import (
     with_pools,
 )
 from windtunnel.metrics.tokens import ReplicaRows, rows_by_replica, with_token_times
+from windtunnel.model.forward import attention_side
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.analysis.attribution import provenance, time_fractions
-from windtunnel.serving.analysis.device_use import stage_uses, step_work, total_work
+from windtunnel.serving.analysis.device_use import side_uses, stage_uses, step_work, total_work
 from windtunnel.serving.analysis.intervals import intervals, remarks
 from windtunnel.serving.custom.policy import Policy, policy_name
 from windtunnel.serving.custom.router import Router
@@ -36,6 +38,7 @@ from windtunnel.serving.prepared import PreparedDeployment, PreparedPool, prepar
 from windtunnel.serving.results import PoolResult, Result, limits_of, power_model, resolved_scenario
 from windtunnel.serving.run import LoopRun, Progress, Watch, first_pool, replicas_of
 from windtunnel.serving.scenario import Scenario, pool_scenario
+from windtunnel.serving.setup.encode_pool import EncodePool, EncodeRun
 from windtunnel.serving.setup.estimators import estimator_for
 from windtunnel.serving.setup.fleet_plan import (
     FleetRecord,
@@ -100,7 +103,7 @@ def serve_scenario(
         router = router or users_router(scenario.deployment)
     run = prepared.serve(requests, fleet, router, Watch(progress))
     records = _records_of(scenario, prepared, requests, run, fleet)
-    summary = _summary(scenario, prepared, requests, records)
+    summary = _summary(scenario, prepared, requests, records, run)
     first, decoder = prepared.pools[0], next(pool for pool in prepared.pools if pool.pool.role != "prefill")
     coverage, sources, operators = _provenance(prepared.pools, records)
     return Result(
@@ -119,9 +122,10 @@ def serve_scenario(
         ),
         calibration_remarks=() if scenario.deployment.pools else tuple(remarks(first.setup)),
         pools=tuple(
-            PoolResult(pool.pool.name, pool.pool.role, pool.setup, pool.memory)
-            for pool in prepared.pools
-            if scenario.deployment.pools
+            PoolResult(pool.name, pool.role, made.setup, made.memory)
+            for pool in scenario.deployment.pools
+            for made in (*prepared.pools, prepared.encoder)
+            if made is not None and made.pool.name == pool.name
         ),
         fleet=records.fleet,
     )
@@ -243,7 +247,9 @@ def _tier_tokens(pools: Sequence[PreparedPool], run: LoopRun, began: NDArray[np.
     return by_tier
 
 
-def _summary(scenario: Scenario, prepared: PreparedDeployment, requests: RequestArrays, records: _Records) -> Summary:
+def _summary(
+    scenario: Scenario, prepared: PreparedDeployment, requests: RequestArrays, records: _Records, run: LoopRun
+) -> Summary:
     """Summarise a run over all replicas, and each pool alone where there are pools."""
     deployment, pools, table = scenario.deployment, prepared.pools, records.requests
     num_replicas, first = deployment.most_replicas, pools[0]
@@ -254,6 +260,9 @@ def _summary(scenario: Scenario, prepared: PreparedDeployment, requests: Request
     limits = limits_of(scenario, requests)
     if deployment.pools:
         by_pool = [_pool_summary(scenario, pools, number, records) for number in range(len(pools))]
+        if prepared.encoder is not None and run.encode is not None:
+            by_pool.append(_encoder_summary(scenario, prepared.encoder, run.encode, span_of(table)))
+            by_pool.sort(key=lambda each: [pool.name for pool in deployment.pools].index(each.name))
         size = DeploymentSize(num_replicas, deployment.num_devices, num_blocks)
         prices = [pool.usd_per_hour for pool in by_pool if pool.usd_per_hour is not None]
         mean_devices = size.num_devices * (1.0 if fleet is None else fleet.mean_replicas / num_replicas)
@@ -282,13 +291,14 @@ def _summary(scenario: Scenario, prepared: PreparedDeployment, requests: Request
         checks=check_run(table, records.steps, records.rows, num_stages, records.stays) if is_checked else None,
         stages=tuple(
             stage_uses(
-                total_work(first.setup.device, first.shard, steps),
+                total_work(first.setup.device, attention_side(first.shard), steps),
                 steps,
                 num_stages,
                 records.mean_replicas(pools, 0),
                 span_of(table),
             )
         ),
+        sides=tuple(side_uses(first.lowered, steps, first.setup.parallelism, num_replicas, span_of(table))),
     )
 
 
@@ -310,7 +320,7 @@ def _pool_summary(scenario: Scenario, pools: Sequence[PreparedPool], number: int
         utilisation = utilisation_of(requests, steps, size, mean_number)
         encoded_s = records.encoded_s(pools, number)
         fractions = time_fractions(prepared.lowered, steps, prepared.settings, encoded_s)
-        work = step_work(setup.device, prepared.shard, steps)
+        work = step_work(setup.device, attention_side(prepared.shard), steps)
         stages = stage_uses(work, steps, pp, mean_number, span_of(requests))
     ended_here = (requests["replica"] >= first_replica) & (requests["replica"] < end_replica)
     preemptions = int(requests["num_preemptions"][ended_here].sum())
@@ -325,6 +335,28 @@ def _pool_summary(scenario: Scenario, pools: Sequence[PreparedPool], number: int
         stages=tuple(stages),
         mean_w=None if power is None else power.at(utilisation.busy_fraction) * mean_devices,
         usd_per_hour=None if price is None else price * mean_devices,
+        sides=tuple(side_uses(prepared.lowered, steps, setup.parallelism, num_replicas, span_of(requests))),
+    )
+
+
+def _encoder_summary(scenario: Scenario, encoder: EncodePool, run: EncodeRun, span_s: float) -> PoolSummary:
+    """Summarise a pool of encoders."""
+    pool, setup = encoder.pool, encoder.setup
+    num_devices = pool.replicas * setup.parallelism.num_devices
+    price = setup.device.price_usd_per_hour if pool.price_usd_per_hour is None else pool.price_usd_per_hour
+    busy_fraction = float(run.busy_s.sum()) / (span_s * pool.replicas)
+    power = power_model(pool_scenario(scenario, pool), setup)
+    return PoolSummary(
+        name=pool.name,
+        role=pool.role,
+        num_replicas=pool.replicas,
+        num_devices=num_devices,
+        utilisation=Utilisation(busy_fraction=busy_fraction),
+        time_fractions={"encoder": 1.0},
+        stages=(),
+        mean_w=None if power is None else power.at(busy_fraction) * num_devices,
+        usd_per_hour=None if price is None else price * num_devices,
+        images=EncodedImages(num_sent=run.num_sent, num_encoded=run.num_encoded, sent_bytes=run.sent_bytes),
     )
 
 
@@ -353,10 +385,12 @@ def _resolved(scenario: Scenario, prepared: PreparedDeployment) -> Scenario:
     if not scenario.deployment.pools:
         return resolved_scenario(scenario, first.setup, first.memory)
     pools = []
-    for each in prepared.pools:
+    encoders = () if prepared.encoder is None else (prepared.encoder,)
+    for each in (*prepared.pools, *encoders):
         alone = resolved_scenario(pool_scenario(scenario, each.pool), each.setup, each.memory).deployment
         fields = {name: getattr(alone, name) for name in ("device", "node", "parallelism", "engine")}
         pools.append(msgspec.structs.replace(each.pool, **fields))
+    pools.sort(key=lambda pool: [each.name for each in scenario.deployment.pools].index(pool.name))
     transfer = transfer_of(scenario, [each.setup for each in prepared.pools])
     deployment = msgspec.structs.replace(scenario.deployment, pools=tuple(pools), transfer=transfer)
     return msgspec.structs.replace(scenario, precision=first.setup.precision, deployment=deployment)

@@ -74,6 +74,11 @@ def prepare_live(scenario: Scenario, allow_download: bool = False, max_requests:
     """
     if is_own_router(scenario.deployment.router):
         raise InputError("a live run cannot ask a router in Python", "choose a built-in one, such as least_outstanding")
+    if scenario.deployment.encoder is not None:
+        raise InputError(
+            "a live run has no pool of encoders: their queue is simulated before that of the other pools",
+            "leave the pool with role encode out",
+        )
     setups = []
     for pool in scenario.deployment.groups:
         setup = resolve(pool_scenario(scenario, pool), allow_download)

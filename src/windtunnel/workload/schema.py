@@ -204,11 +204,11 @@ class Workload(RequestSource):
     """Program that sends the requests, by its name in the catalog, or its times; None: a Python client. Beside the
     server's, its own time is part of TTFT."""
     images: Images | None = None
-    """Images of every request, whose tokens come at the end of its prompt."""
+    """Images of every request, whose tokens come at the end of its prompt unless `position` says otherwise."""
     videos: Videos | None = None
-    """Videos of every request, whose tokens come behind those of its images."""
-    media_tokens: tuple[int, int] | None = None
-    """Tokens of one image and of one video; filled in from the model, whatever is given."""
+    """Videos of every request, whose tokens come at the end of its prompt, behind those of images there."""
+    media_tokens: tuple[int, ...] | None = None
+    """Tokens of one image of each size and of one video; filled in from the model, whatever is given."""
     sampling: Sampling | None = None
     """Sampling parameters of every request. None: greedy, as benchmark clients ask, where lengths are drawn; the
     model's generation config for real traffic, which a trace or a model of clients gives."""
@@ -216,8 +216,10 @@ class Workload(RequestSource):
     def __post_init__(self) -> None:
         self._check_streams()
         self._check_lengths_seed()
-        if self.has_media and self.sessions is not None:
-            raise ValueError("images and videos cannot be parts of sessions; leave sessions out")
+        if self.has_media and self.sessions is not None and self.sessions.max_context_tokens is not None:
+            raise ValueError("max_context_tokens of sessions counts text alone; leave it out where there are images")
+        if self.images is not None and self.images.position == "start" and (self.tenants or self.trace is not None):
+            raise ValueError("images at the start need drawn prompts: leave out trace and tenants")
         if self.clients is not None:
             self._check_clients()
         elif self.tenants and not all(tenant.is_label for tenant in self.tenants):

@@ -86,6 +86,8 @@ class Batches(Memory):
         given_back = rank.batches[slot].pop(request.index, None)
         computed = given_back.computed_before if given_back else request.computed_tokens
         self.release(rank, request, 0 if self.settings.scheduler == SGLANG else computed)
+        if rank.encoder is not None:
+            rank.encoder.release(request, request.known_tokens)
         request.computed_tokens = 0
         request.is_decoding = False
         request.num_preemptions += 1

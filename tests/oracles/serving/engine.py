@@ -11,8 +11,9 @@ from typing import Any
 
 from oracles.serving.cache import Segment, TierPool
 from oracles.serving.cost import Prices
+from oracles.serving.encoder import EncoderCache
 from oracles.serving.sglang import Sglang
-from oracles.serving.state import Chunk, Rank, Request, Step
+from oracles.serving.state import Rank, Request, Step
 from oracles.serving.vllm_v1 import VllmV1
 from windtunnel.serving.codes import QUEUE_ORDERS, SGLANG, VLLM_V1
 
@@ -84,7 +85,9 @@ class EnginePool(VllmV1, Sglang):
 
     def new_rank(self) -> Rank:
         s = self.settings
-        return Rank(s.num_blocks, s.num_window_blocks, [{} for _ in range(s.num_stages)])
+        has_cache = s.encoder_cache_tokens > 0
+        encoder = EncoderCache(int(s.encoder_cache_tokens), int(s.encoder_budget_tokens)) if has_cache else None
+        return Rank(s.num_blocks, s.num_window_blocks, [{} for _ in range(s.num_stages)], encoder)
 
     # Events
 
@@ -233,6 +236,8 @@ class EnginePool(VllmV1, Sglang):
         for request in [*decoding, *self.in_batch(rank, slot, decodes=False)]:
             if not request.is_decoding and self.settings.scheduler != VLLM_V1:
                 self.share(rank, request, request.computed_tokens)
+            if not request.is_decoding and rank.encoder is not None:
+                rank.encoder.release(request, request.computed_tokens)
             if not self.emits_token(rank, slot, request):
                 continue
             request.num_outputs += rank.batches[slot][request.index].gained
@@ -275,7 +280,7 @@ class EnginePool(VllmV1, Sglang):
         device_s = max(device_s, load_s) if self.load_overlaps else device_s + load_s
         for rank in ranks:
             rank.load_s = 0.0
-        device_s += max(self.encoder_s(rank.batches[slot]) for rank in ranks)
+        device_s += max(self.encoder_s(rank, slot) for rank in ranks)
         host_s = c.host_step_s + c.host_request_s * max(len(rank.running) for rank in ranks)
         if s.num_stages == 1:
             return now_s + float(max(device_s, host_s) if c.host_overlaps else device_s + host_s)
@@ -285,15 +290,18 @@ class EnginePool(VllmV1, Sglang):
             self.stage_free_s[replica][stage] = time_s
         return max(time_s, now_s + host_s) if c.host_overlaps else time_s
 
-    def encoder_s(self, batch: dict[int, Chunk]) -> float:
-        """The tower encodes what has its first token in a chunk of this step, unless the request had a token before."""
-        num = [0, 0]
-        for index, chunk in batch.items():
+    def encoder_s(self, rank: Rank, slot: int) -> float:
+        """The tower encodes what the cache lacks; without one, what has its first token in a chunk of this step, unless
+        the request had a token before."""
+        kinds: list[int] = []
+        if rank.encoder is not None:
+            kinds, rank.encoder.encoded = rank.encoder.encoded, []
+        for index, chunk in rank.batches[slot].items() if rank.encoder is None else ():
             request = self.requests[index]
             if not chunk.decodes and math.isnan(request.first_token_s):
-                for kind, position in request.media:
-                    num[kind] += chunk.computed_before <= position < chunk.computed_before + chunk.tokens
-        return self.prices.encode_s(0, num[0]) + self.prices.encode_s(1, num[1])
+                end = chunk.computed_before + chunk.tokens
+                kinds += [item.kind for item in request.media if chunk.computed_before <= item.begin < end]
+        return sum(self.prices.encode_s(kind, kinds.count(kind)) for kind in range(len(self.cost.encode_s)))
 
     # Handoffs
 

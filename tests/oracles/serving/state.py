@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oracles.serving.cache import RankCache, Segment
+from oracles.serving.encoder import EncoderCache, Item
 
 
 @dataclass(eq=False)
@@ -26,8 +27,8 @@ class Request:
     """Requests sent before it."""
     sent_s: float = math.nan
     """By the client; `arrival_s` is when it was last sent to a replica."""
-    media: tuple[tuple[int, int], ...] = ()
-    """(kind, position in the prompt of its first token) of each image, kind 0, and video, kind 1."""
+    media: tuple[Item, ...] = ()
+    """Images and videos, in the order of the prompt."""
     tenant: int = 0
     ttft_limit_s: float = math.inf
     queue_key: int = 0
@@ -99,6 +100,7 @@ class Rank:
     free_window_blocks: int
     batches: list[dict[int, Chunk]]
     """Per slot, request index -> its part of the step under way."""
+    encoder: EncoderCache | None = None
     cache: RankCache = field(default_factory=RankCache)
     running: list[Request] = field(default_factory=list)
     waiting: list[Request] = field(default_factory=list)

@@ -17,12 +17,17 @@ class VllmV1(Batches):
         budget = s.max_num_batched_tokens
         position = 0
         any_preempted = False
+        encoder, to_encode = rank.encoder, []
+        if encoder is not None:
+            encoder.left_tokens = encoder.budget_tokens
         while position < len(rank.running) and budget > 0:
             request = rank.running[position]
             if request.is_decoding and budget < self.prices.num_queries:
                 break
             gained = self.gained(rank, slot)
             num_tokens = gained if request.is_decoding else min(self.capped(request), budget)
+            if encoder is not None and not request.is_decoding:
+                num_tokens, to_encode = encoder.try_schedule(request, num_tokens)
             if (request.is_decoding and request.slot != slot) or num_tokens == 0:
                 position += 1
                 continue
@@ -40,6 +45,8 @@ class VllmV1(Batches):
                     break
             if victim is request or not self.fits_with_its_own(rank, request, num_tokens):
                 break
+            if encoder is not None and not request.is_decoding:
+                encoder.allocate(request, to_encode)
             self.take(rank, slot, request, num_tokens)
             budget -= self.prices.num_queries if request.is_decoding else num_tokens
             position += 1
@@ -57,10 +64,16 @@ class VllmV1(Batches):
             if num_tokens > budget and not s.chunked_prefill:
                 break
             num_tokens = min(num_tokens, budget)
+            if encoder is not None:
+                num_tokens, to_encode = encoder.try_schedule(request, num_tokens)
+                if num_tokens == 0:
+                    break
             if s.reserves_prompt and not self.fits_whole(rank, request, unused):
                 break
             if not self.fits(rank, request, num_tokens, unused):
                 break
+            if encoder is not None:
+                encoder.allocate(request, to_encode)
             self.admit(rank, slot, request, num_tokens, now_s)
             if s.scheduler == VLLM_V1:
                 self.share(rank, request, request.computed_tokens)

@@ -100,15 +100,27 @@ def media_cases(draw: st.DrawFn) -> Case:
     """Prompts that end with images and videos, whose tokens may be computed in several steps."""
     case = draw(cases())
     rng, size = np.random.default_rng(draw(st.integers(0, 2**32))), case.requests.arrival_s.size
-    tokens = draw(st.integers(1, 9)), draw(st.integers(1, 9))
-    images = np.minimum(rng.integers(0, 6, size), case.requests.input_tokens // tokens[0])
-    videos = np.minimum(rng.integers(0, 3, size), (case.requests.input_tokens - images * tokens[0]) // tokens[1])
-    prices = np.cumsum(rng.random((2, draw(st.sampled_from([2, 5])))), axis=1) * 1e-2
+    tokens = [draw(st.integers(1, 9)) for _ in range(draw(st.integers(2, 3)))]
+    media = np.full((size, 8, 3), -1)
+    distinct = draw(st.sampled_from([2, 10, 1000]))
+    for row, prompt in zip(media, case.requests.input_tokens.tolist(), strict=True):
+        kinds = rng.integers(0, len(tokens), rng.integers(0, 9))
+        kinds = kinds[np.cumsum(np.array(tokens)[kinds]) <= prompt]
+        sizes = np.array(tokens)[kinds]
+        row[: kinds.size, 0] = kinds
+        row[: kinds.size, 1] = kinds + len(tokens) * rng.integers(0, distinct, kinds.size)
+        row[: kinds.size, 2] = np.cumsum(sizes) - sizes + rng.integers(0, prompt - sizes.sum() + 1)
+    prices = np.cumsum(rng.random((len(tokens), draw(st.sampled_from([2, 5])))), axis=1) * 1e-2
     prices[:, 0] = 0.0
+    settings = case.settings
+    if settings.scheduler == codes.VLLM_V1 and draw(st.booleans()):
+        budget, room = draw(st.integers(max(tokens), 40)), draw(st.integers(max(tokens), 60))
+        settings = settings._replace(encoder_cache_tokens=room, encoder_budget_tokens=budget)
     return replace(
         case,
+        settings=settings,
         cost=case.cost._replace(encode_s=prices),
-        requests=replace(case.requests, num_images=images, num_videos=videos, media_tokens=tokens),
+        requests=replace(case.requests, media=media, media_tokens=tuple(tokens)),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from windtunnel import catalog
+from windtunnel.errors import InputError
 from windtunnel.formats.launch.write import server_of, write_launch_command
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import dotted, read_yaml
@@ -169,6 +170,11 @@ def _mount(pod: dict[str, Any], app: str) -> None:
 
 def _parts(scenario: Scenario) -> list[tuple[str, str, Deployment]]:
     """Return (name, role, deployment) of each kind of replica."""
+    if scenario.deployment.encoder is not None:
+        raise InputError(
+            f"pool {scenario.deployment.encoder.name} encodes images, and commands for such servers are not written",
+            "leave the pool with role encode out",
+        )
     groups = scenario.deployment.groups
     return [(pool.name or "server", pool.role, pool_scenario(scenario, pool).deployment) for pool in groups]
 

@@ -127,6 +127,7 @@ def _summary_section(
             ]
         ),
         *([table_of(summary.pools, LAYOUT["pools"])] if summary.pools else []),
+        *([table_of(sides, LAYOUT["sides"])] if (sides := _sides(summary)) else []),
     ]
     return Section("", blocks, "Summary")
 
@@ -254,6 +255,13 @@ def _documented_calibration(document: Mapping[str, Any]) -> str:
     name, reason = calibration.get("name"), calibration.get("not_calibrated")
     text = str(name) if name else f"none: {reason}" if reason else "none"
     return "; ".join([text, *calibration.get("remarks", [])])
+
+
+def _sides(summary: Summary) -> list[dict[str, Any]]:
+    """Return a row for each side of replicas whose attention and feed-forwards run on different devices."""
+    pools = [(pool.name, pool.sides) for pool in summary.pools] or [("all", summary.sides)]
+    names = ("name", "num_devices", "busy_fraction")
+    return [{"pool": name, **fields_of(side, *names)} for name, sides in pools for side in sides]
 
 
 def deployment_lines(result: Result) -> list[str]:

@@ -1,6 +1,6 @@
 """Model, deployment and load in a line each; and the sources of operator times."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from windtunnel.units import format_count, format_seconds
 from windtunnel.workload.arrivals import Arrivals, ClosedLoop, RateCurve
 from windtunnel.workload.client import CLIENT_TIMES, client_of
 from windtunnel.workload.lengths import Fixed, Lengths
+from windtunnel.workload.media import Images
 from windtunnel.workload.schema import GREEDY_CLIENT, RequestSource, Workload
 
 LAYOUT = layouts_beside(__file__)
@@ -68,8 +69,9 @@ def split_text(parallelism: Parallelism) -> str:
         "PP": parallelism.pp,
         "EP": parallelism.ep,
         "attention DP": parallelism.attention_dp,
+        "FFN": 0 if parallelism.ffn is None else parallelism.ffn.devices,
     }
-    ways = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
+    ways = [f"{name} {degree}" for name, degree in degrees.items() if degree > (name != "FFN")]
     return f" ({', '.join(ways)})" if ways else ""
 
 
@@ -131,12 +133,23 @@ def workload_text(workload: Workload, says_rate: bool = True) -> str:
     if workload.shared_prompts is not None:
         count = workload.shared_prompts.count
         parts.append("a shared prompt" if count == 1 else f"{count:,} shared prompts")
-    sizes = zip(("image", "video"), (workload.images, workload.videos), workload.media_tokens or (0, 0), strict=True)
-    for name, media, tokens in sizes:
-        if media is not None:
-            number = format_count(media.count, name) if isinstance(media.count, int) else f"{name}s"
-            parts.append(f"{number} of {media.width} x {media.height} ({tokens:,} tokens each)")
-    return ", ".join(parts)
+    return ", ".join([*parts, *_media_texts(workload)])
+
+
+def _media_texts(workload: Workload) -> Iterator[str]:
+    """Yield the images and the videos of a workload in a few words each."""
+    *of_images, of_video = workload.media_tokens or (0, 0)
+    for name, media in (("image", workload.images), ("video", workload.videos)):
+        if media is None:
+            continue
+        number = format_count(media.count, name) if isinstance(media.count, int) else f"{name}s"
+        if isinstance(media, Images) and media.sizes:
+            yield f"{number} of {len(media.sizes)} sizes ({', '.join(f'{tokens:,}' for tokens in of_images)} tokens)"
+        else:
+            tokens = of_images[0] if isinstance(media, Images) else of_video
+            yield f"{number} of {media.width} x {media.height} ({tokens:,} tokens each)"
+        if isinstance(media, Images) and media.distinct is not None:
+            yield f"drawn from {media.distinct:,} images"
 
 
 def _streams_text(requests: RequestSource, says_rate: bool) -> str:

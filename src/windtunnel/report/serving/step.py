@@ -13,8 +13,9 @@ from windtunnel.report.render.json import version
 from windtunnel.report.report import Bars, Facts, OnPage, Report, Section, Table
 from windtunnel.report.serving import setup as setup_text
 from windtunnel.report.serving.run import memory_document
-from windtunnel.schema import encode, fields_of
+from windtunnel.schema import encode, fields_of, plain
 from windtunnel.serving.explain import ExplainedLaunch, Explanation
+from windtunnel.serving.setup.two_sides import PingPong
 from windtunnel.units import format_seconds
 
 BEYOND = 1.005
@@ -30,7 +31,7 @@ def step_document(step: Explanation) -> dict[str, Any]:
         "model": setup.model.name,
         "device": setup.device.name,
         "node": setup.node.name,
-        "parallelism": msgspec.structs.asdict(setup.parallelism),
+        "parallelism": {name: value for name, value in plain(setup.parallelism).items() if value is not None},
         "precision": msgspec.structs.asdict(setup.precision),
         "engine": encode(setup.engine),
         "sampling": setup_text.sampling_document(setup),
@@ -47,7 +48,21 @@ def step_document(step: Explanation) -> dict[str, Any]:
             if step.encoder
             else {}
         ),
+        **({"sides": sides_document(step.sides)} if step.sides is not None else {}),
         "memory": memory_document(step.memory),
+    }
+
+
+def sides_document(sides: PingPong) -> dict[str, Any]:
+    """Document a layer of one micro-batch on both sides, and the share of the step for which each computes."""
+    attention_s, ffn_s = (float(side_s) / float(sides.step_s) for side_s in sides.busy_s)
+    return {
+        **{name: float(getattr(sides, name)) for name in ("attention_s", "ffn_s", "hop_s")},
+        "microbatches": int(sides.microbatches),
+        "num_layers": sides.num_layers,
+        "attention_busy_fraction": attention_s,
+        "ffn_busy_fraction": ffn_s,
+        "bound_by": sides.bound_by,
     }
 
 
@@ -128,7 +143,7 @@ def batch_line(step: Explanation) -> str:
         "num_ranks": ranks if ranks > 1 else None,
         "and": " and " if batch.decode_requests and batch.prefill_tokens else "",
         "cached": batch.prefill_tokens and batch.prefill_pairs / batch.prefill_tokens - 0.5 * batch.prefill_tokens,
-        "padded": step.num_computed_tokens if step.num_computed_tokens != batch.num_tokens else None,
+        "padded": None if step.sides or step.num_computed_tokens == batch.num_tokens else step.num_computed_tokens,
     }
     return filled(LAYOUT["batch"], known)
 
@@ -160,4 +175,5 @@ def _totals(step: Explanation) -> dict[str, Any]:
         "bytes_per_s": num_bytes / step.device_s,
         "beyond": ", ".join(beyond) or None,
         "max_num_seqs": step.setup.engine.max_num_seqs,
+        **({} if step.sides is None else {"sides": sides_document(step.sides)}),
     }

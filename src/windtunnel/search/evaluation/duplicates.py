@@ -77,7 +77,7 @@ class Neighbours:
 
 def _is_plain(server: PreparedDeployment) -> bool:
     """Whether a deployment has one pool and no per-request scheduling."""
-    return len(server.pools) == 1 and not schedules_per_request(server.pools[0].setup)
+    return len(server.pools) == 1 and server.encoder is None and not schedules_per_request(server.pools[0].setup)
 
 
 def _unbounded(server: PreparedDeployment) -> Unbounded:

@@ -84,7 +84,7 @@ def check_budget(takes: Takes, budget: Budget) -> None:
 def taken_by(scenario: Scenario) -> Takes:
     """Return the resources that the deployment of `scenario` takes."""
     deployment = scenario.deployment
-    parts = [pool_scenario(scenario, pool).deployment for pool in deployment.groups]
+    parts = [pool_scenario(scenario, pool).deployment for pool in deployment.pools or deployment.groups]
     prices = [pool.price_usd_per_hour for pool in deployment.pools] or [deployment.price_usd_per_hour]
     usd_per_hour: float | None = 0.0
     power_w: float | None = 0.0

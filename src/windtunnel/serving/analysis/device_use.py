@@ -8,11 +8,13 @@ from numpy.typing import NDArray
 
 from windtunnel.hardware import Device
 from windtunnel.metrics.records import Table
-from windtunnel.metrics.summary import StageUse
+from windtunnel.metrics.summary import SideUse, StageUse
 from windtunnel.model.forward import decode_launches, head_launches, prefill_launches, token_launches
 from windtunnel.model.operators import Launch
+from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.roofline import machine
+from windtunnel.serving.setup.step_prices import LoweredSteps
 
 Floats = NDArray[np.float64]
 
@@ -116,3 +118,37 @@ def stage_uses(work: StepWork, steps: Table, num_stages: int, num_replicas: floa
             )
         )
     return uses
+
+
+def side_uses(
+    lowered: LoweredSteps, steps: Table, parallelism: Parallelism, num_replicas: int, span_s: float
+) -> list[SideUse]:
+    """Return the use of attention and feed-forward devices; nothing where each device computes both.
+
+    Ranks share a row's counts evenly. In a step with prompts what is neither feed-forward nor communication is
+    attention's.
+    """
+    if lowered.sides is None or lowered.mixed_ffn_s is None or parallelism.ffn is None:
+        return []
+    ranks, count = parallelism.attention_dp, steps["num_steps"]
+    decodes = -(-steps["decode_tokens"] // ranks)
+    tokens = -(-(steps["decode_tokens"] + steps["prefill_tokens"]) // ranks)
+    # A row's contexts grow by a token a step: their mean is half the way on.
+    contexts = steps["context_tokens"] / np.maximum(steps["decode_tokens"], 1) + (count + 1) / 2
+    nodes = lowered.cost.context_nodes
+    cell = np.clip(np.searchsorted(nodes, contexts, side="right") - 1, 0, nodes.size - 2)
+    share = (contexts - nodes[cell]) / (nodes[cell + 1] - nodes[cell])
+    attention_s, ffn_s = (
+        grid[decodes, cell] + (grid[decodes, cell + 1] - grid[decodes, cell]) * share for grid in lowered.sides.busy_s
+    )
+    mixed_s = steps["duration_s"] / count - lowered.mixed_ffn_s[tokens] - lowered.mixed_communication_s[tokens]
+    has_prompts = steps["prefill_tokens"] > 0
+    busy_s = (
+        np.where(has_prompts, np.maximum(mixed_s, 0.0), attention_s),
+        np.where(has_prompts, lowered.mixed_ffn_s[tokens], ffn_s),
+    )
+    devices = (parallelism.tp * ranks * num_replicas, parallelism.ffn.devices * num_replicas)
+    return [
+        SideUse(name=name, num_devices=num, busy_fraction=float((side_s * count).sum()) / (span_s * num_replicas))
+        for name, num, side_s in zip(("attention", "feed-forward"), devices, busy_s, strict=True)
+    ]

@@ -9,6 +9,7 @@ from windtunnel.serving.cluster.losses import leave_for_decode
 from windtunnel.serving.cluster.slots import replica_of, wake_replica
 from windtunnel.serving.codes import FAIR_SHARE
 from windtunnel.serving.kv.cache import caches_when_scheduled, share
+from windtunnel.serving.kv.encoder_cache import release_images
 from windtunnel.serving.kv.windows import fills_window
 from windtunnel.serving.schedulers.batch import begin_decoding, leave, stop_decoding, unlink
 from windtunnel.serving.state.fleet import ReplicaFleet
@@ -77,6 +78,8 @@ def complete(
     for position in range(slots[slot].batch_size):
         i = lists[slot, BATCH, position]
         requests[i].chunks_in_flight -= 1
+        if pool.encoder is not None:
+            release_images(pool, rank, i, requests[i].computed_tokens)
         if pool.cache is not None and not caches_when_scheduled(settings):
             share(settings, pool.cache, ranks, rank, i, requests[i].computed_tokens)
         if not lists[slot, BATCH_ENDS, position]:

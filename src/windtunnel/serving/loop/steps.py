@@ -208,42 +208,46 @@ def step_end_s(
 
 @inner
 def encoder_s(pool: PoolTables, cost: StepCost, requests: Requests, media: Media, replica: int, stage: int) -> float:
-    """Return what the vision tower takes for the images and videos whose first tokens a step computes: the slowest
-    rank's.
+    """Return what the vision tower takes for the images and videos that a step encodes: the slowest rank's.
 
-    A request that is computed again after its first token finds them encoded.
+    These are those whose first tokens it computes, or that the encoder cache lacks. Without such a cache a request that
+    is computed again after its first token finds them encoded.
     """
     settings = pool.settings
     slowest_s, first = 0.0, replica * settings.ranks_per_replica
     for rank in range(first, first + settings.ranks_per_replica):
         slot = rank * settings.num_stages + stage
         rank_s = 0.0
-        for kind in range(2):
+        for kind in range(cost.encode_s.shape[0]):
             num_begun = int64(0)
-            for position in range(pool.slots[slot].batch_size):
-                i = pool.lists[slot, BATCH, position]
-                count, tokens = media.counts[i, kind], media.tokens[kind]
-                if count > 0 and is_unset(requests[i].first_token_s):
-                    begin = requests[i].input_tokens - count * tokens
-                    if kind == 0:
-                        begin -= media.counts[i, 1] * media.tokens[1]
-                    end = requests[i].computed_tokens
-                    num_begun += begun(end - begin, tokens, count)
-                    num_begun -= begun(end - pool.lists[slot, BATCH_TOKENS, position] - begin, tokens, count)
+            if pool.encoder is not None:
+                num_begun += pool.encoder.counts[settings.first_rank + rank, kind]
+                pool.encoder.counts[settings.first_rank + rank, kind] = 0
+            if settings.encoder_cache_tokens == 0:
+                num_begun += begun(pool, requests, media, slot, kind)
             rank_s += encode_s(cost, kind, num_begun)
         slowest_s = max(slowest_s, rank_s)
     return slowest_s
 
 
 @inner
-def begun(num_computed: int, num_tokens: int, count: int) -> int:
-    """Return how many of `count` images of `num_tokens` each have a token among their first `num_computed`."""
-    return min(max((num_computed + num_tokens - 1) // num_tokens, 0), count)
+def begun(pool: PoolTables, requests: Requests, media: Media, slot: int, kind: int) -> int:
+    """Count the images (or videos) of a kind whose first tokens are in a slot's batch."""
+    num_begun = int64(0)
+    for position in range(pool.slots[slot].batch_size):
+        i = pool.lists[slot, BATCH, position]
+        if is_unset(requests[i].first_token_s):
+            end = requests[i].computed_tokens
+            begin = end - pool.lists[slot, BATCH_TOKENS, position]
+            for item in range(media.items.shape[1]):
+                if media.items[i, item, 0] == kind and begin <= media.items[i, item, 2] < end:
+                    num_begun += 1
+    return num_begun
 
 
 @inner
 def encode_s(cost: StepCost, kind: int, count: int) -> float:
-    """Look up what the tower takes for `count` images (`kind` 0) or videos (1)."""
+    """Look up what the tower takes for `count` images or videos of a kind."""
     last = cost.encode_s.shape[1] - 1
     if count <= last or last == 0:
         return cost.encode_s[kind, min(count, last)]

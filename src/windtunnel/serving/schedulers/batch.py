@@ -8,6 +8,7 @@ from windtunnel.compiled.linked_list import append, remove
 from windtunnel.compiled.records import Records, int64, is_unset
 from windtunnel.serving.codes import FAIR_SHARE, SGLANG, TRTLLM
 from windtunnel.serving.kv.cache import acquire, caches_when_scheduled, free, look_up, release, share
+from windtunnel.serving.kv.encoder_cache import release_images
 from windtunnel.serving.kv.windows import (
     begin_to_slide,
     blocks_passed_in_step,
@@ -289,6 +290,8 @@ def preempt(pool: PoolTables, requests: Requests, rank: int, i: int) -> None:
         leave_latest(requests, slots, i, requests[i].computed_tokens)
         requests[i].target_tokens = requests[i].computed_tokens + 1
     ranks[rank].remaining_tokens -= remaining_output(requests, i)
+    if pool.encoder is not None:
+        release_images(pool, rank, i, requests[i].target_tokens)
     requests[i].computed_tokens = 0
     requests[i].step_tokens = 0
     requests[i].passed_blocks = 0

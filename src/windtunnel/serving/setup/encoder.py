@@ -6,14 +6,18 @@ from inspect import unwrap
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.errors import InputError
 from windtunnel.model.encoder import encoder_launches
 from windtunnel.model.operators import Launch
-from windtunnel.model.shape import Shard
+from windtunnel.model.shape import ModelSpec, Shard
 from windtunnel.pricing.estimator import Estimator
+from windtunnel.serving import codes
 from windtunnel.serving.deployment import EngineSettings
+from windtunnel.serving.scenario import Scenario, Setup
 from windtunnel.serving.schedulers.step_cost import launched_s
+from windtunnel.serving.setup.fleet_plan import comes_and_goes
 from windtunnel.serving.setup.step_prices import PricedLaunch, price_launch
-from windtunnel.workload.media import media_patches
+from windtunnel.workload.media import MAX_SIDE, media_patches
 from windtunnel.workload.schema import Workload
 
 MAX_PRICED = 8
@@ -23,14 +27,15 @@ MAX_PRICED = 8
 def encoder_prices(
     estimator: Estimator, shard: Shard, engine: EngineSettings, workload: Workload
 ) -> NDArray[np.float64]:
-    """Return `[2, MAX_PRICED + 1]` the seconds of the encoder in a step with n images, and with n videos.
+    """Return `[kind, MAX_PRICED + 1]` the seconds of the encoder in a step with n images of each size, and n videos.
 
     Raises:
         InputError: the model has no vision tower.
     """
-    prices = np.zeros((2, MAX_PRICED + 1))
-    for kind, media in enumerate((workload.images, workload.videos)):
-        for count in range(1, MAX_PRICED + 1) if media is not None else ():
+    patches = media_patches(shard.model, workload.images, workload.videos)
+    prices = np.zeros((len(patches), MAX_PRICED + 1))
+    for kind, each in enumerate(patches):
+        for count in range(1, MAX_PRICED + 1) if each.tokens else ():
             launches = media_launches(shard, workload, kind, count)
             prices[kind, count] = encoder_s([price_launch(estimator, launch) for launch in launches], engine)
     return prices
@@ -43,7 +48,7 @@ def encoder_s(launches: Sequence[PricedLaunch], engine: EngineSettings) -> float
 
 
 def media_launches(shard: Shard, workload: Workload, kind: int, count: int) -> list[Launch]:
-    """Return the launches that encode `count` images (`kind` 0) or videos (1) of the workload in one call.
+    """Return the launches that encode `count` images or videos of a kind of `workload.media_tokens` in one call.
 
     Raises:
         InputError: the model has no vision tower.
@@ -52,3 +57,51 @@ def media_launches(shard: Shard, workload: Workload, kind: int, count: int) -> l
     tower = shard.model.vision
     assert tower is not None, "media_patches refuses models without one"
     return encoder_launches(shard, tower, patches, count)
+
+
+def encoder_limits(scenario: Scenario, setup: Setup) -> tuple[int, int]:
+    """Return the tokens of a rank's encoder cache, and those that a step encodes at most; (0, 0) without a cache.
+
+    vLLM has as many of either as `max_num_batched_tokens`, or as the largest item that the model accepts
+    (`compute_mm_encoder_budget`, vllm/v1/core/encoder_cache_manager.py, 0.11 to 0.24); here the largest square image,
+    or the largest of the workload.
+
+    Raises:
+        InputError: another engine's scheduler, a cache that is too small, or replicas that come and go.
+    """
+    engine, workload = setup.engine, scenario.workload
+    given = engine.encoder_cache_tokens or engine.max_num_encoder_input_tokens
+    is_vllm = engine.scheduler == codes.SCHEDULERS[codes.VLLM_V1]
+    if not is_vllm and given:
+        raise InputError(
+            f"engine.encoder_cache_tokens and max_num_encoder_input_tokens are vLLM's; the scheduler is "
+            f"{engine.scheduler}, which encodes an image in the step that begins it",
+            "leave both out, or take engine.name: vllm",
+        )
+    repeats = workload.images is not None and workload.images.distinct is not None
+    if not workload.has_media or not is_vllm or not (given or repeats):
+        return 0, 0
+    if comes_and_goes(scenario.deployment):
+        raise InputError(
+            "an encoder cache is lost with its replica, and replicas that come and go are simulated without one",
+            "leave out autoscaling and faults, or images.distinct and the engine's encoder_cache_tokens",
+        )
+    largest = max(*(workload.media_tokens or ()), _largest_image_tokens(setup.model))
+    most = max(engine.max_num_batched_tokens or 0, largest)
+    budget = engine.max_num_encoder_input_tokens or most
+    cache = engine.encoder_cache_tokens or max(budget, most)
+    needed = max(workload.media_tokens or ())
+    if min(budget, cache) < needed:
+        name = "encoder_cache_tokens" if cache < needed else "max_num_encoder_input_tokens"
+        raise InputError(
+            f"engine.{name} is {min(budget, cache):,}, and an image or video of the workload has {needed:,} tokens",
+            f"raise it to {needed} at least",
+        )
+    return cache, budget
+
+
+def _largest_image_tokens(model: ModelSpec) -> int:
+    """Return the tokens of the largest square image; 0 where the rule is not known."""
+    if model.vision is None or model.vision.rule == "other":
+        return 0
+    return model.vision.image(MAX_SIDE, MAX_SIDE).tokens

@@ -132,9 +132,11 @@ def path_tokens(node_parent: NDArray[np.int64], node_tokens: NDArray[np.int64]) 
 
 def session_state(requests: RequestArrays) -> state.Sessions | None:
     """Return which request waits for which, as the loop takes it; None where none waits and no session is named."""
-    if requests.previous is None and requests.session is None:
+    if requests.previous is None and requests.session is None and requests.ready_s is None:
         return None
     size = requests.arrival_s.size
+    if requests.ready_s is not None:
+        return _delayed(requests, requests.ready_s)
     nobody = np.full(size, state.NONE)
     previous = nobody if requests.previous is None else requests.previous
     think_s = np.zeros(size) if requests.think_s is None else requests.think_s
@@ -151,6 +153,19 @@ def session_state(requests: RequestArrays) -> state.Sessions | None:
         time_s=np.zeros(size + 1),
         turn=np.zeros(size + 1, np.int64),
     )
+
+
+def _delayed(requests: RequestArrays, ready_s: NDArray[np.float64]) -> state.Sessions:
+    """Return requests of which some reach the router later than they arrive, as turns that are under way already."""
+    size, is_late = requests.arrival_s.size, ready_s > requests.arrival_s
+    late = np.flatnonzero(is_late)
+    late = late[np.argsort(ready_s[late], kind="stable")]
+    nobody, time_s, turn = np.full(size, state.NONE), np.zeros(size + 1), np.zeros(size + 1, np.int64)
+    time_s[: late.size], turn[: late.size] = ready_s[late], late
+    session = nobody if requests.session is None else requests.session
+    replica = np.full(max(int(session.max(initial=state.NONE)) + 1, 1), state.NONE)
+    previous = np.where(is_late, np.arange(size), state.NONE)
+    return state.Sessions(previous, nobody, np.zeros(size), np.inf, session, replica, time_s, turn)
 
 
 @dataclass(frozen=True, eq=False)

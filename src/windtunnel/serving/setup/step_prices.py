@@ -13,9 +13,12 @@ from windtunnel.hardware import Device
 from windtunnel.model.feed_forward.experts import GROUP_LAUNCHES
 from windtunnel.model.forward import (
     StepBatch,
+    attention_side,
     decode_launches,
+    feed_forward_launches,
     forward_launches,
     head_launches,
+    hop_launch,
     prefill_launches,
     token_launches,
 )
@@ -25,6 +28,7 @@ from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 from windtunnel.pricing.roofline import machine
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.launches import graph_sizes, num_launches, padded_sizes, unhidden_s
+from windtunnel.serving.setup.two_sides import PingPong
 from windtunnel.serving.state.records import StepCost
 
 Floats = NDArray[np.float64]
@@ -76,6 +80,11 @@ class LoweredSteps:
     decode_compute_s: Floats
     """[max_num_seqs + 1] time of decode operators at which arithmetic, not memory, is the tighter bound."""
     mixed_compute_s: Floats
+    sides: PingPong | None = None
+    """Of decode steps, `[max_num_seqs + 1, c]` over contexts as `cost.decode_attention_s`; None where every device
+    computes attention and feed-forwards."""
+    mixed_ffn_s: Floats | None = None
+    """[max tokens + 1] the part of `mixed_token_s` on feed-forward devices; None likewise."""
 
 
 Split = tuple[Floats, Floats, Floats]
@@ -116,6 +125,33 @@ class StepPrices:
     """As `StepCost.longest_share`."""
     waiting: Floats | None = None
     """The part of `decode` of kernels that wait for their longest request; None where none does."""
+    sides: PingPong | None = None
+    """As `LoweredSteps.sides`, at `batch_nodes` x `context_nodes`; of a step of all prices, not of parts of them."""
+    ffn: Floats | None = None
+    """At `token_nodes`: the part of `token` on feed-forward devices."""
+
+    def _at_every_batch(self, grid: Floats) -> Floats:
+        """Interpolate a grid over `batch_nodes` at every number of requests."""
+        upto = np.arange((self.engine.max_num_seqs or 0) + 1)
+        columns = [np.interp(upto, self.batch_nodes, column) for column in grid.T]
+        return np.ascontiguousarray(np.stack(columns, axis=1))
+
+    def _by_batch(self) -> tuple[PingPong | None, Floats, Floats]:
+        """Return the sides of a decode step, and decode attention in steps without prompts and with some, at every
+        number of requests. With sides the whole pipeline is in the former; steps with prompts take one after the other.
+        """
+        decode_s = self._at_every_batch(self.decode)
+        if self.sides is None:
+            return None, decode_s, np.zeros((0, 0))
+        return self.sides.mapped(self._at_every_batch), self._at_every_batch(self.sides.step_s), decode_s
+
+    def _by_rank(self, token_s: Floats) -> tuple[Floats, Floats]:
+        """Return `StepCost.group_token_s`, and what is left of `token_s`, `[tokens + 1]`, without it."""
+        ranks, every = self.shard.parallelism.attention_dp, np.arange(token_s.size, dtype=np.float64)
+        if ranks == 1:
+            return np.zeros(1), token_s
+        group_token_s = np.interp(np.arange(ranks * (token_s.size - 1) + 1) / ranks, self.token_nodes, self.group)
+        return group_token_s, token_s - np.interp(every, self.token_nodes, self.group)
 
     def lowered(self) -> LoweredSteps:
         """Return the arrays in which the loop looks up durations, the host's overheads included."""
@@ -124,11 +160,7 @@ class StepPrices:
         most_tokens = int(self.token_nodes[-1])
         every = np.arange(most_tokens + 1, dtype=np.float64)
         token_s, communication_s, compute_s = (np.interp(every, self.token_nodes, part) for part in self.token)
-        ranks = self.shard.parallelism.attention_dp
-        group_token_s, rank_token_s = np.zeros(1), token_s
-        if ranks > 1:
-            group_token_s = np.interp(np.arange(ranks * most_tokens + 1) / ranks, self.token_nodes, self.group)
-            rank_token_s = token_s - np.interp(every, self.token_nodes, self.group)
+        group_token_s, rank_token_s = self._by_rank(token_s)
         padded = padded_sizes(graph_sizes(engine), self.queries * engine.max_num_seqs)
         upto = np.arange(engine.max_num_seqs + 1)
         verified, positions = padded[self.queries * upto], np.arange(self.queries * engine.max_num_seqs + 1)
@@ -136,22 +168,19 @@ class StepPrices:
         not_hidden_s = np.asarray(unhidden_s(self.shard, engine, upto), np.float64)
         unhidden_step_s = float(host.unhidden_step_s or 0.0)
         of_requests_s = not_hidden_s - unhidden_step_s
-        launch_s = float(host.launch_s or 0.0)
-        head_s, head_communication_s, head_compute_s = self.head
+        launch_s, (head_s, head_communication_s, head_compute_s) = float(host.launch_s or 0.0), self.head
 
         def at_padded(by_token: Floats, by_sample: Floats) -> Floats:
             return by_token[np.minimum(verified, most_tokens)] + np.interp(verified, self.sampled_nodes, by_sample)
 
-        def at_every_batch(grid: Floats) -> Floats:
-            columns = [np.interp(upto, self.batch_nodes, column) for column in grid.T]
-            return np.ascontiguousarray(np.stack(columns, axis=1))
-
+        sides, decode_s, mixed_s = self._by_batch()
+        apart = float(sides is None)
         cost = StepCost(
-            decode_token_s=at_padded(token_s, head_s) + draft_s + of_requests_s,
+            decode_token_s=at_padded(token_s * apart, head_s) + draft_s + of_requests_s,
             mixed_token_s=rank_token_s,
             sample_s=np.interp(positions, self.sampled_nodes, head_s) + of_requests_s[positions // self.queries],
             context_nodes=self.context_nodes,
-            decode_attention_s=at_every_batch(self.decode),
+            decode_attention_s=decode_s,
             chunk_nodes=self.chunk_nodes,
             length_nodes=self.length_nodes,
             prefill_attention_s=np.array(self.prefill, order="C"),
@@ -163,18 +192,21 @@ class StepPrices:
             launch_s=launch_s * num_launches(self.shard, engine, every),
             decode_launch_s=launch_s * num_launches(self.shard, engine, self.queries * upto, in_decode=True),
             draft_s=draft_s,
+            mixed_decode_attention_s=mixed_s,
             longest_share=self.longest_share,
-            waiting_attention_s=np.zeros((0, 0)) if self.waiting is None else at_every_batch(self.waiting),
+            waiting_attention_s=np.zeros((0, 0)) if self.waiting is None else self._at_every_batch(self.waiting),
             unhidden_step_s=unhidden_step_s,
         )
         return LoweredSteps(
             cost=cost,
             unhidden_s=not_hidden_s,
-            decode_communication_s=at_padded(communication_s, head_communication_s),
+            decode_communication_s=at_padded(communication_s * apart, head_communication_s),
             mixed_token_s=token_s,
             mixed_communication_s=communication_s,
-            decode_compute_s=at_padded(compute_s, head_compute_s),
+            decode_compute_s=at_padded(compute_s * apart, head_compute_s),
             mixed_compute_s=compute_s,
+            sides=sides,
+            mixed_ffn_s=None if self.ffn is None else np.interp(every, self.token_nodes, self.ffn),
         )
 
 
@@ -207,12 +239,17 @@ def price_steps(estimator: Estimator, deployed: DeployedModel) -> StepPrices:
     tokens = token_nodes(most_tokens := widest + queries * engine.max_num_seqs)
     launches = token_launches(shard, tokens)
     group = np.zeros(tokens.size)
-    if shard.parallelism.attention_dp > 1:
+    if shard.parallelism.attention_dp > 1 and shard.parallelism.ffn is None:
         group = group + pricer.total(launch for launch in launches if launch.name in GROUP_LAUNCHES)[0]
     sampled = token_nodes(max(int(padded_sizes(graph_sizes(engine), queries * engine.max_num_seqs).max()), 2))
     contexts, batches = geometric_nodes(max_model_len), batch_nodes(engine.max_num_seqs)
     chunks, lengths = geometric_nodes(most_tokens), geometric_nodes(2 * max_model_len)
     decode = pricer.decode_s(shard, batches, contexts)
+    sides, ffn = None, None
+    if shard.parallelism.ffn is not None:
+        ffn = pricer.total(feed_forward_launches(shard, tokens))[0]
+        sides = price_sides(estimator, device, shard, engine, decode_nodes=(batches, contexts))
+        pricer.longest_share, pricer.waiting_s = 0.0, None
     longest_share, waiting = pricer.longest_share, pricer.waiting_s
     if queries > 1:
         decode = np.maximum(decode, queries * _ideal_compute_s(shard, device, batches, contexts))
@@ -237,6 +274,30 @@ def price_steps(estimator: Estimator, deployed: DeployedModel) -> StepPrices:
         draft=_draft_s(pricer, drafter, queries, engine.max_num_seqs),
         longest_share=longest_share,
         waiting=waiting,
+        sides=sides,
+        ffn=ffn,
+    )
+
+
+def price_sides(
+    estimator: Estimator, device: Device, shard: Shard, engine: EngineSettings, decode_nodes: tuple[Floats, Floats]
+) -> PingPong:
+    """Price a layer on both sides for one of a step's micro-batches, over the grid batches x contexts.
+
+    Each has its share of the requests, padded to a CUDA graph; layers of several kinds count with their mean.
+    """
+    assert shard.parallelism.ffn is not None
+    pricer, (batches, contexts) = _Pricer(estimator, device), decode_nodes
+    count = np.minimum(shard.parallelism.ffn.microbatches, batches)
+    padded = padded_sizes(graph_sizes(engine), int(batches[-1]))
+    tokens = padded[np.ceil(batches / count).astype(np.int64)].astype(np.float64)
+    attention_s = pricer.total(token_launches(attention_side(shard), tokens))[0][:, None]
+    attention_s = attention_s + pricer.decode_s(shard, batches / count, contexts)
+    ffn_s = pricer.total(feed_forward_launches(shard, tokens))[0]
+    hop_s = pricer.total([hop_launch(shard, tokens)])[0]
+    layers, every = shard.model.num_layers, np.ones(contexts.size)
+    return PingPong(
+        attention_s / layers, np.outer(ffn_s / layers, every), np.outer(hop_s, every), np.outer(count, every), layers
     )
 
 

@@ -49,7 +49,7 @@ def handoff_rules_of(scenario: Scenario, setups: Sequence[Setup], shard: Shard) 
 
 def transfer_of(scenario: Scenario, setups: Sequence[Setup]) -> Transfer:
     """Fill in the deployment's transfer: defaults of the engine that decodes, and of the calibration in force there."""
-    pools = zip(scenario.deployment.pools, setups, strict=True)
+    pools = zip(scenario.deployment.groups, setups, strict=True)
     decodes = next((setup for pool, setup in pools if pool.role != "prefill"), setups[-1])
     samples_first = scenario.deployment.transfer.first_token == "decode"
     streams_first = samples_first or behaviour_of(decodes.engine.name).decode_streams_first
@@ -88,7 +88,7 @@ def with_links(scenario: Scenario, setups: Sequence[Setup], plans: Sequence[Pool
         return [plan._replace(link_bytes_per_s=transfer.bytes_per_s) for plan in plans]
     published = [_link_bytes_per_s(setup, transfer.link) for setup in setups]
     hands_off = any(plan.role == codes.PREFILL for plan in plans)
-    for pool, bytes_per_s in zip(scenario.deployment.pools, published, strict=True):
+    for pool, bytes_per_s in zip(scenario.deployment.groups, published, strict=True):
         if bytes_per_s == 0.0 and hands_off:
             raise InputError(
                 f"pool {pool.name}: its node has no link to others over which a KV cache could be sent",
@@ -99,6 +99,26 @@ def with_links(scenario: Scenario, setups: Sequence[Setup], plans: Sequence[Pool
         plan._replace(link_bytes_per_s=min(bytes_per_s, slowest) * transfer.link_efficiency)
         for plan, bytes_per_s in zip(plans, published, strict=True)
     ]
+
+
+def embedding_link(scenario: Scenario, encoder: Setup, setups: Sequence[Setup]) -> tuple[float, float]:
+    """Return bytes per second and latency of a transfer from an encoder to the pools of `setups`, the slowest of them.
+
+    Raises:
+        InputError: there is no link.
+    """
+    transfer = transfer_of(scenario, setups)
+    assert transfer.latency_s is not None
+    assert transfer.link_efficiency is not None
+    if transfer.bytes_per_s is not None:
+        return transfer.bytes_per_s, transfer.latency_s
+    slowest = min(_link_bytes_per_s(setup, transfer.link) for setup in (encoder, *setups))
+    if slowest == 0.0:
+        raise InputError(
+            "a node has no link to others over which embeddings of images could be sent",
+            "give deployment.transfer.bytes_per_s, or take a node with scale_out",
+        )
+    return slowest * transfer.link_efficiency, transfer.latency_s
 
 
 def _link_bytes_per_s(setup: Setup, over: TransferLink) -> float:

@@ -115,6 +115,10 @@ class KernelSettings(NamedTuple):
     """1: equal decode steps up to the next event are taken at once; the same times, fewer rows."""
     end_s: float = np.inf
     """Nothing after this time happens."""
+    encoder_cache_tokens: int = 0
+    """vLLM V1: embeddings of images that a rank keeps; 0: it has no encoder cache."""
+    encoder_budget_tokens: int = 0
+    """And those that it encodes in one step at most."""
 
 
 class Request(Protocol):
@@ -375,8 +379,8 @@ class StepCost(NamedTuple):
     unhidden_step_s: float = 0.0
     """Work of the host in every step that nothing hides."""
     encode_s: Floats = np.zeros((2, 1))
-    """[2, n + 1] what a vision tower takes in a step for so many images, and for so many videos; beyond the end in
-    proportion. `[2, 1]` zeros where there are none."""
+    """[kind, n + 1] what a vision tower takes in a step for so many images of each size, and for so many videos; beyond
+    the end in proportion. `[2, 1]` zeros where there are none."""
 
 
 def played_back(duration_s: Floats, max_num_seqs: int) -> StepCost:
@@ -480,14 +484,54 @@ class Cache(NamedTuple):
 
 
 class Media(NamedTuple):
-    """Images and videos of prompts: a vision tower encodes each in the step that computes the first of its tokens."""
+    """Images and videos of prompts: a vision tower encodes each in the step that computes the first of its tokens,
+    unless an encoder cache says otherwise."""
 
-    counts: Ints
-    """[request, 2] Images and videos; the tokens of all images, then of all videos, are the end of a prompt."""
-    tokens: Ints
-    """[2] Tokens of one image, and of one video."""
+    items: Ints
+    """[request, n, 4] In the order of a prompt: kind, or NONE behind the last; number of the image; position of its
+    first token; place of the same image's first one in the prompt."""
     encoded_s: Floats
     """[replica] Time of its towers so far."""
+
+
+class EncoderEntry(Protocol):
+    """One record a rank and image: whether its embeddings are cached, requests that need them, and, where none does,
+    its neighbours in the order of release."""
+
+    is_cached: I8
+    num_users: I8
+    num_tokens: I8  # of its embeddings, while they are cached
+    before: I8
+    after: I8
+    call: I8  # the rank's call of `encodable` that last found room for it
+
+
+class EncoderRank(Protocol):
+    """One record a rank of all pools: tokens of embeddings that it has room for, and the ends of the list of cached
+    images that no request needs."""
+
+    left_tokens: I8  # of the budget of the batch that is being formed
+    free_tokens: I8
+    freeable_tokens: I8  # with those of images that no request needs
+    first: I8
+    last: I8
+    num_calls: I8
+
+
+class EncoderCache(NamedTuple):
+    """The encoder caches of all ranks, see `serving.kv.encoder_cache`."""
+
+    items: Ints
+    """As in `Media`."""
+    tokens: Ints
+    """[kind] Tokens of one image or video."""
+    entries: Records[EncoderEntry]
+    """[rank x image]"""
+    ranks: Records[EncoderRank]
+    counts: Ints
+    """[rank, kind] Images to encode in the batch that is being formed."""
+    used: Ints
+    """[request, n] 1 while the request needs the image, at the image's first place in the prompt."""
 
 
 class Sessions(NamedTuple):

@@ -12,6 +12,7 @@ from windtunnel.serving.state.pools import PoolRecord, Pools, cache_of, ranks_of
 from windtunnel.serving.state.records import (
     Cache,
     Clock,
+    EncoderCache,
     Events,
     Floats,
     Ints,
@@ -58,6 +59,8 @@ class PoolTables(NamedTuple):
     """[slot or replica, list, position], see `serving.state.per_request.new_batches`."""
     stage_tables: StageTables | None = None
     """None where a `StepCost` prices steps."""
+    encoder: EncoderCache = None  # type: ignore[assignment]
+    """Of all pools; None where no pool has one."""
     records: Records[PoolRecord] | None = None
     """[pool] Settings, where a call unpacks them faster than 40 numbers; `in_pools` takes them from here."""
 
@@ -116,6 +119,7 @@ def pool_tables_of(pools: Pools, number: int, common: PoolTables) -> PoolTables:
         common.sequences,
         batches,
         common.stage_tables,
+        common.encoder,
     )
 
 
@@ -138,4 +142,5 @@ def with_record(pool: PoolTables, settings: PoolRecord) -> PoolTables:
         pool.sequences,
         pool.batches,
         pool.stage_tables,
+        pool.encoder,
     )

@@ -18,11 +18,11 @@ from windtunnel.workload.generate.draws import (
     Seconds,
     child,
     client_lengths,
-    draw_counts,
     draw_indices,
     draw_lengths,
     spawn,
 )
+from windtunnel.workload.generate.media import draw_media, image_nodes, own_begins, with_earlier
 from windtunnel.workload.generate.turns import Turns, begins, draw_prompts, draw_turns, within
 from windtunnel.workload.lengths import Lengths
 from windtunnel.workload.schema import RequestSource, Trace, Workload
@@ -39,8 +39,6 @@ _WARMUP = {
 """Column -> its value in warm-up requests; others are those of the first request."""
 TENANT_KEY = 1000
 """The j-th tenant's streams are spawned from the seed's child of this number and j."""
-MEDIA_KEY = 2000
-"""Images and videos are drawn from the seed's child of this number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,11 +95,14 @@ class RequestArrays:
     tenant_names: tuple[str, ...] = ()
     ttft_limit_s: Seconds | None = None
     """Time from the sending to the deadline of the first token; inf: no deadline. None: all inf."""
-    num_images: Counts | None = None
-    """Images of each prompt, whose tokens are its end but for `num_videos`; None: requests of text."""
-    num_videos: Counts | None = None
-    media_tokens: tuple[int, int] = (0, 0)
-    """Tokens of one image and of one video."""
+    media: Counts | None = None
+    """`[num_warmup + num_requests, most of a prompt, 3]` Images and videos of each prompt in their order, as (kind, a
+    position in `media_tokens`; number of the image, equal numbers being the same image; position of its first token in
+    the prompt); kind -1 behind the last. None: requests of text."""
+    media_tokens: tuple[int, ...] = (0, 0)
+    """Tokens of one image of each size, and of one video."""
+    ready_s: Seconds | None = None
+    """When each request reaches a replica at the earliest, in an open loop; None: on its arrival."""
 
     @property
     def num_requests(self) -> int:
@@ -156,7 +157,7 @@ def generate(workload: Workload, seed: np.random.SeedSequence | int) -> RequestA
         requests = replace(requests, input_tokens=inputs, output_tokens=outputs)
     requests = _with_limits(requests, workload)
     if workload.has_media:
-        requests = _with_media(requests, workload, child(root, MEDIA_KEY))
+        requests = _with_media(requests, workload, root)
     return _behind_client(requests, workload.arrivals) if isinstance(workload.arrivals, ClosedLoop) else requests
 
 
@@ -435,7 +436,7 @@ def _with_limits(requests: RequestArrays, workload: Workload) -> RequestArrays:
 
 
 def _with_media(requests: RequestArrays, workload: Workload, seed: np.random.SeedSequence) -> RequestArrays:
-    """Put images, then videos, at the end of the prompts.
+    """Put images and videos into the prompts; a turn of a session also has those of the turns before it.
 
     Raises:
         InputError: the model that says how many tokens they are is not known.
@@ -445,18 +446,43 @@ def _with_media(requests: RequestArrays, workload: Workload, seed: np.random.See
             "images and videos become tokens by the rule of a model, which is not known here",
             "name a model of the catalog, or the path of its config.json",
         )
-    nothing, size = np.zeros(requests.num_requests, np.int64), requests.num_requests
-    counts = [
-        nothing if media is None else draw_counts(media.count, size, np.random.default_rng(child(seed, index)))
-        for index, media in enumerate((workload.images, workload.videos))
-    ]
-    added = counts[0] * workload.media_tokens[0] + counts[1] * workload.media_tokens[1]
+    tokens, images, prefixes = np.array(workload.media_tokens), workload.images, requests.prefixes
+    drawn = draw_media(workload, requests.num_requests, seed)
+    own_text = requests.input_tokens
+    if workload.sessions is not None and prefixes is not None:
+        own_text = prefixes.node_tokens[prefixes.request_node]
+    elif images is not None and images.position == "start" and prefixes is not None:
+        own_text = own_text - prefixes.node_tokens[prefixes.request_node]
+    begins, added = own_begins(drawn, tokens, images, own_text)
+    previous = np.full(added.size, -1) if requests.previous is None else requests.previous
+    own = np.concatenate([drawn, begins[..., None]], axis=2)
+    media, earlier = with_earlier(own, requests.input_tokens - own_text, previous, added)
+    if workload.sessions is not None and prefixes is not None:
+        node_tokens = prefixes.node_tokens.copy()
+        node_tokens[prefixes.request_node] += added
+        prefixes = replace(prefixes, node_tokens=node_tokens)
+    elif images is not None and images.position == "start" and images.distinct is not None:
+        prefixes = _with_image_nodes(prefixes, drawn, tokens)
     return replace(
         requests,
-        input_tokens=requests.input_tokens + added,
-        num_images=counts[0],
-        num_videos=counts[1],
+        input_tokens=requests.input_tokens + added + earlier,
+        prefixes=prefixes,
+        media=media,
         media_tokens=workload.media_tokens,
+    )
+
+
+def _with_image_nodes(prefixes: PrefixArrays | None, drawn: Counts, tokens: Counts) -> PrefixArrays:
+    """Let prompts share the images that they begin with, behind a shared prompt."""
+    none = np.full(len(drawn), -1, np.int64)
+    before = prefixes or PrefixArrays(none[:0], none[:0], none, none)
+    is_image = drawn[..., :1] < tokens.size - 1
+    nodes = image_nodes(np.where(is_image, drawn, -1), tokens, before.request_node, before.node_parent.size)
+    return PrefixArrays(
+        node_parent=np.concatenate([before.node_parent, nodes[0]]),
+        node_tokens=np.concatenate([before.node_tokens, nodes[1]]),
+        request_node=nodes[2],
+        request_output_node=before.request_output_node,
     )
 
 
@@ -466,7 +492,8 @@ def _behind_client(requests: RequestArrays, client: ClosedLoop) -> RequestArrays
 
     def warmed(name: str, column: NDArray[Any]) -> NDArray[Any]:
         moved = np.where(column < 0, -1, column + count) if name == "previous" else column
-        return np.concatenate([np.full(count, _WARMUP.get(name, column[0]), column.dtype), moved])
+        first = np.full_like(column[:1], _WARMUP.get(name, column[0]))
+        return np.concatenate([np.repeat(first, count, axis=0), moved])
 
     return replace(requests.mapped(warmed), concurrency=client.concurrency, num_warmup=count)
 

@@ -3,6 +3,7 @@
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records, int64
 from windtunnel.serving.codes import PRIORITY, TRTLLM
+from windtunnel.serving.kv.encoder_cache import begin_encoding, encodable, encode
 from windtunnel.serving.kv.windows import (
     give_back,
     has_blocks,
@@ -59,6 +60,8 @@ def form_batch_vllm_v1(pool: PoolTables, requests: Requests, rank: int, slot: in
     first one, where here each chunk takes its own; without chunked context, the default, that is the same.
     """
     settings, ranks, slots = pool.settings, pool.ranks, pool.slots
+    if pool.encoder is not None:
+        begin_encoding(pool, rank)
     num_decodes, budget, any_preempted = schedule_running(pool, requests, rank, slot)
     if settings.balance_steps > 0 and ranks[rank].waiting != NONE:
         slots[slot].looks_again = 1
@@ -88,6 +91,8 @@ def schedule_running(pool: PoolTables, requests: Requests, rank: int, slot: int)
     num_prefilling = ranks[rank].num_prefilling
     demand, num_needed = demand_of_running(pool, requests, rank, slot, budget)
     fits = 0 <= demand <= budget and has_blocks(settings, windows, ranks, rank, num_needed)
+    if pool.encoder is not None:
+        fits = fits and (num_prefilling == 0 or settings.encoder_cache_tokens == 0)
     if fits and (demand > 0) == (num_prefilling > 0):
         take_decode_step(pool, rank, slot, num_needed)
         if windows is not None:  # of all of them, before what is cached is looked at
@@ -147,10 +152,18 @@ def admit_waiting(pool: PoolTables, requests: Requests, rank: int, slot: int, bu
             if not settings.chunked_prefill:
                 break
             chunk = budget
+        if pool.encoder is not None:
+            chunk = encodable(pool, requests, rank, i, chunk)
+            if chunk == 0:
+                slots[slot].looks_again = 1
+                break
         if settings.reserves_prompt and not fits_whole(settings, pool.windows, requests, ranks, rank, i, unused):
             break
+        begin = requests[i].computed_tokens
         if not start(pool, requests, rank, slot, i, chunk, unused, now_s):
             break
+        if pool.encoder is not None:
+            encode(pool, rank, i, begin, chunk)
         budget -= chunk
 
 
@@ -195,6 +208,8 @@ def extend_running(pool: PoolTables, requests: Requests, rank: int, slot: int) -
     if speculation is not None:
         num_gained = gained_tokens(speculation, slots, slot)
     any_preempted = False
+    if pool.encoder is not None:
+        begin_encoding(pool, rank)
     i = ranks[rank].first
     while i != NONE and budget > 0:
         if requests[i].is_decoding:
@@ -205,6 +220,8 @@ def extend_running(pool: PoolTables, requests: Requests, rank: int, slot: int) -
         else:
             computed = requests[i].computed_tokens
             num_tokens = min(wanted_tokens(settings, requests, i), budget)
+            if pool.encoder is not None:
+                num_tokens = encodable(pool, requests, rank, i, num_tokens)
         num_needed = 0
         if settings.scheduler != TRTLLM:
             num_needed = num_blocks_for(computed + num_tokens, block_size) - num_blocks_for(computed, block_size)
@@ -230,6 +247,8 @@ def extend_running(pool: PoolTables, requests: Requests, rank: int, slot: int) -
         take_blocks(settings, windows, ranks, rank, num_needed)
         if not requests[i].is_decoding:
             requests[i].passed_blocks += passed
+            if pool.encoder is not None:
+                encode(pool, rank, i, requests[i].computed_tokens, num_tokens)
         requests[i].step_tokens = num_tokens
         budget -= num_queries if requests[i].is_decoding and num_tokens > 0 else num_tokens
         i = requests[i].after
