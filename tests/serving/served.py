@@ -39,6 +39,9 @@ def oracle_requests(arrays: RequestArrays) -> list[Request]:
         tenants = np.unique(arrays.tenant, return_inverse=True)[1]
         for request, tenant, limit_s in zip(requests, tenants, arrays.ttft_limit_s, strict=True):
             request.tenant, request.ttft_limit_s = int(tenant), float(limit_s)
+    if arrays.adapter is not None:
+        for request, adapter in zip(requests, arrays.adapter, strict=True):
+            request.adapter = int(adapter)
     if arrays.num_images is not None and arrays.num_videos is not None:
         for request, *counts in zip(requests, arrays.num_images, arrays.num_videos, strict=True):
             # Laid out from the end of the prompt on, the last one first.

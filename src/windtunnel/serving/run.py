@@ -92,6 +92,8 @@ class LoopRun:
     """Prefix caches after the run, of all pools end to end."""
     encoded_s: NDArray[np.float64] | None = None
     """[replica] Time of its vision towers; None where all requests are text."""
+    adapters: state.Adapters | None = None
+    """LoRA adapters after the run; None where no request has one."""
     sequences: NDArray[np.void] | None = None
     """`serving.state.per_request.SequenceState` records; None where no pool schedules per request."""
     trail: Trail | None = None
@@ -165,6 +167,7 @@ class Loop:
             self.pools,
             self.pool.cache,
             None if self.run_tables.media is None else self.run_tables.media.encoded_s,
+            self.pool.adapters,
             None if sequences is None else sequences.view(np.ndarray),
             Trail(np.concatenate(members), np.concatenate(stage_s)) if keeps_trail else None,
         )
@@ -272,6 +275,8 @@ def prepare_loop(
         cost = state.StepCost(*(np.asarray(field)[0] for field in pools.cost))
         shares = [pools.ranks, pools.slots, pools.lists, pools.stages]
     pool = _pool_tables(settings, plans, cache, shares)
+    if plans[0].adapters is not None and requests.adapter is not None:
+        pool = pool._replace(adapters=state.new_adapters(plans[0].adapters, settings, requests.adapter))
     if any(plan.settings.scheduler >= codes.VLLM_V0 for plan in plans):
         pool = _with_sequences(pool, plans, records)._replace(stage_tables=stage_tables)
     if pool_records is not None:

@@ -102,6 +102,8 @@ class RequestArrays:
     num_videos: Counts | None = None
     media_tokens: tuple[int, int] = (0, 0)
     """Tokens of one image and of one video."""
+    adapter: Counts | None = None
+    """LoRA adapter, those used most first, or -1: the base model. None: no request has one."""
 
     @property
     def num_requests(self) -> int:
