@@ -56,7 +56,8 @@ def run_document(result: Result) -> dict[str, Any]:
 
 def memory_document(memory: MemoryPlan) -> dict[str, Any]:
     """Document one device's memory."""
-    return asdict(memory) | {"kv_tokens": memory.kv_tokens}
+    document = asdict(memory) | {"kv_tokens": memory.kv_tokens}
+    return document if memory.adapter_bytes else {name: document[name] for name in document if name != "adapter_bytes"}
 
 
 def run_report(result: Result) -> Report:

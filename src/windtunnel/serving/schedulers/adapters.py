@@ -14,7 +14,7 @@ from windtunnel.serving.schedulers.step_cost import interpolate_row
 from windtunnel.serving.state.records import BATCH, BATCH_TOKENS, NONE, Adapters, Ints, Rank, Requests, Slot
 
 ON_DISK, IN_HOST, IN_SLOT = range(3)
-"""Where the weights of an adapter are: on disk, in host memory, in a slot of the device's memory (and in the host's)."""
+"""Where the weights of an adapter are: on disk, in host memory, or in a slot of the device's memory too."""
 
 
 @inner

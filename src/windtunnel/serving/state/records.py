@@ -583,9 +583,10 @@ def new_adapters(plan: AdapterPlan, settings: KernelSettings, of_request: Ints) 
             table["before"][:, first:end] = np.where(numbers == end - 1, NONE, numbers + 1)
             table["after"][:, first:end] = np.where(numbers == first, NONE, numbers - 1)
             lists["first"][:, place], lists["last"][:, place] = end - 1, first
-    counts = np.zeros((2, num_ranks), np.int64)
+    decoding, skipped = np.zeros((2, num_ranks), np.int64)
     num_steps = np.zeros((num_ranks, plan.max_loras + 1), np.int64)
-    return Adapters(of_request, *plan[1:], table, lists, ranks, *counts, num_steps)
+    _, *fields = plan
+    return Adapters(of_request, *fields, table, lists, ranks, decoding, skipped, num_steps)
 
 
 class Sessions(NamedTuple):
