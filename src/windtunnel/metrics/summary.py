@@ -204,6 +204,8 @@ class Summary(Schema):
     """None where the power of a device is unknown."""
     tenants: dict[str, TenantSummary] = {}
     """Tenants by name; empty where the workload has none."""
+    query_s: Distribution | None = None
+    """From the sending of a reranking query to its last score; None where a request is one prompt."""
     adapters: AdapterSummary | None = None
     """None where no request has a LoRA adapter."""
     checks: Checks | None = None

@@ -9,7 +9,7 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.model.forward import StepBatch, attention_launches, head_launches, token_launches
 from windtunnel.model.operators import Collective, Elementwise, Launch, Op
-from windtunnel.model.sampling import SAMPLING_LAUNCHES, TokenFilter
+from windtunnel.model.sampling import SAMPLING_LAUNCHES, TokenFilter, mask_s
 from windtunnel.model.shape import Shard
 from windtunnel.notebook import Shown
 from windtunnel.pricing.estimator import Estimator
@@ -140,7 +140,7 @@ def explain_step(
         num_computed_tokens=num_tokens,
         launches=tuple(_explain(launch, estimator, setup) for launch in _step_launches(shard, batch, num_tokens)),
         memory=memory,
-        host_s=float(host.step_s or 0.0) + float(host.request_s or 0.0) * num_running,
+        host_s=float(host.step_s or 0.0) + (float(host.request_s or 0.0) + mask_s(shard.sampler)) * num_running,
         host_overlaps=bool(setup.engine.async_scheduling),
         launch_s=_launch_s(setup, shard, batch),
         unhidden_s=unhidden_s(shard, setup.engine, batch.sampled),

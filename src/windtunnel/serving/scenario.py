@@ -27,7 +27,7 @@ from windtunnel.serving.engines.defaults import (
     whole_prompt_tokens,
     with_defaults,
 )
-from windtunnel.serving.engines.lora import for_pooling, with_lora
+from windtunnel.serving.engines.workloads import for_pooling, with_lora
 from windtunnel.units import format_count
 from windtunnel.workload.client import Client, client_of, name_of
 from windtunnel.workload.media import media_patches

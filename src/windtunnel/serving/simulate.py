@@ -17,9 +17,11 @@ from windtunnel.metrics.records import POOL_COLUMNS, Table
 from windtunnel.metrics.summary import (
     DeploymentSize,
     DeviceTerms,
+    Distribution,
     PoolSummary,
     Summary,
     Utilisation,
+    known_distribution,
     span_of,
     summarise,
     utilisation_of,
@@ -294,6 +296,7 @@ def _summary(scenario: Scenario, prepared: PreparedDeployment, requests: Request
     return msgspec.structs.replace(
         summary,
         adapters=adapters,
+        query_s=_query_s(table, scenario.workload.documents),
         checks=check_run(table, records.steps, records.rows, num_stages, records.stays) if is_checked else None,
         stages=tuple(
             stage_uses(
@@ -305,6 +308,14 @@ def _summary(scenario: Scenario, prepared: PreparedDeployment, requests: Request
             )
         ),
     )
+
+
+def _query_s(requests: Table, num_documents: int) -> Distribution | None:
+    """Return the latency of queries whose documents are `num_documents` rows, one after the other."""
+    if num_documents == 1:
+        return None
+    sent_s, done_s = (requests[name].reshape(-1, num_documents) for name in ("arrival_s", "finish_s"))
+    return known_distribution(done_s.max(axis=1) - sent_s.min(axis=1))
 
 
 def _pool_summary(scenario: Scenario, pools: Sequence[PreparedPool], number: int, records: _Records) -> PoolSummary:

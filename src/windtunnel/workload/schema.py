@@ -267,7 +267,7 @@ class Workload(RequestSource):
             raise ValueError("a closed loop sends prompts one by one; leave documents out, or give other arrivals")
         if not self.is_pooling:
             return
-        for name in ("output_tokens", "total_tokens", "sessions", "tenants", "clients", "lengths_seed", "sampling"):
+        for name in ("output_tokens", "total_tokens", "sessions", "tenants", "clients", "lengths_seed"):
             if getattr(self, name):
                 raise ValueError(f"task is {self.task!r}, whose requests have no output; leave {name} out")
 

@@ -585,8 +585,9 @@ def new_adapters(plan: AdapterPlan, settings: KernelSettings, of_request: Ints) 
             lists["first"][:, place], lists["last"][:, place] = end - 1, first
     decoding, skipped = np.zeros((2, num_ranks), np.int64)
     num_steps = np.zeros((num_ranks, plan.max_loras + 1), np.int64)
-    _, *fields = plan
-    return Adapters(of_request, *fields, table, lists, ranks, decoding, skipped, num_steps)
+    limits = plan.max_loras, plan.max_cpu_loras, plan.host_load_s, plan.disk_load_s
+    prices = plan.token_nodes, plan.step_s
+    return Adapters(of_request, *limits, *prices, table, lists, ranks, decoding, skipped, num_steps)
 
 
 class Sessions(NamedTuple):

@@ -8,7 +8,7 @@ from windtunnel.errors import InputError
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.serving.deployment import EngineSettings, Speculative
 from windtunnel.serving.engines.command_line import CommandLine, Reading, plain_split
-from windtunnel.serving.engines.lora import lora_options
+from windtunnel.serving.engines.workloads import lora_options
 
 ALGORITHMS = {"mtp": "EAGLE", "draft_model": "STANDALONE"}
 """Our name of a method of drafting -> SGLang's algorithm."""

@@ -8,7 +8,7 @@ from windtunnel import catalog
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.serving.deployment import Deployment, EngineSettings
 from windtunnel.serving.engines.command_line import CommandLine, Reading
-from windtunnel.serving.engines.lora import lora_options
+from windtunnel.serving.engines.workloads import lora_options
 
 DRAFTS = "speculative-config"
 """The option that holds JSON, or a field of it in each of `speculative-config.method`, ..."""

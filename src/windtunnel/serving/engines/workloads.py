@@ -1,4 +1,4 @@
-"""Defaults and limits of LoRA adapters by engine, and the options of a server that name them."""
+"""What an engine does for LoRA adapters, and for embeddings and scores: defaults, limits, options of its server."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,9 +6,13 @@ from typing import Any
 import msgspec
 
 from windtunnel.errors import InputError
-from windtunnel.serving.deployment import EngineSettings
+from windtunnel.serving.codes import SCHEDULERS
+from windtunnel.serving.deployment import Deployment, EngineSettings
 from windtunnel.serving.engines.contract import behaviour_of
 from windtunnel.workload.schema import WorkloadAdapters
+
+POOLING = ("async_scheduling", "enable_chunked_prefill", "enable_prefix_caching")
+"""Settings that an engine may take otherwise where it serves embeddings and scores."""
 
 
 def with_lora(resolved: EngineSettings, adapters: WorkloadAdapters | None) -> EngineSettings:
@@ -55,7 +59,7 @@ def for_pooling(deployment: Deployment, resolved: EngineSettings) -> EngineSetti
         InputError: the engine cannot, or something of the deployment is for outputs alone.
     """
     behaviour = behaviour_of(resolved.name).pooling
-    if behaviour is None or resolved.scheduler not in schedulers_of_engines():
+    if behaviour is None or resolved.scheduler not in SCHEDULERS:
         raise InputError(
             f"embeddings and scores with {resolved.name} and its scheduler {resolved.scheduler} are not modelled",
             "use vllm or sglang, or set workload.task to generate",
@@ -65,8 +69,8 @@ def for_pooling(deployment: Deployment, resolved: EngineSettings) -> EngineSetti
             "engine.speculative drafts output tokens, which embeddings and scores do not have",
             "leave engine.speculative out, or set workload.task to generate",
         )
-    taken = {name: value for name, value in fields_set(behaviour).items() if getattr(deployment.engine, name) is None}
-    return msgspec.structs.replace(resolved, **taken)
+    taken = {name: getattr(behaviour, name) for name in POOLING if getattr(deployment.engine, name) is None}
+    return msgspec.structs.replace(resolved, **{name: value for name, value in taken.items() if value is not None})
 
 
 def lora_options(engine: EngineSettings, max_loras: str, max_cpu_loras: str) -> Iterator[tuple[str, Any]]:
