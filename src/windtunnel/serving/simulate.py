@@ -311,11 +311,10 @@ def _summary(scenario: Scenario, prepared: PreparedDeployment, requests: Request
 
 
 def _query_s(requests: Table, num_documents: int) -> Distribution | None:
-    """Return the latency of queries whose documents are `num_documents` rows, one after the other."""
+    """Return the latency of queries whose documents are `num_documents` rows, one after the other, sent together."""
     if num_documents == 1:
         return None
-    sent_s, done_s = (requests[name].reshape(-1, num_documents) for name in ("arrival_s", "finish_s"))
-    return known_distribution(done_s.max(axis=1) - sent_s.min(axis=1))
+    return known_distribution(requests["e2e_s"].reshape(-1, num_documents).max(axis=1))
 
 
 def _pool_summary(scenario: Scenario, pools: Sequence[PreparedPool], number: int, records: _Records) -> PoolSummary:
