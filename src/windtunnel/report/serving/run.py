@@ -28,6 +28,8 @@ from windtunnel.serving.setup.memory import MemoryPlan
 from windtunnel.units import format_bytes, format_count, format_seconds
 
 LAYOUT = layouts_beside(__file__)
+RARE = ("query_s", "adapters")
+"""Fields of a summary that documents of runs without queries, or without adapters, leave out."""
 POOLED_LATENCIES = ("query_s", "e2e_s", "queueing_s", "prefill_s")
 """Latencies of requests without outputs."""
 
@@ -38,7 +40,7 @@ def run_document(result: Result) -> dict[str, Any]:
     return {
         "windtunnel": version(),
         "scenario": encode(result.scenario),
-        "summary": plain(result.summary),
+        "summary": {name: part for name, part in plain(result.summary).items() if part is not None or name not in RARE},
         "sampling": setup_text.sampling_document(result.setup),
         "client": setup_text.client_document(result.setup),
         "memory": memory_document(result.memory),
