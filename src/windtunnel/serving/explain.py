@@ -8,6 +8,7 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.model.forward import StepBatch, attention_launches, head_launches, token_launches
+from windtunnel.model.lora import lora_launches
 from windtunnel.model.operators import Collective, Elementwise, Launch, Op
 from windtunnel.model.sampling import SAMPLING_LAUNCHES, TokenFilter, mask_s
 from windtunnel.model.shape import Shard
@@ -19,7 +20,7 @@ from windtunnel.serving.scenario import Setup
 from windtunnel.serving.schedulers.step_cost import launched_s
 from windtunnel.serving.setup.encoder import encoder_s, media_launches
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
-from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
+from windtunnel.serving.setup.memory import MemoryPlan, adapter_slots, plan_memory
 from windtunnel.serving.setup.step_prices import PricedLaunch, is_compute_bound, price_launch
 from windtunnel.units import format_count
 from windtunnel.workload.schema import Workload
@@ -131,6 +132,9 @@ def explain_step(
     estimator = estimator or estimator_for(setup)
     num_tokens = _num_computed_tokens(setup, batch)
     host, num_running = setup.engine.host, batch.decode_requests + (batch.prefill_tokens > 0)
+    launches = _step_launches(shard, batch, num_tokens)
+    if shard.lora is not None:  # as many adapters as may run together
+        launches += lora_launches(shard, batch.num_tokens, min(adapter_slots(setup.engine), num_running))
     encoder: list[Launch] = []
     if workload is not None and workload.has_media:
         encoder = media_launches(shard, workload, 0 if workload.images is not None else 1, 1)
@@ -138,7 +142,7 @@ def explain_step(
         setup=setup,
         batch=batch,
         num_computed_tokens=num_tokens,
-        launches=tuple(_explain(launch, estimator, setup) for launch in _step_launches(shard, batch, num_tokens)),
+        launches=tuple(_explain(launch, estimator, setup) for launch in launches),
         memory=memory,
         host_s=float(host.step_s or 0.0) + (float(host.request_s or 0.0) + mask_s(shard.sampler)) * num_running,
         host_overlaps=bool(setup.engine.async_scheduling),

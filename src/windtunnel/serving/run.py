@@ -274,9 +274,7 @@ def prepare_loop(
         events, pool_records = new_pool_events(plans), pools.pools
         cost = state.StepCost(*(np.asarray(field)[0] for field in pools.cost))
         shares = [pools.ranks, pools.slots, pools.lists, pools.stages]
-    pool = _pool_tables(settings, plans, cache, shares)
-    if plans[0].adapters is not None and requests.adapter is not None:
-        pool = pool._replace(adapters=state.new_adapters(plans[0].adapters, settings, requests.adapter))
+    pool = _pool_tables(settings, plans, cache, shares, requests.adapter)
     if any(plan.settings.scheduler >= codes.VLLM_V0 for plan in plans):
         pool = _with_sequences(pool, plans, records)._replace(stage_tables=stage_tables)
     if pool_records is not None:
@@ -315,7 +313,7 @@ def _with_sequences(pool: PoolTables, plans: Sequence[PoolPlan], records: Any) -
 
 
 def _pool_tables(
-    settings: Any, plans: Sequence[PoolPlan], cache: state.Cache | None, shares: Sequence[Any]
+    settings: Any, plans: Sequence[PoolPlan], cache: state.Cache | None, shares: Sequence[Any], adapter: Any
 ) -> PoolTables:
     """Return the tables of the only pool, or of the first one.
 
@@ -337,6 +335,7 @@ def _pool_tables(
         slots=slots,
         lists=lists,
         stages=stages,
+        adapters=None if plans[0].adapters is None else state.new_adapters(plans[0].adapters, settings, adapter),
     )
 
 

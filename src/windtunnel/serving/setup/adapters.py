@@ -25,7 +25,7 @@ def refuse_with_adapters(deployment: Deployment, setup: Setup) -> None:
     refused = [
         (
             bool(deployment.pools),
-            "deployment.pools: a request that is handed over would need its adapter on both sides",
+            "deployment.pools: a request that is handed off would need its adapter on both sides",
         ),
         (setup.parallelism.pp > 1, "parallelism.pp: batches of several stages would share the slots"),
         (
