@@ -22,9 +22,10 @@ def run_pool(
     speculation: state.Speculation | None = None,
     fleet: FleetRun | None = None,
     router: Any = None,
+    adapters: state.AdapterPlan | None = None,
 ) -> tuple[NDArray[np.void], Table]:
     """Return the records of the requests and the step table."""
     caches = [] if cache is None else [cache]
-    plan = PoolPlan(settings, cost, speculation=speculation)
+    plan = PoolPlan(settings, cost, speculation=speculation, adapters=adapters)
     run = prepare_loop([plan], requests, caches, fleet=fleet).run(Custom(router))
     return run.requests, run.steps

@@ -45,6 +45,9 @@ def oracle_requests(arrays: RequestArrays) -> list[Request]:
             request.media = tuple(
                 Item(kind, number, begin, arrays.media_tokens[kind]) for kind, number, begin in items if kind >= 0
             )
+    if arrays.adapter is not None:
+        for request, adapter in zip(requests, arrays.adapter, strict=True):
+            request.adapter = int(adapter)
     if arrays.previous is not None and arrays.think_s is not None and arrays.session is not None:
         turns = zip(arrays.previous, arrays.think_s, arrays.session, strict=True)
         for request, (previous, think_s, session) in zip(requests, turns, strict=True):

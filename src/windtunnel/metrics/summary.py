@@ -153,6 +153,26 @@ class TenantSummary(Schema):
     """Goodput by the tenant's limits, or else the scenario's; None without either."""
 
 
+class AdapterSummary(Schema):
+    """LoRA adapters of a run; steps are weighted equally."""
+
+    num_adapters: int
+    """Adapters that requests used."""
+    mean_in_step: float
+    """Mean number of adapters in a step."""
+    most_in_step: int
+    slot_hit_fraction: float
+    """Share of the admitted requests with an adapter that found it in a slot."""
+    num_loads: int
+    """Adapters copied into a slot."""
+    num_disk_loads: int
+    """Of them, those read from disk first."""
+    load_fraction: float
+    """Share of busy time that steps waited for adapters."""
+    product_fraction: float
+    """Share of busy time of the adapters' own kernels."""
+
+
 class BatchSummary(Schema):
     """Engine steps: distributions over steps, with the counts of each row's first step."""
 
@@ -208,6 +228,10 @@ class Summary(Schema):
     """None where the power of a device is unknown."""
     tenants: dict[str, TenantSummary] = {}
     """Tenants by name; empty where the workload has none."""
+    query_s: Distribution | None = None
+    """From the sending of a reranking query to its last score; None where a request is one prompt."""
+    adapters: AdapterSummary | None = None
+    """None where no request has a LoRA adapter."""
     checks: Checks | None = None
     """None where no steps were recorded."""
     fleet: FleetSummary | None = None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from windtunnel.model.operators import BF16_BYTES, Collective, Gemm, Launch, Size
+from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Collective, Gemm, Launch, Size
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Format
 from windtunnel.model.sampling import sampling_launches
@@ -42,8 +42,11 @@ def token_launches(shard: Shard, num_tokens: Size) -> list[Launch]:
 
 
 def head_launches(shard: Shard, num_sampled: Size) -> list[Launch]:
-    """Return the LM head over the sampled positions only, the gathering of its shards, and the sampler."""
+    """Return the LM head over the sampled positions only, the gathering of its shards, and the sampler; or a pooler."""
     model, tp = shard.model, shard.tp
+    if model.is_pooled:
+        # The prompt's last hidden state becomes fp32 and is normalised, or scored (vLLM 0.33 `layers/pooler/`).
+        return [shard.elementwise("pooler", num_sampled, model.hidden_size * (BF16_BYTES + 3 * FP32_BYTES))]
     vocabulary = -(-model.vocab_size // tp)
     launches = [Launch("lm_head", Gemm(num_sampled, vocabulary, model.hidden_size, shard.precision.lm_head))]
     if tp > 1:

@@ -106,6 +106,7 @@ GREEDY_SAMPLER = Sampler()
 class SamplingCosts(Schema):
     """Everything in `sampling.yaml`, which describes the fields and has their sources."""
 
+    mask_s: float
     logit_bytes: dict[str, float]
     sample_bytes: dict[str, float]
     kernels: dict[str, dict[str, int]]
@@ -140,6 +141,11 @@ class TokenFilter(Op):
     @property
     def variant(self) -> str:
         return self.kernel
+
+
+def mask_s(sampler: Sampler) -> float:
+    """Return the seconds of the host to find the mask of a request's next token; 0 without structured output."""
+    return COSTS.mask_s if sampler.sampling.structured_output else 0.0
 
 
 def sampling_launches(sampler: Sampler, rows: Size, vocabulary: int) -> Iterator[Launch]:

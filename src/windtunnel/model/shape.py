@@ -315,6 +315,8 @@ class ModelSpec(Schema):
     """Hidden states of earlier blocks of layers that the norm before a part of a layer adds, on average (Kimi-K3)."""
     rotary_values: int = 0
     """Cosines and sines of every position that an engine keeps in tables."""
+    is_pooled: bool = False
+    """Whether it is deployed without its output layer: the hidden state of a prompt is pooled, and nothing sampled."""
     generation: Sampling | None = None
     """Sampling parameters of its published generation_config.json; None: it has none, or they are not known."""
 
@@ -338,6 +340,17 @@ class ModelSpec(Schema):
 
 
 @dataclass(frozen=True)
+class LoraShape:
+    """LoRA adapters of a deployed model: all have one rank."""
+
+    rank: int
+    target_modules: tuple[str, ...] | None = None
+    """Projections with adapters; None: all that can have them."""
+    fully_sharded: bool = False
+    """Whether tensor-parallel ranks share both matrices of an adapter."""
+
+
+@dataclass(frozen=True)
 class Shard:
     """A model as it is deployed: what the operators of a step are computed from."""
 
@@ -350,6 +363,8 @@ class Shard:
     beside_tokens: int = 0
     """Most tokens at which shared experts run on a stream of their own beside the routed experts."""
     sampler: Sampler = GREEDY_SAMPLER
+    lora: LoraShape | None = None
+    """None: served without adapters."""
 
     @property
     def tp(self) -> int:

@@ -123,6 +123,33 @@ class KvTier(Schema):
             raise ValueError("a KV tier cannot be named 'device': that is the pool above all tiers")
 
 
+class Lora(Schema):
+    """LoRA adapters that a server holds beside its model."""
+
+    rank: AtLeastOne = 16
+    """Rank of all adapters: slots have room for it, and kernels compute it [max-lora-rank]."""
+    target_modules: tuple[str, ...] | None = None
+    """Projections with adapters, of `qkv_proj`, `o_proj`, `gate_up_proj`, `up_proj` and `down_proj`; None: all that the
+    model has [lora-target-modules]."""
+    max_loras: AtLeastOne | None = None
+    """Adapters of one batch, and slots for them in the device's memory; None takes the engine's default
+    [max-loras-per-batch]."""
+    max_cpu_loras: AtLeastOne | None = None
+    """Adapters in host memory; None takes the engine's default [max-loaded-loras]."""
+    fully_sharded: bool = False
+    """Tensor-parallel ranks share both matrices of an adapter, and exchange the products of the first
+    [fully-sharded-loras]."""
+    host_bytes_per_s: Positive | None = None
+    """Rate at which adapters are copied into slots; None takes the node's link to host memory."""
+    disk_bytes_per_s: Positive = 2e9
+    """Rate at which adapters are read into host memory. The default is assumed: a solid-state disk."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_loras and self.max_cpu_loras and self.max_cpu_loras < self.max_loras:
+            raise ValueError(f"max_cpu_loras is {self.max_cpu_loras}; at least max_loras = {self.max_loras} is needed")
+
+
 WindowKv = Literal["full", "shared_pool", "own_pool"]
 
 CHOICES = {
@@ -242,6 +269,8 @@ class EngineSettings(Schema):
     `max_num_encoder_input_tokens`. Where images never come twice and neither is given, steps encode without limit."""
     speculative: Speculative | None = None
     """None: every step gives one token."""
+    lora: Lora | None = None
+    """None: the model is served without LoRA adapters [enable-lora]."""
     host: HostOverheads = HostOverheads()
 
     def __post_init__(self) -> None:

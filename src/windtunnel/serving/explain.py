@@ -8,8 +8,9 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.model.forward import StepBatch, attention_launches, head_launches, token_launches
+from windtunnel.model.lora import lora_launches
 from windtunnel.model.operators import Collective, Elementwise, Launch, Op
-from windtunnel.model.sampling import SAMPLING_LAUNCHES, TokenFilter
+from windtunnel.model.sampling import SAMPLING_LAUNCHES, TokenFilter, mask_s
 from windtunnel.model.shape import Shard
 from windtunnel.notebook import Shown
 from windtunnel.pricing.estimator import Estimator
@@ -19,7 +20,7 @@ from windtunnel.serving.scenario import Setup
 from windtunnel.serving.schedulers.step_cost import launched_s
 from windtunnel.serving.setup.encoder import encoder_s, media_launches
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
-from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
+from windtunnel.serving.setup.memory import MemoryPlan, adapter_slots, plan_memory
 from windtunnel.serving.setup.step_prices import PricedLaunch, is_compute_bound, price_launch, price_sides
 from windtunnel.serving.setup.two_sides import PingPong, plan_two_sides
 from windtunnel.units import format_count
@@ -151,6 +152,8 @@ def explain_step(
         num_tokens = int(padded[-(-batch.decode_requests // microbatches)])
     launches = _step_launches(shard, batch, num_tokens, microbatches)
     host, num_running = setup.engine.host, batch.decode_requests + (batch.prefill_tokens > 0)
+    if shard.lora is not None:  # as many adapters as may run together
+        launches += lora_launches(shard, batch.num_tokens, min(adapter_slots(setup.engine), num_running))
     encoder: list[Launch] = []
     if workload is not None and workload.has_media:
         encoder = media_launches(shard, workload, 0 if workload.images is not None else 1, 1)
@@ -160,7 +163,7 @@ def explain_step(
         num_computed_tokens=num_tokens,
         launches=tuple(_explain(launch, estimator, setup) for launch in launches),
         memory=memory,
-        host_s=float(host.step_s or 0.0) + float(host.request_s or 0.0) * num_running,
+        host_s=float(host.step_s or 0.0) + (float(host.request_s or 0.0) + mask_s(shard.sampler)) * num_running,
         host_overlaps=bool(setup.engine.async_scheduling),
         launch_s=_launch_s(setup, shard, batch),
         unhidden_s=unhidden_s(shard, setup.engine, batch.sampled),

@@ -20,6 +20,7 @@ from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS, OWN_SCHEDULERS, is_own_scheduler
 from windtunnel.serving.run import BUILT_IN, UNWATCHED, Custom, LoopRun, Watch, prepare_loop
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
+from windtunnel.serving.setup.adapters import adapter_plan, refuse_with_adapters
 from windtunnel.serving.setup.encode_pool import EncodePool, encode_pool_of
 from windtunnel.serving.setup.encoder import encoder_limits, encoder_prices
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
@@ -280,6 +281,10 @@ def _prepared(
     cost = lowered.cost
     if scenario.workload.has_media and scenario.deployment.encoder is None:
         cost = cost._replace(encode_s=encoder_prices(estimator, shard, setup.engine, scenario.workload))
+    adapters = None
+    if requests.adapter is not None:
+        refuse_with_adapters(scenario.deployment, setup)
+        adapters = adapter_plan(estimator, shard, setup, settings, requests)
     plan = PoolPlan(
         settings,
         cost,
@@ -287,6 +292,7 @@ def _prepared(
         None if pool.role == "prefill" else speculation,
         ROLES[pool.role],
         kv_copies=kv_copies(setup, shard),
+        adapters=adapters,
     )
     return PreparedPool(pool, setup, shard, memory, estimator, lowered, plan, retention, policy)
 

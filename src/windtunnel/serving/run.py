@@ -97,6 +97,8 @@ class LoopRun:
     """Of the pool of encoders; None without one."""
     encoded_s: NDArray[np.float64] | None = None
     """[replica] Time of its vision towers; None where all requests are text."""
+    adapters: state.Adapters | None = None
+    """LoRA adapters after the run; None where no request has one."""
     sequences: NDArray[np.void] | None = None
     """`serving.state.per_request.SequenceState` records; None where no pool schedules per request."""
     trail: Trail | None = None
@@ -171,6 +173,7 @@ class Loop:
             self.pool.cache,
             None,
             None if self.run_tables.media is None else self.run_tables.media.encoded_s,
+            self.pool.adapters,
             None if sequences is None else sequences.view(np.ndarray),
             Trail(np.concatenate(members), np.concatenate(stage_s)) if keeps_trail else None,
         )
@@ -278,7 +281,8 @@ def prepare_loop(
         cost = state.StepCost(*(np.asarray(field)[0] for field in pools.cost))
         shares = [pools.ranks, pools.slots, pools.lists, pools.stages]
     media = media_of(requests, sum(plan.settings.num_replicas for plan in plans))
-    pool = _pool_tables(settings, plans, cache, shares)._replace(encoder=_encoder(plans, media, requests))
+    pool = _pool_tables(settings, plans, cache, shares, requests.adapter)
+    pool = pool._replace(encoder=_encoder(plans, media, requests))
     if any(plan.settings.scheduler >= codes.VLLM_V0 for plan in plans):
         pool = _with_sequences(pool, plans, records)._replace(stage_tables=stage_tables)
     if pool_records is not None:
@@ -350,7 +354,7 @@ def _with_sequences(pool: PoolTables, plans: Sequence[PoolPlan], records: Any) -
 
 
 def _pool_tables(
-    settings: Any, plans: Sequence[PoolPlan], cache: state.Cache | None, shares: Sequence[Any]
+    settings: Any, plans: Sequence[PoolPlan], cache: state.Cache | None, shares: Sequence[Any], adapter: Any
 ) -> PoolTables:
     """Return the tables of the only pool, or of the first one.
 
@@ -372,6 +376,7 @@ def _pool_tables(
         slots=slots,
         lists=lists,
         stages=stages,
+        adapters=None if plans[0].adapters is None else state.new_adapters(plans[0].adapters, settings, adapter),
     )
 
 

@@ -27,6 +27,7 @@ from windtunnel.serving.engines.defaults import (
     whole_prompt_tokens,
     with_defaults,
 )
+from windtunnel.serving.engines.workloads import for_pooling, with_lora
 from windtunnel.units import format_count
 from windtunnel.workload.client import Client, client_of, name_of
 from windtunnel.workload.media import media_patches
@@ -181,6 +182,8 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
     model = catalog.model(scenario.model, allow_download)
     device = catalog.device(deployment.device)
     node = catalog.node(deployment.node) if deployment.node else catalog.default_node(device)
+    if scenario.workload.is_pooling:
+        model = msgspec.structs.replace(model, tie_word_embeddings=True, lm_head_bias=False, is_pooled=True)
     precision = scenario.precision or model.precision
     engine = with_defaults(deployment.engine, device, shape=deployment.parallelism)
     chosen = _calibration_choice(deployment, engine, device, calibration)
@@ -195,6 +198,9 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
     engine = for_architecture(deployment.engine, engine, model.architecture)
     max_model_len = engine.max_model_len or model.max_context_tokens
     sampling, sampling_source = scenario.workload.sampling_of(model)
+    engine = with_lora(engine, scenario.workload.adapters)
+    if scenario.workload.is_pooling:
+        engine = for_pooling(deployment, engine)
     engine = whole_prompt_tokens(deployment.engine, engine, max_model_len)
     setup = Setup(
         model=model,

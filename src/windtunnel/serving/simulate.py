@@ -17,10 +17,12 @@ from windtunnel.metrics.records import POOL_COLUMNS, Table
 from windtunnel.metrics.summary import (
     DeploymentSize,
     DeviceTerms,
+    Distribution,
     EncodedImages,
     PoolSummary,
     Summary,
     Utilisation,
+    known_distribution,
     span_of,
     summarise,
     utilisation_of,
@@ -28,7 +30,7 @@ from windtunnel.metrics.summary import (
 )
 from windtunnel.metrics.tokens import ReplicaRows, rows_by_replica, with_token_times
 from windtunnel.model.forward import attention_side
-from windtunnel.pricing.estimator import Estimator
+from windtunnel.pricing.estimator import Coverage, Estimator
 from windtunnel.serving.analysis.attribution import provenance, time_fractions
 from windtunnel.serving.analysis.device_use import side_uses, stage_uses, step_work, total_work
 from windtunnel.serving.analysis.intervals import intervals, remarks
@@ -38,6 +40,7 @@ from windtunnel.serving.prepared import PreparedDeployment, PreparedPool, prepar
 from windtunnel.serving.results import PoolResult, Result, limits_of, power_model, resolved_scenario
 from windtunnel.serving.run import LoopRun, Progress, Watch, first_pool, replicas_of
 from windtunnel.serving.scenario import Scenario, pool_scenario
+from windtunnel.serving.setup.adapters import adapter_summary, products_s
 from windtunnel.serving.setup.encode_pool import EncodePool, EncodeRun
 from windtunnel.serving.setup.estimators import estimator_for
 from windtunnel.serving.setup.fleet_plan import (
@@ -51,6 +54,7 @@ from windtunnel.serving.setup.fleet_plan import (
 )
 from windtunnel.serving.setup.frontend import client_table
 from windtunnel.serving.setup.transfers import transfer_of
+from windtunnel.serving.state.records import Adapters
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
 
@@ -105,7 +109,7 @@ def serve_scenario(
     records = _records_of(scenario, prepared, requests, run, fleet)
     summary = _summary(scenario, prepared, requests, records, run)
     first, decoder = prepared.pools[0], next(pool for pool in prepared.pools if pool.pool.role != "prefill")
-    coverage, sources, operators = _provenance(prepared.pools, records)
+    coverage, sources, operators = _with_adapters(_provenance(prepared.pools, records), summary)
     return Result(
         scenario=_resolved(scenario, prepared),
         setup=first.setup,
@@ -152,6 +156,8 @@ class _Records:
     fleet: FleetRecord | None
     encoder_s: NDArray[np.float64] | None
     """[replica] Time of its vision towers; None where all requests are text."""
+    adapters: Adapters | None
+    """LoRA adapters after the run; None where no request has one."""
 
     def encoded_s(self, pools: Sequence[PreparedPool], number: int) -> float:
         """Return the time of the vision towers of a pool's replicas."""
@@ -214,7 +220,7 @@ def _records_of(
             table = with_retries(table, fleet.fleet.num_retries, fleet.fleet.discarded_tokens)
             record = FleetRecord(phase_table(fleet), stays)
     tokens = None if run.cache is None else loaded
-    return _Records(table, run.steps, rows, stays, tokens, record, run.encoded_s)
+    return _Records(table, run.steps, rows, stays, tokens, record, run.encoded_s, run.adapters)
 
 
 def _transfer_times(run: LoopRun) -> dict[str, NDArray[np.float64]]:
@@ -276,7 +282,13 @@ def _summary(
         table,
         records.steps,
         DeploymentSize(num_replicas, deployment.num_devices, num_blocks, num_stages),
-        time_fractions(first.lowered, steps, first.settings, records.encoded_s(pools, 0)),
+        time_fractions(
+            first.lowered,
+            steps,
+            first.settings,
+            records.encoded_s(pools, 0),
+            products_s(records.adapters, first.settings.ranks_per_replica),
+        ),
         limits,
         DeviceTerms(
             first.setup.device.price_usd_per_hour if price is None else price, power_model(scenario, first.setup)
@@ -286,8 +298,14 @@ def _summary(
     )
     # A verified step gives more tokens than it samples for.
     is_checked = first.plan.speculation is None
+    adapters = None
+    if records.adapters is not None:
+        busy_s = float(steps["duration_s"].sum())
+        adapters = adapter_summary(records.adapters, first.settings.ranks_per_replica, busy_s)
     return msgspec.structs.replace(
         summary,
+        adapters=adapters,
+        query_s=_query_s(table, scenario.workload.documents),
         checks=check_run(table, records.steps, records.rows, num_stages, records.stays) if is_checked else None,
         stages=tuple(
             stage_uses(
@@ -300,6 +318,13 @@ def _summary(
         ),
         sides=tuple(side_uses(first.lowered, steps, first.setup.parallelism, num_replicas, span_of(table))),
     )
+
+
+def _query_s(requests: Table, num_documents: int) -> Distribution | None:
+    """Return the latency of queries whose documents are `num_documents` rows, one after the other, sent together."""
+    if num_documents == 1:
+        return None
+    return known_distribution(requests["e2e_s"].reshape(-1, num_documents).max(axis=1))
 
 
 def _pool_summary(scenario: Scenario, pools: Sequence[PreparedPool], number: int, records: _Records) -> PoolSummary:
@@ -377,6 +402,18 @@ def _provenance(pools: Sequence[PreparedPool], records: _Records) -> list[dict[A
             for name, fraction in share.items():
                 total[name] += busy_fraction * fraction
     return [dict(total.most_common()) for total in totals]
+
+
+def _with_adapters(provenance: list[dict[Any, float]], summary: Summary) -> list[dict[Any, float]]:
+    """Add the kernels of LoRA adapters, which nobody has measured, to the shares of the device's time."""
+    if summary.adapters is None:
+        return provenance
+    share = summary.adapters.product_fraction
+    names = (Coverage.ROOFLINE, "plain roofline of LoRA kernels", "lora")
+    scaled = [{name: each * (1.0 - share) for name, each in shares.items()} for shares in provenance]
+    for shares, name in zip(scaled, names, strict=True):
+        shares[name] = shares.get(name, 0.0) + share
+    return [dict(sorted(shares.items(), key=lambda item: -item[1])) for shares in scaled]
 
 
 def _resolved(scenario: Scenario, prepared: PreparedDeployment) -> Scenario:

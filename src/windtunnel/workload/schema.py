@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 from windtunnel.metrics.slo import Slo
 from windtunnel.model.sampling import GREEDY, NEUTRAL, Sampling
 from windtunnel.model.shape import ModelSpec
-from windtunnel.schema import NonNegative, Positive, Schema, check_between
+from windtunnel.schema import Fraction, NonNegative, Positive, Schema, check_between
 from windtunnel.workload.arrivals import Arrivals, Burst, ClosedLoop, Count, Rate, Recorded
 from windtunnel.workload.client import Client
 from windtunnel.workload.lengths import MAX_TOKENS, Lengths, Tokens, Uniform
@@ -47,6 +47,17 @@ class ClientModel(Schema):
     """Keep only so many clients, the busiest; None keeps all."""
     without_lengths: Literal["refuse", "leave_out"] = "refuse"
     """Treatment of clients whose file of lengths is missing."""
+
+
+class WorkloadAdapters(Schema):
+    """LoRA adapters of the requests: each request has one, all turns of a session the same."""
+
+    count: Count
+    popularity: Literal["zipf", "uniform"] = "zipf"
+    """Share of the k-th adapter: in proportion to k to the power of minus `exponent`, or equal."""
+    exponent: NonNegative = 1.0
+    base_fraction: Fraction = 0.0
+    """Share of the requests (or sessions) that use the base model."""
 
 
 class TraceColumns(Schema):
@@ -112,6 +123,11 @@ class RequestSource(Schema):
     sessions: Sessions | None = None
     shared_prompts: SharedPrompts | None = None
 
+    @property
+    def is_pooling(self) -> bool:
+        """Whether requests end with their prompt: embeddings or scores."""
+        return False
+
     def _check_streams(self) -> None:
         super().__post_init__()
         if (self.total_tokens is None) != (self.input_to_output_ratio is None):
@@ -126,7 +142,7 @@ class RequestSource(Schema):
 
     def _check_lengths_given(self, *others: str) -> None:
         """Raise ValueError unless the lengths and the streams `others` are all given or come from a trace."""
-        streams = [*others, "input_tokens", "output_tokens"]
+        streams = [*others, "input_tokens", *([] if self.is_pooling else ["output_tokens"])]
         given = {"input_tokens", "output_tokens"} if self.total_tokens is not None else set()
         missing = [stream for stream in streams if getattr(self, stream) is None and stream not in given]
         if self.trace is None and missing:
@@ -192,6 +208,11 @@ class Workload(RequestSource):
     trace, whichever is first.
     """
 
+    task: Literal["generate", "embed", "rerank"] = "generate"
+    """`embed`: a request is one prompt, which is pooled into a vector; `rerank`: a query with `documents` of them, each
+    pair a prompt that gets a score. Neither has outputs."""
+    documents: Count = 1
+    """Documents of a reranking query; `input_tokens` are those of a pair."""
     num_requests: Count | None = None
     duration_s: Positive | None = None
     tenants: tuple[Tenant, ...] = ()
@@ -207,6 +228,8 @@ class Workload(RequestSource):
     """Images of every request, whose tokens come at the end of its prompt unless `position` says otherwise."""
     videos: Videos | None = None
     """Videos of every request, whose tokens come at the end of its prompt, behind those of images there."""
+    adapters: WorkloadAdapters | None = None
+    """None: all requests use the model itself."""
     media_tokens: tuple[int, ...] | None = None
     """Tokens of one image of each size and of one video; filled in from the model, whatever is given."""
     sampling: Sampling | None = None
@@ -215,6 +238,7 @@ class Workload(RequestSource):
 
     def __post_init__(self) -> None:
         self._check_streams()
+        self._check_task()
         self._check_lengths_seed()
         if self.has_media and self.sessions is not None and self.sessions.max_context_tokens is not None:
             raise ValueError("max_context_tokens of sessions counts text alone; leave it out where there are images")
@@ -232,6 +256,22 @@ class Workload(RequestSource):
         if repeated := [name for index, name in enumerate(names) if name in names[:index]]:
             raise ValueError(f"two tenants are called {repeated[0]!r}")
         self._check_end()
+
+    @property
+    def is_pooling(self) -> bool:
+        """Whether requests end with their prompt: embeddings or scores."""
+        return self.task != "generate"
+
+    def _check_task(self) -> None:
+        if self.documents > 1 and self.task != "rerank":
+            raise ValueError(f"documents is {self.documents}, but task is {self.task!r}; only rerank has documents")
+        if self.documents > 1 and isinstance(self.arrivals, ClosedLoop):
+            raise ValueError("a closed loop sends prompts one by one; leave documents out, or give other arrivals")
+        if not self.is_pooling:
+            return
+        for name in ("output_tokens", "total_tokens", "sessions", "tenants", "clients", "lengths_seed"):
+            if getattr(self, name):
+                raise ValueError(f"task is {self.task!r}, whose requests have no output; leave {name} out")
 
     @property
     def has_media(self) -> bool:

@@ -51,6 +51,17 @@ class Batches(Memory):
         }
         return keys[order]
 
+    def next_waiting(self, rank: Rank) -> Request | None:
+        """The first waiting request that has arrived and whose adapter may join those that run."""
+        running = {request.adapter for request in rank.running} - {-1}
+        for request in rank.waiting:
+            if request.arrival_s > self.cutoff_s:
+                return None
+            fits = request.adapter in (-1, *running)
+            if rank.adapters is None or fits or len(running) < rank.adapters.max_loras:
+                return request
+        return None
+
     def take(self, rank: Rank, slot: int, request: Request, num_tokens: int) -> None:
         needed, window_needed = self.new_blocks(request, num_tokens)
         rank.free_blocks -= needed
@@ -74,6 +85,8 @@ class Batches(Memory):
         self.use_found(rank, request)
         rank.free_blocks -= request.loading_blocks
         rank.load_s += request.load_s
+        if rank.adapters is not None:
+            rank.adapters.admit(request.adapter)
         if request.cached_tokens < 0:
             request.cached_tokens = request.computed_tokens
         if math.isnan(request.scheduled_s):
@@ -83,6 +96,8 @@ class Batches(Memory):
     def preempt(self, rank: Rank, slot: int, request: Request) -> int:
         """Returns the tokens of the step that `request` gives back."""
         rank.running.remove(request)
+        if rank.adapters is not None:
+            rank.adapters.leave(request.adapter)
         given_back = rank.batches[slot].pop(request.index, None)
         computed = given_back.computed_before if given_back else request.computed_tokens
         self.release(rank, request, 0 if self.settings.scheduler == SGLANG else computed)

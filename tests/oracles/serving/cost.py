@@ -20,10 +20,13 @@ class Prices:
     def num_queries(self) -> int:
         return 1 if self.speculation is None else int(self.speculation.num_queries)
 
-    def device_s(self, batches: list[dict[int, Chunk]]) -> float:
+    def adapters_s(self, plan: Any, num_adapters: int, num_tokens: int) -> float:
+        return _interpolate(plan.token_nodes, plan.step_s[num_adapters], num_tokens) if num_adapters else 0.0
+
+    def device_s(self, batches: list[dict[int, Chunk]], adapters_s: Sequence[float] = ()) -> float:
         c = self.cost
         attention_s = 0.0
-        for batch in batches:
+        for batch, more_s in zip(batches, adapters_s or [0.0] * len(batches), strict=True):
             decodes = [chunk for chunk in batch.values() if chunk.decodes]
             prefills = [chunk for chunk in batch.values() if not chunk.decodes]
             context = sum(chunk.computed_before for chunk in decodes) + len(decodes)
@@ -31,7 +34,7 @@ class Prices:
             pairs = sum(chunk.tokens * (chunk.computed_before + 0.5 * chunk.tokens) for chunk in prefills)
             contexts = [chunk.computed_before for chunk in decodes]
             decode_s = self.decode_attention_s(len(decodes), context, bool(prefills), deviation(contexts))
-            attention_s = max(attention_s, decode_s + self.prefill_attention_s(tokens, pairs))
+            attention_s = max(attention_s, decode_s + self.prefill_attention_s(tokens, pairs) + more_s)
         if any(not chunk.decodes for batch in batches for chunk in batch.values()):
             q = self.num_queries
             num_tokens = [sum(q if chunk.decodes else chunk.tokens for chunk in batch.values()) for batch in batches]

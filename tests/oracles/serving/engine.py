@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from oracles.serving.adapters import RankAdapters
 from oracles.serving.cache import Segment, TierPool
 from oracles.serving.cost import Prices
 from oracles.serving.encoder import EncoderCache
 from oracles.serving.sglang import Sglang
-from oracles.serving.state import Rank, Request, Step
+from oracles.serving.state import Chunk, Rank, Request, Step
 from oracles.serving.vllm_v1 import VllmV1
 from windtunnel.serving.codes import QUEUE_ORDERS, SGLANG, VLLM_V1
 
@@ -70,7 +71,7 @@ class EnginePool(VllmV1, Sglang):
         self.requests, self.service = deployment.requests, deployment.service
         self.chains, self.caches = chains, any(chains)
         self.tiers, self.load_overlaps = below
-        self.prices = Prices(self.cost, self.speculation)
+        self.prices, self.adapters = Prices(self.cost, self.speculation), plan.adapters
         num_ranks = s.num_replicas * s.ranks_per_replica
         self.ranks = [self.new_rank() for _ in range(num_ranks)]
         self.pools = [
@@ -87,7 +88,9 @@ class EnginePool(VllmV1, Sglang):
         s = self.settings
         has_cache = s.encoder_cache_tokens > 0
         encoder = EncoderCache(int(s.encoder_cache_tokens), int(s.encoder_budget_tokens)) if has_cache else None
-        return Rank(s.num_blocks, s.num_window_blocks, [{} for _ in range(s.num_stages)], encoder)
+        rank = Rank(s.num_blocks, s.num_window_blocks, [{} for _ in range(s.num_stages)], encoder)
+        rank.adapters = None if self.adapters is None else RankAdapters(self.adapters)
+        return rank
 
     # Events
 
@@ -248,6 +251,8 @@ class EnginePool(VllmV1, Sglang):
                 request.first_token_s = now_s
             if request.num_outputs >= request.output_tokens:
                 rank.running.remove(request)
+                if rank.adapters is not None:
+                    rank.adapters.leave(request.adapter)
                 self.finish(rank, request, now_s)
             else:
                 self.see_whether_it_slides(rank, request)
@@ -275,11 +280,14 @@ class EnginePool(VllmV1, Sglang):
         s, c, ranks = self.settings, self.cost, self.ranks_of(replica)
         if len(c.recorded_step_s):
             return now_s + float(c.recorded_step_s[len(self.steps)])
-        device_s = self.prices.device_s([rank.batches[slot] for rank in ranks])
+        adapters_s = [self.adapters_s(rank, rank.batches[slot]) for rank in ranks]
+        device_s = self.prices.device_s([rank.batches[slot] for rank in ranks], adapters_s)
         load_s = max(rank.load_s for rank in ranks)
         device_s = max(device_s, load_s) if self.load_overlaps else device_s + load_s
         for rank in ranks:
             rank.load_s = 0.0
+        if self.adapters is not None:
+            device_s += max(rank.adapters.take_load_s() for rank in ranks)
         device_s += max(self.encoder_s(rank, slot) for rank in ranks)
         host_s = c.host_step_s + c.host_request_s * max(len(rank.running) for rank in ranks)
         if s.num_stages == 1:
@@ -289,6 +297,23 @@ class EnginePool(VllmV1, Sglang):
             time_s = max(time_s, self.stage_free_s[replica][stage]) + device_s / s.num_stages
             self.stage_free_s[replica][stage] = time_s
         return max(time_s, now_s + host_s) if c.host_overlaps else time_s
+
+    def adapters_s(self, rank: Rank, batch: dict[int, Chunk]) -> float:
+        """Of the adapters of all that run where some decode, else of the prompts'; by tokens of requests with one."""
+        if self.adapters is None:
+            return 0.0
+        tokens = sum(
+            self.prices.num_queries if chunk.decodes else chunk.tokens
+            for index, chunk in batch.items()
+            if self.requests[index].adapter >= 0
+        )
+        users = [self.requests[index] for index in batch]
+        if any(chunk.decodes for chunk in batch.values()):
+            users = [*rank.running]
+        num_adapters = len({request.adapter for request in users} - {-1}) if tokens else 0
+        if batch:
+            rank.adapters.num_steps[num_adapters] += 1
+        return self.prices.adapters_s(self.adapters, num_adapters, tokens)
 
     def encoder_s(self, rank: Rank, slot: int) -> float:
         """The tower encodes what the cache lacks; without one, what has its first token in a chunk of this step, unless

@@ -62,8 +62,8 @@ class Sglang(Batches):
         if self.caches and s.longest_prefix_first and len(rank.waiting) <= 128:
             self.sort_by_prefix(rank)
         while chunk_budget > 0 and prompt_budget > 0 and rank.waiting and len(rank.running) < s.max_num_seqs:
-            request = rank.waiting[0]
-            if request.arrival_s > self.cutoff_s:
+            request = self.next_waiting(rank)
+            if request is None:
                 break
             unused = self.look_up(rank, request)
             whole, output = request.wanted_tokens, min(request.remaining_outputs, 4096)

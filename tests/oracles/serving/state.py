@@ -58,6 +58,8 @@ class Request:
     """Prompt tokens that a restart made a per-request scheduler take for outputs."""
     slides: bool = False
     num_preemptions: int = 0
+    adapter: int = -1
+    """LoRA adapter, or -1: the base model."""
     is_decoding: bool = False
     """Its prefill, or the prefill after its latest preemption, is complete."""
     slot: int = -1
@@ -112,6 +114,8 @@ class Rank:
     """It has come, and the request is in no batch yet."""
     load_s: float = 0.0
     """To load for the batch that is being formed."""
+    adapters: Any = None
+    """`adapters.RankAdapters`; None where no request has a LoRA adapter."""
     new_token_ratio: float = 0.0
     steps_to_receive: int = 0
     waited_steps: int = 0

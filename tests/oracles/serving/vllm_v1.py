@@ -56,8 +56,8 @@ class VllmV1(Batches):
         if rank.holds_back or self.waits_for_a_fuller_batch(rank, slot):
             return
         while not any_preempted and rank.waiting and budget > 0 and len(rank.running) < s.max_num_seqs:
-            request = rank.waiting[0]
-            if request.arrival_s > self.cutoff_s:
+            request = self.next_waiting(rank)
+            if request is None:
                 break
             unused = self.look_up(rank, request)
             num_tokens = self.capped(request)

@@ -34,7 +34,7 @@ TENSORRTS_OWN = {
 }
 OTHER_SCHEDULERS_OWN = {"watermark_fraction", "max_waiting_steps"}
 UNSET = {
-    *("max_model_len", "num_gpu_blocks", "cudagraph_sizes", "moe_backend", "kv_tiers", "speculative"),
+    *("max_model_len", "num_gpu_blocks", "cudagraph_sizes", "moe_backend", "kv_tiers", "speculative", "lora"),
     *("window_pool_ratio", "attention_backend"),
     *VLLMS_OWN,
     *SGLANGS_OWN,

@@ -106,6 +106,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
         True,
         {"deployment.device": "h200_sxm", "model": "MiniMaxAI/MiniMax-M2.5", "deployment.parallelism": {"tp": 4}},
     ),
+    "lora": ({"rank": 256}, PLANNED),
     "speculative": ({"method": "ngram", "num_draft_tokens": 2, "acceptance_fraction": 0.5}, {}),
     "host.step_s": (0.1, SYNCHRONOUS),
     "host.request_s": (0.01, SYNCHRONOUS),

@@ -11,6 +11,7 @@ from effort import cases_to_try
 from oracles.serving.cache import Segment
 from oracles.serving.deployment import ReferenceDeployment
 from oracles.serving.state import Step
+from serving.forms import prepare_loop
 from serving.pool_of_one import run_pool
 from serving.served import assert_equal_requests, assert_equal_steps, engine_plan, oracle_requests
 from windtunnel.compiled.records import new_table
@@ -33,6 +34,7 @@ class Case:
     caches: bool = False
     tiers: np.ndarray = field(default_factory=lambda: NO_TIERS)
     load_overlaps: bool = False
+    adapters: state.AdapterPlan | None = None
 
 
 @st.composite
@@ -121,6 +123,32 @@ def media_cases(draw: st.DrawFn) -> Case:
         settings=settings,
         cost=case.cost._replace(encode_s=prices),
         requests=replace(case.requests, media=media, media_tokens=tuple(tokens)),
+    )
+
+
+@st.composite
+def adapter_cases(draw: st.DrawFn) -> Case:
+    """Requests with LoRA adapters, more of them than may run together; some use the base model."""
+    case = draw(cases())
+    rng, size = np.random.default_rng(draw(st.integers(0, 2**32))), case.requests.arrival_s.size
+    count, max_loras = draw(st.integers(1, 8)), draw(st.integers(1, 4))
+    nodes = np.array([1.0, 2.0, 8.0, 60.0])
+    plan = state.AdapterPlan(
+        num_adapters=count,
+        max_loras=max_loras,
+        max_cpu_loras=max_loras + draw(st.integers(0, 3)),
+        host_load_s=2e-3,
+        disk_load_s=2e-2,
+        token_nodes=nodes,
+        step_s=np.cumsum(rng.random((max_loras + 1, nodes.size)), axis=1) * 1e-3,
+    )
+    scheduler = draw(st.sampled_from([codes.VLLM_V1, codes.SGLANG]))
+    changed = {"scheduler": scheduler, "num_stages": 1, "batch_wait_steps": 0, "balance_steps": 0}
+    return replace(
+        case,
+        settings=case.settings._replace(**changed),
+        requests=replace(case.requests, adapter=rng.integers(-1, count, size)),
+        adapters=plan,
     )
 
 
@@ -275,7 +303,7 @@ def random_cost(
 
 def run_oracle(case: Case, speculation: state.Speculation | None = None) -> tuple[ReferenceDeployment, list[Step]]:
     tiers = case.tiers if case.caches else NO_TIERS
-    plan = engine_plan(case.settings, case.cost, speculation)
+    plan = engine_plan(case.settings, case.cost, speculation)._replace(adapters=case.adapters)
     oracle = ReferenceDeployment(
         [plan], oracle_requests(case.requests), chains=[chains(case)], below=[(tiers, case.load_overlaps)]
     )
@@ -301,6 +329,23 @@ def test_images_and_videos_equal_the_oracles(case: Case) -> None:
     assert_equal_to_the_oracle(case)
 
 
+@settings(max_examples=cases_to_try(300))
+@given(adapter_cases())
+def test_adapters_equal_the_oracles(case: Case) -> None:
+    """Who is passed over, what is loaded, how many adapters each step has."""
+    oracle, _ = run_oracle(case)
+    assert_equal_to_the_oracle(case)
+    plan = engine_plan(case.settings, case.cost)._replace(adapters=case.adapters)
+    adapters = prepare_loop([plan], case.requests).run().adapters
+    assert adapters is not None
+    for number, rank in enumerate(oracle.pools[0].ranks):
+        found = adapters.ranks[number]
+        assert (found.num_loads, found.num_disk_loads) == (rank.adapters.num_loads, rank.adapters.num_disk_loads)
+        assert not any(rank.adapters.users.values())
+        steps = [rank.adapters.num_steps[n] for n in range(1, adapters.max_loras + 1)]
+        np.testing.assert_array_equal(adapters.num_steps[number, 1:], steps)
+
+
 @settings(max_examples=cases_to_try(400))
 @given(session_cases())
 def test_cached_prefixes_and_sessions_equal_the_oracles(case: Case) -> None:
@@ -310,7 +355,9 @@ def test_cached_prefixes_and_sessions_equal_the_oracles(case: Case) -> None:
 def assert_equal_to_the_oracle(case: Case, speculation: state.Speculation | None = None) -> None:
     oracle, reference_steps = run_oracle(case, speculation)
     cache = prefix_cache(case.settings, case.requests, case.tiers, case.load_overlaps) if case.caches else None
-    records, steps = run_pool(case.settings, case.cost, case.requests, cache=cache, speculation=speculation)
+    records, steps = run_pool(
+        case.settings, case.cost, case.requests, cache=cache, speculation=speculation, adapters=case.adapters
+    )
     assert_equal_requests(records, oracle.requests)
     if cache is not None:
         np.testing.assert_array_equal(

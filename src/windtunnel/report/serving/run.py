@@ -1,6 +1,6 @@
 """A simulated serving run: latency, throughput, memory, cost, bounds, how sure they are; and its folder of files."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
@@ -11,7 +11,7 @@ from windtunnel.files import check_writable_folder, new_files
 from windtunnel.metrics.client import ClientSummary
 from windtunnel.metrics.records import Table as Records
 from windtunnel.metrics.slo import Slo
-from windtunnel.metrics.summary import Summary, queue_growth
+from windtunnel.metrics.summary import SECONDS_PER_HOUR, Summary, queue_growth
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, rows_of, table_of
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.render.json import version
@@ -28,6 +28,10 @@ from windtunnel.serving.setup.memory import MemoryPlan
 from windtunnel.units import format_bytes, format_count, format_seconds
 
 LAYOUT = layouts_beside(__file__)
+RARE = ("query_s", "adapters")
+"""Fields of a summary that documents of runs without queries, or without adapters, leave out."""
+POOLED_LATENCIES = ("query_s", "e2e_s", "queueing_s", "prefill_s")
+"""Latencies of requests without outputs."""
 
 
 def run_document(result: Result) -> dict[str, Any]:
@@ -36,7 +40,7 @@ def run_document(result: Result) -> dict[str, Any]:
     return {
         "windtunnel": version(),
         "scenario": encode(result.scenario),
-        "summary": plain(result.summary),
+        "summary": {name: part for name, part in plain(result.summary).items() if part is not None or name not in RARE},
         "sampling": setup_text.sampling_document(result.setup),
         "client": setup_text.client_document(result.setup),
         "memory": memory_document(result.memory),
@@ -56,7 +60,8 @@ def run_document(result: Result) -> dict[str, Any]:
 
 def memory_document(memory: MemoryPlan) -> dict[str, Any]:
     """Document one device's memory."""
-    return asdict(memory) | {"kv_tokens": memory.kv_tokens}
+    document = asdict(memory) | {"kv_tokens": memory.kv_tokens}
+    return document if memory.adapter_bytes else {name: document[name] for name in document if name != "adapter_bytes"}
 
 
 def run_report(result: Result) -> Report:
@@ -110,13 +115,15 @@ def _summary_section(
     scenario: Scenario, document: Mapping[str, Any], requests: Records | None, calibration: str
 ) -> Section:
     summary = decode(document["summary"], Summary)
+    if scenario.workload.is_pooling:
+        document = _without_outputs(document)
     tenants = [{"name": name, **tenant} for name, tenant in document["summary"].get("tenants", {}).items()]
     # Without intervals the calibration decides nothing.
     has_intervals = bool(document.get("interval_80"))
     sure = {"calibration_text": (calibration or _documented_calibration(document)) if has_intervals else None}
     blocks: list[Block] = [
         OnPage(lambda: [Cards([*limit_cards(summary, scenario.slo), *cards_of(document, LAYOUT["cards"]).facts])]),
-        latency_table(summary),
+        latency_table(summary, POOLED_LATENCIES if scenario.workload.is_pooling else ()),
         *([table_of(tenants, LAYOUT["tenants"])] if tenants else []),
         facts_of({**document, **sure}, LAYOUT["sureness"]),
         Facts(
@@ -130,6 +137,23 @@ def _summary_section(
         *([table_of(sides, LAYOUT["sides"])] if (sides := _sides(summary)) else []),
     ]
     return Section("", blocks, "Summary")
+
+
+def _without_outputs(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the document of a run whose requests have no outputs: rates and costs of prompts alone."""
+    summary = dict(document["summary"])
+    rates, cost, power = summary["throughput"], summary.get("cost"), summary.get("power")
+    read_per_s = rates["total_tokens_per_s"] - rates["output_tokens_per_s"]
+    each_per_s = rates["total_tokens_per_s_per_device"] - rates["output_tokens_per_s_per_device"]
+    pooled = {"input_tokens_per_s": read_per_s, "input_tokens_per_s_per_device": each_per_s}
+    summary["throughput"] = {"requests_per_s": rates["requests_per_s"], **pooled}
+    if cost:
+        per_million = cost["usd_per_hour"] / SECONDS_PER_HOUR / read_per_s * 1e6
+        summary["cost"] = {"usd_per_hour": cost["usd_per_hour"], "usd_per_million_input_tokens": per_million}
+    if power:
+        summary["power"] = {name: power[name] for name in ("mean_w", "energy_j")}
+    intervals = {name: span for name, span in document.get("interval_80", {}).items() if name == "e2e"}
+    return {**document, "summary": summary, "sampling": {}, "interval_80": intervals}
 
 
 def _derived(
@@ -177,7 +201,7 @@ def verdict(summary: Summary, scenario: Scenario, requests: Records | None) -> t
         The sentences; and whether the run holds the SLO: None without one, or False where the queue grows.
     """
     known = scenario.slo is not None and summary.goodput is not None
-    parts = [_slo_text(summary, scenario.slo) if known else _latency_text(summary)]
+    parts = [_slo_text(summary, scenario.slo) if known else _latency_text(summary, scenario.workload.is_pooling)]
     growth = None if requests is None else _overload(scenario, requests)
     if growth is not None:
         parts.append(f"Overloaded: each second of arrivals adds {format_seconds(growth)} of queueing.")
@@ -186,8 +210,11 @@ def verdict(summary: Summary, scenario: Scenario, requests: Records | None) -> t
     return text, is_held if growth is None else False
 
 
-def _latency_text(summary: Summary) -> str:
+def _latency_text(summary: Summary, is_pooling: bool) -> str:
     """Return the rate of a run without an SLO, and the latencies that nearly all requests have."""
+    seconds = format_seconds((summary.query_s or summary.e2e_s).p99)
+    if is_pooling:
+        return f"Serves {number(summary.throughput.requests_per_s)} sequences/s with latency p99 {seconds}."
     tpot = "" if summary.tpot_s is None else f", TPOT p99 {format_seconds(summary.tpot_s.p99)}"
     rate = number(summary.throughput.requests_per_s)
     return f"Serves {rate} requests/s with TTFT p99 {format_seconds(summary.ttft_s.p99)}{tpot}."
@@ -283,9 +310,10 @@ def _failed_checks(summary: Summary) -> list[Section]:
     return [Section("This run contradicts itself; please report it", [filled(LAYOUT["checks"], checks)])]
 
 
-def latency_table(summary: Summary | ClientSummary) -> Table:
-    """Return a row for each latency of a run, or of the ones that a client saw."""
-    latencies = ((label, getattr(summary, name, None)) for name, label in LAYOUT["latencies"].items())
+def latency_table(summary: Summary | ClientSummary, names: Sequence[str] = ()) -> Table:
+    """Return a row for each latency of a run, or of the ones that a client saw; `names`: of those alone."""
+    known = {name: label for name, label in LAYOUT["latencies"].items() if not names or name in names}
+    latencies = ((label, getattr(summary, name, None)) for name, label in known.items())
     rows = [
         [label, *(format_seconds(getattr(seconds, name)) for name in LAYOUT["statistics"])]
         for label, seconds in latencies

@@ -133,6 +133,10 @@ def workload_text(workload: Workload, says_rate: bool = True) -> str:
     if workload.shared_prompts is not None:
         count = workload.shared_prompts.count
         parts.append("a shared prompt" if count == 1 else f"{count:,} shared prompts")
+    if workload.is_pooling:
+        parts.append("embeddings" if workload.task == "embed" else f"scores of {workload.documents:,} documents each")
+    if workload.adapters is not None:
+        parts.append(f"{format_count(workload.adapters.count, 'LoRA adapter')}, {workload.adapters.popularity}")
     return ", ".join([*parts, *_media_texts(workload)])
 
 
@@ -157,7 +161,8 @@ def _streams_text(requests: RequestSource, says_rate: bool) -> str:
     parts = [arrivals_text(requests.arrivals, says_rate) if requests.arrivals else f"arrivals of {trace}"]
     if requests.total_tokens is not None:
         return f"{parts[0]}, {lengths_text(requests.total_tokens)} in and out, {requests.input_to_output_ratio:g} to 1"
-    for name, tokens in (("in", requests.input_tokens), ("out", requests.output_tokens)):
+    streams = {"in": requests.input_tokens, "out": requests.output_tokens}
+    for name, tokens in streams.items() if not requests.is_pooling else (("in", requests.input_tokens),):
         parts.append(f"{lengths_text(tokens)} {name}" if tokens is not None else f"{name}put of {trace}")
     if trace is not None and requests.input_tokens is None and requests.output_tokens is None:
         parts[1:] = [f"lengths of {trace}"] if requests.arrivals else []

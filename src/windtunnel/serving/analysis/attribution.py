@@ -18,11 +18,12 @@ NUM_SAMPLED_STEPS = 16
 
 
 def time_fractions(
-    lowered: LoweredSteps, steps: Table, settings: state.KernelSettings, encoded_s: float = 0.0
+    lowered: LoweredSteps, steps: Table, settings: state.KernelSettings, encoded_s: float = 0.0, adapters_s: float = 0.0
 ) -> dict[str, float]:
     """Return the share of busy time by what bounds it; with several ranks per replica from their mean batch.
 
-    `encoded_s` of that time are the vision towers', which a step's prompts would else be taken to compute.
+    `encoded_s` of that time are the vision towers', which a step's prompts would else be taken to compute; `adapters_s`
+    are LoRA adapters', their products and loads.
 
     The operators' shares are scaled so that a step's parts add up to its duration; attention counts as memory in decode
     and as compute in prefill.
@@ -64,8 +65,11 @@ def time_fractions(
     if encoded_s:
         sums["encoder"] = encoded_s / total_s
         sums["compute"] = max(sums["compute"] - sums["encoder"], 0.0)
+    if adapters_s:
+        sums["adapters"] = adapters_s / total_s
+        sums["compute"] = min(sums["compute"], max(1.0 - sum(sums.values()) + sums["compute"], 0.0))
     sums["memory"] = max(1.0 - sum(sums.values()), 0.0)
-    rare = (name for name in ("kv_loading", "encoder") if sums.get(name))
+    rare = (name for name in ("kv_loading", "encoder", "adapters") if sums.get(name))
     names = ("compute", "memory", "communication", "host", *rare)
     return {name: sums[name] for name in names}
 

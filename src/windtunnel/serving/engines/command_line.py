@@ -176,6 +176,11 @@ class Reading:
     def has_experts(self) -> bool:
         return self.model.has_experts
 
+    @property
+    def engine(self) -> dict[str, Any]:
+        """The engine's settings so far."""
+        return dict(self.raw.get("deployment", {}).get("engine", {}))
+
     def set_engine(self, **settings: Any) -> None:
         """Set fields of the engine's settings."""
         for name, value in settings.items():

@@ -72,12 +72,29 @@ class Launches(Schema):
     """Launches for each collective of a step in piecewise graphs."""
 
 
+class LoraBehaviour(Schema):
+    """How an engine serves LoRA adapters."""
+
+    ranks: tuple[int, ...] = ()
+    """Ranks that its kernels have; empty: any."""
+    max_loras: int = 1
+    """Default of adapters of one batch."""
+    holds_all: bool = False
+    """Whether host memory holds every adapter by default, and not just as many as a batch may have."""
+    counts_base: bool = False
+    """Whether requests to the base model take one of the batch's adapters."""
+
+
 class Behaviour(Schema):
     """An engine's `behaviour.yaml`."""
 
     schedulers: dict[str, Scheduler] = {}
     """Its own, by the names of `serving.codes`; an installed engine has none and names a shipped one."""
     launches: Launches = Launches()
+    pooling: EngineSettings | None = None
+    """Settings that it takes for embeddings and scores; None: serving these with it is not modelled."""
+    lora: LoraBehaviour | None = None
+    """None: serving adapters with it is not modelled."""
     decode_streams_first: bool = False
     """The decode side streams the prefill side's first output, when the request enters a batch there."""
     decode_samples_first: bool = False

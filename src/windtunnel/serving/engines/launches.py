@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from windtunnel.model.feed_forward.experts import Experts, ExpertsFeedForward
 from windtunnel.model.forward import decode_launches, head_launches, prefill_launches, token_launches
+from windtunnel.model.lora import lora_launches
 from windtunnel.model.operators import Collective, Gemm, Launch
 from windtunnel.model.precision import ACTIVATION_BITS, Format
 from windtunnel.model.shape import Shard
@@ -61,7 +62,8 @@ def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any, in_decod
     behaviour = behaviour_of(engine.name).launches
     attention = (decode_launches if in_decode else prefill_launches)(shard, 1.0, 1.0)
     head = head_launches(shard, 1.0)
-    launches = (*token_launches(shard, 1.0), *attention, *head)
+    added = () if shard.lora is None else tuple(lora_launches(shard, 1.0, 1.0))
+    launches = (*token_launches(shard, 1.0), *added, *attention, *head)
     kernels = sum(launch.count * _kernels_of(launch, shard, engine, behaviour) for launch in launches)
     kernels += _unlisted_kernels(shard, behaviour)
     pieces = sum(launch.count for launch in head)

@@ -11,6 +11,7 @@ from windtunnel.serving.codes import SGLANG, TRTLLM
 from windtunnel.serving.engines.sglang.scheduler import decay_new_token_ratio
 from windtunnel.serving.engines.trtllm.balance import count_balance
 from windtunnel.serving.kv.windows import give_back, has_blocks, take_blocks
+from windtunnel.serving.schedulers.adapters import adapters_s, count_steps, take_load_s
 from windtunnel.serving.schedulers.batch import decode_step_blocks, gained_tokens, passed_of_step, take_decode_step
 from windtunnel.serving.schedulers.step_batch import Batch, emptied, fails_at_s, write_row
 from windtunnel.serving.schedulers.step_cost import (
@@ -140,11 +141,12 @@ def batch_of(pool: PoolTables, cost: StepCost, requests: Requests, replica: int,
                     resumed_since_s += requests[i].last_token_s
         rank_context = slots[slot].context_tokens - slots[slot].skipped_context_tokens if rank_decodes > 0 else 0
         deviation_tokens = context_deviation(cost, slots, slot, rank_decodes, rank_context)
-        attention_s = max(
-            attention_s,
-            decode_attention_s(cost, rank_decodes, rank_context + rank_decodes, rank_tokens, deviation_tokens)
-            + prefill_attention_s(cost, rank_tokens, rank_pairs),
-        )
+        rank_s = decode_attention_s(cost, rank_decodes, rank_context + rank_decodes, rank_tokens, deviation_tokens)
+        rank_s += prefill_attention_s(cost, rank_tokens, rank_pairs)
+        if pool.adapters is not None:
+            num_queries = 1 if speculation is None else speculation.num_queries
+            rank_s += adapters_s(pool.adapters, slots, lists, rank, rank_decodes, num_queries)
+        attention_s = max(attention_s, rank_s)
         most_decodes = max(most_decodes, rank_decodes)
         most_tokens = max(most_tokens, rank_queries + rank_tokens)
         most_sampled = max(most_sampled, rank_sampled)
@@ -199,6 +201,9 @@ def step_end_s(
     device_s = price_batch(pool, cost, run, batch, replica, stage)
     if cost.recorded_step_s.size > 0:
         return now_s + device_s
+    if pool.adapters is not None:
+        first = replica * pool.settings.ranks_per_replica
+        device_s += take_load_s(pool.adapters, first, first + pool.settings.ranks_per_replica)
     if run.media is not None:
         encoded_s = encoder_s(pool, cost, run.requests, run.media, replica, stage)
         run.media.encoded_s[pool.settings.first_replica + replica] += encoded_s
@@ -329,6 +334,8 @@ def take_equal_steps(
             context_tokens = slots[rank].context_tokens
             deviation_tokens = context_deviation(cost, slots, rank, count, context_tokens)
             rank_s = decode_attention_s(cost, count, context_tokens + count, batch.prefill_tokens, deviation_tokens)
+            if pool.adapters is not None:
+                rank_s += pool.adapters.ranks[rank].step_s
             attention_s = max(attention_s, rank_s)
         step_s = with_host(cost, decode_step_s(cost, batch.most_decodes, attention_s), batch.most_running)
         if not fits or step_s > SAME_DURATION * first_step_s or time_s + step_s >= fails_s:
@@ -367,6 +374,8 @@ def settle_slots(pool: PoolTables, replica: int, stage: int, steps: Steps, is_do
                 steps_to_receive = ranks[rank].steps_to_receive - steps.num_steps
                 ranks[rank].steps_to_receive = steps_to_receive % settings.receive_interval_steps
                 decay_new_token_ratio(settings, ranks, rank, steps.num_steps)
+        if pool.adapters is not None and not is_doomed:
+            count_steps(pool.adapters, rank, steps.num_steps)
         slots[slot].num_skipped = 0
         slots[slot].skipped_context_tokens = 0
         slots[slot].skipped_squares = 0

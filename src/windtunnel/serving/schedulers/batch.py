@@ -22,6 +22,7 @@ from windtunnel.serving.kv.windows import (
     take_blocks,
     window_blocks,
 )
+from windtunnel.serving.schedulers.adapters import begin_use, end_use
 from windtunnel.serving.schedulers.queue_orders import enqueue
 from windtunnel.serving.state.records import (
     BATCH,
@@ -164,6 +165,8 @@ def start(
     if pool.cache is not None:
         acquire(pool.cache, requests, ranks, rank, slot, i)
     admit(pool.settings, requests, ranks, pool.lists, rank, i, now_s)
+    if pool.adapters is not None:
+        begin_use(pool.adapters, rank, i)
     ranks[rank].free_blocks -= num_needed
     ranks[rank].free_window_blocks -= num_window_blocks
     add_chunk(pool, requests, rank, slot, i, chunk)
@@ -224,6 +227,8 @@ def begin_decoding(pool: PoolTables, requests: Requests, rank: int, slot: int, i
     slots[slot].context_tokens += requests[i].computed_tokens
     slots[slot].joined_squares += joined * joined
     pool.lists[slot, PHASES, joined % pool.settings.block_size] += 1
+    if pool.adapters is not None and pool.adapters.of_request[i] != NONE:
+        pool.adapters.decoding[rank] += 1
     change = joined + requests[i].input_tokens + requests[i].output_tokens - 1
     if pool.windows is not None:
         begin_to_slide(pool, requests, rank, i)
@@ -243,6 +248,8 @@ def stop_decoding(pool: PoolTables, requests: Requests, i: int) -> None:
     pool.lists[slot, PHASES, requests[i].joined % pool.settings.block_size] -= 1
     if pool.windows is not None:
         stop_sliding(pool.settings, requests, pool.lists, i)
+    if pool.adapters is not None and pool.adapters.of_request[i] != NONE:
+        pool.adapters.decoding[slot] -= 1
 
 
 @inner
@@ -297,6 +304,8 @@ def preempt(pool: PoolTables, requests: Requests, rank: int, i: int) -> None:
     requests[i].passed_blocks = 0
     requests[i].num_preemptions += 1
     unlink(requests, ranks, rank, i)
+    if pool.adapters is not None:
+        end_use(pool.adapters, rank, i)
     enqueue(settings, requests, ranks, rank, i)
 
 
@@ -309,6 +318,8 @@ def leave(pool: PoolTables, requests: Requests, rank: int, i: int) -> None:
         ranks[rank].free_window_blocks += held_window_blocks(settings, requests, pool.slots, i)
     free(settings, pool.cache, ranks, rank, i, held, requests[i].computed_tokens)
     unlink(requests, ranks, rank, i)
+    if pool.adapters is not None:
+        end_use(pool.adapters, rank, i)
     ranks[rank].num_outstanding -= 1
 
 

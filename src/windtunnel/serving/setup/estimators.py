@@ -6,12 +6,13 @@ from pathlib import Path
 
 from windtunnel.model.operators import BF16_BYTES
 from windtunnel.model.sampling import Sampler
-from windtunnel.model.shape import Shard
+from windtunnel.model.shape import LoraShape, Shard
 from windtunnel.pricing.aiconfigurator.collection import KernelChoices
 from windtunnel.pricing.aiconfigurator.estimator import counted_once, measured_estimator
 from windtunnel.pricing.calibrated import CalibratedEstimator
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.pricing.profile import profile_estimator
+from windtunnel.schema import fields_of
 from windtunnel.serving.scenario import Setup
 
 NVIDIA = "nvidia"
@@ -20,6 +21,7 @@ NVIDIA = "nvidia"
 
 def shard_of(setup: Setup) -> Shard:
     """Return the model as the setup deploys it."""
+    lora = setup.engine.lora
     return Shard(
         model=setup.model,
         precision=setup.precision,
@@ -28,6 +30,7 @@ def shard_of(setup: Setup) -> Shard:
         tf32=bool(setup.engine.tf32),
         beside_tokens=setup.engine.shared_experts_beside_tokens or 0,
         sampler=Sampler(setup.sampling, sampler_kernel(setup)),
+        lora=None if lora is None else LoraShape(**fields_of(lora, "rank", "target_modules", "fully_sharded")),
     )
 
 

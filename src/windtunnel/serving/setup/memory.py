@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
+from windtunnel.model.lora import lora_bytes
 from windtunnel.model.memory import loaded_bytes, recurrent_state_bytes, value_bytes
 from windtunnel.model.operators import FP32_BYTES
 from windtunnel.model.shape import HIDDEN_STATES, Shard
@@ -48,6 +49,8 @@ class MemoryPlan:
     """Memory that the driver grants to programs, of which engines take their shares."""
     sampler_bytes: float = 0.0
     """Logits and the sampler's temporaries in the profiling run, of which `activation_bytes` has the peak."""
+    adapter_bytes: float = 0.0
+    """Slots of LoRA adapters, allocated with the weights."""
     graph_bytes: float = 0.0
     """Set aside for CUDA graphs; 0: they are captured in what the engine's share leaves."""
 
@@ -199,8 +202,16 @@ def profiled_memory(
         reserved_bytes=float(engine.reserved_bytes or 0),
         usable_bytes=device.memory_bytes if device.usable_bytes is None else device.usable_bytes,
         sampler_bytes=profiled.sampler_bytes,
+        adapter_bytes=0.0 if shard.lora is None else adapter_slots(engine) * lora_bytes(shard),
         graph_bytes=graph_bytes(engine, sizes.size if engine.piecewise_cudagraphs else 0, full_sizes),
     )
+
+
+def adapter_slots(engine: EngineSettings) -> int:
+    """Return the slots for LoRA adapters in a device's memory."""
+    assert engine.lora is not None
+    assert engine.lora.max_loras is not None
+    return engine.lora.max_loras
 
 
 def _does_not_fit(shard: Shard, device: Device, part: MemoryPlan) -> InputError:
@@ -220,13 +231,13 @@ def _pool_bytes(engine: EngineSettings, part: MemoryPlan) -> float:
     share is of what is free before the weights and leaves activations to the rest; TensorRT-LLM gives them a share of
     what is free after its profiling run.
     """
-    share = engine.gpu_memory_utilization
+    share, weight_bytes = engine.gpu_memory_utilization, part.weight_bytes + part.adapter_bytes
     assert share is not None
     if engine.memory_fraction_of_free:
-        return share * (part.usable_bytes - part.weight_bytes - part.activation_bytes - part.reserved_bytes)
+        return share * (part.usable_bytes - weight_bytes - part.activation_bytes - part.reserved_bytes)
     if not scheduler_of(engine).share_has_activations:
-        return share * (part.usable_bytes - part.reserved_bytes) - part.weight_bytes
-    used = part.weight_bytes + part.activation_bytes + part.reserved_bytes + part.graph_bytes
+        return share * (part.usable_bytes - part.reserved_bytes) - weight_bytes
+    used = weight_bytes + part.activation_bytes + part.reserved_bytes + part.graph_bytes
     return share * part.usable_bytes - used
 
 
@@ -289,6 +300,8 @@ def sampler_bytes(shard: Shard, device: Device, engine: EngineSettings, max_mode
     assert engine.max_num_batched_tokens is not None
     assert engine.max_num_seqs is not None
     model, profiling, tokens = shard.model, profiling_of(engine), engine.max_num_batched_tokens
+    if model.is_pooled:
+        return 0.0
     rows = min(engine.max_num_seqs, tokens)
     if profiling.samples_prompts:
         rows = -(-tokens // max_model_len)

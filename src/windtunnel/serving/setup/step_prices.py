@@ -23,6 +23,7 @@ from windtunnel.model.forward import (
     token_launches,
 )
 from windtunnel.model.operators import Launch, Op, Size
+from windtunnel.model.sampling import mask_s
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 from windtunnel.pricing.roofline import machine
@@ -185,7 +186,7 @@ class StepPrices:
             length_nodes=self.length_nodes,
             prefill_attention_s=np.array(self.prefill, order="C"),
             host_step_s=float(host.step_s or 0.0),
-            host_request_s=float(host.request_s or 0.0),
+            host_request_s=float(host.request_s or 0.0) + mask_s(self.shard.sampler),
             host_overlaps=int(bool(engine.async_scheduling)),
             recorded_step_s=np.zeros(0),
             group_token_s=group_token_s,

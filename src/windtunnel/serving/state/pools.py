@@ -16,6 +16,7 @@ from windtunnel.compiled.records import F8, I8, Records, new_table
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL, ROUND_ROBIN
 from windtunnel.serving.state.records import (
     NONE,
+    AdapterPlan,
     Cache,
     Event,
     Floats,
@@ -48,6 +49,8 @@ class PoolPlan(NamedTuple):
     """Of the network interfaces of one rank, in one direction."""
     kv_copies: float = 1.0
     """Of a request's KV on the devices of one rank, each of which is sent."""
+    adapters: AdapterPlan | None = None
+    """None where no request has a LoRA adapter."""
 
 
 class HandoffRules(NamedTuple):

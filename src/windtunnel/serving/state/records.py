@@ -534,6 +534,106 @@ class EncoderCache(NamedTuple):
     """[request, n] 1 while the request needs the image, at the image's first place in the prompt."""
 
 
+class Adapter(Protocol):
+    """One record an adapter and rank: running requests that use it, where its weights are (`schedulers.adapters`), and,
+    where no request uses it, its neighbours in the order of last use."""
+
+    num_running: I8
+    place: I8
+    before: I8
+    after: I8
+    stamp: I8  # of the latest step that counted it
+
+
+class AdapterList(Protocol):
+    """One record a rank and place: the ends of the list of idle adapters there, the one idle longest first."""
+
+    first: I8
+    last: I8
+
+
+class AdapterRank(Protocol):
+    """One record a rank: adapters of running requests, those in slots and in host memory, and what has happened."""
+
+    num_running: I8  # adapters
+    num_in_slots: I8
+    num_cached: I8  # in host memory, those in slots among them
+    stamp: I8
+    step_adapters: I8  # of the step under way
+    num_lookups: I8  # requests admitted with an adapter
+    num_loads: I8  # of them, those that had to load it into a slot
+    num_disk_loads: I8  # and of those from disk
+    step_s: F8  # products of the adapters in the step under way
+    load_s: F8  # to load for the batch that is being formed
+    total_step_s: F8
+    total_load_s: F8  # of a replica's first rank: of the slowest rank in each step
+
+
+class AdapterPlan(NamedTuple):
+    """How a pool serves LoRA adapters."""
+
+    num_adapters: int
+    max_loras: int
+    """Adapters that may run together, and slots in the device's memory."""
+    max_cpu_loras: int
+    """Adapters in host memory, those in slots among them."""
+    host_load_s: float
+    """To copy an adapter into a slot."""
+    disk_load_s: float
+    """To read it into host memory before."""
+    token_nodes: Floats
+    """[t] tokens of requests with an adapter, ascending."""
+    step_s: Floats
+    """[max_loras + 1, t] products of so many adapters in a step."""
+
+
+class Adapters(NamedTuple):
+    """LoRA adapters of requests, see `schedulers.adapters`; one slot a rank, no pipeline."""
+
+    of_request: Ints
+    """[request] Or NONE."""
+    max_loras: int
+    max_cpu_loras: int
+    host_load_s: float
+    disk_load_s: float
+    token_nodes: Floats
+    step_s: Floats
+    table: RecordGrid[Adapter]
+    """`[rank, adapter]`"""
+    lists: RecordGrid[AdapterList]
+    """`[rank, place]`"""
+    ranks: Records[AdapterRank]
+    decoding: Ints
+    """[rank] Decoding requests with an adapter."""
+    skipped: Ints
+    """[rank] Of them, those that the step under way leaves out."""
+    num_steps: Ints
+    """`[rank, n]` Steps with n adapters."""
+
+
+def new_adapters(plan: AdapterPlan, settings: KernelSettings, of_request: Ints) -> Adapters:
+    """Return the adapters at the beginning of a run: slots and host memory have those of the lowest numbers, which are
+    used most, the lowest as if used last."""
+    num_ranks = settings.num_replicas * settings.ranks_per_replica
+    table = new_table(Adapter, (num_ranks, plan.num_adapters), before=NONE, after=NONE)
+    lists = new_table(AdapterList, (num_ranks, 3), first=NONE, last=NONE)
+    ranks = new_table(AdapterRank, num_ranks)
+    ends = (0, min(plan.max_loras, plan.num_adapters), min(plan.max_cpu_loras, plan.num_adapters))
+    ranks["num_in_slots"], ranks["num_cached"] = ends[1], ends[2]
+    for place, first, end in ((2, ends[0], ends[1]), (1, ends[1], ends[2])):
+        if end > first:
+            numbers = np.arange(first, end)
+            table["place"][:, first:end] = place
+            table["before"][:, first:end] = np.where(numbers == end - 1, NONE, numbers + 1)
+            table["after"][:, first:end] = np.where(numbers == first, NONE, numbers - 1)
+            lists["first"][:, place], lists["last"][:, place] = end - 1, first
+    decoding, skipped = np.zeros((2, num_ranks), np.int64)
+    num_steps = np.zeros((num_ranks, plan.max_loras + 1), np.int64)
+    limits = plan.max_loras, plan.max_cpu_loras, plan.host_load_s, plan.disk_load_s
+    prices = plan.token_nodes, plan.step_s
+    return Adapters(of_request, *limits, *prices, table, lists, ranks, decoding, skipped, num_steps)
+
+
 class Sessions(NamedTuple):
     """Which request is sent when which other one is done."""
 

@@ -25,7 +25,7 @@ from windtunnel.workload.generate.draws import (
 from windtunnel.workload.generate.media import draw_media, image_nodes, own_begins, with_earlier
 from windtunnel.workload.generate.turns import Turns, begins, draw_prompts, draw_turns, within
 from windtunnel.workload.lengths import Lengths
-from windtunnel.workload.schema import RequestSource, Trace, Workload
+from windtunnel.workload.schema import RequestSource, Trace, Workload, WorkloadAdapters
 from windtunnel.workload.sessions import SharedPrompts
 from windtunnel.workload.traces.requests import BlockIds, RecordedRequests, read_requests
 
@@ -39,6 +39,8 @@ _WARMUP = {
 """Column -> its value in warm-up requests; others are those of the first request."""
 TENANT_KEY = 1000
 """The j-th tenant's streams are spawned from the seed's child of this number and j."""
+ADAPTER_KEY = 3000
+"""LoRA adapters are drawn from the seed's child of this number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,6 +105,8 @@ class RequestArrays:
     """Tokens of one image of each size, and of one video."""
     ready_s: Seconds | None = None
     """When each request reaches a replica at the earliest, in an open loop; None: on its arrival."""
+    adapter: Counts | None = None
+    """LoRA adapter, those used most first, or -1: the base model. None: no request has one."""
 
     @property
     def num_requests(self) -> int:
@@ -158,6 +162,11 @@ def generate(workload: Workload, seed: np.random.SeedSequence | int) -> RequestA
     requests = _with_limits(requests, workload)
     if workload.has_media:
         requests = _with_media(requests, workload, root)
+    if workload.documents > 1:
+        requests = requests.mapped(lambda _, column: np.repeat(column, workload.documents, axis=0))
+    if workload.adapters is not None:
+        rng = np.random.default_rng(child(root, ADAPTER_KEY))
+        requests = _with_adapters(requests, draw_adapters(workload.adapters, requests, rng))
     return _behind_client(requests, workload.arrivals) if isinstance(workload.arrivals, ClosedLoop) else requests
 
 
@@ -435,6 +444,46 @@ def _with_limits(requests: RequestArrays, workload: Workload) -> RequestArrays:
     )
 
 
+def draw_adapters(adapters: WorkloadAdapters, requests: RequestArrays, rng: np.random.Generator) -> Counts:
+    """Draw the adapter of each request, -1 for the base model; turns of one session have that of its first."""
+    exponent = adapters.exponent if adapters.popularity == "zipf" else 0.0
+    shares = np.arange(1, adapters.count + 1, dtype=np.float64) ** -exponent
+    drawn = np.searchsorted(np.cumsum(shares / shares.sum()), rng.random(requests.num_requests), side="right")
+    drawn = np.minimum(drawn, adapters.count - 1)
+    drawn[rng.random(requests.num_requests) < adapters.base_fraction] = -1
+    if requests.session is not None:
+        has = requests.session >= 0
+        _, first, of_row = np.unique(requests.session[has], return_index=True, return_inverse=True)
+        drawn[has] = drawn[has][first][of_row.ravel()]
+    return drawn
+
+
+def _with_adapters(requests: RequestArrays, adapter: Counts) -> RequestArrays:
+    """Give each request its adapter; prompts of different adapters share no beginning.
+
+    vLLM hashes the adapter into a block's key (`_gen_lora_extra_hash_keys`, vllm/v1/core/kv_cache_utils.py, 0.8 to
+    0.33); SGLang's radix cache has a name space for each (`extra_key`, 0.5).
+    """
+    if requests.prefixes is None:
+        return replace(requests, adapter=adapter)
+    forest, base = requests.prefixes, int(adapter.max()) + 2
+    ends = {name: getattr(forest, name) for name in REQUEST_NODES}
+    keys = {name: np.where(node >= 0, node * base + adapter + 1, -1) for name, node in ends.items()}
+    known = reached = np.unique(np.concatenate(list(keys.values())))
+    while (reached := reached[reached >= 0]).size:
+        parent = forest.node_parent[reached // base]
+        reached = np.setdiff1d(np.where(parent >= 0, parent * base + reached % base, -1), known)
+        known = np.union1d(known, reached)
+    known = known[known >= 0]
+    node, parent = known // base, forest.node_parent[known // base]
+    split = PrefixArrays(
+        node_parent=np.where(parent >= 0, np.searchsorted(known, parent * base + known % base), -1),
+        node_tokens=forest.node_tokens[node],
+        **{name: np.where(key >= 0, np.searchsorted(known, key), -1) for name, key in keys.items()},
+    )
+    return replace(requests, adapter=adapter, prefixes=split)
+
+
 def _with_media(requests: RequestArrays, workload: Workload, seed: np.random.SeedSequence) -> RequestArrays:
     """Put images and videos into the prompts; a turn of a session also has those of the turns before it.
 
@@ -577,4 +626,6 @@ def _both_lengths(
         column: Counts = getattr(recorded, stream)
         return column[:num_requests]
 
+    if source.is_pooling:
+        return token_counts("input_tokens"), np.ones(num_requests, np.int64)
     return token_counts("input_tokens"), token_counts("output_tokens")

@@ -8,6 +8,7 @@ from windtunnel.errors import InputError
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.serving.deployment import EngineSettings, Speculative
 from windtunnel.serving.engines.command_line import CommandLine, Reading, plain_split
+from windtunnel.serving.engines.workloads import lora_options
 
 ALGORITHMS = {"mtp": "EAGLE", "draft_model": "STANDALONE"}
 """Our name of a method of drafting -> SGLang's algorithm."""
@@ -22,6 +23,8 @@ def read(reading: Reading) -> None:
             raise InputError(f"--from-command: --dp-size {dp} does not divide --tp-size {tp}")
         tp //= dp
     reading.split(tp, dp, is_attention)
+    if "lora" in reading.later:
+        reading.set_engine(lora=reading.engine.get("lora") or {})
     if reading.later.get("fused_all_reduce"):
         reading.set_engine(fused_all_reduce=True)
     if (chunk := reading.later.get("chunked_prefill")) is not None:
@@ -45,6 +48,7 @@ def write_rest(engine: EngineSettings, weights: str | None, kv_cache: str | None
         yield "quantization", "fp8"
     if kv_cache == "fp8":
         yield "kv-cache-dtype", "fp8_e4m3"
+    yield from lora_options(engine, "max-loras-per-batch", "max-loaded-loras")
     drafts = engine.speculative
     if drafts is None or not writes_drafts(drafts):
         return

@@ -5,6 +5,7 @@ from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records
 from windtunnel.serving.kv.cache import look_up
 from windtunnel.serving.kv.windows import has_blocks, num_blocks_for, pass_blocks, take_blocks
+from windtunnel.serving.schedulers.adapters import may_run, put_back, set_aside
 from windtunnel.serving.schedulers.batch import (
     add_chunk,
     decode_step_blocks,
@@ -125,7 +126,7 @@ def form_prefill_sglang(pool: PoolTables, requests: Requests, rank: int, slot: i
     if cache is not None and settings.longest_prefix_first and ranks[rank].waiting != NONE:
         sort_by_prefix(settings, cache, requests, ranks, rank, slots[slot].cutoff_s)
         slots[slot].looks_again = 1
-    promised = ranks[rank].remaining_tokens * ranks[rank].new_token_ratio
+    promised, skipped = ranks[rank].remaining_tokens * ranks[rank].new_token_ratio, NONE
     while chunk_budget > 0 and prompt_budget > 0 and ranks[rank].waiting != NONE:
         i = ranks[rank].waiting
         if requests[i].arrival_s > slots[slot].cutoff_s:
@@ -133,6 +134,10 @@ def form_prefill_sglang(pool: PoolTables, requests: Requests, rank: int, slot: i
             break
         if ranks[rank].num_running >= settings.max_num_seqs:
             break
+        if pool.adapters is not None:
+            if not may_run(pool.adapters, rank, i):
+                skipped = set_aside(requests, ranks, rank, i, skipped)
+                continue
         unused = look_up_waiting(pool, requests, rank, i)
         output = min(remaining_output(requests, i), SGLANG_CLIPPED_OUTPUT_TOKENS)
         free_blocks = (ranks[rank].free_blocks - unused - settings.blocks_per_request) // settings.num_groups
@@ -152,6 +157,8 @@ def form_prefill_sglang(pool: PoolTables, requests: Requests, rank: int, slot: i
         promised += whole - chunk + output
         chunk_budget -= chunk
         prompt_budget -= chunk
+    if pool.adapters is not None:
+        put_back(requests, ranks, rank, skipped)
 
 
 @inner

@@ -8,6 +8,7 @@ from windtunnel import catalog
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.serving.deployment import Deployment, EngineSettings
 from windtunnel.serving.engines.command_line import CommandLine, Reading
+from windtunnel.serving.engines.workloads import lora_options
 
 DRAFTS = "speculative-config"
 """The option that holds JSON, or a field of it in each of `speculative-config.method`, ..."""
@@ -24,6 +25,8 @@ def read(reading: Reading) -> None:
     reading.split(reading.later.get("tp", 1), dp, is_attention=dp > 1 and reading.has_experts)
     if "active_seqs" in reading.later:
         reading.set_engine(max_num_seqs=reading.later["active_seqs"])
+    if "lora" in reading.later:
+        reading.set_engine(lora=reading.engine.get("lora") or {})
     if "speculative" in reading.later:
         _speculate(reading, reading.later["speculative"])
 
@@ -69,6 +72,9 @@ def write_rest(engine: EngineSettings, weights: str | None, kv_cache: str | None
         if drafts.draft_model:
             config["model"] = catalog.model(drafts.draft_model).name
         yield DRAFTS, json.dumps(config)
+    yield from lora_options(engine, "max-loras", "max-cpu-loras")
+    if engine.lora is not None and engine.lora.fully_sharded:
+        yield "fully-sharded-loras", None
 
 
 def remaining_work(deployment: Deployment) -> Iterator[str]:

@@ -14,6 +14,7 @@ from windtunnel.serving.kv.windows import (
     pool_blocks,
     take_blocks,
 )
+from windtunnel.serving.schedulers.adapters import may_run, put_back, set_aside
 from windtunnel.serving.schedulers.batch import (
     add_chunk,
     decode_step_blocks,
@@ -138,7 +139,7 @@ def demand_of_running(pool: PoolTables, requests: Requests, rank: int, slot: int
 @inner
 def admit_waiting(pool: PoolTables, requests: Requests, rank: int, slot: int, budget: int, now_s: float) -> None:
     """Admit waiting requests in their order while there are tokens, blocks and places for them."""
-    settings, ranks, slots = pool.settings, pool.ranks, pool.slots
+    settings, ranks, slots, skipped = pool.settings, pool.ranks, pool.slots, NONE
     while budget > 0 and ranks[rank].waiting != NONE:
         if ranks[rank].num_running >= settings.max_num_seqs:
             break
@@ -146,6 +147,10 @@ def admit_waiting(pool: PoolTables, requests: Requests, rank: int, slot: int, bu
         if requests[i].arrival_s > slots[slot].cutoff_s:
             slots[slot].looks_again = 1
             break
+        if pool.adapters is not None:
+            if not may_run(pool.adapters, rank, i):
+                skipped = set_aside(requests, ranks, rank, i, skipped)
+                continue
         unused = look_up_waiting(pool, requests, rank, i)
         chunk = wanted_tokens(settings, requests, i)
         if chunk > budget:
@@ -165,6 +170,8 @@ def admit_waiting(pool: PoolTables, requests: Requests, rank: int, slot: int, bu
         if pool.encoder is not None:
             encode(pool, rank, i, begin, chunk)
         budget -= chunk
+    if pool.adapters is not None:
+        put_back(requests, ranks, rank, skipped)
 
 
 @inner
@@ -277,6 +284,8 @@ def settle_running(pool: PoolTables, requests: Requests, rank: int, slot: int, n
     while i != NONE:
         if requests[i].is_decoding and requests[i].slot == slot and requests[i].step_tokens == 0 and num_decodes > 0:
             skip_decode(settings, requests, slots, lists, i, num_gained)
+            if pool.adapters is not None and pool.adapters.of_request[i] != NONE:
+                pool.adapters.skipped[rank] += 1
         requests[i].step_tokens = 0
         i = requests[i].after
     slots[slot].looks_again = 1

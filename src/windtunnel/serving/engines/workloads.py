@@ -1,0 +1,84 @@
+"""What an engine does for LoRA adapters, and for embeddings and scores: defaults, limits, options of its server."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from windtunnel.errors import InputError
+from windtunnel.serving.codes import SCHEDULERS
+from windtunnel.serving.deployment import Deployment, EngineSettings
+from windtunnel.serving.engines.contract import behaviour_of
+from windtunnel.workload.schema import WorkloadAdapters
+
+POOLING = ("async_scheduling", "enable_chunked_prefill", "enable_prefix_caching")
+"""Settings that an engine may take otherwise where it serves embeddings and scores."""
+
+
+def with_lora(resolved: EngineSettings, adapters: WorkloadAdapters | None) -> EngineSettings:
+    """Fill in `lora` as the engine does.
+
+    Raises:
+        InputError: requests have adapters and the server none, or the engine cannot serve them as asked.
+    """
+    lora = resolved.lora
+    if lora is None:
+        if adapters is not None:
+            raise InputError(
+                "workload.adapters gives requests LoRA adapters, but the server is started without them",
+                "set engine.lora, such as {rank: 16, max_loras: 8}",
+            )
+        return resolved
+    behaviour = behaviour_of(resolved.name).lora
+    if behaviour is None:
+        raise InputError(
+            f"serving LoRA adapters with {resolved.name} is not modelled",
+            "leave engine.lora and workload.adapters out, or use vllm or sglang",
+        )
+    if behaviour.ranks and lora.rank not in behaviour.ranks:
+        raise InputError(
+            f"engine.lora.rank is {lora.rank}; {resolved.name} has kernels for {', '.join(map(str, behaviour.ranks))}",
+            "take the next larger rank, as its --max-lora-rank must",
+        )
+    max_loras = lora.max_loras or behaviour.max_loras
+    count = 0 if adapters is None else adapters.count
+    max_cpu_loras = lora.max_cpu_loras or max(max_loras, count if behaviour.holds_all else 0)
+    if max_cpu_loras < max_loras:
+        raise InputError(
+            f"engine.lora.max_cpu_loras is {max_cpu_loras}; at least max_loras = {max_loras} is needed",
+            "raise the one or lower the other",
+        )
+    filled = msgspec.structs.replace(lora, max_loras=max_loras, max_cpu_loras=max_cpu_loras)
+    return msgspec.structs.replace(resolved, lora=filled)
+
+
+def for_pooling(deployment: Deployment, resolved: EngineSettings) -> EngineSettings:
+    """Return the settings of an engine that serves embeddings or scores.
+
+    Raises:
+        InputError: the engine cannot, or something of the deployment is for outputs alone.
+    """
+    behaviour = behaviour_of(resolved.name).pooling
+    if behaviour is None or resolved.scheduler not in SCHEDULERS:
+        raise InputError(
+            f"embeddings and scores with {resolved.name} and its scheduler {resolved.scheduler} are not modelled",
+            "use vllm or sglang, or set workload.task to generate",
+        )
+    if resolved.speculative is not None:
+        raise InputError(
+            "engine.speculative drafts output tokens, which embeddings and scores do not have",
+            "leave engine.speculative out, or set workload.task to generate",
+        )
+    taken = {name: getattr(behaviour, name) for name in POOLING if getattr(deployment.engine, name) is None}
+    return msgspec.structs.replace(resolved, **{name: value for name, value in taken.items() if value is not None})
+
+
+def lora_options(engine: EngineSettings, max_loras: str, max_cpu_loras: str) -> Iterator[tuple[str, Any]]:
+    """Yield the options of a server that serves adapters, with an engine's names of two of them."""
+    if engine.lora is None:
+        return
+    yield "enable-lora", None
+    yield "max-lora-rank", engine.lora.rank
+    for name, value in ((max_loras, engine.lora.max_loras), (max_cpu_loras, engine.lora.max_cpu_loras)):
+        if value is not None:
+            yield name, value

@@ -1,0 +1,111 @@
+"""LoRA adapters of a pool: what they cannot go together with, what they add to a step, how long they load."""
+
+import numpy as np
+
+from windtunnel.errors import InputError
+from windtunnel.metrics.summary import AdapterSummary
+from windtunnel.model.lora import lora_bytes, lora_launches
+from windtunnel.model.shape import Shard
+from windtunnel.pricing.estimator import Estimator
+from windtunnel.serving.deployment import Deployment
+from windtunnel.serving.engines.contract import behaviour_of
+from windtunnel.serving.scenario import Setup
+from windtunnel.serving.setup.memory import adapter_slots
+from windtunnel.serving.setup.per_request import schedules_per_request
+from windtunnel.serving.setup.step_prices import geometric_nodes, price_launch
+from windtunnel.serving.state.records import AdapterPlan, Adapters, KernelSettings
+from windtunnel.workload.generate.requests import RequestArrays
+
+HOST_BYTES_PER_S = 25e9
+"""Rate of copies to a device whose node does not name its link to host memory: PCIe 4.0 x16, measured (assumed)."""
+
+
+def refuse_with_adapters(deployment: Deployment, setup: Setup) -> None:
+    """Raise InputError where requests with adapters run on a deployment whose slots are not modelled."""
+    refused = [
+        (
+            bool(deployment.pools),
+            "deployment.pools: a request that is handed off would need its adapter on both sides",
+        ),
+        (setup.parallelism.pp > 1, "parallelism.pp: batches of several stages would share the slots"),
+        (
+            deployment.autoscaling is not None or deployment.faults is not None,
+            "autoscaling or faults: what a new replica has in its slots is not modelled",
+        ),
+        (schedules_per_request(setup), f"the scheduler {setup.engine.scheduler}: it admits requests by blocks alone"),
+    ]
+    for is_given, reason in refused:
+        if is_given:
+            raise InputError(
+                f"LoRA adapters do not go with {reason}", "leave that out, or workload.adapters and engine.lora"
+            )
+
+
+def adapter_plan(
+    estimator: Estimator, shard: Shard, setup: Setup, settings: KernelSettings, requests: RequestArrays
+) -> AdapterPlan:
+    """Price the adapters' products in every step, and their loading; requests have adapters.
+
+    Raises:
+        InputError: the model has none of the projections that adapters change.
+    """
+    lora, behaviour = setup.engine.lora, behaviour_of(setup.engine.name).lora
+    assert requests.adapter is not None
+    assert lora is not None
+    assert behaviour is not None
+    assert lora.max_cpu_loras is not None
+    takes_one = behaviour.counts_base and bool((requests.adapter < 0).any())
+    max_loras = adapter_slots(setup.engine) - takes_one
+    if max_loras < 1:
+        raise InputError(
+            "engine.lora.max_loras is 1, which requests to the base model take: no adapter could run",
+            "raise engine.lora.max_loras",
+        )
+    widest = max(settings.max_num_batched_tokens, settings.max_prefill_tokens)
+    drafted = 0 if setup.engine.speculative is None else setup.engine.speculative.num_draft_tokens
+    nodes = geometric_nodes(widest + settings.max_num_seqs * (1 + drafted))
+    most = min(max_loras, int(requests.adapter.max(initial=0)) + 1)
+    priced = np.zeros((max_loras + 1, nodes.size))
+    adapters, tokens = np.meshgrid(np.arange(1.0, most + 1), nodes, indexing="ij")
+    gap_s = float(setup.engine.host.kernel_gap_s or 0.0)
+    for launch in lora_launches(shard, tokens.ravel(), adapters.ravel()):
+        each_s = np.asarray(price_launch(estimator, launch).estimate.seconds, np.float64)
+        each_s = each_s + gap_s * launch.op.num_kernels
+        priced[1 : most + 1] += launch.count * np.broadcast_to(each_s, tokens.size).reshape(tokens.shape)
+    link = setup.node.host
+    bytes_per_s = lora.host_bytes_per_s or (HOST_BYTES_PER_S if link is None else link.bytes_per_s)
+    on_devices = lora_bytes(shard)
+    return AdapterPlan(
+        num_adapters=int(requests.adapter.max(initial=0)) + 1,
+        max_loras=max_loras,
+        max_cpu_loras=lora.max_cpu_loras,
+        host_load_s=on_devices / bytes_per_s,
+        disk_load_s=on_devices * shard.tp / lora.disk_bytes_per_s,
+        token_nodes=nodes,
+        step_s=priced,
+    )
+
+
+def adapter_summary(adapters: Adapters, num_ranks: int, busy_s: float) -> AdapterSummary:
+    """Summarise how a run used its adapters; `busy_s` is the time of all steps of all replicas."""
+    ranks, counts = adapters.ranks, adapters.num_steps.sum(axis=0)
+    used = np.unique(adapters.of_request[adapters.of_request >= 0])
+    numbers, first = np.arange(counts.size), ranks[:: max(num_ranks, 1)]
+    lookups, loads = int(ranks["num_lookups"].sum()), int(ranks["num_loads"].sum())
+    return AdapterSummary(
+        num_adapters=int(used.size),
+        mean_in_step=float((counts * numbers).sum() / max(counts.sum(), 1)),
+        most_in_step=int(numbers[counts > 0].max(initial=0)),
+        slot_hit_fraction=1.0 - loads / lookups if lookups else 1.0,
+        num_loads=loads,
+        num_disk_loads=int(ranks["num_disk_loads"].sum()),
+        load_fraction=float(first["total_load_s"].sum() / busy_s),
+        product_fraction=float(ranks["total_step_s"].sum() / num_ranks / busy_s),
+    )
+
+
+def products_s(adapters: Adapters | None, num_ranks: int) -> float:
+    """Return the time that adapters added to the steps of all replicas: products and loads, seconds."""
+    if adapters is None:
+        return 0.0
+    return float(adapters.ranks["total_step_s"].sum() / num_ranks + adapters.ranks["total_load_s"].sum())
