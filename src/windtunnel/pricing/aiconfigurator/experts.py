@@ -31,7 +31,7 @@ from windtunnel.pricing.aiconfigurator.collection import (
     Texts,
 )
 from windtunnel.pricing.aiconfigurator.gemms import gemm_prices
-from windtunnel.pricing.aiconfigurator.routing import as_text, busiest_active
+from windtunnel.pricing.aiconfigurator.routing import as_text, busiest_active, busiest_load
 from windtunnel.pricing.choices import MOE_BACKENDS
 from windtunnel.pricing.roofline import machine
 from windtunnel.pricing.table import Floats, MeasurementTable, grouped, table_of
@@ -468,23 +468,43 @@ def _rows_with_text(collection: Collection, op: Experts) -> tuple[Rows | None, s
     even, _ = _measured_rows(replace(collection, expert_distribution=BALANCED), op)
     if rows is None or even is None:
         return rows, remark
-    spread = as_text(even.take(even["moe_ep_size"] > 1), rows)
+    spread = as_text(even.take(even["moe_ep_size"] > 1), rows, collection.num_redundant_experts)
     return _with_lacking_shapes(rows.take(rows["moe_ep_size"] == 1).joined(spread), rows), remark
+
+
+def _masked_rows(collection: Collection, op: Experts) -> Rows | None:
+    """Return experts that compute DeepEP's low-latency buffers (DeepGEMM's masked layout), which SGLang's files of wide
+    expert parallelism time with even loads; the busiest rank computes as many tokens as an even load of more has."""
+    words = {"moe_dtype": str(op.format), "distribution": "uniform"}
+    rows = collection.first_rows("moe", "wideep_generation_moe_perf", MOE_POINT, [words])
+    if rows is None or not collection.masked_experts:
+        return None
+    *_, num_experts, topk, _, ep, tokens = (rows[name] for name in MOE_POINT)
+    return rows.with_columns(
+        num_tokens=tokens / busiest_load(tokens, num_experts, topk, ep, collection.num_redundant_experts)
+    )
 
 
 def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:
     """Return mixtures of experts, one kernel at every point, of the nearest version that was measured sanely."""
     collection = replace(collection, files={})
+    masked = _masked_rows(collection, op)
+    if masked is not None:
+        return _table_of(op, masked, collection.label("moe", masked))
     read = _rows_with_text if collection.expert_distribution == TEXT else _measured_rows
     rows, remark = read(collection, op)
     if rows is None:
         return None
     rows, older = _as_served(collection, op, rows)
+    return _table_of(op, rows, collection.label("moe", rows) + remark + older)
+
+
+def _table_of(op: Experts, rows: Rows, label: str) -> MeasurementTable:
     is_gated = ~np.isin(rows["inter_size"] * 1000 + rows["topk"], KERNELS.not_gated)
     return table_of(
         op,
         rows.seconds,
-        collection.label("moe", rows) + remark + older,
+        label,
         **rows.columns,
         intermediate_size=rows["inter_size"],
         experts_per_token=rows["topk"],
