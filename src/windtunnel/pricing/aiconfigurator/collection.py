@@ -281,8 +281,9 @@ class KernelChoices:
     """One of `MOE_BACKENDS`, the kernels that compute experts; None takes the fastest measured."""
     fused_all_reduce_bytes: float = 0.0
     """Message up to which FlashInfer's all-reduce, TensorRT-LLM's kernel, may be called where it is the fastest."""
-    masked_experts: bool = False
-    """Whether experts compute the buffers of DeepEP's low-latency kernels, of equally many rows for each expert."""
+    deepep: str | None = None
+    """Kernels of DeepEP that bring tokens to the experts: `deepep_normal`, for prompts, or `deepep_low_latency`, whose
+    buffers have equally many rows for each expert; None: others do."""
     num_redundant_experts: int = 0
     """Further copies of experts, which even out the load of ranks."""
     attention_backend: str | None = None

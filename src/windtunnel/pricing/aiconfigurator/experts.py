@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from windtunnel.hardware import Device
 from windtunnel.model import operators as ops
+from windtunnel.model.exchange import DEEPEP_LOW_LATENCY, DEEPEP_NORMAL
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.precision import BITS, Format
 from windtunnel.pricing.aiconfigurator.collection import (
@@ -472,12 +473,18 @@ def _rows_with_text(collection: Collection, op: Experts) -> tuple[Rows | None, s
     return _with_lacking_shapes(rows.take(rows["moe_ep_size"] == 1).joined(spread), rows), remark
 
 
-def _masked_rows(collection: Collection, op: Experts) -> Rows | None:
-    """Return experts that compute DeepEP's low-latency buffers (DeepGEMM's masked layout), which SGLang's files of wide
-    expert parallelism time with even loads; the busiest rank computes as many tokens as an even load of more has."""
+_WIDE_TABLES = {DEEPEP_LOW_LATENCY: "wideep_generation_moe_perf", DEEPEP_NORMAL: "wideep_context_moe_perf"}
+
+
+def _deepep_rows(collection: Collection, op: Experts) -> Rows | None:
+    """Return experts behind DeepEP's kernels: DeepGEMM's masked layout for low-latency ones, its contiguous layout for
+    normal ones (SGLang 0.5 `layers/moe/ep_moe/layer.py`). Even loads are timed; the busiest rank computes as many
+    tokens as an even load of more has."""
     words = {"moe_dtype": str(op.format), "distribution": "uniform"}
-    rows = collection.first_rows("moe", "wideep_generation_moe_perf", MOE_POINT, [words])
-    if rows is None or not collection.masked_experts:
+    if collection.deepep is None:
+        return None
+    rows = collection.first_rows("moe", _WIDE_TABLES[collection.deepep], MOE_POINT, [words])
+    if rows is None:
         return None
     *_, num_experts, topk, _, ep, tokens = (rows[name] for name in MOE_POINT)
     return rows.with_columns(
@@ -488,9 +495,9 @@ def _masked_rows(collection: Collection, op: Experts) -> Rows | None:
 def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:
     """Return mixtures of experts, one kernel at every point, of the nearest version that was measured sanely."""
     collection = replace(collection, files={})
-    masked = _masked_rows(collection, op)
-    if masked is not None:
-        return _table_of(op, masked, collection.label("moe", masked))
+    wide = _deepep_rows(collection, op)
+    if wide is not None:
+        return _table_of(op, wide, collection.label("moe", wide))
     read = _rows_with_text if collection.expert_distribution == TEXT else _measured_rows
     rows, remark = read(collection, op)
     if rows is None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Hashable
 from pathlib import Path
 
-from windtunnel.model.exchange import ALL_GATHER, DEEPEP_AUTO, DEEPEP_LOW_LATENCY
+from windtunnel.model.exchange import ALL_GATHER, DEEPEP_AUTO, DEEPEP_LOW_LATENCY, DEEPEP_NORMAL
 from windtunnel.model.feed_forward.experts import is_exchanged
 from windtunnel.model.operators import BF16_BYTES
 from windtunnel.model.sampling import Sampler
@@ -55,7 +55,7 @@ def estimator_for(setup: Setup) -> Estimator:
         moe_backend=engine.moe_backend,
         fused_all_reduce_bytes=_fused_bytes(setup),
         attention_backend=engine.attention_backend,
-        masked_experts=_has_masked_experts(setup),
+        deepep=_deepep(setup),
         num_redundant_experts=engine.num_redundant_experts or 0,
     )
     measured = measured_estimator(setup.device, setup.node, engine.name, engine.version, kernels=kernels)
@@ -63,9 +63,12 @@ def estimator_for(setup: Setup) -> Estimator:
     return on_network(calibrated(once, setup), setup)
 
 
-def _has_masked_experts(setup: Setup) -> bool:
-    """Whether experts compute the buffers of DeepEP's low-latency kernels."""
-    return is_exchanged(shard_of(setup)) and setup.engine.all2all_backend in (DEEPEP_LOW_LATENCY, DEEPEP_AUTO)
+def _deepep(setup: Setup) -> str | None:
+    """Return which kernels of DeepEP bring tokens to the experts, those of decode steps where both do; None: none."""
+    backend = setup.engine.all2all_backend
+    if not is_exchanged(shard_of(setup)) or backend not in (DEEPEP_NORMAL, DEEPEP_LOW_LATENCY, DEEPEP_AUTO):
+        return None
+    return DEEPEP_NORMAL if backend == DEEPEP_NORMAL else DEEPEP_LOW_LATENCY
 
 
 def _fused_bytes(setup: Setup) -> float:
@@ -97,7 +100,7 @@ def estimator_key(setup: Setup) -> tuple[Hashable, ...]:
     engine = setup.engine
     graphs = bool(engine.max_cudagraph_capture_size)
     reduces = (_fused_bytes(setup), _fused_norm_tokens(setup))
-    backends = (engine.attention_backend, engine.moe_backend, _has_masked_experts(setup), engine.num_redundant_experts)
+    backends = (engine.attention_backend, engine.moe_backend, _deepep(setup), engine.num_redundant_experts)
     return (setup.device.name, setup.node.name, engine.name, engine.version, graphs, *reduces, *backends)
 
 
