@@ -52,6 +52,8 @@ _NORMAL = _Layout(
     {},
     {phase: f"{phase}_sms" for phase in ("dispatch", "combine")},
 )
+_OWN_NORMAL = {"vllm": ("deepep_ht", "default"), "trtllm": ("trtllm_deepep_ht", "bfloat16")}
+"""Engine -> its normal kernels in `moe_a2a_perf`, and what they send."""
 _ANY_PHASE = {"dispatch": ("latency",), "combine": ("latency",)}
 
 
@@ -64,12 +66,10 @@ def _layouts(collection: Collection, op: Any) -> Iterator[tuple[_Layout, tuple[s
     if op.name == DEEPEP_LOW_LATENCY:
         yield _LOW_LATENCY, ("sglang",)
     elif op.name == DEEPEP_NORMAL:
-        kernels = {"vllm": "deepep_ht", "trtllm": "trtllm_deepep_ht"}.get(collection.engine)
+        kernels, dtype = _OWN_NORMAL.get(collection.engine, (None, ""))
         if kernels is not None:
             columns = ("num_tokens", "num_experts", "topk", "ep_size")
-            words = {"comm_backend": kernels, "phase": op.op}
-            if collection.engine == "trtllm":
-                words["comm_dtype"] = "nvfp4" if op.format == "nvfp4" else "bfloat16"
+            words = {"comm_backend": kernels, "phase": op.op, "comm_dtype": dtype}
             yield _Layout("moe_a2a_perf", columns, _ANY_PHASE, 1e-6, words, {}, is_of_ranks=True), (collection.engine,)
         yield _NORMAL, ("sglang",)
     else:
