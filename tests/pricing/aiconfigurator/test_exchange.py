@@ -1,14 +1,21 @@
 """Dispatch and combine of tokens: measured tables, points left out, slots of redundant experts."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from windtunnel import catalog
+from windtunnel.errors import InputError
 from windtunnel.model.exchange import TokenExchange
+from windtunnel.model.forward import token_launches
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
 from windtunnel.pricing.aiconfigurator.routing import placed_excess
 from windtunnel.pricing.estimator import Coverage, TableEstimator, TableModel
+from windtunnel.schema import decode
+from windtunnel.serving.scenario import Scenario, resolve
+from windtunnel.serving.setup.estimators import shard_of
 
 DEVICE = catalog.device("h100_sxm")
 
@@ -68,3 +75,28 @@ def test_a_token_goes_once_to_each_rank_that_needs_it() -> None:
 def test_redundant_experts_even_out_ranks() -> None:
     assert placed_excess(256, 32, 32) < 0.02
     assert placed_excess(8, 0, 8) > 0.4  # one expert a rank: nothing to place
+
+
+def test_slots_of_redundant_experts_are_divided_by_the_ranks() -> None:
+    raw: dict[str, Any] = {
+        "model": "deepseek-ai/DeepSeek-R1",
+        "deployment": {"device": "gb200", "parallelism": {"attention_dp": 24, "ep": 24}, "engine": {"name": "sglang"}},
+        "workload": {
+            "arrivals": {"type": "closed_loop", "concurrency": 24},
+            "input_tokens": 8,
+            "output_tokens": 8,
+            "num_requests": 24,
+        },
+    }
+    with pytest.raises(InputError, match="ep = 24 does not divide the 256 experts"):
+        resolve(decode(raw, Scenario))
+    raw["deployment"]["engine"] |= {"num_redundant_experts": 32, "all2all_backend": "deepep_low_latency"}
+    shard = shard_of(resolve(decode(raw, Scenario)))
+    launches = {launch.name: launch.op for launch in token_launches(shard, 16)}
+    assert isinstance(launches["dispatch"], TokenExchange)
+    assert launches["dispatch"].num_ranks == 24
+    assert "dispatch_all_gather" not in launches
+    assert "combine" in launches
+    raw["deployment"]["engine"]["all2all_backend"] = "all_gather"
+    few = shard_of(resolve(decode(raw, Scenario)))
+    assert "dispatch_all_gather" in {launch.name for launch in token_launches(few, 16)}
