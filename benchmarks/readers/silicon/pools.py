@@ -108,6 +108,21 @@ class PoolRecord:
         named = self.text("moe_backend").lower()
         return next((name for name in MOE_BACKENDS if name in named), None)
 
+    @property
+    def all2all_backend(self) -> str | None:
+        """Kernels that exchange tokens; None: the engine's default."""
+        if self.text("a2a") == "deepep":
+            return f"deepep_{self.text('deepep') or 'auto'}"
+        if "WIDEEP" in self.text("moe_backend"):
+            # TensorRT-LLM 1.2 `fused_moe_wide_ep.py`: DeepEP only where TRTLLM_CAN_USE_DEEP_EP is set.
+            return None
+        return {"flashinfer_nvlink_one_sided": "nvlink_one_sided"}.get(self.text("a2a"))
+
+    @property
+    def num_redundant_experts(self) -> int | None:
+        """Further copies of experts: SGLang says their number, TensorRT-LLM that of all slots."""
+        return self.count("redundant")
+
     def pool(self, engine: str) -> Pool:
         """Return the pool of a scenario."""
         share = self.text("mem_fraction")
@@ -131,13 +146,15 @@ class PoolRecord:
                 async_scheduling=self.switch("overlap"),
                 receive_interval_steps=self.count("sched"),
                 moe_backend=self.moe_backend,
+                all2all_backend=self.all2all_backend,
+                num_redundant_experts=self.num_redundant_experts,
             ),
         )
 
     @property
     def unmodelled(self) -> tuple[str, ...]:
         """Settings without a counterpart in a scenario."""
-        keys = ("a2a", "deepep", "redundant", "eplb", "sbo")
+        keys = ("eplb", "sbo")
         settings = [f"{key}={self.values[key]}" for key in keys if self.text(key)]
         if self.text("moe_backend") and self.moe_backend is None:
             settings.append(self.text("moe_backend"))

@@ -44,6 +44,8 @@ class Op(ABC):
     """Dimension that acts like the batch: kernels see only the product of both. With other shapes left out, the median
     error falls from 2.8 % to 2.4 % (decode), 4.7 % to 3.5 % (latent prefill), 2.7 % to 1.8 % (Gated DeltaNet); of
     latent decode, whose heads share the one cache, it rises from 3.2 % to 4.6 %."""
+    is_communication: ClassVar[bool] = False
+    """Whether it moves data between ranks."""
     shown: ClassVar[str] = ""
     """Dimensions for people, as a format string over the operator's fields and properties."""
 
@@ -236,6 +238,7 @@ class Collective(Op):
 
     kind: ClassVar[str] = "collective"
     axes: ClassVar[tuple[str, ...]] = ("message_bytes",)
+    is_communication: ClassVar[bool] = True
     shown: ClassVar[str] = "{message_bytes:bytes} over {num_ranks}"
     op: str
     message_bytes: Size

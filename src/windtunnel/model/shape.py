@@ -14,6 +14,7 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.model.architectures import Architecture
 from windtunnel.model.config_reader import ConfigReader
+from windtunnel.model.exchange import ALL_GATHER
 from windtunnel.model.operators import BF16_BYTES, Collective, Elementwise, Gemm, HyperConnection, Launch, Op, Size
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import ACTIVATION_BITS, Format, Precision
@@ -360,6 +361,10 @@ class Shard:
     devices_per_node: int = 8
     tf32: bool = False
     """Whether tensor cores multiply what is left in fp32."""
+    all2all_backend: str = ALL_GATHER
+    """Kernels that exchange tokens between ranks with different experts, one of `model.exchange.EXCHANGES`."""
+    redundant_experts: int = 0
+    """Further copies of routed experts."""
     beside_tokens: int = 0
     """Most tokens at which shared experts run on a stream of their own beside the routed experts."""
     sampler: Sampler = GREEDY_SAMPLER

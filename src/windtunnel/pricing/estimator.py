@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model import operators as ops
+from windtunnel.model.exchange import TokenExchange
 from windtunnel.model.precision import Format, computed_as
+from windtunnel.pricing.exchange import EXCHANGE_ERROR
 from windtunnel.pricing.interpolate import Curve, Interpolated, Point, Surface, bend, corner_sites, gaps, nearest_sites
 from windtunnel.pricing.roofline import CPU, CPU_MEDIAN_ERROR, KINDS, UNFITTED_ERROR, Roofline, fit_for, has_closed_form
 from windtunnel.pricing.table import Floats, MeasurementTable, operator_type, site_fields, site_names, site_of
@@ -104,6 +106,8 @@ class RooflineEstimator:
         seconds = _scalar_or_array(np.asarray(self.roofline.seconds(op), dtype=np.float64))
         if self.roofline.device.architecture == CPU:
             return Estimate(seconds, Coverage.ROOFLINE, "roofline of a processor, not calibrated", CPU_MEDIAN_ERROR)
+        if isinstance(op, TokenExchange):
+            return Estimate(seconds, Coverage.ROOFLINE, "closed form of DeepEP's published times", EXCHANGE_ERROR)
         if not has_closed_form(op):
             return Estimate(seconds, Coverage.ROOFLINE, f"plain roofline, not fitted to {op.kind}", UNFITTED_ERROR)
         fit = fit_for(op)

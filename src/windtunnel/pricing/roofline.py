@@ -28,9 +28,11 @@ from windtunnel.model.attention.gated_delta import GatedDelta
 from windtunnel.model.attention.grouped_query import DecodeAttention, PrefillAttention
 from windtunnel.model.attention.latent import LatentDecodeAttention, LatentPrefillAttention, SparseLatent
 from windtunnel.model.attention.mamba2 import CausalConvolution
+from windtunnel.model.exchange import TokenExchange
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.precision import ACTIVATION_BITS, BITS, COMPUTE, Format, computed_as
 from windtunnel.model.sampling import TokenFilter
+from windtunnel.pricing.exchange import exchange_seconds
 from windtunnel.schema import read_yaml
 
 Coefficients = Mapping[str, float]
@@ -465,6 +467,8 @@ class Roofline:
 
     def seconds(self, op: ops.Op) -> Size:
         """Return the seconds of `op`; arrays along its axes give an array."""
+        if isinstance(op, TokenExchange):
+            return exchange_seconds(op, self.device, self.node)
         if self.device.architecture == CPU and not isinstance(op, ops.Collective):
             return plain_seconds(op, machine(self.device, op.compute_format))
         return self.seconds_with(op, fit_for(op).on(self.device))

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Annotated, Literal
 
+from windtunnel.model.exchange import EXCHANGES
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.sampling import KERNELS
 from windtunnel.network.settings import ClusterNetwork
@@ -157,6 +158,7 @@ CHOICES = {
     "attention_backend": ATTENTION_BACKENDS,
     "moe_backend": MOE_BACKENDS,
     "sampler": tuple(KERNELS),
+    "all2all_backend": EXCHANGES,
 }
 """Known values of fields of `EngineSettings`."""
 
@@ -246,6 +248,13 @@ class EngineSettings(Schema):
     moe_backend: str | None = None
     """One of `MOE_BACKENDS`; None takes the fastest measured, as an autotuned engine does [moe_config.backend,
     moe_runner_backend]."""
+    all2all_backend: str | None = None
+    """Exchange of tokens between attention data-parallel ranks that hold whole experts, one of `EXCHANGES`:
+    `all_gather` and a reduce-scatter; DeepEP's kernels; one- or two-sided NVLink kernels of TensorRT-LLM and FlashInfer
+    [moe-a2a-backend, deepep-mode]."""
+    num_redundant_experts: Whole | None = None
+    """Further copies of the most used experts of each layer, placed so that ranks compute equally many tokens
+    [eplb_config.num_redundant_experts, ep-num-redundant-experts, load_balancer.num_slots less the experts]."""
     sampler: str | None = None
     """Kernel that filters logits by top-k and top-p: `sort`, PyTorch's; `triton`, vLLM's from 8 rows on;
     `triton_split`, the same with few rows split; `flashinfer` [VLLM_USE_FLASHINFER_SAMPLER, sampling-backend,

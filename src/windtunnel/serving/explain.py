@@ -9,7 +9,7 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.model.forward import StepBatch, attention_launches, head_launches, token_launches
 from windtunnel.model.lora import lora_launches
-from windtunnel.model.operators import Collective, Elementwise, Launch, Op
+from windtunnel.model.operators import Elementwise, Launch, Op
 from windtunnel.model.sampling import SAMPLING_LAUNCHES, TokenFilter, mask_s
 from windtunnel.model.shape import Shard
 from windtunnel.notebook import Shown
@@ -297,7 +297,7 @@ def _explain(launch: Launch, estimator: Estimator, setup: Setup) -> ExplainedLau
     priced = price_launch(estimator, launch)
     flops, num_bytes = float(np.asarray(op.flops)), float(np.asarray(op.num_bytes))
     peak = machine(setup.device, op.compute_format)
-    bytes_per_s = _link_bytes_per_s(setup, op) if isinstance(op, Collective) else peak.bytes_per_s
+    bytes_per_s = _link_bytes_per_s(setup, op) if op.is_communication else peak.bytes_per_s
     each_s = priced.each_s
     return ExplainedLaunch(
         **vars(priced),
@@ -310,14 +310,14 @@ def _explain(launch: Launch, estimator: Estimator, setup: Setup) -> ExplainedLau
 
 
 def _bound_by(op: Op, setup: Setup) -> str:
-    if isinstance(op, Collective):
+    if op.is_communication:
         return "communication"
     if isinstance(op, Elementwise | TokenFilter):
         return "memory"
     return "compute" if bool(is_compute_bound(op, setup.device)) else "memory"
 
 
-def _link_bytes_per_s(setup: Setup, op: Collective) -> float:
+def _link_bytes_per_s(setup: Setup, op: Op) -> float:
     node = setup.node
-    link = node.scale_out if op.span_nodes > 1 and node.scale_out is not None else node.scale_up
+    link = node.scale_out if getattr(op, "span_nodes", 1) > 1 and node.scale_out is not None else node.scale_up
     return link.bytes_per_s

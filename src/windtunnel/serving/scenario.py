@@ -220,7 +220,7 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
         **fields_of(deployment, "parallelism", "profile", "settings_assumed", "network"),
     )
     check_node(node, device)
-    check_parallelism(model, deployment.parallelism, node)
+    check_parallelism(model, deployment.parallelism, node, deployment.engine.num_redundant_experts or 0)
     if deployment.parallelism.ffn is not None:
         check_two_sides(model, engine)
     check_formats(precision, device)
@@ -285,7 +285,7 @@ def pool_scenario(scenario: Scenario, pool: Pool) -> Scenario:
     return msgspec.structs.replace(scenario, deployment=alone)
 
 
-def check_parallelism(model: ModelSpec, parallelism: Parallelism, node: Node) -> None:
+def check_parallelism(model: ModelSpec, parallelism: Parallelism, node: Node, num_redundant_experts: int = 0) -> None:
     """Raise InputError where `model` cannot be split that way, or `node` is too small for it."""
     tp, ep = parallelism.tp, parallelism.ep
     for _, attention in model.attentions:
@@ -306,8 +306,15 @@ def check_parallelism(model: ModelSpec, parallelism: Parallelism, node: Node) ->
     if ep > 1 and not model.has_experts:
         raise InputError(f"ep = {ep}, but {model.name} has no experts", "leave ep out")
     for _, feed_forward in model.feed_forwards:
-        if feed_forward.num_experts % ep:
-            raise InputError(f"ep = {ep} does not divide the {feed_forward.num_experts} experts of {model.name}")
+        slots = feed_forward.num_experts + num_redundant_experts
+        if feed_forward.num_experts and slots % ep:
+            further = f" and {num_redundant_experts} redundant ones" if num_redundant_experts else ""
+            raise InputError(
+                f"ep = {ep} does not divide the {feed_forward.num_experts} experts{further} of {model.name}",
+                f"engine.num_redundant_experts = {num_redundant_experts + -slots % ep} makes the slots even"
+                if parallelism.attention_dp > 1
+                else None,
+            )
     if parallelism.pp > model.num_layers:
         raise InputError(f"pp = {parallelism.pp}, but {model.name} has {format_count(model.num_layers, 'layer')}")
     if parallelism.ffn is not None:

@@ -49,6 +49,7 @@ TIERS = [{"capacity_bytes": 10_000_000_000, "bandwidth_bytes_per_s": 1e9}]
 OTHER = "the other one"
 """Not the value that the engine takes by itself."""
 
+SPREAD = TABLES | {"model": "gpt-oss-20b", "deployment.parallelism": {"attention_dp": 2, "ep": 2}}
 CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "version": ("0.1", {}),
     "scheduler": ("sarathi", {ENGINE + "enable_prefix_caching": False}),
@@ -102,6 +103,8 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
         },
     ),
     "shared_experts_beside_tokens": (4, {"model": "Qwen/Qwen1.5-MoE-A2.7B"}),
+    "all2all_backend": ("deepep_low_latency", SPREAD),
+    "num_redundant_experts": (2, SPREAD),
     "tf32": (
         True,
         {"deployment.device": "h200_sxm", "model": "MiniMaxAI/MiniMax-M2.5", "deployment.parallelism": {"tp": 4}},

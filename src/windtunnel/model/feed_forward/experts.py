@@ -8,6 +8,15 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.model.config_reader import ConfigReader
+from windtunnel.model.exchange import (
+    ALL_GATHER,
+    DEEPEP_AUTO,
+    DEEPEP_LOW_LATENCY,
+    DEEPEP_NORMAL,
+    LOW_LATENCY_TOKENS,
+    TokenExchange,
+    sent_format,
+)
 from windtunnel.model.feed_forward.dense import matrix_launches, matrix_parameters
 from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Gemm, Launch, Op, Size, size_text
 from windtunnel.model.precision import BITS, Format
@@ -15,7 +24,7 @@ from windtunnel.model.quantization import Names
 from windtunnel.model.shape import FeedForward, FeedForwardParameters, Shard
 from windtunnel.schema import Schema
 
-GROUP_LAUNCHES = frozenset({"dispatch_all_gather", "experts", "combine_reduce_scatter"})
+GROUP_LAUNCHES = frozenset({"dispatch_all_gather", "dispatch", "experts", "combine", "combine_reduce_scatter"})
 """Launches whose cost follows the tokens of all ranks of an attention data-parallel group."""
 
 ROUTER_BITS = 16
@@ -75,7 +84,7 @@ class Experts(Op):
 class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
     """A mixture of experts: a router, `num_experts` routed experts of which each token uses some, and shared ones."""
 
-    operators: ClassVar[tuple[type[Op], ...]] = (Experts,)
+    operators: ClassVar[tuple[type[Op], ...]] = (Experts, TokenExchange)
     layer_types: ClassVar[tuple[str, ...]] = ("moe",)
     shared_modules: ClassVar[tuple[Names, ...]] = (
         (
@@ -195,8 +204,9 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         """Routed experts are split over all ranks of the group; every rank keeps the whole router and the projections
         to and from a latent width."""
         count, precision = self.parameters(shard.model.hidden_size), shard.precision
+        routed = count.routed * (1 + shard.redundant_experts / self.num_experts)
         return (
-            count.routed * precision.bits(precision.experts_format) / shard.num_group_ranks
+            routed * precision.bits(precision.experts_format) / shard.num_group_ranks
             + count.shared * precision.bits(precision.weights) / shard.tp
             + count.router * ROUTER_BITS
         )
@@ -210,7 +220,9 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         if self.latent_size:
             yield Launch("latent_down_proj", Gemm(num_tokens, latent, width))
         yield shard.elementwise("top_k", num_tokens, 3 * FP32_BYTES * self.num_experts)
-        if parallelism.attention_dp > 1:
+        if is_exchanged(shard):
+            yield from self._exchange(shard, "dispatch", num_tokens)
+        elif parallelism.attention_dp > 1:
             yield Launch("dispatch_all_gather", shard.collective("all_gather", message, ranks))
         yield Launch(
             "experts",
@@ -218,7 +230,7 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
                 num_tokens=all_tokens,
                 hidden_size=latent,
                 intermediate_size=self.intermediate_size,
-                num_experts=self.num_experts,
+                num_experts=self.num_experts + shard.redundant_experts,
                 experts_per_token=self.experts_per_token,
                 tp=parallelism.experts_tp,
                 ep=parallelism.ep,
@@ -239,7 +251,9 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         """Yield the sum of experts' outputs over ranks and the projection back from the latent width. What is normed in
         between is summed at both widths; else the projection comes before the sum, with which it commutes."""
         width, ranks, latent = shard.model.hidden_size, shard.num_group_ranks, self.latent_size
-        if shard.parallelism.attention_dp > 1:
+        if is_exchanged(shard):
+            yield from self._exchange(shard, "combine", num_tokens)
+        elif shard.parallelism.attention_dp > 1:
             yield Launch("combine_reduce_scatter", shard.collective("reduce_scatter", message, ranks))
         if latent:
             yield Launch("latent_up_proj", Gemm(num_tokens, width, latent))
@@ -252,6 +266,31 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         elif shard.tp > 1 and ranks > 1:
             # Each rank is left with its share of its group's tokens.
             yield Launch("tokens_all_gather", shard.collective("all_gather", share, shard.tp))
+
+    def _exchange(self, shard: Shard, phase: str, num_tokens: Size) -> Iterator[Launch]:
+        """Yield the dispatch or combine of the tokens that each of a group's ranks has, by the kernels for so many."""
+        ranks, backend = shard.num_group_ranks, shard.all2all_backend
+        tokens = num_tokens / shard.tp
+        is_few = np.asarray(tokens) <= LOW_LATENCY_TOKENS
+        chosen: dict[str, Size] = {backend: 1.0}
+        if backend == DEEPEP_AUTO:
+            chosen = {DEEPEP_LOW_LATENCY: np.where(is_few, 1.0, 0.0), DEEPEP_NORMAL: np.where(is_few, 0.0, 1.0)}
+        form = sent_format(shard.precision.experts_format) if phase == "dispatch" else Format.BF16
+        for kernels, adds in chosen.items():
+            if not np.any(adds):
+                continue
+            exchange = TokenExchange(
+                op=phase,
+                name=kernels,
+                num_tokens=tokens,
+                hidden_size=self.latent_size or shard.model.hidden_size,
+                num_experts=self.num_experts,
+                experts_per_token=self.experts_per_token,
+                num_ranks=ranks,
+                ranks_per_node=min(shard.devices_per_node, ranks),
+                format=form,
+            )
+            yield Launch(phase, exchange, adds=adds)
 
     def _router(self, shard: Shard, num_tokens: Size) -> Iterator[Launch]:
         """Yield the router; one in fp32 converts its input first (vLLM 0.18 `MiniMaxM2MoE.forward`)."""
@@ -280,6 +319,13 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         )
         columns = max(inner, width) + max((2 if self.gated else 1) * inner, width)
         return self.experts_per_token * shard.parallelism.attention_dp * columns
+
+
+def is_exchanged(shard: Shard) -> bool:
+    """Whether tokens go only to the ranks with their experts, each of which is whole on one rank."""
+    parallelism = shard.parallelism
+    is_spread = parallelism.attention_dp > 1 and parallelism.ep > 1 and parallelism.experts_tp == 1
+    return is_spread and shard.all2all_backend != ALL_GATHER
 
 
 def _moe_layer_frequency(reader: ConfigReader) -> list[bool]:

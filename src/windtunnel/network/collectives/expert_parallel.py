@@ -11,20 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, check_known
+from windtunnel.model.exchange import low_latency_copies
 from windtunnel.network.collectives.call import CollectiveCall, CollectiveRun, Ranks
 from windtunnel.network.collectives.placement import chosen_gpus, place_of
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.settings import NetworkSettings
+from windtunnel.pricing.exchange import LOW_LATENCY_S, NIC_SHARE, NVLINK_SHARE
 
 KERNELS = ("deepep_normal", "deepep_low_latency", "deepep_low_latency_rdma")
 """The last one, of DeepEP's first release, sends by RDMA inside a server too."""
 PHASES = {"dispatch": "fp8", "combine": "bf16"}
 """Phase -> usual type of what it sends."""
-NVLINK_SHARE = 0.8
-"""DeepEP's README takes 160 of the H800's 200 GB/s as usable."""
-NIC_SHARE = 0.93
-LOW_LATENCY_S = 30e-6
-"""This and `NIC_SHARE` are fitted together on DeepEP's published low-latency times (24 rows, 8 to 256 GPUs)."""
 MOST_EXPERTS = 2**16
 MOST_SCORES = 2**28
 """Largest number of scores that are drawn for the tokens of all ranks."""
@@ -107,7 +104,8 @@ def _low_latency_rows(traffic: TokenTraffic, place: Ranks) -> tuple[float, float
     copies, n = traffic.num_tokens * traffic.top_k, place.num_ranks
     if traffic.kernel == "deepep_low_latency_rdma":
         return copies, copies * (n - 1) / n, 0.0
-    return copies, copies * (n - place.per_server) / n, copies * (place.per_server - 1) / n
+    between, inside = low_latency_copies(copies, n, place.per_server)
+    return copies, float(between), float(inside)
 
 
 def _normal_rows(traffic: TokenTraffic, place: Ranks) -> tuple[float, float, float]:

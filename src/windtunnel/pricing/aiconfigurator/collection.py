@@ -281,6 +281,11 @@ class KernelChoices:
     """One of `MOE_BACKENDS`, the kernels that compute experts; None takes the fastest measured."""
     fused_all_reduce_bytes: float = 0.0
     """Message up to which FlashInfer's all-reduce, TensorRT-LLM's kernel, may be called where it is the fastest."""
+    deepep: str | None = None
+    """Kernels of DeepEP that bring tokens to the experts: `deepep_normal`, for prompts, or `deepep_low_latency`, whose
+    buffers have equally many rows for each expert; None: others do."""
+    num_redundant_experts: int = 0
+    """Further copies of experts, which even out the load of ranks."""
     attention_backend: str | None = None
     """One of `ATTENTION_BACKENDS`; None takes the kernels that the engine itself chose."""
 

@@ -27,6 +27,7 @@ from windtunnel.pricing.aiconfigurator.collection import (
 )
 from windtunnel.pricing.aiconfigurator.collectives import collective_table, nccl_table
 from windtunnel.pricing.aiconfigurator.described import described_table
+from windtunnel.pricing.aiconfigurator.exchange import exchange_table
 from windtunnel.pricing.aiconfigurator.experts import experts_table
 from windtunnel.pricing.aiconfigurator.gemms import elementwise_table, gemm_table
 from windtunnel.pricing.aiconfigurator.latent_attention import latent_decode_table, latent_prefill_table, sparse_table
@@ -50,6 +51,7 @@ _READERS: Mapping[str, Reader] = {
     "experts": experts_table,
     "elementwise": elementwise_table,
     "collective": collective_table,
+    "token_exchange": exchange_table,
 }
 """Kind of operator -> the reader of its tables; the classes of other kinds describe theirs."""
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from windtunnel.hardware import Device
 from windtunnel.model import operators as ops
+from windtunnel.model.exchange import DEEPEP_LOW_LATENCY, DEEPEP_NORMAL
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.precision import BITS, Format
 from windtunnel.pricing.aiconfigurator.collection import (
@@ -31,7 +32,7 @@ from windtunnel.pricing.aiconfigurator.collection import (
     Texts,
 )
 from windtunnel.pricing.aiconfigurator.gemms import gemm_prices
-from windtunnel.pricing.aiconfigurator.routing import as_text, busiest_active
+from windtunnel.pricing.aiconfigurator.routing import as_text, busiest_active, busiest_load
 from windtunnel.pricing.choices import MOE_BACKENDS
 from windtunnel.pricing.roofline import machine
 from windtunnel.pricing.table import Floats, MeasurementTable, grouped, table_of
@@ -468,23 +469,49 @@ def _rows_with_text(collection: Collection, op: Experts) -> tuple[Rows | None, s
     even, _ = _measured_rows(replace(collection, expert_distribution=BALANCED), op)
     if rows is None or even is None:
         return rows, remark
-    spread = as_text(even.take(even["moe_ep_size"] > 1), rows)
+    spread = as_text(even.take(even["moe_ep_size"] > 1), rows, collection.num_redundant_experts)
     return _with_lacking_shapes(rows.take(rows["moe_ep_size"] == 1).joined(spread), rows), remark
+
+
+_WIDE_TABLES = {DEEPEP_LOW_LATENCY: "wideep_generation_moe_perf", DEEPEP_NORMAL: "wideep_context_moe_perf"}
+
+
+def _deepep_rows(collection: Collection, op: Experts) -> Rows | None:
+    """Return experts behind DeepEP's kernels: DeepGEMM's masked layout for low-latency ones, its contiguous layout for
+    normal ones (SGLang 0.5 `layers/moe/ep_moe/layer.py`). Even loads are timed; the busiest rank computes as many
+    tokens as an even load of more has."""
+    words = {"moe_dtype": str(op.format), "distribution": "uniform"}
+    if collection.deepep is None:
+        return None
+    rows = collection.first_rows("moe", _WIDE_TABLES[collection.deepep], MOE_POINT, [words])
+    if rows is None:
+        return None
+    *_, num_experts, topk, _, ep, tokens = (rows[name] for name in MOE_POINT)
+    return rows.with_columns(
+        num_tokens=tokens / busiest_load(tokens, num_experts, topk, ep, collection.num_redundant_experts)
+    )
 
 
 def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:
     """Return mixtures of experts, one kernel at every point, of the nearest version that was measured sanely."""
     collection = replace(collection, files={})
+    wide = _deepep_rows(collection, op)
+    if wide is not None:
+        return _table_of(op, wide, collection.label("moe", wide))
     read = _rows_with_text if collection.expert_distribution == TEXT else _measured_rows
     rows, remark = read(collection, op)
     if rows is None:
         return None
     rows, older = _as_served(collection, op, rows)
+    return _table_of(op, rows, collection.label("moe", rows) + remark + older)
+
+
+def _table_of(op: Experts, rows: Rows, label: str) -> MeasurementTable:
     is_gated = ~np.isin(rows["inter_size"] * 1000 + rows["topk"], KERNELS.not_gated)
     return table_of(
         op,
         rows.seconds,
-        collection.label("moe", rows) + remark + older,
+        label,
         **rows.columns,
         intermediate_size=rows["inter_size"],
         experts_per_token=rows["topk"],

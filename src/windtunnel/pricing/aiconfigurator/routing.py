@@ -12,6 +12,7 @@ layer by its steps, 108, 154, 222 and 278 with the power law, and 121, 231, 301 
 from __future__ import annotations
 
 import math
+from functools import cache
 from statistics import NormalDist
 
 import numpy as np
@@ -48,14 +49,46 @@ def busiest_active(tokens: Floats, num_experts: Floats, topk: Floats, ep: Floats
     return np.asarray(np.minimum(active, np.minimum(local, tokens * topk)))
 
 
-def busiest_load(tokens: Floats, num_experts: Floats, topk: Floats, ep: Floats) -> Floats:
-    """Return the choices that fall on the busiest rank over the mean, by chance and by experts' popularity."""
-    variance = _VARIATION**2 * ep / num_experts + ep / (tokens * topk)
+def busiest_load(tokens: Floats, num_experts: Floats, topk: Floats, ep: Floats, redundant: int = 0) -> Floats:
+    """Return the choices that fall on the busiest rank over the mean, by chance and by experts' popularity.
+
+    With `redundant` experts the popularity leaves what their placement leaves.
+    """
+    by_chance = ep / (tokens * topk)
+    if redundant:
+        sites, index = np.unique(np.column_stack([num_experts, ep]).astype(int), axis=0, return_inverse=True)
+        excess = np.array([placed_excess(experts, redundant, ranks) for experts, ranks in sites.tolist()])
+        return np.asarray(np.minimum(1.0 + excess[index.ravel()] + _deviations(ep) * np.sqrt(by_chance), ep))
+    variance = _VARIATION**2 * ep / num_experts + by_chance
     return np.asarray(np.minimum(1.0 + _deviations(ep) * np.sqrt(variance), ep))
 
 
-def as_text(even: Rows, skewed: Rows) -> Rows:
+@cache
+def placed_excess(num_experts: int, redundant: int, ep: int) -> float:
+    """Return how far the busiest rank's load exceeds the mean, once experts are copied and placed by their popularity.
+
+    Each further copy goes to the expert whose copies have most tokens; then copies go in order of their tokens to the
+    rank with the fewest that has room (https://github.com/deepseek-ai/EPLB: `replicate_experts`, `balanced_packing`).
+    """
+    inverse = NormalDist().inv_cdf
+    popularity = np.array([1.0 + _VARIATION * inverse((index + 0.5) / num_experts) for index in range(num_experts)])
+    popularity = np.maximum(popularity, 0.0)
+    copies = np.ones(num_experts)
+    for _ in range(redundant):
+        copies[np.argmax(popularity / copies)] += 1
+    loads = np.sort(np.repeat(popularity / copies, copies.astype(int)))[::-1]
+    ranks, room = np.zeros(ep), np.full(ep, -(-len(loads) // ep))
+    for load in loads.tolist():
+        rank = int(np.argmin(np.where(room > 0, ranks, np.inf)))
+        ranks[rank] += load
+        room[rank] -= 1
+    return float(ranks.max() / ranks.mean() - 1.0)
+
+
+def as_text(even: Rows, skewed: Rows, redundant: int = 0) -> Rows:
     """Return experts' rows with evenly spread tokens as the busiest rank's with real text.
+
+    With `redundant` experts that holds of prompts alone: no rank has all popular experts.
 
     As many experts are active as with fewer evenly spread tokens. What tokens cost beyond those that reach every expert
     is the cost of as many as the busiest rank has. It is no less than `skewed`, and where arithmetic bounds experts the
@@ -67,9 +100,11 @@ def as_text(even: Rows, skewed: Rows) -> Rows:
     _, _, num_experts, topk, _, ep = shape
     filled = num_experts / topk
     few = busiest_active(tokens, num_experts, topk, ep) * ep / topk
-    many = np.maximum(tokens * busiest_load(tokens, num_experts, topk, ep), filled)
+    many = np.maximum(tokens * busiest_load(tokens, num_experts, topk, ep, redundant), filled)
     known = even.at_same_points(skewed, skewed.latency, MOE_POINT)
     is_computing = (tokens / filled >= KERNELS.many_tokens_an_expert) & np.isfinite(known)
+    if redundant:
+        known = np.where(is_computing, known, np.nan)
     latency = even.latency.copy()
     for here in grouped(shape, [tokens]):
         measured, took = np.log(tokens[here]), np.log(even.latency[here])

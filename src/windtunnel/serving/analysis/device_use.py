@@ -88,7 +88,7 @@ def _ideal_s(device: Device, launches: Iterable[Launch]) -> tuple[Floats, Floats
     compute_s: Floats = np.zeros(1)
     memory_s: Floats = np.zeros(1)
     for launch in launches:
-        if launch.op.kind == "collective":
+        if launch.op.is_communication:
             continue
         peak = machine(device, launch.op.compute_format)
         compute_s = compute_s + np.asarray(launch.op.flops) / peak.flops_per_s * launch.count

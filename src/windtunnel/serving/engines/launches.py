@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from windtunnel.model.feed_forward.experts import Experts, ExpertsFeedForward
 from windtunnel.model.forward import decode_launches, head_launches, prefill_launches, token_launches
 from windtunnel.model.lora import lora_launches
-from windtunnel.model.operators import Collective, Gemm, Launch
+from windtunnel.model.operators import Gemm, Launch
 from windtunnel.model.precision import ACTIVATION_BITS, Format
 from windtunnel.model.shape import Shard
 from windtunnel.serving.deployment import EngineSettings
@@ -69,7 +69,7 @@ def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any, in_decod
     pieces = sum(launch.count for launch in head)
     for launch in attention:
         pieces += launch.count * max(LAUNCHES_AN_ATTENTION, 1 + _kernels_of(launch, shard, engine, behaviour))
-    collectives = sum(launch.count for launch in launches if isinstance(launch.op, Collective))
+    collectives = sum(launch.count for launch in launches if launch.op.is_communication)
     pieces += behaviour.of_collective_in_pieces * collectives
     sizes = graph_sizes(engine)
     if in_decode:

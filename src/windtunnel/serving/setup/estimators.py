@@ -4,6 +4,8 @@ import math
 from collections.abc import Hashable
 from pathlib import Path
 
+from windtunnel.model.exchange import ALL_GATHER, DEEPEP_AUTO, DEEPEP_LOW_LATENCY, DEEPEP_NORMAL
+from windtunnel.model.feed_forward.experts import is_exchanged
 from windtunnel.model.operators import BF16_BYTES
 from windtunnel.model.sampling import Sampler
 from windtunnel.model.shape import LoraShape, Shard
@@ -28,6 +30,8 @@ def shard_of(setup: Setup) -> Shard:
         parallelism=setup.parallelism,
         devices_per_node=setup.node.num_devices,
         tf32=bool(setup.engine.tf32),
+        all2all_backend=setup.engine.all2all_backend or ALL_GATHER,
+        redundant_experts=setup.engine.num_redundant_experts or 0 if setup.model.has_experts else 0,
         beside_tokens=setup.engine.shared_experts_beside_tokens or 0,
         sampler=Sampler(setup.sampling, sampler_kernel(setup)),
         lora=None if lora is None else LoraShape(**fields_of(lora, "rank", "target_modules", "fully_sharded")),
@@ -54,10 +58,20 @@ def estimator_for(setup: Setup) -> Estimator:
         moe_backend=engine.moe_backend,
         fused_all_reduce_bytes=_fused_bytes(setup),
         attention_backend=engine.attention_backend,
+        deepep=_deepep(setup),
+        num_redundant_experts=engine.num_redundant_experts or 0,
     )
     measured = measured_estimator(setup.device, setup.node, engine.name, engine.version, kernels=kernels)
     once = counted_once(measured, engine.name, engine.version, _fused_norm_tokens(setup))
     return on_network(calibrated(once, setup), setup)
+
+
+def _deepep(setup: Setup) -> str | None:
+    """Return which kernels of DeepEP bring tokens to the experts, those of decode steps where both do; None: none."""
+    backend = setup.engine.all2all_backend
+    if not is_exchanged(shard_of(setup)) or backend not in (DEEPEP_NORMAL, DEEPEP_LOW_LATENCY, DEEPEP_AUTO):
+        return None
+    return DEEPEP_NORMAL if backend == DEEPEP_NORMAL else DEEPEP_LOW_LATENCY
 
 
 def _fused_bytes(setup: Setup) -> float:
@@ -89,7 +103,7 @@ def estimator_key(setup: Setup) -> tuple[Hashable, ...]:
     engine = setup.engine
     graphs = bool(engine.max_cudagraph_capture_size)
     reduces = (_fused_bytes(setup), _fused_norm_tokens(setup))
-    backends = (engine.attention_backend, engine.moe_backend)
+    backends = (engine.attention_backend, engine.moe_backend, _deepep(setup), engine.num_redundant_experts)
     return (setup.device.name, setup.node.name, engine.name, engine.version, graphs, *reduces, *backends)
 
 

@@ -444,7 +444,7 @@ class _Pricer:
         for launch in launches:
             seconds = np.asarray(self.estimator.estimate(launch.op).seconds, np.float64) * launch.count * launch.adds
             total = total + seconds
-            if launch.op.kind == "collective":
+            if launch.op.is_communication:
                 communication = communication + seconds
             else:
                 compute = compute + seconds * is_compute_bound(launch.op, self.device)

@@ -13,6 +13,9 @@ from windtunnel.serving.engines.workloads import lora_options
 ALGORITHMS = {"mtp": "EAGLE", "draft_model": "STANDALONE"}
 """Our name of a method of drafting -> SGLang's algorithm."""
 
+DEEPEP_MODES = {"deepep_normal": "normal", "deepep_low_latency": "low_latency"}
+"""Kernels of DeepEP -> their mode; the automatic choice is the default."""
+
 
 def read(reading: Reading) -> None:
     """Set the split, whose `tp` counts all ranks where attention is data-parallel, and the chunk of a prefill."""
@@ -27,6 +30,8 @@ def read(reading: Reading) -> None:
         reading.set_engine(lora=reading.engine.get("lora") or {})
     if reading.later.get("fused_all_reduce"):
         reading.set_engine(fused_all_reduce=True)
+    if mode := reading.later.get("deepep_mode"):
+        reading.set_engine(all2all_backend=mode)
     if (chunk := reading.later.get("chunked_prefill")) is not None:
         reading.set_engine(enable_chunked_prefill=chunk > 0)
         if chunk > 0:
@@ -44,6 +49,9 @@ def write_rest(engine: EngineSettings, weights: str | None, kv_cache: str | None
     chunk = -1 if engine.enable_chunked_prefill is False else engine.max_num_batched_tokens
     if chunk is not None:
         yield "chunked-prefill-size", chunk
+    if engine.all2all_backend in DEEPEP_MODES:
+        yield "moe-a2a-backend", "deepep"
+        yield "deepep-mode", DEEPEP_MODES[engine.all2all_backend]
     if weights == "fp8":
         yield "quantization", "fp8"
     if kv_cache == "fp8":

@@ -1,0 +1,101 @@
+"""Exchange of tokens between ranks that hold different experts: the kernels that a deployment may choose, and their
+operator."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from windtunnel.model.operators import FP32_BYTES, Op, Size, size_text
+from windtunnel.model.precision import ACTIVATION_BITS, Format
+
+ALL_GATHER = "all_gather"
+"""Every rank gathers the tokens of all ranks, and sums are scattered back."""
+DEEPEP_NORMAL, DEEPEP_LOW_LATENCY = "deepep_normal", "deepep_low_latency"
+DEEPEP_AUTO = "deepep_auto"
+"""Low-latency kernels up to `LOW_LATENCY_TOKENS` tokens a rank, normal ones beyond."""
+EXCHANGES = (ALL_GATHER, DEEPEP_NORMAL, DEEPEP_LOW_LATENCY, DEEPEP_AUTO, "nvlink_one_sided", "nvlink_two_sided")
+"""Known values of `EngineSettings.all2all_backend`."""
+
+LOW_LATENCY_TOKENS = 128
+"""Tokens of a rank that the buffers of low-latency kernels hold (SGLang 0.5
+`SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK`)."""
+
+
+@dataclass(frozen=True)
+class TokenExchange(Op):
+    """One dispatch of a rank's tokens to their experts, or one combine of the experts' outputs."""
+
+    kind: ClassVar[str] = "token_exchange"
+    axes: ClassVar[tuple[str, ...]] = ("num_tokens",)
+    is_communication: ClassVar[bool] = True
+    op: str
+    """`dispatch` or `combine`."""
+    name: str
+    """Kernels: one of `EXCHANGES` but the collectives and the automatic choice."""
+    num_tokens: Size
+    """Tokens of each rank."""
+    hidden_size: int
+    num_experts: int
+    experts_per_token: int
+    num_ranks: int
+    ranks_per_node: int
+    format: Format = Format.BF16
+    """Of what is sent."""
+
+    @property
+    def variant(self) -> str:
+        return f"{self.name} {self.op} {self.format}"
+
+    @property
+    def span_nodes(self) -> int:
+        """Nodes that hold the ranks."""
+        return -(-self.num_ranks // self.ranks_per_node)
+
+    @property
+    def copies(self) -> tuple[Size, Size]:
+        """Copies of tokens that a rank sends between nodes, and inside its node.
+
+        Low-latency kernels send one to each chosen expert, normal ones one to each node that needs it and from there
+        to each rank, others one to each rank (https://github.com/deepseek-ai/DeepEP; TensorRT-LLM 1.3
+        `communication/nvlink_one_sided.py`). Experts are chosen at random.
+        """
+        ranks, inside, top_k = self.num_ranks, self.ranks_per_node, self.experts_per_token
+        if self.name == DEEPEP_LOW_LATENCY:
+            return low_latency_copies(self.num_tokens * top_k, ranks, inside)
+        nodes, reached = self.span_nodes, ranks * (1.0 - (1.0 - 1.0 / ranks) ** top_k)
+        if self.name == DEEPEP_NORMAL:
+            between = (nodes - 1) * (1.0 - (1.0 - 1.0 / nodes) ** top_k)
+            return self.num_tokens * between, self.num_tokens * reached * (inside - 1) / inside
+        return self.num_tokens * reached * (ranks - inside) / ranks, self.num_tokens * reached * (inside - 1) / ranks
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of one token; in fp8 with a scale for each 128 values."""
+        scales = self.hidden_size // 128 * FP32_BYTES if self.format is Format.FP8 else 0.0
+        return self.hidden_size * ACTIVATION_BITS[self.format] / 8 + scales
+
+    @property
+    def flops(self) -> Size:
+        return 0.0 * self.num_tokens
+
+    @property
+    def num_bytes(self) -> Size:
+        """Bytes that a rank sends."""
+        between, inside = self.copies
+        return (between + inside) * self.row_bytes
+
+    @property
+    def text(self) -> str:
+        experts = f"{self.experts_per_token} of {self.num_experts}"
+        return f"{size_text(self.num_tokens)} x {experts}, {self.hidden_size} {self.format} over {self.num_ranks}"
+
+
+def low_latency_copies(copies: Size, num_ranks: int, ranks_per_node: int) -> tuple[Size, Size]:
+    """Return which of a rank's `copies` go to other nodes, and to other ranks of its node."""
+    return copies * (num_ranks - ranks_per_node) / num_ranks, copies * (ranks_per_node - 1) / num_ranks
+
+
+def sent_format(experts: Format) -> Format:
+    """Return the format in which tokens go to experts of that format: as these read them."""
+    if experts is Format.NVFP4:
+        return Format.NVFP4
+    return Format.FP8 if ACTIVATION_BITS[experts] < 16 else Format.BF16

@@ -1,0 +1,102 @@
+"""Dispatch and combine of tokens: measured tables, points left out, slots of redundant experts."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from windtunnel import catalog
+from windtunnel.errors import InputError
+from windtunnel.model.exchange import TokenExchange
+from windtunnel.model.forward import token_launches
+from windtunnel.model.precision import Format
+from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
+from windtunnel.pricing.aiconfigurator.routing import placed_excess
+from windtunnel.pricing.estimator import Coverage, TableEstimator, TableModel
+from windtunnel.schema import decode
+from windtunnel.serving.scenario import Scenario, resolve
+from windtunnel.serving.setup.estimators import shard_of
+
+DEVICE = catalog.device("h100_sxm")
+
+
+def _exchange(phase: str, kernels: str, num_tokens: float = 32.0, num_ranks: int = 8) -> TokenExchange:
+    form = Format.FP8 if phase == "dispatch" else Format.BF16
+    return TokenExchange(phase, kernels, num_tokens, 7168, 256, 8, num_ranks, min(num_ranks, 8), form)
+
+
+def _estimator() -> TableEstimator:
+    estimator = measured_estimator(DEVICE, catalog.default_node(DEVICE), "sglang", "0.5.12")
+    assert isinstance(estimator, TableEstimator)
+    return estimator
+
+
+@pytest.mark.parametrize("kernels", ["deepep_low_latency", "deepep_normal"])
+@pytest.mark.parametrize("phase", ["dispatch", "combine"])
+def test_points_left_out_are_within_five_percent(phase: str, kernels: str) -> None:
+    estimator = _estimator()
+    table = estimator.table_for(_exchange(phase, kernels))
+    assert table is not None
+    errors = []
+    for site, rows in table.rows_by_site.items():
+        axes, seconds = table.site_rows(site)
+        for index in range(1, len(seconds) - 1):
+            point = axes["num_tokens"][index : index + 1]
+            is_left_out = np.isin(np.arange(len(table)), rows) & (table.axes["num_tokens"] == point)
+            model = TableModel(table.take(~is_left_out), estimator.roofline)
+            predicted, _, _ = model.estimate(table.operator(site, {"num_tokens": point}))
+            errors.append(abs(predicted[0] / seconds[index] - 1))
+    assert np.median(errors) < 0.02
+    assert np.percentile(errors, 90) < 0.05
+
+
+def test_a_measured_point_is_the_table_s_time() -> None:
+    estimate = _estimator().estimate(_exchange("dispatch", "deepep_low_latency"))
+    assert estimate.coverage is Coverage.MEASURED
+    assert estimate.seconds == pytest.approx(18.0e-6, rel=0.01)  # dispatch_avg_t_us of h100_sxm, SGLang 0.5.12
+
+
+def test_more_nodes_take_longer() -> None:
+    times = [
+        _estimator().estimate(_exchange("combine", "deepep_low_latency", num_ranks=n)).seconds for n in (8, 16, 64)
+    ]
+    assert times == sorted(times)
+
+
+def test_a_token_goes_once_to_each_rank_that_needs_it() -> None:
+    one_sided, low_latency = (
+        _exchange("dispatch", "nvlink_one_sided", 1.0),
+        _exchange("dispatch", "deepep_low_latency", 1.0),
+    )
+    assert low_latency.copies == pytest.approx((0.0, 8 * 7 / 8))
+    assert one_sided.copies == pytest.approx((0.0, 8 * (1 - (7 / 8) ** 8) * 7 / 8))
+
+
+def test_redundant_experts_even_out_ranks() -> None:
+    assert placed_excess(256, 32, 32) < 0.02
+    assert placed_excess(8, 0, 8) > 0.4  # one expert a rank: nothing to place
+
+
+def test_slots_of_redundant_experts_are_divided_by_the_ranks() -> None:
+    raw: dict[str, Any] = {
+        "model": "deepseek-ai/DeepSeek-R1",
+        "deployment": {"device": "gb200", "parallelism": {"attention_dp": 24, "ep": 24}, "engine": {"name": "sglang"}},
+        "workload": {
+            "arrivals": {"type": "closed_loop", "concurrency": 24},
+            "input_tokens": 8,
+            "output_tokens": 8,
+            "num_requests": 24,
+        },
+    }
+    with pytest.raises(InputError, match="ep = 24 does not divide the 256 experts"):
+        resolve(decode(raw, Scenario))
+    raw["deployment"]["engine"] |= {"num_redundant_experts": 32, "all2all_backend": "deepep_low_latency"}
+    shard = shard_of(resolve(decode(raw, Scenario)))
+    launches = {launch.name: launch.op for launch in token_launches(shard, 16)}
+    assert isinstance(launches["dispatch"], TokenExchange)
+    assert launches["dispatch"].num_ranks == 24
+    assert "dispatch_all_gather" not in launches
+    assert "combine" in launches
+    raw["deployment"]["engine"]["all2all_backend"] = "all_gather"
+    few = shard_of(resolve(decode(raw, Scenario)))
+    assert "dispatch_all_gather" in {launch.name for launch in token_launches(few, 16)}
