@@ -7,7 +7,7 @@ from pathlib import Path
 from windtunnel.model.operators import BF16_BYTES
 from windtunnel.model.sampling import Sampler
 from windtunnel.model.shape import Shard
-from windtunnel.pricing.aiconfigurator.collection import KernelChoices
+from windtunnel.pricing.aiconfigurator.collection import RANDOM, TEXT, KernelChoices
 from windtunnel.pricing.aiconfigurator.estimator import counted_once, measured_estimator
 from windtunnel.pricing.calibrated import CalibratedEstimator
 from windtunnel.pricing.estimator import Estimator
@@ -49,6 +49,7 @@ def estimator_for(setup: Setup) -> Estimator:
     kernels = KernelChoices(
         cuda_graphs=bool(engine.max_cudagraph_capture_size),
         moe_backend=engine.moe_backend,
+        expert_distribution=RANDOM if setup.random_tokens else TEXT,
         fused_all_reduce_bytes=_fused_bytes(setup),
         attention_backend=engine.attention_backend,
     )
@@ -86,7 +87,7 @@ def estimator_key(setup: Setup) -> tuple[Hashable, ...]:
     engine = setup.engine
     graphs = bool(engine.max_cudagraph_capture_size)
     reduces = (_fused_bytes(setup), _fused_norm_tokens(setup))
-    backends = (engine.attention_backend, engine.moe_backend)
+    backends = (engine.attention_backend, engine.moe_backend, setup.random_tokens)
     return (setup.device.name, setup.node.name, engine.name, engine.version, graphs, *reduces, *backends)
 
 
