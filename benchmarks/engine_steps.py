@@ -13,15 +13,21 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from windtunnel.calibration.steps.fit import fit_factors, scores_by_kind, validate_steps
 from windtunnel.calibration.steps.price import KINDS, PricedSteps
-from windtunnel.calibration.steps.read import read_step_runs
+from windtunnel.calibration.steps.read import StepRun, read_step_runs
 from windtunnel.metrics.accuracy import Score
 
 DEVICE = "b300_sxm"
 LEARNT_UP_TO_TP = 2
+
+
+def with_random_tokens(run: StepRun) -> StepRun:
+    """Return the run with prompts of random tokens, as `requests.csv.gz` says (`prompt_token_mode`)."""
+    return run if run.setup is None else replace(run, setup=replace(run.setup, random_tokens=True))
 
 
 def held_out_by_tp(runs: Sequence[PricedSteps]) -> list[PricedSteps]:
@@ -60,7 +66,7 @@ def main() -> None:
     if not (folder / "runs.csv").is_file():
         sys.exit(f"error: {folder / 'runs.csv'} is not there\nhint: give the folder that holds engine_steps/runs.csv")
     runs = read_step_runs(folder, {}, {"device": DEVICE, "calibration": arguments.calibration})
-    validation = validate_steps(runs)
+    validation = validate_steps([with_random_tokens(run) for run in runs])
     print("median / p90 / bias of predicted over measured, less one")
     print_table("Nothing fitted", list(validation.priced))
     print_table("After the first 5% of each run's steps", list(validation.after_first.values()))

@@ -24,7 +24,7 @@ from windtunnel.serving.scenario import (
     resolve,
     scenario_from,
 )
-from windtunnel.serving.setup.estimators import shard_of
+from windtunnel.serving.setup.estimators import estimator_key, shard_of
 from windtunnel.workload.arrivals import Burst, ClosedLoop, Gamma, Poisson
 from windtunnel.workload.lengths import Uniform
 from windtunnel.workload.schema import Trace, Workload
@@ -414,3 +414,23 @@ def test_formats_that_a_scenario_leaves_out_are_those_of_the_model_written_out(t
 def test_a_model_that_cannot_be_read_is_refused(model: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         scenario_from(written(model))
+
+
+@pytest.mark.parametrize(
+    ("workload", "random_tokens"),
+    [
+        ({}, False),
+        ({"client": "inferencex"}, True),
+        ({"client": "vllm", "random_tokens": False}, False),
+        ({"client": "sglang", "random_tokens": True}, True),
+    ],
+)
+def test_prompts_are_text_unless_the_client_or_the_workload_says_random(
+    workload: dict[str, Any], random_tokens: bool
+) -> None:
+    setup, text = (
+        resolve(msgspec.structs.replace(scenario(), workload=msgspec.structs.replace(WORKLOAD, **given)))
+        for given in (workload, {})
+    )
+    assert setup.random_tokens == random_tokens
+    assert (estimator_key(setup) != estimator_key(text)) == random_tokens

@@ -97,6 +97,8 @@ class Setup:
     """Sampling of every request."""
     sampling_source: str = ""
     """Where it comes from."""
+    random_tokens: bool = False
+    """Prompts are random tokens, not text."""
     client: Client = field(default_factory=Client)
     client_name: str = ""
     """Empty where its times are given."""
@@ -189,6 +191,7 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
     chosen = _calibration_choice(deployment, engine, device, calibration)
     learnt: dict[str, int | float] = {}
     client = client_of(scenario.workload.client)
+    is_random = scenario.workload.has_random_tokens(client)
     if chosen.calibration is not None:
         client = chosen.calibration.clients.get(name_of(scenario.workload.client), client).over(client)
         host = chosen.calibration.host_of(str(engine.version))
@@ -215,6 +218,7 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
         learnt={name: value for name, value in learnt.items() if getattr(engine, name) == value},
         sampling=sampling,
         sampling_source=sampling_source,
+        random_tokens=is_random,
         client=client,
         client_name=name_of(scenario.workload.client),
         **fields_of(deployment, "parallelism", "profile", "settings_assumed", "network"),

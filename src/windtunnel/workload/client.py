@@ -27,6 +27,9 @@ class Client(Schema):
     """Per prompt token: what its kind of prompt costs more than the server's usual one; part of TTFT."""
     think_s: NonNegative | None = None
     """Between an answer and the next request of the same closed-loop slot or session, beside the session's own."""
+    random_tokens: bool | None = None
+    """Whether its prompts are random tokens by default; others are taken as text. What a model continues with follows.
+    They reach fewer of a mixture's experts than text (`pricing/aiconfigurator/routing.py`)."""
     sources: dict[str, str] = {}
     """Field -> where its value comes from."""
 

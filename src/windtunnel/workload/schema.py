@@ -224,6 +224,9 @@ class Workload(RequestSource):
     client: str | Client | None = None
     """Program that sends the requests, by its name in the catalog, or its times; None: a Python client. Beside the
     server's, its own time is part of TTFT."""
+    random_tokens: bool | None = None
+    """Whether prompts are random tokens, which choose other experts than text. None: as the client's usually are;
+    recorded requests are text."""
     images: Images | None = None
     """Images of every request, whose tokens come at the end of its prompt unless `position` says otherwise."""
     videos: Videos | None = None
@@ -282,6 +285,11 @@ class Workload(RequestSource):
     def is_real_traffic(self) -> bool:
         """Whether lengths come from recorded requests, and not from distributions."""
         return self.clients is not None or any(source.trace is not None for source in (self, *self.tenants))
+
+    def has_random_tokens(self, client: Client) -> bool:
+        """Whether prompts are random tokens: as given, or as `client` sends where no requests were recorded."""
+        usual = bool(client.random_tokens) and not self.is_real_traffic
+        return usual if self.random_tokens is None else self.random_tokens
 
     def sampling_of(self, model: ModelSpec) -> tuple[Sampling, str]:
         """Return the sampling of requests to `model`, without gaps, and where such a sampling comes from."""

@@ -12,22 +12,23 @@ from windtunnel.pricing.aiconfigurator.collection import (
     BALANCED,
     MOE_POINT,
     POWER_LAW,
+    RANDOM,
     TEXT,
     KernelChoices,
     Place,
     Rows,
 )
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, measured_estimator
-from windtunnel.pricing.aiconfigurator.routing import GINI, as_text, busiest_active, busiest_load
+from windtunnel.pricing.aiconfigurator.routing import GINI, GINI_OF_RANDOM, as_text, busiest_active, busiest_load
 from windtunnel.pricing.table import Floats
 
 
-def drawn(num_tokens: int, num_experts: int, topk: int, ep: int) -> tuple[float, float]:
+def drawn(num_tokens: int, num_experts: int, topk: int, ep: int, gini: float) -> tuple[float, float]:
     """Return the most active experts of a rank and the choices on the busiest over the mean, of random choices."""
     random = np.random.default_rng(1)
     active, load = [], []
     for _ in range(400):
-        popularity = np.maximum(random.normal(1.0, GINI * np.sqrt(np.pi), num_experts), 1e-3)
+        popularity = np.maximum(random.normal(1.0, gini * np.sqrt(np.pi), num_experts), 1e-3)
         keys = np.log(popularity) + random.gumbel(size=(num_tokens, num_experts))
         chosen = np.argpartition(keys, -topk, axis=1)[:, -topk:]
         by_rank = np.bincount(chosen.ravel(), minlength=num_experts).reshape(ep, -1)
@@ -36,14 +37,17 @@ def drawn(num_tokens: int, num_experts: int, topk: int, ep: int) -> tuple[float,
     return float(np.mean(active)), float(np.mean(load))
 
 
-@pytest.mark.parametrize("ep", [2, 4, 8])
+@pytest.mark.parametrize("gini", [GINI, GINI_OF_RANDOM])
+@pytest.mark.parametrize("ep", [1, 2, 4, 8])
 @pytest.mark.parametrize("num_tokens", [4, 32, 256])
 @pytest.mark.parametrize(("num_experts", "topk"), [(128, 8), (256, 8)])
-def test_the_busiest_rank_is_that_of_random_choices(num_experts: int, topk: int, num_tokens: int, ep: int) -> None:
+def test_the_busiest_rank_is_that_of_random_choices(
+    num_experts: int, topk: int, num_tokens: int, ep: int, gini: float
+) -> None:
     point = [np.array([float(number)]) for number in (num_tokens, num_experts, topk, ep)]
-    active, load = drawn(num_tokens, num_experts, topk, ep)
-    assert busiest_active(*point) == pytest.approx(active, rel=0.06)
-    assert busiest_load(*point) == pytest.approx(load, rel=0.06)
+    active, load = drawn(num_tokens, num_experts, topk, ep, gini)
+    assert busiest_active(*point, gini) == pytest.approx(active, rel=0.06)
+    assert busiest_load(*point, gini) == pytest.approx(load, rel=0.06)
 
 
 def rows_of(tokens: Floats, latency: Floats, ep: float) -> Rows:
@@ -75,14 +79,14 @@ def test_text_computes_the_tokens_of_the_busiest_rank() -> None:
 
 
 @pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"{PACKAGE} has no wheel for this platform")
-def test_one_rank_has_the_measured_power_law_and_several_have_not() -> None:
+def test_text_reaches_more_experts_than_random_tokens_and_those_more_than_the_power_law() -> None:
     def priced(spread: str, ep: int) -> Floats:
-        kernels = KernelChoices(moe_backend="trtllm", expert_distribution=spread)
-        estimator = measured_estimator(catalog.device("b200_sxm"), None, "vllm", "0.24.0", kernels=kernels)
-        op = Experts(np.array([32.0, 4096.0]), 7168, 2048, 256, 8, ep=ep, format=Format.FP8_BLOCK)
+        kernels = KernelChoices(expert_distribution=spread)
+        estimator = measured_estimator(catalog.device("h100_sxm"), None, "vllm", "0.24.0", kernels=kernels)
+        op = Experts(np.array([16.0, 4096.0]), 4096, 1536, 128, 8, ep=ep, format=Format.BF16)
         return np.asarray(estimator.estimate(op).seconds)
 
-    assert priced(TEXT, 1) == pytest.approx(priced(POWER_LAW, 1))
-    few, many = priced(TEXT, 8)
-    assert 1.2 * priced(POWER_LAW, 8)[0] < few < priced(BALANCED, 8)[0]
-    assert many == pytest.approx(priced(POWER_LAW, 8)[1])
+    assert priced(RANDOM, 1) == pytest.approx(priced(POWER_LAW, 1))
+    assert priced(TEXT, 1)[0] > 1.02 * priced(POWER_LAW, 1)[0]
+    power_law, random, text = (priced(spread, 4)[0] for spread in (POWER_LAW, RANDOM, TEXT))
+    assert power_law < random < text < priced(BALANCED, 4)[0]

@@ -43,13 +43,13 @@ HICCUP = 1.75
 BALANCED = "balanced"
 POWER_LAW = "power_law_1.01"
 TEXT = "text"
-DISTRIBUTIONS = (TEXT, POWER_LAW, "power_law_1.2", BALANCED)
-"""Spreads of tokens over experts, the default first: as measured but for `TEXT`, which is `POWER_LAW` on one rank and
-real text's on several (`routing.py`).
+RANDOM = "random"
+DISTRIBUTIONS = (TEXT, RANDOM, POWER_LAW, "power_law_1.2", BALANCED)
+"""Spreads of tokens over experts, the default first: as measured but for `TEXT`, real text's, and `RANDOM`, that of
+random token ids on several ranks and `POWER_LAW` on one (`routing.py`).
 
 Against `balanced`, vLLM 0.24.0 on H100 takes 0.88 (both power laws) of the time for 8 to 255 tokens, as fewer experts
-are chosen, and for over 2,047 tokens on 8 expert-parallel ranks 1.41 (1.01) and 1.58 (1.2) times as long. Routers are
-trained towards balance and real prompts pull them from it, so on one rank the milder measured skew is the default."""
+are chosen, and for over 2,047 tokens on 8 expert-parallel ranks 1.41 (1.01) and 1.58 (1.2) times as long. """
 
 
 class MeasuredKernels(Schema, frozen=True):

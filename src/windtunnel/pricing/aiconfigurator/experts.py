@@ -25,6 +25,7 @@ from windtunnel.pricing.aiconfigurator.collection import (
     MOE_POINT,
     NEWEST,
     POWER_LAW,
+    RANDOM,
     TEXT,
     Collection,
     Place,
@@ -32,7 +33,7 @@ from windtunnel.pricing.aiconfigurator.collection import (
     Texts,
 )
 from windtunnel.pricing.aiconfigurator.gemms import gemm_prices
-from windtunnel.pricing.aiconfigurator.routing import as_text, busiest_active, busiest_load
+from windtunnel.pricing.aiconfigurator.routing import GINI, GINI_OF_RANDOM, as_text, busiest_active, busiest_load
 from windtunnel.pricing.choices import MOE_BACKENDS
 from windtunnel.pricing.roofline import machine
 from windtunnel.pricing.table import Floats, MeasurementTable, grouped, table_of
@@ -365,6 +366,10 @@ def _is_between(collection: Collection, versions: dict[str, tuple[str, str]]) ->
     return version_key(since) <= version_key(collection.version) < version_key(until)
 
 
+def _gini(collection: Collection) -> float:
+    return GINI_OF_RANDOM if collection.expert_distribution == RANDOM else GINI
+
+
 def _in_padded_blocks(collection: Collection, rows: Rows) -> tuple[Rows, str]:
     """Return block-scaled experts in whole blocks of rows for each expert, DeepGEMM's contiguous layout.
 
@@ -391,7 +396,7 @@ def _in_padded_blocks(collection: Collection, rows: Rows) -> tuple[Rows, str]:
             computing[here] += seconds
     on = machine(device, Format.FP8_BLOCK)
     expert_bytes = 3 * hidden * width * BITS[Format.FP8_BLOCK] / 8
-    reading = busiest_active(tokens, experts, topk, ep) * expert_bytes / on.bytes_per_s
+    reading = busiest_active(tokens, experts, topk, ep, _gini(collection)) * expert_bytes / on.bytes_per_s
     streamed = (6 * width * padded, 2 * hidden * tokens * topk, 2 * hidden * tokens * (topk + 1))
     small = (np.zeros(len(rows)),) * KERNELS.padded_small_kernels
     moving = sum(collection.roofline.seconds(ops.Elementwise("copy", size, 1.0)) for size in (*streamed, *small))
@@ -463,13 +468,16 @@ def _measured_rows(collection: Collection, op: Experts) -> tuple[Rows | None, st
     return _with_kernels_of_backend(collection, rows, dtypes), remark
 
 
-def _rows_with_text(collection: Collection, op: Experts) -> tuple[Rows | None, str]:
-    """Return `_measured_rows` of one rank with a power law, of several as real text spreads tokens over them."""
+def _rows_with_chance(collection: Collection, op: Experts) -> tuple[Rows | None, str]:
+    """Return `_measured_rows` as real text or random tokens choose experts; the latter by a power law on one rank."""
     rows, remark = _measured_rows(replace(collection, expert_distribution=POWER_LAW), op)
     even, _ = _measured_rows(replace(collection, expert_distribution=BALANCED), op)
     if rows is None or even is None:
         return rows, remark
-    spread = as_text(even.take(even["moe_ep_size"] > 1), rows, collection.num_redundant_experts)
+    redundant = collection.num_redundant_experts
+    if collection.expert_distribution == TEXT:
+        return _with_lacking_shapes(as_text(even, rows, redundant), rows), remark
+    spread = as_text(even.take(even["moe_ep_size"] > 1), rows, redundant, GINI_OF_RANDOM)
     return _with_lacking_shapes(rows.take(rows["moe_ep_size"] == 1).joined(spread), rows), remark
 
 
@@ -487,9 +495,8 @@ def _deepep_rows(collection: Collection, op: Experts) -> Rows | None:
     if rows is None:
         return None
     *_, num_experts, topk, _, ep, tokens = (rows[name] for name in MOE_POINT)
-    return rows.with_columns(
-        num_tokens=tokens / busiest_load(tokens, num_experts, topk, ep, collection.num_redundant_experts)
-    )
+    load = busiest_load(tokens, num_experts, topk, ep, collection.num_redundant_experts, _gini(collection))
+    return rows.with_columns(num_tokens=tokens / load)
 
 
 def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:
@@ -498,7 +505,7 @@ def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:
     wide = _deepep_rows(collection, op)
     if wide is not None:
         return _table_of(op, wide, collection.label("moe", wide))
-    read = _rows_with_text if collection.expert_distribution == TEXT else _measured_rows
+    read = _rows_with_chance if collection.expert_distribution in (TEXT, RANDOM) else _measured_rows
     rows, remark = read(collection, op)
     if rows is None:
         return None

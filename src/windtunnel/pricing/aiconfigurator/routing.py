@@ -1,10 +1,11 @@
-"""Experts that real text chooses, on the busiest of several ranks, from measured spreads of tokens over experts.
+"""Experts that real text or random tokens choose, on the busiest of several ranks, from measured spreads of tokens.
 
 Real text spreads tokens almost evenly: Gini coefficients of tokens per expert are 0.11 to 0.3 in five models (arXiv
-2605.20982, on H100; random token ids reach 0.38), and those of the measured power law 0.46 with 32 tokens and 0.63 with
-256 (log-uniform between 1 and 0.8 x tokens, `power_law_logits_v3` of AIConfigurator's collector). What several ranks
-wait for is chance: the rank with the most active experts, while reading weights bounds them, and that with the most
-tokens. Rows with a power law show neither, as their busiest rank has a few experts with most of the tokens.
+2605.20982, on H100). Random token ids, the prompts of most benchmark clients, reach 0.38, and the measured power law
+0.46 with 32 tokens and 0.63 with 256 (log-uniform between 1 and 0.8 x tokens, `power_law_logits_v3` of AIConfigurator's
+collector). What several ranks wait for is chance: the rank with the most active experts, while reading weights bounds
+them, and that with the most tokens. Rows with a power law show neither, as their busiest rank has a few experts with
+most of the tokens.
 DeepSeek-V3.1 on vLLM 0.11.1 and eight B200 (ML.ENERGY, 8, 32, 64 and 256 requests) takes 133, 240, 337 and 478 us a
 layer by its steps, 108, 154, 222 and 278 with the power law, and 121, 231, 301 and 374 by this law.
 """
@@ -23,11 +24,18 @@ from windtunnel.pricing.table import Floats, grouped
 GINI = 0.25
 """Gini coefficient of tokens per expert in real text: latent attention has 0.24 to 0.3, others less."""
 
-_VARIATION = GINI * math.sqrt(math.pi)
-"""Standard deviation of experts' popularity over its mean, of a normal distribution with that Gini coefficient."""
+GINI_OF_RANDOM = 0.38
+"""The same of random token ids."""
 
-_POPULARITY = tuple(1.0 + _VARIATION * NormalDist().inv_cdf((index + 0.5) / 8) for index in range(8))
-"""Popularity of eight equal shares of the experts, over the mean."""
+
+def _variation(gini: float) -> float:
+    """Return the standard deviation over the mean of a normal distribution with that Gini coefficient."""
+    return gini * math.sqrt(math.pi)
+
+
+def _popularity(gini: float) -> list[float]:
+    """Return the popularity of eight equal shares of the experts, over the mean."""
+    return [max(1.0 + _variation(gini) * NormalDist().inv_cdf((index + 0.5) / 8), 0.0) for index in range(8)]
 
 
 def _deviations(ep: Floats) -> Floats:
@@ -36,20 +44,22 @@ def _deviations(ep: Floats) -> Floats:
     return np.array([inverse((ranks - 0.375) / (ranks + 0.25)) for ranks in ep.tolist()])
 
 
-def busiest_active(tokens: Floats, num_experts: Floats, topk: Floats, ep: Floats) -> Floats:
+def busiest_active(tokens: Floats, num_experts: Floats, topk: Floats, ep: Floats, gini: float = GINI) -> Floats:
     """Return how many of its experts the rank with the most active ones computes, each token choosing at random.
 
     A rank's number is taken as binomial: an expert of mean popularity is missed by all tokens with
     (1 - topk / experts) ** tokens.
     """
     local, chosen = num_experts / ep, topk / num_experts
-    missed = [(1.0 - np.minimum(popularity * chosen, 1.0)) ** tokens for popularity in _POPULARITY]
+    missed = [(1.0 - np.minimum(popularity * chosen, 1.0)) ** tokens for popularity in _popularity(gini)]
     share = 1.0 - np.mean(missed, axis=0)
     active = local * share + _deviations(ep) * np.sqrt(local * share * (1.0 - share))
     return np.asarray(np.minimum(active, np.minimum(local, tokens * topk)))
 
 
-def busiest_load(tokens: Floats, num_experts: Floats, topk: Floats, ep: Floats, redundant: int = 0) -> Floats:
+def busiest_load(
+    tokens: Floats, num_experts: Floats, topk: Floats, ep: Floats, redundant: int = 0, gini: float = GINI
+) -> Floats:
     """Return the choices that fall on the busiest rank over the mean, by chance and by experts' popularity.
 
     With `redundant` experts the popularity leaves what their placement leaves.
@@ -57,21 +67,21 @@ def busiest_load(tokens: Floats, num_experts: Floats, topk: Floats, ep: Floats, 
     by_chance = ep / (tokens * topk)
     if redundant:
         sites, index = np.unique(np.column_stack([num_experts, ep]).astype(int), axis=0, return_inverse=True)
-        excess = np.array([placed_excess(experts, redundant, ranks) for experts, ranks in sites.tolist()])
+        excess = np.array([placed_excess(experts, redundant, ranks, gini) for experts, ranks in sites.tolist()])
         return np.asarray(np.minimum(1.0 + excess[index.ravel()] + _deviations(ep) * np.sqrt(by_chance), ep))
-    variance = _VARIATION**2 * ep / num_experts + by_chance
+    variance = _variation(gini) ** 2 * ep / num_experts + by_chance
     return np.asarray(np.minimum(1.0 + _deviations(ep) * np.sqrt(variance), ep))
 
 
 @cache
-def placed_excess(num_experts: int, redundant: int, ep: int) -> float:
+def placed_excess(num_experts: int, redundant: int, ep: int, gini: float = GINI) -> float:
     """Return how far the busiest rank's load exceeds the mean, once experts are copied and placed by their popularity.
 
     Each further copy goes to the expert whose copies have most tokens; then copies go in order of their tokens to the
     rank with the fewest that has room (https://github.com/deepseek-ai/EPLB: `replicate_experts`, `balanced_packing`).
     """
-    inverse = NormalDist().inv_cdf
-    popularity = np.array([1.0 + _VARIATION * inverse((index + 0.5) / num_experts) for index in range(num_experts)])
+    inverse, spread = NormalDist().inv_cdf, _variation(gini)
+    popularity = np.array([1.0 + spread * inverse((index + 0.5) / num_experts) for index in range(num_experts)])
     popularity = np.maximum(popularity, 0.0)
     copies = np.ones(num_experts)
     for _ in range(redundant):
@@ -85,8 +95,8 @@ def placed_excess(num_experts: int, redundant: int, ep: int) -> float:
     return float(ranks.max() / ranks.mean() - 1.0)
 
 
-def as_text(even: Rows, skewed: Rows, redundant: int = 0) -> Rows:
-    """Return experts' rows with evenly spread tokens as the busiest rank's with real text.
+def as_text(even: Rows, skewed: Rows, redundant: int = 0, gini: float = GINI) -> Rows:
+    """Return experts' rows with evenly spread tokens as the busiest rank's with tokens of that Gini coefficient.
 
     With `redundant` experts that holds of prompts alone: no rank has all popular experts.
 
@@ -99,8 +109,8 @@ def as_text(even: Rows, skewed: Rows, redundant: int = 0) -> Rows:
     *shape, tokens = (even[name] for name in MOE_POINT)
     _, _, num_experts, topk, _, ep = shape
     filled = num_experts / topk
-    few = busiest_active(tokens, num_experts, topk, ep) * ep / topk
-    many = np.maximum(tokens * busiest_load(tokens, num_experts, topk, ep, redundant), filled)
+    few = busiest_active(tokens, num_experts, topk, ep, gini) * ep / topk
+    many = np.maximum(tokens * busiest_load(tokens, num_experts, topk, ep, redundant, gini), filled)
     known = even.at_same_points(skewed, skewed.latency, MOE_POINT)
     is_computing = (tokens / filled >= KERNELS.many_tokens_an_expert) & np.isfinite(known)
     if redundant:

@@ -9,7 +9,7 @@ from windtunnel.model.feed_forward.experts import is_exchanged
 from windtunnel.model.operators import BF16_BYTES
 from windtunnel.model.sampling import Sampler
 from windtunnel.model.shape import LoraShape, Shard
-from windtunnel.pricing.aiconfigurator.collection import KernelChoices
+from windtunnel.pricing.aiconfigurator.collection import RANDOM, TEXT, KernelChoices
 from windtunnel.pricing.aiconfigurator.estimator import counted_once, measured_estimator
 from windtunnel.pricing.calibrated import CalibratedEstimator
 from windtunnel.pricing.estimator import Estimator
@@ -56,6 +56,7 @@ def estimator_for(setup: Setup) -> Estimator:
     kernels = KernelChoices(
         cuda_graphs=bool(engine.max_cudagraph_capture_size),
         moe_backend=engine.moe_backend,
+        expert_distribution=RANDOM if setup.random_tokens else TEXT,
         fused_all_reduce_bytes=_fused_bytes(setup),
         attention_backend=engine.attention_backend,
         deepep=_deepep(setup),
@@ -103,7 +104,8 @@ def estimator_key(setup: Setup) -> tuple[Hashable, ...]:
     engine = setup.engine
     graphs = bool(engine.max_cudagraph_capture_size)
     reduces = (_fused_bytes(setup), _fused_norm_tokens(setup))
-    backends = (engine.attention_backend, engine.moe_backend, _deepep(setup), engine.num_redundant_experts)
+    experts = _deepep(setup), engine.num_redundant_experts, setup.random_tokens
+    backends = (engine.attention_backend, engine.moe_backend, *experts)
     return (setup.device.name, setup.node.name, engine.name, engine.version, graphs, *reduces, *backends)
 
 
