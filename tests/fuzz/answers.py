@@ -171,7 +171,7 @@ def ask(client: TestClient, tree: Tree, is_ours: bool = True) -> tuple[int, str]
     query = query[:MOST_QUERY]
     headers = {_latin(name): _latin(value) for name, value in _pairs(http.get("headers"))}
     form = [(str(name), str(value)) for name, value in _pairs(http.get("form"))]
-    path = quote(str(http.get("path", "/")).encode("utf-8", "replace"), safe="/%.~<>")
+    path = quote(str(http.get("path", "/"))[:MOST_QUERY].encode("utf-8", "replace"), safe="/%.~<>")
     body = urlencode(form, errors="replace").encode() if "form" in http else None
     said = io.StringIO()
     with in_time(), contextlib.redirect_stderr(said):

@@ -68,6 +68,11 @@ def check_runs(runs: Runs) -> None:
             raise InputError(
                 f"{run.name}: {FIGURES.get(wrong, wrong)} is {run.entry.figures[wrong]:g}, which cannot be"
             )
+        for name, span in run.entry.intervals.items():
+            if not all(isinstance(end, int | float) and 0 <= end < math.inf for end in span):
+                raise InputError(
+                    f"{run.name}: the interval of {name} is {span[0]!r:.40} to {span[1]!r:.40}, which cannot be"
+                )
         shares = run.document["summary"].get("time_fractions") or {}
         if not isinstance(shares, dict) or not all(isinstance(share, int | float) for share in shares.values()):
             raise InputError(f"{run.name}: time_fractions is {shares!r:.80}; a table of fractions is needed")

@@ -29,6 +29,8 @@ NumReplicas = Annotated[int, partial(check_between, 1, MAX_REPLICAS)]
 BALANCE_TIMEOUT_ITERS, BALANCE_BATCHING_ITERS = 50, 10
 """Defaults of TensorRT-LLM where it balances attention data-parallel ranks (1.2 `AttentionDpConfig`)."""
 
+MOST_LOOKS = 1_000_000
+"""Looks of an autoscaler that may have to agree before it changes anything."""
 SCHEDULING_POLICIES = (*QUEUE_ORDERS, LONGEST_PREFIX_MATCH)
 """Known values of `EngineSettings.scheduling_policy`."""
 
@@ -313,6 +315,9 @@ class TargetScaling(Schema, tag="target", tag_field="type"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("scale_up_after_s", "scale_down_after_s"):
+            if getattr(self, name) > MOST_LOOKS * self.interval_s:
+                raise ValueError(f"{name} is {getattr(self, name):g}; it spans more than {MOST_LOOKS:,} looks")
         if self.max_replicas < self.min_replicas:
             raise ValueError(f"max_replicas is {self.max_replicas}; at least min_replicas = {self.min_replicas}")
         if self.metric == "kv_use" and self.target > 1:

@@ -88,9 +88,13 @@ def read_kineto(path: Path) -> KinetoTrace:
     """Read a trace.
 
     Raises:
-        InputError: the file is missing, cut off, not JSON, or no trace.
+        InputError: the file is missing, cut off, not JSON, or no trace; or an event ends before it starts.
     """
-    return decode_json(path, KinetoTrace, "a Kineto trace", "torch.profiler writes one")
+    trace = decode_json(path, KinetoTrace, "a Kineto trace", "torch.profiler writes one")
+    wrong = next((event for event in trace.events if not event.duration_us >= 0), None)
+    if wrong is not None:
+        raise InputError(f"{path.name}: {wrong.name:.80} takes {wrong.duration_us:g} us", "record the trace again")
+    return trace
 
 
 def read_contents(path: Path) -> Contents:

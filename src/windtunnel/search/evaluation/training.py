@@ -37,7 +37,7 @@ class TrainingEvaluator:
     """
 
     space: Space
-    names: dict[Any, tuple[ModelSpec, Device, Node]] = field(default_factory=dict)
+    names: dict[bytes, tuple[ModelSpec, Device, Node]] = field(default_factory=dict)
     prices: dict[Any, TrainingPricer] = field(default_factory=dict)
 
     def job(self, index: int) -> TrainingJob:
@@ -102,7 +102,7 @@ class TrainingEvaluator:
         return setup
 
     def _names(self, job: TrainingJob) -> tuple[ModelSpec, Device, Node]:
-        key = (job.model, job.device, job.node)
+        key = msgspec.json.encode((job.model, job.device, job.node))
         if key not in self.names:
             self.names[key] = look_up(job)
         return self.names[key]

@@ -95,7 +95,8 @@ class Space(Schema):
     def model(self) -> str:
         """The model that all points share; empty where it varies."""
         name = (self.job or self.scenario).get("model", "")
-        return name if isinstance(name, str) else str(name.get("name", ""))
+        given = name.get("name", "") if isinstance(name, dict) else name
+        return given if isinstance(given, str) else ""
 
     @property
     def short_paths(self) -> Mapping[str, str]:

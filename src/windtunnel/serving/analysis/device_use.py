@@ -97,16 +97,19 @@ def _ideal_s(device: Device, launches: Iterable[Launch]) -> tuple[Floats, Floats
 
 
 def stage_uses(work: StepWork, steps: Table, num_stages: int, num_replicas: float, span_s: float) -> list[StageUse]:
-    """Return the use of each stage; layers are split evenly, the head is on the last one.
+    """Return the use of each stage; layers are split evenly, the head is on the last one, which
+    is busy with it for at least as long as the device's peaks let it.
 
     MFU as in Chowdhery et al., PaLM (2022), appendix B, with the FLOPs of the step's operators; MBU is the same for
     bytes (Databricks, LLM Inference Performance Engineering, 2023).
     """
     total_s = span_s * num_replicas
-    busy_s = float(steps["duration_s"].sum()) / num_stages
+    head_s = float(np.maximum(work.head_compute_s, work.head_memory_s).sum())
+    body_busy_s = (float(steps["duration_s"].sum()) - head_s) / num_stages
     uses = []
     for stage in range(num_stages):
         is_last = stage == num_stages - 1
+        busy_s = body_busy_s + is_last * head_s
         compute_s = float(work.body_compute_s.sum()) / num_stages + is_last * float(work.head_compute_s.sum())
         memory_s = float(work.body_memory_s.sum()) / num_stages + is_last * float(work.head_memory_s.sum())
         uses.append(
