@@ -28,7 +28,7 @@ from windtunnel.lab.profile.run import write_steps
 from windtunnel.lab.profile.samples import MeasuredStep, TimeStatistics
 from windtunnel.lab.profile.vllm_steps import VllmStepper
 from windtunnel.lab.timing import measure_pressure
-from windtunnel.model.forward import StepBatch
+from windtunnel.model.launches.forward import StepBatch
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import Shard
 from windtunnel.serving.scenario import scenario_from

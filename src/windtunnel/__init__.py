@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from windtunnel.catalog import device, model, node
     from windtunnel.errors import InputError, WindtunnelError
     from windtunnel.metrics.summary import Summary
-    from windtunnel.model.forward import StepBatch
+    from windtunnel.model.launches.forward import StepBatch
     from windtunnel.model.shape import Shard
     from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
     from windtunnel.pricing.estimator import Coverage, Estimate, Estimator

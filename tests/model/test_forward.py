@@ -12,7 +12,7 @@ from windtunnel.model.attention.gated_delta import GatedDeltaAttention
 from windtunnel.model.attention.grouped_query import DecodeAttention
 from windtunnel.model.attention.latent import SparseLatentDecode
 from windtunnel.model.feed_forward.experts import Experts, ExpertsFeedForward
-from windtunnel.model.forward import (
+from windtunnel.model.launches.forward import (
     StepBatch,
     decode_launches,
     forward_launches,

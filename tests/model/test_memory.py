@@ -11,7 +11,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.feed_forward.experts import Experts
-from windtunnel.model.forward import prefill_launches, token_launches
+from windtunnel.model.launches.forward import prefill_launches, token_launches
 from windtunnel.model.memory import kv_bytes_per_token, loaded_bytes, state_bytes_per_request, weight_bytes
 from windtunnel.model.operators import Gemm
 from windtunnel.model.parallelism import Parallelism

@@ -5,7 +5,7 @@ import pytest
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.model.forward import head_launches
+from windtunnel.model.launches.forward import head_launches
 from windtunnel.model.operators import Elementwise, Launch
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.sampling import GREEDY, SAMPLING_LAUNCHES, Sampler, Sampling, TokenFilter, sampling_launches

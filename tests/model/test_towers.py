@@ -6,7 +6,7 @@ import pytest
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.model.encoder import encoder_launches
+from windtunnel.model.launches.encoder import encoder_launches
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Precision
 from windtunnel.model.shape import Shard

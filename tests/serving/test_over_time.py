@@ -6,7 +6,7 @@ import pytest
 
 import windtunnel as wt
 from windtunnel.errors import InputError
-from windtunnel.model.forward import StepBatch, forward_launches
+from windtunnel.model.launches.forward import StepBatch, forward_launches
 from windtunnel.schema import plain
 from windtunnel.serving.analysis.device_use import step_work
 from windtunnel.serving.over_time import integral, over_time

@@ -7,7 +7,7 @@ import pytest
 
 from serving.test_simulate import PlainRoofline
 from windtunnel.errors import InputError
-from windtunnel.model.forward import head_launches
+from windtunnel.model.launches.forward import head_launches
 from windtunnel.report.serving.run import run_report
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, resolve, scenario_from

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from windtunnel.model.feed_forward.experts import Experts
-from windtunnel.model.forward import token_launches
+from windtunnel.model.launches.forward import token_launches
 from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Gemm
 from windtunnel.model.precision import BITS
 from windtunnel.model.shape import Shard

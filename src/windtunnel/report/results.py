@@ -38,7 +38,7 @@ class ResultEntry:
     calibration: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
     """SI, units in the names; latencies are means where no percentile is named."""
-    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    intervals: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Figure -> where 80% of measurements are expected."""
     coverage: Mapping[str, float] = field(default_factory=dict)
     """Share of the device's time by how operator times were found."""

@@ -7,8 +7,8 @@ from inspect import unwrap
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.model.forward import StepBatch, attention_launches, head_launches, token_launches
-from windtunnel.model.lora import lora_launches
+from windtunnel.model.launches.forward import StepBatch, attention_launches, head_launches, token_launches
+from windtunnel.model.launches.lora import lora_launches
 from windtunnel.model.operators import Elementwise, Launch, Op
 from windtunnel.model.sampling import SAMPLING_LAUNCHES, TokenFilter, mask_s
 from windtunnel.model.shape import Shard

@@ -256,6 +256,7 @@ def _prepared(
             cache_tokens, budget_tokens = encoder_limits(scenario, setup)
             settings = settings._replace(encoder_cache_tokens=cache_tokens, encoder_budget_tokens=budget_tokens)
         check_served(scenario, pool, setup, memory, requests)
+        refuse_with_adapters(scenario.deployment, setup, requests)
         retention = KvRetention(
             bool(setup.engine.enable_prefix_caching),
             kv_tiers(setup, memory, settings),
@@ -281,10 +282,6 @@ def _prepared(
     cost = lowered.cost
     if scenario.workload.has_media and scenario.deployment.encoder is None:
         cost = cost._replace(encode_s=encoder_prices(estimator, shard, setup.engine, scenario.workload))
-    adapters = None
-    if requests.adapter is not None:
-        refuse_with_adapters(scenario.deployment, setup)
-        adapters = adapter_plan(estimator, shard, setup, settings, requests)
     plan = PoolPlan(
         settings,
         cost,
@@ -292,7 +289,7 @@ def _prepared(
         None if pool.role == "prefill" else speculation,
         ROLES[pool.role],
         kv_copies=kv_copies(setup, shard),
-        adapters=adapters,
+        adapters=adapter_plan(estimator, shard, setup, settings, requests),
     )
     return PreparedPool(pool, setup, shard, memory, estimator, lowered, plan, retention, policy)
 

@@ -262,11 +262,10 @@ def prepare_loop(
         InputError: the run exceeds a limit of memory or time.
     """
     check_size(requests=requests.arrival_s.size, tokens=float(requests.output_tokens.sum(dtype=np.float64)))
-    settings, records = plans[0].settings, new_records(requests)
+    settings, records, cost = plans[0].settings, new_records(requests), plans[0].cost
     if replicas is not None:
         records.rank = replicas
     pools, cache = None, caches[0] if caches else None
-    cost: Any = plans[0].cost
     asks_policy = any(plan.settings.scheduler == codes.USER for plan in plans)
     if len(plans) == 1:
         events = new_table(state.Event, settings.num_replicas * (settings.num_stages + 1) + 1)
@@ -282,7 +281,7 @@ def prepare_loop(
         shares = [pools.ranks, pools.slots, pools.lists, pools.stages]
     media = media_of(requests, sum(plan.settings.num_replicas for plan in plans))
     pool = _pool_tables(settings, plans, cache, shares, requests.adapter)
-    pool = pool._replace(encoder=_encoder(plans, media, requests))
+    pool = pool._replace(encoder=None if media is None else encoder_caches(plans, media, requests.media_tokens))
     if any(plan.settings.scheduler >= codes.VLLM_V0 for plan in plans):
         pool = _with_sequences(pool, plans, records)._replace(stage_tables=stage_tables)
     if pool_records is not None:
@@ -311,19 +310,14 @@ def media_of(requests: RequestArrays, num_replicas: int) -> state.Media | None:
     return state.Media(np.ascontiguousarray(items), np.zeros(num_replicas))
 
 
-def _encoder(plans: Sequence[PoolPlan], media: state.Media | None, requests: RequestArrays) -> Any:
-    """Return the encoder caches; None where no pool has one."""
-    if media is None or not any(plan.settings.encoder_cache_tokens for plan in plans):
-        return None
-    return encoder_caches(plans, media, requests.media_tokens)
-
-
-def encoder_caches(plans: Sequence[PoolPlan], media: state.Media, media_tokens: Sequence[int]) -> state.EncoderCache:
-    """Return empty encoder caches of all ranks.
+def encoder_caches(plans: Sequence[PoolPlan], media: state.Media, media_tokens: Sequence[int]) -> Any:
+    """Return empty encoder caches of all ranks; None where no pool has one.
 
     Raises:
         InputError: too many images for the number of ranks.
     """
+    if not any(plan.settings.encoder_cache_tokens for plan in plans):
+        return None
     every = [plan.settings for plan in plans]
     num_ranks = [settings.num_replicas * settings.ranks_per_replica for settings in every]
     free = np.repeat([settings.encoder_cache_tokens for settings in every], num_ranks)

@@ -223,12 +223,17 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
         client_name=name_of(scenario.workload.client),
         **fields_of(deployment, "parallelism", "profile", "settings_assumed", "network"),
     )
-    check_node(node, device)
-    check_parallelism(model, deployment.parallelism, node, deployment.engine.num_redundant_experts or 0)
-    if deployment.parallelism.ffn is not None:
-        check_two_sides(model, engine)
-    check_formats(precision, device)
+    _check(setup)
     return setup
+
+
+def _check(setup: Setup) -> None:
+    """Raise InputError for a parallelism or a format that the model, the device or the node cannot have."""
+    check_node(setup.node, setup.device)
+    check_parallelism(setup.model, setup.parallelism, setup.node, setup.engine.num_redundant_experts or 0)
+    if setup.parallelism.ffn is not None:
+        check_two_sides(setup.model, setup.engine)
+    check_formats(setup.precision, setup.device)
 
 
 def _calibration_choice(

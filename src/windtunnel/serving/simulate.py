@@ -29,7 +29,7 @@ from windtunnel.metrics.summary import (
     with_pools,
 )
 from windtunnel.metrics.tokens import ReplicaRows, rows_by_replica, with_token_times
-from windtunnel.model.forward import attention_side
+from windtunnel.model.launches.forward import attention_side
 from windtunnel.pricing.estimator import Coverage, Estimator
 from windtunnel.serving.analysis.attribution import provenance, time_fractions
 from windtunnel.serving.analysis.device_use import side_uses, stage_uses, step_work, total_work
@@ -265,10 +265,7 @@ def _summary(
     num_blocks = max(pool.memory.num_blocks * pool.settings.ranks_per_replica for pool in pools)
     limits = limits_of(scenario, requests)
     if deployment.pools:
-        by_pool = [_pool_summary(scenario, pools, number, records) for number in range(len(pools))]
-        if prepared.encoder is not None and run.encode is not None:
-            by_pool.append(_encoder_summary(scenario, prepared.encoder, run.encode, span_of(table)))
-            by_pool.sort(key=lambda each: [pool.name for pool in deployment.pools].index(each.name))
+        by_pool = _pool_summaries(scenario, prepared, records, run)
         size = DeploymentSize(num_replicas, deployment.num_devices, num_blocks)
         prices = [pool.usd_per_hour for pool in by_pool if pool.usd_per_hour is not None]
         mean_devices = size.num_devices * (1.0 if fleet is None else fleet.mean_replicas / num_replicas)
@@ -296,6 +293,14 @@ def _summary(
         records.tier_tokens,
         fleet,
     )
+    return _with_details(summary, scenario, first, records, steps)
+
+
+def _with_details(
+    summary: Summary, scenario: Scenario, first: PreparedPool, records: _Records, steps: Table
+) -> Summary:
+    """Add what only a deployment of one kind of replica has: the use of its stages and sides, adapters, and checks."""
+    table, num_stages, num_replicas = records.requests, first.setup.parallelism.pp, scenario.deployment.most_replicas
     # A verified step gives more tokens than it samples for.
     is_checked = first.plan.speculation is None
     adapters = None
@@ -312,12 +317,23 @@ def _summary(
                 total_work(first.setup.device, attention_side(first.shard), steps),
                 steps,
                 num_stages,
-                records.mean_replicas(pools, 0),
+                records.mean_replicas([first], 0),
                 span_of(table),
             )
         ),
         sides=tuple(side_uses(first.lowered, steps, first.setup.parallelism, num_replicas, span_of(table))),
     )
+
+
+def _pool_summaries(
+    scenario: Scenario, prepared: PreparedDeployment, records: _Records, run: LoopRun
+) -> list[PoolSummary]:
+    """Summarise each pool, one of encoders too, in the order of the scenario."""
+    pools, names = prepared.pools, [pool.name for pool in scenario.deployment.pools]
+    by_pool = [_pool_summary(scenario, pools, number, records) for number in range(len(pools))]
+    if prepared.encoder is not None and run.encode is not None:
+        by_pool.append(_encoder_summary(scenario, prepared.encoder, run.encode, span_of(records.requests)))
+    return sorted(by_pool, key=lambda each: names.index(each.name))
 
 
 def _query_s(requests: Table, num_documents: int) -> Distribution | None:

@@ -26,7 +26,7 @@ from windtunnel.formats.captures.step_operators import (
     step_name,
 )
 from windtunnel.model.config import model_from_config
-from windtunnel.model.forward import forward_launches
+from windtunnel.model.launches.forward import forward_launches
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import ModelSpec, Shard
 from windtunnel.pricing.profile import write_profile

@@ -26,7 +26,7 @@ from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.attention.latent import LatentAttention
 from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
-from windtunnel.model.forward import StepBatch, forward_launches
+from windtunnel.model.launches.forward import StepBatch, forward_launches
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Precision
 from windtunnel.model.shape import LayerGroup, ModelSpec, Shard

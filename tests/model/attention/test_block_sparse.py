@@ -11,7 +11,7 @@ from windtunnel.errors import InputError
 from windtunnel.model.attention.block_sparse import BlockSparseAttention, BlockSparseDecode, BlockSparsePrefill
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.config import model_from_config
-from windtunnel.model.forward import decode_launches, prefill_launches, token_launches
+from windtunnel.model.launches.forward import decode_launches, prefill_launches, token_launches
 from windtunnel.model.memory import kv_bytes_per_token
 from windtunnel.model.operators import Gemm
 from windtunnel.model.parallelism import Parallelism

@@ -11,7 +11,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model.attention.compressed import CompressedAttention, CompressedDecode, CompressedPrefill
 from windtunnel.model.config import model_from_config
-from windtunnel.model.forward import decode_launches, prefill_launches, token_launches
+from windtunnel.model.launches.forward import decode_launches, prefill_launches, token_launches
 from windtunnel.model.memory import kv_bytes_per_token, state_bytes_per_request, weight_bytes
 from windtunnel.model.operators import HyperConnection
 from windtunnel.model.parallelism import Parallelism

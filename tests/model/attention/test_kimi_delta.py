@@ -11,7 +11,7 @@ from windtunnel.model.attention.kimi_delta import KimiDelta, KimiDeltaAttention
 from windtunnel.model.attention.latent import LatentAttention
 from windtunnel.model.config import model_from_config
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
-from windtunnel.model.forward import decode_launches, prefill_launches, token_launches
+from windtunnel.model.launches.forward import decode_launches, prefill_launches, token_launches
 from windtunnel.model.memory import kv_bytes_per_token, recurrent_state_bytes
 from windtunnel.model.operators import Collective, Elementwise, Gemm
 from windtunnel.model.parallelism import Parallelism

@@ -12,7 +12,13 @@ from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.attention.mamba2 import CausalConvolution, Mamba2, StateSpaceScan
 from windtunnel.model.config import model_from_config
 from windtunnel.model.feed_forward.dense import DenseFeedForward
-from windtunnel.model.forward import StepBatch, decode_launches, forward_launches, prefill_launches, token_launches
+from windtunnel.model.launches.forward import (
+    StepBatch,
+    decode_launches,
+    forward_launches,
+    prefill_launches,
+    token_launches,
+)
 from windtunnel.model.memory import kv_bytes_per_token, recurrent_state_bytes, weight_bytes
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.parameters import count_parameters

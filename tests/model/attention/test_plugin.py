@@ -11,7 +11,7 @@ from plugin_package import installed_plugin
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model.config import known_model_types, model_from_config
-from windtunnel.model.forward import decode_launches
+from windtunnel.model.launches.forward import decode_launches
 from windtunnel.model.memory import kv_bytes_per_token, recurrent_state_bytes
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.parameters import count_parameters

@@ -9,7 +9,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model.attention.latent import LatentAttention
 from windtunnel.model.config import model_from_config
-from windtunnel.model.forward import decode_launches
+from windtunnel.model.launches.forward import decode_launches
 from windtunnel.model.memory import kv_bytes_per_token
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.parameters import count_parameters

@@ -9,7 +9,7 @@ from windtunnel.errors import InputError
 from windtunnel.model.attention.grouped_query import DecodeAttention, GroupedQueryAttention
 from windtunnel.model.config import model_from_config
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
-from windtunnel.model.forward import decode_launches, token_launches
+from windtunnel.model.launches.forward import decode_launches, token_launches
 from windtunnel.model.memory import kv_bytes_per_token, state_bytes_per_request
 from windtunnel.model.operators import Gemm
 from windtunnel.model.parallelism import Parallelism

@@ -6,7 +6,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model.config import model_from_config
 from windtunnel.model.feed_forward.experts import Experts, ExpertsFeedForward
-from windtunnel.model.forward import token_launches
+from windtunnel.model.launches.forward import token_launches
 from windtunnel.model.memory import weight_bytes
 from windtunnel.model.operators import Collective, Gemm, Launch
 from windtunnel.model.parallelism import Parallelism

@@ -8,7 +8,7 @@ import pytest
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model.exchange import TokenExchange
-from windtunnel.model.forward import token_launches
+from windtunnel.model.launches.forward import token_launches
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
 from windtunnel.pricing.aiconfigurator.routing import placed_excess

@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 
 from oracles.serving.cost import Prices
 from windtunnel.catalog import model
-from windtunnel.model.forward import StepBatch, decode_launches, head_launches, prefill_launches, token_launches
+from windtunnel.model.launches.forward import (
+    StepBatch,
+    decode_launches,
+    head_launches,
+    prefill_launches,
+    token_launches,
+)
 from windtunnel.model.operators import Launch, Op, Size
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Format, Precision

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from serving.test_simulate import PlainRoofline
 from windtunnel.errors import InputError
-from windtunnel.model.forward import (
+from windtunnel.model.launches.forward import (
     attention_side,
     decode_launches,
     feed_forward_launches,

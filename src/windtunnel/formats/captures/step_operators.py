@@ -21,7 +21,7 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.formats.captures.capture import CLASSES, COPY, MEMSET, Capture
-from windtunnel.model.forward import StepBatch, forward_launches
+from windtunnel.model.launches.forward import StepBatch, forward_launches
 from windtunnel.model.operators import Gemm, Launch, Op
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.table import MeasurementTable, Points, tables_from
@@ -110,7 +110,7 @@ ROWS = (*_TABLES["launches"], OTHER)
 
 
 def row_of_launch(name: str) -> str:
-    """Return the row of a launch of `model/forward.py`."""
+    """Return the row of a launch of `model/launches/forward.py`."""
     return next((row for pattern, row in _LAUNCHES if pattern.match(name)), OTHER)
 
 

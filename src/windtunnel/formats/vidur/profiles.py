@@ -18,7 +18,7 @@ from windtunnel.errors import InputError
 from windtunnel.formats.vidur.read import COLUMNS
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.feed_forward.dense import DenseFeedForward
-from windtunnel.model.forward import decode_launches, prefill_launches, token_launches
+from windtunnel.model.launches.forward import decode_launches, prefill_launches, token_launches
 from windtunnel.model.operators import Collective
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import LayerGroup, ModelSpec, Shard

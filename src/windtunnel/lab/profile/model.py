@@ -17,7 +17,7 @@ from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.attention.latent import LatentAttention
 from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.feed_forward.experts import Experts, ExpertsFeedForward
-from windtunnel.model.forward import StepBatch, forward_launches, token_launches
+from windtunnel.model.launches.forward import StepBatch, forward_launches, token_launches
 from windtunnel.model.operators import Gemm, Op
 from windtunnel.model.precision import BITS, Format
 from windtunnel.model.shape import LayerGroup, Shard

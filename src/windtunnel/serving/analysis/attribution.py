@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.metrics.records import Table
-from windtunnel.model.forward import StepBatch
+from windtunnel.model.launches.forward import StepBatch
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import COVERAGES, Coverage, Estimator
 from windtunnel.serving.setup.step_prices import LoweredSteps, Pricing, price_step

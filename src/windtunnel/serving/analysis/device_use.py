@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from windtunnel.hardware import Device
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import SideUse, StageUse
-from windtunnel.model.forward import decode_launches, head_launches, prefill_launches, token_launches
+from windtunnel.model.launches.forward import decode_launches, head_launches, prefill_launches, token_launches
 from windtunnel.model.operators import Launch
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import Shard

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.model.feed_forward.experts import Experts, ExpertsFeedForward
-from windtunnel.model.forward import decode_launches, head_launches, prefill_launches, token_launches
-from windtunnel.model.lora import lora_launches
+from windtunnel.model.launches.forward import decode_launches, head_launches, prefill_launches, token_launches
+from windtunnel.model.launches.lora import lora_launches
 from windtunnel.model.operators import Gemm, Launch
 from windtunnel.model.precision import ACTIVATION_BITS, Format
 from windtunnel.model.shape import Shard

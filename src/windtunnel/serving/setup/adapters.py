@@ -4,7 +4,7 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.metrics.summary import AdapterSummary
-from windtunnel.model.lora import lora_bytes, lora_launches
+from windtunnel.model.launches.lora import lora_bytes, lora_launches
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.deployment import Deployment
@@ -20,8 +20,10 @@ HOST_BYTES_PER_S = 25e9
 """Rate of copies to a device whose node does not name its link to host memory: PCIe 4.0 x16, measured (assumed)."""
 
 
-def refuse_with_adapters(deployment: Deployment, setup: Setup) -> None:
+def refuse_with_adapters(deployment: Deployment, setup: Setup, requests: RequestArrays) -> None:
     """Raise InputError where requests with adapters run on a deployment whose slots are not modelled."""
+    if requests.adapter is None:
+        return
     refused = [
         (
             bool(deployment.pools),
@@ -43,14 +45,15 @@ def refuse_with_adapters(deployment: Deployment, setup: Setup) -> None:
 
 def adapter_plan(
     estimator: Estimator, shard: Shard, setup: Setup, settings: KernelSettings, requests: RequestArrays
-) -> AdapterPlan:
-    """Price the adapters' products in every step, and their loading; requests have adapters.
+) -> AdapterPlan | None:
+    """Price the adapters' products in every step, and their loading; None: no request has an adapter.
 
     Raises:
         InputError: the model has none of the projections that adapters change.
     """
+    if requests.adapter is None:
+        return None
     lora, behaviour = setup.engine.lora, behaviour_of(setup.engine.name).lora
-    assert requests.adapter is not None
     assert lora is not None
     assert behaviour is not None
     assert lora.max_cpu_loras is not None

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.model.encoder import encoder_launches
+from windtunnel.model.launches.encoder import encoder_launches
 from windtunnel.model.operators import Launch
 from windtunnel.model.shape import ModelSpec, Shard
 from windtunnel.pricing.estimator import Estimator

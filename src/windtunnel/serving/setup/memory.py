@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
-from windtunnel.model.lora import lora_bytes
+from windtunnel.model.launches.lora import lora_bytes
 from windtunnel.model.memory import loaded_bytes, recurrent_state_bytes, value_bytes
 from windtunnel.model.operators import FP32_BYTES
 from windtunnel.model.shape import HIDDEN_STATES, Shard

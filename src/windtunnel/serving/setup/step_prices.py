@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from windtunnel.hardware import Device
 from windtunnel.model.feed_forward.experts import GROUP_LAUNCHES
-from windtunnel.model.forward import (
+from windtunnel.model.launches.forward import (
     StepBatch,
     attention_side,
     decode_launches,

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
-from windtunnel.model.forward import attention_side, feed_forward_side
+from windtunnel.model.launches.forward import attention_side, feed_forward_side
 from windtunnel.model.memory import value_bytes
 from windtunnel.model.shape import Shard
 from windtunnel.serving.deployment import EngineSettings

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.model.forward import token_launches
+from windtunnel.model.launches.forward import token_launches
 from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Gemm, Launch, Op, Size
 from windtunnel.model.shape import Shard
 

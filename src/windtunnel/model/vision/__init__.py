@@ -1,0 +1,1 @@
+"""Vision towers: their shapes, and the operators that encode images and videos."""
