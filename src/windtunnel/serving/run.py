@@ -281,7 +281,7 @@ def prepare_loop(
         shares = [pools.ranks, pools.slots, pools.lists, pools.stages]
     media = media_of(requests, sum(plan.settings.num_replicas for plan in plans))
     pool = _pool_tables(settings, plans, cache, shares, requests.adapter)
-    pool = pool._replace(encoder=None if media is None else encoder_caches(plans, media, requests.media_tokens))
+    pool = pool._replace(encoder=encoder_caches(plans, media, requests.media_tokens))
     if any(plan.settings.scheduler >= codes.VLLM_V0 for plan in plans):
         pool = _with_sequences(pool, plans, records)._replace(stage_tables=stage_tables)
     if pool_records is not None:
@@ -310,13 +310,13 @@ def media_of(requests: RequestArrays, num_replicas: int) -> state.Media | None:
     return state.Media(np.ascontiguousarray(items), np.zeros(num_replicas))
 
 
-def encoder_caches(plans: Sequence[PoolPlan], media: state.Media, media_tokens: Sequence[int]) -> Any:
+def encoder_caches(plans: Sequence[PoolPlan], media: state.Media | None, media_tokens: Sequence[int]) -> Any:
     """Return empty encoder caches of all ranks; None where no pool has one.
 
     Raises:
         InputError: too many images for the number of ranks.
     """
-    if not any(plan.settings.encoder_cache_tokens for plan in plans):
+    if media is None or not any(plan.settings.encoder_cache_tokens for plan in plans):
         return None
     every = [plan.settings for plan in plans]
     num_ranks = [settings.num_replicas * settings.ranks_per_replica for settings in every]
