@@ -123,6 +123,8 @@ def pool_tables_of(pools: Pools, number: int, common: PoolTables) -> PoolTables:
         batches,
         common.stage_tables,
         common.encoder,
+        None,  # records
+        common.adapters,
     )
 
 
@@ -146,4 +148,6 @@ def with_record(pool: PoolTables, settings: PoolRecord) -> PoolTables:
         pool.batches,
         pool.stage_tables,
         pool.encoder,
+        None,  # records
+        pool.adapters,
     )
