@@ -137,7 +137,7 @@ def test_a_pasted_command_is_simulated_and_what_is_left_out_is_named(windtunnel:
         "--num-requests",
         "20",
     )
-    command = "vllm serve llama-3.1-8b -tp 2 --max-num-seqs 64 --port 8000 --enable-lora --bogus 3"
+    command = "vllm serve llama-3.1-8b -tp 2 --max-num-seqs 64 --port 8000 --cpu-offload-gb 4 --bogus 3"
     done = windtunnel("simulate", "--from-command", command, *load, "--json")
     assert done.code == 0
     scenario = json.loads(done.stdout)["scenario"]
@@ -145,7 +145,7 @@ def test_a_pasted_command_is_simulated_and_what_is_left_out_is_named(windtunnel:
     assert scenario["deployment"]["engine"]["max_num_seqs"] == 64
     assert done.stderr.splitlines() == [
         "unknown, ignored: --bogus",
-        "not modelled: --enable-lora",
+        "not modelled: --cpu-offload-gb",
         "without effect on time: --port",
     ]
 

@@ -47,7 +47,7 @@ def test_the_busiest_rank_is_that_of_random_choices(
     point = [np.array([float(number)]) for number in (num_tokens, num_experts, topk, ep)]
     active, load = drawn(num_tokens, num_experts, topk, ep, gini)
     assert busiest_active(*point, gini) == pytest.approx(active, rel=0.06)
-    assert busiest_load(*point, gini) == pytest.approx(load, rel=0.06)
+    assert busiest_load(*point, gini=gini) == pytest.approx(load, rel=0.06)
 
 
 def rows_of(tokens: Floats, latency: Floats, ep: float) -> Rows:

@@ -24,7 +24,12 @@ from windtunnel.versions import version_key
 
 H100, A10 = catalog.device("h100_sxm"), catalog.device("a10")
 
-VLLMS_OWN = {"scheduler_reserve_full_isl", "fused_all_reduce_bytes"}
+VLLMS_OWN = {
+    "scheduler_reserve_full_isl",
+    "fused_all_reduce_bytes",
+    "max_num_encoder_input_tokens",
+    "encoder_cache_tokens",
+}
 SGLANGS_OWN = {"max_prefill_tokens", "schedule_conservativeness", "receive_interval_steps"}
 TENSORRTS_OWN = {
     "batch_wait_timeout_iters",

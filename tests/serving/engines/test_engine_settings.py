@@ -50,6 +50,11 @@ OTHER = "the other one"
 """Not the value that the engine takes by itself."""
 
 SPREAD = TABLES | {"model": "gpt-oss-20b", "deployment.parallelism": {"attention_dp": 2, "ep": 2}}
+PICTURES = {
+    "model": "Qwen/Qwen3-VL-8B-Instruct",
+    "workload.images": {"count": 2, "width": 448, "height": 448, "distinct": 8},
+}
+"""Images that come again, so that there is an encoder cache."""
 CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "version": ("0.1", {}),
     "scheduler": ("sarathi", {ENGINE + "enable_prefix_caching": False}),
@@ -105,6 +110,8 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "shared_experts_beside_tokens": (4, {"model": "Qwen/Qwen1.5-MoE-A2.7B"}),
     "all2all_backend": ("deepep_low_latency", SPREAD),
     "num_redundant_experts": (2, SPREAD),
+    "max_num_encoder_input_tokens": (1, PICTURES),
+    "encoder_cache_tokens": (400, PICTURES),
     "tf32": (
         True,
         {"deployment.device": "h200_sxm", "model": "MiniMaxAI/MiniMax-M2.5", "deployment.parallelism": {"tp": 4}},
