@@ -26,7 +26,7 @@ LEARNT_UP_TO_TP = 2
 
 
 def with_random_tokens(run: StepRun) -> StepRun:
-    """Return the run with prompts of random tokens; `prompt_token_mode` of `requests.csv.gz` says `safe_ascii` of some."""
+    """Return the run with prompts of random tokens, as `prompt_token_mode` says of five runs; nine say `safe_ascii`."""
     return run if run.setup is None else replace(run, setup=replace(run.setup, random_tokens=True))
 
 
