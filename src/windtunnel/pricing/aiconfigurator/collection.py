@@ -77,6 +77,7 @@ class MeasuredKernels(Schema, frozen=True):
     tile_rows: int
     tiles_of: tuple[tuple[str, str], tuple[str, str]]
     tiles_on: str
+    devices_per_node: dict[str, int]
     overlapped_since: dict[str, str]
     held_by: dict[str, str]
     believed: dict[str, float]

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from windtunnel.model.exchange import DEEPEP_LOW_LATENCY, DEEPEP_NORMAL
-from windtunnel.pricing.aiconfigurator.collection import Collection, Place
+from windtunnel.pricing.aiconfigurator.collection import KERNELS, Collection, Place
 from windtunnel.pricing.table import Floats, MeasurementTable, merged, numeric_column, read_parquet, table_of
 
+DEVICES_PER_NODE = 8
+"""Of a measured system that `KERNELS.devices_per_node` does not name."""
 NORMAL_SMS = 20
 """Multiprocessors of normal kernels (DeepEP `Buffer.num_sms`)."""
 
@@ -122,13 +124,13 @@ def _read(collection: Collection, place: Place, layout: _Layout, op: Any) -> Mea
         numeric_column(rows, name, path)[keep] for name in (*layout.columns, "hidden_size")
     )
     took = sum(numeric_column(rows, name, path)[keep] for name in layout.times[op.op]) * layout.unit_s
-    per_node = _devices_per_node(collection)
+    per_node = KERNELS.devices_per_node.get(collection.system.name, DEVICES_PER_NODE)
     if not layout.is_of_ranks:
         ranks = ranks * per_node
     if (op.name, op.op) == ("nvlink_two_sided", "dispatch"):
         took = took + _preparing_s(rows, layout, path, ranks, tokens)
     inside = ranks if layout.table == "trtllm_alltoall_perf" else np.minimum(ranks, per_node)
-    main = ", ".join(dict.fromkeys(layout.words.get(name, op.name) for name in ("kernel_source",)))
+    main = layout.words.get("kernel_source", op.name)
     return table_of(
         op,
         np.asarray(took),
@@ -150,8 +152,3 @@ def _preparing_s(rows: Any, layout: _Layout, path: Any, ranks: Floats, tokens: F
     known = np.column_stack([numeric_column(rows, name, path)[prepares] for name in columns])
     times = {(row[0], row[1]): row[2] for row in known.tolist()}
     return np.array([times.get(key, 0.0) for key in zip(ranks.tolist(), tokens.tolist(), strict=True)]) * 1e-3
-
-
-def _devices_per_node(collection: Collection) -> int:
-    """Return the devices of one node of the measured system: Grace hosts have four."""
-    return 4 if collection.system.name.startswith("gb") else 8
