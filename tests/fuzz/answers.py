@@ -6,7 +6,7 @@ import re
 import shutil
 import signal
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,7 @@ def judge(tree: Tree, answer: Answer) -> None:
         check_document(answer.stdout)
     for name, content in answer.files.items():
         if name.endswith((".html", ".svg")):
-            check_page(content.decode())
+            check_page(content.decode(), names_in(tree))
         if name.endswith(".tmp") or Path(name).name.startswith(".tmp"):
             raise ProblemError(f"{name} was left behind")
 
@@ -139,12 +139,19 @@ def check_document(text: str) -> None:
         raise ProblemError(f"nonsense: {'; '.join(wrong[:3])}")
 
 
-def check_page(text: str) -> None:
-    """Raise ProblemError for a page that holds a name as it was typed, or shows no number."""
+def names_in(tree: Any) -> set[str]:
+    """The words `nan` and `inf` that were put in as names, which a page may show."""
+    texts = [tree] if isinstance(tree, str) else []
+    branches = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    return {text for text in texts if text in ("nan", "inf")}.union(*map(names_in, branches))
+
+
+def check_page(text: str, names: Collection[str] = ()) -> None:
+    """Raise ProblemError for a page that holds a name as it was typed, or shows no number but where it is a name."""
     for words in INJECTED:
         if words in text:
             raise ProblemError(f"the page holds {words!r} as it was typed")
-    if re.search(r">\s*-?(nan|inf)\b(?! )", text):
+    if any(shown not in names for shown in re.findall(r">\s*(-?(?:nan|inf))\b(?! )", text)):
         raise ProblemError("the page shows nan or inf")
 
 

@@ -534,6 +534,8 @@ class Deployment(Schema):
             raise ValueError("router_limit goes with the router deferred, and only with it")
         if self.pools:
             _check_pools(self.pools, self.replicas)
+            if self.parallelism != Parallelism() and all(pool.parallelism is not None for pool in self.pools):
+                raise ValueError("parallelism is for pools without one of their own, and every pool has one")
             if self.autoscaling:
                 raise ValueError("autoscaling and pools exclude each other: every pool has an autoscaling of its own")
 
