@@ -27,7 +27,7 @@ from windtunnel.errors import InputError
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.shape import Shard
 from windtunnel.serving.deployment import EngineSettings
-from windtunnel.serving.engines.launches import graph_sizes, num_launches, padded_sizes
+from windtunnel.serving.engines.launches import decode_tokens, num_launches
 from windtunnel.serving.state.records import StepCost
 
 Floats = NDArray[np.float64]
@@ -144,7 +144,7 @@ def layer_steps(
     host = engine.host
     unhidden_s = float(host.unhidden_request_s or 0.0) * requests
     sample_s = sum((_at(curve, requests) for curve in profile.sequence_s.values()), np.zeros(requests.size))
-    padded = padded_sizes(graph_sizes(engine), max_requests)
+    padded = decode_tokens(engine, max_requests)
     context = np.array(sorted({keys for _, keys in profile.decode_s}), np.float64)
     chunks, lengths, prefill_s = _prefill_grid(profile, max_model_len)
     return StepCost(

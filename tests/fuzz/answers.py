@@ -2,9 +2,12 @@
 
 import contextlib
 import io
+import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import traceback
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +24,8 @@ from windtunnel import cli, limits
 from windtunnel.dashboard.server import dashboard_app
 from windtunnel.dashboard.view import dashboard_of
 
+MOST_COMPILED_S = 120.0
+"""The same in a process of its own, which may have to compile first."""
 MOST_S = 20.0
 """An answer that computes for longer hangs, and one that takes six times as long: a busy machine is no hang."""
 MOST_QUERY = 60_000
@@ -103,6 +108,19 @@ def _run(tree: Tree, folder: Path) -> Answer:
         code = cli.run(words)
     files = {name: content for name, content in snapshot(folder).items() if before.get(name) != content}
     return Answer(code, out.getvalue(), err.getvalue(), files)
+
+
+def ends_compiled(tree: Tree, folder: Path) -> bool:
+    """Whether a command ends within a minute or two in a process of its own, where kernels are compiled."""
+    write_files(tree, folder)
+    words = [_NO_BYTE.sub("\udcff", str(word)) for word in tree["command"]]
+    surroundings = {name: value for name, value in os.environ.items() if name != "NUMBA_DISABLE_JIT"}
+    command = [sys.executable, "-m", "windtunnel", *words]
+    try:
+        subprocess.run(command, cwd=folder, env=surroundings, capture_output=True, check=False, timeout=MOST_COMPILED_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def judge(tree: Tree, answer: Answer) -> None:

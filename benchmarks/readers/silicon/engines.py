@@ -35,6 +35,7 @@ def recorded_engine(name: str, measured: Row, row: Row, server: Row) -> EngineSe
         max_num_batched_tokens=row.count_or_none("max_batched_tokens"),
         max_prefill_tokens=int(prefill[0]) if prefill else None,
         max_cudagraph_capture_size=row.graph_limit("cuda_graph_max_bs"),
+        cudagraph_padding=True if "padding on" in server.text("cuda_graph") else None,
         piecewise_cudagraphs=_piecewise_cudagraphs(server),
         block_size=server.count_or_none("block_size"),
         gpu_memory_utilization=server.share("gpu_mem_util_or_mem_fraction_static_or_kv_free_fraction"),

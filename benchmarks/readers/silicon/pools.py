@@ -37,6 +37,10 @@ dependencies), at commit 00552b2. Two are in neither: 0.5.1 is taken as 0.6.0, t
 releases before and after it, 0.7.0.post1 and 0.7.1, which have the same."""
 NOT_LISTED = ("0.5.1", "0.7.0.post2")
 
+SWEEP = "powers of 2 up to 2048 + max batch"
+"""Captured batches of the decode servers of Dynamo's `performance_sweeps`, whose script writes them all
+(`gen_cuda_graph_batch_sizes`; 768 is one of them). Where a run names the sweeps and no batches, it had these."""
+
 PER_REPLICA = ("sglang",)
 """Engines whose limits of requests and of a chunk's tokens are of all attention data-parallel ranks together.
 
@@ -103,6 +107,25 @@ class PoolRecord:
         return int(numbers[-1]) if numbers else None
 
     @property
+    def graph_sizes(self) -> tuple[int, ...] | None:
+        """The captured batches, where `19 sizes 1..128` is as many as one of the usual lists has; None: not known."""
+        value = self.text("cuda_graph")
+        if value == SWEEP:
+            return _swept(self.count("max_num_seqs") or 1)
+        listed = re.match(r"(\d+) sizes 1\.\.(\d+)$", value)
+        if listed is None:
+            return None
+        count, largest = int(listed[1]), int(listed[2])
+        doubled = [1 << power for power in range(largest.bit_length())]
+        usual = (
+            range(1, largest + 1),
+            doubled,
+            (1, 2, 4, *range(8, largest + 1, 8)),
+            _swept(self.count("max_num_seqs") or 1),
+        )
+        return next((tuple(sizes) for sizes in usual if len(sizes) == count and sizes[-1] == largest), None)
+
+    @property
     def moe_backend(self) -> str | None:
         """The family of kernels; None: the engine's choice, or one without a name here (`WIDEEP`, `CUTEDSL`)."""
         named = self.text("moe_backend").lower()
@@ -143,6 +166,8 @@ class PoolRecord:
                 gpu_memory_utilization=Row({"mem_fraction": share}, self.where).number("mem_fraction"),
                 enable_prefix_caching=self.switch("prefix_cache"),
                 max_cudagraph_capture_size=self.graph_limit,
+                cudagraph_sizes=self.graph_sizes,
+                cudagraph_padding=True if engine == "trtllm" and self.graph_limit else None,
                 async_scheduling=self.switch("overlap"),
                 receive_interval_steps=self.count("sched"),
                 moe_backend=self.moe_backend,
@@ -161,6 +186,11 @@ class PoolRecord:
         return tuple(f"{self.name} {setting}" for setting in settings)
 
 
+def _swept(max_num_seqs: int) -> tuple[int, ...]:
+    """Return the batches that the scripts of Dynamo's sweeps capture (`gen_cuda_graph_batch_sizes`)."""
+    return tuple(sorted({*(1 << power for power in range(12)), 768, max_num_seqs}))
+
+
 def pool_records(server: Row) -> tuple[PoolRecord, PoolRecord]:
     """Return the records of the prefill and the decode servers.
 
@@ -173,6 +203,8 @@ def pool_records(server: Row) -> tuple[PoolRecord, PoolRecord]:
         if not text:
             raise InputError(f"how many servers {name} and how was not recorded")
         values = dict(re.findall(r"(\w+)=(\[.*?\]|\{.*?\}|.*?)(?=\s\w+=|$)", text))
+        if name == "decode" and "performance_sweeps" in server.text("source"):
+            values.setdefault("cuda_graph", SWEEP)
         records.append(PoolRecord(name, values, server.where))  # type: ignore[arg-type]
     return records[0], records[1]
 

@@ -19,7 +19,7 @@ from windtunnel.errors import InputError
 from windtunnel.formats.telemetry.record import ServerRecord
 from windtunnel.production.intervals import price_intervals
 from windtunnel.serving.calibration import Calibration
-from windtunnel.serving.engines.launches import graph_sizes, padded_sizes
+from windtunnel.serving.engines.launches import decode_tokens
 from windtunnel.serving.priced_deployments import PricedDeployments
 
 Floats = NDArray[np.float64]
@@ -154,7 +154,7 @@ def states_of(priced: PricedSteps, unit: str) -> NDArray[np.int64]:
     if unit == "interval" or priced.run.setup is None:
         return priced.kind
     batches = priced.num_requests.astype(np.int64)
-    sizes = padded_sizes(graph_sizes(priced.run.setup.engine), int(batches.max()))
+    sizes = decode_tokens(priced.run.setup.engine, int(batches.max()))
     return np.asarray(sizes[batches], np.int64)
 
 

@@ -113,6 +113,7 @@ def _changes(setup: Setup) -> dict[str, dict[str, Any]]:
     add("deployment.engine.enable_chunked_prefill", [True], engine.enable_chunked_prefill)
     if engine.max_cudagraph_capture_size == 0:
         found["CUDA graphs"] = {"deployment.engine.max_cudagraph_capture_size": None}
+    add("deployment.engine.cudagraph_padding", [True], engine.cudagraph_padding)
     add("deployment.engine.async_scheduling", [True], engine.async_scheduling)
     add("kv_cache", _kv_formats(setup.device, setup.precision.kv_cache), None)
     for checkpoint, model in catalog.checkpoints(setup.model.name).items():

@@ -223,6 +223,9 @@ class EngineSettings(Schema):
     """Largest decode batch with a CUDA graph; 0: eager."""
     cudagraph_sizes: tuple[int, ...] | None = None
     """Captured sizes; None takes the engine's own list up to `max_cudagraph_capture_size`."""
+    cudagraph_padding: bool | None = None
+    """A decode batch is padded to the next captured size; False: one of another size runs without a graph
+    [cuda_graph_config.enable_padding, disable-cuda-graph-padding]."""
     piecewise_cudagraphs: bool | None = None
     """Steps with prefill run in graphs too, all but attention, up to that many tokens [cudagraph_mode PIECEWISE or
     FULL_AND_PIECEWISE, enable_piecewise_cuda_graph]; SGLang's up to any number, with latent attention up to 2,048."""

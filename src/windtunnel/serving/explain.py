@@ -15,7 +15,7 @@ from windtunnel.model.shape import Shard
 from windtunnel.notebook import Shown
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.pricing.roofline import machine
-from windtunnel.serving.engines.launches import graph_sizes, num_launches, padded_sizes, unhidden_s
+from windtunnel.serving.engines.launches import decode_tokens, num_launches, unhidden_s
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.schedulers.step_cost import launched_s
 from windtunnel.serving.setup.encoder import encoder_s, media_launches
@@ -148,8 +148,7 @@ def explain_step(
         each = price_sides(estimator, setup.device, shard, setup.engine, nodes)
         microbatches = min(setup.parallelism.ffn.microbatches, batch.decode_requests)
         sides = each.mapped(lambda grid: grid.reshape(-1)[0])
-        padded = padded_sizes(graph_sizes(setup.engine), batch.decode_requests)
-        num_tokens = int(padded[-(-batch.decode_requests // microbatches)])
+        num_tokens = int(decode_tokens(setup.engine, -(-batch.decode_requests // microbatches))[-1])
     launches = _step_launches(shard, batch, num_tokens, microbatches)
     host, num_running = setup.engine.host, batch.decode_requests + (batch.prefill_tokens > 0)
     if shard.lora is not None:  # as many adapters as may run together
@@ -173,8 +172,9 @@ def explain_step(
 
 
 def _launch_s(setup: Setup, shard: Shard, batch: StepBatch) -> float:
-    in_decode = batch.prefill_tokens == 0
-    return float((setup.engine.host.launch_s or 0.0) * num_launches(shard, setup.engine, batch.num_tokens, in_decode))
+    decode_queries = int(batch.prefill_tokens == 0)
+    launches = num_launches(shard, setup.engine, batch.num_tokens, decode_queries)
+    return float((setup.engine.host.launch_s or 0.0) * launches)
 
 
 def step_batch(
@@ -261,7 +261,7 @@ def _num_computed_tokens(setup: Setup, batch: StepBatch) -> int:
     """Count the batch's tokens; a step that only decodes is padded to the next captured CUDA graph."""
     if batch.prefill_tokens:
         return batch.num_tokens
-    return int(padded_sizes(graph_sizes(setup.engine), batch.decode_requests)[-1])
+    return int(decode_tokens(setup.engine, batch.decode_requests)[-1])
 
 
 HEAD_LAUNCHES = frozenset({"lm_head", "logits_all_gather", *SAMPLING_LAUNCHES})

@@ -17,6 +17,7 @@ from windtunnel.workload.generate.requests import RequestArrays
 PRICED_SETTINGS = (
     "max_cudagraph_capture_size",
     "cudagraph_sizes",
+    "cudagraph_padding",
     "piecewise_cudagraphs",
     "speculative",
     "host",

@@ -109,7 +109,7 @@ def test_trtllms_file_is_read_and_written(tmp_path: Path) -> None:
     content = {
         "enable_attention_dp": True,
         "kv_cache_config": {"free_gpu_memory_fraction": 0.8, "enable_block_reuse": False, "dtype": "fp8"},
-        "cuda_graph_config": {"batch_sizes": [1, 8, 16]},
+        "cuda_graph_config": {"batch_sizes": [1, 8, 16], "enable_padding": True},
         "attention_dp_config": {"enable_balance": True, "timeout_iters": 60},
         "torch_compile_config": {"enable_piecewise_cuda_graph": True},
         "moe_config": {"backend": "CUTLASS"},
@@ -125,6 +125,7 @@ def test_trtllms_file_is_read_and_written(tmp_path: Path) -> None:
         "gpu_memory_utilization": 0.8,
         "enable_prefix_caching": False,
         "cudagraph_sizes": [1, 8, 16],
+        "cudagraph_padding": True,
         "attention_dp_timeout_iters": 60,
         "attention_dp_batching_wait_iters": 10,
         "piecewise_cudagraphs": True,
@@ -134,7 +135,7 @@ def test_trtllms_file_is_read_and_written(tmp_path: Path) -> None:
     written = write_file(decode(engine, EngineSettings), decode({"attention_dp": 8}, Parallelism), "fp8")
     assert written["kv_cache_config"] == {"enable_block_reuse": False, "dtype": "fp8"}
     assert written["enable_attention_dp"] is True
-    assert written["cuda_graph_config"] == {"batch_sizes": [1, 8, 16]}
+    assert written["cuda_graph_config"] == {"batch_sizes": [1, 8, 16], "enable_padding": True}
     assert written["disable_overlap_scheduler"] is True
     assert written["attention_dp_config"] == {"enable_balance": True, "timeout_iters": 60, "batching_wait_iters": 10}
     assert written["torch_compile_config"] == {"enable_piecewise_cuda_graph": True}

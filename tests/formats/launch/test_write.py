@@ -29,11 +29,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "receive_interval_steps": 4,
         "scheduling_policy": "lpm",
         "moe_backend": "trtllm",
+        "cudagraph_padding": False,
         "piecewise_cudagraphs": False,
     },
     "trtllm": {
         "batch_wait_timeout_iters": 10,
         "batch_wait_max_tokens_ratio": 0.5,
+        "cudagraph_padding": True,
         "piecewise_cudagraphs": True,
         "attention_dp_timeout_iters": 50,
         "moe_backend": "cutlass",

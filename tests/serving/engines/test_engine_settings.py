@@ -81,6 +81,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "reserved_bytes": (2_500_000_000, PLANNED),
     "max_cudagraph_capture_size": (16, {ENGINE + "max_num_seqs": 64, "model": "llama-3.2-3b"} | BUSY),
     "cudagraph_sizes": ([512], BUSY | {"model": "llama-3.2-3b"}),
+    "cudagraph_padding": (OTHER, BUSY | {"model": "llama-3.2-3b"}),
     "piecewise_cudagraphs": (OTHER, GRAPHS | {"model": "llama-3.2-1b", ENGINE + "host": {"launch_s": 0.001}}),
     "async_scheduling": (OTHER, {}),
     "schedule_conservativeness": (0.1, TIGHT),

@@ -24,16 +24,14 @@ from windtunnel.model.precision import Format, Precision
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import COVERAGES, Coverage, Estimate
 from windtunnel.serving.deployment import EngineSettings, HostOverheads, Speculative
-from windtunnel.serving.engines.launches import num_launches, unhidden_s
+from windtunnel.serving.engines.launches import decode_tokens, graph_sizes, num_launches, unhidden_s
 from windtunnel.serving.scenario import resolve
 from windtunnel.serving.setup.estimators import estimator_for, estimator_key, shard_of
 from windtunnel.serving.setup.step_prices import (
     DeployedModel,
     batch_nodes,
     geometric_nodes,
-    graph_sizes,
     lower_steps,
-    padded_sizes,
     price_step,
     token_nodes,
 )
@@ -222,12 +220,12 @@ def test_decodes_beyond_the_largest_graph_wait_for_the_host() -> None:
     """Every kernel is launched one by one there, as in a step with prefill that no graph holds; none is within."""
     shard = Shard(model("Qwen/Qwen3-8B"), Precision(), Parallelism())
     engine = EngineSettings(cudagraph_sizes=(1, 2, 4))
-    in_decode = num_launches(shard, engine, np.array([1, 4, 5]), in_decode=True)
+    in_decode = num_launches(shard, engine, np.array([1, 4, 5]), decode_queries=1)
     assert in_decode.tolist() == [0.0, 0.0, float(num_launches(shard, engine, 5))]
-    assert num_launches(shard, EngineSettings(cudagraph_sizes=()), 1, in_decode=True) == in_decode[-1]
+    assert num_launches(shard, EngineSettings(cudagraph_sizes=()), 1, decode_queries=1) == in_decode[-1]
     hybrid = Shard(model("Qwen/Qwen3.5-397B-A17B"), Precision(), Parallelism())
     recurrences = 45
-    assert num_launches(hybrid, engine, 5) - num_launches(hybrid, engine, 5, in_decode=True) == recurrences * (16 - 3)
+    assert num_launches(hybrid, engine, 5) - num_launches(hybrid, engine, 5, decode_queries=1) == recurrences * (16 - 3)
 
 
 def test_an_engine_that_compiles_nothing_launches_what_others_fuse() -> None:
@@ -262,7 +260,7 @@ def test_decode_steps_cost_what_their_padded_operators_cost(name: str) -> None:
     errors = []
     for _ in range(40):
         decodes, context = int(rng.integers(1, MAX_NUM_SEQS + 1)), float(rng.integers(1, MAX_MODEL_LEN))
-        padded = int(padded_sizes(graph_sizes(one.engine), decodes)[-1])
+        padded = int(decode_tokens(one.engine, decodes)[-1])
         launches = [
             *token_launches(one.shard, padded),
             *head_launches(one.shard, padded),
@@ -328,10 +326,46 @@ def test_graph_sizes_are_vllms() -> None:
     assert graph_sizes(EngineSettings(cudagraph_sizes=(8, 1, 3))).tolist() == [1, 3, 8]
 
 
+def test_tensorrt_llm_captures_its_own_sizes_and_the_largest() -> None:
+    """llm_args.py: by 8 to 128, then doubled to 1.2 and by 64 in 1.3; without padding 1 to 31, 32, 64 and 128."""
+
+    def sizes(largest: int, version: str, **settings: Any) -> list[int]:
+        name = settings.pop("name", "trtllm")
+        given = EngineSettings(name=name, version=version, max_cudagraph_capture_size=largest, **settings)
+        return list(graph_sizes(given).tolist())
+
+    assert sizes(12, "1.2.0", cudagraph_padding=True) == [1, 2, 4, 8, 12]
+    assert sizes(600, "1.2.0", cudagraph_padding=True)[-4:] == [128, 256, 512, 600]
+    assert sizes(300, "1.3.0", cudagraph_padding=True)[-4:] == [128, 192, 256, 300]
+    assert sizes(128, "1.3.0", cudagraph_padding=False) == [*range(1, 33), 64, 128]
+    assert sizes(12, "0.5.9", name="sglang") == [1, 2, 4, 8, 12]
+    assert sizes(600, "0.5.9", name="sglang")[-5:] == [496, 512, 544, 576, 600]
+    drafts = Speculative(method="mtp", num_draft_tokens=3, acceptance_fraction=0.5)
+    assert sizes(12, "0.5.9", name="sglang", speculative=drafts) == [*range(1, 9), 10, 12]
+
+
 def test_batches_are_padded_up_to_the_next_graph_and_not_beyond_the_last() -> None:
-    padded = padded_sizes(np.array([1, 4, 8]), 10)
-    assert padded[1:].tolist() == [1, 4, 4, 4, 8, 8, 8, 8, 9, 10]
-    assert padded_sizes(np.array([], np.int64), 3).tolist() == [0, 1, 2, 3]
+    engine = EngineSettings(cudagraph_sizes=(1, 4, 8))
+    assert decode_tokens(engine, 10)[1:].tolist() == [1, 4, 4, 4, 8, 8, 8, 8, 9, 10]
+    assert decode_tokens(EngineSettings(max_cudagraph_capture_size=0), 3).tolist() == [0, 1, 2, 3]
+
+
+def test_a_size_without_a_graph_waits_for_the_host_where_batches_are_not_padded() -> None:
+    shard = Shard(model("Qwen/Qwen3-8B"), Precision(), Parallelism())
+    engine = EngineSettings(name="trtllm", cudagraph_sizes=(1, 4), cudagraph_padding=False)
+    assert decode_tokens(engine, 5).tolist() == [0, 1, 2, 3, 4, 5]
+    in_graph = num_launches(shard, engine, np.array([1, 3, 4, 5]), decode_queries=1) == 0
+    assert in_graph.tolist() == [True, False, True, False]
+
+
+@pytest.mark.parametrize(("name", "padded"), [("vllm", [4, 8, 12]), ("sglang", [4, 16, 16])])
+def test_graphs_of_drafts_count_requests_or_tokens(name: str, padded: list[int]) -> None:
+    """Four tokens for each of up to three requests, with graphs of 1, 4 and 8 requests, or tokens."""
+    shard = Shard(model("Qwen/Qwen3-8B"), Precision(), Parallelism())
+    engine = EngineSettings(name=name, cudagraph_sizes=(1, 4, 8))
+    assert decode_tokens(engine, 3, queries=4)[1:].tolist() == padded
+    launches = num_launches(shard, engine, 4 * np.arange(1, 4), decode_queries=4)
+    assert (launches > 0).tolist() == [False, False, name == "vllm"]
 
 
 @pytest.mark.parametrize("most", [1, 2, 63, 64, 100, 512, 513, 8192, 9999])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -70,6 +70,8 @@ class Launches(Schema):
     """Kernels of the gate of shared experts."""
     of_collective_in_pieces: int = 0
     """Launches for each collective of a step in piecewise graphs."""
+    graphs_count_requests: bool = False
+    """Captured sizes count requests, however many tokens each verifies, and not tokens."""
 
 
 class LoraBehaviour(Schema):
@@ -101,6 +103,12 @@ class Behaviour(Schema):
     """Behind its proxies the decode side computes the last prompt token again, and so the first output."""
 
 
+def sizes_by_8_and_16(engine: EngineSettings) -> Sequence[int]:
+    """Return vLLM's captured sizes: 1, 2, 4, by 8 to 256, and by 16 beyond (`vllm/config/vllm.py`, 0.10 to 0.24)."""
+    largest = engine.max_cudagraph_capture_size or 0
+    return [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)) if size <= largest]
+
+
 @dataclass(frozen=True)
 class Engine:
     """Functions of an engine; the first three go with its schedulers, whatever engine runs them."""
@@ -113,6 +121,8 @@ class Engine:
     """Default of `gpu_memory_utilization`, for versions whose entry says `static_memory`."""
     most_tokens_in_pieces: Callable[[Shard, EngineSettings, float], float] = lambda _shard, _engine, largest: largest
     """(shard, engine, largest captured size) -> tokens up to which a step with prefill runs in piecewise graphs."""
+    captured_sizes: Callable[[EngineSettings], Sequence[int]] = sizes_by_8_and_16
+    """Sizes up to `max_cudagraph_capture_size`, 1 or more, that have a CUDA graph, ascending."""
     command_line: CommandLine = PLAIN
 
 

@@ -32,35 +32,48 @@ launches all of them behind its graph."""
 
 
 def graph_sizes(engine: EngineSettings) -> NDArray[np.int64]:
-    """Return the decode batch sizes that have a CUDA graph, ascending; empty where graphs are off.
-
-    vLLM captures 1, 2, 4, then multiples of 8 to 256 and of 16 beyond (`vllm/config/vllm.py`, 0.10 to 0.24); SGLang and
-    TensorRT-LLM pad in much the same steps.
-    """
+    """Return the decode batch sizes that have a CUDA graph, ascending; empty where graphs are off."""
     if engine.cudagraph_sizes is not None:
         return np.array(sorted(engine.cudagraph_sizes), np.int64)
-    largest = engine.max_cudagraph_capture_size or 0
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
-    return np.array([size for size in sizes if size <= largest], np.int64)
+    sizes = engine_of(engine.name).captured_sizes(engine) if engine.max_cudagraph_capture_size else ()
+    return np.array(sizes, np.int64)
 
 
-def padded_sizes(sizes: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
-    """Return `[limit + 1]` the tokens that a decode step of n requests computes: n padded to the next captured size."""
-    n = np.arange(limit + 1)
-    if not sizes.size:
-        return n
-    index = np.searchsorted(sizes, n)
-    return np.where(index < sizes.size, sizes[np.minimum(index, sizes.size - 1)], n)
+def decode_tokens(engine: EngineSettings, limit: int, queries: int = 1) -> NDArray[np.int64]:
+    """Return `[limit + 1]` the tokens that a decode step of n requests computes, padded to the next captured size.
+
+    Args:
+        engine: settings.
+        limit: largest n.
+        queries: tokens of each request.
+    """
+    tokens, sizes = queries * np.arange(limit + 1), _captured_tokens(engine, queries)
+    if not sizes.size or engine.cudagraph_padding is False:
+        return tokens
+    index = np.searchsorted(sizes, tokens)
+    return np.where(index < sizes.size, sizes[np.minimum(index, sizes.size - 1)], tokens)
 
 
-def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any, in_decode: bool = False) -> NDArray[np.float64]:
+def _captured_tokens(engine: EngineSettings, queries: int) -> NDArray[np.int64]:
+    """Return the tokens of the decode steps that have a CUDA graph, ascending."""
+    sizes = graph_sizes(engine)
+    return sizes * queries if behaviour_of(engine.name).launches.graphs_count_requests else sizes
+
+
+def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any, decode_queries: int = 0) -> NDArray[np.float64]:
     """Count the host's launches in a step of `num_tokens` tokens (a number or an array).
 
     That is every kernel; in a step with prefill and piecewise graphs, up to the largest captured size, attention and
-    the graphs between; in a step that only decodes, `in_decode`, up to the largest captured size none but the graph.
+    the graphs between; in a step that only decodes and has a graph, none but the graph.
+
+    Args:
+        shard: the model on a device.
+        engine: settings.
+        num_tokens: of the step, before padding.
+        decode_queries: tokens of each request in a step that only decodes; 0: a step with prefill.
     """
     behaviour = behaviour_of(engine.name).launches
-    attention = (decode_launches if in_decode else prefill_launches)(shard, 1.0, 1.0)
+    attention = (decode_launches if decode_queries else prefill_launches)(shard, 1.0, 1.0)
     head = head_launches(shard, 1.0)
     added = () if shard.lora is None else tuple(lora_launches(shard, 1.0, 1.0))
     launches = (*token_launches(shard, 1.0), *added, *attention, *head)
@@ -71,9 +84,12 @@ def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any, in_decod
         pieces += launch.count * max(LAUNCHES_AN_ATTENTION, 1 + _kernels_of(launch, shard, engine, behaviour))
     collectives = sum(launch.count for launch in launches if launch.op.is_communication)
     pieces += behaviour.of_collective_in_pieces * collectives
+    if decode_queries:
+        captured = _captured_tokens(engine, decode_queries)
+        is_padded = engine.cudagraph_padding is not False and captured.size
+        in_graph = np.asarray(num_tokens) <= captured[-1] if is_padded else np.isin(num_tokens, captured)
+        return np.where(in_graph, 0.0, float(kernels))
     sizes = graph_sizes(engine)
-    if in_decode:
-        return np.where(np.asarray(num_tokens) <= (sizes[-1] if sizes.size else 0), 0.0, float(kernels))
     in_pieces = engine.piecewise_cudagraphs and sizes.size
     largest = engine_of(engine.name).most_tokens_in_pieces(shard, engine, float(sizes[-1])) if in_pieces else 0.0
     return np.where(np.asarray(num_tokens) <= largest, float(min(pieces, kernels)), float(kernels))

@@ -28,7 +28,7 @@ from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 from windtunnel.pricing.roofline import machine
 from windtunnel.serving.deployment import EngineSettings
-from windtunnel.serving.engines.launches import graph_sizes, num_launches, padded_sizes, unhidden_s
+from windtunnel.serving.engines.launches import decode_tokens, num_launches, unhidden_s
 from windtunnel.serving.setup.two_sides import PingPong
 from windtunnel.serving.state.records import StepCost
 
@@ -162,9 +162,9 @@ class StepPrices:
         every = np.arange(most_tokens + 1, dtype=np.float64)
         token_s, communication_s, compute_s = (np.interp(every, self.token_nodes, part) for part in self.token)
         group_token_s, rank_token_s = self._by_rank(token_s)
-        padded = padded_sizes(graph_sizes(engine), self.queries * engine.max_num_seqs)
         upto = np.arange(engine.max_num_seqs + 1)
-        verified, positions = padded[self.queries * upto], np.arange(self.queries * engine.max_num_seqs + 1)
+        verified = decode_tokens(engine, engine.max_num_seqs, self.queries)
+        positions = np.arange(self.queries * engine.max_num_seqs + 1)
         draft_s = np.zeros(1) if self.draft is None else self.draft
         not_hidden_s = np.asarray(unhidden_s(self.shard, engine, upto), np.float64)
         unhidden_step_s = float(host.unhidden_step_s or 0.0)
@@ -191,7 +191,7 @@ class StepPrices:
             recorded_step_s=np.zeros(0),
             group_token_s=group_token_s,
             launch_s=launch_s * num_launches(self.shard, engine, every),
-            decode_launch_s=launch_s * num_launches(self.shard, engine, self.queries * upto, in_decode=True),
+            decode_launch_s=launch_s * num_launches(self.shard, engine, self.queries * upto, self.queries),
             draft_s=draft_s,
             mixed_decode_attention_s=mixed_s,
             longest_share=self.longest_share,
@@ -242,7 +242,8 @@ def price_steps(estimator: Estimator, deployed: DeployedModel) -> StepPrices:
     group = np.zeros(tokens.size)
     if shard.parallelism.attention_dp > 1 and shard.parallelism.ffn is None:
         group = group + pricer.total(launch for launch in launches if launch.name in GROUP_LAUNCHES)[0]
-    sampled = token_nodes(max(int(padded_sizes(graph_sizes(engine), queries * engine.max_num_seqs).max()), 2))
+    most_sampled = max(int(decode_tokens(engine, engine.max_num_seqs, queries).max()), queries * engine.max_num_seqs)
+    sampled = token_nodes(max(most_sampled, 2))
     contexts, batches = geometric_nodes(max_model_len), batch_nodes(engine.max_num_seqs)
     chunks, lengths = geometric_nodes(most_tokens), geometric_nodes(2 * max_model_len)
     decode = pricer.decode_s(shard, batches, contexts)
@@ -290,7 +291,7 @@ def price_sides(
     assert shard.parallelism.ffn is not None
     pricer, (batches, contexts) = _Pricer(estimator, device), decode_nodes
     count = np.minimum(shard.parallelism.ffn.microbatches, batches)
-    padded = padded_sizes(graph_sizes(engine), int(batches[-1]))
+    padded = decode_tokens(engine, int(batches[-1]))
     tokens = padded[np.ceil(batches / count).astype(np.int64)].astype(np.float64)
     attention_s = pricer.total(token_launches(attention_side(shard), tokens))[0][:, None]
     attention_s = attention_s + pricer.decode_s(shard, batches / count, contexts)

@@ -14,7 +14,11 @@ def simulated(scheduler: str) -> wt.Result:
             num_requests=128,
             input_tokens=1000,
             output_tokens=1000,
-            settings={"deployment.engine.num_gpu_blocks": 1500, "deployment.engine.block_size": 32},
+            settings={
+                "deployment.engine.num_gpu_blocks": 1500,
+                "deployment.engine.block_size": 32,
+                "deployment.engine.cudagraph_padding": True,
+            },
         )
     )
 

@@ -42,6 +42,21 @@ def graphs_for_requests(given: EngineSettings, resolved: EngineSettings) -> Engi
     return msgspec.structs.replace(resolved, max_cudagraph_capture_size=min(largest, limit))
 
 
+def captured_sizes(engine: EngineSettings) -> list[int]:
+    """Return the decode batches that have a CUDA graph, finer where requests verify drafts; the largest is one.
+
+    Source: `server_args.py`, `_generate_cuda_graph_batch_sizes` (0.5), and `get_batch_sizes_to_capture`, which adds the
+    most requests that can run.
+    """
+    largest = engine.max_cudagraph_capture_size or 0
+    if engine.cudagraph_padding is False:
+        return list(range(1, largest + 1))
+    sizes = (1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, largest + 1, 32))
+    if engine.speculative is not None:
+        sizes = (*range(1, 9), *range(10, 33, 2), *range(40, 65, 4), *range(72, 257, 8), *range(272, largest + 1, 16))
+    return sorted({*(size for size in sizes if size <= largest), largest})
+
+
 LEAST_STATIC_RESERVE = 10 * GIB
 LARGE_STATIC_BYTES = 60 * GIB
 PIECEWISE_SIZES = (

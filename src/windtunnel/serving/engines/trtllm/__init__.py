@@ -2,5 +2,6 @@
 
 from windtunnel.serving.engines.contract import Engine
 from windtunnel.serving.engines.trtllm.command_line import COMMAND_LINE
+from windtunnel.serving.engines.trtllm.graphs import captured_sizes
 
-ENGINE = Engine(command_line=COMMAND_LINE)
+ENGINE = Engine(captured_sizes=captured_sizes, command_line=COMMAND_LINE)

@@ -74,11 +74,13 @@ def write_file(engine: EngineSettings, parallelism: Parallelism, kv_cache: str |
         ("torch_compile_config.enable_piecewise_cuda_graph", engine.piecewise_cudagraphs or None),
         ("moe_config.backend", engine.moe_backend.upper() if engine.moe_backend else None),
         ("cuda_graph_config.batch_sizes", engine.cudagraph_sizes and list(engine.cudagraph_sizes)),
+        ("cuda_graph_config.max_batch_size", largest if engine.cudagraph_sizes is None and largest else None),
+        ("cuda_graph_config.enable_padding", True if engine.cudagraph_padding else None),
     ):
         if value is not None:
             set_path(content, path, value)
-    if engine.cudagraph_sizes is None and largest is not None:
-        content["cuda_graph_config"] = {"max_batch_size": largest} if largest else None
+    if engine.cudagraph_sizes is None and largest == 0:
+        content["cuda_graph_config"] = None
     if engine.speculative is not None:
         content["speculative_config"] = _drafts(engine.speculative)
     return content
