@@ -1,12 +1,16 @@
 """Collectives of jobs and replicas on the network of their servers."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model.operators import Collective
-from windtunnel.network.cluster import OnNetwork, groups_of, handoff_bytes_per_s, network_of
+from windtunnel.network.cluster import OnNetwork, OverNodes, groups_of, handoff_bytes_per_s, network_of
+from windtunnel.network.collectives.call import Ranks
+from windtunnel.network.collectives.closed_forms import closed_form
 from windtunnel.network.settings import ClusterNetwork
 from windtunnel.pricing.estimator import RooflineEstimator
 from windtunnel.pricing.roofline import Roofline
@@ -138,3 +142,20 @@ def test_a_handoff_gets_its_share_of_the_links_between_leaves() -> None:
     each = handoff_bytes_per_s(network, ranks[0], ranks[1])
     assert each == pytest.approx(2 * 50e9 / 4 / (1 + 66 / 4096), rel=0.01)
     assert handoff_bytes_per_s(network, ranks[0][:1], ranks[1]) == pytest.approx(2 * 50e9 / (1 + 66 / 4096), rel=0.01)
+
+
+def test_without_a_network_rings_between_nodes_take_what_nccls_model_says() -> None:
+    """28 KiB over two servers of eight H100: a tree with LL, 26 us (`network run` of the same collective)."""
+    plain = RooflineEstimator(Roofline(DEVICE, NODE))
+    over = OverNodes(plain, NODE)
+    reduce = Collective("all_reduce", 28 * 1024.0, 16, 2)
+    assert NODE.scale_out is not None
+    ranks = Ranks(16, 2, NODE.scale_up.bytes_per_s, NODE.scale_out.bytes_per_s)
+    assert float(over.estimate(reduce).seconds) == pytest.approx(closed_form("all_reduce", 28 * 1024, ranks)[0])
+    assert float(over.estimate(reduce).seconds) > 1.5 * float(plain.estimate(reduce).seconds)
+    sizes = np.array([2.0**14, 3e4, 2.0**20])
+    several = np.asarray(over.estimate(replace(reduce, message_bytes=sizes)).seconds)
+    assert several[[0, 2]] == pytest.approx([closed_form("all_reduce", size, ranks)[0] for size in sizes[[0, 2]]])
+    assert several[0] < several[1] < several[2]
+    for other in (replace(reduce, span_nodes=1), replace(reduce, op="all_to_all")):
+        assert over.estimate(other).seconds == plain.estimate(other).seconds

@@ -1,5 +1,6 @@
 """Collectives of a training job or a replica, timed on the network that its servers share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,6 +9,8 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.hardware import Node
 from windtunnel.model import operators as ops
+from windtunnel.network.collectives.call import Ranks
+from windtunnel.network.collectives.closed_forms import closed_form
 from windtunnel.network.collectives.run import groups_seconds
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import flows_of
@@ -15,11 +18,16 @@ from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import ClusterNetwork
 from windtunnel.network.topology import fabric_from, fabric_of
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
+from windtunnel.units import US
 
 FABRIC_ERROR = 0.15
 """Assumed relative error of a collective on a fabric: closed forms' own. Against packet-level runs the flow level is
 within 1% where flows do not meet and within 33% where many collide (`docs/guides/network.md`)."""
 
+RINGS = ("all_reduce", "all_gather", "reduce_scatter")
+"""Collectives for which NCCL takes a ring or a tree."""
+INFINIBAND_S = 2.7 * US
+"""Latency of InfiniBand in a step between servers, which NCCL's model holds (2.27 `src/graph/tuning.cc`)."""
 HANDOFF_BYTES = 256 * 2**20
 """Bytes that a device sends to measure the rate of handoffs: the KV cache of 2,048 tokens of a 70B model."""
 
@@ -120,12 +128,35 @@ class OnNetwork:
         if not isinstance(op, ops.Collective) or op.span_nodes == 1:
             return self.estimator.estimate(op)
         stride = self.ranks_per_stage if op.op == "send_recv" else 1
-        sizes = np.maximum(np.asarray(op.message_bytes, np.float64), 1.0)
-        if sizes.ndim == 0:
-            return self._estimate(self.network.seconds(op, float(sizes), stride))
-        exponents = np.arange(np.floor(np.log2(sizes.min())), np.ceil(np.log2(sizes.max())) + 1)
-        known = [self.network.seconds(op, 2.0**exponent, stride) for exponent in exponents]
-        return self._estimate(np.exp2(np.interp(np.log2(sizes), exponents, np.log2(known))))
-
-    def _estimate(self, seconds: ops.Size) -> Estimate:
+        seconds = _between_powers(op.message_bytes, lambda size: self.network.seconds(op, size, stride))
         return Estimate(seconds, Coverage.ROOFLINE, self.network.source, FABRIC_ERROR)
+
+
+@dataclass(frozen=True)
+class OverNodes:
+    """An estimator that times rings and trees over nodes as NCCL's model does, and asks another for the rest."""
+
+    estimator: Estimator
+    node: Node
+
+    def estimate(self, op: ops.Op) -> Estimate:
+        """Return the seconds of `op`, in closed form for a collective of as many ranks in each of several nodes."""
+        out = self.node.scale_out
+        if not isinstance(op, ops.Collective) or op.op not in RINGS or op.span_nodes == 1 or out is None:
+            return self.estimator.estimate(op)
+        if op.num_ranks % op.span_nodes:
+            return self.estimator.estimate(op)
+        later_us = max(out.latency_s - INFINIBAND_S, 0.0) / US
+        ranks = Ranks(op.num_ranks, op.span_nodes, self.node.scale_up.bytes_per_s, out.bytes_per_s, later_us)
+        seconds = _between_powers(op.message_bytes, lambda size: closed_form(op.op, size, ranks)[0])
+        return Estimate(seconds, Coverage.ROOFLINE, "NCCL's model over published links", FABRIC_ERROR)
+
+
+def _between_powers(message_bytes: ops.Size, seconds_of: Callable[[float], float]) -> ops.Size:
+    """Return the seconds of one size, or of many: a straight line of log seconds over log bytes between powers of 2."""
+    sizes = np.maximum(np.asarray(message_bytes, np.float64), 1.0)
+    if sizes.ndim == 0:
+        return seconds_of(float(sizes))
+    exponents = np.arange(np.floor(np.log2(sizes.min())), np.ceil(np.log2(sizes.max())) + 1)
+    known = [seconds_of(2.0**exponent) for exponent in exponents]
+    return np.exp2(np.interp(np.log2(sizes), exponents, np.log2(known)))

@@ -88,13 +88,15 @@ def _fused_norm_tokens(setup: Setup) -> float:
 
 
 def on_network(estimator: Estimator, setup: Setup) -> Estimator:
-    """Price the replica's collectives between nodes on the setup's network, if it has one."""
+    """Price the replica's collectives between nodes on the setup's network, or with NCCL's model where it has none."""
     num_devices = setup.parallelism.num_devices
-    if setup.network is None or num_devices <= setup.node.num_devices:
+    if num_devices <= setup.node.num_devices or (setup.network is None and setup.device.vendor != NVIDIA):
         return estimator
-    # Imported late: few deployments have a network of their own, and its loops take a tenth of a second to import.
-    from windtunnel.network.cluster import OnNetwork, network_of
+    # Imported late: few deployments span nodes, and the network's loops take a tenth of a second to import.
+    from windtunnel.network.cluster import OnNetwork, OverNodes, network_of
 
+    if setup.network is None:
+        return OverNodes(estimator, setup.node)
     network = network_of(setup.network, setup.node, num_devices)
     return OnNetwork(estimator, network, num_devices // setup.parallelism.pp)
 
@@ -105,7 +107,8 @@ def estimator_key(setup: Setup) -> tuple[Hashable, ...]:
     graphs = bool(engine.max_cudagraph_capture_size)
     reduces = (_fused_bytes(setup), _fused_norm_tokens(setup))
     experts = _deepep(setup), engine.num_redundant_experts, setup.random_tokens
-    backends = (engine.attention_backend, engine.moe_backend, *experts)
+    spans_nodes = setup.parallelism.num_devices > setup.node.num_devices
+    backends = (engine.attention_backend, engine.moe_backend, *experts, spans_nodes)
     return (setup.device.name, setup.node.name, engine.name, engine.version, graphs, *reduces, *backends)
 
 
