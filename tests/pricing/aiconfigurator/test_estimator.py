@@ -470,6 +470,22 @@ def test_kernels_of_a_library_that_the_engine_was_not_timed_with_are_taken_from_
     assert estimate(tmp_path, two, "trtllm", "1.3.0", moe_backend="trtllm").seconds == pytest.approx(200e-6)
 
 
+def test_a_shape_without_the_backends_kernel_takes_another_engines_and_others_keep_their_own(tmp_path: Path) -> None:
+    own = named(moe_columns("bfloat16", [0.04, 0.07]), "moe_torch_flow_min_latency")
+    foreign = named(moe_columns("bfloat16", [0.1, 0.2], hidden=4096), "moe_torch_flow_cutlass")
+    write(tmp_path, "moe/trtllm/1.3.0", "moe_perf", both(own, foreign))
+    shared = [
+        named(moe_columns("bfloat16", [0.03, 0.05], hidden), "sglang_flashinfer_trtllm") for hidden in (2048, 4096)
+    ]
+    write(tmp_path, "moe/sglang/0.5.14", "moe_perf", both(*shared))
+    there = Experts(2.0, 4096, 768, 128, 8)
+    assert estimate(tmp_path, EXPERTS, "trtllm", "1.3.0", moe_backend="trtllm").seconds == pytest.approx(70e-6)
+    taken = estimate(tmp_path, there, "trtllm", "1.3.0", moe_backend="trtllm")
+    assert taken.seconds == pytest.approx(50e-6)
+    assert "sglang_flashinfer_trtllm of sglang 0.5.14 at other shapes" in taken.source
+    assert estimate(tmp_path, there, "trtllm", "1.3.0", moe_backend="cutlass").seconds == pytest.approx(200e-6)
+
+
 def test_shapes_that_a_backend_was_not_measured_with_come_from_the_others(tmp_path: Path) -> None:
     each_op = named(moe_columns("bfloat16", [0.03, 0.09]), "vllm_marlin_experts")
     other = named(moe_columns("bfloat16", [0.02, 0.05], hidden=4096), "vllm_fused_moe")

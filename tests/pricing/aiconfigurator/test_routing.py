@@ -19,6 +19,7 @@ from windtunnel.pricing.aiconfigurator.collection import (
     Rows,
 )
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, measured_estimator
+from windtunnel.pricing.aiconfigurator.experts import as_sharded
 from windtunnel.pricing.aiconfigurator.routing import GINI, GINI_OF_RANDOM, as_text, busiest_active, busiest_load
 from windtunnel.pricing.table import Floats
 
@@ -76,6 +77,26 @@ def test_text_computes_the_tokens_of_the_busiest_rank() -> None:
     assert as_text(even, skewed.take(tokens < 1)).latency[2:] == pytest.approx((tokens * load)[2:], rel=1e-6)
     assert load[2] > 1.05
     assert as_text(even, skewed).latency[2:] == pytest.approx(1.05 * tokens[2:], rel=1e-6)
+
+
+def test_a_power_law_says_nothing_of_the_busiest_rank_before_every_expert_has_a_token() -> None:
+    tokens = np.array([1.0, 4.0, 16.0, 64.0])
+    even = rows_of(tokens, tokens, 8.0)
+    without, slow = as_text(even, even.take(tokens < 1)), as_text(even, rows_of(tokens, 100 * tokens, 8.0))
+    assert slow.latency[:2] == pytest.approx(without.latency[:2])
+    assert slow.latency[2:] == pytest.approx(100 * tokens[2:])
+
+
+def test_whole_experts_with_few_tokens_take_no_longer_than_slices_of_them() -> None:
+    """Of eight choices on eight ranks: 45 us whole and 20 in slices, 24 and 22 where they are level, and 900 and 300
+    with more choices than there are experts."""
+    tokens = np.array([1.0, 2.0, 64.0])
+    whole, slices = (
+        rows_of(tokens, np.array([45.0, 24.0, 900.0]), 8.0),
+        rows_of(tokens, np.array([20.0, 22.0, 300.0]), 1.0),
+    )
+    both = whole.joined(slices.with_columns(moe_tp_size=np.full(3, 8.0)))
+    assert as_sharded(both).tolist() == [20.0, 24.0, 900.0, 20.0, 22.0, 300.0]
 
 
 @pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"{PACKAGE} has no wheel for this platform")

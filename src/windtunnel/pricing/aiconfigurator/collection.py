@@ -59,6 +59,7 @@ class MeasuredKernels(Schema, frozen=True):
     moe_dtypes: dict[Format, tuple[str, ...]]
     moe_dtypes_fp4: dict[Format, tuple[str, ...]]
     shared_moe_dtypes: dict[Format, tuple[str, ...]]
+    whole_over_slices: float
     kv_dtypes: dict[Format, str]
     moe_backends: dict[str, tuple[str, ...]]
     attention_backends: dict[str, tuple[str, ...]]

@@ -53,27 +53,33 @@ def _with_shared_kernels(collection: Collection, rows: Rows, dtypes: tuple[str, 
     return rows, ""
 
 
-def _with_kernels_of_backend(collection: Collection, rows: Rows, dtypes: tuple[str, ...]) -> Rows:
-    """Return `rows` at another engine's times of the chosen backend, where the engine's files time other backends.
+def _with_kernels_of_backend(collection: Collection, rows: Rows, dtypes: tuple[str, ...]) -> tuple[Rows, str]:
+    """Return, with a remark, `rows` at another engine's times of the chosen backend, at the shapes that the engine's
+    files time with others.
 
     This holds for TRTLLM-gen only, which FlashInfer ships to several engines. TensorRT-LLM's files for Blackwell time
     fp8_block experts with DeepGEMM alone. On B200 that takes 1.0 to 1.3 times as long up to 64 tokens and 0.6 times
-    above 1,024, medians over shapes; eight-fold sharded experts of DeepSeek-R1 2.7 times at 4 tokens.
+    above 1,024, medians over shapes; eight-fold sharded experts of DeepSeek-R1 2.7 times at 4 tokens. They time nvfp4
+    experts with both, but Kimi-K2's 384 with CUTLASS alone: on GB200 eight ranks' take 40 us with one token, and
+    SGLang's of TRTLLM-gen half of that.
     """
     others = (backend for backend in MOE_BACKENDS if backend != "trtllm")
-    known = np.logical_or.reduce([_is_of_backend(rows, backend) for backend in others])
-    if collection.moe_backend != "trtllm" or not known.all():
-        return rows
+    foreign = np.logical_or.reduce([_is_of_backend(rows, backend) for backend in others])
+    if collection.moe_backend != "trtllm" or not foreign.any():
+        return rows, ""
     for other in _other_engines(collection, rows, dtypes):
         chosen = other.take(_is_of_backend(other, "trtllm"))
         if not len(chosen):
             continue
         latency = rows.at_same_points(chosen, chosen.latency, MOE_POINT)
-        if np.isfinite(latency).any():
+        taken = foreign & np.isfinite(latency)
+        if taken.any():
             name = f"{chosen.main_kernel} of {chosen.place.engine} {chosen.place.version}"
-            merged = rows.with_latency(np.where(np.isfinite(latency), latency, rows.latency))
-            return replace(merged, kernel_names=np.full(len(rows.kernel_names), name))
-    return rows
+            merged = rows.with_latency(np.where(taken, latency, rows.latency))
+            codes = np.where(foreign, len(rows.kernel_names), rows.kernel_codes)
+            named = replace(merged, kernel_codes=codes, kernel_names=np.append(rows.kernel_names, name))
+            return named, "" if foreign.all() else f"; {name} at other shapes"
+    return rows, ""
 
 
 def _other_engines(collection: Collection, rows: Rows, dtypes: tuple[str, ...]) -> Iterator[Rows]:
@@ -465,7 +471,8 @@ def _measured_rows(collection: Collection, op: Experts) -> tuple[Rows | None, st
     if op.format in KERNELS.shared_moe_dtypes and "fp4" in collection.roofline.device.peak_flops_per_s:
         rows, shared = _with_shared_kernels(collection, rows, KERNELS.shared_moe_dtypes[op.format])
         remark += shared
-    return _with_kernels_of_backend(collection, rows, dtypes), remark
+    rows, shared = _with_kernels_of_backend(collection, rows, dtypes)
+    return rows, remark + shared
 
 
 def _rows_with_chance(collection: Collection, op: Experts) -> tuple[Rows | None, str]:
@@ -474,11 +481,29 @@ def _rows_with_chance(collection: Collection, op: Experts) -> tuple[Rows | None,
     even, _ = _measured_rows(replace(collection, expert_distribution=BALANCED), op)
     if rows is None or even is None:
         return rows, remark
+    even = even.with_latency(as_sharded(even))
     redundant = collection.num_redundant_experts
     if collection.expert_distribution == TEXT:
         return _with_lacking_shapes(as_text(even, rows, redundant), rows), remark
     spread = as_text(even.take(even["moe_ep_size"] > 1), rows, redundant, GINI_OF_RANDOM)
     return _with_lacking_shapes(rows.take(rows["moe_ep_size"] == 1).joined(spread), rows), remark
+
+
+def as_sharded(even: Rows) -> Floats:
+    """Return the latencies of whole experts that have few tokens each, where slices of them on as many ranks take far
+    less, as those of the slices.
+
+    Evenly spread tokens make every rank read as many bytes both ways, and whole experts have the longer products. Files
+    of TensorRT-LLM 1.3, SGLang 0.5.14 and vLLM 0.24 give DeepSeek's 256 experts on eight B200 or GB200 36 to 50 us
+    with one to four tokens whole and 20 to 28 us in slices; vLLM 0.19, and all of them for Kimi-K2's 384, are level.
+    """
+    tp, ep, tokens = (even[name] for name in ("moe_tp_size", "moe_ep_size", "num_tokens"))
+    slices = even.with_columns(moe_tp_size=tp * ep, moe_ep_size=np.ones(len(even)))
+    took = slices.at_same_points(even, even.latency, MOE_POINT)
+    choices = tokens * even["topk"]
+    is_few = (choices >= ep) & (choices <= even["num_experts"])
+    is_slow = is_few & (even.latency > KERNELS.whole_over_slices * took)
+    return np.where(is_slow, took, even.latency)
 
 
 _WIDE_TABLES = {DEEPEP_LOW_LATENCY: "wideep_generation_moe_perf", DEEPEP_NORMAL: "wideep_context_moe_perf"}

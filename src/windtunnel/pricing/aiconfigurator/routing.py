@@ -101,10 +101,10 @@ def as_text(even: Rows, skewed: Rows, redundant: int = 0, gini: float = GINI) ->
     With `redundant` experts that holds of prompts alone: no rank has all popular experts.
 
     As many experts are active as with fewer evenly spread tokens. What tokens cost beyond those that reach every expert
-    is the cost of as many as the busiest rank has. It is no less than `skewed`, and where arithmetic bounds experts the
-    same: a rank's share of prompts with random tokens is skewed, and some files seem to time all ranks' choices on one
-    (vLLM 0.24 and SGLang 0.5.14 on H200, DeepSeek's 256 experts over eight ranks, 8,192 tokens: 6.0 and 5.1 ms
-    evenly spread, 3.5 and 3.2 ms by a power law; TensorRT-LLM 1.3 and 2.2).
+    is the cost of as many as the busiest rank has. Once every expert has a token it is no less than `skewed`, and where
+    arithmetic bounds experts the same: a rank's share of prompts with random tokens is skewed, and some files seem to
+    time all ranks' choices on one (vLLM 0.24 and SGLang 0.5.14 on H200, DeepSeek's 256 experts over eight ranks, 8,192
+    tokens: 6.0 and 5.1 ms evenly spread, 3.5 and 3.2 ms by a power law; TensorRT-LLM 1.3 and 2.2).
     """
     *shape, tokens = (even[name] for name in MOE_POINT)
     _, _, num_experts, topk, _, ep = shape
@@ -113,8 +113,7 @@ def as_text(even: Rows, skewed: Rows, redundant: int = 0, gini: float = GINI) ->
     many = np.maximum(tokens * busiest_load(tokens, num_experts, topk, ep, redundant, gini), filled)
     known = even.at_same_points(skewed, skewed.latency, MOE_POINT)
     is_computing = (tokens / filled >= KERNELS.many_tokens_an_expert) & np.isfinite(known)
-    if redundant:
-        known = np.where(is_computing, known, np.nan)
+    known = np.where(is_computing if redundant else tokens >= filled, known, np.nan)
     latency = even.latency.copy()
     for here in grouped(shape, [tokens]):
         measured, took = np.log(tokens[here]), np.log(even.latency[here])
