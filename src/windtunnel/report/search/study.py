@@ -35,7 +35,7 @@ from windtunnel.report.report import (
 )
 from windtunnel.report.search import figures as naming
 from windtunnel.report.search.recommendation import against_api, gains_of, recommendation
-from windtunnel.schema import encode, fields_of, json_text, save
+from windtunnel.schema import encode, fields_of, json_text, save, short_path
 from windtunnel.search import answers
 from windtunnel.search.capacity.limits import METRICS, limits_from
 from windtunnel.search.capacity.probe import LEAST_STREAM
@@ -378,7 +378,7 @@ def _worth_section(
     """Return the worth of each value of each setting."""
     title = "What each setting is worth: the best point with it, of the best of all"
     title = title if space.is_training else f"{title} ({streams_text(outcome)})"
-    short = {name.rpartition(".")[2]: shares for name, shares in effects.items()}
+    short = {short_path(name): shares for name, shares in effects.items()}
     texts = [
         (name, ", ".join(f"{value} {worth_text(worth)}" for value, worth in shares.items()))
         for name, shares in short.items()
@@ -453,7 +453,7 @@ def _plotted(study: Study, outcome: SearchOutcome) -> dict[str, Any]:
     return {
         "figures": [naming.figure_title(name) for name in figures],
         "more": [is_more_better(name) for name in figures],
-        "names": [name.rpartition(".")[2] for name in names],
+        "names": [short_path(name) for name in names],
         "choices": [[value_text(choice.get(name, "")) for name in names] for choice in points],
         "values": [[mean.get(name) for name in figures] for mean in means],
         "margins": [[outcome.margin(index, name) for name in figures] for index in indices],

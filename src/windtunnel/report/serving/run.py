@@ -13,13 +13,13 @@ from windtunnel.metrics.records import Table as Records
 from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import SECONDS_PER_HOUR, Summary, queue_growth
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, rows_of, table_of
-from windtunnel.report.numbers import number, percent
+from windtunnel.report.numbers import duration, number, percent
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Bars, Block, Card, Cards, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.report.serving import setup as setup_text
 from windtunnel.report.serving.curves import LATENCIES, curves_over_time, distributions
 from windtunnel.schema import decode, encode, fields_of, json_text, plain, save
-from windtunnel.search.capacity.load import is_closed
+from windtunnel.search.capacity.load import are_sent_at_once, is_closed
 from windtunnel.search.capacity.probe import MOST_GROWTH
 from windtunnel.serving.over_time import over_time
 from windtunnel.serving.results import Result
@@ -28,6 +28,8 @@ from windtunnel.serving.setup.memory import MemoryPlan
 from windtunnel.units import format_bytes, format_count, format_seconds
 
 LAYOUT = layouts_beside(__file__)
+FEWEST_OF_TREND = 20
+"""Fewest requests whose queueing delays show a trend."""
 RARE = ("query_s", "adapters")
 """Fields of a summary that documents of runs without queries, or without adapters, leave out."""
 POOLED_LATENCIES = ("query_s", "e2e_s", "queueing_s", "prefill_s")
@@ -201,13 +203,24 @@ def verdict(summary: Summary, scenario: Scenario, requests: Records | None) -> t
         The sentences; and whether the run holds the SLO: None without one, or False where the queue grows.
     """
     known = scenario.slo is not None and summary.goodput is not None
-    parts = [_slo_text(summary, scenario.slo) if known else _latency_text(summary, scenario.workload.is_pooling)]
+    parts = [_batch_text(summary)] if are_sent_at_once(scenario.workload) else []
+    if known:
+        parts.append(_slo_text(summary, scenario.slo))
+    elif not parts:
+        parts.append(_latency_text(summary, scenario.workload.is_pooling))
     growth = None if requests is None else _overload(scenario, requests)
     if growth is not None:
         parts.append(f"Overloaded: each second of arrivals adds {format_seconds(growth)} of queueing.")
     is_held = summary.goodput.is_held if known and summary.goodput else None
     text = " ".join([*parts, f"Bound by {summary.bound_by.replace('_', ' ')}."])
     return text, is_held if growth is None else False
+
+
+def _batch_text(summary: Summary) -> str:
+    """Say how long a batch of requests that are sent at once takes to the last token, and when most are finished."""
+    done = f"half of them in {duration(summary.e2e_s.p50)} and 90% in {duration(summary.e2e_s.p90)}"
+    rate = f"{number(summary.throughput.output_tokens_per_s)} output tokens/s"
+    return f"Finishes {format_count(summary.num_requests, 'request')} in {duration(summary.span_s)}, {done}; {rate}."
 
 
 def _latency_text(summary: Summary, is_pooling: bool) -> str:
@@ -221,12 +234,13 @@ def _latency_text(summary: Summary, is_pooling: bool) -> str:
 
 
 def _slo_text(summary: Summary, slo: Slo | None) -> str:
-    """Name the limit that most requests miss, by the lowest percentile above it; else the one nearest to its limit."""
+    """Name the limit that is missed most, at the percentile that must keep it; else the one nearest to its limit."""
     assert summary.goodput is not None
     assert slo is not None
     met = f"{percent(summary.goodput.fraction)} of the requests meet {_limits(slo)}"
     holds = summary.goodput.is_held
-    for statistic in () if holds else ("p50", "p90", "p95", "p99"):
+    # A percentile that summaries lack is judged by the lowest known one above the limit.
+    for statistic in () if holds else ("", "p50", "p90", "p95", "p99"):
         label, share = max(_shares_of_limits(summary, slo, statistic).items(), key=itemgetter(1), default=("", 0.0))
         if share > 1:
             return f"Breaks the SLO: {met}; {label} is {share:.3g} times its limit."
@@ -324,9 +338,9 @@ def latency_table(summary: Summary | ClientSummary, names: Sequence[str] = ()) -
 
 def _overload(scenario: Scenario, requests: Records) -> float | None:
     """Return the growth of the queue where requests of an open loop come faster than they are served, else None."""
-    if is_closed(scenario.workload):
-        return None
     measured = requests.where(~requests["is_warmup"])
+    if is_closed(scenario.workload) or len(measured) < FEWEST_OF_TREND:
+        return None
     growth = queue_growth(measured["arrival_s"], measured["queueing_s"])
     return growth if growth > MOST_GROWTH else None
 
