@@ -29,16 +29,15 @@ class WindtunnelError(Exception):
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
-
-    @property
-    def __notes__(self) -> list[str]:
-        """The hint, which Python prints below a traceback."""
-        return [f"hint: {self.hint}"] if self.hint else []
+        self.hint: str | None = None
+        if hint:
+            self.or_hint(hint)
 
     def or_hint(self, hint: str) -> Self:
-        """Return the same error, with this hint where it has none."""
-        self.hint = self.hint or hint
+        """Return the same error, with this hint where it has none; Python prints it below a traceback too."""
+        if not self.hint:
+            self.hint = hint
+            self.add_note(f"hint: {hint}")
         return self
 
 
