@@ -187,7 +187,7 @@ def test_the_content_of_a_topology_is_part_of_the_key(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_the_winner_is_written_as_something_to_run(study: Study, tmp_path: Path, capsys: Any) -> None:
     outcome = study.outcomes[0]
-    report = SearchEvidence(study, 3, [why(study, outcome, 2)], [], [])
+    report = SearchEvidence(study, 3, [why(study, outcome, outcome.ranking[:2])], [], [])
     write_study(report, tmp_path / "found")
     best = outcome.evaluations[outcome.ranking[0]].figures
     assert simulate_training(training.load(tmp_path / "found" / "job.yaml")).step_s == best["step_s"]

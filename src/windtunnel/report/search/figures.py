@@ -24,6 +24,15 @@ def figure_title(name: str) -> str:
     return FIGURE_TITLES.get(name, name.removesuffix("_fraction").replace("_", " "))
 
 
+def two_lines(title: str) -> str:
+    """Break a heading before its last word or unit, for a narrow table."""
+    first, unit, last = title.rpartition("/")
+    if unit and len(title) > 8:
+        return f"{first}\n/{last}"
+    first, space, last = title.rpartition(" ")
+    return f"{first}\n{last}" if space else title
+
+
 def figure_text(evaluation: Evaluation, name: str) -> str:
     """Return a figure for a table; empty where it is unknown."""
     value = evaluation.figures.get(name)

@@ -7,7 +7,7 @@ from windtunnel.errors import check_known
 from windtunnel.report.chart import Axis, Chart, Limit, marked_lines
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Block, Cell, Figures, OnPage, Report, Row, Section, Table, Text
-from windtunnel.report.search.figures import figure_cell, figure_title, limit_name
+from windtunnel.report.search.figures import figure_cell, figure_title, limit_name, two_lines
 from windtunnel.schema import encode, short_path
 from windtunnel.search.capacity.limits import METRICS, limits_from
 from windtunnel.search.evaluation.schema import Evaluation
@@ -62,7 +62,7 @@ def _headline(space: Space, answers: Mapping[int, Evaluation]) -> tuple[str, boo
 def _sections(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> list[Section]:
     """Return a plot of every figure over the last numeric setting, a line per value of the others, and the table."""
     settings = list(space.vary)
-    heads = [*(short_path(name) for name in settings), *(_two_lines(figure_title(name)) for name in names), ""]
+    heads = [*(short_path(name) for name in settings), *(two_lines(figure_title(name)) for name in names), ""]
     rows: list[Row] = []
     for index, answer in answers.items():
         if not answer.refused:
@@ -75,14 +75,6 @@ def _sections(space: Space, answers: dict[int, Evaluation], names: Sequence[str]
 
     table = [Table(heads, rows, left=len(settings), right=1)] if rows else []
     return [Section("Over the settings", [OnPage(drawn)]), Section("", table, "Every point", is_open=True)]
-
-
-def _two_lines(text: str) -> str:
-    """Break a title before its last word or unit."""
-    if text.endswith("/device"):
-        return text.replace("/device", "\n/device")
-    first, space, last = text.rpartition(" ")
-    return f"{first}\n{last}" if space else text
 
 
 def _plot(space: Space, answers: dict[int, Evaluation], figure_name: str) -> Chart:

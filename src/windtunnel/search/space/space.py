@@ -240,7 +240,7 @@ class Point:
     @cached_property
     def title(self) -> str:
         """`device h100_sxm, tp 4`."""
-        names = {name: "" if name == CHANGE else f"{short_path(name)} " for name in self.choice}
+        names = {name: "" if name in (CHANGE, "deployment") else f"{short_path(name)} " for name in self.choice}
         return ", ".join(f"{names[name]}{value_text(value)}" for name, value in self.choice.items())
 
 
