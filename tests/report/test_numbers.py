@@ -30,7 +30,8 @@ def test_numbers_have_three_digits(value: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.5, "500 ms"), (188.04, "188 s"), (1631.2, "27.2 min"), (29100, "8.08 h")]
+    ("seconds", "text"),
+    [(0.5, "500 ms"), (188.04, "188 s"), (1631.2, "27.2 min"), (29100, "8.08 h"), (238.4 * 86400, "238 days")],
 )
 def test_spans_of_time(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -18,7 +18,9 @@ def shares_of(seconds: Mapping[str, float], has_words: bool = True) -> dict[str,
 
 
 def duration(seconds: float) -> str:
-    """Return a duration for people: `188 s`, `27.2 min`, `8.08 h`."""
+    """Return a duration for people: `188 s`, `27.2 min`, `8.08 h`, `238 days`."""
+    if seconds >= 3 * 86400:
+        return f"{number(seconds / 86400)} days"
     if seconds >= 3600:
         return f"{number(seconds / 3600)} h"
     return f"{number(seconds / 60)} min" if seconds >= 600 else format_seconds(seconds)

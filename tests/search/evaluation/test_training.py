@@ -140,7 +140,7 @@ def test_layers_that_do_not_split_evenly_are_taken_from_both_ends(
     pp: int, vpp: int, stages: tuple[int, ...] | None
 ) -> None:
     """Llama 3 405B's 126 layers: arXiv:2407.21783, section 3.3.2 removes one from the first and the last stage."""
-    from windtunnel.search.space.layouts import with_uneven_stages
+    from windtunnel.training.setup import with_uneven_stages
 
     split = {"pp": pp, "virtual_stages": vpp}
     job = training.decode({**JOB, "model": "llama-3.1-405b", "parallelism": split}, training.TrainingJob)

@@ -90,11 +90,10 @@ def _changes_text(study: Study, outcome: SearchOutcome) -> str:
     same = after.figures["devices"] == before.figures["devices"]
     capacity = "capacity" if same else "capacity per device"
     what = capacity if objective == CAPACITY else figure_title(objective)
-    held = [number(each.load) for each in (after, before)]
-    counts = [
-        "" if same else f" on {format_count(round(each.figures['devices']), 'device')}" for each in (after, before)
-    ]
-    text = f"{names[best]}: +{percent(gain)} {what}, {held[0]} requests/s{counts[0]} in place of {held[1]}{counts[1]}"
+    devices = [format_count(round(each.figures["devices"]), "device") for each in (after, before)]
+    places = ["", ""] if same else [f" on {count}" for count in devices]
+    loads = f"{number(after.load)} requests/s{places[0]} in place of {number(before.load)}{places[1]}"
+    text = f"{names[best]}: +{percent(gain)} {what}, {loads}"
     return f"{text}. Sure at {certainty(sure)}." if sure is not None else f"{text}."
 
 

@@ -40,6 +40,7 @@ from windtunnel.search import answers
 from windtunnel.search.capacity.limits import METRICS, limits_from
 from windtunnel.search.capacity.probe import LEAST_STREAM
 from windtunnel.search.confidence import CONFIDENCE, lower_bound
+from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.evaluation.training import MEMORY
 from windtunnel.search.prices import ApiPrice, Price
 from windtunnel.search.recommend import DEPLOYMENT
@@ -186,8 +187,19 @@ def _verdict(evidence: SearchEvidence) -> str:
         if outcome.ranking:
             figure = naming.figure_text(outcome.mean(outcome.ranking[0]), objective)
             best = f"{study.point(outcome.ranking[0]).title} ({figure} {naming.figure_title(objective)})."
+            best += _job_text(outcome.mean(outcome.ranking[0])) if study.space.is_training else ""
         texts.append(f"Best{under}: {best}" if outcome.ranking else f"{best.removesuffix('.')}{under}.")
     return " ".join(texts)
+
+
+def _job_text(job: Evaluation) -> str:
+    """Return the step time of a job, and the time and price of its run where they are known."""
+    run = "".join(
+        f"{word} {naming.figure_text(job, name)}"
+        for name, word in (("run_s", ", the run"), ("run_usd", " and $"))
+        if name in job.figures
+    )
+    return f" A step takes {naming.figure_text(job, 'step_s')}{run.replace('$ ', '$')}."
 
 
 def search_sections(evidence: SearchEvidence) -> list[Section]:
@@ -307,7 +319,12 @@ def best_table(
     A terminal lists their settings apart and breaks headings, to fit its width; a page has more columns.
     """
     names, is_training = _table_figures(study, outcome), study.space.is_training
-    names = list(dict.fromkeys([*names, *LAYOUT["page_figures"]])) if is_on_page and not is_training else names
+    if is_on_page and not is_training:
+        names = list(dict.fromkeys([*names, *LAYOUT["page_figures"]]))
+    elif is_training and not is_on_page:
+        are_alike = len({outcome.mean(index).figures["devices"] for index in points}) == 1
+        left_out = {"devices" if are_alike else "", "tokens_per_usd" if "run_usd" in names else ""}
+        names = [name for name in names if name not in left_out or name == study.space.objective]
     rows: list[list[str | Cell]] = []
     gains = gains_of(study, outcome)
     for rank, index in enumerate(points, start=1):
