@@ -136,8 +136,8 @@ def test_a_wrong_option_is_refused(
     ("text", "message", "hint"),
     [
         ("model: [", "scenario.yaml is not valid YAML at line", ""),
-        ("- model", "scenario.yaml is not a scenario", "examples/"),
-        ("", "scenario.yaml is not a scenario", "examples/"),
+        ("- model", "scenario.yaml is not a scenario", "windtunnel init serving"),
+        ("", "scenario.yaml is not a scenario", "windtunnel init serving"),
         ("\x00", "scenario.yaml is not valid YAML", ""),
         ("a: &a\n  b: *a", "not valid YAML at line 1: a value holds itself", "cut off"),
         ("[" * 50_000, "is not valid YAML at line 1: exceeded maximum nesting depth", "cut off"),

@@ -67,7 +67,7 @@ def _known_model(model: str | ModelSpec) -> ModelSpec | None:
     return None
 
 
-SCENARIO_HINT = "see examples/01_first_simulation.yaml"
+SCENARIO_HINT = "`windtunnel init serving` writes one to begin with"
 
 
 @dataclass(frozen=True)

@@ -107,14 +107,20 @@ def test_a_narrow_terminal_shows_every_setting_whole(
     assert any(re.fullmatch(r" +/s  least .* p90 +p99 +limit", line) for line in shown.splitlines())
 
 
-def test_a_grid_marks_what_breaks_limits(windtunnel: Command, scenario: str, tmp_path: Path) -> None:
+def test_a_grid_marks_what_breaks_limits(
+    windtunnel: Command, scenario: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     page = tmp_path / "grid.html"
     done = windtunnel(
         "whatif", scenario, "--vary", "deployment.parallelism.tp=1,2,3", "--vary", "workload.rate=1:21:20",
         "--slo", "tpot_p99=10ms", "--html", str(page),
     )  # fmt: skip
     assert done.code == 0
-    assert done.stdout.count("breaks TPOT p99") >= 1
+    heads, *rows = [line for line in done.stdout.splitlines() if re.match(r"tp +rate|\d +\d", line)]
+    assert heads.endswith("breaks")
+    assert [row.endswith("TPOT p99") for row in rows].count(True) >= 1
+    assert max(map(len, done.stdout.splitlines())) <= 80
     assert "tp 3, rate 1: tp = 3 does not divide the 32 attention heads" in done.stdout
     assert '<div class="chart">' in page.read_text()
 

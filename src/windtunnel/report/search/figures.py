@@ -25,12 +25,13 @@ def figure_title(name: str) -> str:
 
 
 def two_lines(title: str) -> str:
-    """Break a heading before its last word or unit, for a narrow table."""
-    first, unit, last = title.rpartition("/")
-    if unit and len(title) > 8:
-        return f"{first}\n/{last}"
-    first, space, last = title.rpartition(" ")
-    return f"{first}\n{last}" if space else title
+    """Break a heading where its longer line is shortest, or else before its unit, for a narrow table."""
+    words = title.split(" ")
+    if len(words) > 1:
+        pairs = [(" ".join(words[:index]), " ".join(words[index:])) for index in range(1, len(words))]
+        return "\n".join(min(pairs, key=lambda pair: max(map(len, pair))))
+    first, slash, last = title.rpartition("/")
+    return f"{first}\n/{last}" if slash and len(title) > 8 else title
 
 
 def figure_text(evaluation: Evaluation, name: str) -> str:

@@ -62,11 +62,12 @@ def _headline(space: Space, answers: Mapping[int, Evaluation]) -> tuple[str, boo
 def _sections(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> list[Section]:
     """Return a plot of every figure over the last numeric setting, a line per value of the others, and the table."""
     settings = list(space.vary)
-    heads = [*(short_path(name) for name in settings), *(two_lines(figure_title(name)) for name in names), ""]
+    heads = [*(short_path(name) for name in settings), *(two_lines(figure_title(name)) for name in names)]
+    heads.append("breaks" if not all(answer.holds for answer in answers.values()) else "")
     rows: list[Row] = []
     for index, answer in answers.items():
         if not answer.refused:
-            remark = "" if answer.holds else f"breaks {limit_name(answer.limited_by)}"
+            remark = "" if answer.holds else limit_name(answer.limited_by)
             choice = map(value_text, point_at(space, index).choice.values())
             rows.append([*choice, *(figure_cell(answer, name) for name in names), Cell(remark, tone="alert")])
 
