@@ -407,8 +407,8 @@ def _most_alike(config: Mapping[str, Any]) -> str | None:
     shared = {name: len(config.keys() & keys) / len(config.keys() | keys) for name, keys in others.items()}
     name = max(shared, key=lambda name: shared[name])
     copied = f'write "model_type": "{others[name].get("model_type")}" into a copy'
-    alike = f"its keys are most like those of {name}; if its layers are the same, {copied}"
-    return alike if shared[name] >= LEAST_ALIKE else None
+    hint = f"its keys are most like those of {name}; if its layers are the same, {copied}"
+    return hint if shared[name] >= LEAST_ALIKE else None
 
 
 def _config_file(path: Path) -> Path:
