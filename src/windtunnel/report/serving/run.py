@@ -250,18 +250,25 @@ def _slo_text(summary: Summary, slo: Slo | None) -> str:
 
 
 def limit_cards(summary: Summary | ClientSummary, slo: Slo | None) -> list[Card]:
-    """Return the 99th percentiles of latencies with their shares of the limits; without any, those of TTFT and TPOT."""
-    limits = {name: getattr(slo, name, None) for name in ("ttft_s", "tpot_s", "e2e_s")}
-    names = [name for name, limit_s in limits.items() if limit_s] or ["ttft_s", "tpot_s"]
+    """Return latencies at the percentiles of their limits, with their shares of these; without limits, TTFT and TPOT."""
+    limits = slo.limits if slo is not None else {}
     cards = []
-    for name in names:
-        latency, limit_s, label = getattr(summary, name), limits[name], f"{LAYOUT['latencies'][name]} p99"
+    for name, (limit_s, percentile) in (limits or {"ttft": (0.0, 99.0), "tpot": (0.0, 99.0)}).items():
+        latency = getattr(summary, f"{name}_s")
         if latency is not None:
-            share = latency.p99 / limit_s if limit_s else None
+            at = _statistic(percentile)
+            at = at if hasattr(latency, at) else "p99"
+            value_s = getattr(latency, at)
+            share = value_s / limit_s if limit_s else None
             times = "" if share is None else f"{share:.3g} times" if share >= 2 else f"{percent(share)} of"
             note = f"{times} the limit, {format_seconds(limit_s)}" if limit_s else ""
-            cards.append(Card(format_seconds(latency.p99), label, note, share))
+            cards.append(Card(format_seconds(value_s), f"{LAYOUT['latencies'][f'{name}_s']} {at}", note, share))
     return cards
+
+
+def _statistic(percentile: float) -> str:
+    """Return the field of a latency's summary that has a percentile."""
+    return f"p{percentile:g}" if percentile < 100 else "max"
 
 
 def _shares_of_limits(summary: Summary, slo: Slo, statistic: str = "") -> dict[str, float]:
@@ -269,7 +276,7 @@ def _shares_of_limits(summary: Summary, slo: Slo, statistic: str = "") -> dict[s
     shares = {}
     for name, (limit_s, percentile) in slo.limits.items():
         latency = getattr(summary, f"{name}_s")
-        at = statistic or (f"p{percentile:g}" if percentile < 100 else "max")
+        at = statistic or _statistic(percentile)
         if latency is not None and hasattr(latency, at):
             shares[f"{LATENCIES[name]} {at}"] = getattr(latency, at) / limit_s
     return shares
