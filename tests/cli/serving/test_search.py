@@ -315,6 +315,11 @@ def test_a_server_command_is_told_what_to_change(windtunnel: Command) -> None:
     done = windtunnel("recommend", "--from-command", SERVER, *given)
     assert done.code == 0
     assert done.stdout.startswith("Set --")
+    listed, _, below = done.stdout.partition("No effect: ")
+    idle = " ".join(below.partition("\n\n")[0].split()).removesuffix(".").split("; ")
+    assert idle[0]
+    assert not any(change in listed for change in idle)
+    assert "as it is" in listed
     refused = windtunnel("recommend", "llama-3.1-8b", "--from-command", SERVER, *given)
     assert refused.code == 2
     assert "one server on one device" in refused.stderr

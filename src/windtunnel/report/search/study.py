@@ -43,7 +43,7 @@ from windtunnel.search.confidence import CONFIDENCE, lower_bound
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.evaluation.training import MEMORY
 from windtunnel.search.prices import ApiPrice, Price
-from windtunnel.search.recommend import DEPLOYMENT
+from windtunnel.search.recommend import AS_IT_IS, DEPLOYMENT
 from windtunnel.search.scores import frontier_names, is_more_better, label_of, objectives_of
 from windtunnel.search.space.space import CHANGE, Space, as_builtins, value_text
 from windtunnel.search.store import Store
@@ -124,13 +124,20 @@ def _deployment(study: Study, index: int) -> str | int:
     return str(study.point(index).choice[DEPLOYMENT]) if DEPLOYMENT in study.space.vary else index
 
 
+def _idle(study: Study, outcome: SearchOutcome) -> list[int]:
+    """Return the changes to a deployment that gain and lose nothing."""
+    gains = gains_of(study, outcome)
+    return [index for index, gain in gains.items() if not gain and study.point(index).choice[CHANGE] != AS_IT_IS]
+
+
 def _listed(evidence: SearchEvidence, place: int) -> list[int]:
     """Return the best points to show, best first: one for each deployment, and at least one for each device that a
     recommendation tries.
     """
     study, outcome = evidence.study, evidence.study.outcomes[place]
     if DEPLOYMENT not in study.space.vary or not outcome.ranking:
-        return outcome.ranking[: evidence.top]
+        idle = _idle(study, outcome)
+        return [index for index in outcome.ranking if index not in idle][: evidence.top]
     ranking, winner = outcome.ranking, outcome.ranking[_winner_rank(evidence, place)]
     points = {_deployment(study, index): index for index in [*reversed(ranking), winner]}.values()
     shown = sorted(points, key=ranking.index)
@@ -272,13 +279,14 @@ def _nothing_text(evidence: SearchEvidence) -> str:
 def _best(evidence: SearchEvidence, place: int, why: Why) -> list[Block]:
     """Return the best points with their figures, and how sure their order is."""
     study, outcome, listed = evidence.study, evidence.study.outcomes[place], _listed(evidence, place)
-    winner = outcome.ranking[_winner_rank(evidence, place)]
+    winner, idle = outcome.ranking[_winner_rank(evidence, place)], _idle(study, outcome)
     points = [(str(rank), study.point(index).title) for rank, index in enumerate(listed, start=1)]
     sureness = sureness_texts(study, outcome) if why else []
     return [
         *([OnPage(lambda: _winner(study, outcome, winner, dict(why), bool(evidence.fleets)))] if why else []),
         OnTerminal(lambda: [Facts(points, RANK_WIDTH), best_table(study, outcome, listed)]),
         OnPage(lambda: [best_table(study, outcome, listed, is_on_page=True, winner=winner)]),
+        *([f"No effect: {'; '.join(study.point(index).title for index in idle)}."] if idle else []),
         *_burst_texts(evidence, outcome),
         *([Text(sureness)] if sureness else []),
     ]
@@ -388,7 +396,9 @@ def sureness_texts(study: Study, outcome: SearchOutcome) -> list[str]:
     first, second = (study.point(index).title for index in outcome.ranking[:2])
     text = f"{first} beats {second} with {certainty(sure)} confidence" if sure > 0.5 else f"{second} may be as good"
     text = f"Of {runs} streams of requests, the same for all; bounds at {CONFIDENCE:.0%}. {text}."
-    ranks = range(1, outcome.num_finalists - 1 if DEPLOYMENT not in study.space.vary else 1)
+    # The table leaves points out where deployments or changes are ranked.
+    is_whole = not {DEPLOYMENT, CHANGE} & study.space.vary.keys()
+    ranks = range(1, outcome.num_finalists - 1 if is_whole else 1)
     others = [answers.confidence(outcome, study.space.objective, rank) for rank in ranks]
     known = [f"{rank} {certainty(share)}" for rank, share in enumerate(others, start=2) if share is not None]
     return [text, *([f"Confidence of the others that they beat the next: {', '.join(known)}."] if known else [])]

@@ -250,7 +250,7 @@ def _slo_text(summary: Summary, slo: Slo | None) -> str:
 
 
 def limit_cards(summary: Summary | ClientSummary, slo: Slo | None) -> list[Card]:
-    """Return latencies at the percentiles of their limits, with their shares of these; without limits, TTFT and TPOT."""
+    """Return latencies at the percentiles of their limits, with shares of these; without limits, TTFT and TPOT."""
     limits = slo.limits if slo is not None else {}
     cards = []
     for name, (limit_s, percentile) in (limits or {"ttft": (0.0, 99.0), "tpot": (0.0, 99.0)}).items():
