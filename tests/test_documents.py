@@ -212,3 +212,12 @@ def test_the_readme_counts_what_the_catalog_has() -> None:
     counts = re.search(r"ships (\d+) checkpoints of models, (\d+) devices and (\d+) kinds of node", page)
     assert counts is not None
     assert [int(count) for count in counts.groups()] == [len(names(kind)) for kind in ("models", "devices", "nodes")]
+
+
+def test_the_questions_repeat_the_accuracy_of_the_readme() -> None:
+    readme, questions = ((REPOSITORY / name).read_text(encoding="utf-8") for name in ("README.md", "docs/faq.md"))
+    names = ("uncalibrated", "calibrated, configuration")
+    rows = [re.search(rf"^\| {name}[^|]*\| [\d.]+% \| ([\d.]+%)", readme, re.M) for name in names]
+    told = re.search(r"is ([\d.]+%) without a calibration and ([\d.]+%) with one", questions)
+    assert told is not None
+    assert [row[1] for row in rows if row] == list(told.groups())
