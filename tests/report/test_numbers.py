@@ -7,7 +7,7 @@ from windtunnel.model.attention.grouped_query import DecodeAttention
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.operators import Collective, Elementwise, Gemm, Op
 from windtunnel.model.precision import Format, Precision
-from windtunnel.report.numbers import duration, formats, number, percent
+from windtunnel.report.numbers import duration, formats, number, percent, words
 from windtunnel.report.serving.setup import arrivals_text, lengths_text
 from windtunnel.workload.arrivals import ClosedLoop, Gamma, Poisson
 from windtunnel.workload.lengths import Lognormal, Uniform
@@ -72,3 +72,11 @@ def test_loads_in_words() -> None:
     assert lengths_text(1024) == "1,024 tokens"
     assert lengths_text(Uniform(min_tokens=819, max_tokens=1024)) == "819 to 1,024 tokens"
     assert lengths_text(Lognormal(median_tokens=512.0, sigma=1.0)) == "lognormal (median 512) tokens"
+
+
+def test_names_as_words() -> None:
+    assert [words(name) for name in ("kv_capacity", "host", "time_fraction")] == [
+        "KV capacity",
+        "host",
+        "time fraction",
+    ]

@@ -16,7 +16,7 @@ from windtunnel.formats.megatron.write import megatron_script
 from windtunnel.notebook import Shown
 from windtunnel.report import report as all_blocks
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
-from windtunnel.report.numbers import number, percent
+from windtunnel.report.numbers import number, percent, words
 from windtunnel.report.render.html import page
 from windtunnel.report.render.json import version
 from windtunnel.report.report import (
@@ -430,7 +430,7 @@ def bound_text(result: Result | TrainingResult) -> str:
     """Name what bounds a deployment, or takes most of a training step."""
     if isinstance(result, TrainingResult):
         return max(result.breakdown_s, key=lambda name: result.breakdown_s[name])
-    return result.summary.bound_by.replace("_", " ")
+    return words(result.summary.bound_by)
 
 
 def _worth_section(

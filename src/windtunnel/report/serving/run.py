@@ -13,7 +13,7 @@ from windtunnel.metrics.records import Table as Records
 from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import SECONDS_PER_HOUR, Summary, queue_growth
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, rows_of, table_of
-from windtunnel.report.numbers import duration, number, percent
+from windtunnel.report.numbers import duration, number, percent, words
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Bars, Block, Card, Cards, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.report.serving import setup as setup_text
@@ -99,7 +99,7 @@ def run_sections(
         _summary_section(scenario, document, requests, calibration),
         *distribution_sections(scenario, requests, series),
         Section(
-            f"Where the time goes: bound by {summary.bound_by.replace('_', ' ')}",
+            f"Where the time goes: bound by {words(summary.bound_by)}",
             [
                 Bars(shares, "Busy time by what bounds it"),
                 OnPage(lambda: [Bars(document.get("operators", {}), "The device's time by operator")]),
@@ -212,7 +212,7 @@ def verdict(summary: Summary, scenario: Scenario, requests: Records | None) -> t
     if growth is not None:
         parts.append(f"Overloaded: each second of arrivals adds {format_seconds(growth)} of queueing.")
     is_held = summary.goodput.is_held if known and summary.goodput else None
-    text = " ".join([*parts, f"Bound by {summary.bound_by.replace('_', ' ')}."])
+    text = " ".join([*parts, f"Bound by {words(summary.bound_by)}."])
     return text, is_held if growth is None else False
 
 
