@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
@@ -142,6 +143,18 @@ class TestModels:
         for path in (tmp_path / "mine", tmp_path / "mine" / "config.json"):
             model = catalog.model(str(path))
             assert (model.name, model.precision.weights) == ("mine", Format.FP8)
+
+    def test_an_unknown_type_names_the_model_with_the_most_alike_keys(self, tmp_path: Path) -> None:
+        keys = catalog.model_config("Qwen/Qwen3-30B-A3B") | {"model_type": "nova_moe", "nova_bias": True}
+        (tmp_path / "config.json").write_text(json.dumps(keys))
+        with pytest.raises(InputError, match="model_type 'nova_moe' is not known") as raised:
+            catalog.model(str(tmp_path))
+        assert re.match(r"its keys are most like those of Qwen/Qwen3-\d+B-A\d+B; ", str(raised.value.hint))
+        assert 'write "model_type": "qwen3_moe" into a copy' in str(raised.value.hint)
+        (tmp_path / "config.json").write_text('{"model_type": "nova_moe", "width": 4096}')
+        with pytest.raises(InputError) as raised:
+            catalog.model(str(tmp_path))
+        assert "most like" not in str(raised.value.hint)
 
     def test_broken_files(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="there is no file"):

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import transcript
+from windtunnel.catalog import names
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -204,3 +205,19 @@ def test_robustness_names_tests_that_exist() -> None:
     assert len(names) > 40
     missing = [f"{file}::{name}" for file, name in names if f"def {name}(" not in (REPOSITORY / file).read_text()]
     assert missing == []
+
+
+def test_the_readme_counts_what_the_catalog_has() -> None:
+    page = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    counts = re.search(r"ships (\d+) checkpoints of models, (\d+) devices and (\d+) kinds of node", page)
+    assert counts is not None
+    assert [int(count) for count in counts.groups()] == [len(names(kind)) for kind in ("models", "devices", "nodes")]
+
+
+def test_the_questions_repeat_the_accuracy_of_the_readme() -> None:
+    readme, questions = ((REPOSITORY / name).read_text(encoding="utf-8") for name in ("README.md", "docs/faq.md"))
+    names = ("uncalibrated", "calibrated, configuration")
+    rows = [re.search(rf"^\| {name}[^|]*\| [\d.]+% \| ([\d.]+%)", readme, re.M) for name in names]
+    told = re.search(r"is ([\d.]+%) without a calibration and ([\d.]+%) with one", questions)
+    assert told is not None
+    assert [row[1] for row in rows if row] == list(told.groups())

@@ -1,4 +1,5 @@
 import errno
+import traceback
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,14 @@ def test_a_file_that_cannot_be_read_is_told_in_a_sentence(error: OSError | Unico
 def test_a_full_disk_is_the_users_to_mend() -> None:
     found = unwritable(Path("out.html"), OSError(errno.ENOSPC, "No space left on device"))
     assert (found.exit_code, found.hint) == (2, "free some space, or choose another place")
+
+
+def test_a_longer_name_that_begins_alike_comes_first() -> None:
+    assert did_you_mean("rate", ["trace", "router", "rate_per_s"]) == "did you mean rate_per_s, trace or router?"
+    assert did_you_mean("H100", ["gh200", "h100_nvl", "h100_sxm"]) == "did you mean h100_nvl, h100_sxm or gh200?"
+
+
+def test_a_traceback_ends_with_the_hint() -> None:
+    printed = "".join(traceback.format_exception(InputError("no such key", "did you mean tp?")))
+    assert printed.endswith("InputError: no such key\nhint: did you mean tp?\n")
+    assert "hint" not in "".join(traceback.format_exception(InputError("no such key")))

@@ -31,7 +31,7 @@ def test_an_entry_point_may_name_an_object(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
-    with pytest.raises(InputError, match=r"^unknown test kind 'heep'$") as error:
+    with pytest.raises(InputError, match=r"(?m)^unknown test kind 'heep'$") as error:
         ROUTERS.get("heep")
     assert "heap" in (error.value.hint or "")
 

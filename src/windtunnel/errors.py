@@ -29,11 +29,15 @@ class WindtunnelError(Exception):
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint: str | None = None
+        if hint:
+            self.or_hint(hint)
 
     def or_hint(self, hint: str) -> Self:
-        """Return the same error, with this hint where it has none."""
-        self.hint = self.hint or hint
+        """Return the same error, with this hint where it has none; Python prints it below a traceback too."""
+        if not self.hint:
+            self.hint = hint
+            self.add_note(f"hint: {hint}")
         return self
 
 
@@ -125,7 +129,9 @@ def did_you_mean(word: str, known: Iterable[str], fallback: str | None = None) -
     # Where no whole name is near, what is behind the last slash may be.
     for part in (str, lambda name: name.rsplit("/", 1)[-1]):
         by_lower = {part(name.lower()): name for name in names}
-        near = difflib.get_close_matches(part(word.lower()), by_lower, n=3, cutoff=0.55)
+        asked = part(word.lower())
+        longer = [name for name in by_lower if name.startswith(asked) and len(asked) > 2]
+        near = list(dict.fromkeys([*longer, *difflib.get_close_matches(asked, by_lower, n=3, cutoff=0.55)]))[:3]
         if near:
             return f"did you mean {_either(by_lower[name] for name in near)}?"
     return fallback

@@ -434,11 +434,43 @@ def flattened(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def set_path(raw: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set the value at a dotted path below `raw`, making the tables on the way."""
-    *parents, last = dotted.split(".")
-    for name in parents:
-        below = raw[name] = {} if raw.get(name) is None else raw[name]
-        if not isinstance(below, dict):
-            raise InputError(f"{dotted} cannot be set: {name} is {below!r} and has no keys below it")
-        raw = below
-    raw[last] = value
+    """Set the value at a dotted path below `raw`, making the tables on the way; entries of a list by position, from 0.
+
+    Raises:
+        InputError: the path goes through a value without keys, or past the end of a list.
+    """
+    table: Any = raw
+    parents = dotted.split(".")
+    for depth, name in enumerate(parents):
+        path = ".".join(parents[:depth])
+        key: Any = name
+        if isinstance(table, list):
+            key = _position(name, len(table), path, dotted)
+        elif not isinstance(table, dict):
+            raise InputError(f"{dotted} cannot be set: {path} is {table!r} and has no keys below it")
+        if depth == len(parents) - 1:
+            table[key] = value
+            return
+        below = table.get(key) if isinstance(table, dict) else table[key]
+        if below is None and parents[depth + 1].isdecimal():
+            owner = ".".join(parents[: depth + 1])
+            raise InputError(f"{dotted} cannot be set: there is no {owner} yet", f"give the whole list: {owner}=[...]")
+        table[key] = {} if below is None else list(below) if isinstance(below, tuple) else below
+        table = table[key]
+
+
+def _position(name: str, length: int, path: str, dotted: str) -> int:
+    if name.isdecimal() and int(name) < length:
+        return int(name)
+    known = "0" if length == 1 else f"0 to {length - 1}"
+    raise InputError(
+        f"{dotted} cannot be set: {path} is a list of {length}, and {name!r} is none of its positions",
+        f"positions count from 0: {path}.{known}" if length else f"give the whole list: {path}=[...]",
+    )
+
+
+def short_path(dotted: str) -> str:
+    """Return the last key of a dotted path, from its list on where it goes through one: `pools.1.replicas`."""
+    parts = dotted.split(".")
+    first = next((index - 1 for index, part in enumerate(parts) if part.isdecimal() and index), len(parts) - 1)
+    return ".".join(parts[first:])

@@ -51,7 +51,7 @@ def test_what_is_broken_says_why(folder: Path) -> None:
     ("text", "said"),
     [
         ("[1]", "no JSON object"),
-        ('{"a": 1}', "none that a verb of windtunnel writes"),
+        ('{"a": 1}', "is not a result of windtunnel"),
         ('{"windtunnel": "1", "summary": {}, "scenario": {}}', "model"),
         ('{"windtunnel": "1", "summary": 3, "scenario": {"model": "m"}}', "deployment"),
         ('{"windtunnel": "1", "job": {}, "step_s": 1}', "not whole"),

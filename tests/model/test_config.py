@@ -143,8 +143,8 @@ class TestDense:
         assert grouped_query(model) == GroupedQueryAttention(num_heads=8, num_kv_heads=2, head_dim=8, qkv_bias=True)
         assert (model.num_layers, model.vocab_size, dense(model).intermediate_size) == (3, 500, 96)
 
-    def test_an_unknown_type_is_refused_with_the_known_ones(self) -> None:
-        with pytest.raises(InputError, match=r"model_type 'qwen9' is not known.*known: afmoe, .*, qwen3, ") as raised:
+    def test_an_unknown_type_is_refused_with_the_nearest_ones(self) -> None:
+        with pytest.raises(InputError, match=r"model_type 'qwen9' is not known, so that nothing says") as raised:
             read(LLAMA, model_type="qwen9")
         assert str(raised.value.hint).startswith("did you mean qwen")
         with pytest.raises(InputError, match=r"config\.json has no model_type"):

@@ -7,7 +7,7 @@ from windtunnel.model.attention.grouped_query import DecodeAttention
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.operators import Collective, Elementwise, Gemm, Op
 from windtunnel.model.precision import Format, Precision
-from windtunnel.report.numbers import duration, formats, number, percent
+from windtunnel.report.numbers import duration, formats, number, percent, words
 from windtunnel.report.serving.setup import arrivals_text, lengths_text
 from windtunnel.workload.arrivals import ClosedLoop, Gamma, Poisson
 from windtunnel.workload.lengths import Lognormal, Uniform
@@ -30,7 +30,8 @@ def test_numbers_have_three_digits(value: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.5, "500 ms"), (188.04, "188 s"), (1631.2, "27.2 min"), (29100, "8.08 h")]
+    ("seconds", "text"),
+    [(0.5, "500 ms"), (188.04, "188 s"), (1631.2, "27.2 min"), (29100, "8.08 h"), (238.4 * 86400, "238 days")],
 )
 def test_spans_of_time(seconds: float, text: str) -> None:
     assert duration(seconds) == text
@@ -71,3 +72,11 @@ def test_loads_in_words() -> None:
     assert lengths_text(1024) == "1,024 tokens"
     assert lengths_text(Uniform(min_tokens=819, max_tokens=1024)) == "819 to 1,024 tokens"
     assert lengths_text(Lognormal(median_tokens=512.0, sigma=1.0)) == "lognormal (median 512) tokens"
+
+
+def test_names_as_words() -> None:
+    assert [words(name) for name in ("kv_capacity", "host", "time_fraction")] == [
+        "KV capacity",
+        "host",
+        "time fraction",
+    ]

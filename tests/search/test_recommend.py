@@ -68,7 +68,7 @@ def test_an_fp8_kv_cache_takes_half_the_memory_and_is_launched() -> None:
     space = deployments_space(shared("qwen3-32b"), ["h100_sxm"], LIMITS, {})
     plain, halved = (
         next(point for point in map(partial(point_at, space), range(space.num_points)) if point.title.startswith(title))
-        for title in (f"deployment h100_sxm TP 2, bf16{end}, max" for end in ("", ", fp8 KV cache"))
+        for title in (f"h100_sxm TP 2, bf16{end}, max" for end in ("", ", fp8 KV cache"))
     )
     scenarios = [scenario_at(space, point.settings) for point in (plain, halved)]
     words = [launch_script(scenario, engine_versions(scenario)) for scenario in scenarios]

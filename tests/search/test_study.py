@@ -450,3 +450,19 @@ def test_a_grid_is_run_at_the_given_loads() -> None:
     for text in ("tp", "tp=", "rate=5:1:1", "rate=1:1e9:1e-3"):
         with pytest.raises(InputError):
             grid_of(BASE, [text])
+
+
+def test_a_batch_sent_at_once_is_run_at_the_given_load_and_has_a_makespan() -> None:
+    output_tokens = {"type": "uniform", "min_tokens": 20, "max_tokens": 400}
+    workload = {"arrivals": {"type": "burst"}, "input_tokens": 64, "output_tokens": output_tokens, "num_requests": 60}
+    raw = {**BASE, "workload": workload, "vary": {"replicas": [1, 4]}, "finalist_seeds": 1}
+    study = search(space_from({**raw, "load": "given", "objective": "makespan_s"}), quiet())
+    outcome = study.outcomes[0]
+    assert outcome.ranking == [1, 0]
+    for index in outcome.ranking:
+        evaluation = outcome.evaluations[index]
+        requests = simulate(scenario_of(study, outcome, index)).requests
+        assert evaluation.figures["makespan_s"] == pytest.approx(float(requests["e2e_s"].max()))
+        assert evaluation.load == pytest.approx(60 / evaluation.figures["makespan_s"])
+    with pytest.raises(InputError, match="there is no rate to change"):
+        search(space_from(raw), quiet())

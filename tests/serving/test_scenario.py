@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Format, Precision
-from windtunnel.schema import decode, encode, save, set_path
+from windtunnel.schema import decode, encode, save, set_path, short_path
 from windtunnel.serving.deployment import Deployment, EngineSettings, HostOverheads
 from windtunnel.serving.scenario import (
     Scenario,
@@ -178,6 +179,36 @@ def test_an_empty_table_may_be_filled() -> None:
     raw: dict[str, Any] = {"slo": None}
     set_path(raw, "slo.ttft_s", 1)
     assert raw == {"slo": {"ttft_s": 1}}
+
+
+def test_entries_of_lists_are_set_by_position() -> None:
+    raw: dict[str, Any] = {"pools": [{"name": "p"}, {"name": "d"}], "layers": (4, 4)}
+    set_path(raw, "pools.1.replicas", 4)
+    set_path(raw, "layers.0", 3)
+    assert raw == {"pools": [{"name": "p"}, {"name": "d", "replicas": 4}], "layers": [3, 4]}
+
+
+@pytest.mark.parametrize(
+    ("path", "message", "hint"),
+    [
+        ("deployment.pools.2.replicas", "deployment.pools is a list of 2, and '2' is none", "deployment.pools.0 to 1"),
+        ("deployment.pools.-1.replicas", "'-1' is none of its positions", "count from 0"),
+        ("deployment.pools.first", "'first' is none of its positions", "count from 0"),
+        ("deployment.other.1.replicas", "there is no deployment.other yet", "deployment.other=[...]"),
+        ("deployment.pools.0.name.x", "deployment.pools.0.name is 'p' and has no keys", None),
+    ],
+)
+def test_a_path_past_a_list_is_refused(path: str, message: str, hint: str | None) -> None:
+    raw: dict[str, Any] = {"deployment": {"pools": [{"name": "p"}, {"name": "d"}]}}
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
+        set_path(raw, path, 4)
+    assert hint is None or hint in str(caught.value.hint)
+
+
+def test_short_paths_keep_the_position_in_a_list() -> None:
+    assert short_path("deployment.pools.1.replicas") == "pools.1.replicas"
+    assert short_path("deployment.engine.max_num_seqs") == "max_num_seqs"
+    assert short_path("tp") == "tp"
 
 
 def test_a_file_that_is_no_scenario(tmp_path: Path) -> None:

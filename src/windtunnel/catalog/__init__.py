@@ -21,7 +21,7 @@ import msgspec
 from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.files import is_file, read_bytes
 from windtunnel.hardware import Device, Node
-from windtunnel.model.config import model_from_config
+from windtunnel.model.config import UnknownModelTypeError, model_from_config
 from windtunnel.model.precision import Precision
 from windtunnel.model.sampling import Sampling
 from windtunnel.model.shape import ModelSpec
@@ -41,6 +41,8 @@ _PACKAGE = _SHIPPED.parent
 _INDEX_FILES = ("aliases", "defaults", "generation")
 GENERIC_NODE = "pcie"
 """Node of a device whose usual node is not known: eight devices on PCIe."""
+LEAST_ALIKE = 0.4
+"""Share of the keys of two config.json that must be in both for one to be named as like the other."""
 EntryT = TypeVar("EntryT")
 HardwareT = TypeVar("HardwareT", Device, Node)
 
@@ -384,16 +386,29 @@ def _model_from_files(path: Path) -> ModelSpec:
     config = _config_file(path)
     quantisation, generation = (config.with_name(f"{name}_config.json") for name in ("hf_quant", "generation"))
     is_in_folder = config.name == "config.json"
-    model = model_from_config(
-        _read_json(config),
-        config.absolute().parent.name if is_in_folder else config.stem.replace("--", "/"),
-        _read_json(quantisation) if is_in_folder and quantisation.is_file() else None,
-    )
+    try:
+        model = model_from_config(
+            _read_json(config),
+            config.absolute().parent.name if is_in_folder else config.stem.replace("--", "/"),
+            _read_json(quantisation) if is_in_folder and quantisation.is_file() else None,
+        )
+    except UnknownModelTypeError as error:
+        raise InputError(error.message, _most_alike(_read_json(config)) or error.hint) from None
     if not (is_in_folder and generation.is_file()):
         return model
     keys = _read_json(generation)
     known = {name: keys[name] for name in Sampling.__struct_fields__ if name in keys}
     return msgspec.structs.replace(model, generation=decode({"temperature": 1.0} | known, Sampling, str(generation)))
+
+
+def _most_alike(config: Mapping[str, Any]) -> str | None:
+    """Name the shipped model whose config.json shares most keys with `config`, and say how to read it as that one."""
+    others = {name: _read_json(entry) for name, entry in _models().items() if isinstance(entry, Path)}
+    shared = {name: len(config.keys() & keys) / len(config.keys() | keys) for name, keys in others.items()}
+    name = max(shared, key=lambda name: shared[name])
+    copied = f'write "model_type": "{others[name].get("model_type")}" into a copy'
+    hint = f"its keys are most like those of {name}; if its layers are the same, {copied}"
+    return hint if shared[name] >= LEAST_ALIKE else None
 
 
 def _config_file(path: Path) -> Path:

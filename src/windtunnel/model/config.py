@@ -124,6 +124,10 @@ def _modules(attention: Attention | None, feed_forward: FeedForward | None) -> M
     return attention.modules if attention else (), linear, feed_forward.expert_modules
 
 
+class UnknownModelTypeError(InputError):
+    """A config.json of a `model_type` that cannot be read."""
+
+
 def known_model_types() -> tuple[str, ...]:
     """Return every `model_type` that can be read, those of installed kinds of layers too."""
     return tuple(sorted(_architectures()))
@@ -164,9 +168,8 @@ def _reader(config: Mapping[str, Any], name: str) -> ConfigReader:
     if model_type not in known:
         missing = f"model_type {model_type!r} is not known" if model_type else "config.json has no model_type"
         hint = "write the model_type of a model with the same layers into a copy of config.json"
-        raise InputError(
-            f"{name}: {missing}, so that nothing says which biases, norms and windows its layers have; known: "
-            f"{', '.join(known_model_types())}",
+        raise UnknownModelTypeError(
+            f"{name}: {missing}, so that nothing says which biases, norms and windows its layers have",
             did_you_mean(model_type, known, hint),
         )
     reader = ConfigReader(raw, name, model_type, known[model_type])

@@ -14,14 +14,14 @@ from windtunnel.report.render.json import version
 from windtunnel.report.report import Cell, Figures, OnPage, OnTerminal, Report, Section, Table
 from windtunnel.report.results import ResultEntry, document_file, entry_of, read_document, records
 from windtunnel.report.serving.curves import distributions
-from windtunnel.schema import differences
+from windtunnel.schema import differences, short_path
 from windtunnel.units import format_seconds
 
 MOST_RUNS = 8
 """One run per colour."""
 LEAST_CHANGE = 0.005
 """Relative differences below this are not worth a word."""
-MOST_REASONS = 3
+MOST_REASONS = 4
 LAYOUT = layouts_beside(__file__)
 FIGURES: Mapping[str, str] = LAYOUT["figures"]
 
@@ -125,7 +125,7 @@ def _verdict(base: ComparedRun, run: ComparedRun) -> str:
         return f"{run.name} performs as {base.name} does."
     text = f"{run.name} has {_joined(said)}."
     reasons = [
-        f"{path.rpartition('.')[2]} is {_setting(new)} in place of {_setting(old)}"
+        f"{LAYOUT['setting_names'].get(path, short_path(path))} is {_setting(new)} in place of {_setting(old)}"
         for path, (old, new) in _causes(base, run)
     ]
     if len(reasons) > MOST_REASONS:
@@ -154,10 +154,12 @@ def _setting(value: Any) -> str:
 
 
 def _causes(base: ComparedRun, run: ComparedRun) -> list[tuple[str, list[Any]]]:
-    """Return the settings that differ; those that engines derive from others only where no other differs."""
+    """Return the settings that differ, the weightiest first; those that follow from others only where no other does."""
     differing = scenario_differences([base, run])
-    causes = {path: values for path, values in differing.items() if path.rpartition(".")[2] not in LAYOUT["derived"]}
-    return list((causes or differing).items())
+    derived = set(LAYOUT["derived"])
+    causes = {path: values for path, values in differing.items() if not derived.intersection(path.split("."))}
+    weighty = {path: causes[path] for path in LAYOUT["setting_names"] if path in causes}
+    return list((weighty | causes or differing).items())
 
 
 def _parts_text(base: ComparedRun, run: ComparedRun) -> str:

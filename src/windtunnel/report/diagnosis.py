@@ -53,9 +53,9 @@ def verdict(diagnosis: Diagnosis) -> str:
         return f"{slow}; no known cause explains it."
     first = diagnosis.findings[0]
     after, share = format_seconds(first.without_s[name]), first.shares[name]
-    part = "" if share > MOST_SHARE else f"{percent(max(share, 0.0))} of it: "
+    part = "Cause" if share > MOST_SHARE else f"Cause of {percent(max(share, 0.0))} of it"
     change = change_of(first, diagnosis.healthy.setup.engine.name)
-    return f"{slow}. {part}{title(first)}. {change[0].upper()}{change[1:]}: {TITLES[name]} {after}."
+    return f"{slow}. {part}: {title(first)}. {change[0].upper()}{change[1:]}: {TITLES[name]} {after}."
 
 
 def diagnosis_report(diagnosis: Diagnosis) -> Report:
@@ -90,11 +90,11 @@ def _latencies(diagnosis: Diagnosis) -> Table:
             format_seconds(recorded_s),
             format_seconds(diagnosis.healthy_s[name]),
             f"{diagnosis.gaps[name]:+.1%}",
-            f"{diagnosis.widths[name]:.0%}",
+            f"±{diagnosis.widths[name]:.0%}",
         ]
         for name, recorded_s in diagnosis.recorded_s.items()
     ]
-    return Table(("mean", "recorded", "predicted", "gap", "sure within"), rows)
+    return Table(("mean", "recorded", "predicted", "gap", "99% interval"), rows)
 
 
 def _cards(diagnosis: Diagnosis) -> Cards:

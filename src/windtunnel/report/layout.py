@@ -20,7 +20,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from windtunnel.report.numbers import duration, number, percent, quantity, span_text
+from windtunnel.report.numbers import duration, number, percent, quantity, span_text, words
 from windtunnel.report.report import Card, Cards, Cell, Facts, Table
 from windtunnel.schema import read_yaml
 from windtunnel.units import format_bytes, format_count, format_seconds, format_si, units_for
@@ -37,7 +37,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
     "B/s": lambda rate: format_si(rate, "B/s"),
     "yes": lambda _: "yes",
     "yes or no": lambda is_so: "yes" if is_so else "no",
-    "words": lambda name: name.replace("_", " "),
+    "words": words,
     "time span": lambda interval: span_text(*(format_seconds(interval[end]) for end in ("low", "high"))),
     "number span": lambda interval: span_text(*(number(interval[end]) for end in ("low", "high"))),
 }

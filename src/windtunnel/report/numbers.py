@@ -11,14 +11,21 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.9995 else f"{share:.1%}"
 
 
+def words(name: str) -> str:
+    """Return a name as words: `KV capacity`."""
+    return name.replace("_", " ").replace("kv ", "KV ")
+
+
 def shares_of(seconds: Mapping[str, float], has_words: bool = True) -> dict[str, float]:
     """Return the shares of a whole by name; names that are words get spaces."""
     total_s = sum(seconds.values()) or 1.0
-    return {name.replace("_", " ") if has_words else name: part / total_s for name, part in seconds.items()}
+    return {words(name) if has_words else name: part / total_s for name, part in seconds.items()}
 
 
 def duration(seconds: float) -> str:
-    """Return a duration for people: `188 s`, `27.2 min`, `8.08 h`."""
+    """Return a duration for people: `188 s`, `27.2 min`, `8.08 h`, `238 days`."""
+    if seconds >= 3 * 86400:
+        return f"{number(seconds / 86400)} days"
     if seconds >= 3600:
         return f"{number(seconds / 3600)} h"
     return f"{number(seconds / 60)} min" if seconds >= 600 else format_seconds(seconds)
@@ -48,12 +55,12 @@ def quantity(name: str, value: float) -> str:
 
 def formats(precision: Precision) -> str:
     """Return the formats of a deployed model in a few words: `fp8 weights, bf16 KV cache`."""
-    words = [f"{precision.weights} weights"]
+    parts = [f"{precision.weights} weights"]
     if precision.experts_format != precision.weights:
-        words.append(f"{precision.experts_format} experts")
+        parts.append(f"{precision.experts_format} experts")
     if precision.attention_format != precision.weights:
-        words.append(f"{precision.attention_format} attention")
-    return ", ".join([*words, f"{precision.kv_cache} KV cache"])
+        parts.append(f"{precision.attention_format} attention")
+    return ", ".join([*parts, f"{precision.kv_cache} KV cache"])
 
 
 def span_text(low: str, high: str) -> str:

@@ -13,7 +13,7 @@ from windtunnel.metrics.records import Table
 from windtunnel.pricing.table import read_parquet
 from windtunnel.report.layout import filled, layouts_beside, value_at
 from windtunnel.report.serving.setup import deployment_text, workload_text
-from windtunnel.schema import decode
+from windtunnel.schema import decode, short_path
 from windtunnel.search.capacity.limits import limits_from
 from windtunnel.serving.scenario import Scenario
 
@@ -101,7 +101,8 @@ def entry_of(document: dict[str, Any], name: str, changed_s: float = 0.0) -> Res
     try:
         kind = next((kind for kind, known in KINDS.items() if all(key in document for key in known["keys"])), None)
         if kind is None:
-            raise InputError(f"{name} is none that a verb of windtunnel writes")
+            hint = "give a folder of --out, its summary.json, what --json printed, or a scenario"
+            raise InputError(f"{name} is not a result of windtunnel", hint)
         return _filled(ResultEntry(name, kind, changed_s), document)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{name} is not whole: {error!r}") from None
@@ -155,7 +156,7 @@ def _derived(entry: ResultEntry, document: dict[str, Any]) -> dict[str, Any]:
         case "search" | "whatif":
             vary = document["space"].get("vary", {})
             return {
-                "varied": ", ".join(name.rpartition(".")[2] for name in vary),
+                "varied": ", ".join(short_path(name) for name in vary),
                 "limits_text": _limits_text(document["space"].get("limits", {})),
                 "num_points": prod(len(values) for values in vary.values()),
             }

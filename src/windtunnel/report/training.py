@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from windtunnel.report.chart import Axis, Bar, Chart
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
-from windtunnel.report.numbers import number, percent
+from windtunnel.report.numbers import duration, number, percent
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Bars, Block, Figures, OnPage, OnTerminal, Report, Section, Table
 from windtunnel.report.serving.setup import network_lines
@@ -82,7 +83,7 @@ def training_report(
         f"{how.value} {percent(seconds / total_s)}" for how, seconds in sorted(result.by_coverage.items())
     )
     sections += [Section("Where the operator times come from", [known]), *_task_sections(tasks)]
-    lead = [devices_line(result.setup), filled(LAYOUT["batch"], result.setup), *network]
+    lead = [devices_line(result.setup), filled(LAYOUT["batch"], result.setup), *_uneven_layers(result.setup), *network]
     return Report(model_line(result), lead, sections, verdict=verdict_of(document), is_good=document["fits"])
 
 
@@ -110,7 +111,10 @@ def verdict_of(document: Mapping[str, Any]) -> str:
     needed, has = _fullest(document)["total_bytes"], document["device_memory_bytes"]
     if document["fits"]:
         step = format_seconds(document["step_s"])
-        return f"A step takes {step}; the fullest device uses {percent(needed / has)} of its memory."
+        run = document.get("run") or {}
+        cost = f" and costs ${run['usd']:,.0f} at list price" if run.get("usd") else ""
+        whole = f" The run takes {duration(run['elapsed_s'])}{cost}." if run else ""
+        return f"A step takes {step}; the fullest device uses {percent(needed / has)} of its memory.{whole}"
     return f"Does not fit: the fullest device needs {format_bytes(needed)} and has {format_bytes(has)}."
 
 
@@ -131,6 +135,15 @@ def devices_line(setup: TrainingSetup) -> str:
     shown = ", ".join(f"{name} {value}" for name, value in degrees.items() if value > 1 or name == "DP")
     zero = f", ZeRO-{job.sharding.zero}" if job.sharding.zero else ""
     return f"{known.num_devices:,} x {setup.device.title} ({shown}{zero}); {job.framework}, {job.schedule}"
+
+
+def _uneven_layers(setup: TrainingSetup) -> list[str]:
+    """Return the layers of each chunk of the pipeline, where they are not the same: `62 x 2, 1`."""
+    if len(set(setup.layers_per_chunk)) == 1:
+        return []
+    counts = [(len(list(same)), layers) for layers, same in groupby(setup.layers_per_chunk)]
+    text = ", ".join(f"{count} x {layers}" if count > 1 else str(layers) for count, layers in counts)
+    return [f"layers of the {setup.degrees.num_chunks} chunks: {text}"]
 
 
 def _memory_table(document: Mapping[str, Any]) -> Table:

@@ -195,8 +195,8 @@ def job_of(study: Study, index: int) -> TrainingJob:
     return TrainingEvaluator(study.space).job(index)
 
 
-def why(study: Study, outcome: SearchOutcome, limit: int) -> list[tuple[int, Result | TrainingResult]]:
-    """Run the best points in full: their bounds, where their time goes, and how certain they are."""
+def why(study: Study, outcome: SearchOutcome, points: Sequence[int]) -> list[tuple[int, Result | TrainingResult]]:
+    """Run points in full: their bounds, where their time goes, and how certain they are."""
     if study.space.is_training:
-        return [(index, simulate_training(job_of(study, index))) for index in outcome.ranking[:limit]]
-    return [(index, simulate(scenario_of(study, outcome, index))) for index in outcome.ranking[:limit]]
+        return [(index, simulate_training(job_of(study, index))) for index in points]
+    return [(index, simulate(scenario_of(study, outcome, index))) for index in points]

@@ -67,7 +67,13 @@ def _known_model(model: str | ModelSpec) -> ModelSpec | None:
     return None
 
 
-SCENARIO_HINT = "see examples/01_first_simulation.yaml"
+SCENARIO_HINT = "`windtunnel init serving` writes one to begin with"
+OTHER_FILES = {
+    "vary": ("is a search space", "give it to windtunnel search, or leave vary out"),
+    "global_batch": ("describes a training job", "give it to windtunnel train"),
+    "summary": ("is a result", "simulate the scenario.yaml beside it"),
+}
+"""Key that no scenario has -> the file that has it, and where it belongs."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +139,9 @@ def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = N
     Raises:
         InputError: names the path of what is wrong.
     """
+    for key, (what, hint) in OTHER_FILES.items():
+        if key in raw:
+            raise InputError(f"{source or 'this'} {what}, not a scenario", hint)
     if folder is not None and "workload" in raw:
         raw["workload"] = beside(raw["workload"], folder)
     if isinstance(raw.get("model"), Mapping):

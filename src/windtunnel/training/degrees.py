@@ -63,7 +63,10 @@ def degrees(job: TrainingJob) -> Degrees:
     given = job.parallelism
     num_devices, dp = _devices(job)
     num_microbatches = _divide(
-        "global_batch = dp x micro_batch x num_microbatches", job.global_batch, dp * job.micro_batch
+        "global_batch = dp x micro_batch x num_microbatches",
+        job.global_batch,
+        dp * job.micro_batch,
+        f"dp is {dp} here: choose a larger tp, pp or cp or another batch, or let --search find the best layout",
     )
     if num_microbatches > MAX_MICROBATCHES:
         raise InputError(
@@ -123,9 +126,9 @@ def _check_given(name: str, given: int | None, value: int, formula: str, hint: s
         raise InputError(message, hint or f"leave {name} out: it follows")
 
 
-def _divide(relation: str, total: int, part: int) -> int:
+def _divide(relation: str, total: int, part: int, hint: str = "let --search find the layouts that fit") -> int:
     """Return `total / part` where it is a whole number; `relation` names the relation that it would violate."""
     quotient, rest = divmod(total, part)
     if rest or quotient == 0:
-        raise InputError(f"{relation} does not hold: {total} is not a multiple of {part}")
+        raise InputError(f"{relation} does not hold: {total} is not a multiple of {part}", hint)
     return quotient

@@ -50,8 +50,8 @@ def resolve(job: TrainingJob, allow_download: bool = False) -> TrainingSetup:
     Raises:
         InputError: an unknown name, or degrees, a split or a schedule that this model and these devices cannot have.
     """
-    job = with_framework_defaults(job)
     model, device, node = look_up(job, allow_download)
+    job = with_uneven_stages(with_framework_defaults(job), model)
     check_node(node, device)
     known = degrees(job)
     check_model(job, known, model)
@@ -171,6 +171,27 @@ def _shown(value: Any) -> str:
     return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value).lower()
 
 
+def with_uneven_stages(job: TrainingJob, model: ModelSpec) -> TrainingJob:
+    """Return `job` with fewer layers on the first and last chunk of its pipeline, where layers do not split evenly.
+
+    The ends also hold the embedding and the head. With one chunk on each device both ends give layers up as evenly as
+    they can (Megatron's `--decoder-first-pipeline-num-layers` and `--decoder-last-pipeline-num-layers`); with several
+    they give up one each, as Llama 3 405B did (arXiv:2407.21783, section 3.3.2). What neither suits stays as it is.
+    """
+    degrees = job.parallelism
+    num_chunks = degrees.pp * degrees.virtual_stages
+    is_given = degrees.layers_per_stage is not None or job.schedule in (*V_SCHEDULES, "dualpipe")
+    if is_given or num_chunks == 1 or model.num_layers % num_chunks == 0:
+        return job
+    inner = -(-model.num_layers // num_chunks)
+    ends = model.num_layers - inner * (num_chunks - 2)
+    first, last = -(-ends // 2), ends // 2
+    if last < 1 or first > inner or (degrees.virtual_stages > 1 and not first == last == inner - 1):
+        return job
+    layers = (first, *[inner] * (num_chunks - 2), last)
+    return msgspec.structs.replace(job, parallelism=msgspec.structs.replace(degrees, layers_per_stage=layers))
+
+
 def layers_per_chunk(job: TrainingJob, known: Degrees, model: ModelSpec) -> tuple[int, ...]:
     """Return the layers of each chunk of the pipeline, in the order of the forward pass.
 
@@ -193,7 +214,7 @@ def layers_per_chunk(job: TrainingJob, known: Degrees, model: ModelSpec) -> tupl
         raise InputError(
             f"{model.num_layers} layers of {model.name} do not split evenly over pp x virtual_stages = {known.pp} x "
             f"{known.virtual_stages} = {known.num_chunks} chunks",
-            f"give parallelism.layers_per_stage, for example {even}" if share else "use fewer stages",
+            f"give parallelism.layers_per_stage, for example {even}" if share else "use fewer: a smaller pp or vpp",
         )
     return (share,) * known.num_chunks
 

@@ -49,9 +49,18 @@ def test_a_scenario_is_compared_as_its_result_is(windtunnel: Command, files: Pat
     assert two < one
     sentence = compared[0]["verdicts"][0]
     assert sentence.startswith(f"two.yaml has {1 - two / one:.1%} less TPOT, "), sentence
-    assert "The tp is 2 in place of the default. Memory takes " in sentence
+    assert "The TP is 2 in place of the default. Memory takes " in sentence
     assert "num_gpu_blocks" not in sentence  # follows from TP
     assert compared[0]["differences"]["deployment.parallelism.tp"] == [None, 2]
+
+
+def test_the_weightiest_settings_are_named_first(windtunnel: Command, files: Path) -> None:
+    deployment = {"device": "b200_sxm", "parallelism": {"tp": 2}, "engine": {"max_num_seqs": 64}}
+    other = SCENARIO | {"deployment": deployment, "precision": {"weights": "fp8"}}
+    (files / "other.yaml").write_text(yaml.safe_dump(other))
+    sentence = " ".join(windtunnel("compare", "one.yaml", "other.yaml").stdout.split())
+    assert "The device is b200_sxm in place of h100_sxm, TP is 2 in place of the default, format of the" in sentence
+    assert "weights is fp8 in place of bf16 and max_num_seqs is 64 in place of 1024. Memory" in sentence
 
 
 def test_what_is_printed_has_the_differences_and_the_page_the_distributions(windtunnel: Command, files: Path) -> None:

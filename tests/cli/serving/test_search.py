@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,17 +103,24 @@ def test_a_narrow_terminal_shows_every_setting_whole(
     assert max(map(len, shown.splitlines())) <= 80
     for max_num_seqs in (16, 64, 256):
         assert f"tp 1, max_num_seqs {max_num_seqs}\n" in shown
-    assert "TTFT p90  TPOT p99" in shown
+    # The headings are broken into two lines.
+    assert any(re.fullmatch(r" +/s  least .* p90 +p99 +limit", line) for line in shown.splitlines())
 
 
-def test_a_grid_marks_what_breaks_limits(windtunnel: Command, scenario: str, tmp_path: Path) -> None:
+def test_a_grid_marks_what_breaks_limits(
+    windtunnel: Command, scenario: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     page = tmp_path / "grid.html"
     done = windtunnel(
         "whatif", scenario, "--vary", "deployment.parallelism.tp=1,2,3", "--vary", "workload.rate=1:21:20",
         "--slo", "tpot_p99=10ms", "--html", str(page),
     )  # fmt: skip
     assert done.code == 0
-    assert done.stdout.count("breaks TPOT p99") >= 1
+    heads, *rows = [line for line in done.stdout.splitlines() if re.match(r"tp +rate|\d +\d", line)]
+    assert heads.endswith("breaks")
+    assert [row.endswith("TPOT p99") for row in rows].count(True) >= 1
+    assert max(map(len, done.stdout.splitlines())) <= 80
     assert "tp 3, rate 1: tp = 3 does not divide the 32 attention heads" in done.stdout
     assert '<div class="chart">' in page.read_text()
 
@@ -267,6 +275,11 @@ def test_a_recommendation_leads_with_its_sentence(windtunnel: Command, tmp_path:
     done = windtunnel(*given, "--rate", "300", "--out", str(tmp_path / "found"))
     assert done.code == 0
     assert done.stdout.splitlines()[1].startswith("Serve it on ")
+    sentence = " ".join(done.stdout.split())
+    assert re.search(r"holds \d+ requests/s, at least \d+ with 95% confidence\. The next best", sentence)
+    listed = re.findall(r"^\d+ +(\w+ TP 1.*), max_num_batched_tokens", done.stdout, re.MULTILINE)
+    assert len(listed) == len(set(listed))  # one line for each deployment
+    assert {name.split()[0] for name in listed} == {"h100_sxm", "l40s"}
     assert "What each setting is worth" not in done.stdout
     document = json.loads((tmp_path / "found" / "search.json").read_text())
     assert document["recommendation"] in " ".join(done.stdout.split())
@@ -302,19 +315,29 @@ def test_a_server_command_is_told_what_to_change(windtunnel: Command) -> None:
     done = windtunnel("recommend", "--from-command", SERVER, *given)
     assert done.code == 0
     assert done.stdout.startswith("Set --")
+    listed, _, below = done.stdout.partition("No effect: ")
+    idle = " ".join(below.partition("\n\n")[0].split()).removesuffix(".").split("; ")
+    assert idle[0]
+    assert not any(change in listed for change in idle)
+    assert "as it is" in listed
     refused = windtunnel("recommend", "llama-3.1-8b", "--from-command", SERVER, *given)
     assert refused.code == 2
     assert "one server on one device" in refused.stderr
 
 
-def test_changes_of_a_command_line_are_ranked(windtunnel: Command, tmp_path: Path) -> None:
+def test_changes_of_a_command_line_are_ranked(
+    windtunnel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first line is what to type."""
-    given = ("whatif", "--from-command", "vllm serve llama-3.1-8b --max-num-seqs 1", *ON, "--slo", "ttft_p90=1s")
+    monkeypatch.setenv("COLUMNS", "80")
+    limits = "ttft_p90=1s,tpot_p99=50ms"
+    given = ("whatif", "--from-command", "vllm serve llama-3.1-8b --max-num-seqs 1", *ON, "--slo", limits)
     done = windtunnel(*given, "--html", str(tmp_path / "page.html"))
     assert done.code == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
     first = done.stdout.splitlines()[0]
     assert first.startswith(("Set --max-num-seqs 4 (now 1): +", "Serve nvidia/"))
-    assert "% capacity, " in first
+    assert "% capacity, " in " ".join(done.stdout.split())
     assert "gain" in done.stdout
     assert "Set --max-num-seqs 2 (now 1)" in (tmp_path / "page.html").read_text()
     documented = json.loads(windtunnel(*given, "--json").stdout)

@@ -230,3 +230,22 @@ def test_the_file_of_a_tenant_lies_beside_its_scenario(windtunnel: Command, tmp_
         "  tenants: [{name: a, share: 1, trace: {path: mine.csv, order: resampled}}]\n"
     )
     assert windtunnel("simulate", str(tmp_path / "scenario.yaml")).code == 0
+
+
+def test_a_batch_is_told_by_its_last_token(windtunnel: Command) -> None:
+    load = ("--input-tokens", "64", "--output-tokens", "8-64", "--num-requests", "40", "--rate", "inf")
+    done = windtunnel("simulate", "--model", "llama-3.1-8b", "--device", "h100_sxm", *load, "--json")
+    summary = json.loads(done.stdout)["summary"]
+    done = windtunnel("simulate", "--model", "llama-3.1-8b", "--device", "h100_sxm", *load, "--slo", "ttft=1s")
+    sentence = " ".join(done.stdout.split())
+    assert f"Finishes 40 requests in {summary['span_s'] * 1e3:.0f} ms, half of them in " in sentence
+    assert "output tokens/s. Holds the SLO: 100% of the requests" in sentence
+
+
+def test_a_few_requests_show_no_overload(windtunnel: Command, tmp_path: Path) -> None:
+    rows = "".join(f"2023-11-16 18:17:03.{milliseconds:03d},4000,8\n" for milliseconds in range(0, 40, 10))
+    (tmp_path / "few.csv").write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
+    trace = str(tmp_path / "few.csv")
+    done = windtunnel("simulate", "--model", "llama-3.1-8b", "--device", "h100_sxm", "--trace", trace)
+    assert done.code == 0
+    assert "Overloaded" not in done.stdout

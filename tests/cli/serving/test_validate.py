@@ -308,3 +308,18 @@ def test_a_use_leaves_runs_out(windtunnel: Command, tmp_path: Path) -> None:
 def test_one_configuration_says_that_none_was_left_out(windtunnel: Command, runs: str, tmp_path: Path) -> None:
     done = windtunnel("calibrate", runs, "--only", "one", "--out", str(tmp_path / "profile.yaml"))
     assert "one configuration only, so that none was left out" in " ".join(done.stdout.split())
+
+
+def test_a_clients_file_names_its_model_and_another_file_is_refused_first(windtunnel: Command, tmp_path: Path) -> None:
+    result = {
+        "model_id": "meta-llama/Llama-3.1-8B-Instruct", "num_prompts": 20, "completed": 20, "request_rate": 4.0,
+        "total_input_tokens": 2000, "total_output_tokens": 400, "output_throughput": 80.0,
+        "mean_ttft_ms": 30.0, "mean_tpot_ms": 7.0,
+    }  # fmt: skip
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    done = windtunnel("validate", str(tmp_path / "result.json"), "--device", "h100_sxm")
+    assert done.code == 0, done.stderr
+    assert "1 of 1 run predicted" in done.stdout
+    (tmp_path / "other.json").write_text('{"a": 1}')
+    refused = windtunnel("validate", str(tmp_path / "other.json"))
+    assert (refused.code, "is no client result that is known" in refused.stderr) == (2, True)

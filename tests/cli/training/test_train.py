@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,6 +68,34 @@ def test_no_file_is_needed(windtunnel: Command) -> None:
     assert done.code == 0
     assert "It would fit" in done.stdout
     assert "recompute={granularity: full}" in done.stdout
+
+
+def test_the_layout_of_a_search_is_simulated_as_it_is_named(
+    windtunnel: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """126 layers are taken from both ends of 64 chunks, and the run's time leads."""
+    monkeypatch.setenv("COLUMNS", "80")
+    model = ("--model", "llama-3.1-405b", "--device", "h100_sxm", "--num-devices", "4096", "--sequence-tokens", "8192")
+    job = ("train", *model, "--global-batch", "2048", "--total-tokens", "15e12")
+    done = windtunnel(*job, "--tp", "8", "--cp", "2", "--pp", "8", "--vpp", "8")
+    assert done.code == 0, done.stderr
+    assert "layers of the 64 chunks: 1, 62 x 2, 1\n" in done.stdout
+    sentence = " ".join(done.stdout.split())
+    assert re.search(r"A step takes \S+ s; .* The run takes [\d,]+ days and costs \$[\d,]+ at list price\.", sentence)
+    even = windtunnel(*job, "--tp", "8", "--cp", "2", "--pp", "16")
+    assert "chunks: 7, 14 x 8, 7" in even.stdout
+    refused = windtunnel(*job)
+    assert "let --search find the best layout" in refused.stderr
+
+
+def test_a_search_of_layouts_leads_with_the_step_and_the_run(
+    windtunnel: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    model = ("--model", "llama-3.1-8b", "--device", "h100_sxm", "--num-devices", "8", "--sequence-tokens", "4096")
+    done = windtunnel("train", *model, "--global-batch", "64", "--total-tokens", "1e12", "--search")
+    assert re.search(r"\)\. A step takes \S+ s, the run [\d.]+ days and \$[\d,]+\.", " ".join(done.stdout.split()))
+    assert max(map(len, done.stdout.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(("device", "is_noted"), [("l4", True), ("h100_sxm", False)])

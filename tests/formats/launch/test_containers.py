@@ -235,6 +235,11 @@ def test_a_container_is_read(name: str, is_file: bool, tmp_path: Path) -> None:
                 "-v ~/.cache:/root/.cache vllm/vllm-openai:v0.11.0 --model meta-llama/Llama-3.1-8B -tp 2 > log 2>&1"
             ),
             {"name": "vllm", "version": "0.11.0"},
+            [],
+        ),
+        (
+            "docker run --gpus all -e VLLM_USE_V1=0 vllm/vllm-openai:v0.10.0 --model meta-llama/Llama-3.1-8B",
+            {"name": "vllm", "version": "0.10.0"},
             ["not modelled: VLLM_USE_V1 of the environment"],
         ),
         (
@@ -266,7 +271,7 @@ def test_a_container_is_read(name: str, is_file: bool, tmp_path: Path) -> None:
             ["the container has 4 GPUs, and its command takes 2"],
         ),
     ],
-    ids=["docker", "podman", "sglang", "shell", "registry", "variables"],
+    ids=["docker", "old scheduler", "podman", "sglang", "shell", "registry", "variables"],
 )
 def test_docker_run_is_read(text: str, engine: dict[str, str], remarks: list[str]) -> None:
     reading = read_launch_command(text)

@@ -265,6 +265,7 @@ def test_a_router_that_nginx_lacks_is_left_to_the_reader() -> None:
     deployment = {"engine": {"name": "vllm"}, "replicas": 2, "router": "least_kv"}
     documents = documents_of(scenario_with(**deployment, model="llama-3.1-8b"))
     notes = documents["Deployment", "llama-3-1-8b-server"]["metadata"]["annotations"]["windtunnel/to-do"]
+    assert "choose the nodes with NVIDIA " in notes
     assert "nginx cannot route as least_kv does" in notes
 
 

@@ -107,5 +107,5 @@ def test_it_is_not_written_as_an_algorithm_of_nccl(flat: Fabric) -> None:
 
 
 def test_without_the_package_the_name_is_unknown(flat: Fabric) -> None:
-    with pytest.raises(InputError, match=r"^unknown collective algorithm 'star'$"):
+    with pytest.raises(InputError, match=r"(?m)^unknown collective algorithm 'star'$"):
         run_collective(flat, "all_reduce", SIZE_BYTES, NUM_RANKS, "flow", choices=CollectiveChoices("star"))

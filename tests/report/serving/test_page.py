@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from windtunnel.metrics.slo import Slo
 from windtunnel.report.render.html import page as page_of
-from windtunnel.report.serving.run import run_report
+from windtunnel.report.serving.run import limit_cards, run_report
 from windtunnel.report.training import training_report
 from windtunnel.serving.scenario import scenario_from
 from windtunnel.serving.simulate import simulate
@@ -15,6 +16,17 @@ from windtunnel.training.campaign import campaign
 from windtunnel.training.job import load
 from windtunnel.training.step import simulate_training
 from windtunnel.units import format_seconds
+
+SCENARIO: dict[str, Any] = {
+    "model": "llama-3.1-8b",
+    "deployment": {"device": "h100_sxm"},
+    "workload": {
+        "arrivals": {"type": "poisson", "rate_per_s": 4},
+        "input_tokens": 500,
+        "output_tokens": 20,
+        "num_requests": 40,
+    },
+}
 
 
 def charts(page: str) -> list[dict[str, Any]]:
@@ -30,17 +42,7 @@ def loads_nothing(page: str) -> bool:
 
 
 def test_a_run_s_page_is_one_file_and_says_what_the_run_came_to() -> None:
-    raw = {
-        "model": "llama-3.1-8b",
-        "deployment": {"device": "h100_sxm"},
-        "workload": {
-            "arrivals": {"type": "poisson", "rate_per_s": 4},
-            "input_tokens": 500,
-            "output_tokens": 20,
-            "num_requests": 40,
-        },
-        "slo": {"ttft_s": 1.0},
-    }
+    raw = {**SCENARIO, "slo": {"ttft_s": 1.0}}
     result = simulate(scenario_from(raw))
     page = page_of(run_report(result))
     assert loads_nothing(page)
@@ -52,6 +54,21 @@ def test_a_run_s_page_is_one_file_and_says_what_the_run_came_to() -> None:
     assert captions.count("requests") == 4  # three distributions, and the requests in the system
     (limit,) = charts(page)[0]["limits"]
     assert (limit["axis"], limit["value"]) == ("x", 1.0)
+
+
+def test_a_tile_shows_the_percentile_of_its_limit() -> None:
+    summary = simulate(scenario_from({**SCENARIO, "slo": None})).summary
+    assert summary.tpot_s is not None
+    slo = Slo(ttft_s=1.0, ttft_percentile=90, tpot_s=0.01, tpot_percentile=100, e2e_s=1.0, e2e_percentile=97)
+    cards = limit_cards(summary, slo)
+    values = [summary.ttft_s.p90, summary.tpot_s.max, summary.e2e_s.p99]
+    assert [(card.label, card.value) for card in cards] == [
+        ("TTFT p90", format_seconds(values[0])),
+        ("TPOT max", format_seconds(values[1])),
+        ("end to end p99", format_seconds(values[2])),
+    ]
+    assert [card.share for card in cards] == pytest.approx([values[0] / 1, values[1] / 0.01, values[2] / 1])
+    assert [card.label for card in limit_cards(summary, None)] == ["TTFT p99", "TPOT p99"]
 
 
 @pytest.mark.parametrize(("most", "is_whole"), [(20_000, True), (100, False)])

@@ -203,6 +203,14 @@ def test_limits_are_read() -> None:
     assert limits_of(None) == ()
 
 
+def test_a_limit_that_lacks_its_unit_is_refused_where_it_cannot_be_in_seconds() -> None:
+    for text in ("ttft=500", "tpot_p99=50", "e2e=5000"):
+        with pytest.raises(InputError, match=r"which means \d+ s") as raised:
+            parse_limits(text)
+        assert str(raised.value.hint) == f"write the unit: {text.partition('=')[2]}ms or {text.partition('=')[2]}s"
+    assert [limit.most_s for limit in parse_limits("ttft=2,tpot=0.05,e2e=120,ttft_p50=500s")] == [2, 0.05, 120, 500]
+
+
 def test_a_load_that_fails_below_others_that_pass_ends_the_capacity() -> None:
     """Loads from 60 to 66 fail and those up to 81 pass, as where ten requests decide a 99th percentile."""
 

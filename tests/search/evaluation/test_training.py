@@ -140,7 +140,7 @@ def test_layers_that_do_not_split_evenly_are_taken_from_both_ends(
     pp: int, vpp: int, stages: tuple[int, ...] | None
 ) -> None:
     """Llama 3 405B's 126 layers: arXiv:2407.21783, section 3.3.2 removes one from the first and the last stage."""
-    from windtunnel.search.space.layouts import with_uneven_stages
+    from windtunnel.training.setup import with_uneven_stages
 
     split = {"pp": pp, "virtual_stages": vpp}
     job = training.decode({**JOB, "model": "llama-3.1-405b", "parallelism": split}, training.TrainingJob)
@@ -187,7 +187,7 @@ def test_the_content_of_a_topology_is_part_of_the_key(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_the_winner_is_written_as_something_to_run(study: Study, tmp_path: Path, capsys: Any) -> None:
     outcome = study.outcomes[0]
-    report = SearchEvidence(study, 3, [why(study, outcome, 2)], [], [])
+    report = SearchEvidence(study, 3, [why(study, outcome, outcome.ranking[:2])], [], [])
     write_study(report, tmp_path / "found")
     best = outcome.evaluations[outcome.ranking[0]].figures
     assert simulate_training(training.load(tmp_path / "found" / "job.yaml")).step_s == best["step_s"]

@@ -328,9 +328,9 @@ def test_drawn_prompts_do_not_drop_what_a_trace_says_that_prompts_share(tmp_path
 
 
 def test_a_trace_that_is_too_short_is_refused(trace_path: str) -> None:
-    with pytest.raises(InputError, match=r"asks for 5 requests, but .*requests.csv has 4$"):
+    with pytest.raises(InputError, match=r"(?m)asks for 5 requests, but .*requests.csv has 4$"):
         generate(Workload(trace=Trace(path=trace_path), num_requests=5), seed=0)
-    with pytest.raises(InputError, match=r"has 3 from 2 s on$"):
+    with pytest.raises(InputError, match=r"(?m)has 3 from 2 s on$"):
         generate(Workload(trace=Trace(path=trace_path, start_s=2), num_requests=4), seed=0)
 
 

@@ -78,7 +78,7 @@ def test_published_length_files_have_no_times(
     assert read_lengths(str(path), None, "output_tokens").sum() == output_tokens
     with pytest.raises(InputError, match="has no arrival times") as refused:
         read(path)
-    assert str(refused.value.hint).startswith("give workload.arrivals")
+    assert str(refused.value.hint).startswith("give --rate or --concurrency, ")
 
 
 # Every layout and format

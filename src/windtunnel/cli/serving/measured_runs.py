@@ -9,6 +9,7 @@ from windtunnel.calibration import measured_runs as files
 from windtunnel.calibration.measured_runs import SCORED, Measurement
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, check_known, did_you_mean, missing_file
+from windtunnel.formats.clients.read import read_client_results
 from windtunnel.serving.shorthand import raw_scenario
 
 Run = TypeVar("Run")
@@ -78,7 +79,9 @@ def read_measurements(paths: Sequence[Path], options: Mapping[str, Any]) -> list
 
 
 def _deployment(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    given = {name: value for name, value in options.items() if value is not None}
+    result = read_client_results(path)[0]
+    recorded = {"model": result.model} if result.model else {}
+    given = recorded | {name: value for name, value in options.items() if value is not None}
     for name in ("model", "device"):
         if name not in given:
             raise InputError(

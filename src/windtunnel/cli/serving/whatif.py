@@ -30,7 +30,7 @@ def command(options: Options) -> None:
     from windtunnel.search.executors import start_workers
     from windtunnel.search.store import Store
 
-    names = shown_figures(options.show)
+    names = shown_figures(options.show, space)
     with counted("simulating", "points") as callback, start_workers(space) as run_chunks:
         asker = Asker(space, Store(None, lambda _: None), run_chunks, callback)
         answers = asker.ask(None, range(space.num_points), Question())

@@ -69,7 +69,7 @@ def _grid(_path: Path, document: Document) -> Report:
     answers = {}
     for index, point in enumerate(document["points"]):
         answers[index] = decode({name: value for name, value in point.items() if name != "choice"}, Evaluation)
-    return grid_report(space, answers, shown_figures(None))
+    return grid_report(space, answers, shown_figures(None, space))
 
 
 def _lab(path: Path, document: Document) -> Report:

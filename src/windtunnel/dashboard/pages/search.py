@@ -12,6 +12,7 @@ from windtunnel.errors import InputError
 from windtunnel.report.report import Block, Cell, Report, Section, Table
 from windtunnel.report.search.figures import objective_text
 from windtunnel.report.search.study import SearchEvidence, point_document, search_report
+from windtunnel.schema import short_path
 from windtunnel.search.space.space import as_builtins
 from windtunnel.search.store import default_path
 from windtunnel.search.study import SearchOutcome, Study
@@ -84,7 +85,7 @@ def _row(name: str, path: Path, search: Kept) -> list[str | Cell]:
         Cell(f"{search.number}", float(search.number), href=link("search", store=name, search=search.name[:SHORT])),
         name or "the user's own",
         str(space.scenario.get("model", "")),
-        ", ".join(setting.rpartition(".")[2] for setting in space.vary),
+        ", ".join(short_path(setting) for setting in space.vary),
         objective_text(space.objective),
         Cell(f"{space.num_points:,}", float(space.num_points)),
         _state(search, changed_s),

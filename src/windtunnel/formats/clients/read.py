@@ -34,6 +34,8 @@ class ClientResult:
     """Shortest length as a share of the longest, where lengths were drawn; None: not recorded."""
     gap_cv: float = 1.0
     """Coefficient of variation of the gaps between arrivals at a rate: 1 is Poisson, 0 equal gaps."""
+    model: str | None = None
+    """Name of the model that the client asked for; None: not recorded."""
 
 
 def read_client_results(path: Path) -> list[ClientResult]:
@@ -105,6 +107,7 @@ def _bench_serving(name: str, document: dict[str, Any]) -> list[ClientResult]:
             ),
             range_ratio=document.get("random_range_ratio") if is_random else None,
             gap_cv=1 / math.sqrt(float(document.get("burstiness") or 1.0)),
+            model=document.get("model_id"),
         )
     ]
 

@@ -30,14 +30,15 @@ class OtherOptions(Schema):
     not_modelled: frozenset[str]
     switches: frozenset[str]
     environment: tuple[str, ...]
-    """Patterns of variables that change times in a way that is not modelled, but for those without effect."""
+    """Patterns of variables that change times in a way that is not modelled, but for those without effect: a name, or
+    `NAME=value`."""
     environment_without_effect: tuple[str, ...]
 
-    def changes_times(self, variable: str) -> bool:
+    def changes_times(self, name: str, value: str) -> bool:
         """Whether a variable of the environment may change times."""
-        patterns = (self.environment, self.environment_without_effect)
-        matches, is_silent = (any(fnmatchcase(variable, each) for each in group) for group in patterns)
-        return matches and not is_silent
+        silent = self.environment_without_effect
+        is_silent = any(fnmatchcase(name, each) or each == f"{name}={value}" for each in silent)
+        return not is_silent and any(fnmatchcase(name, each) for each in self.environment)
 
 
 @cache
@@ -89,8 +90,9 @@ def _note_container(reading: Reading, engine: str, server: Options, command: Com
         reading.container.append(f"the container has {has}, and its command takes {needed}")
     if command.replicas != 1:
         deployment["replicas"] = copies * command.replicas
-    variables = [name for name in command.environment if name not in server.environment]
-    reading.not_modelled += [f"{name} of the environment" for name in filter(other_options().changes_times, variables)]
+    variables = {name: value for name, value in command.environment.items() if name not in server.environment}
+    changing = (name for name, value in variables.items() if other_options().changes_times(name, value))
+    reading.not_modelled += [f"{name} of the environment" for name in changing]
 
 
 def _parted(image: str) -> tuple[str, str]:

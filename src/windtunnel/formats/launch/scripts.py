@@ -104,6 +104,7 @@ def _documents(scenario: Scenario, version: dict[str, str], value: Value) -> lis
         app, content = _label(scenario.model_name, name), _file(scenario, deployment)
         has_router = deployment.most_replicas > 1 and role not in REMARKS
         remarks = [*([REMARKS[role]] if role in REMARKS else []), *_unsaid(scenario, deployment)]
+        remarks.append(f"choose the nodes with {catalog.device(deployment.device).title} by nodeSelector")
         if has_router and scenario.deployment.router not in templates["balance"]:
             remarks.append(f"nginx cannot route as {scenario.deployment.router} does: it takes turns")
         if server.waiting_metric:

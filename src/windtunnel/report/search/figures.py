@@ -24,6 +24,16 @@ def figure_title(name: str) -> str:
     return FIGURE_TITLES.get(name, name.removesuffix("_fraction").replace("_", " "))
 
 
+def two_lines(title: str) -> str:
+    """Break a heading where its longer line is shortest, or else before its unit, for a narrow table."""
+    words = title.split(" ")
+    if len(words) > 1:
+        pairs = [(" ".join(words[:index]), " ".join(words[index:])) for index in range(1, len(words))]
+        return "\n".join(min(pairs, key=lambda pair: max(map(len, pair))))
+    first, slash, last = title.rpartition("/")
+    return f"{first}\n/{last}" if slash and len(title) > 8 else title
+
+
 def figure_text(evaluation: Evaluation, name: str) -> str:
     """Return a figure for a table; empty where it is unknown."""
     value = evaluation.figures.get(name)

@@ -5,12 +5,14 @@ from windtunnel.metrics.summary import SECONDS_PER_HOUR
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.search.figures import figure_title, limits_text
 from windtunnel.search.answers import FleetSize, confidence_between, fleets
+from windtunnel.search.confidence import CONFIDENCE, lower_bound
 from windtunnel.search.prices import ApiPrice
 from windtunnel.search.recommend import AS_IT_IS, CAPACITY, DEPLOYMENT
 from windtunnel.search.scores import score
 from windtunnel.search.space.space import CHANGE
 from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.shorthand import PATHS
+from windtunnel.units import format_count
 
 
 def recommendation(study: Study, load: float | None) -> str:
@@ -32,7 +34,7 @@ def recommendation(study: Study, load: float | None) -> str:
         sentences.append(f"The next best, {_name(study, other.index)}, {_difference_text(*costs)}")
         sure = confidence_between(outcome, study.space.objective, best.index, other.index)
         if load is None and sure is not None:
-            sentences.append(f"Sure at {percent(sure)}")
+            sentences.append(f"Sure at {certainty(sure)}")
     if catalog.device(study.point(best.index).settings[PATHS["device"]]).measured_as is None:
         sentences.append("No operator was measured on this device, so expect larger errors")
     return ". ".join(sentences) + "."
@@ -88,8 +90,16 @@ def _changes_text(study: Study, outcome: SearchOutcome) -> str:
     same = after.figures["devices"] == before.figures["devices"]
     capacity = "capacity" if same else "capacity per device"
     what = capacity if objective == CAPACITY else figure_title(objective)
-    text = f"{names[best]}: +{percent(gain)} {what}, {number(after.load)} requests/s in place of {number(before.load)}"
-    return f"{text}. Sure at {percent(sure)}." if sure is not None else f"{text}."
+    devices = [format_count(round(each.figures["devices"]), "device") for each in (after, before)]
+    places = ["", ""] if same else [f" on {count}" for count in devices]
+    loads = f"{number(after.load)} requests/s{places[0]} in place of {number(before.load)}{places[1]}"
+    text = f"{names[best]}: +{percent(gain)} {what}, {loads}"
+    return f"{text}. Sure at {certainty(sure)}." if sure is not None else f"{text}."
+
+
+def certainty(share: float) -> str:
+    """Return a confidence in words: a few streams never give 100%."""
+    return percent(share) if share < 0.999 else "more than 99.9%"
 
 
 def gains_of(study: Study, outcome: SearchOutcome) -> dict[int, float]:
@@ -126,8 +136,13 @@ def _way_text(study: Study, outcome: SearchOutcome, way: FleetSize) -> str:
     replicas = f" as {way.copies} replicas of" if way.copies > 1 else " as"
     cost = "a price that is not known" if way.usd_per_hour is None else f"${way.usd_per_hour:,.2f}/h"
     held = number(way.copies * outcome.mean(way.index).load)
+    least = lower_bound([run.load for run in outcome.runs(way.index)])
+    sure = (
+        "" if least is None else f", at least {number(max(way.copies * least, 0.0))} with {CONFIDENCE:.0%} confidence"
+    )
     layout = _name(study, way.index).removeprefix(f"{device.name} ")
-    return f"on {way.devices} x {device.title}{replicas} {layout} ({settings['model']}): {cost} holds {held} requests/s"
+    what = f"{way.devices} x {device.title}{replicas} {layout} ({settings['model']})"
+    return f"on {what}: {cost} holds {held} requests/s{sure}"
 
 
 def _usd_per_request(outcome: SearchOutcome, way: FleetSize, load: float | None) -> float | None:

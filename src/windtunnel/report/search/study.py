@@ -16,7 +16,7 @@ from windtunnel.formats.megatron.write import megatron_script
 from windtunnel.notebook import Shown
 from windtunnel.report import report as all_blocks
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
-from windtunnel.report.numbers import number, percent
+from windtunnel.report.numbers import number, percent, words
 from windtunnel.report.render.html import page
 from windtunnel.report.render.json import version
 from windtunnel.report.report import (
@@ -34,14 +34,16 @@ from windtunnel.report.report import (
     Text,
 )
 from windtunnel.report.search import figures as naming
-from windtunnel.report.search.recommendation import against_api, gains_of, recommendation
-from windtunnel.schema import encode, fields_of, json_text, save
+from windtunnel.report.search.recommendation import against_api, certainty, gains_of, recommendation
+from windtunnel.schema import encode, fields_of, json_text, save, short_path
 from windtunnel.search import answers
 from windtunnel.search.capacity.limits import METRICS, limits_from
 from windtunnel.search.capacity.probe import LEAST_STREAM
 from windtunnel.search.confidence import CONFIDENCE, lower_bound
+from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.evaluation.training import MEMORY
 from windtunnel.search.prices import ApiPrice, Price
+from windtunnel.search.recommend import AS_IT_IS, DEPLOYMENT
 from windtunnel.search.scores import frontier_names, is_more_better, label_of, objectives_of
 from windtunnel.search.space.space import CHANGE, Space, as_builtins, value_text
 from windtunnel.search.store import Store
@@ -50,12 +52,13 @@ from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
 from windtunnel.serving.engines.defaults import engine_defaults
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, pool_scenario
+from windtunnel.serving.shorthand import PATHS
 from windtunnel.training.setup import resolve as resolve_job
 from windtunnel.training.step import TrainingResult
 from windtunnel.units import format_count, format_seconds
 
 LAYOUT = layouts_beside(__file__)
-SHOWN_REFUSALS, SHOWN_FRONTIER = 6, 10
+SHOWN_REFUSALS, SHOWN_FRONTIER, SHOWN_FLEETS, WHY_OF = 6, 10, 5, 3
 MAX_REFUSALS_ON_PAGE = 200
 LEAST_MARGIN = 0.0005
 """Relative margins below this are not shown."""
@@ -95,15 +98,51 @@ class SearchEvidence(Shown):
 def evidence_of(study: Study, store: Store, top: int, load: float | None = None, **shown: Any) -> SearchEvidence:
     """Explain the `top` points of a study, and size fleets for a `load` in requests/s; `shown` are other fields."""
     are_several = len(study.outcomes) > 1 and all(outcome.ranking for outcome in study.outcomes)
-    return SearchEvidence(
+    evidence = SearchEvidence(
         study=study,
         top=top,
-        why=[answers.why(study, outcome, min(3, top)) for outcome in study.outcomes],
         misconfiguration=answers.misconfiguration(study, store) if are_several else [],
-        fleets=[answers.fleets(outcome, load, 5) for outcome in study.outcomes] if load is not None else [],
+        fleets=[_fleets(study, outcome, load) for outcome in study.outcomes] if load is not None else [],
         load=load,
         **shown,
     )
+    listed = [_listed(evidence, place)[:WHY_OF] for place in range(len(study.outcomes))]
+    why = [answers.why(study, outcome, points) for outcome, points in zip(study.outcomes, listed, strict=True)]
+    return replace(evidence, why=why)
+
+
+def _fleets(study: Study, outcome: SearchOutcome, load: float) -> list[answers.FleetSize]:
+    """Return the cheapest replicas that take a load; of a recommendation, once for each deployment."""
+    best: dict[str | int, answers.FleetSize] = {}
+    for way in answers.fleets(outcome, load, len(outcome.ranking)):
+        best.setdefault(_deployment(study, way.index), way)
+    return list(best.values())[:SHOWN_FLEETS]
+
+
+def _deployment(study: Study, index: int) -> str | int:
+    """Return the name of a point's whole deployment, without its token budget; the point where it has none."""
+    return str(study.point(index).choice[DEPLOYMENT]) if DEPLOYMENT in study.space.vary else index
+
+
+def _idle(study: Study, outcome: SearchOutcome) -> list[int]:
+    """Return the changes to a deployment that gain and lose nothing."""
+    gains = gains_of(study, outcome)
+    return [index for index, gain in gains.items() if not gain and study.point(index).choice[CHANGE] != AS_IT_IS]
+
+
+def _listed(evidence: SearchEvidence, place: int) -> list[int]:
+    """Return the best points to show, best first: one for each deployment, and at least one for each device that a
+    recommendation tries.
+    """
+    study, outcome = evidence.study, evidence.study.outcomes[place]
+    if DEPLOYMENT not in study.space.vary or not outcome.ranking:
+        idle = _idle(study, outcome)
+        return [index for index in outcome.ranking if index not in idle][: evidence.top]
+    ranking, winner = outcome.ranking, outcome.ranking[_winner_rank(evidence, place)]
+    points = {_deployment(study, index): index for index in [*reversed(ranking), winner]}.values()
+    shown = sorted(points, key=ranking.index)
+    devices = {study.point(index).settings[PATHS["device"]]: index for index in reversed(shown)}
+    return sorted({*shown[: evidence.top], *devices.values()}, key=ranking.index)
 
 
 def search_report(evidence: SearchEvidence) -> Report:
@@ -155,8 +194,19 @@ def _verdict(evidence: SearchEvidence) -> str:
         if outcome.ranking:
             figure = naming.figure_text(outcome.mean(outcome.ranking[0]), objective)
             best = f"{study.point(outcome.ranking[0]).title} ({figure} {naming.figure_title(objective)})."
+            best += _job_text(outcome.mean(outcome.ranking[0])) if study.space.is_training else ""
         texts.append(f"Best{under}: {best}" if outcome.ranking else f"{best.removesuffix('.')}{under}.")
     return " ".join(texts)
+
+
+def _job_text(job: Evaluation) -> str:
+    """Return the step time of a job, and the time and price of its run where they are known."""
+    run = "".join(
+        f"{word} {naming.figure_text(job, name)}"
+        for name, word in (("run_s", ", the run"), ("run_usd", " and $"))
+        if name in job.figures
+    )
+    return f" A step takes {naming.figure_text(job, 'step_s')}{run.replace('$ ', '$')}."
 
 
 def search_sections(evidence: SearchEvidence) -> list[Section]:
@@ -188,7 +238,7 @@ def _workload_sections(evidence: SearchEvidence, place: int, outcome: SearchOutc
     effects, winner = answers.worths(space, outcome), _winner_rank(evidence, place)
     return [
         _title(outcome, counts),
-        Section("", _best(evidence, outcome, why, winner), heading("The best points"), is_open=True),
+        Section("", _best(evidence, place, why), heading("The best points"), is_open=True),
         *([_why_section(why)] if why else []),
         *([_worth_section(space, outcome, effects, heading("What each setting is worth"))] if effects else []),
         Section("", _all_points(study, outcome, winner), heading("Every point that meets the limits")),
@@ -226,24 +276,26 @@ def _nothing_text(evidence: SearchEvidence) -> str:
     return "No point meets the limits at any load."
 
 
-def _best(evidence: SearchEvidence, outcome: SearchOutcome, why: Why, winner: int) -> list[Block]:
+def _best(evidence: SearchEvidence, place: int, why: Why) -> list[Block]:
     """Return the best points with their figures, and how sure their order is."""
-    study, top = evidence.study, evidence.top
-    points = [(str(rank), study.point(index).title) for rank, index in enumerate(outcome.ranking[:top], start=1)]
+    study, outcome, listed = evidence.study, evidence.study.outcomes[place], _listed(evidence, place)
+    winner, idle = outcome.ranking[_winner_rank(evidence, place)], _idle(study, outcome)
+    points = [(str(rank), study.point(index).title) for rank, index in enumerate(listed, start=1)]
     sureness = sureness_texts(study, outcome) if why else []
     return [
-        *([OnPage(lambda: _winner(study, outcome, outcome.ranking[winner], dict(why)))] if why else []),
-        OnTerminal(lambda: [Facts(points, RANK_WIDTH), best_table(study, outcome, top)]),
-        OnPage(lambda: [best_table(study, outcome, top, is_on_page=True, winner=winner)]),
+        *([OnPage(lambda: _winner(study, outcome, winner, dict(why), bool(evidence.fleets)))] if why else []),
+        OnTerminal(lambda: [Facts(points, RANK_WIDTH), best_table(study, outcome, listed)]),
+        OnPage(lambda: [best_table(study, outcome, listed, is_on_page=True, winner=winner)]),
+        *([f"No effect: {'; '.join(study.point(index).title for index in idle)}."] if idle else []),
         *_burst_texts(evidence, outcome),
         *([Text(sureness)] if sureness else []),
     ]
 
 
 def _winner(
-    study: Study, outcome: SearchOutcome, index: int, results: Mapping[int, Result | TrainingResult]
+    study: Study, outcome: SearchOutcome, index: int, results: Mapping[int, Result | TrainingResult], has_copies: bool
 ) -> list[Block]:
-    """Return the headline figures of the point that the answer names, and the command that launches it."""
+    """Return the headline figures of the point that the answer names, or of one copy, and what launches it."""
     best = outcome.mean(index)
     if study.space.is_training:
         return [
@@ -255,7 +307,10 @@ def _winner(
     limit = naming.limit_text(best.limited_by, limits_from(study.space.limits))
     remark = f"The best point: {limit}. Figures are means over the streams of requests that a point met."
     launch = Code(launch_script(scenario, engine_versions(scenario)), "Launch the best point")
-    return [cards_of(known, LAYOUT["cards"]), launch, remark]
+    cards = {
+        filled(label, {"copy": "one copy" if has_copies else None}): card for label, card in LAYOUT["cards"].items()
+    }
+    return [cards_of(known, cards), launch, remark]
 
 
 def engine_versions(scenario: Scenario) -> dict[str, str]:
@@ -264,16 +319,23 @@ def engine_versions(scenario: Scenario) -> dict[str, str]:
     return {engine.name: engine.version or engine_defaults(engine.name).default_version for engine in engines}
 
 
-def best_table(study: Study, outcome: SearchOutcome, top: int, is_on_page: bool = False, winner: int = 0) -> Table:
+def best_table(
+    study: Study, outcome: SearchOutcome, points: Sequence[int], is_on_page: bool = False, winner: int | None = None
+) -> Table:
     """Return the table of the best points by rank.
 
-    A terminal lists their settings apart, to fit its width; a page has more columns.
+    A terminal lists their settings apart and breaks headings, to fit its width; a page has more columns.
     """
     names, is_training = _table_figures(study, outcome), study.space.is_training
-    names = list(dict.fromkeys([*names, *LAYOUT["page_figures"]])) if is_on_page and not is_training else names
+    if is_on_page and not is_training:
+        names = list(dict.fromkeys([*names, *LAYOUT["page_figures"]]))
+    elif is_training and not is_on_page:
+        are_alike = len({outcome.mean(index).figures["devices"] for index in points}) == 1
+        left_out = {"devices" if are_alike else "", "tokens_per_usd" if "run_usd" in names else ""}
+        names = [name for name in names if name not in left_out or name == study.space.objective]
     rows: list[list[str | Cell]] = []
     gains = gains_of(study, outcome)
-    for rank, index in enumerate(outcome.ranking[:top], start=1):
+    for rank, index in enumerate(points, start=1):
         mean, bound = outcome.mean(index), lower_bound([run.load for run in outcome.runs(index)])
         figures = [naming.figure_cell(mean, name) for name in names]
         point = Cell(study.point(index).title) if is_on_page else Cell(str(rank))
@@ -287,13 +349,14 @@ def best_table(study: Study, outcome: SearchOutcome, top: int, is_on_page: bool 
         )
     titles = [naming.limit_name(name) or naming.figure_title(name) for name in names]
     first = "point" if is_on_page else ""
+    marked = points.index(winner) if winner is not None else 0
     if is_training:
-        return Table([first, *titles], rows, winner=winner)
+        return Table([first, *(titles if is_on_page else map(naming.two_lines, titles))], rows, winner=marked)
     arrivals = study.space.scenario.get("workload", {}).get("arrivals")
     is_closed = isinstance(arrivals, dict) and arrivals.get("type") == "closed_loop"
     gain_title = ["gain"] if gains else []
     titles = [first, *gain_title, "clients" if is_closed else "requests/s", "at least", *titles, "limit"]
-    return Table(titles, rows, winner=winner)
+    return Table(titles if is_on_page else [*map(naming.two_lines, titles)], rows, winner=marked)
 
 
 def _table_figures(study: Study, outcome: SearchOutcome) -> list[str]:
@@ -333,14 +396,12 @@ def sureness_texts(study: Study, outcome: SearchOutcome) -> list[str]:
     first, second = (study.point(index).title for index in outcome.ranking[:2])
     text = f"{first} beats {second} with {certainty(sure)} confidence" if sure > 0.5 else f"{second} may be as good"
     text = f"Of {runs} streams of requests, the same for all; bounds at {CONFIDENCE:.0%}. {text}."
-    others = [answers.confidence(outcome, study.space.objective, rank) for rank in range(1, outcome.num_finalists - 1)]
+    # The table leaves points out where deployments or changes are ranked.
+    is_whole = not {DEPLOYMENT, CHANGE} & study.space.vary.keys()
+    ranks = range(1, outcome.num_finalists - 1 if is_whole else 1)
+    others = [answers.confidence(outcome, study.space.objective, rank) for rank in ranks]
     known = [f"{rank} {certainty(share)}" for rank, share in enumerate(others, start=2) if share is not None]
     return [text, *([f"Confidence of the others that they beat the next: {', '.join(known)}."] if known else [])]
-
-
-def certainty(share: float) -> str:
-    """Return a confidence in words: a few streams never give 100%."""
-    return percent(share) if share < 0.999 else "more than 99.9%"
 
 
 def _why_section(why: Why) -> Section:
@@ -369,7 +430,7 @@ def bound_text(result: Result | TrainingResult) -> str:
     """Name what bounds a deployment, or takes most of a training step."""
     if isinstance(result, TrainingResult):
         return max(result.breakdown_s, key=lambda name: result.breakdown_s[name])
-    return result.summary.bound_by.replace("_", " ")
+    return words(result.summary.bound_by)
 
 
 def _worth_section(
@@ -378,7 +439,7 @@ def _worth_section(
     """Return the worth of each value of each setting."""
     title = "What each setting is worth: the best point with it, of the best of all"
     title = title if space.is_training else f"{title} ({streams_text(outcome)})"
-    short = {name.rpartition(".")[2]: shares for name, shares in effects.items()}
+    short = {short_path(name): shares for name, shares in effects.items()}
     texts = [
         (name, ", ".join(f"{value} {worth_text(worth)}" for value, worth in shares.items()))
         for name, shares in short.items()
@@ -453,7 +514,7 @@ def _plotted(study: Study, outcome: SearchOutcome) -> dict[str, Any]:
     return {
         "figures": [naming.figure_title(name) for name in figures],
         "more": [is_more_better(name) for name in figures],
-        "names": [name.rpartition(".")[2] for name in names],
+        "names": [short_path(name) for name in names],
         "choices": [[value_text(choice.get(name, "")) for name in names] for choice in points],
         "values": [[mean.get(name) for name in figures] for mean in means],
         "margins": [[outcome.margin(index, name) for name in figures] for index in indices],

@@ -7,8 +7,8 @@ from windtunnel.errors import check_known
 from windtunnel.report.chart import Axis, Chart, Limit, marked_lines
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Block, Cell, Figures, OnPage, Report, Row, Section, Table, Text
-from windtunnel.report.search.figures import figure_cell, figure_title, limit_name
-from windtunnel.schema import encode
+from windtunnel.report.search.figures import figure_cell, figure_title, limit_name, two_lines
+from windtunnel.schema import encode, short_path
 from windtunnel.search.capacity.limits import METRICS, limits_from
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.scores import OBJECTIVES
@@ -16,16 +16,19 @@ from windtunnel.search.space.space import Space, as_builtins, point_at, value_te
 from windtunnel.units import format_count
 
 _USUAL = "ttft_p90 tpot_p50 tpot_p99 e2e_p90 requests_per_s output_tokens_per_s_per_device usd_per_hour"
+_OF_A_BATCH = "makespan_s e2e_p50 e2e_p90 output_tokens_per_s_per_device usd_per_hour usd_per_million_output_tokens"
 _MORE = "busy_fraction kv_peak_fraction num_preemptions queueing_mean queueing_p90 queueing_p99"
 
 
-def shown_figures(text: str | None) -> tuple[str, ...]:
-    """Return the figures of `--show`, or the usual ones.
+def shown_figures(text: str | None, space: Space) -> tuple[str, ...]:
+    """Return the figures of `--show`, or the usual ones; those of a batch where all requests are sent at once.
 
     Raises:
         InputError: one that there is not.
     """
-    names = tuple((text or _USUAL).replace(",", " ").split())
+    arrivals = (space.scenario.get("workload") or {}).get("arrivals") or {}
+    is_batch = arrivals.get("type") == "burst" and not arrivals.get("interval_s")
+    names = tuple((text or (_OF_A_BATCH if is_batch else _USUAL)).replace(",", " ").split())
     known = [*OBJECTIVES, *_MORE.split()]
     for name in names:
         check_known(name, known, f"--show: there is no figure {name!r}")
@@ -59,11 +62,12 @@ def _headline(space: Space, answers: Mapping[int, Evaluation]) -> tuple[str, boo
 def _sections(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> list[Section]:
     """Return a plot of every figure over the last numeric setting, a line per value of the others, and the table."""
     settings = list(space.vary)
-    heads = [*(name.rpartition(".")[2] for name in settings), *(_two_lines(figure_title(name)) for name in names), ""]
+    heads = [*(short_path(name) for name in settings), *(two_lines(figure_title(name)) for name in names)]
+    heads.append("breaks" if not all(answer.holds for answer in answers.values()) else "")
     rows: list[Row] = []
     for index, answer in answers.items():
         if not answer.refused:
-            remark = "" if answer.holds else f"breaks {limit_name(answer.limited_by)}"
+            remark = "" if answer.holds else limit_name(answer.limited_by)
             choice = map(value_text, point_at(space, index).choice.values())
             rows.append([*choice, *(figure_cell(answer, name) for name in names), Cell(remark, tone="alert")])
 
@@ -74,14 +78,6 @@ def _sections(space: Space, answers: dict[int, Evaluation], names: Sequence[str]
     return [Section("Over the settings", [OnPage(drawn)]), Section("", table, "Every point", is_open=True)]
 
 
-def _two_lines(text: str) -> str:
-    """Break a title before its last word or unit."""
-    if text.endswith("/device"):
-        return text.replace("/device", "\n/device")
-    first, space, last = text.rpartition(" ")
-    return f"{first}\n{last}" if space else text
-
-
 def _plot(space: Space, answers: dict[int, Evaluation], figure_name: str) -> Chart:
     """Plot a figure over the last numeric setting, or over the points in their order where there is none."""
     known = {index: evaluation for index, evaluation in answers.items() if figure_name in evaluation.figures}
@@ -90,12 +86,10 @@ def _plot(space: Space, answers: dict[int, Evaluation], figure_name: str) -> Cha
     across = numbers[-1] if numbers else None
     drawn = []
     for position, (point, value) in enumerate(points):
-        others = (
-            f"{name.rpartition('.')[2]} {value_text(point.choice[name])}" for name in space.vary if name != across
-        )
+        others = (f"{short_path(name)} {value_text(point.choice[name])}" for name in space.vary if name != across)
         x = float(position) if across is None else float(point.choice[across])
         drawn.append((", ".join(others), x, value))
-    label = "point" if across is None else across.rpartition(".")[2]
+    label = "point" if across is None else short_path(across)
     limits = [Limit("y", limit.most_s, "limit") for limit in limits_from(space.limits) if limit.name == figure_name]
     y = Axis(figure_title(figure_name), "s" if figure_name.partition("_")[0] in METRICS else "")
     return Chart(Axis(label), y, marked_lines(drawn), limits)

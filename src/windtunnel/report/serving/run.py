@@ -13,13 +13,13 @@ from windtunnel.metrics.records import Table as Records
 from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import SECONDS_PER_HOUR, Summary, queue_growth
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, rows_of, table_of
-from windtunnel.report.numbers import number, percent
+from windtunnel.report.numbers import duration, number, percent, words
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Bars, Block, Card, Cards, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.report.serving import setup as setup_text
 from windtunnel.report.serving.curves import LATENCIES, curves_over_time, distributions
 from windtunnel.schema import decode, encode, fields_of, json_text, plain, save
-from windtunnel.search.capacity.load import is_closed
+from windtunnel.search.capacity.load import are_sent_at_once, is_closed
 from windtunnel.search.capacity.probe import MOST_GROWTH
 from windtunnel.serving.over_time import over_time
 from windtunnel.serving.results import Result
@@ -28,6 +28,8 @@ from windtunnel.serving.setup.memory import MemoryPlan
 from windtunnel.units import format_bytes, format_count, format_seconds
 
 LAYOUT = layouts_beside(__file__)
+FEWEST_OF_TREND = 20
+"""Fewest requests whose queueing delays show a trend."""
 RARE = ("query_s", "adapters")
 """Fields of a summary that documents of runs without queries, or without adapters, leave out."""
 POOLED_LATENCIES = ("query_s", "e2e_s", "queueing_s", "prefill_s")
@@ -97,7 +99,7 @@ def run_sections(
         _summary_section(scenario, document, requests, calibration),
         *distribution_sections(scenario, requests, series),
         Section(
-            f"Where the time goes: bound by {summary.bound_by.replace('_', ' ')}",
+            f"Where the time goes: bound by {words(summary.bound_by)}",
             [
                 Bars(shares, "Busy time by what bounds it"),
                 OnPage(lambda: [Bars(document.get("operators", {}), "The device's time by operator")]),
@@ -201,13 +203,24 @@ def verdict(summary: Summary, scenario: Scenario, requests: Records | None) -> t
         The sentences; and whether the run holds the SLO: None without one, or False where the queue grows.
     """
     known = scenario.slo is not None and summary.goodput is not None
-    parts = [_slo_text(summary, scenario.slo) if known else _latency_text(summary, scenario.workload.is_pooling)]
+    parts = [_batch_text(summary)] if are_sent_at_once(scenario.workload) else []
+    if known:
+        parts.append(_slo_text(summary, scenario.slo))
+    elif not parts:
+        parts.append(_latency_text(summary, scenario.workload.is_pooling))
     growth = None if requests is None else _overload(scenario, requests)
     if growth is not None:
         parts.append(f"Overloaded: each second of arrivals adds {format_seconds(growth)} of queueing.")
     is_held = summary.goodput.is_held if known and summary.goodput else None
-    text = " ".join([*parts, f"Bound by {summary.bound_by.replace('_', ' ')}."])
+    text = " ".join([*parts, f"Bound by {words(summary.bound_by)}."])
     return text, is_held if growth is None else False
+
+
+def _batch_text(summary: Summary) -> str:
+    """Say how long a batch of requests that are sent at once takes to the last token, and when most are finished."""
+    done = f"half of them in {duration(summary.e2e_s.p50)} and 90% in {duration(summary.e2e_s.p90)}"
+    rate = f"{number(summary.throughput.output_tokens_per_s)} output tokens/s"
+    return f"Finishes {format_count(summary.num_requests, 'request')} in {duration(summary.span_s)}, {done}; {rate}."
 
 
 def _latency_text(summary: Summary, is_pooling: bool) -> str:
@@ -221,12 +234,13 @@ def _latency_text(summary: Summary, is_pooling: bool) -> str:
 
 
 def _slo_text(summary: Summary, slo: Slo | None) -> str:
-    """Name the limit that most requests miss, by the lowest percentile above it; else the one nearest to its limit."""
+    """Name the limit that is missed most, at the percentile that must keep it; else the one nearest to its limit."""
     assert summary.goodput is not None
     assert slo is not None
     met = f"{percent(summary.goodput.fraction)} of the requests meet {_limits(slo)}"
     holds = summary.goodput.is_held
-    for statistic in () if holds else ("p50", "p90", "p95", "p99"):
+    # A percentile that summaries lack is judged by the lowest known one above the limit.
+    for statistic in () if holds else ("", "p50", "p90", "p95", "p99"):
         label, share = max(_shares_of_limits(summary, slo, statistic).items(), key=itemgetter(1), default=("", 0.0))
         if share > 1:
             return f"Breaks the SLO: {met}; {label} is {share:.3g} times its limit."
@@ -236,18 +250,25 @@ def _slo_text(summary: Summary, slo: Slo | None) -> str:
 
 
 def limit_cards(summary: Summary | ClientSummary, slo: Slo | None) -> list[Card]:
-    """Return the 99th percentiles of latencies with their shares of the limits; without any, those of TTFT and TPOT."""
-    limits = {name: getattr(slo, name, None) for name in ("ttft_s", "tpot_s", "e2e_s")}
-    names = [name for name, limit_s in limits.items() if limit_s] or ["ttft_s", "tpot_s"]
+    """Return latencies at the percentiles of their limits, with shares of these; without limits, TTFT and TPOT."""
+    limits = slo.limits if slo is not None else {}
     cards = []
-    for name in names:
-        latency, limit_s, label = getattr(summary, name), limits[name], f"{LAYOUT['latencies'][name]} p99"
+    for name, (limit_s, percentile) in (limits or {"ttft": (0.0, 99.0), "tpot": (0.0, 99.0)}).items():
+        latency = getattr(summary, f"{name}_s")
         if latency is not None:
-            share = latency.p99 / limit_s if limit_s else None
+            at = _statistic(percentile)
+            at = at if hasattr(latency, at) else "p99"
+            value_s = getattr(latency, at)
+            share = value_s / limit_s if limit_s else None
             times = "" if share is None else f"{share:.3g} times" if share >= 2 else f"{percent(share)} of"
             note = f"{times} the limit, {format_seconds(limit_s)}" if limit_s else ""
-            cards.append(Card(format_seconds(latency.p99), label, note, share))
+            cards.append(Card(format_seconds(value_s), f"{LAYOUT['latencies'][f'{name}_s']} {at}", note, share))
     return cards
+
+
+def _statistic(percentile: float) -> str:
+    """Return the field of a latency's summary that has a percentile."""
+    return f"p{percentile:g}" if percentile < 100 else "max"
 
 
 def _shares_of_limits(summary: Summary, slo: Slo, statistic: str = "") -> dict[str, float]:
@@ -255,7 +276,7 @@ def _shares_of_limits(summary: Summary, slo: Slo, statistic: str = "") -> dict[s
     shares = {}
     for name, (limit_s, percentile) in slo.limits.items():
         latency = getattr(summary, f"{name}_s")
-        at = statistic or (f"p{percentile:g}" if percentile < 100 else "max")
+        at = statistic or _statistic(percentile)
         if latency is not None and hasattr(latency, at):
             shares[f"{LATENCIES[name]} {at}"] = getattr(latency, at) / limit_s
     return shares
@@ -324,9 +345,9 @@ def latency_table(summary: Summary | ClientSummary, names: Sequence[str] = ()) -
 
 def _overload(scenario: Scenario, requests: Records) -> float | None:
     """Return the growth of the queue where requests of an open loop come faster than they are served, else None."""
-    if is_closed(scenario.workload):
-        return None
     measured = requests.where(~requests["is_warmup"])
+    if is_closed(scenario.workload) or len(measured) < FEWEST_OF_TREND:
+        return None
     growth = queue_growth(measured["arrival_s"], measured["queueing_s"])
     return growth if growth > MOST_GROWTH else None
 

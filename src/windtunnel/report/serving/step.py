@@ -8,7 +8,7 @@ import msgspec
 
 from windtunnel.model import operators as ops
 from windtunnel.report.layout import filled, layouts_beside, rows_of, table_of
-from windtunnel.report.numbers import shares_of
+from windtunnel.report.numbers import shares_of, words
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Bars, Facts, OnPage, Report, Section, Table
 from windtunnel.report.serving import setup as setup_text
@@ -87,7 +87,7 @@ def step_report(step: Explanation) -> Report:
 
 def headline_of(document: Mapping[str, Any]) -> str:
     """Say how long a step takes and what bounds it, from its document."""
-    return f"A step takes {format_seconds(document['step_s'])}, bound by {document['bound_by'].replace('_', ' ')}."
+    return f"A step takes {format_seconds(document['step_s'])}, bound by {words(document['bound_by'])}."
 
 
 def step_sections(step: Explanation) -> list[Section]:

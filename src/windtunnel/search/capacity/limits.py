@@ -13,6 +13,8 @@ METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "end to end", "q
 """Name -> title. All are over requests, except inter-token latency, which is over tokens."""
 ITL_STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 DEFAULT_STATISTIC = "p99"
+_IMPROBABLE_S = {"ttft": 100.0, "tpot": 1.0, "itl": 1.0, "e2e": 1000.0, "queueing": 100.0}
+"""Limits without a unit from these seconds on are taken for forgotten milliseconds."""
 
 _NAME = re.compile(r"(?P<metric>[a-z0-9]+?)(?:_(?P<statistic>mean|max|p\d{1,2}(?:\.\d+)?))?$")
 
@@ -67,6 +69,9 @@ def limit_of(name: str, value: float | str) -> Limit:
         raise InputError(error.message.replace(f"{name}_s", name, 1), error.hint) from None
     if most_s <= 0:
         raise InputError(f"{name} is {value}; more than 0 is needed")
+    has_no_unit = isinstance(value, str) and value.strip().replace(".", "").isdecimal()
+    if has_no_unit and most_s >= _IMPROBABLE_S[match["metric"]]:
+        raise InputError(f"{name} is {value}, which means {value} s", f"write the unit: {value}ms or {value}s")
     return Limit(match["metric"], statistic, most_s)
 
 

@@ -29,9 +29,16 @@ def own_load(workload: Workload, seed: int = 0) -> float:
     if span_s <= 0:
         raise InputError(
             "all requests of the workload are sent at once: there is no rate to change",
-            "give arrivals with a rate, as workload.arrivals: {type: poisson, rate_per_s: 1}",
+            "give arrivals with a rate, as workload.arrivals: {type: poisson, rate_per_s: 1}; simulate, whatif and "
+            "search with load: given say how long the batch takes",
         )
     return requests.num_requests / span_s
+
+
+def are_sent_at_once(workload: Workload) -> bool:
+    """Whether the workload is one batch: all requests are sent at 0 s."""
+    is_burst = isinstance(workload.arrivals, Burst) and workload.arrivals.interval_s is None
+    return is_burst and not workload.tenants and workload.clients is None
 
 
 def is_closed(workload: Workload) -> bool:
@@ -127,9 +134,13 @@ class Stream:
         return replace(self.unit, arrival_s=np.zeros_like(self.unit.arrival_s), concurrency=0)
 
 
-def stream_of(workload: Workload, seed: int, num_requests: int | None = None) -> Stream:
-    """Build the stream of a workload, or of its first `num_requests`."""
-    usual_load = own_load(workload, seed)
+def stream_of(workload: Workload, seed: int, num_requests: int | None = None, is_fixed: bool = False) -> Stream:
+    """Build the stream of a workload, or of its first `num_requests`.
+
+    Args:
+        is_fixed: the load stays the workload's own, so that it may be a batch, whose `usual_load` is 1.
+    """
+    usual_load = 1.0 if is_fixed and are_sent_at_once(workload) else own_load(workload, seed)
     if num_requests is not None:
         workload = msgspec.structs.replace(workload, num_requests=num_requests)
     simple = isinstance(workload.arrivals, Poisson | Gamma | Static) and not workload.tenants

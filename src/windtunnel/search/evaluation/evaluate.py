@@ -15,7 +15,7 @@ from windtunnel.errors import InputError
 from windtunnel.schema import Schema, decode
 from windtunnel.search.capacity.capacity import Capacity, capacity
 from windtunnel.search.capacity.limits import limits_from
-from windtunnel.search.capacity.load import Stream, stream_of
+from windtunnel.search.capacity.load import Stream, are_sent_at_once, stream_of
 from windtunnel.search.capacity.probe import probe
 from windtunnel.search.evaluation.duplicates import Neighbours
 from windtunnel.search.evaluation.figures import Deployed, check_budget, figures, load_worth, taken_by
@@ -103,7 +103,9 @@ class Evaluator:
         """Return the requests of a point; points of one workload share them."""
         key = (scenario.workload, seed, num_requests)
         if key not in self.streams:
-            self.streams[key] = stream_of(scenario.workload, self.space.seed + seed, num_requests)
+            self.streams[key] = stream_of(
+                scenario.workload, self.space.seed + seed, num_requests, is_fixed=self.space.load == "given"
+            )
         return self.streams[key]
 
     def evaluate(
@@ -142,10 +144,13 @@ class Evaluator:
         limits = limits_from(self.space.limits)
         tried = probe(server, stream, stream.usual_load, limits, is_patient=True)
         assert tried.served is not None, "a patient run is not given up"
+        is_batch = are_sent_at_once(stream.workload)
+        sustained = stream.usual_load if tried.passes and not is_batch else None
+        values = figures(deployed, server, tried.served, sustained, limits)
         evaluation = Evaluation(
-            load=stream.usual_load,
+            load=values["requests_per_s"] if is_batch else stream.usual_load,
             limited_by=tried.limited_by,
-            figures=figures(deployed, server, tried.served, stream.usual_load if tried.passes else None, limits),
+            figures=values,
             holds=tried.passes,
             num_runs=1,
             num_requests=stream.unit.num_requests,

@@ -116,6 +116,7 @@ def figures(
     values = {
         "devices": float(num_devices),
         "requests_per_s": requests_per_s,
+        "makespan_s": span_s,
         "output_tokens_per_s": output_per_s,
         "output_tokens_per_s_per_device": output_per_s / num_devices,
         "num_preemptions": float(served.num_preemptions),

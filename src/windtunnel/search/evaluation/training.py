@@ -15,7 +15,6 @@ from windtunnel.schema import decode, fields_of, set_path
 from windtunnel.search.evaluation.evaluate import code_digest, files_digest
 from windtunnel.search.evaluation.figures import Takes, check_budget
 from windtunnel.search.evaluation.schema import Evaluation
-from windtunnel.search.space.layouts import with_uneven_stages
 from windtunnel.search.space.space import Space, point_at
 from windtunnel.training.campaign import campaign
 from windtunnel.training.job import TrainingJob
@@ -41,7 +40,7 @@ class TrainingEvaluator:
     prices: dict[Any, TrainingPricer] = field(default_factory=dict)
 
     def job(self, index: int) -> TrainingJob:
-        """Return the job of a point, with an uneven split where its layers do not split evenly.
+        """Return the job of a point.
 
         Raises:
             InputError: it is no job.
@@ -49,8 +48,7 @@ class TrainingEvaluator:
         raw = copy.deepcopy(self.space.job)
         for path, value in point_at(self.space, index).settings.items():
             set_path(raw, path, copy.deepcopy(value))
-        job = decode(raw, TrainingJob, "")
-        return with_uneven_stages(job, self._names(job)[0])
+        return decode(raw, TrainingJob, "")
 
     def check(self, index: int, *_: object) -> None:
         """Raise InputError where the point is no possible job."""

@@ -8,7 +8,7 @@ from windtunnel.errors import InputError
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import decode, set_path
 from windtunnel.serving.shorthand import JOB_PATHS
-from windtunnel.training.job import CHUNKED_SCHEDULES, V_SCHEDULES, TrainingJob
+from windtunnel.training.job import CHUNKED_SCHEDULES, TrainingJob
 from windtunnel.training.setup import look_up
 
 MICRO_BATCHES = (1, 2, 4)
@@ -89,24 +89,3 @@ def _divides_experts(model: ModelSpec, ep: int) -> bool:
     """Whether so many devices can hold different experts; of a model without any, only one."""
     counts = [part.num_experts for _, part in model.feed_forwards if part.num_experts]
     return ep == 1 or (bool(counts) and all(count % ep == 0 for count in counts))
-
-
-def with_uneven_stages(job: TrainingJob, model: ModelSpec) -> TrainingJob:
-    """Return `job` with fewer layers on the first and last chunk of its pipeline, where layers do not split evenly.
-
-    The ends also hold the embedding and the head. With one chunk on each device both ends give layers up as evenly as
-    they can (Megatron's `--decoder-first-pipeline-num-layers` and `--decoder-last-pipeline-num-layers`); with several
-    they give up one each, as Llama 3 405B did (arXiv:2407.21783, section 3.3.2). What neither suits stays as it is.
-    """
-    degrees = job.parallelism
-    num_chunks = degrees.pp * degrees.virtual_stages
-    is_given = degrees.layers_per_stage is not None or job.schedule in (*V_SCHEDULES, "dualpipe")
-    if is_given or num_chunks == 1 or model.num_layers % num_chunks == 0:
-        return job
-    inner = -(-model.num_layers // num_chunks)
-    ends = model.num_layers - inner * (num_chunks - 2)
-    first, last = -(-ends // 2), ends // 2
-    if last < 1 or first > inner or (degrees.virtual_stages > 1 and not first == last == inner - 1):
-        return job
-    layers = (first, *[inner] * (num_chunks - 2), last)
-    return msgspec.structs.replace(job, parallelism=msgspec.structs.replace(degrees, layers_per_stage=layers))

@@ -17,7 +17,17 @@ import msgspec
 from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.metrics.slo import Slo
 from windtunnel.plugins import Registry
-from windtunnel.schema import Schema, check_at_least, check_seed, decode, parse_yaml, read_table, read_yaml, set_path
+from windtunnel.schema import (
+    Schema,
+    check_at_least,
+    check_seed,
+    decode,
+    parse_yaml,
+    read_table,
+    read_yaml,
+    set_path,
+    short_path,
+)
 from windtunnel.search.capacity.limits import limits_from, limits_of
 from windtunnel.search.space.layouts import vary_layouts
 from windtunnel.serving.scenario import Scenario, beside, keep_published_formats, scenario_from
@@ -230,7 +240,7 @@ class Point:
     @cached_property
     def title(self) -> str:
         """`device h100_sxm, tp 4`."""
-        names = {name: "" if name == CHANGE else f"{name.rpartition('.')[2]} " for name in self.choice}
+        names = {name: "" if name in (CHANGE, "deployment") else f"{short_path(name)} " for name in self.choice}
         return ", ".join(f"{names[name]}{value_text(value)}" for name, value in self.choice.items())
 
 

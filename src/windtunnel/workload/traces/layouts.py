@@ -178,11 +178,11 @@ def _no_stream(path: Path, header: Sequence[str], stream: str, layout: Layout) -
     if name is None:
         return InputError(
             f"{path} has no arrival times: its publisher ({layout.source}) gives none",
-            "say how they arrive: a rate or a concurrency",
+            "say how they arrive: --rate or --concurrency, or workload.arrivals in a file",
         )
     near = did_you_mean(name, [column for column in header if column not in _lengths_and_times(layout)])
     if stream == "arrival":
-        hint = "give workload.arrivals, or name the column of times: workload.trace.columns: {arrival: NAME}"
+        hint = "give --rate or --concurrency, or name the column of times: workload.trace.columns: {arrival: NAME}"
         return InputError(f"{path} has no arrival times: no column {name!r} beside {_listed(header)}", near or hint)
     hint = f"name it: workload.trace.columns: {{{stream}: NAME}}"
     return InputError(f"{path} has no column {name!r}; it has {_listed(header)}", near or hint)

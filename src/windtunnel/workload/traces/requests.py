@@ -327,7 +327,7 @@ def _texts(
     if trace.characters_per_token is None:
         raise InputError(
             f"{path} holds texts, not lengths",
-            "say how long a token is: workload.trace.characters_per_token (about 4 for English), or count the tokens",
+            "say how long a token is: --set workload.trace.characters_per_token=4 suits English; or count the tokens",
         )
     lengths: list[tuple[int, int]] = []
     values = (value for batch in batches_of(path, [column]) for value in _values(batch[column]))
