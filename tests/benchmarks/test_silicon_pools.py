@@ -49,6 +49,38 @@ def test_every_setting_that_a_scenario_knows_is_taken() -> None:
     assert decode.parallelism == Parallelism(tp=8, ep=8)
     assert (decode.replicas, decode.engine.max_cudagraph_capture_size) == (1, 128)
     assert (decode.engine.async_scheduling, decode.engine.moe_backend) == (True, None)
+    assert decode.engine.cudagraph_sizes == (1, 2, 4, *range(8, 129, 8))
+    assert decode.engine.cudagraph_padding
+
+
+@pytest.mark.parametrize(
+    ("words", "largest", "sizes"),
+    [
+        ("4 sizes 1..4", 4, (1, 2, 3, 4)),
+        ("6 sizes 1..32", 32, (1, 2, 4, 8, 16, 32)),
+        ("7 sizes 1..32", 32, (1, 2, 4, 8, 16, 24, 32)),
+        ("15 sizes 1..192", 192, None),
+        ("max_batch_size 12", 12, None),
+        ("powers of 2 up to 2048 + max batch", 2048, (*(1 << power for power in range(10)), 768, 1024, 1536, 2048)),
+    ],
+)
+def test_captured_batches_are_those_of_a_usual_list_of_as_many(
+    words: str, largest: int, sizes: tuple[int, ...] | None
+) -> None:
+    decode = f"workers=1 tp=2 max_num_seqs=1536 mem_fraction=0.9 cuda_graph={words} moe_backend=TRTLLM"
+    _, (_, pool), _ = pools_of("trtllm", server(decode=decode))
+    assert (pool.engine.max_cudagraph_capture_size, pool.engine.cudagraph_sizes) == (largest, sizes)
+
+
+def test_servers_of_a_sweep_capture_what_its_script_lists() -> None:
+    decode = "workers=1 tp=2 max_num_seqs=1536 mem_fraction=0.9"
+    swept = server(decode=decode)
+    swept = Row({**swept.values, "source": "dynamo performance_sweeps; selected"}, swept.where)
+    _, (_, plain), _ = pools_of("trtllm", server(decode=decode))
+    _, (_, pool), _ = pools_of("trtllm", swept)
+    assert plain.engine.cudagraph_sizes is None
+    assert pool.engine.cudagraph_sizes is not None
+    assert pool.engine.cudagraph_sizes[-2:] == (1536, 2048)
 
 
 def test_what_has_no_counterpart_is_named() -> None:

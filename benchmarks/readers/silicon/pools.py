@@ -203,7 +203,7 @@ def pool_records(server: Row) -> tuple[PoolRecord, PoolRecord]:
         if not text:
             raise InputError(f"how many servers {name} and how was not recorded")
         values = dict(re.findall(r"(\w+)=(\[.*?\]|\{.*?\}|.*?)(?=\s\w+=|$)", text))
-        if name == "decode" and "performance_sweeps" in server.text("source"):
+        if name == "decode" and "performance_sweeps" in server.values.get("source", ""):
             values.setdefault("cuda_graph", SWEEP)
         records.append(PoolRecord(name, values, server.where))  # type: ignore[arg-type]
     return records[0], records[1]
