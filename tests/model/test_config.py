@@ -305,7 +305,7 @@ class TestErrors:
             read(LLAMA, **{key: value})
 
     def test_encoders_are_refused(self) -> None:
-        with pytest.raises(InputError, match=r"BertForMaskedLM.*not a decoder-only"):
+        with pytest.raises(InputError, match=r"BertForMaskedLM.*neither a decoder-only"):
             read(LLAMA, model_type="bert", architectures=["BertForMaskedLM"], hidden_act="gelu")
 
     def test_layer_types_must_name_every_layer(self) -> None:

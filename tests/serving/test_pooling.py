@@ -2,13 +2,15 @@
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from serving.test_simulate import PlainRoofline
 from windtunnel.errors import InputError
-from windtunnel.model.launches.forward import head_launches
-from windtunnel.report.serving.run import run_report
+from windtunnel.model.launches.forward import StepBatch, attention_launches, head_launches
+from windtunnel.report.serving.run import run_document, run_report
+from windtunnel.serving.explain import explain_step, step_batch
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, resolve, scenario_from
 from windtunnel.serving.setup.estimators import shard_of
@@ -103,3 +105,53 @@ def test_masks_of_structured_output_take_the_host() -> None:
         costs.append(lower_steps(PlainRoofline(), deployed).cost)
     assert costs[1].host_request_s - costs[0].host_request_s == pytest.approx(40e-6)
     assert (np.asarray(costs[1].sample_s) >= costs[0].sample_s).all()
+
+
+def encoder_of(model: str = "BAAI/bge-m3", engine: dict[str, Any] | None = None, **load: Any) -> Scenario:
+    described = scenario_of(engine, **load)
+    return msgspec.structs.replace(described, model=model)
+
+
+def test_an_encoder_keeps_nothing_and_computes_prompts_whole() -> None:
+    result = run(encoder_of(input_tokens={"type": "uniform", "min_tokens": 10, "max_tokens": 8192}))
+    assert result.setup.engine.enable_chunked_prefill is False
+    assert result.setup.engine.enable_prefix_caching is False
+    assert (result.memory.kv_cache_bytes, result.memory.kv_tokens) == (0, 0)
+    assert result.steps["prefill_tokens"].sum() == result.requests["input_tokens"].sum()
+    assert result.steps["decode_tokens"].sum() == 0
+    page = str(run_document(result))
+    assert "'kv_tokens': None" in page
+    assert "KV cache" not in "\n".join(run_report(result).lead)
+
+
+def test_a_longer_prompt_costs_an_encoder_its_square() -> None:
+    def prefill_s(tokens: int) -> float:
+        batch = StepBatch(prefill_tokens=tokens, prefill_pairs=tokens**2 / 2, sampled=1)
+        shard = shard_of(resolve(encoder_of()))
+        return sum(float(launch.op.flops) * launch.count for launch in attention_launches(shard, batch))
+
+    assert prefill_s(4096) == pytest.approx(4 * prefill_s(2048))
+
+
+@pytest.mark.parametrize("tokens", [512, 513])
+def test_an_encoder_has_as_many_positions_as_its_table(tokens: int) -> None:
+    described = encoder_of("BAAI/bge-large-en-v1.5", input_tokens=tokens, num_requests=2)
+    if tokens == 512:
+        assert run(described).requests["input_tokens"].tolist() == [512, 512]
+    else:
+        with pytest.raises(InputError, match=r"request 0 has 513 tokens; BAAI/bge-large-en-v1\.5 accepts 512"):
+            run(described)
+
+
+def test_an_encoder_makes_no_text() -> None:
+    with pytest.raises(InputError, match="BAAI/bge-m3 is an encoder, which makes vectors and scores and no text"):
+        run(encoder_of(task="generate", output_tokens=1))
+
+
+def test_explain_shows_prompts_of_an_encoder_and_no_decoding() -> None:
+    setup = resolve(encoder_of())
+    names = [launch.name for launch in explain_step(setup, step_batch(0, 0, 512), PlainRoofline()).launches]
+    assert "encoder_attention" in names
+    assert "kv_cache_write" not in names
+    with pytest.raises(InputError, match="is an encoder, which computes prompts and decodes nothing"):
+        explain_step(setup, step_batch(4, 100, 0), PlainRoofline())

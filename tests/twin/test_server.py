@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from live_twins import client_of, scenario_of
@@ -235,6 +236,21 @@ def test_embeddings_have_the_size_that_was_asked_for(app: TwinApp) -> None:
     assert vectors[0] != vectors[1]
     coded = post(app, "/v1/embeddings", asked | {"encoding_format": "base64"}).json()
     assert len(base64.b64decode(coded["data"][0]["embedding"])) == 4 * 32
+
+
+def test_an_encoder_answers_with_vectors_and_scores_and_no_text() -> None:
+    app = twin_app(msgspec.structs.replace(scenario_of({}), model="BAAI/bge-m3"), None)
+    answer = post(app, "/v1/embeddings", {"input": ["one text", "another"], "dimensions": 8}).json()
+    assert [len(entry["embedding"]) for entry in answer["data"]] == [8, 8]
+    asked = {"query": "what", "documents": ["one", "another text", "one"], "top_n": 2}
+    ranked = post(app, "/v1/rerank", asked).json()["results"]
+    assert len(ranked) == 2
+    assert ranked[0]["relevance_score"] >= ranked[1]["relevance_score"]
+    assert all(entry["document"]["text"] == asked["documents"][entry["index"]] for entry in ranked)  # type: ignore[index]
+    refused = post(app, "/v1/completions", {"prompt": "a", "max_tokens": 1})
+    assert (refused.status_code, "makes no text" in refused.text) == (400, True)
+    for body in ({"documents": ["a"]}, {"query": "a", "documents": []}, asked | {"top_n": 0}):
+        assert post(app, "/rerank", body).status_code == 400
 
 
 def test_a_full_twin_refuses_more() -> None:

@@ -132,12 +132,17 @@ def _require_enough(raw: Mapping[str, Any]) -> None:
     if not (isinstance(deployment, dict) and isinstance(workload, dict)):
         return
     has_whole = any(workload.get(name) for name in ("trace", "clients", "tenants", "total_tokens"))
+    pools = workload.get("task", "generate") != "generate"
     needed = [
         ("--model", "model" in raw, "list them with `windtunnel catalog models`"),
         ("--device", "device" in deployment, "list them with `windtunnel catalog devices`"),
         ("--rate, --concurrency or --trace", has_whole or "arrivals" in workload, None),
         ("--input-tokens", has_whole or "input_tokens" in workload, None),
-        ("--output-tokens", has_whole or "output_tokens" in workload, None),
+        (
+            "--output-tokens",
+            has_whole or "output_tokens" in workload or pools,
+            "or --task embed for vectors of prompts",
+        ),
     ]
     for name, is_given, hint in needed:
         if not is_given:

@@ -41,6 +41,12 @@ class Architecture(Schema):
     """Format of cached keys and values that engines take whatever the checkpoint says."""
     position_rows: int | None = None
     """Rows that a table of learned positions has beyond the longest context; None: positions are not learned."""
+    encoder: bool = False
+    """Whether tokens see whole prompts, and the model makes no text."""
+    pooler: bool = False
+    """Whether an encoder's checkpoint has a dense layer after its layers (BERT's pooler)."""
+    unused_positions: int = 0
+    """Positions of the config's longest context that no token takes."""
 
 
 class Architectures(Schema):

@@ -6,7 +6,7 @@ facts. A `model_type` that is unknown there is refused: nothing says how its lay
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -34,6 +34,7 @@ ROTARY_SHARES = ("partial_rotary_factor", "rotary_pct", "rope_pct")
 _BLOCK_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Letters of `hybrid_override_pattern` (`configuration_nemotron_h.py` of nvidia/Nemotron-H-56B-Base-8K)."""
 _MULTIMODAL = ("ForConditionalGeneration", "ForVision2Seq")
+_SCORING = "ForSequenceClassification"
 _GENERATIVE = ("ForCausalLM", "LMHeadModel", *_MULTIMODAL)
 
 Layer = tuple[Attention | None, FeedForward | None]
@@ -56,8 +57,12 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
     num_norms = _num_norms(reader)
     layers = _layers(reader)
     modules = [_modules(attention, feed_forward) for attention, feed_forward in layers]
-    max_context_tokens = reader.count("max_position_embeddings")
-    has_positions = architecture.position_rows is not None
+    max_position = reader.count("max_position_embeddings")
+    max_context_tokens = min(max_position, reader.count("max_trained_positions", default=max_position))
+    max_context_tokens = max(max_context_tokens - architecture.unused_positions, 1)
+    learned = 0 if architecture.position_rows is None else max_position + architecture.position_rows
+    if architecture.encoder:
+        learned += reader.count("type_vocab_size", default=0, minimum=0)
     return ModelSpec(
         name=name,
         hidden_size=reader.count("hidden_size"),
@@ -67,10 +72,11 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
             LayerGroup(num_layers=num, attention=attention, feed_forward=feed_forward, num_norms=num_norms)
             for (attention, feed_forward), num in Counter(layers).items()
         ),
-        tie_word_embeddings=reader.flag("tie_word_embeddings", default=architecture.tied),
+        tie_word_embeddings=architecture.encoder or reader.flag("tie_word_embeddings", default=architecture.tied),
         norm_bias=architecture.norm_bias,
         lm_head_bias=reader.rule(architecture.lm_head_bias),
-        learned_positions=max_context_tokens + (architecture.position_rows or 0) if has_positions else 0,
+        learned_positions=learned,
+        head=_head(reader),
         architecture=reader.model_type,
         precision=_precision(reader, quant_config, modules),
         left_out=_left_out(config, reader),
@@ -80,6 +86,15 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
         earlier_blocks=_earlier_blocks(reader),
         rotary_values=_rotary_values(reader, max((part.rotary_size for part, _ in layers if part), default=0)),
     )
+
+
+def _head(reader: ConfigReader) -> Literal["pooler", "score"] | None:
+    """Return what an encoder's checkpoint has after its layers, by the name of its class."""
+    if not reader.architecture.encoder:
+        return None
+    if any(name.endswith(_SCORING) for name in list_of(str, "names", reader.raw, "architectures", reader.name)):
+        return "score"
+    return "pooler" if reader.architecture.pooler else None
 
 
 def _earlier_blocks(reader: ConfigReader) -> float:
@@ -188,9 +203,19 @@ def _refuse_other_models(raw: Mapping[str, Any], name: str, model_type: str) -> 
     if layers:
         raise InputError(f"{name}: {layers} cannot be modelled (model_type {model_type!r})")
     architectures = list_of(str, "names", raw, "architectures", name)
-    generative = not architectures or any(item.endswith(_GENERATIVE) for item in architectures)
-    if raw.get("is_encoder_decoder") or not generative:
-        raise InputError(f"{name} ({', '.join(architectures)}) is not a decoder-only language model")
+    known = _architectures().get(model_type)
+    if known is not None and known.encoder:
+        positions = raw.get("position_embedding_type") or "absolute"
+        # ModernBERT's configs say absolute too, although its code rotates.
+        is_odd = positions not in (("absolute",) if known.position_rows is not None else ("absolute", "rope"))
+        if raw.get("is_decoder") or is_odd:
+            made = "as a decoder" if raw.get("is_decoder") else f"with {positions!r} positions"
+            raise InputError(f"{name}: an encoder of model_type {model_type!r} {made} cannot be modelled")
+    endings = ("Model", _SCORING) if known is not None and known.encoder else _GENERATIVE
+    is_known = not architectures or any(item.endswith(endings) for item in architectures)
+    if raw.get("is_encoder_decoder") or not is_known:
+        what = "neither a decoder-only language model nor an encoder for vectors or scores"
+        raise InputError(f"{name} ({', '.join(architectures)}) is {what}")
 
 
 def _num_norms(reader: ConfigReader) -> int:

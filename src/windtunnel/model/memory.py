@@ -37,7 +37,8 @@ def weight_bytes(shard: Shard) -> float:
     head = 0.0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size * head_bits(shard) / 8
     ends = max(tables, head) if parallelism.pp > 1 else tables + head
     positions = model.learned_positions * model.hidden_size * value_bytes(shard)
-    return layer_bits / 8 * shard.stage_fraction + ends / shard.tp + positions
+    score = model.head_parameters * value_bytes(shard) if model.head == "score" else 0.0
+    return layer_bits / 8 * shard.stage_fraction + ends / shard.tp + positions + score
 
 
 def value_bytes(shard: Shard) -> float:

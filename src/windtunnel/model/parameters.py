@@ -13,7 +13,7 @@ class ParameterCount:
     embedding: int
     """Token table, and position table where positions are learned."""
     lm_head: int
-    """Output layer, without its matrix where embeddings are tied."""
+    """Output layer, without its matrix where embeddings are tied; an encoder's pooler or score."""
     attention: int
     """Projections and their biases, sinks, short convolutions and decay rates; not the norms."""
     feed_forward: FeedForwardParameters
@@ -43,7 +43,9 @@ def count_parameters(model: ModelSpec) -> ParameterCount:
     feed_forwards = (part.parameters(hidden_size) * num_layers for num_layers, part in model.feed_forwards)
     return ParameterCount(
         embedding=embedding + model.learned_positions * hidden_size,
-        lm_head=(0 if model.tie_word_embeddings else embedding) + (model.vocab_size if model.lm_head_bias else 0),
+        lm_head=(0 if model.tie_word_embeddings else embedding)
+        + (model.vocab_size if model.lm_head_bias else 0)
+        + model.head_parameters,
         attention=sum(num_layers * part.num_parameters(hidden_size) for num_layers, part in model.attentions),
         feed_forward=sum(feed_forwards, FeedForwardParameters()),
         norms=norm

@@ -7,7 +7,7 @@ A kind is one module of `model/attention/` or `model/feed_forward/`, or of an in
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -65,6 +65,8 @@ class Attention(LayerKind):
     registry = Registry("windtunnel.attention", "windtunnel.model.attention", "kind of attention")
     is_recurrent: ClassVar[bool] = False
     """Whether it keeps a state of fixed size for a request, in place of keys and values of every token."""
+    is_causal: ClassVar[bool] = True
+    """Whether a token sees no later one; encoders see whole prompts, and keep nothing of them."""
 
     @classmethod
     def reads(cls, reader: ConfigReader, index: int) -> bool:
@@ -287,7 +289,7 @@ class LayerGroup(Schema):
 
 
 class ModelSpec(Schema):
-    """A decoder-only transformer."""
+    """A decoder-only transformer, or an encoder."""
 
     name: str
     hidden_size: int
@@ -299,7 +301,10 @@ class ModelSpec(Schema):
     """LayerNorm with a bias (Phi, StarCoder) and not RMSNorm."""
     lm_head_bias: bool = False
     learned_positions: int = 0
-    """Rows of a table of learned positions (GPT-2, OPT); 0 where positions are rotated or biased."""
+    """Rows of tables of learned positions (GPT-2, OPT) and of kinds of tokens (BERT); 0 where there are none."""
+    head: Literal["pooler", "score"] | None = None
+    """What an encoder's checkpoint has after its layers: BERT's pooler, which engines do not load, or the dense layer
+    and the score of a reranker."""
     architecture: str = ""
     """`model_type` of its config.json: engines keep windows, and fuse all-reduces, of some types only."""
     precision: Precision = Precision()
@@ -334,6 +339,17 @@ class ModelSpec(Schema):
     def feed_forwards(self) -> tuple[tuple[int, FeedForward], ...]:
         """Number of layers and their feed-forward, for each group that has one."""
         return tuple((g.num_layers, g.feed_forward) for g in self.layers if g.feed_forward is not None)
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether it makes vectors and scores, and no text."""
+        return any(not attention.is_causal for _, attention in self.attentions)
+
+    @property
+    def head_parameters(self) -> int:
+        """Parameters of `head`: a square matrix with a bias, and a score's weights."""
+        scores = self.hidden_size + 1 if self.head == "score" else 0
+        return self.hidden_size * (self.hidden_size + 1) + scores if self.head else 0
 
     @property
     def has_experts(self) -> bool:

@@ -115,7 +115,7 @@ def _changes(setup: Setup) -> dict[str, dict[str, Any]]:
         found["CUDA graphs"] = {"deployment.engine.max_cudagraph_capture_size": None}
     add("deployment.engine.cudagraph_padding", [True], engine.cudagraph_padding)
     add("deployment.engine.async_scheduling", [True], engine.async_scheduling)
-    add("kv_cache", _kv_formats(setup.device, setup.precision.kv_cache), None)
+    add("kv_cache", _kv_formats(setup.device, setup.model, setup.precision.kv_cache), None)
     for checkpoint, model in catalog.checkpoints(setup.model.name).items():
         if _is_native(setup.device, model) and model.precision.weights != setup.precision.weights:
             formats = {"model": checkpoint, "precision": {}}
@@ -143,12 +143,13 @@ def _is_native(device: Device, model: ModelSpec) -> bool:
     return all(COMPUTE[each][0] in rates and computed_as(each, rates) is each for each in formats)
 
 
-def _kv_formats(device: Device, present: Format) -> list[str]:
+def _kv_formats(device: Device, model: ModelSpec, present: Format) -> list[str]:
     """Return the formats of a KV cache to try beside the present one: FP8, where a device computes in it.
 
     It halves the bytes of a token, and engines then choose other attention kernels; both are in the prediction.
     """
-    return [str(Format.FP8)] if "fp8" in device.peak_flops_per_s and present != Format.FP8 else []
+    has_use = not model.is_encoder and "fp8" in device.peak_flops_per_s and present != Format.FP8
+    return [str(Format.FP8)] if has_use else []
 
 
 def _on_device(device: Device, checkpoint: str, model: ModelSpec, splits: bool) -> dict[str, dict[str, Any]]:
@@ -156,7 +157,7 @@ def _on_device(device: Device, checkpoint: str, model: ModelSpec, splits: bool) 
     found: dict[str, dict[str, Any]] = {}
     formats: list[dict[str, str]] = [
         {},
-        *({"kv_cache": each} for each in _kv_formats(device, model.precision.kv_cache)),
+        *({"kv_cache": each} for each in _kv_formats(device, model, model.precision.kv_cache)),
     ]
     for layout, kv in product(layouts(model, catalog.default_node(device).num_devices), formats):
         degrees = " ".join(f"{name.upper().replace('_', ' ')} {degree}" for name, degree in layout.items())

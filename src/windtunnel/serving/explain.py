@@ -242,6 +242,13 @@ def _check_batch(setup: Setup, memory: MemoryPlan, batch: StepBatch) -> None:
         raise InputError(
             f"a request of {longest:,.0f} tokens is too long: {setup.model.name} accepts {setup.max_model_len:,}"
         )
+    if setup.model.is_encoder:
+        if batch.decode_requests:
+            raise InputError(
+                f"{setup.model.name} is an encoder, which computes prompts and decodes nothing",
+                "give --prefill-tokens, and no --batch",
+            )
+        return
     fixed = memory.blocks_per_request * memory.block_size / memory.num_groups
     needed = batch.decode_requests * (_kept_tokens(memory, batch.decode_context_tokens) + fixed) + prompt
     if needed > memory.kv_tokens:

@@ -301,7 +301,12 @@ def _transfers_kv(deployment: Deployment, pool: Pool) -> bool:
 
 
 def check_served(scenario: Scenario, pool: Pool, setup: Setup, memory: MemoryPlan, requests: RequestArrays) -> None:
-    """Raise InputError for the first request that a pool could never hold or compute."""
+    """Raise InputError for the first request that a pool could never hold or compute; an encoder makes no text."""
+    if setup.model.is_encoder and not scenario.workload.is_pooling:
+        raise InputError(
+            f"{setup.model.name} is an encoder, which makes vectors and scores and no text",
+            "set workload.task to embed or rerank, and leave output_tokens out",
+        )
     served, computes_prompts = requests, True
     if pool.role == "prefill":
         served = replace(requests, output_tokens=np.ones_like(requests.output_tokens))
@@ -377,7 +382,13 @@ def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan, co
     lengths = requests.input_tokens + requests.output_tokens
     longest = int(np.argmax(lengths))
     length = int(lengths[longest])
-    if length > setup.max_model_len:
+    if setup.model.is_pooled and length - 1 > setup.max_model_len:
+        raise InputError(
+            f"request {longest} has {requests.input_tokens[longest]:,} tokens; {setup.model.name} accepts "
+            f"{setup.max_model_len:,}",
+            "shorten the workload; a server refuses such a prompt unless it is asked to truncate it",
+        )
+    if length - setup.model.is_pooled > setup.max_model_len:
         raise InputError(
             f"request {longest} has {requests.input_tokens[longest]:,} input and "
             f"{requests.output_tokens[longest]:,} output tokens; "

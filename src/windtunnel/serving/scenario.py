@@ -193,7 +193,8 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
     model = catalog.model(scenario.model, allow_download)
     device = catalog.device(deployment.device)
     node = catalog.node(deployment.node) if deployment.node else catalog.default_node(device)
-    if scenario.workload.is_pooling:
+    is_pooling = scenario.workload.is_pooling or model.is_encoder
+    if is_pooling:
         model = msgspec.structs.replace(model, tie_word_embeddings=True, lm_head_bias=False, is_pooled=True)
     precision = scenario.precision or model.precision
     engine = with_defaults(deployment.engine, device, shape=deployment.parallelism)
@@ -211,8 +212,8 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
     max_model_len = engine.max_model_len or model.max_context_tokens
     sampling, sampling_source = scenario.workload.sampling_of(model)
     engine = with_lora(engine, scenario.workload.adapters)
-    if scenario.workload.is_pooling:
-        engine = for_pooling(deployment, engine)
+    if is_pooling:
+        engine = for_pooling(deployment, engine, model)
     engine = whole_prompt_tokens(deployment.engine, engine, max_model_len)
     setup = Setup(
         model=model,

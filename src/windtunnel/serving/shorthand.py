@@ -37,6 +37,7 @@ class Options(TypedDict, total=False):
     kv_cache_dtype: Annotated[str | None, "precision.kv_cache"]
     input_tokens: Annotated[int | dict[str, Any] | None, "workload.input_tokens"]
     output_tokens: Annotated[int | dict[str, Any] | None, "workload.output_tokens"]
+    task: Annotated[str | None, "workload.task"]
     num_requests: Annotated[int | None, "workload.num_requests"]
     client: Annotated[str | None, "workload.client"]
     temperature: Annotated[float | None, "workload.sampling.temperature"]

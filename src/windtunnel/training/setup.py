@@ -53,6 +53,10 @@ def resolve(job: TrainingJob, allow_download: bool = False) -> TrainingSetup:
     model, device, node = look_up(job, allow_download)
     job = with_uneven_stages(with_framework_defaults(job), model)
     check_node(node, device)
+    if model.is_encoder:
+        raise InputError(
+            f"{model.name} is an encoder; training jobs are of decoders", "take a model that generates text"
+        )
     known = degrees(job)
     check_model(job, known, model)
     check_schedule(job, known)

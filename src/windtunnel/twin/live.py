@@ -88,10 +88,19 @@ def prepare_live(scenario: Scenario, allow_download: bool = False, max_requests:
                 "one whose client leaves could not be taken out of its batches",
                 "choose an engine's own scheduler, or send the recorded requests to `windtunnel simulate`",
             )
+        if setup.model.is_encoder and not scenario.workload.is_pooling:
+            scenario = _of_vectors(scenario)
         setups.append(replace(setup, engine=msgspec.structs.replace(setup.engine, max_model_len=setup.max_model_len)))
     waiting = _placeholders(max_requests)
     prepared = prepare(scenario, waiting, setups, allow_download)
     return LiveDeployment(scenario, prepared)
+
+
+def _of_vectors(scenario: Scenario) -> Scenario:
+    """Return a scenario whose requests end with their prompts; a live run reads nothing else of its workload."""
+    outputs = dict.fromkeys(("output_tokens", "total_tokens", "sessions", "clients", "lengths_seed"))
+    workload = msgspec.structs.replace(scenario.workload, task="embed", tenants=(), **outputs)
+    return msgspec.structs.replace(scenario, workload=workload)
 
 
 def _placeholders(num_requests: int) -> RequestArrays:

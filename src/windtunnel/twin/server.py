@@ -26,6 +26,7 @@ from windtunnel.units import format_count
 
 BACKLOG = 2048
 MOST_BODY_BYTES = 64 << 20
+RERANKING = ("/rerank", "/v1/rerank", "/v2/rerank")
 EMBEDDING_SIZE = 64
 """Numbers of an embedding whose size nobody asks for."""
 MOST_DIMENSIONS = 16_384
@@ -91,6 +92,9 @@ class TwinApp:
     async def _answer(self, method: str, path: str, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         replica = self.replica_of_port.get((scope.get("server") or ("", 0))[1])
         if method == "POST" and path in ("/v1/chat/completions", "/v1/completions"):
+            model = self.twin.deployment.first.setup.model
+            if model.is_encoder:
+                raise RequestError(f"{model.name} is an encoder and makes no text; ask /v1/embeddings or /v1/rerank")
             kind = "chat" if path.startswith("/v1/chat") else "completion"
             body = self._object(await _body(receive))
             asked = ask(body, kind, self.tokenizer, self.words, self.limits, self._number)
@@ -98,6 +102,8 @@ class TwinApp:
             await self._complete(asked, receive, send, scope.get("http_version") == "1.1")
         elif method == "POST" and path == "/v1/embeddings":
             await self._embed(self._object(await _body(receive)), replica, receive, send)
+        elif method == "POST" and path in RERANKING:
+            await self._rerank(self._object(await _body(receive)), replica, receive, send)
         elif method == "GET" and path == "/metrics":
             self.twin.run_to(self.twin.clock.now_s())
             text = self.metrics.text(self.twin, self.twin.clock, replica)
@@ -107,7 +113,7 @@ class TwinApp:
             await _reply(send, 200, self._encode(self._pages[method, path](given)))
         else:
             known = [*(path for _, path in self._pages), "/metrics", "/v1/chat/completions", "/v1/completions"]
-            status = 405 if path in [*known, "/v1/embeddings"] else 404
+            status = 405 if path in [*known, "/v1/embeddings", *RERANKING] else 404
             raise RequestError("Method Not Allowed" if status == 405 else "Not Found", status, "NotFoundError")
 
     def _object(self, body: bytes) -> dict[str, Any]:
@@ -178,6 +184,53 @@ class TwinApp:
             leaving.cancel()
         return done.done()
 
+    async def _pool(
+        self, model: Any, prompts: Sequence[Any], replica: int | None, receive: Receive
+    ) -> tuple[list[Asked], int] | None:
+        """Compute prompts to their ends; return what was asked, and its tokens; None: the client has left."""
+        asked = [
+            ask(
+                {"model": model, "prompt": each, "max_tokens": 1},
+                "completion",
+                self.tokenizer,
+                self.words,
+                self.limits,
+                self._number,
+            )
+            for each in prompts
+        ]
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        answers: list[Answer] = []
+        sink = _whole(done, len(asked))
+        for each in asked:
+            each.replica = replica
+            self._submit(each, [sink], answers)
+        if asked and not await self._wait(answers, done, receive):
+            return None
+        return asked, sum(answer.input_tokens for answer in answers)
+
+    async def _rerank(self, body: dict[str, Any], replica: int | None, receive: Receive, send: Send) -> None:
+        """Answer a request for scores of documents: each is a prompt behind the query (the API of vLLM and Jina)."""
+        query, documents, top = body.get("query"), body.get("documents"), body.get("top_n")
+        if not isinstance(query, str):
+            raise RequestError("query must be a text", param="query")
+        if not isinstance(documents, list) or not documents or not all(isinstance(each, str) for each in documents):
+            raise RequestError("documents must be a list of texts", param="documents")
+        if top is not None and (type(top) is not int or top < 1):
+            raise RequestError("top_n must be a whole number of at least 1", param="top_n")
+        pooled = await self._pool(body.get("model"), [f"{query}\n{each}" for each in documents], replica, receive)
+        if pooled is None:
+            return
+        asked, total = pooled
+        scores = [sum(each.prompt) * 2654435761 % 65536 / 65536 for each in asked]
+        results = [
+            {"index": index, "document": {"text": documents[index]}, "relevance_score": scores[index]}
+            for index in sorted(range(len(scores)), key=lambda index: -scores[index])[:top]
+        ]
+        usage = {"prompt_tokens": total, "total_tokens": total}
+        reply = {"id": f"rerank-{uuid4().hex}", "model": asked[0].model, "usage": usage, "results": results}
+        await _reply(send, 200, self._encode(reply))
+
     async def _embed(self, body: dict[str, Any], replica: int | None, receive: Receive, send: Send) -> None:
         """Answer a request for embeddings: each input is a prompt, computed to its end."""
         given = body.get("input")
@@ -186,27 +239,10 @@ class TwinApp:
         size = body.get("dimensions", EMBEDDING_SIZE)
         if type(size) is not int or not 1 <= size <= MOST_DIMENSIONS:
             raise RequestError(f"dimensions must be a whole number from 1 to {MOST_DIMENSIONS}", param="dimensions")
-        asked = [
-            ask(
-                {"model": body.get("model"), "prompt": each, "max_tokens": 1},
-                "completion",
-                self.tokenizer,
-                self.words,
-                self.limits,
-                self._number,
-            )
-            for each in inputs or ()
-        ]
-
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        answers: list[Answer] = []
-        sink = _whole(done, len(asked))
-        for each in asked:
-            each.replica = replica
-            self._submit(each, [sink], answers)
-        if asked and not await self._wait(answers, done, receive):
+        pooled = await self._pool(body.get("model"), inputs or (), replica, receive)
+        if pooled is None:
             return
-        total = sum(answer.input_tokens for answer in answers)
+        asked, total = pooled
         data = [
             {"object": "embedding", "index": index, "embedding": _vector(each, size, body.get("encoding_format"))}
             for index, each in enumerate(asked)

@@ -46,7 +46,9 @@ def head_launches(shard: Shard, num_sampled: Size) -> list[Launch]:
     model, tp = shard.model, shard.tp
     if model.is_pooled:
         # The prompt's last hidden state becomes fp32 and is normalised, or scored (vLLM 0.33 `layers/pooler/`).
-        return [shard.elementwise("pooler", num_sampled, model.hidden_size * (BF16_BYTES + 3 * FP32_BYTES))]
+        pooled = [shard.elementwise("pooler", num_sampled, model.hidden_size * (BF16_BYTES + 3 * FP32_BYTES))]
+        dense = Launch("score_dense", Gemm(num_sampled, model.hidden_size, model.hidden_size))
+        return [*pooled, dense] if model.head == "score" else pooled
     vocabulary = -(-model.vocab_size // tp)
     launches = [Launch("lm_head", Gemm(num_sampled, vocabulary, model.hidden_size, shard.precision.lm_head))]
     if tp > 1:

@@ -62,7 +62,7 @@ def run_document(result: Result) -> dict[str, Any]:
 
 def memory_document(memory: MemoryPlan) -> dict[str, Any]:
     """Document one device's memory."""
-    document = asdict(memory) | {"kv_tokens": memory.kv_tokens}
+    document = asdict(memory) | {"kv_tokens": memory.kv_tokens or None}
     return document if memory.adapter_bytes else {name: document[name] for name in document if name != "adapter_bytes"}
 
 

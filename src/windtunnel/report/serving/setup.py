@@ -30,7 +30,8 @@ SMALL_SHARE = 0.0005
 
 def model_line(setup: Setup) -> str:
     """Return model and formats: `meta-llama/Llama-3.1-70B, fp8 weights, bf16 KV cache`."""
-    return f"{setup.model.name}, {formats(setup.precision)}"
+    text = f"{setup.model.name}, {formats(setup.precision)}"
+    return text.rpartition(", ")[0] if setup.model.is_encoder else text
 
 
 def deployment_line(setup: Setup, replicas: int = 1, max_replicas: int | None = None) -> str:

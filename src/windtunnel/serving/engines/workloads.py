@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from windtunnel.errors import InputError
+from windtunnel.model.shape import ModelSpec
 from windtunnel.serving.codes import SCHEDULERS
 from windtunnel.serving.deployment import Deployment, EngineSettings
 from windtunnel.serving.engines.contract import behaviour_of
@@ -52,8 +53,9 @@ def with_lora(resolved: EngineSettings, adapters: WorkloadAdapters | None) -> En
     return msgspec.structs.replace(resolved, lora=filled)
 
 
-def for_pooling(deployment: Deployment, resolved: EngineSettings) -> EngineSettings:
-    """Return the settings of an engine that serves embeddings or scores.
+def for_pooling(deployment: Deployment, resolved: EngineSettings, model: ModelSpec) -> EngineSettings:
+    """Return the settings of an engine that serves embeddings or scores; encoders compute prompts whole, and keep
+    nothing of them (vLLM 0.24 `config/vllm.py`; SGLang 0.5.14 `server_args.py`).
 
     Raises:
         InputError: the engine cannot, or something of the deployment is for outputs alone.
@@ -69,7 +71,10 @@ def for_pooling(deployment: Deployment, resolved: EngineSettings) -> EngineSetti
             "engine.speculative drafts output tokens, which embeddings and scores do not have",
             "leave engine.speculative out, or set workload.task to generate",
         )
-    taken = {name: getattr(behaviour, name) for name in POOLING if getattr(deployment.engine, name) is None}
+    given = deployment.engine
+    if model.is_encoder:
+        resolved = msgspec.structs.replace(resolved, enable_chunked_prefill=False, enable_prefix_caching=False)
+    taken = {name: getattr(behaviour, name) for name in POOLING if getattr(given, name) is None}
     return msgspec.structs.replace(resolved, **{name: value for name, value in taken.items() if value is not None})
 
 

@@ -56,7 +56,9 @@ class MemoryPlan:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that the blocks hold, none behind a window (vLLM logs it as "GPU KV cache size")."""
+        """Tokens that the blocks hold, none behind a window (vLLM logs it as "GPU KV cache size"); 0 for encoders."""
+        if not self.kv_cache_bytes:
+            return 0
         return self.num_blocks // self.num_groups * self.block_size
 
     @property
@@ -166,6 +168,8 @@ def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_
     # A model of recurrences only has no per-token cost; a block then is one request with its state.
     block_size = engine.block_size if groups.block_bytes_per_token else max_model_len
     block_bytes = groups.block_bytes_per_token * block_size or state_bytes
+    if not block_bytes:
+        return _without_cache(shard, device, engine, replace(part, block_size=block_size))
     whole_bytes = block_bytes + groups.pool_ratio * groups.window_bytes_per_token * block_size
     num_blocks = engine.num_gpu_blocks if engine.num_gpu_blocks is not None else int(pool_bytes // whole_bytes)
     num_window_blocks = int(num_blocks * groups.pool_ratio)
@@ -184,6 +188,14 @@ def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_
         num_window_groups=groups.num_window_groups,
         num_window_blocks=num_window_blocks,
     )
+
+
+def _without_cache(shard: Shard, device: Device, engine: EngineSettings, part: MemoryPlan) -> MemoryPlan:
+    """Return the plan of an encoder, which keeps nothing of a token: blocks without bytes bound no request."""
+    if _pool_bytes(engine, part) < 0 or part.weight_bytes > device.memory_bytes:
+        raise _does_not_fit(shard, device, part)
+    assert engine.max_num_seqs is not None
+    return replace(part, num_blocks=engine.max_num_seqs)
 
 
 def profiled_memory(
