@@ -5,8 +5,9 @@
     python benchmarks/disaggregated_accuracy.py --reference DIR --write             the spreads of their intervals, too
 
 Every run of `DIR/silicon` that was served by pools, without speculative decoding, is simulated twice, with the
-calibrations that ship and without. Nothing was fitted to these runs. `--page` replaces what lies between the two marks
-of this benchmark in a Markdown page. DIR is also taken from WINDTUNNEL_REFERENCE.
+calibrations that ship and without. Only the KV transfer of a calibration was fitted to such runs; its record says how
+well it predicts those left out. `--page` replaces what lies between the two marks of this benchmark in a Markdown page.
+DIR is also taken from WINDTUNNEL_REFERENCE.
 """
 
 from __future__ import annotations
