@@ -83,7 +83,7 @@ def test_a_crash_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> Non
         return float({}[text]) if name == "ttft_s" and text != "1s" else parse(name, text)
 
     monkeypatch.setattr("windtunnel.schema.parse_quantity", crashing)
-    (failure,) = night.fuzz(150, 2, set(), lambda _: None, only="small")
+    (failure,) = night.fuzz(400, 4, set(), lambda _: None, only="small")
     assert failure["sign"] == "KeyError in schema.py:_to_si"
     assert len(failure["edits"]) == 1
 

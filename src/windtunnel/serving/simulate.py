@@ -30,6 +30,7 @@ from windtunnel.metrics.summary import (
 )
 from windtunnel.metrics.tokens import ReplicaRows, rows_by_replica, with_token_times
 from windtunnel.model.launches.forward import attention_side
+from windtunnel.model.parallelism import Parallelism
 from windtunnel.pricing.estimator import Coverage, Estimator
 from windtunnel.serving.analysis.attribution import provenance, time_fractions
 from windtunnel.serving.analysis.device_use import side_uses, stage_uses, step_work, total_work
@@ -445,5 +446,6 @@ def _resolved(scenario: Scenario, prepared: PreparedDeployment) -> Scenario:
         pools.append(msgspec.structs.replace(each.pool, **fields))
     pools.sort(key=lambda pool: [each.name for each in scenario.deployment.pools].index(pool.name))
     transfer = transfer_of(scenario, [each.setup for each in prepared.pools])
-    deployment = msgspec.structs.replace(scenario.deployment, pools=tuple(pools), transfer=transfer)
+    decided = {"pools": tuple(pools), "parallelism": Parallelism(), "transfer": transfer}
+    deployment = msgspec.structs.replace(scenario.deployment, **decided)
     return msgspec.structs.replace(scenario, precision=first.setup.precision, deployment=deployment)
