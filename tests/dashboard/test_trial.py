@@ -165,8 +165,9 @@ def test_a_sweep_ends_at_the_capacity() -> None:
     assert found["capacity"] == capacities(wanted(), limits_of(wanted().slo), 1).load
     loads = [one["load"] for one in found["loads"]]
     assert loads == sorted(loads)
-    assert all(one["holds"] for one in found["loads"] if one["load"] <= found["capacity"])
     # Sixty requests are few: a load beyond one that fails may pass again.
+    assert all(one["holds"] for one in found["loads"] if one["load"] <= 0.9 * found["capacity"])
+    assert next(one["holds"] for one in found["loads"] if one["load"] == found["capacity"])
     assert found["loads"][-1]["load"] > found["capacity"]
 
 
