@@ -16,7 +16,8 @@ from windtunnel.model.parameters import count_parameters
 from windtunnel.model.precision import Precision
 from windtunnel.model.shape import Shard
 
-# Numbers of parameters of the safetensors files on huggingface.co, without the integers of position ids.
+# Numbers of parameters, counted from the tensors of each architecture without the integers of position ids; cards give
+# three digits (bge-m3 568M, bge-large 335M).
 PUBLISHED = {
     "BAAI/bge-m3": (567_754_752, 8192),
     "BAAI/bge-reranker-v2-m3": (567_755_777, 8192),
