@@ -76,7 +76,7 @@ def _with_kernels_of_backend(collection: Collection, rows: Rows, dtypes: tuple[s
         if taken.any():
             name = f"{chosen.main_kernel} of {chosen.place.engine} {chosen.place.version}"
             merged = rows.with_latency(np.where(taken, latency, rows.latency))
-            codes = np.where(foreign, len(rows.kernel_names), rows.kernel_codes)
+            codes = np.where(taken, len(rows.kernel_names), rows.kernel_codes)
             named = replace(merged, kernel_codes=codes, kernel_names=np.append(rows.kernel_names, name))
             return named, "" if foreign.all() else f"; {name} at other shapes"
     return rows, ""
