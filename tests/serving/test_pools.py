@@ -447,11 +447,11 @@ def test_time_to_first_token_is_that_of_prefill_alone(case: Case) -> None:
         np.testing.assert_array_equal(records["first_token_s"], alone["first_token_s"])
 
 
-def one_slow_link(tail_fraction: float, num_requests: int) -> tuple[np.ndarray, np.ndarray]:
-    """Requests that prefill at once, in one step of 10 ms, and share a link that needs 4 ms for each."""
-    nothing = state.StepCost(
-        decode_token_s=np.full(9, 0.01),
-        mixed_token_s=np.full(200, 0.01),
+def one_step_cost(seconds: float) -> state.StepCost:
+    """Every step takes `seconds`."""
+    return state.StepCost(
+        decode_token_s=np.full(9, seconds),
+        mixed_token_s=np.full(200, seconds),
         sample_s=np.zeros(9),
         context_nodes=np.array([0.0, 1.0]),
         decode_attention_s=np.zeros((9, 2)),
@@ -463,6 +463,11 @@ def one_slow_link(tail_fraction: float, num_requests: int) -> tuple[np.ndarray, 
         host_overlaps=0,
         recorded_step_s=np.zeros(0),
     )
+
+
+def one_slow_link(tail_fraction: float, num_requests: int) -> tuple[np.ndarray, np.ndarray]:
+    """Requests that prefill at once, in one step of 10 ms, and share a link that needs 4 ms for each."""
+    nothing = one_step_cost(0.01)
     engine = state.KernelSettings(codes.VLLM_V1, 1, 1, 8, 160, block_size=16, num_blocks=100, max_prefill_tokens=160)
     plans = [PoolPlan(engine, nothing, role=role, link_bytes_per_s=1e6) for role in (PREFILL, DECODE)]
     arrays = [np.full(num_requests, value) for value in (0.0, 16, 4, 0)]
@@ -485,3 +490,20 @@ def test_an_overlapped_transfer_ends_a_layer_after_the_prefill_or_when_the_link_
     _, transfers = one_slow_link(0.1, 3)
     np.testing.assert_allclose(transfers.transfer_start_s, [0.0, 0.004, 0.008])
     np.testing.assert_allclose(transfers.transfer_end_s, [0.0114, 0.0114, 0.013])
+
+
+def test_a_request_that_preempts_itself_gives_its_place_to_one_whose_kv_has_come() -> None:
+    """The first request's KV arrives where the second runs, in the only place, and lacks the blocks that it holds."""
+    nothing = one_step_cost(0.01)
+    engine = state.KernelSettings(
+        codes.VLLM_V1, 1, 1, 1, 32, block_size=16, num_blocks=5, chunked_prefill=1, router=codes.ROUND_ROBIN
+    )
+    plans = [PoolPlan(engine, nothing, role=role, link_bytes_per_s=1e3) for role in (PREFILL, BOTH)]
+    arrays = [np.array(values, np.int64) for values in ((40, 60), (20, 10), (0, 0))]
+    requests = RequestArrays(np.array([0.0, 0.03]), *arrays)
+    rules = HandoffRules(bytes_per_token=1.0)
+    run = prepare_loop(plans, requests, handoff_rules=rules).run()
+    moved = pools_of(run).transfers.transfer_end_s[0]
+    assert (run.requests["finish_s"] < 1.0).all()
+    assert run.requests["finish_s"][0] < run.requests["finish_s"][1]
+    assert run.requests["scheduled_s"][1] < moved < run.requests["first_token_s"][1]

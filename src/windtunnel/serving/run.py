@@ -47,6 +47,8 @@ LEAST_IMPATIENT_ROWS = 1_000
 FIRST_TRAIL_ROWS = 4_096
 MAX_CACHED_IMAGES = 2**27
 """Images times ranks that the encoder caches can tell apart."""
+MOST_PREEMPTIONS = 10_000
+"""Of one request while none ends for `STEP_BUFFER_ROWS` steps: more, and requests take each other's blocks for ever."""
 TRAIL_MEMBERS = 2_000_000
 """Parts of batches that one buffer of a trail holds."""
 
@@ -142,6 +144,7 @@ class Loop:
         tables = self.pool, self.cost, self.run_tables, self.pools, replicas
         registers = self.run_tables.clock.view(np.ndarray)
         buffers, members, stage_s = [], [], []
+        num_finished, num_since = 0, 0
         started_s, call = time.perf_counter(), repeated(serve)
         for num_rows in _buffer_rows(num_requests, watch.give_up is not None, keeps_trail):
             buffer = new_table(state.Step, num_rows)
@@ -155,6 +158,10 @@ class Loop:
             if trail is not None:
                 members.append(trail.members[: registers["members"][0]])
                 stage_s.append(trail.stage_s[:num_written])
+            num_since = num_since + num_written if registers["finished"][0] == num_finished else 0
+            num_finished = int(registers["finished"][0])
+            if reason == status.MORE and num_since >= STEP_BUFFER_ROWS:
+                self._check_preemptions()
             if self.fleet is not None:
                 self.fleet.collect()
             if watch.progress is not None:
@@ -209,6 +216,16 @@ class Loop:
         caller = policies[0 if self.pools is None else int(self.pools.pool_of_event[event])]
         assert caller is not None
         return caller
+
+    def _check_preemptions(self) -> None:
+        """Raise an error if a request is preempted for ever: no request has ended for long."""
+        num_preemptions = self.run_tables.requests.view(np.ndarray)["num_preemptions"]
+        most = int(num_preemptions.argmax())
+        if num_preemptions[most] >= MOST_PREEMPTIONS:
+            raise InputError(
+                f"request {most} was preempted {num_preemptions[most]:,} times, and no request ends any more",
+                "the KV cache is too small for what runs at once: give it more memory, or lower max_num_seqs",
+            )
 
     def _check_end(self, reason: int, policies: Sequence[Policy | None]) -> None:
         """Raise an error where the loop ended before all requests did."""

@@ -79,7 +79,7 @@ class VllmV1(Batches):
                 self.share(rank, request, request.computed_tokens)
             budget -= num_tokens
         if any_preempted and not rank.batches[slot]:  # an empty step: the engine schedules again at once
-            self.form_batch_vllm_v1(rank, slot, now_s)
+            self.form_batch(rank, slot, now_s)
 
     def balance(self, ranks: list[Rank], slot: int) -> None:
         """Whether the replica's ranks hold their waiting prompts back, so that all prefill in the same steps."""

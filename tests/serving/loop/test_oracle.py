@@ -15,6 +15,7 @@ from serving.forms import prepare_loop
 from serving.pool_of_one import run_pool
 from serving.served import assert_equal_requests, assert_equal_steps, engine_plan, oracle_requests
 from windtunnel.compiled.records import new_table
+from windtunnel.errors import InputError
 from windtunnel.metrics.summary import itl_distribution
 from windtunnel.serving import codes
 from windtunnel.serving.setup.prefix_cache import NO_TIERS, prefix_cache
@@ -426,3 +427,13 @@ def test_the_scheduler_is_blind_to_output_lengths(case: Case) -> None:
     horizon_s = min(first["finish_s"].min(), second["finish_s"].min())
     early = first["first_token_s"] < horizon_s
     np.testing.assert_array_equal(first["first_token_s"][early], second["first_token_s"][early])
+
+
+@pytest.mark.compiled
+def test_a_run_in_which_a_request_is_preempted_for_ever_ends_with_an_error() -> None:
+    """A scenario is refused if a request does not fit the KV cache; this loop is given one all the same."""
+    own = state.KernelSettings(codes.VLLM_V1, 1, 1, 1, 32, block_size=16, num_blocks=3, chunked_prefill=1)
+    arrays = [np.array([value], np.int64) for value in (60, 10, 0)]
+    cost = random_cost(np.random.default_rng(0), 1, 32, False)
+    with pytest.raises(InputError, match="request 0 was preempted"):
+        run_pool(own, cost, RequestArrays(np.zeros(1), *arrays))

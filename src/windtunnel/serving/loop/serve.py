@@ -294,28 +294,30 @@ def form_batches(
     """Form the batch of a replica's slot on every rank, and start the KV transfers that there is room for.
 
     Where the host works beside the device, the batch that follows a step at once was formed when that step started:
-    requests that have arrived since wait for the one after it. An engine with nothing to run looks again at once.
+    requests that have arrived since wait for the one after it. An engine with nothing to run looks again at once: where
+    all that ran gave itself up, requests whose KV cache has come take the freed places first.
     """
     settings, slots = pool.settings, pool.slots
     first = replica * settings.ranks_per_replica
     cutoff_s = now_s
     if host_overlaps and ended_step:
         cutoff_s = slots[first * settings.num_stages + stage].started_s
-    # A request that gave itself up left its blocks to one whose KV cache has come.
-    forms_again = pools is not None and ended_step
     num_batches = 0
     while num_batches == 0:
         if pool.balance is not None and settings.balance_steps > 0:
             balance_ranks(settings, run.requests, pool.ranks, slots, first, stage, cutoff_s)
         for rank in range(first, first + settings.ranks_per_replica):
             slot = rank * settings.num_stages + stage
-            begin_batch(slots, slot, cutoff_s)
-            if pools is not None:
-                join_ready(pool, run.requests, pools, rank, slot)
-            num_batches += form_batch(pool, run.requests, rank, slot, now_s)
-        if cutoff_s == now_s and not forms_again:
+            while True:
+                begin_batch(slots, slot, cutoff_s)
+                if pools is not None:
+                    join_ready(pool, run.requests, pools, rank, slot)
+                num_batches += form_batch(pool, run.requests, rank, slot, now_s)
+                if slots[slot].gave_up == 0:
+                    break
+        if cutoff_s == now_s:
             break
-        cutoff_s, forms_again = now_s, False
+        cutoff_s = now_s
     if pools is not None:
         for rank in range(first, first + settings.ranks_per_replica):
             pull(pool, run, pools, rank, rank * settings.num_stages + stage, now_s)

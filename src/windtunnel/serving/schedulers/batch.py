@@ -372,6 +372,7 @@ def begin_batch(slots: Records[Slot], slot: int, cutoff_s: float) -> None:
     """Start from an empty batch; requests that arrived after `cutoff_s` cannot be in it."""
     slots[slot].cutoff_s = cutoff_s
     slots[slot].batch_size = 0
+    slots[slot].gave_up = 0
     slots[slot].looks_again = 0
 
 

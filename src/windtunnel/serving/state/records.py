@@ -220,6 +220,7 @@ class Slot(Protocol):
     started_s: F8  # start of the latest step
     cutoff_s: F8  # requests that arrived later cannot be in the batch that is being formed
     holds_back: I8  # 1 if no waiting request may join the batch that is being formed
+    gave_up: I8  # 1 if the batch is empty since all that ran has been preempted
     looks_again: I8  # 1 if the next step may admit what this one could not: no run of equal steps
     num_joined: I8  # requests that began to decode since the latest decode step, or that it left out
     joined_since_s: F8  # sum of the times of their latest tokens

@@ -111,7 +111,7 @@ def schedule_running(pool: PoolTables, requests: Requests, rank: int, slot: int)
         num_scheduled = num_decodes + slots[slot].batch_size
         if not any_preempted or ranks[rank].num_running == 0:
             break
-    any_preempted = any_preempted and num_scheduled > 0
+    slots[slot].gave_up = any_preempted and num_scheduled == 0
     return num_decodes, budget, any_preempted
 
 
