@@ -12,7 +12,8 @@ from windtunnel.catalog import model as model_of
 from windtunnel.errors import InputError
 from windtunnel.formats.megatron.read import read_megatron_arguments
 from windtunnel.report.render.terminal import show
-from windtunnel.report.search.study import SearchEvidence, search_report, study_document, write_study
+from windtunnel.report.search.study import SearchEvidence, search_report
+from windtunnel.report.search.study_files import study_document, write_study
 from windtunnel.search.answers import frontier, job_of, why, worths
 from windtunnel.search.evaluation.training import TrainingEvaluator
 from windtunnel.search.executors import Means

@@ -15,7 +15,8 @@ from windtunnel.cli.output import answer, remark, remark_left_out
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, WindtunnelError, check_known
-from windtunnel.report.search.study import SearchEvidence, evidence_of, search_report, study_document, write_study
+from windtunnel.report.search.study import SearchEvidence, evidence_of, search_report
+from windtunnel.report.search.study_files import study_document, write_study
 from windtunnel.report.serving.run import check_folder
 from windtunnel.schema import dotted
 from windtunnel.search.capacity.limits import named_values

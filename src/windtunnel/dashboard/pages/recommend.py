@@ -8,7 +8,8 @@ from windtunnel.dashboard.pages.search import progress_of
 from windtunnel.dashboard.recommending import FORM, Recommendation
 from windtunnel.dashboard.view import Dashboard, Moved, Query, View, link
 from windtunnel.report.report import Cell, Code, Report, Section, Table
-from windtunnel.report.search.study import search_report, study_document
+from windtunnel.report.search.study import search_report
+from windtunnel.report.search.study_files import study_document
 
 
 def page(dashboard: Dashboard, rest: str, query: Query) -> View:

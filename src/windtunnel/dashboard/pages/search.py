@@ -11,7 +11,8 @@ from windtunnel.dashboard.view import Dashboard, Query, View, link
 from windtunnel.errors import InputError
 from windtunnel.report.report import Block, Cell, Report, Section, Table
 from windtunnel.report.search.figures import objective_text
-from windtunnel.report.search.study import SearchEvidence, point_document, search_report
+from windtunnel.report.search.study import SearchEvidence, search_report
+from windtunnel.report.search.study_files import point_document
 from windtunnel.schema import short_path
 from windtunnel.search.space.space import as_builtins
 from windtunnel.search.store import default_path

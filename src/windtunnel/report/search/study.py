@@ -4,21 +4,15 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from windtunnel.files import new_files
-from windtunnel.formats.launch.scripts import helm_chart, kubernetes_manifests, launch_script
-from windtunnel.formats.megatron.write import megatron_script
+from windtunnel.formats.launch.scripts import launch_script
 from windtunnel.notebook import Shown
 from windtunnel.report import report as all_blocks
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
 from windtunnel.report.numbers import number, percent, words
-from windtunnel.report.render.html import page
-from windtunnel.report.render.json import version
 from windtunnel.report.report import (
     Block,
     Card,
@@ -35,7 +29,7 @@ from windtunnel.report.report import (
 )
 from windtunnel.report.search import figures as naming
 from windtunnel.report.search.recommendation import against_api, certainty, gains_of, recommendation
-from windtunnel.schema import encode, fields_of, json_text, save, short_path
+from windtunnel.schema import fields_of, short_path
 from windtunnel.search import answers
 from windtunnel.search.capacity.limits import METRICS, limits_from
 from windtunnel.search.capacity.probe import LEAST_STREAM
@@ -44,8 +38,8 @@ from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.evaluation.training import MEMORY
 from windtunnel.search.prices import ApiPrice, Price
 from windtunnel.search.recommend import AS_IT_IS, DEPLOYMENT
-from windtunnel.search.scores import frontier_names, is_more_better, label_of, objectives_of
-from windtunnel.search.space.space import CHANGE, Space, as_builtins, value_text
+from windtunnel.search.scores import frontier_names, is_more_better
+from windtunnel.search.space.space import CHANGE, Space, value_text
 from windtunnel.search.store import Store
 from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
@@ -53,7 +47,6 @@ from windtunnel.serving.engines.defaults import engine_defaults
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, pool_scenario
 from windtunnel.serving.shorthand import PATHS
-from windtunnel.training.setup import resolve as resolve_job
 from windtunnel.training.step import TrainingResult
 from windtunnel.units import format_count, format_seconds
 
@@ -138,7 +131,7 @@ def _listed(evidence: SearchEvidence, place: int) -> list[int]:
     if DEPLOYMENT not in study.space.vary or not outcome.ranking:
         idle = _idle(study, outcome)
         return [index for index in outcome.ranking if index not in idle][: evidence.top]
-    ranking, winner = outcome.ranking, outcome.ranking[_winner_rank(evidence, place)]
+    ranking, winner = outcome.ranking, outcome.ranking[winner_rank(evidence, place)]
     points = {_deployment(study, index): index for index in [*reversed(ranking), winner]}.values()
     shown = sorted(points, key=ranking.index)
     devices = {study.point(index).settings[PATHS["device"]]: index for index in reversed(shown)}
@@ -155,7 +148,7 @@ def search_report(evidence: SearchEvidence) -> Report:
         counters = LAYOUT["count_of_jobs" if space.is_training else "count"]
         sections.append(Section("", [facts_of(count, counters)], "Work of the search"))
     title = f"{format_count(space.num_points, 'point')} of {space.model or 'the space'}"
-    text = _recommendation(evidence) if evidence.recommends else _verdict(evidence)
+    text = recommendation_text(evidence) if evidence.recommends else _verdict(evidence)
     is_good = any(outcome.ranking for outcome in evidence.study.outcomes) or (False if evidence.why else None)
     sections = _shortened(sections) if evidence.recommends else sections
     if evidence.recommends and CHANGE in space.vary:
@@ -163,7 +156,7 @@ def search_report(evidence: SearchEvidence) -> Report:
     return Report(title, lead, sections, verdict=text, is_good=is_good)
 
 
-def _recommendation(evidence: SearchEvidence) -> str:
+def recommendation_text(evidence: SearchEvidence) -> str:
     """Say what to serve the model on, and from which load that costs less than an API."""
     text, outcome = recommendation(evidence.study, evidence.load), evidence.study.outcomes[0]
     if evidence.api is None or not outcome.ranking:
@@ -235,7 +228,7 @@ def _workload_sections(evidence: SearchEvidence, place: int, outcome: SearchOutc
         refused = _refusals(outcome, heading("What cannot run"), [text])
         return [_title(outcome, counts if refused else [*counts, text]), *refused]
     why = evidence.why[place] if evidence.why else []
-    effects, winner = answers.worths(space, outcome), _winner_rank(evidence, place)
+    effects, winner = answers.worths(space, outcome), winner_rank(evidence, place)
     return [
         _title(outcome, counts),
         Section("", _best(evidence, place, why), heading("The best points"), is_open=True),
@@ -247,7 +240,7 @@ def _workload_sections(evidence: SearchEvidence, place: int, outcome: SearchOutc
     ]
 
 
-def _winner_rank(evidence: SearchEvidence, place: int) -> int:
+def winner_rank(evidence: SearchEvidence, place: int) -> int:
     """Return the place in the ranking of what a workload's answer names: for a load the cheapest replicas, else 0."""
     if not evidence.recommends or not evidence.fleets:
         return 0
@@ -279,7 +272,7 @@ def _nothing_text(evidence: SearchEvidence) -> str:
 def _best(evidence: SearchEvidence, place: int, why: Why) -> list[Block]:
     """Return the best points with their figures, and how sure their order is."""
     study, outcome, listed = evidence.study, evidence.study.outcomes[place], _listed(evidence, place)
-    winner, idle = outcome.ranking[_winner_rank(evidence, place)], _idle(study, outcome)
+    winner, idle = outcome.ranking[winner_rank(evidence, place)], _idle(study, outcome)
     points = [(str(rank), study.point(index).title) for rank, index in enumerate(listed, start=1)]
     sureness = sureness_texts(study, outcome) if why else []
     return [
@@ -553,109 +546,3 @@ def _refusals(outcome: SearchOutcome, heading: str, notes: Sequence[str] = ()) -
 def _kind_of(reason: str) -> str:
     """Return a reason without the numbers that differ from point to point."""
     return re.sub(r"(?<=[ $])\d[\d,.]*(?: [KMGT]iB)?", "…", reason.partition(": weights")[0])
-
-
-def study_document(evidence: SearchEvidence) -> dict[str, Any]:
-    """Document a study: the space, the ranking, and what follows from it."""
-    study = evidence.study
-    whys: list[Why] = evidence.why or [[] for _ in study.outcomes]
-    return {
-        "windtunnel": version(),
-        "space": as_builtins(study.space),
-        "workloads": [
-            {
-                "workload": outcome.workload,
-                "ranking": outcome.ranking[: evidence.top],
-                "confidence_beats_next": [
-                    answers.confidence(outcome, study.space.objective, rank)
-                    for rank in range(min(outcome.num_finalists, evidence.top))
-                ],
-                "points": [point_document(study, outcome, index) for index in outcome.ranking[: evidence.top]],
-                "best_by_objective": answers.best_by_objective(outcome, objectives_of(study.space)),
-                "frontier": answers.frontier(outcome, names_of_frontier(study, outcome)),
-                "sensitivity": {
-                    name: {value: msgspec.to_builtins(worth) for value, worth in by_value.items()}
-                    for name, by_value in answers.worths(study.space, outcome).items()
-                },
-                "bound_by": {str(index): bound_text(result) for index, result in why},
-                "refusals": {reason: len(points) for reason, points in outcome.refusals.items()},
-                "fleets": [msgspec.to_builtins(fleet) for fleet in (evidence.fleets[place] if evidence.fleets else [])],
-            }
-            for place, (outcome, why) in enumerate(zip(study.outcomes, whys, strict=True))
-        ],
-        **({"recommendation": _recommendation(evidence)} if evidence.recommends else {}),
-        **({"prices": [price.text for price in evidence.prices]} if evidence.prices else {}),
-        "misconfiguration": evidence.misconfiguration,
-        "num_runs": study.count.num_runs,
-        "num_requests": study.count.num_requests,
-        **evidence.launch.document,
-    }
-
-
-def point_document(study: Study, outcome: SearchOutcome, index: int) -> dict[str, Any]:
-    """Document one point's answer."""
-    loads = [run.load for run in outcome.runs(index)]
-    return {
-        "index": index,
-        "choice": study.point(index).choice,
-        "loads": loads,
-        "load_at_least": lower_bound(loads),
-        **encode(outcome.evaluations[index]),
-    }
-
-
-def write_study(evidence: SearchEvidence, folder: Path) -> None:
-    """Write a study to `folder`: every point as Parquet, the document, the page, and each workload's winner to run.
-
-    Raises:
-        InputError: the folder cannot be written to.
-    """
-    study = evidence.study
-    with new_files(folder) as draft:
-        _write_points(study, draft / "points.parquet")
-        (draft / "search.json").write_text(json_text(study_document(evidence)) + "\n", encoding="utf-8")
-        (draft / "search.html").write_text(page(search_report(evidence)), encoding="utf-8")
-        for place, outcome in enumerate(study.outcomes):
-            if outcome.ranking and study.space.is_training:
-                job = answers.job_of(study, outcome.ranking[0])
-                save(job, draft / "job.yaml")
-                if job.framework == "megatron":
-                    (draft / "launch.sh").write_text(megatron_script(resolve_job(job)), encoding="utf-8")
-            elif outcome.ranking:
-                fleet = evidence.fleets[place][0] if evidence.recommends and evidence.fleets else None
-                scenario = answers.scenario_of(study, outcome, outcome.ranking[_winner_rank(evidence, place)])
-                _write_winner(answers.copied(scenario, fleet, evidence.load), draft, outcome.workload)
-
-
-def _write_winner(scenario: Scenario, folder: Path, workload: str | None) -> None:
-    prefix = "" if workload is None else f"{workload}-"
-    versions = engine_versions(scenario)
-    save(scenario, folder / f"{prefix}scenario.yaml")
-    (folder / f"{prefix}launch.sh").write_text(launch_script(scenario, versions), encoding="utf-8")
-    (folder / f"{prefix}kubernetes.yaml").write_text(kubernetes_manifests(scenario, versions), encoding="utf-8")
-    for path, text in helm_chart(scenario, versions).items():
-        file = folder / f"{prefix}chart" / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-
-
-def _write_points(study: Study, path: Path) -> None:
-    """Write one row per point and workload: its choice, its answer, its figures."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    rows = [
-        (outcome, index, evaluation) for outcome in study.outcomes for index, evaluation in outcome.evaluations.items()
-    ]
-    columns: dict[str, Any] = {
-        "workload": [outcome.workload for outcome, _, _ in rows],
-        "point": [index for _, index, _ in rows],
-    }
-    choices = [study.point(index).choice for _, index, _ in rows]
-    for name in study.space.vary:
-        columns[f"vary.{name}"] = [label_of(choice[name]) for choice in choices]
-    for column in ("holds", "load", "limited_by", "refused", "num_runs", "num_requests"):
-        columns[column] = [getattr(evaluation, column) for _, _, evaluation in rows]
-    for name in sorted({name for _, _, evaluation in rows for name in evaluation.figures}):
-        columns[name] = np.array([evaluation.figures.get(name, np.nan) for _, _, evaluation in rows])
-    pq.write_table(pa.table(columns), path)
