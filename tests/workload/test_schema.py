@@ -71,7 +71,11 @@ SHAPES = {
         duration_s: 1h
         tenants:
           - {name: chat, share: 3, trace: {path: a.csv, order: resampled}, slo: {ttft_s: 500ms}}
-          - {name: batch, priority: 1, arrivals: {type: burst}, input_tokens: 9, output_tokens: 9}
+          - name: batch
+            priority: 1
+            arrivals: {type: burst, num_per_burst: 9, interval_s: 60}
+            input_tokens: 9
+            output_tokens: 9
     """,
     "tenants of a trace": """
         trace: {path: a.csv, columns: {tenant: customer, session: chat, hash_ids: blocks}}

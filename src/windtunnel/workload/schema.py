@@ -334,6 +334,10 @@ class Workload(RequestSource):
     def _check_end(self) -> None:
         if self.duration_s is not None and self.arrivals is not None and not self._ends_by_time:
             raise ValueError("duration_s cannot end a closed loop or a single burst; give num_requests")
+        bursts = (each.name for each in self.tenants if not each._ends_by_time and each.trace is None)
+        endless = next(bursts, None)
+        if endless is not None and self.num_requests is None:
+            raise ValueError(f"duration_s cannot end the single burst of tenant {endless!r}; give num_requests")
         if self.num_requests is not None or self.duration_s is not None or self.trace is not None:
             return
         sources = [self.arrivals, *(tenant.arrivals for tenant in self.tenants)]

@@ -1,0 +1,287 @@
+"""Divide devices between the rollouts and the training of a reinforcement-learning job.
+
+An iteration samples answers to a batch of prompts (the rollouts), computes their log probabilities and trains on them.
+The serving loop says how long the rollouts take, the training simulator how long the rest does.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, lcm
+from typing import Any, Literal
+
+import numpy as np
+from msgspec.structs import replace
+
+from windtunnel.errors import InputError
+from windtunnel.model.memory import weight_bytes
+from windtunnel.schema import encode
+from windtunnel.search.answers import job_of
+from windtunnel.search.executors import HERE, Means
+from windtunnel.search.space.space import ALL, LAYOUTS, space_from
+from windtunnel.search.store import Store
+from windtunnel.search.study import search
+from windtunnel.serving.results import Result
+from windtunnel.serving.scenario import Scenario, resolve
+from windtunnel.serving.setup.estimators import shard_of
+from windtunnel.serving.simulate import simulate
+from windtunnel.training.job import TrainingJob, load
+from windtunnel.training.step import TrainingResult, simulate_training
+from windtunnel.units import format_count
+from windtunnel.workload.arrivals import Burst, ClosedLoop
+from windtunnel.workload.generate.requests import generate
+
+Way = Literal["colocated", "one_step_off", "asynchronous"]
+"""How rollouts and training run: in turn on the same devices; at the same time on their own, training on the answers of
+the iteration before; or so, and rollouts never wait for the longest answer of a batch."""
+WAYS: tuple[Way, ...] = ("colocated", "one_step_off", "asynchronous")
+MOST_DIVISIONS = 8
+"""Divisions of the devices that are tried, evenly spaced; whole nodes where there are four or more."""
+LEAST_NODES = 4
+SEQUENCE_MULTIPLE = 128
+"""Tokens to whose multiple a packed sequence is rounded up."""
+DERIVED = ("device", "num_devices", "sequence_tokens", "global_batch", "document_tokens")
+"""Keys of a training job that follow from the rollouts; a job may name another device."""
+
+Doing = Callable[[int, int], None]
+"""Called with (simulations done, simulations in all)."""
+
+
+@dataclass(frozen=True)
+class AnswerBatch:
+    """Lengths of the sequences of one iteration, prompts and answers together."""
+
+    num_sequences: int
+    num_tokens: int
+    longest_tokens: int
+    document_tokens: int
+    """Sum of squared lengths over the sum of lengths: equal documents of this length have as many tokens and as much
+    attention."""
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """The rollouts of one iteration on some replicas."""
+
+    num_devices: int
+    makespan_s: float
+    """From the first request to the last token."""
+    p90_s: float
+    """Until 90% of the answers are done."""
+    endless_s: float
+    """Time in which replicas that always have a whole batch under way give as many tokens."""
+    update_s: float
+    """New weights reach every device, each its shard_of(own) at the rate of its link."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What an iteration computes beside the rollouts."""
+
+    num_devices: int
+    forward_s: float
+    """All forward passes for log probabilities."""
+    step_s: float
+    result: TrainingResult
+
+    @property
+    def seconds(self) -> float:
+        return self.forward_s + self.step_s
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One way of running an iteration on one division of the devices."""
+
+    way: Way
+    rollouts: Rollouts
+    training: Training
+
+    @property
+    def seconds(self) -> float:
+        """Time from one iteration to the next."""
+        rollouts, training = self.rollouts, self.training
+        match self.way:
+            case "colocated":
+                return rollouts.makespan_s + training.seconds + rollouts.update_s
+            case "one_step_off":
+                return max(rollouts.makespan_s, training.seconds) + rollouts.update_s
+            case "asynchronous":
+                return max(rollouts.endless_s + rollouts.update_s, training.seconds)
+
+    @property
+    def waits(self) -> str:
+        """Which of the two waits for the other, as `training` or `rollouts`; empty where they take turns."""
+        if self.way == "colocated":
+            return ""
+        rollouts_s = self.rollouts.makespan_s if self.way == "one_step_off" else self.rollouts.endless_s
+        return "training" if rollouts_s > self.training.seconds else "rollouts"
+
+
+@dataclass(frozen=True, eq=False)
+class Division:
+    """Every way of running the iterations, on every division of the devices that can run it."""
+
+    scenario: Scenario
+    num_devices: int
+    batch: AnswerBatch
+    iterations: tuple[Iteration, ...]
+    refused: Mapping[int, str]
+    """Devices of training -> why no layout of it runs."""
+
+    def best_of(self, way: Way) -> Iteration | None:
+        """Return the fastest iteration of a way."""
+        return min((each for each in self.iterations if each.way == way), key=lambda each: each.seconds, default=None)
+
+    @cached_property
+    def best(self) -> Iteration:
+        """The fastest of all; of equal ones the one whose answers are the least stale."""
+        return min(self.iterations, key=lambda each: each.seconds)
+
+
+def divide(
+    scenario: Scenario,
+    num_devices: int,
+    job: Mapping[str, Any],
+    forward_passes: int = 2,
+    means: Means = HERE,
+    doing: Doing = lambda *_: None,
+) -> Division:
+    """Try every division of `num_devices` devices between rollouts and training.
+
+    Args:
+        scenario: one batch of rollouts that are sent at once, on replicas of one kind; their number is what is tried.
+        job: keys of a training job beside those that follow from the rollouts (`DERIVED`). With `parallelism` the
+            layout is fixed but for data parallelism, without it every layout is tried.
+        forward_passes: passes over the answers for log probabilities: of the policy before the step, and of a reference
+            model.
+        means: who searches the layouts.
+
+    Raises:
+        InputError: the scenario is no batch, the job names what follows from it, or no division can run.
+    """
+    _check(scenario, job, num_devices)
+    own = resolve(scenario)
+    size, in_node = own.parallelism.num_devices, own.node.num_devices
+    requests = generate(scenario.workload, scenario.seed)
+    lengths = requests.input_tokens + requests.output_tokens
+    batch = AnswerBatch(
+        num_sequences=int(lengths.size),
+        num_tokens=int(lengths.sum()),
+        longest_tokens=int(lengths.max()),
+        document_tokens=round(float((lengths.astype(float) ** 2).sum() / lengths.sum())),
+    )
+    link = own.node.scale_out if num_devices > in_node and own.node.scale_out else own.node.scale_up
+    update_s = weight_bytes(shard_of(own)) / link.bytes_per_s + link.latency_s
+    rollouts: dict[int, Rollouts] = {}
+    training: dict[int, Training] = {}
+    refused: dict[int, str] = {}
+    for_rollouts = list(_divisions(num_devices, size, in_node))
+    for_training = [num_devices - number for number in for_rollouts]
+    total = 2 * len(for_rollouts) + 2
+    for number in (*for_rollouts, num_devices):
+        rollouts[number] = _rollouts(scenario, number, number // size, update_s)
+        doing(len(rollouts), total)
+    for number in (*for_training, num_devices):
+        try:
+            training[number] = _training(scenario, job, number, batch, forward_passes, means)
+        except InputError as error:
+            refused[number] = error.message
+        doing(len(rollouts) + len(training) + len(refused), total)
+    pairs = [(number, num_devices - number) for number in for_rollouts]
+    apart: tuple[Way, ...] = WAYS[1:]
+    iterations = [
+        Iteration(way, rollouts[first], training[second])
+        for ways, divisions in (((WAYS[0],), [(num_devices, num_devices)]), (apart, pairs))
+        for way in ways
+        for first, second in divisions
+        if second in training
+    ]
+    if not iterations:
+        reasons = "; ".join(sorted(set(refused.values())))
+        raise InputError(f"no division of {num_devices} devices can train the model: {reasons}", "give it more devices")
+    return Division(scenario, num_devices, batch, tuple(iterations), refused)
+
+
+def _check(scenario: Scenario, job: Mapping[str, Any], num_devices: int) -> None:
+    arrivals, deployment = scenario.workload.arrivals, scenario.deployment
+    if not isinstance(arrivals, Burst) or arrivals.interval_s is not None or scenario.workload.num_requests is None:
+        raise InputError("rollouts are a batch that is sent at once", "give arrivals: {type: burst} and num_requests")
+    if deployment.pools or deployment.autoscaling is not None or deployment.faults is not None:
+        raise InputError("rollouts are divided over equal replicas", "leave out pools, autoscaling and faults")
+    given = next((name for name in DERIVED[1:] if job.get(name) is not None), None)
+    if given is not None:
+        raise InputError(f"{given} of the training job follows from the rollouts", "leave it out")
+    size = resolve(scenario).parallelism.num_devices
+    if num_devices < 2 * size:
+        needed = format_count(2 * size, "device")
+        raise InputError(
+            f"{num_devices} devices cannot be divided: a replica has {size}", f"give {needed} or more, or a smaller tp"
+        )
+
+
+def _divisions(num_devices: int, size: int, in_node: int) -> Iterator[int]:
+    """Yield the numbers of devices for rollouts: multiples of a replica, of whole nodes where there are many."""
+    step = lcm(size, in_node) if num_devices >= LEAST_NODES * in_node else size
+    step *= ceil(num_devices / step / MOST_DIVISIONS)
+    yield from range(step, num_devices, step)
+
+
+def _rollouts(scenario: Scenario, num_devices: int, replicas: int, update_s: float) -> Rollouts:
+    result = _on_replicas(scenario, replicas)
+    ends_s = np.sort(result.requests["finish_s"]) - result.requests["arrival_s"].min()
+    workload, count = scenario.workload, ends_s.size
+    endless = replace(workload, arrivals=ClosedLoop(concurrency=count), num_requests=3 * count)
+    steady = _on_replicas(replace(scenario, workload=endless), replicas)
+    finishes_s = np.sort(steady.requests["finish_s"])
+    begin_s, end_s = finishes_s[count - 1], finishes_s[2 * count - 1]
+    steps = steady.steps
+    inside = (steps["start_s"] >= begin_s) & (steps["start_s"] < end_s)
+    rate = float((steps["decode_tokens"] * steps["num_steps"])[inside].sum() / (end_s - begin_s))
+    num_tokens = float(result.requests["output_tokens"].sum())
+    return Rollouts(num_devices, float(ends_s[-1]), float(ends_s[int(0.9 * (count - 1))]), num_tokens / rate, update_s)
+
+
+def _on_replicas(scenario: Scenario, replicas: int) -> Result:
+    return simulate(replace(scenario, deployment=replace(scenario.deployment, replicas=replicas)))
+
+
+def _training(
+    scenario: Scenario, given: Mapping[str, Any], num_devices: int, batch: AnswerBatch, passes: int, means: Means
+) -> Training:
+    """Return the fastest training step on so many devices.
+
+    The answers are packed into as many sequences as are about the longest one's length, a multiple of the devices, so
+    that every layout divides them.
+
+    Raises:
+        InputError: no layout fits.
+    """
+    num_packed = max(round(batch.num_tokens / batch.longest_tokens / num_devices), 1) * num_devices
+    tokens = ceil(batch.num_tokens / num_packed / SEQUENCE_MULTIPLE) * SEQUENCE_MULTIPLE
+    raw = {
+        "model": encode(scenario.model),
+        "device": encode(scenario.deployment.device),
+        **given,
+        "num_devices": num_devices,
+        "sequence_tokens": tokens,
+        "global_batch": num_packed,
+        "document_tokens": min(batch.document_tokens, tokens),
+    }
+    job: TrainingJob = load(None, raw)
+    if given.get("parallelism") is None:
+        study = search(space_from({**encode(job), "vary": {LAYOUTS: ALL}}), Store(None, lambda _: None), means)
+        ranking = study.outcomes[0].ranking
+        if not ranking:
+            raise InputError("no layout fits the devices' memory")
+        job = job_of(study, ranking[0])
+    result = simulate_training(job)
+    if not result.fits:
+        raise InputError("the layout does not fit the devices' memory")
+    return Training(num_devices, passes * _forward_s(result), result.step_s, result)
+
+
+def _forward_s(result: TrainingResult) -> float:
+    """Return the time of a forward pass over the batch: its share of the passes' time, in a pipeline as full."""
+    forward, *backward = (sum(cost.passes[kind].seconds for cost in result.costs) for kind in range(3))
+    return float(result.timeline.spans_s.max()) * forward / (forward + sum(backward))
