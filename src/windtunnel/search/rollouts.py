@@ -22,7 +22,7 @@ from windtunnel.search.space.space import ALL, LAYOUTS, space_from
 from windtunnel.search.store import Store
 from windtunnel.search.study import search
 from windtunnel.serving.results import Result
-from windtunnel.serving.scenario import Scenario, resolve
+from windtunnel.serving.scenario import Scenario, Setup, resolve
 from windtunnel.serving.setup.estimators import shard_of
 from windtunnel.serving.simulate import simulate
 from windtunnel.training.job import TrainingJob, load
@@ -70,6 +70,8 @@ class Rollouts:
     """Until 90% of the answers are done."""
     endless_s: float
     """Time in which replicas that always have a whole batch under way give as many tokens."""
+    longest_s: float
+    """Time that the longest answer is then under way."""
     update_s: float
     """New weights reach every device, each its shard_of(own) at the rate of its link."""
 
@@ -110,6 +112,17 @@ class Iteration:
                 return max(rollouts.endless_s + rollouts.update_s, training.seconds)
 
     @property
+    def num_versions_behind(self) -> int:
+        """How many updates old the weights may be that an answer was begun with, when it is trained on."""
+        match self.way:
+            case "colocated":
+                return 0
+            case "one_step_off":
+                return 1
+            case "asynchronous":
+                return ceil(self.rollouts.longest_s / self.seconds)
+
+    @property
     def waits(self) -> str:
         """Which of the two waits for the other, as `training` or `rollouts`; empty where they take turns."""
         if self.way == "colocated":
@@ -144,6 +157,7 @@ def divide(
     num_devices: int,
     job: Mapping[str, Any],
     forward_passes: int = 2,
+    store: Store | None = None,
     means: Means = HERE,
     doing: Doing = lambda *_: None,
 ) -> Division:
@@ -155,52 +169,52 @@ def divide(
             layout is fixed but for data parallelism, without it every layout is tried.
         forward_passes: passes over the answers for log probabilities: of the policy before the step, and of a reference
             model.
+        store: keeps the answers of the search for layouts; None: none.
         means: who searches the layouts.
+        doing: called after every simulation.
 
     Raises:
         InputError: the scenario is no batch, the job names what follows from it, or no division can run.
     """
     _check(scenario, job, num_devices)
-    own = resolve(scenario)
-    size, in_node = own.parallelism.num_devices, own.node.num_devices
-    requests = generate(scenario.workload, scenario.seed)
-    lengths = requests.input_tokens + requests.output_tokens
-    batch = AnswerBatch(
-        num_sequences=int(lengths.size),
-        num_tokens=int(lengths.sum()),
-        longest_tokens=int(lengths.max()),
-        document_tokens=round(float((lengths.astype(float) ** 2).sum() / lengths.sum())),
-    )
-    link = own.node.scale_out if num_devices > in_node and own.node.scale_out else own.node.scale_up
-    update_s = weight_bytes(shard_of(own)) / link.bytes_per_s + link.latency_s
+    own, batch = resolve(scenario), _batch_of(scenario)
+    size, store = own.parallelism.num_devices, store or Store(None, lambda _: None)
+    for_rollouts = list(_divisions(num_devices, size, own.node.num_devices))
+    numbers = [(number, num_devices - number) for number in for_rollouts] + [(num_devices, num_devices)]
     rollouts: dict[int, Rollouts] = {}
     training: dict[int, Training] = {}
     refused: dict[int, str] = {}
-    for_rollouts = list(_divisions(num_devices, size, in_node))
-    for_training = [num_devices - number for number in for_rollouts]
-    total = 2 * len(for_rollouts) + 2
-    for number in (*for_rollouts, num_devices):
-        rollouts[number] = _rollouts(scenario, number, number // size, update_s)
-        doing(len(rollouts), total)
-    for number in (*for_training, num_devices):
+    for done, (first, second) in enumerate(numbers):
+        rollouts[first] = _rollouts(scenario, first, first // size, _update_s(own, num_devices))
+        doing(2 * done + 1, 2 * len(numbers))
         try:
-            training[number] = _training(scenario, job, number, batch, forward_passes, means)
+            training[second] = _training(scenario, job, second, batch, forward_passes, store, means)
         except InputError as error:
-            refused[number] = error.message
-        doing(len(rollouts) + len(training) + len(refused), total)
-    pairs = [(number, num_devices - number) for number in for_rollouts]
-    apart: tuple[Way, ...] = WAYS[1:]
-    iterations = [
+            refused[second] = error.message
+        doing(2 * done + 2, 2 * len(numbers))
+    iterations = tuple(
         Iteration(way, rollouts[first], training[second])
-        for ways, divisions in (((WAYS[0],), [(num_devices, num_devices)]), (apart, pairs))
-        for way in ways
-        for first, second in divisions
+        for way in WAYS
+        for first, second in (numbers[-1:] if way == WAYS[0] else numbers[:-1])
         if second in training
-    ]
+    )
     if not iterations:
-        reasons = "; ".join(sorted(set(refused.values())))
-        raise InputError(f"no division of {num_devices} devices can train the model: {reasons}", "give it more devices")
-    return Division(scenario, num_devices, batch, tuple(iterations), refused)
+        what = f"no division of {format_count(num_devices, 'device')} can train the model"
+        raise InputError(f"{what}: {'; '.join(sorted(set(refused.values())))}", "give it more devices")
+    return Division(scenario, num_devices, batch, iterations, refused)
+
+
+def _batch_of(scenario: Scenario) -> AnswerBatch:
+    requests = generate(scenario.workload, scenario.seed)
+    lengths = requests.input_tokens + requests.output_tokens
+    squares = float((lengths.astype(np.float64) ** 2).sum())
+    return AnswerBatch(lengths.size, int(lengths.sum()), int(lengths.max()), round(squares / lengths.sum()))
+
+
+def _update_s(setup: Setup, num_devices: int) -> float:
+    node = setup.node
+    link = node.scale_out if num_devices > node.num_devices and node.scale_out else node.scale_up
+    return weight_bytes(shard_of(setup)) / link.bytes_per_s + link.latency_s
 
 
 def _check(scenario: Scenario, job: Mapping[str, Any], num_devices: int) -> None:
@@ -214,9 +228,9 @@ def _check(scenario: Scenario, job: Mapping[str, Any], num_devices: int) -> None
         raise InputError(f"{given} of the training job follows from the rollouts", "leave it out")
     size = resolve(scenario).parallelism.num_devices
     if num_devices < 2 * size:
-        needed = format_count(2 * size, "device")
         raise InputError(
-            f"{num_devices} devices cannot be divided: a replica has {size}", f"give {needed} or more, or a smaller tp"
+            f"{format_count(num_devices, 'device')} cannot be divided: a replica has {size}",
+            f"give {2 * size} or more, or a smaller tp",
         )
 
 
@@ -239,7 +253,14 @@ def _rollouts(scenario: Scenario, num_devices: int, replicas: int, update_s: flo
     inside = (steps["start_s"] >= begin_s) & (steps["start_s"] < end_s)
     rate = float((steps["decode_tokens"] * steps["num_steps"])[inside].sum() / (end_s - begin_s))
     num_tokens = float(result.requests["output_tokens"].sum())
-    return Rollouts(num_devices, float(ends_s[-1]), float(ends_s[int(0.9 * (count - 1))]), num_tokens / rate, update_s)
+    return Rollouts(
+        num_devices=num_devices,
+        makespan_s=float(ends_s[-1]),
+        p90_s=float(ends_s[int(0.9 * (count - 1))]),
+        endless_s=num_tokens / rate,
+        longest_s=float((steady.requests["finish_s"] - steady.requests["arrival_s"]).max()),
+        update_s=update_s,
+    )
 
 
 def _on_replicas(scenario: Scenario, replicas: int) -> Result:
@@ -247,7 +268,13 @@ def _on_replicas(scenario: Scenario, replicas: int) -> Result:
 
 
 def _training(
-    scenario: Scenario, given: Mapping[str, Any], num_devices: int, batch: AnswerBatch, passes: int, means: Means
+    scenario: Scenario,
+    given: Mapping[str, Any],
+    num_devices: int,
+    batch: AnswerBatch,
+    passes: int,
+    store: Store,
+    means: Means,
 ) -> Training:
     """Return the fastest training step on so many devices.
 
@@ -270,7 +297,7 @@ def _training(
     }
     job: TrainingJob = load(None, raw)
     if given.get("parallelism") is None:
-        study = search(space_from({**encode(job), "vary": {LAYOUTS: ALL}}), Store(None, lambda _: None), means)
+        study = search(space_from({**encode(job), "vary": {LAYOUTS: ALL}}), store, means)
         ranking = study.outcomes[0].ranking
         if not ranking:
             raise InputError("no layout fits the devices' memory")

@@ -1,0 +1,137 @@
+"""How to divide devices between rollouts and training: the fastest way, every division, and what an iteration is."""
+
+from typing import Any
+
+from windtunnel.metrics.summary import SECONDS_PER_HOUR
+from windtunnel.report.numbers import percent
+from windtunnel.report.render.json import version
+from windtunnel.report.report import Cell, Facts, Report, Row, Section, Table
+from windtunnel.schema import encode
+from windtunnel.search.rollouts import WAYS, Division, Iteration
+from windtunnel.serving.scenario import resolve
+from windtunnel.units import format_count, format_seconds
+
+NAMES = {"colocated": "in turn", "one_step_off": "one step off-policy", "asynchronous": "asynchronous"}
+_HEADS = (
+    "",
+    "devices for\nrollouts",
+    "training",
+    "iteration",
+    "rollouts",
+    "90% of\nthem",
+    "log prob-\nabilities",
+    "step",
+    "updates\nbehind",
+    "$",
+    "waits",
+)
+
+
+def division_report(division: Division) -> Report:
+    """Return the report: the fastest way in a sentence, the best division of each way, and all of them."""
+    bests = [best for way in WAYS if (best := division.best_of(way)) is not None]
+    every = sorted(division.iterations, key=lambda each: each.seconds)
+    sections = [
+        Section("", [_table(division, bests)], "The best of each way", is_open=True),
+        Section("Every division", [_table(division, every)]),
+        Section("What an iteration is", [Facts(_facts(division))]),
+    ]
+    if division.refused:
+        refused = [[f"{number}", reason] for number, reason in division.refused.items()]
+        sections.append(Section("Cannot train", [Table(["devices", ""], refused, right=1)]))
+    notes = ["Without the reward model, rollouts that are cut off, and the exchange of trainers' and servers' memory."]
+    return Report(_title(division), [], sections, notes, verdict=_verdict(division, bests))
+
+
+def _title(division: Division) -> str:
+    setup = resolve(division.scenario)
+    return f"{setup.model.name} on {division.num_devices:,} x {setup.device.title}"
+
+
+def _verdict(division: Division, bests: list[Iteration]) -> str:
+    best = division.best
+    sentences = [f"Fastest {_way_text(best)}: {format_seconds(best.seconds)} an iteration"]
+    if best.num_versions_behind > 1:
+        sentences[0] += f", on answers up to {best.num_versions_behind} updates old"
+    others = [f"{_way_text(each)} takes {format_seconds(each.seconds)}" for each in bests if each is not best]
+    sentences += ["; ".join(others)] if others else []
+    rollouts = best.rollouts
+    tail = 1.0 - rollouts.p90_s / rollouts.makespan_s
+    if best.way != "asynchronous" and tail > 0.3:
+        sentences.append(f"The longest tenth of the answers takes {percent(tail)} of the rollouts' time")
+    return ". ".join(text[0].upper() + text[1:] for text in sentences) + "."
+
+
+def _way_text(each: Iteration) -> str:
+    if each.way == "colocated":
+        return f"in turn on all {each.rollouts.num_devices}"
+    first, second = each.rollouts.num_devices, each.training.num_devices
+    return f"{NAMES[each.way]} with {first} for rollouts and {second} for training"
+
+
+def _table(division: Division, iterations: list[Iteration]) -> Table:
+    price = resolve(division.scenario).device.price_usd_per_hour
+    rows: list[Row] = []
+    for each in iterations:
+        rollouts, training = each.rollouts, each.training
+        rollouts_s = rollouts.endless_s if each.way == "asynchronous" else rollouts.makespan_s
+        p90 = "" if each.way == "asynchronous" else format_seconds(rollouts.p90_s)
+        usd = None if price is None else each.seconds * price * division.num_devices / SECONDS_PER_HOUR
+        rows.append(
+            [
+                NAMES[each.way],
+                f"{rollouts.num_devices}",
+                f"{training.num_devices}",
+                Cell(format_seconds(each.seconds), each.seconds),
+                Cell(format_seconds(rollouts_s), rollouts_s),
+                p90,
+                Cell(format_seconds(training.forward_s), training.forward_s),
+                Cell(format_seconds(training.step_s), training.step_s),
+                f"{each.num_versions_behind}",
+                "" if usd is None else f"{usd:,.2f}",
+                each.waits,
+            ]
+        )
+    return Table(_HEADS, rows, right=1, winner=0 if iterations and iterations[0] is division.best else None)
+
+
+def _facts(division: Division) -> list[tuple[str, str]]:
+    batch, setup, best = division.batch, resolve(division.scenario), division.best
+    job = best.training.result.setup.job
+    degrees = best.training.result.setup.degrees
+    tokens = f"{batch.num_tokens:,} tokens, the longest {batch.longest_tokens:,}"
+    layout = f"tp {degrees.tp}, cp {degrees.cp}, pp {degrees.pp}, dp {degrees.dp}"
+    return [
+        ("answers", f"{batch.num_sequences:,} with their prompts have {tokens}"),
+        ("rollouts", f"{setup.engine.name}, replicas of {format_count(setup.parallelism.num_devices, 'device')}"),
+        ("training", f"{job.global_batch:,} packed sequences of {job.sequence_tokens:,} tokens; {layout}"),
+        ("new weights", f"{format_seconds(best.rollouts.update_s)}, each device its shard at its link's rate"),
+    ]
+
+
+def division_document(division: Division) -> dict[str, Any]:
+    """Document every way and division; `best` is the place of the fastest."""
+    return {
+        "windtunnel": version(),
+        "scenario": encode(division.scenario),
+        "num_devices": division.num_devices,
+        "batch": vars(division.batch),
+        "iterations": [
+            {
+                "way": each.way,
+                "seconds": each.seconds,
+                "num_versions_behind": each.num_versions_behind,
+                "waits": each.waits,
+                "rollouts": vars(each.rollouts),
+                "training": {
+                    "num_devices": each.training.num_devices,
+                    "forward_s": each.training.forward_s,
+                    "step_s": each.training.step_s,
+                    "job": encode(each.training.result.setup.job),
+                },
+            }
+            for each in division.iterations
+        ],
+        "best": division.iterations.index(division.best),
+        "refused": {str(number): reason for number, reason in division.refused.items()},
+    }
