@@ -19,11 +19,11 @@ _HEADS = (
     "iteration",
     "rollouts",
     "90% of\nthem",
-    "log prob-\nabilities",
+    "logprobs",
     "step",
     "updates\nbehind",
     "$",
-    "waits",
+    "which\nwaits",
 )
 
 
