@@ -16,7 +16,7 @@ from serving.forms import prepare_loop
 from serving.loop.test_oracle import random_cost
 from serving.per_request.test_loop import SCHEDULERS, moody, moody_reference
 from serving.served import assert_equal_fleets, assert_equal_requests, assert_equal_steps, assert_equal_transfers
-from serving.test_pools import Case, caching_cases, oracle_of, with_speculation
+from serving.test_pools import Case, caching_cases, one_step_cost, oracle_of, with_speculation
 from serving.test_pools import cases as pool_cases
 from windtunnel.serving import codes
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL
@@ -24,7 +24,9 @@ from windtunnel.serving.custom.router import Arrival, Replicas
 from windtunnel.serving.run import Custom, LoopRun
 from windtunnel.serving.setup.fleet_plan import FleetPlan, FleetRun, start_fleet
 from windtunnel.serving.setup.prefix_cache import KvRetention, caches_of
-from windtunnel.serving.state.pools import PoolPlan
+from windtunnel.serving.state import records as state
+from windtunnel.serving.state.fleet import FleetRules, Scaling
+from windtunnel.serving.state.pools import HandoffRules, PoolPlan
 from windtunnel.workload.generate.requests import RequestArrays
 
 
@@ -212,3 +214,20 @@ def test_pools_of_any_scheduler_that_fail_equal_the_oracles(deployed: Deployed) 
 @given(users_deployments())
 def test_users_policies_and_routers_equal_the_oracles(deployed: Deployed) -> None:
     assert_equal_to_the_oracle(deployed)
+
+
+def test_a_replica_that_fails_with_the_one_it_hands_off_to_begins_anew_with_one_event() -> None:
+    """The decode side's failure wakes the prefill side, which fails in the same moment and is up again at once."""
+    cost = one_step_cost(0.01)
+    engine = state.KernelSettings(codes.VLLM_V1, 1, 1, 4, 64, block_size=16, num_blocks=100, max_prefill_tokens=64)
+    plans = [PoolPlan(engine, cost, role=role, link_bytes_per_s=1e3) for role in (DECODE, PREFILL)]
+    arrays = [np.full(6, value, np.int64) for value in (16, 20, 0)]
+    requests = RequestArrays(np.zeros(6), *arrays, tenant=np.zeros(6, np.int64), ttft_limit_s=np.full(6, np.inf))
+    fixed = Scaling(1, min_replicas=1, max_replicas=1)
+    plan = FleetPlan([fixed, fixed], FleetRules(), [[], []], lambda _: iter([(0.035, 0.0)]))
+    case = Case(plans, HandoffRules(bytes_per_token=1.0, latency_s=1e-3), requests)
+    run, fleet = assert_equal_to_the_oracle(Deployed(case, plan))
+    assert fleet is not None
+    assert fleet.fleet.num_retries.sum() > 0
+    own = run.steps["replica"] == 1
+    assert (run.steps["duration_s"][own][run.steps["start_s"][own] > 0.035] >= 0.01).all()

@@ -183,6 +183,7 @@ def clear(
                 lose_sequences(pool, run, pools, fleet, rank, now_s)
         if pool.batched is not None and settings.scheduler < VLLM_V0:
             lose_rank(pool, run, pools, fleet, rank, now_s)
+            drop_wakes(settings, run, replica)
         if pools is not None:
             lose_handoffs(caches, run, pools, fleet, settings.first_rank + rank, number, now_s)
         if pool.cache is not None:
@@ -354,6 +355,21 @@ def drop_lost_events(run: RunTables, pools: Pools) -> None:
     for position in range(num_queued):
         time_s, event = events[position].time_s, events[position].slot
         if event >= 0 or pools.transfers[event + run.requests.size].stage == IS_READ:
+            clock[0].queued = push(events.time_s, events.slot, clock[0].queued, time_s, event)
+
+
+@inner
+def drop_wakes(settings: KernelSettings, run: RunTables, replica: int) -> None:
+    """Take wake-ups of a replica that is emptied off the event queue: else it would have two, and end a step at once.
+
+    It has some if a failure of the same moment freed what its requests waited for. A step that it fails in has no end.
+    """
+    events, clock = run.events, run.clock
+    first = settings.first_event + replica * settings.num_stages
+    num_queued, clock[0].queued = clock[0].queued, 0
+    for position in range(num_queued):
+        time_s, event = events[position].time_s, events[position].slot
+        if not first <= event < first + settings.num_stages:
             clock[0].queued = push(events.time_s, events.slot, clock[0].queued, time_s, event)
 
 
