@@ -383,6 +383,8 @@ class Shard:
     """Whether tensor cores multiply what is left in fp32."""
     all2all_backend: str = ALL_GATHER
     """Kernels that exchange tokens between ranks with different experts, one of `model.exchange.EXCHANGES`."""
+    gathers_quantised: tuple[Format, ...] = ()
+    """Formats of experts for which ranks quantise their tokens before they gather those of all ranks."""
     redundant_experts: int = 0
     """Further copies of routed experts."""
     beside_tokens: int = 0
