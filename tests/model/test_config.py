@@ -414,10 +414,14 @@ class TestQuantisation:
         quant = {"quantization": {"quant_algo": "FP8", "exclude_modules": ["model.layers.3.self_attn*"]}}
         assert read(LLAMA, quant).precision == Precision(weights=Format.FP8)
 
-    def test_where_one_layers_projections_differ_the_widest_counts(self) -> None:
+    def test_where_one_layers_projections_differ_the_widest_counts_and_the_output_projection_has_its_own(self) -> None:
+        """As nvidia/DeepSeek-V3.1-NVFP4 leaves all projections alone but the last one."""
         exclude = [f"model.layers.{index}.self_attn.{part}" for index in range(4) for part in ("q_a_proj", "kv_b_proj")]
         quant = {"quantization": {"quant_algo": "NVFP4", "exclude_modules": exclude}}
-        assert read(LATENT, quant).precision.attention == Format.BF16
+        expected = Precision(weights=Format.NVFP4, attention=Format.BF16, attention_output=Format.NVFP4)
+        assert read(LATENT, quant).precision == expected
+        mixed = ["layers.0.self_attn.o_proj", *exclude]
+        assert read(LATENT, {"quant_algo": "NVFP4", "exclude_modules": mixed}).precision == expected
 
     def test_a_name_in_a_list_is_a_whole_part_of_a_path(self) -> None:
         # `gate` is the router; `gate_proj`, and so the feed-forward, stays quantised.
@@ -453,7 +457,11 @@ class TestQuantisation:
             {
                 "quant_method": "auto-round",
                 "bits": 4,
-                "extra_config": {f"model.layers.{index}.self_attn.q_proj": {"bits": 16} for index in range(4)},
+                "extra_config": {
+                    f"model.layers.{index}.self_attn.{part}": {"bits": 16}
+                    for index in range(4)
+                    for part in ("q_proj", "o_proj")
+                },
             },
             {"quant_method": "awq", "bits": 4, "modules_to_not_convert": ["self_attn"]},
         ],

@@ -160,6 +160,15 @@ def test_attention_data_parallelism_gathers_and_scatters_all_tokens() -> None:
     }
 
 
+def test_ranks_gather_tokens_in_the_format_that_the_engine_quantises_before() -> None:
+    fp4 = replace(shard(DEEPSEEK, attention_dp=8, ep=8), precision=Precision(experts=Format.NVFP4))
+    quantised = collectives(token_launches(replace(fp4, gathers_quantised=(Format.NVFP4,)), 10))
+    other = collectives(token_launches(replace(fp4, gathers_quantised=(Format.FP8_BLOCK,)), 10))
+    assert quantised["dispatch_all_gather"][0].message_bytes == 8 * 10 * 7168 * 4.5 / 8
+    assert other["dispatch_all_gather"][0].message_bytes == 8 * 10 * 7168 * 2
+    assert quantised["combine_reduce_scatter"] == other["combine_reduce_scatter"]
+
+
 def test_ranks_beyond_a_node_span_nodes() -> None:
     ops = [op for op, _ in collectives(token_launches(shard(LLAMA_70B, tp=16), 1)).values()]
     assert {op.span_nodes for op in ops} == {2}

@@ -109,6 +109,25 @@ def test_formats_and_stages_shrink_the_weights() -> None:
     assert weight_bytes(shard(LLAMA_70B, pp=2)) == pytest.approx(bf16 / 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "output"),
+    [
+        ("deepseek-ai/DeepSeek-V3", 61 * 128 * 128 * 7168),
+        ("deepseek-ai/DeepSeek-V3.2", 61 * 128 * 128 * 7168),
+        ("meta-llama/Llama-3.1-8B", 32 * 4096 * 4096),
+    ],
+)
+def test_output_projections_in_a_format_of_their_own_shrink_and_no_others(name: str, output: int) -> None:
+    whole, mixed = Precision(), Precision(attention_output=Format.NVFP4)
+    saved = output * (BITS[Format.BF16] - BITS[Format.NVFP4]) / 8
+    assert weight_bytes(shard(name, whole)) - weight_bytes(shard(name, mixed)) == pytest.approx(saved)
+    assert weight_bytes(shard(name, whole, tp=8)) - weight_bytes(shard(name, mixed, tp=8)) == pytest.approx(saved / 8)
+    launches = token_launches(shard(name, mixed), 1.0)
+    formats = {one.name: one.op.format for one in launches if isinstance(one.op, Gemm) and "proj" in one.name}
+    assert formats.pop("o_proj") == Format.NVFP4
+    assert set(formats.values()) == {Format.BF16}
+
+
 def test_every_rank_keeps_the_down_projections_of_latent_attention() -> None:
     """vLLM `deepseek_v2.py`, `fused_qkv_a_proj`: replicated."""
     ranks, alone = weight_bytes(shard(DEEPSEEK, Precision(), tp=8)), weight_bytes(shard(DEEPSEEK, Precision()))

@@ -60,4 +60,5 @@ def test_int4_weights_have_the_scales_of_their_checkpoint() -> None:
 def test_formats_that_are_left_out_follow_the_weights() -> None:
     precision = Precision(weights=Format.NVFP4, attention=Format.BF16)
     assert (precision.attention_format, precision.experts_format) == (Format.BF16, Format.NVFP4)
+    assert precision.attention_output_format == Format.BF16
     assert (precision.lm_head, precision.kv_cache) == (Format.BF16, Format.BF16)

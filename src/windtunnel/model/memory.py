@@ -6,7 +6,7 @@ from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.launches.forward import token_launches
 from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Gemm
 from windtunnel.model.precision import BITS
-from windtunnel.model.shape import Shard
+from windtunnel.model.shape import OUTPUT_PROJECTIONS, Attention, Shard
 
 VOCABULARY_MULTIPLE = 64
 """Rows to whose multiple vLLM and SGLang pad the tables of tokens (`vocab_parallel_embedding.py`)."""
@@ -29,7 +29,7 @@ def weight_bytes(shard: Shard) -> float:
         bits = 0.0
         if group.attention is not None:
             parameters = group.attention.rank_parameters(model.hidden_size, shard.tp)
-            bits += parameters * precision.bits(precision.attention_format)
+            bits += parameters * precision.bits(precision.attention_format) + _output_bits(shard, group.attention)
         if group.feed_forward is not None:
             bits += group.feed_forward.weight_bits(shard)
         layer_bits += bits * group.num_layers
@@ -39,6 +39,14 @@ def weight_bytes(shard: Shard) -> float:
     positions = model.learned_positions * model.hidden_size * value_bytes(shard)
     score = model.head_parameters * value_bytes(shard) if model.head == "score" else 0.0
     return layer_bits / 8 * shard.stage_fraction + ends / shard.tp + positions + score
+
+
+def _output_bits(shard: Shard, attention: Attention) -> float:
+    """Return the bits that output projections in a format of their own take beside what the others' format would."""
+    bits, launches = shard.precision.bits, attention.projections(shard, 1.0)
+    each = bits(shard.precision.attention_output_format) - bits(shard.precision.attention_format)
+    outputs = [launch.op for launch in launches if launch.name in OUTPUT_PROJECTIONS] if each else []
+    return sum(each * op.n * op.k for op in outputs if isinstance(op, Gemm))
 
 
 def value_bytes(shard: Shard) -> float:

@@ -101,6 +101,9 @@ class Precision(Schema, omit_defaults=False):
     """Linear layers of attention and dense feed-forward."""
     attention: Format | None = None
     """Projections of attention, where a checkpoint leaves them unquantised (gpt-oss, Kimi-K2.5)."""
+    attention_output: Format | None = None
+    """Output projection of attention, where a checkpoint quantises it alone (NVFP4 DeepSeek-V3.1); None: as the other
+    projections."""
     experts: Format | None = None
     """Routed experts."""
     lm_head: Format = Format.BF16
@@ -117,6 +120,10 @@ class Precision(Schema, omit_defaults=False):
     @property
     def attention_format(self) -> Format:
         return self.attention or self.weights
+
+    @property
+    def attention_output_format(self) -> Format:
+        return self.attention_output or self.attention_format
 
     @property
     def experts_format(self) -> Format:

@@ -1,8 +1,8 @@
 """Number formats of a published checkpoint, from its `quantization_config` or `hf_quant_config.json`.
 
 A checkpoint names a format and a list of modules that it leaves alone, or a format for each module. `Precision` has one
-format for each class of modules: the one that most layers have. Where the modules of one class differ in a layer (NVFP4
-DeepSeek quantises only the output projection of attention), the widest format counts.
+format for each class of modules: the one that most layers have. Where the modules of one class differ in a layer, the
+widest format counts.
 """
 
 import re
@@ -26,7 +26,8 @@ Names = tuple[str, ...]
 
 
 Modules = tuple[tuple[Names, ...], tuple[Names, ...], tuple[Names, ...]]
-"""Modules of one layer: of its attention, of its dense feed-forward or shared experts, of its routed experts."""
+"""Modules of one layer: of its attention, the output projection last, of its dense feed-forward or shared experts, of
+its routed experts."""
 
 
 def precision_from_config(
@@ -49,12 +50,16 @@ def precision_from_config(
     scheme = _scheme(quantization_config, hf_quant_config, model)
     if scheme is None:
         return Precision()
-    attention, linear, experts = (_of_most(scheme, enumerate(modules[part] for modules in layers)) for part in range(3))
+    parts = zip(
+        *((attention[:-1], attention[-1:], linear, experts) for attention, linear, experts in layers), strict=True
+    )
+    attention, output, linear, experts = (_of_most(scheme, enumerate(modules)) for modules in parts)
     weights = linear or attention or Format.BF16
     return Precision(
         int4_bits=scheme.int4_bits,
         weights=weights,
         attention=None if attention == weights else attention,
+        attention_output=None if output == attention else output,
         experts=None if experts == weights else experts,
         lm_head=scheme.format_of(("lm_head",)) if scheme.lm_head or scheme.names_lm_head else Format.BF16,
         kv_cache=scheme.kv_cache,

@@ -28,6 +28,9 @@ HIDDEN_STATES = 4
 """Hidden states of a token that live at a layer's widest point: the layer's input, the residual, attention's output and
 the normed input (measured 3.7 to 3.8: first pipeline stages of vLLM 0.19, and models of 32,000 tokens)."""
 
+OUTPUT_PROJECTIONS = ("o_proj", "o_a_proj", "mamba_out_proj")
+"""Launches of the last projections of attention and recurrences, which a checkpoint may quantise alone."""
+
 
 class LayerKind:
     """What attention and feed-forward have in common: how configs and checkpoints name them, and their operators."""
@@ -41,7 +44,8 @@ class LayerKind:
     model_types: ClassVar[Mapping[str, Architecture]] = {}
     """Further `model_type`s that a kind brings, with the facts that their configs leave out."""
     modules: ClassVar[tuple[Names, ...]] = ()
-    """Names of the quantised modules of a layer in checkpoints; shared and routed experts aside."""
+    """Names of the quantised modules of a layer in checkpoints, attention's output projection last; shared and routed
+    experts aside."""
 
     @classmethod
     def from_builtins(cls, raw: Any) -> Any:
@@ -379,6 +383,8 @@ class Shard:
     """Whether tensor cores multiply what is left in fp32."""
     all2all_backend: str = ALL_GATHER
     """Kernels that exchange tokens between ranks with different experts, one of `model.exchange.EXCHANGES`."""
+    gathers_quantised: tuple[Format, ...] = ()
+    """Formats of experts for which ranks quantise their tokens before they gather those of all ranks."""
     redundant_experts: int = 0
     """Further copies of routed experts."""
     beside_tokens: int = 0
@@ -432,8 +438,10 @@ class Shard:
             yield Launch(f"hyper_{part}", HyperConnection(part, num_tokens, self.model.hidden_size, streams))
 
     def attention_gemm(self, name: str, num_tokens: Size, num_outputs: int, num_inputs: int) -> Launch:
-        """Return a projection of attention, in the format of attention's weights."""
-        return Launch(name, Gemm(num_tokens, num_outputs, num_inputs, self.precision.attention_format))
+        """Return a projection of attention, in the format of its weights."""
+        is_output = name in OUTPUT_PROJECTIONS
+        weights = self.precision.attention_output_format if is_output else self.precision.attention_format
+        return Launch(name, Gemm(num_tokens, num_outputs, num_inputs, weights))
 
 
 def attention_kinds() -> tuple[type[Attention], ...]:

@@ -60,6 +60,8 @@ def formats(precision: Precision) -> str:
         parts.append(f"{precision.experts_format} experts")
     if precision.attention_format != precision.weights:
         parts.append(f"{precision.attention_format} attention")
+    if precision.attention_output_format != precision.attention_format:
+        parts.append(f"{precision.attention_output_format} output projections")
     return ", ".join([*parts, f"{precision.kv_cache} KV cache"])
 
 

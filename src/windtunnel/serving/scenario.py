@@ -362,7 +362,7 @@ def check_two_sides(model: ModelSpec, engine: EngineSettings) -> None:
 
 def check_formats(precision: Precision, device: Device) -> None:
     """Raise InputError where `device` has no peak rate that computes one of the formats."""
-    for part in ("weights", "attention_format", "experts_format", "lm_head"):
+    for part in ("weights", "attention_format", "attention_output_format", "experts_format", "lm_head"):
         number_format = getattr(precision, part)
         rates = device.peak_flops_per_s
         if not any(rate in rates for rate in COMPUTE[computed_as(number_format, rates)]):

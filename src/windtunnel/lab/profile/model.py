@@ -69,6 +69,7 @@ def check_profilable(shard: Shard) -> None:
     """
     precision = shard.precision
     formats = {precision.weights, precision.attention_format, precision.experts_format, precision.lm_head}
+    formats |= {precision.attention_output_format}
     for name in sorted(formats - set(TORCH_FORMATS)):
         raise InputError(
             f"{shard.model.name} has weights in {name}; torch's operators are measured in {', '.join(TORCH_FORMATS)}",

@@ -19,7 +19,7 @@ from windtunnel.model.exchange import (
 )
 from windtunnel.model.feed_forward.dense import matrix_launches, matrix_parameters
 from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Gemm, Launch, Op, Size, size_text
-from windtunnel.model.precision import BITS, Format
+from windtunnel.model.precision import ACTIVATION_BITS, BITS, Format
 from windtunnel.model.quantization import Names
 from windtunnel.model.shape import FeedForward, FeedForwardParameters, Shard
 from windtunnel.schema import Schema
@@ -223,7 +223,10 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         if is_exchanged(shard):
             yield from self._exchange(shard, "dispatch", num_tokens)
         elif parallelism.attention_dp > 1:
-            yield Launch("dispatch_all_gather", shard.collective("all_gather", message, ranks))
+            form = shard.precision.experts_format
+            bits = ACTIVATION_BITS[form if form in shard.gathers_quantised else Format.BF16]
+            gathered = all_tokens * latent * bits / 8
+            yield Launch("dispatch_all_gather", shard.collective("all_gather", gathered, ranks))
         yield Launch(
             "experts",
             Experts(

@@ -12,6 +12,7 @@ from windtunnel.catalog import ENGINES
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
 from windtunnel.model.parallelism import Parallelism
+from windtunnel.model.precision import Format
 from windtunnel.schema import Schema
 from windtunnel.serving.codes import QUEUE_ORDERS
 from windtunnel.serving.deployment import EngineSettings
@@ -97,6 +98,8 @@ class Behaviour(Schema):
     """Settings that it takes for embeddings and scores; None: serving these with it is not modelled."""
     lora: LoraBehaviour | None = None
     """None: serving adapters with it is not modelled."""
+    gathers_quantised: tuple[Format, ...] = ()
+    """Formats of experts for which ranks quantise their tokens before they gather those of all ranks; else bf16."""
     decode_streams_first: bool = False
     """The decode side streams the prefill side's first output, when the request enters a batch there."""
     decode_samples_first: bool = False

@@ -15,6 +15,7 @@ from windtunnel.pricing.calibrated import CalibratedEstimator
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.pricing.profile import profile_estimator
 from windtunnel.schema import fields_of
+from windtunnel.serving.engines.contract import behaviour_of
 from windtunnel.serving.scenario import Setup
 
 NVIDIA = "nvidia"
@@ -31,6 +32,7 @@ def shard_of(setup: Setup) -> Shard:
         devices_per_node=setup.node.num_devices,
         tf32=bool(setup.engine.tf32),
         all2all_backend=setup.engine.all2all_backend or ALL_GATHER,
+        gathers_quantised=behaviour_of(setup.engine.name).gathers_quantised,
         redundant_experts=setup.engine.num_redundant_experts or 0 if setup.model.has_experts else 0,
         beside_tokens=setup.engine.shared_experts_beside_tokens or 0,
         sampler=Sampler(setup.sampling, sampler_kernel(setup)),
