@@ -3,6 +3,7 @@
     python benchmarks/collective_accuracy.py
 
 nccl-tests: bus bandwidth of every published point (time, hence bandwidth, launch included) on the catalog's nodes.
+`launch left out`: the same with the launch refitted without the point's own system.
 DeepEP: the workloads of its tests (4,096 or 128 tokens a rank, hidden 7,168, 8 of 256 experts, for normal kernels in at
 most 4 servers, FP8 out and BF16 back) on H800 or, for the current version, H100. Two constants of low-latency kernels
 are fitted on these rows; nothing else is. No row is left out: those that cannot be predicted are counted as refused.
@@ -11,6 +12,7 @@ are fitted on these rows; nothing else is. No row is left out: those that cannot
 import csv
 import os
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +34,11 @@ NODES = {
     "TPU7x": "tpu_v7_host",
 }
 ALGORITHMS = {"Ring": "ring", "SHARP": "collnet"}
+QUEUED = "NVIDIA/dgxc-benchmarking"
+"""Source whose log says `nGpus 1` and `graph: 0`: a process for each GPU queues 20 calls. The others with small sizes
+ran `all_reduce_perf -g 8`, one process for eight GPUs, or a torch script that waits for each call."""
+LAUNCH_SIZES = (2**15, 2**18)
+"""Sizes in bytes by which the launch is fitted: every run with small sizes has them."""
 
 
 def nccl_seconds(row: dict[str, str]) -> float:
@@ -49,9 +56,24 @@ def nccl_seconds(row: dict[str, str]) -> float:
     return run_collective(fabric, row["collective"], size_bytes, ranks, choices=choices).seconds
 
 
-def print_nccl() -> None:
-    errors: dict[tuple[str, str, str, bool], list[float]] = defaultdict(list)
-    refused: Counter[str] = Counter()
+@dataclass(frozen=True)
+class Point:
+    """One published point, with its time in closed form."""
+
+    name: tuple[str, str, str]
+    size_bytes: int
+    measured_s: float
+    kernel_s: float
+    has_launch: bool
+
+    def error(self, launch_s: float) -> float:
+        """Return percent of measured over predicted time, less 100."""
+        return (self.measured_s / (self.kernel_s + launch_s * self.has_launch) - 1) * 100
+
+
+def nccl_points() -> tuple[list[Point], Counter[str]]:
+    """Return all points that can be predicted, and how many could not be, by reason."""
+    points, refused = [], Counter[str]()
     with (REFERENCE / "collectives/busbw_public.csv").open() as file:
         for row in csv.DictReader(file):
             try:
@@ -59,10 +81,31 @@ def print_nccl() -> None:
             except InputError as error:
                 refused[f"{row['system'][:40]}, {row['algo'][:5]}: {error.message}"] += 1
                 continue
-            name = (row["system"][:34], row["collective"], row["algo"][:14], int(row["size_bytes"]) >= 2**20)
             # A program of a TPU is launched whole.
-            launch_s = 0.0 if row["system"].startswith("TPU") else LAUNCH_S
-            errors[name].append((float(row["time_us"]) * 1e-6 / (seconds + launch_s) - 1) * 100)
+            has_launch = not row["system"].startswith("TPU") and not row["source"].startswith(QUEUED)
+            name = (row["system"][:34], row["collective"], row["algo"][:14])
+            points.append(Point(name, int(row["size_bytes"]), float(row["time_us"]) * 1e-6, seconds, has_launch))
+    return points, refused
+
+
+def fitted_launch_s(points: list[Point]) -> float:
+    """Return the median over systems of the median launch of a system's small points."""
+    launches: dict[str, list[float]] = defaultdict(list)
+    for point in points:
+        if point.has_launch and LAUNCH_SIZES[0] <= point.size_bytes <= LAUNCH_SIZES[1]:
+            launches[point.name[0]].append(point.measured_s - point.kernel_s)
+    return float(np.median([np.median(each) for each in launches.values()]))
+
+
+def print_nccl() -> None:
+    points, refused = nccl_points()
+    errors: dict[tuple[str, str, str, bool], list[float]] = defaultdict(list)
+    left_out: dict[bool, list[float]] = defaultdict(list)
+    for point in points:
+        is_large = point.size_bytes >= 2**20
+        errors[*point.name, is_large].append(point.error(LAUNCH_S))
+        others = [other for other in points if other.name[0] != point.name[0]]
+        left_out[is_large].append(abs(point.error(fitted_launch_s(others))))
     print(f"{'nccl-tests':36s}{'op':16s}{'algorithm':16s}{'sizes':>9s}{'points':>8s}{'median off':>12s}{'mean':>8s}")
     for (system, op, algorithm, is_large), found in sorted(errors.items()):
         sizes = ">= 1 MiB" if is_large else "< 1 MiB"
@@ -74,7 +117,9 @@ def print_nccl() -> None:
         every = np.abs([error for name, found in errors.items() if name[3] == is_large for error in found])
         sizes = "1 MiB and up" if is_large else "below"
         share = f"{np.mean(every <= 10):.0%} within 10%"
-        print(f"{sizes}: {len(every)} points, {np.median(every):.1f}% in the median, {share}")
+        held = f"{np.median(left_out[is_large]):.1f}% with the launch left out"
+        print(f"{sizes}: {len(every)} points, {np.median(every):.1f}% in the median, {share}; {held}")
+    print(f"launch: {LAUNCH_S * 1e6:.1f} us shipped, {fitted_launch_s(points) * 1e6:.1f} us fitted to all systems")
     print(f"nccl-tests: {sum(map(len, errors.values()))} points scored, {sum(refused.values())} refused")
     for why, count in refused.items():
         print(f"  {count} of {why}")

@@ -1,11 +1,16 @@
-"""Prices of collectives inside a node: measured tables, or the links of a server of PCIe cards."""
+"""Prices of tasks: collectives inside a node, and products in a step whose products are all in one format."""
+
+import pytest
 
 from windtunnel import catalog
 from windtunnel.model import operators as ops
 from windtunnel.pricing.estimator import Coverage, Estimate
+from windtunnel.training.figures import FIGURES
+from windtunnel.training.job import TrainingJob, TrainingPrecision
 from windtunnel.training.layers.part import Task
-from windtunnel.training.layers.rank import Group
+from windtunnel.training.layers.rank import Group, Rank
 from windtunnel.training.pricing import pricer
+from windtunnel.training.setup import resolve
 
 
 class Slow:
@@ -24,3 +29,31 @@ def seconds(node: str) -> float:
 def test_pcie_cards_use_their_links_where_a_measured_server_did_not():
     assert 48e6 / 32e9 < seconds("l40s_pcie") < 48e6 / 15e9
     assert seconds("dgx_h100") > 1.0
+
+
+def product_s(device: str, *formats: str) -> list[float]:
+    """Seconds of one bf16 product in jobs that compute in `formats` and share their prices."""
+    setups = [
+        resolve(
+            TrainingJob(
+                model="meta-llama/Meta-Llama-3-8B",
+                device=device,
+                num_devices=8,
+                sequence_tokens=4096,
+                global_batch=8,
+                precision=TrainingPrecision(compute=compute),
+            )
+        )
+        for compute in formats
+    ]
+    prices = pricer(Slow(), setups[0].device, setups[0].node)
+    product = Task("product", ops.Gemm(4096, 4096, 4096))
+    return [prices.of_job(Rank(setup)).task(product).seconds for setup in setups]
+
+
+def test_products_of_a_step_all_in_bf16_are_slower_on_blackwell_than_the_same_products_in_another_step():
+    whole, among_fp8, whole_again = product_s("b200_sxm", "bf16", "fp8", "bf16")
+    assert whole / among_fp8 == pytest.approx(1 / FIGURES.whole_step_rates["blackwell"]["bf16"])
+    assert whole_again == whole
+    whole, among_fp8 = product_s("h100_sxm", "bf16", "fp8")
+    assert whole == among_fp8

@@ -11,6 +11,7 @@ class Figures(Schema):
     sustained_fraction: dict[str, float]
     other_sustained_fraction: float
     format_rates: dict[str, dict[str, float]]
+    whole_step_rates: dict[str, dict[str, float]]
     rated_w: dict[str, float]
     clock_by_power: float
     jitter_by_doubling: float

@@ -20,6 +20,7 @@ from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.network.cluster import FABRIC_ERROR, Network
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 from windtunnel.training.figures import FIGURES
+from windtunnel.training.job import GEMM_FORMATS
 from windtunnel.training.layers.part import Task
 from windtunnel.training.layers.rank import Group, Rank
 
@@ -143,26 +144,34 @@ class TrainingPricer:
     sustained_fraction: float
     format_rates: Mapping[str, float] = field(default_factory=dict)
     """Format -> rate of its matrix products against what the sustained fraction leaves, where it is another."""
+    job_rate: tuple[str, float] = ("", 1.0)
+    """Format of the job's matrix products, and the same for a step that has no others."""
     collective_launch_s: float = FIGURES.collective_launch_s
     """Beside a collective's own time; 0 where a whole step is one graph."""
     exchanges_by_kernel: bool = False
     """Whether kernels of their own send tokens to experts (DeepEP, HybridEP), not NCCL."""
     overlap_slowdown: float = FIGURES.overlap_slowdown
-    _known: dict[tuple[ops.Op, Group | None, bool], Estimate] = field(default_factory=dict)
+    _known: dict[tuple[ops.Op, Group | None, bool, tuple[str, float]], Estimate] = field(default_factory=dict)
 
     def of_job(self, rank: Rank) -> TrainingPricer:
         """Return the prices for another job on as many of the same devices, which may lay its groups out otherwise."""
         job = rank.setup.job
         by_kernel = job.parallelism.experts_exchange in ("by_node", "hybrid")
         launch = 0.0 if job.kernels.cuda_graphs == "full" else self.collective_launch_s
-        known = replace(self, exchanges_by_kernel=by_kernel, collective_launch_s=launch)
+        whole = FIGURES.whole_step_rates.get(rank.setup.device.architecture, {})
+        known = replace(
+            self,
+            exchanges_by_kernel=by_kernel,
+            collective_launch_s=launch,
+            job_rate=(GEMM_FORMATS[job.precision.compute].value, whole.get(job.precision.compute, 1.0)),
+        )
         if known.network is None or known.network.rank.setup is rank.setup:
             return known
         return replace(known, network=replace(known.network, rank=rank), _known={})
 
     def task(self, task: Task) -> TaskCost:
         """Return the cost of one task."""
-        key = (task.op, task.group, self.exchanges_by_kernel)
+        key = (task.op, task.group, self.exchanges_by_kernel, self.job_rate)
         if key not in self._known:
             self._known[key] = self._price(task.op, task.group)
         price = self._known[key]
@@ -189,13 +198,17 @@ class TrainingPricer:
             return Estimate(seconds, Coverage.ROOFLINE, "links between nodes", FIGURES.network_error)
         seconds = float(estimate.seconds)
         if not isinstance(op, ops.Elementwise | ops.Collective):
-            rate = self.format_rates.get(op.format.value, 1.0) if isinstance(op, ops.Gemm) else 1.0
-            seconds /= self.sustained_fraction * rate
+            seconds /= self.sustained_fraction * (self._format_rate(op) if isinstance(op, ops.Gemm) else 1.0)
         if isinstance(op, ops.Gemm) and any(
             size > FIGURES.aligned_values and size % FIGURES.aligned_values for size in (op.n, op.k)
         ):
             seconds *= FIGURES.unaligned_slowdown
         return replace(estimate, seconds=seconds)
+
+    def _format_rate(self, op: ops.Gemm) -> float:
+        job_format, job_rate = self.job_rate
+        rate = self.format_rates.get(op.format.value, 1.0)
+        return rate * job_rate if op.format.value == job_format else rate
 
     def _inside_node(self, op: ops.Op) -> Estimate:
         """Return the estimate of a computation or of a collective inside a node.

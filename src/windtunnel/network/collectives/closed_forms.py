@@ -12,9 +12,11 @@ from windtunnel.errors import InputError
 from windtunnel.network.collectives.call import ALGORITHMS, Ranks, bus_factor, check_operation
 from windtunnel.units import US
 
-LAUNCH_S = 16 * US
-"""What a call costs the host outside a CUDA graph. Measured: the median over seven published nccl-tests and torch runs
-on eight A100, H100, H200 and B200 (32 to 256 KiB) of their time less that of the same size in a graph."""
+LAUNCH_S = 19.5 * US
+"""What the host's launch adds to a call that waits for it: of PyTorch on an idle device, or of one process for all GPUs
+of a server. A call in a CUDA graph, or queued ahead by a process for each GPU, has none. Measured: the median over six
+published nccl-tests and torch runs on eight A100, H100, H200 and B200 (32 to 256 KiB) of their time less that of the
+same size in a graph, 11 to 23 us; a seventh, with a process for each GPU, takes 1 us more than in a graph."""
 
 PROTOCOL_SHARE = {"ll": 0.5, "ll128": 120 / 128, "simple": 1.0}
 """Data in what is sent: LL has a flag for each 4 bytes, LL128 8 bytes in each line of 128."""
