@@ -11,7 +11,8 @@ from windtunnel.compiled.jit import inner
 from windtunnel.compiled.linked_list import append, remove
 from windtunnel.compiled.records import Records
 from windtunnel.serving.schedulers.step_cost import interpolate_row
-from windtunnel.serving.state.records import BATCH, BATCH_TOKENS, NONE, Adapters, Ints, Rank, Requests, Slot
+from windtunnel.serving.state.adapters import Adapters
+from windtunnel.serving.state.records import BATCH, BATCH_TOKENS, NONE, Ints, Rank, Requests, Slot
 
 ON_DISK, IN_HOST, IN_SLOT = range(3)
 """Where the weights of an adapter are: on disk, in host memory, or in a slot of the device's memory too."""
@@ -23,7 +24,7 @@ def may_run(adapters: Adapters, rank: int, i: int) -> bool:
     adapter = adapters.of_request[i]
     if adapter == NONE or adapters.table[rank, adapter].num_running > 0:
         return True
-    return adapters.ranks[rank].num_running < adapters.max_loras
+    return adapters.ranks[rank].num_running < adapters.ranks[rank].max_loras
 
 
 @inner
@@ -60,11 +61,11 @@ def begin_use(adapters: Adapters, rank: int, i: int) -> None:
         return
     if place == ON_DISK:
         here.num_disk_loads += 1
-        here.load_s += adapters.disk_load_s
-        if here.num_cached == adapters.max_cpu_loras:
+        here.load_s += here.disk_load_s
+        if here.num_cached == here.max_cpu_loras:
             drop_oldest(adapters, rank)
         here.num_cached += 1
-    if here.num_in_slots == adapters.max_loras:
+    if here.num_in_slots == here.max_loras:
         oldest = adapters.lists[rank, IN_SLOT].first
         remove(table, adapters.lists[rank, IN_SLOT], oldest)
         table[oldest].place = IN_HOST
@@ -72,7 +73,7 @@ def begin_use(adapters: Adapters, rank: int, i: int) -> None:
         here.num_in_slots -= 1
     here.num_in_slots += 1
     here.num_loads += 1
-    here.load_s += adapters.host_load_s
+    here.load_s += here.host_load_s
     table[adapter].place = IN_SLOT
 
 
@@ -114,7 +115,7 @@ def adapters_s(
     here.stamp += 1
     num_tokens, num_adapters = 0, 0
     if num_decodes > 0:
-        num_tokens = (adapters.decoding[rank] - adapters.skipped[rank]) * num_queries
+        num_tokens = (here.decoding - here.skipped) * num_queries
         num_adapters = here.num_running
     for position in range(slots[rank].batch_size):
         adapter = adapters.of_request[lists[rank, BATCH, position]]
@@ -128,7 +129,8 @@ def adapters_s(
     here.step_adapters = num_adapters
     here.step_s = 0.0
     if num_adapters > 0:
-        here.step_s = interpolate_row(adapters.token_nodes, adapters.step_s[num_adapters], float(num_tokens))
+        nodes, prices_s = adapters.token_nodes[here.pool], adapters.step_s[here.pool, num_adapters]
+        here.step_s = interpolate_row(nodes, prices_s, float(num_tokens))
     return here.step_s
 
 
@@ -149,4 +151,4 @@ def count_steps(adapters: Adapters, rank: int, num_steps: int) -> None:
     here = adapters.ranks[rank]
     adapters.num_steps[rank, here.step_adapters] += num_steps
     here.total_step_s += num_steps * here.step_s
-    adapters.skipped[rank] = 0
+    here.skipped = 0

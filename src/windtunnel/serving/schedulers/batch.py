@@ -228,7 +228,7 @@ def begin_decoding(pool: PoolTables, requests: Requests, rank: int, slot: int, i
     slots[slot].joined_squares += joined * joined
     pool.lists[slot, PHASES, joined % pool.settings.block_size] += 1
     if pool.adapters is not None and pool.adapters.of_request[i] != NONE:
-        pool.adapters.decoding[rank] += 1
+        pool.adapters.ranks[rank].decoding += 1
     change = joined + requests[i].input_tokens + requests[i].output_tokens - 1
     if pool.windows is not None:
         begin_to_slide(pool, requests, rank, i)
@@ -249,7 +249,7 @@ def stop_decoding(pool: PoolTables, requests: Requests, i: int) -> None:
     if pool.windows is not None:
         stop_sliding(pool.settings, requests, pool.lists, i)
     if pool.adapters is not None and pool.adapters.of_request[i] != NONE:
-        pool.adapters.decoding[slot] -= 1
+        pool.adapters.ranks[slot].decoding -= 1
 
 
 @inner

@@ -14,9 +14,9 @@ import numpy as np
 from windtunnel.compiled.jit import inlined
 from windtunnel.compiled.records import F8, I8, Records, new_table
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL, ROUND_ROBIN
+from windtunnel.serving.state.adapters import AdapterPlan, Adapters, grown
 from windtunnel.serving.state.records import (
     NONE,
-    AdapterPlan,
     Cache,
     Event,
     Floats,
@@ -287,6 +287,20 @@ def cache_of(cache: Cache, pools: Pools, pool: int) -> Cache:
     )
 
 
+@inlined
+def adapters_of(adapters: Adapters, settings: PoolRecord) -> Adapters:
+    """Return the LoRA adapters of one pool's ranks, and the prices of all pools."""
+    return Adapters(
+        adapters.of_request,
+        adapters.token_nodes,
+        adapters.step_s,
+        adapters.table[settings.first_rank : settings.end_rank],
+        adapters.lists[settings.first_rank : settings.end_rank],
+        adapters.ranks[settings.first_rank : settings.end_rank],
+        adapters.num_steps[settings.first_rank : settings.end_rank],
+    )
+
+
 def new_pool_events(plans: Sequence[PoolPlan]) -> Table:
     """Make an empty queue of `Event` records: slots, wake-ups, and the transfers that may be under way."""
     slots = sum(plan.settings.num_replicas * (plan.settings.num_stages + 1) for plan in plans)
@@ -321,16 +335,16 @@ _NODES = ("context_nodes", "chunk_nodes", "length_nodes")
 
 def _extended(cost: StepCost, sizes: dict[str, int]) -> StepCost:
     """Bring the nodes of a cost's grids to `sizes`, values extrapolated as look-ups beyond the end would be."""
-    decode = _grown(cost.decode_attention_s, cost.context_nodes, sizes["context_nodes"])
-    prefill = _grown(cost.prefill_attention_s, cost.length_nodes, sizes["length_nodes"])
-    prefill = _grown(prefill.T, cost.chunk_nodes, sizes["chunk_nodes"]).T
+    decode = grown(cost.decode_attention_s, cost.context_nodes, sizes["context_nodes"])
+    prefill = grown(cost.prefill_attention_s, cost.length_nodes, sizes["length_nodes"])
+    prefill = grown(prefill.T, cost.chunk_nodes, sizes["chunk_nodes"]).T
     mixed = cost.mixed_decode_attention_s if cost.mixed_decode_attention_s.size else cost.decode_attention_s
-    mixed = _grown(mixed, cost.context_nodes, sizes["context_nodes"])
+    mixed = grown(mixed, cost.context_nodes, sizes["context_nodes"])
     waiting = cost.waiting_attention_s
     if waiting.size:
-        waiting = _grown(waiting, cost.context_nodes, sizes["context_nodes"])
+        waiting = grown(waiting, cost.context_nodes, sizes["context_nodes"])
     nodes: dict[str, Any] = {
-        name: _grown(getattr(cost, name), getattr(cost, name), size) for name, size in sizes.items()
+        name: grown(getattr(cost, name), getattr(cost, name), size) for name, size in sizes.items()
     }
     return cost._replace(
         decode_attention_s=decode,
@@ -339,13 +353,6 @@ def _extended(cost: StepCost, sizes: dict[str, int]) -> StepCost:
         prefill_attention_s=prefill,
         **nodes,
     )
-
-
-def _grown(values: Floats, nodes: Floats, size: int) -> Floats:
-    """Extend `values` at `nodes` on the last axis by values at nodes as far apart as the last two up to `size` of
-    them."""
-    more = np.arange(1, size - nodes.size + 1)
-    return np.concatenate([values, values[..., -1:] + (values[..., -1:] - values[..., -2:-1]) * more], axis=-1)
 
 
 @inlined

@@ -285,7 +285,7 @@ def settle_running(pool: PoolTables, requests: Requests, rank: int, slot: int, n
         if requests[i].is_decoding and requests[i].slot == slot and requests[i].step_tokens == 0 and num_decodes > 0:
             skip_decode(settings, requests, slots, lists, i, num_gained)
             if pool.adapters is not None and pool.adapters.of_request[i] != NONE:
-                pool.adapters.skipped[rank] += 1
+                pool.adapters.ranks[rank].skipped += 1
         requests[i].step_tokens = 0
         i = requests[i].after
     slots[slot].looks_again = 1
