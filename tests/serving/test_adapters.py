@@ -182,6 +182,31 @@ def test_pools_of_one_role_have_slots_of_their_own() -> None:
     assert 1 < result.summary.adapters.most_in_step <= 8
 
 
+def test_affinity_sends_requests_where_their_adapter_is() -> None:
+    """Eight adapters, two slots on each of four replicas: once each has its place, few are loaded again."""
+    load = {"num_requests": 400, "adapters": {"count": 8, "popularity": "uniform"}}
+    lora = {"rank": 16, "max_loras": 2, "max_cpu_loras": 8}
+    results = {
+        router: run(scenario_of({"lora": lora}, {"replicas": 4, "router": router}, **load))
+        for router in ("least_outstanding", "adapter_affinity")
+    }
+    blind, affine = (result.summary.adapters for result in results.values())
+    assert blind is not None
+    assert affine is not None
+    assert affine.num_loads < 0.1 * blind.num_loads
+    counts = np.bincount(results["adapter_affinity"].requests["replica"], minlength=4)
+    assert counts.min() > 0.7 * counts.mean(), "the load stays even"
+
+
+def test_affinity_without_adapters_is_refused() -> None:
+    for deployment in (
+        {"replicas": 2, "router": "adapter_affinity"},
+        PREFILL_AND_DECODE | {"transfer": {"router": "adapter_affinity"}},
+    ):
+        with pytest.raises(InputError, match="no request has one"):
+            run(scenario_of({"lora": None}, deployment, adapters=None))
+
+
 def lora_in(command: str) -> Any:
     return read_launch_command(command).raw["deployment"]["engine"]["lora"]
 

@@ -276,14 +276,18 @@ def adapter_cases(draw: st.DrawFn) -> Case:
     """Requests with LoRA adapters, in pools with slots of their own numbers; some pools have several ranks."""
     case = draw(cases())
     rng, size = np.random.default_rng(draw(st.integers(0, 2**32))), case.requests.arrival_s.size
+    router, decode_router = (
+        draw(st.sampled_from([drawn, codes.ADAPTER_AFFINITY]))
+        for drawn in (case.plans[0].settings.router, case.handoff_rules.decode_router)
+    )
     made = []
     for plan in case.plans:
         scheduler = draw(st.sampled_from([codes.VLLM_V1, codes.SGLANG]))
         changed = {"scheduler": scheduler, "num_stages": 1, "batch_wait_steps": 0, "balance_steps": 0}
         order = plan.settings.queue_order if scheduler == codes.VLLM_V1 else codes.FCFS
-        own = plan.settings._replace(queue_order=order, **changed)
+        own = plan.settings._replace(queue_order=order, router=router, **changed)
         made.append(plan._replace(settings=own, adapters=draw(adapter_plans(rng))))
-    rules = case.handoff_rules
+    rules = case.handoff_rules._replace(decode_router=decode_router)
     if any(plan.settings.scheduler == codes.SGLANG for plan in made):
         rules = rules._replace(decode_samples_first=0)
     adapter = rng.integers(-1, draw(st.integers(1, 8)), size)
@@ -293,7 +297,7 @@ def adapter_cases(draw: st.DrawFn) -> Case:
 @settings(max_examples=cases_to_try(300))
 @given(adapter_cases())
 def test_adapters_in_pools_equal_the_oracles(case: Case) -> None:
-    """Who is passed over on either side of a handoff, and what each rank loads."""
+    """Who is passed over on either side of a handoff, what each rank loads, and who is sent to it."""
     oracle = oracle_of(case)
     steps = oracle.run()
     run = run_compiled(case)

@@ -146,6 +146,10 @@ class EnginePool(VllmV1, Sglang):
             found.append(rank.cache.find(shared, 2**60)[1])
         return max(found) * int(self.settings.block_size)
 
+    def has_adapter(self, replica: int, adapter: int) -> bool:
+        adapters = [rank.adapters for rank in self.ranks_of(replica)]
+        return any(each is not None and adapter in each.slots for each in adapters)
+
     def outstanding_at(self, rank: Rank) -> int:
         """Requests that wait or run, and those that will decode here."""
         return rank.num_outstanding + len(rank.handed) + len(rank.pulled) + len(rank.ready)

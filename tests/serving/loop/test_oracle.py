@@ -149,7 +149,8 @@ def adapter_cases(draw: st.DrawFn) -> Case:
     rng, size = np.random.default_rng(draw(st.integers(0, 2**32))), case.requests.arrival_s.size
     count, plan = draw(st.integers(1, 8)), draw(adapter_plans(rng))
     scheduler = draw(st.sampled_from([codes.VLLM_V1, codes.SGLANG]))
-    changed = {"scheduler": scheduler, "num_stages": 1, "batch_wait_steps": 0, "balance_steps": 0}
+    router = draw(st.sampled_from([case.settings.router, codes.ADAPTER_AFFINITY]))
+    changed = {"scheduler": scheduler, "router": router, "num_stages": 1, "batch_wait_steps": 0, "balance_steps": 0}
     return replace(
         case,
         settings=case.settings._replace(**changed),

@@ -6,7 +6,7 @@ from windtunnel.compiled.heap import push
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.linked_list import append, remove
 from windtunnel.compiled.records import is_unset
-from windtunnel.serving.cluster.routers import choose, fewest_outstanding
+from windtunnel.serving.cluster.routers import choose_for, fewest_outstanding
 from windtunnel.serving.codes import FCFS, VLLM_V0
 from windtunnel.serving.kv.cache import acquire, look_up, release, share
 from windtunnel.serving.kv.tiers import leave_below
@@ -49,7 +49,7 @@ def hand_off(
     is_first = requests[i].target_tokens == requests[i].input_tokens
     if is_first and (routing.decode_samples_first or routing.decode_streams_first):
         requests[i].first_token_s = np.nan
-    replica = choose(pool, run.clock, pools, fleet, routing.decode_router, True)
+    replica = choose_for(pool, run.clock, pools, fleet, routing.decode_router, True, i)
     if replica == NONE:
         return NONE
 
@@ -90,7 +90,7 @@ def pull(pool: PoolTables, run: RunTables, pools: Pools, rank: int, slot: int, n
         if ranks[rank].num_running + here.num_pulled >= settings.max_num_seqs:
             break
         if pool.adapters is not None:
-            if not may_run(pool.adapters, rank, i):
+            if not may_run(pool.adapters, settings.first_rank + rank, i):
                 continue
         waiting = ranks[rank].first_waiting if settings.scheduler >= VLLM_V0 else ranks[rank].waiting
         if waits_behind(settings, requests, waiting, i):
@@ -206,9 +206,9 @@ def join_ready(pool: PoolTables, requests: Requests, pools: Pools, rank: int, sl
             slots[slot].looks_again = 1
             break
         if pool.adapters is not None:
-            if not may_run(pool.adapters, rank, i):
+            if not may_run(pool.adapters, settings.first_rank + rank, i):
                 continue
-            begin_use(pool.adapters, rank, i)
+            begin_use(pool.adapters, settings.first_rank + rank, i)
         remove(requests, arrived, i)
         pools.handoffs[settings.first_rank + rank].num_pulled -= 1
         pools.transfers[i].stage = NOT_HANDED

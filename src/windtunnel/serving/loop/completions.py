@@ -35,7 +35,7 @@ def finish(
     if pools is not None and pools.transfers[i].later_output_tokens > 0:
         unlink(requests, pool.ranks, rank, i)
         if pool.adapters is not None:
-            end_use(pool.adapters, rank, i)
+            end_use(pool.adapters, settings.first_rank + rank, i)
         leave_for_decode(pool, run, pools, fleet, rank, i, now_s)
         return
     requests[i].finish_s = now_s

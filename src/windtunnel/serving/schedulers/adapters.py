@@ -4,6 +4,7 @@ vLLM admits a waiting request if its adapter runs already or fewer than `max_lor
 and looks further (vllm/v1/core/sched/scheduler.py, `scheduled_loras`, 0.8 to 0.33). SGLang does the same (scheduler.py,
 `can_run_lora_batch`, 0.5). The step that admits a request first puts its adapter into a slot, in place of the one that
 has been idle longest; what is not in host memory comes from disk (`LRUCacheWorkerLoRAManager._apply_adapters`).
+Ranks of adapters are numbered through all pools; the waiting requests of `set_aside` and `put_back` are a pool's.
 """
 
 from windtunnel.compiled.heap import meld
@@ -12,7 +13,8 @@ from windtunnel.compiled.linked_list import append, remove
 from windtunnel.compiled.records import Records
 from windtunnel.serving.schedulers.step_cost import interpolate_row
 from windtunnel.serving.state.adapters import Adapters
-from windtunnel.serving.state.records import BATCH, BATCH_TOKENS, NONE, Ints, Rank, Requests, Slot
+from windtunnel.serving.state.records import BATCH, BATCH_TOKENS, NONE, Rank, Requests
+from windtunnel.serving.state.tables import PoolTables
 
 ON_DISK, IN_HOST, IN_SLOT = range(3)
 """Where the weights of an adapter are: on disk, in host memory, or in a slot of the device's memory too."""
@@ -25,6 +27,13 @@ def may_run(adapters: Adapters, rank: int, i: int) -> bool:
     if adapter == NONE or adapters.table[rank, adapter].num_running > 0:
         return True
     return adapters.ranks[rank].num_running < adapters.ranks[rank].max_loras
+
+
+@inner
+def has_in_slot(adapters: Adapters, rank: int, i: int) -> bool:
+    """Whether the adapter of request `i` lies in a slot of a rank; the base model lies in none."""
+    adapter = adapters.of_request[i]
+    return adapter != NONE and adapters.table[rank, adapter].place == IN_SLOT
 
 
 @inner
@@ -104,25 +113,25 @@ def end_use(adapters: Adapters, rank: int, i: int) -> None:
 
 
 @inner
-def adapters_s(
-    adapters: Adapters, slots: Records[Slot], lists: Ints, rank: int, num_decodes: int, num_queries: int
-) -> float:
-    """Price the adapters' products in the batch of a rank's slot, of which `num_decodes` requests decode, seconds.
+def adapters_s(pool: PoolTables, adapters: Adapters, rank: int, num_decodes: int, num_queries: int) -> float:
+    """Price the adapters' products in the batch of the slot of a pool's `rank`, of which `num_decodes` requests decode,
+    seconds.
 
     The step's adapters are those of all running requests where some decode, else those of its prompts.
     """
-    here = adapters.ranks[rank]
+    first, lists = pool.settings.first_rank, pool.lists
+    here = adapters.ranks[first + rank]
     here.stamp += 1
     num_tokens, num_adapters = 0, 0
     if num_decodes > 0:
         num_tokens = (here.decoding - here.skipped) * num_queries
         num_adapters = here.num_running
-    for position in range(slots[rank].batch_size):
+    for position in range(pool.slots[rank].batch_size):
         adapter = adapters.of_request[lists[rank, BATCH, position]]
         if adapter != NONE:
             num_tokens += lists[rank, BATCH_TOKENS, position]
-            if num_decodes == 0 and adapters.table[rank, adapter].stamp != here.stamp:
-                adapters.table[rank, adapter].stamp = here.stamp
+            if num_decodes == 0 and adapters.table[first + rank, adapter].stamp != here.stamp:
+                adapters.table[first + rank, adapter].stamp = here.stamp
                 num_adapters += 1
     if num_tokens == 0:
         num_adapters = 0

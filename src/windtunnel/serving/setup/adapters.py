@@ -27,6 +27,11 @@ HOST_BYTES_PER_S = 25e9
 def refuse_with_adapters(deployment: Deployment, setup: Setup, requests: RequestArrays) -> None:
     """Raise InputError where requests with adapters run on a deployment whose slots are not modelled."""
     if requests.adapter is None:
+        if "adapter_affinity" in (deployment.router, deployment.transfer.router):
+            raise InputError(
+                "the router adapter_affinity sends requests where their LoRA adapters are, and no request has one",
+                "set workload.adapters and engine.lora, or another router, such as least_outstanding",
+            )
         return
     refused = [
         (setup.parallelism.pp > 1, "parallelism.pp: batches of several stages would share the slots"),

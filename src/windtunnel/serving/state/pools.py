@@ -14,7 +14,7 @@ import numpy as np
 from windtunnel.compiled.jit import inlined
 from windtunnel.compiled.records import F8, I8, Records, new_table
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL, ROUND_ROBIN
-from windtunnel.serving.state.adapters import AdapterPlan, Adapters, grown
+from windtunnel.serving.state.adapters import AdapterPlan, grown
 from windtunnel.serving.state.records import (
     NONE,
     Cache,
@@ -284,20 +284,6 @@ def cache_of(cache: Cache, pools: Pools, pool: int) -> Cache:
         cache.kept,
         cache.pools,
         cache.loaded[record.first_tier : record.end_tier],
-    )
-
-
-@inlined
-def adapters_of(adapters: Adapters, settings: PoolRecord) -> Adapters:
-    """Return the LoRA adapters of one pool's ranks, and the prices of all pools."""
-    return Adapters(
-        adapters.of_request,
-        adapters.token_nodes,
-        adapters.step_s,
-        adapters.table[settings.first_rank : settings.end_rank],
-        adapters.lists[settings.first_rank : settings.end_rank],
-        adapters.ranks[settings.first_rank : settings.end_rank],
-        adapters.num_steps[settings.first_rank : settings.end_rank],
     )
 
 

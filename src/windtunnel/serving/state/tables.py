@@ -9,7 +9,7 @@ from windtunnel.compiled.jit import inlined
 from windtunnel.compiled.records import Records
 from windtunnel.serving.state.adapters import Adapters
 from windtunnel.serving.state.per_request import SequenceState, StageTables, Trail
-from windtunnel.serving.state.pools import PoolRecord, Pools, adapters_of, cache_of, ranks_of, slots_of
+from windtunnel.serving.state.pools import PoolRecord, Pools, cache_of, ranks_of, slots_of
 from windtunnel.serving.state.records import (
     Cache,
     Clock,
@@ -98,7 +98,7 @@ class RunTables(NamedTuple):
 def pool_tables_of(pools: Pools, number: int, common: PoolTables) -> PoolTables:
     """Return the tables of one pool; what all have in common, and the caches of all, are `common`'s."""
     settings = pools.pools[number]
-    cache, speculation, batches, adapters = None, None, None, None
+    cache, speculation, batches = None, None, None
     if common.cache is not None:
         cache = cache_of(common.cache, pools, number)
     if common.speculation is not None:
@@ -106,8 +106,6 @@ def pool_tables_of(pools: Pools, number: int, common: PoolTables) -> PoolTables:
     if common.batches is not None:
         first_row = settings.first_event + settings.first_replica
         batches = common.batches[first_row : first_row + settings.num_replicas * (settings.num_stages + 1)]
-    if common.adapters is not None:
-        adapters = adapters_of(common.adapters, settings)
     return PoolTables(
         settings,
         cache,
@@ -126,7 +124,7 @@ def pool_tables_of(pools: Pools, number: int, common: PoolTables) -> PoolTables:
         common.stage_tables,
         common.encoder,
         None,  # records
-        adapters,
+        common.adapters,
     )
 
 
