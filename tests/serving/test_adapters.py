@@ -207,6 +207,16 @@ def test_affinity_without_adapters_is_refused() -> None:
             run(scenario_of({"lora": None}, deployment, adapters=None))
 
 
+def test_sglang_decodes_as_many_adapters_as_it_has_slots_for() -> None:
+    adapters = {"count": 4, "popularity": "uniform", "base_fraction": 0.2}
+    engine = {"name": "sglang", "version": None, "lora": LORA | {"max_loras": 5}}
+    result = run(scenario_of(engine, PREFILL_AND_DECODE, adapters=adapters))
+    assert result.summary.adapters is not None
+    assert 1 < result.summary.adapters.most_in_step <= 4
+    with pytest.raises(InputError, match="requests use 4 LoRA adapters"):
+        run(scenario_of(engine | {"lora": LORA | {"max_loras": 4}}, PREFILL_AND_DECODE, adapters=adapters))
+
+
 def lora_in(command: str) -> Any:
     return read_launch_command(command).raw["deployment"]["engine"]["lora"]
 
@@ -235,6 +245,10 @@ def test_command_lines_say_adapters() -> None:
         (
             {"deployment": {"pools": [{"name": "a"}, {"name": "b", "autoscaling": SCALING}]}},
             "pool a: LoRA adapters do not go with autoscaling",
+        ),
+        (
+            {"engine": {"name": "sglang", "version": None}, "deployment": PREFILL_AND_DECODE},
+            "pool decode: requests use 20 LoRA adapters, and sglang decodes",
         ),
         ({"engine": {"scheduler": "sarathi"}}, "the scheduler sarathi"),
         ({"engine": {"name": "trtllm", "version": None}}, "not modelled"),

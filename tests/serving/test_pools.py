@@ -280,17 +280,20 @@ def adapter_cases(draw: st.DrawFn) -> Case:
         draw(st.sampled_from([drawn, codes.ADAPTER_AFFINITY]))
         for drawn in (case.plans[0].settings.router, case.handoff_rules.decode_router)
     )
-    made = []
+    count, made = draw(st.integers(1, 8)), []
     for plan in case.plans:
         scheduler = draw(st.sampled_from([codes.VLLM_V1, codes.SGLANG]))
+        # SGLang takes requests that were handed off whatever their adapter.
+        least_loras = count if scheduler == codes.SGLANG and plan.role != PREFILL else 1
         changed = {"scheduler": scheduler, "num_stages": 1, "batch_wait_steps": 0, "balance_steps": 0}
         order = plan.settings.queue_order if scheduler == codes.VLLM_V1 else codes.FCFS
         own = plan.settings._replace(queue_order=order, router=router, **changed)
-        made.append(plan._replace(settings=own, adapters=draw(adapter_plans(rng))))
+        made.append(plan._replace(settings=own, adapters=draw(adapter_plans(rng, least_loras))))
     rules = case.handoff_rules._replace(decode_router=decode_router)
     if any(plan.settings.scheduler == codes.SGLANG for plan in made):
-        rules = rules._replace(decode_samples_first=0)
-    adapter = rng.integers(-1, draw(st.integers(1, 8)), size)
+        # Its last decoding request is spared, and waits for ever for blocks of one whose place a local prompt took.
+        rules = rules._replace(decode_samples_first=0, local_tokens=0)
+    adapter = rng.integers(-1, count, size)
     return replace(case, plans=made, handoff_rules=rules, requests=replace(case.requests, adapter=adapter))
 
 

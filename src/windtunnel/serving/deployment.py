@@ -496,9 +496,9 @@ class Deployment(Schema):
     """Chooses the replica of a request, in the order of `Router`: the next in turn, one drawn at random, the less busy
     of two drawn, the one with the fewest requests, with the fewest KV blocks in use, of the session's former turns,
     with most of the prompt in its cache, with the fewest waiting requests (Vidur's lor), or with the request's LoRA
-    adapter in a slot (the three affinities fall back on the fewest requests). `deferred` keeps requests at the router, in order, until some replica has fewer than
-    `router_limit`, and takes the one with the fewest. `module:function` is the user's router, and so is one that an
-    installed package offers by name (entry points in `windtunnel.routers`)."""
+    adapter in a slot (the three affinities fall back on the fewest requests). `deferred` keeps requests at the router,
+    in order, until some replica has fewer than `router_limit`, and takes the one with the fewest. `module:function` is
+    the user's router, and so is one that an installed package offers by name (entry points in `windtunnel.routers`)."""
     router_limit: AtLeastOne | None = None
     """`deferred`: limit of requests at a replica; None takes as many as it runs at once."""
     autoscaling: TargetScaling | ScheduledScaling | None = None

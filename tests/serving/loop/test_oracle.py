@@ -135,9 +135,9 @@ def media_cases(draw: st.DrawFn) -> Case:
 
 
 @st.composite
-def adapter_plans(draw: st.DrawFn, rng: np.random.Generator) -> AdapterPlan:
+def adapter_plans(draw: st.DrawFn, rng: np.random.Generator, least_loras: int = 1) -> AdapterPlan:
     """How a pool serves adapters."""
-    max_loras, nodes = draw(st.integers(1, 4)), np.array([1.0, 2.0, 8.0, 60.0])
+    max_loras, nodes = draw(st.integers(least_loras, least_loras + 3)), np.array([1.0, 2.0, 8.0, 60.0])
     limits = AdapterLimits(max_loras, max_loras + draw(st.integers(0, 3)), host_load_s=2e-3, disk_load_s=2e-2)
     return AdapterPlan(limits, nodes, np.cumsum(rng.random((max_loras + 1, nodes.size)), axis=1) * 1e-3)
 

@@ -85,6 +85,8 @@ class LoraBehaviour(Schema):
     """Whether host memory holds every adapter by default, and not just as many as a batch may have."""
     counts_base: bool = False
     """Whether requests to the base model take one of the batch's adapters."""
+    decodes_any: bool = False
+    """Whether a decode side takes requests whatever their adapter, and fails with more than a batch may have."""
 
 
 class Behaviour(Schema):

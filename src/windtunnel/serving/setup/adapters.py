@@ -9,8 +9,8 @@ from windtunnel.metrics.summary import AdapterSummary
 from windtunnel.model.launches.lora import lora_bytes, lora_launches
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import Estimator
-from windtunnel.serving.deployment import Deployment
-from windtunnel.serving.engines.contract import behaviour_of
+from windtunnel.serving.deployment import Deployment, Pool
+from windtunnel.serving.engines.contract import LoraBehaviour, behaviour_of
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.fleet_plan import comes_and_goes
 from windtunnel.serving.setup.memory import adapter_slots
@@ -24,8 +24,8 @@ HOST_BYTES_PER_S = 25e9
 """Rate of copies to a device whose node does not name its link to host memory: PCIe 4.0 x16, measured (assumed)."""
 
 
-def refuse_with_adapters(deployment: Deployment, setup: Setup, requests: RequestArrays) -> None:
-    """Raise InputError where requests with adapters run on a deployment whose slots are not modelled."""
+def refuse_with_adapters(deployment: Deployment, pool: Pool, setup: Setup, requests: RequestArrays) -> None:
+    """Raise InputError where requests with adapters run in a pool whose slots are not modelled, or that fails."""
     if requests.adapter is None:
         if "adapter_affinity" in (deployment.router, deployment.transfer.router):
             raise InputError(
@@ -46,6 +46,26 @@ def refuse_with_adapters(deployment: Deployment, setup: Setup, requests: Request
             raise InputError(
                 f"LoRA adapters do not go with {reason}", "leave that out, or workload.adapters and engine.lora"
             )
+    roles, num_adapters = {each.role for each in deployment.groups}, int(requests.adapter.max()) + 1
+    decodes = pool.role == "decode" or (pool.role == "both" and "prefill" in roles and "decode" not in roles)
+    if decodes and _behaviour(setup).decodes_any and num_adapters > _most_together(setup, requests):
+        raise InputError(
+            f"requests use {num_adapters} LoRA adapters, and {setup.engine.name} decodes what was prefilled elsewhere "
+            f"whatever its adapter: it fails with more than max_loras = {adapter_slots(setup.engine)} in a batch",
+            "raise engine.lora.max_loras of the pools that decode, or leave deployment.pools out",
+        )
+
+
+def _behaviour(setup: Setup) -> LoraBehaviour:
+    behaviour = behaviour_of(setup.engine.name).lora
+    assert behaviour is not None
+    return behaviour
+
+
+def _most_together(setup: Setup, requests: RequestArrays) -> int:
+    """Return how many adapters may run together, beside the base model where requests use it."""
+    assert requests.adapter is not None
+    return adapter_slots(setup.engine) - (_behaviour(setup).counts_base and bool((requests.adapter < 0).any()))
 
 
 def adapter_plan(
@@ -58,12 +78,9 @@ def adapter_plan(
     """
     if requests.adapter is None:
         return None
-    lora, behaviour = setup.engine.lora, behaviour_of(setup.engine.name).lora
+    lora, max_loras = setup.engine.lora, _most_together(setup, requests)
     assert lora is not None
-    assert behaviour is not None
     assert lora.max_cpu_loras is not None
-    takes_one = behaviour.counts_base and bool((requests.adapter < 0).any())
-    max_loras = adapter_slots(setup.engine) - takes_one
     if max_loras < 1:
         raise InputError(
             "engine.lora.max_loras is 1, which requests to the base model take: no adapter could run",
