@@ -8,7 +8,7 @@ from windtunnel import catalog
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.serving.deployment import Deployment, EngineSettings
 from windtunnel.serving.engines.command_line import CommandLine, Reading
-from windtunnel.serving.engines.workloads import lora_options
+from windtunnel.serving.engines.workloads import GENERATE, lora_options, read_task
 
 DRAFTS = "speculative-config"
 """The option that holds JSON, or a field of it in each of `speculative-config.method`, ..."""
@@ -27,6 +27,7 @@ def read(reading: Reading) -> None:
         reading.set_engine(max_num_seqs=reading.later["active_seqs"])
     if "lora" in reading.later:
         reading.set_engine(lora=reading.engine.get("lora") or {})
+    read_task(reading)
     if "speculative" in reading.later:
         _speculate(reading, reading.later["speculative"])
 
@@ -77,6 +78,14 @@ def write_rest(engine: EngineSettings, weights: str | None, kv_cache: str | None
         yield "fully-sharded-loras", None
 
 
+def write_task(task: str, is_encoder: bool) -> Iterator[tuple[str, Any]]:
+    """Yield the runner of embeddings and scores, and for scores the conversion; encoders have theirs."""
+    if task != GENERATE:
+        yield "runner", "pooling"
+        if task == "rerank" and not is_encoder:
+            yield "convert", "classify"
+
+
 def remaining_work(deployment: Deployment) -> Iterator[str]:
     """Yield what the command cannot say: experts spread over some of the ranks."""
     split = deployment.parallelism
@@ -89,6 +98,7 @@ COMMAND_LINE = CommandLine(
     read=read,
     write_split=write_split,
     write_rest=write_rest,
+    write_task=write_task,
     writes_drafts=lambda _: True,
     remaining_work=remaining_work,
 )
