@@ -260,6 +260,8 @@ class EngineSettings(Schema):
     num_redundant_experts: Whole | None = None
     """Further copies of the most used experts of each layer, placed so that ranks compute equally many tokens
     [eplb_config.num_redundant_experts, ep-num-redundant-experts, load_balancer.num_slots less the experts]."""
+    enable_eplb: bool | None = None
+    """Place the experts on ranks by the load that they had, also without further copies [enable-eplb]."""
     sampler: str | None = None
     """Kernel that filters logits by top-k and top-p: `sort`, PyTorch's; `triton`, vLLM's from 8 rows on;
     `triton_split`, the same with few rows split; `flashinfer` [VLLM_USE_FLASHINFER_SAMPLER, sampling-backend,

@@ -252,6 +252,28 @@ def test_a_pooling_server_takes_no_outputs() -> None:
         scenario_from({**raw, "workload": raw["workload"] | load | {"output_tokens": 4}})
 
 
+def test_experts_placed_by_load_are_read_and_written(tmp_path: Path) -> None:
+    split = "Qwen/Qwen3-30B-A3B -dp 4 --enable-expert-parallel"
+    engine = read_launch_command(f"{VLLM} {split} --enable-eplb").raw["deployment"]["engine"]
+    assert engine == {"name": "vllm", "enable_eplb": True}
+    copied = f"{VLLM} {split} --enable-eplb --eplb-config.num_redundant_experts 8"
+    engine = read_launch_command(copied).raw["deployment"]["engine"]
+    assert engine == {"name": "vllm", "enable_eplb": True, "num_redundant_experts": 8}
+    words = write_launch_command("m", Parallelism(), EngineSettings(name="vllm", num_redundant_experts=8))
+    assert "--enable-eplb" in words
+    with pytest.raises(InputError, match="without --enable-eplb"):
+        read_launch_command(copied.replace("--enable-eplb ", ""))
+    file = tmp_path / "options.yaml"
+    file.write_text("moe_config: {load_balancer: {num_slots: 144}}\nenable_attention_dp: true\n")
+    trtllm = f"trtllm-serve Qwen/Qwen3-30B-A3B --tp_size 8 --ep_size 8 --extra_llm_api_options {file}"
+    read = read_launch_command(trtllm)
+    assert read.raw["deployment"]["engine"] == {"name": "trtllm", "enable_eplb": True, "num_redundant_experts": 16}
+    assert read.unknown == read.not_modelled == []
+    file.write_text("moe_config: {load_balancer: {num_slots: 100}}\n")
+    with pytest.raises(InputError, match=r"num_slots is 100; .* has 128 experts"):
+        read_launch_command(trtllm)
+
+
 def test_pools_are_written_as_servers_of_their_own() -> None:
     scenario = scenario_from(
         {

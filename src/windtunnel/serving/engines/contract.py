@@ -99,6 +99,8 @@ class Behaviour(Schema):
     """Settings that it takes for embeddings and scores; None: serving these with it is not modelled."""
     lora: LoraBehaviour | None = None
     """None: serving adapters with it is not modelled."""
+    low_latency_tokens: int = 0
+    """Tokens of a rank that DeepEP's low-latency buffers have room for; 0: their memory is not counted."""
     decode_streams_first: bool = False
     """The decode side streams the prefill side's first output, when the request enters a batch there."""
     decode_samples_first: bool = False

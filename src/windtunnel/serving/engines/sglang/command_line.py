@@ -57,6 +57,8 @@ def write_rest(engine: EngineSettings, weights: str | None, kv_cache: str | None
         yield "quantization", "fp8"
     if kv_cache == "fp8":
         yield "kv-cache-dtype", "fp8_e4m3"
+    if engine.num_redundant_experts and not engine.enable_eplb:  # without it the copies get no work by load
+        yield "enable-eplb", None
     yield from lora_options(engine, "max-loras-per-batch", "max-loaded-loras")
     drafts = engine.speculative
     if drafts is None or not writes_drafts(drafts):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from windtunnel import catalog
+from windtunnel.errors import InputError
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.serving.deployment import Deployment, EngineSettings
 from windtunnel.serving.engines.command_line import CommandLine, Reading
@@ -27,6 +28,11 @@ def read(reading: Reading) -> None:
         reading.set_engine(max_num_seqs=reading.later["active_seqs"])
     if "lora" in reading.later:
         reading.set_engine(lora=reading.engine.get("lora") or {})
+    if reading.engine.get("num_redundant_experts") and not reading.engine.get("enable_eplb"):
+        raise InputError(
+            "--from-command: --eplb-config.num_redundant_experts without --enable-eplb, which vLLM refuses",
+            "add --enable-eplb, or leave the redundant experts out",
+        )
     read_task(reading)
     if "speculative" in reading.later:
         _speculate(reading, reading.later["speculative"])
@@ -73,6 +79,8 @@ def write_rest(engine: EngineSettings, weights: str | None, kv_cache: str | None
         if drafts.draft_model:
             config["model"] = catalog.model(drafts.draft_model).name
         yield DRAFTS, json.dumps(config)
+    if engine.num_redundant_experts and not engine.enable_eplb:  # without it the copies get no work by load
+        yield "enable-eplb", None
     yield from lora_options(engine, "max-loras", "max-cpu-loras")
     if engine.lora is not None and engine.lora.fully_sharded:
         yield "fully-sharded-loras", None
