@@ -10,6 +10,7 @@ from windtunnel.metrics.records import Table
 from windtunnel.serving.run import Custom
 from windtunnel.serving.setup.fleet_plan import FleetRun
 from windtunnel.serving.state import records as state
+from windtunnel.serving.state.adapters import AdapterPlan
 from windtunnel.serving.state.pools import PoolPlan
 from windtunnel.workload.generate.requests import RequestArrays
 
@@ -22,7 +23,7 @@ def run_pool(
     speculation: state.Speculation | None = None,
     fleet: FleetRun | None = None,
     router: Any = None,
-    adapters: state.AdapterPlan | None = None,
+    adapters: AdapterPlan | None = None,
 ) -> tuple[NDArray[np.void], Table]:
     """Return the records of the requests and the step table."""
     caches = [] if cache is None else [cache]

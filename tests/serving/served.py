@@ -71,6 +71,18 @@ def assert_equal_transfers(run: LoopRun, oracle: ReferenceDeployment) -> None:
         np.testing.assert_array_equal(run.pools.transfers[name], expected, err_msg=name)
 
 
+def assert_equal_adapters(run: LoopRun, oracle: ReferenceDeployment) -> None:
+    """Compare what every rank loaded, and how many adapters its steps had."""
+    adapters = run.adapters
+    assert adapters is not None
+    ranks = [rank.adapters for pool in oracle.pools for rank in pool.ranks]
+    assert not any(count for rank in ranks for count in rank.users.values())
+    for name in ("num_loads", "num_disk_loads"):
+        np.testing.assert_array_equal(adapters.ranks[name], [getattr(rank, name) for rank in ranks], err_msg=name)
+    steps = [[rank.num_steps[n] for n in range(1, adapters.num_steps.shape[1])] for rank in ranks]
+    np.testing.assert_array_equal(adapters.num_steps[:, 1:], steps)
+
+
 def assert_equal_fleets(run: FleetRun, oracle: ReferenceDeployment) -> None:
     """Compare the phases of all replicas, and what became of the requests of those that failed."""
     theirs = oracle.fleet

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.loops
 ADAPTERS = {"count": 20, "popularity": "zipf"}
 LORA = {"rank": 16, "max_loras": 4, "max_cpu_loras": 8}
 # Llama-3.1-8B: hidden 4,096, keys and values 1,024 each, feed-forward 14,336, 32 layers.
+SCALING = {"type": "target", "metric": "outstanding", "target": 4, "max_replicas": 3}
 BY_HAND = 32 * 16 * (3 * 4096 + 4096 + 2 * 1024 + 4096 + 4096 + 2 * 4096 + 2 * 14336 + 14336 + 4096)
 """Values of an adapter of rank 16 on q, k, v, o, gate, up and down."""
 
@@ -87,7 +88,7 @@ def test_a_step_costs_what_its_products_cost_by_hand() -> None:
     gaps_s = 32 * 4 * 3 * float(prepared.pools[0].setup.engine.host.kernel_gap_s or 0.0)
     assert np.interp(10.0, plan.token_nodes, plan.step_s[3]) == pytest.approx(seconds + gaps_s, rel=2e-3)
     assert (np.diff(plan.step_s[1:5], axis=0) >= 0).all()
-    assert plan.host_load_s == pytest.approx(2 * BY_HAND / 64e9, rel=0.02)
+    assert plan.limits.host_load_s == pytest.approx(2 * BY_HAND / 64e9, rel=0.02)
 
 
 def test_requests_and_loads_are_conserved() -> None:
@@ -142,6 +143,80 @@ def test_requests_to_the_base_model_take_as_long_as_without_adapters() -> None:
     np.testing.assert_array_equal(base.requests["finish_s"], without.requests["finish_s"])
 
 
+PREFILL_AND_DECODE = {"pools": [{"name": "prefill", "role": "prefill"}, {"name": "decode", "role": "decode"}]}
+
+
+def test_both_sides_of_a_handoff_load_the_adapter() -> None:
+    """One slot on either side, requests that do not meet: each change of the adapter loads it twice."""
+    alone = {"arrivals": {"type": "static", "rate_per_s": 1}, "adapters": {"count": 5, "popularity": "uniform"}}
+    lora = {"rank": 16, "max_loras": 1, "max_cpu_loras": 5}
+    scenario = scenario_of({"lora": lora}, PREFILL_AND_DECODE, num_requests=40, **alone)
+    result, drawn = run(scenario), generate(scenario.workload, 0).adapter
+    assert drawn is not None
+    changes = np.count_nonzero(np.diff(drawn, prepend=0))
+    adapters = result.summary.adapters
+    assert adapters is not None
+    assert (adapters.num_loads, adapters.num_disk_loads, adapters.most_in_step) == (2 * changes, 0, 1)
+    assert adapters.slot_hit_fraction == pytest.approx(1 - changes / 40)
+    plain = run(scenario_of({"lora": lora}, PREFILL_AND_DECODE, num_requests=40, **alone | {"adapters": None}))
+    slower_s = result.requests["ttft_s"] - plain.requests["ttft_s"]
+    load_s = 2 * BY_HAND / 64e9
+    loads = np.diff(drawn, prepend=0) != 0
+    assert (slower_s[loads].min() - slower_s[~loads].max()) == pytest.approx(load_s, rel=0.05)
+    for pool in result.summary.pools:
+        assert 0 < pool.time_fractions["adapters"] < 1
+        assert sum(pool.time_fractions.values()) == pytest.approx(1)
+    by_operator = result.operators["lora"]
+    assert by_operator == pytest.approx(adapters.product_fraction)
+
+
+def test_pools_of_one_role_have_slots_of_their_own() -> None:
+    """The pool with more slots lets requests wait less; prices and memory are each pool's."""
+    few, many = LORA | {"max_loras": 1}, LORA | {"max_loras": 8}
+    pools = [{"name": "few", "engine": {"lora": few}}, {"name": "many", "engine": {"lora": many}}]
+    result = run(scenario_of(deployment={"pools": pools}, num_requests=200))
+    replica, queueing_s = result.requests["replica"], result.requests["scheduled_s"] - result.requests["arrival_s"]
+    assert queueing_s[replica == 1].mean() < queueing_s[replica == 0].mean()
+    assert [pool.memory.adapter_bytes for pool in result.pools] == [2 * BY_HAND, 16 * BY_HAND]
+    assert result.summary.adapters is not None
+    assert 1 < result.summary.adapters.most_in_step <= 8
+
+
+def test_affinity_sends_requests_where_their_adapter_is() -> None:
+    """Eight adapters, two slots on each of four replicas: once each has its place, few are loaded again."""
+    load = {"num_requests": 400, "adapters": {"count": 8, "popularity": "uniform"}}
+    lora = {"rank": 16, "max_loras": 2, "max_cpu_loras": 8}
+    results = {
+        router: run(scenario_of({"lora": lora}, {"replicas": 4, "router": router}, **load))
+        for router in ("least_outstanding", "adapter_affinity")
+    }
+    blind, affine = (result.summary.adapters for result in results.values())
+    assert blind is not None
+    assert affine is not None
+    assert affine.num_loads < 0.1 * blind.num_loads
+    counts = np.bincount(results["adapter_affinity"].requests["replica"], minlength=4)
+    assert counts.min() > 0.7 * counts.mean(), "the load stays even"
+
+
+def test_affinity_without_adapters_is_refused() -> None:
+    for deployment in (
+        {"replicas": 2, "router": "adapter_affinity"},
+        PREFILL_AND_DECODE | {"transfer": {"router": "adapter_affinity"}},
+    ):
+        with pytest.raises(InputError, match="no request has one"):
+            run(scenario_of({"lora": None}, deployment, adapters=None))
+
+
+def test_sglang_decodes_as_many_adapters_as_it_has_slots_for() -> None:
+    adapters = {"count": 4, "popularity": "uniform", "base_fraction": 0.2}
+    engine = {"name": "sglang", "version": None, "lora": LORA | {"max_loras": 5}}
+    result = run(scenario_of(engine, PREFILL_AND_DECODE, adapters=adapters))
+    assert result.summary.adapters is not None
+    assert 1 < result.summary.adapters.most_in_step <= 4
+    with pytest.raises(InputError, match="requests use 4 LoRA adapters"):
+        run(scenario_of(engine | {"lora": LORA | {"max_loras": 4}}, PREFILL_AND_DECODE, adapters=adapters))
+
+
 def lora_in(command: str) -> Any:
     return read_launch_command(command).raw["deployment"]["engine"]["lora"]
 
@@ -168,8 +243,12 @@ def test_command_lines_say_adapters() -> None:
         ({"engine": {"lora": {"target_modules": ["lm_head"]}}}, "no projection lm_head"),
         ({"deployment": {"parallelism": {"pp": 2}}}, "parallelism.pp"),
         (
-            {"deployment": {"pools": [{"name": "a"}, {"name": "b"}]}},
-            "deployment.pools",
+            {"deployment": {"pools": [{"name": "a"}, {"name": "b", "autoscaling": SCALING}]}},
+            "pool a: LoRA adapters do not go with autoscaling",
+        ),
+        (
+            {"engine": {"name": "sglang", "version": None}, "deployment": PREFILL_AND_DECODE},
+            "pool decode: requests use 20 LoRA adapters, and sglang decodes",
         ),
         ({"engine": {"scheduler": "sarathi"}}, "the scheduler sarathi"),
         ({"engine": {"name": "trtllm", "version": None}}, "not modelled"),

@@ -13,6 +13,7 @@ from oracles.serving.deployment import ReferenceDeployment
 from serving.forms import prepare_loop
 from serving.loop.test_oracle import Case as OnePool
 from serving.loop.test_oracle import (
+    adapter_plans,
     chains,
     random_cost,
     random_sessions,
@@ -20,7 +21,13 @@ from serving.loop.test_oracle import (
     windows_of,
 )
 from serving.pool_of_one import run_pool
-from serving.served import assert_equal_requests, assert_equal_steps, assert_equal_transfers, oracle_requests
+from serving.served import (
+    assert_equal_adapters,
+    assert_equal_requests,
+    assert_equal_steps,
+    assert_equal_transfers,
+    oracle_requests,
+)
 from windtunnel.metrics.summary import itl_distribution
 from windtunnel.serving import codes
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL
@@ -262,6 +269,45 @@ def preempting_cases(draw: st.DrawFn) -> Case:
     """Cases of prompts that share nothing, in pools that cache: preempted requests find their own blocks."""
     case = draw(caching_cases())
     return replace(case, requests=replace(case.requests, prefixes=None))
+
+
+@st.composite
+def adapter_cases(draw: st.DrawFn) -> Case:
+    """Requests with LoRA adapters, in pools with slots of their own numbers; some pools have several ranks."""
+    case = draw(cases())
+    rng, size = np.random.default_rng(draw(st.integers(0, 2**32))), case.requests.arrival_s.size
+    router, decode_router = (
+        draw(st.sampled_from([drawn, codes.ADAPTER_AFFINITY]))
+        for drawn in (case.plans[0].settings.router, case.handoff_rules.decode_router)
+    )
+    count, made = draw(st.integers(1, 8)), []
+    for plan in case.plans:
+        scheduler = draw(st.sampled_from([codes.VLLM_V1, codes.SGLANG]))
+        # SGLang takes requests that were handed off whatever their adapter.
+        least_loras = count if scheduler == codes.SGLANG and plan.role != PREFILL else 1
+        changed = {"scheduler": scheduler, "num_stages": 1, "batch_wait_steps": 0, "balance_steps": 0}
+        order = plan.settings.queue_order if scheduler == codes.VLLM_V1 else codes.FCFS
+        own = plan.settings._replace(queue_order=order, router=router, **changed)
+        made.append(plan._replace(settings=own, adapters=draw(adapter_plans(rng, least_loras))))
+    rules = case.handoff_rules._replace(decode_router=decode_router)
+    if any(plan.settings.scheduler == codes.SGLANG for plan in made):
+        # Its last decoding request is spared, and waits for ever for blocks of one whose place a local prompt took.
+        rules = rules._replace(decode_samples_first=0, local_tokens=0)
+    adapter = rng.integers(-1, count, size)
+    return replace(case, plans=made, handoff_rules=rules, requests=replace(case.requests, adapter=adapter))
+
+
+@settings(max_examples=cases_to_try(300))
+@given(adapter_cases())
+def test_adapters_in_pools_equal_the_oracles(case: Case) -> None:
+    """Who is passed over on either side of a handoff, what each rank loads, and who is sent to it."""
+    oracle = oracle_of(case)
+    steps = oracle.run()
+    run = run_compiled(case)
+    assert_equal_requests(run.requests, oracle.requests)
+    assert_equal_transfers(run, oracle)
+    assert_equal_steps(run.steps, oracle, steps)
+    assert_equal_adapters(run, oracle)
 
 
 @settings(max_examples=cases_to_try(300))

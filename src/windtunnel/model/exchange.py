@@ -20,6 +20,23 @@ LOW_LATENCY_TOKENS = 128
 `SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK`)."""
 
 
+_MESSAGE_HEAD_BYTES, _CHANNELS_OF_A_SCALE, _ALIGNED_BYTES = 16, 128, 128
+
+
+def low_latency_buffer_bytes(num_tokens: int, hidden_size: int, num_experts: int) -> float:
+    """Return the memory of DeepEP's low-latency buffers on a rank: two for sending and two for receiving, each with
+    room for all ranks' `num_tokens` tokens at every expert (`LowLatencyLayout`, csrc/config.hpp, 1.2).
+
+    A dispatched token has a head of 16 bytes and its bf16 hidden state, a combined one a pair of bf16 for every 128
+    channels.
+    """
+    state = 2.0 * hidden_size
+    combined = state + 4 * (hidden_size // _CHANNELS_OF_A_SCALE)
+    slots, signals = num_experts * num_tokens, -(-4 * num_experts // _ALIGNED_BYTES) * _ALIGNED_BYTES
+    whole = 2 * (slots * combined + slots * max(_MESSAGE_HEAD_BYTES + state, combined) + signals)
+    return -(-whole // _ALIGNED_BYTES) * _ALIGNED_BYTES
+
+
 @dataclass(frozen=True)
 class TokenExchange(Op):
     """One dispatch of a rank's tokens to their experts, or one combine of the experts' outputs."""

@@ -22,11 +22,11 @@ Router = Literal[
     "session_affinity",
     "prefix_affinity",
     "least_waiting",
+    "adapter_affinity",
 ]
 ROUTERS: tuple[str, ...] = get_args(Router)
-ROUND_ROBIN, RANDOM, POWER_OF_TWO, LEAST_OUTSTANDING, LEAST_KV, SESSION_AFFINITY, PREFIX_AFFINITY, LEAST_WAITING = (
-    range(8)
-)
+ROUND_ROBIN, RANDOM, POWER_OF_TWO, LEAST_OUTSTANDING, LEAST_KV, SESSION_AFFINITY, PREFIX_AFFINITY = range(7)
+LEAST_WAITING, ADAPTER_AFFINITY = 7, 8
 HOLDING_ROUTERS = ("deferred", "user")
 """Routers that may hold requests back; their codes follow those of `ROUTERS`. A run with one needs a
 `serving.state.fleet.ReplicaFleet`."""

@@ -260,6 +260,8 @@ class EngineSettings(Schema):
     num_redundant_experts: Whole | None = None
     """Further copies of the most used experts of each layer, placed so that ranks compute equally many tokens
     [eplb_config.num_redundant_experts, ep-num-redundant-experts, load_balancer.num_slots less the experts]."""
+    enable_eplb: bool | None = None
+    """Place the experts on ranks by the load that they had, also without further copies [enable-eplb]."""
     sampler: str | None = None
     """Kernel that filters logits by top-k and top-p: `sort`, PyTorch's; `triton`, vLLM's from 8 rows on;
     `triton_split`, the same with few rows split; `flashinfer` [VLLM_USE_FLASHINFER_SAMPLER, sampling-backend,
@@ -495,10 +497,10 @@ class Deployment(Schema):
     router: str = "round_robin"
     """Chooses the replica of a request, in the order of `Router`: the next in turn, one drawn at random, the less busy
     of two drawn, the one with the fewest requests, with the fewest KV blocks in use, of the session's former turns,
-    with most of the prompt in its cache (these two fall back on the fewest requests), or with the fewest waiting
-    requests (Vidur's lor). `deferred` keeps requests at the router, in order, until some replica has fewer than
-    `router_limit`, and takes the one with the fewest. `module:function` is the user's router, and so is one that an
-    installed package offers by name (entry points in `windtunnel.routers`)."""
+    with most of the prompt in its cache, with the fewest waiting requests (Vidur's lor), or with the request's LoRA
+    adapter in a slot (the three affinities fall back on the fewest requests). `deferred` keeps requests at the router,
+    in order, until some replica has fewer than `router_limit`, and takes the one with the fewest. `module:function` is
+    the user's router, and so is one that an installed package offers by name (entry points in `windtunnel.routers`)."""
     router_limit: AtLeastOne | None = None
     """`deferred`: limit of requests at a replica; None takes as many as it runs at once."""
     autoscaling: TargetScaling | ScheduledScaling | None = None

@@ -256,7 +256,7 @@ def _prepared(
             cache_tokens, budget_tokens = encoder_limits(scenario, setup)
             settings = settings._replace(encoder_cache_tokens=cache_tokens, encoder_budget_tokens=budget_tokens)
         check_served(scenario, pool, setup, memory, requests)
-        refuse_with_adapters(scenario.deployment, setup, requests)
+        refuse_with_adapters(scenario.deployment, pool, setup, requests)
         retention = KvRetention(
             bool(setup.engine.enable_prefix_caching),
             kv_tiers(setup, memory, settings),

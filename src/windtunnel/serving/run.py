@@ -24,6 +24,7 @@ from windtunnel.serving.setup.fleet_plan import FleetRun
 from windtunnel.serving.setup.prefix_cache import session_state
 from windtunnel.serving.state import per_request, status
 from windtunnel.serving.state import records as state
+from windtunnel.serving.state.adapters import Adapters, new_adapters
 from windtunnel.serving.state.per_request import Trail
 from windtunnel.serving.state.pools import (
     HandoffRules,
@@ -99,7 +100,7 @@ class LoopRun:
     """Of the pool of encoders; None without one."""
     encoded_s: NDArray[np.float64] | None = None
     """[replica] Time of its vision towers; None where all requests are text."""
-    adapters: state.Adapters | None = None
+    adapters: Adapters | None = None
     """LoRA adapters after the run; None where no request has one."""
     sequences: NDArray[np.void] | None = None
     """`serving.state.per_request.SequenceState` records; None where no pool schedules per request."""
@@ -374,6 +375,8 @@ def _pool_tables(
     ranks, slots, lists, stages = shares
     every = [plan.settings for plan in plans]
     batched = [plan for plan in every if plan.scheduler < codes.VLLM_V0]
+    adapters = [plan.adapters for plan in plans if plan.adapters is not None]
+    num_ranks = [plan.num_replicas * plan.ranks_per_replica for plan in every]
     return PoolTables(
         settings=settings,
         cache=cache,
@@ -387,7 +390,7 @@ def _pool_tables(
         slots=slots,
         lists=lists,
         stages=stages,
-        adapters=None if plans[0].adapters is None else state.new_adapters(plans[0].adapters, settings, adapter),
+        adapters=new_adapters(adapters, num_ranks, adapter) if adapters else None,
     )
 
 

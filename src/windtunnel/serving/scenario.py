@@ -241,6 +241,11 @@ def _check(setup: Setup) -> None:
     """Raise InputError for a parallelism or a format that the model, the device or the node cannot have."""
     check_node(setup.node, setup.device)
     check_parallelism(setup.model, setup.parallelism, setup.node, setup.engine.num_redundant_experts or 0)
+    if setup.engine.enable_eplb and setup.parallelism.ep == 1:
+        raise InputError(
+            "engine.enable_eplb places experts on ranks by their load, and ep is 1",
+            "set parallelism.ep, or leave enable_eplb out",
+        )
     if setup.parallelism.ffn is not None:
         check_two_sides(setup.model, setup.engine)
     check_formats(setup.precision, setup.device)

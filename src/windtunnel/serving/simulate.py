@@ -15,6 +15,7 @@ from windtunnel.metrics.checks import check_run
 from windtunnel.metrics.fleet import fleet_summary, lost_steps, mean_replicas
 from windtunnel.metrics.records import POOL_COLUMNS, Table
 from windtunnel.metrics.summary import (
+    AdapterSummary,
     DeploymentSize,
     DeviceTerms,
     Distribution,
@@ -41,7 +42,7 @@ from windtunnel.serving.prepared import PreparedDeployment, PreparedPool, prepar
 from windtunnel.serving.results import PoolResult, Result, limits_of, power_model, resolved_scenario
 from windtunnel.serving.run import LoopRun, Progress, Watch, first_pool, replicas_of
 from windtunnel.serving.scenario import Scenario, pool_scenario
-from windtunnel.serving.setup.adapters import adapter_summary, products_s
+from windtunnel.serving.setup.adapters import adapter_summary, adapter_times_s
 from windtunnel.serving.setup.encode_pool import EncodePool, EncodeRun
 from windtunnel.serving.setup.estimators import estimator_for
 from windtunnel.serving.setup.fleet_plan import (
@@ -55,7 +56,7 @@ from windtunnel.serving.setup.fleet_plan import (
 )
 from windtunnel.serving.setup.frontend import client_table
 from windtunnel.serving.setup.transfers import transfer_of
-from windtunnel.serving.state.records import Adapters
+from windtunnel.serving.state.adapters import Adapters
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
 
@@ -165,6 +166,19 @@ class _Records:
         first, end = replica_bounds(pools)[number]
         return 0.0 if self.encoder_s is None else float(self.encoder_s[first:end].sum())
 
+    def adapters_s(self, pools: Sequence[PreparedPool], number: int) -> float:
+        """Return the time that LoRA adapters added to the steps of a pool's replicas: products and loads, seconds."""
+        if self.adapters is None:
+            return 0.0
+        return sum(adapter_times_s(self.adapters, number, pools[number].settings.ranks_per_replica))
+
+    def adapter_summary(self, pools: Sequence[PreparedPool]) -> AdapterSummary | None:
+        """Summarise how the run used its LoRA adapters; None where no request has one."""
+        if self.adapters is None:
+            return None
+        ranks = [pool.settings.ranks_per_replica for pool in pools]
+        return adapter_summary(self.adapters, ranks, float(self.steps["duration_s"].sum()))
+
     def steps_of(self, pools: Sequence[PreparedPool], number: int) -> Table:
         """Return the steps of a pool's replicas that no failure cut short."""
         steps = self.steps
@@ -273,20 +287,15 @@ def _summary(
         terms = DeviceTerms(sum(prices) / mean_devices if len(prices) == len(by_pool) else None)
         fractions = next(pool.time_fractions for pool in by_pool if pool.time_fractions)
         summary = summarise(table, records.steps, size, fractions, limits, terms, records.tier_tokens, fleet)
-        return with_pools(summary, table, by_pool)
+        summary = with_pools(summary, table, by_pool)
+        return msgspec.structs.replace(summary, adapters=records.adapter_summary(pools))
     num_stages, price = first.setup.parallelism.pp, deployment.price_usd_per_hour
     steps = records.steps_of(pools, 0)
     summary = summarise(
         table,
         records.steps,
         DeploymentSize(num_replicas, deployment.num_devices, num_blocks, num_stages),
-        time_fractions(
-            first.lowered,
-            steps,
-            first.settings,
-            records.encoded_s(pools, 0),
-            products_s(records.adapters, first.settings.ranks_per_replica),
-        ),
+        time_fractions(first.lowered, steps, first.settings, records.encoded_s(pools, 0), records.adapters_s(pools, 0)),
         limits,
         DeviceTerms(
             first.setup.device.price_usd_per_hour if price is None else price, power_model(scenario, first.setup)
@@ -304,13 +313,9 @@ def _with_details(
     table, num_stages, num_replicas = records.requests, first.setup.parallelism.pp, scenario.deployment.most_replicas
     # A verified step gives more tokens than it samples for.
     is_checked = first.plan.speculation is None
-    adapters = None
-    if records.adapters is not None:
-        busy_s = float(steps["duration_s"].sum())
-        adapters = adapter_summary(records.adapters, first.settings.ranks_per_replica, busy_s)
     return msgspec.structs.replace(
         summary,
-        adapters=adapters,
+        adapters=records.adapter_summary([first]),
         query_s=_query_s(table, scenario.workload.documents),
         checks=check_run(table, records.steps, records.rows, num_stages, records.stays) if is_checked else None,
         stages=tuple(
@@ -360,8 +365,8 @@ def _pool_summary(scenario: Scenario, pools: Sequence[PreparedPool], number: int
         num_blocks = prepared.memory.num_blocks * prepared.settings.ranks_per_replica
         size = DeploymentSize(num_replicas, num_devices, num_blocks, pp)
         utilisation = utilisation_of(requests, steps, size, mean_number)
-        encoded_s = records.encoded_s(pools, number)
-        fractions = time_fractions(prepared.lowered, steps, prepared.settings, encoded_s)
+        encoded_s, adapters_s = records.encoded_s(pools, number), records.adapters_s(pools, number)
+        fractions = time_fractions(prepared.lowered, steps, prepared.settings, encoded_s, adapters_s)
         work = step_work(setup.device, attention_side(prepared.shard), steps)
         stages = stage_uses(work, steps, pp, mean_number, span_of(requests))
     ended_here = (requests["replica"] >= first_replica) & (requests["replica"] < end_replica)

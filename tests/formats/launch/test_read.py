@@ -13,7 +13,7 @@ from windtunnel.model.parallelism import Parallelism
 from windtunnel.schema import decode
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.trtllm.command_line import write_file
-from windtunnel.serving.scenario import scenario_from
+from windtunnel.serving.scenario import resolve, scenario_from
 
 COMMANDS = [
     (
@@ -199,6 +199,79 @@ def test_drafts_need_to_be_told_how_often_they_are_right() -> None:
 def test_wrong_commands_are_named(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_launch_command(text)
+
+
+VLLM, SGLANG = "vllm serve", "python -m sglang.launch_server --model-path"
+
+
+@pytest.mark.parametrize(
+    ("text", "task"),
+    [
+        (f"{VLLM} Qwen/Qwen3-0.6B", None),
+        (f"{VLLM} Qwen/Qwen3-0.6B --runner auto --convert none", None),
+        (f"{VLLM} Qwen/Qwen3-0.6B --task generate", None),
+        (f"{VLLM} Qwen/Qwen3-0.6B --runner pooling", "embed"),
+        (f"{VLLM} Qwen/Qwen3-0.6B --task embed --runner pooling", "embed"),
+        (f"{VLLM} Qwen/Qwen3-0.6B --runner pooling --convert classify", "rerank"),
+        (f"{VLLM} Qwen/Qwen3-0.6B --task score", "rerank"),
+        (f"{VLLM} bge-m3", "embed"),
+        (f"{SGLANG} Qwen/Qwen3-0.6B", None),
+        (f"{SGLANG} Qwen/Qwen3-0.6B --is-embedding", "embed"),
+        (f"{SGLANG} bge-m3", "embed"),
+        (f"{VLLM} of-nobody/known --runner pooling", "embed"),
+    ],
+)
+def test_servers_of_embeddings_and_scores_set_the_task(text: str, task: str | None) -> None:
+    command = read_launch_command(text)
+    assert command.raw.get("workload") == (None if task is None else {"task": task})
+    assert command.remarks == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Qwen/Qwen3-0.6B --runner generate --task embed", "--task embed and --runner generate do not go together"),
+        ("Qwen/Qwen3-0.6B --runner pooling --task generate", "do not go together"),
+        ("Qwen/Qwen3-0.6B --convert embed --task score", "--task score and --convert embed do not go together"),
+        ("bge-m3 --runner generate", "bge-m3 is an encoder, which makes no text"),
+        ("Qwen/Qwen3-0.6B --task reward", "--task is reward; known: auto, generate, embed"),
+        ("Qwen/Qwen3-0.6B --runner draft", "--runner is draft; known"),
+    ],
+)
+def test_what_a_server_cannot_pool_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_launch_command(f"{VLLM} {text}")
+
+
+def test_a_pooling_server_takes_no_outputs() -> None:
+    raw = read_launch_command(f"{VLLM} bge-m3").raw
+    raw["deployment"]["device"] = "h100_sxm"
+    load = {"arrivals": {"type": "burst"}, "input_tokens": 8, "num_requests": 1}
+    assert resolve(scenario_from({**raw, "workload": raw["workload"] | load})).model.is_pooled
+    with pytest.raises(InputError, match="whose requests have no output"):
+        scenario_from({**raw, "workload": raw["workload"] | load | {"output_tokens": 4}})
+
+
+def test_experts_placed_by_load_are_read_and_written(tmp_path: Path) -> None:
+    split = "Qwen/Qwen3-30B-A3B -dp 4 --enable-expert-parallel"
+    engine = read_launch_command(f"{VLLM} {split} --enable-eplb").raw["deployment"]["engine"]
+    assert engine == {"name": "vllm", "enable_eplb": True}
+    copied = f"{VLLM} {split} --enable-eplb --eplb-config.num_redundant_experts 8"
+    engine = read_launch_command(copied).raw["deployment"]["engine"]
+    assert engine == {"name": "vllm", "enable_eplb": True, "num_redundant_experts": 8}
+    words = write_launch_command("m", Parallelism(), EngineSettings(name="vllm", num_redundant_experts=8))
+    assert "--enable-eplb" in words
+    with pytest.raises(InputError, match="without --enable-eplb"):
+        read_launch_command(copied.replace("--enable-eplb ", ""))
+    file = tmp_path / "options.yaml"
+    file.write_text("moe_config: {load_balancer: {num_slots: 144}}\nenable_attention_dp: true\n")
+    trtllm = f"trtllm-serve Qwen/Qwen3-30B-A3B --tp_size 8 --ep_size 8 --extra_llm_api_options {file}"
+    read = read_launch_command(trtllm)
+    assert read.raw["deployment"]["engine"] == {"name": "trtllm", "enable_eplb": True, "num_redundant_experts": 16}
+    assert read.unknown == read.not_modelled == []
+    file.write_text("moe_config: {load_balancer: {num_slots: 100}}\n")
+    with pytest.raises(InputError, match=r"num_slots is 100; .* has 128 experts"):
+        read_launch_command(trtllm)
 
 
 def test_pools_are_written_as_servers_of_their_own() -> None:

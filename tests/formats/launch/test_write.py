@@ -177,6 +177,28 @@ def test_what_no_option_says_is_left_to_the_reader(engine: dict[str, Any], remar
     assert remark in launch_script(scenario_with(engine, "llama-3.1-8b"), VERSIONS)
 
 
+@pytest.mark.parametrize(
+    ("engine", "model", "task", "words"),
+    [
+        ("vllm", "Qwen/Qwen3-0.6B", "embed", "--runner pooling"),
+        ("vllm", "Qwen/Qwen3-0.6B", "rerank", "--runner pooling --convert classify"),
+        ("vllm", "bge-m3", "embed", "--runner pooling"),
+        ("sglang", "Qwen/Qwen3-0.6B", "embed", "--is-embedding"),
+        ("sglang", "bge-reranker-v2-m3", "rerank", "--is-embedding"),
+        ("sglang", "Qwen/Qwen3-0.6B", "rerank", ""),
+    ],
+)
+def test_a_server_of_embeddings_is_started_as_one(engine: str, model: str, task: str, words: str) -> None:
+    load = {"arrivals": {"type": "burst"}, "input_tokens": 8, "num_requests": 1, "task": task}
+    deployment = {"device": "h100_sxm", "engine": {"name": engine}}
+    script = launch_script(scenario_from({"model": model, "deployment": deployment, "workload": load}), VERSIONS)
+    command = next(line for line in script.splitlines() if re.match(r"vllm|python", line))
+    assert words in command
+    assert "--convert" in words or "--convert" not in command
+    read = read_launch_command(command).raw.get("workload", {}).get("task", "generate")
+    assert read == {"--is-embedding": "embed", "": "generate"}.get(words, task)
+
+
 def test_an_engine_is_told_the_name_that_it_can_load() -> None:
     assert "vllm serve meta-llama/Llama-3.1-8B " in launch_script(
         scenario_with({"name": "vllm"}, "llama-3.1-8b"), VERSIONS

@@ -53,12 +53,10 @@ class Batches(Memory):
 
     def next_waiting(self, rank: Rank) -> Request | None:
         """The first waiting request that has arrived and whose adapter may join those that run."""
-        running = {request.adapter for request in rank.running} - {-1}
         for request in rank.waiting:
             if request.arrival_s > self.cutoff_s:
                 return None
-            fits = request.adapter in (-1, *running)
-            if rank.adapters is None or fits or len(running) < rank.adapters.max_loras:
+            if rank.adapters is None or rank.adapters.may_run(request.adapter):
                 return request
         return None
 

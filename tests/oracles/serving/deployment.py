@@ -156,6 +156,10 @@ class ReferenceDeployment:
         pool, replica = self.replicas[number]
         return int(pool.cached_tokens(replica, request))
 
+    def has_adapter(self, number: int, adapter: int) -> bool:
+        pool, replica = self.replicas[number]
+        return bool(pool.has_adapter(replica, adapter))
+
     def is_empty(self, number: int) -> bool:
         pool, replica = self.replicas[number]
         return bool(pool.is_empty(replica))
@@ -225,7 +229,7 @@ class ReferenceDeployment:
             request.first_token_s = math.nan
         if rules.decode_samples_first:
             request.num_outputs -= 1
-        number = self.router.choose(rules.decode_router, self.decoders, decodes=True)
+        number = self.router.choose(request, rules.decode_router, self.decoders, decodes=True)
         if number < 0:
             assert self.fleet is not None
             replica = transfer.prefill_pool.ranks.index(transfer.prefill_rank)

@@ -72,6 +72,7 @@ class EnginePool(VllmV1, Sglang):
         self.chains, self.caches = chains, any(chains)
         self.tiers, self.load_overlaps = below
         self.prices, self.adapters = Prices(self.cost, self.speculation), plan.adapters
+        self.num_adapters = 1 + max([0, *(request.adapter for request in self.requests)])
         num_ranks = s.num_replicas * s.ranks_per_replica
         self.ranks = [self.new_rank() for _ in range(num_ranks)]
         self.pools = [
@@ -89,7 +90,7 @@ class EnginePool(VllmV1, Sglang):
         has_cache = s.encoder_cache_tokens > 0
         encoder = EncoderCache(int(s.encoder_cache_tokens), int(s.encoder_budget_tokens)) if has_cache else None
         rank = Rank(s.num_blocks, s.num_window_blocks, [{} for _ in range(s.num_stages)], encoder)
-        rank.adapters = None if self.adapters is None else RankAdapters(self.adapters)
+        rank.adapters = None if self.adapters is None else RankAdapters(self.adapters.limits, self.num_adapters)
         return rank
 
     # Events
@@ -144,6 +145,10 @@ class EnginePool(VllmV1, Sglang):
             shared = [segment for segment in self.chains[request.index] if not segment.is_own]
             found.append(rank.cache.find(shared, 2**60)[1])
         return max(found) * int(self.settings.block_size)
+
+    def has_adapter(self, replica: int, adapter: int) -> bool:
+        adapters = [rank.adapters for rank in self.ranks_of(replica)]
+        return any(each is not None and adapter in each.slots for each in adapters)
 
     def outstanding_at(self, rank: Rank) -> int:
         """Requests that wait or run, and those that will decode here."""
@@ -333,8 +338,15 @@ class EnginePool(VllmV1, Sglang):
     def join_ready(self, rank: Rank, slot: int) -> None:
         """Requests whose KV has come run from now on."""
         rules = self.deployment.handoff_rules
-        while rank.ready and len(rank.running) < self.settings.max_num_seqs and rank.ready[0].end_s <= self.cutoff_s:
-            request = rank.ready.pop(0).request
+        for transfer in list(rank.ready):
+            request = transfer.request
+            if len(rank.running) >= self.settings.max_num_seqs or transfer.end_s > self.cutoff_s:
+                return
+            if rank.adapters is not None:
+                if not rank.adapters.may_run(request.adapter):
+                    continue
+                rank.adapters.admit(request.adapter)
+            rank.ready.remove(transfer)
             rank.running.append(request)
             # Of the last token that is known nothing is computed: an output that decodes, or the prompt's last again.
             request.computed_tokens = request.known_tokens - 1
@@ -347,13 +359,19 @@ class EnginePool(VllmV1, Sglang):
 
     def pull(self, rank: Rank, now_s: float) -> None:
         """Give blocks to requests whose KV waits on the prefill side, in order, while there are any."""
-        while rank.handed and rank.handed[0].handed_s <= self.cutoff_s:
-            request = rank.handed[0].request
+        for transfer in list(rank.handed):
+            request = transfer.request
+            if transfer.handed_s > self.cutoff_s:
+                return
             num_there = len(rank.running) + len(rank.pulled) + len(rank.ready)
-            if num_there >= self.settings.max_num_seqs or self.an_older_one_waits(rank, request):
+            if num_there >= self.settings.max_num_seqs:
+                return
+            if rank.adapters is not None and not rank.adapters.may_run(request.adapter):
+                continue
+            if self.an_older_one_waits(rank, request):
                 return
             num_read = request.known_tokens - 1
-            unused = self.look_up(rank, request, known_tokens=rank.handed[0].prompt_tokens, loads=False)
+            unused = self.look_up(rank, request, known_tokens=transfer.prompt_tokens, loads=False)
             request.passed = self.passed_at(num_read - 1)
             num_tokens = num_read - request.computed_tokens
             if not self.fits(rank, request, num_tokens, unused):
@@ -364,8 +382,9 @@ class EnginePool(VllmV1, Sglang):
             request.num_blocks += needed
             rank.free_window_blocks -= window_needed
             request.num_window_blocks += window_needed
-            rank.pulled.append(rank.handed[0])
-            self.deployment.begin_transfer(rank.handed.pop(0), now_s)
+            rank.handed.remove(transfer)
+            rank.pulled.append(transfer)
+            self.deployment.begin_transfer(transfer, now_s)
 
     def an_older_one_waits(self, rank: Rank, request: Request) -> bool:
         def key(r: Request) -> tuple[int, int]:

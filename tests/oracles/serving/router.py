@@ -18,6 +18,7 @@ class Replicas(Protocol):
     def num_waiting(self, number: int) -> int: ...
     def used_blocks(self, number: int) -> int: ...
     def cached_tokens(self, number: int, request: Request) -> int: ...
+    def has_adapter(self, number: int, adapter: int) -> bool: ...
     def is_up(self, number: int) -> bool: ...
 
 
@@ -57,11 +58,18 @@ class Router:
             least, most = min(loads.values()), max(loads.values())
             if cached[longest] > 0 and not (most - least > 64 and most > 1.5 * least):
                 return longest
-        return self.choose(code, candidates, decodes)
+        return self.choose(request, code, candidates, decodes)
 
-    def choose(self, code: int, candidates: list[int], decodes: bool) -> int:
-        """Returns one of `candidates`, or -1; looks at the replicas alone."""
+    def choose(self, request: Request, code: int, candidates: list[int], decodes: bool) -> int:
+        """Returns one of `candidates`, or -1; looks at the replicas, and at the request's adapter."""
         router = ALL_ROUTERS[code]
+        if router == "adapter_affinity" and request.adapter >= 0:
+            resident = [
+                number
+                for number in candidates
+                if self.replicas.is_up(number) and self.replicas.has_adapter(number, request.adapter)
+            ]
+            candidates = resident or candidates
         if len(candidates) == 1 and self.stays:
             return candidates[0]
         up = [number for number in candidates if self.replicas.is_up(number)]

@@ -7,15 +7,16 @@ import pytest
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.model.exchange import TokenExchange
+from windtunnel.model.exchange import TokenExchange, low_latency_buffer_bytes
 from windtunnel.model.launches.forward import token_launches
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
-from windtunnel.pricing.aiconfigurator.routing import placed_excess
+from windtunnel.pricing.aiconfigurator.routing import GINI, busiest_load, placed_excess
 from windtunnel.pricing.estimator import Coverage, TableEstimator, TableModel
 from windtunnel.schema import decode
 from windtunnel.serving.scenario import Scenario, resolve
 from windtunnel.serving.setup.estimators import shard_of
+from windtunnel.serving.setup.memory import plan_memory
 
 DEVICE = catalog.device("h100_sxm")
 
@@ -77,6 +78,27 @@ def test_redundant_experts_even_out_ranks() -> None:
     assert placed_excess(8, 0, 8) > 0.4  # one expert a rank: nothing to place
 
 
+def test_experts_are_placed_by_their_load_without_copies_too() -> None:
+    """Eight experts a rank can be balanced among themselves; what chance leaves stays."""
+    sites = np.array([512.0]), np.array([256.0]), np.array([8.0]), np.array([32.0])
+    by_chance, copied, placed, as_they_are = (
+        busiest_load(*sites, each, gini) for each, gini in ((None, 0.0), (32, GINI), (0, GINI), (None, GINI))
+    )
+    assert by_chance < copied < placed < as_they_are
+    assert placed_excess(256, 32, 32) < placed_excess(256, 0, 32) < 0.1
+
+
+def test_low_latency_buffers_have_the_bytes_that_one_counts_by_hand() -> None:
+    """128 tokens, DeepSeek-V3's 256 experts and 7,168 channels: a combined token has 14,336 + 224 bytes."""
+    assert low_latency_buffer_bytes(128, 7168, 256) == 2 * (2 * 128 * 256 * 14_560 + 1024)
+    # Few channels: the head of a dispatched token counts more than the pairs of a combined one.
+    assert low_latency_buffer_bytes(1, 256, 32) == 2 * (32 * (512 + 8) + 32 * (512 + 16) + 128)
+
+
+def with_backend(raw: dict[str, Any], backend: str) -> dict[str, Any]:
+    return raw["deployment"] | {"engine": raw["deployment"]["engine"] | {"all2all_backend": backend}}
+
+
 def test_slots_of_redundant_experts_are_divided_by_the_ranks() -> None:
     raw: dict[str, Any] = {
         "model": "deepseek-ai/DeepSeek-R1",
@@ -92,6 +114,12 @@ def test_slots_of_redundant_experts_are_divided_by_the_ranks() -> None:
         resolve(decode(raw, Scenario))
     raw["deployment"]["engine"] |= {"num_redundant_experts": 32, "all2all_backend": "deepep_low_latency"}
     shard = shard_of(resolve(decode(raw, Scenario)))
+    planned = {
+        backend: plan_memory(shard_of(setup), setup.device, setup.engine, 4096).reserved_bytes
+        for backend in ("deepep_low_latency", "all_gather")
+        for setup in [resolve(decode(raw | {"deployment": with_backend(raw, backend)}, Scenario))]
+    }
+    assert planned["deepep_low_latency"] - planned["all_gather"] == low_latency_buffer_bytes(128, 7168, 256 + 32)
     launches = {launch.name: launch.op for launch in token_launches(shard, 16)}
     assert isinstance(launches["dispatch"], TokenExchange)
     assert launches["dispatch"].num_ranks == 24

@@ -111,6 +111,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "shared_experts_beside_tokens": (4, {"model": "Qwen/Qwen1.5-MoE-A2.7B"}),
     "all2all_backend": ("deepep_low_latency", SPREAD),
     "num_redundant_experts": (2, SPREAD),
+    "enable_eplb": (True, SPREAD),
     "max_num_encoder_input_tokens": (1, PICTURES),
     "encoder_cache_tokens": (400, PICTURES),
     "tf32": (

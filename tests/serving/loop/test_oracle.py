@@ -13,13 +13,20 @@ from oracles.serving.deployment import ReferenceDeployment
 from oracles.serving.state import Step
 from serving.forms import prepare_loop
 from serving.pool_of_one import run_pool
-from serving.served import assert_equal_requests, assert_equal_steps, engine_plan, oracle_requests
+from serving.served import (
+    assert_equal_adapters,
+    assert_equal_requests,
+    assert_equal_steps,
+    engine_plan,
+    oracle_requests,
+)
 from windtunnel.compiled.records import new_table
 from windtunnel.errors import InputError
 from windtunnel.metrics.summary import itl_distribution
 from windtunnel.serving import codes
 from windtunnel.serving.setup.prefix_cache import NO_TIERS, prefix_cache
 from windtunnel.serving.state import records as state
+from windtunnel.serving.state.adapters import AdapterLimits, AdapterPlan
 from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 
 pytestmark = pytest.mark.loops
@@ -35,7 +42,7 @@ class Case:
     caches: bool = False
     tiers: np.ndarray = field(default_factory=lambda: NO_TIERS)
     load_overlaps: bool = False
-    adapters: state.AdapterPlan | None = None
+    adapters: AdapterPlan | None = None
 
 
 @st.composite
@@ -128,23 +135,22 @@ def media_cases(draw: st.DrawFn) -> Case:
 
 
 @st.composite
+def adapter_plans(draw: st.DrawFn, rng: np.random.Generator, least_loras: int = 1) -> AdapterPlan:
+    """How a pool serves adapters."""
+    max_loras, nodes = draw(st.integers(least_loras, least_loras + 3)), np.array([1.0, 2.0, 8.0, 60.0])
+    limits = AdapterLimits(max_loras, max_loras + draw(st.integers(0, 3)), host_load_s=2e-3, disk_load_s=2e-2)
+    return AdapterPlan(limits, nodes, np.cumsum(rng.random((max_loras + 1, nodes.size)), axis=1) * 1e-3)
+
+
+@st.composite
 def adapter_cases(draw: st.DrawFn) -> Case:
     """Requests with LoRA adapters, more of them than may run together; some use the base model."""
     case = draw(cases())
     rng, size = np.random.default_rng(draw(st.integers(0, 2**32))), case.requests.arrival_s.size
-    count, max_loras = draw(st.integers(1, 8)), draw(st.integers(1, 4))
-    nodes = np.array([1.0, 2.0, 8.0, 60.0])
-    plan = state.AdapterPlan(
-        num_adapters=count,
-        max_loras=max_loras,
-        max_cpu_loras=max_loras + draw(st.integers(0, 3)),
-        host_load_s=2e-3,
-        disk_load_s=2e-2,
-        token_nodes=nodes,
-        step_s=np.cumsum(rng.random((max_loras + 1, nodes.size)), axis=1) * 1e-3,
-    )
+    count, plan = draw(st.integers(1, 8)), draw(adapter_plans(rng))
     scheduler = draw(st.sampled_from([codes.VLLM_V1, codes.SGLANG]))
-    changed = {"scheduler": scheduler, "num_stages": 1, "batch_wait_steps": 0, "balance_steps": 0}
+    router = draw(st.sampled_from([case.settings.router, codes.ADAPTER_AFFINITY]))
+    changed = {"scheduler": scheduler, "router": router, "num_stages": 1, "batch_wait_steps": 0, "balance_steps": 0}
     return replace(
         case,
         settings=case.settings._replace(**changed),
@@ -337,14 +343,7 @@ def test_adapters_equal_the_oracles(case: Case) -> None:
     oracle, _ = run_oracle(case)
     assert_equal_to_the_oracle(case)
     plan = engine_plan(case.settings, case.cost)._replace(adapters=case.adapters)
-    adapters = prepare_loop([plan], case.requests).run().adapters
-    assert adapters is not None
-    for number, rank in enumerate(oracle.pools[0].ranks):
-        found = adapters.ranks[number]
-        assert (found.num_loads, found.num_disk_loads) == (rank.adapters.num_loads, rank.adapters.num_disk_loads)
-        assert not any(rank.adapters.users.values())
-        steps = [rank.adapters.num_steps[n] for n in range(1, adapters.max_loras + 1)]
-        np.testing.assert_array_equal(adapters.num_steps[number, 1:], steps)
+    assert_equal_adapters(prepare_loop([plan], case.requests).run(), oracle)
 
 
 @settings(max_examples=cases_to_try(400))

@@ -203,7 +203,9 @@ def _formats(scenario: Scenario) -> tuple[str | None, str | None]:
 def _words(scenario: Scenario, deployment: Deployment) -> tuple[str, ...]:
     model = _checkpoint(scenario).name
     state = scenario.precision.recurrent_state if scenario.precision else None
-    words = write_launch_command(model, deployment.parallelism, deployment.engine, *_formats(scenario), state)
+    formats = (*_formats(scenario), state)
+    served = scenario.workload.task, _checkpoint(scenario).is_encoder
+    words = write_launch_command(model, deployment.parallelism, deployment.engine, *formats, *served)
     return (*words, "--config", _file_name(deployment.engine)) if _file(scenario, deployment) else words
 
 

@@ -31,6 +31,8 @@ def write_launch_command(
     weights: str | None = None,
     kv_cache: str | None = None,
     state: str | None = None,
+    task: str = "generate",
+    is_encoder: bool = False,
 ) -> tuple[str, ...]:
     """Return the words of a command that starts one replica; settings that are None keep the engine's default.
 
@@ -40,6 +42,8 @@ def write_launch_command(
         engine: settings as requested, not resolved.
         weights, kv_cache, state: formats that differ from the published checkpoint's; an engine without an option for
             recurrent states has no word for the last.
+        task: of the workload.
+        is_encoder: whether the model sees a prompt in both directions.
     """
     server, line = server_of(engine), engine_of(engine.name).command_line
     words, separator = [*server.command, model], "_" if server.spelt_with_underscores else "-"
@@ -48,6 +52,7 @@ def write_launch_command(
         *_engine_options(server, engine),
         *line.write_rest(engine, weights, kv_cache),
         *_state_options(server, state),
+        *line.write_task(task, is_encoder),
     ):
         option, dot, key = name.partition(".")
         words.append("--" + option.replace("-", separator) + dot + key.replace("-", "_"))

@@ -286,8 +286,8 @@ class KernelChoices:
     deepep: str | None = None
     """Kernels of DeepEP that bring tokens to the experts: `deepep_normal`, for prompts, or `deepep_low_latency`, whose
     buffers have equally many rows for each expert; None: others do."""
-    num_redundant_experts: int = 0
-    """Further copies of experts, which even out the load of ranks."""
+    num_redundant_experts: int | None = None
+    """Further copies of experts that are placed on ranks by their load; None: experts are not placed by it."""
     attention_backend: str | None = None
     """One of `ATTENTION_BACKENDS`; None takes the kernels that the engine itself chose."""
 

@@ -58,14 +58,14 @@ def busiest_active(tokens: Floats, num_experts: Floats, topk: Floats, ep: Floats
 
 
 def busiest_load(
-    tokens: Floats, num_experts: Floats, topk: Floats, ep: Floats, redundant: int = 0, gini: float = GINI
+    tokens: Floats, num_experts: Floats, topk: Floats, ep: Floats, redundant: int | None = None, gini: float = GINI
 ) -> Floats:
     """Return the choices that fall on the busiest rank over the mean, by chance and by experts' popularity.
 
-    With `redundant` experts the popularity leaves what their placement leaves.
+    With `redundant` experts, 0 too, the popularity leaves what their placement leaves; None: they are not placed by it.
     """
     by_chance = ep / (tokens * topk)
-    if redundant:
+    if redundant is not None:
         sites, index = np.unique(np.column_stack([num_experts, ep]).astype(int), axis=0, return_inverse=True)
         excess = np.array([placed_excess(experts, redundant, ranks, gini) for experts, ranks in sites.tolist()])
         return np.asarray(np.minimum(1.0 + excess[index.ravel()] + _deviations(ep) * np.sqrt(by_chance), ep))
@@ -95,10 +95,10 @@ def placed_excess(num_experts: int, redundant: int, ep: int, gini: float = GINI)
     return float(ranks.max() / ranks.mean() - 1.0)
 
 
-def as_text(even: Rows, skewed: Rows, redundant: int = 0, gini: float = GINI) -> Rows:
+def as_text(even: Rows, skewed: Rows, redundant: int | None = None, gini: float = GINI) -> Rows:
     """Return experts' rows with evenly spread tokens as the busiest rank's with tokens of that Gini coefficient.
 
-    With `redundant` experts that holds of prompts alone: no rank has all popular experts.
+    With `redundant` experts, as in `busiest_load`, that holds of prompts alone: no rank has all popular experts.
 
     As many experts are active as with fewer evenly spread tokens. What tokens cost beyond those that reach every expert
     is the cost of as many as the busiest rank has. Once every expert has a token it is no less than `skewed`, and where
@@ -113,7 +113,7 @@ def as_text(even: Rows, skewed: Rows, redundant: int = 0, gini: float = GINI) ->
     many = np.maximum(tokens * busiest_load(tokens, num_experts, topk, ep, redundant, gini), filled)
     known = even.at_same_points(skewed, skewed.latency, MOE_POINT)
     is_computing = (tokens / filled >= KERNELS.many_tokens_an_expert) & np.isfinite(known)
-    known = np.where(is_computing if redundant else tokens >= filled, known, np.nan)
+    known = np.where(is_computing if redundant is not None else tokens >= filled, known, np.nan)
     latency = even.latency.copy()
     for here in grouped(shape, [tokens]):
         measured, took = np.log(tokens[here]), np.log(even.latency[here])

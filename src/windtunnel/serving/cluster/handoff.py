@@ -6,12 +6,13 @@ from windtunnel.compiled.heap import push
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.linked_list import append, remove
 from windtunnel.compiled.records import is_unset
-from windtunnel.serving.cluster.routers import choose, fewest_outstanding
+from windtunnel.serving.cluster.routers import choose_for, fewest_outstanding
 from windtunnel.serving.codes import FCFS, VLLM_V0
 from windtunnel.serving.kv.cache import acquire, look_up, release, share
 from windtunnel.serving.kv.tiers import leave_below
 from windtunnel.serving.kv.windows import passed_blocks
 from windtunnel.serving.per_request.custom_batch import join_with_cache
+from windtunnel.serving.schedulers.adapters import begin_use, may_run
 from windtunnel.serving.schedulers.batch import begin_decoding, blocks_to_start, held_blocks, held_window_blocks, link
 from windtunnel.serving.schedulers.queue_orders import set_queue_key
 from windtunnel.serving.state.fleet import ReplicaFleet
@@ -48,7 +49,7 @@ def hand_off(
     is_first = requests[i].target_tokens == requests[i].input_tokens
     if is_first and (routing.decode_samples_first or routing.decode_streams_first):
         requests[i].first_token_s = np.nan
-    replica = choose(pool, run.clock, pools, fleet, routing.decode_router, True)
+    replica = choose_for(pool, run.clock, pools, fleet, routing.decode_router, True, i)
     if replica == NONE:
         return NONE
 
@@ -74,18 +75,23 @@ def pull(pool: PoolTables, run: RunTables, pools: Pools, rank: int, slot: int, n
     the transfer may have begun with the prefill and ends a layer's share after it, or when the link has caught up.
     Of what is cached here nothing is read (vLLM's `NixlConnector`, 0.10 to 0.24: `get_num_new_matched_tokens`); lower
     tiers are not asked, as the prefill side has it all (`MultiConnector`: the first one that has any loads it).
+    Requests whose adapter may not run here yet are passed over, as those that wait to be computed.
     """
     settings, requests, ranks, slots = pool.settings, run.requests, pool.ranks, pool.slots
     routing = pools.routing[0]
     here, to_read = pools.handoffs[settings.first_rank + rank], pools.waiting[settings.first_rank + rank]
-    while to_read.first != NONE:
-        i = to_read.first
+    following = to_read.first
+    while following != NONE:
+        i, following = following, requests[following].after
         transfer = pools.transfers[i]
         if transfer.handed_s > slots[slot].cutoff_s:
             slots[slot].looks_again = 1
             break
         if ranks[rank].num_running + here.num_pulled >= settings.max_num_seqs:
             break
+        if pool.adapters is not None:
+            if not may_run(pool.adapters, settings.first_rank + rank, i):
+                continue
         waiting = ranks[rank].first_waiting if settings.scheduler >= VLLM_V0 else ranks[rank].waiting
         if waits_behind(settings, requests, waiting, i):
             break
@@ -184,7 +190,7 @@ def free_prefill_blocks(cache: Cache | None, requests: Requests, pools: Pools, i
 @inner
 def join_ready(pool: PoolTables, requests: Requests, pools: Pools, rank: int, slot: int) -> None:
     """Let the requests whose KV has come run, in their order: they decode in this slot's next step. What has come is
-    cached.
+    cached. Those whose adapter may not run yet are passed over.
 
     Where the decode side samples the first output, the last prompt token is computed again, as a prefill of one token.
     Where it streams the prefill side's, the client has it when the batch is formed.
@@ -193,11 +199,16 @@ def join_ready(pool: PoolTables, requests: Requests, pools: Pools, rank: int, sl
     samples_first = pools.routing[0].decode_samples_first
     streams_first = pools.routing[0].decode_streams_first
     arrived = pools.arrived[settings.first_rank + rank]
-    while arrived.first != NONE and ranks[rank].num_running < settings.max_num_seqs:
-        i = arrived.first
+    following = arrived.first
+    while following != NONE and ranks[rank].num_running < settings.max_num_seqs:
+        i, following = following, requests[following].after
         if pools.transfers[i].transfer_end_s > slots[slot].cutoff_s:
             slots[slot].looks_again = 1
             break
+        if pool.adapters is not None:
+            if not may_run(pool.adapters, settings.first_rank + rank, i):
+                continue
+            begin_use(pool.adapters, settings.first_rank + rank, i)
         remove(requests, arrived, i)
         pools.handoffs[settings.first_rank + rank].num_pulled -= 1
         pools.transfers[i].stage = NOT_HANDED

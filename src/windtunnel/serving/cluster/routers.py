@@ -7,6 +7,7 @@ there all the time.
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records
 from windtunnel.serving.codes import (
+    ADAPTER_AFFINITY,
     DEFERRED,
     KV_USE,
     LEAST_KV,
@@ -22,6 +23,8 @@ from windtunnel.serving.codes import (
     WAITING,
 )
 from windtunnel.serving.kv.cache import entry_of, evict
+from windtunnel.serving.schedulers.adapters import has_in_slot
+from windtunnel.serving.state.adapters import Adapters
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import Pools, cache_of, ranks_of
 from windtunnel.serving.state.records import MODULUS, MULTIPLIER, NONE, Cache, Clock, KernelSettings, Rank
@@ -169,6 +172,29 @@ def replica_with_prefix(
 
 
 @inner
+def replica_with_adapter(
+    pool: PoolTables, adapters: Adapters, pools: Pools | None, fleet: ReplicaFleet | None, decodes: bool, i: int
+) -> int:
+    """Return the candidate that has the adapter of request `i` in a slot, of several the one with the fewest requests;
+    NONE where none has it, or the request uses the base model.
+
+    The slots are looked at as they are; the LoRA scorer of the Gateway API inference extension sees the adapters of
+    running requests in the servers' metric `vllm:lora_requests_info`.
+    """
+    best, least = NONE, 0
+    for position in range(num_candidates(pool, pools, decodes)):
+        replica = candidate(pools, decodes, position)
+        if is_up(fleet, replica):
+            settings = pool.settings if pools is None else pools.pools[pools.pool_of_replica[replica]]
+            first = settings.first_rank + (replica - settings.first_replica) * settings.ranks_per_replica
+            load = load_of(pool, pools, replica, OUTSTANDING)
+            for rank in range(first, first + settings.ranks_per_replica):
+                if has_in_slot(adapters, rank, i) and (best == NONE or load < least):
+                    best, least = replica, load
+    return best
+
+
+@inner
 def next_in_turn(
     pool: PoolTables, clock: Records[Clock], pools: Pools | None, fleet: ReplicaFleet | None, decodes: bool
 ) -> int:
@@ -225,6 +251,24 @@ def choose(
 
 
 @inner
+def choose_for(
+    pool: PoolTables,
+    clock: Records[Clock],
+    pools: Pools | None,
+    fleet: ReplicaFleet | None,
+    router: int,
+    decodes: bool,
+    i: int,
+) -> int:
+    """Choose as `choose`; `adapter_affinity` sends request `i` where its LoRA adapter lies in a slot."""
+    if pool.adapters is not None and router == ADAPTER_AFFINITY:
+        replica = replica_with_adapter(pool, pool.adapters, pools, fleet, decodes, i)
+        if replica != NONE:
+            return replica
+    return choose(pool, clock, pools, fleet, router, decodes)
+
+
+@inner
 def route(
     pool: PoolTables,
     run: RunTables,
@@ -234,7 +278,7 @@ def route(
     decodes: bool,
     i: int,
 ) -> int:
-    """Choose the replica that request `i` is sent to, as `choose`.
+    """Choose the replica that request `i` is sent to, as `choose_for`.
 
     `session_affinity` sends a session's later turns where its first went, as the production stack's session router;
     `prefix_affinity` goes where most of the prompt is cached, unless the load is uneven.
@@ -251,7 +295,7 @@ def route(
         replica = replica_with_prefix(pool, pool.cache, pools, fleet, decodes, i)
         if replica != NONE:
             return replica
-    return choose(pool, run.clock, pools, fleet, router, decodes)
+    return choose_for(pool, run.clock, pools, fleet, router, decodes, i)
 
 
 @inner

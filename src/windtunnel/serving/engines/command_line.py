@@ -227,6 +227,8 @@ class CommandLine:
     """(settings, format of the weights, format of the KV cache) -> options that several settings decide."""
     write_file: Callable[[EngineSettings, Parallelism, str | None], dict[str, Any]] = lambda *_: {}
     """(settings, parallelism, format of the KV cache) -> content of the YAML file that the server needs beside it."""
+    write_task: Callable[[str, bool], Iterable[tuple[str, Any]]] = lambda *_: ()
+    """(the workload's task, whether the model is an encoder) -> options of a server of embeddings and scores."""
     writes_drafts: Callable[[Speculative], bool] = lambda _: False
     """Whether a command can say these drafts."""
     remaining_work: Callable[[Deployment], Iterable[str]] = lambda _: ()

@@ -86,6 +86,8 @@ class LoraBehaviour(Schema):
     """Whether host memory holds every adapter by default, and not just as many as a batch may have."""
     counts_base: bool = False
     """Whether requests to the base model take one of the batch's adapters."""
+    decodes_any: bool = False
+    """Whether a decode side takes requests whatever their adapter, and fails with more than a batch may have."""
 
 
 class Behaviour(Schema):
@@ -100,6 +102,8 @@ class Behaviour(Schema):
     """None: serving adapters with it is not modelled."""
     gathers_quantised: tuple[Format, ...] = ()
     """Formats of experts for which ranks quantise their tokens before they gather those of all ranks; else bf16."""
+    low_latency_tokens: int = 0
+    """Tokens of a rank that DeepEP's low-latency buffers have room for; 0: their memory is not counted."""
     decode_streams_first: bool = False
     """The decode side streams the prefill side's first output, when the request enters a batch there."""
     decode_samples_first: bool = False

@@ -1,19 +1,26 @@
 """What an engine does for LoRA adapters, and for embeddings and scores: defaults, limits, options of its server."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from windtunnel.errors import InputError
 from windtunnel.model.shape import ModelSpec
+from windtunnel.schema import set_path
 from windtunnel.serving.codes import SCHEDULERS
 from windtunnel.serving.deployment import Deployment, EngineSettings
+from windtunnel.serving.engines.command_line import Reading
 from windtunnel.serving.engines.contract import behaviour_of
 from windtunnel.workload.schema import WorkloadAdapters
 
 POOLING = ("async_scheduling", "enable_chunked_prefill", "enable_prefix_caching")
 """Settings that an engine may take otherwise where it serves embeddings and scores."""
+
+
+GENERATE = "generate"
+"""The task of a workload whose requests have outputs."""
 
 
 def with_lora(resolved: EngineSettings, adapters: WorkloadAdapters | None) -> EngineSettings:
@@ -76,6 +83,32 @@ def for_pooling(deployment: Deployment, resolved: EngineSettings, model: ModelSp
         resolved = msgspec.structs.replace(resolved, enable_chunked_prefill=False, enable_prefix_caching=False)
     taken = {name: getattr(behaviour, name) for name in POOLING if getattr(given, name) is None}
     return msgspec.structs.replace(resolved, **{name: value for name, value in taken.items() if value is not None})
+
+
+def read_task(reading: Reading) -> None:
+    """Set the workload's task where a server's options, or its model, say that it makes vectors or scores.
+
+    An encoder needs no option (vLLM's `--runner auto`; SGLang 0.5 `is_generation_model`).
+
+    Raises:
+        InputError: options that do not go together, or with the model.
+    """
+    asked = {name: str(reading.later[name]) for name in ("task", "convert", "runner") if reading.later.get(name)}
+    words = {f"--{name} {reading.taken.get(f'--{name}', '')}".strip(): task for name, task in asked.items()}
+    kinds = {task if name != "runner" or task == GENERATE else "" for name, task in asked.items()} - {""}
+    if len(kinds) > 1 or (GENERATE in kinds and len(set(asked.values())) > 1):
+        raise InputError(f"--from-command: {' and '.join(words)} do not go together", "keep one of them")
+    task = next(iter(asked.values()), None)
+    with suppress(InputError):  # a model that is not known here is refused where it is needed
+        if task is None and reading.model.is_encoder:
+            task = "embed"
+    if task == GENERATE and reading.model.is_encoder:
+        raise InputError(
+            f"--from-command: {next(iter(words))}, but {reading.model.name} is an encoder, which makes no text",
+            "leave that out: vectors and scores need no option",
+        )
+    if task not in (None, GENERATE):
+        set_path(reading.raw, "workload.task", task)
 
 
 def lora_options(engine: EngineSettings, max_loras: str, max_cpu_loras: str) -> Iterator[tuple[str, Any]]:

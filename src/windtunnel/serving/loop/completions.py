@@ -11,6 +11,7 @@ from windtunnel.serving.codes import FAIR_SHARE
 from windtunnel.serving.kv.cache import caches_when_scheduled, share
 from windtunnel.serving.kv.encoder_cache import release_images
 from windtunnel.serving.kv.windows import fills_window
+from windtunnel.serving.schedulers.adapters import end_use
 from windtunnel.serving.schedulers.batch import begin_decoding, leave, stop_decoding, unlink
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import Pools
@@ -33,6 +34,8 @@ def finish(
     settings, requests = pool.settings, run.requests
     if pools is not None and pools.transfers[i].later_output_tokens > 0:
         unlink(requests, pool.ranks, rank, i)
+        if pool.adapters is not None:
+            end_use(pool.adapters, settings.first_rank + rank, i)
         leave_for_decode(pool, run, pools, fleet, rank, i, now_s)
         return
     requests[i].finish_s = now_s

@@ -145,7 +145,7 @@ def batch_of(pool: PoolTables, cost: StepCost, requests: Requests, replica: int,
         rank_s += prefill_attention_s(cost, rank_tokens, rank_pairs)
         if pool.adapters is not None:
             num_queries = 1 if speculation is None else speculation.num_queries
-            rank_s += adapters_s(pool.adapters, slots, lists, rank, rank_decodes, num_queries)
+            rank_s += adapters_s(pool, pool.adapters, rank, rank_decodes, num_queries)
         attention_s = max(attention_s, rank_s)
         most_decodes = max(most_decodes, rank_decodes)
         most_tokens = max(most_tokens, rank_queries + rank_tokens)
@@ -202,7 +202,7 @@ def step_end_s(
     if cost.recorded_step_s.size > 0:
         return now_s + device_s
     if pool.adapters is not None:
-        first = replica * pool.settings.ranks_per_replica
+        first = pool.settings.first_rank + replica * pool.settings.ranks_per_replica
         device_s += take_load_s(pool.adapters, first, first + pool.settings.ranks_per_replica)
     if run.media is not None:
         encoded_s = encoder_s(pool, cost, run.requests, run.media, replica, stage)
@@ -335,7 +335,7 @@ def take_equal_steps(
             deviation_tokens = context_deviation(cost, slots, rank, count, context_tokens)
             rank_s = decode_attention_s(cost, count, context_tokens + count, batch.prefill_tokens, deviation_tokens)
             if pool.adapters is not None:
-                rank_s += pool.adapters.ranks[rank].step_s
+                rank_s += pool.adapters.ranks[settings.first_rank + rank].step_s
             attention_s = max(attention_s, rank_s)
         step_s = with_host(cost, decode_step_s(cost, batch.most_decodes, attention_s), batch.most_running)
         if not fits or step_s > SAME_DURATION * first_step_s or time_s + step_s >= fails_s:
@@ -375,7 +375,7 @@ def settle_slots(pool: PoolTables, replica: int, stage: int, steps: Steps, is_do
                 ranks[rank].steps_to_receive = steps_to_receive % settings.receive_interval_steps
                 decay_new_token_ratio(settings, ranks, rank, steps.num_steps)
         if pool.adapters is not None and not is_doomed:
-            count_steps(pool.adapters, rank, steps.num_steps)
+            count_steps(pool.adapters, settings.first_rank + rank, steps.num_steps)
         slots[slot].num_skipped = 0
         slots[slot].skipped_context_tokens = 0
         slots[slot].skipped_squares = 0

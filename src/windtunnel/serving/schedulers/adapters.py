@@ -4,6 +4,7 @@ vLLM admits a waiting request if its adapter runs already or fewer than `max_lor
 and looks further (vllm/v1/core/sched/scheduler.py, `scheduled_loras`, 0.8 to 0.33). SGLang does the same (scheduler.py,
 `can_run_lora_batch`, 0.5). The step that admits a request first puts its adapter into a slot, in place of the one that
 has been idle longest; what is not in host memory comes from disk (`LRUCacheWorkerLoRAManager._apply_adapters`).
+Ranks of adapters are numbered through all pools; the waiting requests of `set_aside` and `put_back` are a pool's.
 """
 
 from windtunnel.compiled.heap import meld
@@ -11,7 +12,9 @@ from windtunnel.compiled.jit import inner
 from windtunnel.compiled.linked_list import append, remove
 from windtunnel.compiled.records import Records
 from windtunnel.serving.schedulers.step_cost import interpolate_row
-from windtunnel.serving.state.records import BATCH, BATCH_TOKENS, NONE, Adapters, Ints, Rank, Requests, Slot
+from windtunnel.serving.state.adapters import Adapters
+from windtunnel.serving.state.records import BATCH, BATCH_TOKENS, NONE, Rank, Requests
+from windtunnel.serving.state.tables import PoolTables
 
 ON_DISK, IN_HOST, IN_SLOT = range(3)
 """Where the weights of an adapter are: on disk, in host memory, or in a slot of the device's memory too."""
@@ -23,7 +26,14 @@ def may_run(adapters: Adapters, rank: int, i: int) -> bool:
     adapter = adapters.of_request[i]
     if adapter == NONE or adapters.table[rank, adapter].num_running > 0:
         return True
-    return adapters.ranks[rank].num_running < adapters.max_loras
+    return adapters.ranks[rank].num_running < adapters.ranks[rank].max_loras
+
+
+@inner
+def has_in_slot(adapters: Adapters, rank: int, i: int) -> bool:
+    """Whether the adapter of request `i` lies in a slot of a rank; the base model lies in none."""
+    adapter = adapters.of_request[i]
+    return adapter != NONE and adapters.table[rank, adapter].place == IN_SLOT
 
 
 @inner
@@ -60,11 +70,11 @@ def begin_use(adapters: Adapters, rank: int, i: int) -> None:
         return
     if place == ON_DISK:
         here.num_disk_loads += 1
-        here.load_s += adapters.disk_load_s
-        if here.num_cached == adapters.max_cpu_loras:
+        here.load_s += here.disk_load_s
+        if here.num_cached == here.max_cpu_loras:
             drop_oldest(adapters, rank)
         here.num_cached += 1
-    if here.num_in_slots == adapters.max_loras:
+    if here.num_in_slots == here.max_loras:
         oldest = adapters.lists[rank, IN_SLOT].first
         remove(table, adapters.lists[rank, IN_SLOT], oldest)
         table[oldest].place = IN_HOST
@@ -72,7 +82,7 @@ def begin_use(adapters: Adapters, rank: int, i: int) -> None:
         here.num_in_slots -= 1
     here.num_in_slots += 1
     here.num_loads += 1
-    here.load_s += adapters.host_load_s
+    here.load_s += here.host_load_s
     table[adapter].place = IN_SLOT
 
 
@@ -103,32 +113,33 @@ def end_use(adapters: Adapters, rank: int, i: int) -> None:
 
 
 @inner
-def adapters_s(
-    adapters: Adapters, slots: Records[Slot], lists: Ints, rank: int, num_decodes: int, num_queries: int
-) -> float:
-    """Price the adapters' products in the batch of a rank's slot, of which `num_decodes` requests decode, seconds.
+def adapters_s(pool: PoolTables, adapters: Adapters, rank: int, num_decodes: int, num_queries: int) -> float:
+    """Price the adapters' products in the batch of the slot of a pool's `rank`, of which `num_decodes` requests decode,
+    seconds.
 
     The step's adapters are those of all running requests where some decode, else those of its prompts.
     """
-    here = adapters.ranks[rank]
+    first, lists = pool.settings.first_rank, pool.lists
+    here = adapters.ranks[first + rank]
     here.stamp += 1
     num_tokens, num_adapters = 0, 0
     if num_decodes > 0:
-        num_tokens = (adapters.decoding[rank] - adapters.skipped[rank]) * num_queries
+        num_tokens = (here.decoding - here.skipped) * num_queries
         num_adapters = here.num_running
-    for position in range(slots[rank].batch_size):
+    for position in range(pool.slots[rank].batch_size):
         adapter = adapters.of_request[lists[rank, BATCH, position]]
         if adapter != NONE:
             num_tokens += lists[rank, BATCH_TOKENS, position]
-            if num_decodes == 0 and adapters.table[rank, adapter].stamp != here.stamp:
-                adapters.table[rank, adapter].stamp = here.stamp
+            if num_decodes == 0 and adapters.table[first + rank, adapter].stamp != here.stamp:
+                adapters.table[first + rank, adapter].stamp = here.stamp
                 num_adapters += 1
     if num_tokens == 0:
         num_adapters = 0
     here.step_adapters = num_adapters
     here.step_s = 0.0
     if num_adapters > 0:
-        here.step_s = interpolate_row(adapters.token_nodes, adapters.step_s[num_adapters], float(num_tokens))
+        nodes, prices_s = adapters.token_nodes[here.pool], adapters.step_s[here.pool, num_adapters]
+        here.step_s = interpolate_row(nodes, prices_s, float(num_tokens))
     return here.step_s
 
 
@@ -149,4 +160,4 @@ def count_steps(adapters: Adapters, rank: int, num_steps: int) -> None:
     here = adapters.ranks[rank]
     adapters.num_steps[rank, here.step_adapters] += num_steps
     here.total_step_s += num_steps * here.step_s
-    adapters.skipped[rank] = 0
+    here.skipped = 0

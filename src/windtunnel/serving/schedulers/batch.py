@@ -166,7 +166,7 @@ def start(
         acquire(pool.cache, requests, ranks, rank, slot, i)
     admit(pool.settings, requests, ranks, pool.lists, rank, i, now_s)
     if pool.adapters is not None:
-        begin_use(pool.adapters, rank, i)
+        begin_use(pool.adapters, pool.settings.first_rank + rank, i)
     ranks[rank].free_blocks -= num_needed
     ranks[rank].free_window_blocks -= num_window_blocks
     add_chunk(pool, requests, rank, slot, i, chunk)
@@ -228,7 +228,7 @@ def begin_decoding(pool: PoolTables, requests: Requests, rank: int, slot: int, i
     slots[slot].joined_squares += joined * joined
     pool.lists[slot, PHASES, joined % pool.settings.block_size] += 1
     if pool.adapters is not None and pool.adapters.of_request[i] != NONE:
-        pool.adapters.decoding[rank] += 1
+        pool.adapters.ranks[pool.settings.first_rank + rank].decoding += 1
     change = joined + requests[i].input_tokens + requests[i].output_tokens - 1
     if pool.windows is not None:
         begin_to_slide(pool, requests, rank, i)
@@ -249,7 +249,7 @@ def stop_decoding(pool: PoolTables, requests: Requests, i: int) -> None:
     if pool.windows is not None:
         stop_sliding(pool.settings, requests, pool.lists, i)
     if pool.adapters is not None and pool.adapters.of_request[i] != NONE:
-        pool.adapters.decoding[slot] -= 1
+        pool.adapters.ranks[pool.settings.first_rank + slot].decoding -= 1
 
 
 @inner
@@ -305,7 +305,7 @@ def preempt(pool: PoolTables, requests: Requests, rank: int, i: int) -> None:
     requests[i].num_preemptions += 1
     unlink(requests, ranks, rank, i)
     if pool.adapters is not None:
-        end_use(pool.adapters, rank, i)
+        end_use(pool.adapters, settings.first_rank + rank, i)
     enqueue(settings, requests, ranks, rank, i)
 
 
@@ -319,7 +319,7 @@ def leave(pool: PoolTables, requests: Requests, rank: int, i: int) -> None:
     free(settings, pool.cache, ranks, rank, i, held, requests[i].computed_tokens)
     unlink(requests, ranks, rank, i)
     if pool.adapters is not None:
-        end_use(pool.adapters, rank, i)
+        end_use(pool.adapters, settings.first_rank + rank, i)
     ranks[rank].num_outstanding -= 1
 
 

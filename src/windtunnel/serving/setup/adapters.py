@@ -1,5 +1,7 @@
 """LoRA adapters of a pool: what they cannot go together with, what they add to a step, how long they load."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from windtunnel.errors import InputError
@@ -7,31 +9,34 @@ from windtunnel.metrics.summary import AdapterSummary
 from windtunnel.model.launches.lora import lora_bytes, lora_launches
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import Estimator
-from windtunnel.serving.deployment import Deployment
-from windtunnel.serving.engines.contract import behaviour_of
+from windtunnel.serving.deployment import Deployment, Pool
+from windtunnel.serving.engines.contract import LoraBehaviour, behaviour_of
 from windtunnel.serving.scenario import Setup
+from windtunnel.serving.setup.fleet_plan import comes_and_goes
 from windtunnel.serving.setup.memory import adapter_slots
 from windtunnel.serving.setup.per_request import schedules_per_request
 from windtunnel.serving.setup.step_prices import geometric_nodes, price_launch
-from windtunnel.serving.state.records import AdapterPlan, Adapters, KernelSettings
+from windtunnel.serving.state.adapters import AdapterLimits, AdapterPlan, Adapters
+from windtunnel.serving.state.records import KernelSettings
 from windtunnel.workload.generate.requests import RequestArrays
 
 HOST_BYTES_PER_S = 25e9
 """Rate of copies to a device whose node does not name its link to host memory: PCIe 4.0 x16, measured (assumed)."""
 
 
-def refuse_with_adapters(deployment: Deployment, setup: Setup, requests: RequestArrays) -> None:
-    """Raise InputError where requests with adapters run on a deployment whose slots are not modelled."""
+def refuse_with_adapters(deployment: Deployment, pool: Pool, setup: Setup, requests: RequestArrays) -> None:
+    """Raise InputError where requests with adapters run in a pool whose slots are not modelled, or that fails."""
     if requests.adapter is None:
+        if "adapter_affinity" in (deployment.router, deployment.transfer.router):
+            raise InputError(
+                "the router adapter_affinity sends requests where their LoRA adapters are, and no request has one",
+                "set workload.adapters and engine.lora, or another router, such as least_outstanding",
+            )
         return
     refused = [
-        (
-            bool(deployment.pools),
-            "deployment.pools: a request that is handed off would need its adapter on both sides",
-        ),
         (setup.parallelism.pp > 1, "parallelism.pp: batches of several stages would share the slots"),
         (
-            deployment.autoscaling is not None or deployment.faults is not None,
+            comes_and_goes(deployment),
             "autoscaling or faults: what a new replica has in its slots is not modelled",
         ),
         (schedules_per_request(setup), f"the scheduler {setup.engine.scheduler}: it admits requests by blocks alone"),
@@ -41,6 +46,26 @@ def refuse_with_adapters(deployment: Deployment, setup: Setup, requests: Request
             raise InputError(
                 f"LoRA adapters do not go with {reason}", "leave that out, or workload.adapters and engine.lora"
             )
+    roles, num_adapters = {each.role for each in deployment.groups}, int(requests.adapter.max()) + 1
+    decodes = pool.role == "decode" or (pool.role == "both" and "prefill" in roles and "decode" not in roles)
+    if decodes and _behaviour(setup).decodes_any and num_adapters > _most_together(setup, requests):
+        raise InputError(
+            f"requests use {num_adapters} LoRA adapters, and {setup.engine.name} decodes what was prefilled elsewhere "
+            f"whatever its adapter: it fails with more than max_loras = {adapter_slots(setup.engine)} in a batch",
+            "raise engine.lora.max_loras of the pools that decode, or leave deployment.pools out",
+        )
+
+
+def _behaviour(setup: Setup) -> LoraBehaviour:
+    behaviour = behaviour_of(setup.engine.name).lora
+    assert behaviour is not None
+    return behaviour
+
+
+def _most_together(setup: Setup, requests: RequestArrays) -> int:
+    """Return how many adapters may run together, beside the base model where requests use it."""
+    assert requests.adapter is not None
+    return adapter_slots(setup.engine) - (_behaviour(setup).counts_base and bool((requests.adapter < 0).any()))
 
 
 def adapter_plan(
@@ -53,12 +78,9 @@ def adapter_plan(
     """
     if requests.adapter is None:
         return None
-    lora, behaviour = setup.engine.lora, behaviour_of(setup.engine.name).lora
+    lora, max_loras = setup.engine.lora, _most_together(setup, requests)
     assert lora is not None
-    assert behaviour is not None
     assert lora.max_cpu_loras is not None
-    takes_one = behaviour.counts_base and bool((requests.adapter < 0).any())
-    max_loras = adapter_slots(setup.engine) - takes_one
     if max_loras < 1:
         raise InputError(
             "engine.lora.max_loras is 1, which requests to the base model take: no adapter could run",
@@ -78,23 +100,20 @@ def adapter_plan(
     link = setup.node.host
     bytes_per_s = lora.host_bytes_per_s or (HOST_BYTES_PER_S if link is None else link.bytes_per_s)
     on_devices = lora_bytes(shard)
-    return AdapterPlan(
-        num_adapters=int(requests.adapter.max(initial=0)) + 1,
-        max_loras=max_loras,
-        max_cpu_loras=lora.max_cpu_loras,
-        host_load_s=on_devices / bytes_per_s,
-        disk_load_s=on_devices * shard.tp / lora.disk_bytes_per_s,
-        token_nodes=nodes,
-        step_s=priced,
-    )
+    host_load_s, disk_load_s = on_devices / bytes_per_s, on_devices * shard.tp / lora.disk_bytes_per_s
+    limits = AdapterLimits(max_loras, lora.max_cpu_loras, host_load_s, disk_load_s)
+    return AdapterPlan(limits, nodes, priced)
 
 
-def adapter_summary(adapters: Adapters, num_ranks: int, busy_s: float) -> AdapterSummary:
-    """Summarise how a run used its adapters; `busy_s` is the time of all steps of all replicas."""
+def adapter_summary(adapters: Adapters, ranks_per_replica: Sequence[int], busy_s: float) -> AdapterSummary:
+    """Summarise how a run used its adapters; `busy_s` is the time of all steps of all replicas of all pools, which have
+    `ranks_per_replica`."""
     ranks, counts = adapters.ranks, adapters.num_steps.sum(axis=0)
     used = np.unique(adapters.of_request[adapters.of_request >= 0])
-    numbers, first = np.arange(counts.size), ranks[:: max(num_ranks, 1)]
+    numbers = np.arange(counts.size)
     lookups, loads = int(ranks["num_lookups"].sum()), int(ranks["num_loads"].sum())
+    times_s = [adapter_times_s(adapters, pool, num_ranks) for pool, num_ranks in enumerate(ranks_per_replica)]
+    products_s, loads_s = np.sum(times_s, axis=0).tolist()
     return AdapterSummary(
         num_adapters=int(used.size),
         mean_in_step=float((counts * numbers).sum() / max(counts.sum(), 1)),
@@ -102,13 +121,13 @@ def adapter_summary(adapters: Adapters, num_ranks: int, busy_s: float) -> Adapte
         slot_hit_fraction=1.0 - loads / lookups if lookups else 1.0,
         num_loads=loads,
         num_disk_loads=int(ranks["num_disk_loads"].sum()),
-        load_fraction=float(first["total_load_s"].sum() / busy_s),
-        product_fraction=float(ranks["total_step_s"].sum() / num_ranks / busy_s),
+        load_fraction=loads_s / busy_s,
+        product_fraction=products_s / busy_s,
     )
 
 
-def products_s(adapters: Adapters | None, num_ranks: int) -> float:
-    """Return the time that adapters added to the steps of all replicas: products and loads, seconds."""
-    if adapters is None:
-        return 0.0
-    return float(adapters.ranks["total_step_s"].sum() / num_ranks + adapters.ranks["total_load_s"].sum())
+def adapter_times_s(adapters: Adapters, pool: int, num_ranks: int) -> tuple[float, float]:
+    """Return the time that adapters added to the steps of a pool's replicas of `num_ranks` ranks each: products, and
+    loads, seconds."""
+    ranks = adapters.ranks[adapters.ranks["pool"] == pool]
+    return float(ranks["total_step_s"].sum() / num_ranks), float(ranks["total_load_s"].sum())

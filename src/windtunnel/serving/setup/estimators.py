@@ -15,6 +15,7 @@ from windtunnel.pricing.calibrated import CalibratedEstimator
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.pricing.profile import profile_estimator
 from windtunnel.schema import fields_of
+from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.contract import behaviour_of
 from windtunnel.serving.scenario import Setup
 
@@ -62,7 +63,7 @@ def estimator_for(setup: Setup) -> Estimator:
         fused_all_reduce_bytes=_fused_bytes(setup),
         attention_backend=engine.attention_backend,
         deepep=_deepep(setup),
-        num_redundant_experts=engine.num_redundant_experts or 0,
+        num_redundant_experts=_placed(engine),
     )
     measured = measured_estimator(setup.device, setup.node, engine.name, engine.version, kernels=kernels)
     once = counted_once(measured, engine.name, engine.version, _fused_norm_tokens(setup))
@@ -75,6 +76,11 @@ def _deepep(setup: Setup) -> str | None:
     if not is_exchanged(shard_of(setup)) or backend not in (DEEPEP_NORMAL, DEEPEP_LOW_LATENCY, DEEPEP_AUTO):
         return None
     return DEEPEP_NORMAL if backend == DEEPEP_NORMAL else DEEPEP_LOW_LATENCY
+
+
+def _placed(engine: EngineSettings) -> int | None:
+    """Return the further copies of experts that are placed by their load; None: experts are not placed by it."""
+    return engine.num_redundant_experts or (0 if engine.enable_eplb else None)
 
 
 def _fused_bytes(setup: Setup) -> float:
@@ -108,7 +114,7 @@ def estimator_key(setup: Setup) -> tuple[Hashable, ...]:
     engine = setup.engine
     graphs = bool(engine.max_cudagraph_capture_size)
     reduces = (_fused_bytes(setup), _fused_norm_tokens(setup))
-    experts = _deepep(setup), engine.num_redundant_experts, setup.random_tokens
+    experts = _deepep(setup), _placed(engine), setup.random_tokens
     spans_nodes = setup.parallelism.num_devices > setup.node.num_devices
     backends = (engine.attention_backend, engine.moe_backend, *experts, spans_nodes)
     return (setup.device.name, setup.node.name, engine.name, engine.version, graphs, *reduces, *backends)

@@ -4,12 +4,14 @@ from dataclasses import dataclass, replace
 
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
+from windtunnel.model.exchange import DEEPEP_AUTO, DEEPEP_LOW_LATENCY, low_latency_buffer_bytes
+from windtunnel.model.feed_forward.experts import is_exchanged
 from windtunnel.model.launches.lora import lora_bytes
 from windtunnel.model.memory import loaded_bytes, recurrent_state_bytes, value_bytes
 from windtunnel.model.operators import FP32_BYTES
 from windtunnel.model.shape import HIDDEN_STATES, Shard
 from windtunnel.serving.deployment import EngineSettings
-from windtunnel.serving.engines.contract import scheduler_of
+from windtunnel.serving.engines.contract import behaviour_of, scheduler_of
 from windtunnel.serving.engines.defaults import profiling_of
 from windtunnel.serving.engines.launches import graph_sizes
 from windtunnel.units import KIB, MIB, format_bytes
@@ -211,12 +213,21 @@ def profiled_memory(
         device_bytes=device.memory_bytes,
         weight_bytes=loaded_bytes(shard),
         activation_bytes=profiled.peak_bytes,
-        reserved_bytes=float(engine.reserved_bytes or 0),
+        reserved_bytes=float(engine.reserved_bytes or 0) + _exchange_bytes(shard, engine),
         usable_bytes=device.memory_bytes if device.usable_bytes is None else device.usable_bytes,
         sampler_bytes=profiled.sampler_bytes,
         adapter_bytes=0.0 if shard.lora is None else adapter_slots(engine) * lora_bytes(shard),
         graph_bytes=graph_bytes(engine, sizes.size if engine.piecewise_cudagraphs else 0, full_sizes),
     )
+
+
+def _exchange_bytes(shard: Shard, engine: EngineSettings) -> float:
+    """Return the memory of DeepEP's low-latency buffers; of its normal ones nothing is counted."""
+    num_tokens = behaviour_of(engine.name).low_latency_tokens
+    if not num_tokens or engine.all2all_backend not in (DEEPEP_LOW_LATENCY, DEEPEP_AUTO) or not is_exchanged(shard):
+        return 0.0
+    num_experts = max(feed_forward.num_experts for _, feed_forward in shard.model.feed_forwards)
+    return low_latency_buffer_bytes(num_tokens, shard.model.hidden_size, num_experts + shard.redundant_experts)
 
 
 def adapter_slots(engine: EngineSettings) -> int:

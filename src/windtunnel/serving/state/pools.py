@@ -14,9 +14,9 @@ import numpy as np
 from windtunnel.compiled.jit import inlined
 from windtunnel.compiled.records import F8, I8, Records, new_table
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL, ROUND_ROBIN
+from windtunnel.serving.state.adapters import AdapterPlan, grown
 from windtunnel.serving.state.records import (
     NONE,
-    AdapterPlan,
     Cache,
     Event,
     Floats,
@@ -321,16 +321,16 @@ _NODES = ("context_nodes", "chunk_nodes", "length_nodes")
 
 def _extended(cost: StepCost, sizes: dict[str, int]) -> StepCost:
     """Bring the nodes of a cost's grids to `sizes`, values extrapolated as look-ups beyond the end would be."""
-    decode = _grown(cost.decode_attention_s, cost.context_nodes, sizes["context_nodes"])
-    prefill = _grown(cost.prefill_attention_s, cost.length_nodes, sizes["length_nodes"])
-    prefill = _grown(prefill.T, cost.chunk_nodes, sizes["chunk_nodes"]).T
+    decode = grown(cost.decode_attention_s, cost.context_nodes, sizes["context_nodes"])
+    prefill = grown(cost.prefill_attention_s, cost.length_nodes, sizes["length_nodes"])
+    prefill = grown(prefill.T, cost.chunk_nodes, sizes["chunk_nodes"]).T
     mixed = cost.mixed_decode_attention_s if cost.mixed_decode_attention_s.size else cost.decode_attention_s
-    mixed = _grown(mixed, cost.context_nodes, sizes["context_nodes"])
+    mixed = grown(mixed, cost.context_nodes, sizes["context_nodes"])
     waiting = cost.waiting_attention_s
     if waiting.size:
-        waiting = _grown(waiting, cost.context_nodes, sizes["context_nodes"])
+        waiting = grown(waiting, cost.context_nodes, sizes["context_nodes"])
     nodes: dict[str, Any] = {
-        name: _grown(getattr(cost, name), getattr(cost, name), size) for name, size in sizes.items()
+        name: grown(getattr(cost, name), getattr(cost, name), size) for name, size in sizes.items()
     }
     return cost._replace(
         decode_attention_s=decode,
@@ -339,13 +339,6 @@ def _extended(cost: StepCost, sizes: dict[str, int]) -> StepCost:
         prefill_attention_s=prefill,
         **nodes,
     )
-
-
-def _grown(values: Floats, nodes: Floats, size: int) -> Floats:
-    """Extend `values` at `nodes` on the last axis by values at nodes as far apart as the last two up to `size` of
-    them."""
-    more = np.arange(1, size - nodes.size + 1)
-    return np.concatenate([values, values[..., -1:] + (values[..., -1:] - values[..., -2:-1]) * more], axis=-1)
 
 
 @inlined

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from windtunnel.compiled.jit import inlined
 from windtunnel.compiled.records import Records
+from windtunnel.serving.state.adapters import Adapters
 from windtunnel.serving.state.per_request import SequenceState, StageTables, Trail
 from windtunnel.serving.state.pools import PoolRecord, Pools, cache_of, ranks_of, slots_of
 from windtunnel.serving.state.records import (
-    Adapters,
     Cache,
     Clock,
     EncoderCache,
@@ -65,7 +65,7 @@ class PoolTables(NamedTuple):
     records: Records[PoolRecord] | None = None
     """[pool] Settings, where a call unpacks them faster than 40 numbers; `in_pools` takes them from here."""
     adapters: Adapters | None = None
-    """None where no request has a LoRA adapter; a deployment with pools has none."""
+    """Of all pools; None where no request has a LoRA adapter."""
 
 
 class RunTables(NamedTuple):

@@ -8,7 +8,7 @@ from windtunnel.errors import InputError
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.serving.deployment import EngineSettings, Speculative
 from windtunnel.serving.engines.command_line import CommandLine, Reading, plain_split
-from windtunnel.serving.engines.workloads import lora_options
+from windtunnel.serving.engines.workloads import lora_options, read_task
 
 ALGORITHMS = {"mtp": "EAGLE", "draft_model": "STANDALONE"}
 """Our name of a method of drafting -> SGLang's algorithm."""
@@ -28,6 +28,7 @@ def read(reading: Reading) -> None:
     reading.split(tp, dp, is_attention)
     if "lora" in reading.later:
         reading.set_engine(lora=reading.engine.get("lora") or {})
+    read_task(reading)
     if reading.later.get("fused_all_reduce"):
         reading.set_engine(fused_all_reduce=True)
     if mode := reading.later.get("deepep_mode"):
@@ -56,6 +57,8 @@ def write_rest(engine: EngineSettings, weights: str | None, kv_cache: str | None
         yield "quantization", "fp8"
     if kv_cache == "fp8":
         yield "kv-cache-dtype", "fp8_e4m3"
+    if engine.num_redundant_experts and not engine.enable_eplb:  # without it the copies get no work by load
+        yield "enable-eplb", None
     yield from lora_options(engine, "max-loras-per-batch", "max-loaded-loras")
     drafts = engine.speculative
     if drafts is None or not writes_drafts(drafts):
@@ -69,6 +72,12 @@ def write_rest(engine: EngineSettings, weights: str | None, kv_cache: str | None
     yield "speculative-num-draft-tokens", drafts.num_draft_tokens + 1
 
 
+def write_task(task: str, is_encoder: bool) -> Iterator[tuple[str, Any]]:
+    """Yield the switch of embeddings; a decoder scores by the probability of its next token, without it."""
+    if task == "embed" or (task == "rerank" and is_encoder):
+        yield "is-embedding", None
+
+
 def writes_drafts(drafts: Speculative) -> bool:
     """Whether a command can say these drafts: SGLang's NGRAM drafts a tree, which is not simulated."""
     return drafts.method in ALGORITHMS
@@ -78,5 +87,6 @@ COMMAND_LINE = CommandLine(
     read=read,
     write_split=write_split,
     write_rest=write_rest,
+    write_task=write_task,
     writes_drafts=writes_drafts,
 )

@@ -135,7 +135,7 @@ def form_prefill_sglang(pool: PoolTables, requests: Requests, rank: int, slot: i
         if ranks[rank].num_running >= settings.max_num_seqs:
             break
         if pool.adapters is not None:
-            if not may_run(pool.adapters, rank, i):
+            if not may_run(pool.adapters, settings.first_rank + rank, i):
                 skipped = set_aside(requests, ranks, rank, i, skipped)
                 continue
         unused = look_up_waiting(pool, requests, rank, i)

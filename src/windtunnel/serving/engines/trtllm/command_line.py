@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from windtunnel import catalog
+from windtunnel.errors import InputError
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.schema import set_path
 from windtunnel.serving.deployment import (
@@ -31,8 +32,21 @@ def read(reading: Reading) -> None:
             attention_dp_timeout_iters=reading.later.get("balance_timeout", BALANCE_TIMEOUT_ITERS),
             attention_dp_batching_wait_iters=reading.later.get("balance_batching", BALANCE_BATCHING_ITERS),
         )
+    if "num_slots" in reading.later:
+        _balance_experts(reading, reading.later["num_slots"])
     if "windows" in reading.later:
         _keep_windows(reading, reading.later["windows"])
+
+
+def _balance_experts(reading: Reading, num_slots: int) -> None:
+    """Set the copies of experts that are more than one of each (`MoeLoadBalancerConfig` of 1.0 to 1.3)."""
+    num_experts = max(feed_forward.num_experts for _, feed_forward in reading.model.feed_forwards)
+    if not num_experts or num_slots < num_experts:
+        raise InputError(
+            f"--from-command: load_balancer.num_slots is {num_slots}; {reading.model.name} has {num_experts} experts",
+            "give at least one slot for each expert",
+        )
+    reading.set_engine(enable_eplb=True, num_redundant_experts=num_slots - num_experts)
 
 
 def _keep_windows(reading: Reading, listed: Sequence[int]) -> None:
@@ -106,6 +120,9 @@ def remaining_work(deployment: Deployment) -> Iterator[str]:
             f"TensorRT-LLM cannot split attention over tp = {split.tp} within attention_dp = {split.attention_dp}: the "
             f"command has attention_dp = {split.tp * split.attention_dp}"
         )
+    if engine.enable_eplb or engine.num_redundant_experts:
+        more = f" and {engine.num_redundant_experts} more" if engine.num_redundant_experts else ""
+        yield f"set moe_config.load_balancer with num_slots of one for each expert{more}"
     if engine.attention_backend or engine.window_kv == "own_pool":
         yield "set attn_backend and kv_cache_config.max_attention_window as the scenario has them"
 

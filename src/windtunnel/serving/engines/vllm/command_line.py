@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from windtunnel import catalog
+from windtunnel.errors import InputError
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.serving.deployment import Deployment, EngineSettings
 from windtunnel.serving.engines.command_line import CommandLine, Reading
-from windtunnel.serving.engines.workloads import lora_options
+from windtunnel.serving.engines.workloads import GENERATE, lora_options, read_task
 
 DRAFTS = "speculative-config"
 """The option that holds JSON, or a field of it in each of `speculative-config.method`, ..."""
@@ -27,6 +28,12 @@ def read(reading: Reading) -> None:
         reading.set_engine(max_num_seqs=reading.later["active_seqs"])
     if "lora" in reading.later:
         reading.set_engine(lora=reading.engine.get("lora") or {})
+    if reading.engine.get("num_redundant_experts") and not reading.engine.get("enable_eplb"):
+        raise InputError(
+            "--from-command: --eplb-config.num_redundant_experts without --enable-eplb, which vLLM refuses",
+            "add --enable-eplb, or leave the redundant experts out",
+        )
+    read_task(reading)
     if "speculative" in reading.later:
         _speculate(reading, reading.later["speculative"])
 
@@ -72,9 +79,19 @@ def write_rest(engine: EngineSettings, weights: str | None, kv_cache: str | None
         if drafts.draft_model:
             config["model"] = catalog.model(drafts.draft_model).name
         yield DRAFTS, json.dumps(config)
+    if engine.num_redundant_experts and not engine.enable_eplb:  # without it the copies get no work by load
+        yield "enable-eplb", None
     yield from lora_options(engine, "max-loras", "max-cpu-loras")
     if engine.lora is not None and engine.lora.fully_sharded:
         yield "fully-sharded-loras", None
+
+
+def write_task(task: str, is_encoder: bool) -> Iterator[tuple[str, Any]]:
+    """Yield the runner of embeddings and scores, and for scores the conversion; encoders have theirs."""
+    if task != GENERATE:
+        yield "runner", "pooling"
+        if task == "rerank" and not is_encoder:
+            yield "convert", "classify"
 
 
 def remaining_work(deployment: Deployment) -> Iterator[str]:
@@ -89,6 +106,7 @@ COMMAND_LINE = CommandLine(
     read=read,
     write_split=write_split,
     write_rest=write_rest,
+    write_task=write_task,
     writes_drafts=lambda _: True,
     remaining_work=remaining_work,
 )

@@ -148,7 +148,7 @@ def admit_waiting(pool: PoolTables, requests: Requests, rank: int, slot: int, bu
             slots[slot].looks_again = 1
             break
         if pool.adapters is not None:
-            if not may_run(pool.adapters, rank, i):
+            if not may_run(pool.adapters, settings.first_rank + rank, i):
                 skipped = set_aside(requests, ranks, rank, i, skipped)
                 continue
         unused = look_up_waiting(pool, requests, rank, i)
@@ -285,7 +285,7 @@ def settle_running(pool: PoolTables, requests: Requests, rank: int, slot: int, n
         if requests[i].is_decoding and requests[i].slot == slot and requests[i].step_tokens == 0 and num_decodes > 0:
             skip_decode(settings, requests, slots, lists, i, num_gained)
             if pool.adapters is not None and pool.adapters.of_request[i] != NONE:
-                pool.adapters.skipped[rank] += 1
+                pool.adapters.ranks[settings.first_rank + rank].skipped += 1
         requests[i].step_tokens = 0
         i = requests[i].after
     slots[slot].looks_again = 1
