@@ -85,6 +85,20 @@ AXES: dict[str, dict[str, dict[str, Any]]] = {
             "workload.sessions": {"turns": 3, "think_s": 0.01},
         },
     },
+    "requests": {
+        "text": {},
+        "LoRA adapters": {
+            "workload.adapters": {"count": 3, "popularity": "uniform", "base_fraction": 0.2},
+            "deployment.engine.lora": {"rank": 16, "max_loras": 4, "max_cpu_loras": 4},
+        },
+        "images": {
+            "model": "Qwen/Qwen3-VL-8B-Instruct",
+            "deployment.engine.max_model_len": 1280,
+            "workload.images": {"count": 2, "width": 224, "height": 224, "distinct": 8},
+        },
+        "embeddings of a decoder": {"workload.task": "embed"},
+        "embeddings of an encoder": {"model": "BAAI/bge-m3", "workload.task": "embed"},
+    },
 }
 BASE: Row = {axis: next(iter(values)) for axis, values in AXES.items()}
 NUM_REQUESTS = 24
@@ -131,11 +145,12 @@ def simulate(row: Row) -> wt.Result:
     if "deployment.pools" in settings and "deployment.autoscaling" in settings:
         scaling = {"autoscaling": settings.pop("deployment.autoscaling")}
         settings["deployment.pools"] = [pool | scaling for pool in settings["deployment.pools"]]
+    if "workload.task" not in settings:
+        settings["workload.output_tokens"] = {"type": "uniform", "min_tokens": 1, "max_tokens": 20}
     scenario = wt.scenario(
-        model="meta-llama/Llama-3.1-8B",
+        model=settings.pop("model", "meta-llama/Llama-3.1-8B"),
         device="h100_sxm",
         input_tokens={"type": "uniform", "min_tokens": 40, "max_tokens": 200},
-        output_tokens={"type": "uniform", "min_tokens": 1, "max_tokens": 20},
         num_requests=NUM_REQUESTS,
         settings=settings,
     )
@@ -149,9 +164,9 @@ def refusal(pair: Sequence[Choice]) -> str | None:
     try:
         simulate(BASE | dict(pair))
     except InputError as error:
-        scheduler_name = dict(pair).get("scheduler", "").replace("own policy", f"{__name__}:own_policy")
+        scheduler_name = dict(pair).get("scheduler", "-").replace("own policy", f"{__name__}:own_policy")
         reason = re.sub(r"^pool pool \d: ", "", error.message)
-        return reason.replace(f"the scheduler {scheduler_name} ", "the scheduler NAME ")
+        return re.sub(rf"\bscheduler {scheduler_name}(?= |:)", "scheduler NAME", reason)
     return None
 
 
@@ -230,6 +245,8 @@ def loop_of(row: Row) -> tuple[bool, ...]:
         is_usual["KV retention"],
         is_usual["decoding"],
         row["load"] == "sessions",
+        row["requests"] == "LoRA adapters",
+        row["requests"] == "images",
     )
 
 
@@ -273,12 +290,17 @@ def assert_conserves(row: Row, result: wt.Result) -> None:
     assert computed >= needed if begins_again else computed == needed
     sampled = (steps["num_sampled"] + (steps["num_steps"] - 1) * steps["decode_tokens"]).sum()
     outputs = requests["output_tokens"].sum() + requests.columns.get("discarded_tokens", np.zeros(1)).sum()
-    if row["decoding"] == BASE["decoding"]:
+    streams_later = row["scheduler"] == "TensorRT-LLM" and "prefill" in str(AXES["replicas"][row["replicas"]])
+    if streams_later and row["fleet"] == "faults" and row["decoding"] == BASE["decoding"]:
+        # A handoff that is lost before the decode side streams the first output loses that one, which nobody has had.
+        assert outputs <= sampled <= outputs + requests["num_retries"].sum()
+    elif row["decoding"] == BASE["decoding"]:
         assert sampled == outputs
     else:
         most_tokens = 1 + SPECULATIVE["num_draft_tokens"]
         assert outputs / most_tokens <= sampled <= outputs * most_tokens
-    assert (requests["cached_tokens"].sum() > 0) == (row["KV retention"] != BASE["KV retention"])
+    caches = row["KV retention"] != BASE["KV retention"] and row["requests"] != "embeddings of an encoder"
+    assert (requests["cached_tokens"].sum() > 0) == caches
     assert_blocks_come_back(row, result)
 
 

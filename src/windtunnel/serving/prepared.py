@@ -307,6 +307,11 @@ def check_served(scenario: Scenario, pool: Pool, setup: Setup, memory: MemoryPla
             f"{setup.model.name} is an encoder, which makes vectors and scores and no text",
             "set workload.task to embed or rerank, and leave output_tokens out",
         )
+    if scenario.workload.is_pooling and pool.role in ("prefill", "decode"):
+        raise InputError(
+            f"role is {pool.role}, but embeddings and scores end with their prefill: nothing is handed off",
+            "give every pool the role both, or set workload.task to generate",
+        )
     served, computes_prompts = requests, True
     if pool.role == "prefill":
         served = replace(requests, output_tokens=np.ones_like(requests.output_tokens))

@@ -60,6 +60,7 @@ def refuse_features(
             f"knows no {given.scheduling_policy} order",
             "engine.scheduling_policy",
         ),
+        (setup.model.is_pooled, "makes no vectors or scores", "workload.task"),
         (requests.media is not None, "has no vision tower in its steps", "workload.images and workload.videos"),
         (setup.parallelism.attention_dp > 1, "has no attention data parallelism", "parallelism.attention_dp"),
         (transfers_kv and not is_own, "has no connector that sends or reads KV caches", "pools' role"),

@@ -33,9 +33,14 @@ def kv_tiers(setup: Setup, memory: MemoryPlan, settings: state.KernelSettings) -
     """Return `Tier` records of the lower tiers; every device of a rank keeps and loads its own part of a block.
 
     Raises:
-        InputError: a tier that holds no block.
+        InputError: a tier that holds no block, or an encoder, which has none.
     """
     engine, parallelism = setup.engine, setup.parallelism
+    if engine.kv_tiers and setup.model.is_encoder:
+        raise InputError(
+            f"{setup.model.name} is an encoder, which keeps no KV blocks that a lower tier could hold",
+            "leave engine.kv_tiers out",
+        )
     block_bytes = memory.kv_bytes_per_token * memory.block_size
     rank_bytes = block_bytes * parallelism.tp * parallelism.pp
     tiers = new_table(state.Tier, len(engine.kv_tiers or ()))
