@@ -1,9 +1,13 @@
 """Prices of tasks: collectives inside a node, and products in a step whose products are all in one format."""
 
 import pytest
+from msgspec.structs import replace
 
 from windtunnel import catalog
+from windtunnel.errors import InputError
 from windtunnel.model import operators as ops
+from windtunnel.network.collectives.call import Ranks
+from windtunnel.network.collectives.closed_forms import closed_form
 from windtunnel.pricing.estimator import Coverage, Estimate
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.job import TrainingJob, TrainingPrecision
@@ -57,3 +61,18 @@ def test_products_of_a_step_all_in_bf16_are_slower_on_blackwell_than_the_same_pr
     assert whole_again == whole
     whole, among_fp8 = product_s("h100_sxm", "bf16", "fp8")
     assert whole == among_fp8
+
+
+def test_collectives_between_nodes_take_nccls_model_at_the_share_of_the_cards_that_a_job_reaches():
+    where = catalog.node("dgx_h100")
+    prices = pricer(Slow(), catalog.device(where.device), where)
+    assert where.scale_out is not None
+    card = where.scale_out.bytes_per_s * FIGURES.network_efficiency
+    ranks = Ranks(32, 4, where.scale_up.bytes_per_s, card)
+    for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"):
+        task = Task(op, ops.Collective(op, 64e6, 32, 4), 1.0, Group.DATA)
+        alone = closed_form(op, 64e6, ranks)[0]
+        assert prices.task(task).seconds == pytest.approx(alone + FIGURES.collective_launch_s)
+    unlinked = replace(where, scale_out=None)
+    with pytest.raises(InputError, match="needs a link between nodes"):
+        pricer(Slow(), catalog.device(where.device), unlinked).task(task)

@@ -141,15 +141,30 @@ class OverNodes:
 
     def estimate(self, op: ops.Op) -> Estimate:
         """Return the seconds of `op`, in closed form for a collective of as many ranks in each of several nodes."""
-        out = self.node.scale_out
-        if not isinstance(op, ops.Collective) or op.op not in RINGS or op.span_nodes == 1 or out is None:
+        if not isinstance(op, ops.Collective) or op.op not in RINGS or op.span_nodes == 1:
             return self.estimator.estimate(op)
-        if op.num_ranks % op.span_nodes:
+        if op.num_ranks % op.span_nodes or self.node.scale_out is None:
             return self.estimator.estimate(op)
-        later_us = max(out.latency_s - INFINIBAND_S, 0.0) / US
-        ranks = Ranks(op.num_ranks, op.span_nodes, self.node.scale_up.bytes_per_s, out.bytes_per_s, later_us)
-        seconds = _between_powers(op.message_bytes, lambda size: closed_form(op.op, size, ranks)[0])
-        return Estimate(seconds, Coverage.ROOFLINE, "NCCL's model over published links", FABRIC_ERROR)
+        return between_nodes(op, self.node)
+
+
+def between_nodes(op: ops.Collective, node: Node, network_share: float = 1.0) -> Estimate:
+    """Return the seconds of a collective over several nodes, each with as many ranks, by NCCL's model.
+
+    Args:
+        network_share: rate of the network cards against that of a collective that runs alone.
+
+    Raises:
+        InputError: the node has no link to others.
+    """
+    out = node.scale_out
+    if out is None:
+        raise InputError(f"{op.op} over {op.span_nodes} nodes needs a link between nodes, which {node.name} lacks")
+    later_us = max(out.latency_s - INFINIBAND_S, 0.0) / US
+    card = out.bytes_per_s * network_share
+    ranks = Ranks(op.num_ranks, op.span_nodes, node.scale_up.bytes_per_s, card, later_us)
+    seconds = _between_powers(op.message_bytes, lambda size: closed_form(op.op, size, ranks)[0])
+    return Estimate(seconds, Coverage.ROOFLINE, "NCCL's model over published links", FABRIC_ERROR)
 
 
 def _between_powers(message_bytes: ops.Size, seconds_of: Callable[[float], float]) -> ops.Size:

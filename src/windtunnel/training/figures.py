@@ -18,7 +18,6 @@ class Figures(Schema):
     overlap_slowdown: float
     collective_launch_s: float
     network_efficiency: float
-    scale_up_efficiency: float
     pcie_efficiency: float
     network_error: float
     aligned_values: int

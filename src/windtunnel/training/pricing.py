@@ -6,18 +6,16 @@ they give on measured runs, each data set also with figures fitted without it.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Node
 from windtunnel.model import operators as ops
 from windtunnel.model.feed_forward.experts import Experts
-from windtunnel.network.cluster import FABRIC_ERROR, Network
+from windtunnel.network.cluster import FABRIC_ERROR, Network, between_nodes
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.job import GEMM_FORMATS
@@ -90,33 +88,6 @@ class FastestEstimator:
     def estimate(self, op: ops.Op) -> Estimate:
         """Return the estimate with the fewest seconds."""
         return min((each.estimate(op) for each in self.estimators), key=lambda estimate: float(estimate.seconds))
-
-
-def network_seconds(op: ops.Collective, node: Node) -> float:
-    """Return the seconds of a collective between nodes: rings leave a node by all of its ranks' network cards at once.
-
-    A ring's bytes pass the slower of the links inside and the cards together; an all-to-all leaves a rank by its
-    own card, except for the part that stays in its node. Each step of a ring costs a latency; all-reduce
-    takes trees where they are shorter (NCCL 2.27 src/graph/tuning.cc).
-
-    Raises:
-        InputError: the node has no link to others.
-    """
-    if node.scale_out is None:
-        raise InputError(f"{op.op} over {op.span_nodes} nodes needs a link between nodes, which {node.name} lacks")
-    inside = max(op.num_ranks // op.span_nodes, 1)
-    card = node.scale_out.bytes_per_s * FIGURES.network_efficiency
-    latency = node.scale_out.latency_s
-    if op.op == "send_recv":
-        return latency + float(op.message_bytes) / card
-    if op.op == "all_to_all":
-        leaves = (op.num_ranks - inside) / op.num_ranks
-        return latency * math.log2(op.span_nodes + 1) + float(op.message_bytes) * leaves / card
-    rate = min(inside * card, node.scale_up.bytes_per_s * FIGURES.scale_up_efficiency) if inside > 1 else card
-    ring = (op.span_nodes - 1) * latency + (op.num_ranks - op.span_nodes) * node.scale_up.latency_s
-    if op.op == "all_reduce":
-        ring = min(2 * ring, 2 * math.log2(op.span_nodes) * latency + 2 * inside * node.scale_up.latency_s)
-    return ring + float(op.num_bytes) / rate
 
 
 @dataclass(frozen=True)
@@ -194,8 +165,7 @@ class TrainingPricer:
         elif self.network is not None:
             return self.network.estimate(op, group)
         else:
-            seconds = network_seconds(op, self.node)
-            return Estimate(seconds, Coverage.ROOFLINE, "links between nodes", FIGURES.network_error)
+            return between_nodes(op, self.node, FIGURES.network_efficiency)
         seconds = float(estimate.seconds)
         if not isinstance(op, ops.Elementwise | ops.Collective):
             seconds /= self.sustained_fraction * (self._format_rate(op) if isinstance(op, ops.Gemm) else 1.0)
