@@ -9,6 +9,7 @@ a log-linear regression on the runs' own numbers, cross-validated by the same co
     python benchmarks/accuracy.py --reference DIR --cross-validate   all of it, 8 minutes of one core
     python benchmarks/accuracy.py --reference DIR --cross-validate --page docs/accuracy.md
     python benchmarks/accuracy.py --reference DIR --write            the spreads of intervals without calibration, too
+    python benchmarks/accuracy.py --reference DIR --fit              the shipped calibrations fitted again, and written
 
 DIR is also taken from the environment variable WINDTUNNEL_REFERENCE.
 """
@@ -29,6 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import yaml
 from numpy.typing import NDArray
@@ -38,7 +40,7 @@ from readers.silicon.runs import DISAGGREGATED, ODD_FLAGS, UNRECORDED_SOURCES, r
 from windtunnel import catalog
 from windtunnel.calibration.fit import Fit, PricedServer, by_configuration, fit_runs, predict, priced_servers
 from windtunnel.calibration.measured_runs import Measurement
-from windtunnel.calibration.profiles import LEAST_CONFIGURATIONS, folds, held_out, kin, spreads
+from windtunnel.calibration.profiles import LEAST_CONFIGURATIONS, folds, held_out, kin, profiles, spreads
 from windtunnel.calibration.settings_inference import Drafting, Trials, acceptances, best_share, drafting, infer
 from windtunnel.errors import InputError
 from windtunnel.metrics.accuracy import score
@@ -46,12 +48,16 @@ from windtunnel.metrics.uncertainty import Spread
 from windtunnel.pricing.calibrated import factor
 from windtunnel.pricing.estimator import Estimator, RooflineEstimator
 from windtunnel.pricing.roofline import Roofline
+from windtunnel.report.calibration.calibration import write_calibration
 from windtunnel.schema import encode
 from windtunnel.serving.analysis.intervals import SPREADS_FILE, error_scale
 from windtunnel.serving.calibration import Calibration, calibration_for, load_calibration
 from windtunnel.serving.scenario import Setup
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+CALIBRATIONS = REPOSITORY / "src" / "windtunnel" / "catalog" / "calibrations"
+FITTED_ON = "silicon/dev.csv: runs of aiconfigurator-core 0.12, mostly InferenceX"
 
 METRICS = ("tpot", "ttft", "e2e")
 SCORED = ("primary", "secondary")
@@ -263,6 +269,18 @@ def inside_intervals(runs: Sequence[PricedServer], predicted: Predicted, by_devi
     return found
 
 
+def write_shipped(measurements: Sequence[Measurement]) -> None:
+    """Fit the calibrations that ship and write them; what they say of KV transfers stays, as pools alone tell it."""
+    found = [priced for _, priced in priced_servers([run for run in measurements if run.weight > 0])]
+    kept = shipped_calibrations()
+    for name, calibration in profiles([run for run in found if not isinstance(run, str)], FITTED_ON).items():
+        transfer = kept[name].transfer if name in kept else None
+        path = CALIBRATIONS / f"{name}.yaml"
+        write_calibration(msgspec.structs.replace(calibration, transfer=transfer), path)
+        before, after = (each.provenance.median_error for each in (kept.get(name, calibration), calibration))
+        print(f"{path.name}: {calibration.provenance.num_runs} runs, median errors {before} -> {after}")
+
+
 def write_uncalibrated_spreads(runs: Sequence[PricedServer], predicted: Predicted) -> None:
     """Primary runs that are not odd, by engine; secondary ones among them where the primary ones are of too few
     configurations.
@@ -399,6 +417,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print every run's predictions")
     parser.add_argument("--page", type=Path, metavar="FILE", help="replace what follows the mark in this Markdown page")
     parser.add_argument("--write", action="store_true", help="write the spreads of intervals without calibration")
+    parser.add_argument("--fit", action="store_true", help="fit the shipped calibrations again and write them")
     parser.add_argument("--only", default="", metavar="TEXT", help="runs whose id contains it")
     options = parser.parse_args()
     if not options.reference.is_dir():
@@ -414,6 +433,9 @@ def main() -> int:
     whole = [run for run in read if run.labels.get("mode") != DISAGGREGATED]
     measurements = [run for run in whole if run.use in SCORED and options.only in run.id]
     plain = [run for run in measurements if not run.lacks_acceptance]
+    if options.fit:
+        write_shipped(plain)
+        return 0
     # Away from the machine's other core these two take as long as pricing and fitting.
     beside = forked([lambda: by_roofline(plain), lambda: speculative(measurements)], 1)
     priced = list(priced_servers(plain))
