@@ -98,7 +98,9 @@ def test_recovered_settings_replace_the_recorded_ones(tmp_path: Path) -> None:
     assert (engine.name, engine.version, engine.max_num_seqs) == ("trtllm", "1.1.0rc2.post2", None)
     assert (engine.max_num_batched_tokens, engine.max_cudagraph_capture_size) == (1344, 512)
     assert engine.gpu_memory_utilization == 0.8
-    assert scenario.precision == Precision(weights=Format.NVFP4, attention=Format.BF16, kv_cache=Format.FP8)
+    assert scenario.precision == Precision(
+        weights=Format.NVFP4, attention=Format.BF16, attention_output=Format.NVFP4, kv_cache=Format.FP8
+    )
 
 
 def test_the_client_is_a_closed_loop_over_a_range_of_lengths(tmp_path: Path) -> None:
@@ -136,7 +138,9 @@ def test_sglang_settings_are_read_from_their_words(tmp_path: Path) -> None:
     assert run.engine.receive_interval_steps == 30
     assert run.engine.max_prefill_tokens == 16384
     assert run.engine.max_num_seqs == 128
-    assert scenario_of(run).precision == Precision(weights=Format.NVFP4, attention=Format.BF16, kv_cache=Format.BF16)
+    assert scenario_of(run).precision == Precision(
+        weights=Format.NVFP4, attention=Format.BF16, attention_output=Format.NVFP4, kv_cache=Format.BF16
+    )
 
 
 @pytest.mark.parametrize(
