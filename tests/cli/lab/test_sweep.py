@@ -57,7 +57,8 @@ def test_levels_are_kept_and_not_measured_again(windtunnel: Command, tmp_path: P
         assert len(seen.bodies) == 12
         second = windtunnel(*shared, "--sweep", "rate=200,50,100", "--json", "--html", str(tmp_path / "page.html"))
         assert len(seen.bodies) == 18
-        assert "rate 50: measured before\nrate 100: measured before\nrate 200: 6 answered, 0 failed" in second.stderr
+        assert "rate 50: measured before\nrate 100: measured before\n" in second.stderr
+        assert "rate 200: 6 answered, 0 failed" in second.stderr, second.stderr
         refused = windtunnel(*shared, "--sweep", "rate=50", "--seed", "1")
         assert (refused.code, "rate-50 has other requests" in refused.stderr) == (2, True)
     document = json.loads(second.stdout)
