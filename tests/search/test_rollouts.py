@@ -1,6 +1,7 @@
 """Devices divided between rollouts and training: what an iteration takes, who waits, and what is refused."""
 
 from dataclasses import replace as with_fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,9 @@ def test_the_verdict_names_the_fastest_way(division: Division, capsys: pytest.Ca
     [
         (batch(arrivals={"type": "poisson", "rate_per_s": 3}), 4, {}, "a batch that is sent at once"),
         (batch(), 1, {}, "1 device cannot be divided: a replica has 1"),
+        (batch(), 4, {"device": "b200_sxm"}, "device of the training job follows from the rollouts"),
+        (batch(), 4, {"paralelism": {"tp": 2}}, r"unknown key \$.paralelism"),
+        (batch(task="embed", output_tokens=None), 4, {}, "task is 'embed', whose requests have no answers"),
         (batch(), 4, {"global_batch": 8}, "global_batch of the training job follows from the rollouts"),
         (batch(), 4, {"parallelism": {"tp": 8}}, "no division of 4 devices can train the model"),
     ],
@@ -116,6 +120,30 @@ def test_the_verdict_names_the_fastest_way(division: Division, capsys: pytest.Ca
 def test_what_cannot_be_divided_is_refused(scenario: Scenario, num_devices: int, job: Any, says: str) -> None:
     with pytest.raises(InputError, match=says):
         divide(scenario, num_devices, job)
+
+
+def test_the_rate_of_replicas_that_never_wait_is_that_of_the_tokens() -> None:
+    """Answers of one length on one replica: a batch takes as long again as it adds tokens to a closed loop."""
+    equal = divide(batch(output_tokens=50), 2, FIXED)
+    rollouts = next(each.rollouts for each in equal.iterations if each.way == "asynchronous")
+    assert rollouts.endless_s == pytest.approx(rollouts.makespan_s, rel=0.15)
+    single = divide(batch(output_tokens=1), 2, FIXED)
+    assert all(0 < each.rollouts.endless_s < 1 for each in single.iterations)
+
+
+def test_answers_of_a_trace_are_drawn_again_where_rollouts_never_stop(tmp_path: Path) -> None:
+    rows = "\n".join(f"0,{100 + 7 * (i % 9)},{20 + 40 * (i % 5)}" for i in range(30))
+    (tmp_path / "answers.csv").write_text(f"arrival_s,input_tokens,output_tokens\n{rows}\n")
+    trace = {"path": str(tmp_path / "answers.csv")}
+    recorded = divide(batch(input_tokens=None, output_tokens=None, trace=trace, num_requests=30), 2, FIXED)
+    assert recorded.batch.num_sequences == 30
+    assert recorded.batch.num_tokens == sum(100 + 7 * (i % 9) + 20 + 40 * (i % 5) for i in range(30))
+
+
+def test_an_own_price_counts(division: Division) -> None:
+    own = replace(division.scenario, deployment=replace(division.scenario.deployment, price_usd_per_hour=1.5))
+    assert with_fields(division, scenario=own).usd_per_hour == 6.0
+    assert division.usd_per_hour == 4 * 2.95
 
 
 def test_layouts_are_searched_where_the_job_names_none() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from windtunnel.errors import InputError
+from windtunnel.metrics.records import Table
 from windtunnel.model.memory import weight_bytes
 from windtunnel.schema import encode
 from windtunnel.search.answers import job_of
@@ -40,8 +41,8 @@ MOST_DIVISIONS = 8
 LEAST_NODES = 4
 SEQUENCE_MULTIPLE = 128
 """Tokens to whose multiple a packed sequence is rounded up."""
-DERIVED = ("device", "num_devices", "sequence_tokens", "global_batch", "document_tokens")
-"""Keys of a training job that follow from the rollouts; a job may name another device."""
+DERIVED = ("device", "node", "num_devices", "sequence_tokens", "global_batch", "document_tokens")
+"""Keys of a training job that follow from the rollouts."""
 
 Doing = Callable[[int, int], None]
 """Called with (simulations done, simulations in all)."""
@@ -142,6 +143,13 @@ class Division:
     refused: Mapping[int, str]
     """Devices of training -> why no layout of it runs."""
 
+    @cached_property
+    def usd_per_hour(self) -> float | None:
+        """Price of all devices; None where it is not known."""
+        given, device = self.scenario.deployment.price_usd_per_hour, resolve(self.scenario).device
+        price = device.price_usd_per_hour if given is None else given
+        return None if price is None else price * self.num_devices
+
     def best_of(self, way: Way) -> Iteration | None:
         """Return the fastest iteration of a way."""
         return min((each for each in self.iterations if each.way == way), key=lambda each: each.seconds, default=None)
@@ -178,6 +186,7 @@ def divide(
     """
     _check(scenario, job, num_devices)
     own, batch = resolve(scenario), _batch_of(scenario)
+    _job(scenario, job, num_devices, batch)  # what no number of devices mends is said at once
     size, store = own.parallelism.num_devices, store or Store(None, lambda _: None)
     for_rollouts = list(_divisions(num_devices, size, own.node.num_devices))
     numbers = [(number, num_devices - number) for number in for_rollouts] + [(num_devices, num_devices)]
@@ -221,9 +230,11 @@ def _check(scenario: Scenario, job: Mapping[str, Any], num_devices: int) -> None
     arrivals, deployment = scenario.workload.arrivals, scenario.deployment
     if not isinstance(arrivals, Burst) or arrivals.interval_s is not None or scenario.workload.num_requests is None:
         raise InputError("rollouts are a batch that is sent at once", "give arrivals: {type: burst} and num_requests")
+    if scenario.workload.is_pooling:
+        raise InputError(f"task is {scenario.workload.task!r}, whose requests have no answers to train on")
     if deployment.pools or deployment.autoscaling is not None or deployment.faults is not None:
         raise InputError("rollouts are divided over equal replicas", "leave out pools, autoscaling and faults")
-    given = next((name for name in DERIVED[1:] if job.get(name) is not None), None)
+    given = next((name for name in DERIVED if job.get(name) is not None), None)
     if given is not None:
         raise InputError(f"{given} of the training job follows from the rollouts", "leave it out")
     size = resolve(scenario).parallelism.num_devices
@@ -242,29 +253,57 @@ def _divisions(num_devices: int, size: int, in_node: int) -> Iterator[int]:
 
 
 def _rollouts(scenario: Scenario, num_devices: int, replicas: int, update_s: float) -> Rollouts:
-    result = _on_replicas(scenario, replicas)
-    ends_s = np.sort(result.requests["finish_s"]) - result.requests["arrival_s"].min()
+    requests = _on_replicas(scenario, replicas).requests
+    ends_s = np.sort(requests["finish_s"]) - requests["arrival_s"].min()
     workload, count = scenario.workload, ends_s.size
-    endless = replace(workload, arrivals=ClosedLoop(concurrency=count), num_requests=3 * count)
-    steady = _on_replicas(replace(scenario, workload=endless), replicas)
-    finishes_s = np.sort(steady.requests["finish_s"])
+    trace = workload.trace and replace(workload.trace, order="resampled")
+    endless = replace(workload, arrivals=ClosedLoop(concurrency=count), num_requests=3 * count, trace=trace)
+    steady = _on_replicas(replace(scenario, workload=endless), replicas).requests
+    finishes_s = np.sort(steady["finish_s"])
     begin_s, end_s = finishes_s[count - 1], finishes_s[2 * count - 1]
-    steps = steady.steps
-    inside = (steps["start_s"] >= begin_s) & (steps["start_s"] < end_s)
-    rate = float((steps["decode_tokens"] * steps["num_steps"])[inside].sum() / (end_s - begin_s))
-    num_tokens = float(result.requests["output_tokens"].sum())
+    rate = _tokens_between(steady, begin_s, end_s) / (end_s - begin_s)
     return Rollouts(
         num_devices=num_devices,
         makespan_s=float(ends_s[-1]),
         p90_s=float(ends_s[int(0.9 * (count - 1))]),
-        endless_s=num_tokens / rate,
-        longest_s=float((steady.requests["finish_s"] - steady.requests["arrival_s"]).max()),
+        endless_s=float(requests["output_tokens"].sum() / rate),
+        longest_s=float((steady["finish_s"] - steady["arrival_s"]).max()),
         update_s=update_s,
     )
 
 
+def _tokens_between(requests: Table, begin_s: float, end_s: float) -> float:
+    """Return the output tokens of a span; those of a request come evenly from its first to its last."""
+    first_s, last_s = requests["first_token_s"], requests["finish_s"]
+    inside_s = np.maximum(np.minimum(last_s, end_s) - np.maximum(first_s, begin_s), 0.0)
+    is_inside = (first_s > begin_s) & (last_s <= end_s)
+    fraction = np.where(last_s > first_s, inside_s / np.where(last_s > first_s, last_s - first_s, 1.0), is_inside)
+    return float((requests["output_tokens"] * fraction).sum())
+
+
 def _on_replicas(scenario: Scenario, replicas: int) -> Result:
     return simulate(replace(scenario, deployment=replace(scenario.deployment, replicas=replicas)))
+
+
+def _job(scenario: Scenario, given: Mapping[str, Any], num_devices: int, batch: AnswerBatch) -> TrainingJob:
+    """Return the training job on so many devices.
+
+    The answers are packed into as many sequences as are about the longest one's length, a multiple of the devices, so
+    that every layout divides them.
+    """
+    num_packed = max(round(batch.num_tokens / batch.longest_tokens / num_devices), 1) * num_devices
+    tokens = ceil(batch.num_tokens / num_packed / SEQUENCE_MULTIPLE) * SEQUENCE_MULTIPLE
+    raw = {
+        "model": encode(scenario.model),
+        **given,
+        "device": encode(scenario.deployment.device),
+        "node": encode(scenario.deployment.node),
+        "num_devices": num_devices,
+        "sequence_tokens": tokens,
+        "global_batch": num_packed,
+        "document_tokens": min(batch.document_tokens, tokens),
+    }
+    return load(None, raw)
 
 
 def _training(
@@ -278,24 +317,10 @@ def _training(
 ) -> Training:
     """Return the fastest training step on so many devices.
 
-    The answers are packed into as many sequences as are about the longest one's length, a multiple of the devices, so
-    that every layout divides them.
-
     Raises:
         InputError: no layout fits.
     """
-    num_packed = max(round(batch.num_tokens / batch.longest_tokens / num_devices), 1) * num_devices
-    tokens = ceil(batch.num_tokens / num_packed / SEQUENCE_MULTIPLE) * SEQUENCE_MULTIPLE
-    raw = {
-        "model": encode(scenario.model),
-        "device": encode(scenario.deployment.device),
-        **given,
-        "num_devices": num_devices,
-        "sequence_tokens": tokens,
-        "global_batch": num_packed,
-        "document_tokens": min(batch.document_tokens, tokens),
-    }
-    job: TrainingJob = load(None, raw)
+    job = _job(scenario, given, num_devices, batch)
     if given.get("parallelism") is None:
         study = search(space_from({**encode(job), "vary": {LAYOUTS: ALL}}), store, means)
         ranking = study.outcomes[0].ranking

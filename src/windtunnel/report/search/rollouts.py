@@ -70,13 +70,13 @@ def _way_text(each: Iteration) -> str:
 
 
 def _table(division: Division, iterations: list[Iteration]) -> Table:
-    price = resolve(division.scenario).device.price_usd_per_hour
+    price = division.usd_per_hour
     rows: list[Row] = []
     for each in iterations:
         rollouts, training = each.rollouts, each.training
         rollouts_s = rollouts.endless_s if each.way == "asynchronous" else rollouts.makespan_s
         p90 = "" if each.way == "asynchronous" else format_seconds(rollouts.p90_s)
-        usd = None if price is None else each.seconds * price * division.num_devices / SECONDS_PER_HOUR
+        usd = None if price is None else each.seconds * price / SECONDS_PER_HOUR
         rows.append(
             [
                 NAMES[each.way],
@@ -115,6 +115,7 @@ def division_document(division: Division) -> dict[str, Any]:
         "windtunnel": version(),
         "scenario": encode(division.scenario),
         "num_devices": division.num_devices,
+        "usd_per_hour": division.usd_per_hour,
         "batch": vars(division.batch),
         "iterations": [
             {

@@ -177,13 +177,14 @@ def clear(
     """
     settings, ranks, slots = pool.settings, pool.ranks, pool.slots
     first, number = replica * settings.ranks_per_replica, settings.first_replica + replica
+    if pool.batched is not None and settings.scheduler < VLLM_V0:
+        drop_wakes(settings, run, replica)
     for rank in range(first, first + settings.ranks_per_replica):
         if pool.batches is not None:
             if settings.scheduler >= VLLM_V0:
                 lose_sequences(pool, run, pools, fleet, rank, now_s)
         if pool.batched is not None and settings.scheduler < VLLM_V0:
             lose_rank(pool, run, pools, fleet, rank, now_s)
-            drop_wakes(settings, run, replica)
         if pools is not None:
             lose_handoffs(caches, run, pools, fleet, settings.first_rank + rank, number, now_s)
         if pool.cache is not None:
