@@ -12,7 +12,7 @@ from windtunnel.metrics.checks import Checks
 from windtunnel.metrics.fleet import FleetSummary, lost_steps
 from windtunnel.metrics.records import Floats, Table
 from windtunnel.metrics.slo import Slo
-from windtunnel.metrics.tokens import rows_by_replica
+from windtunnel.metrics.tokens import rows_of_replicas
 from windtunnel.schema import Schema
 
 Share = TypeVar("Share", float, NDArray[np.float64])
@@ -564,7 +564,7 @@ def utilisation_of(
         mean_running=float((steps["num_running"] * busy_s).sum() / total_s),
         mean_waiting=float((steps["num_waiting"] * busy_s).sum() / total_s),
         mean_present=float((requests["finish_s"] - requests["arrival_s"]).sum()) / span_s,
-        bubble_fraction=_bubble_fraction(requests, steps, size),
+        bubble_fraction=_bubble_fraction(steps, size),
         kv_mean_fraction=float((steps["used_blocks"] * busy_s).sum() / capacity_s / size.num_blocks),
         kv_peak_fraction=float(steps["used_blocks"].max() / size.num_blocks),
         num_preemptions=int(requests["num_preemptions"].sum()),
@@ -581,12 +581,12 @@ def _cache_hit_fractions(requests: Table, tier_tokens: Mapping[str, NDArray[np.i
     }
 
 
-def _bubble_fraction(requests: Table, steps: Table, size: DeploymentSize) -> float:
+def _bubble_fraction(steps: Table, size: DeploymentSize) -> float:
     """Return the share of stages without a step while another stage of their replica has one."""
     if size.num_stages == 1:
         return 0.0
     active_s = 0.0
-    for rows, _ in rows_by_replica(requests, steps, size.num_replicas):
+    for rows in rows_of_replicas(steps["replica"], size.num_replicas):
         starts_s = steps["start_s"][rows]
         ends_s = np.maximum.accumulate(starts_s + steps["duration_s"][rows])
         active_s += float((ends_s - np.maximum(starts_s, np.append(-np.inf, ends_s[:-1]))).sum())

@@ -14,12 +14,12 @@ ReplicaRows = list[tuple[Ints, Ints]]
 def rows_by_replica(requests: Table, steps: Table, num_replicas: int) -> ReplicaRows:
     """Return the rows of each replica; a stable sort keeps the step table's order of start."""
     assert np.all(np.diff(steps["start_s"]) >= 0), "steps are recorded when they start"
-    tables = (_grouped(table["replica"], num_replicas) for table in (steps, requests))
+    tables = (rows_of_replicas(table["replica"], num_replicas) for table in (steps, requests))
     return list(zip(*tables, strict=True))
 
 
-def _grouped(replica: NDArray[Any], num_replicas: int) -> list[Ints]:
-    """Return the rows of each replica. Keys of 16 bits are sorted by radix, 30 million in half a second."""
+def rows_of_replicas(replica: NDArray[Any], num_replicas: int) -> list[Ints]:
+    """Return the rows of each replica in a table's column. Keys of 16 bits are sorted by radix, 30 million in half a second."""
     keys = replica.astype(np.uint16) if num_replicas < 1 << 16 else replica
     ends = np.cumsum(np.bincount(replica, minlength=num_replicas))
     return np.split(np.argsort(keys, kind="stable"), ends[:-1])
