@@ -74,6 +74,9 @@ class MeasuredKernels(Schema, frozen=True):
     block_rows: int
     padded_small_kernels: int
     padded_gap_us: dict[str, float]
+    padded_beside_us: float
+    padded_choice_us: float
+    quantise_ps: dict[str, float]
     small_tiles: dict[str, tuple[str, str]]
     tile_rows: int
     tiles_of: tuple[tuple[str, str], tuple[str, str]]

@@ -191,7 +191,7 @@ class Evaluator:
         names = (workload, msgspec.json.encode(point.others))
         if deployed.setup is None or names not in self.digests:
             self.digests[names] = names_digest(deployed)
-        requests = (deployed.scenario.workload, question)
+        requests = (msgspec.json.encode(deployed.scenario.workload), question)
         if requests not in self.digests:
             stream = self.stream(deployed.scenario, question.seed, question.num_requests)
             self.digests[requests] = stream_digest(stream)
