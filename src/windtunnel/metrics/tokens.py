@@ -19,7 +19,7 @@ def rows_by_replica(requests: Table, steps: Table, num_replicas: int) -> Replica
 
 
 def rows_of_replicas(replica: NDArray[Any], num_replicas: int) -> list[Ints]:
-    """Return the rows of each replica in a table's column. Keys of 16 bits are sorted by radix, 30 million in half a second."""
+    """Return each replica's rows of a table. Keys of 16 bits are sorted by radix, 30 million in half a second."""
     keys = replica.astype(np.uint16) if num_replicas < 1 << 16 else replica
     ends = np.cumsum(np.bincount(replica, minlength=num_replicas))
     return np.split(np.argsort(keys, kind="stable"), ends[:-1])

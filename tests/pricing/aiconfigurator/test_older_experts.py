@@ -39,7 +39,7 @@ def measured_ms(table: str, tokens: list[int], **words: str | int) -> Any:
 def test_padded_blocks_take_what_the_same_kernels_were_measured_to_take(
     system: str, ep: int, tokens: list[int]
 ) -> None:
-    """Under SGLang DeepSeek's experts were timed with prompts in the same layout, and the host until its first product."""
+    """Under SGLang experts were timed with prompts in the same layout, with its host until their first product."""
     measured = measured_ms(
         f"{system}/moe/sglang/0.5.10/wideep_context_moe_perf.parquet",
         tokens,

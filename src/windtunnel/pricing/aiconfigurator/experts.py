@@ -383,8 +383,8 @@ def _in_padded_blocks(collection: Collection, rows: Rows) -> tuple[Rows, str]:
     one row (0.11.1 `compute_aligned_M` of `fused_moe/deep_gemm_utils.py`). Both GEMMs and the activation work on all of
     it, as blocks without tokens count as those of expert 0. Reading weights overlaps only in part with computing, as
     blocks change experts: the root of the sum of the squares. Small kernels count tokens, clear and write the experts'
-    numbers, and transpose both inputs' scales. Against SGLang 0.5.10's table of these kernels with 16 to 128 of DeepSeek's
-    experts on a rank (`wideep_context_moe`), which has host's time in it, the sum is 16% short to 8% long.
+    numbers, and transpose both inputs' scales. SGLang 0.5.10's table of these kernels (`wideep_context_moe`, 16 to 128
+    of DeepSeek's experts on a rank), which has some of its host's time in it, takes 8% less to 19% more.
     """
     device = collection.roofline.device
     if device.architecture not in KERNELS.padded_gap_us or not device.scale_up_bytes_per_s:
@@ -409,8 +409,8 @@ def _in_padded_blocks(collection: Collection, rows: Rows) -> tuple[Rows, str]:
     small = (np.zeros(len(rows)),) * KERNELS.padded_small_kernels
     moving = sum(collection.roofline.seconds(ops.Elementwise("copy", size, 1.0)) for size in (*streamed, *small))
     num_kernels = 4 + len(streamed) + len(small)  # both products quantise their input first
-    waiting_us = (num_kernels - 1) * KERNELS.padded_gap_us[device.architecture]
-    waiting_us += KERNELS.padded_beside_us + KERNELS.padded_choice_us * topk / ep
+    gaps_us = (num_kernels - 1) * KERNELS.padded_gap_us[device.architecture]
+    waiting_us = gaps_us + KERNELS.padded_beside_us + KERNELS.padded_choice_us * topk / ep
     latency = 1e3 * (np.hypot(computing, reading) + moving) + 1e-3 * waiting_us
     latency = np.where(tp < KERNELS.padded_below_tp, latency, rows.latency)
     return rows.with_latency(latency), f"; as DeepGEMM's blocks of {block} rows for each expert"

@@ -101,7 +101,7 @@ class Evaluator:
 
     def stream(self, scenario: Scenario, seed: int, num_requests: int | None) -> Stream:
         """Return the requests of a point; points of one workload share them."""
-        key = (scenario.workload, seed, num_requests)
+        key = (msgspec.json.encode(scenario.workload), seed, num_requests)
         if key not in self.streams:
             self.streams[key] = stream_of(
                 scenario.workload, self.space.seed + seed, num_requests, is_fixed=self.space.load == "given"
