@@ -19,7 +19,6 @@ from windtunnel.diffusion.operators import (
     encoder_work,
 )
 from windtunnel.hardware import Device
-from windtunnel.metrics.summary import PowerModel
 from windtunnel.model.operators import BF16_BYTES, Elementwise, Gemm, Op
 from windtunnel.model.precision import Format
 from windtunnel.notebook import Shown
@@ -206,9 +205,8 @@ def _energy_j(parts: Mapping[str, float], device: Device, num_devices: int) -> f
     idle_w = fraction["waiting"] * device.tdp_w
     joules = 0.0
     for part, seconds in parts.items():
-        power = PowerModel(idle_w, fraction[part] * device.tdp_w)
         num_busy = 1 if part == "decoder" else num_devices
-        joules += seconds * num_devices * power.at(num_busy / num_devices)
+        joules += seconds * (num_busy * fraction[part] * device.tdp_w + (num_devices - num_busy) * idle_w)
     return joules
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 
 from windtunnel.metrics.checks import Checks
 from windtunnel.metrics.fleet import FleetSummary, lost_steps
+from windtunnel.metrics.power import Power, PowerModel, PowerTerms, power_of
 from windtunnel.metrics.records import Floats, Table
 from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.tokens import rows_of_replicas
 from windtunnel.schema import Schema
-
-Share = TypeVar("Share", float, NDArray[np.float64])
 
 PERCENTILES = (50, 90, 95, 99)
 SECONDS_PER_HOUR = 3600.0
@@ -129,16 +128,6 @@ class StageUse(Schema):
     busy_mfu_fraction: float
     """Model FLOPs utilisation while a replica had a step under way."""
     busy_mbu_fraction: float
-
-
-class Power(Schema):
-    """Electric power of all devices, without their hosts."""
-
-    mean_w: float
-    energy_j: float
-    """Over the span."""
-    output_token_j: float
-    """Energy over output tokens."""
 
 
 class TenantSummary(Schema):
@@ -261,22 +250,6 @@ class ServiceLimits:
     """Tenants' names in the order of the column `tenant`, with limits of their own or None."""
 
 
-@dataclass(frozen=True, slots=True)
-class PowerModel:
-    """Electric power of a device, linear in the share of time u in which the device runs steps: idle + (busy - idle) u.
-
-    Every step draws `busy_w`, an upper estimate: decode alone draws less than the power limit.
-    Source: Fan, Weber and Barroso, Power Provisioning for a Warehouse-sized Computer (ISCA 2007), section 4.
-    """
-
-    idle_w: float
-    busy_w: float
-
-    def at(self, busy_fraction: Share) -> Share:
-        """Return the watts at one share of busy time, or at each of several."""
-        return self.idle_w + (self.busy_w - self.idle_w) * busy_fraction
-
-
 @dataclass(frozen=True)
 class DeviceTerms:
     """Price and power of one device; None where unknown."""
@@ -337,7 +310,7 @@ def summarise(
         time_fractions=dict(time_fractions),
         bound_by=_bound_by(steps, size.num_blocks, time_fractions),
         tenants=_tenants(measured, limits, span_s),
-        power=_power(mean_w, span_s, throughput),
+        power=_power(mean_w, span_s, throughput, PowerTerms() if device.power_w is None else device.power_w.terms),
         cache_hit_fraction=None if hits is None else sum(hits.values()),
         cache_hit_fractions=hits,
         fleet=fleet,
@@ -349,7 +322,7 @@ def span_of(requests: Table) -> float:
     return float(requests["finish_s"].max() - requests["arrival_s"].min())
 
 
-def with_pools(summary: Summary, requests: Table, pools: Sequence[PoolSummary]) -> Summary:
+def with_pools(summary: Summary, requests: Table, pools: Sequence[PoolSummary], terms: PowerTerms) -> Summary:
     """Return the summary of a deployment with pools; its shares are means over replicas or over busy time."""
     replicas = [pool.num_replicas for pool in pools]
     busy = [pool.num_replicas * pool.utilisation.busy_fraction for pool in pools]
@@ -381,7 +354,7 @@ def with_pools(summary: Summary, requests: Table, pools: Sequence[PoolSummary]) 
         utilisation=utilisation,
         time_fractions=fractions,
         bound_by=max(fractions, key=lambda name: fractions[name]),
-        power=_power(mean_w, summary.span_s, summary.throughput),
+        power=_power(mean_w, summary.span_s, summary.throughput, terms),
         transfer_s=distribution(moved["transfer_end_s"] - moved["handed_s"]) if len(moved) else None,
         pools=tuple(pools),
     )
@@ -399,11 +372,10 @@ def _cost(price_usd_per_hour: float | None, num_devices: float, throughput: Thro
     )
 
 
-def _power(mean_w: float | None, span_s: float, throughput: Throughput) -> Power | None:
+def _power(mean_w: float | None, span_s: float, throughput: Throughput, terms: PowerTerms) -> Power | None:
     """Return the power and energy of all devices together, None where their power is unknown."""
-    if mean_w is None:
-        return None
-    return Power(mean_w=mean_w, energy_j=mean_w * span_s, output_token_j=mean_w / throughput.output_tokens_per_s)
+    counts = (span_s * throughput.requests_per_s, span_s * throughput.output_tokens_per_s)
+    return power_of(mean_w, span_s, *counts, terms)
 
 
 def _tenants(requests: Table, limits: ServiceLimits, span_s: float) -> dict[str, TenantSummary]:

@@ -22,6 +22,9 @@ from windtunnel.pricing.roofline import KINDS, machine
 CLASSES: Mapping[str, str] = KINDS["classes"]
 """Kind of operator -> its class; kinds that are not named are `other`."""
 
+ARITHMETIC = ("gemm.compute", "experts.compute", "prefill_attention")
+"""Factors of what arithmetic bounds, which a lower clock slows."""
+
 
 def shares(op: ops.Op, device: Device) -> dict[str, NDArray[np.float64]]:
     """Return name of a factor -> share of `op`'s time that it applies to, at every point of its axes; they sum to 1.

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from windtunnel.hardware import Device
-from windtunnel.pricing.calibrated import CalibratedEstimator
+from windtunnel.pricing.calibrated import ARITHMETIC, CalibratedEstimator
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.schema import read_yaml
 from windtunnel.serving.scenario import Setup
@@ -25,8 +25,6 @@ DEVICE = (
     *("prefill_attention", "decode_attention", "collective", "other"),
 )
 """Factors that together cover every operator (`pricing.calibrated`)."""
-ARITHMETIC = ("gemm.compute", "experts.compute", "prefill_attention")
-"""Those of what arithmetic bounds, which a lower clock slows."""
 
 
 @dataclass(frozen=True)

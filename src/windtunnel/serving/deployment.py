@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Annotated, Literal
 
+from windtunnel.metrics.power import PowerTerms
 from windtunnel.model.exchange import EXCHANGES
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.sampling import KERNELS
@@ -11,7 +12,6 @@ from windtunnel.plugins import Registry
 from windtunnel.pricing.choices import ATTENTION_BACKENDS, MOE_BACKENDS, estimators
 from windtunnel.schema import (
     AtLeastOne,
-    Fraction,
     NonNegative,
     Positive,
     PositiveFraction,
@@ -519,10 +519,7 @@ class Deployment(Schema):
     """True: the server's or the client's flags were not recorded; intervals are as wide as errors of such runs."""
     price_usd_per_hour: NonNegative | None = None
     """Price of one device; None takes the catalog's list price."""
-    busy_w: NonNegative | None = None
-    """Power of one device that runs steps; None takes the catalog's thermal design power."""
-    idle_fraction: Fraction = 0.15
-    """Share of `busy_w` that an idle device draws. Measured on an A100 SXM: 62 W of 400 W."""
+    power: PowerTerms = PowerTerms()
     pools: tuple[Pool, ...] = ()
     """Replicas of several kinds, instead of `replicas` of one."""
     transfer: Transfer = Transfer()

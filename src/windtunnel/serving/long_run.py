@@ -17,13 +17,16 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.metrics.checks import Checks, check_run
+from windtunnel.metrics.power import Power, PowerModel, power_of
 from windtunnel.metrics.records import Table
-from windtunnel.metrics.summary import Distribution, Goodput, Power, goodput, known_distribution
+from windtunnel.metrics.summary import Distribution, Goodput, goodput, known_distribution
 from windtunnel.metrics.tokens import rows_by_replica, with_token_times
 from windtunnel.schema import Schema
 from windtunnel.serving import codes
+from windtunnel.serving.analysis.power import power_model
+from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.prepared import PreparedPool, prepare
-from windtunnel.serving.results import limits_of, power_model
+from windtunnel.serving.results import limits_of
 from windtunnel.serving.run import Progress, prepare_loop
 from windtunnel.serving.scenario import Scenario, Setup, resolve
 from windtunnel.serving.setup.fleet_plan import has_fleet
@@ -94,7 +97,7 @@ def simulate_long(scenario: Scenario, progress: Progress | None = None, num_thre
     latencies = {name: np.empty(requests.num_requests, np.float32) for name in LATENCIES}
 
     def run_replica(index: int) -> _Counts:
-        table, counts = _run_replica(pool, _of_replica(requests, index, num_replicas))
+        table, counts = _run_replica(scenario.deployment, pool, _of_replica(requests, index, num_replicas))
         for name in LATENCIES:
             latencies[name][index::num_replicas] = table[name]
         return counts
@@ -141,7 +144,7 @@ def _check_engine(setup: Setup) -> None:
         raise InputError("a long run cannot decode speculatively", "use simulate, or leave engine.speculative out")
 
 
-def _run_replica(pool: PreparedPool, requests: RequestArrays) -> tuple[Table, "_Counts"]:
+def _run_replica(deployment: Deployment, pool: PreparedPool, requests: RequestArrays) -> tuple[Table, "_Counts"]:
     """Simulate one replica; return its request table and what the summary counts."""
     setup, plan = pool.setup, pool.plan._replace(settings=pool.settings._replace(num_replicas=1))
     started_cpu_s = time.thread_time()
@@ -161,6 +164,7 @@ def _run_replica(pool: PreparedPool, requests: RequestArrays) -> tuple[Table, "_
         int(table["num_preemptions"].sum()),
         checks,
         engine_cpu_s,
+        power_model(deployment, setup, pool.shard, steps),
     )
 
 
@@ -186,6 +190,7 @@ class _Counts:
     num_preemptions: int
     checks: Checks
     engine_cpu_s: float
+    power: PowerModel | None
 
 
 def _in_turn(run: Callable[[int], _Counts], count: int, num_threads: int) -> Iterator[_Counts]:
@@ -214,10 +219,10 @@ def _summary(
     busy_fraction = sum(count.busy_s for count in counts) / (
         span_s * scenario.deployment.replicas * setup.parallelism.pp
     )
-    power, model = None, power_model(scenario, setup)
-    if model is not None:
-        mean_w = model.at(busy_fraction) * scenario.deployment.num_devices
-        power = Power(mean_w=mean_w, energy_j=mean_w * span_s, output_token_j=mean_w * span_s / output)
+    slots_s, mean_w = span_s * setup.parallelism.pp, None
+    watts = [count.power.at(count.busy_s / slots_s) for count in counts if count.power is not None]
+    if len(watts) == len(counts):
+        mean_w = sum(watts) / len(watts) * scenario.deployment.num_devices
     limits, table = limits_of(scenario, requests), Table(latencies, {})
     tenants = {}
     for index, (name, own) in enumerate(limits.tenants.items()):
@@ -237,7 +242,7 @@ def _summary(
         num_preemptions=sum(count.num_preemptions for count in counts),
         goodput=None if scenario.slo is None else goodput(table, scenario.slo, span_s),
         tenants=tenants,
-        power=power,
+        power=power_of(mean_w, span_s, requests.num_requests, output, scenario.deployment.power),
         checks=_worst([count.checks for count in counts]),
     )
 

@@ -10,7 +10,7 @@ from windtunnel.errors import InputError
 from windtunnel.metrics.fleet import HOLDING, count_over_time
 from windtunnel.metrics.records import COLUMNS, Table
 from windtunnel.serving.analysis.device_use import step_work
-from windtunnel.serving.results import power_model
+from windtunnel.serving.analysis.power import power_model, step_draw_w
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.estimators import shard_of
 from windtunnel.serving.setup.memory import MemoryPlan
@@ -78,7 +78,7 @@ def _device_columns(
         slots = present * setup.parallelism.pp
         num_slots = num_slots + slots
         num_blocks = num_blocks + plan.num_blocks * setup.parallelism.attention_dp * slots
-        pool_busy = np.zeros(num_stretches)
+        pool_busy, pool_w = np.zeros(num_stretches), np.zeros(num_stretches)
         if len(steps):
             span = steps["start_s"], steps["start_s"] + steps["duration_s"]
             work = step_work(setup.device, shard_of(setup), steps)
@@ -86,10 +86,13 @@ def _device_columns(
             used += mean_of(*span, steps["used_blocks"].astype(np.float64))
             compute += mean_of(*span, (work.body_compute_s + work.head_compute_s) / steps["duration_s"])
             memory += mean_of(*span, (work.body_memory_s + work.head_memory_s) / steps["duration_s"])
+            draw_w = step_draw_w(result.scenario.deployment, setup, work, steps["duration_s"])
+            pool_w = np.full(num_stretches, np.nan) if draw_w is None else mean_of(*span, draw_w)
         busy += pool_busy
-        model = power_model(result.scenario, setup)
+        model = power_model(result.scenario.deployment, setup)
         num_devices = present * setup.parallelism.num_devices
-        power += np.nan if model is None else model.at(pool_busy / slots) * num_devices
+        idle = 1 - pool_busy / slots
+        power += np.nan if model is None else model.at_meter(model.idle_w * idle + pool_w / slots) * num_devices
     return {
         "busy_fraction": np.minimum(busy / num_slots, 1.0),  # sums of parts of a span may exceed it in the last digit
         "kv_fraction": used / num_blocks,

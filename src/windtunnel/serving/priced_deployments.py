@@ -60,9 +60,9 @@ class PricedDeployments:
         """Return `serving.setup.estimators.estimator_for`, the same object for the same device and engine."""
         key = estimator_key(setup)
         if key not in self.estimators:
-            self.estimators[key] = estimator_for(replace(setup, calibration=None, network=None))
+            self.estimators[key] = estimator_for(replace(setup, calibration=None, network=None, arithmetic_slower=1.0))
         network = None if setup.network is None else (msgspec.json.encode(setup.network), setup.parallelism)
-        placed = (*key, setup.calibration_name, network)
+        placed = (*key, setup.calibration_name, setup.arithmetic_slower, network)
         if placed not in self.estimators:
             self.estimators[placed] = on_network(calibrated(self.estimators[key], setup), setup)
         return self.estimators[placed]

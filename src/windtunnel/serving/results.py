@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from windtunnel.metrics.records import Table
-from windtunnel.metrics.summary import PowerModel, ServiceLimits, Summary
+from windtunnel.metrics.summary import ServiceLimits, Summary
 from windtunnel.metrics.uncertainty import Interval
 from windtunnel.notebook import Shown
 from windtunnel.pricing.estimator import Coverage
@@ -71,12 +71,6 @@ def limits_of(scenario: Scenario, requests: RequestArrays) -> ServiceLimits:
     """Return the scenario's limits, and those of its tenants in the order of their numbers."""
     by_name = {tenant.name: tenant.slo for tenant in scenario.workload.tenants}
     return ServiceLimits(scenario.slo, {name: by_name.get(name) for name in requests.tenant_names})
-
-
-def power_model(scenario: Scenario, setup: Setup) -> PowerModel | None:
-    """Return the power model of one device; None where its power is unknown."""
-    busy_w = scenario.deployment.busy_w or setup.device.tdp_w
-    return None if busy_w is None else PowerModel(scenario.deployment.idle_fraction * busy_w, busy_w)
 
 
 def resolved_scenario(scenario: Scenario, setup: Setup, memory: MemoryPlan) -> Scenario:

@@ -108,6 +108,8 @@ class Setup:
     client: Client = field(default_factory=Client)
     client_name: str = ""
     """Empty where its times are given."""
+    arithmetic_slower: float = 1.0
+    """Times as long as what arithmetic bounds takes under the devices' power limit."""
 
     @property
     def frontend(self) -> Client:
@@ -231,6 +233,7 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
         random_tokens=is_random,
         client=client,
         client_name=name_of(scenario.workload.client),
+        arithmetic_slower=deployment.power.slower(device.tdp_w),
         **fields_of(deployment, "parallelism", "profile", "settings_assumed", "network"),
     )
     _check(setup)

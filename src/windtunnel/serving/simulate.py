@@ -36,10 +36,11 @@ from windtunnel.pricing.estimator import Coverage, Estimator
 from windtunnel.serving.analysis.attribution import provenance, time_fractions
 from windtunnel.serving.analysis.device_use import side_uses, stage_uses, step_work, total_work
 from windtunnel.serving.analysis.intervals import intervals, remarks
+from windtunnel.serving.analysis.power import power_model
 from windtunnel.serving.custom.policy import Policy, policy_name
 from windtunnel.serving.custom.router import Router
 from windtunnel.serving.prepared import PreparedDeployment, PreparedPool, prepare, users_router
-from windtunnel.serving.results import PoolResult, Result, limits_of, power_model, resolved_scenario
+from windtunnel.serving.results import PoolResult, Result, limits_of, resolved_scenario
 from windtunnel.serving.run import LoopRun, Progress, Watch, first_pool, replicas_of
 from windtunnel.serving.scenario import Scenario, pool_scenario
 from windtunnel.serving.setup.adapters import adapter_summary, adapter_times_s
@@ -287,7 +288,7 @@ def _summary(
         terms = DeviceTerms(sum(prices) / mean_devices if len(prices) == len(by_pool) else None)
         fractions = next(pool.time_fractions for pool in by_pool if pool.time_fractions)
         summary = summarise(table, records.steps, size, fractions, limits, terms, records.tier_tokens, fleet)
-        summary = with_pools(summary, table, by_pool)
+        summary = with_pools(summary, table, by_pool, deployment.power)
         return msgspec.structs.replace(summary, adapters=records.adapter_summary(pools))
     num_stages, price = first.setup.parallelism.pp, deployment.price_usd_per_hour
     steps = records.steps_of(pools, 0)
@@ -298,7 +299,8 @@ def _summary(
         time_fractions(first.lowered, steps, first.settings, records.encoded_s(pools, 0), records.adapters_s(pools, 0)),
         limits,
         DeviceTerms(
-            first.setup.device.price_usd_per_hour if price is None else price, power_model(scenario, first.setup)
+            first.setup.device.price_usd_per_hour if price is None else price,
+            power_model(deployment, first.setup, attention_side(first.shard), steps),
         ),
         records.tier_tokens,
         fleet,
@@ -371,7 +373,7 @@ def _pool_summary(scenario: Scenario, pools: Sequence[PreparedPool], number: int
         stages = stage_uses(work, steps, pp, mean_number, span_of(requests))
     ended_here = (requests["replica"] >= first_replica) & (requests["replica"] < end_replica)
     preemptions = int(requests["num_preemptions"][ended_here].sum())
-    power = power_model(pool_scenario(scenario, pool), setup)
+    power = power_model(scenario.deployment, setup, attention_side(prepared.shard), steps)
     return PoolSummary(
         name=pool.name,
         role=pool.role,
@@ -392,7 +394,7 @@ def _encoder_summary(scenario: Scenario, encoder: EncodePool, run: EncodeRun, sp
     num_devices = pool.replicas * setup.parallelism.num_devices
     price = setup.device.price_usd_per_hour if pool.price_usd_per_hour is None else pool.price_usd_per_hour
     busy_fraction = float(run.busy_s.sum()) / (span_s * pool.replicas)
-    power = power_model(pool_scenario(scenario, pool), setup)
+    power = power_model(scenario.deployment, setup)
     return PoolSummary(
         name=pool.name,
         role=pool.role,

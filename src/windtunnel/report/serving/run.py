@@ -153,7 +153,7 @@ def _without_outputs(document: Mapping[str, Any]) -> dict[str, Any]:
         per_million = cost["usd_per_hour"] / SECONDS_PER_HOUR / read_per_s * 1e6
         summary["cost"] = {"usd_per_hour": cost["usd_per_hour"], "usd_per_million_input_tokens": per_million}
     if power:
-        summary["power"] = {name: power[name] for name in ("mean_w", "energy_j")}
+        summary["power"] = {name: value for name, value in power.items() if name != "output_token_j"}
     intervals = {name: span for name, span in document.get("interval_80", {}).items() if name == "e2e"}
     return {**document, "summary": summary, "sampling": {}, "interval_80": intervals}
 

@@ -9,13 +9,14 @@ import numpy as np
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.metrics.summary import SECONDS_PER_HOUR, itl_distribution
+from windtunnel.model.launches.forward import attention_side
 from windtunnel.schema import read_yaml
 from windtunnel.search.capacity.limits import Limit
 from windtunnel.search.capacity.load import is_closed
 from windtunnel.search.capacity.probe import Served
 from windtunnel.search.space.space import Budget
+from windtunnel.serving.analysis.power import power_model
 from windtunnel.serving.prepared import PreparedDeployment
-from windtunnel.serving.results import power_model
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario
 
 FIGURES: Mapping[str, str] = read_yaml(Path(__file__).with_name("figures.yaml"))
@@ -76,7 +77,7 @@ def check_budget(takes: Takes, budget: Budget) -> None:
             raise InputError(f"${takes.usd_per_hour:,.2f} an hour; the budget is ${budget.usd_per_hour:,.2f}")
     if budget.power_w is not None:
         if takes.busy_w is None:
-            raise InputError("its power is not known, and the budget is in watts", "give busy_w of the deployment")
+            raise InputError("its power is not known, and the budget is in watts", "give deployment.power.busy_w")
         if takes.busy_w > budget.power_w:
             raise InputError(f"{takes.busy_w:,.0f} W; the budget is {budget.power_w:,.0f} W")
 
@@ -91,7 +92,7 @@ def taken_by(scenario: Scenario) -> Takes:
     for part, given_price in zip(parts, prices, strict=True):
         device = catalog.device(part.device)
         price = given_price if given_price is not None else device.price_usd_per_hour
-        watts = deployment.busy_w or device.tdp_w
+        watts = device.tdp_w if deployment.power.busy_w is None else deployment.power.busy_w
         usd_per_hour = None if price is None or usd_per_hour is None else usd_per_hour + price * part.num_devices
         power_w = None if watts is None or power_w is None else power_w + watts * part.num_devices
     return Takes(deployment.num_devices, usd_per_hour, power_w)
@@ -150,16 +151,16 @@ def _use(deployed: Deployed, server: PreparedDeployment, served: Served, span_s:
     """Return the busy fraction, the peak of KV use and the mean power of the devices."""
     steps, scenario = served.steps, deployed.scenario
     parts = [
-        (pool_scenario(scenario, pool.pool), pool.setup, pool.memory, pool.settings.ranks_per_replica)
+        (pool_scenario(scenario, pool.pool), pool.setup, pool.memory, pool.settings.ranks_per_replica, pool.shard)
         for pool in server.pools
     ]
     first, busy_s, slots, mean_w, peaks = 0, 0.0, 0, 0.0, [0.0]
-    for part_scenario, setup, memory, ranks in parts:
+    for part_scenario, setup, memory, ranks, shard in parts:
         replicas = part_scenario.deployment.replicas
         mine = (steps["replica"] >= first) & (steps["replica"] < first + replicas)
         part_busy_s = float(steps["duration_s"][mine].sum())
         part_slots = replicas * setup.parallelism.pp
-        power = power_model(part_scenario, setup)
+        power = power_model(scenario.deployment, setup, attention_side(shard), steps.where(mine))
         if power is None:
             mean_w = np.nan
         else:

@@ -11,7 +11,7 @@ from windtunnel.model.sampling import Sampler
 from windtunnel.model.shape import LoraShape, Shard
 from windtunnel.pricing.aiconfigurator.collection import RANDOM, TEXT, KernelChoices
 from windtunnel.pricing.aiconfigurator.estimator import counted_once, measured_estimator
-from windtunnel.pricing.calibrated import CalibratedEstimator
+from windtunnel.pricing.calibrated import ARITHMETIC, CalibratedEstimator
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.pricing.profile import profile_estimator
 from windtunnel.schema import fields_of
@@ -121,7 +121,8 @@ def estimator_key(setup: Setup) -> tuple[Hashable, ...]:
 
 
 def calibrated(estimator: Estimator, setup: Setup) -> Estimator:
-    """Multiply the estimator's times by the factors of the setup's calibration, if it has one."""
-    if setup.calibration is None or not setup.calibration.factors:
-        return estimator
-    return CalibratedEstimator(estimator, setup.device, setup.calibration.factors)
+    """Multiply the estimator's times by the factors of the setup's calibration and of its power limit."""
+    factors = {} if setup.calibration is None else dict(setup.calibration.factors)
+    if setup.arithmetic_slower != 1.0:
+        factors |= {name: factors.get(name, 1.0) * setup.arithmetic_slower for name in ARITHMETIC}
+    return CalibratedEstimator(estimator, setup.device, factors) if factors else estimator

@@ -1,0 +1,144 @@
+"""Electric power: what a device draws in steps and between them, and what that is at the meter."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.schema import Fraction, NonNegative, Positive, Schema, check_at_least, decode, read_yaml
+
+Floats = NDArray[np.float64]
+Share = TypeVar("Share", float, Floats)
+
+JOULES_PER_KWH = 3.6e6
+LEAST_LIMIT = 0.65
+"""Share of the design power above which the clock follows the root of the power limit."""
+
+
+class PowerTerms(Schema):
+    """Electric power of a deployment, beyond what the catalogue knows of its devices."""
+
+    busy_w: NonNegative | None = None
+    """Power of one device in every step; None takes it by what a step computes and reads, at most the thermal design
+    power."""
+    limit_w: Positive | None = None
+    """Power limit of one device, as `nvidia-smi --power-limit` sets it; None: the thermal design power. What arithmetic
+    bounds takes longer by the root of the design power over the limit, which is refused below 65%."""
+    idle_fraction: Fraction = 0.15
+    """Share of `busy_w`, or of the thermal design power, that an idle device draws. Measured on an A100 SXM: 62 W of
+    400 W."""
+    host_w: NonNegative = 0.0
+    """Power of the host, network cards, switches and fans, for each device, busy or not."""
+    pue: float = 1.0
+    """Energy of the data centre over that of its servers (power usage effectiveness)."""
+    carbon_g_per_kwh: NonNegative | None = None
+    """Grams of CO2 equivalent that a kilowatt-hour of the grid stands for; None leaves them out."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, pue=self.pue)
+
+    def slower(self, design_w: float | None) -> float:
+        """Return how many times as long arithmetic takes at the power limit as at the device's design power.
+
+        Power grows as f V^2: the clock follows its cube root where the voltage follows the clock, and power itself
+        where the voltage is at its floor; taken for the square root, as in training. A sweep of MiniMax-M2.5 on six
+        RTX 3090 of 350 W (llmgarage.ai, February 2026) has prompts at 0.94 and 0.85 of the rate with 300 and 250 W,
+        where the root is 0.93 and 0.85, and decode at 0.99 and 0.97; with 200 W prompts are at 0.60.
+
+        Raises:
+            InputError: the limit is out of the law's range, or the design power is not known.
+        """
+        if self.limit_w is None:
+            return 1.0
+        if design_w is None:
+            raise InputError("power.limit_w needs the device's tdp_w, which is not known", "leave it out")
+        if not LEAST_LIMIT * design_w <= self.limit_w <= design_w:
+            raise InputError(
+                f"power.limit_w is {self.limit_w:g}; {LEAST_LIMIT * design_w:g} to {design_w:g} W can be predicted",
+                "below, clocks fall faster than any law that was measured; above, nothing changes",
+            )
+        return math.sqrt(design_w / self.limit_w)
+
+
+class Power(Schema):
+    """Electric power of all devices, with what `deployment.power` says of hosts and data centre."""
+
+    mean_w: float
+    energy_j: float
+    """Over the span."""
+    output_token_j: float
+    """Energy over output tokens."""
+    request_j: float | None = None
+    """Energy over requests; None in results that do not say."""
+    carbon_g: float | None = None
+    """Grams of CO2 equivalent over the span; None where the grid's are not given."""
+
+
+class PowerCurve(Schema):
+    """Draw in a step, as a share of the power limit: steps + memory x MBU + compute x the root of MFU, at most 1.
+
+    Fitted by `benchmarks/energy.py` to runs whose power was measured; `power.yaml` has the coefficients and the source.
+    """
+
+    steps: float
+    memory: float
+    compute: float
+
+    def fraction(self, mbu: Floats, mfu: Floats) -> Floats:
+        """Return the share of the limit for each step's use of memory bandwidth and of arithmetic, `[n]` each."""
+        return np.minimum(self.steps + self.memory * mbu + self.compute * np.sqrt(mfu), 1.0)
+
+
+class _Curves(Schema):
+    by_architecture: dict[str, PowerCurve]
+    other: PowerCurve
+
+
+_CURVES = decode(read_yaml(Path(__file__).with_name("power.yaml")), _Curves, "power.yaml")
+
+
+def curve_of(architecture: str) -> PowerCurve:
+    """Return the curve of an architecture, or that of all measured ones together."""
+    return _CURVES.by_architecture.get(architecture, _CURVES.other)
+
+
+@dataclass(frozen=True, slots=True)
+class PowerModel:
+    """Power of a device and its share of host and data centre, linear in the share of time u in which it runs steps.
+
+    (idle + (busy - idle) u + host) x PUE. Source: Fan, Weber and Barroso, Power Provisioning for a Warehouse-sized
+    Computer (ISCA 2007), section 4.
+    """
+
+    idle_w: float
+    busy_w: float
+    """Mean over the time in steps."""
+    terms: PowerTerms
+
+    def at(self, busy_fraction: Share) -> Share:
+        """Return the watts at one share of busy time, or at each of several."""
+        return self.at_meter(self.idle_w + (self.busy_w - self.idle_w) * busy_fraction)
+
+    def at_meter(self, device_w: Share) -> Share:
+        """Return the watts of a device that draws `device_w` with its share of host and data centre."""
+        return (device_w + self.terms.host_w) * self.terms.pue
+
+
+def power_of(
+    mean_w: float | None, span_s: float, num_requests: float, output_tokens: float, terms: PowerTerms
+) -> Power | None:
+    """Return the power and energy of all devices together, None where their power is unknown."""
+    if mean_w is None:
+        return None
+    energy_j, grams = mean_w * span_s, terms.carbon_g_per_kwh
+    return Power(
+        mean_w=mean_w,
+        energy_j=energy_j,
+        output_token_j=energy_j / output_tokens,
+        request_j=energy_j / num_requests,
+        carbon_g=None if grams is None else energy_j / JOULES_PER_KWH * grams,
+    )
