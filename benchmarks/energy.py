@@ -14,9 +14,6 @@ experts in padded blocks, whose arithmetic MFU does not count, are scored and no
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
-import json
 import multiprocessing
 import os
 import sys
@@ -31,14 +28,15 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from mlenergy import (
-    FOLDER,
     REPOSITORY,
     TEXT_TASKS,
     VERSION,
     VISION_TOKENS,
+    Row,
     ScoredRow,
     measured_as,
     odd_series,
+    read_rows,
     scenario_of,
 )
 from windtunnel.errors import InputError
@@ -60,8 +58,6 @@ HEAD = """\
 # at most 1. Fitted to ML.ENERGY's runs of vLLM 0.11.1 on H100 and B200 by `python benchmarks/energy.py --fit`; `other`
 # is fitted to both together.
 """
-
-Row = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -199,15 +195,10 @@ def main() -> int:
     parser.add_argument("--fit", action="store_true", help="fit the curves again and write them")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only every so-many-th row")
     options = parser.parse_args()
-    folder = options.reference / FOLDER
-    if not folder.is_dir():
-        print(f"skipped: there is no recorded reference data at {folder}")
+    rows, histograms = read_rows(options.reference)
+    if not rows:
         return 0
-    with (folder / "llm_serving_energy.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))[:: options.every]
-    with gzip.open(folder / "output_length_distributions.json.gz", "rt", encoding="utf-8") as file:
-        histograms = json.load(file)
-    rows.sort(key=lambda row: (row["model_id"], row["gpu_model"], row["num_gpus"]))
+    rows = sorted(rows[:: options.every], key=lambda row: (row["model_id"], row["gpu_model"], row["num_gpus"]))
     num_workers = min(os.cpu_count() or 1, len(rows))
     bounds = np.linspace(0, len(rows), num_workers + 1).astype(int)
     with ProcessPoolExecutor(num_workers, multiprocessing.get_context("fork")) as workers:

@@ -331,6 +331,18 @@ def report(title: str, rows: Sequence[Row], histograms: Histograms, version: str
         )
 
 
+def read_rows(reference: Path) -> tuple[list[Row], Histograms]:
+    """Return all rows and the models' histograms of output lengths; none, and a line that says so, without the data."""
+    folder = reference / FOLDER
+    if not folder.is_dir():
+        print(f"skipped: there is no recorded reference data at {folder}")
+        return [], {}
+    with (folder / "llm_serving_energy.csv").open(newline="", encoding="utf-8") as file:
+        rows: list[Row] = list(csv.DictReader(file))
+    with gzip.open(folder / "output_length_distributions.json.gz", "rt", encoding="utf-8") as file:
+        return rows, json.load(file)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = os.environ.get("WINDTUNNEL_REFERENCE") or REPOSITORY.parent / "shared" / "reference"
@@ -340,15 +352,10 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only every so-many-th row")
     parser.add_argument("--named", action="store_true", help="only with the version named")
     options = parser.parse_args()
-    folder = options.reference / FOLDER
-    if not folder.is_dir():
-        print(f"skipped: there is no recorded reference data at {folder}")
+    rows, histograms = read_rows(options.reference)
+    if not rows:
         return 0
-    with (folder / "llm_serving_energy.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
     rows = [row for row in rows if options.only in f"{row['task']} {row['gpu_model']} {row['model_id']}"]
-    with gzip.open(folder / "output_length_distributions.json.gz", "rt", encoding="utf-8") as file:
-        histograms = json.load(file)
     text = [row for row in rows if row["task"] in TEXT_TASKS][:: options.every]
     vision = [row for row in rows if row["task"] in VISION_TOKENS][:: options.every]
     report(f"vLLM {VERSION}", text, histograms, VERSION, options.rows)
