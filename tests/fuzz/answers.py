@@ -182,11 +182,12 @@ def client_of(folder: Path) -> TestClient:
     return TestClient(app, base_url="http://127.0.0.1:8000", raise_server_exceptions=False, follow_redirects=False)
 
 
-def ask(client: TestClient, tree: Tree, is_ours: bool = True) -> tuple[int, str]:
+def ask(client: TestClient, tree: Tree, is_ours: bool = True, names: Collection[str] = ()) -> tuple[int, str]:
     """Send the request of a tree.
 
     Args:
         is_ours: the numbers of the answer are predictions; else they repeat a file.
+        names: `names_in` what the server shows beside the request.
 
     Raises:
         ProblemError: an answer that may not be.
@@ -217,7 +218,7 @@ def ask(client: TestClient, tree: Tree, is_ours: bool = True) -> tuple[int, str]
     if kind.startswith("application/json") and response.status_code == 200 and text and is_ours:
         check_document(text)
     if kind.startswith("text/html"):
-        check_page(text)
+        check_page(text, {*names, *names_in(tree)})
     return response.status_code, text
 
 
@@ -244,7 +245,7 @@ def ask_results(tree: Tree, folder: Path) -> None:
         address, _, query = path.partition("?")
         http = {"path": address, "headers": {"Host": "127.0.0.1:8000"}}
         http["query"] = {"run": [part.partition("=")[2] for part in query.split("&")]} if query else {}
-        ask(client, {"http": http}, is_ours=False)
+        ask(client, {"http": http}, is_ours=False, names=names_in(tree))
 
 
 # -------------------------------------------------------------------------------------------------------- signatures
