@@ -205,6 +205,15 @@ def is_there(name: str) -> bool:
 INVARIANT = re.compile(r"^\| (\d+) \|", re.MULTILINE)
 
 
+def test_a_version_of_the_changelog_has_each_kind_of_change_once() -> None:
+    heads: list[str] = []
+    for line in (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8").splitlines():
+        version = line if line.startswith("## ") else heads[-1].partition(": ")[0] if heads else ""
+        if line.startswith("#"):
+            heads.append(f"{version}: {line}")
+    assert len(heads) == len(set(heads))
+
+
 def test_every_invariant_is_cited_by_a_test() -> None:
     """Tests cite an invariant as `Invariant N`."""
     numbers = set(INVARIANT.findall((REPOSITORY / "docs" / "reference" / "invariants.md").read_text(encoding="utf-8")))
