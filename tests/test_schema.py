@@ -1,9 +1,14 @@
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
 
+import windtunnel
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Link
 from windtunnel.schema import Positive, Schema, check_between, decode, differences, encode, flattened, read_yaml
@@ -217,3 +222,32 @@ def test_differences_are_of_every_depth() -> None:
     other = {"a": {"b": 1, "c": [1, 3]}, "pools": [{"n": 1}]}
     assert differences([one, other]) == {"a.c": [[1, 2], [1, 3]], "pools.1.n": [2, None]}
     assert flattened({}) == {"": {}}
+
+
+def test_checks_of_a_schema_keep_the_ranges_of_its_fields() -> None:
+    """A `__post_init__` that does not call its parent's would take a share of 2, or a price below zero."""
+
+    def below(schema: type[Schema]) -> Iterator[type[Schema]]:
+        for child in schema.__subclasses__():
+            yield child
+            yield from below(child)
+
+    for module in pkgutil.walk_packages(windtunnel.__path__, "windtunnel."):
+        if not module.name.startswith("windtunnel.lab"):  # needs torch
+            importlib.import_module(module.name)
+    own = {schema for schema in below(Schema) if "__post_init__" in vars(schema)}
+    assert len(own) > 40
+    lacking = [schema for schema in own if "super().__post_init__()" not in inspect.getsource(schema.__post_init__)]
+    assert lacking == []
+
+
+@pytest.mark.parametrize(
+    "key", ["deployment.power.idle_fraction", "workload.duration_s", "deployment.power.carbon_g_per_kwh"]
+)
+def test_a_number_below_its_range_is_refused_in_every_table(key: str) -> None:
+    first, _, rest = key.partition(".")
+    second, _, last = rest.rpartition(".")
+    table = {last: -1}
+    raw = {"model": "qwen3-8b", first: {second: table} if second else table}
+    with pytest.raises(InputError, match=f"{last} is -1"):
+        decode(raw, Scenario)

@@ -423,6 +423,7 @@ class MeasuredRun(Schema):
     """The run used speculative decoding, and the number of accepted draft tokens was not recorded."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.scenario is None) != bool(self.refused):
             raise ValueError("a run has either a scenario or a reason why it is refused")
 

@@ -45,6 +45,7 @@ class Offer(Schema):
     date: str = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least(1, pue=self.pue)
         if (self.purchase_usd is None) != (self.years is None):
             raise ValueError("purchase_usd and years belong together")

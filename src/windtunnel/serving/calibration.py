@@ -72,6 +72,7 @@ class Inferred(Schema):
     """Metric -> median |error| with the settings inferred from runs of other configurations."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         unknown = [name for name in self.settings if name not in EngineSettings.__struct_fields__]
         if unknown:
             raise ValueError(f"settings.{unknown[0]} is no setting of an engine")
@@ -160,6 +161,7 @@ class Calibration(Schema):
         return {}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_positive(**{f"factors.{name}": value for name, value in self.factors.items()})
         check_fraction(**{f"acceptance.{name}": value for name, value in self.acceptance.items()})
         unknown = [name for name in (*self.spread, *self.spread_assumed) if name not in METRICS]

@@ -342,6 +342,7 @@ class ScheduledScaling(Schema, tag="schedule", tag_field="type"):
     changes: tuple[ReplicaChange, ...]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         times = [change.at_s for change in self.changes]
         if not times:
             raise ValueError("changes is empty")
@@ -470,6 +471,7 @@ class Profile(Schema):
     takes for each table the one with the least error on points left out."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         known = estimators()
         if self.estimator not in known:
             raise ValueError(f"estimator is {self.estimator!r}; known: {', '.join(known)}")

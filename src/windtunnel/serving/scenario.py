@@ -47,6 +47,7 @@ class Scenario(Schema):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_seed(self.seed)
         if isinstance(self.model, Mapping):
             msgspec.structs.force_setattr(self, "model", catalog.model(self.model))

@@ -93,6 +93,7 @@ class Empirical(Schema, tag="empirical", tag_field="type"):
     """Column of the file; None takes its column of input or output lengths, depending on which are drawn."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.values is None) == (self.path is None):
             raise ValueError("an empirical distribution needs either values or path")
         if self.path is not None and self.weights is not None:

@@ -179,6 +179,7 @@ class Tenant(RequestSource, kw_only=True):
     """Limits of the tenant; None takes the scenario's."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._check_streams()
         if self.share is not None and self.arrivals is not None:
             raise ValueError(f"tenant {self.name!r} has both a share and arrivals; give one or the other")
@@ -240,6 +241,7 @@ class Workload(RequestSource):
     model's generation config for real traffic, which a trace or a model of clients gives."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._check_streams()
         self._check_task()
         self._check_lengths_seed()

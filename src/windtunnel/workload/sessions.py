@@ -56,6 +56,7 @@ class UniformCount(Schema, tag="uniform", tag_field="type"):
     most: int
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.least <= self.most <= MAX_TURNS:
             raise ValueError(f"0 <= least <= most <= {MAX_TURNS} is needed, not {self.least} and {self.most}")
 
@@ -68,6 +69,7 @@ class EmpiricalCount(Schema, tag="empirical", tag_field="type"):
     """Relative frequency of each value; None means equal."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_values(0, MAX_TURNS, self.values, self.weights)
 
 

@@ -91,6 +91,7 @@ class Space(Schema):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_seed(self.seed)
         check_at_least(1, finalists=self.finalists, finalist_seeds=self.finalist_seeds)
         for name, values in self.vary.items():
