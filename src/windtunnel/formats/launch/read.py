@@ -218,6 +218,8 @@ def _take(reading: Reading, server: Options, name: str, value: Any) -> None:
     Raises:
         InputError: it has no value, or none that it takes.
     """
+    if not name:
+        raise InputError("--from-command: dashes without a name", "was the command line cut?")
     option, _, key = name.partition(".")
     flag, of_json = server.flag(name), server.flag(option)
     if key and of_json is not None and of_json.type == "json":
