@@ -9,6 +9,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.schema import encode
 from windtunnel.serving.calibration import Calibration, calibration_for, load_calibration, outside
+from windtunnel.serving.deployment import HostOverheads
 from windtunnel.serving.scenario import resolve
 from windtunnel.serving.shorthand import scenario
 from windtunnel.workload.client import client_of
@@ -129,11 +130,26 @@ def test_versions_outside_all_runs_take_the_nearest_and_say_so(version: str) -> 
     assert choice.calibration is not None
     assert f"version {version} lies outside 0.10.2 to" in str(outside(choice.calibration, "h100_sxm", "", (), version))
     assert choice.calibration.host_of(version) == choice.calibration.host
-    # Half of each factor holds for another release, as a power; an unreleased version keeps all of it.
+    # Half of each factor holds for an older release, as a power, and none for a newer one; an unreleased one keeps all.
     shipped = load_calibration(str(choice.name)).factors
-    share = 1.0 if version == "nightly" else 0.5
-    assert choice.calibration.factors == {name: factor**share for name, factor in shipped.items()}
+    share = {"0.9.0": 0.5, "0.24.0": 0.0, "nightly": 1.0}[version]
+    assert choice.calibration.factors == ({name: factor**share for name, factor in shipped.items()} if share else {})
     assert calibration_for("vllm", "h100_sxm", "0.17.1").calibration == load_calibration("vllm-h100_sxm")
+
+
+def test_a_newer_release_takes_half_of_the_overheads() -> None:
+    usual = HostOverheads(step_s=0.001, launch_s=40e-6)
+    newer = calibration_for("vllm", "h100_sxm", "0.24.0")
+    learnt = load_calibration("vllm").host
+    assert learnt.step_s is not None
+    assert learnt.launch_s is not None
+    host = newer.host("0.24.0", usual)
+    assert host.step_s == pytest.approx((0.001 * learnt.step_s) ** 0.5)
+    assert host.launch_s == pytest.approx((40e-6 * learnt.launch_s) ** 0.5)
+    assert host.request_s == learnt.request_s  # there is no usual one
+    within = calibration_for("vllm", "h100_sxm", "0.17.1")
+    assert within.calibration is not None
+    assert within.host("0.17.1", usual) == within.calibration.host_of("0.17.1")
 
 
 def test_what_lies_outside_is_said(tmp_path: Path) -> None:

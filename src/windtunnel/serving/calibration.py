@@ -105,10 +105,10 @@ class TransferRecord(Schema):
 
 
 OUTSIDE_SHARE = 0.5
-"""Share of a factor, as a power of it, that holds for a release outside those of all runs: part of a factor is what its
-releases do, and a table of the new release may be right already. Chosen among 0, 0.5 and 1 by what was recorded of vLLM
-0.24 on an H200 (`benchmarks/h200.py`, loads without a first use: end to end 4.7, 4.5, 8.7%) and of newer engines on
-B300 (`benchmarks/engine_steps.py`: decode 4.6, 4.7, 4.9%, prefill 9.6, 12.3, 13.7%, mixed 12.7, 11.3, 11.8%).
+"""Share of a factor, as a power of it, that holds for a release older than those of all runs, and of overheads for a
+newer one, whose factors are 1: part of both is what their releases do, and tables were measured on newer releases.
+Chosen among 0, 0.5 and 1 by what was recorded of vLLM 0.24 on an H200 (`benchmarks/h200.py`) and of 0.20.1 on B300
+(`benchmarks/engine_steps.py`); `docs/decisions.md` has the errors of each.
 """
 
 
@@ -207,6 +207,25 @@ class Choice:
     name: str | None = None
     calibration: Calibration | None = None
     reason: str = ""
+    is_newer: bool = False
+    """The engine's release is newer than those of all runs."""
+
+    def host(self, version: str, default: HostOverheads) -> HostOverheads:
+        """Return the overheads of a version: the calibration's, or between them and `default` where it is newer.
+
+        Raises:
+            ValueError: there is no calibration.
+        """
+        if self.calibration is None:
+            raise ValueError("there is no calibration")
+        learnt = self.calibration.host_of(version)
+        if not self.is_newer:
+            return learnt
+        between = {}
+        for name in HostOverheads.__struct_fields__:
+            usual, found = getattr(default, name), getattr(learnt, name)
+            between[name] = usual ** (1 - OUTSIDE_SHARE) * found**OUTSIDE_SHARE if usual and found else found
+        return HostOverheads(**between)
 
 
 def calibration_for(engine: str, device: str, version: str, name: str | None = None) -> Choice:
@@ -215,7 +234,7 @@ def calibration_for(engine: str, device: str, version: str, name: str | None = N
     One whose runs' versions enclose `version` goes first. For a version outside all of them, and for an unreleased one,
     that with the nearest version is taken, and `outside` says so. The median errors of 14 runs of vLLM and 6 of SGLang
     from images without a release fall from 26% to 14% and 39% to 18% (TTFT), from 3.3% to 3.0% and 6.0% to 2.7% (TPOT;
-    `benchmarks/accuracy.py`). Of the factors for another release, `OUTSIDE_SHARE` holds.
+    `benchmarks/accuracy.py`). Of factors for an older release, and of overheads for a newer one, `OUTSIDE_SHARE` holds.
 
     Raises:
         InputError: it is another engine's, there is none of that name, or it is malformed.
@@ -236,10 +255,11 @@ def calibration_for(engine: str, device: str, version: str, name: str | None = N
         return Choice(reason=f"no runs of {engine} were measured")
     chosen = min(shipped, key=lambda entry: _distance(shipped[entry], version))
     found = shipped[chosen]
-    if _distance(found, version) and not is_unreleased(version):
-        factors = {name: factor**OUTSIDE_SHARE for name, factor in found.factors.items()}
-        found = msgspec.structs.replace(found, factors=factors)
-    return Choice(chosen, found)
+    if not _distance(found, version) or is_unreleased(version):
+        return Choice(chosen, found)
+    is_newer = version_key(version) > max(map(version_key, found.provenance.versions))
+    factors = {} if is_newer else {name: factor**OUTSIDE_SHARE for name, factor in found.factors.items()}
+    return Choice(chosen, msgspec.structs.replace(found, factors=factors), is_newer=is_newer)
 
 
 def _distance(calibration: Calibration, version: str) -> tuple[int, ...]:
