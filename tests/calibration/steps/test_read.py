@@ -67,6 +67,11 @@ def test_an_empty_cell_is_not_a_number(tmp_path: Path) -> None:
         ("steps.csv", TABLE.replace("latency_ms", "speed"), "no column for wall time of the step"),
         ("steps.csv", TABLE.replace("counter_id", "wall_time"), "two columns of one meaning: wall_time, latency_ms"),
         ("steps.csv", TABLE.replace("12.5", "fast"), "latency_ms is not a number everywhere"),
+        (
+            "steps.csv",
+            TABLE.replace(",128,", ",1e9,"),
+            "1,000,000,000 is too many for prompt tokens computed in the step",
+        ),
         ("steps.csv", TABLE.partition("\n")[0] + "\n", "has no rows"),
         ("steps.csv", "", "is empty"),
         ("steps.parquet", TABLE, "is not a valid Parquet file"),

@@ -36,6 +36,10 @@ class StepColumn(Schema):
     is_text: bool = False
 
 
+BATCH_COLUMNS = ("prefill_tokens", "prefill_requests", "decode_requests")
+MOST_IN_STEP = 1 << 22
+"""Tokens, or requests, of a step that can be priced: 64 times the largest budget that engines are given."""
+
 COLUMNS: Mapping[str, StepColumn] = columns_of(StepColumn, Path(__file__).with_name("columns.yaml"))
 
 
@@ -64,6 +68,12 @@ def read_steps(path: Path) -> StepTable:
             steps[name] = _field(path, given, values[given], COLUMNS[name])
         elif COLUMNS[name].is_text:
             steps[name] = ""
+    for name in BATCH_COLUMNS:
+        if (largest := np.nanmax(steps[name], initial=0.0)) > MOST_IN_STEP:
+            meaning = COLUMNS[name].meaning
+            raise InputError(
+                f"{path.name}: {largest:,.0f} is too many for {meaning}; at most {MOST_IN_STEP:,} can be priced"
+            )
     return steps
 
 
