@@ -193,8 +193,7 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
             f"the deployment has {format_count(len(deployment.pools), 'pool')}: there is not one setup of it",
             "write the device, parallelism and engine of one pool as a deployment without pools",
         )
-    model = catalog.model(scenario.model, allow_download)
-    device = catalog.device(deployment.device)
+    model, device = catalog.model(scenario.model, allow_download), catalog.device(deployment.device)
     node = catalog.node(deployment.node) if deployment.node else catalog.default_node(device)
     is_pooling = scenario.workload.is_pooling or model.is_encoder
     if is_pooling:
