@@ -41,7 +41,15 @@ from windtunnel import catalog
 from windtunnel.calibration.fit import Fit, PricedServer, by_configuration, fit_runs, predict, priced_servers
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.calibration.profiles import LEAST_CONFIGURATIONS, folds, held_out, kin, profiles, spreads
-from windtunnel.calibration.settings_inference import Drafting, Trials, acceptances, best_share, drafting, infer
+from windtunnel.calibration.settings_inference import (
+    Drafting,
+    Trials,
+    acceptances,
+    best_share,
+    drafting,
+    infer,
+    with_acceptances,
+)
 from windtunnel.errors import InputError
 from windtunnel.metrics.accuracy import score
 from windtunnel.metrics.uncertainty import Spread
@@ -271,9 +279,11 @@ def inside_intervals(runs: Sequence[PricedServer], predicted: Predicted, by_devi
 
 def write_shipped(measurements: Sequence[Measurement]) -> None:
     """Fit the calibrations that ship and write them; what they say of KV transfers stays, as pools alone tell it."""
-    found = [priced for _, priced in priced_servers([run for run in measurements if run.weight > 0])]
+    plain = [run for run in measurements if run.weight > 0 and not run.lacks_acceptance]
+    runs = [priced for _, priced in priced_servers(plain) if not isinstance(priced, str)]
     kept = shipped_calibrations()
-    for name, calibration in profiles([run for run in found if not isinstance(run, str)], FITTED_ON).items():
+    fitted = with_acceptances(profiles(runs, FITTED_ON), [run for run in measurements if run.lacks_acceptance])
+    for name, calibration in fitted.items():
         transfer = kept[name].transfer if name in kept else None
         path = CALIBRATIONS / f"{name}.yaml"
         write_calibration(msgspec.structs.replace(calibration, transfer=transfer), path)
@@ -434,7 +444,7 @@ def main() -> int:
     measurements = [run for run in whole if run.use in SCORED and options.only in run.id]
     plain = [run for run in measurements if not run.lacks_acceptance]
     if options.fit:
-        write_shipped(plain)
+        write_shipped(measurements)
         return 0
     # Away from the machine's other core these two take as long as pricing and fitting.
     beside = forked([lambda: by_roofline(plain), lambda: speculative(measurements)], 1)

@@ -34,6 +34,7 @@ from mlenergy import (
     VISION_TOKENS,
     Row,
     ScoredRow,
+    is_steady,
     measured_as,
     odd_series,
     read_rows,
@@ -100,10 +101,7 @@ def powered(row: Row, histograms: Any, estimator_of: Any) -> PoweredRow | str:
     num_seqs, rate = int(row["max_num_seqs"]), float(row["output_throughput_tokens_per_sec"])
     measured = {"mean": float(row["avg_batch_size"]) / rate, "rate": rate}
     steps, setup = result.steps, result.setup
-    first_s, finish_s = np.sort(result.requests["first_token_s"]), np.sort(result.requests["finish_s"])
-    end_s = finish_s[max(finish_s.size - num_seqs - 2, 0)]
-    inside = np.flatnonzero((steps["start_s"] >= first_s[num_seqs - 1]) & (steps["start_s"] < end_s))
-    inside = inside if inside.size else np.arange(len(steps))
+    inside = np.flatnonzero(is_steady(steps, result.requests, num_seqs))
     steady = steps.where(inside[np.linspace(0, inside.size - 1, min(NUM_STEPS, inside.size)).astype(int)])
     work, tdp_w = step_work(setup.device, shard_of(setup), steady), setup.device.tdp_w
     assert tdp_w is not None
@@ -158,14 +156,10 @@ def held_out(rows: Sequence[PoweredRow], is_fitted: Sequence[bool]) -> list[Powe
 
 def table(rows: Sequence[PoweredRow], curves: Sequence[PowerCurve], is_fitted: Sequence[bool]) -> str:
     """Return the errors by group."""
-    alone = [
-        row.fraction(curve, row.slower) / row.measured_fraction - 1 for row, curve in zip(rows, curves, strict=True)
-    ]
-    watts = [row.fraction(curve) / row.measured_fraction - 1 for row, curve in zip(rows, curves, strict=True)]
-    joules = [
-        row.joules(curve) / float(row.scored.row["energy_per_token_joules"]) - 1
-        for row, curve in zip(rows, curves, strict=True)
-    ]
+    both = list(zip(rows, curves, strict=True))
+    alone = [row.fraction(curve, row.slower) / row.measured_fraction - 1 for row, curve in both]
+    watts = [row.fraction(curve) / row.measured_fraction - 1 for row, curve in both]
+    joules = [row.joules(curve) / float(row.scored.row["energy_per_token_joules"]) - 1 for row, curve in both]
     rated = [1 / row.measured_fraction - 1 for row in rows]
     groups = {
         "all": [True] * len(rows),

@@ -208,17 +208,21 @@ def scenario_of(row: Row, histograms: Histograms, version: str | None) -> Scenar
     )
 
 
+def is_steady(steps: Table, requests: Table, num_seqs: int) -> Any:
+    """Return which steps the table's rate is of, `[num_steps]` bool; all that decode where there are none."""
+    first_s, finish_s = np.sort(requests["first_token_s"]), np.sort(requests["finish_s"])
+    end_s = finish_s[max(finish_s.size - num_seqs - 2, 0)]
+    inside = (steps["start_s"] >= first_s[num_seqs - 1]) & (steps["start_s"] < end_s)
+    return inside if inside.any() else steps["decode_tokens"] > 0
+
+
 def measured_as(steps: Table, requests: Table, num_seqs: int) -> dict[str, float]:
     """Return the median ITL of the whole run, and mean ITL and output rate of its steady part."""
     each_s = steps["duration_s"] / steps["num_steps"]
     weights = (steps["num_steps"] * steps["decode_tokens"]).astype(np.float64)
     order = np.argsort(each_s)
     middle = np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)
-    first_s, finish_s = np.sort(requests["first_token_s"]), np.sort(requests["finish_s"])
-    begin_s = first_s[num_seqs - 1]
-    end_s = finish_s[max(finish_s.size - num_seqs - 2, 0)]
-    inside = (steps["start_s"] >= begin_s) & (steps["start_s"] < end_s)
-    inside = inside if inside.any() else weights > 0
+    inside = is_steady(steps, requests, num_seqs)
     tokens = weights[inside].sum() + np.maximum(steps["num_sampled"][inside] - steps["decode_tokens"][inside], 0).sum()
     return {
         "median": float(each_s[order][middle]),

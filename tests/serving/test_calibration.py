@@ -137,6 +137,14 @@ def test_versions_outside_all_runs_take_the_nearest_and_say_so(version: str) -> 
     assert calibration_for("vllm", "h100_sxm", "0.17.1").calibration == load_calibration("vllm-h100_sxm")
 
 
+def test_what_ships_says_how_many_draft_tokens_are_accepted() -> None:
+    """Without it `validate` refuses every run with drafts that did not record it."""
+    for name in catalog.names("calibrations"):
+        shares = load_calibration(name).acceptance
+        assert "deepseek-ai/DeepSeek-R1-0528" in shares, name
+        assert len(shares) == 3
+
+
 def test_a_newer_release_takes_half_of_the_overheads() -> None:
     usual = HostOverheads(step_s=0.001, launch_s=40e-6)
     newer = calibration_for("vllm", "h100_sxm", "0.24.0")

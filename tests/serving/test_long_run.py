@@ -56,6 +56,17 @@ def test_replicas_alone_are_what_they_are_together(num_threads: int) -> None:
     assert long.power.energy_j == pytest.approx(short.power.energy_j, rel=1e-9)
 
 
+def test_replicas_without_a_request_draw_what_idle_ones_do() -> None:
+    scenario = wt.scenario(
+        model="llama-3.1-8b", device="h100_sxm", replicas=5, rate_per_s=1, input_tokens=300, output_tokens=30,
+        num_requests=3, settings={"deployment.router": "round_robin"},
+    )  # fmt: skip
+    long, short = simulate_long(scenario).summary.power, wt.simulate(scenario).summary.power
+    assert long is not None
+    assert short is not None
+    assert long.energy_j == pytest.approx(short.energy_j, rel=1e-9)
+
+
 REFUSED = {
     "a router that looks": ({"deployment": {**RAW["deployment"], "router": "least_kv"}}, "the router least_kv looks"),
     "pools": (

@@ -101,3 +101,17 @@ def test_pools_are_added_up() -> None:
     assert result.summary.power is not None
     energy_j = float((series["power_w"] * series["duration_s"]).sum())
     assert energy_j == pytest.approx(result.summary.power.energy_j, rel=0.01)
+
+
+def test_attention_and_experts_apart_draw_as_much_over_time_as_in_all() -> None:
+    ffn = {"tp": 1, "attention_dp": 2, "ffn": {"devices": 2, "microbatches": 2}}
+    pools = [{"name": "prefill", "role": "prefill"}, {"name": "decode", "role": "decode", "parallelism": ffn}]
+    scenario = wt.scenario(
+        model="Qwen/Qwen3-30B-A3B", device="h100_sxm", rate_per_s=6, input_tokens=300, output_tokens=30,
+        num_requests=30, settings={"deployment.pools": pools},
+    )  # fmt: skip
+    result = wt.simulate(scenario)
+    series = over_time(result, 11)
+    assert result.summary.power is not None
+    energy_j = float((series["power_w"] * series["duration_s"]).sum())
+    assert energy_j == pytest.approx(result.summary.power.energy_j, rel=1e-9)

@@ -219,10 +219,11 @@ def _summary(
     busy_fraction = sum(count.busy_s for count in counts) / (
         span_s * scenario.deployment.replicas * setup.parallelism.pp
     )
-    slots_s, mean_w = span_s * setup.parallelism.pp, None
-    watts = [count.power.at(count.busy_s / slots_s) for count in counts if count.power is not None]
-    if len(watts) == len(counts):
-        mean_w = sum(watts) / len(watts) * scenario.deployment.num_devices
+    slots_s, mean_w, idle = span_s * setup.parallelism.pp, None, power_model(scenario.deployment, setup)
+    if idle is not None:
+        watts = [count.power.at(count.busy_s / slots_s) for count in counts if count.power is not None]
+        watts += [idle.at(0.0)] * (scenario.deployment.replicas - len(watts))
+        mean_w = sum(watts) * setup.parallelism.num_devices
     limits, table = limits_of(scenario, requests), Table(latencies, {})
     tenants = {}
     for index, (name, own) in enumerate(limits.tenants.items()):

