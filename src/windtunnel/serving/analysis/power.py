@@ -10,8 +10,8 @@ from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.scenario import Setup
 
 MOST_ROWS = 1 << 14
-"""Rows of the step table, evenly spaced, that stand for all: their mean draw is that of the 51,709 rows of 20,000 requests
-to Llama-3.1-8B within 0.06%."""
+"""Rows of the step table, evenly spaced, that stand for all: their mean draw is that of the 51,709 rows of 20,000
+requests to Llama-3.1-8B within 0.06%."""
 
 
 def step_draw_w(deployment: Deployment, setup: Setup, work: StepWork, duration_s: Floats) -> Floats | None:
