@@ -4,24 +4,39 @@
 
 Every server of `measure_vllm.yaml` is started once and takes all of its loads, one after the other; what is measured is
 kept, and the command goes on where it stopped. OUT then holds `runs.csv` (what was served, by which version, on what),
-`steps.csv` (a row for each forward pass, by `windtunnel.lab.step_recorder`) and `loads/SERVER/LOAD`, the records of
-`windtunnel bench`. FOLDER holds the models' config.json; without weights, every expert is about equally likely.
+`steps/` (a row for each forward pass, by `windtunnel.lab.step_recorder`) and `loads/SERVER/LOAD`, the records of
+`windtunnel bench` with the server's /metrics before and after. FOLDER holds the models' config.json; without weights,
+every expert is about equally likely.
+
+    nvidia-smi --query-gpu=timestamp,power.draw,clocks.sm --format=csv,nounits -lms 100 > OUT/power.csv   # meanwhile
+    python benchmarks/measure_vllm.py --out OUT --collect measured/h100   # what is kept of it
+
+Then every load is a run of its own, with its steps, the mean power and clock, and what was made to happen.
 """
 
 import csv
+import functools
+import gzip
+import io
 import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from windtunnel.cli.lab.bench import request_sampling
 from windtunnel.errors import WindtunnelError
@@ -40,11 +55,19 @@ PLAN: dict[str, Any] = read_yaml(Path(__file__).with_suffix(".yaml"))
 
 @click.command()
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of all results.")
-@click.option("--configs", required=True, type=click.Path(path_type=Path), help="Folder of MODEL/config.json.")
+@click.option("--configs", type=click.Path(path_type=Path), help="Folder of MODEL/config.json.")
 @click.option("--server", "servers", multiple=True, default=tuple(PLAN["servers"]), help="What to serve.  [all]")
 @click.option("--loads", default=None, help="Names of loads, by commas.  [the server's]")
 @click.option("--minutes", type=float, default=25.0, help="Begin no load after so many.  [25]")
-def main(out: Path, configs: Path, servers: tuple[str, ...], loads: str | None, minutes: float) -> None:
+@click.option("--collect", "kept", type=click.Path(path_type=Path), help="Measure nothing; write what was to a folder.")
+def main(
+    out: Path, configs: Path | None, servers: tuple[str, ...], loads: str | None, minutes: float, kept: Path | None
+) -> None:
+    if kept is not None:
+        collect(out, kept)
+        return
+    if configs is None:
+        raise click.UsageError("--configs is needed")
     ends_s = time.monotonic() + 60 * minutes
     for name in servers:
         server = PLAN["servers"][name]
@@ -77,10 +100,12 @@ def serve(out: Path, configs: Path, name: str, loads: list[str], ends_s: float) 
             click.echo(f"{name}: ready after {time.monotonic() - before_s:.0f} s")
             write_run(out, name)
             endpoint = Endpoint(url, vocabulary=config["vocab_size"])
-            warm(endpoint, server["model"])
+            if not fault_of(loads[0]).get("cold"):
+                warm(endpoint, server["model"])
             for load in loads:
                 if time.monotonic() < ends_s:
-                    send(out / "loads" / name / load, endpoint, server["model"], load)
+                    with made(fault_of(load)):
+                        send(out / "loads" / name / load, endpoint, server["model"], load)
 
 
 def interpreter(folder: Path, cores: int | None) -> str:
@@ -93,9 +118,88 @@ def interpreter(folder: Path, cores: int | None) -> str:
     return str(path)
 
 
+def fault_of(load: str) -> dict[str, Any]:
+    fault: dict[str, Any] = PLAN["loads"][load].get("fault", {})
+    return fault
+
+
+@contextmanager
+def made(fault: dict[str, Any]) -> Iterator[None]:
+    """Let something happen to the server, or to its client, in the block."""
+    server, cores = descendants(os.getpid()), os.sched_getaffinity(0)
+    others: list[subprocess.Popen[bytes]] = []
+    try:
+        if "server_cores" in fault:
+            keep_to(server, set(range(fault["server_cores"])))
+        if fault.get("shared_gpu"):
+            others.append(disturbance("products"))
+            time.sleep(8)
+        if "stall_s" in fault:
+            engine = max(server, key=resident_pages)
+            others.append(disturbance("stalls", engine, fault["stall_s"], fault["every_s"]))
+        if "client_hogs" in fault:
+            keep_to([os.getpid()], {max(cores)})  # those that it starts inherit the core
+            others.extend(disturbance("spin") for _ in range(fault["client_hogs"]))
+        yield
+    finally:
+        for other in others:
+            other.terminate()
+            other.wait()
+        keep_to([*server, os.getpid()], cores)
+
+
+def disturbance(*words: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, str(Path(__file__).with_name("disturb.py")), *map(str, words)])
+
+
+def descendants(process: int) -> list[int]:
+    """Return the processes that a process has started, and those that they have."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            continue
+        children.setdefault(parent, []).append(int(folder.name))
+    found = list(children.get(process, []))
+    for each in found:
+        found.extend(children.get(each, []))
+    return found
+
+
+def keep_to(processes: Iterable[int], cores: set[int]) -> None:
+    """Let all threads of processes run on some cores only."""
+    for process in processes:
+        try:
+            for thread in Path(f"/proc/{process}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), cores)
+        except OSError:
+            continue
+
+
+def resident_pages(process: int) -> int:
+    """Return the pages of memory that a process holds; of a server's, the engine has the most."""
+    try:
+        return int((Path("/proc") / str(process) / "statm").read_text().split()[1])
+    except OSError:
+        return 0
+
+
 def warm(endpoint: Endpoint, model: str) -> None:
     scenario = scenario_of(model, PLAN["warmup"])
     bench(endpoint, generate(scenario.workload, 1), 1)
+
+
+def workload_of(load: str) -> dict[str, Any]:
+    planned = PLAN["loads"][load]
+    return {key: value for key, value in PLAN["loads"][planned.get("like", load)].items() if key != "fault"}
+
+
+def metrics(endpoint: Endpoint) -> str:
+    """Return what the server's /metrics says of the engine."""
+    with urllib.request.urlopen(endpoint.url.removesuffix("/v1") + "/metrics") as answer:
+        text: str = answer.read().decode()
+    return "\n".join(line for line in text.splitlines() if "vllm:" in line) + "\n"
 
 
 def scenario_of(model: str, workload: dict[str, Any]) -> Scenario:
@@ -104,13 +208,16 @@ def scenario_of(model: str, workload: dict[str, Any]) -> Scenario:
 
 def send(folder: Path, endpoint: Endpoint, model: str, load: str) -> None:
     """Send a load, and write its records with the times of day between which it ran."""
-    scenario = scenario_of(model, PLAN["loads"][load])
-    from_s = time.time()
+    scenario = scenario_of(model, workload_of(load))
     endpoint = replace(endpoint, sampling=request_sampling(scenario))
+    before, from_s = metrics(endpoint), time.time()
     run = bench(endpoint, generate(scenario.workload, scenario.seed), scenario.seed)
+    after = metrics(endpoint)
     summary = client_summary(run.requests, run.tokens, scenario.slo)
     about = {"model": run.model, "from_time_s": f"{from_s:.3f}", "until_time_s": f"{time.time():.3f}"}
     write_bench(folder, run.requests, run.tokens, bench_document(summary, about, scenario), scenario)
+    for name, text in (("before", before), ("after", after)):
+        (folder / f"{name}.prom").write_text(text)
     click.echo(f"  {load}: {summary.num_requests} answered, {summary.num_failed} failed, {time.time() - from_s:.1f} s")
 
 
@@ -144,6 +251,55 @@ def write_run(out: Path, name: str) -> None:
         if is_new:
             writer.writeheader()
         writer.writerow(row)
+
+
+def collect(out: Path, kept: Path) -> None:
+    """Write the loads of a folder as runs of their own: `runs.csv`, `steps.csv.gz`, requests and metrics."""
+    served = {row["run"]: row for row in csv.DictReader((out / "runs.csv").open())}
+    draws = power_samples(out / "power.csv")
+    lines, steps = [], []
+    for summary in sorted(out.glob("loads/*/*/summary.json")):
+        server, load = summary.parts[-3:-1]
+        document = json.loads(summary.read_text())
+        from_s, until_s = float(document["from_time_s"]), float(document["until_time_s"])
+        own = [each for each in read_steps(out, server) if from_s <= float(each["ended_time_s"]) <= until_s + 0.5]
+        steps += [{"run": f"{server}/{load}", **each} for each in own]
+        inside = [each for each in draws if from_s + 1 <= each[0] <= until_s - 1]
+        watts, mhz = (round(float(np.mean([each[at] for each in inside]))) if inside else "" for at in (1, 2))
+        fault = json.dumps(fault_of(load)) if fault_of(load) else ""
+        about = {"seconds": round(until_s - from_s, 2), "watts": watts, "sm_mhz": mhz, "fault": fault}
+        lines.append({**served[server], "run": f"{server}/{load}", **about})
+        folder = kept / "loads" / server / load
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("requests.parquet", "scenario.yaml"):
+            shutil.copy(summary.parent / name, folder / name)
+        for name in ("before.prom", "after.prom"):
+            content = (summary.parent / name).read_bytes()
+            (folder / f"{name}.gz").write_bytes(gzip.compress(content, mtime=0))
+    for path, rows in ((kept / "runs.csv", lines), (kept / "steps.csv.gz", steps)):
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        content = text.getvalue().encode()
+        path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+
+
+@functools.cache
+def read_steps(out: Path, server: str) -> list[dict[str, str]]:
+    with (out / "steps" / f"{server}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def power_samples(path: Path) -> list[tuple[float, float, float]]:
+    """Return time of day (UTC), watts and MHz of each line of nvidia-smi; none where it did not run."""
+    samples = []
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        cells = [cell.strip() for cell in line.split(",")]
+        if cells[0][:1].isdigit() and len(cells) >= 3:
+            at = datetime.strptime(cells[0], "%Y/%m/%d %H:%M:%S.%f").replace(tzinfo=UTC)
+            samples.append((at.timestamp(), float(cells[1]), float(cells[2])))
+    return samples
 
 
 if __name__ == "__main__":

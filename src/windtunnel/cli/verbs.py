@@ -46,6 +46,16 @@ class Options(SimpleNamespace):
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
 
+def _check_places(verb: click.Command, values: Mapping[str, Any]) -> None:
+    """Raise InputError where two options write to one place, or one writes into what another makes a file."""
+    written = [each for each in verb.params if isinstance(each.type, WrittenFile) or each.name == "out"]
+    places = {each: Path(values[str(each.name)]).absolute() for each in written if values[str(each.name)]}
+    for file, path in places.items():
+        inside = [other for other, place in places.items() if other is not file and path in (place, *place.parents)]
+        if inside and isinstance(file.type, WrittenFile) and (path.is_file() or not path.exists()):  # not /dev/null
+            raise InputError(f"{inside[0].opts[0]} and {file.opts[0]} both write to {path}", "name two places")
+
+
 class SectionedOption(click.Option):
     """An option with the heading that `--help` shows it under, and the least value that it takes."""
 
@@ -68,10 +78,12 @@ class Verb(click.Command):
             before = args[args.index("") - 1] if args.index("") else "the first argument"
             raise InputError(f"{before} is empty", "give it a value, or leave it out")
         try:
-            return super().parse_args(ctx, args)
+            left = super().parse_args(ctx, args)
         except click.UsageError as error:
             error.ctx = error.ctx or ctx
             raise
+        _check_places(self, ctx.params)
+        return left
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}

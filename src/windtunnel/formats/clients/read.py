@@ -37,6 +37,11 @@ class ClientResult:
     model: str | None = None
     """Name of the model that the client asked for; None: not recorded."""
 
+    def __post_init__(self) -> None:
+        for name in ("input_tokens", "output_tokens"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}, which is {getattr(self, name)}")
+
 
 def read_client_results(path: Path) -> list[ClientResult]:
     """Read the runs in a client's result file.
