@@ -94,6 +94,8 @@ class Served:
     """Equal ones that serve all the time; 1 where they come and go, or serve in pools."""
     other_versions: tuple[str, ...] = ()
     """Versions of the engine that it may have in truth."""
+    launch_slowness: float = 1.0
+    """How many times as long as known hosts its host takes to launch a kernel, as far as the run shows it."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +159,16 @@ def _larger_budgets(served: Served) -> list[float]:
 
 def _eager(severity: float, served: Served) -> Change:
     """Launch every kernel by itself, on a host that takes `severity` times as long for it as known ones."""
-    slower_s = (severity - 1) * (served.setup.engine.host.launch_s or 0.0)
-    return Change({"max_cudagraph_capture_size": 0, "piecewise_cudagraphs": False}, {"launch_s": slower_s})
+    return Change({"max_cudagraph_capture_size": 0, "piecewise_cudagraphs": False}, _slower_launches(severity, served))
+
+
+def _graphs_end(severity: float, served: Served) -> Change:
+    """Launch steps of more than `severity` requests kernel by kernel, on a host as slow at it as the run shows."""
+    return Change({"max_cudagraph_capture_size": int(severity)}, _slower_launches(served.launch_slowness, served))
+
+
+def _slower_launches(slowness: float, served: Served) -> dict[str, float]:
+    return {"launch_s": (slowness - 1) * (served.setup.engine.host.launch_s or 0.0)}
 
 
 def _has_graphs(served: Served) -> bool:
@@ -167,7 +177,7 @@ def _has_graphs(served: Served) -> bool:
 
 CAUSES: Mapping[str, Cause] = {
     "eager": Cause(_eager, lambda served: (1.0, 1.5, 2.25, 3.4, 5.0) if _has_graphs(served) else ()),
-    "graphs_end": _engine("max_cudagraph_capture_size", _graph_ends),
+    "graphs_end": Cause(_graphs_end, _graph_ends, is_continuous=False),
     "host_stall": _host("unhidden_step_s", [float(value) for value in np.geomspace(0.5e-3, 64e-3, 8)]),
     "kv_preemption": _engine("num_gpu_blocks", _smaller_caches, is_continuous=True),
     "prefix_cache_cold": Cause(

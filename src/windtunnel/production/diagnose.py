@@ -445,6 +445,7 @@ class _Search:
         loss = self.loss(Change())
         alone: dict[str, tuple[float, float]] = {}
         served = served_by(self.replay, self.healthy, {"e2e": self.recorded.e2e_s}, self.has_before)
+        served = replace(served, launch_slowness=self._launch_slowness(served, loss))
         for round_ in range(MOST_CAUSES):
             tried = self._round(chosen, served)
             if progress is not None:
@@ -461,6 +462,11 @@ class _Search:
         ranked = sorted((name for name in alone if name not in chosen), key=lambda name: alone[name][0])
         others = [self._finding(name, {name: alone[name][1]}, served) for name in ranked[:3]]
         return sorted(found, key=lambda finding: -finding.shares[late[0]]), others
+
+    def _launch_slowness(self, served: Served, loss: float) -> float:
+        """Return how slow the host launches kernels where the run looks as if it launched all of them, else 1."""
+        eager_loss, severity = min(self._tried(CAUSES["eager"], Change(), served), default=(math.inf, 1.0))
+        return severity if loss - eager_loss > LEAST_GAIN else 1.0
 
     def _round(self, chosen: Mapping[str, float], served: Served) -> dict[str, tuple[float, float]]:
         """Return cause -> (loss, severity) on top of chosen ones, of those that bring the latencies nearer."""

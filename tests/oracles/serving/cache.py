@@ -32,6 +32,11 @@ class RankCache:
     def num_unused_blocks(self) -> int:
         return sum(self.blocks[index] for index in self.unused)
 
+    @property
+    def num_repeated_blocks(self) -> int:
+        """Blocks in use, once for every request that uses one beside the first."""
+        return sum((users - 1) * self.blocks.get(index, 0) for index, users in self.users.items() if users > 1)
+
     def shrink(self, room: int) -> None:
         """Drop the oldest unused blocks until no more are left than there is room for."""
         while self.num_unused_blocks > room:

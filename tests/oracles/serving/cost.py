@@ -23,17 +23,19 @@ class Prices:
     def adapters_s(self, plan: Any, num_adapters: int, num_tokens: int) -> float:
         return _interpolate(plan.token_nodes, plan.step_s[num_adapters], num_tokens) if num_adapters else 0.0
 
-    def device_s(self, batches: list[dict[int, Chunk]], adapters_s: Sequence[float] = ()) -> float:
+    def device_s(
+        self, batches: list[dict[int, Chunk]], adapters_s: Sequence[float] = (), repeated_tokens: Sequence[int] = ()
+    ) -> float:
         c = self.cost
-        attention_s = 0.0
-        for batch, more_s in zip(batches, adapters_s or [0.0] * len(batches), strict=True):
+        attention_s, nothing = 0.0, [0] * len(batches)
+        for batch, more_s, repeated in zip(batches, adapters_s or nothing, repeated_tokens or nothing, strict=True):
             decodes = [chunk for chunk in batch.values() if chunk.decodes]
             prefills = [chunk for chunk in batch.values() if not chunk.decodes]
             context = sum(chunk.computed_before for chunk in decodes) + len(decodes)
             tokens = sum(chunk.tokens for chunk in prefills)
             pairs = sum(chunk.tokens * (chunk.computed_before + 0.5 * chunk.tokens) for chunk in prefills)
             contexts = [chunk.computed_before for chunk in decodes]
-            decode_s = self.decode_attention_s(len(decodes), context, bool(prefills), deviation(contexts))
+            decode_s = self.decode_attention_s(len(decodes), context, bool(prefills), deviation(contexts), repeated)
             attention_s = max(attention_s, decode_s + self.prefill_attention_s(tokens, pairs) + more_s)
         if any(not chunk.decodes for batch in batches for chunk in batch.values()):
             q = self.num_queries
@@ -61,7 +63,12 @@ class Prices:
         return float(launch_s[min(num_decodes, len(launch_s) - 1)])
 
     def decode_attention_s(
-        self, num_decodes: int, context_tokens: int, is_mixed: bool = False, deviation_tokens: float = 0.0
+        self,
+        num_decodes: int,
+        context_tokens: int,
+        is_mixed: bool = False,
+        deviation_tokens: float = 0.0,
+        repeated_tokens: int = 0,
     ) -> float:
         if num_decodes == 0:
             return 0.0
@@ -69,12 +76,15 @@ class Prices:
         grid = self.cost.decode_attention_s
         if is_mixed and len(self.cost.mixed_decode_attention_s):
             grid = self.cost.mixed_decode_attention_s
-        attention_s = _interpolate(self.cost.context_nodes, grid[num_decodes], mean)
+        read = mean
+        if repeated_tokens > 0 and self.cost.repeated_share < 1:
+            read *= max(1 - repeated_tokens / context_tokens, self.cost.repeated_share)
+        attention_s = _interpolate(self.cost.context_nodes, grid[num_decodes], read)
         longest = mean + deviation_tokens * math.sqrt(2 * math.log(num_decodes))
         extra = self.cost.longest_share * longest / mean - 1
         if extra > 0:
             attention_s += extra * _interpolate(
-                self.cost.context_nodes, self.cost.waiting_attention_s[num_decodes], mean
+                self.cost.context_nodes, self.cost.waiting_attention_s[num_decodes], read
             )
         return attention_s
 

@@ -286,7 +286,8 @@ class EnginePool(VllmV1, Sglang):
         if len(c.recorded_step_s):
             return now_s + float(c.recorded_step_s[len(self.steps)])
         adapters_s = [self.adapters_s(rank, rank.batches[slot]) for rank in ranks]
-        device_s = self.prices.device_s([rank.batches[slot] for rank in ranks], adapters_s)
+        repeated = [rank.cache.num_repeated_blocks * int(s.block_size) // int(s.num_stages) for rank in ranks]
+        device_s = self.prices.device_s([rank.batches[slot] for rank in ranks], adapters_s, repeated)
         load_s = max(rank.load_s for rank in ranks)
         device_s = max(device_s, load_s) if self.load_overlaps else device_s + load_s
         for rank in ranks:

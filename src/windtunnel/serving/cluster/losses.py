@@ -10,7 +10,7 @@ from windtunnel.serving.cluster.handoff import free_prefill_blocks, hand_off, oc
 from windtunnel.serving.cluster.router_queue import ask_again
 from windtunnel.serving.cluster.slots import wake_replica
 from windtunnel.serving.codes import DRAINING, UP, VLLM_V0
-from windtunnel.serving.kv.cache import entry_of, forget, free, release
+from windtunnel.serving.kv.cache import entry_of, forget, free, release, repeats
 from windtunnel.serving.kv.tiers import drop, kept_at
 from windtunnel.serving.per_request.decode_groups import (
     ENDS,
@@ -150,6 +150,7 @@ def lose_shared(cache: Cache, rank: int, i: int) -> None:
     node = cache.requests[i].deepest
     while node != NONE:
         entry = entry_of(cache, rank, node)
+        cache.ranks[rank].repeated_blocks -= repeats(cache, entry)
         cache.entries[entry].num_blocks = 0
         cache.entries[entry].references = 0
         node = cache.nodes[node].parent

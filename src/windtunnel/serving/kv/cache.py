@@ -66,6 +66,20 @@ def forget(cache: Cache, rank: int, entry: int) -> None:
 
 
 @inner
+def refer(cache: Cache, rank: int, entry: int, change: int) -> None:
+    """Change the number of running requests that use a segment."""
+    cache.ranks[rank].repeated_blocks -= repeats(cache, entry)
+    cache.entries[entry].references += change
+    cache.ranks[rank].repeated_blocks += repeats(cache, entry)
+
+
+@inner
+def repeats(cache: Cache, entry: int) -> int:
+    """Return a segment's blocks, once for every running request that uses it beside the first."""
+    return max(cache.entries[entry].references - 1, 0) * cache.entries[entry].num_blocks
+
+
+@inner
 def look_up(settings: KernelSettings, cache: Cache, requests: Requests, ranks: Records[Rank], rank: int, i: int) -> int:
     """Find how much of what waiting request `i` must compute is cached; it starts from there.
 
@@ -124,7 +138,7 @@ def acquire(cache: Cache, requests: Requests, ranks: Records[Rank], rank: int, s
             if cache.entries[entry].references == 0:
                 forget(cache, rank, entry)
                 ranks[rank].free_blocks -= cache.entries[entry].num_blocks
-            cache.entries[entry].references += 1
+            refer(cache, rank, entry, 1)
         node = cache.nodes[node].parent
     if cache.requests[i].cached_tokens == NONE:
         cache.requests[i].cached_tokens = requests[i].computed_tokens
@@ -165,11 +179,13 @@ def share(
                     if cache.entries[entry].references == 0 and found > 0:
                         forget(cache, rank, entry)
                         found = 0
-                    cache.entries[entry].references += 1
+                    refer(cache, rank, entry, 1)
                     if reached == NONE:
                         reached = node
                 if num_blocks > found:
+                    cache.ranks[rank].repeated_blocks -= repeats(cache, entry)
                     cache.entries[entry].num_blocks = num_blocks
+                    cache.ranks[rank].repeated_blocks += repeats(cache, entry)
                     added += num_blocks - found
         if node == deepest:
             break
@@ -194,7 +210,7 @@ def release(
     while node != NONE:
         entry = entry_of(cache, rank, node)
         if cache.entries[entry].references > 0:
-            cache.entries[entry].references -= 1
+            refer(cache, rank, entry, -1)
             if cache.entries[entry].references == 0:
                 ranks[rank].free_blocks += cache.entries[entry].num_blocks
                 remember(cache, rank, entry)

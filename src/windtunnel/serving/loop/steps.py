@@ -141,7 +141,8 @@ def batch_of(pool: PoolTables, cost: StepCost, requests: Requests, replica: int,
                     resumed_since_s += requests[i].last_token_s
         rank_context = slots[slot].context_tokens - slots[slot].skipped_context_tokens if rank_decodes > 0 else 0
         deviation_tokens = context_deviation(cost, slots, slot, rank_decodes, rank_context)
-        rank_s = decode_attention_s(cost, rank_decodes, rank_context + rank_decodes, rank_tokens, deviation_tokens)
+        keys, repeated = rank_context + rank_decodes, repeated_tokens(pool, rank)
+        rank_s = decode_attention_s(cost, rank_decodes, keys, rank_tokens, deviation_tokens, repeated)
         rank_s += prefill_attention_s(cost, rank_tokens, rank_pairs)
         if pool.adapters is not None:
             num_queries = 1 if speculation is None else speculation.num_queries
@@ -191,6 +192,16 @@ def context_deviation(cost: StepCost, slots: Records[Slot], slot: int, num_decod
         return 0.0
     joined = num_decodes * slots[slot].steps - context_tokens
     return deviation(num_decodes, joined, slots[slot].joined_squares - slots[slot].skipped_squares)
+
+
+@inner
+def repeated_tokens(pool: PoolTables, rank: int) -> int:
+    """Return the tokens of shared prompts, once for every running request of a rank that uses one beside the first; of
+    a slot of a pipeline its share.
+    """
+    if pool.cache is None:
+        return int64(0)
+    return pool.cache.ranks[rank].repeated_blocks * pool.settings.block_size // pool.settings.num_stages
 
 
 @inner
@@ -333,7 +344,8 @@ def take_equal_steps(
                 fits = fits and has_blocks(settings, windows, ranks, rank, needed)
             context_tokens = slots[rank].context_tokens
             deviation_tokens = context_deviation(cost, slots, rank, count, context_tokens)
-            rank_s = decode_attention_s(cost, count, context_tokens + count, batch.prefill_tokens, deviation_tokens)
+            keys, repeated = context_tokens + count, repeated_tokens(pool, rank)
+            rank_s = decode_attention_s(cost, count, keys, batch.prefill_tokens, deviation_tokens, repeated)
             if pool.adapters is not None:
                 rank_s += pool.adapters.ranks[settings.first_rank + rank].step_s
             attention_s = max(attention_s, rank_s)

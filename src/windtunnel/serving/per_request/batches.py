@@ -339,7 +339,7 @@ def batch_of(
         num_queries = num_decodes * pool.speculation.num_queries
     sampled += num_queries
     if pool.stage_tables is None:
-        attention_s = decode_attention_s(cost, num_decodes, context_tokens, prompt_tokens, deviation_tokens)
+        attention_s = decode_attention_s(cost, num_decodes, context_tokens, prompt_tokens, deviation_tokens, 0)
         attention_s += prefill_attention_s(cost, prompt_tokens, pairs)
     running = pool.ranks[replica].num_running
     batch = Batch(
@@ -456,7 +456,7 @@ def take_equal_steps(
         context = batch.context_tokens + (num_steps + 1) * batch.decode_tokens
         needed = 0 if reserves else pool.batches[row, SCRATCH, num_steps % pool.settings.block_size]
         if pool.stage_tables is None:
-            attention_s = decode_attention_s(cost, batch.decode_tokens, context, 0, listed.deviation_tokens)
+            attention_s = decode_attention_s(cost, batch.decode_tokens, context, 0, listed.deviation_tokens, 0)
             step_s = with_host(cost, decode_step_s(cost, batch.decode_tokens, attention_s), batch.running)
         else:
             step_s = table_stage_s(pool.stage_tables, batch, listed, context)

@@ -53,7 +53,7 @@ def price_batch_rows(cost: StepCost, rows: Records[BatchRow], group_tokens: Ints
                 deviation_tokens = np.sqrt(rows[row].context_variance)
             attention_s = max(
                 attention_s,
-                decode_attention_s(cost, decodes, context_tokens, tokens, deviation_tokens)
+                decode_attention_s(cost, decodes, context_tokens, tokens, deviation_tokens, 0)
                 + prefill_attention_s(cost, tokens, rows[row].prefill_pairs),
             )
             most_decodes = max(most_decodes, decodes)

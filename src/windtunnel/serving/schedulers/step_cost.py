@@ -35,10 +35,18 @@ def interpolate_row(nodes: Floats, row: Floats, value: float) -> float:
 
 @inner
 def decode_attention_s(
-    cost: StepCost, num_decodes: int, context_tokens: int, prompt_tokens: int, deviation_tokens: float
+    cost: StepCost,
+    num_decodes: int,
+    context_tokens: int,
+    prompt_tokens: int,
+    deviation_tokens: float,
+    repeated_tokens: int,
 ) -> float:
     """Price the attention of `num_decodes` single-token queries over `context_tokens` keys in all, beside
-    `prompt_tokens`; the contexts have a standard deviation of `deviation_tokens`.
+    `prompt_tokens`; the contexts have a standard deviation of `deviation_tokens`, and `repeated_tokens` of the keys are
+    those of other requests too, in shared prompts.
+
+    Memory is read once for what requests share, the L2 cache for every request: the slower of the two counts.
 
     A kernel that gives every request as many blocks ends with its longest one, whose blocks read alone at last. The
     longest of n contexts exceeds the mean by sqrt(2 ln n) deviations (the Gumbel limit of normal maxima; David and
@@ -49,13 +57,16 @@ def decode_attention_s(
     grid, mean_tokens = cost.decode_attention_s, context_tokens / num_decodes
     if prompt_tokens > 0 and cost.mixed_decode_attention_s.size > 0:
         grid = cost.mixed_decode_attention_s
-    attention_s = interpolate_row(cost.context_nodes, grid[num_decodes], mean_tokens)
+    read_tokens = mean_tokens
+    if repeated_tokens > 0 and cost.repeated_share < 1.0:
+        read_tokens *= max(1.0 - repeated_tokens / context_tokens, cost.repeated_share)
+    attention_s = interpolate_row(cost.context_nodes, grid[num_decodes], read_tokens)
     if deviation_tokens > 0.0:
         longest_tokens = mean_tokens + deviation_tokens * np.sqrt(2.0 * np.log(num_decodes))
         factor = cost.longest_share * longest_tokens / mean_tokens
         if factor > 1.0:
             row = cost.waiting_attention_s[num_decodes]
-            attention_s += (factor - 1.0) * interpolate_row(cost.context_nodes, row, mean_tokens)
+            attention_s += (factor - 1.0) * interpolate_row(cost.context_nodes, row, read_tokens)
     return attention_s
 
 

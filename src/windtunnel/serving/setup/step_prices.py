@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.hardware import Device
+from windtunnel.model.attention.grouped_query import DecodeAttention
 from windtunnel.model.feed_forward.experts import GROUP_LAUNCHES
 from windtunnel.model.launches.forward import (
     StepBatch,
@@ -124,6 +125,8 @@ class StepPrices:
     """[max_num_seqs + 1] drafting for so many requests; None without speculative decoding."""
     longest_share: float = 0.0
     """As `StepCost.longest_share`."""
+    repeated_share: float = 1.0
+    """As `StepCost.repeated_share`."""
     waiting: Floats | None = None
     """The part of `decode` of kernels that wait for their longest request; None where none does."""
     sides: PingPong | None = None
@@ -195,6 +198,7 @@ class StepPrices:
             draft_s=draft_s,
             mixed_decode_attention_s=mixed_s,
             longest_share=self.longest_share,
+            repeated_share=self.repeated_share,
             waiting_attention_s=np.zeros((0, 0)) if self.waiting is None else self._at_every_batch(self.waiting),
             unhidden_step_s=unhidden_step_s,
         )
@@ -275,10 +279,29 @@ def price_steps(estimator: Estimator, deployed: DeployedModel) -> StepPrices:
         queries=queries,
         draft=_draft_s(pricer, drafter, queries, engine.max_num_seqs),
         longest_share=longest_share,
+        repeated_share=repeated_share(device, shard) if sides is None and queries == 1 else 1.0,
         waiting=waiting,
         sides=sides,
         ffn=ffn,
     )
+
+
+ATTAINED = 0.87
+"""Share of memory's peak rate at which decode attention reads: 2.9 of 3.35 TB/s in vLLM 0.24 on an H100
+(benchmarks/measured/h100, steps of `cache-off/prefix`)."""
+
+
+def repeated_share(device: Device, shard: Shard) -> float:
+    """Return what reading KV again from the L2 cache takes over reading it from memory; see `StepCost.repeated_share`.
+
+    1.0 where the rate of the cache is not known, and for models whose attention is not all over the whole context of
+    grouped queries: latent attention is bound by arithmetic, and a window lies behind the shared beginning.
+    """
+    launches = decode_launches(shard, np.ones(1), np.ones(1))
+    is_plain = all(type(launch.op) is DecodeAttention and not launch.op.window_tokens for launch in launches)
+    if device.l2_bytes_per_s is None or not is_plain:
+        return 1.0
+    return min(ATTAINED * device.memory_bytes_per_s / device.l2_bytes_per_s, 1.0)
 
 
 def price_sides(

@@ -366,6 +366,7 @@ def cost_of(pools: Pools, pool: int) -> StepCost:
         cost.longest_share[pool],
         cost.waiting_attention_s[pool],
         cost.unhidden_step_s[pool],
+        cost.repeated_share[pool],
         cost.encode_s[pool],
     )
 

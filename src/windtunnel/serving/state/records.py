@@ -379,6 +379,9 @@ class StepCost(NamedTuple):
     where none does."""
     unhidden_step_s: float = 0.0
     """Work of the host in every step that nothing hides."""
+    repeated_share: float = 1.0
+    """Time of decode attention over KV that the requests before in the batch have read too, over that of KV of its own:
+    it comes from the L2 cache."""
     encode_s: Floats = np.zeros((2, 1))
     """[kind, n + 1] what a vision tower takes in a step for so many images of each size, and for so many videos; beyond
     the end in proportion. `[2, 1]` zeros where there are none."""
@@ -426,11 +429,12 @@ class CachedRequest(Protocol):
 
 
 class CacheRank(Protocol):
-    """One record a rank: cached blocks that no running request uses, and the ends of their list."""
+    """One record a rank: cached blocks that no running request uses, the ends of their list, and those used often."""
 
     evictable_blocks: I8
     first: I8
     last: I8
+    repeated_blocks: I8  # of those that running requests use, once for every request that uses one beside the first
 
 
 class Tier(Protocol):
