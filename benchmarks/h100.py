@@ -2,10 +2,11 @@
 
     python benchmarks/h100.py [--calibration NAME]
 
-Reads benchmarks/measured/h100, which `measure_vllm.py` and `measure_ring.py` wrote. Every server is simulated as its own
+Reads benchmarks/measured/h100, which `measure_vllm.py` and `measure_ring.py` wrote. Every server is simulated as its
 command line says, under the workload that its client sent. Loads that found a tenth of their prompts or more in the
 prefix cache, because an earlier load had the same ones, are left out and counted: a simulation of one load has an empty
-cache. Steps are priced by what they held, whatever was cached.
+cache. Steps are priced by what they held, whatever was cached; what requests of a step share is not recorded, so the
+loads `prefix` are priced too high.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ def print_power() -> None:
     errors = []
     for run in runs():
         if run["watts"] and not run["fault"] and unexpectedly_cached(run) < MOST_CACHED:
-            power = simulate(described(run)).power
+            power = simulate(described(run)).summary.power
+            assert power is not None
             error = power.mean_w / float(run["watts"]) - 1
             errors.append(abs(error))
             print(f"| {run['run']} | {run['watts']} | {power.mean_w:.0f}, {error:+.0%} |")

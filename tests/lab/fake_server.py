@@ -21,10 +21,22 @@ class Seen:
     most_under_way: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def metrics(self) -> str:
+        """vLLM's counters of a prefix cache that keeps every prompt and finds whole ones."""
+        prompts = [str(body.get("prompt")) for body in self.bodies]
+        sizes = [len(body["prompt"]) for body in self.bodies]
+        found = sum(size for at, size in enumerate(sizes) if prompts[at] in prompts[:at])
+        return f"vllm:prompt_tokens_total {sum(sizes)}\nvllm:prefix_cache_hits_total {found}\n"
+
 
 @contextmanager
 def fake_server(
-    first_s: float = 0.03, gap_s: float = 0.005, fails: int = 0, models: bool = True, counts: bool = True
+    first_s: float = 0.03,
+    gap_s: float = 0.005,
+    fails: int = 0,
+    models: bool = True,
+    counts: bool = True,
+    metrics: bool = False,
 ) -> Iterator[tuple[str, Seen]]:
     """Its address, and what it has seen; the first `fails` requests are refused.
 
@@ -41,6 +53,8 @@ def fake_server(
         def do_GET(self) -> None:
             if self.path == "/v1/models" and models:
                 self._answer(200, {"data": [{"id": "fake"}]})
+            elif self.path == "/metrics" and metrics:
+                self._send(200, seen.metrics().encode())
             else:
                 self._answer(404, {"error": "no such page"})
 
@@ -65,7 +79,9 @@ def fake_server(
                 seen.under_way -= 1
 
         def _answer(self, status: int, document: dict[str, Any]) -> None:
-            content = json.dumps(document).encode()
+            self._send(status, json.dumps(document).encode())
+
+        def _send(self, status: int, content: bytes) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()

@@ -1,14 +1,17 @@
-"""Diagnoses of vLLM 0.24.0 on one H200 whose faults were made for real (benchmarks/measured/h200)."""
+"""Diagnoses of vLLM 0.24.0 on one H200 and one H100 whose faults were made for real (benchmarks/measured)."""
 
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from windtunnel.calibration.steps.read import StepRun, read_step_runs
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.production.diagnose import Diagnosis, diagnose
 from windtunnel.production.observed import read_requests
+from windtunnel.production.slow_steps import diagnose_steps
 from windtunnel.report.diagnosis import verdict
+from windtunnel.schema import read_yaml
 from windtunnel.serving.scenario import Scenario, scenario_from
 from windtunnel.serving.shorthand import raw_scenario
 
@@ -59,3 +62,68 @@ def test_a_server_far_faster_than_described_is_not_called_healthy() -> None:
     )
     assert diagnosis.gaps["e2e"] < -0.5
     assert verdict(diagnosis).endswith("Do the model, the device and the flags describe this server?")
+
+
+# One H100 ------------------------------------------------------------------------------------------------------------
+
+H100 = LOADS.parents[1] / "h100"
+
+
+def diagnosed_on_h100(run: str, before: str) -> Diagnosis:
+    """Diagnose a load of a server whose owner knows the flags of the healthy one, and what the client sends."""
+    workload = read_yaml(H100 / "loads" / run / "scenario.yaml")["workload"]
+    command = "vllm serve meta-llama/Llama-3.1-8B --max-model-len 20480"
+    given = {"device": "h100_sxm", "engine_version": "0.24.0"}
+    server = scenario_from(raw_scenario({**read_launch_command(command).raw, "workload": workload}, given), "")
+    earlier = read_requests(H100 / "loads" / before) if before else None
+    return diagnose(server, read_requests(H100 / "loads" / run), earlier)
+
+
+@pytest.mark.parametrize(
+    ("run", "before", "cause", "severity"),
+    [
+        ("short-graphs/open", "healthy/open", "graphs_end", 8),
+        ("small-budget/chat", "healthy/first-chat", "token_limit", 256),
+        ("small-kv/chat", "healthy/first-chat", "kv_preemption", 1000),
+        ("cache-off/prefix", "", "prefix_cache_cold", 1),
+        ("healthy/chat-slow-client", "healthy/chat", "load_generator", 0.032),
+    ],
+)
+def test_a_fault_that_was_made_on_an_h100_is_found(run: str, before: str, cause: str, severity: float) -> None:
+    first = diagnosed_on_h100(run, before).findings[0]
+    assert first.name == cause
+    assert first.severity == pytest.approx(severity, rel=0.05)
+
+
+def test_a_healthy_server_on_an_h100_is_called_healthy() -> None:
+    assert not diagnosed_on_h100("healthy/prefix", "").findings
+    assert not diagnosed_on_h100("healthy/open", "").findings
+
+
+@pytest.fixture(scope="module")
+def recorded_steps() -> dict[str, StepRun]:
+    return {run.name: run for run in read_step_runs(H100, {}, {"device": "h100_sxm"})}
+
+
+@pytest.mark.parametrize(
+    ("run", "cause", "evidence"),
+    [
+        ("healthy/chat-shared-gpu", "slow_rank", "its steps take 2.1 times their price"),
+        ("healthy/open-shared-gpu", "slow_rank", "its steps take 2 times their price"),
+        ("healthy/chat-stalls", "stall", "steps of 615, 609"),
+        ("healthy/open-stalls", "stall", "steps of 608, 607, 606"),
+        ("healthy/open-one-core", "stall", "steps of 61, 61, 38"),
+    ],
+)
+def test_recorded_steps_show_what_was_made_to_happen(
+    recorded_steps: dict[str, StepRun], run: str, cause: str, evidence: str
+) -> None:
+    first = diagnose_steps([recorded_steps[run]]).findings[0]
+    assert first.cause == cause
+    assert evidence in first.evidence
+
+
+@pytest.mark.parametrize("run", ["chat", "chat-again", "open", "open-again", "many", "few", "long-prompts", "sampled"])
+def test_recorded_steps_of_a_healthy_server_raise_no_alarm(recorded_steps: dict[str, StepRun], run: str) -> None:
+    # Steps of 30 to 60 ms take 1 to 2% of their time.
+    assert not diagnose_steps([recorded_steps[f"healthy/{run}"]]).findings

@@ -34,7 +34,7 @@ CAUSES = {
 """Term of what steps miss -> its cause; other operators are the device's (`slow_rank`)."""
 LEAST_SHARE = 0.05
 """Share of a run's time from which a cause is named."""
-LEAST_SINGLE = 0.01
+LEAST_SINGLE = 0.02
 """The same, of single steps."""
 LEAST_GAP = 1.0
 """What all steps of a run must take beyond their prices, as a share of these: prices that no run corrected were off by

@@ -70,6 +70,18 @@ def test_levels_are_kept_and_not_measured_again(windtunnel: Command, tmp_path: P
     assert "TTFT p99 over the load" in (tmp_path / "page.html").read_text()
 
 
+def test_no_load_finds_the_prompts_of_another_in_the_servers_cache(windtunnel: Command) -> None:
+    with fake_server(0.01, 0.002, metrics=True) as (url, seen):
+        shared = ("bench", "--endpoint", url, *SHAPE, "--rate", "100")
+        assert windtunnel("bench", "--endpoint", url, *SHAPE, "--sweep", "rate=50,100").code == 0
+        assert len({str(body["prompt"]) for body in seen.bodies}) == 12
+        first = windtunnel(*shared, "--seed", "3", "--json")
+        assert json.loads(first.stdout)["server"] == {"prompt_tokens": 72.0, "cache_hits": 0.0}
+        again = windtunnel(*shared, "--seed", "3")
+        assert "100% of the prompt tokens were in the server's prefix cache already" in " ".join(again.stdout.split())
+        assert "prefix cache" not in first.stdout
+
+
 @pytest.mark.compiled
 def test_a_described_deployment_is_predicted_beside(windtunnel: Command, tmp_path: Path) -> None:
     described: dict[str, Any] = {

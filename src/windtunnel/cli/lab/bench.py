@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from windtunnel.cli.options import with_load
 from windtunnel.cli.output import answer, remark
@@ -18,6 +19,7 @@ from windtunnel.cli.progress import status
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.files import check_replaceable, write_text
+from windtunnel.formats.telemetry.prometheus import answer_of, scrape_text
 from windtunnel.lab.bench.client import FIRST_TOKEN_ID, BenchRun, Endpoint, bench
 from windtunnel.lab.servers import started
 from windtunnel.lab.tiny_models import TINY, write_tiny_model
@@ -35,6 +37,10 @@ from windtunnel.workload.generate.requests import RequestArrays, generate
 
 UNKNOWN = "unknown"
 """Model and device of a scenario that says nothing of the deployment."""
+SERVER = ("prompt_tokens", "generation_tokens", "cache_hits", "preemptions")
+"""Counters of the server's /metrics that are shown beside the client's figures."""
+SEEN_BEFORE = 0.05
+"""Share of prompt tokens in the server's prefix cache from which prompts that share nothing were sent before."""
 LATE_S = 0.1
 """A client that sends later than this measures itself, not the server."""
 
@@ -49,7 +55,7 @@ def command(options: Options) -> None:
     scenario = _scenario_of(options)
     load = generate(scenario.workload, scenario.seed)
     with ExitStack() as stack:
-        run, summary, document = _measured(_running(options, stack), scenario, load)
+        run, summary, document = _measured(_running(options, stack), scenario, load, scenario.seed)
     if options.out is not None:
         write_bench(options.out, run.requests, run.tokens, document, scenario)
         remark(f"wrote {options.out}")
@@ -65,17 +71,37 @@ def command(options: Options) -> None:
 
 
 def _measured(
-    endpoint: Endpoint, scenario: Scenario, load: RequestArrays
+    endpoint: Endpoint, scenario: Scenario, load: RequestArrays, text_seed: int
 ) -> tuple[BenchRun, ClientSummary, dict[str, Any]]:
-    """Send a scenario's requests; returns the records, their summary and the document."""
+    """Send a scenario's requests; returns the records, their summary and the document.
+
+    `text_seed` draws the text of the prompts: a server's prefix cache knows those that it has seen.
+    """
+    before = _counters(endpoint)
     with status() as say:
         progress = lambda done, total: say(f"{done:,} of {total:,} answered")  # noqa: E731
         warning = f"; a request fails after {endpoint.timeout_s:g} s (--timeout)"
         tell_silence = lambda silence_s: remark(f"no answer for {silence_s:.0f} s{warning}")  # noqa: E731
-        run = bench(replace(endpoint, sampling=request_sampling(scenario)), load, scenario.seed, progress, tell_silence)
+        run = bench(replace(endpoint, sampling=request_sampling(scenario)), load, text_seed, progress, tell_silence)
+    after = _counters(endpoint)
+    counted = {name: after[name] - before[name] for name in SERVER if name in after and name in before}
     summary = client_summary(run.requests, run.tokens, scenario.slo)
     about = {"model": run.model, "endpoint": endpoint.url, **_remarks(run, summary)}
-    return run, summary, bench_document(summary, about, scenario)
+    cached = counted.get("cache_hits", 0.0) / max(counted.get("prompt_tokens", 0.0), 1.0)
+    if load.prefixes is None and cached > SEEN_BEFORE:
+        about["cache"] = (
+            f"{cached:.0%} of the prompt tokens were in the server's prefix cache already, though no two prompts begin "
+            "alike: an earlier run sent the same; another --seed sends others"
+        )
+    return run, summary, bench_document(summary, about, scenario) | ({"server": counted} if counted else {})
+
+
+def _counters(endpoint: Endpoint) -> Mapping[str, float]:
+    """Return what a server's /metrics has counted so far; nothing where it has none."""
+    try:
+        return scrape_text(answer_of(endpoint.url.rstrip("/").removesuffix("/v1") + "/metrics"), 0.0).values
+    except InputError:
+        return {}
 
 
 def request_sampling(scenario: Scenario) -> dict[str, float]:
@@ -104,7 +130,8 @@ def _sweep(options: Options) -> None:
             if load in runs or endpoint is None:
                 remark(f"{kind} {load:g}: measured before")
                 continue
-            run, summary, document = _measured(endpoint, scenarios[load], requests[load])
+            own_texts = np.random.SeedSequence([scenarios[load].seed, round(load * 1000)]).generate_state(1)
+            run, summary, document = _measured(endpoint, scenarios[load], requests[load], int(own_texts[0]))
             runs[load] = ComparedRun(entry_of(document, f"{kind}-{load:g}"), document, run.requests)
             remark(f"{kind} {load:g}: {summary.num_requests:,} answered, {summary.num_failed:,} failed")
             if load in folders:

@@ -258,7 +258,7 @@ def poll(url: str, seconds: float, every_s: float) -> ServerRecord:
     started_s = time.monotonic()
     scrapes = []
     while True:
-        text, time_s = _answer(url), time.time()
+        text, time_s = answer_of(url), time.time()
         if text.lstrip().startswith("{"):
             try:
                 document = json.loads(text)
@@ -274,7 +274,8 @@ def poll(url: str, seconds: float, every_s: float) -> ServerRecord:
         time.sleep(min(every_s, max(left_s, 0.05)))
 
 
-def _answer(url: str) -> str:
+def answer_of(url: str) -> str:
+    """Return the text of a URL; raises InputError where there is none."""
     # Loading urllib.request takes 30 ms, and few runs need it.
     from urllib.request import urlopen
 

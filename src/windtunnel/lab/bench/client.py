@@ -280,7 +280,7 @@ class _BenchClient:
         }
         if self.endpoint.ignore_eos:
             body["ignore_eos"] = True
-        words = f"{row} " + " ".join([WORD] * max(tokens - 1, 0))
+        words = f"{self.seed % 997 * 10_000 + row} " + " ".join([WORD] * max(tokens - 1, 0))
         if self.endpoint.api == "chat":
             return body | {"messages": [{"role": "user", "content": words}]}
         if not self.endpoint.token_ids:
