@@ -90,8 +90,8 @@ def _measured(
     cached = counted.get("cache_hits", 0.0) / max(counted.get("prompt_tokens", 0.0), 1.0)
     if load.prefixes is None and cached > SEEN_BEFORE:
         about["cache"] = (
-            f"{cached:.0%} of the prompt tokens were in the server's prefix cache already, though no two prompts begin "
-            "alike: an earlier run sent the same; another --seed sends others"
+            f"{cached:.0%} of the prompt tokens were in the server's prefix cache already, though no two prompts "
+            "begin with the same tokens: an earlier run sent them; another --seed sends others"
         )
     return run, summary, bench_document(summary, about, scenario) | ({"server": counted} if counted else {})
 
