@@ -22,8 +22,10 @@ import measure_vllm
 from windtunnel.lab.bench.client import Endpoint
 
 MEASURED = Path(__file__).parent / "measured" / "h100" / "loads" / "healthy"
-LOADS = ("first-chat", "chat", "open", "prefix", "chat-again", "open-again", "prefix-again", "long-prompts", "sampled")
-LOADS += ("many", "few")
+LOADS = (
+    *("first-chat", "chat", "open", "prefix", "chat-again", "open-again", "prefix-again"),
+    *("long-prompts", "sampled", "many", "few"),
+)
 FIRST_USE = ("first-chat", "sampled")
 """Loads in which vLLM compiled kernels at their first use."""
 PORT, MODEL, VOCABULARY = 8123, "meta-llama/Llama-3.1-8B", 128256
@@ -86,7 +88,7 @@ def print_table(loads: tuple[str, ...], of_twin: dict[str, list[float]]) -> None
     medians = [f"{value:.1%}" for value in np.median(errors, axis=0)]
     print(f"| median of {len(errors)}, without first uses | {' | '.join(medians)} |")
     if {"chat", "chat-again"} <= set(loads):
-        pairs = zip(figures(MEASURED / "chat"), figures(MEASURED / "chat-again"), strict=True)
+        pairs = list(zip(figures(MEASURED / "chat"), figures(MEASURED / "chat-again"), strict=True))
         print(f"| real: chat again over chat | {' | '.join(f'{again / once - 1:+.0%}' for once, again in pairs)} |")
 
 

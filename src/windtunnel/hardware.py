@@ -26,8 +26,8 @@ class Device(Schema):
     """Streaming multiprocessors or compute units."""
     l2_bytes: int | None = None
     l2_bytes_per_s: float | None = None
-    """Rate at which decode attention reads KV that several requests share, from the L2 cache once one has read it; None:
-    not known, and taken to be that of memory."""
+    """Rate at which decode attention reads KV from the L2 cache, where another request of the step has read it before;
+    None: not known, and taken to be that of memory."""
     clock_per_s: float | None = None
     tdp_w: float | None = None
     price_usd_per_hour: float | None = None

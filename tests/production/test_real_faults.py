@@ -8,6 +8,7 @@ import pytest
 from windtunnel.calibration.steps.read import StepRun, read_step_runs
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.production.diagnose import Diagnosis, diagnose
+from windtunnel.production.observe import observe_steps
 from windtunnel.production.observed import read_requests
 from windtunnel.production.slow_steps import diagnose_steps
 from windtunnel.report.diagnosis import verdict
@@ -62,6 +63,15 @@ def test_a_server_far_faster_than_described_is_not_called_healthy() -> None:
     )
     assert diagnosis.gaps["e2e"] < -0.5
     assert verdict(diagnosis).endswith("Do the model, the device and the flags describe this server?")
+
+
+def test_what_a_host_needs_to_launch_kernels_is_learnt_from_steps_without_graphs() -> None:
+    (eager,) = [run for run in read_step_runs(LOADS.parent, {}, {"device": "h200_sxm"}) if run.name == "eager"]
+    observed = observe_steps(eager)
+    assert observed.learnt == "the host"
+    assert observed.calibration.host.launch_s == pytest.approx(88e-6, rel=0.1)
+    assert observed.before["decode"].median > 0.5
+    assert observed.after["decode"].median < 0.16
 
 
 # One H100 ------------------------------------------------------------------------------------------------------------

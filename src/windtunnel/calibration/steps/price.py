@@ -60,9 +60,9 @@ class PricedSteps:
     device_s: Floats
     """Price of a step that the host launches at once, without `unhidden_s`."""
     launch_s: Floats
-    """What the host needs to launch a step with prompts, which lasts at least so long; 0 for others."""
+    """What the host needs to launch a step, which lasts at least so long; 0 for a step that one graph holds."""
     is_in_pieces: NDArray[np.bool_]
-    """Whether the host launches the step in captured pieces, and not kernel by kernel."""
+    """Whether the host launches a step with prompts in captured pieces, and not kernel by kernel."""
     families_s: Mapping[str, Floats]
     """Family of operators -> its seconds; with the host's floor they add up to `predicted_s`."""
     num_requests: Floats
@@ -120,6 +120,7 @@ def price_every_step(run: StepRun, estimator_of: Callable[[Setup], Estimator]) -
     parts = _by_head(priced_parts(estimator_of(setup), deployed, family_shares))
     cost = combined(parts, dict.fromkeys(parts, 1.0)).lowered().cost
     predicted_s = _priced(cost, rows, group_tokens)
+    launched_at_once = cost._replace(launch_s=np.zeros(1), decode_launch_s=np.zeros(1))
     engine = msgspec.structs.replace(setup.engine, host=HostOverheads())
     families_s = {
         name: _priced(replace(part, engine=engine).lowered().cost, rows, group_tokens) for name, part in parts.items()
@@ -130,19 +131,20 @@ def price_every_step(run: StepRun, estimator_of: Callable[[Setup], Estimator]) -
     widest = np.maximum.reduceat(rows["decode_requests"] + rows["prefill_tokens"], first)
     mean_context = rows["context_tokens"] / np.maximum(rows["decode_requests"], 1)
     variation = np.sqrt(rows["context_variance"]) / np.maximum(mean_context, 1.0)
-    launch_s = cost.launch_s[np.minimum(widest, cost.launch_s.size - 1)] * (sums["prefill_tokens"] > 0)
+    launch_s, has_prompts = cost.launch_s[np.minimum(widest, cost.launch_s.size - 1)], sums["prefill_tokens"] > 0
+    of_decodes_s = cost.decode_launch_s[np.minimum(widest, cost.decode_launch_s.size - 1)]
     return PricedSteps(
         run=run,
-        kind=np.where(sums["prefill_tokens"] == 0, 0, np.where(sums["decode_requests"] == 0, 1, 2)),
+        kind=np.where(~has_prompts, 0, np.where(sums["decode_requests"] == 0, 1, 2)),
         measured_s=np.maximum.reduceat(steps["wall_s"], first),
         predicted_s=predicted_s,
-        device_s=_priced(cost._replace(launch_s=np.zeros(1)), rows, group_tokens) - cost.unhidden_step_s,
-        launch_s=launch_s,
-        is_in_pieces=(launch_s > 0) & (launch_s < cost.launch_s.max()),
+        device_s=_priced(launched_at_once, rows, group_tokens) - cost.unhidden_step_s,
+        launch_s=np.where(has_prompts, launch_s, of_decodes_s),
+        is_in_pieces=has_prompts & (launch_s > 0) & (launch_s < cost.launch_s.max()),
         families_s=families_s,
         num_requests=sums["num_running"].astype(np.float64),
         context_variation=np.maximum.reduceat(variation, first),
-        decode_share=(sums["prefill_tokens"] == 0).astype(np.float64),
+        decode_share=(~has_prompts).astype(np.float64),
         left_out=left_out,
         unhidden_s=cost.unhidden_step_s,
     )
