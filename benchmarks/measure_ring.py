@@ -22,6 +22,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 
+from measure_training import seconds
+
 HEADS, HEAD_SIZE = 32, 128
 """Of Llama-3.1-8B, whose KV heads torchtitan repeats before it attends."""
 SHARDS = ((32768, 1), (32768, 2), (32768, 4), (32768, 8), (8192, 4))
@@ -45,20 +47,6 @@ def main() -> None:
                 writer.writerow(row | about)
                 output.flush()
                 print(name, *row.values(), flush=True)
-
-
-def seconds(run: Callable[[], object], repeats: int = 5) -> float:
-    """Median seconds of a call on the device."""
-    times = []
-    run()
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return float(statistics.median(times))
 
 
 def ring_rows() -> Iterator[dict[str, Any]]:
@@ -119,7 +107,8 @@ def measured_ring(tokens: int) -> dict[str, Any]:
         )
 
     torch.cuda.reset_peak_memory_stats()
-    forward_s, backward_s = seconds(forward), seconds(backward)
+    backward()
+    forward_s, backward_s = seconds(forward, 5), seconds(backward, 5)
     peak = torch.cuda.max_memory_allocated()
     return {"forward_s": f"{forward_s:.6f}", "backward_s": f"{backward_s:.6f}", "peak_bytes": peak}
 

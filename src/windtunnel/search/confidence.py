@@ -4,6 +4,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
+MOST_SEEDS = 1000
+"""Streams of requests that may be asked for: more say nothing new and take hours."""
 CONFIDENCE = 0.95
 """One-sided confidence of lower bounds."""
 

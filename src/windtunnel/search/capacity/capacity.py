@@ -5,11 +5,12 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from windtunnel.errors import InputError
 from windtunnel.notebook import Shown
 from windtunnel.search.capacity.limits import Limit
 from windtunnel.search.capacity.load import Stream, check_has_one_load, stream_of
 from windtunnel.search.capacity.probe import Probe, probe, serve_requests
-from windtunnel.search.confidence import lower_bound
+from windtunnel.search.confidence import MOST_SEEDS, lower_bound
 from windtunnel.serving.prepared import PreparedDeployment
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
@@ -216,8 +217,10 @@ def capacities(
     A workload of which nothing is drawn, such as a replayed trace, has one stream.
 
     Raises:
-        InputError: the deployment is impossible, or its workload has no load to change.
+        InputError: the deployment is impossible, its workload has no load to change, or too many streams.
     """
+    if not 1 <= num_seeds <= MOST_SEEDS:
+        raise InputError(f"seeds is {num_seeds:,}; 1 to {MOST_SEEDS:,} streams of requests can be asked for")
     priced = PricedDeployments()
     pools = scenario.deployment.pools
     setup = resolve(pool_scenario(scenario, scenario.deployment.groups[0]), allow_download)

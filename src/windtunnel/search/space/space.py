@@ -20,6 +20,7 @@ from windtunnel.plugins import Registry
 from windtunnel.schema import (
     Schema,
     check_at_least,
+    check_between,
     check_seed,
     decode,
     parse_yaml,
@@ -29,6 +30,7 @@ from windtunnel.schema import (
     short_path,
 )
 from windtunnel.search.capacity.limits import limits_from, limits_of
+from windtunnel.search.confidence import MOST_SEEDS
 from windtunnel.search.space.layouts import vary_layouts
 from windtunnel.serving.scenario import Scenario, beside, keep_published_formats, scenario_from
 from windtunnel.serving.shorthand import JOB_PATHS, PATHS
@@ -93,7 +95,8 @@ class Space(Schema):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_seed(self.seed)
-        check_at_least(1, finalists=self.finalists, finalist_seeds=self.finalist_seeds)
+        check_at_least(1, finalists=self.finalists)
+        check_between(1, MOST_SEEDS, finalist_seeds=self.finalist_seeds)
         for name, values in self.vary.items():
             if not values:
                 raise ValueError(f"vary.{name} has no values")
