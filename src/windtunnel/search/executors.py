@@ -57,6 +57,10 @@ RunChunks = Callable[[Sequence[PointChunk], AnyEvaluator], Iterator[Answers]]
 """Runs every chunk once and yields its answers as they come, in any order; the evaluator is this process's own."""
 
 
+MOST_WORKERS = 1024
+"""Threads or processes of one machine."""
+
+
 @dataclass(frozen=True)
 class Means:
     """The workers that run a search; its answers do not depend on them."""
@@ -67,6 +71,10 @@ class Means:
     address: str | None = None
     """Address of a Ray cluster (`auto`: the one that runs on this machine); None starts one."""
     progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_workers <= MOST_WORKERS:
+            raise InputError(f"workers is {self.num_workers:,}; 1 to {MOST_WORKERS:,} can be started")
 
 
 HERE = Means()

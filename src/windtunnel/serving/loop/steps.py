@@ -21,6 +21,7 @@ from windtunnel.serving.schedulers.step_cost import (
     deviation,
     prefill_attention_s,
     price_batch,
+    repeated_tokens,
     with_host,
     with_stages,
 )
@@ -192,16 +193,6 @@ def context_deviation(cost: StepCost, slots: Records[Slot], slot: int, num_decod
         return 0.0
     joined = num_decodes * slots[slot].steps - context_tokens
     return deviation(num_decodes, joined, slots[slot].joined_squares - slots[slot].skipped_squares)
-
-
-@inner
-def repeated_tokens(pool: PoolTables, rank: int) -> int:
-    """Return the tokens of shared prompts, once for every running request of a rank that uses one beside the first; of
-    a slot of a pipeline its share.
-    """
-    if pool.cache is None:
-        return int64(0)
-    return pool.cache.ranks[rank].repeated_blocks * pool.settings.block_size // pool.settings.num_stages
 
 
 @inner

@@ -48,6 +48,7 @@ from windtunnel.serving.schedulers.step_cost import (
     deviation,
     prefill_attention_s,
     price_batch,
+    repeated_tokens,
     through_stages,
     with_host,
     with_stages,
@@ -339,7 +340,8 @@ def batch_of(
         num_queries = num_decodes * pool.speculation.num_queries
     sampled += num_queries
     if pool.stage_tables is None:
-        attention_s = decode_attention_s(cost, num_decodes, context_tokens, prompt_tokens, deviation_tokens, 0)
+        repeated = repeated_tokens(pool, replica)
+        attention_s = decode_attention_s(cost, num_decodes, context_tokens, prompt_tokens, deviation_tokens, repeated)
         attention_s += prefill_attention_s(cost, prompt_tokens, pairs)
     running = pool.ranks[replica].num_running
     batch = Batch(
@@ -456,7 +458,8 @@ def take_equal_steps(
         context = batch.context_tokens + (num_steps + 1) * batch.decode_tokens
         needed = 0 if reserves else pool.batches[row, SCRATCH, num_steps % pool.settings.block_size]
         if pool.stage_tables is None:
-            attention_s = decode_attention_s(cost, batch.decode_tokens, context, 0, listed.deviation_tokens, 0)
+            deviation_tokens, repeated = listed.deviation_tokens, repeated_tokens(pool, replica)
+            attention_s = decode_attention_s(cost, batch.decode_tokens, context, 0, deviation_tokens, repeated)
             step_s = with_host(cost, decode_step_s(cost, batch.decode_tokens, attention_s), batch.running)
         else:
             step_s = table_stage_s(pool.stage_tables, batch, listed, context)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from windtunnel.compiled.jit import inner
+from windtunnel.compiled.records import int64
 from windtunnel.serving.schedulers.step_batch import Batch
 from windtunnel.serving.state.records import Floats, StepCost
 from windtunnel.serving.state.tables import PoolTables, RunTables
@@ -68,6 +69,16 @@ def decode_attention_s(
             row = cost.waiting_attention_s[num_decodes]
             attention_s += (factor - 1.0) * interpolate_row(cost.context_nodes, row, read_tokens)
     return attention_s
+
+
+@inner
+def repeated_tokens(pool: PoolTables, rank: int) -> int:
+    """Return the tokens of shared prompts, once for every running request of a rank that uses one beside the first; of
+    a slot of a pipeline its share.
+    """
+    if pool.cache is None:
+        return int64(0)
+    return pool.cache.ranks[rank].repeated_blocks * pool.settings.block_size // pool.settings.num_stages
 
 
 @inner
