@@ -139,7 +139,7 @@ def plans(
         **windows,
         **shared,
     )
-    cost = random_cost(rng, max_num_seqs, max_num_batched_tokens, draw(st.booleans()._replace(repeated_share=1.0)))
+    cost = random_cost(rng, max_num_seqs, max_num_batched_tokens, draw(st.booleans()))
     return PoolPlan(
         own,
         cost,
@@ -201,7 +201,7 @@ def speculative_cases(draw: st.DrawFn) -> Case:
             num_window_blocks=s.window_pool * (largest + draw(st.integers(0, largest))),
             max_num_batched_tokens=max(s.max_num_batched_tokens, 3),
         )
-        cost = random_cost(rng, s.max_num_seqs, s.max_num_batched_tokens + 3 * s.max_num_seqs, draw(st.booleans()._replace(repeated_share=1.0)))
+        cost = random_cost(rng, s.max_num_seqs, s.max_num_batched_tokens + 3 * s.max_num_seqs, draw(st.booleans()))
         cost = cost._replace(
             sample_s=1e-4 + 1e-6 * np.arange(3 * s.max_num_seqs + 1.0), draft_s=1e-4 * np.arange(s.max_num_seqs + 1.0)
         )
@@ -235,7 +235,7 @@ def caching_cases(draw: st.DrawFn) -> Case:
             num_window_groups=s.num_groups - 1,
             max_num_batched_tokens=budget,
         )
-        made.append(plan._replace(settings=s, cost=random_cost(rng, s.max_num_seqs, budget, draw(st.booleans()._replace(repeated_share=1.0)))))
+        made.append(plan._replace(settings=s, cost=random_cost(rng, s.max_num_seqs, budget, draw(st.booleans()))))
     caching = [draw(st.sampled_from([True, True, False])) for _ in made]
     caching = caching if any(caching) else [True] * len(made)
     made = [
@@ -379,7 +379,7 @@ def test_users_policies_run_in_pools_as_the_scheduler_that_they_copy(case: Case,
             batch_wait_steps=0,
             balance_steps=0,
         )
-        cost = random_cost(rng, limits.max_num_seqs, budget, False)._replace(repeated_share=1.0)
+        cost = random_cost(rng, limits.max_num_seqs, budget, False)
         samples = 1e-4 + 1e-6 * np.arange(3 * limits.max_num_seqs + 1.0)
         # A pool of a policy may hold what requests share a step earlier or later: no price depends on it here.
         cost = cost._replace(sample_s=samples, draft_s=1e-4 * np.arange(limits.max_num_seqs + 1.0), repeated_share=1.0)
@@ -482,7 +482,7 @@ def test_time_to_first_token_is_that_of_prefill_alone(case: Case) -> None:
         num_blocks=10**6, max_num_seqs=len(case.requests.arrival_s), max_num_batched_tokens=10**4, num_stages=1
     )
     rng = np.random.default_rng(0)
-    cost = random_cost(rng, ample.max_num_seqs, ample.max_num_batched_tokens, False)._replace(repeated_share=1.0)
+    cost = random_cost(rng, ample.max_num_seqs, ample.max_num_batched_tokens, False)
     roomy = PoolPlan(ample, cost, role=DECODE)
     # The decode side looks at its queue when it forms a batch; until then blocks are held, which must not matter.
     prefill = prefill._replace(settings=prefill.settings._replace(num_blocks=10**6))
