@@ -381,7 +381,7 @@ def test_users_policies_run_in_pools_as_the_scheduler_that_they_copy(case: Case,
         )
         cost = random_cost(rng, limits.max_num_seqs, budget, False)
         samples = 1e-4 + 1e-6 * np.arange(3 * limits.max_num_seqs + 1.0)
-        # A pool of a policy may hold what requests share a step earlier or later: no price depends on it here.
+        # A policy may have KV read a step earlier: what is held then has no price in pools that hand KV over.
         cost = cost._replace(sample_s=samples, draft_s=1e-4 * np.arange(limits.max_num_seqs + 1.0), repeated_share=1.0)
         engines.append(plan._replace(settings=limits, cost=cost))
     users = [

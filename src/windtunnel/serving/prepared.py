@@ -48,6 +48,7 @@ from windtunnel.serving.setup.transfers import embedding_link, handoff_rules_of,
 from windtunnel.serving.setup.two_sides import plan_two_sides
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.pools import HandoffRules, PoolPlan
+from windtunnel.serving.state.records import StepCost
 from windtunnel.workload.generate.requests import RequestArrays
 
 ROLES = {"both": BOTH, "prefill": PREFILL, "decode": DECODE}
@@ -284,7 +285,7 @@ def _prepared(
         cost = cost._replace(encode_s=encoder_prices(estimator, shard, setup.engine, scenario.workload))
     plan = PoolPlan(
         settings,
-        cost,
+        _without_shared_reads(cost) if _transfers_kv(scenario.deployment, pool) else cost,
         # A pool that only prefills has no decode steps.
         None if pool.role == "prefill" else speculation,
         ROLES[pool.role],
@@ -292,6 +293,11 @@ def _prepared(
         adapters=adapter_plan(estimator, shard, setup, settings, requests),
     )
     return PreparedPool(pool, setup, shard, memory, estimator, lowered, plan, retention, policy)
+
+
+def _without_shared_reads(cost: StepCost) -> StepCost:
+    """Return costs of a pool where requests hold what they share before they read it, while their KV is on its way."""
+    return cost._replace(repeated_share=1.0)
 
 
 def _transfers_kv(deployment: Deployment, pool: Pool) -> bool:

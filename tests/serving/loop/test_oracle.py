@@ -305,7 +305,7 @@ def random_cost(
         longest_share=float(rng.choice([0.0, 0.5])),
         waiting_attention_s=np.cumsum(rng.random((requests.size, lengths.size)), axis=1) * 1e-3,
         unhidden_step_s=float(rng.choice([0.0, 3e-4])),
-        repeated_share=float(rng.choice([0.3, 1.0])),
+        repeated_share=0.3 if max_num_seqs % 2 else 1.0,
     )
 
 
