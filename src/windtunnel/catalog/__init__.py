@@ -39,6 +39,8 @@ SEARCH_PATH_VARIABLE = "WINDTUNNEL_CATALOG"
 _SHIPPED = Path(__file__).resolve().parent
 _PACKAGE = _SHIPPED.parent
 _INDEX_FILES = ("aliases", "defaults", "generation")
+LEAST_RATE = 1000.0
+"""Bytes, FLOP or cycles a second of hardware; with far fewer, times leave the range of numbers."""
 GENERIC_NODE = "pcie"
 """Node of a device whose usual node is not known: eight devices on PCIe."""
 LEAST_ALIKE = 0.4
@@ -187,7 +189,7 @@ def _hardware(kind: str, name: str, schema: type[HardwareT]) -> HardwareT:
     """Read a device or node by name or path, and check that its rates and counts are above zero."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else find(kind, name)
     hardware = entry(path, schema)
-    _require_positive(hardware, f"{path.name}: $")
+    check_hardware(hardware, f"{path.name}: $")
     return hardware
 
 
@@ -423,16 +425,18 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not valid JSON: {error}", "is it cut off?") from None
 
 
-def _require_positive(value: Any, where: str) -> None:
-    """Raise InputError where a count or rate inside `value` is not above zero; only a latency may be zero."""
+def check_hardware(value: Any, where: str) -> None:
+    """Raise InputError where a count or rate inside a device or node is not above zero; only a latency may be zero."""
     if isinstance(value, Schema):
         for name in value.__struct_fields__:
-            _require_positive(getattr(value, name), f"{where}.{name}")
+            check_hardware(getattr(value, name), f"{where}.{name}")
     elif isinstance(value, dict):
         for key, inner in value.items():
-            _require_positive(inner, f"{where}.{key}")
+            check_hardware(inner, f"{where}.{key}")
     elif isinstance(value, int | float) and (value < 0 or (value == 0 and not where.endswith(".latency_s"))):
         raise InputError(f"{where} is {value}; a number above zero is needed")
+    elif isinstance(value, int | float) and "_per_s" in where and value < LEAST_RATE:
+        raise InputError(f"{where} is {value}; at least {LEAST_RATE:g} a second is needed", "rates have units: 3.3TB/s")
 
 
 def _slug(name: str) -> str:

@@ -75,11 +75,13 @@ def look_up(job: TrainingJob, allow_download: bool = False) -> tuple[ModelSpec, 
     """Look up the job's model, device and node; without a node, the device's usual one.
 
     Raises:
-        InputError: an unknown name.
+        InputError: an unknown name, or a rate or count that no hardware has.
     """
     model = job.model if isinstance(job.model, ModelSpec) else catalog.model(job.model, allow_download)
     device = job.device if isinstance(job.device, Device) else catalog.device(job.device)
     node = job.node if isinstance(job.node, Node) else None
+    for name, written in (("device", device), ("node", node)):
+        catalog.check_hardware(written, name)
     return model, device, node or (catalog.node(str(job.node)) if job.node else catalog.default_node(device))
 
 
