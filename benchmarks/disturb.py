@@ -2,7 +2,7 @@
 
     python benchmarks/disturb.py products          # compute on the same GPU
     python benchmarks/disturb.py stalls PID S EVERY  # stop a process for S seconds, again and again
-    python benchmarks/disturb.py spin [CORE]       # keep a core busy
+    python benchmarks/disturb.py spin              # keep a core busy
 
 Each goes on until it is ended.
 """
@@ -36,9 +36,7 @@ def stalls(process: int, stall_s: float, every_s: float) -> None:
         os.kill(process, signal.SIGCONT)
 
 
-def spin(core: int | None = None) -> None:
-    if core is not None:
-        os.sched_setaffinity(0, {core})
+def spin() -> None:
     while True:
         pass
 
@@ -47,7 +45,5 @@ if __name__ == "__main__":
     kind, *values = sys.argv[1:]
     if kind == "stalls":
         stalls(int(values[0]), float(values[1]), float(values[2]))
-    elif kind == "spin":
-        spin(*map(int, values))
     else:
-        products()
+        {"products": products, "spin": spin}[kind]()

@@ -1,4 +1,4 @@
-"""Serve models with random weights by vLLM on the machine at hand, and record steps and requests under several loads.
+"""Serve models with random weights by vLLM on the GPU at hand, and record steps and requests under several loads.
 
     python benchmarks/measure_vllm.py --out measured/h100 --configs FOLDER --server llama-8b --server qwen3-30b
 
@@ -6,7 +6,7 @@ Every server of `measure_vllm.yaml` is started once and takes all of its loads, 
 kept, and the command goes on where it stopped. OUT then holds `runs.csv` (what was served, by which version, on what),
 `steps/` (a row for each forward pass, by `windtunnel.lab.step_recorder`) and `loads/SERVER/LOAD`, the records of
 `windtunnel bench` with the server's /metrics before and after. FOLDER holds the models' config.json; without weights,
-every expert is about equally likely. `--plan benchmarks/measure_vllm_cpu.yaml` is what two cores of a processor serve.
+every expert is about equally likely.
 
     nvidia-smi --query-gpu=timestamp,power.draw,clocks.sm --format=csv,nounits -lms 100 > OUT/power.csv   # meanwhile
     python benchmarks/measure_vllm.py --out OUT --collect measured/h100   # what is kept of it
@@ -29,7 +29,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,29 +56,20 @@ PLAN: dict[str, Any] = read_yaml(Path(__file__).with_suffix(".yaml"))
 @click.command()
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of all results.")
 @click.option("--configs", type=click.Path(path_type=Path), help="Folder of MODEL/config.json.")
-@click.option("--plan", type=click.Path(path_type=Path), help="Servers and loads.  [measure_vllm.yaml]")
-@click.option("--server", "servers", multiple=True, help="What to serve.  [all]")
+@click.option("--server", "servers", multiple=True, default=tuple(PLAN["servers"]), help="What to serve.  [all]")
 @click.option("--loads", default=None, help="Names of loads, by commas.  [the server's]")
 @click.option("--minutes", type=float, default=25.0, help="Begin no load after so many.  [25]")
 @click.option("--collect", "kept", type=click.Path(path_type=Path), help="Measure nothing; write what was to a folder.")
 def main(
-    out: Path,
-    configs: Path | None,
-    plan: Path | None,
-    servers: tuple[str, ...],
-    loads: str | None,
-    minutes: float,
-    kept: Path | None,
+    out: Path, configs: Path | None, servers: tuple[str, ...], loads: str | None, minutes: float, kept: Path | None
 ) -> None:
-    if plan is not None:
-        take_plan(plan)
     if kept is not None:
         collect(out, kept)
         return
     if configs is None:
         raise click.UsageError("--configs is needed")
     ends_s = time.monotonic() + 60 * minutes
-    for name in servers or tuple(PLAN["servers"]):
+    for name in servers:
         server = PLAN["servers"][name]
         wanted = loads.split(",") if loads else server["loads"]
         left = [load for load in wanted if not (out / "loads" / name / load / "summary.json").is_file()]
@@ -87,13 +78,6 @@ def main(
                 serve(out, configs, name, left, ends_s)
             except WindtunnelError as error:
                 click.echo(f"{name}: {error}", err=True)
-
-
-def take_plan(path: Path) -> None:
-    """Serve and send what a file says, in the environment that it wants."""
-    PLAN.clear()
-    PLAN.update(read_yaml(path))
-    os.environ.update(PLAN.get("environment", {}))
 
 
 def serve(out: Path, configs: Path, name: str, loads: list[str], ends_s: float) -> None:
@@ -112,7 +96,7 @@ def serve(out: Path, configs: Path, name: str, loads: list[str], ends_s: float) 
             "--served-model-name",
             server["model"],
         ]
-        with started("vllm", folder, arguments, interpreter(Path(folder), server)) as url:
+        with started("vllm", folder, arguments, interpreter(Path(folder), server.get("cores"))) as url:
             click.echo(f"{name}: ready after {time.monotonic() - before_s:.0f} s")
             write_run(out, name)
             endpoint = Endpoint(url, vocabulary=config["vocab_size"])
@@ -124,15 +108,12 @@ def serve(out: Path, configs: Path, name: str, loads: list[str], ends_s: float) 
                         send(out / "loads" / name / load, endpoint, server["model"], load)
 
 
-def interpreter(folder: Path, server: dict[str, Any]) -> str:
-    """Return the interpreter of a server; one that may use only some cores or files is a script around it."""
-    python = os.environ[server["interpreter"]] if "interpreter" in server else sys.executable
-    limits = f"ulimit {server['limits']}\n" if "limits" in server else ""
-    cores = f"taskset -c 0-{server['cores'] - 1} " if "cores" in server else ""
-    if not limits and not cores:
-        return python
+def interpreter(folder: Path, cores: int | None) -> str:
+    """Return the interpreter of a server; one that may use only some cores is a script around it."""
+    if cores is None:
+        return sys.executable
     path = folder / "python"
-    path.write_text(f'#!/bin/sh\n{limits}exec {cores}{python} "$@"\n')
+    path.write_text(f'#!/bin/sh\nexec taskset -c 0-{cores - 1} {sys.executable} "$@"\n')
     path.chmod(0o755)
     return str(path)
 
@@ -146,13 +127,10 @@ def fault_of(load: str) -> dict[str, Any]:
 def made(fault: dict[str, Any]) -> Iterator[None]:
     """Let something happen to the server, or to its client, in the block."""
     server, cores = descendants(os.getpid()), os.sched_getaffinity(0)
-    before = affinities([*server, os.getpid()])
     others: list[subprocess.Popen[bytes]] = []
     try:
         if "server_cores" in fault:
             keep_to(server, set(range(fault["server_cores"])))
-        if "busy_core" in fault:
-            others.append(disturbance("spin", fault["busy_core"]))
         if fault.get("shared_gpu"):
             others.append(disturbance("products"))
             time.sleep(8)
@@ -167,9 +145,7 @@ def made(fault: dict[str, Any]) -> Iterator[None]:
         for other in others:
             other.terminate()
             other.wait()
-        for thread, own in before.items():
-            with suppress(OSError):
-                os.sched_setaffinity(thread, own)
+        keep_to([*server, os.getpid()], cores)
 
 
 def disturbance(*words: object) -> subprocess.Popen[bytes]:
@@ -189,12 +165,6 @@ def descendants(process: int) -> list[int]:
     for each in found:
         found.extend(children.get(each, []))
     return found
-
-
-def affinities(processes: Iterable[int]) -> dict[int, set[int]]:
-    """Return the cores of every thread of processes."""
-    threads = (int(path.name) for process in processes for path in Path("/proc").glob(f"{process}/task/*"))
-    return {thread: os.sched_getaffinity(thread) for thread in threads}
 
 
 def keep_to(processes: Iterable[int], cores: set[int]) -> None:
@@ -221,8 +191,8 @@ def warm(endpoint: Endpoint, model: str) -> None:
 
 
 def workload_of(load: str) -> dict[str, Any]:
-    planned = PLAN["loads"][PLAN["loads"][load].get("like", load)]
-    return {key: value for key, value in planned.items() if key not in ("fault", "seed")}
+    planned = PLAN["loads"][load]
+    return {key: value for key, value in PLAN["loads"][planned.get("like", load)].items() if key != "fault"}
 
 
 def metrics(endpoint: Endpoint) -> str:
@@ -241,8 +211,7 @@ def send(folder: Path, endpoint: Endpoint, model: str, load: str) -> None:
     scenario = scenario_of(model, workload_of(load))
     endpoint = replace(endpoint, sampling=request_sampling(scenario))
     before, from_s = metrics(endpoint), time.time()
-    texts = PLAN["loads"][folder.name].get("seed", scenario.seed)
-    run = bench(endpoint, generate(scenario.workload, scenario.seed), texts)
+    run = bench(endpoint, generate(scenario.workload, scenario.seed), scenario.seed)
     after = metrics(endpoint)
     summary = client_summary(run.requests, run.tokens, scenario.slo)
     about = {"model": run.model, "from_time_s": f"{from_s:.3f}", "until_time_s": f"{time.time():.3f}"}
@@ -255,18 +224,22 @@ def send(folder: Path, endpoint: Endpoint, model: str, load: str) -> None:
 def write_run(out: Path, name: str) -> None:
     """Append a server's line to runs.csv: what `windtunnel validate --steps` and `observe` want to know."""
     import torch
+    import vllm
 
     server = PLAN["servers"][name]
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    has_gpu = shutil.which(command[0]) is not None
-    driver = subprocess.run(command, capture_output=True, text=True, check=False).stdout if has_gpu else ""
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     row = {
         "run": name,
         "model": server["model"],
         "engine_args": f"{server['model']} {server['arguments']}",
-        "vllm_version": vllm_version(server),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else processor(),
-        "driver": driver.strip(),
+        "vllm_version": vllm.__version__,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
+        "driver": driver.stdout.strip(),
         "torch_version": torch.__version__,
         "date": time.strftime("%Y-%m-%d"),
     }
@@ -278,19 +251,6 @@ def write_run(out: Path, name: str) -> None:
         if is_new:
             writer.writeheader()
         writer.writerow(row)
-
-
-def vllm_version(server: dict[str, Any]) -> str:
-    """Return the version of vLLM that a server is, in its own environment."""
-    python = os.environ[server["interpreter"]] if "interpreter" in server else sys.executable
-    command = [python, "-c", "import vllm; print(vllm.__version__)"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
-
-
-def processor() -> str:
-    """Return the name of the processor."""
-    names = (line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines())
-    return next((name for name in names if " " in name), platform.processor())
 
 
 def collect(out: Path, kept: Path) -> None:

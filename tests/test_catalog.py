@@ -211,6 +211,15 @@ class TestDevices:
         stated = {key for key, value in msgspec.to_builtins(device).items() if value is not None}
         assert stated - {"name", "title", "vendor", "architecture", "measured_as", "sources"} == set(device.sources)
 
+    def test_rates_have_a_least_value_and_counts_have_none_whatever_the_file_is_called(self, tmp_path: Path) -> None:
+        shipped = msgspec.to_builtins(catalog.device("h100_sxm"))
+        path = tmp_path / "bytes_per_s.yaml"
+        path.write_text(json.dumps(shipped))
+        assert catalog.device(str(path)).num_sms == 132
+        path.write_text(json.dumps(shipped | {"peak_flops_per_s": {"bf16": 999.0}}))
+        with pytest.raises(InputError, match=r"peak_flops_per_s\.bf16 is 999\.0; at least 1000 a second is needed"):
+            catalog.device(str(path))
+
     def test_there_are_many(self) -> None:
         assert len(catalog.names("devices")) >= 28
 

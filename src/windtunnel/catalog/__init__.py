@@ -425,17 +425,17 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not valid JSON: {error}", "is it cut off?") from None
 
 
-def check_hardware(value: Any, where: str) -> None:
-    """Raise InputError where a count or rate inside a device or node is not above zero; only a latency may be zero."""
+def check_hardware(value: Any, where: str, is_rate: bool = False) -> None:
+    """Raise InputError where a count of hardware is not above 0, or a rate below `LEAST_RATE`; a latency may be 0."""
     if isinstance(value, Schema):
         for name in value.__struct_fields__:
-            check_hardware(getattr(value, name), f"{where}.{name}")
+            check_hardware(getattr(value, name), f"{where}.{name}", name.endswith("_per_s"))
     elif isinstance(value, dict):
         for key, inner in value.items():
-            check_hardware(inner, f"{where}.{key}")
+            check_hardware(inner, f"{where}.{key}", is_rate)
     elif isinstance(value, int | float) and (value < 0 or (value == 0 and not where.endswith(".latency_s"))):
         raise InputError(f"{where} is {value}; a number above zero is needed")
-    elif isinstance(value, int | float) and "_per_s" in where and value < LEAST_RATE:
+    elif isinstance(value, int | float) and is_rate and value < LEAST_RATE:
         raise InputError(f"{where} is {value}; at least {LEAST_RATE:g} a second is needed", "rates have units: 3.3TB/s")
 
 

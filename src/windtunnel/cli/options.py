@@ -55,7 +55,7 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
             if sentence := newer_than_known(deployment.engine):
                 remark(f"note: {sentence}")
             if deployment.parallelism.num_devices > 1:
-                remark_node(deployment.device, deployment.node)
+                remark_node(catalog.device(deployment.device), deployment.node)
     return scenario
 
 

@@ -9,7 +9,7 @@ import click
 from windtunnel import catalog
 from windtunnel.cli.verbs import Options
 from windtunnel.files import write_text
-from windtunnel.hardware import Node
+from windtunnel.hardware import Device, Node
 from windtunnel.model.shape import ModelSpec
 from windtunnel.report.report import Report
 from windtunnel.schema import json_text
@@ -64,7 +64,7 @@ def remark_left_out(model: ModelSpec, has_images: bool = False) -> None:
         remark(f"note: {model.name} is predicted without its {' and '.join(left_out)}: {how}")
 
 
-def remark_node(device: str, node: str | Node | None) -> None:
+def remark_node(device: Device, node: str | Node | None) -> None:
     """Say on stderr that the links of a device, for which no node is named or known, are assumed to be PCIe."""
-    if node is None and catalog.default_node(catalog.device(device)).name == catalog.GENERIC_NODE:
-        remark(f"note: no node of {device} is known, so eight devices on PCIe are assumed; --node names another")
+    if node is None and catalog.default_node(device).name == catalog.GENERIC_NODE:
+        remark(f"note: no node of {device.name} is known, so eight devices on PCIe are assumed; --node names another")

@@ -143,12 +143,8 @@ class UnknownModelTypeError(InputError):
     """A config.json of a `model_type` that cannot be read."""
 
 
-def known_model_types() -> tuple[str, ...]:
-    """Return every `model_type` that can be read, those of installed kinds of layers too."""
-    return tuple(sorted(_architectures()))
-
-
-def _architectures() -> dict[str, Architecture]:
+def known_architectures() -> dict[str, Architecture]:
+    """Return `model_type` -> architecture of all that can be read, those of installed kinds of layers too."""
     known = dict(KNOWN.architectures)
     for kind in (*attention_kinds(), *feed_forward_kinds()):
         known |= kind.model_types
@@ -179,7 +175,7 @@ def _reader(config: Mapping[str, Any], name: str) -> ConfigReader:
     given = {key: value for key, value in text.items() if value is not None}
     raw = KNOWN.class_defaults.get(model_type, {}) | outer | given
     _refuse_other_models(raw, name, model_type)
-    known = _architectures()
+    known = known_architectures()
     if model_type not in known:
         missing = f"model_type {model_type!r} is not known" if model_type else "config.json has no model_type"
         hint = "write the model_type of a model with the same layers into a copy of config.json"
@@ -203,7 +199,7 @@ def _refuse_other_models(raw: Mapping[str, Any], name: str, model_type: str) -> 
     if layers:
         raise InputError(f"{name}: {layers} cannot be modelled (model_type {model_type!r})")
     architectures = list_of(str, "names", raw, "architectures", name)
-    known = _architectures().get(model_type)
+    known = known_architectures().get(model_type)
     if known is not None and known.encoder:
         positions = raw.get("position_embedding_type") or "absolute"
         # ModernBERT's configs say absolute too, although its code rotates.

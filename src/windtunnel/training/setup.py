@@ -54,9 +54,7 @@ def resolve(job: TrainingJob, allow_download: bool = False) -> TrainingSetup:
     job = with_uneven_stages(with_framework_defaults(job), model)
     check_node(node, device)
     if model.is_encoder:
-        raise InputError(
-            f"{model.name} is an encoder; training jobs are of decoders", "take a model that generates text"
-        )
+        raise InputError(f"{model.name} is an encoder; training jobs are of decoders", "take one that writes text")
     known = degrees(job)
     check_model(job, known, model)
     check_schedule(job, known)
@@ -77,11 +75,10 @@ def look_up(job: TrainingJob, allow_download: bool = False) -> tuple[ModelSpec, 
     Raises:
         InputError: an unknown name, or a rate or count that no hardware has.
     """
+    catalog.check_hardware({"device": job.device, "node": job.node}, "job")
     model = job.model if isinstance(job.model, ModelSpec) else catalog.model(job.model, allow_download)
     device = job.device if isinstance(job.device, Device) else catalog.device(job.device)
     node = job.node if isinstance(job.node, Node) else None
-    for name, written in (("device", device), ("node", node)):
-        catalog.check_hardware(written, name)
     return model, device, node or (catalog.node(str(job.node)) if job.node else catalog.default_node(device))
 
 

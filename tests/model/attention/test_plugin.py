@@ -10,7 +10,7 @@ import windtunnel
 from plugin_package import installed_plugin
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.model.config import known_model_types, model_from_config
+from windtunnel.model.config import known_architectures, model_from_config
 from windtunnel.model.launches.forward import decode_launches
 from windtunnel.model.memory import kv_bytes_per_token, recurrent_state_bytes
 from windtunnel.model.parallelism import Parallelism
@@ -151,7 +151,7 @@ def test_a_spec_with_it_is_written_and_read() -> None:
 
 
 def test_without_the_package_its_models_are_refused() -> None:
-    assert "mean_former" not in known_model_types()
+    assert "mean_former" not in known_architectures()
     with pytest.raises(InputError, match="model_type 'mean_former' is not known"):
         model_from_config(CONFIG, "tiny")
     spec = {"num_layers": 1, "attention": {"type": "mean", "width": 4}}

@@ -10,7 +10,7 @@ import windtunnel
 from plugin_package import installed_plugin
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.model.config import known_model_types
+from windtunnel.model.config import known_architectures
 from windtunnel.model.memory import weight_bytes
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.parameters import count_parameters
@@ -103,6 +103,6 @@ def test_its_counts_are_the_models() -> None:
 
 
 def test_without_the_package_its_models_are_refused() -> None:
-    assert "low_rank_former" not in known_model_types()
+    assert "low_rank_former" not in known_architectures()
     with pytest.raises(InputError, match="unknown kind of feed-forward 'low_rank'"):
         decode({"num_layers": 1, "feed_forward": {"type": "low_rank", "rank": 4}}, LayerGroup)

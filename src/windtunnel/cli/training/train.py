@@ -42,7 +42,7 @@ def _predict(setup: TrainingSetup, options: Options) -> None:
     from windtunnel.training.layers.rank import Rank
     from windtunnel.training.step import simulate_with, training_prices
 
-    remark_node(setup.device.name, setup.job.node)
+    remark_node(setup.device, setup.job.node)
     prices = training_prices(setup)
     result = simulate_with(setup, prices)
     tasks = explain_tasks(Rank(setup), prices) if options.explain else []
