@@ -47,6 +47,13 @@ def test_the_public_names_are_completed_before_they_are_imported() -> None:
     assert modules_after(program) & HEAVY == set()
 
 
+def test_every_public_name_can_be_imported() -> None:
+    program = (
+        "import windtunnel as wt; [getattr(wt, name) for name in wt.__all__]; assert set(wt.__all__) <= set(dir(wt))"
+    )
+    modules_after(program)
+
+
 @pytest.mark.parametrize("arguments", [["--help"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
 def test_help_is_light(arguments: list[str]) -> None:
     program = f"""

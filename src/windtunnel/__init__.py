@@ -45,7 +45,7 @@ _HOME = {
         "catalog": ("device", "model", "node"),
         "errors": ("InputError", "WindtunnelError"),
         "metrics.summary": ("Summary",),
-        "model.forward": ("StepBatch",),
+        "model.launches.forward": ("StepBatch",),
         "model.shape": ("Shard",),
         "pricing.aiconfigurator.estimator": ("measured_estimator",),
         "pricing.estimator": ("Coverage", "Estimate", "Estimator"),

@@ -12,7 +12,8 @@ ALL_GATHER = "all_gather"
 DEEPEP_NORMAL, DEEPEP_LOW_LATENCY = "deepep_normal", "deepep_low_latency"
 DEEPEP_AUTO = "deepep_auto"
 """Low-latency kernels up to `LOW_LATENCY_TOKENS` tokens a rank, normal ones beyond."""
-EXCHANGES = (ALL_GATHER, DEEPEP_NORMAL, DEEPEP_LOW_LATENCY, DEEPEP_AUTO, "nvlink_one_sided", "nvlink_two_sided")
+DEEPEP = (DEEPEP_NORMAL, DEEPEP_LOW_LATENCY, DEEPEP_AUTO)
+EXCHANGES = (ALL_GATHER, *DEEPEP, "nvlink_one_sided", "nvlink_two_sided")
 """Known values of `EngineSettings.all2all_backend`."""
 
 LOW_LATENCY_TOKENS = 128

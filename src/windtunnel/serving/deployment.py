@@ -262,6 +262,13 @@ class EngineSettings(Schema):
     [eplb_config.num_redundant_experts, ep-num-redundant-experts, load_balancer.num_slots less the experts]."""
     enable_eplb: bool | None = None
     """Place the experts on ranks by the load that they had, also without further copies [enable-eplb]."""
+    two_batch_overlap: bool | None = None
+    """Compute a step in two halves, so that one computes while DeepEP exchanges the tokens of the other [enable-dbo,
+    enable-two-batch-overlap]."""
+    overlap_decode_tokens: AtLeastOne | None = None
+    """Least tokens of a rank for which a step that only decodes is split in two [dbo-decode-token-threshold]."""
+    overlap_prefill_tokens: AtLeastOne | None = None
+    """Likewise for a step with prefill [dbo-prefill-token-threshold]."""
     sampler: str | None = None
     """Kernel that filters logits by top-k and top-p: `sort`, PyTorch's; `triton`, vLLM's from 8 rows on;
     `triton_split`, the same with few rows split; `flashinfer` [VLLM_USE_FLASHINFER_SAMPLER, sampling-backend,

@@ -7,7 +7,13 @@ from inspect import unwrap
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.model.launches.forward import StepBatch, attention_launches, head_launches, token_launches
+from windtunnel.model.launches.forward import (
+    StepBatch,
+    attention_launches,
+    decode_launches,
+    head_launches,
+    token_launches,
+)
 from windtunnel.model.launches.lora import lora_launches
 from windtunnel.model.operators import Elementwise, Launch, Op
 from windtunnel.model.sampling import SAMPLING_LAUNCHES, TokenFilter, mask_s
@@ -15,13 +21,14 @@ from windtunnel.model.shape import Shard
 from windtunnel.notebook import Shown
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.pricing.roofline import machine
-from windtunnel.serving.engines.launches import decode_tokens, num_launches, unhidden_s
+from windtunnel.serving.engines.launches import decode_tokens, num_batches, num_launches, unhidden_s
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.schedulers.step_cost import launched_s
 from windtunnel.serving.setup.encoder import encoder_s, media_launches
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.memory import MemoryPlan, adapter_slots, plan_memory
-from windtunnel.serving.setup.step_prices import PricedLaunch, is_compute_bound, price_launch, price_sides
+from windtunnel.serving.setup.overlap import expert_layers_share
+from windtunnel.serving.setup.step_prices import PricedLaunch, is_compute_bound, price_halves, price_launch, price_sides
 from windtunnel.serving.setup.two_sides import PingPong, plan_two_sides
 from windtunnel.units import format_count
 from windtunnel.workload.schema import Workload
@@ -83,6 +90,9 @@ class Explanation(Shown):
     sides: PingPong | None = None
     """Of a decode step whose attention and feed-forwards run on different devices: a layer of a micro-batch; operators
     are then those of both sides. None elsewhere."""
+    hidden_s: float = 0.0
+    """Time of a step in two halves for which one half computes while the other's tokens are exchanged: operators add up
+    to so much more than the device takes."""
 
     @property
     def encoder_s(self) -> float:
@@ -97,7 +107,7 @@ class Explanation(Shown):
     def step_s(self) -> float:
         """The step's duration."""
         unhidden_step_s = float(self.setup.engine.host.unhidden_step_s or 0.0)
-        device_s = self.device_s
+        device_s = self.device_s - self.hidden_s
         if self.sides is not None:
             head_s = sum(launch.total_s for launch in self.launches if launch.name in HEAD_LAUNCHES)
             device_s = float(self.sides.step_s) + head_s
@@ -149,7 +159,12 @@ def explain_step(
         microbatches = min(setup.parallelism.ffn.microbatches, batch.decode_requests)
         sides = each.mapped(lambda grid: grid.reshape(-1)[0])
         num_tokens = int(decode_tokens(setup.engine, -(-batch.decode_requests // microbatches))[-1])
-    launches = _step_launches(shard, batch, num_tokens, microbatches)
+    engine, hidden_s, part_tokens = setup.engine, 0.0, float(num_tokens)
+    least = engine.overlap_prefill_tokens if batch.prefill_tokens else engine.overlap_decode_tokens
+    if num_batches(engine, num_tokens, least) > 1:
+        microbatches, part_tokens = 2, num_tokens / 2
+        hidden_s = _hidden_s(setup, shard, batch, num_tokens, estimator)
+    launches = _step_launches(shard, batch, part_tokens, microbatches)
     host, num_running = setup.engine.host, batch.decode_requests + (batch.prefill_tokens > 0)
     if shard.lora is not None:  # as many adapters as may run together
         launches += lora_launches(shard, batch.num_tokens, min(adapter_slots(setup.engine), num_running))
@@ -168,7 +183,18 @@ def explain_step(
         unhidden_s=unhidden_s(shard, setup.engine, batch.sampled),
         encoder=tuple(_explain(launch, estimator, setup) for launch in encoder),
         sides=sides,
+        hidden_s=hidden_s,
     )
+
+
+def _hidden_s(setup: Setup, shard: Shard, batch: StepBatch, num_tokens: int, estimator: Estimator) -> float:
+    """Return what a step in two halves hides; attention of steps with prompts is left out, as in the simulator."""
+    cores_s = 0.0
+    if not batch.prefill_tokens:
+        cores = decode_launches(shard, batch.decode_requests / 2, batch.decode_context_tokens)
+        cores_s = sum(price_launch(estimator, launch).total_s for launch in cores)
+    halves = price_halves(estimator, setup.device, shard, np.array([float(num_tokens)]), np.zeros((1, 1)))
+    return float(halves.hidden_s(expert_layers_share(shard) * cores_s)[0])
 
 
 def _launch_s(setup: Setup, shard: Shard, batch: StepBatch) -> float:
@@ -278,17 +304,19 @@ _OUTPUTS = ("o_proj", "o_a_proj", "out_proj")
 """Ends of the names of the first product after the core of attention or of a recurrence."""
 
 
-def _step_launches(shard: Shard, batch: StepBatch, num_tokens: int, microbatches: int = 1) -> list[Launch]:
+def _step_launches(shard: Shard, batch: StepBatch, num_tokens: float, microbatches: int = 1) -> list[Launch]:
     """List the launches of a step as the simulator adds them up: `num_tokens` computed, attention over the batch alone.
 
-    With `microbatches` each computes `num_tokens`. In the order of execution of a layer; launches that several layer
-    groups share are one, with the sum of the counts.
+    With `microbatches` each computes `num_tokens`, and in a step that only decodes its part of attention. In the order
+    of execution of a layer; launches that several layer groups share are one, with the sum of the counts.
     """
     tokens = token_launches(shard, num_tokens)
     after_cores = next(place for place, launch in enumerate(tokens) if launch.name.endswith(_OUTPUTS))
-    part: StepBatch = replace(batch, decode_requests=batch.decode_requests / microbatches)  # type: ignore[arg-type]
-    cores = attention_launches(shard, part if microbatches > 1 else batch)
-    tokens, cores = ([replace(each, count=each.count * microbatches) for each in both] for both in (tokens, cores))
+    tokens = [replace(launch, count=launch.count * microbatches) for launch in tokens]
+    cores = attention_launches(shard, batch)
+    if microbatches > 1 and not batch.prefill_tokens:
+        cores = decode_launches(shard, batch.decode_requests / microbatches, batch.decode_context_tokens)
+        cores = [replace(launch, count=launch.count * microbatches) for launch in cores]
     num_tokens = num_tokens if microbatches == 1 else batch.decode_requests
     head = head_launches(shard, batch.sampled if batch.prefill_tokens else num_tokens)
     merged: dict[tuple[str, Op], Launch] = {}

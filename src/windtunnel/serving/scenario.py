@@ -12,6 +12,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Node, check_node, check_reach
 from windtunnel.metrics.slo import Slo
+from windtunnel.model.exchange import DEEPEP
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import COMPUTE, Precision, computed_as
 from windtunnel.model.sampling import GREEDY, Sampling
@@ -249,6 +250,8 @@ def _check(setup: Setup) -> None:
             "engine.enable_eplb places experts on ranks by their load, and ep is 1",
             "set parallelism.ep, or leave enable_eplb out",
         )
+    if setup.engine.two_batch_overlap:
+        check_overlap(setup.parallelism, setup.engine)
     if setup.parallelism.ffn is not None:
         check_two_sides(setup.model, setup.engine)
     check_formats(setup.precision, setup.device)
@@ -351,6 +354,16 @@ def check_parallelism(model: ModelSpec, parallelism: Parallelism, node: Node, nu
                 experts = feed_forward.num_experts
                 raise InputError(f"ffn.ep = {groups} does not divide the {experts} experts of {model.name}")
     check_reach(node, parallelism.num_devices, "one replica")
+
+
+def check_overlap(parallelism: Parallelism, engine: EngineSettings) -> None:
+    """Raise InputError where no exchange of tokens could run beside half a batch."""
+    is_spread = parallelism.attention_dp > 1 and parallelism.ep > 1 and parallelism.experts_tp == 1
+    if not is_spread or engine.all2all_backend not in DEEPEP:
+        raise InputError(
+            "engine.two_batch_overlap hides the exchange of tokens by DeepEP, and there is none here",
+            f"set parallelism.attention_dp and ep, and engine.all2all_backend to one of {', '.join(DEEPEP)}",
+        )
 
 
 def check_two_sides(model: ModelSpec, engine: EngineSettings) -> None:

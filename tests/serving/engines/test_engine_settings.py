@@ -50,6 +50,7 @@ OTHER = "the other one"
 """Not the value that the engine takes by itself."""
 
 SPREAD = TABLES | {"model": "gpt-oss-20b", "deployment.parallelism": {"attention_dp": 2, "ep": 2}}
+DEEPEP = SPREAD | {ENGINE + "all2all_backend": "deepep_low_latency"}
 PICTURES = {
     "model": "Qwen/Qwen3-VL-8B-Instruct",
     "workload.images": {"count": 2, "width": 448, "height": 448, "distinct": 8},
@@ -112,6 +113,9 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "all2all_backend": ("deepep_low_latency", SPREAD),
     "num_redundant_experts": (2, SPREAD),
     "enable_eplb": (True, SPREAD),
+    "two_batch_overlap": (True, DEEPEP | {ENGINE + "overlap_decode_tokens": 1}),
+    "overlap_decode_tokens": (1, DEEPEP | {ENGINE + "two_batch_overlap": True}),
+    "overlap_prefill_tokens": (100_000, DEEPEP | {ENGINE + "two_batch_overlap": True}),
     "max_num_encoder_input_tokens": (1, PICTURES),
     "encoder_cache_tokens": (400, PICTURES),
     "tf32": (

@@ -49,6 +49,7 @@ def step_document(step: Explanation) -> dict[str, Any]:
             else {}
         ),
         **({"sides": sides_document(step.sides)} if step.sides is not None else {}),
+        **({"hidden_s": step.hidden_s} if step.hidden_s else {}),
         "memory": memory_document(step.memory),
     }
 
@@ -166,6 +167,7 @@ def _totals(step: Explanation) -> dict[str, Any]:
     num_bytes = sum(launch.num_bytes for launch in step.launches if not isinstance(launch.op, ops.Collective))
     return {
         **fields_of(step, "step_s", "device_s", "host_s", "unhidden_s", "launch_s", "memory"),
+        "hidden_s": step.hidden_s or None,
         "tokens_per_s": tokens / step.step_s,
         "num_operators": sum(launch.count for launch in step.launches),
         "order": "beside" if step.host_overlaps else "before",

@@ -88,11 +88,17 @@ def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any, decode_q
         captured = _captured_tokens(engine, decode_queries)
         is_padded = engine.cudagraph_padding is not False and captured.size
         in_graph = np.asarray(num_tokens) <= captured[-1] if is_padded else np.isin(num_tokens, captured)
-        return np.where(in_graph, 0.0, float(kernels))
+        return np.where(in_graph, 0.0, float(kernels)) * num_batches(engine, num_tokens, engine.overlap_decode_tokens)
     sizes = graph_sizes(engine)
     in_pieces = engine.piecewise_cudagraphs and sizes.size
     largest = engine_of(engine.name).most_tokens_in_pieces(shard, engine, float(sizes[-1])) if in_pieces else 0.0
-    return np.where(np.asarray(num_tokens) <= largest, float(min(pieces, kernels)), float(kernels))
+    launched = np.where(np.asarray(num_tokens) <= largest, float(min(pieces, kernels)), float(kernels))
+    return launched * num_batches(engine, num_tokens, engine.overlap_prefill_tokens)
+
+
+def num_batches(engine: EngineSettings, num_tokens: Any, least_tokens: int | None) -> NDArray[np.int64]:
+    """Return into how many batches a step is split: two from `least_tokens` on, where the engine overlaps them."""
+    return np.where(np.asarray(num_tokens) >= (least_tokens or 1), 2 if engine.two_batch_overlap else 1, 1)
 
 
 def unhidden_s(shard: Shard, engine: EngineSettings, num_sampled: Any) -> Any:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from windtunnel.hardware import Device
 from windtunnel.model.attention.grouped_query import DecodeAttention
+from windtunnel.model.exchange import TokenExchange
 from windtunnel.model.feed_forward.experts import GROUP_LAUNCHES
 from windtunnel.model.launches.forward import (
     StepBatch,
@@ -30,6 +31,7 @@ from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 from windtunnel.pricing.roofline import machine
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.launches import decode_tokens, num_launches, unhidden_s
+from windtunnel.serving.setup.overlap import Halves, expert_layers_share, part_of, room_beside
 from windtunnel.serving.setup.two_sides import PingPong
 from windtunnel.serving.state.records import StepCost
 
@@ -133,6 +135,8 @@ class StepPrices:
     """As `LoweredSteps.sides`, at `batch_nodes` x `context_nodes`; of a step of all prices, not of parts of them."""
     ffn: Floats | None = None
     """At `token_nodes`: the part of `token` on feed-forward devices."""
+    halves: Halves | None = None
+    """At `token_nodes`, and at `batch_nodes` x `context_nodes`: half a step; None where none is split in two."""
 
     def _at_every_batch(self, grid: Floats) -> Floats:
         """Interpolate a grid over `batch_nodes` at every number of requests."""
@@ -145,17 +149,40 @@ class StepPrices:
         number of requests. With sides the whole pipeline is in the former; steps with prompts take one after the other.
         """
         decode_s = self._at_every_batch(self.decode)
+        if self.halves is not None:
+            return None, self._overlapped_decode_s(decode_s, self.halves), decode_s
         if self.sides is None:
             return None, decode_s, np.zeros((0, 0))
         return self.sides.mapped(self._at_every_batch), self._at_every_batch(self.sides.step_s), decode_s
 
-    def _by_rank(self, token_s: Floats) -> tuple[Floats, Floats]:
+    def _overlapped_decode_s(self, decode_s: Floats, halves: Halves) -> Floats:
+        """Return decode attention at every number of requests, less what it hides of the exchange beyond what the rest
+        of a layer hides: that is in `token` already."""
+        tokens = decode_tokens(self.engine, decode_s.shape[0] - 1, self.queries)
+        cores_s = self._at_every_batch(halves.cores_s)
+        padded = np.minimum(tokens, self.token_nodes[-1])
+        here = Halves._make([*(np.interp(padded, self.token_nodes, part)[:, None] for part in halves[:-1]), cores_s])
+        further_s = here.hidden_s(expert_layers_share(self.shard) * cores_s) - here.hidden_s()
+        is_split = tokens >= (self.engine.overlap_decode_tokens or 1)
+        return np.where(is_split[:, None], 2 * cores_s - further_s, decode_s)
+
+    def _split_in_two(self, least_tokens: int | None) -> tuple[Split, Floats]:
+        """Return `token` and `group` where steps of at least so many tokens are computed in halves."""
+        if self.halves is None:
+            return self.token, self.group
+        halves, hidden_s = self.halves, self.halves.hidden_s()
+        is_split = self.token_nodes >= (least_tokens or 1)
+        both = (2 * halves.token_s - hidden_s, 2 * halves.communication_s - hidden_s, 2 * halves.compute_s)
+        all_s, communication_s, compute_s = (np.where(is_split, *pair) for pair in zip(both, self.token, strict=True))
+        return (all_s, communication_s, compute_s), np.where(is_split, 2 * halves.group_s - hidden_s, self.group)
+
+    def _by_rank(self, token_s: Floats, group: Floats) -> tuple[Floats, Floats]:
         """Return `StepCost.group_token_s`, and what is left of `token_s`, `[tokens + 1]`, without it."""
         ranks, every = self.shard.parallelism.attention_dp, np.arange(token_s.size, dtype=np.float64)
         if ranks == 1:
             return np.zeros(1), token_s
-        group_token_s = np.interp(np.arange(ranks * (token_s.size - 1) + 1) / ranks, self.token_nodes, self.group)
-        return group_token_s, token_s - np.interp(every, self.token_nodes, self.group)
+        group_token_s = np.interp(np.arange(ranks * (token_s.size - 1) + 1) / ranks, self.token_nodes, group)
+        return group_token_s, token_s - np.interp(every, self.token_nodes, group)
 
     def lowered(self) -> LoweredSteps:
         """Return the arrays in which the loop looks up durations, the host's overheads included."""
@@ -163,8 +190,12 @@ class StepPrices:
         assert engine.max_num_seqs is not None
         most_tokens = int(self.token_nodes[-1])
         every = np.arange(most_tokens + 1, dtype=np.float64)
-        token_s, communication_s, compute_s = (np.interp(every, self.token_nodes, part) for part in self.token)
-        group_token_s, rank_token_s = self._by_rank(token_s)
+        mixed, group = self._split_in_two(engine.overlap_prefill_tokens)
+        token_s, communication_s, compute_s = (np.interp(every, self.token_nodes, part) for part in mixed)
+        group_token_s, rank_token_s = self._by_rank(token_s, group)
+        decode = [
+            np.interp(every, self.token_nodes, part) for part in self._split_in_two(engine.overlap_decode_tokens)[0]
+        ]
         upto = np.arange(engine.max_num_seqs + 1)
         verified = decode_tokens(engine, engine.max_num_seqs, self.queries)
         positions = np.arange(self.queries * engine.max_num_seqs + 1)
@@ -180,7 +211,7 @@ class StepPrices:
         sides, decode_s, mixed_s = self._by_batch()
         apart = float(sides is None)
         cost = StepCost(
-            decode_token_s=at_padded(token_s * apart, head_s) + draft_s + of_requests_s,
+            decode_token_s=at_padded(decode[0] * apart, head_s) + draft_s + of_requests_s,
             mixed_token_s=rank_token_s,
             sample_s=np.interp(positions, self.sampled_nodes, head_s) + of_requests_s[positions // self.queries],
             context_nodes=self.context_nodes,
@@ -205,10 +236,10 @@ class StepPrices:
         return LoweredSteps(
             cost=cost,
             unhidden_s=not_hidden_s,
-            decode_communication_s=at_padded(communication_s * apart, head_communication_s),
+            decode_communication_s=at_padded(decode[1] * apart, head_communication_s),
             mixed_token_s=token_s,
             mixed_communication_s=communication_s,
-            decode_compute_s=at_padded(compute_s * apart, head_compute_s),
+            decode_compute_s=at_padded(decode[2] * apart, head_compute_s),
             mixed_compute_s=compute_s,
             sides=sides,
             mixed_ffn_s=None if self.ffn is None else np.interp(every, self.token_nodes, self.ffn),
@@ -257,9 +288,12 @@ def price_steps(estimator: Estimator, deployed: DeployedModel) -> StepPrices:
         sides = price_sides(estimator, device, shard, engine, decode_nodes=(batches, contexts))
         pricer.longest_share, pricer.waiting_s = 0.0, None
     longest_share, waiting = pricer.longest_share, pricer.waiting_s
+    cores = pricer.decode_s(shard, batches / 2, contexts) if engine.two_batch_overlap else None
     if queries > 1:
-        decode = np.maximum(decode, queries * _ideal_compute_s(shard, device, batches, contexts))
-        decode = decode + _drafting_s(pricer, drafter, queries, batches, contexts)
+        drafting = _drafting_s(pricer, drafter, queries, batches, contexts)
+        decode = np.maximum(decode, queries * _ideal_compute_s(shard, device, batches, contexts)) + drafting
+        if cores is not None:
+            cores = np.maximum(cores, queries * _ideal_compute_s(shard, device, batches / 2, contexts)) + drafting / 2
     return StepPrices(
         shard=shard,
         engine=engine,
@@ -283,7 +317,20 @@ def price_steps(estimator: Estimator, deployed: DeployedModel) -> StepPrices:
         waiting=waiting,
         sides=sides,
         ffn=ffn,
+        halves=None if cores is None else price_halves(estimator, device, shard, tokens, cores),
     )
+
+
+def price_halves(estimator: Estimator, device: Device, shard: Shard, tokens: Floats, cores_s: Floats) -> Halves:
+    """Price half of each step, of which the whole has so many tokens on a rank; `cores_s` is its decode attention."""
+    pricer, launches = _Pricer(estimator, device), token_launches(shard, tokens / 2)
+    seconds = dict.fromkeys(("rest", "experts", "dispatch", "combine"), np.zeros(tokens.size))
+    for launch in launches:
+        room = room_beside(launch, device) if isinstance(launch.op, TokenExchange) else 1.0
+        seconds[part_of(launch)] = seconds[part_of(launch)] + room * pricer.total([launch])[0]
+    seconds["rest"] = seconds["rest"] * expert_layers_share(shard)
+    group = pricer.total(launch for launch in launches if launch.name in GROUP_LAUNCHES)[0]
+    return Halves._make([*pricer.total(launches), group, *seconds.values(), cores_s])
 
 
 ATTAINED = 0.87
@@ -390,6 +437,9 @@ def combined(parts: Mapping[str, StepPrices], weights: Mapping[str, float]) -> S
         seconds, communication, compute = (total(lambda part, i=i: of(part)[i]) for i in range(3))  # type: ignore[misc]
         return seconds, communication, compute
 
+    def halved(place: int) -> Floats:
+        return total(lambda part: part.halves[place] if part.halves is not None else np.zeros(0))
+
     return replace(
         first,
         token=split(lambda part: part.token),
@@ -398,6 +448,7 @@ def combined(parts: Mapping[str, StepPrices], weights: Mapping[str, float]) -> S
         decode=total(lambda part: part.decode),
         prefill=total(lambda part: part.prefill),
         waiting=None if first.waiting is None else total(lambda part: np.asarray(part.waiting)),
+        halves=None if first.halves is None else Halves._make(map(halved, range(len(first.halves)))),
     )
 
 
