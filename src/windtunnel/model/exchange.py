@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from windtunnel.model.operators import FP32_BYTES, Op, Size, size_text
 from windtunnel.model.precision import ACTIVATION_BITS, Format
+from windtunnel.units import MIB
 
 ALL_GATHER = "all_gather"
 """Every rank gathers the tokens of all ranks, and sums are scattered back."""
@@ -20,6 +21,10 @@ LOW_LATENCY_TOKENS = 128
 """Tokens of a rank that the buffers of low-latency kernels hold (SGLang 0.5
 `SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK`)."""
 
+
+SMS_OF_NORMAL_KERNELS = 20
+"""Multiprocessors that DeepEP's normal kernels take from what computes beside them (`Buffer.num_sms`, DeepEP 1.2
+`deep_ep/buffer.py`; vLLM 0.12 `VLLM_DBO_COMM_SMS`)."""
 
 _MESSAGE_HEAD_BYTES, _CHANNELS_OF_A_SCALE, _ALIGNED_BYTES = 16, 128, 128
 
@@ -36,6 +41,24 @@ def low_latency_buffer_bytes(num_tokens: int, hidden_size: int, num_experts: int
     slots, signals = num_experts * num_tokens, -(-4 * num_experts // _ALIGNED_BYTES) * _ALIGNED_BYTES
     whole = 2 * (slots * combined + slots * max(_MESSAGE_HEAD_BYTES + state, combined) + signals)
     return -(-whole // _ALIGNED_BYTES) * _ALIGNED_BYTES
+
+
+_TOKENS_BY_RANKS = ((8, 256, 0), (16, 288, 140), (32, 288, 128), (64, 288, 140), (128, 560, 128), (160, 720, 132))
+"""Ranks up to which a channel has room for so many tokens of each peer in a node, and of each other node."""
+
+
+def normal_buffer_bytes(hidden_size: int, num_ranks: int) -> float:
+    """Return the memory of the buffers of DeepEP's normal kernels on a rank: ten channels, each with room for tokens of
+    every peer in the node, and of every node twice (`Config`, csrc/config.hpp; `get_dispatch_config`, 1.2).
+
+    A token has its bf16 hidden state, 128 indices of 8 bytes with weights and scales of 4, and its origin.
+    """
+    channels, nodes = SMS_OF_NORMAL_KERNELS // 2, max(num_ranks // 8, 1)
+    token = 2.0 * hidden_size + 128 * (8 + 4 + 4) + 8
+    known = (room for most, *room in _TOKENS_BY_RANKS if num_ranks <= most)
+    inside, between = next(known, _TOKENS_BY_RANKS[-1][1:])
+    in_node = channels * min(num_ranks, 8) * (inside * token + 4 * (2 * nodes + 3))
+    return in_node + (channels * nodes * 2 * (between * (token + 16) + 72) + MIB if nodes > 1 else 0.0)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.model.exchange import TokenExchange, low_latency_buffer_bytes
+from windtunnel.model.exchange import TokenExchange, low_latency_buffer_bytes, normal_buffer_bytes
 from windtunnel.model.launches.forward import token_launches
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
@@ -95,6 +95,13 @@ def test_low_latency_buffers_have_the_bytes_that_one_counts_by_hand() -> None:
     assert low_latency_buffer_bytes(1, 256, 32) == 2 * (32 * (512 + 8) + 32 * (512 + 16) + 128)
 
 
+def test_normal_buffers_have_the_bytes_that_one_counts_by_hand() -> None:
+    """Ten channels; a token of 7,168 channels has 14,336 + 2,048 + 8 bytes; nodes are counted twice, beside 1 MiB."""
+    assert normal_buffer_bytes(7168, 8) == 10 * 8 * (256 * 16_392 + 20)
+    between = 10 * 4 * 2 * (128 * 16_408 + 72) + 2**20
+    assert normal_buffer_bytes(7168, 32) == 10 * 8 * (288 * 16_392 + 44) + between
+
+
 def with_backend(raw: dict[str, Any], backend: str) -> dict[str, Any]:
     return raw["deployment"] | {"engine": raw["deployment"]["engine"] | {"all2all_backend": backend}}
 
@@ -116,10 +123,17 @@ def test_slots_of_redundant_experts_are_divided_by_the_ranks() -> None:
     shard = shard_of(resolve(decode(raw, Scenario)))
     planned = {
         backend: plan_memory(shard_of(setup), setup.device, setup.engine, 4096).reserved_bytes
-        for backend in ("deepep_low_latency", "all_gather")
+        for backend in ("deepep_low_latency", "deepep_normal", "deepep_auto", "all_gather")
         for setup in [resolve(decode(raw | {"deployment": with_backend(raw, backend)}, Scenario))]
     }
     assert planned["deepep_low_latency"] - planned["all_gather"] == low_latency_buffer_bytes(128, 7168, 256 + 32)
+    assert planned["deepep_normal"] - planned["all_gather"] == normal_buffer_bytes(7168, 24)
+    assert planned["deepep_auto"] - planned["deepep_normal"] == low_latency_buffer_bytes(128, 7168, 256 + 32)
+    raw["deployment"]["engine"] |= {"name": "vllm", "enable_eplb": True}
+    setup = resolve(decode(raw | {"deployment": with_backend(raw, "deepep_normal")}, Scenario))
+    without = resolve(decode(raw | {"deployment": with_backend(raw, "all_gather")}, Scenario))
+    plans = [plan_memory(shard_of(one), one.device, one.engine, 4096).reserved_bytes for one in (setup, without)]
+    assert plans[0] - plans[1] == 2**30  # the ranks share one NVLink domain
     launches = {launch.name: launch.op for launch in token_launches(shard, 16)}
     assert isinstance(launches["dispatch"], TokenExchange)
     assert launches["dispatch"].num_ranks == 24

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from serving.test_simulate import PlainRoofline
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import read_launch_command
+from windtunnel.model.exchange import SMS_OF_NORMAL_KERNELS
 from windtunnel.model.launches.forward import decode_launches, head_launches, token_launches
 from windtunnel.serving.explain import explain_step, step_batch
 from windtunnel.serving.scenario import Setup, resolve, scenario_from
 from windtunnel.serving.setup.estimators import shard_of
-from windtunnel.serving.setup.overlap import OCCUPIED_BY_LOW_LATENCY, SMS_OF_NORMAL_KERNELS, Halves
+from windtunnel.serving.setup.overlap import OCCUPIED_BY_LOW_LATENCY, Halves
 from windtunnel.serving.setup.step_prices import DeployedModel, lower_steps
 
 times = st.floats(0.001, 10)

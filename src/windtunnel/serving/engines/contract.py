@@ -13,7 +13,7 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import Device
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Format
-from windtunnel.schema import Schema
+from windtunnel.schema import Schema, Whole
 from windtunnel.serving.codes import QUEUE_ORDERS
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.command_line import PLAIN, CommandLine
@@ -104,6 +104,9 @@ class Behaviour(Schema):
     """Formats of experts for which ranks quantise their tokens before they gather those of all ranks; else bf16."""
     low_latency_tokens: int = 0
     """Tokens of a rank that DeepEP's low-latency buffers have room for; 0: their memory is not counted."""
+    normal_buffer_bytes: Whole | None = None
+    """Buffer of DeepEP's normal kernels for the links of a node, and as much for those between nodes; None: as DeepEP
+    recommends for the ranks."""
     decode_streams_first: bool = False
     """The decode side streams the prefill side's first output, when the request enters a batch there."""
     decode_samples_first: bool = False

@@ -7,16 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.hardware import Device
-from windtunnel.model.exchange import DEEPEP_NORMAL, TokenExchange
+from windtunnel.model.exchange import DEEPEP_NORMAL, SMS_OF_NORMAL_KERNELS, TokenExchange
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.operators import Launch
 from windtunnel.model.shape import Shard
 
 Floats = NDArray[np.float64]
-
-SMS_OF_NORMAL_KERNELS = 20
-"""Multiprocessors that DeepEP's normal kernels take from what computes beside them (`Buffer.num_sms`, DeepEP 1.2
-`deep_ep/buffer.py`; vLLM 0.12 `VLLM_DBO_COMM_SMS`)."""
 
 OCCUPIED_BY_LOW_LATENCY = 0.06 / 0.173
 """Share of a low-latency exchange in which its kernels send or receive and take all multiprocessors; for the rest
