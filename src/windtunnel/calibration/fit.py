@@ -283,8 +283,6 @@ def _memory(setup: Setup, requests: RequestArrays) -> MemoryPlan:
     return memory
 
 
-# ------------------------------------------------------------------------------------------------------------------ fit
-
 Effect = tuple[str, ...]
 """Owner of an effect: (parameter or its class, "all" | engine | engine and device | engine and release | all three),
 with the client before them for its own times, or for a format's effect, (parameter, engine | engine and device)."""

@@ -372,8 +372,6 @@ def parallelism_label(shape: Parallelism, pools: Sequence[Pool] = ()) -> str:
     return " ".join(f"{name}{width}" for name, width in widths.items() if width > 1 or name == "tp")
 
 
-# ------------------------------------------------------------------------------------------- files of measured runs
-
 MARK = '{"windtunnel":"measured_run"'
 """First bytes of each line, which tell the file from a benchmark client's."""
 

@@ -315,8 +315,6 @@ def _median_errors(residuals: Sequence[Mapping[str, float]]) -> dict[str, float]
     return {name: float(f"{np.median(np.abs(errors)):.3g}") for name, errors in errors_of.items() if errors}
 
 
-# --------------------------------------------------------------------------------------- acceptance of draft tokens
-
 SHARES = tuple(round(0.2 + 0.05 * step, 2) for step in range(16))
 """Shares of accepted draft tokens to choose from."""
 

@@ -200,8 +200,6 @@ def _metrics(result: Result, measurement: Measurement) -> dict[str, float]:
     return {name: value for name, value in values.items() if name in measurement.measured}
 
 
-# ------------------------------------------------------------------------------------- series whose server was slow
-
 LEAST_RUNS = 3
 """Runs of a series, and of its siblings, that a judgement needs."""
 MOST_SPREAD = 0.75

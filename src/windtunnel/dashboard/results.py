@@ -131,9 +131,6 @@ class Results:
         return "" if path == self.folder else path.relative_to(self.folder).as_posix()
 
 
-# ---------------------------------------------------------------------------------------------------- what is there
-
-
 def _stamp(path: str) -> tuple[int, int] | None:
     try:
         status = os.stat(path)  # noqa: PTH116 a Path for each takes as long as the call

@@ -204,9 +204,6 @@ def _as_labelled(message: str) -> str:
     return message
 
 
-# ------------------------------------------------------------------------------------------------------------- to run
-
-
 def simulated(scenario: Scenario) -> Result:
     """Simulate a scenario.
 

@@ -135,9 +135,6 @@ def predict(shown: MeasurementTable, roofline: Roofline, points: MeasurementTabl
     return seconds
 
 
-# ---------------------------------------------------------------------------------------------------------- the methods
-
-
 def _predicted(table: MeasurementTable, roofline: Roofline, method: str, points: MeasurementTable) -> Floats:
     """Return the seconds of a regression of `table` at the rows of `points`; each site has its own fit, as in Vidur."""
     seconds = np.empty(len(points))
@@ -266,8 +263,6 @@ def pooled(values: Floats) -> Floats:
 
     return np.asarray(isotonic_regression(values).x)
 
-
-# ------------------------------------------------------------------------------------------------------------ the cache
 
 _VERSION = "2"
 """Version of the methods' results; it changes with them."""

@@ -63,9 +63,6 @@ def document(dashboard: Dashboard, name: str, _query: Query) -> Any:
     return dashboard.results.read(name)[1]
 
 
-# ---------------------------------------------------------------------------------------------------- requests, file
-
-
 def requests(dashboard: Dashboard, name: str, query: Query) -> View:
     """Show one page of the request table."""
     entry, _ = dashboard.results.read(name)

@@ -136,9 +136,6 @@ def _from_shape(event: KinetoEvent) -> dict[str, Any]:
     return {"In msg nelems": elements, "Out msg nelems": elements, "dtype": formats[0]}
 
 
-# ------------------------------------------------------------------------------------------------------- as a capture
-
-
 GRAPHS = "{number:,} kernels were launched by CUDA graphs: the trace does not say by which operators"
 NO_DEVICE = "no device was traced: the rows are the outermost operators of the CPU, with what they call"
 
@@ -300,9 +297,6 @@ def outermost(operators: Sequence[KinetoEvent]) -> list[KinetoEvent]:
             outer.append(event)
             ends[event.tid] = event.start_us + event.duration_us
     return outer
-
-
-# --------------------------------------------------------------------------------------------------- work by shapes
 
 
 def operator_work(operator: KinetoEvent) -> tuple[float, float]:

@@ -250,9 +250,6 @@ def _between(rows: list[str | None]) -> list[str]:
     return filled
 
 
-# ------------------------------------------------------------------------------------------------ measurement tables
-
-
 def measurement_tables(steps: Sequence[MatchedStep], source: str) -> list[MeasurementTable]:
     """Return the times of operators as tables that an estimator reads: one point for each operator and step.
 

@@ -56,9 +56,6 @@ def read_vidur_file(path: Path) -> VidurFile:
     return VidurFile(read_columns(path))
 
 
-# --------------------------------------------------------------------------------------------------- to our vocabulary
-
-
 def operator_tables(path: Path, name: str = "vidur") -> list[MeasurementTable]:
     """Return the operators of `mlp.csv`, `attention.csv`, `all_reduce.csv` or `send_recv.csv` as measured tables.
 

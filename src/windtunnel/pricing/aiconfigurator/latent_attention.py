@@ -165,8 +165,6 @@ def _absorb_seconds(collection: Collection, num_heads: Floats, batch: Floats) ->
     return total
 
 
-# ------------------------------------------------------------------------------------------------- sparse attention
-
 _FORMATS: Mapping[str, Format] = {"bfloat16": Format.BF16, "fp8_block": Format.FP8_BLOCK}
 """Formats of the measured projections; the first that a file has."""
 

@@ -174,9 +174,6 @@ def validation_sections(document: Mapping[str, Any], apart: Collection[int] = ()
     ]
 
 
-# ------------------------------------------------------------------------------------------------------ on a terminal
-
-
 def _score_table(document: Mapping[str, Any], done: Sequence[Run], drafting: Sequence[Run]) -> Table:
     """Return the scores of all runs and by group; each cell holds median, p90 and bias."""
     shown = [name for name in NAMES if name in document["scores"]][:NUM_SHOWN]
@@ -275,9 +272,6 @@ def _worst_rows(done: Sequence[Run], metrics: Sequence[str], count: int) -> list
         _, measured, predicted, error, _ = _run_cells(run, name)
         rows.append((run["id"], NAMES[name], measured + unit, predicted + unit, error, run["reason"] or ""))
     return rows
-
-
-# ---------------------------------------------------------------------------------------------------------- on a page
 
 
 def _cards(document: Mapping[str, Any]) -> Cards:

@@ -47,9 +47,6 @@ Rows = Sequence[tuple[Experiment, Mapping[str, Any]]]
 """Each point with its summary."""
 
 
-# --------------------------------------------------------------------------------------------------- a finished run
-
-
 def experiment_report(summary: Mapping[str, Any]) -> Report:
     """Return the report of a finished run: model, latency and throughput, and under a profiler its kernels."""
     metrics = summary["metrics"]
@@ -137,9 +134,6 @@ def _step_figure(folder: Path) -> Figures:
     ]
     chart = Chart(Axis("start of the step", "s"), Axis("duration", "s", low=0.0), series)
     return Figures([(chart, "Every step of the run; the first computes the prompts")])
-
-
-# --------------------------------------------------------------------------------------------------------- a capture
 
 
 def capture_report(capture: Capture, name: str = "", device: Device | None = None) -> Report:
@@ -310,9 +304,6 @@ def _roofs(device: Device, intensity: np.ndarray[Any, np.dtype[np.float64]]) -> 
         rates = [min(peak, value * device.memory_bytes_per_s) for value in intensities]
         roofs.append(Series(f"peak {name}", intensities, rates, "line"))
     return roofs
-
-
-# ----------------------------------------------------------------------------------------------------------- a sweep
 
 
 def sweep_document(fields: Sequence[str], rows: Rows) -> dict[str, Any]:
