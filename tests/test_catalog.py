@@ -198,6 +198,14 @@ class TestModels:
         with pytest.raises(InputError, match=r"cannot be fetched .*: no route to host"):
             catalog.model("somebody/something", allow_download=True)
 
+    def test_a_file_of_modelopt_is_asked_for_only_where_the_config_says_nothing(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        published = catalog.model_config("llama-2-7b-hf")
+        fetched = [published | {"compression_config": {"quant_method": "fp8"}}]
+        monkeypatch.setattr(catalog, "_fetch_json", lambda *_args: fetched.pop())
+        assert catalog.model("somebody/something", allow_download=True).precision.weights == "fp8"
+
 
 class TestDevices:
     @pytest.mark.parametrize("name", catalog.names("devices"))

@@ -403,6 +403,13 @@ class TestQuantisation:
         nested = {"model_type": "kimi_k25", "text_config": LATENT, "quantization_config": INT4_EXPERTS}
         assert read(nested).precision == Precision(experts=Format.INT4, int4_bits=4.5)
 
+    def test_the_keys_of_a_quantisation_are_asked_in_the_order_of_vllm(self) -> None:
+        four, inner = {"compression_config": INT4_EXPERTS}, {"text_config": LATENT | {"quantization_config": FP8_BLOCK}}
+        int4 = Precision(experts=Format.INT4, int4_bits=4.5)
+        assert read(LATENT | four).precision == read({"text_config": LATENT} | four).precision == int4
+        assert read(inner | four).precision.weights == Format.FP8_BLOCK
+        assert read(inner | {"quantization_config": INT4_EXPERTS}).precision == int4
+
     def test_attention_left_alone_layer_by_layer(self) -> None:
         exclude = ["lm_head", *(f"model.layers.{index}.self_attn*" for index in range(4))]
         quant = {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "exclude_modules": exclude}}

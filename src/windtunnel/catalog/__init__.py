@@ -21,6 +21,7 @@ import msgspec
 from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.files import is_file, read_bytes
 from windtunnel.hardware import Device, Node
+from windtunnel.model.architectures import quantization_of
 from windtunnel.model.config import UnknownModelTypeError, model_from_config
 from windtunnel.model.precision import Precision
 from windtunnel.model.sampling import Sampling
@@ -451,7 +452,7 @@ def _download(name: str) -> ModelSpec:
     if config is None:
         raise InputError(f"huggingface.co has no config.json of a model {name!r}", "check the spelling")
     quantisation = None
-    if "quantization_config" not in config:
+    if isinstance(config, Mapping) and quantization_of(config) is None:
         quantisation = _fetch_json(f"https://huggingface.co/{name}/resolve/main/hf_quant_config.json", name)
     return model_from_config(config, name, quantisation)
 

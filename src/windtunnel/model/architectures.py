@@ -1,5 +1,6 @@
 """Facts of each architecture that its code fixes and its `config.json` leaves out, from `architectures.yaml`."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,19 @@ class Architectures(Schema):
 _FILE = Path(__file__).with_suffix(".yaml")
 KNOWN = decode(read_yaml(_FILE), Architectures, _FILE.name)
 LLAMA = KNOWN.architectures["llama"]
+
+
+def language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a config.json that describes its language model: an object inside, or all of it."""
+    nested = (config.get(key) for key in ("text_config", "llm_config", "language_config"))
+    return next((part for part in nested if isinstance(part, Mapping)), config)
+
+
+def quantization_of(config: Mapping[str, Any]) -> Any:
+    """Return how a config.json says that the checkpoint is quantised; None where it does not.
+
+    Keys and order are those of vLLM 0.24 `model_loader/weight_utils.py`, `get_quant_config`.
+    """
+    text, key = language_model(config), "quantization_config"
+    found = (config.get(key), text.get(key), config.get("compression_config"), text.get("compression_config"))
+    return next((value for value in found if value is not None), None)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from windtunnel.errors import InputError, did_you_mean
-from windtunnel.model.architectures import KNOWN, Architecture
+from windtunnel.model.architectures import KNOWN, Architecture, language_model, quantization_of
 from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.precision import Format, Precision
 from windtunnel.model.quantization import Modules, list_of, precision_from_config
@@ -166,14 +166,11 @@ def _reader(config: Mapping[str, Any], name: str) -> ConfigReader:
     """Return the keys of the language model in `config`, then its outer keys, then the defaults of its class."""
     if not isinstance(config, Mapping):
         raise InputError(f"{name}: config.json holds {type(config).__name__}; an object is needed")
-    nested = (config.get(key) for key in ("text_config", "llm_config", "language_config"))
-    text = next((part for part in nested if isinstance(part, Mapping)), config)
+    text = language_model(config)
     model_type = str(text.get("model_type") or config.get("model_type") or "").removesuffix("_text")
-    outer = {
-        key: config[key] for key in ("tie_word_embeddings", "quantization_config", "architectures") if key in config
-    }
+    outer = {key: config[key] for key in ("tie_word_embeddings", "architectures") if key in config}
     given = {key: value for key, value in text.items() if value is not None}
-    raw = KNOWN.class_defaults.get(model_type, {}) | outer | given
+    raw = KNOWN.class_defaults.get(model_type, {}) | outer | given | {"quantization_config": quantization_of(config)}
     _refuse_other_models(raw, name, model_type)
     known = known_architectures()
     if model_type not in known:

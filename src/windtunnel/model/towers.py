@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from windtunnel.errors import InputError
-from windtunnel.model.architectures import KNOWN
+from windtunnel.model.architectures import KNOWN, language_model
 from windtunnel.schema import Schema
 
 GATED = ("pixtral", "qwen2_5_vl")
@@ -197,7 +197,7 @@ def read_tower(config: Mapping[str, Any]) -> VisionTower | None:
 
     Towers have 16 heads where the config does not say, as every published one of these architectures.
     """
-    tower, text = _tower(config), _text(config)
+    tower, text = _tower(config), language_model(config)
     rule = _RULES.get(str(config.get("model_type")), {"rule": "other"})
     # Qwen2-VL calls the width `embed_dim` and the language model's `hidden_size`.
     width = _size(tower, "embed_dim", "hidden_size", "vt_hidden_size")
@@ -247,10 +247,6 @@ def _tower(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((config[key] for key in keys if isinstance(config.get(key), Mapping)), {})
 
 
-def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return config["text_config"] if isinstance(config.get("text_config"), Mapping) else config
-
-
 def tower_parameters(config: Mapping[str, Any]) -> int:
     """Count the parameters of a vision transformer and its projector; 0 where `config` leaves out one of its sizes.
 
@@ -273,7 +269,7 @@ def tower_parameters(config: Mapping[str, Any]) -> int:
     kernel = tower.get("merge_kernel_size")
     side = kernel[0] if isinstance(kernel, list) and kernel and isinstance(kernel[0], int) else 1
     merged = width * _size(tower, "spatial_merge_size", default=side) ** 2
-    output = _size(tower, "out_hidden_size", default=_size(_text(config), "hidden_size"))
+    output = _size(tower, "out_hidden_size", default=_size(language_model(config), "hidden_size"))
     return num_layers * layer + embedded + merged * output + (merged**2 if merged > width else 0)
 
 
