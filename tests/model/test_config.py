@@ -322,6 +322,7 @@ class TestErrors:
 
 
 FP8_BLOCK = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+SPARSE = {"format": "sparse-24-bitmask", "sparsity_structure": "2:4"}
 INT4_EXPERTS = {
     "quant_method": "compressed-tensors",
     "format": "pack-quantized",
@@ -531,6 +532,16 @@ class TestQuantisation:
                 },
                 "int weights of 4 bits in groups of 128 with int activations of 8 bits are not known",
             ),
+            (
+                {"config_groups": {}, "sparsity_config": {"sparsity_structure": "2:4"}},
+                r"sparse weights \('2:4'\) cannot",
+            ),
+            ({"quant_method": "compressed-tensors", "sparsity_config": SPARSE}, "weights .'sparse-24-bitmask'. cannot"),
+            ({"config_groups": {"group_0": {"format": "marlin-24"}}}, r"weights \('marlin-24'\) cannot be modelled"),
+            ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin_24"}, "sparse weights"),
+            ({"quant_method": "gptq_marlin_24", "bits": 4}, "sparse weights"),
+            ({"quant_method": "compressed-tensors"}, r"\(compressed-tensors\) has no config_groups"),
+            ({"quant_method": "modelopt"}, r"quantization_config \(modelopt\) has no quant_algo"),
             ({"quant_method": "fp8", "weight_block_size": [1, 64]}, r"weight_block_size is \[1, 64\]"),
             ({"quant_method": "modelopt", "quant_algo": "FP3"}, "quant_algo 'FP3' is not known"),
             (
@@ -544,6 +555,30 @@ class TestQuantisation:
     def test_unknown_formats_are_refused(self, config: Any, message: str) -> None:
         with pytest.raises(InputError, match=message):
             read(LLAMA, quantization_config=config)
+
+    @pytest.mark.parametrize(
+        ("kind", "bits", "group_size", "taken"),
+        [
+            ("float", 4, 16, ("float", 8)),
+            ("float", 4, 32, ("float", 8)),
+            ("float", 4, 16, ("int", 4)),
+            ("float", 8, None, ("int", 8)),
+            ("float", 8, 32, ("int", 8)),
+            ("int", 8, None, ("float", 8)),
+            ("int", 8, None, ("int", 4)),
+        ],
+    )
+    def test_activations_of_another_type_are_refused(
+        self, kind: str, bits: int, group_size: int | None, taken: tuple[str, int]
+    ) -> None:
+        weights = {"type": kind, "num_bits": bits, "group_size": group_size}
+        group = {"weights": weights, "input_activations": {"type": taken[0], "num_bits": taken[1]}}
+        with pytest.raises(InputError, match=f"{kind} weights of {bits} bits .* {taken[0]} activations of {taken[1]}"):
+            read(LLAMA, quantization_config={"config_groups": {"group_0": group}})
+
+    def test_a_sparsity_of_none_is_no_sparsity(self) -> None:
+        dense = {"quant_method": "fp8", "format": "dense", "sparsity_config": {"format": "dense"}}
+        assert read(LLAMA, quantization_config=dense).precision.weights == Format.FP8
 
 
 JUNK = st.recursive(
