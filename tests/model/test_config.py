@@ -150,6 +150,20 @@ class TestDense:
         with pytest.raises(InputError, match=r"config\.json has no model_type"):
             read(LLAMA, model_type=None)
 
+    @pytest.mark.parametrize(
+        ("config", "expected"),
+        [
+            (LLAMA, 0),
+            (LATENT, 1),
+            (LATENT | {"num_nextn_predict_layers": 0}, 0),
+            (LLAMA | {"mtp_num_hidden_layers": 2}, 2),
+            (MOE | {"model_type": "minimax_m2", "num_mtp_modules": 3}, 3),
+            (MOE | {"model_type": "solar_open"}, None),
+        ],
+    )
+    def test_prediction_layers(self, config: dict[str, Any], expected: int | None) -> None:
+        assert read(config).prediction_layers == expected
+
     def test_unknown_keys_do_not_matter(self) -> None:
         assert read(LLAMA, rope_scaling={"type": "yarn"}, use_cache=True, torch_dtype="bfloat16") == read(LLAMA)
 

@@ -56,11 +56,13 @@ def shipped(name: str) -> Path:
 
 
 class Variant(Schema, frozen=True):
-    """An entry of `aliases.yaml`: a checkpoint with the shape of `base`, and formats or a context of its own."""
+    """An entry of `aliases.yaml`: a checkpoint with the shape of `base`, and formats, a context or prediction
+    layers of its own."""
 
     base: str
     precision: Precision | None = None
     max_context_tokens: int | None = None
+    prediction_layers: int | None = None
 
 
 def search_path() -> list[Path]:
@@ -351,6 +353,7 @@ def _resolve(name: str, entries: Mapping[str, ModelEntry]) -> ModelSpec:
         name=target,
         precision=entry.precision or base.precision,
         max_context_tokens=context,
+        prediction_layers=base.prediction_layers if entry.prediction_layers is None else entry.prediction_layers,
         rotary_values=base.rotary_values * context // base.max_context_tokens,
     )
     return _with_generation(variant)

@@ -46,6 +46,8 @@ class Architecture(Schema):
     """Whether tokens see whole prompts, and the model makes no text."""
     pooler: bool = False
     """Whether an encoder's checkpoint has a dense layer after its layers (BERT's pooler)."""
+    prediction_layers: int | None = 0
+    """Prediction layers (MTP) of checkpoints whose config does not say; None: not known."""
     unused_positions: int = 0
     """Positions of the config's longest context that no token takes."""
 

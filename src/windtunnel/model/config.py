@@ -82,10 +82,16 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
         left_out=_left_out(config, reader),
         tower_parameters=tower_parameters(config),
         vision=read_tower(config),
+        prediction_layers=_prediction_layers(reader),
         residual_streams=reader.count("hc_mult", default=1),
         earlier_blocks=_earlier_blocks(reader),
         rotary_values=_rotary_values(reader, max((part.rotary_size for part, _ in layers if part), default=0)),
     )
+
+
+def _prediction_layers(reader: ConfigReader) -> int | None:
+    given, known = reader.first("num_nextn_predict_layers"), reader.architecture.prediction_layers
+    return known if given[1] is None else reader.count("num_nextn_predict_layers", minimum=0)
 
 
 def _head(reader: ConfigReader) -> Literal["pooler", "score"] | None:

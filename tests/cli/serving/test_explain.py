@@ -93,6 +93,14 @@ def test_a_tower_that_is_left_out_is_said_once_beside_the_result(windtunnel: Com
     assert "tower" not in text.stderr
 
 
+@pytest.mark.parametrize(("model", "is_noted"), [("google/gemma-4-31B-it", True), ("XiaomiMiMo/MiMo-7B-Base", False)])
+def test_a_prediction_layer_that_is_not_known_is_announced(windtunnel: Command, model: str, is_noted: bool) -> None:
+    drafts = "deployment.engine.speculative={method: mtp, num_draft_tokens: 1, acceptance_fraction: 0.7}"
+    done = windtunnel("explain", "--model", model, "--device", "h200_sxm", "--batch", "1", "--set", drafts)
+    assert done.code == 0
+    assert ("has a prediction layer; one like its last is assumed" in done.stderr) == is_noted
+
+
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-Next-80B-A3B-Instruct", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"])
 def test_recurrences_are_shown_as_json(windtunnel: Command, model: str) -> None:
     done = windtunnel("explain", "--model", model, "--device", "h100_sxm", "--tp", "4", "--json")
