@@ -9,7 +9,7 @@ from windtunnel.model.architectures import KNOWN, Architecture, Rule
 from windtunnel.model.quantization import list_of
 
 _MOST_LAYERS = 10_000
-_MOST = 10**9
+MOST = 10**9
 """Largest count of a `config.json`."""
 
 
@@ -40,8 +40,8 @@ class ConfigReader:
             )
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise InputError(f"{self.name}: {key} is {value!r}; a whole number of at least {minimum} is needed")
-        if value > _MOST:
-            raise InputError(f"{self.name}: {key} is {value}, which is not plausible; at most {_MOST:,} is read")
+        if value > MOST:
+            raise InputError(f"{self.name}: {key} is {value}, which is not plausible; at most {MOST:,} is read")
         return value
 
     def flag(self, *keys: str, default: bool = False) -> bool:

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from windtunnel.errors import InputError
 from windtunnel.model.architectures import KNOWN, language_model
+from windtunnel.model.config_reader import MOST
 from windtunnel.schema import Schema
 
 GATED = ("pixtral", "qwen2_5_vl")
@@ -201,8 +202,9 @@ def read_tower(config: Mapping[str, Any]) -> VisionTower | None:
     rule = _RULES.get(str(config.get("model_type")), {"rule": "other"})
     # Qwen2-VL calls the width `embed_dim` and the language model's `hidden_size`.
     width = _size(tower, "embed_dim", "hidden_size", "vt_hidden_size")
-    ratio = tower.get("mlp_ratio", 0)
-    inner = _size(tower, "intermediate_size", "vt_intermediate_size", default=int(width * ratio))
+    ratio = tower.get("mlp_ratio")
+    inner = int(width * ratio) if isinstance(ratio, int | float) and 0 < ratio <= MOST else 0
+    inner = _size(tower, "intermediate_size", "vt_intermediate_size", default=inner)
     num_layers, patch = _size(tower, "num_hidden_layers", "depth", "vt_num_hidden_layers"), _size(tower, "patch_size")
     output = _size(tower, "out_hidden_size", default=_size(text, "hidden_size"))
     if 0 in (width, inner, num_layers, patch, output):
@@ -233,7 +235,10 @@ def _merge(config: Mapping[str, Any], tower: Mapping[str, Any]) -> int:
     kernel = tower.get("merge_kernel_size")
     if isinstance(kernel, list) and kernel and isinstance(kernel[0], int):
         return kernel[0]
-    if isinstance(ratio := tower.get("pixel_shuffle_ratio"), float) and ratio > 0:
+    if (
+        isinstance(ratio := tower.get("pixel_shuffle_ratio", config.get("downsample_ratio")), float)
+        and 1 >= ratio > 0.01
+    ):
         return round(1 / ratio)
     if str(config.get("model_type")) == "gemma3":
         return 4  # 64 x 64 patches are averaged to 16 x 16 (`Gemma3MultiModalProjector`)
@@ -244,7 +249,8 @@ def _merge(config: Mapping[str, Any], tower: Mapping[str, Any]) -> int:
 
 def _tower(config: Mapping[str, Any]) -> Mapping[str, Any]:
     keys = KNOWN.towers["vision tower"]
-    return next((config[key] for key in keys if isinstance(config.get(key), Mapping)), {})
+    given: Mapping[str, Any] = next((config[key] for key in keys if isinstance(config.get(key), Mapping)), {})
+    return {**KNOWN.class_defaults.get(str(given.get("model_type")), {}), **given}
 
 
 def tower_parameters(config: Mapping[str, Any]) -> int:
@@ -254,25 +260,32 @@ def tower_parameters(config: Mapping[str, Any]) -> int:
     patches are embedded, and their positions where the number of patches is fixed. The projector is a matrix to the
     language model's width; where patches are merged first, there is one of the merged width before it.
     """
-    tower = _tower(config)
-    width, inner = (
-        _size(tower, "hidden_size", "vt_hidden_size"),
-        _size(tower, "intermediate_size", "vt_intermediate_size"),
-    )
-    num_layers, patch = _size(tower, "num_hidden_layers", "depth", "vt_num_hidden_layers"), _size(tower, "patch_size")
-    if 0 in (width, inner, num_layers, patch):
+    tower = read_tower(config)
+    if tower is None:
         return 0
-    matrices = 3 if str(tower.get("model_type", "")).startswith(GATED) else 2
-    layer = 4 * width * (width + 1) + matrices * width * inner + inner + width + 4 * width
-    positions = (_size(tower, "image_size") // patch) ** 2
-    embedded = (CHANNELS * patch**2 * _size(tower, "temporal_patch_size", default=1) + positions) * width
-    kernel = tower.get("merge_kernel_size")
-    side = kernel[0] if isinstance(kernel, list) and kernel and isinstance(kernel[0], int) else 1
-    merged = width * _size(tower, "spatial_merge_size", default=side) ** 2
-    output = _size(tower, "out_hidden_size", default=_size(language_model(config), "hidden_size"))
-    return num_layers * layer + embedded + merged * output + (merged**2 if merged > width else 0)
+    width, inner = tower.hidden_size, tower.intermediate_size
+    layer = 4 * width * (width + 1) + (3 if tower.gated else 2) * width * inner + inner + width + 4 * width
+    positions = (tower.image_size // tower.patch_size) ** 2
+    embedded = (CHANNELS * tower.patch_size**2 * tower.temporal_patch_size + positions) * width
+    merged = width * (tower.merge**2 if tower.rule in ("qwen", "moonvit", "other") else 1)
+    projector = merged * tower.output_size + (merged**2 if merged > width else 0)
+    return tower.num_layers * layer + embedded + projector
 
 
 def _size(part: Mapping[str, Any], *keys: str, default: int = 0) -> int:
-    """Return the first whole number under one of `keys`."""
-    return next((part[key] for key in keys if isinstance(part.get(key), int)), default)
+    """Return the first whole number under one of `keys`, or both numbers of an equal pair.
+
+    Raises:
+        InputError: it is below 0 or above `MOST`.
+    """
+    for key in keys:
+        value = part.get(key)
+        if isinstance(value, list) and value and value == value[:1] * len(value):
+            value = value[0]
+        if isinstance(value, int):
+            if not 0 <= value <= MOST:
+                raise InputError(
+                    f"{key} of the vision tower is {value}, which is not plausible; at most {MOST:,} is read"
+                )
+            return value
+    return default
