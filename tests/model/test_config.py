@@ -164,6 +164,15 @@ class TestDense:
     def test_prediction_layers(self, config: dict[str, Any], expected: int | None) -> None:
         assert read(config).prediction_layers == expected
 
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [("is_causal", False), ("use_bidirectional_attention", True), ("use_bidirectional_attention", "all")],
+    )
+    def test_decoders_that_see_later_tokens_are_refused(self, key: str, value: object) -> None:
+        with pytest.raises(InputError, match=rf"see later ones \({key} is {value!r}\) cannot be"):
+            read(LLAMA, **{key: value})
+        assert read(LLAMA, is_causal=True, use_bidirectional_attention="vision") == read(LLAMA)
+
     def test_unknown_keys_do_not_matter(self) -> None:
         assert read(LLAMA, rope_scaling={"type": "yarn"}, use_cache=True, torch_dtype="bfloat16") == read(LLAMA)
 

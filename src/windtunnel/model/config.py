@@ -210,6 +210,11 @@ def _refuse_other_models(raw: Mapping[str, Any], name: str, model_type: str) -> 
         if raw.get("is_decoder") or is_odd:
             made = "as a decoder" if raw.get("is_decoder") else f"with {positions!r} positions"
             raise InputError(f"{name}: an encoder of model_type {model_type!r} {made} cannot be modelled")
+    later = {"is_causal": (False,), "use_bidirectional_attention": (True, "all")}
+    both_ways = next((f"{key} is {raw[key]!r}" for key, values in later.items() if raw.get(key) in values), None)
+    # Gemma 4's "vision" is about the tokens of an image alone.
+    if both_ways and not (known is not None and known.encoder):
+        raise InputError(f"{name}: a decoder whose tokens see later ones ({both_ways}) cannot be modelled")
     endings = ("Model", _SCORING) if known is not None and known.encoder else _GENERATIVE
     is_known = not architectures or any(item.endswith(endings) for item in architectures)
     if raw.get("is_encoder_decoder") or not is_known:
