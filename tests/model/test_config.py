@@ -173,6 +173,19 @@ class TestDense:
             read(LLAMA, **{key: value})
         assert read(LLAMA, is_causal=True, use_bidirectional_attention="vision") == read(LLAMA)
 
+    def test_published_names_of_classes_and_keys(self) -> None:
+        bloom = {key: value for key, value in LLAMA.items() if key != "hidden_size"}
+        assert read(bloom, model_type="bloom", architectures=["BloomForCausalLM"], n_embed=64).hidden_size == 64
+        assert read(LLAMA, model_type="chatglm", architectures=["ChatGLMModel"]).num_layers == 4
+
+    @pytest.mark.parametrize("ending", ["Model", "ForSequenceClassification"])
+    def test_a_decoder_without_an_output_layer_gets_a_hint_that_works(self, ending: str) -> None:
+        mistral = LLAMA | {"model_type": "mistral"}
+        with pytest.raises(InputError, match="is a decoder without an output layer") as raised:
+            read(mistral, architectures=[f"Mistral{ending}"])
+        assert '"architectures": ["MistralForCausalLM"]' in str(raised.value.hint)
+        assert read(mistral, architectures=["MistralForCausalLM"]).num_layers == 4
+
     def test_unknown_keys_do_not_matter(self) -> None:
         assert read(LLAMA, rope_scaling={"type": "yarn"}, use_cache=True, torch_dtype="bfloat16") == read(LLAMA)
 
@@ -221,6 +234,14 @@ class TestExperts:
     def test_mixtral_names_the_experts_width_as_a_dense_one(self) -> None:
         config = LLAMA | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
         assert experts(read(config)) == ExpertsFeedForward(num_experts=8, experts_per_token=2, intermediate_size=128)
+
+    def test_a_list_of_equal_numbers_is_that_number(self) -> None:
+        """As Hunyuan-A13B gives one number for each layer."""
+        lists = {"moe_topk": [2] * 4, "num_experts_per_tok": None, "moe_intermediate_size": [32] * 4}
+        hunyuan = MOE | {"model_type": "hunyuan_v1_moe"}
+        assert read(hunyuan, **lists, num_shared_expert=[1] * 4) == read(hunyuan, n_shared_experts=1)
+        with pytest.raises(InputError, match=r"moe_topk is \[2, 2, 2, 3\]; a whole number"):
+            read(hunyuan, **lists | {"moe_topk": [2, 2, 2, 3]})
 
     def test_qwen_moe_may_keep_some_layers_dense(self) -> None:
         model = read(MOE, model_type="qwen3_moe", mlp_only_layers=[0], decoder_sparse_step=2)

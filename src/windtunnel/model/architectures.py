@@ -44,6 +44,8 @@ class Architecture(Schema):
     """Rows that a table of learned positions has beyond the longest context; None: positions are not learned."""
     encoder: bool = False
     """Whether tokens see whole prompts, and the model makes no text."""
+    text_classes: tuple[str, ...] = ()
+    """Classes that write text although their name does not say so."""
     pooler: bool = False
     """Whether an encoder's checkpoint has a dense layer after its layers (BERT's pooler)."""
     prediction_layers: int | None = 0

@@ -215,11 +215,19 @@ def _refuse_other_models(raw: Mapping[str, Any], name: str, model_type: str) -> 
     # Gemma 4's "vision" is about the tokens of an image alone.
     if both_ways and not (known is not None and known.encoder):
         raise InputError(f"{name}: a decoder whose tokens see later ones ({both_ways}) cannot be modelled")
-    endings = ("Model", _SCORING) if known is not None and known.encoder else _GENERATIVE
+    vectors = ("Model", _SCORING)
+    endings = vectors if known is not None and known.encoder else (*_GENERATIVE, *(known.text_classes if known else ()))
     is_known = not architectures or any(item.endswith(endings) for item in architectures)
     if raw.get("is_encoder_decoder") or not is_known:
-        what = "neither a decoder-only language model nor an encoder for vectors or scores"
-        raise InputError(f"{name} ({', '.join(architectures)}) is {what}")
+        what = "is neither a decoder-only language model nor an encoder for vectors or scores"
+        ending = next((end for end in vectors if architectures and architectures[0].endswith(end)), None)
+        if known is None or ending is None or raw.get("is_encoder_decoder"):
+            raise InputError(f"{name} ({', '.join(architectures)}) {what}")
+        language_model = f'"architectures": ["{architectures[0].removesuffix(ending)}ForCausalLM"]'
+        raise InputError(
+            f"{name} ({', '.join(architectures)}) is a decoder without an output layer",
+            f"write {language_model} into a copy of config.json, and take --task embed or rerank",
+        )
 
 
 def _num_norms(reader: ConfigReader) -> int:

@@ -28,7 +28,8 @@ class ConfigReader:
         return next(((name, self.raw[name]) for name in names if self.raw.get(name) is not None), (keys[-1], None))
 
     def count(self, *keys: str, default: int | None = None, minimum: int = 1) -> int:
-        """Return a whole number of at least `minimum`, under the first of `keys` that is given."""
+        """Return a whole number of at least `minimum`, under the first of `keys` that is given; a list that gives every
+        layer the same counts as that number."""
         key, value = self.first(*keys)
         if value is None and default is not None:
             return default
@@ -38,6 +39,8 @@ class ConfigReader:
             raise InputError(
                 f"{self.name}: config.json (model_type {self.model_type!r}) has no {' or '.join(keys)}", near
             )
+        if isinstance(value, list) and len(value) > 1 and value == value[:1] * len(value):
+            value = value[0]
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise InputError(f"{self.name}: {key} is {value!r}; a whole number of at least {minimum} is needed")
         if value > MOST:
