@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model.attention.gated_delta import GatedDeltaAttention
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
@@ -186,6 +187,41 @@ class TestDense:
         assert '"architectures": ["MistralForCausalLM"]' in str(raised.value.hint)
         assert read(mistral, architectures=["MistralForCausalLM"]).num_layers == 4
 
+    def test_rotary_tables_of_transformers_5_are_those_of_its_layers(self) -> None:
+        """As Gemma 3 is saved: a table of eight times the positions, and one of its windows."""
+        types = ["sliding_attention", "full_attention"] * 2
+        gemma = LLAMA | {
+            "model_type": "gemma3",
+            "sliding_window": 512,
+            "layer_types": types,
+            "rope_local_base_freq": 1e4,
+        }
+        both = {"full_attention": {"rope_type": "linear", "factor": 8.0}, "sliding_attention": {"rope_type": "default"}}
+        expected = read(gemma, rope_scaling={"rope_type": "linear", "factor": 8.0})
+        assert read(gemma, rope_parameters=both) == expected
+        assert expected.rotary_values == 4096 * 256 * (8 + 1)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (
+                {"rope_scaling": {"rope_type": "linear", "factor": 1e308}},
+                r"factor is 1e\+308; a number from 0 to 10,000",
+            ),
+            ({"rope_scaling": {"type": "linear"}}, "factor is None; a number from 0"),
+            ({"partial_rotary_factor": float("nan")}, "partial_rotary_factor is nan; a number from 0 to 1 is"),
+            ({"rope_parameters": {"full_attention": {"rotary_pct": 2}}}, "rotary_pct is 2; a number from 0 to 1 is"),
+        ],
+    )
+    def test_rotations_that_cannot_be_are_refused(self, change: dict[str, Any], message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            read(LLAMA, **change)
+
+    def test_a_missing_key_is_named_once(self) -> None:
+        with pytest.raises(InputError, match="has no num_attention_heads") as raised:
+            read(LLAMA, num_attention_heads=None, num_key_value_heads=None)
+        assert " or " not in raised.value.message
+
     def test_unknown_keys_do_not_matter(self) -> None:
         assert read(LLAMA, rope_scaling={"type": "yarn"}, use_cache=True, torch_dtype="bfloat16") == read(LLAMA)
 
@@ -234,6 +270,18 @@ class TestExperts:
     def test_mixtral_names_the_experts_width_as_a_dense_one(self) -> None:
         config = LLAMA | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
         assert experts(read(config)) == ExpertsFeedForward(num_experts=8, experts_per_token=2, intermediate_size=128)
+
+    def test_layers_whose_experts_are_chosen_by_a_hash_are_mixtures(self) -> None:
+        kinds = ["dense", "hash_moe", "moe", "sparse"]
+        assert [group.num_layers for group in read(MOE, mlp_layer_types=kinds).layers] == [1, 3]
+
+    def test_blocks_as_transformers_5_names_them(self) -> None:
+        names = {"mamba": "linear_attention", "attention": "full_attention"}
+        nano = catalog.model_config("nvidia/NVIDIA-Nemotron-Nano-9B-v2")
+        letters = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+        blocks = [letters[letter] for letter in nano.pop("hybrid_override_pattern")]
+        saved = nano | {"layers_block_type": [names.get(block, block) for block in blocks]}
+        assert read(saved) == read(nano | {"layers_block_type": blocks})
 
     def test_a_list_of_equal_numbers_is_that_number(self) -> None:
         """As Hunyuan-A13B gives one number for each layer."""

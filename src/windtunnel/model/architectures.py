@@ -34,6 +34,8 @@ class Architecture(Schema):
     """Whether embeddings are tied, where the config does not say."""
     full_attention_every: int | None = None
     """Period of layers that attend to everything, the others to the sliding window; None: all layers slide."""
+    block_names: dict[str, str] = {}
+    """Other names of blocks in `layers_block_type` -> those of the kinds of layers (transformers 5)."""
     shared_experts: int = 0
     """Number of shared experts where the config does not say."""
     width_multiple: int | None = None

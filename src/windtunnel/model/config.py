@@ -85,7 +85,7 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
         prediction_layers=_prediction_layers(reader),
         residual_streams=reader.count("hc_mult", default=1),
         earlier_blocks=_earlier_blocks(reader),
-        rotary_values=_rotary_values(reader, max((part.rotary_size for part, _ in layers if part), default=0)),
+        rotary_values=_rotary_values(reader, [part for part, _ in layers if part]),
     )
 
 
@@ -110,22 +110,38 @@ def _earlier_blocks(reader: ConfigReader) -> float:
     return sum(-(-index // size) for index in range(reader.num_layers)) / reader.num_layers if size else 0.0
 
 
-def _rotary_values(reader: ConfigReader, rotary_size: int) -> int:
+def _rotary_values(reader: ConfigReader, attentions: list[Attention]) -> int:
     """Count the cosines and sines of all positions (vLLM 0.19 `rotary_embedding/`).
 
     A linear scaling lengthens its table by its factor; layers with a window have a second, unscaled one where they have
-    a base of their own.
+    a base of their own. transformers 5 describes a table for each type of layers; a proportional one is as wide as
+    heads (Gemma 4; vLLM 0.24 `gemma4_rope.py`).
+
+    Raises:
+        InputError: a factor or a share is no plausible number.
     """
     scaling = reader.raw.get("rope_scaling") or reader.raw.get("rope_parameters")
     scaling = scaling if isinstance(scaling, Mapping) else {}
-    factor = scaling.get("factor") if "linear" in (scaling.get("rope_type"), scaling.get("type")) else 1
-    given = {**scaling, **reader.raw}
-    share = next((given[key] for key in ROTARY_SHARES if given.get(key) is not None), 1)
-    if not isinstance(factor, int | float) or not isinstance(share, int | float):
-        return 0
-    rotated = reader.count("rotary_dim", default=int(rotary_size * share), minimum=0)
-    tables = factor + ("rope_local_base_freq" in reader.raw)
-    return int(reader.count("max_position_embeddings") * rotated * tables)
+    typed = {key: part for key, part in scaling.items() if str(key).endswith("attention") and isinstance(part, Mapping)}
+    values = 0
+    for key, part in (typed or {"": scaling}).items():
+        with_window = (True, False) if not typed else (key == "sliding_attention",)
+        widths = (each.rotary_size for each in attentions if (each.window_tokens is not None) in with_window)
+        types, given = (part.get("rope_type"), part.get("type")), {**part, **reader.raw}
+        factor = _number("factor", part.get("factor"), 10_000, reader.name) if "linear" in types else 1
+        shares = (_number(name, given[name], 1, reader.name) for name in ROTARY_SHARES if given.get(name) is not None)
+        share = 1 if "proportional" in types else next(shares, 1)
+        rotated = reader.count("rotary_dim", default=int(max(widths, default=0) * share), minimum=0)
+        tables = factor + ("rope_local_base_freq" in reader.raw and not typed)
+        values += int(reader.count("max_position_embeddings") * rotated * tables)
+    return values
+
+
+def _number(key: str, value: Any, most: float, name: str) -> float:
+    """Return the number under a key of rotations; raise InputError unless it is from 0 to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        raise InputError(f"{name}: {key} is {value!r}; a number from 0 to {most:,} is needed")
+    return value
 
 
 def _precision(reader: ConfigReader, quant_config: Mapping[str, Any] | None, modules: list[Modules]) -> Precision:
@@ -251,7 +267,8 @@ def _blocks(reader: ConfigReader) -> list[str]:
     """Return the block of each layer in a model whose layers are one block each; empty for other models."""
     pattern = reader.raw.get("hybrid_override_pattern")
     if pattern is None:
-        return reader.named_layers("layers_block_type", tuple(_by_layer_type()))
+        other = reader.architecture.block_names
+        return [other.get(name, name) for name in reader.named_layers("layers_block_type", tuple(_by_layer_type()))]
     letters = list(pattern) if isinstance(pattern, str) else []
     unknown = next((letter for letter in letters if letter not in _BLOCK_LETTERS), None)
     if unknown is not None:

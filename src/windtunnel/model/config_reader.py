@@ -37,7 +37,8 @@ class ConfigReader:
             published = "give a model's config.json as published on Hugging Face"
             near = did_you_mean(keys[0], (str(known) for known in self.raw), published)
             raise InputError(
-                f"{self.name}: config.json (model_type {self.model_type!r}) has no {' or '.join(keys)}", near
+                f"{self.name}: config.json (model_type {self.model_type!r}) has no {' or '.join(dict.fromkeys(keys))}",
+                near,
             )
         if isinstance(value, list) and len(value) > 1 and value == value[:1] * len(value):
             value = value[0]
