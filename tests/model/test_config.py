@@ -187,6 +187,10 @@ class TestDense:
         assert '"architectures": ["MistralForCausalLM"]' in str(raised.value.hint)
         assert read(mistral, architectures=["MistralForCausalLM"]).num_layers == 4
 
+    @pytest.mark.parametrize("model_type", ["smollm3", "minicpm3", "youtu"])
+    def test_embeddings_that_transformers_ties_are_tied(self, model_type: str) -> None:
+        assert read(LATENT if model_type != "smollm3" else LLAMA, model_type=model_type).tie_word_embeddings
+
     def test_rotary_tables_of_transformers_5_are_those_of_its_layers(self) -> None:
         """As Gemma 3 is saved: a table of eight times the positions, and one of its windows."""
         types = ["sliding_attention", "full_attention"] * 2
