@@ -21,8 +21,8 @@ import msgspec
 from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.files import is_file, read_bytes
 from windtunnel.hardware import Device, Node
-from windtunnel.model.architectures import quantization_of
-from windtunnel.model.config import UnknownModelTypeError, model_from_config
+from windtunnel.model.architectures import language_model, quantization_of
+from windtunnel.model.config import UnknownModelTypeError, known_architectures, model_from_config
 from windtunnel.model.precision import Precision
 from windtunnel.model.sampling import Sampling
 from windtunnel.model.shape import ModelSpec
@@ -408,11 +408,15 @@ def _model_from_files(path: Path) -> ModelSpec:
 
 
 def _most_alike(config: Mapping[str, Any]) -> str | None:
-    """Name the shipped model whose config.json shares most keys with `config`, and say how to read it as that one."""
-    others = {name: _read_json(entry) for name, entry in _models().items() if isinstance(entry, Path)}
-    shared = {name: len(config.keys() & keys) / len(config.keys() | keys) for name, keys in others.items()}
+    """Name the shipped model whose language model shares most keys with that of `config`, and say how to read it so."""
+    text, known = language_model(config), known_architectures()
+    shipped = {name: _read_json(entry) for name, entry in _models().items() if isinstance(entry, Path)}
+    types = {name: str(language_model(keys).get("model_type")).removesuffix("_text") for name, keys in shipped.items()}
+    others = {name: language_model(keys).keys() for name, keys in shipped.items() if types[name] in known}
+    shared = {name: len(text.keys() & keys) / len(text.keys() | keys) for name, keys in others.items()}
     name = max(shared, key=lambda name: shared[name])
-    copied = f'write "model_type": "{others[name].get("model_type")}" into a copy'
+    nested = next((f"the {key} of " for key, part in config.items() if part is text), "")
+    copied = f'write "model_type": "{types[name]}" into {nested}a copy'
     hint = f"its keys are most like those of {name}; if its layers are the same, {copied}"
     return hint if shared[name] >= LEAST_ALIKE else None
 
