@@ -19,7 +19,6 @@ from windtunnel.model.shape import (
     Attention,
     FeedForward,
     LayerGroup,
-    LayerKind,
     ModelSpec,
     attention_kinds,
     feed_forward_kinds,
@@ -257,39 +256,19 @@ def _num_norms(reader: ConfigReader) -> int:
 
 def _layers(reader: ConfigReader) -> list[Layer]:
     """Return attention and feed-forward of every layer, in order; blocks of a hybrid have one of the two."""
-    blocks = _blocks(reader)
-    if blocks:
-        return [_block(reader, index, name) for index, name in enumerate(blocks)]
-    return list(zip(_attentions(reader), _feed_forwards(reader), strict=True))
-
-
-def _blocks(reader: ConfigReader) -> list[str]:
-    """Return the block of each layer in a model whose layers are one block each; empty for other models."""
-    pattern = reader.raw.get("hybrid_override_pattern")
-    if pattern is None:
-        other = reader.architecture.block_names
-        return [other.get(name, name) for name in reader.named_layers("layers_block_type", tuple(_by_layer_type()))]
-    letters = list(pattern) if isinstance(pattern, str) else []
-    unknown = next((letter for letter in letters if letter not in _BLOCK_LETTERS), None)
-    if unknown is not None:
-        raise InputError(
-            f"{reader.name}: hybrid_override_pattern has {unknown!r}, which cannot be modelled; allowed: "
-            f"{' '.join(_BLOCK_LETTERS)}"
-        )
-    return [_BLOCK_LETTERS[letter] for letter in reader.per_layer("hybrid_override_pattern", letters)]
-
-
-def _by_layer_type() -> dict[str, type[LayerKind]]:
-    """Return the kind of each name that configs give to layers."""
-    return {name: kind for kind in (*attention_kinds(), *feed_forward_kinds()) for name in kind.layer_types}
-
-
-def _block(reader: ConfigReader, index: int, name: str) -> Layer:
-    kind = _by_layer_type()[name]
-    if issubclass(kind, Attention):
-        return kind.read(reader, index, name), None
-    assert issubclass(kind, FeedForward)
-    return None, kind.read(reader)
+    kinds: dict[str, Any] = {
+        name: kind for kind in (*attention_kinds(), *feed_forward_kinds()) for name in kind.layer_types
+    }
+    letters = reader.named_layers("hybrid_override_pattern", tuple(_BLOCK_LETTERS))
+    named = reader.named_layers("layers_block_type", tuple(kinds)) if not letters else []
+    others = _BLOCK_LETTERS | reader.architecture.block_names
+    blocks = [(index, kinds[others.get(name, name)], name) for index, name in enumerate(letters or named)]
+    if not blocks:
+        return list(zip(_attentions(reader), _feed_forwards(reader), strict=True))
+    return [
+        (kind.read(reader, index, name), None) if issubclass(kind, Attention) else (None, kind.read(reader))
+        for index, kind, name in blocks
+    ]
 
 
 def _attentions(reader: ConfigReader) -> Iterator[Attention]:

@@ -75,11 +75,11 @@ class ConfigReader:
         return values
 
     def named_layers(self, key: str, allowed: tuple[str, ...]) -> list[str]:
-        """Return the names that a config gives to its layers under `key`; empty where it gives none."""
+        """Return the names, or letters, that a config gives to its layers under `key`; empty where it gives none."""
         names = self.raw.get(key)
         if names is None:
             return []
-        names = self.per_layer(key, names if isinstance(names, list) else [])
+        names = self.per_layer(key, list(names) if isinstance(names, list | str) else [])
         unknown = next((name for name in names if name not in allowed), None)
         if unknown is not None:
             raise InputError(

@@ -189,12 +189,15 @@ def _single_format(config: Mapping[str, Any], model: str) -> _Scheme:
         # transformers and vLLM quantise only the routed experts with it.
         return _Scheme(((_Modules(("experts",)), Format.MXFP4),), ignored)
     if method.startswith(("awq", "gptq")) or method in ("auto-round", "autoround"):
-        weights_format, data_type = _bits_format(config, method, model), config.get("data_type", "int")
+        bits, data_type = config.get("bits", config.get("w_bit")), config.get("data_type", "int")
+        if bits not in (4, 8):
+            raise InputError(f"{model}: {method} with {bits!r} bits is not known; allowed: 4, 8", _HINT)
         if data_type != "int":
             raise InputError(f"{model}: {method} with data_type {data_type!r} is not known; allowed: 'int'", _HINT)
         has_zero_points = bool(config.get("zero_point", not config.get("sym", True)))
-        bits = _int4_bits(config.get("group_size", config.get("q_group_size", 128)), has_zero_points, model)
-        return _Scheme(((_ALL, weights_format),), ignored, lm_head=bool(config.get("lm_head")), int4_bits=bits)
+        int4 = _int4_bits(config.get("group_size", config.get("q_group_size", 128)), has_zero_points, model)
+        weights_format = Format.INT4 if bits == 4 else Format.W8A16
+        return _Scheme(((_ALL, weights_format),), ignored, lm_head=bool(config.get("lm_head")), int4_bits=int4)
     if method == "quark":
         return _quark(config, model)
     if method in _UNPRICED:
@@ -213,15 +216,6 @@ _UNPRICED = {
     "gguf": "its blocks have other bits in each tensor, and nobody measured their kernels",
 }
 """Methods that nothing here prices -> the reason."""
-
-
-def _bits_format(config: Mapping[str, Any], method: str, model: str) -> Format:
-    """Return the format of integer weights whose activations stay in 16 bits."""
-    bits = config.get("bits", config.get("w_bit"))
-    known = {4: Format.INT4, 8: Format.W8A16}
-    if not isinstance(bits, int) or bits not in known:
-        raise InputError(f"{model}: {method} with {bits!r} bits is not known; allowed: 4, 8", _HINT)
-    return known[bits]
 
 
 def _int4_bits(group_size: Any, has_zero_points: bool, model: str) -> float:
@@ -309,11 +303,10 @@ def _modelopt(config: Mapping[str, Any], model: str) -> _Scheme:
         return _Scheme((), ignored, kv_cache)
     if algorithm != "MIXED_PRECISION":
         weights_format = _modelopt_format(algorithm, model)
-        has_groups = weights_format in (Format.INT4, Format.INT4A8)
-        bits = (
-            _int4_bits(config.get("group_size", 128), bool(config.get("has_zero_point")), model) if has_groups else 0.0
-        )
-        return _Scheme(((_ALL, weights_format),), ignored, kv_cache, int4_bits=bits or BITS[Format.INT4])
+        bits = BITS[Format.INT4]
+        if weights_format in (Format.INT4, Format.INT4A8):
+            bits = _int4_bits(config.get("group_size", 128), bool(config.get("has_zero_point")), model)
+        return _Scheme(((_ALL, weights_format),), ignored, kv_cache, int4_bits=bits)
     by_algorithm: dict[str, list[str]] = {}
     for name, layer in _object(config.get("quantized_layers"), "quantized_layers", model).items():
         by_algorithm.setdefault(str(_object(layer, name, model).get("quant_algo")), []).append(name)
@@ -328,24 +321,18 @@ def _modelopt_format(algorithm: Any, model: str) -> Format:
 
 
 def _compressed_tensors(config: Mapping[str, Any], model: str) -> _Scheme:
-    groups = [
-        _object(group, name, model) for name, group in _object(config["config_groups"], "config_groups", model).items()
-    ]
+    listed = _object(config["config_groups"], "config_groups", model).items()
+    groups = [_object(group, name, model) for name, group in listed]
+    targets = [_Modules(_strings(group, "targets", model) or ["Linear"]) for group in groups]
     formats = [_group_format(group, model) for group in groups]
     int4 = [
-        _int4_bits(weights.get("group_size"), weights.get("symmetric") is False, model)
-        for weights in (group["weights"] for group in groups)
-        if weights.get("type") == "int" and weights.get("num_bits") == 4
+        _int4_bits(group["weights"].get("group_size"), group["weights"].get("symmetric") is False, model)
+        for group, group_format in zip(groups, formats, strict=True)
+        if group_format in (Format.INT4, Format.INT4A8)
     ]
-    return _Scheme(
-        tuple(
-            (_Modules(_strings(group, "targets", model) or ["Linear"]), group_format)
-            for group, group_format in zip(groups, formats, strict=True)
-        ),
-        _Modules(_strings(config, "ignore", model)),
-        _kv_format(config.get("kv_cache_scheme"), model),
-        int4_bits=max(int4, default=BITS[Format.INT4]),
-    )
+    left_alone, kv_cache = _Modules(_strings(config, "ignore", model)), _kv_format(config.get("kv_cache_scheme"), model)
+    of_most = max(int4, default=BITS[Format.INT4])
+    return _Scheme(tuple(zip(targets, formats, strict=True)), left_alone, kv_cache, int4_bits=of_most)
 
 
 _FLOAT4, _FLOAT8, _INT8 = ("float", 4), ("float", 8), ("int", 8)

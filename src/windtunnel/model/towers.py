@@ -173,15 +173,11 @@ def _limits(given: Pixels, known: tuple[int, int]) -> tuple[int, int]:
     return least, most
 
 
-_QWEN2_IMAGE = (56 * 56, 12_845_056)
-_QWEN3_IMAGE, _QWEN3_VIDEO = (65_536, 16_777_216), (4_096, 25_165_824)
+_QWEN2 = {"rule": "qwen", "image_pixels": (56 * 56, 12_845_056)}
+_QWEN3 = {"rule": "qwen", "image_pixels": (65_536, 16_777_216), "video_pixels": (4_096, 25_165_824)}
 _RULES: Mapping[str, Mapping[str, Any]] = {
-    "qwen2_vl": {"rule": "qwen", "image_pixels": _QWEN2_IMAGE},
-    "qwen2_5_vl": {"rule": "qwen", "image_pixels": _QWEN2_IMAGE},
-    "qwen3_vl": {"rule": "qwen", "image_pixels": _QWEN3_IMAGE, "video_pixels": _QWEN3_VIDEO},
-    "qwen3_vl_moe": {"rule": "qwen", "image_pixels": _QWEN3_IMAGE, "video_pixels": _QWEN3_VIDEO},
-    "qwen3_5": {"rule": "qwen", "image_pixels": _QWEN3_IMAGE, "video_pixels": _QWEN3_VIDEO},
-    "qwen3_5_moe": {"rule": "qwen", "image_pixels": _QWEN3_IMAGE, "video_pixels": _QWEN3_VIDEO},
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _QWEN2),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN3),
     "gemma3": {"rule": "pooled", "max_tokens": 256},
     "gemma4": {"rule": "budget", "max_tokens": 280},
     "llama4": {"rule": "tiles", "max_patches": 16},
@@ -198,7 +194,9 @@ def read_tower(config: Mapping[str, Any]) -> VisionTower | None:
 
     Towers have 16 heads where the config does not say, as every published one of these architectures.
     """
-    tower, text = _tower(config), language_model(config)
+    keys, text = KNOWN.towers["vision tower"], language_model(config)
+    given: Mapping[str, Any] = next((config[key] for key in keys if isinstance(config.get(key), Mapping)), {})
+    tower = {**KNOWN.class_defaults.get(str(given.get("model_type")), {}), **given}
     rule = _RULES.get(str(config.get("model_type")), {"rule": "other"})
     # Qwen2-VL calls the width `embed_dim` and the language model's `hidden_size`.
     width = _size(tower, "embed_dim", "hidden_size", "vt_hidden_size")
@@ -211,7 +209,7 @@ def read_tower(config: Mapping[str, Any]) -> VisionTower | None:
         return None
     full = tower.get("fullatt_block_indexes")
     earlier = tower.get("deepstack_visual_indexes")
-    given = {"max_tokens": _size(config, "mm_tokens_per_image", default=_size(tower, "default_output_length"))}
+    said = {"max_tokens": _size(config, "mm_tokens_per_image", default=_size(tower, "default_output_length"))}
     return VisionTower(
         hidden_size=width,
         intermediate_size=inner,
@@ -226,7 +224,7 @@ def read_tower(config: Mapping[str, Any]) -> VisionTower | None:
         image_size=_size(tower, "image_size"),
         window_patches=(_size(tower, "window_size") // patch) ** 2 if isinstance(full, list) else 0,
         num_full_layers=len(full) if isinstance(full, list) else 0,
-        **{**rule, **{name: value for name, value in given.items() if value}},
+        **{**rule, **{name: value for name, value in said.items() if value}},
     )
 
 
@@ -235,22 +233,14 @@ def _merge(config: Mapping[str, Any], tower: Mapping[str, Any]) -> int:
     kernel = tower.get("merge_kernel_size")
     if isinstance(kernel, list) and kernel and isinstance(kernel[0], int):
         return kernel[0]
-    if (
-        isinstance(ratio := tower.get("pixel_shuffle_ratio", config.get("downsample_ratio")), float)
-        and 1 >= ratio > 0.01
-    ):
+    ratio = tower.get("pixel_shuffle_ratio", config.get("downsample_ratio"))
+    if isinstance(ratio, float) and 0.01 < ratio <= 1:
         return round(1 / ratio)
     if str(config.get("model_type")) == "gemma3":
         return 4  # 64 x 64 patches are averaged to 16 x 16 (`Gemma3MultiModalProjector`)
     return _size(
         tower, "spatial_merge_size", "pooling_kernel_size", default=_size(config, "spatial_merge_size", default=1)
     )
-
-
-def _tower(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    keys = KNOWN.towers["vision tower"]
-    given: Mapping[str, Any] = next((config[key] for key in keys if isinstance(config.get(key), Mapping)), {})
-    return {**KNOWN.class_defaults.get(str(given.get("model_type")), {}), **given}
 
 
 def tower_parameters(config: Mapping[str, Any]) -> int:
