@@ -151,6 +151,10 @@ class TestModels:
             catalog.model(str(tmp_path))
         assert re.match(r"its keys are most like those of Qwen/Qwen3-\d+B-A\d+B; ", str(raised.value.hint))
         assert 'write "model_type": "qwen3_moe" into a copy' in str(raised.value.hint)
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "nova_vl", "text_config": keys, "seen": True}))
+        with pytest.raises(InputError) as raised:
+            catalog.model(str(tmp_path))
+        assert 'write "model_type": "qwen3_moe" into the text_config of a copy' in str(raised.value.hint)
         (tmp_path / "config.json").write_text('{"model_type": "nova_moe", "width": 4096}')
         with pytest.raises(InputError) as raised:
             catalog.model(str(tmp_path))
@@ -169,6 +173,20 @@ class TestModels:
         assert catalog.model("Qwen/Qwen3-8B").num_layers == 2
         assert catalog.model("small").num_layers == 2
         assert catalog.model("Qwen/Qwen3-14B").num_layers == 40
+
+    def test_a_hint_on_an_unknown_type_does_not_lead_to_another_unknown_one(self, tmp_path: Path) -> None:
+        """As of Step3, whose outer keys are like those of Kimi-VL: its language model is what is read."""
+        config = catalog.model_config("moonshotai/Kimi-VL-A3B-Instruct")
+        for model_type in ("step3_text", "kimi_vl"):
+            config["text_config"]["model_type"] = model_type
+            (tmp_path / "config.json").write_text(json.dumps(config))
+            with pytest.raises(InputError) as raised:
+                catalog.model(str(tmp_path))
+            named = re.search(r'write "model_type": "(\w+)" into the text_config', str(raised.value.hint))
+            assert named is not None
+        config["text_config"]["model_type"] = named[1]
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert catalog.model(str(tmp_path)).num_layers == 27
 
     @pytest.mark.parametrize(
         ("aliases", "message"),
@@ -197,6 +215,14 @@ class TestModels:
         monkeypatch.setattr("urllib.request.urlopen", refuse)
         with pytest.raises(InputError, match=r"cannot be fetched .*: no route to host"):
             catalog.model("somebody/something", allow_download=True)
+
+    def test_a_file_of_modelopt_is_asked_for_only_where_the_config_says_nothing(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        published = catalog.model_config("llama-2-7b-hf")
+        fetched = [published | {"compression_config": {"quant_method": "fp8"}}]
+        monkeypatch.setattr(catalog, "_fetch_json", lambda *_args: fetched.pop())
+        assert catalog.model("somebody/something", allow_download=True).precision.weights == "fp8"
 
 
 class TestDevices:

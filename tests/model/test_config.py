@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model.attention.gated_delta import GatedDeltaAttention
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
@@ -150,6 +151,81 @@ class TestDense:
         with pytest.raises(InputError, match=r"config\.json has no model_type"):
             read(LLAMA, model_type=None)
 
+    @pytest.mark.parametrize(
+        ("config", "expected"),
+        [
+            (LLAMA, 0),
+            (LATENT, 1),
+            (LATENT | {"num_nextn_predict_layers": 0}, 0),
+            (LLAMA | {"mtp_num_hidden_layers": 2}, 2),
+            (MOE | {"model_type": "minimax_m2", "num_mtp_modules": 3}, 3),
+            (MOE | {"model_type": "solar_open"}, None),
+        ],
+    )
+    def test_prediction_layers(self, config: dict[str, Any], expected: int | None) -> None:
+        assert read(config).prediction_layers == expected
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [("is_causal", False), ("use_bidirectional_attention", True), ("use_bidirectional_attention", "all")],
+    )
+    def test_decoders_that_see_later_tokens_are_refused(self, key: str, value: object) -> None:
+        with pytest.raises(InputError, match=rf"see later ones \({key} is {value!r}\) cannot be"):
+            read(LLAMA, **{key: value})
+        assert read(LLAMA, is_causal=True, use_bidirectional_attention="vision") == read(LLAMA)
+
+    def test_published_names_of_classes_and_keys(self) -> None:
+        bloom = {key: value for key, value in LLAMA.items() if key != "hidden_size"}
+        assert read(bloom, model_type="bloom", architectures=["BloomForCausalLM"], n_embed=64).hidden_size == 64
+        assert read(LLAMA, model_type="chatglm", architectures=["ChatGLMModel"]).num_layers == 4
+
+    @pytest.mark.parametrize("ending", ["Model", "ForSequenceClassification"])
+    def test_a_decoder_without_an_output_layer_gets_a_hint_that_works(self, ending: str) -> None:
+        mistral = LLAMA | {"model_type": "mistral"}
+        with pytest.raises(InputError, match="is a decoder without an output layer") as raised:
+            read(mistral, architectures=[f"Mistral{ending}"])
+        assert '"architectures": ["MistralForCausalLM"]' in str(raised.value.hint)
+        assert read(mistral, architectures=["MistralForCausalLM"]).num_layers == 4
+
+    @pytest.mark.parametrize("model_type", ["smollm3", "minicpm3", "youtu"])
+    def test_embeddings_that_transformers_ties_are_tied(self, model_type: str) -> None:
+        assert read(LATENT if model_type != "smollm3" else LLAMA, model_type=model_type).tie_word_embeddings
+
+    def test_rotary_tables_of_transformers_5_are_those_of_its_layers(self) -> None:
+        """As Gemma 3 is saved: a table of eight times the positions, and one of its windows."""
+        types = ["sliding_attention", "full_attention"] * 2
+        gemma = LLAMA | {
+            "model_type": "gemma3",
+            "sliding_window": 512,
+            "layer_types": types,
+            "rope_local_base_freq": 1e4,
+        }
+        both = {"full_attention": {"rope_type": "linear", "factor": 8.0}, "sliding_attention": {"rope_type": "default"}}
+        expected = read(gemma, rope_scaling={"rope_type": "linear", "factor": 8.0})
+        assert read(gemma, rope_parameters=both) == expected
+        assert expected.rotary_values == 4096 * 256 * (8 + 1)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (
+                {"rope_scaling": {"rope_type": "linear", "factor": 1e308}},
+                r"factor is 1e\+308; a number from 0 to 10,000",
+            ),
+            ({"rope_scaling": {"type": "linear"}}, "factor is None; a number from 0"),
+            ({"partial_rotary_factor": float("nan")}, "partial_rotary_factor is nan; a number from 0 to 1 is"),
+            ({"rope_parameters": {"full_attention": {"rotary_pct": 2}}}, "rotary_pct is 2; a number from 0 to 1 is"),
+        ],
+    )
+    def test_rotations_that_cannot_be_are_refused(self, change: dict[str, Any], message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            read(LLAMA, **change)
+
+    def test_a_missing_key_is_named_once(self) -> None:
+        with pytest.raises(InputError, match="has no num_attention_heads") as raised:
+            read(LLAMA, num_attention_heads=None, num_key_value_heads=None)
+        assert " or " not in raised.value.message
+
     def test_unknown_keys_do_not_matter(self) -> None:
         assert read(LLAMA, rope_scaling={"type": "yarn"}, use_cache=True, torch_dtype="bfloat16") == read(LLAMA)
 
@@ -198,6 +274,26 @@ class TestExperts:
     def test_mixtral_names_the_experts_width_as_a_dense_one(self) -> None:
         config = LLAMA | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
         assert experts(read(config)) == ExpertsFeedForward(num_experts=8, experts_per_token=2, intermediate_size=128)
+
+    def test_layers_whose_experts_are_chosen_by_a_hash_are_mixtures(self) -> None:
+        kinds = ["dense", "hash_moe", "moe", "sparse"]
+        assert [group.num_layers for group in read(MOE, mlp_layer_types=kinds).layers] == [1, 3]
+
+    def test_blocks_as_transformers_5_names_them(self) -> None:
+        names = {"mamba": "linear_attention", "attention": "full_attention"}
+        nano = catalog.model_config("nvidia/NVIDIA-Nemotron-Nano-9B-v2")
+        letters = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+        blocks = [letters[letter] for letter in nano.pop("hybrid_override_pattern")]
+        saved = nano | {"layers_block_type": [names.get(block, block) for block in blocks]}
+        assert read(saved) == read(nano | {"layers_block_type": blocks})
+
+    def test_a_list_of_equal_numbers_is_that_number(self) -> None:
+        """As Hunyuan-A13B gives one number for each layer."""
+        lists = {"moe_topk": [2] * 4, "num_experts_per_tok": None, "moe_intermediate_size": [32] * 4}
+        hunyuan = MOE | {"model_type": "hunyuan_v1_moe"}
+        assert read(hunyuan, **lists, num_shared_expert=[1] * 4) == read(hunyuan, n_shared_experts=1)
+        with pytest.raises(InputError, match=r"moe_topk is \[2, 2, 2, 3\]; a whole number"):
+            read(hunyuan, **lists | {"moe_topk": [2, 2, 2, 3]})
 
     def test_qwen_moe_may_keep_some_layers_dense(self) -> None:
         model = read(MOE, model_type="qwen3_moe", mlp_only_layers=[0], decoder_sparse_step=2)
@@ -322,6 +418,7 @@ class TestErrors:
 
 
 FP8_BLOCK = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+SPARSE = {"format": "sparse-24-bitmask", "sparsity_structure": "2:4"}
 INT4_EXPERTS = {
     "quant_method": "compressed-tensors",
     "format": "pack-quantized",
@@ -402,6 +499,13 @@ class TestQuantisation:
     def test_nested_models_may_carry_it_outside(self) -> None:
         nested = {"model_type": "kimi_k25", "text_config": LATENT, "quantization_config": INT4_EXPERTS}
         assert read(nested).precision == Precision(experts=Format.INT4, int4_bits=4.5)
+
+    def test_the_keys_of_a_quantisation_are_asked_in_the_order_of_vllm(self) -> None:
+        four, inner = {"compression_config": INT4_EXPERTS}, {"text_config": LATENT | {"quantization_config": FP8_BLOCK}}
+        int4 = Precision(experts=Format.INT4, int4_bits=4.5)
+        assert read(LATENT | four).precision == read({"text_config": LATENT} | four).precision == int4
+        assert read(inner | four).precision.weights == Format.FP8_BLOCK
+        assert read(inner | {"quantization_config": INT4_EXPERTS}).precision == int4
 
     def test_attention_left_alone_layer_by_layer(self) -> None:
         exclude = ["lm_head", *(f"model.layers.{index}.self_attn*" for index in range(4))]
@@ -524,6 +628,16 @@ class TestQuantisation:
                 },
                 "int weights of 4 bits in groups of 128 with int activations of 8 bits are not known",
             ),
+            (
+                {"config_groups": {}, "sparsity_config": {"sparsity_structure": "2:4"}},
+                r"sparse weights \('2:4'\) cannot",
+            ),
+            ({"quant_method": "compressed-tensors", "sparsity_config": SPARSE}, "weights .'sparse-24-bitmask'. cannot"),
+            ({"config_groups": {"group_0": {"format": "marlin-24"}}}, r"weights \('marlin-24'\) cannot be modelled"),
+            ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin_24"}, "sparse weights"),
+            ({"quant_method": "gptq_marlin_24", "bits": 4}, "sparse weights"),
+            ({"quant_method": "compressed-tensors"}, r"\(compressed-tensors\) has no config_groups"),
+            ({"quant_method": "modelopt"}, r"quantization_config \(modelopt\) has no quant_algo"),
             ({"quant_method": "fp8", "weight_block_size": [1, 64]}, r"weight_block_size is \[1, 64\]"),
             ({"quant_method": "modelopt", "quant_algo": "FP3"}, "quant_algo 'FP3' is not known"),
             (
@@ -537,6 +651,30 @@ class TestQuantisation:
     def test_unknown_formats_are_refused(self, config: Any, message: str) -> None:
         with pytest.raises(InputError, match=message):
             read(LLAMA, quantization_config=config)
+
+    @pytest.mark.parametrize(
+        ("kind", "bits", "group_size", "taken"),
+        [
+            ("float", 4, 16, ("float", 8)),
+            ("float", 4, 32, ("float", 8)),
+            ("float", 4, 16, ("int", 4)),
+            ("float", 8, None, ("int", 8)),
+            ("float", 8, 32, ("int", 8)),
+            ("int", 8, None, ("float", 8)),
+            ("int", 8, None, ("int", 4)),
+        ],
+    )
+    def test_activations_of_another_type_are_refused(
+        self, kind: str, bits: int, group_size: int | None, taken: tuple[str, int]
+    ) -> None:
+        weights = {"type": kind, "num_bits": bits, "group_size": group_size}
+        group = {"weights": weights, "input_activations": {"type": taken[0], "num_bits": taken[1]}}
+        with pytest.raises(InputError, match=f"{kind} weights of {bits} bits .* {taken[0]} activations of {taken[1]}"):
+            read(LLAMA, quantization_config={"config_groups": {"group_0": group}})
+
+    def test_a_sparsity_of_none_is_no_sparsity(self) -> None:
+        dense = {"quant_method": "fp8", "format": "dense", "sparsity_config": {"format": "dense"}}
+        assert read(LLAMA, quantization_config=dense).precision.weights == Format.FP8
 
 
 JUNK = st.recursive(

@@ -10,7 +10,7 @@ from windtunnel.model.launches.encoder import encoder_launches
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Precision
 from windtunnel.model.shape import Shard
-from windtunnel.model.towers import Patches, VisionTower, read_tower
+from windtunnel.model.towers import Patches, VisionTower, read_tower, tower_parameters
 
 SIZES = {"hidden_size": 1280, "intermediate_size": 3420, "depth": 32, "num_heads": 16, "patch_size": 14}
 TEXT = {"hidden_size": 3584}
@@ -128,6 +128,64 @@ def test_an_unknown_rule_and_videos_without_one_are_refused() -> None:
         tower_of("llama4", LLAMA_4).video(8, 100, 100)
     with pytest.raises(InputError, match="too narrow"):
         qwen2_5_vl().image(3000, 10)
+
+
+MERGING = {"depth": 32, "num_heads": 16, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
+INTERN_VIT = {"hidden_size": 3200, "intermediate_size": 12800, "num_hidden_layers": 45, "num_attention_heads": 25}
+PAIRS = {"image_size": [448, 448], "patch_size": [14, 14]}
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [
+        # Counted in transformers 5: `Qwen2VisionTransformerPretrainedModel`, `Qwen2_5_VisionTransformer...`, and
+        # `InternVLVisionModel` without its projector, here of 4 x 3200 to 8192 and the square of the former.
+        (
+            {"model_type": "qwen2_vl", **TEXT, "vision_config": {**MERGING, "embed_dim": 1280, "mlp_ratio": 4, **TEXT}},
+            675_759_104,
+        ),
+        (
+            {
+                "model_type": "qwen2_5_vl",
+                "vision_config": {**MERGING, "hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 3584},
+            },
+            676_550_144,
+        ),
+        (
+            {
+                "model_type": "internvl",
+                "downsample_ratio": 0.5,
+                "text_config": {"hidden_size": 8192},
+                "vision_config": {**INTERN_VIT, **PAIRS},
+            },
+            5_536_496_000 + 12800 * 8192 + 12800**2,
+        ),
+    ],
+)
+def test_parameters_of_published_towers(config: dict[str, Any], parameters: int) -> None:
+    assert tower_parameters(config) == pytest.approx(parameters, rel=1e-4)
+
+
+def test_every_place_of_a_language_model_gives_the_tower_its_width() -> None:
+    """InternVL's own format calls it `llm_config`; tokens are 2 x 2 patches."""
+    vision = {"vision_config": {**INTERN_VIT, **PAIRS}, "downsample_ratio": 0.5}
+    for key in ("text_config", "llm_config", "language_config"):
+        tower = read_tower({key: {"hidden_size": 8192}, **vision})
+        assert tower is not None
+        assert tower.output_size == 8192
+        assert tower.given(256) == Patches(1, 1024, 256)
+
+
+@pytest.mark.parametrize(
+    "change", [{"depth": 10**12}, {"hidden_size": -1}, {"patch_size": [14, 10**12]}, {"mlp_ratio": float("nan")}]
+)
+def test_sizes_that_cannot_be_are_refused_or_not_read(change: dict[str, Any]) -> None:
+    config = {"text_config": TEXT, "vision_config": {**MERGING, "hidden_size": 1280, "mlp_ratio": 4, **change}}
+    if isinstance(next(iter(change.values())), int):
+        with pytest.raises(InputError, match=r"of the vision tower is -?1[0-9]*, which is not plausible"):
+            read_tower(config)
+    else:
+        assert read_tower(config) is None
 
 
 def test_the_arithmetic_of_an_encoder() -> None:

@@ -21,7 +21,8 @@ import msgspec
 from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.files import is_file, read_bytes
 from windtunnel.hardware import Device, Node
-from windtunnel.model.config import UnknownModelTypeError, model_from_config
+from windtunnel.model.architectures import language_model, quantization_of
+from windtunnel.model.config import UnknownModelTypeError, known_architectures, model_from_config
 from windtunnel.model.precision import Precision
 from windtunnel.model.sampling import Sampling
 from windtunnel.model.shape import ModelSpec
@@ -55,11 +56,13 @@ def shipped(name: str) -> Path:
 
 
 class Variant(Schema, frozen=True):
-    """An entry of `aliases.yaml`: a checkpoint with the shape of `base`, and formats or a context of its own."""
+    """An entry of `aliases.yaml`: a checkpoint with the shape of `base`, and formats, a context or prediction
+    layers of its own."""
 
     base: str
     precision: Precision | None = None
     max_context_tokens: int | None = None
+    prediction_layers: int | None = None
 
 
 def search_path() -> list[Path]:
@@ -350,6 +353,7 @@ def _resolve(name: str, entries: Mapping[str, ModelEntry]) -> ModelSpec:
         name=target,
         precision=entry.precision or base.precision,
         max_context_tokens=context,
+        prediction_layers=base.prediction_layers if entry.prediction_layers is None else entry.prediction_layers,
         rotary_values=base.rotary_values * context // base.max_context_tokens,
     )
     return _with_generation(variant)
@@ -404,11 +408,15 @@ def _model_from_files(path: Path) -> ModelSpec:
 
 
 def _most_alike(config: Mapping[str, Any]) -> str | None:
-    """Name the shipped model whose config.json shares most keys with `config`, and say how to read it as that one."""
-    others = {name: _read_json(entry) for name, entry in _models().items() if isinstance(entry, Path)}
-    shared = {name: len(config.keys() & keys) / len(config.keys() | keys) for name, keys in others.items()}
+    """Name the shipped model whose language model shares most keys with that of `config`, and say how to read it so."""
+    text, known = language_model(config), known_architectures()
+    shipped = {name: _read_json(entry) for name, entry in _models().items() if isinstance(entry, Path)}
+    types = {name: str(language_model(keys).get("model_type")).removesuffix("_text") for name, keys in shipped.items()}
+    others = {name: language_model(keys).keys() for name, keys in shipped.items() if types[name] in known}
+    shared = {name: len(text.keys() & keys) / len(text.keys() | keys) for name, keys in others.items()}
     name = max(shared, key=lambda name: shared[name])
-    copied = f'write "model_type": "{others[name].get("model_type")}" into a copy'
+    nested = next((f"the {key} of " for key, part in config.items() if part is text), "")
+    copied = f'write "model_type": "{types[name]}" into {nested}a copy'
     hint = f"its keys are most like those of {name}; if its layers are the same, {copied}"
     return hint if shared[name] >= LEAST_ALIKE else None
 
@@ -451,7 +459,7 @@ def _download(name: str) -> ModelSpec:
     if config is None:
         raise InputError(f"huggingface.co has no config.json of a model {name!r}", "check the spelling")
     quantisation = None
-    if "quantization_config" not in config:
+    if isinstance(config, Mapping) and quantization_of(config) is None:
         quantisation = _fetch_json(f"https://huggingface.co/{name}/resolve/main/hf_quant_config.json", name)
     return model_from_config(config, name, quantisation)
 

@@ -49,11 +49,15 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
         raise InputError(_as_typed(error.message, set(given)), error.hint) from None
     # A model that cannot be read is refused where the scenario is resolved.
     with suppress(InputError):
-        remark_left_out(catalog.model(scenario.model), scenario.workload.has_media)
+        model = catalog.model(scenario.model)
+        remark_left_out(model, scenario.workload.has_media)
         for pool in scenario.deployment.groups:
             deployment = pool_scenario(scenario, pool).deployment
             if sentence := newer_than_known(deployment.engine):
                 remark(f"note: {sentence}")
+            drafts = deployment.engine.speculative
+            if drafts and drafts.method == "mtp" and model.prediction_layers is None:
+                remark(f"note: nothing says whether {model.name} has a prediction layer; one like its last is assumed")
             if deployment.parallelism.num_devices > 1:
                 remark_node(catalog.device(deployment.device), deployment.node)
     return scenario

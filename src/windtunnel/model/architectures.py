@@ -1,5 +1,6 @@
 """Facts of each architecture that its code fixes and its `config.json` leaves out, from `architectures.yaml`."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ class Architecture(Schema):
     """Whether embeddings are tied, where the config does not say."""
     full_attention_every: int | None = None
     """Period of layers that attend to everything, the others to the sliding window; None: all layers slide."""
+    block_names: dict[str, str] = {}
+    """Other names of blocks in `layers_block_type` -> those of the kinds of layers (transformers 5)."""
     shared_experts: int = 0
     """Number of shared experts where the config does not say."""
     width_multiple: int | None = None
@@ -43,8 +46,12 @@ class Architecture(Schema):
     """Rows that a table of learned positions has beyond the longest context; None: positions are not learned."""
     encoder: bool = False
     """Whether tokens see whole prompts, and the model makes no text."""
+    text_classes: tuple[str, ...] = ()
+    """Classes that write text although their name does not say so."""
     pooler: bool = False
     """Whether an encoder's checkpoint has a dense layer after its layers (BERT's pooler)."""
+    prediction_layers: int | None = 0
+    """Prediction layers (MTP) of checkpoints whose config does not say; None: not known."""
     unused_positions: int = 0
     """Positions of the config's longest context that no token takes."""
 
@@ -63,3 +70,19 @@ class Architectures(Schema):
 _FILE = Path(__file__).with_suffix(".yaml")
 KNOWN = decode(read_yaml(_FILE), Architectures, _FILE.name)
 LLAMA = KNOWN.architectures["llama"]
+
+
+def language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a config.json that describes its language model: an object inside, or all of it."""
+    nested = (config.get(key) for key in ("text_config", "llm_config", "language_config"))
+    return next((part for part in nested if isinstance(part, Mapping)), config)
+
+
+def quantization_of(config: Mapping[str, Any]) -> Any:
+    """Return how a config.json says that the checkpoint is quantised; None where it does not.
+
+    Keys and order are those of vLLM 0.24 `model_loader/weight_utils.py`, `get_quant_config`.
+    """
+    text, key = language_model(config), "quantization_config"
+    found = (config.get(key), text.get(key), config.get("compression_config"), text.get("compression_config"))
+    return next((value for value in found if value is not None), None)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from windtunnel.errors import InputError, did_you_mean
-from windtunnel.model.architectures import KNOWN, Architecture
+from windtunnel.model.architectures import KNOWN, Architecture, language_model, quantization_of
 from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.precision import Format, Precision
 from windtunnel.model.quantization import Modules, list_of, precision_from_config
@@ -19,7 +19,6 @@ from windtunnel.model.shape import (
     Attention,
     FeedForward,
     LayerGroup,
-    LayerKind,
     ModelSpec,
     attention_kinds,
     feed_forward_kinds,
@@ -82,10 +81,16 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
         left_out=_left_out(config, reader),
         tower_parameters=tower_parameters(config),
         vision=read_tower(config),
+        prediction_layers=_prediction_layers(reader),
         residual_streams=reader.count("hc_mult", default=1),
         earlier_blocks=_earlier_blocks(reader),
-        rotary_values=_rotary_values(reader, max((part.rotary_size for part, _ in layers if part), default=0)),
+        rotary_values=_rotary_values(reader, [part for part, _ in layers if part]),
     )
+
+
+def _prediction_layers(reader: ConfigReader) -> int | None:
+    given, known = reader.first("num_nextn_predict_layers"), reader.architecture.prediction_layers
+    return known if given[1] is None else reader.count("num_nextn_predict_layers", minimum=0)
 
 
 def _head(reader: ConfigReader) -> Literal["pooler", "score"] | None:
@@ -104,22 +109,38 @@ def _earlier_blocks(reader: ConfigReader) -> float:
     return sum(-(-index // size) for index in range(reader.num_layers)) / reader.num_layers if size else 0.0
 
 
-def _rotary_values(reader: ConfigReader, rotary_size: int) -> int:
+def _rotary_values(reader: ConfigReader, attentions: list[Attention]) -> int:
     """Count the cosines and sines of all positions (vLLM 0.19 `rotary_embedding/`).
 
     A linear scaling lengthens its table by its factor; layers with a window have a second, unscaled one where they have
-    a base of their own.
+    a base of their own. transformers 5 describes a table for each type of layers; a proportional one is as wide as
+    heads (Gemma 4; vLLM 0.24 `gemma4_rope.py`).
+
+    Raises:
+        InputError: a factor or a share is no plausible number.
     """
     scaling = reader.raw.get("rope_scaling") or reader.raw.get("rope_parameters")
     scaling = scaling if isinstance(scaling, Mapping) else {}
-    factor = scaling.get("factor") if "linear" in (scaling.get("rope_type"), scaling.get("type")) else 1
-    given = {**scaling, **reader.raw}
-    share = next((given[key] for key in ROTARY_SHARES if given.get(key) is not None), 1)
-    if not isinstance(factor, int | float) or not isinstance(share, int | float):
-        return 0
-    rotated = reader.count("rotary_dim", default=int(rotary_size * share), minimum=0)
-    tables = factor + ("rope_local_base_freq" in reader.raw)
-    return int(reader.count("max_position_embeddings") * rotated * tables)
+    typed = {key: part for key, part in scaling.items() if str(key).endswith("attention") and isinstance(part, Mapping)}
+    values = 0
+    for key, part in (typed or {"": scaling}).items():
+        with_window = (True, False) if not typed else (key == "sliding_attention",)
+        widths = (each.rotary_size for each in attentions if (each.window_tokens is not None) in with_window)
+        types, given = (part.get("rope_type"), part.get("type")), {**part, **reader.raw}
+        factor = _number("factor", part.get("factor"), 10_000, reader.name) if "linear" in types else 1
+        shares = (_number(name, given[name], 1, reader.name) for name in ROTARY_SHARES if given.get(name) is not None)
+        share = 1 if "proportional" in types else next(shares, 1)
+        rotated = reader.count("rotary_dim", default=int(max(widths, default=0) * share), minimum=0)
+        tables = factor + ("rope_local_base_freq" in reader.raw and not typed)
+        values += int(reader.count("max_position_embeddings") * rotated * tables)
+    return values
+
+
+def _number(key: str, value: Any, most: float, name: str) -> float:
+    """Return the number under a key of rotations; raise InputError unless it is from 0 to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        raise InputError(f"{name}: {key} is {value!r}; a number from 0 to {most:,} is needed")
+    return value
 
 
 def _precision(reader: ConfigReader, quant_config: Mapping[str, Any] | None, modules: list[Modules]) -> Precision:
@@ -166,14 +187,11 @@ def _reader(config: Mapping[str, Any], name: str) -> ConfigReader:
     """Return the keys of the language model in `config`, then its outer keys, then the defaults of its class."""
     if not isinstance(config, Mapping):
         raise InputError(f"{name}: config.json holds {type(config).__name__}; an object is needed")
-    nested = (config.get(key) for key in ("text_config", "llm_config", "language_config"))
-    text = next((part for part in nested if isinstance(part, Mapping)), config)
+    text = language_model(config)
     model_type = str(text.get("model_type") or config.get("model_type") or "").removesuffix("_text")
-    outer = {
-        key: config[key] for key in ("tie_word_embeddings", "quantization_config", "architectures") if key in config
-    }
+    outer = {key: config[key] for key in ("tie_word_embeddings", "architectures") if key in config}
     given = {key: value for key, value in text.items() if value is not None}
-    raw = KNOWN.class_defaults.get(model_type, {}) | outer | given
+    raw = KNOWN.class_defaults.get(model_type, {}) | outer | given | {"quantization_config": quantization_of(config)}
     _refuse_other_models(raw, name, model_type)
     known = known_architectures()
     if model_type not in known:
@@ -207,11 +225,24 @@ def _refuse_other_models(raw: Mapping[str, Any], name: str, model_type: str) -> 
         if raw.get("is_decoder") or is_odd:
             made = "as a decoder" if raw.get("is_decoder") else f"with {positions!r} positions"
             raise InputError(f"{name}: an encoder of model_type {model_type!r} {made} cannot be modelled")
-    endings = ("Model", _SCORING) if known is not None and known.encoder else _GENERATIVE
+    later = {"is_causal": (False,), "use_bidirectional_attention": (True, "all")}
+    both_ways = next((f"{key} is {raw[key]!r}" for key, values in later.items() if raw.get(key) in values), None)
+    # Gemma 4's "vision" is about the tokens of an image alone.
+    if both_ways and not (known is not None and known.encoder):
+        raise InputError(f"{name}: a decoder whose tokens see later ones ({both_ways}) cannot be modelled")
+    vectors = ("Model", _SCORING)
+    endings = vectors if known is not None and known.encoder else (*_GENERATIVE, *(known.text_classes if known else ()))
     is_known = not architectures or any(item.endswith(endings) for item in architectures)
     if raw.get("is_encoder_decoder") or not is_known:
-        what = "neither a decoder-only language model nor an encoder for vectors or scores"
-        raise InputError(f"{name} ({', '.join(architectures)}) is {what}")
+        what = "is neither a decoder-only language model nor an encoder for vectors or scores"
+        ending = next((end for end in vectors if architectures and architectures[0].endswith(end)), None)
+        if known is None or ending is None or raw.get("is_encoder_decoder"):
+            raise InputError(f"{name} ({', '.join(architectures)}) {what}")
+        language_model = f'"architectures": ["{architectures[0].removesuffix(ending)}ForCausalLM"]'
+        raise InputError(
+            f"{name} ({', '.join(architectures)}) is a decoder without an output layer",
+            f"write {language_model} into a copy of config.json, and take --task embed or rerank",
+        )
 
 
 def _num_norms(reader: ConfigReader) -> int:
@@ -225,38 +256,19 @@ def _num_norms(reader: ConfigReader) -> int:
 
 def _layers(reader: ConfigReader) -> list[Layer]:
     """Return attention and feed-forward of every layer, in order; blocks of a hybrid have one of the two."""
-    blocks = _blocks(reader)
-    if blocks:
-        return [_block(reader, index, name) for index, name in enumerate(blocks)]
-    return list(zip(_attentions(reader), _feed_forwards(reader), strict=True))
-
-
-def _blocks(reader: ConfigReader) -> list[str]:
-    """Return the block of each layer in a model whose layers are one block each; empty for other models."""
-    pattern = reader.raw.get("hybrid_override_pattern")
-    if pattern is None:
-        return reader.named_layers("layers_block_type", tuple(_by_layer_type()))
-    letters = list(pattern) if isinstance(pattern, str) else []
-    unknown = next((letter for letter in letters if letter not in _BLOCK_LETTERS), None)
-    if unknown is not None:
-        raise InputError(
-            f"{reader.name}: hybrid_override_pattern has {unknown!r}, which cannot be modelled; allowed: "
-            f"{' '.join(_BLOCK_LETTERS)}"
-        )
-    return [_BLOCK_LETTERS[letter] for letter in reader.per_layer("hybrid_override_pattern", letters)]
-
-
-def _by_layer_type() -> dict[str, type[LayerKind]]:
-    """Return the kind of each name that configs give to layers."""
-    return {name: kind for kind in (*attention_kinds(), *feed_forward_kinds()) for name in kind.layer_types}
-
-
-def _block(reader: ConfigReader, index: int, name: str) -> Layer:
-    kind = _by_layer_type()[name]
-    if issubclass(kind, Attention):
-        return kind.read(reader, index, name), None
-    assert issubclass(kind, FeedForward)
-    return None, kind.read(reader)
+    kinds: dict[str, Any] = {
+        name: kind for kind in (*attention_kinds(), *feed_forward_kinds()) for name in kind.layer_types
+    }
+    letters = reader.named_layers("hybrid_override_pattern", tuple(_BLOCK_LETTERS))
+    named = reader.named_layers("layers_block_type", tuple(kinds)) if not letters else []
+    others = _BLOCK_LETTERS | reader.architecture.block_names
+    blocks = [(index, kinds[others.get(name, name)], name) for index, name in enumerate(letters or named)]
+    if not blocks:
+        return list(zip(_attentions(reader), _feed_forwards(reader), strict=True))
+    return [
+        (kind.read(reader, index, name), None) if issubclass(kind, Attention) else (None, kind.read(reader))
+        for index, kind, name in blocks
+    ]
 
 
 def _attentions(reader: ConfigReader) -> Iterator[Attention]:

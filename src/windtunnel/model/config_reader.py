@@ -9,7 +9,7 @@ from windtunnel.model.architectures import KNOWN, Architecture, Rule
 from windtunnel.model.quantization import list_of
 
 _MOST_LAYERS = 10_000
-_MOST = 10**9
+MOST = 10**9
 """Largest count of a `config.json`."""
 
 
@@ -28,7 +28,8 @@ class ConfigReader:
         return next(((name, self.raw[name]) for name in names if self.raw.get(name) is not None), (keys[-1], None))
 
     def count(self, *keys: str, default: int | None = None, minimum: int = 1) -> int:
-        """Return a whole number of at least `minimum`, under the first of `keys` that is given."""
+        """Return a whole number of at least `minimum`, under the first of `keys` that is given; a list that gives every
+        layer the same counts as that number."""
         key, value = self.first(*keys)
         if value is None and default is not None:
             return default
@@ -36,12 +37,15 @@ class ConfigReader:
             published = "give a model's config.json as published on Hugging Face"
             near = did_you_mean(keys[0], (str(known) for known in self.raw), published)
             raise InputError(
-                f"{self.name}: config.json (model_type {self.model_type!r}) has no {' or '.join(keys)}", near
+                f"{self.name}: config.json (model_type {self.model_type!r}) has no {' or '.join(dict.fromkeys(keys))}",
+                near,
             )
+        if isinstance(value, list) and len(value) > 1 and value == value[:1] * len(value):
+            value = value[0]
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise InputError(f"{self.name}: {key} is {value!r}; a whole number of at least {minimum} is needed")
-        if value > _MOST:
-            raise InputError(f"{self.name}: {key} is {value}, which is not plausible; at most {_MOST:,} is read")
+        if value > MOST:
+            raise InputError(f"{self.name}: {key} is {value}, which is not plausible; at most {MOST:,} is read")
         return value
 
     def flag(self, *keys: str, default: bool = False) -> bool:
@@ -71,11 +75,11 @@ class ConfigReader:
         return values
 
     def named_layers(self, key: str, allowed: tuple[str, ...]) -> list[str]:
-        """Return the names that a config gives to its layers under `key`; empty where it gives none."""
+        """Return the names, or letters, that a config gives to its layers under `key`; empty where it gives none."""
         names = self.raw.get(key)
         if names is None:
             return []
-        names = self.per_layer(key, names if isinstance(names, list) else [])
+        names = self.per_layer(key, list(names) if isinstance(names, list | str) else [])
         unknown = next((name for name in names if name not in allowed), None)
         if unknown is not None:
             raise InputError(

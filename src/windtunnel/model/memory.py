@@ -83,22 +83,13 @@ def _tensors(shard: Shard) -> Iterator[tuple[float, float]]:
         if isinstance(op, Gemm):
             yield count, op.n * op.k * shard.precision.bits(op.format) / 8
         elif isinstance(op, Experts):
-            matrix = (
-                op.num_experts
-                / op.ep
-                * op.hidden_size
-                * op.intermediate_size
-                / op.tp
-                * shard.precision.bits(op.format)
-                / 8
-            )
+            values = op.num_experts / op.ep * op.hidden_size * op.intermediate_size / op.tp
+            matrix = values * shard.precision.bits(op.format) / 8
             yield count, (op.num_matrices - 1) * matrix
             yield count, matrix
     rows = (model.vocab_size + -model.vocab_size % VOCABULARY_MULTIPLE) / shard.tp
-    yield (
-        1 if model.tie_word_embeddings or shard.parallelism.pp > 1 else 2,
-        rows * model.hidden_size * value_bytes(shard),
-    )
+    num_tables = 1 if model.tie_word_embeddings or shard.parallelism.pp > 1 else 2
+    yield num_tables, rows * model.hidden_size * value_bytes(shard)
 
 
 def _padding_bytes(num_bytes: float) -> float:

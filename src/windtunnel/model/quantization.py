@@ -55,13 +55,15 @@ def precision_from_config(
     )
     attention, output, linear, experts = (_of_most(scheme, enumerate(modules)) for modules in parts)
     weights = linear or attention or Format.BF16
+    # A group may list the output layer by name; methods for all `Linear` modules leave it alone.
+    names_lm_head = any(not modules.everything and "lm_head" in modules for modules, _ in scheme.groups)
     return Precision(
         int4_bits=scheme.int4_bits,
         weights=weights,
         attention=None if attention == weights else attention,
         attention_output=None if output == attention else output,
         experts=None if experts == weights else experts,
-        lm_head=scheme.format_of(("lm_head",)) if scheme.lm_head or scheme.names_lm_head else Format.BF16,
+        lm_head=scheme.format_of(("lm_head",)) if scheme.lm_head or names_lm_head else Format.BF16,
         kv_cache=scheme.kv_cache,
     )
 
@@ -134,11 +136,6 @@ class _Scheme:
     int4_bits: float = BITS[Format.INT4]
     """As `Precision.int4_bits`."""
 
-    @property
-    def names_lm_head(self) -> bool:
-        """Whether a group lists the output layer by name; methods for all `Linear` modules leave it alone."""
-        return any(not modules.everything and "lm_head" in modules for modules, _ in self.groups)
-
     def format_of(self, names: Names) -> Format:
         """Return the format of the module that checkpoints call one of `names`."""
         if any(name in self.ignored for name in names):
@@ -161,11 +158,24 @@ def _scheme(quantization_config: Any, hf_quant_config: Mapping[str, Any] | None,
     if quantization_config is None:
         return None
     config = _object(quantization_config, "quantization_config", model)
+    _refuse_sparse(config, model)
     if "quant_algo" in config:
         return _modelopt(config, model)
     if "config_groups" in config:
         return _compressed_tensors(config, model)
     return _single_format(config, model)
+
+
+def _refuse_sparse(config: Mapping[str, Any], model: str) -> None:
+    """Raise InputError for a checkpoint that leaves out weights: two of each four, or any."""
+    sparsity = _object(config.get("sparsity_config") or {}, "sparsity_config", model)
+    keys = ("format", "sparsity_structure", "checkpoint_format", "quant_method")
+    groups = config.get("config_groups")
+    parts = [config, sparsity, *(groups.values() if isinstance(groups, Mapping) else ())]
+    said = [str(part[key]) for part in parts if isinstance(part, Mapping) for key in keys if part.get(key)]
+    found = next((name for name in said if name == "2:4" or re.search(r"marlin.24|^sparse", name)), None)
+    if found is not None:
+        raise InputError(f"{model}: sparse weights ({found!r}) cannot be modelled: nobody measured them", _HINT)
 
 
 def _single_format(config: Mapping[str, Any], model: str) -> _Scheme:
@@ -179,16 +189,24 @@ def _single_format(config: Mapping[str, Any], model: str) -> _Scheme:
         # transformers and vLLM quantise only the routed experts with it.
         return _Scheme(((_Modules(("experts",)), Format.MXFP4),), ignored)
     if method.startswith(("awq", "gptq")) or method in ("auto-round", "autoround"):
-        weights_format, data_type = _bits_format(config, method, model), config.get("data_type", "int")
+        bits, data_type = config.get("bits", config.get("w_bit")), config.get("data_type", "int")
+        if bits not in (4, 8):
+            raise InputError(f"{model}: {method} with {bits!r} bits is not known; allowed: 4, 8", _HINT)
         if data_type != "int":
             raise InputError(f"{model}: {method} with data_type {data_type!r} is not known; allowed: 'int'", _HINT)
         has_zero_points = bool(config.get("zero_point", not config.get("sym", True)))
-        bits = _int4_bits(config.get("group_size", config.get("q_group_size", 128)), has_zero_points, model)
-        return _Scheme(((_ALL, weights_format),), ignored, lm_head=bool(config.get("lm_head")), int4_bits=bits)
+        int4 = _int4_bits(config.get("group_size", config.get("q_group_size", 128)), has_zero_points, model)
+        weights_format = Format.INT4 if bits == 4 else Format.W8A16
+        return _Scheme(((_ALL, weights_format),), ignored, lm_head=bool(config.get("lm_head")), int4_bits=int4)
     if method == "quark":
         return _quark(config, model)
     if method in _UNPRICED:
         raise InputError(f"{model}: quant_method {method!r} cannot be modelled: {_UNPRICED[method]}", _HINT)
+    needed = "quant_algo" if method.startswith("modelopt") else "config_groups"
+    if needed == "quant_algo" or method == "compressed-tensors":
+        raise InputError(
+            f"{model}: its quantization_config ({method}) has no {needed}, so that it says no format", _HINT
+        )
     known = "fp8, fbgemm_fp8, mxfp8, mxfp4, awq, gptq, auto-round, quark, compressed-tensors, modelopt"
     raise InputError(f"{model}: quant_method {method!r} is not known; allowed: {known}", _HINT)
 
@@ -198,15 +216,6 @@ _UNPRICED = {
     "gguf": "its blocks have other bits in each tensor, and nobody measured their kernels",
 }
 """Methods that nothing here prices -> the reason."""
-
-
-def _bits_format(config: Mapping[str, Any], method: str, model: str) -> Format:
-    """Return the format of integer weights whose activations stay in 16 bits."""
-    bits = config.get("bits", config.get("w_bit"))
-    known = {4: Format.INT4, 8: Format.W8A16}
-    if not isinstance(bits, int) or bits not in known:
-        raise InputError(f"{model}: {method} with {bits!r} bits is not known; allowed: 4, 8", _HINT)
-    return known[bits]
 
 
 def _int4_bits(group_size: Any, has_zero_points: bool, model: str) -> float:
@@ -294,11 +303,10 @@ def _modelopt(config: Mapping[str, Any], model: str) -> _Scheme:
         return _Scheme((), ignored, kv_cache)
     if algorithm != "MIXED_PRECISION":
         weights_format = _modelopt_format(algorithm, model)
-        has_groups = weights_format in (Format.INT4, Format.INT4A8)
-        bits = (
-            _int4_bits(config.get("group_size", 128), bool(config.get("has_zero_point")), model) if has_groups else 0.0
-        )
-        return _Scheme(((_ALL, weights_format),), ignored, kv_cache, int4_bits=bits or BITS[Format.INT4])
+        bits = BITS[Format.INT4]
+        if weights_format in (Format.INT4, Format.INT4A8):
+            bits = _int4_bits(config.get("group_size", 128), bool(config.get("has_zero_point")), model)
+        return _Scheme(((_ALL, weights_format),), ignored, kv_cache, int4_bits=bits)
     by_algorithm: dict[str, list[str]] = {}
     for name, layer in _object(config.get("quantized_layers"), "quantized_layers", model).items():
         by_algorithm.setdefault(str(_object(layer, name, model).get("quant_algo")), []).append(name)
@@ -313,56 +321,53 @@ def _modelopt_format(algorithm: Any, model: str) -> Format:
 
 
 def _compressed_tensors(config: Mapping[str, Any], model: str) -> _Scheme:
-    groups = [
-        _object(group, name, model) for name, group in _object(config["config_groups"], "config_groups", model).items()
-    ]
+    listed = _object(config["config_groups"], "config_groups", model).items()
+    groups = [_object(group, name, model) for name, group in listed]
+    targets = [_Modules(_strings(group, "targets", model) or ["Linear"]) for group in groups]
     formats = [_group_format(group, model) for group in groups]
     int4 = [
-        _int4_bits(weights.get("group_size"), weights.get("symmetric") is False, model)
-        for weights in (group["weights"] for group in groups)
-        if weights.get("type") == "int" and weights.get("num_bits") == 4
+        _int4_bits(group["weights"].get("group_size"), group["weights"].get("symmetric") is False, model)
+        for group, group_format in zip(groups, formats, strict=True)
+        if group_format in (Format.INT4, Format.INT4A8)
     ]
-    return _Scheme(
-        tuple(
-            (_Modules(_strings(group, "targets", model) or ["Linear"]), group_format)
-            for group, group_format in zip(groups, formats, strict=True)
-        ),
-        _Modules(_strings(config, "ignore", model)),
-        _kv_format(config.get("kv_cache_scheme"), model),
-        int4_bits=max(int4, default=BITS[Format.INT4]),
-    )
+    left_alone, kv_cache = _Modules(_strings(config, "ignore", model)), _kv_format(config.get("kv_cache_scheme"), model)
+    of_most = max(int4, default=BITS[Format.INT4])
+    return _Scheme(tuple(zip(targets, formats, strict=True)), left_alone, kv_cache, int4_bits=of_most)
 
 
-_GROUPED: dict[int, dict[tuple[int, bool], Format]] = {
-    4: {(16, True): Format.NVFP4, (16, False): Format.NVFP4A16, (32, True): Format.MXFP4A4, (32, False): Format.MXFP4},
-    8: {(32, True): Format.MXFP8},
+_FLOAT4, _FLOAT8, _INT8 = ("float", 4), ("float", 8), ("int", 8)
+_GROUPS: Mapping[tuple[tuple[str, int], int | None, tuple[str, int] | None], Format] = {
+    (_FLOAT4, 16, _FLOAT4): Format.NVFP4,
+    (_FLOAT4, 16, None): Format.NVFP4A16,
+    (_FLOAT4, 32, _FLOAT4): Format.MXFP4A4,
+    (_FLOAT4, 32, None): Format.MXFP4,
+    (_FLOAT8, 32, _FLOAT8): Format.MXFP8,
+    (_FLOAT8, None, _FLOAT8): Format.FP8,
+    (_FLOAT8, None, None): Format.W8A16,
+    (_INT8, None, _INT8): Format.INT8,
+    (_INT8, None, None): Format.W8A16,
+    (("int", 4), None, _FLOAT8): Format.INT4A8,
+    (("int", 4), None, None): Format.INT4,
 }
-"""Bits of floating-point weights -> (values that share a scale, whether activations are quantised) -> format."""
+"""Type and bits of weights, floating-point values that share a scale, type and bits of activations -> format."""
 
 
 def _group_format(group: Mapping[str, Any], model: str) -> Format:
-    """Return the format of one group, by its weights and activations."""
+    """Return the format of one group, by its weights and activations; these are of the weights' type and bits where
+    they give none."""
     weights, activations = _object(group.get("weights"), "weights", model), group.get("input_activations")
     kind, bits, group_size = (weights.get(key) for key in ("type", "num_bits", "group_size"))
-    taken = _object(activations, "input_activations", model) if activations else {}
-    known: Format | None = None
-    if kind == "float" and isinstance(group_size, int) and bits in _GROUPED:
-        known = _GROUPED[bits].get((group_size, bool(activations)))
-    elif kind == "float" and bits == 8:
-        known = _fp8_format(weights.get("block_structure"), model) if activations else Format.W8A16
-    elif kind == "int" and isinstance(bits, int):
-        in_fp8 = (taken.get("type"), taken.get("num_bits")) == ("float", 8)
-        by_bits = {8: Format.INT8, 4: Format.INT4A8 if in_fp8 else None}
-        known = (by_bits if activations else {8: Format.W8A16, 4: Format.INT4}).get(bits)
+    inputs = _object(activations, "input_activations", model) if activations else {}
+    taken = (str(inputs.get("type", kind)), inputs.get("num_bits", bits)) if inputs else None
+    shared = group_size if kind == "float" and isinstance(group_size, int) else None
+    known = next((each for key, each in _GROUPS.items() if key == ((kind, bits), shared, taken)), None)
     if known is None:
-        of_activations = (
-            f"{taken.get('type')} activations of {taken.get('num_bits')} bits" if taken else "no quantised activations"
-        )
+        of_activations = f"{taken[0]} activations of {taken[1]} bits" if taken else "no quantised activations"
         raise InputError(
             f"{model}: {kind} weights of {bits} bits in groups of {group_size} with {of_activations} are not known",
             _HINT,
         )
-    return known
+    return _fp8_format(weights.get("block_structure"), model) if known is Format.FP8 else known
 
 
 def _kv_format(scheme: Any, model: str) -> Format:

@@ -320,6 +320,8 @@ class ModelSpec(Schema):
     """Parameters of a vision tower in memory; 0 where there is none or its config lacks its sizes."""
     vision: VisionTower | None = None
     """Vision tower, for workloads with images or videos; None: none, or its sizes are not known."""
+    prediction_layers: int | None = None
+    """Layers that draft later tokens (MTP) in the checkpoint; None: not known."""
     residual_streams: int = 1
     """Streams of the residual; several are mixed by hyper-connections."""
     earlier_blocks: float = 0.0

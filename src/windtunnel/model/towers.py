@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from windtunnel.errors import InputError
-from windtunnel.model.architectures import KNOWN
+from windtunnel.model.architectures import KNOWN, language_model
+from windtunnel.model.config_reader import MOST
 from windtunnel.schema import Schema
 
 GATED = ("pixtral", "qwen2_5_vl")
@@ -172,15 +173,11 @@ def _limits(given: Pixels, known: tuple[int, int]) -> tuple[int, int]:
     return least, most
 
 
-_QWEN2_IMAGE = (56 * 56, 12_845_056)
-_QWEN3_IMAGE, _QWEN3_VIDEO = (65_536, 16_777_216), (4_096, 25_165_824)
+_QWEN2 = {"rule": "qwen", "image_pixels": (56 * 56, 12_845_056)}
+_QWEN3 = {"rule": "qwen", "image_pixels": (65_536, 16_777_216), "video_pixels": (4_096, 25_165_824)}
 _RULES: Mapping[str, Mapping[str, Any]] = {
-    "qwen2_vl": {"rule": "qwen", "image_pixels": _QWEN2_IMAGE},
-    "qwen2_5_vl": {"rule": "qwen", "image_pixels": _QWEN2_IMAGE},
-    "qwen3_vl": {"rule": "qwen", "image_pixels": _QWEN3_IMAGE, "video_pixels": _QWEN3_VIDEO},
-    "qwen3_vl_moe": {"rule": "qwen", "image_pixels": _QWEN3_IMAGE, "video_pixels": _QWEN3_VIDEO},
-    "qwen3_5": {"rule": "qwen", "image_pixels": _QWEN3_IMAGE, "video_pixels": _QWEN3_VIDEO},
-    "qwen3_5_moe": {"rule": "qwen", "image_pixels": _QWEN3_IMAGE, "video_pixels": _QWEN3_VIDEO},
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _QWEN2),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN3),
     "gemma3": {"rule": "pooled", "max_tokens": 256},
     "gemma4": {"rule": "budget", "max_tokens": 280},
     "llama4": {"rule": "tiles", "max_patches": 16},
@@ -197,19 +194,22 @@ def read_tower(config: Mapping[str, Any]) -> VisionTower | None:
 
     Towers have 16 heads where the config does not say, as every published one of these architectures.
     """
-    tower, text = _tower(config), _text(config)
+    keys, text = KNOWN.towers["vision tower"], language_model(config)
+    given: Mapping[str, Any] = next((config[key] for key in keys if isinstance(config.get(key), Mapping)), {})
+    tower = {**KNOWN.class_defaults.get(str(given.get("model_type")), {}), **given}
     rule = _RULES.get(str(config.get("model_type")), {"rule": "other"})
     # Qwen2-VL calls the width `embed_dim` and the language model's `hidden_size`.
     width = _size(tower, "embed_dim", "hidden_size", "vt_hidden_size")
-    ratio = tower.get("mlp_ratio", 0)
-    inner = _size(tower, "intermediate_size", "vt_intermediate_size", default=int(width * ratio))
+    ratio = tower.get("mlp_ratio")
+    inner = int(width * ratio) if isinstance(ratio, int | float) and 0 < ratio <= MOST else 0
+    inner = _size(tower, "intermediate_size", "vt_intermediate_size", default=inner)
     num_layers, patch = _size(tower, "num_hidden_layers", "depth", "vt_num_hidden_layers"), _size(tower, "patch_size")
     output = _size(tower, "out_hidden_size", default=_size(text, "hidden_size"))
     if 0 in (width, inner, num_layers, patch, output):
         return None
     full = tower.get("fullatt_block_indexes")
     earlier = tower.get("deepstack_visual_indexes")
-    given = {"max_tokens": _size(config, "mm_tokens_per_image", default=_size(tower, "default_output_length"))}
+    said = {"max_tokens": _size(config, "mm_tokens_per_image", default=_size(tower, "default_output_length"))}
     return VisionTower(
         hidden_size=width,
         intermediate_size=inner,
@@ -224,7 +224,7 @@ def read_tower(config: Mapping[str, Any]) -> VisionTower | None:
         image_size=_size(tower, "image_size"),
         window_patches=(_size(tower, "window_size") // patch) ** 2 if isinstance(full, list) else 0,
         num_full_layers=len(full) if isinstance(full, list) else 0,
-        **{**rule, **{name: value for name, value in given.items() if value}},
+        **{**rule, **{name: value for name, value in said.items() if value}},
     )
 
 
@@ -233,22 +233,14 @@ def _merge(config: Mapping[str, Any], tower: Mapping[str, Any]) -> int:
     kernel = tower.get("merge_kernel_size")
     if isinstance(kernel, list) and kernel and isinstance(kernel[0], int):
         return kernel[0]
-    if isinstance(ratio := tower.get("pixel_shuffle_ratio"), float) and ratio > 0:
+    ratio = tower.get("pixel_shuffle_ratio", config.get("downsample_ratio"))
+    if isinstance(ratio, float) and 0.01 < ratio <= 1:
         return round(1 / ratio)
     if str(config.get("model_type")) == "gemma3":
         return 4  # 64 x 64 patches are averaged to 16 x 16 (`Gemma3MultiModalProjector`)
     return _size(
         tower, "spatial_merge_size", "pooling_kernel_size", default=_size(config, "spatial_merge_size", default=1)
     )
-
-
-def _tower(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    keys = KNOWN.towers["vision tower"]
-    return next((config[key] for key in keys if isinstance(config.get(key), Mapping)), {})
-
-
-def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return config["text_config"] if isinstance(config.get("text_config"), Mapping) else config
 
 
 def tower_parameters(config: Mapping[str, Any]) -> int:
@@ -258,25 +250,32 @@ def tower_parameters(config: Mapping[str, Any]) -> int:
     patches are embedded, and their positions where the number of patches is fixed. The projector is a matrix to the
     language model's width; where patches are merged first, there is one of the merged width before it.
     """
-    tower = _tower(config)
-    width, inner = (
-        _size(tower, "hidden_size", "vt_hidden_size"),
-        _size(tower, "intermediate_size", "vt_intermediate_size"),
-    )
-    num_layers, patch = _size(tower, "num_hidden_layers", "depth", "vt_num_hidden_layers"), _size(tower, "patch_size")
-    if 0 in (width, inner, num_layers, patch):
+    tower = read_tower(config)
+    if tower is None:
         return 0
-    matrices = 3 if str(tower.get("model_type", "")).startswith(GATED) else 2
-    layer = 4 * width * (width + 1) + matrices * width * inner + inner + width + 4 * width
-    positions = (_size(tower, "image_size") // patch) ** 2
-    embedded = (CHANNELS * patch**2 * _size(tower, "temporal_patch_size", default=1) + positions) * width
-    kernel = tower.get("merge_kernel_size")
-    side = kernel[0] if isinstance(kernel, list) and kernel and isinstance(kernel[0], int) else 1
-    merged = width * _size(tower, "spatial_merge_size", default=side) ** 2
-    output = _size(tower, "out_hidden_size", default=_size(_text(config), "hidden_size"))
-    return num_layers * layer + embedded + merged * output + (merged**2 if merged > width else 0)
+    width, inner = tower.hidden_size, tower.intermediate_size
+    layer = 4 * width * (width + 1) + (3 if tower.gated else 2) * width * inner + inner + width + 4 * width
+    positions = (tower.image_size // tower.patch_size) ** 2
+    embedded = (CHANNELS * tower.patch_size**2 * tower.temporal_patch_size + positions) * width
+    merged = width * (tower.merge**2 if tower.rule in ("qwen", "moonvit", "other") else 1)
+    projector = merged * tower.output_size + (merged**2 if merged > width else 0)
+    return tower.num_layers * layer + embedded + projector
 
 
 def _size(part: Mapping[str, Any], *keys: str, default: int = 0) -> int:
-    """Return the first whole number under one of `keys`."""
-    return next((part[key] for key in keys if isinstance(part.get(key), int)), default)
+    """Return the first whole number under one of `keys`, or both numbers of an equal pair.
+
+    Raises:
+        InputError: it is below 0 or above `MOST`.
+    """
+    for key in keys:
+        value = part.get(key)
+        if isinstance(value, list) and value and value == value[:1] * len(value):
+            value = value[0]
+        if isinstance(value, int):
+            if not 0 <= value <= MOST:
+                raise InputError(
+                    f"{key} of the vision tower is {value}, which is not plausible; at most {MOST:,} is read"
+                )
+            return value
+    return default

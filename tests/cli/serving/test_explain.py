@@ -6,7 +6,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
+
+from windtunnel import catalog
+from windtunnel.cli.output import remark_left_out
 
 if TYPE_CHECKING:
     from cli.conftest import Command
@@ -91,6 +95,20 @@ def test_a_tower_that_is_left_out_is_said_once_beside_the_result(windtunnel: Com
     assert "tower" not in done.stdout
     text = windtunnel("explain", "--model", "google/gemma-2-9b", "--device", "h100_sxm", "--json")
     assert "tower" not in text.stderr
+
+
+def test_a_tower_of_unknown_size_is_said_to_be_missing_in_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    model = msgspec.structs.replace(catalog.model("google/gemma-3-4b-it"), tower_parameters=0)
+    remark_left_out(model)
+    assert "text only; the memory of its vision tower is not counted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("model", "is_noted"), [("google/gemma-4-31B-it", True), ("XiaomiMiMo/MiMo-7B-Base", False)])
+def test_a_prediction_layer_that_is_not_known_is_announced(windtunnel: Command, model: str, is_noted: bool) -> None:
+    drafts = "deployment.engine.speculative={method: mtp, num_draft_tokens: 1, acceptance_fraction: 0.7}"
+    done = windtunnel("explain", "--model", model, "--device", "h200_sxm", "--batch", "1", "--set", drafts)
+    assert done.code == 0
+    assert ("has a prediction layer; one like its last is assumed" in done.stderr) == is_noted
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-Next-80B-A3B-Instruct", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"])

@@ -12,6 +12,7 @@ from effort import cases_to_try
 from serving.kv.test_prefix_cache import VLLM
 from serving.loop.test_oracle import Case, assert_equal_to_the_oracle, cases, random_cost, session_cases
 from serving.pool_of_one import run_pool
+from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.serving import codes
 from windtunnel.serving.deployment import Speculative
@@ -108,13 +109,17 @@ def test_one_token_a_step_is_no_speculation(case: Case) -> None:
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
-def simulated(**speculative: object) -> wt.Result:
+DRAFTING = catalog.model_config("meta-llama/Llama-3.1-70B") | {"name": "drafting", "num_nextn_predict_layers": 1}
+"""A model with a prediction layer and a smaller one of its vocabulary; none is published."""
+
+
+def simulated(model: object = DRAFTING, **speculative: object) -> wt.Result:
     # Some drafts keep an engine from scheduling ahead; here only their own cost is to differ.
     chosen: dict[str, object] = {"deployment.engine.async_scheduling": False}
     chosen |= {"deployment.engine.speculative": speculative} if speculative else {}
     return wt.simulate(
         wt.scenario(
-            model="meta-llama/Llama-3.1-70B",
+            model=model,
             quant="fp8",
             device="h100_sxm",
             tp=4,
@@ -177,3 +182,9 @@ def test_drafting_costs_time_and_memory() -> None:
 def test_speculation_that_cannot_work_is_refused(speculative: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         simulated(**speculative)
+
+
+@pytest.mark.parametrize("model", ["meta-llama/Llama-3.1-70B", DRAFTING | {"num_nextn_predict_layers": 0}])
+def test_a_model_without_a_prediction_layer_drafts_nothing(model: object) -> None:
+    with pytest.raises(InputError, match="has no prediction layer"):
+        simulated(model, method="mtp", num_draft_tokens=1, acceptance_fraction=0.7)

@@ -133,9 +133,9 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         """Return whether each layer is a mixture of experts."""
         if not reader.count("num_local_experts", default=0, minimum=0):
             return [False] * reader.num_layers
-        named = reader.named_layers("mlp_layer_types", ("dense", "sparse"))
+        named = reader.named_layers("mlp_layer_types", ("dense", "sparse", "moe", "hash_moe"))
         if named:
-            return [layer == "sparse" for layer in named]
+            return [layer != "dense" for layer in named]
         if reader.raw.get("moe_layers"):
             listed = set(reader.numbers("moe_layers"))
             return [index in listed for index in range(reader.num_layers)]

@@ -26,7 +26,8 @@ def token_launches(shard: Shard, num_tokens: Size) -> list[Launch]:
         num_tokens: tokens that one attention data-parallel rank computes.
     """
     layers = ((group.num_layers, _layer(shard, group, num_tokens)) for group in shard.model.layers)
-    launches = [*_embedding(shard, num_tokens), *_repeated(layers)]
+    embedding = shard.elementwise("embedding", num_tokens, 2 * shard.model.hidden_size * BF16_BYTES)
+    launches = [embedding, *shard.all_reduce("embedding_all_reduce", num_tokens), *_repeated(layers)]
     launches.append(shard.norm("final_norm", num_tokens, shard.precision.lm_head))
     if shard.parallelism.pp > 1:
         # Hidden states and residual go to the next stage; a rank sends its share of them.
@@ -109,12 +110,6 @@ def attention_launches(shard: Shard, batch: StepBatch) -> list[Launch]:
     return launches
 
 
-def _embedding(shard: Shard, num_tokens: Size) -> Iterator[Launch]:
-    width = shard.model.hidden_size
-    yield shard.elementwise("embedding", num_tokens, 2 * width * BF16_BYTES)
-    yield from shard.all_reduce("embedding_all_reduce", num_tokens)
-
-
 def _layer(shard: Shard, group: LayerGroup, num_tokens: Size) -> Iterator[Launch]:
     attention, feed_forward = group.attention, group.feed_forward
     precision = shard.precision
@@ -130,7 +125,9 @@ def _layer(shard: Shard, group: LayerGroup, num_tokens: Size) -> Iterator[Launch
         if shard.parallelism.ffn is None:
             yield from feed_forward.launches(shard, num_tokens)
         else:
-            yield from _on_other_side(shard, feed_forward, num_tokens)
+            # The feed-forward is on devices of its own; two transfers go there and back.
+            yield from _their_launches(shard, feed_forward, num_tokens)
+            yield replace(hop_launch(shard, num_tokens), count=2)
         yield from shard.mix("post", num_tokens)
 
 
@@ -190,12 +187,6 @@ def hop_launch(shard: Shard, num_tokens: Size) -> Launch:
     sent = num_tokens * shard.model.hidden_size * BF16_BYTES * copies
     widest = max(1.0 / shape.tp, shape.attention_dp / side.devices)
     return Launch(HOP, Collective("send_recv", sent * widest, 2, min(shard.span_nodes(shape.num_devices), 2)))
-
-
-def _on_other_side(shard: Shard, feed_forward: FeedForward, num_tokens: Size) -> Iterator[Launch]:
-    """Yield a feed-forward on devices of its own, and the transfers there and back."""
-    yield from _their_launches(shard, feed_forward, num_tokens)
-    yield replace(hop_launch(shard, num_tokens), count=2)
 
 
 def _their_launches(shard: Shard, feed_forward: FeedForward, num_tokens: Size) -> Iterator[Launch]:

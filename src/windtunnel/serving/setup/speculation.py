@@ -48,12 +48,17 @@ def drafter_of(setup: Setup, shard: Shard) -> Shard | None:
     head. Its projection of two hidden states to one is left out.
 
     Raises:
-        InputError: there is no such model, or it does not split over as many devices.
+        InputError: there is no such model, or it does not split over as many devices; a model without such a layer.
     """
     speculative = setup.engine.speculative
     if speculative is None or speculative.method == "ngram":
         return None
     if speculative.method == "mtp":
+        if shard.model.prediction_layers == 0:
+            raise InputError(
+                f"{shard.model.name} has no prediction layer (num_nextn_predict_layers) for the method mtp",
+                "draft_model names a model that drafts; ngram needs none",
+            )
         last = msgspec.structs.replace(shard.model.layers[-1], num_layers=1)
         return replace(shard, model=msgspec.structs.replace(shard.model, layers=(last,)), sampler=GREEDY_SAMPLER)
     model = catalog.model(str(speculative.draft_model))
