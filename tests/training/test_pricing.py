@@ -56,9 +56,9 @@ def product_s(device: str, *formats: str) -> list[float]:
 
 
 def test_products_of_a_step_all_in_bf16_are_slower_on_blackwell_than_the_same_products_in_another_step():
-    whole, among_fp8, whole_again = product_s("b200_sxm", "bf16", "fp8", "bf16")
+    whole, among_fp8, whole_again, in_fp16 = product_s("b200_sxm", "bf16", "fp8", "bf16", "fp16")
     assert whole / among_fp8 == pytest.approx(1 / FIGURES.whole_step_rates["blackwell"]["bf16"])
-    assert whole_again == whole
+    assert whole_again == whole == in_fp16
     whole, among_fp8 = product_s("h100_sxm", "bf16", "fp8")
     assert whole == among_fp8
 
