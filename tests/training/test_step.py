@@ -46,6 +46,12 @@ def test_the_breakdown_adds_up_to_the_step() -> None:
         assert min(result.breakdown_s.values()) >= 0
 
 
+@pytest.mark.parametrize("layers", [[0, 16, 16, 0], [11, 0, 11, 10]])
+def test_a_stage_may_hold_no_layers_where_parameters_are_sharded(layers: list[int]) -> None:
+    result = step(framework="fsdp2", parallelism={"pp": 4, "layers_per_stage": layers})
+    assert sum(result.breakdown_s.values()) == pytest.approx(result.step_s, rel=1e-6)
+
+
 def test_the_same_job_gives_the_same_numbers() -> None:
     assert step().step_s == step().step_s
 

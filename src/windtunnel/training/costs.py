@@ -154,7 +154,7 @@ def _shard(rank: Rank, prices: TrainingPricer, chunk: LayerChunk, forward: PassC
     prefetches = bool(job.overlap.parameter_gather) and (limit is None or limit > per_layer.total)
     reduces_beside = bool(job.overlap.gradient_reduce)
     for cost, gathers, reduces in ((forward, gather, 0.0), (backward, again, reduce)):
-        each = cost.seconds / num_layers
+        each = cost.seconds / max(num_layers, 1.0)
         communication = gathers + reduces
         beside = (gathers if prefetches else 0.0) + (reduces if reduces_beside else 0.0)
         hidden = min(beside, each) * (num_layers - 1)
