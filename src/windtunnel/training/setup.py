@@ -179,7 +179,7 @@ def with_uneven_stages(job: TrainingJob, model: ModelSpec) -> TrainingJob:
 
     The ends also hold the embedding and the head. With one chunk on each device both ends give layers up as evenly as
     they can (Megatron's `--decoder-first-pipeline-num-layers` and `--decoder-last-pipeline-num-layers`); with several
-    they give up one each, as Llama 3 405B did (arXiv:2407.21783, section 3.3.2). What neither suits stays as it is.
+    they give up one each, as Llama 3 405B did (arXiv:2407.21783, section 3.3.2): 0, 126 x 1, 0. Else nothing changes.
     """
     degrees = job.parallelism
     num_chunks = degrees.pp * degrees.virtual_stages
@@ -189,7 +189,7 @@ def with_uneven_stages(job: TrainingJob, model: ModelSpec) -> TrainingJob:
     inner = -(-model.num_layers // num_chunks)
     ends = model.num_layers - inner * (num_chunks - 2)
     first, last = -(-ends // 2), ends // 2
-    if last < 1 or first > inner or (degrees.virtual_stages > 1 and not first == last == inner - 1):
+    if first > inner or (last < 1 if degrees.virtual_stages == 1 else not first == last == inner - 1):
         return job
     layers = (first, *[inner] * (num_chunks - 2), last)
     return msgspec.structs.replace(job, parallelism=msgspec.structs.replace(degrees, layers_per_stage=layers))
