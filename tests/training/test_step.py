@@ -163,6 +163,8 @@ def test_an_interval_is_what_published_runs_left_and_wider_where_nobody_measured
     assert expected.high > found.step_s * spread.p90
     experts = step(model="mistralai/Mixtral-8x7B-v0.1", parallelism={"tp": 2, "pp": 4, "ep": 2})
     wider = step_interval(experts)
+    alone = step_interval(step(model="mistralai/Mixtral-8x7B-v0.1"))
+    assert alone.high / alone.low > expected.high / expected.low
     assert wider.high / wider.low > expected.high / expected.low
     exact = Spread(p10=1.0, p50=1.0, p90=1.0, num_runs=1000)
     bounds = step_interval(found, {"dense": msgspec.structs.replace(spreads()["dense"], spread=exact)})

@@ -346,11 +346,11 @@ def straggling(setup: TrainingSetup) -> float:
     return 1.0 + jitter + sigma * math.sqrt(2.0 * math.log(num_devices))
 
 
-def kind_of_job(job: TrainingJob) -> str:
+def kind_of_job(setup: TrainingSetup) -> str:
     """Return the class of jobs with equal errors: `experts`, `lora` or `dense`."""
-    if job.lora is not None:
+    if setup.job.lora is not None:
         return "lora"
-    return "experts" if job.parallelism.ep > 1 else "dense"
+    return "experts" if setup.model.has_experts else "dense"
 
 
 class LearntSpread(Schema):
@@ -383,7 +383,7 @@ def step_interval(result: TrainingResult, known: Mapping[str, LearntSpread] | No
     known = known or spreads()
     total = sum(result.by_coverage.values())
     coverage = {how.value: seconds / total for how, seconds in result.by_coverage.items()} if total else {}
-    learnt = known.get(kind_of_job(result.setup.job))
+    learnt = known.get(kind_of_job(result.setup))
     is_known = learnt is not None and learnt.spread.num_runs >= LEAST_RUNS
     learnt = learnt if learnt is not None and is_known else known["dense"]
     num_outside = learnt.distance(result.setup) + int(not is_known)
