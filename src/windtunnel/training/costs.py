@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from windtunnel.model import operators as ops
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.training.figures import FIGURES
@@ -14,7 +15,7 @@ from windtunnel.training.layers.chunks import (
     layer_parameters,
     trained,
 )
-from windtunnel.training.layers.part import collective
+from windtunnel.training.layers.part import Task, collective
 from windtunnel.training.layers.rank import Group, Rank
 from windtunnel.training.layers.sharding import gather_tasks, gathered_layer, reduce_tasks
 from windtunnel.training.memory import chunk_work, kept_bytes
@@ -167,15 +168,21 @@ def _shard(rank: Rank, prices: TrainingPricer, chunk: LayerChunk, forward: PassC
 
 
 def message_seconds(rank: Rank, prices: TrainingPricer) -> float:
-    """Return the seconds that hidden states take from one stage to the next.
+    """Return the seconds that hidden states take from one stage to the next, mean over stages in one node and in two.
 
     Each tensor rank sends its part; where sequences are not split, the parts are gathered again on arrival
     (arXiv:2104.04473, section 4.1).
     """
-    if rank.setup.degrees.pp == 1:
+    pp = rank.setup.degrees.pp
+    if pp == 1:
         return 0.0
     num_bytes = rank.tokens * rank.width * 2.0
-    tasks = [collective(rank, "send_recv", Group.PIPELINE, "send_recv", num_bytes / rank.tp)]
+    num_crossing = rank.spread(pp, rank.layout(Group.PIPELINE)[1]) - 1
+    tasks = [
+        Task("send_recv", ops.Collective("send_recv", num_bytes / rank.tp, 2, nodes), hops / (pp - 1), Group.PIPELINE)
+        for nodes, hops in ((1, pp - 1 - num_crossing), (2, num_crossing))
+        if hops
+    ]
     if rank.tp > 1 and not rank.split:
         tasks.append(collective(rank, "gather", Group.TENSOR, "all_gather", num_bytes))
     return prices.seconds(tasks)
