@@ -14,7 +14,12 @@ from windtunnel.schema import decode
 from windtunnel.training.campaign import campaign
 from windtunnel.training.fitting_changes import fitting_changes
 from windtunnel.training.job import TrainingJob
-from windtunnel.training.setup import resolve
+from windtunnel.training.layers.chunks import LayerChunk, chunk_parameters, chunks
+from windtunnel.training.layers.part import Task
+from windtunnel.training.layers.rank import Rank
+from windtunnel.training.layers.sharding import reduce_tasks
+from windtunnel.training.program import device_program
+from windtunnel.training.setup import TrainingSetup, resolve
 from windtunnel.training.step import (
     TrainingResult,
     simulate_training,
@@ -92,6 +97,41 @@ def test_better_means_never_cost_time() -> None:
     assert step(overlap={"gradient_reduce": False, "parameter_gather": False}).step_s > base
     assert step(parallelism={"tp": 2, "pp": 4, "virtual_stages": 4}).step_s < base
     assert step(overlap={"pipeline": False}).step_s > base
+
+
+def test_ranks_that_keep_their_share_of_gradients_reduce_them_in_every_pass() -> None:
+    whole, shared = ({"framework": "deepspeed", "parallelism": {}, "sharding": {"zero": zero}} for zero in (1, 2))
+    assert step(**shared).step_s > step(**whole).step_s
+    assert step(**shared, global_batch=32).step_s == step(**whole, global_batch=32).step_s
+    later = {"overlap": {"gradient_reduce": False}, "global_batch": 128}
+    plain, often = step(**whole, **later).breakdown_s, step(**shared, **later).breakdown_s
+    # Four micro-batches: three reductions beside the one that ends a step.
+    once = plain["exposed gradient reduction"]
+    assert often["exposed gradient reduction"] == once
+    assert 3 * once < often["exposed communication (dp)"] < 3.5 * once
+
+
+@pytest.mark.parametrize(
+    ("changes", "times"),
+    [
+        ({"parallelism": {"tp": 8}}, 16),
+        ({"parallelism": {"tp": 8}, "overlap": {"gradient_reduce": False}}, 16),
+        ({"parallelism": {"tp": 2, "pp": 4, "virtual_stages": 4}}, 4),
+        ({"parallelism": {"tp": 2, "pp": 4, "virtual_stages": 4}, "schedule": "looped_bfs"}, 1),
+        ({"parallelism": {"tp": 2, "pp": 4}, "schedule": "zb_h1"}, 16),
+        ({"parallelism": {"tp": 8}, "sharding": {"zero": 1}}, 1),
+    ],
+)
+def test_a_step_lists_the_reductions_of_every_pass(changes: dict[str, Any], times: int) -> None:
+    setup = resolve(decode({**JOB, "sharding": {"zero": 2}, **changes}, TrainingJob))
+    tasks = [task for action in device_program(setup, 0) for task in action.tasks]
+    sent = sum(task.wire_bytes for task in tasks if task.name == "gradient_reduce_scatter")
+    once = [task for chunk in chunks(setup) if chunk.stage == 0 for task in reduced(setup, chunk)]
+    assert sent == pytest.approx(times * sum(task.wire_bytes for task in once))
+
+
+def reduced(setup: TrainingSetup, chunk: LayerChunk) -> tuple[Task, ...]:
+    return reduce_tasks(Rank(setup), chunk_parameters(Rank(setup), chunk))
 
 
 def test_lora_trains_adapters_only() -> None:

@@ -17,7 +17,7 @@ from windtunnel.training.layers.chunks import (
 )
 from windtunnel.training.layers.part import Task, collective
 from windtunnel.training.layers.rank import Group, Rank
-from windtunnel.training.layers.sharding import gather_tasks, gathered_layer, reduce_tasks
+from windtunnel.training.layers.sharding import gather_tasks, gathered_layer, num_reductions, reduce_tasks
 from windtunnel.training.memory import chunk_work, kept_bytes
 from windtunnel.training.pipeline.schedules import SPLIT_SCHEDULES
 from windtunnel.training.pricing import PassCost, TrainingPricer
@@ -64,10 +64,11 @@ def _chunk_cost(rank: Rank, prices: TrainingPricer, chunk: LayerChunk) -> ChunkC
     if num_waiting and launches:
         forward.compute_s[LAUNCHES] += launches * num_waiting / 3
         backward_input.compute_s[LAUNCHES] += launches * num_waiting * 2 / 3
+    is_split = rank.setup.job.schedule in SPLIT_SCHEDULES
     for work, count in chunk_work(rank, chunk):
         forward.add(prices.of_pass(work.forward), count)
         # Where weights' gradients are not split off, collectives may run beside them: both are one pass.
-        if rank.setup.job.schedule in SPLIT_SCHEDULES:
+        if is_split:
             backward_input.add(prices.of_pass(work.backward_input), count)
             backward_weight.add(prices.of_pass(work.backward_weight), count)
         else:
@@ -76,12 +77,11 @@ def _chunk_cost(rank: Rank, prices: TrainingPricer, chunk: LayerChunk) -> ChunkC
         flops = sum(task.flops for task in work.forward + work.backward_input + work.backward_weight)
         model_flops += (flops - again) * count
         hardware_flops += flops * count
-    if rank.setup.job.sharding.zero == 3:
-        _shard(rank, prices, chunk, forward, backward_input)
-        gather_s = reduce_s = 0.0
-    else:
-        gather_s = prices.seconds(gather_tasks(rank, trained(rank, held)))
-        reduce_s = prices.seconds(reduce_tasks(rank, trained(rank, held)))
+    is_sharded = rank.setup.job.sharding.zero == 3
+    if is_sharded or num_reductions(rank) > 1:
+        _shard(rank, prices, chunk, forward, backward_weight if is_split and not is_sharded else backward_input)
+    gather_s = 0.0 if is_sharded else prices.seconds(gather_tasks(rank, trained(rank, held)))
+    reduce_s = 0.0 if is_sharded else prices.seconds(reduce_tasks(rank, trained(rank, held)))
     late_s = host_seconds(rank, chunk) - sum(part.seconds for part in (forward, backward_input, backward_weight))
     if late_s > 0:
         forward.compute_s[LAUNCHES] += late_s / 3
@@ -134,21 +134,25 @@ def _num_buckets(rank: Rank, chunk: LayerChunk, held: Parameters) -> float:
 
 
 def _shard(rank: Rank, prices: TrainingPricer, chunk: LayerChunk, forward: PassCost, backward: PassCost) -> None:
-    """Add ZeRO-3's gathers and reductions, layer by layer, one layer ahead of computation.
+    """Add ZeRO-3's gathers, one layer ahead of computation, and the reductions of ZeRO-2 and 3, layer by layer.
 
     n layers of c seconds with g seconds of communication each take g + (n - 1) max(c, g) + c where it is prefetched.
-    The embedding and head are one unit with nothing to hide behind.
+    The embedding and head are one unit with nothing to hide behind. ZeRO-2's last reduction of a step is
+    `ChunkCost.reduce_s`; of those before, each belongs to the passes that share it, and hides behind the next pass too
+    where a pipeline goes on.
     """
-    job = rank.setup.job
-    num_layers = chunk.num_layers
+    job, num_layers, is_sharded = rank.setup.job, chunk.num_layers, rank.setup.job.sharding.zero == 3
+    num_behind = num_layers - (1.0 if is_sharded or rank.setup.degrees.pp == 1 else 0.0)
+    by_pass = num_reductions(rank) / rank.setup.degrees.num_microbatches
+    share = 1.0 if is_sharded else 1.0 - 1.0 / num_reductions(rank)
     per_layer, sharded = Parameters(), Parameters()
     for group, count in chunk.layers:
         per_layer = per_layer + layer_parameters(rank, group) * (count / num_layers)
         sharded = sharded + gathered_layer(rank, group) * (count / num_layers)
     ends = chunk_parameters(rank, chunk)
     ends = Parameters(max(ends.dense - per_layer.dense * num_layers, 0.0), 0.0)
-    gather = prices.seconds(gather_tasks(rank, sharded))
-    reduce = prices.seconds(reduce_tasks(rank, trained(rank, per_layer)))
+    gather = prices.seconds(gather_tasks(rank, sharded)) if is_sharded else 0.0
+    reduce = prices.seconds(reduce_tasks(rank, trained(rank, per_layer))) * by_pass
     again = gather if job.sharding.reshard_after_forward else 0.0
     # Where no more than a layer may be live, the next one is gathered when it is needed.
     limit = job.sharding.max_live_elements
@@ -158,13 +162,13 @@ def _shard(rank: Rank, prices: TrainingPricer, chunk: LayerChunk, forward: PassC
         each = cost.seconds / max(num_layers, 1.0)
         communication = gathers + reduces
         beside = (gathers if prefetches else 0.0) + (reduces if reduces_beside else 0.0)
-        hidden = min(beside, each) * (num_layers - 1)
+        hidden = min(beside, each) * num_behind * share
         cost.slowdown_s += hidden * prices.overlap_slowdown
         cost.hidden_s[Group.DATA] += hidden
-        cost.exposed_s[Group.DATA] += communication * num_layers - hidden
-    for cost, tasks in ((forward, gather_tasks(rank, ends)), (backward, reduce_tasks(rank, trained(rank, ends)))):
-        if ends.dense:
-            cost.exposed_s[Group.DATA] += prices.seconds(tasks)
+        cost.exposed_s[Group.DATA] += communication * num_layers * share - hidden
+    if ends.dense:
+        forward.exposed_s[Group.DATA] += prices.seconds(gather_tasks(rank, ends)) if is_sharded else 0.0
+        backward.exposed_s[Group.DATA] += prices.seconds(reduce_tasks(rank, trained(rank, ends))) * by_pass * share
 
 
 def message_seconds(rank: Rank, prices: TrainingPricer) -> float:
