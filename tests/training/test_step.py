@@ -57,6 +57,15 @@ def test_a_stage_may_hold_no_layers_where_parameters_are_sharded(layers: list[in
     assert sum(result.breakdown_s.values()) == pytest.approx(result.step_s, rel=1e-6)
 
 
+def test_no_step_is_faster_than_the_peaks_of_its_formats() -> None:
+    slow = {"device": "a100_sxm", "sequence_tokens": 32768, "parallelism": {"tp": 8}, "precision": {"compute": "fp32"}}
+    result = step(**slow)
+    assert result.flops_per_s_per_device > 19.5e12
+    assert 0.5 < result.mfu == result.hfu < 1
+    assert step(**slow, recompute={"granularity": "full"}).hfu < 1
+    assert step(precision={"compute": "fp8"}).peak_flops_per_s == 1979e12
+
+
 def test_the_same_job_gives_the_same_numbers() -> None:
     assert step().step_s == step().step_s
 

@@ -39,6 +39,8 @@ class ChunkCost:
     """Forward and backward, without recomputation."""
     hardware_flops: float
     """With recomputation."""
+    product_flops: float
+    """Of these, what is in the job's own format: the layers' matrix products."""
     gather_s: float
     reduce_s: float
     num_buckets: float
@@ -58,7 +60,7 @@ def chunk_costs(rank: Rank, prices: TrainingPricer) -> tuple[ChunkCost, ...]:
 def _chunk_cost(rank: Rank, prices: TrainingPricer, chunk: LayerChunk) -> ChunkCost:
     held = chunk_parameters(rank, chunk)
     forward, backward_input, backward_weight = PassCost(), PassCost(), PassCost()
-    model_flops = hardware_flops = 0.0
+    model_flops = hardware_flops = product_flops = 0.0
     launches = FIGURES.experts_launch_s[rank.setup.job.kernels.cuda_graphs or "none"]
     num_waiting = sum(count for group, count in chunk.layers if isinstance(group.feed_forward, ExpertsFeedForward))
     if num_waiting and launches:
@@ -74,7 +76,9 @@ def _chunk_cost(rank: Rank, prices: TrainingPricer, chunk: LayerChunk) -> ChunkC
         else:
             backward_input.add(prices.of_pass(work.backward_input + work.backward_weight), count)
         again = sum(task.flops for task in work.recomputed)
-        flops = sum(task.flops for task in work.forward + work.backward_input + work.backward_weight)
+        tasks = work.forward + work.backward_input + work.backward_weight
+        flops = sum(task.flops for task in tasks)
+        product_flops += sum(task.flops for task in tasks if getattr(task.op, "format", None) == rank.format) * count
         model_flops += (flops - again) * count
         hardware_flops += flops * count
     is_sharded = rank.setup.job.sharding.zero == 3
@@ -93,6 +97,7 @@ def _chunk_cost(rank: Rank, prices: TrainingPricer, chunk: LayerChunk) -> ChunkC
         kept_bytes=kept_bytes(rank, chunk),
         model_flops=model_flops,
         hardware_flops=hardware_flops,
+        product_flops=product_flops,
         gather_s=gather_s,
         reduce_s=reduce_s,
         num_buckets=_num_buckets(rank, chunk, held),
