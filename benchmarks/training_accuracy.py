@@ -67,7 +67,7 @@ class Scored:
 
     @property
     def has_experts(self) -> bool:
-        return kind_of_job(self.setup.job) == "experts"
+        return kind_of_job(self.setup) == "experts"
 
 
 def error_of(run: TrainingRun, result: TrainingResult) -> float | None:
@@ -159,8 +159,8 @@ def spreads_of(rows: list[Scored]) -> dict[str, LearntSpread]:
     Quantiles, drawn together or apart about the median until the intervals, which operators widen, hold 80%.
     """
     found = {}
-    for kind in sorted({kind_of_job(row.setup.job) for row in rows}):
-        mine = [row for row in rows if kind_of_job(row.setup.job) == kind]
+    for kind in sorted({kind_of_job(row.setup) for row in rows}):
+        mine = [row for row in rows if kind_of_job(row.setup) == kind]
         num_runs = Counter(row.table for row in mine)
         weights = [num_runs[row.table] ** -0.5 for row in mine]
         ordered = sorted(zip((1 / (1 + row.error) for row in mine), weights, strict=True))
@@ -262,7 +262,7 @@ def show(
     groups: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for row in scored:
         job = row.setup.job
-        kind = "experts" if job.parallelism.ep > 1 else "LoRA" if job.lora else "dense"
+        kind = kind_of_job(row.setup).replace("lora", "LoRA")
         groups[row.table, row.setup.device.name, job.precision.compute, kind].append(row.error)
     print("| data set | device | format | model | runs | median | bias |\n|---|---|---|---|---|---|---|")
     for names, errors in sorted(groups.items()):

@@ -57,6 +57,12 @@ def test_stages_send_to_the_next_one() -> None:
     np.testing.assert_array_equal(pairs, [(rank, rank + 4) for rank in range(8)])
 
 
+def test_first_and_last_stage_sum_the_gradients_of_an_embedding_that_they_share() -> None:
+    rank = Rank(setup_of(parallelism={"tp": 2, "pp": 4}))
+    pairs = groups_of(Collective("all_reduce", 1.0, 2), 32, rank.layout(Group.EMBEDDING)[1])
+    np.testing.assert_array_equal(pairs, [group_ranks(rank, Group.EMBEDDING, number) for number in range(8)])
+
+
 def test_an_exchange_takes_what_the_links_between_leaves_carry() -> None:
     """32 ranks exchange all with all; a leaf of 32 ports down and 8 up carries what crosses it at a quarter."""
     topology = "fat_tree:num_gpus=64,radix=40,oversubscription=4"

@@ -54,6 +54,12 @@ def test_frameworks_fill_what_a_job_leaves_open() -> None:
     assert given.sharding.zero == 0
 
 
+def test_llama_3_405b_splits_as_its_paper_says() -> None:
+    degrees = {"tp": 8, "pp": 16, "virtual_stages": 8}
+    raw = {"model": "meta-llama/Llama-3.1-405B", "num_devices": 16384, "global_batch": 2048, "parallelism": degrees}
+    assert resolve(job(**raw)).layers_per_chunk == (0, *[1] * 126, 0)
+
+
 @pytest.mark.parametrize(
     ("device", "compute", "hint"),
     [

@@ -9,8 +9,9 @@ from windtunnel.model import operators as ops
 from windtunnel.network.collectives.call import Ranks
 from windtunnel.network.collectives.closed_forms import closed_form
 from windtunnel.pricing.estimator import Coverage, Estimate
+from windtunnel.training.costs import message_seconds
 from windtunnel.training.figures import FIGURES
-from windtunnel.training.job import TrainingJob, TrainingPrecision
+from windtunnel.training.job import TrainingJob, TrainingParallelism, TrainingPrecision
 from windtunnel.training.layers.part import Task
 from windtunnel.training.layers.rank import Group, Rank
 from windtunnel.training.pricing import pricer
@@ -56,11 +57,22 @@ def product_s(device: str, *formats: str) -> list[float]:
 
 
 def test_products_of_a_step_all_in_bf16_are_slower_on_blackwell_than_the_same_products_in_another_step():
-    whole, among_fp8, whole_again = product_s("b200_sxm", "bf16", "fp8", "bf16")
+    whole, among_fp8, whole_again, in_fp16 = product_s("b200_sxm", "bf16", "fp8", "bf16", "fp16")
     assert whole / among_fp8 == pytest.approx(1 / FIGURES.whole_step_rates["blackwell"]["bf16"])
-    assert whole_again == whole
+    assert whole_again == whole == in_fp16
     whole, among_fp8 = product_s("h100_sxm", "bf16", "fp8")
     assert whole == among_fp8
+
+
+def test_a_message_between_stages_crosses_nodes_as_often_as_neighbouring_stages_lie_in_two() -> None:
+    split = TrainingParallelism(tp=4, pp=4)
+    job = TrainingJob("gemma-2-9b", "h100_sxm", 4096, 16, num_devices=16, parallelism=split)
+    setup = resolve(job)
+    prices = pricer(Slow(), setup.device, setup.node)
+    message = ops.Collective("send_recv", 4096 * 3584 * 2 / 4, 2, 2)
+    across = prices.task(Task("send_recv", message, 1.0, Group.PIPELINE)).seconds
+    inside = 1.0 + FIGURES.collective_launch_s
+    assert message_seconds(Rank(setup), prices) == pytest.approx((2 * inside + across) / 3)
 
 
 def test_collectives_between_nodes_take_nccls_model_at_the_share_of_the_cards_that_a_job_reaches():

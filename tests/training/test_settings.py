@@ -27,6 +27,7 @@ JOB: dict[str, Any] = {
 }
 WITH_EXPERTS = {"model": EXPERTS, "parallelism.ep": 4}
 SHARDED = {"sharding.zero": 3}
+SELECTIVE = {"recompute.granularity": "selective"}
 DEEPSPEED = {"framework": "deepspeed", "parallelism.tp": 1}
 RUN = {"total_tokens": 1e10, "faults.device_mtbf_s": 1e8, "faults.checkpoint_bytes_per_s": 1e9}
 
@@ -167,6 +168,13 @@ def test_a_setting_changes_what_is_predicted(path: str) -> None:
         ({"sharding.zero": 0, "precision.parameter_gather": "bf16"}, "precision.parameter_gather"),
         ({"sharding.zero": 0, "overlap.parameter_gather": True}, "overlap.parameter_gather"),
         (WITH_EXPERTS | {"parallelism.pp": 2, "overlap.experts": True}, "overlap.experts"),
+        ({"parallelism.experts_exchange": "by_node"}, "parallelism.experts_exchange = by_node"),
+        ({"parallelism.experts_tp": 2}, "parallelism.experts_tp = 2"),
+        ({"precision.experts_dispatch": "fp8"}, "precision.experts_dispatch = fp8"),
+        ({"overlap.experts": True}, "overlap.experts = true"),
+        ({"kernels.fused_experts": True}, "kernels.fused_experts = true"),
+        (SELECTIVE | {"recompute.modules": ["experts"]}, "recompute.modules has experts"),
+        (SELECTIVE | {"recompute.modules": ["norms", "latent_up_projection"]}, "has latent_up_projection"),
         ({"faults.device_mtbf_s": 1e6}, "faults.device_mtbf_s"),
         ({"total_tokens": 1e9, "faults.restart_s": 60.0}, "faults.restart_s"),
         ({"total_tokens": 1e9, "faults.checkpoint_blocks": False}, "faults.checkpoint_blocks"),

@@ -14,7 +14,12 @@ from windtunnel.schema import decode
 from windtunnel.training.campaign import campaign
 from windtunnel.training.fitting_changes import fitting_changes
 from windtunnel.training.job import TrainingJob
-from windtunnel.training.setup import resolve
+from windtunnel.training.layers.chunks import LayerChunk, chunk_parameters, chunks
+from windtunnel.training.layers.part import Task
+from windtunnel.training.layers.rank import Rank
+from windtunnel.training.layers.sharding import reduce_tasks
+from windtunnel.training.program import device_program
+from windtunnel.training.setup import TrainingSetup, resolve
 from windtunnel.training.step import (
     TrainingResult,
     simulate_training,
@@ -44,6 +49,21 @@ def test_the_breakdown_adds_up_to_the_step() -> None:
         result = step(**changes)
         assert sum(result.breakdown_s.values()) == pytest.approx(result.step_s, rel=1e-6)
         assert min(result.breakdown_s.values()) >= 0
+
+
+@pytest.mark.parametrize("layers", [[0, 16, 16, 0], [11, 0, 11, 10]])
+def test_a_stage_may_hold_no_layers_where_parameters_are_sharded(layers: list[int]) -> None:
+    result = step(framework="fsdp2", parallelism={"pp": 4, "layers_per_stage": layers})
+    assert sum(result.breakdown_s.values()) == pytest.approx(result.step_s, rel=1e-6)
+
+
+def test_no_step_is_faster_than_the_peaks_of_its_formats() -> None:
+    slow = {"device": "a100_sxm", "sequence_tokens": 32768, "parallelism": {"tp": 8}, "precision": {"compute": "fp32"}}
+    result = step(**slow)
+    assert result.flops_per_s_per_device > 19.5e12
+    assert 0.5 < result.mfu == result.hfu < 1
+    assert step(**slow, recompute={"granularity": "full"}).hfu < 1
+    assert step(precision={"compute": "fp8"}).peak_flops_per_s == 1979e12
 
 
 def test_the_same_job_gives_the_same_numbers() -> None:
@@ -86,6 +106,41 @@ def test_better_means_never_cost_time() -> None:
     assert step(overlap={"gradient_reduce": False, "parameter_gather": False}).step_s > base
     assert step(parallelism={"tp": 2, "pp": 4, "virtual_stages": 4}).step_s < base
     assert step(overlap={"pipeline": False}).step_s > base
+
+
+def test_ranks_that_keep_their_share_of_gradients_reduce_them_in_every_pass() -> None:
+    whole, shared = ({"framework": "deepspeed", "parallelism": {}, "sharding": {"zero": zero}} for zero in (1, 2))
+    assert step(**shared).step_s > step(**whole).step_s
+    assert step(**shared, global_batch=32).step_s == step(**whole, global_batch=32).step_s
+    later = {"overlap": {"gradient_reduce": False}, "global_batch": 128}
+    plain, often = step(**whole, **later).breakdown_s, step(**shared, **later).breakdown_s
+    # Four micro-batches: three reductions beside the one that ends a step.
+    once = plain["exposed gradient reduction"]
+    assert often["exposed gradient reduction"] == once
+    assert 3 * once < often["exposed communication (dp)"] < 3.5 * once
+
+
+@pytest.mark.parametrize(
+    ("changes", "times"),
+    [
+        ({"parallelism": {"tp": 8}}, 16),
+        ({"parallelism": {"tp": 8}, "overlap": {"gradient_reduce": False}}, 16),
+        ({"parallelism": {"tp": 2, "pp": 4, "virtual_stages": 4}}, 4),
+        ({"parallelism": {"tp": 2, "pp": 4, "virtual_stages": 4}, "schedule": "looped_bfs"}, 1),
+        ({"parallelism": {"tp": 2, "pp": 4}, "schedule": "zb_h1"}, 16),
+        ({"parallelism": {"tp": 8}, "sharding": {"zero": 1}}, 1),
+    ],
+)
+def test_a_step_lists_the_reductions_of_every_pass(changes: dict[str, Any], times: int) -> None:
+    setup = resolve(decode({**JOB, "sharding": {"zero": 2}, **changes}, TrainingJob))
+    tasks = [task for action in device_program(setup, 0) for task in action.tasks]
+    sent = sum(task.wire_bytes for task in tasks if task.name == "gradient_reduce_scatter")
+    once = [task for chunk in chunks(setup) if chunk.stage == 0 for task in reduced(setup, chunk)]
+    assert sent == pytest.approx(times * sum(task.wire_bytes for task in once))
+
+
+def reduced(setup: TrainingSetup, chunk: LayerChunk) -> tuple[Task, ...]:
+    return reduce_tasks(Rank(setup), chunk_parameters(Rank(setup), chunk))
 
 
 def test_lora_trains_adapters_only() -> None:
@@ -157,6 +212,8 @@ def test_an_interval_is_what_published_runs_left_and_wider_where_nobody_measured
     assert expected.high > found.step_s * spread.p90
     experts = step(model="mistralai/Mixtral-8x7B-v0.1", parallelism={"tp": 2, "pp": 4, "ep": 2})
     wider = step_interval(experts)
+    alone = step_interval(step(model="mistralai/Mixtral-8x7B-v0.1"))
+    assert alone.high / alone.low > expected.high / expected.low
     assert wider.high / wider.low > expected.high / expected.low
     exact = Spread(p10=1.0, p50=1.0, p90=1.0, num_runs=1000)
     bounds = step_interval(found, {"dense": msgspec.structs.replace(spreads()["dense"], spread=exact)})

@@ -261,6 +261,8 @@ def _job(row: Row, source: Source) -> dict[str, Any]:
             # RECOMPUTE_GRANULARITY=full, RECOMPUTE_METHOD=block, RECOMPUTE_NUM_LAYERS=21 of AMD's configurations.
             raw["recompute"] = {"granularity": "full", "num_layers": 21}
     _merge(raw, source.settings)
+    if not (model if isinstance(model, ModelSpec) else catalog.model(model)).has_experts:
+        raw["parallelism"].pop("experts_exchange", None)
     if row["source"].startswith("NeMo") and row["release"] < "24.07":
         # cuDNN 9.0 and FlashAttention-2, before Hopper had kernels of its own.
         raw.setdefault("kernels", {})["attention"] = "flash2"

@@ -70,8 +70,7 @@ OF_COMMAND = ("kind", "settings", "num_leaves", "out", "overwrite")
 
 def generate(options: Options) -> None:
     """Write a topology file, and show what it consists of."""
-    given = {name: value for name, value in vars(options).items() if name not in OF_COMMAND}
-    given = {name: value for name, value in given.items() if value is not None and value is not False}
+    given = _given({name: value for name, value in vars(options).items() if name not in OF_COMMAND})
     fabric = fabric_from({"type": options.kind or "two_tier", **given, **assignments(options.settings)}, "")
     needed = len(fabric.tier[fabric.tier == 1])
     if options.num_leaves is not None and options.num_leaves != needed:
@@ -149,7 +148,7 @@ def _share(options: Options, jobs: list[LayerWorkload], settings: NetworkSetting
 
 def collective(options: Options) -> None:
     """Run a collective, write its flows and print its time."""
-    tokens = {name: value for name, value in options.of("token_traffic").items() if value not in (None, False)}
+    tokens = _given(options.of("token_traffic"))
     fabric = fabric_with_failures(options, options.topology)
     if tokens:
         made = run_expert_all_to_all(
@@ -166,11 +165,16 @@ def collective(options: Options) -> None:
     answer(options, report.collective_document, report.collective_report, made)
 
 
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that a person gave, 0 among them."""
+    return {name: value for name, value in values.items() if value is not None and value is not False}
+
+
 def _token_traffic(options: Options, tokens: dict[str, Any]) -> TokenTraffic:
     """Return the tokens of the options; other options of what is sent and how do not go with them."""
-    given = {**options.of("network_settings"), **options.of("algorithm"), **options.of("flow_files")}
-    given = {**given, "size": options.size, "traffic": options.traffic}
-    odd = [f"--{name.replace('_', '-')}" for name, value in given.items() if value not in (None, False, "analytic")]
+    given = _given({**options.of("network_settings"), **options.of("algorithm"), **options.of("flow_files")})
+    given |= _given({"size": options.size, "traffic": options.traffic})
+    odd = [f"--{name.replace('_', '-')}" for name, value in given.items() if value != "analytic"]
     if options.op.lower() != "all_to_all":
         odd = [f"--op {options.op}", *odd]
     if odd:

@@ -60,9 +60,12 @@ class Network:
 
 
 def groups_of(op: ops.Collective, num_devices: int, stride: int) -> NDArray[np.int32]:
-    """Return (num_groups, num_ranks) the ranks of every group; for send_recv, every sender and receiver."""
+    """Return (num_groups, num_ranks) the ranks of every group; for send_recv, every sender and receiver.
+
+    Pairs more than half of the ranks apart are those of a pipeline's first and last stage.
+    """
     ranks = np.arange(num_devices, dtype=np.int32)
-    if op.op == "send_recv":
+    if op.op == "send_recv" or op.num_ranks * stride > num_devices:
         return np.column_stack([ranks[:-stride], ranks[stride:]])
     num_grouped = num_devices // (op.num_ranks * stride) * op.num_ranks * stride
     return ranks[:num_grouped].reshape(-1, op.num_ranks, stride).swapaxes(1, 2).reshape(-1, op.num_ranks)

@@ -77,7 +77,8 @@ def training_report(
     pipeline = Section("Pipeline", [OnPage(lambda: [_pipeline(result.timeline)])])
     sections = [rates, step, pipeline, memory] if result.fits else [_fitting_changes(result, changes), memory]
     if run is not None and result.fits:
-        sections.append(Section(f"To {number(run.total_tokens / 1e9)} billion tokens", [facts_of(run, LAYOUT["run"])]))
+        facts = facts_of(asdict(run) | {"price": _price(document)}, LAYOUT["run"])
+        sections.append(Section(f"To {number(run.total_tokens / 1e9)} billion tokens", [facts]))
     total_s = sum(result.by_coverage.values())
     known = ", ".join(
         f"{how.value} {percent(seconds / total_s)}" for how, seconds in sorted(result.by_coverage.items())
@@ -94,7 +95,8 @@ def training_sections(document: Mapping[str, Any]) -> tuple[Section, Section, Se
     shown = {name: share for name, share in ordered.items() if share >= 0.0005}
     device_bytes = document["device_memory_bytes"]
     stages = [{**stage, "share_fraction": stage["total_bytes"] / device_bytes} for stage in document["memory"]]
-    rates: list[Block] = [OnPage(lambda: [cards_of(document, LAYOUT["cards"])]), facts_of(document, LAYOUT["rates"])]
+    known = {**document, "price": _price(document)}
+    rates: list[Block] = [OnPage(lambda: [cards_of(known, LAYOUT["cards"])]), facts_of(document, LAYOUT["rates"])]
     memory: list[Block] = [
         OnTerminal(lambda: [_memory_table(document)]),
         OnPage(lambda: [table_of(stages, LAYOUT["stages"])]),
@@ -112,10 +114,16 @@ def verdict_of(document: Mapping[str, Any]) -> str:
     if document["fits"]:
         step = format_seconds(document["step_s"])
         run = document.get("run") or {}
-        cost = f" and costs ${run['usd']:,.0f} at list price" if run.get("usd") else ""
+        cost = f" and costs ${run['usd']:,.0f} at {_price(document)}" if run.get("usd") else ""
         whole = f" The run takes {duration(run['elapsed_s'])}{cost}." if run else ""
         return f"A step takes {step}; the fullest device uses {percent(needed / has)} of its memory.{whole}"
     return f"Does not fit: the fullest device needs {format_bytes(needed)} and has {format_bytes(has)}."
+
+
+def _price(document: Mapping[str, Any]) -> str:
+    """Return what a device is taken to cost, from the document of `training_document`."""
+    given = document["job"].get("price_usd_per_hour")
+    return "list price" if given is None else f"${given:,.2f} an hour"
 
 
 def model_line(result: TrainingResult) -> str:

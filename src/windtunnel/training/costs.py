@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from windtunnel.model import operators as ops
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.training.figures import FIGURES
@@ -14,9 +15,9 @@ from windtunnel.training.layers.chunks import (
     layer_parameters,
     trained,
 )
-from windtunnel.training.layers.part import collective
+from windtunnel.training.layers.part import Task, collective
 from windtunnel.training.layers.rank import Group, Rank
-from windtunnel.training.layers.sharding import gather_tasks, gathered_layer, reduce_tasks
+from windtunnel.training.layers.sharding import gather_tasks, gathered_layer, num_reductions, reduce_tasks
 from windtunnel.training.memory import chunk_work, kept_bytes
 from windtunnel.training.pipeline.schedules import SPLIT_SCHEDULES
 from windtunnel.training.pricing import PassCost, TrainingPricer
@@ -38,6 +39,8 @@ class ChunkCost:
     """Forward and backward, without recomputation."""
     hardware_flops: float
     """With recomputation."""
+    product_flops: float
+    """Of these, what is in the job's own format: the layers' matrix products."""
     gather_s: float
     reduce_s: float
     num_buckets: float
@@ -57,30 +60,32 @@ def chunk_costs(rank: Rank, prices: TrainingPricer) -> tuple[ChunkCost, ...]:
 def _chunk_cost(rank: Rank, prices: TrainingPricer, chunk: LayerChunk) -> ChunkCost:
     held = chunk_parameters(rank, chunk)
     forward, backward_input, backward_weight = PassCost(), PassCost(), PassCost()
-    model_flops = hardware_flops = 0.0
+    model_flops = hardware_flops = product_flops = 0.0
     launches = FIGURES.experts_launch_s[rank.setup.job.kernels.cuda_graphs or "none"]
     num_waiting = sum(count for group, count in chunk.layers if isinstance(group.feed_forward, ExpertsFeedForward))
     if num_waiting and launches:
         forward.compute_s[LAUNCHES] += launches * num_waiting / 3
         backward_input.compute_s[LAUNCHES] += launches * num_waiting * 2 / 3
+    is_split = rank.setup.job.schedule in SPLIT_SCHEDULES
     for work, count in chunk_work(rank, chunk):
         forward.add(prices.of_pass(work.forward), count)
         # Where weights' gradients are not split off, collectives may run beside them: both are one pass.
-        if rank.setup.job.schedule in SPLIT_SCHEDULES:
+        if is_split:
             backward_input.add(prices.of_pass(work.backward_input), count)
             backward_weight.add(prices.of_pass(work.backward_weight), count)
         else:
             backward_input.add(prices.of_pass(work.backward_input + work.backward_weight), count)
         again = sum(task.flops for task in work.recomputed)
-        flops = sum(task.flops for task in work.forward + work.backward_input + work.backward_weight)
+        tasks = work.forward + work.backward_input + work.backward_weight
+        flops = sum(task.flops for task in tasks)
+        product_flops += sum(task.flops for task in tasks if getattr(task.op, "format", None) == rank.format) * count
         model_flops += (flops - again) * count
         hardware_flops += flops * count
-    if rank.setup.job.sharding.zero == 3:
-        _shard(rank, prices, chunk, forward, backward_input)
-        gather_s = reduce_s = 0.0
-    else:
-        gather_s = prices.seconds(gather_tasks(rank, trained(rank, held)))
-        reduce_s = prices.seconds(reduce_tasks(rank, trained(rank, held)))
+    is_sharded = rank.setup.job.sharding.zero == 3
+    if is_sharded or num_reductions(rank) > 1:
+        _shard(rank, prices, chunk, forward, backward_weight if is_split and not is_sharded else backward_input)
+    gather_s = 0.0 if is_sharded else prices.seconds(gather_tasks(rank, trained(rank, held)))
+    reduce_s = 0.0 if is_sharded else prices.seconds(reduce_tasks(rank, trained(rank, held)))
     late_s = host_seconds(rank, chunk) - sum(part.seconds for part in (forward, backward_input, backward_weight))
     if late_s > 0:
         forward.compute_s[LAUNCHES] += late_s / 3
@@ -92,6 +97,7 @@ def _chunk_cost(rank: Rank, prices: TrainingPricer, chunk: LayerChunk) -> ChunkC
         kept_bytes=kept_bytes(rank, chunk),
         model_flops=model_flops,
         hardware_flops=hardware_flops,
+        product_flops=product_flops,
         gather_s=gather_s,
         reduce_s=reduce_s,
         num_buckets=_num_buckets(rank, chunk, held),
@@ -133,49 +139,59 @@ def _num_buckets(rank: Rank, chunk: LayerChunk, held: Parameters) -> float:
 
 
 def _shard(rank: Rank, prices: TrainingPricer, chunk: LayerChunk, forward: PassCost, backward: PassCost) -> None:
-    """Add ZeRO-3's gathers and reductions, layer by layer, one layer ahead of computation.
+    """Add ZeRO-3's gathers, one layer ahead of computation, and the reductions of ZeRO-2 and 3, layer by layer.
 
     n layers of c seconds with g seconds of communication each take g + (n - 1) max(c, g) + c where it is prefetched.
-    The embedding and head are one unit with nothing to hide behind.
+    The embedding and head are one unit with nothing to hide behind. ZeRO-2's last reduction of a step is
+    `ChunkCost.reduce_s`; of those before, each belongs to the passes that share it, and hides behind the next pass too
+    where a pipeline goes on.
     """
-    job = rank.setup.job
-    num_layers = chunk.num_layers
+    job, num_layers, is_sharded = rank.setup.job, chunk.num_layers, rank.setup.job.sharding.zero == 3
+    num_behind = num_layers - (1.0 if is_sharded or rank.setup.degrees.pp == 1 else 0.0)
+    by_pass = num_reductions(rank) / rank.setup.degrees.num_microbatches
+    share = 1.0 if is_sharded else 1.0 - 1.0 / num_reductions(rank)
     per_layer, sharded = Parameters(), Parameters()
     for group, count in chunk.layers:
         per_layer = per_layer + layer_parameters(rank, group) * (count / num_layers)
         sharded = sharded + gathered_layer(rank, group) * (count / num_layers)
     ends = chunk_parameters(rank, chunk)
     ends = Parameters(max(ends.dense - per_layer.dense * num_layers, 0.0), 0.0)
-    gather = prices.seconds(gather_tasks(rank, sharded))
-    reduce = prices.seconds(reduce_tasks(rank, trained(rank, per_layer)))
+    gather = prices.seconds(gather_tasks(rank, sharded)) if is_sharded else 0.0
+    reduce = prices.seconds(reduce_tasks(rank, trained(rank, per_layer))) * by_pass
     again = gather if job.sharding.reshard_after_forward else 0.0
     # Where no more than a layer may be live, the next one is gathered when it is needed.
     limit = job.sharding.max_live_elements
     prefetches = bool(job.overlap.parameter_gather) and (limit is None or limit > per_layer.total)
     reduces_beside = bool(job.overlap.gradient_reduce)
     for cost, gathers, reduces in ((forward, gather, 0.0), (backward, again, reduce)):
-        each = cost.seconds / num_layers
+        each = cost.seconds / max(num_layers, 1.0)
         communication = gathers + reduces
         beside = (gathers if prefetches else 0.0) + (reduces if reduces_beside else 0.0)
-        hidden = min(beside, each) * (num_layers - 1)
+        hidden = min(beside, each) * num_behind * share
         cost.slowdown_s += hidden * prices.overlap_slowdown
         cost.hidden_s[Group.DATA] += hidden
-        cost.exposed_s[Group.DATA] += communication * num_layers - hidden
-    for cost, tasks in ((forward, gather_tasks(rank, ends)), (backward, reduce_tasks(rank, trained(rank, ends)))):
-        if ends.dense:
-            cost.exposed_s[Group.DATA] += prices.seconds(tasks)
+        cost.exposed_s[Group.DATA] += communication * num_layers * share - hidden
+    if ends.dense:
+        forward.exposed_s[Group.DATA] += prices.seconds(gather_tasks(rank, ends)) if is_sharded else 0.0
+        backward.exposed_s[Group.DATA] += prices.seconds(reduce_tasks(rank, trained(rank, ends))) * by_pass * share
 
 
 def message_seconds(rank: Rank, prices: TrainingPricer) -> float:
-    """Return the seconds that hidden states take from one stage to the next.
+    """Return the seconds that hidden states take from one stage to the next, mean over stages in one node and in two.
 
     Each tensor rank sends its part; where sequences are not split, the parts are gathered again on arrival
     (arXiv:2104.04473, section 4.1).
     """
-    if rank.setup.degrees.pp == 1:
+    pp = rank.setup.degrees.pp
+    if pp == 1:
         return 0.0
     num_bytes = rank.tokens * rank.width * 2.0
-    tasks = [collective(rank, "send_recv", Group.PIPELINE, "send_recv", num_bytes / rank.tp)]
+    num_crossing = rank.spread(pp, rank.layout(Group.PIPELINE)[1]) - 1
+    tasks = [
+        Task("send_recv", ops.Collective("send_recv", num_bytes / rank.tp, 2, nodes), hops / (pp - 1), Group.PIPELINE)
+        for nodes, hops in ((1, pp - 1 - num_crossing), (2, num_crossing))
+        if hops
+    ]
     if rank.tp > 1 and not rank.split:
         tasks.append(collective(rank, "gather", Group.TENSOR, "all_gather", num_bytes))
     return prices.seconds(tasks)

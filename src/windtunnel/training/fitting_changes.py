@@ -11,15 +11,15 @@ from windtunnel.training.setup import resolve
 from windtunnel.training.step import TrainingResult, simulate_with
 
 
-def fitting_changes(result: TrainingResult, prices: TrainingPricer, limit: int = 4) -> list[tuple[str, TrainingResult]]:
-    """Return changes after which the job fits, fastest first, with the resulting step; pairs where none fits alone."""
+def fitting_changes(result: TrainingResult, prices: TrainingPricer) -> list[tuple[str, TrainingResult]]:
+    """Return up to four changes that make the job fit, fastest first, with their steps; pairs where none does alone."""
     job = result.setup.job
     singles = list(_changes(job))
     changes = list(_that_fit(singles, prices))
     if not changes:
         pairs = ((f"{name}, {other}", both) for name, changed in singles for other, both in _changes(changed))
         changes = list(_that_fit(pairs, prices))
-    return sorted(changes, key=lambda change: change[1].step_s)[:limit]
+    return sorted(changes, key=lambda change: change[1].step_s)[:4]
 
 
 def _that_fit(

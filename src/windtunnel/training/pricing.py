@@ -130,11 +130,12 @@ class TrainingPricer:
         by_kernel = job.parallelism.experts_exchange in ("by_node", "hybrid")
         launch = 0.0 if job.kernels.cuda_graphs == "full" else self.collective_launch_s
         whole = FIGURES.whole_step_rates.get(rank.setup.device.architecture, {})
+        of_products = GEMM_FORMATS[job.precision.compute].value
         known = replace(
             self,
             exchanges_by_kernel=by_kernel,
             collective_launch_s=launch,
-            job_rate=(GEMM_FORMATS[job.precision.compute].value, whole.get(job.precision.compute, 1.0)),
+            job_rate=(of_products, whole.get(of_products, 1.0)),
         )
         if known.network is None or known.network.rank.setup is rank.setup:
             return known

@@ -11,6 +11,7 @@ from functools import cache
 
 from windtunnel.errors import InputError
 from windtunnel.model.shape import LayerGroup
+from windtunnel.training.layers import sharding
 from windtunnel.training.layers.chunks import (
     LayerChunk,
     Parameters,
@@ -22,13 +23,7 @@ from windtunnel.training.layers.chunks import (
 from windtunnel.training.layers.part import Part, Task
 from windtunnel.training.layers.parts import embedding_parts, head_parts, layer_parts, layer_work
 from windtunnel.training.layers.rank import BF16_BYTES, Rank
-from windtunnel.training.layers.sharding import (
-    finish_tasks,
-    gather_tasks,
-    gathered_layer,
-    optimizer_tasks,
-    reduce_tasks,
-)
+from windtunnel.training.layers.sharding import gather_tasks, gathered_layer, reduce_tasks
 from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, PAIRED, WEIGHT
 from windtunnel.training.pipeline.schedules import schedule
 from windtunnel.training.setup import TrainingSetup
@@ -93,8 +88,8 @@ def device_program(setup: TrainingSetup, device: int) -> Iterator[Action]:
     num_bytes = rank.tokens * rank.width * BF16_BYTES / (rank.tp if rank.split else 1)
 
     @cache
-    def passes(chunk: int, is_last: bool) -> _Passes:
-        return _chunk_passes(rank, layer_chunks[chunk % len(layer_chunks)], plan.is_split, is_last)
+    def passes(chunk: int, closes: bool) -> _Passes:
+        return _chunk_passes(rank, layer_chunks[chunk % len(layer_chunks)], plan.is_split, closes)
 
     def exchange(is_send: bool, boundary: int, other: int, microbatch: int, is_gradient: bool) -> Exchange | None:
         if boundary < 0 or other < 0 or owner[other] == device:
@@ -103,11 +98,11 @@ def device_program(setup: TrainingSetup, device: int) -> Iterator[Action]:
 
     last_kind = WEIGHT if plan.is_split else BACKWARD
     actions = plan.of_device(device).tolist()
-    last_of_chunk = {chunk: place for place, (kind, chunk, _) in enumerate(actions) if kind % PAIRED == last_kind}
+    closing = _closing([chunk if kind % PAIRED == last_kind else -1 for kind, chunk, _ in actions], rank)
     for position, (raw_kind, chunk, microbatch) in enumerate(actions):
         kind = raw_kind % PAIRED
         previous, after = before.get(chunk, -1), following[chunk]
-        tasks = passes(chunk, last_of_chunk.get(chunk) == position)
+        tasks = passes(chunk, position in closing)
         if kind == FORWARD:
             receives = exchange(False, previous, previous, microbatch, False)
             sends = exchange(True, chunk, after, microbatch, False)
@@ -122,17 +117,24 @@ def device_program(setup: TrainingSetup, device: int) -> Iterator[Action]:
     yield Action("end", -1, -1, None, tuple(_end_of_step(rank, held)), None)
 
 
+def _closing(chunks: list[int], rank: Rank) -> set[int]:
+    """Return the places of the passes that close gradients, in a list of the chunks that passes differentiate or -1."""
+    together = rank.setup.degrees.num_microbatches // sharding.num_reductions(rank)
+    places = {chunk: [place for place, each in enumerate(chunks) if each == chunk] for chunk in set(chunks) - {-1}}
+    return {place for of_chunk in places.values() for place in of_chunk[::-together]}
+
+
 def check_device(setup: TrainingSetup, device: int) -> None:
     """Raise InputError where the pipeline has no such device."""
     if not 0 <= device < setup.degrees.pp:
         raise InputError(f"the pipeline has devices 0 to {setup.degrees.pp - 1}; there is no device {device}")
 
 
-def _chunk_passes(rank: Rank, chunk: LayerChunk, is_split: bool, is_last: bool) -> _Passes:
-    """Return a chunk's layers in order, between its embedding and its head; `is_last` closes its gradients."""
+def _chunk_passes(rank: Rank, chunk: LayerChunk, is_split: bool, closes: bool) -> _Passes:
+    """Return a chunk's layers in order, between its embedding and its head; `closes`: its gradients are reduced."""
     job, units = rank.setup.job, [(_passes_of(unit, is_split), unit) for unit in chunk_units(rank, chunk)]
     behind, is_sharded = units[::-1], job.sharding.zero == 3
-    closes = not is_sharded and is_last and bool(job.overlap.gradient_reduce)
+    closes = closes and not is_sharded and (bool(job.overlap.gradient_reduce) or sharding.num_reductions(rank) > 1)
     gathers_again = is_sharded and job.sharding.reshard_after_forward
     reduces = is_sharded or (closes and not is_split)
     return _Passes(
@@ -241,11 +243,11 @@ def _end_of_step(rank: Rank, held: list[LayerChunk]) -> Iterator[Task]:
     """Yield reductions that did not overlap, small collectives, the optimizer, and gathers for the next step."""
     job = rank.setup.job
     parameters = [chunk_parameters(rank, chunk) for chunk in held]
-    if job.sharding.zero != 3 and not job.overlap.gradient_reduce:
+    if not job.overlap.gradient_reduce and job.sharding.zero != 3 and sharding.num_reductions(rank) == 1:
         for each in parameters:
             yield from reduce_tasks(rank, trained(rank, each))
-    yield from finish_tasks(rank)
-    yield from optimizer_tasks(rank, trained(rank, sum(parameters, Parameters())))
+    yield from sharding.finish_tasks(rank)
+    yield from sharding.optimizer_tasks(rank, trained(rank, sum(parameters, Parameters())))
     if job.sharding.zero != 3:
         for each in parameters:
             yield from gather_tasks(rank, trained(rank, each))

@@ -51,7 +51,7 @@ def resolve(job: TrainingJob, allow_download: bool = False) -> TrainingSetup:
         InputError: an unknown name, or degrees, a split or a schedule that this model and these devices cannot have.
     """
     model, device, node = look_up(job, allow_download)
-    job = with_uneven_stages(with_framework_defaults(job), model)
+    job = with_uneven_stages(with_framework_defaults(job, model), model)
     check_node(node, device)
     if model.is_encoder:
         raise InputError(f"{model.name} is an encoder; training jobs are of decoders", "take one that writes text")
@@ -82,13 +82,13 @@ def look_up(job: TrainingJob, allow_download: bool = False) -> tuple[ModelSpec, 
     return model, device, node or (catalog.node(str(job.node)) if job.node else catalog.default_node(device))
 
 
-def with_framework_defaults(job: TrainingJob) -> TrainingJob:
-    """Return `job` with the defaults of its framework in place of None.
+def with_framework_defaults(job: TrainingJob, model: ModelSpec) -> TrainingJob:
+    """Return `job`, of `model`, with the defaults of its framework in place of None.
 
     Frameworks are `catalog/frameworks/*.yaml`: tables of the job's own fields.
 
     Raises:
-        InputError: the job has a setting that its other settings turn off.
+        InputError: the job has a setting that its other settings or its model turn off.
     """
     where, defaults = _framework_defaults(job.framework, tuple(catalog.search_path()))
     filled: TrainingJob = _filled(job, defaults, where)
@@ -101,7 +101,7 @@ def with_framework_defaults(job: TrainingJob) -> TrainingJob:
     if filled.recompute.granularity == "selective" and filled.recompute.modules is None:
         recompute = msgspec.structs.replace(filled.recompute, modules=("core_attention",))
         filled = msgspec.structs.replace(filled, recompute=recompute)
-    return without_idle_settings(job, filled)
+    return without_idle_settings(job, filled, model)
 
 
 @cache
@@ -131,13 +131,13 @@ class Condition(Schema):
     when: tuple[dict[str, list[Any] | Literal["given"]], ...]
     needs: str
 
-    def holds(self, job: TrainingJob) -> bool:
+    def holds(self, job: TrainingJob, model: ModelSpec) -> bool:
         """Whether the settings have an effect in a job with its framework's defaults."""
-        return any(all(_is_allowed(job, *item) for item in alternative.items()) for alternative in self.when)
+        return any(all(_is_allowed(job, model, *item) for item in alternative.items()) for alternative in self.when)
 
 
-def _is_allowed(job: TrainingJob, path: str, allowed: list[Any] | Literal["given"]) -> bool:
-    value = attrgetter(path)(job)
+def _is_allowed(job: TrainingJob, model: ModelSpec, path: str, allowed: list[Any] | Literal["given"]) -> bool:
+    value = attrgetter(path.removeprefix("model."))(model if path.startswith("model.") else job)
     return value is not None if allowed == "given" else value in allowed
 
 
@@ -147,14 +147,14 @@ def conditions() -> tuple[Condition, ...]:
     return msgspec.convert(read_yaml(Path(__file__).with_name("effects.yaml")), tuple[Condition, ...])
 
 
-def without_idle_settings(given: TrainingJob, filled: TrainingJob) -> TrainingJob:
+def without_idle_settings(given: TrainingJob, filled: TrainingJob, model: ModelSpec) -> TrainingJob:
     """Return `filled`, which is `given` with its framework's defaults, without the defaults that change nothing.
 
     Raises:
         InputError: `given` itself has a setting that changes nothing.
     """
     for condition, path in ((each, path) for each in conditions() for path in each.settings):
-        if condition.holds(filled):
+        if condition.holds(filled, model):
             continue
         section, name = path.split(".")
         schema: Any = getattr(filled, section)
@@ -179,7 +179,7 @@ def with_uneven_stages(job: TrainingJob, model: ModelSpec) -> TrainingJob:
 
     The ends also hold the embedding and the head. With one chunk on each device both ends give layers up as evenly as
     they can (Megatron's `--decoder-first-pipeline-num-layers` and `--decoder-last-pipeline-num-layers`); with several
-    they give up one each, as Llama 3 405B did (arXiv:2407.21783, section 3.3.2). What neither suits stays as it is.
+    they give up one each, as Llama 3 405B did (arXiv:2407.21783, section 3.3.2): 0, 126 x 1, 0. Else nothing changes.
     """
     degrees = job.parallelism
     num_chunks = degrees.pp * degrees.virtual_stages
@@ -189,7 +189,7 @@ def with_uneven_stages(job: TrainingJob, model: ModelSpec) -> TrainingJob:
     inner = -(-model.num_layers // num_chunks)
     ends = model.num_layers - inner * (num_chunks - 2)
     first, last = -(-ends // 2), ends // 2
-    if last < 1 or first > inner or (degrees.virtual_stages > 1 and not first == last == inner - 1):
+    if first > inner or (last < 1 if degrees.virtual_stages == 1 else not first == last == inner - 1):
         return job
     layers = (first, *[inner] * (num_chunks - 2), last)
     return msgspec.structs.replace(job, parallelism=msgspec.structs.replace(degrees, layers_per_stage=layers))
@@ -249,8 +249,10 @@ def check_model(job: TrainingJob, known: Degrees, model: ModelSpec) -> None:
                     raise InputError(f"tp = {tp} does not divide the feed-forward width {width}")
             case ExpertsFeedForward():
                 _check_experts(feed_forward, known, model)
-    if job.kernels.fused_experts and not model.has_experts:
-        raise InputError(f"kernels.fused_experts changes nothing here: {model.name} has no experts", "leave it out")
+    is_latent = any(isinstance(attention, LatentAttention) for _, attention in model.attentions)
+    for module, is_there in (("experts", model.has_experts), ("latent_up_projection", is_latent)):
+        if module in (job.recompute.modules or ()) and not is_there:
+            raise InputError(f"recompute.modules has {module}, which {model.name} does not have", "leave it out")
     if known.ep > 1 and not model.has_experts:
         raise InputError(f"ep = {known.ep}, but {model.name} has no experts", "leave ep out")
     # Causal attention is balanced by giving each context-parallel rank two chunks, one early and one late.

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from windtunnel import catalog
 from windtunnel.metrics.uncertainty import Interval, Spread, interval
 from windtunnel.model.parameters import count_parameters
+from windtunnel.model.precision import Format
 from windtunnel.network.cluster import network_of
 from windtunnel.notebook import Shown
 from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
@@ -123,8 +124,16 @@ class TrainingResult(Shown):
 
     @property
     def peak_flops_per_s(self) -> float:
-        """A device's dense peak rate in the format of the job's matrix products."""
-        return machine(self.setup.device, GEMM_FORMATS[self.setup.job.precision.compute]).flops_per_s
+        """A device's dense peak rate in the format of the job's matrix products.
+
+        Attention and the head compute in 16 bit; where that is faster (fp32), they count at its rate.
+        """
+        formats = (GEMM_FORMATS[self.setup.job.precision.compute], Format.BF16)
+        own, other = (machine(self.setup.device, each).flops_per_s for each in formats)
+        if other <= own:
+            return own
+        share = sum(cost.product_flops for cost in self.costs) / sum(cost.hardware_flops for cost in self.costs)
+        return 1.0 / (share / own + (1.0 - share) / other)
 
     @property
     def mfu(self) -> float:
@@ -346,11 +355,11 @@ def straggling(setup: TrainingSetup) -> float:
     return 1.0 + jitter + sigma * math.sqrt(2.0 * math.log(num_devices))
 
 
-def kind_of_job(job: TrainingJob) -> str:
+def kind_of_job(setup: TrainingSetup) -> str:
     """Return the class of jobs with equal errors: `experts`, `lora` or `dense`."""
-    if job.lora is not None:
+    if setup.job.lora is not None:
         return "lora"
-    return "experts" if job.parallelism.ep > 1 else "dense"
+    return "experts" if setup.model.has_experts else "dense"
 
 
 class LearntSpread(Schema):
@@ -383,7 +392,7 @@ def step_interval(result: TrainingResult, known: Mapping[str, LearntSpread] | No
     known = known or spreads()
     total = sum(result.by_coverage.values())
     coverage = {how.value: seconds / total for how, seconds in result.by_coverage.items()} if total else {}
-    learnt = known.get(kind_of_job(result.setup.job))
+    learnt = known.get(kind_of_job(result.setup))
     is_known = learnt is not None and learnt.spread.num_runs >= LEAST_RUNS
     learnt = learnt if learnt is not None and is_known else known["dense"]
     num_outside = learnt.distance(result.setup) + int(not is_known)

@@ -174,6 +174,15 @@ def test_wrong_words_are_answered_in_a_sentence(windtunnel: Command, words: list
     assert "Traceback" not in done.stderr
 
 
+def test_an_all_to_all_in_closed_form_is_direct_as_its_flows_are(windtunnel: Command) -> None:
+    words = ["collective", "--op", "all_to_all", "--size", "64MiB", "--topology", "dgx_h100:num_servers=2", "--json"]
+    found = [json.loads(windtunnel(*words, *more).stdout) for more in ([], ["--algorithm", "direct"])]
+    assert [each["algorithm"] for each in found] == ["direct", "direct"]
+    assert found[0]["source"] == found[1]["source"] == "closed form"
+    refused = windtunnel(*words, "--algorithm", "ring")
+    assert (refused.code, "no ring for all_to_all" in refused.stderr) == (2, True)
+
+
 def test_a_workload_must_fit_its_topology(windtunnel: Command, workload: str) -> None:
     done = windtunnel("network", "run", "-w", workload, "--topology", "dgx_h100")
     assert done.code == 2

@@ -82,6 +82,10 @@ def test_the_layout_of_a_search_is_simulated_as_it_is_named(
     assert "layers of the 64 chunks: 1, 62 x 2, 1\n" in done.stdout
     sentence = " ".join(done.stdout.split())
     assert re.search(r"A step takes \S+ s; .* The run takes [\d,]+ days and costs \$[\d,]+ at list price\.", sentence)
+    paid = windtunnel(*job, "--tp", "8", "--cp", "2", "--pp", "8", "--vpp", "8", "--set", "price_usd_per_hour=0.5")
+    assert re.search(r"costs \$[\d,]+ at \$0\.50 an hour\.", " ".join(paid.stdout.split()))
+    assert re.search(r"cost +\$[\d,]+ at \$0\.50 an hour\n", paid.stdout)
+    assert "list price" not in paid.stdout
     even = windtunnel(*job, "--tp", "8", "--cp", "2", "--pp", "16")
     assert "chunks: 7, 14 x 8, 7" in even.stdout
     refused = windtunnel(*job)

@@ -64,3 +64,11 @@ def test_every_group_is_a_partition_of_all_ranks(tp: int, cp: int, pp: int, dp: 
 def test_a_rank_that_is_not_there() -> None:
     with pytest.raises(InputError, match="ranks 0 to 7; there is no rank 8"):
         group_ranks(rank_of(tp=2, dp=4), Group.TENSOR, 8)
+
+
+def test_first_and_last_stage_lie_a_whole_pipeline_apart() -> None:
+    rank = rank_of(tp=4, pp=4)
+    first, last = group_ranks(rank, Group.EMBEDDING, 0)
+    assert rank.layout(Group.EMBEDDING) == (2, last - first) == (2, 12)
+    assert rank.collective(Group.EMBEDDING, "all_reduce", 1.0).span_nodes == 2
+    assert rank.collective(Group.PIPELINE, "send_recv", 1.0).span_nodes == 1

@@ -18,7 +18,13 @@ from windtunnel.schema import fields_of
 from windtunnel.training.layers.chunks import LayerChunk, Parameters, chunk_parameters, chunks, trained
 from windtunnel.training.layers.part import Part, Task
 from windtunnel.training.layers.rank import BF16_BYTES, Group, Rank
-from windtunnel.training.layers.sharding import finish_tasks, gather_tasks, optimizer_tasks, reduce_tasks
+from windtunnel.training.layers.sharding import (
+    finish_tasks,
+    gather_tasks,
+    num_reductions,
+    optimizer_tasks,
+    reduce_tasks,
+)
 from windtunnel.training.program import Unit, check_device, chunk_units
 from windtunnel.training.setup import TrainingSetup
 
@@ -66,7 +72,9 @@ def training_workload(setup: TrainingSetup, seconds: Seconds, device: int = 0) -
         pp_comm_bytes=round(between) if degrees.pp > 1 else 0,
     )
     head = Block(tuple(writer.step_lines(on_device)))
-    return SimaiWorkload(header, (head, Block(tuple(first)), Block(tuple(others), degrees.num_microbatches - 1)))
+    count = num_reductions(rank)
+    blocks = Block(tuple(first), count), Block(tuple(others), degrees.num_microbatches - count)
+    return SimaiWorkload(header, (head, *blocks))
 
 
 def left_out(setup: TrainingSetup) -> tuple[str, ...]:
@@ -121,16 +129,16 @@ class _Writer:
         for task in finish_tasks(rank):
             if task.group is Group.TENSOR:
                 yield WorkloadLayer(task.name, input_gradient=self._phase(task, LAYER_SUFFIXES))
-        if not setup.job.overlap.gradient_reduce:
+        if not setup.job.overlap.gradient_reduce and num_reductions(rank) == 1:
             for task in reduce_tasks(rank, learnt):
                 yield WorkloadLayer(task.name, weight_gradient=self._phase(task, STEP_SUFFIXES))
 
     def chunk_lines(self, chunk: LayerChunk, closes: bool) -> Iterator[WorkloadLayer]:
-        """Yield the lines of one micro-batch through one chunk; `closes` where its gradients are the last."""
+        """Yield the lines of one micro-batch through one chunk; `closes` where its gradients are reduced."""
         rank = self.rank
         arriving: tuple[Task, ...] = ()
         for unit in chunk_units(rank, chunk):
-            reduces = closes and self.setup.job.overlap.gradient_reduce
+            reduces = closes and (self.setup.job.overlap.gradient_reduce or num_reductions(rank) > 1)
             lines, arriving = self._unit_lines(unit, arriving)
             reductions = reduce_tasks(rank, trained(rank, unit.held)) if reduces else ()
             for line, task in zip_longest(lines, reductions):

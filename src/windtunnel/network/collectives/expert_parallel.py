@@ -90,7 +90,7 @@ def _check(traffic: TokenTraffic, place: Ranks) -> None:
             f"{traffic.num_experts} experts do not spread evenly over {place.num_ranks} ranks",
             f"give a multiple of {place.num_ranks}, at most {MOST_EXPERTS}",
         )
-    servers = min(traffic.max_servers or place.num_servers, place.num_servers)
+    servers = min(place.num_servers if traffic.max_servers is None else traffic.max_servers, place.num_servers)
     reachable = traffic.num_experts // place.num_servers * servers
     if min(traffic.num_tokens, traffic.hidden, traffic.top_k, servers) < 1 or traffic.top_k > reachable:
         raise InputError(

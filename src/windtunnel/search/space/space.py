@@ -71,7 +71,8 @@ class Space(Schema):
     scenario: dict[str, Any] = {}
     """Settings that all points share, as in a scenario file; in a space's file these keys stand beside the others."""
     job: dict[str, Any] = {}
-    """For training jobs, in place of `scenario`: settings that all points share, as in a job file."""
+    """For training jobs, in place of `scenario`: settings that all points share, as in a job file; in a space's file
+    these keys too stand beside the others."""
     vary: dict[str, list[Any] | dict[str, dict[str, Any]]] = {}
     """Path in the scenario, or short name -> its values; or any name -> named alternatives of several settings each."""
     workloads: dict[str, dict[str, Any]] = {}

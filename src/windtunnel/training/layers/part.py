@@ -222,12 +222,14 @@ def enter_tensor_parallel(rank: Rank, linear: str, width: int) -> Iterator[Part]
 
     Split sequences are gathered forward; backward the kept input is gathered again beside the input's gradient and
     the gradient scattered beside the weights' (Megatron-Core `LinearWithGradAccumulationAndAsyncCommunication`). Else
-    the gradient is all-reduced beside the weights'. Where a whole tensor has one scale, its 8 bits travel.
+    the gradient is all-reduced beside the weights'. Where a tensor's scale is known before, its 8 bits travel
+    (Transformer Engine distributed.py, `gather_along_first_dim`; torchao `Float8ColwiseParallel`).
     """
     if rank.tp == 1:
         return
     message = rank.tokens * width * BF16_BYTES
-    gathered = rank.tokens * width * (BF16_BYTES if linear == "lm_head" else rank.gathered_input_bytes)
+    in_8_bits = linear != "lm_head" and rank.setup.job.precision.compute in ("fp8", "fp8_current", "mxfp8")
+    gathered = rank.tokens * width * (1.0 if in_8_bits else BF16_BYTES)
     pieces, overlap = rank.tensor_pieces, rank.setup.job.overlap
     beside = linear if pieces > 1 else None
     # Megatron-Core gathers the input again beside one product and scatters beside the other. PyTorch's asynchronous

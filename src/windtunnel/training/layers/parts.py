@@ -134,7 +134,7 @@ def _needed_again(rank: Rank, parts: tuple[Part, ...]) -> tuple[Part, ...]:
     every tensor that the backward pass needs (`set_checkpoint_early_stop`), XLA removes what nothing reads;
     Megatron-Core's and DeepSpeed's own functions run the whole layer.
     """
-    if not rank.stops_recomputing_early:
+    if rank.setup.job.framework not in ("fsdp2", "maxtext"):
         return parts
     last = max((place for place, part in enumerate(parts) if part.kept_bytes), default=-1)
     return parts[: last if parts[last].backward_weight else last + 1]

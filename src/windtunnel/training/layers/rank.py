@@ -81,14 +81,6 @@ class Rank:
         return BF16_BYTES if self.setup.job.framework == "fsdp2" else ACTIVATION_BITS[self.format] / 8
 
     @property
-    def gathered_input_bytes(self) -> float:
-        """Bytes of one value of a split input that is gathered for a linear layer: those of its 8-bit format where the
-        scale is known before (Transformer Engine distributed.py, `gather_along_first_dim`; torchao
-        `Float8ColwiseParallel`), 16 bit else.
-        """
-        return 1.0 if self.setup.job.precision.compute in ("fp8", "fp8_current", "mxfp8") else BF16_BYTES
-
-    @property
     def kept_norm_bytes(self) -> float:
         """Bytes that a norm keeps of each value: its input, and in eager PyTorch what an RMSNorm scales, in fp32.
 
@@ -116,11 +108,6 @@ class Rank:
     def tensor_pieces(self) -> int:
         """Pieces in which tensor-parallel products and their collectives are cut."""
         return self.tp if self.setup.job.overlap.tensor_parallel else 1
-
-    @property
-    def stops_recomputing_early(self) -> bool:
-        """Whether recomputation stops at the last tensor that the backward pass needs."""
-        return self.setup.job.framework in ("fsdp2", "maxtext")
 
     @property
     def sums_in_gemms(self) -> bool:
@@ -154,7 +141,7 @@ class Rank:
             Group.REPLICAS: (known.replicas, known.tp * known.shard_group),
             Group.EXPERTS_DATA: (known.experts_dp, experts),
             Group.PIPELINE: (2, known.num_devices // known.pp),
-            Group.EMBEDDING: (2, known.num_devices // known.pp),
+            Group.EMBEDDING: (2, max(known.pp - 1, 1) * known.num_devices // known.pp),
         }[group]
 
 

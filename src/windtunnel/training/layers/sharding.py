@@ -46,6 +46,24 @@ def reduce_tasks(rank: Rank, held: Parameters, beside: str | None = None) -> tup
     return tuple(tasks)
 
 
+def num_reductions(rank: Rank) -> int:
+    """Count the times that a step reduces the gradients of a chunk.
+
+    A rank that keeps its share of the gradients alone reduces them in every backward pass (DeepSpeed
+    runtime/zero/stage_1_and_2.py, `reduce_ready_partitions_and_remove_grads`). With ZeRO-2, gradients of the one chunk
+    whose micro-batches a device differentiates in a row are whole until it turns to another.
+    """
+    job, known = rank.setup.job, rank.setup.degrees
+    in_a_row = {"interleaved": known.pp, "looped_bfs": known.num_microbatches}
+    match job.sharding.zero:
+        case 3:
+            return known.num_microbatches
+        case 2:
+            return known.num_microbatches // in_a_row.get(job.schedule or "", 1)
+        case _:
+            return 1
+
+
 def gather_tasks(rank: Rank, held: Parameters, beside: str | None = None) -> tuple[Task, ...]:
     """Return the collectives that give every rank the parameters that others own."""
     job, known = rank.setup.job, rank.setup.degrees

@@ -1,15 +1,23 @@
-"""All-to-all and send-receive as flows: every pair of ranks directly."""
+"""All-to-all and send-receive, which NCCL sends without an algorithm: every pair of ranks directly."""
+
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
+from windtunnel.network.collectives.algorithms import ring
 from windtunnel.network.collectives.call import CollectiveCall
 from windtunnel.network.flows import Flows, Ids, flows_of
 
 OPERATIONS = ("all_to_all", "send_recv")
 NCCL_CODE = 1
-"""NCCL has no algorithm for its transfers; SimCCL writes an all-to-all as a ring."""
+"""SimCCL writes an all-to-all as a ring."""
+CLOSED_FORM = replace(
+    ring.CLOSED_FORM,
+    applies=lambda op, _ranks: op in OPERATIONS,
+    steps_us=lambda _op, ranks, near, far: far if ranks.num_servers > 1 else near,
+)
 
 
 def flows(call: CollectiveCall) -> Flows:

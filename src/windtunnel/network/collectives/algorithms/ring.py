@@ -30,8 +30,6 @@ _REDUCTIONS = {"all_reduce": Reduction.ALTERNATE, "reduce_scatter": Reduction.EV
 
 
 def _steps_us(op: str, ranks: Ranks, near: float, far: float) -> float:
-    if op == "send_recv":
-        return far if ranks.num_servers > 1 else near
     rounds = 2 if op == "all_reduce" else 1
     between = rounds * (ranks.num_servers - 1) if ranks.num_servers > 1 else 0
     return (rounds * (ranks.num_ranks - 1) - between) * near + between * far
@@ -39,10 +37,9 @@ def _steps_us(op: str, ranks: Ranks, near: float, far: float) -> float:
 
 CLOSED_FORM = ClosedForm(
     latencies={"ll": Latency(6.6, 0.6, 2.7), "ll128": Latency(14.0, 1.9, 4.0), "simple": Latency(8.4, 3.4, 14.0)},
-    applies=lambda _op, _ranks: True,
+    applies=lambda op, _ranks: op not in ("all_to_all", "send_recv"),
     steps_us=_steps_us,
 )
-"""It also times what NCCL sends without an algorithm: all-to-all and send-receive."""
 
 
 def rings_of(*calls: CollectiveCall) -> Rings:
