@@ -203,6 +203,8 @@ def test_log_probabilities_have_the_form_of_the_api(app: TwinApp) -> None:
         ("/v1/embeddings", {"input": "a", "dimensions": 10**9}, 400, "dimensions must be a whole number"),
         ("/v1/embeddings", {"input": {"a": 1}}, 400, "prompt must be a text"),
         ("/v1/completions", {"prompt": "a", "min_tokens": "b"}, 400, "min_tokens must be a whole number"),
+        (CHAT, HELLO | {"priority": 10**22}, 400, "priority must be a whole number of 64 bits"),
+        ("/tokenize", {"messages": [5]}, 400, "messages must be a list of messages"),
         ("/v1/nothing", {}, 404, "Not Found"),
         ("/health", {}, 405, "Method Not Allowed"),
     ],
@@ -251,6 +253,17 @@ def test_an_encoder_answers_with_vectors_and_scores_and_no_text() -> None:
     assert (refused.status_code, "makes no text" in refused.text) == (400, True)
     for body in ({"documents": ["a"]}, {"query": "a", "documents": []}, asked | {"top_n": 0}):
         assert post(app, "/rerank", body).status_code == 400
+
+
+def test_a_failure_has_the_form_of_the_api_and_takes_no_place(caplog: pytest.LogCaptureFixture) -> None:
+    app, asked = twin_app(scenario_of({}), None, max_requests=1), {"prompt": "hi", "max_tokens": 2}
+    place = app.twin.live.requests.__setitem__
+    app.twin.live._reset = lambda row: place("no such field", row)  # type: ignore[method-assign]
+    failed = post(app, "/v1/completions", asked)
+    assert (failed.status_code, failed.json()["error"]["type"]) == (500, "InternalServerError")
+    assert "POST /v1/completions failed" in caplog.text
+    del app.twin.live._reset
+    assert post(app, "/v1/completions", asked).status_code == 200
 
 
 def test_a_full_twin_refuses_more() -> None:

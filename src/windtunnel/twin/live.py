@@ -251,7 +251,7 @@ class LiveLoop:
         if not self._free:
             raise BusyError(f"{self.size:,} requests are under way, which is as many as there is room for")
         assert arrival_s > self._until_s[0]
-        row = self._free.popleft()
+        row = self._free[0]  # which stays free where what is given cannot be written
         self._reset(row)
         records = self.requests
         records["arrival_s"][row], records["priority"][row] = arrival_s, priority
@@ -264,6 +264,7 @@ class LiveLoop:
         place = self._num_live[0]
         self._live[place], self._place[row], self._given[row] = row, place, 0
         self._num_live[0] = place + 1
+        self._free.popleft()
         self._clock["next"][0] = row
         self.advance(arrival_s)
         return row

@@ -22,6 +22,10 @@ REFUSED = {
     "use_beam_search": (None, False),
 }
 """Field -> the values that change nothing; others would need what a twin does not compute."""
+RANGES = {
+    "priority": (int, -(1 << 63), (1 << 63) - 1, "a whole number of 64 bits"),
+}
+"""Field -> type, least and largest value, and how these are called."""
 
 
 class RequestError(Exception):
@@ -109,7 +113,8 @@ def ask(
     for name, harmless in REFUSED.items():
         if body.get(name) not in harmless:
             raise RequestError(f"{name}={body[name]!r} is not simulated", param=name)
-    prompt = _chat_prompt(body, tokenizer) if kind == "chat" else _prompt(body, tokenizer)
+    _check_ranges(body)
+    prompt = chat_prompt(body, tokenizer) if kind == "chat" else _prompt(body, tokenizer)
     if not prompt:
         raise RequestError("the prompt is empty", param="messages" if kind == "chat" else "prompt")
     has_echo = kind == "completion" and body.get("echo") is True
@@ -119,7 +124,7 @@ def ask(
         prompt,
         [_choice(body, kind, prompt, words, limits, number + index, has_echo) for index in range(_num_choices(body))],
         bool(body.get("stream")),
-        priority=_whole(body, "priority") or 0,
+        priority=body.get("priority") or 0,
         session=None if body.get("user") is None else str(body["user"]),
     )
     prompt_texts = [tokenizer.decode([token]) for token in prompt] if has_echo else []
@@ -139,6 +144,14 @@ def ask(
             ids, texts = (prompt + ids, prompt_texts + texts) if has_echo else (ids, texts)
             choice.logprobs = Logprobs(kind == "chat", most, ids, texts, len(prompt_texts), tokenizer.words)
     return asked
+
+
+def _check_ranges(body: Mapping[str, Any]) -> None:
+    """Raise RequestError for a field outside its range."""
+    for name, (kind, least, largest, words) in RANGES.items():
+        value = body.get(name)
+        if value is not None and not (type(value) in (int, kind) and least <= value <= largest):
+            raise RequestError(f"{name} must be {words}, not {value!r:.40}", param=name)
 
 
 def _num_choices(body: Mapping[str, Any]) -> int:
@@ -191,7 +204,8 @@ def _model(body: Mapping[str, Any], limits: Limits) -> str:
     return str(model)
 
 
-def _chat_prompt(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
+def chat_prompt(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of a conversation; RequestError where its messages are none."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise RequestError("messages must be a list of messages", param="messages")

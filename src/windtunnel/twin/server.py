@@ -6,6 +6,7 @@ tokens.
 
 import asyncio
 import base64
+import logging
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from windtunnel.errors import InputError
 from windtunnel.twin.engine import Answer, OnTokens, Twin
 from windtunnel.twin.live import BusyError
 from windtunnel.twin.metrics import CONTENT_TYPE, Metrics
-from windtunnel.twin.protocol import Asked, Chunks, Limits, RequestError, Words, ask, document
+from windtunnel.twin.protocol import Asked, Chunks, Limits, RequestError, Words, ask, chat_prompt, document
 from windtunnel.twin.stream import Receive, Send, Stream
 from windtunnel.twin.tokens import Tokenizer
 from windtunnel.units import format_count
@@ -31,6 +32,7 @@ EMBEDDING_SIZE = 64
 """Numbers of an embedding whose size nobody asks for."""
 MOST_DIMENSIONS = 16_384
 _NO_BYTES = b""
+_LOG = logging.getLogger("windtunnel.twin")
 
 _PLAIN = ((b"content-type", b"application/json"),)
 
@@ -88,6 +90,10 @@ class TwinApp:
         except InputError as error:
             hint = f"; {error.hint}" if error.hint else ""
             await _reply(send, 400, self._encode(RequestError(f"{error.message}{hint}").document))
+        except Exception as error:  # noqa: BLE001 whoever asks is told
+            _LOG.exception("%s %s failed", method, path)
+            failed = RequestError(f"the twin failed: {type(error).__name__}", 500, "InternalServerError")
+            await _reply(send, 500, self._encode(failed.document))
 
     async def _answer(self, method: str, path: str, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         replica = self.replica_of_port.get((scope.get("server") or ("", 0))[1])
@@ -275,7 +281,7 @@ class TwinApp:
 
     def _tokenize(self, body: dict[str, Any]) -> dict[str, Any]:
         if isinstance(body.get("messages"), list):
-            ids = self.tokenizer.chat(body["messages"], body.get("tools"))
+            ids = chat_prompt(body, self.tokenizer)
         elif isinstance(body.get("prompt"), str):
             ids = self.tokenizer.encode(body["prompt"])
         else:
