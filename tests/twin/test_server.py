@@ -218,6 +218,15 @@ def test_what_cannot_be_served_is_answered_with_a_reason(
     assert answer.json()["error"]["code"] == status
 
 
+def test_a_prompt_that_is_surely_too_long_is_not_cut_into_tokens(app: TwinApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(app.tokenizer), "encode", lambda *_: pytest.fail("it was cut into tokens"))
+    long = {"role": "user", "content": "a b c d " * 2049}
+    for path, body in (("/v1/completions", {"prompt": long["content"]}), (CHAT, {"messages": [long]})):
+        answer = post(app, path, body)
+        assert answer.status_code == 400
+        assert "your request has at least 4098 input tokens" in answer.json()["error"]["message"]
+
+
 def test_pages_beside_the_api(app: TwinApp) -> None:
     def get(path: str) -> Any:
         return run(app, lambda client: client.get(path)).json()

@@ -1,6 +1,7 @@
 """What clients of an OpenAI-compatible server ask for, and how they are answered."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,7 +13,7 @@ from windtunnel.errors import InputError
 from windtunnel.twin.engine import Answer
 from windtunnel.twin.logprobs import MOST_LOGPROBS, Logprobs
 from windtunnel.twin.schema_text import text_for
-from windtunnel.twin.tokens import Tokenizer, answer_ids
+from windtunnel.twin.tokens import Tokenizer, answer_ids, text_of
 
 MOST_CHOICES = 128
 REFUSED = {
@@ -114,7 +115,7 @@ def ask(
         if body.get(name) not in harmless:
             raise RequestError(f"{name}={body[name]!r} is not simulated", param=name)
     _check_ranges(body)
-    prompt = chat_prompt(body, tokenizer) if kind == "chat" else _prompt(body, tokenizer)
+    prompt = (chat_prompt if kind == "chat" else _prompt)(body, tokenizer, limits.max_model_len)
     if not prompt:
         raise RequestError("the prompt is empty", param="messages" if kind == "chat" else "prompt")
     has_echo = kind == "completion" and body.get("echo") is True
@@ -204,25 +205,43 @@ def _model(body: Mapping[str, Any], limits: Limits) -> str:
     return str(model)
 
 
-def chat_prompt(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of a conversation; RequestError where its messages are none."""
+def chat_prompt(body: Mapping[str, Any], tokenizer: Tokenizer, most: float = math.inf) -> list[int]:
+    """Return the ids of a conversation; RequestError where its messages are none, or surely have too many tokens."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise RequestError("messages must be a list of messages", param="messages")
     if not messages:
         return []
+    _check_length([json.dumps(body.get("tools") or ""), *map(text_of, messages)], tokenizer, most)
     try:
         return tokenizer.chat(messages, body.get("tools"))
     except InputError as error:
         raise RequestError(error.message, param="messages") from None
 
 
-def _prompt(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
+def _check_length(texts: Sequence[str], tokenizer: Tokenizer, most: float) -> None:
+    """Refuse texts that have more than so many tokens for sure: to cut them would hold all streams up for seconds."""
+    if tokenizer.longest_bytes is not None:
+        least = sum(len(text.encode("utf-8", "replace")) for text in texts) // tokenizer.longest_bytes
+        if least > most:
+            raise _too_long(most, f"at least {least} input tokens", None)
+
+
+def _too_long(most: float, given: str, param: str | None) -> RequestError:
+    return RequestError(
+        f"This model's maximum context length is {most} tokens. However, your request has {given}. "
+        "Please reduce the length of the input messages.",
+        param=param,
+    )
+
+
+def _prompt(body: Mapping[str, Any], tokenizer: Tokenizer, most: float) -> list[int]:
     """Return the ids of a prompt: text, ids, or a list of one of these."""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0]
     if isinstance(prompt, str):
+        _check_length([prompt], tokenizer, most)
         return tokenizer.encode(prompt)
     if isinstance(prompt, list) and all(type(token) is int for token in prompt):
         if any(not 0 <= token < 1 << 62 for token in prompt):
@@ -259,11 +278,7 @@ def _output_tokens(
         raise RequestError(f"{name} must be at least 1, got {most}.", param=name)
     if room < 1 or (most is not None and most > room):
         asked = "" if most is None else f" and {most} tokens in the completion"
-        raise RequestError(
-            f"This model's maximum context length is {limits.max_model_len} tokens. However, your request has "
-            f"{input_tokens} input tokens{asked}. Please reduce the length of the input messages.",
-            param=name if room >= 1 else None,
-        )
+        raise _too_long(limits.max_model_len, f"{input_tokens} input tokens{asked}", name if room >= 1 else None)
     most = room if most is None else most
     own_end = limits.output_tokens[number % len(limits.output_tokens)]
     if body.get("ignore_eos"):
