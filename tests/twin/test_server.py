@@ -121,6 +121,28 @@ def test_a_tool_is_called_where_the_request_demands_it(app: TwinApp) -> None:
     assert set(json.loads(text)) == {"city", "days"}
 
 
+def test_a_demanded_text_ends_where_it_is_complete_or_is_cut_at_max_tokens(app: TwinApp) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": schema}}]
+    named = {"type": "function", "function": {"name": "weather"}}
+    formatted = {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    forms = {"tool_calls": {"tool_choice": "required"}, "stop": {"tool_choice": named}, "stop ": formatted}
+    for reason, form in forms.items():
+        for given in ({}, {"max_tokens": 64}):
+            whole = post(app, CHAT, HELLO | {"tools": tools} | form | given).json()
+            choice, count = whole["choices"][0], whole["usage"]["completion_tokens"]
+            text = choice["message"]["content"] or choice["message"]["tool_calls"][0]["function"]["arguments"]
+            assert (choice["finish_reason"], json.loads(text)) == (reason.strip(), {"city": "lorem"})
+            assert count == post(app, "/tokenize", {"prompt": text}).json()["count"]
+        just = post(app, CHAT, HELLO | {"tools": tools, "max_tokens": count} | form).json()
+        assert just["choices"][0]["finish_reason"] == reason.strip()
+        cut = post(app, CHAT, HELLO | {"tools": tools, "max_tokens": count - 1} | form).json()
+        message = cut["choices"][0]["message"]
+        part = message["content"] or message["tool_calls"][0]["function"]["arguments"]
+        assert (cut["choices"][0]["finish_reason"], cut["usage"]["completion_tokens"]) == ("length", count - 1)
+        assert part == text[: len(part)] != text
+
+
 def test_several_answers_to_one_prompt(app: TwinApp) -> None:
     asked = HELLO | {"n": 3, "max_tokens": 6, "ignore_eos": True, "stream_options": {"include_usage": True}}
     whole = post(app, CHAT, asked).json()

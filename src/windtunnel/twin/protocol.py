@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -111,14 +111,15 @@ def ask(
         RequestError: it cannot be served.
     """
     model = _model(body, limits)
-    for name, harmless in REFUSED.items():
-        if body.get(name) not in harmless:
-            raise RequestError(f"{name}={body[name]!r} is not simulated", param=name)
-    _check_ranges(body)
+    _check_fields(body)
     prompt = (chat_prompt if kind == "chat" else _prompt)(body, tokenizer, limits.max_model_len)
     if not prompt:
         raise RequestError("the prompt is empty", param="messages" if kind == "chat" else "prompt")
     has_echo = kind == "completion" and body.get("echo") is True
+    tool, text = _demanded(body)
+    own = tokenizer.encode(text)
+    # What is demanded ends where it is complete, and not as long as the workload's answers.
+    limits = replace(limits, output_tokens=[len(own)]) if text else limits
     asked = Asked(
         kind,
         model,
@@ -127,6 +128,7 @@ def ask(
         bool(body.get("stream")),
         priority=body.get("priority") or 0,
         session=None if body.get("user") is None else str(body["user"]),
+        tool=tool,
     )
     prompt_texts = [tokenizer.decode([token]) for token in prompt] if has_echo else []
     asked.echo = escaped("".join(prompt_texts))
@@ -134,10 +136,12 @@ def ask(
     if isinstance(options, Mapping):
         asked.includes_usage = bool(options.get("include_usage"))
         asked.usage_in_chunks = bool(options.get("continuous_usage_stats"))
-    try:
-        _shape(asked, body, tokenizer)
-    except (AttributeError, TypeError, ValueError):
-        raise RequestError("the tools, the tool_choice or the response_format cannot be read") from None
+    # vLLM names tool calls as the reason only where the model chose the tool, or that it calls one.
+    whole = (
+        "length" if body.get("ignore_eos") else "tool_calls" if tool and body["tool_choice"] == "required" else "stop"
+    )
+    for choice in asked.choices if text else ():
+        _shape(choice, text, own, whole)
     most = _num_logprobs(body, kind)
     if most is not None:
         for choice in asked.choices:
@@ -147,8 +151,11 @@ def ask(
     return asked
 
 
-def _check_ranges(body: Mapping[str, Any]) -> None:
-    """Raise RequestError for a field outside its range."""
+def _check_fields(body: Mapping[str, Any]) -> None:
+    """Raise RequestError for a field that is not simulated, or outside its range."""
+    for name, harmless in REFUSED.items():
+        if body.get(name) not in harmless:
+            raise RequestError(f"{name}={body[name]!r} is not simulated", param=name)
     for name, (kind, least, largest, words) in RANGES.items():
         value = body.get(name)
         if value is not None and not (type(value) in (int, kind) and least <= value <= largest):
@@ -287,28 +294,33 @@ def _output_tokens(
     return (own_end, "stop") if own_end < most else (most, "length")
 
 
-def _shape(asked: Asked, body: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-    """Give an answer the text of a tool call, or of JSON, where the request demands one."""
-    text, choice = None, body.get("tool_choice")
-    tools = body.get("tools")
-    if tools and (choice == "required" or isinstance(choice, dict)):
-        function = _chosen(tools, choice)
-        asked.tool = str(function.get("name", ""))
-        text = text_for(function.get("parameters") or {})
-    formatted = body.get("response_format")
-    if text is None and isinstance(formatted, dict):
-        if formatted.get("type") == "json_object":
-            text = text_for({"type": "object"})
-        elif formatted.get("type") == "json_schema":
-            text = text_for((formatted.get("json_schema") or {}).get("schema") or {})
-    if text is None:
-        return
-    for answer in asked.choices:
-        count = len(answer.ids)
-        ends = [len(text) * position // count for position in range(count + 1)]
-        answer.pieces = [escaped(text[begin:end]) for begin, end in pairwise(ends)]
-        answer.ids = (tokenizer.encode(text) + answer.ids)[:count]
-        answer.finish_reason = "tool_calls" if asked.tool and answer.finish_reason == "stop" else answer.finish_reason
+def _demanded(body: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Return the function that the answer must call, and the JSON that it must be; empty where it is free.
+
+    Raises:
+        RequestError: what is demanded cannot be read.
+    """
+    choice, tools, formatted = body.get("tool_choice"), body.get("tools"), body.get("response_format")
+    try:
+        if tools and (choice == "required" or isinstance(choice, dict)):
+            function = _chosen(tools, choice)
+            return str(function.get("name", "")), text_for(function.get("parameters") or {})
+        if isinstance(formatted, dict) and formatted.get("type") == "json_object":
+            return None, text_for({"type": "object"})
+        if isinstance(formatted, dict) and formatted.get("type") == "json_schema":
+            return None, text_for((formatted.get("json_schema") or {}).get("schema") or {})
+    except (AttributeError, TypeError, ValueError):
+        raise RequestError("the tools, the tool_choice or the response_format cannot be read") from None
+    return None, ""
+
+
+def _shape(answer: Choice, text: str, own: Sequence[int], reason: str) -> None:
+    """Give an answer a text with the tokens `own`, as far as its length goes; where whole, it ends for `reason`."""
+    count, whole = len(answer.ids), max(len(answer.ids), len(own))
+    ends = [len(text) * position // whole for position in range(count + 1)]
+    answer.pieces = [escaped(text[begin:end]) for begin, end in pairwise(ends)]
+    answer.ids = [*own, *answer.ids][:count]
+    answer.finish_reason = "length" if count < len(own) else reason
 
 
 def _chosen(tools: Any, choice: Any) -> Mapping[str, Any]:
