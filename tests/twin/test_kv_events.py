@@ -75,7 +75,9 @@ def test_what_cannot_be_published_is_refused() -> None:
     app = twin_app(scenario_of({"engine": {"enable_prefix_caching": False}}), None, max_requests=16)
     with pytest.raises(InputError, match="without a prefix cache"):
         publish_kv_events(app.twin, "127.0.0.1", 5557)
-    app = twin_app(scenario_of({}), None, max_requests=16)
+    app = twin_app(scenario_of({"replicas": 2}), None, max_requests=16)
+    with pytest.raises(InputError, match="--kv-events 65535 needs the ports up to 65536; the largest is 65535"):
+        publish_kv_events(app.twin, "127.0.0.1", 65535)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

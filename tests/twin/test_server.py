@@ -227,6 +227,23 @@ def test_log_probabilities_have_the_form_of_the_api(app: TwinApp) -> None:
         ("/v1/completions", {"prompt": "a", "min_tokens": "b"}, 400, "min_tokens must be a whole number"),
         (CHAT, HELLO | {"priority": 10**22}, 400, "priority must be a whole number of 64 bits"),
         ("/tokenize", {"messages": [5]}, 400, "messages must be a list of messages"),
+        (CHAT, HELLO | {"temperature": -1}, 400, "temperature must be a number of at least 0, not -1"),
+        (CHAT, HELLO | {"temperature": "x"}, 400, "temperature must be a number"),
+        (CHAT, HELLO | {"temperature": True}, 400, "temperature must be a number"),
+        (CHAT, HELLO | {"top_p": 2}, 400, "top_p must be a number above 0 and up to 1"),
+        (CHAT, HELLO | {"top_p": 0}, 400, "top_p must be"),
+        (CHAT, HELLO | {"stop": 5}, 400, "stop must be a text or a list of texts"),
+        (CHAT, HELLO | {"stop": ["a", 5]}, 400, "stop must be"),
+        (CHAT, HELLO | {"response_format": {"type": "zzz"}}, 400, "must be one of text, json_object, json_schema"),
+        (CHAT, HELLO | {"response_format": "json"}, 400, "the type of response_format"),
+        (CHAT, HELLO | {"tool_choice": "required"}, 400, "tool_choice needs tools"),
+        (CHAT, HELLO | {"tool_choice": "maybe", "tools": []}, 400, "tool_choice must be none, auto, required"),
+        (
+            CHAT,
+            HELLO | {"min_tokens": 10, "max_tokens": 2},
+            400,
+            "min_tokens is 10, which is more than max_tokens of 2",
+        ),
         ("/v1/nothing", {}, 404, "Not Found"),
         ("/health", {}, 405, "Method Not Allowed"),
     ],
@@ -247,6 +264,12 @@ def test_a_prompt_that_is_surely_too_long_is_not_cut_into_tokens(app: TwinApp, m
         answer = post(app, path, body)
         assert answer.status_code == 400
         assert "your request has at least 4098 input tokens" in answer.json()["error"]["message"]
+
+
+def test_fields_with_usual_values_are_accepted(app: TwinApp) -> None:
+    usual = {"temperature": 0.7, "top_p": 1, "top_k": -1, "min_p": 0, "seed": 7, "stop": ["a"], "tool_choice": "none"}
+    given = {"presence_penalty": -2, "repetition_penalty": 1.1, "response_format": {"type": "text"}, "priority": -1}
+    assert post(app, CHAT, HELLO | usual | given | {"min_tokens": 2, "max_tokens": 2}).status_code == 200
 
 
 def test_pages_beside_the_api(app: TwinApp) -> None:

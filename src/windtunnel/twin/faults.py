@@ -54,6 +54,8 @@ def fault_of(text: str) -> TwinFault:
         raise InputError(f"--fault {text} ends before it begins", f"its form is {FORM}")
     if name in SLOWDOWNS and not amount > 0:
         raise InputError(f"--fault {text} needs how many times as long steps take", f"for instance {name}=1.5@60..120")
+    if match["amount"] and name in ("kv_link_down", "cold_cache"):
+        raise InputError(f"--fault {text} has an amount, and {name} takes none", f"for instance {name}@60..120")
     if name == "preemption_storm" and not 0 < amount < 1:
         raise InputError(
             f"--fault {text} needs the share of KV blocks that is gone", f"for instance {name}=0.5@60..120"

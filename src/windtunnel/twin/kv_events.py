@@ -21,6 +21,7 @@ from windtunnel.twin.prefixes import PrefixForest
 EVERY_S = 0.01
 """Least time between two looks at the caches."""
 MEDIUM = "GPU"
+MOST_PORT = 65535
 
 
 class KvEvents:
@@ -33,7 +34,7 @@ class KvEvents:
 
     Raises:
         MissingExtraError: pyzmq is not installed.
-        InputError: a port is taken.
+        InputError: a port is taken, or there is none of its number.
     """
 
     def __init__(self, forest: PrefixForest, ranks_per_replica: list[int], host: str, port: int) -> None:
@@ -43,8 +44,10 @@ class KvEvents:
         self._before = [np.zeros((forest.size, num_ranks), bool) for num_ranks in forest.num_ranks]
         self._encode, self._looked_s = msgspec.msgpack.Encoder().encode, 0.0
         self._pause_s = EVERY_S
-        self._context, self._sockets = zmq.Context(), []
         num_replicas = sum(ranks // each for ranks, each in zip(forest.num_ranks, ranks_per_replica, strict=True))
+        if (last := port + num_replicas - 1) > MOST_PORT:
+            raise InputError(f"--kv-events {port} needs the ports up to {last}; the largest is {MOST_PORT}")
+        self._context, self._sockets = zmq.Context(), []
         for replica in range(num_replicas):
             publisher = self._context.socket(zmq.PUB)
             self._sockets.append(publisher)

@@ -25,8 +25,18 @@ REFUSED = {
 """Field -> the values that change nothing; others would need what a twin does not compute."""
 RANGES = {
     "priority": (int, -(1 << 63), (1 << 63) - 1, "a whole number of 64 bits"),
+    "seed": (int, -(1 << 63), (1 << 63) - 1, "a whole number of 64 bits"),
+    "temperature": (float, 0, math.inf, "a number of at least 0"),
+    "top_p": (float, 1e-300, 1, "a number above 0 and up to 1"),
+    "top_k": (int, -1, math.inf, "a whole number of at least -1"),
+    "min_p": (float, 0, 1, "a number from 0 to 1"),
+    "presence_penalty": (float, -2, 2, "a number from -2 to 2"),
+    "frequency_penalty": (float, -2, 2, "a number from -2 to 2"),
+    "repetition_penalty": (float, 1e-300, math.inf, "a number above 0"),
+    "min_tokens": (int, 0, math.inf, "a whole number of at least 0"),
 }
-"""Field -> type, least and largest value, and how these are called."""
+"""Field -> type, least and largest value (those of `vllm/sampling_params.py`), and how these are called."""
+FORMATS = (None, "text", "json_object", "json_schema", "structural_tag")
 
 
 class RequestError(Exception):
@@ -160,6 +170,17 @@ def _check_fields(body: Mapping[str, Any]) -> None:
         value = body.get(name)
         if value is not None and not (type(value) in (int, kind) and least <= value <= largest):
             raise RequestError(f"{name} must be {words}, not {value!r:.40}", param=name)
+    stop, choice, formatted = body.get("stop"), body.get("tool_choice"), body.get("response_format") or {}
+    if not all(isinstance(text, str) for text in (stop if isinstance(stop, list) else [stop or ""])):
+        raise RequestError("stop must be a text or a list of texts", param="stop")
+    if not isinstance(formatted, dict) or formatted.get("type") not in FORMATS:
+        raise RequestError(
+            f"the type of response_format must be one of {', '.join(FORMATS[1:])}", param="response_format"
+        )
+    if choice not in (None, "none", "auto", "required") and not isinstance(choice, dict):
+        raise RequestError("tool_choice must be none, auto, required or name a function", param="tool_choice")
+    if choice not in (None, "none") and not body.get("tools"):
+        raise RequestError("tool_choice needs tools", param="tool_choice")
 
 
 def _num_choices(body: Mapping[str, Any]) -> int:
@@ -290,7 +311,10 @@ def _output_tokens(
     own_end = limits.output_tokens[number % len(limits.output_tokens)]
     if body.get("ignore_eos"):
         own_end = most
-    own_end = max(own_end, _whole(body, "min_tokens") or 1)
+    least = body.get("min_tokens") or 1
+    if least > most:
+        raise RequestError(f"min_tokens is {least}, which is more than {name} of {most}", param="min_tokens")
+    own_end = max(own_end, least)
     return (own_end, "stop") if own_end < most else (most, "length")
 
 
