@@ -115,12 +115,14 @@ def _gate_measured(options: Options) -> Any:
     """Compare measured runs with earlier ones, or with their prediction."""
     from windtunnel.calibration.measured_runs import read_client_files
     from windtunnel.calibration.validate import predict_runs
+    from windtunnel.cli.serving.measured_runs import check_paths
     from windtunnel.production.gate import gate_measured, gate_predicted, predicted_ratios
 
     def predicted(paths: Sequence[Path], given: Options) -> list[RunPrediction]:
         base = _deployment(given)
         return predict_runs([run for path in paths for run in read_client_files(path, base)])
 
+    check_paths([*options.measured, *options.baseline])
     increases = _increases(options.max_increase, is_measured=True)
     if options.baseline:
         ratios = None
