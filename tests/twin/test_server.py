@@ -234,8 +234,8 @@ def test_log_probabilities_have_the_form_of_the_api(app: TwinApp) -> None:
         (CHAT, HELLO | {"top_p": 0}, 400, "top_p must be"),
         (CHAT, HELLO | {"stop": 5}, 400, "stop must be a text or a list of texts"),
         (CHAT, HELLO | {"stop": ["a", 5]}, 400, "stop must be"),
-        (CHAT, HELLO | {"response_format": {"type": "zzz"}}, 400, "must be one of text, json_object, json_schema"),
-        (CHAT, HELLO | {"response_format": "json"}, 400, "the type of response_format"),
+        (CHAT, HELLO | {"response_format": {"type": "zzz"}}, 400, "response_format must be one of text, json_object"),
+        (CHAT, HELLO | {"response_format": "json"}, 400, "response_format must be one of"),
         (CHAT, HELLO | {"tool_choice": "required"}, 400, "tool_choice needs tools"),
         (CHAT, HELLO | {"tool_choice": "maybe", "tools": []}, 400, "tool_choice must be none, auto, required"),
         (

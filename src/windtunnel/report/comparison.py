@@ -210,14 +210,13 @@ def figures_table(runs: Runs, is_on_page: bool = False) -> Table:
     """
     base, heads = runs[0], ["", *(run.name for run in runs)]
     names = [name for name in FIGURES if any(name in run.entry.figures for run in runs)]
-    if is_on_page:
-        page_rows: list[list[str | Cell]] = [
-            [FIGURES[name], *(_figure(name, run, base) for run in runs)] for name in names
-        ]
-        note = f"Percentages are differences from {base.name}; intervals hold 80% of measurements."
-        return Table(heads, page_rows, notes=[note])
-    others = [(run, ["", "difference"] + ["80% interval"] * _tells_interval(run, base)) for run in runs[1:]]
     rows: list[list[str | Cell]] = []
+    if is_on_page:
+        rows += [[FIGURES[name], *(_figure(name, run, base) for run in runs)] for name in names]
+        note = f"Percentages are differences from {base.name}; intervals hold 80% of measurements."
+        return Table(heads, rows, notes=[note])
+    last = ["80% interval"] * (base.entry.kind == "bench")
+    others = [(run, ["", "difference", *(last if run.entry.intervals else ())]) for run in runs[1:]]
     for name in names:
         rows.append([FIGURES[name], _figure(name, base, base)])
         for run, columns in others:
@@ -226,19 +225,14 @@ def figures_table(runs: Runs, is_on_page: bool = False) -> Table:
     return Table([*heads[:2], *(head or run.name for run, columns in others for head in columns)], rows)
 
 
-def _tells_interval(run: ComparedRun, base: ComparedRun) -> bool:
-    return base.entry.kind == "bench" and bool(run.entry.intervals)
-
-
 def _interval_text(name: str, run: ComparedRun, base: ComparedRun) -> str:
     """Return a predicted figure's interval, and whether it holds the measured one; empty where there is none."""
     if name not in run.entry.intervals:
         return ""
     (low, high), first = run.entry.intervals[name], base.entry.figures.get(name)
     told = span_text(quantity(name, low), quantity(name, high))
-    if not _tells_interval(run, base) or run is base or first is None:
-        return told
-    return f"{told}, measured {'within' if low <= first <= high else 'outside'}"
+    is_judged = base.entry.kind == "bench" and run is not base and first is not None
+    return f"{told}, measured {'within' if low <= first <= high else 'outside'}" if is_judged else told
 
 
 def _figure(name: str, run: ComparedRun, base: ComparedRun) -> Cell:

@@ -99,7 +99,10 @@ class FaultPlan:
             _, number, begins = self._changes.pop()
             fault = self._faults[number]
             if fault.name in SLOWDOWNS:
-                self._scale(fault.amount if begins else 1 / fault.amount)
+                cost = self._live.cost if self._live.loop.pools is None else self._live.loop.pools.cost
+                for name in DEVICE_TIMES:
+                    times = getattr(cost, name)
+                    times *= fault.amount if begins else 1 / fault.amount
             elif fault.name == "kv_link_down" and begins:
                 handoffs = self._live.tables.handoffs
                 handoffs["link_free_s"] = np.maximum(handoffs["link_free_s"], fault.end_s)
@@ -125,10 +128,3 @@ class FaultPlan:
     @property
     def takes_blocks(self) -> bool:
         return bool(self._taken)
-
-    def _scale(self, factor: float) -> None:
-        """Let every step of the device take `factor` times as long as now."""
-        cost = self._live.cost if self._live.loop.pools is None else self._live.loop.pools.cost
-        for name in DEVICE_TIMES:
-            times = getattr(cost, name)
-            times *= factor

@@ -15,15 +15,10 @@ from windtunnel.twin.logprobs import MOST_LOGPROBS, Logprobs
 from windtunnel.twin.schema_text import text_for
 from windtunnel.twin.tokens import Tokenizer, answer_ids, text_of
 
-MOST_CHOICES = 128
-REFUSED = {
-    "prompt_logprobs": (None,),
-    "best_of": (None, 1),
-    "suffix": (None, ""),
-    "use_beam_search": (None, False),
-}
+REFUSED = {"prompt_logprobs": (None,), "best_of": (None, 1), "suffix": (None, ""), "use_beam_search": (None, False)}
 """Field -> the values that change nothing; others would need what a twin does not compute."""
 RANGES = {
+    "n": (int, 1, 128, "from 1 to 128"),
     "priority": (int, -(1 << 63), (1 << 63) - 1, "a whole number of 64 bits"),
     "seed": (int, -(1 << 63), (1 << 63) - 1, "a whole number of 64 bits"),
     "temperature": (float, 0, math.inf, "a number of at least 0"),
@@ -99,14 +94,7 @@ class Asked:
     created: int = 0
 
 
-def ask(
-    body: Mapping[str, Any],
-    kind: str,
-    tokenizer: Tokenizer,
-    words: "Words",
-    limits: Limits,
-    number: int,
-) -> Asked:
+def ask(body: Mapping[str, Any], kind: str, tokenizer: Tokenizer, words: "Words", limits: Limits, number: int) -> Asked:
     """Read the body of a request.
 
     Args:
@@ -120,7 +108,9 @@ def ask(
     Raises:
         RequestError: it cannot be served.
     """
-    model = _model(body, limits)
+    model = body.get("model") or limits.models[0]
+    if model not in limits.models:
+        raise RequestError(f"The model `{model}` does not exist.", 404, "NotFoundError", "model")
     _check_fields(body)
     prompt = (chat_prompt if kind == "chat" else _prompt)(body, tokenizer, limits.max_model_len)
     if not prompt:
@@ -134,7 +124,7 @@ def ask(
         kind,
         model,
         prompt,
-        [_choice(body, kind, prompt, words, limits, number + index, has_echo) for index in range(_num_choices(body))],
+        [_choice(body, kind, prompt, words, limits, number + index, has_echo) for index in range(body.get("n") or 1)],
         bool(body.get("stream")),
         priority=body.get("priority") or 0,
         session=None if body.get("user") is None else str(body["user"]),
@@ -147,11 +137,9 @@ def ask(
         asked.includes_usage = bool(options.get("include_usage"))
         asked.usage_in_chunks = bool(options.get("continuous_usage_stats"))
     # vLLM names tool calls as the reason only where the model chose the tool, or that it calls one.
-    whole = (
-        "length" if body.get("ignore_eos") else "tool_calls" if tool and body["tool_choice"] == "required" else "stop"
-    )
+    whole = "tool_calls" if tool and body["tool_choice"] == "required" else "stop"
     for choice in asked.choices if text else ():
-        _shape(choice, text, own, whole)
+        _shape(choice, text, own, "length" if body.get("ignore_eos") else whole)
     most = _num_logprobs(body, kind)
     if most is not None:
         for choice in asked.choices:
@@ -174,21 +162,11 @@ def _check_fields(body: Mapping[str, Any]) -> None:
     if not all(isinstance(text, str) for text in (stop if isinstance(stop, list) else [stop or ""])):
         raise RequestError("stop must be a text or a list of texts", param="stop")
     if not isinstance(formatted, dict) or formatted.get("type") not in FORMATS:
-        raise RequestError(
-            f"the type of response_format must be one of {', '.join(FORMATS[1:])}", param="response_format"
-        )
+        raise RequestError(f"response_format must be one of {', '.join(FORMATS[1:])}", param="response_format")
     if choice not in (None, "none", "auto", "required") and not isinstance(choice, dict):
         raise RequestError("tool_choice must be none, auto, required or name a function", param="tool_choice")
     if choice not in (None, "none") and not body.get("tools"):
         raise RequestError("tool_choice needs tools", param="tool_choice")
-
-
-def _num_choices(body: Mapping[str, Any]) -> int:
-    """Return how many answers a request asks for."""
-    count = _whole(body, "n")
-    if count is not None and not 1 <= count <= MOST_CHOICES:
-        raise RequestError(f"n must be from 1 to {MOST_CHOICES}, got {count}.", param="n")
-    return count or 1
 
 
 def _num_logprobs(body: Mapping[str, Any], kind: str) -> int | None:
@@ -223,14 +201,6 @@ def _choice(
     num_tokens, finish_reason = _output_tokens(body, kind, len(prompt), limits, number)
     ids, pieces = words.answer(number, num_tokens)
     return Choice(ids, [b""] if is_prompt_alone else pieces, finish_reason)
-
-
-def _model(body: Mapping[str, Any], limits: Limits) -> str:
-    """Return the model that a request names, or the only one."""
-    model = body.get("model") or limits.models[0]
-    if model not in limits.models:
-        raise RequestError(f"The model `{model}` does not exist.", 404, "NotFoundError", "model")
-    return str(model)
 
 
 def chat_prompt(body: Mapping[str, Any], tokenizer: Tokenizer, most: float = math.inf) -> list[int]:
@@ -319,21 +289,20 @@ def _output_tokens(
 
 
 def _demanded(body: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return the function that the answer must call, and the JSON that it must be; empty where it is free.
-
-    Raises:
-        RequestError: what is demanded cannot be read.
-    """
-    choice, tools, formatted = body.get("tool_choice"), body.get("tools"), body.get("response_format")
+    """Return the function that the answer must call, and the JSON that it must be; empty where it is free."""
+    choice, tools, formatted = body.get("tool_choice"), body.get("tools"), body.get("response_format") or {}
     try:
         if tools and (choice == "required" or isinstance(choice, dict)):
-            function = _chosen(tools, choice)
-            return str(function.get("name", "")), text_for(function.get("parameters") or {})
-        if isinstance(formatted, dict) and formatted.get("type") == "json_object":
+            name = None if choice == "required" else choice["function"]["name"]
+            called = next((each["function"] for each in tools if name in (None, each["function"]["name"])), None)
+            if called is None:
+                raise RequestError("tool_choice names no function among the tools", param="tool_choice")
+            return str(called["name"]), text_for(called.get("parameters") or {})
+        if formatted.get("type") == "json_object":
             return None, text_for({"type": "object"})
-        if isinstance(formatted, dict) and formatted.get("type") == "json_schema":
+        if formatted.get("type") == "json_schema":
             return None, text_for((formatted.get("json_schema") or {}).get("schema") or {})
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, LookupError, TypeError, ValueError):
         raise RequestError("the tools, the tool_choice or the response_format cannot be read") from None
     return None, ""
 
@@ -345,20 +314,6 @@ def _shape(answer: Choice, text: str, own: Sequence[int], reason: str) -> None:
     answer.pieces = [escaped(text[begin:end]) for begin, end in pairwise(ends)]
     answer.ids = [*own, *answer.ids][:count]
     answer.finish_reason = "length" if count < len(own) else reason
-
-
-def _chosen(tools: Any, choice: Any) -> Mapping[str, Any]:
-    """Return the function that the answer must call: the one that is named, or the first."""
-    functions = (
-        [tool.get("function", {}) for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
-    )
-    if isinstance(choice, dict):
-        name = (choice.get("function") or {}).get("name")
-        functions = [function for function in functions if function.get("name") == name]
-    if not functions:
-        raise RequestError("tool_choice names no function among the tools", param="tool_choice")
-    function: Mapping[str, Any] = functions[0]
-    return function
 
 
 def escaped(text: str) -> bytes:
