@@ -95,13 +95,23 @@ def test_the_catalog_lists_names() -> None:
         ("simulate", {**SERVER, "device": "h1000"}, "did you mean h100"),
         ("catalog", {"kind": "planets"}, "the catalog has no 'planets'"),
         ("simulate", {**SERVER, "load": {**LOAD, "rate_per_second": 3}}, "rate_per_second"),
-        ("simulate", {"device": "h100_sxm"}, "load"),
+        ("simulate", {"device": "h100_sxm"}, "load is missing"),
+        (
+            "simulate",
+            {"load": LOAD, "slo": {"ttft_p99": "1ms"}},
+            "device is missing; slo is an object; a text is needed",
+        ),
+        ("simulate", {**SERVER, "deployment": "tp=2"}, "deployment is a text (a command goes into command)"),
+        ("compare", {"device": "a", "load": LOAD, "before": "vllm serve x"}, "a command goes into before_command"),
+        ("explain", {"device": "h100_sxm", "batch": "many"}, "batch is a text; a whole number is needed"),
+        ("recommend", {"model": 5, "devices": [7], "slo": "", "load": []}, "devices.0 is 7; a text is needed"),
     ],
 )
 def test_wrong_input_is_answered_with_its_sentence(tool: str, arguments: dict[str, Any], message: str) -> None:
     result = call(server(), tool, arguments)
     assert result.is_error
     assert message in result.content[0].text
+    assert "pydantic" not in result.content[0].text
 
 
 def test_the_command_serves_over_its_pipe() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from windtunnel.dashboard import kept, results
+from windtunnel.dashboard import results, server
 from windtunnel.dashboard.server import dashboard_app
 from windtunnel.dashboard.view import dashboard_of
 
@@ -93,7 +93,7 @@ def test_memory_of_kept_answers_is_bounded(
     client: TestClient, made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     length = len(client.get("/catalog/devices/l4").content)
-    monkeypatch.setattr(kept, "MOST_BYTES", 2 * length + 400)
+    monkeypatch.setattr(server, "MOST_BYTES", 2 * length + 400)
     for number in range(6):
         client.get(f"/catalog/devices/l4?x={number}")
     assert client.app._num_bytes <= 2 * length + 400  # type: ignore[attr-defined]

@@ -157,8 +157,15 @@ def test_many_ask_at_once(ask: Ask) -> None:
 
 
 def test_a_port_that_is_taken_is_said(folder: Path) -> None:
-    with DashboardServer(dashboard_of(folder)) as first, pytest.raises(InputError, match="cannot be listened on"):
+    with (
+        DashboardServer(dashboard_of(folder)) as first,
+        pytest.raises(InputError, match="cannot be listened on") as taken,
+    ):
         DashboardServer(dashboard_of(folder), port=first.port)
+    assert taken.value.hint == "give --port 0 for a free one"
+    with pytest.raises(InputError, match="cannot be listened on") as elsewhere:
+        DashboardServer(dashboard_of(folder), "999.1.1.1", port=8000)
+    assert elsewhere.value.hint == "leave --host out for this machine alone"
     with pytest.raises(InputError, match="0 to 65535"):
         DashboardServer(dashboard_of(folder), port=70000)
 

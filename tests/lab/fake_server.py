@@ -37,6 +37,7 @@ def fake_server(
     models: bool = True,
     counts: bool = True,
     metrics: bool = False,
+    refusal: tuple[int, str] = (500, "out of luck"),
 ) -> Iterator[tuple[str, Seen]]:
     """Its address, and what it has seen; the first `fails` requests are refused.
 
@@ -68,7 +69,7 @@ def fake_server(
             # A request has ended before its client can know: the next one may come while this thread still cleans up.
             if refused:
                 self._ended()
-                self._answer(500, {"error": "out of luck"})
+                self._answer(refusal[0], {"error": refusal[1]})
             else:
                 self._stream(body)
                 self._ended()

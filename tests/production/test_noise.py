@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from windtunnel.production.noise import PRIOR, centre, least_change
+from windtunnel.production.gate import PRIOR, centre, least_change
 
 
 def test_a_single_run_is_judged_by_the_noise_of_other_servers() -> None:

@@ -3,9 +3,12 @@
 import json
 import math
 
+import numpy as np
 import pytest
 
+from windtunnel.metrics.records import Table
 from windtunnel.report.chart import Axis, Chart, Series, as_json, histogram, marked_lines
+from windtunnel.report.serving.curves import client_over_time
 
 
 def test_what_is_not_finite_is_left_to_the_script_as_null() -> None:
@@ -34,3 +37,11 @@ def test_text_in_a_figure_cannot_end_its_script() -> None:
     text = as_json(Chart(Axis("</script><b>&"), Axis("y")))
     assert not {"<", ">", "&"} & set(text)
     assert json.loads(text)["x"]["label"] == "</script><b>&"
+
+
+def test_rates_are_smoothed_by_their_mean_as_most_intervals_may_have_no_request() -> None:
+    times_s = np.arange(0.0, 11.0, 1 / 9)
+    curves = client_over_time(Table({"arrival_s": times_s, "finish_s": times_s + 0.5}, {}))
+    rates = next(chart for chart, _ in curves if chart.y.label == "requests/s")
+    assert float(np.median(rates.series[0].y)) == 0.0
+    assert [chart.smoothed_by for chart, _ in curves] == ["median", "mean"]

@@ -98,6 +98,8 @@ def test_memory_that_is_gone_preempts() -> None:
         ("slow_rank=2@2..1", "ends before it begins"),
         ("preemption_storm=2@1..2", "the share of KV blocks"),
         ("kv_link_down@1", "has no end"),
+        ("cold_cache=3@5", "has an amount, and cold_cache takes none"),
+        ("kv_link_down=0@1..2", "has an amount"),
     ],
 )
 def test_wrong_faults_are_refused(text: str, words: str) -> None:

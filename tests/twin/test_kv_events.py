@@ -10,7 +10,7 @@ import pytest
 
 from live_twins import scenario_of
 from windtunnel.errors import InputError
-from windtunnel.twin.start import publish_kv_events, twin_app
+from windtunnel.twin.start import KvEvents, twin_app
 
 zmq = pytest.importorskip("zmq")
 
@@ -25,7 +25,7 @@ def free_port() -> int:
 def test_events_add_up_to_what_is_cached() -> None:
     app = twin_app(scenario_of({"engine": {"num_gpu_blocks": 300}}), None, max_requests=16)
     port = free_port()
-    events = publish_kv_events(app.twin, "127.0.0.1", port)
+    events = KvEvents(app.twin, "127.0.0.1", port)
     context = zmq.Context()
     subscriber = context.socket(zmq.SUB)
     subscriber.connect(f"tcp://127.0.0.1:{port}")
@@ -74,10 +74,12 @@ def test_events_add_up_to_what_is_cached() -> None:
 def test_what_cannot_be_published_is_refused() -> None:
     app = twin_app(scenario_of({"engine": {"enable_prefix_caching": False}}), None, max_requests=16)
     with pytest.raises(InputError, match="without a prefix cache"):
-        publish_kv_events(app.twin, "127.0.0.1", 5557)
-    app = twin_app(scenario_of({}), None, max_requests=16)
+        KvEvents(app.twin, "127.0.0.1", 5557)
+    app = twin_app(scenario_of({"replicas": 2}), None, max_requests=16)
+    with pytest.raises(InputError, match="--kv-events 65535 needs the ports up to 65536; the largest is 65535"):
+        KvEvents(app.twin, "127.0.0.1", 65535)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(InputError, match="cannot publish KV events"):
-            publish_kv_events(app.twin, "127.0.0.1", taken.getsockname()[1])
+            KvEvents(app.twin, "127.0.0.1", taken.getsockname()[1])

@@ -52,6 +52,24 @@ def test_sums_and_counts_are_those_of_a_simulation(engine: str) -> None:
         assert found[f"vllm:request_queue_time_seconds_sum{labels}"] == pytest.approx(requests["queueing_s"].sum())
 
 
+def test_prompts_count_where_they_are_computed() -> None:
+    pools = [{"name": name, "role": name, "replicas": 2 if name == "prefill" else 1} for name in ("prefill", "decode")]
+    app = twin_app(scenario_of({"pools": pools}), None, names=("m",))
+
+    async def talk() -> str:
+        async with client_of(app) as client:
+            for _ in range(2):
+                asked = {"prompt": list(range(1000, 1064)), "max_tokens": 4, "ignore_eos": True}
+                assert (await client.post("/v1/completions", json=asked)).status_code == 200
+            return (await client.get("/metrics")).text
+
+    found = values(asyncio.run(talk()))
+    for measure, total in (("prompt_tokens", 128), ("prefix_cache_queries", 128), ("generation_tokens", 8)):
+        counted = [found[f'vllm:{measure}_total{{model_name="m",engine="{replica}"}}'] for replica in range(3)]
+        assert sum(counted) == total
+        assert (counted[2] > 0) == (measure == "generation_tokens")
+
+
 def test_gauges_tell_what_is_under_way() -> None:
     app = twin_app(scenario_of({"engine": {"max_num_seqs": 2}}), 0.001, names=("m",), max_requests=16)
     answers: list[Answer] = []

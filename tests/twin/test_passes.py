@@ -16,14 +16,14 @@ from windtunnel.serving.scenario import resolve
 from windtunnel.twin.clock import TwinClock
 from windtunnel.twin.engine import Twin
 from windtunnel.twin.live import prepare_live
-from windtunnel.twin.start import write_forward_passes
+from windtunnel.twin.start import ForwardPasses
 from windtunnel.workload.generate.requests import generate
 
 
 def recorded(path: Path, replicas: int = 1) -> Twin:
     scenario = scenario_of({"replicas": replicas, "calibration": "none"}, num_requests=80)
     twin = Twin(prepare_live(scenario, max_requests=256), TwinClock(None), 256)
-    passes, requests = write_forward_passes(twin, path), generate(scenario.workload, 0)
+    passes, requests = ForwardPasses(twin, path), generate(scenario.workload, 0)
 
     async def send() -> None:
         for i, arrival_s in enumerate(requests.arrival_s.tolist()):
@@ -64,6 +64,6 @@ def test_every_replica_counts_its_own_steps(tmp_path: Path) -> None:
 def test_only_a_table_of_lines_is_written(tmp_path: Path) -> None:
     twin = Twin(prepare_live(scenario_of({}), max_requests=4), TwinClock(None), 4)
     with pytest.raises(InputError, match=r"must end in \.jsonl|--forward-passes is"):
-        write_forward_passes(twin, tmp_path / "steps.csv")
+        ForwardPasses(twin, tmp_path / "steps.csv")
     with pytest.raises(InputError, match="cannot be written"):
-        write_forward_passes(twin, tmp_path / "nowhere" / "steps.jsonl")
+        ForwardPasses(twin, tmp_path / "nowhere" / "steps.jsonl")

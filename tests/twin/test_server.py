@@ -121,6 +121,28 @@ def test_a_tool_is_called_where_the_request_demands_it(app: TwinApp) -> None:
     assert set(json.loads(text)) == {"city", "days"}
 
 
+def test_a_demanded_text_ends_where_it_is_complete_or_is_cut_at_max_tokens(app: TwinApp) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": schema}}]
+    named = {"type": "function", "function": {"name": "weather"}}
+    formatted = {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    forms = {"tool_calls": {"tool_choice": "required"}, "stop": {"tool_choice": named}, "stop ": formatted}
+    for reason, form in forms.items():
+        for given in ({}, {"max_tokens": 64}):
+            whole = post(app, CHAT, HELLO | {"tools": tools} | form | given).json()
+            choice, count = whole["choices"][0], whole["usage"]["completion_tokens"]
+            text = choice["message"]["content"] or choice["message"]["tool_calls"][0]["function"]["arguments"]
+            assert (choice["finish_reason"], json.loads(text)) == (reason.strip(), {"city": "lorem"})
+            assert count == post(app, "/tokenize", {"prompt": text}).json()["count"]
+        just = post(app, CHAT, HELLO | {"tools": tools, "max_tokens": count} | form).json()
+        assert just["choices"][0]["finish_reason"] == reason.strip()
+        cut = post(app, CHAT, HELLO | {"tools": tools, "max_tokens": count - 1} | form).json()
+        message = cut["choices"][0]["message"]
+        part = message["content"] or message["tool_calls"][0]["function"]["arguments"]
+        assert (cut["choices"][0]["finish_reason"], cut["usage"]["completion_tokens"]) == ("length", count - 1)
+        assert part == text[: len(part)] != text
+
+
 def test_several_answers_to_one_prompt(app: TwinApp) -> None:
     asked = HELLO | {"n": 3, "max_tokens": 6, "ignore_eos": True, "stream_options": {"include_usage": True}}
     whole = post(app, CHAT, asked).json()
@@ -203,6 +225,25 @@ def test_log_probabilities_have_the_form_of_the_api(app: TwinApp) -> None:
         ("/v1/embeddings", {"input": "a", "dimensions": 10**9}, 400, "dimensions must be a whole number"),
         ("/v1/embeddings", {"input": {"a": 1}}, 400, "prompt must be a text"),
         ("/v1/completions", {"prompt": "a", "min_tokens": "b"}, 400, "min_tokens must be a whole number"),
+        (CHAT, HELLO | {"priority": 10**22}, 400, "priority must be a whole number of 64 bits"),
+        ("/tokenize", {"messages": [5]}, 400, "messages must be a list of messages"),
+        (CHAT, HELLO | {"temperature": -1}, 400, "temperature must be a number of at least 0, not -1"),
+        (CHAT, HELLO | {"temperature": "x"}, 400, "temperature must be a number"),
+        (CHAT, HELLO | {"temperature": True}, 400, "temperature must be a number"),
+        (CHAT, HELLO | {"top_p": 2}, 400, "top_p must be a number above 0 and up to 1"),
+        (CHAT, HELLO | {"top_p": 0}, 400, "top_p must be"),
+        (CHAT, HELLO | {"stop": 5}, 400, "stop must be a text or a list of texts"),
+        (CHAT, HELLO | {"stop": ["a", 5]}, 400, "stop must be"),
+        (CHAT, HELLO | {"response_format": {"type": "zzz"}}, 400, "response_format must be one of text, json_object"),
+        (CHAT, HELLO | {"response_format": "json"}, 400, "response_format must be one of"),
+        (CHAT, HELLO | {"tool_choice": "required"}, 400, "tool_choice needs tools"),
+        (CHAT, HELLO | {"tool_choice": "maybe", "tools": []}, 400, "tool_choice must be none, auto, required"),
+        (
+            CHAT,
+            HELLO | {"min_tokens": 10, "max_tokens": 2},
+            400,
+            "min_tokens is 10, which is more than max_tokens of 2",
+        ),
         ("/v1/nothing", {}, 404, "Not Found"),
         ("/health", {}, 405, "Method Not Allowed"),
     ],
@@ -214,6 +255,21 @@ def test_what_cannot_be_served_is_answered_with_a_reason(
     assert answer.status_code == status
     assert words in answer.json()["error"]["message"]
     assert answer.json()["error"]["code"] == status
+
+
+def test_a_prompt_that_is_surely_too_long_is_not_cut_into_tokens(app: TwinApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(app.tokenizer), "encode", lambda *_: pytest.fail("it was cut into tokens"))
+    long = {"role": "user", "content": "a b c d " * 2049}
+    for path, body in (("/v1/completions", {"prompt": long["content"]}), (CHAT, {"messages": [long]})):
+        answer = post(app, path, body)
+        assert answer.status_code == 400
+        assert "your request has at least 4098 input tokens" in answer.json()["error"]["message"]
+
+
+def test_fields_with_usual_values_are_accepted(app: TwinApp) -> None:
+    usual = {"temperature": 0.7, "top_p": 1, "top_k": -1, "min_p": 0, "seed": 7, "stop": ["a"], "tool_choice": "none"}
+    given = {"presence_penalty": -2, "repetition_penalty": 1.1, "response_format": {"type": "text"}, "priority": -1}
+    assert post(app, CHAT, HELLO | usual | given | {"min_tokens": 2, "max_tokens": 2}).status_code == 200
 
 
 def test_pages_beside_the_api(app: TwinApp) -> None:
@@ -251,6 +307,17 @@ def test_an_encoder_answers_with_vectors_and_scores_and_no_text() -> None:
     assert (refused.status_code, "makes no text" in refused.text) == (400, True)
     for body in ({"documents": ["a"]}, {"query": "a", "documents": []}, asked | {"top_n": 0}):
         assert post(app, "/rerank", body).status_code == 400
+
+
+def test_a_failure_has_the_form_of_the_api_and_takes_no_place(caplog: pytest.LogCaptureFixture) -> None:
+    app, asked = twin_app(scenario_of({}), None, max_requests=1), {"prompt": "hi", "max_tokens": 2}
+    place = app.twin.live.requests.__setitem__
+    app.twin.live._reset = lambda row: place("no such field", row)  # type: ignore[method-assign]
+    failed = post(app, "/v1/completions", asked)
+    assert (failed.status_code, failed.json()["error"]["type"]) == (500, "InternalServerError")
+    assert "POST /v1/completions failed" in caplog.text
+    del app.twin.live._reset
+    assert post(app, "/v1/completions", asked).status_code == 200
 
 
 def test_a_full_twin_refuses_more() -> None:

@@ -10,7 +10,7 @@ from windtunnel.twin.clock import TwinClock
 from windtunnel.twin.engine import Answer, Twin
 from windtunnel.twin.live import prepare_live
 from windtunnel.twin.metrics import Metrics
-from windtunnel.twin.stream import Stream
+from windtunnel.twin.server import Stream
 
 
 class Connection:

@@ -36,6 +36,17 @@ def test_answers_give_their_ids_again_behind_any_message() -> None:
     )
 
 
+@pytest.mark.parametrize("knows_all", [True, False])
+def test_the_longest_token_bounds_tokens_only_where_no_text_is_lost(tmp_path: Path, knows_all: bool) -> None:
+    own = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    letters = {letter: i for i, letter in enumerate(["<unk>", "A", " ", "é", "\n", "token"])}
+    made = own.Tokenizer(own.models.BPE(letters if knows_all else {"<unk>": 0, "A": 1}, [], unk_token="<unk>"))
+    made.decoder = own.decoders.Fuse()
+    made.save(str(tmp_path / "tokenizer.json"))
+    assert ModelTokenizer(tmp_path).longest_bytes == (5 if knows_all else None)
+    assert PieceTokenizer().longest_bytes == 4
+
+
 def test_a_models_own_tokenizer_is_read_from_its_folder(tmp_path: Path) -> None:
     tokenizer = ModelTokenizer(tiny_models.write_tiny_model(tmp_path / "tiny"))
     ids = answer_ids(np.array(list(tokenizer.words)), 3, 50)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from windtunnel import api, catalog
 from windtunnel.errors import InputError, check_known
@@ -58,9 +58,37 @@ INSTRUCTIONS = (
 )
 
 
+SHAPES = {"dict_type": "an object", "list_type": "a list", "string_type": "a text"}
+"""pydantic's name of an error -> what is needed; of other errors, a whole number."""
+COMMANDS = {"before": "before_command", "after": "after_command", "deployment": "command"}
+"""Argument -> that for a command."""
+
+
+class _Server(MCPServer):
+    async def call_tool(self, *arguments: Any, **options: Any) -> Any:
+        """Call a tool; arguments of a wrong shape are answered with a sentence and a hint."""
+        try:
+            return await super().call_tool(*arguments, **options)
+        except ToolError as error:
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            raise ToolError("; ".join(_shape_text(wrong) for wrong in map(dict, error.__cause__.errors()))) from None
+
+
+def _shape_text(wrong: Mapping[str, Any]) -> str:
+    """Say in what an argument is wrong, from pydantic's error."""
+    name, value = ".".join(map(str, wrong["loc"])), wrong["input"]
+    if wrong["type"] == "missing":
+        return f"{name} is missing"
+    if isinstance(value, str) and name in COMMANDS:
+        return f"{name} is a text (a command goes into {COMMANDS[name]})"
+    kind = {str: "a text", dict: "an object", list: "a list"}.get(value.__class__, repr(value))
+    return f"{name} is {kind}; {SHAPES.get(wrong['type'], 'a whole number')} is needed"
+
+
 def server() -> MCPServer:
     """Return the server with its tools."""
-    made = MCPServer("windtunnel", instructions=INSTRUCTIONS, version=version())
+    made = _Server("windtunnel", instructions=INSTRUCTIONS, version=version())
     for tool in (simulate, recommend, explain, compare, diagnose, names):
         made.tool(name="catalog" if tool is names else tool.__name__)(_refusing(tool))
     return made

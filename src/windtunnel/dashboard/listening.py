@@ -1,5 +1,6 @@
 """A local server of an application: it listens from the start, tells when it answers, and ends in an orderly way."""
 
+import errno
 import ipaddress
 import socket
 from collections.abc import Callable
@@ -104,7 +105,8 @@ def listening_socket(host: str, port: int, backlog: int) -> socket.socket:
         listener.listen(backlog)
     except OSError as error:
         listener.close()
-        hint = "leave --port out for a free one" if port else "leave --host out for this machine alone"
+        is_of_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        hint = "give --port 0 for a free one" if is_of_port else "leave --host out for this machine alone"
         reason = (error.strerror or str(error)).lower()
         raise InputError(f"{host}:{port} cannot be listened on: {reason}", hint) from None
     except OverflowError:

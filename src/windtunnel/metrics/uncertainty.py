@@ -16,6 +16,8 @@ from windtunnel.schema import Schema
 
 HALF_WIDTH = 1.2816
 """Half width of an 80% interval, in standard deviations of a normal distribution."""
+SURE = 2.5758 / HALF_WIDTH
+"""Half width of a 99% interval over that of an 80% one, on the logarithm."""
 
 OUTSIDE_WIDENING = 1.5
 """Factor on the logarithm of a spread for each way in which a deployment lies outside the calibration's runs, up to the

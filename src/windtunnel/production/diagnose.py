@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
 from windtunnel.errors import InputError
-from windtunnel.metrics.uncertainty import HALF_WIDTH
+from windtunnel.metrics.uncertainty import SURE
 from windtunnel.notebook import Shown
 from windtunnel.pricing.calibrated import factor, shares
 from windtunnel.pricing.estimator import Estimator
@@ -73,8 +73,6 @@ NUM_VERSIONS = 5
 """Other versions that are tried, beside an earlier run: without one they explain too much."""
 SLOW = "slow"
 """Name of the pool of a slow replica, and mark of its setup."""
-SURE = 2.5758 / HALF_WIDTH
-"""Half width of a 99% interval over that of an 80% one."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ error explains.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -15,22 +17,64 @@ import numpy as np
 from windtunnel.calibration.validate import RunPrediction
 from windtunnel.errors import InputError
 from windtunnel.formats.clients.read import ClientResult
-from windtunnel.metrics.uncertainty import HALF_WIDTH, Interval
+from windtunnel.metrics.uncertainty import SURE
 from windtunnel.notebook import Shown
-from windtunnel.production.noise import centre, least_change
-from windtunnel.schema import differences, encode
+from windtunnel.schema import differences, encode, read_yaml
 from windtunnel.search.capacity.limits import Limit, limit_of
 from windtunnel.search.capacity.probe import quantile
 from windtunnel.search.space.space import value_text
 from windtunnel.serving.results import Result
+
+PRIOR = read_yaml(Path(__file__).with_suffix(".yaml"))
+"""Metric -> standard deviation of the logarithm of a run's mean, and `worth_runs`."""
+FALSE_ALARMS = 0.001
+"""Share of comparisons of equal servers that are taken for a change, metric by metric."""
+LEAST_FOR_MEDIAN = 3
+"""Repeats from which their median is compared and not their mean: one run in ten is an outlier."""
+MEDIAN_PENALTY = math.sqrt(math.pi / 2)
+"""Standard error of a median over that of a mean, of many normal values."""
+NORMAL_MAD = 1.4826
+"""Standard deviation of a normal value over the median of its absolute deviations."""
+
+
+def centre(values: Sequence[float]) -> float:
+    """Return the value that stands for repeated runs: the median, or the mean of one or two."""
+    return median(values) if len(values) >= LEAST_FOR_MEDIAN else fmean(values)
+
+
+def least_change(metric: str, before: Sequence[float], after: Sequence[float]) -> float:
+    """Return the smallest change, as a share, that chance explains in no more than `FALSE_ALARMS` of comparisons.
+
+    The variance of the logarithms is pooled from the repeats on both sides, of three or more from the median absolute
+    deviation, as one repeat in ten is an outlier; and from what is known of repeated runs of other servers, which
+    counts as so many repeats more. The change is Student's t times its standard error.
+
+    Args:
+        metric: one of `tpot`, `ttft`, `e2e`, `throughput`.
+        before, after: means of the repeats on each side, at least one.
+    """
+    from scipy.stats import t
+
+    freedom, squares = float(PRIOR["worth_runs"]), PRIOR["worth_runs"] * PRIOR[metric] ** 2
+    variance = 0.0
+    for values in (before, after):
+        logs = [math.log(value) for value in values]
+        middle = centre(logs)
+        if len(logs) >= LEAST_FOR_MEDIAN:
+            squares += (len(logs) - 1) * (NORMAL_MAD * median(abs(value - middle) for value in logs)) ** 2
+        else:
+            squares += sum((value - middle) ** 2 for value in logs)
+        freedom += len(logs) - 1
+        variance += (MEDIAN_PENALTY**2 if len(logs) >= LEAST_FOR_MEDIAN else 1.0) / len(logs)
+    quantile = float(t.ppf(1 - FALSE_ALARMS, freedom))
+    return math.expm1(quantile * math.sqrt(squares / freedom * variance))
+
 
 COST, THROUGHPUT = "cost", "throughput"
 USUAL_INCREASES: Mapping[str, float] = {"ttft_p90": 0.1, "tpot_p90": 0.05, "e2e_p90": 0.05, COST: 0.05}
 """Figure -> share by which a predicted change may raise it, where nothing else is said."""
 USUAL_MEASURED: Mapping[str, float] = {"tpot": 0.02, "ttft": 0.1, "e2e": 0.02, THROUGHPUT: 0.02}
 """Metric -> share by which measured runs may be worse than the earlier ones, beyond chance."""
-SURE = 2.5758 / HALF_WIDTH
-"""Half width of a 99% interval over that of an 80% one, on the logarithm."""
 CHANGE_ERROR = 0.25
 """Share of a predicted change that the measured one may miss."""
 UNSET: tuple[Any, ...] = (None, {})
@@ -244,15 +288,11 @@ def gate_predicted(runs: Sequence[RunPrediction]) -> Gate:
     for name in USUAL_MEASURED:
         values = [run.measurement.measured[name] for run in runs if name in run.predicted]
         if values and name in runs[0].intervals:
-            band, expected = _widened(runs[0].intervals[name], runs[0].predicted[name]), runs[0].predicted[name]
-            checks.append(Check(name, "band", expected, centre(values), band.low if name == THROUGHPUT else band.high))
+            interval, expected = runs[0].intervals[name], runs[0].predicted[name]
+            end = interval.low if name == THROUGHPUT else interval.high
+            most = expected * math.exp(SURE * math.log(end / expected))
+            checks.append(Check(name, "band", expected, centre(values), most))
     if not checks:
         raise InputError("the prediction has no interval", "a calibration gives one; or compare with --baseline")
     named = f"calibration: {runs[0].calibration or 'none'}"
     return Gate(f"{runs[0].measurement.id} against its prediction", checks, [named, *runs[0].remarks])
-
-
-def _widened(interval: Interval, predicted: float) -> Interval:
-    """Return the 99% interval of an 80% one."""
-    low, high = (predicted * math.exp(SURE * math.log(end / predicted)) for end in (interval.low, interval.high))
-    return Interval(low, high)

@@ -66,8 +66,8 @@ class Chart:
     y: Axis
     series: Sequence[Series] = ()
     limits: Sequence[Limit] = ()
-    is_smooth: bool = False
-    """Whether lines are drawn as their running median, with a band from the 10th to the 90th percentile."""
+    smoothed_by: str = ""
+    """`median` or `mean`: lines are drawn as their running one, with a band from the 10th to the 90th percentile."""
     is_equality: bool = False
     """Whether both axes are the same, with lines where both values are equal and 20% apart."""
     tracks: Sequence[str] = ()

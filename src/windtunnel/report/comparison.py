@@ -205,47 +205,61 @@ def _runs_table(runs: Runs, address: Callable[[str], str]) -> Table:
 def figures_table(runs: Runs, is_on_page: bool = False) -> Table:
     """Return a table with a line per figure: the first run's, then each other's with its difference.
 
-    Beside a measured run, a simulated figure says on a page whether the measured one lies in its 80% interval; on a
-    terminal, differences have columns of their own.
+    Beside a measured run, a simulated figure says whether the measured one lies in its 80% interval; on a terminal,
+    this and the differences have columns of their own.
     """
     base, heads = runs[0], ["", *(run.name for run in runs)]
     names = [name for name in FIGURES if any(name in run.entry.figures for run in runs)]
-    if is_on_page:
-        page_rows: list[list[str | Cell]] = [
-            [FIGURES[name], *(_figure(name, run, base) for run in runs)] for name in names
-        ]
-        note = f"Percentages are differences from {base.name}; intervals hold 80% of measurements."
-        return Table(heads, page_rows, notes=[note])
     rows: list[list[str | Cell]] = []
+    if is_on_page:
+        rows += [[FIGURES[name], *(_figure(name, run, base) for run in runs)] for name in names]
+        note = f"Percentages are differences from {base.name}; intervals hold 80% of measurements."
+        return Table(heads, rows, notes=[note])
+    last = ["80% interval"] * (base.entry.kind == "bench")
+    others = [(run, ["", "difference", *(last if run.entry.intervals else ())]) for run in runs[1:]]
     for name in names:
-        pairs = ((_figure(name, run, base), difference(name, run, base)[0]) for run in runs[1:])
-        rows.append([FIGURES[name], _figure(name, base, base), *(part for pair in pairs for part in pair)])
-    return Table([*heads[:2], *(head for name in heads[2:] for head in (name, "difference"))], rows)
+        rows.append([FIGURES[name], _figure(name, base, base)])
+        for run, columns in others:
+            parts = _figure(name, run, base), difference(name, run, base)[0], _interval_text(name, run, base)
+            rows[-1] += parts[: len(columns)]
+    return Table([*heads[:2], *(head or run.name for run, columns in others for head in columns)], rows)
+
+
+def _interval_text(name: str, run: ComparedRun, base: ComparedRun) -> str:
+    """Return a predicted figure's interval, and whether it holds the measured one; empty where there is none."""
+    if name not in run.entry.intervals:
+        return ""
+    (low, high), first = run.entry.intervals[name], base.entry.figures.get(name)
+    told = span_text(quantity(name, low), quantity(name, high))
+    is_judged = base.entry.kind == "bench" and run is not base and first is not None
+    return f"{told}, measured {'within' if low <= first <= high else 'outside'}" if is_judged else told
 
 
 def _figure(name: str, run: ComparedRun, base: ComparedRun) -> Cell:
-    value, first = run.entry.figures.get(name), base.entry.figures.get(name)
+    value = run.entry.figures.get(name)
     if value is None:
         return Cell("")
     text, tone = difference(name, run, base)
-    notes = [text] if text else []
-    if name in run.entry.intervals:
-        low, high = run.entry.intervals[name]
-        notes.append(span_text(quantity(name, low), quantity(name, high)))
-        if base.entry.kind == "bench" and run is not base and first is not None:
-            notes.append("measured within" if low <= first <= high else "measured outside")
-    return Cell(quantity(name, value), value, note=", ".join(notes), tone=tone)
+    note = ", ".join(filter(None, (text, _interval_text(name, run, base))))
+    return Cell(quantity(name, value), value, note=note, tone=tone)
 
 
 def scenario_differences(runs: Runs) -> dict[str, list[Any]]:
-    """Return the differences of the scenarios; a client knows only the workload, so only that is compared with it."""
+    """Return the differences of the scenarios; a client knows only the workload, so only that is compared with it.
+
+    Of the sampling it knows what it has sent; the server fills the rest.
+    """
     scenarios = [run.document["scenario"] for run in runs]
-    if any(run.entry.kind == "bench" for run in runs):
+    clients = [at for at, run in enumerate(runs) if run.entry.kind == "bench"]
+    if clients:
         known = ("workload", "slo", "seed")
         scenarios = [{name: scenario[name] for name in known if name in scenario} for scenario in scenarios]
     # A table that one leaves empty says nothing: its keys are named where the other has some.
     return {
-        path: values for path, values in differences(scenarios).items() if any(each or each == 0 for each in values)
+        path: values
+        for path, values in differences(scenarios).items()
+        if any(each or each == 0 for each in values)
+        and not (path.startswith("workload.sampling") and any(values[at] is None for at in clients))
     }
 
 

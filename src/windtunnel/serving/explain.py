@@ -265,9 +265,9 @@ def _check_batch(setup: Setup, memory: MemoryPlan, batch: StepBatch) -> None:
     prompt = batch.prefill_pairs / batch.prefill_tokens + 0.5 * batch.prefill_tokens if batch.prefill_tokens else 0.0
     longest = max(batch.decode_context_tokens, prompt)
     if longest > setup.max_model_len:
-        raise InputError(
-            f"a request of {longest:,.0f} tokens is too long: {setup.model.name} accepts {setup.max_model_len:,}"
-        )
+        is_whole = setup.max_model_len >= setup.model.max_context_tokens
+        limit_text = f"{setup.model.name} accepts" if is_whole else "this run's max_model_len is"
+        raise InputError(f"a request of {longest:,.0f} tokens is too long: {limit_text} {setup.max_model_len:,}")
     if setup.model.is_encoder:
         if batch.decode_requests:
             raise InputError(

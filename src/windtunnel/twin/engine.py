@@ -52,6 +52,7 @@ class Answer:
     """Called when tokens leave the server."""
     row: int = -1
     replica: int = 0
+    prefill_replica: int = 0
     cached_tokens: int = 0
     num_preemptions: int = 0
     scheduled_s: float = math.nan
@@ -250,6 +251,7 @@ class Twin:
         record = self.live.requests[answer.row]
         if math.isnan(answer.first_token_s):
             answer.replica = self.live.replica(answer.row)
+            answer.prefill_replica = self.live.replica_of_rank[self.live.prefill_rank(answer.row)]
         answer.cached_tokens = self.live.cached_tokens(answer.row)
         answer.scheduled_s, answer.first_token_s = float(record["scheduled_s"]), float(record["first_token_s"])
         answer.finish_s, answer.num_preemptions = float(record["finish_s"]), int(record["num_preemptions"])

@@ -54,6 +54,8 @@ def fault_of(text: str) -> TwinFault:
         raise InputError(f"--fault {text} ends before it begins", f"its form is {FORM}")
     if name in SLOWDOWNS and not amount > 0:
         raise InputError(f"--fault {text} needs how many times as long steps take", f"for instance {name}=1.5@60..120")
+    if match["amount"] and name in ("kv_link_down", "cold_cache"):
+        raise InputError(f"--fault {text} has an amount, and {name} takes none", f"for instance {name}@60..120")
     if name == "preemption_storm" and not 0 < amount < 1:
         raise InputError(
             f"--fault {text} needs the share of KV blocks that is gone", f"for instance {name}=0.5@60..120"
@@ -97,7 +99,10 @@ class FaultPlan:
             _, number, begins = self._changes.pop()
             fault = self._faults[number]
             if fault.name in SLOWDOWNS:
-                self._scale(fault.amount if begins else 1 / fault.amount)
+                cost = self._live.cost if self._live.loop.pools is None else self._live.loop.pools.cost
+                for name in DEVICE_TIMES:
+                    times = getattr(cost, name)
+                    times *= fault.amount if begins else 1 / fault.amount
             elif fault.name == "kv_link_down" and begins:
                 handoffs = self._live.tables.handoffs
                 handoffs["link_free_s"] = np.maximum(handoffs["link_free_s"], fault.end_s)
@@ -123,10 +128,3 @@ class FaultPlan:
     @property
     def takes_blocks(self) -> bool:
         return bool(self._taken)
-
-    def _scale(self, factor: float) -> None:
-        """Let every step of the device take `factor` times as long as now."""
-        cost = self._live.cost if self._live.loop.pools is None else self._live.loop.pools.cost
-        for name in DEVICE_TIMES:
-            times = getattr(cost, name)
-            times *= factor

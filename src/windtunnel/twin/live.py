@@ -251,7 +251,7 @@ class LiveLoop:
         if not self._free:
             raise BusyError(f"{self.size:,} requests are under way, which is as many as there is room for")
         assert arrival_s > self._until_s[0]
-        row = self._free.popleft()
+        row = self._free[0]  # which stays free where what is given cannot be written
         self._reset(row)
         records = self.requests
         records["arrival_s"][row], records["priority"][row] = arrival_s, priority
@@ -264,6 +264,7 @@ class LiveLoop:
         place = self._num_live[0]
         self._live[place], self._place[row], self._given[row] = row, place, 0
         self._num_live[0] = place + 1
+        self._free.popleft()
         self._clock["next"][0] = row
         self.advance(arrival_s)
         return row
@@ -365,16 +366,18 @@ class LiveLoop:
         """Return the replicas that requests are at, counted through all pools."""
         return np.asarray(self._replica_of_rank[self.requests["rank"][rows]])
 
+    def prefill_rank(self, row: int) -> int:
+        """Return the rank that computes or has computed a request's prompt."""
+        if self.loop.pools is None or np.isnan(self.loop.pools.transfers[row].handed_s):
+            return int(self.requests["rank"][row])
+        return int(self.loop.pools.transfers[row].prefill_rank)
+
     def cached_tokens(self, row: int) -> int:
         """Return the tokens of a prompt that were found cached where it was first admitted."""
         cache, pools = self.loop.pool.cache, self.loop.pools
         if cache is None:
             return 0
-        index = row
-        if pools is not None:
-            transfer = pools.transfers[row]
-            rank = self.requests["rank"][row] if np.isnan(transfer.handed_s) else transfer.prefill_rank
-            index += self.size * int(pools.pool_of_rank[rank])
+        index = row if pools is None else row + self.size * int(pools.pool_of_rank[self.prefill_rank(row)])
         return max(int(cache.requests["cached_tokens"][index]), 0)
 
     def gauges(self) -> dict[str, NDArray[Any]]:

@@ -73,8 +73,8 @@ class Metrics:
 
     def began(self, answer: Answer, time_s: float) -> None:
         """Count a request whose first token has left."""
-        replica = answer.replica
-        self.add("ttft", replica, time_s - answer.arrival_s)
+        replica = answer.prefill_replica
+        self.add("ttft", answer.replica, time_s - answer.arrival_s)
         self.count("prompt_tokens", replica, answer.input_tokens)
         self.count("cache_queries", replica, answer.input_tokens)
         self.count("cache_hits", replica, answer.cached_tokens)

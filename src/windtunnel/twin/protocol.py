@@ -1,8 +1,9 @@
 """What clients of an OpenAI-compatible server ask for, and how they are answered."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,16 +13,25 @@ from windtunnel.errors import InputError
 from windtunnel.twin.engine import Answer
 from windtunnel.twin.logprobs import MOST_LOGPROBS, Logprobs
 from windtunnel.twin.schema_text import text_for
-from windtunnel.twin.tokens import Tokenizer, answer_ids
+from windtunnel.twin.tokens import Tokenizer, answer_ids, text_of
 
-MOST_CHOICES = 128
-REFUSED = {
-    "prompt_logprobs": (None,),
-    "best_of": (None, 1),
-    "suffix": (None, ""),
-    "use_beam_search": (None, False),
-}
+REFUSED = {"prompt_logprobs": (None,), "best_of": (None, 1), "suffix": (None, ""), "use_beam_search": (None, False)}
 """Field -> the values that change nothing; others would need what a twin does not compute."""
+RANGES = {
+    "n": (int, 1, 128, "from 1 to 128"),
+    "priority": (int, -(1 << 63), (1 << 63) - 1, "a whole number of 64 bits"),
+    "seed": (int, -(1 << 63), (1 << 63) - 1, "a whole number of 64 bits"),
+    "temperature": (float, 0, math.inf, "a number of at least 0"),
+    "top_p": (float, 1e-300, 1, "a number above 0 and up to 1"),
+    "top_k": (int, -1, math.inf, "a whole number of at least -1"),
+    "min_p": (float, 0, 1, "a number from 0 to 1"),
+    "presence_penalty": (float, -2, 2, "a number from -2 to 2"),
+    "frequency_penalty": (float, -2, 2, "a number from -2 to 2"),
+    "repetition_penalty": (float, 1e-300, math.inf, "a number above 0"),
+    "min_tokens": (int, 0, math.inf, "a whole number of at least 0"),
+}
+"""Field -> type, least and largest value (those of `vllm/sampling_params.py`), and how these are called."""
+FORMATS = (None, "text", "json_object", "json_schema", "structural_tag")
 
 
 class RequestError(Exception):
@@ -84,14 +94,7 @@ class Asked:
     created: int = 0
 
 
-def ask(
-    body: Mapping[str, Any],
-    kind: str,
-    tokenizer: Tokenizer,
-    words: "Words",
-    limits: Limits,
-    number: int,
-) -> Asked:
+def ask(body: Mapping[str, Any], kind: str, tokenizer: Tokenizer, words: "Words", limits: Limits, number: int) -> Asked:
     """Read the body of a request.
 
     Args:
@@ -105,22 +108,27 @@ def ask(
     Raises:
         RequestError: it cannot be served.
     """
-    model = _model(body, limits)
-    for name, harmless in REFUSED.items():
-        if body.get(name) not in harmless:
-            raise RequestError(f"{name}={body[name]!r} is not simulated", param=name)
-    prompt = _chat_prompt(body, tokenizer) if kind == "chat" else _prompt(body, tokenizer)
+    model = body.get("model") or limits.models[0]
+    if model not in limits.models:
+        raise RequestError(f"The model `{model}` does not exist.", 404, "NotFoundError", "model")
+    _check_fields(body)
+    prompt = (chat_prompt if kind == "chat" else _prompt)(body, tokenizer, limits.max_model_len)
     if not prompt:
         raise RequestError("the prompt is empty", param="messages" if kind == "chat" else "prompt")
     has_echo = kind == "completion" and body.get("echo") is True
+    tool, text = _demanded(body)
+    own = tokenizer.encode(text)
+    # What is demanded ends where it is complete, and not as long as the workload's answers.
+    limits = replace(limits, output_tokens=[len(own)]) if text else limits
     asked = Asked(
         kind,
         model,
         prompt,
-        [_choice(body, kind, prompt, words, limits, number + index, has_echo) for index in range(_num_choices(body))],
+        [_choice(body, kind, prompt, words, limits, number + index, has_echo) for index in range(body.get("n") or 1)],
         bool(body.get("stream")),
-        priority=_whole(body, "priority") or 0,
+        priority=body.get("priority") or 0,
         session=None if body.get("user") is None else str(body["user"]),
+        tool=tool,
     )
     prompt_texts = [tokenizer.decode([token]) for token in prompt] if has_echo else []
     asked.echo = escaped("".join(prompt_texts))
@@ -128,10 +136,10 @@ def ask(
     if isinstance(options, Mapping):
         asked.includes_usage = bool(options.get("include_usage"))
         asked.usage_in_chunks = bool(options.get("continuous_usage_stats"))
-    try:
-        _shape(asked, body, tokenizer)
-    except (AttributeError, TypeError, ValueError):
-        raise RequestError("the tools, the tool_choice or the response_format cannot be read") from None
+    # vLLM names tool calls as the reason only where the model chose the tool, or that it calls one.
+    whole = "tool_calls" if tool and body["tool_choice"] == "required" else "stop"
+    for choice in asked.choices if text else ():
+        _shape(choice, text, own, "length" if body.get("ignore_eos") else whole)
     most = _num_logprobs(body, kind)
     if most is not None:
         for choice in asked.choices:
@@ -141,12 +149,24 @@ def ask(
     return asked
 
 
-def _num_choices(body: Mapping[str, Any]) -> int:
-    """Return how many answers a request asks for."""
-    count = _whole(body, "n")
-    if count is not None and not 1 <= count <= MOST_CHOICES:
-        raise RequestError(f"n must be from 1 to {MOST_CHOICES}, got {count}.", param="n")
-    return count or 1
+def _check_fields(body: Mapping[str, Any]) -> None:
+    """Raise RequestError for a field that is not simulated, or outside its range."""
+    for name, harmless in REFUSED.items():
+        if body.get(name) not in harmless:
+            raise RequestError(f"{name}={body[name]!r} is not simulated", param=name)
+    for name, (kind, least, largest, words) in RANGES.items():
+        value = body.get(name)
+        if value is not None and not (type(value) in (int, kind) and least <= value <= largest):
+            raise RequestError(f"{name} must be {words}, not {value!r:.40}", param=name)
+    stop, choice, formatted = body.get("stop"), body.get("tool_choice"), body.get("response_format") or {}
+    if not all(isinstance(text, str) for text in (stop if isinstance(stop, list) else [stop or ""])):
+        raise RequestError("stop must be a text or a list of texts", param="stop")
+    if not isinstance(formatted, dict) or formatted.get("type") not in FORMATS:
+        raise RequestError(f"response_format must be one of {', '.join(FORMATS[1:])}", param="response_format")
+    if choice not in (None, "none", "auto", "required") and not isinstance(choice, dict):
+        raise RequestError("tool_choice must be none, auto, required or name a function", param="tool_choice")
+    if choice not in (None, "none") and not body.get("tools"):
+        raise RequestError("tool_choice needs tools", param="tool_choice")
 
 
 def _num_logprobs(body: Mapping[str, Any], kind: str) -> int | None:
@@ -183,32 +203,43 @@ def _choice(
     return Choice(ids, [b""] if is_prompt_alone else pieces, finish_reason)
 
 
-def _model(body: Mapping[str, Any], limits: Limits) -> str:
-    """Return the model that a request names, or the only one."""
-    model = body.get("model") or limits.models[0]
-    if model not in limits.models:
-        raise RequestError(f"The model `{model}` does not exist.", 404, "NotFoundError", "model")
-    return str(model)
-
-
-def _chat_prompt(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
+def chat_prompt(body: Mapping[str, Any], tokenizer: Tokenizer, most: float = math.inf) -> list[int]:
+    """Return the ids of a conversation; RequestError where its messages are none, or surely have too many tokens."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise RequestError("messages must be a list of messages", param="messages")
     if not messages:
         return []
+    _check_length([json.dumps(body.get("tools") or ""), *map(text_of, messages)], tokenizer, most)
     try:
         return tokenizer.chat(messages, body.get("tools"))
     except InputError as error:
         raise RequestError(error.message, param="messages") from None
 
 
-def _prompt(body: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
+def _check_length(texts: Sequence[str], tokenizer: Tokenizer, most: float) -> None:
+    """Refuse texts that have more than so many tokens for sure: to cut them would hold all streams up for seconds."""
+    if tokenizer.longest_bytes is not None:
+        least = sum(len(text.encode("utf-8", "replace")) for text in texts) // tokenizer.longest_bytes
+        if least > most:
+            raise _too_long(most, f"at least {least} input tokens", None)
+
+
+def _too_long(most: float, given: str, param: str | None) -> RequestError:
+    return RequestError(
+        f"This model's maximum context length is {most} tokens. However, your request has {given}. "
+        "Please reduce the length of the input messages.",
+        param=param,
+    )
+
+
+def _prompt(body: Mapping[str, Any], tokenizer: Tokenizer, most: float) -> list[int]:
     """Return the ids of a prompt: text, ids, or a list of one of these."""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0]
     if isinstance(prompt, str):
+        _check_length([prompt], tokenizer, most)
         return tokenizer.encode(prompt)
     if isinstance(prompt, list) and all(type(token) is int for token in prompt):
         if any(not 0 <= token < 1 << 62 for token in prompt):
@@ -245,55 +276,44 @@ def _output_tokens(
         raise RequestError(f"{name} must be at least 1, got {most}.", param=name)
     if room < 1 or (most is not None and most > room):
         asked = "" if most is None else f" and {most} tokens in the completion"
-        raise RequestError(
-            f"This model's maximum context length is {limits.max_model_len} tokens. However, your request has "
-            f"{input_tokens} input tokens{asked}. Please reduce the length of the input messages.",
-            param=name if room >= 1 else None,
-        )
+        raise _too_long(limits.max_model_len, f"{input_tokens} input tokens{asked}", name if room >= 1 else None)
     most = room if most is None else most
     own_end = limits.output_tokens[number % len(limits.output_tokens)]
     if body.get("ignore_eos"):
         own_end = most
-    own_end = max(own_end, _whole(body, "min_tokens") or 1)
+    least = body.get("min_tokens") or 1
+    if least > most:
+        raise RequestError(f"min_tokens is {least}, which is more than {name} of {most}", param="min_tokens")
+    own_end = max(own_end, least)
     return (own_end, "stop") if own_end < most else (most, "length")
 
 
-def _shape(asked: Asked, body: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-    """Give an answer the text of a tool call, or of JSON, where the request demands one."""
-    text, choice = None, body.get("tool_choice")
-    tools = body.get("tools")
-    if tools and (choice == "required" or isinstance(choice, dict)):
-        function = _chosen(tools, choice)
-        asked.tool = str(function.get("name", ""))
-        text = text_for(function.get("parameters") or {})
-    formatted = body.get("response_format")
-    if text is None and isinstance(formatted, dict):
+def _demanded(body: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Return the function that the answer must call, and the JSON that it must be; empty where it is free."""
+    choice, tools, formatted = body.get("tool_choice"), body.get("tools"), body.get("response_format") or {}
+    try:
+        if tools and (choice == "required" or isinstance(choice, dict)):
+            name = None if choice == "required" else choice["function"]["name"]
+            called = next((each["function"] for each in tools if name in (None, each["function"]["name"])), None)
+            if called is None:
+                raise RequestError("tool_choice names no function among the tools", param="tool_choice")
+            return str(called["name"]), text_for(called.get("parameters") or {})
         if formatted.get("type") == "json_object":
-            text = text_for({"type": "object"})
-        elif formatted.get("type") == "json_schema":
-            text = text_for((formatted.get("json_schema") or {}).get("schema") or {})
-    if text is None:
-        return
-    for answer in asked.choices:
-        count = len(answer.ids)
-        ends = [len(text) * position // count for position in range(count + 1)]
-        answer.pieces = [escaped(text[begin:end]) for begin, end in pairwise(ends)]
-        answer.ids = (tokenizer.encode(text) + answer.ids)[:count]
-        answer.finish_reason = "tool_calls" if asked.tool and answer.finish_reason == "stop" else answer.finish_reason
+            return None, text_for({"type": "object"})
+        if formatted.get("type") == "json_schema":
+            return None, text_for((formatted.get("json_schema") or {}).get("schema") or {})
+    except (AttributeError, LookupError, TypeError, ValueError):
+        raise RequestError("the tools, the tool_choice or the response_format cannot be read") from None
+    return None, ""
 
 
-def _chosen(tools: Any, choice: Any) -> Mapping[str, Any]:
-    """Return the function that the answer must call: the one that is named, or the first."""
-    functions = (
-        [tool.get("function", {}) for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
-    )
-    if isinstance(choice, dict):
-        name = (choice.get("function") or {}).get("name")
-        functions = [function for function in functions if function.get("name") == name]
-    if not functions:
-        raise RequestError("tool_choice names no function among the tools", param="tool_choice")
-    function: Mapping[str, Any] = functions[0]
-    return function
+def _shape(answer: Choice, text: str, own: Sequence[int], reason: str) -> None:
+    """Give an answer a text with the tokens `own`, as far as its length goes; where whole, it ends for `reason`."""
+    count, whole = len(answer.ids), max(len(answer.ids), len(own))
+    ends = [len(text) * position // whole for position in range(count + 1)]
+    answer.pieces = [escaped(text[begin:end]) for begin, end in pairwise(ends)]
+    answer.ids = [*own, *answer.ids][:count]
+    answer.finish_reason = "length" if count < len(own) else reason
 
 
 def escaped(text: str) -> bytes:

@@ -6,9 +6,10 @@ tokens.
 
 import asyncio
 import base64
+import logging
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -19,10 +20,80 @@ from windtunnel.errors import InputError
 from windtunnel.twin.engine import Answer, OnTokens, Twin
 from windtunnel.twin.live import BusyError
 from windtunnel.twin.metrics import CONTENT_TYPE, Metrics
-from windtunnel.twin.protocol import Asked, Chunks, Limits, RequestError, Words, ask, document
-from windtunnel.twin.stream import Receive, Send, Stream
+from windtunnel.twin.protocol import Asked, Chunks, Limits, RequestError, Words, ask, chat_prompt, document
 from windtunnel.twin.tokens import Tokenizer
 from windtunnel.units import format_count
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+
+
+class Stream:
+    """Sends the body of one response, piece by piece, without a task of its own.
+
+    uvicorn's `send` frames a chunk, checks its message and starts a coroutine for every piece. A stream of tokens needs
+    none of that: its chunks are written straight to the connection's transport, and the server is asked only to begin
+    and end the response, and to wait where the client reads too slowly.
+
+    Args:
+        send: the server's.
+        done: set once all has been sent.
+    """
+
+    __slots__ = ("_backlog", "_ended", "_flow", "_is_waiting", "_send", "_transport", "done")
+
+    def __init__(self, send: Send, done: asyncio.Future[None]) -> None:
+        self._send, self.done = send, done
+        self._backlog: list[bytes] = []
+        self._ended, self._is_waiting = False, True
+        cycle = getattr(send, "__self__", None)  # uvicorn's RequestResponseCycle
+        self._transport: Any = getattr(cycle, "transport", None)
+        self._flow: Any = getattr(cycle, "flow", None)
+
+    def begin(self, is_chunked: bool) -> None:
+        """Send status and headers.
+
+        Args:
+            is_chunked: HTTP/1.1, whose bodies of unknown length are sent in chunks.
+        """
+        if not is_chunked or not hasattr(self._flow, "write_paused"):
+            self._transport = None
+        self._go_on(self._send({"type": "http.response.start", "status": 200, "headers": HEADERS}))
+
+    def write(self, body: bytes, is_last: bool) -> None:
+        """Send a piece now, or once the client has read those before it."""
+        if not (is_last or self._is_waiting or self._transport is None or self._flow.write_paused):
+            self._transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+            return
+        self._ended = self._ended or is_last
+        if self._is_waiting:
+            self._backlog.append(body)
+        else:
+            self._go_on(self._send({"type": "http.response.body", "body": body, "more_body": not is_last}))
+
+    def _go_on(self, sending: Any) -> None:
+        """Let the server send as far as it can; go on when what it waits for has come."""
+        try:
+            waited_for = sending.send(None)
+        except StopIteration:
+            self._is_waiting = False
+            if self._backlog:
+                body = b"".join(self._backlog)
+                self._backlog.clear()
+                self._go_on(self._send({"type": "http.response.body", "body": body, "more_body": not self._ended}))
+            elif self._ended and not self.done.done():
+                self.done.set_result(None)
+            return
+        except Exception as error:  # noqa: BLE001 whoever serves the request is told
+            if not self.done.done():
+                self.done.set_exception(error)
+            return
+        self._is_waiting = True
+        waited_for._asyncio_future_blocking = False
+        waited_for.add_done_callback(lambda _: self._go_on(sending))
+
 
 BACKLOG = 2048
 MOST_BODY_BYTES = 64 << 20
@@ -30,8 +101,7 @@ RERANKING = ("/rerank", "/v1/rerank", "/v2/rerank")
 EMBEDDING_SIZE = 64
 """Numbers of an embedding whose size nobody asks for."""
 MOST_DIMENSIONS = 16_384
-_NO_BYTES = b""
-
+_LOG = logging.getLogger("windtunnel.twin")
 _PLAIN = ((b"content-type", b"application/json"),)
 
 
@@ -88,6 +158,10 @@ class TwinApp:
         except InputError as error:
             hint = f"; {error.hint}" if error.hint else ""
             await _reply(send, 400, self._encode(RequestError(f"{error.message}{hint}").document))
+        except Exception as error:  # noqa: BLE001 whoever asks is told
+            _LOG.exception("%s %s failed", method, path)
+            failed = RequestError(f"the twin failed: {type(error).__name__}", 500, "InternalServerError")
+            await _reply(send, 500, self._encode(failed.document))
 
     async def _answer(self, method: str, path: str, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         replica = self.replica_of_port.get((scope.get("server") or ("", 0))[1])
@@ -275,7 +349,7 @@ class TwinApp:
 
     def _tokenize(self, body: dict[str, Any]) -> dict[str, Any]:
         if isinstance(body.get("messages"), list):
-            ids = self.tokenizer.chat(body["messages"], body.get("tools"))
+            ids = chat_prompt(body, self.tokenizer)
         elif isinstance(body.get("prompt"), str):
             ids = self.tokenizer.encode(body["prompt"])
         else:
@@ -320,13 +394,13 @@ async def _left(receive: Receive) -> None:
 async def _body(receive: Receive) -> bytes:
     """Read the body of a request."""
     message = await receive()
-    body: bytes = message.get("body", _NO_BYTES)
+    body: bytes = message.get("body", b"")
     if not message.get("more_body"):
         return body
     parts, size = [body], len(body)
     while message.get("more_body"):
         message = await receive()
-        part = message.get("body", _NO_BYTES)
+        part = message.get("body", b"")
         parts.append(part)
         size += len(part)
         if size > MOST_BODY_BYTES:

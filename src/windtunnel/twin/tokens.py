@@ -29,6 +29,10 @@ class Tokenizer(Protocol):
     def words(self) -> Mapping[int, str]:
         """Ids that answers are made of, and the text of each in an answer, which gives the same ids again."""
 
+    @property
+    def longest_bytes(self) -> int | None:
+        """Most bytes of text that a token stands for; None: a token may stand for any, as an unknown word's does."""
+
     def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: Sequence[int]) -> str: ...
     def chat(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[int]: ...
@@ -38,6 +42,7 @@ class PieceTokenizer:
     """Cuts text into pieces of at most four bytes. An id is those bytes behind a 1, read as a number."""
 
     name = "pieces"
+    longest_bytes = 4
 
     @cached_property
     def words(self) -> Mapping[int, str]:
@@ -105,6 +110,13 @@ class ModelTokenizer:
             if len(words) > 1:
                 return words
         return texts
+
+    @cached_property
+    def longest_bytes(self) -> int | None:
+        """Bytes of the longest token, where text comes back whole."""
+        probe = f"A{' ' * 200}{'é' * 200}\n"
+        is_whole = self.decode(self.encode(probe)) == probe
+        return max(len(text.encode()) for text in self._own.get_vocab()) if is_whole else None
 
     def _behind(self, i: int) -> str:
         """Return the text of a token behind another one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,6 +107,28 @@ def test_a_bench_writes_what_a_simulation_writes(windtunnel: Command, tmp_path: 
     summary = json.loads((folder / "summary.json").read_text())["summary"]
     assert summary["ttft_s"]["mean"] == pytest.approx(sum(requests["ttft_s"].to_pylist()) / 12)
     assert json.loads(result.read_text())["completed"] == 12
+
+
+def test_a_measured_run_beside_its_prediction_shows_intervals_and_no_sampling_that_nobody_chose(
+    windtunnel: Command, tmp_path: Path
+) -> None:
+    pytest.importorskip("httpx", reason="httpx is not installed; the client speaks with it")
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text(
+        "model: llama-3.1-8b\ndeployment: {device: h100_sxm}\nworkload: {arrivals: {type: poisson, rate_per_s: 50}, "
+        "input_tokens: 64, output_tokens: 4, num_requests: 12}\n"
+    )
+    real, simulated = tmp_path / "real", tmp_path / "simulated"
+    with fake_server(0.01, 0.002) as (url, _):
+        given = ("--workload", str(scenario), "--out", str(real))
+        assert windtunnel("bench", "--endpoint", url, *given).code == 0
+    assert windtunnel("simulate", str(scenario), "--out", str(simulated)).code == 0
+    text = windtunnel("compare", str(real), str(simulated)).stdout
+    assert "80% interval" in text
+    assert re.search(r"TPOT mean .* ms, measured (within|outside)", text)
+    document = json.loads(windtunnel("compare", str(real), str(simulated), "--json").stdout)
+    assert not [path for path in document["differences"] if "sampling" in path]
+    assert "default" not in document["verdicts"][0]
 
 
 def test_a_bench_with_failed_requests_fails(windtunnel: Command, tmp_path: Path) -> None:

@@ -96,6 +96,33 @@ def test_a_measured_change_is_compared_with_the_predicted_one(
     assert ("the change should make it" in done.stdout) == (code == 1)
 
 
+@pytest.mark.parametrize("option", ["--measured", "--baseline"])
+def test_a_file_counts_once(windtunnel: Command, tmp_path: Path, option: str) -> None:
+    path = write_result(tmp_path / "run.json", 10.0)
+    done = windtunnel("gate", "--measured", path, option, str(tmp_path / "." / "run.json"))
+    assert done.code == 2
+    assert "run.json is given twice" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "hint"),
+    [
+        ("requests.parquet", "measure with `bench --save-result FILE`"),
+        ("a.jsonl", "/*.jsonl"),
+        ("a.txt", "give a .csv"),
+    ],
+)
+@pytest.mark.parametrize("verb", [("gate", "--measured"), ("validate",)])
+def test_a_folder_of_runs_is_refused_with_what_to_do(
+    windtunnel: Command, tmp_path: Path, verb: tuple[str, ...], file: str, hint: str
+) -> None:
+    (tmp_path / file).touch()
+    done = windtunnel(*verb, str(tmp_path))
+    assert done.code == 2
+    assert "is a folder" in done.stderr
+    assert hint in " ".join(done.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

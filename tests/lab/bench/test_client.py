@@ -123,8 +123,28 @@ def test_wrong_endpoints_are_answered_with_a_sentence() -> None:
         Endpoint("http://localhost/v1", api="completion")
     with pytest.raises(InputError, match="no server answers at"):
         bench(Endpoint("http://127.0.0.1:9/v1"), load_of(1))
-    with fake_server(models=False) as (url, _), pytest.raises(InputError, match="models answers 404"):
-        bench(Endpoint(url), load_of(1))
+    with fake_server(models=False) as (url, _):
+        for address, hint in ((url, "name the model: --served-model"), (url[:-3], "is /v1 in the address?")):
+            with pytest.raises(InputError, match="models answers 404") as raised:
+                bench(Endpoint(address), load_of(1))
+            assert raised.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("refusal", "hint"),
+    [
+        ((404, "Not Found"), "is /v1 in the address?"),
+        ((404, "The model `fake` does not exist."), "name the model: --served-model"),
+        ((400, "unknown field ignore_eos"), "compare `--api`, `--words` and `--no-ignore-eos`"),
+    ],
+)
+def test_where_every_request_fails_the_hint_fits_the_reason(refusal: tuple[int, str], hint: str) -> None:
+    with (
+        fake_server(fails=99, refusal=refusal) as (url, _),
+        pytest.raises(WindtunnelError, match=refusal[1]) as raised,
+    ):
+        bench(Endpoint(url.removesuffix("/v1"), "fake"), load_of(2))
+    assert raised.value.hint == hint
 
 
 def test_the_result_is_read_as_that_of_vllms_client(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import numpy as np
 
 from windtunnel.cli.options import with_load
@@ -24,12 +25,13 @@ from windtunnel.lab.bench.client import FIRST_TOKEN_ID, BenchRun, Endpoint, benc
 from windtunnel.lab.servers import started
 from windtunnel.lab.tiny_models import TINY, write_tiny_model
 from windtunnel.metrics.client import ClientSummary, client_summary
+from windtunnel.model.sampling import Sampling
 from windtunnel.report.comparison import ComparedRun, read_run
 from windtunnel.report.lab.bench import bench_document, bench_report, vllm_document, write_bench
 from windtunnel.report.lab.sweep import Level, Sweep, sweep_document, sweep_report
 from windtunnel.report.results import entry_of
 from windtunnel.report.serving.run import check_folder
-from windtunnel.schema import encode, json_text, read_yaml
+from windtunnel.schema import decode, encode, json_text, read_yaml
 from windtunnel.serving.scenario import Scenario, scenario_from
 from windtunnel.serving.scenario import load as load_scenario
 from windtunnel.units import format_count
@@ -77,12 +79,12 @@ def _measured(
 
     `text_seed` draws the text of the prompts: a server's prefix cache knows those that it has seen.
     """
-    before = _counters(endpoint)
+    before, sampling = _counters(endpoint), request_sampling(scenario)
     with status() as say:
         progress = lambda done, total: say(f"{done:,} of {total:,} answered")  # noqa: E731
         warning = f"; a request fails after {endpoint.timeout_s:g} s (--timeout)"
         tell_silence = lambda silence_s: remark(f"no answer for {silence_s:.0f} s{warning}")  # noqa: E731
-        run = bench(replace(endpoint, sampling=request_sampling(scenario)), load, text_seed, progress, tell_silence)
+        run = bench(replace(endpoint, sampling=sampling), load, text_seed, progress, tell_silence)
     after = _counters(endpoint)
     counted = {name: after[name] - before[name] for name in SERVER if name in after and name in before}
     summary = client_summary(run.requests, run.tokens, scenario.slo)
@@ -93,7 +95,9 @@ def _measured(
             f"{cached:.0%} of the prompt tokens were in the server's prefix cache already, though no two prompts "
             "begin with the same tokens: an earlier run sent them; another --seed sends others"
         )
-    return run, summary, bench_document(summary, about, scenario) | ({"server": counted} if counted else {})
+    workload = msgspec.structs.replace(scenario.workload, sampling=decode(sampling, Sampling, "sampling"))
+    sent = msgspec.structs.replace(scenario, workload=workload)
+    return run, summary, bench_document(summary, about, sent) | ({"server": counted} if counted else {})
 
 
 def _counters(endpoint: Endpoint) -> Mapping[str, float]:

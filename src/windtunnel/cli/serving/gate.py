@@ -16,7 +16,7 @@ from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, check_known
 from windtunnel.formats.clients.read import ClientResult, read_client_results
 from windtunnel.schema import read_table
-from windtunnel.search.capacity.limits import limit_of, limits_of, named_values, parse_limits
+from windtunnel.search.capacity.limits import limit_of, limits_of, named_values, parse_limits, share_of
 from windtunnel.serving.scenario import SCENARIO_HINT, Scenario
 from windtunnel.serving.shorthand import lay_over
 
@@ -31,7 +31,7 @@ def command(options: Options) -> None:
     if options.measured:
         _answer(options, _gate_measured(options))
         return
-    before, after = _before(options), _scenario(options)
+    before, after = None if options.before is None else _scenario(_options_before(options)), _scenario(options)
 
     # Loading the engine takes most of a second; wrong input is answered before.
     from windtunnel.production.gate import gate_change
@@ -65,25 +65,17 @@ def _scenario(options: Options) -> Scenario:
     return scenario_of(options, base=launched(options).raw)
 
 
-def _before(options: Options) -> Scenario | None:
-    """Return the scenario before the change: another scenario file, or another server under the same load."""
-    return None if options.before is None else _scenario(_options_before(options))
-
-
 def _options_before(options: Options) -> Options:
     """Return the options that describe what was before the change."""
     changed = Options(**vars(options))
-    path = Path(options.before)
-    if path.suffix in (".yaml", ".yml") and path.is_file() and _is_scenario(path):
+    path, raw = Path(options.before), dict[str, Any]()
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        raw = read_table(path, "a scenario or a manifest", SCENARIO_HINT)
+    if "workload" in raw or isinstance(raw.get("deployment"), dict):
         changed.scenario, changed.from_command = path, None
     else:
         changed.from_command = options.before
     return changed
-
-
-def _is_scenario(path: Path) -> bool:
-    raw = read_table(path, "a scenario or a manifest", SCENARIO_HINT)
-    return "workload" in raw or isinstance(raw.get("deployment"), dict)
 
 
 def _increases(text: str | None, is_measured: bool) -> dict[str, float] | None:
@@ -102,12 +94,9 @@ def _increases(text: str | None, is_measured: bool) -> dict[str, float] | None:
             check_known(name, USUAL_MEASURED, f"--max-increase: no measured metric is called {name!r}")
         elif name != COST:
             limit_of(name, 1.0)
-        try:
-            shares[name] = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
-        except ValueError:
-            raise InputError(f"--max-increase: {value!r} of {name} is no share", HINT) from None
+        shares[name] = share_of(value)
         if not 0 <= shares[name] < math.inf:
-            raise InputError(f"--max-increase: {name} may rise by {value}; 0 or more is needed", HINT)
+            raise InputError(f"--max-increase: {name} may rise by {value!r}; a share of 0 or more is needed", HINT)
     return shares
 
 
@@ -115,12 +104,14 @@ def _gate_measured(options: Options) -> Any:
     """Compare measured runs with earlier ones, or with their prediction."""
     from windtunnel.calibration.measured_runs import read_client_files
     from windtunnel.calibration.validate import predict_runs
+    from windtunnel.cli.serving.measured_runs import check_paths
     from windtunnel.production.gate import gate_measured, gate_predicted, predicted_ratios
 
     def predicted(paths: Sequence[Path], given: Options) -> list[RunPrediction]:
         base = _deployment(given)
         return predict_runs([run for path in paths for run in read_client_files(path, base)])
 
+    check_paths([*options.measured, *options.baseline])
     increases = _increases(options.max_increase, is_measured=True)
     if options.baseline:
         ratios = None

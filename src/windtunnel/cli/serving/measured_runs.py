@@ -59,12 +59,9 @@ def read_measurements(paths: Sequence[Path], options: Mapping[str, Any]) -> list
     """
     if not paths:
         raise InputError("there are no runs", f"give {_KINDS}")
+    check_paths(paths)
     runs: list[Measurement] = []
-    for number, path in enumerate(paths):
-        if path in paths[:number]:
-            raise InputError(f"{path} is given twice", "its runs would count twice")
-        if path.is_dir():
-            raise InputError(f"{path} is a folder; files are needed", f"for instance {path}/*.csv")
+    for path in paths:
         if not path.exists():
             raise missing_file(path)
         if path.suffix == ".jsonl" and files.is_run_file(path):
@@ -76,6 +73,19 @@ def read_measurements(paths: Sequence[Path], options: Mapping[str, Any]) -> list
         else:
             raise InputError(f"{path} is of no known kind", f"give {_KINDS}")
     return runs
+
+
+def check_paths(paths: Sequence[Path]) -> None:
+    """Raise InputError for a file that is given twice, or a folder."""
+    for number, path in enumerate(paths):
+        if path.resolve() in (other.resolve() for other in paths[:number]):
+            raise InputError(f"{path} is given twice", "its runs would count twice")
+        if path.is_dir():
+            kind = next((kind for kind in ("csv", "parquet", "jsonl", "json") if any(path.glob(f"*.{kind}"))), None)
+            hint = f"give {_KINDS}" if kind is None else f"for instance {path}/*.{kind}"
+            if (path / "requests.parquet").is_file():
+                hint = "measure with `bench --save-result FILE`, and name that file"
+            raise InputError(f"{path} is a folder; files are needed", hint)
 
 
 def _deployment(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:

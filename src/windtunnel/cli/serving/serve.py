@@ -31,7 +31,7 @@ def command(options: Options) -> None:
     with needing("serve", "uvicorn"):
         from windtunnel.dashboard.listening import HOST, is_loopback
         from windtunnel.twin.server import TwinServer
-        from windtunnel.twin.start import publish_kv_events, twin_app, write_forward_passes
+        from windtunnel.twin.start import ForwardPasses, KvEvents, twin_app
 
     names = options.served_names
     own = options.tokenizer, names, options.hub, options.max_requests, faults, options.ports_per_replica
@@ -39,8 +39,8 @@ def command(options: Options) -> None:
         app = twin_app(described, speed, *own)
     host = options.host or HOST
     if options.kv_events is not None:
-        publish_kv_events(app.twin, host, options.kv_events)
-    passes = None if options.forward_passes is None else write_forward_passes(app.twin, options.forward_passes)
+        KvEvents(app.twin, host, options.kv_events)
+    passes = None if options.forward_passes is None else ForwardPasses(app.twin, options.forward_passes)
     num_ports = len(app.metrics.labels) if options.ports_per_replica else 1
     with TwinServer(app, host, options.port, num_ports) as server:
 

@@ -18,6 +18,7 @@ from windtunnel.errors import InputError, check_known
 from windtunnel.metrics.accuracy import score
 from windtunnel.report.calibration import validation
 from windtunnel.report.calibration.steps import steps_document, steps_report
+from windtunnel.search.capacity.limits import share_of
 from windtunnel.serving.calibration import NONE, load_calibration
 from windtunnel.units import format_count
 
@@ -81,10 +82,7 @@ def error_limits(text: str | None, metrics: Sequence[str]) -> dict[str, float]:
         name, separator, value = part.rpartition("=")
         if separator:
             check_known(name, metrics, f"--max-error: there is no metric {name!r}")
-        try:
-            limit = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
-        except ValueError:
-            limit = -1.0
+        limit = share_of(value)
         if not 0 < limit < float("inf"):
             raise InputError(f"--max-error: {part!r} is no limit", f"for instance --max-error {metrics[0]}=10%")
         limits |= dict.fromkeys([name] if separator else metrics, limit)

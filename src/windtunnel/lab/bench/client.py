@@ -31,6 +31,7 @@ WORD = "tok"
 
 Notify = Callable[[int, int], None]
 """Called with (requests answered, requests in all)."""
+NAME_MODEL = "name the model: --served-model"
 MODELS_S = 30.0
 """Longest wait for a server's list of models."""
 SILENCE_S = 10.0
@@ -124,7 +125,7 @@ async def _bench(
     answers = client.answers
     errors = tuple(dict.fromkeys(answer.error for answer in answers if answer.error))
     if errors and all(answer.error for answer in answers[load.num_warmup :]):
-        raise WindtunnelError(f"every request failed: {errors[0]}", "compare `--api`, `--words` and `--no-ignore-eos`")
+        raise WindtunnelError(f"every request failed: {errors[0]}", _hint(errors[0], endpoint.url))
     requests, tokens = client_tables(
         np.array([answer.sent_s for answer in answers]),
         np.array([answer.late_s for answer in answers]),
@@ -146,14 +147,22 @@ async def _first_model(http: httpx.AsyncClient, url: str, timeout_s: float) -> s
         answer.raise_for_status()
         return str(answer.json()["data"][0]["id"])
     except httpx.HTTPStatusError as error:
-        raise InputError(
-            f"{url}/models answers {error.response.status_code}", "name the model: --served-model"
-        ) from None
+        status = error.response.status_code
+        hint = "is /v1 in the address?" if status == 404 and "/v1" not in url else NAME_MODEL
+        raise InputError(f"{url}/models answers {status}", hint) from None
     except httpx.HTTPError as error:
         why = str(error) or type(error).__name__
         raise InputError(f"no server answers at {url}: {why}", "is it running, and is /v1 in the address?") from None
     except (ValueError, KeyError, IndexError, TypeError):
         raise InputError(f"{url}/models lists no model", "name it: --served-model") from None
+
+
+def _hint(error: str, url: str) -> str:
+    """Return what to do about the error of every request."""
+    if "status 404" in error and "model" in error.lower():
+        return NAME_MODEL
+    is_elsewhere = "status 404" in error and "/v1" not in url
+    return "is /v1 in the address?" if is_elsewhere else "compare `--api`, `--words` and `--no-ignore-eos`"
 
 
 class _BenchClient:

@@ -66,13 +66,14 @@
     }
     return columns;
   }
-  // The running median, with the 10th and the 90th percentile, of a twelfth of the points around each.
-  function smoothed(points) {
+  // The running median or mean, with the 10th and the 90th percentile, of a twelfth of the points around each.
+  function smoothed(points, by) {
     const half = Math.max(2, Math.round(points.length / 24));
     return points.map((point, at) => {
       const near = points.slice(Math.max(at - half, 0), at + half + 1).map((one) => one.y).sort((a, b) => a - b);
       const rank = (share) => near[Math.round(share * (near.length - 1))];
-      return { x: point.x, y: rank(0.5), low: rank(0.1), high: rank(0.9) };
+      const middle = by === "mean" ? near.reduce((sum, value) => sum + value, 0) / near.length : rank(0.5);
+      return { x: point.x, y: middle, low: rank(0.1), high: rank(0.9) };
     });
   }
   function isFarSpread(values) {
@@ -202,8 +203,8 @@
         owners.push(at);
         options.push({ label: one.label, stroke: colour, width: 1.75, spanGaps: true, points: { show: false }, ...option });
       };
-      const isSmooth = spec.isSmooth && one.style === "line" && one.points.length >= 24;
-      const points = isSmooth ? smoothed(one.points) : one.points;
+      const isSmooth = spec.smoothedBy && one.style === "line" && one.points.length >= 24;
+      const points = isSmooth ? smoothed(one.points, spec.smoothedBy) : one.points;
       if (one.style === "points") {
         const dot = { show: true, size: one.size || 7, stroke: colour, fill: one.isRing ? "transparent" : faded(colour, 0.75) };
         add(points, { paths: () => null, points: dot });
@@ -332,7 +333,7 @@
     reset.hidden = true;
     root.addEventListener("zoomed", (event) => (reset.hidden = !event.detail));
     button("zoom", "zoom in", () => figure.plots.forEach((u) => u.zoom(0.5)));
-    if (data.is_smooth) {
+    if (data.smoothed_by) {
       const raw = button("raw", "every value", () => {
         figure.isRaw = !figure.isRaw;
         raw.setAttribute("aria-pressed", figure.isRaw);
@@ -371,7 +372,7 @@
     };
     const series = data.series.map((one, at) => ({ ...one, colour: colourOf(at, data.series.length) }));
     const height = data.is_equality ? 360 : 250;
-    return { x: axisOf("x"), y: axisOf("y"), series, limits: data.limits, isSmooth: data.is_smooth && !isRaw, isEquality: data.is_equality, height };
+    return { x: axisOf("x"), y: axisOf("y"), series, limits: data.limits, smoothedBy: isRaw ? "" : data.smoothed_by, isEquality: data.is_equality, height };
   }
   // A panel for each series over all others in grey.
   function panels(figure, spec) {

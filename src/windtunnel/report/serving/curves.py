@@ -71,7 +71,9 @@ def curves_over_time(series: Table) -> list[tuple[Chart, str]]:
         ]
         if lines:
             y = Axis(curve["axis"], curve.get("unit", ""), low=0.0)
-            drawn.append((Chart(Axis("time", "s"), y, lines, is_smooth=True), curve["caption"]))
+            # The median of rates is zero where most intervals have nothing: their mean is the rate.
+            by = "mean" if all(name.endswith("_per_s") for name in names) else "median"
+            drawn.append((Chart(Axis("time", "s"), y, lines, smoothed_by=by), curve["caption"]))
     return drawn
 
 

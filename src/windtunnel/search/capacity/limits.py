@@ -92,6 +92,14 @@ def named_values(
     return values
 
 
+def share_of(text: str) -> float:
+    """Return the share that `5%` or `0.05` is; NaN for what is no number."""
+    try:
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        return math.nan
+
+
 def parse_limits(text: str) -> tuple[Limit, ...]:
     """Parse `ttft_p90=2s,tpot_p99=50ms` into limits.
 
