@@ -29,8 +29,6 @@ LAYER_SUFFIXES = {Group.TENSOR: "", Group.EXPERTS: "_EP", Group.EXPERTS_DATA: "_
 """Group -> suffix in the forward pass and for gradients of inputs."""
 STEP_SUFFIXES = {Group.DATA: "", Group.EXPERTS_DATA: "_DP_EP"}
 """Group -> suffix for gradients of weights."""
-
-
 PASSES = ("forward", "backward_input", "backward_weight")
 NOTHING = (FilePhase(), FilePhase(), FilePhase())
 
@@ -67,8 +65,8 @@ def training_workload(setup: TrainingSetup, seconds: Seconds, device: int = 0) -
     )
     head = Block(tuple(writer.step_lines(on_device)))
     count = sharding.num_reductions(rank)
-    blocks = Block(tuple(first), count), Block(tuple(others), degrees.num_microbatches - count)
-    return SimaiWorkload(header, (head, *blocks))
+    rest = Block(tuple(others), degrees.num_microbatches - count)
+    return SimaiWorkload(header, (head, Block(tuple(first), count), rest))
 
 
 def left_out(setup: TrainingSetup) -> tuple[str, ...]:
