@@ -7,14 +7,7 @@ from windtunnel.model import operators as ops
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.training.figures import FIGURES
-from windtunnel.training.layers.chunks import (
-    LayerChunk,
-    Parameters,
-    chunk_parameters,
-    chunks,
-    layer_parameters,
-    trained,
-)
+from windtunnel.training.layers.chunks import LayerChunk, Parameters, chunk_parameters, chunks, layer_parameters
 from windtunnel.training.layers.part import Task, collective
 from windtunnel.training.layers.rank import Group, Rank
 from windtunnel.training.layers.sharding import gather_tasks, gathered_layer, num_reductions, reduce_tasks
@@ -84,8 +77,8 @@ def _chunk_cost(rank: Rank, prices: TrainingPricer, chunk: LayerChunk) -> ChunkC
     is_sharded = rank.setup.job.sharding.zero == 3
     if is_sharded or num_reductions(rank) > 1:
         _shard(rank, prices, chunk, forward, backward_weight if is_split and not is_sharded else backward_input)
-    gather_s = 0.0 if is_sharded else prices.seconds(gather_tasks(rank, trained(rank, held)))
-    reduce_s = 0.0 if is_sharded else prices.seconds(reduce_tasks(rank, trained(rank, held)))
+    gather_s = 0.0 if is_sharded else prices.seconds(gather_tasks(rank, held))
+    reduce_s = 0.0 if is_sharded else prices.seconds(reduce_tasks(rank, held))
     late_s = host_seconds(rank, chunk) - sum(part.seconds for part in (forward, backward_input, backward_weight))
     if late_s > 0:
         forward.compute_s[LAUNCHES] += late_s / 3
@@ -157,7 +150,7 @@ def _shard(rank: Rank, prices: TrainingPricer, chunk: LayerChunk, forward: PassC
     ends = chunk_parameters(rank, chunk)
     ends = Parameters(max(ends.dense - per_layer.dense * num_layers, 0.0), 0.0)
     gather = prices.seconds(gather_tasks(rank, sharded)) if is_sharded else 0.0
-    reduce = prices.seconds(reduce_tasks(rank, trained(rank, per_layer))) * by_pass
+    reduce = prices.seconds(reduce_tasks(rank, per_layer)) * by_pass
     again = gather if job.sharding.reshard_after_forward else 0.0
     # Where no more than a layer may be live, the next one is gathered when it is needed.
     limit = job.sharding.max_live_elements
@@ -173,7 +166,7 @@ def _shard(rank: Rank, prices: TrainingPricer, chunk: LayerChunk, forward: PassC
         cost.exposed_s[Group.DATA] += communication * num_layers * share - hidden
     if ends.dense:
         forward.exposed_s[Group.DATA] += prices.seconds(gather_tasks(rank, ends)) if is_sharded else 0.0
-        backward.exposed_s[Group.DATA] += prices.seconds(reduce_tasks(rank, trained(rank, ends))) * by_pass * share
+        backward.exposed_s[Group.DATA] += prices.seconds(reduce_tasks(rank, ends)) * by_pass * share
 
 
 def message_seconds(rank: Rank, prices: TrainingPricer) -> float:

@@ -38,14 +38,9 @@ class Degrees:
         return self.pp * self.virtual_stages
 
     @property
-    def dense_dp(self) -> int:
-        """Ranks that hold the same dense weights: `dp x cp`."""
-        return self.dp * self.cp
-
-    @property
     def replicas(self) -> int:
         """Copies of the sharded state (HSDP); 1 where all data-parallel ranks share one."""
-        return self.dense_dp // self.shard_group
+        return self.dp * self.cp // self.shard_group
 
 
 def degrees(job: TrainingJob) -> Degrees:

@@ -169,17 +169,15 @@ class TrainingPricer:
             return between_nodes(op, self.node, FIGURES.network_efficiency)
         seconds = float(estimate.seconds)
         if not isinstance(op, ops.Elementwise | ops.Collective):
-            seconds /= self.sustained_fraction * (self._format_rate(op) if isinstance(op, ops.Gemm) else 1.0)
+            rate = self.format_rates.get(op.format.value, 1.0) if isinstance(op, ops.Gemm) else 1.0
+            job_format, job_rate = self.job_rate
+            is_jobs = isinstance(op, ops.Gemm) and op.format.value == job_format
+            seconds /= self.sustained_fraction * (rate * job_rate if is_jobs else rate)
         if isinstance(op, ops.Gemm) and any(
             size > FIGURES.aligned_values and size % FIGURES.aligned_values for size in (op.n, op.k)
         ):
             seconds *= FIGURES.unaligned_slowdown
         return replace(estimate, seconds=seconds)
-
-    def _format_rate(self, op: ops.Gemm) -> float:
-        job_format, job_rate = self.job_rate
-        rate = self.format_rates.get(op.format.value, 1.0)
-        return rate * job_rate if op.format.value == job_format else rate
 
     def _inside_node(self, op: ops.Op) -> Estimate:
         """Return the estimate of a computation or of a collective inside a node.

@@ -12,14 +12,7 @@ from functools import cache
 from windtunnel.errors import InputError
 from windtunnel.model.shape import LayerGroup
 from windtunnel.training.layers import sharding
-from windtunnel.training.layers.chunks import (
-    LayerChunk,
-    Parameters,
-    chunk_parameters,
-    chunks,
-    layer_parameters,
-    trained,
-)
+from windtunnel.training.layers.chunks import LayerChunk, Parameters, chunk_parameters, chunks, layer_parameters
 from windtunnel.training.layers.part import Part, Task
 from windtunnel.training.layers.parts import embedding_parts, head_parts, layer_parts, layer_work
 from windtunnel.training.layers.rank import BF16_BYTES, Rank
@@ -236,7 +229,7 @@ def _with_collectives(
             yield from gather_tasks(rank, units[position + 1][1].gathered, last)
         yield from tasks
         if reduce:
-            yield from reduce_tasks(rank, trained(rank, unit.held), BESIDE_STEP if overlap.gradient_reduce else None)
+            yield from reduce_tasks(rank, unit.held, BESIDE_STEP if overlap.gradient_reduce else None)
 
 
 def _end_of_step(rank: Rank, held: list[LayerChunk]) -> Iterator[Task]:
@@ -245,9 +238,9 @@ def _end_of_step(rank: Rank, held: list[LayerChunk]) -> Iterator[Task]:
     parameters = [chunk_parameters(rank, chunk) for chunk in held]
     if not job.overlap.gradient_reduce and job.sharding.zero != 3 and sharding.num_reductions(rank) == 1:
         for each in parameters:
-            yield from reduce_tasks(rank, trained(rank, each))
+            yield from reduce_tasks(rank, each)
     yield from sharding.finish_tasks(rank)
-    yield from sharding.optimizer_tasks(rank, trained(rank, sum(parameters, Parameters())))
+    yield from sharding.optimizer_tasks(rank, sum(parameters, Parameters()))
     if job.sharding.zero != 3:
         for each in parameters:
-            yield from gather_tasks(rank, trained(rank, each))
+            yield from gather_tasks(rank, each)

@@ -21,7 +21,7 @@ from windtunnel.schema import Schema, decode, read_yaml
 from windtunnel.training.costs import ChunkCost, chunk_costs, message_seconds
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.job import GEMM_FORMATS, TrainingJob
-from windtunnel.training.layers.chunks import Parameters, trained
+from windtunnel.training.layers.chunks import Parameters
 from windtunnel.training.layers.rank import Group, Rank
 from windtunnel.training.layers.sharding import finish_tasks, optimizer_tasks
 from windtunnel.training.memory import StageMemory, stage_memory
@@ -213,7 +213,9 @@ def replay(rank: Rank, prices: TrainingPricer, plan: Schedule, costs: tuple[Chun
     both = _by_chunk(plan, costs)
     seconds = np.zeros((3, plan.num_chunks))
     seconds[[FORWARD, BACKWARD, WEIGHT]] = np.transpose([[part.seconds for part in cost.passes] for cost in both])
-    hidden = np.array([_hidden_by_pairing_s(cost, prices) / 2 for cost in both])
+    # A forward and a backward pass together hide the exchange of tokens of one beside the computation of the other.
+    paired = [[sum(p.pairable_s for p in cost.passes), sum(p.computing_s for p in cost.passes)] for cost in both]
+    hidden = np.min(paired, axis=1) * (1.0 - prices.overlap_slowdown) / 2
     overlap = rank.setup.job.overlap
     zeros = np.zeros(plan.num_chunks)
     times = pipeline.ChunkTimes(
@@ -231,15 +233,6 @@ def replay(rank: Rank, prices: TrainingPricer, plan: Schedule, costs: tuple[Chun
 def _by_chunk(plan: Schedule, costs: tuple[ChunkCost, ...]) -> list[ChunkCost]:
     """Return the cost of every chunk of a schedule; DualPipe's second direction runs the same chunks again."""
     return [costs[index % len(costs)] for index in range(plan.num_chunks)]
-
-
-def _hidden_by_pairing_s(cost: ChunkCost, prices: TrainingPricer) -> float:
-    """Return the seconds that a forward and a backward pass save together when the exchange of tokens of one runs
-    beside the computation of the other, which it slows down.
-    """
-    exchange = sum(part.pairable_s for part in cost.passes)
-    computing = sum(part.computing_s for part in cost.passes)
-    return min(exchange, computing) * (1.0 - prices.overlap_slowdown)
 
 
 def memory_by_stage(rank: Rank, plan: Schedule, costs: tuple[ChunkCost, ...]) -> tuple[StageMemory, ...]:
@@ -336,7 +329,7 @@ def _ends_of_step(
     return {
         "exposed gradient reduction": float(np.max(reduced) - np.max(timeline.last_s)),
         "end of step": prices.seconds(finish_tasks(rank)),
-        "optimizer": max(prices.seconds(optimizer_tasks(rank, trained(rank, parameters))) for parameters in held),
+        "optimizer": max(prices.seconds(optimizer_tasks(rank, parameters)) for parameters in held),
         "exposed parameter gather": float(np.max(gather)),
     }
 

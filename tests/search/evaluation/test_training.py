@@ -135,7 +135,13 @@ def test_every_layout_of_a_model_with_experts() -> None:
 
 @pytest.mark.parametrize(
     ("pp", "vpp", "stages"),
-    [(16, 1, (7, *[8] * 14, 7)), (4, 1, (31, 32, 32, 31)), (16, 8, None), (8, 4, (3, *[4] * 30, 3))],
+    [
+        (16, 1, (7, *[8] * 14, 7)),
+        (4, 1, (31, 32, 32, 31)),
+        (16, 8, (0, *[1] * 126, 0)),
+        (16, 9, None),
+        (8, 4, (3, *[4] * 30, 3)),
+    ],
 )
 def test_layers_that_do_not_split_evenly_are_taken_from_both_ends(
     pp: int, vpp: int, stages: tuple[int, ...] | None

@@ -15,16 +15,10 @@ from windtunnel.errors import InputError
 from windtunnel.formats.simai.workload import OPERATIONS, Block, FilePhase, Header, SimaiWorkload, WorkloadLayer
 from windtunnel.model import operators as ops
 from windtunnel.schema import fields_of
-from windtunnel.training.layers.chunks import LayerChunk, Parameters, chunk_parameters, chunks, trained
+from windtunnel.training.layers import sharding
+from windtunnel.training.layers.chunks import LayerChunk, Parameters, chunk_parameters, chunks
 from windtunnel.training.layers.part import Part, Task
 from windtunnel.training.layers.rank import BF16_BYTES, Group, Rank
-from windtunnel.training.layers.sharding import (
-    finish_tasks,
-    gather_tasks,
-    num_reductions,
-    optimizer_tasks,
-    reduce_tasks,
-)
 from windtunnel.training.program import Unit, check_device, chunk_units
 from windtunnel.training.setup import TrainingSetup
 
@@ -35,8 +29,6 @@ LAYER_SUFFIXES = {Group.TENSOR: "", Group.EXPERTS: "_EP", Group.EXPERTS_DATA: "_
 """Group -> suffix in the forward pass and for gradients of inputs."""
 STEP_SUFFIXES = {Group.DATA: "", Group.EXPERTS_DATA: "_DP_EP"}
 """Group -> suffix for gradients of weights."""
-
-
 PASSES = ("forward", "backward_input", "backward_weight")
 NOTHING = (FilePhase(), FilePhase(), FilePhase())
 
@@ -72,16 +64,16 @@ def training_workload(setup: TrainingSetup, seconds: Seconds, device: int = 0) -
         pp_comm_bytes=round(between) if degrees.pp > 1 else 0,
     )
     head = Block(tuple(writer.step_lines(on_device)))
-    count = num_reductions(rank)
-    blocks = Block(tuple(first), count), Block(tuple(others), degrees.num_microbatches - count)
-    return SimaiWorkload(header, (head, *blocks))
+    count = sharding.num_reductions(rank)
+    rest = Block(tuple(others), degrees.num_microbatches - count)
+    return SimaiWorkload(header, (head, Block(tuple(first), count), rest))
 
 
 def left_out(setup: TrainingSetup) -> tuple[str, ...]:
     """Name the messages of a job's step for which SimAI's format has no group."""
     return tuple(
         f"{task.name}, {round(float(task.op.message_bytes)):,} bytes over {task.op.num_ranks} ranks"
-        for task in finish_tasks(Rank(setup))
+        for task in sharding.finish_tasks(Rank(setup))
         if isinstance(task.op, ops.Collective) and task.group is not Group.TENSOR
     )
 
@@ -121,16 +113,16 @@ class _Writer:
     def step_lines(self, on_device: list[LayerChunk]) -> Iterator[WorkloadLayer]:
         """Yield the lines of the step itself: SimAI runs these lines last in its backward pass."""
         setup, rank = self.setup, self.rank
-        learnt = trained(rank, sum((chunk_parameters(rank, chunk) for chunk in on_device), Parameters()))
-        for task in gather_tasks(rank, learnt):
+        held = sum((chunk_parameters(rank, chunk) for chunk in on_device), Parameters())
+        for task in sharding.gather_tasks(rank, held):
             yield WorkloadLayer(task.name, weight_gradient=self._phase(task, STEP_SUFFIXES))
-        compute = self._compute(optimizer_tasks(rank, learnt))
+        compute = self._compute(sharding.optimizer_tasks(rank, held))
         yield WorkloadLayer("optimizer", input_gradient=compute)
-        for task in finish_tasks(rank):
+        for task in sharding.finish_tasks(rank):
             if task.group is Group.TENSOR:
                 yield WorkloadLayer(task.name, input_gradient=self._phase(task, LAYER_SUFFIXES))
-        if not setup.job.overlap.gradient_reduce and num_reductions(rank) == 1:
-            for task in reduce_tasks(rank, learnt):
+        if not setup.job.overlap.gradient_reduce and sharding.num_reductions(rank) == 1:
+            for task in sharding.reduce_tasks(rank, held):
                 yield WorkloadLayer(task.name, weight_gradient=self._phase(task, STEP_SUFFIXES))
 
     def chunk_lines(self, chunk: LayerChunk, closes: bool) -> Iterator[WorkloadLayer]:
@@ -138,9 +130,9 @@ class _Writer:
         rank = self.rank
         arriving: tuple[Task, ...] = ()
         for unit in chunk_units(rank, chunk):
-            reduces = closes and (self.setup.job.overlap.gradient_reduce or num_reductions(rank) > 1)
+            reduces = closes and (self.setup.job.overlap.gradient_reduce or sharding.num_reductions(rank) > 1)
             lines, arriving = self._unit_lines(unit, arriving)
-            reductions = reduce_tasks(rank, trained(rank, unit.held)) if reduces else ()
+            reductions = sharding.reduce_tasks(rank, unit.held) if reduces else ()
             for line, task in zip_longest(lines, reductions):
                 gradient = self._phase(task, STEP_SUFFIXES) if task else FilePhase()
                 if line is None:

@@ -97,7 +97,9 @@ def _core_parts(rank: Rank, attention: GroupedQueryAttention) -> Iterator[Part]:
 
 def _flash_part(rank: Rank, core: PrefillAttention | LatentPrefillAttention, kept_bytes: float) -> Part:
     kernels, architecture = rank.setup.job.kernels.attention, rank.setup.device.architecture
-    slower = _flash2_slowdown(architecture, core) if kernels in ("flash2", "triton") else 1.0
+    by_size = FIGURES.flash2_slowdown.get(architecture, {}) if kernels in ("flash2", "triton") else {}
+    size = core.head_dim if isinstance(core, PrefillAttention) else max(by_size, default=0)
+    slower = next((slower for most, slower in sorted(by_size.items()) if size <= most), 1.0)
     if isinstance(core, LatentPrefillAttention):
         slower *= FIGURES.latent_slowdown.get(architecture, 1.0)
     triton = FIGURES.triton_slowdown if kernels == "triton" else {}
@@ -107,12 +109,6 @@ def _flash_part(rank: Rank, core: PrefillAttention | LatentPrefillAttention, kep
     backward = Task("attention_gradient", core, slower_backward, flops_factor=FIGURES.attention_backward_flops)
     forward = Task("attention", core, slower * triton.get("forward", 1.0))
     return Part("attention", (forward,), (backward,), kept_bytes=kept_bytes, module="core_attention")
-
-
-def _flash2_slowdown(architecture: str, core: PrefillAttention | LatentPrefillAttention) -> float:
-    by_size = FIGURES.flash2_slowdown.get(architecture, {})
-    size = core.head_dim if isinstance(core, PrefillAttention) else max(by_size, default=0)
-    return next((slower for most, slower in sorted(by_size.items()) if size <= most), 1.0)
 
 
 def _unfused_core(rank: Rank, heads: int, widths: tuple[int, int], qkv_bytes: float) -> Iterator[Part]:

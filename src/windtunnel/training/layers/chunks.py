@@ -62,7 +62,7 @@ def chunks(setup: TrainingSetup) -> tuple[LayerChunk, ...]:
             runs[-1] = (runs[-1][0] + group.num_layers, [*runs[-1][1], group])
         else:
             runs.append((float(group.num_layers), [group]))
-    split: list[LayerChunk] = []
+    split, pp = list[LayerChunk](), setup.degrees.pp
     for index, num_held in enumerate(setup.layers_per_chunk):
         layers: list[tuple[LayerGroup, float]] = []
         left = float(num_held)
@@ -76,17 +76,11 @@ def chunks(setup: TrainingSetup) -> tuple[LayerChunk, ...]:
                 runs.pop(0)
             else:
                 runs[0] = (num_layers - taken, groups)
+        # Of DualPipe's two devices, the one whose direction is forward.
+        stage = 2 * pp - 1 - index if setup.job.schedule in V_SCHEDULES and index >= pp else index % pp
         is_last = index == setup.degrees.num_chunks - 1
-        split.append(LayerChunk(index, stage_of(setup, index), tuple(layers), index == 0, is_last))
+        split.append(LayerChunk(index, stage, tuple(layers), index == 0, is_last))
     return tuple(split)
-
-
-def stage_of(setup: TrainingSetup, chunk: int) -> int:
-    """Return the device of the pipeline that holds a chunk (of DualPipe's two, the one whose direction is forward)."""
-    pp = setup.degrees.pp
-    if setup.job.schedule in V_SCHEDULES:
-        return chunk if chunk < pp else 2 * pp - 1 - chunk
-    return chunk % pp
 
 
 def trained(rank: Rank, held: Parameters) -> Parameters:

@@ -13,7 +13,7 @@ from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.shape import LayerGroup
 from windtunnel.training.figures import FIGURES
-from windtunnel.training.layers.chunks import Parameters, layer_parameters
+from windtunnel.training.layers.chunks import Parameters, layer_parameters, trained
 from windtunnel.training.layers.part import Task, collective
 from windtunnel.training.layers.rank import WIRE_BYTES, Group, Rank
 
@@ -30,7 +30,7 @@ def owned(rank: Rank, held: Parameters) -> float:
 
 def reduce_tasks(rank: Rank, held: Parameters, beside: str | None = None) -> tuple[Task, ...]:
     """Return the collectives that sum the gradients of `held` over the ranks that hold the same parameters."""
-    job, known = rank.setup.job, rank.setup.degrees
+    job, known, held = rank.setup.job, rank.setup.degrees, trained(rank, held)
     wire = WIRE_BYTES[job.precision.gradient_reduce or "fp32"]
     op = "reduce_scatter" if job.sharding.zero else "all_reduce"
     tasks = []
@@ -55,20 +55,17 @@ def num_reductions(rank: Rank) -> int:
     """
     job, known = rank.setup.job, rank.setup.degrees
     in_a_row = {"interleaved": known.pp, "looped_bfs": known.num_microbatches}
-    match job.sharding.zero:
-        case 3:
-            return known.num_microbatches
-        case 2:
-            return known.num_microbatches // in_a_row.get(job.schedule or "", 1)
-        case _:
-            return 1
+    if job.sharding.zero == 2:
+        return known.num_microbatches // in_a_row.get(job.schedule or "", 1)
+    return known.num_microbatches if job.sharding.zero == 3 else 1
 
 
 def gather_tasks(rank: Rank, held: Parameters, beside: str | None = None) -> tuple[Task, ...]:
-    """Return the collectives that give every rank the parameters that others own."""
+    """Return the collectives that give every rank the parameters that others own: all by ZeRO-3, else those trained."""
     job, known = rank.setup.job, rank.setup.degrees
     if not job.sharding.zero:
         return ()
+    held = held if job.sharding.zero == 3 else trained(rank, held)
     wire = WIRE_BYTES[job.precision.parameter_gather or "bf16"]
     bucket = job.sharding.prefetch_bucket_elements if job.sharding.zero == 3 else job.sharding.gather_bucket_elements
     tasks = []
@@ -117,7 +114,7 @@ def optimizer_tasks(rank: Rank, held: Parameters) -> tuple[Task, ...]:
     """Return the update: gradients are read for their norm, clipped and read for the step, state and parameters are
     read and written, gradients are cleared.
     """
-    job = rank.setup.job
+    job, held = rank.setup.job, trained(rank, held)
     precision = job.precision
     num_bytes = 4 * STATE_BYTES[precision.gradients or "fp32"]
     num_bytes += 2 * FIGURES.num_moments[job.optimizer] * STATE_BYTES[precision.moments]

@@ -93,29 +93,19 @@ def schedule(name: str, pp: int, num_microbatches: int, virtual_stages: int = 1,
     """
     devices: Iterable[int] = [c if c < pp else 2 * pp - 1 - c for c in range(2 * pp)]
     if name in _WRITERS:
-        lists = [_array(_WRITERS[name](pp, num_microbatches, device)) for device in range(pp)]
+        written = (list(_WRITERS[name](pp, num_microbatches, device)) for device in range(pp))
+        lists = [np.array(actions, np.int64).reshape(-1, 3) for actions in written]
         devices = range(pp) if name in ("zb_h1", "zb_h2") else devices
     elif name in ("gpipe", "1f1b", "interleaved", "looped_bfs"):
         lists = [_looped(name, pp, num_microbatches, virtual_stages, device, paired) for device in range(pp)]
         devices = (chunk % pp for chunk in range(pp * virtual_stages))
     else:
         raise InputError(f"there is no pipeline schedule {name!r}")
-    plan = _schedule(name, lists, devices, num_microbatches)
-    if name == "dualpipe":
-        plan.next_chunk[pp - 1] = -1
-    return plan
-
-
-def _schedule(name: str, lists: list[Ints], devices: Iterable[int], num_microbatches: int) -> Schedule:
     device_of_chunk = np.array(list(devices), dtype=np.int64)
     following = np.arange(1, len(device_of_chunk) + 1, dtype=np.int64)
-    following[-1] = -1
+    following[[-1, pp - 1] if name == "dualpipe" else -1] = -1
     offsets = np.cumsum([0, *(len(actions) for actions in lists)]).astype(np.int64)
     return Schedule(name, np.concatenate(lists), offsets, device_of_chunk, following, num_microbatches)
-
-
-def _array(actions: Iterable[Action]) -> Ints:
-    return np.array(list(actions), dtype=np.int64).reshape(-1, 3)
 
 
 def _looped(name: str, pp: int, num_microbatches: int, chunks: int, device: int, paired: bool) -> Ints:
