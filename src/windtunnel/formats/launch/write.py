@@ -64,8 +64,7 @@ def write_launch_command(
 def _split_options(server: Options, degrees: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the options that set the degrees of parallelism."""
     for sets, degree in degrees.items():
-        name = next(name for name in server.flags if (flag := server.flag(name)) is not None and flag.sets == sets)
-        yield name, None if degree is True else degree
+        yield server.option(sets), None if degree is True else degree
 
 
 def _state_options(server: Options, state: str | None) -> Iterator[tuple[str, Any]]:
