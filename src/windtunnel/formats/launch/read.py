@@ -92,6 +92,10 @@ def _note_container(reading: Reading, engine: str, server: Options, command: Com
         reading.container.append(f"the container has {has}, and its command takes {needed}")
     if command.replicas != 1:
         deployment["replicas"] = copies * command.replicas
+    if command.routing not in ("", "roundrobin"):
+        reading.container.append(
+            f"the router's logic {command.routing} is not taken: --set deployment.router=... gives one"
+        )
     variables = {name: value for name, value in command.environment.items() if name not in server.environment}
     changing = (name for name, value in variables.items() if other_options().changes_times(name, value))
     reading.not_modelled += [f"{name} of the environment" for name in changing]
