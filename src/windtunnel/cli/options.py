@@ -54,6 +54,11 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
             deployment = pool_scenario(scenario, pool).deployment
             if sentence := newer_than_known(deployment.engine):
                 remark(f"note: {sentence}")
+            if (command := getattr(options, "from_command", None)) is not None:
+                from windtunnel.formats.launch.scripts import start_remark
+
+                if sentence := start_remark(pool_scenario(scenario, pool), read_launch_command(command)):
+                    remark(f"note: {sentence}")
             if deployment.parallelism.num_devices > 1:
                 remark_node(catalog.device(deployment.device), deployment.node)
     return scenario

@@ -9,6 +9,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from windtunnel import catalog
@@ -17,9 +18,13 @@ from windtunnel.formats.launch.write import server_of, write_launch_command
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import dotted, read_yaml
 from windtunnel.serving.deployment import Deployment, EngineSettings
-from windtunnel.serving.engines.command_line import Options
-from windtunnel.serving.engines.contract import engine_of
-from windtunnel.serving.scenario import Scenario, pool_scenario
+from windtunnel.serving.engines.command_line import Options, Reading
+from windtunnel.serving.engines.contract import behaviour_of, engine_of, split_columns
+from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
+from windtunnel.serving.setup.estimators import shard_of
+from windtunnel.serving.setup.memory import plan_memory
+from windtunnel.serving.setup.speculation import drafter_of, with_drafter
+from windtunnel.workload.generate.requests import generate
 
 RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "habana.ai/gaudi", "google": "google.com/tpu"}
 ROUTER_IMAGE = "nginx:1.29"
@@ -177,7 +182,48 @@ def _parts(scenario: Scenario) -> list[tuple[str, str, Deployment]]:
             "leave the pool with role encode out",
         )
     groups = scenario.deployment.groups
-    return [(pool.name or "server", pool.role, pool_scenario(scenario, pool).deployment) for pool in groups]
+    return [(pool.name or "server", pool.role, _startable(pool_scenario(scenario, pool))) for pool in groups]
+
+
+def start_remark(scenario: Scenario, reading: Reading) -> str:
+    """Say that the server of a command would not start, and what lets it; empty where it starts, or chooses itself."""
+    option = f"--{server_of(scenario.deployment.engine).option('engine.max_model_len')}"
+    setup = resolve(scenario)
+    name, fitting, split = setup.engine.name, _fitting_model_len(setup), setup.parallelism.experts_tp
+    if (columns := split_columns(name, setup.model, setup.precision.experts_format, split)) is not None:
+        parts = f"TP {split} leaves {columns} columns of an expert, in blocks of 128 with one scale"
+        return f"{name} would not start: {parts}; spread the experts (expert parallelism) or take fewer devices"
+    if fitting is None or (option in reading.taken and setup.engine.max_model_len is None):
+        return ""
+    why = f"a request of {setup.max_model_len:,} tokens is taken, and the KV cache holds {fitting:,}"
+    return f"{name} would not start: {why}; give {option} {fitting} at most"
+
+
+def _fitting_model_len(setup: Setup) -> int | None:
+    """Return the tokens of the longest request that the KV cache holds, where the server takes longer ones and so does
+    not start; None where it starts."""
+    if not behaviour_of(setup.engine.name).holds_longest or setup.parallelism.ffn is not None:
+        return None
+    shard, most = shard_of(setup), setup.max_model_len
+    memory = plan_memory(shard, setup.device, with_drafter(setup, drafter_of(setup, shard)).engine, most)
+    fitting = memory.most_tokens(most, setup.engine.max_num_batched_tokens)
+    return None if fitting == most else fitting
+
+
+def _startable(scenario: Scenario) -> Deployment:
+    """Return the deployment of a scenario without pools, with a greatest length that lets its server start: what fits,
+    or the power of two below it where no request is longer."""
+    try:
+        fitting = _fitting_model_len(resolve(scenario))
+    except InputError:
+        return scenario.deployment
+    if fitting is None or scenario.deployment.engine.max_model_len is not None:
+        return scenario.deployment
+    requests, rounded = generate(scenario.workload, scenario.seed), 1 << fitting.bit_length() - 1
+    longest = int((requests.input_tokens + requests.output_tokens).max())
+    length = rounded if rounded >= longest else fitting
+    engine = msgspec.structs.replace(scenario.deployment.engine, max_model_len=length)
+    return msgspec.structs.replace(scenario.deployment, engine=engine)
 
 
 def _checkpoint(scenario: Scenario) -> ModelSpec:
