@@ -119,9 +119,11 @@ def _changes(setup: Setup) -> dict[str, dict[str, Any]]:
     add("deployment.engine.cudagraph_padding", [True], engine.cudagraph_padding)
     add("deployment.engine.async_scheduling", [True], engine.async_scheduling)
     add("kv_cache", _kv_formats(setup.device, setup.model, setup.precision.kv_cache), None)
+    own = {name: getattr(setup.precision, name) for name in ("kv_cache", "recurrent_state")}
+    kept = {name: str(each) for name, each in own.items() if each not in (None, getattr(setup.model.precision, name))}
     for checkpoint, model in catalog.checkpoints(setup.model.name).items():
         if _is_native(setup.device, model) and model.precision.weights != setup.precision.weights:
-            formats = {"model": checkpoint, "precision": {}}
+            formats = {"model": checkpoint, "precision": kept}
             found[f"model {checkpoint}"] = formats
     within_node = [degree for degree in (tp // 2, tp * 2) if 1 <= degree <= setup.node.num_devices]
     widest = [attention.widest_tp for _, attention in setup.model.attentions]
