@@ -37,7 +37,7 @@ class SearchOutcome:
     """Point -> its answers, one per stream, for points that met several streams: the finalists and, in an exhaustive
     search, points on the frontier and the best point with each setting."""
     ranking: list[int]
-    """Points that hold the limits, best first: finalists by the lower bound of the objective, then the others."""
+    """Points that hold the limits, best first: finalists by the lower bound of the objective, then the others by it."""
     num_finalists: int = 0
 
     @property
@@ -125,7 +125,9 @@ def _search_workload(asker: Asker, workload: str | None) -> SearchOutcome:
         seeds |= {index: [evaluations[index]] for index in others}
         for seed in range(1, num_streams):
             _meet(asker, workload, seeds, others, seed)
-    return SearchOutcome(workload, evaluations, seeds, [*first, *ranking[len(first) :]], len(first))
+    shown = {index: sure_score(seeds.get(index, [evaluations[index]]), space.objective) for index in ranking}
+    others = sorted(ranking[len(first) :], key=lambda index: (-shown[index], index))
+    return SearchOutcome(workload, evaluations, seeds, [*first, *others], len(first))
 
 
 def _finalists(
