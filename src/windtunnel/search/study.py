@@ -163,8 +163,8 @@ def _meet(asker: Asker, workload: str | None, seeds: dict[int, list[Evaluation]]
     """Evaluate points with one more stream, as long as each one's first is, and add the answers to `seeds`."""
     near = {index: seeds[index][0].load for index in points}
     for length in sorted({seeds[index][0].stream_requests for index in points}):
-        alike = [index for index in points if seeds[index][0].stream_requests == length]
-        for index, answer in asker.ask(workload, alike, Question(seed=seed, num_requests=length or None), near).items():
+        group = [index for index in points if seeds[index][0].stream_requests == length]
+        for index, answer in asker.ask(workload, group, Question(seed=seed, num_requests=length or None), near).items():
             seeds[index].append(answer)
 
 

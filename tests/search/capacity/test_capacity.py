@@ -1,5 +1,6 @@
 """Capacity: the load that is found is the last of the grid that holds, wherever the search began."""
 
+import itertools
 import math
 from itertools import product
 from pathlib import Path
@@ -18,7 +19,7 @@ from windtunnel.search.capacity.capacity import CHECKS, TOLERANCE, _Search, capa
 from windtunnel.search.capacity.limits import limit_of, limits_of, parse_limits
 from windtunnel.search.capacity.load import LEAST_STREAM, at_load, own_load, stream_of
 from windtunnel.search.capacity.probe import MOST_GROWTH, STABILITY, Probe, growth, probe
-from windtunnel.search.confidence import confidence_above, lower_bound, student_cdf, student_quantile
+from windtunnel.search.confidence import confidence_above, lower_bound, margin
 from windtunnel.search.space.space import scenario_at
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.simulate import simulate
@@ -227,9 +228,12 @@ def test_a_closed_loops_load_is_its_clients() -> None:
 def test_students_distribution_is_the_tables() -> None:
     """Quantiles of Student's t at 95%, as printed in tables (Abramowitz and Stegun, table 26.10)."""
     for dof, value in ((1, 6.314), (2, 2.920), (4, 2.132), (9, 1.833), (30, 1.697)):
-        assert student_quantile(0.95, dof) == pytest.approx(value, abs=5e-4)
-    assert student_cdf(0.0, 3) == 0.5
-    assert student_cdf(-2.0, 5) == pytest.approx(1 - student_cdf(2.0, 5))
+        values = [float(each) for each in range(dof + 1)]
+        assert margin(values) == pytest.approx(value * np.std(values, ddof=1) / math.sqrt(dof + 1), rel=2e-4)
+    assert confidence_above([1.0, 2.0, 3.0, 4.0], [2.0, 1.0, 4.0, 3.0]) == 0.5
+    above, below = (confidence_above(*pair) for pair in itertools.permutations(([1.0, 5.0, 3.0], [0.0, 2.0, 4.0])))
+    assert above is not None
+    assert below == pytest.approx(1 - above)
 
 
 def test_bounds_and_comparisons() -> None:

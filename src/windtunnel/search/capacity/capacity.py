@@ -79,9 +79,10 @@ def capacity(
         near = max(near or 0.0, search.load(first))
     if stream.is_closed:
         return search.run(near or min(8.0, stream.unit.num_requests), 1.0, float(stream.unit.num_requests))
-    if near is not None:
-        return search.run(near, LEAST_SHARE * near, math.inf)
-    most_per_s, search.num_runs = served_at_once(server, stream), 1
+    found = None if near is None else search.run(near, LEAST_SHARE * near, math.inf)
+    if found is not None and found.load:
+        return found
+    most_per_s, search.num_runs = served_at_once(server, stream), search.num_runs + 1
     return search.run(FIRST_SHARE * most_per_s, LEAST_SHARE * most_per_s, math.inf)
 
 

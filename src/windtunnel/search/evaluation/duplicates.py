@@ -47,8 +47,8 @@ class Neighbours:
         """Return the answer of a duplicate deployment; None where it needs a run."""
         if not _is_plain(server):
             return None
-        alike = self.done.get((stream.unit.num_requests, _unbounded(server)), [])
-        earlier = next((done for done in alike if _same(done, server, stream)), None)
+        others = self.done.get((stream.unit.num_requests, _unbounded(server)), [])
+        earlier = next((done for done in others if _same(done, server, stream)), None)
         if earlier is None:
             return None
         figures = earlier.evaluation.figures
