@@ -7,8 +7,7 @@ import yaml
 
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import other_options, read_launch_command, servers
-from windtunnel.formats.launch.scripts import kubernetes_manifests, launch_script
-from windtunnel.formats.launch.write import write_launch_command
+from windtunnel.formats.launch.scripts import kubernetes_manifests, launch_script, write_launch_command
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.schema import decode
 from windtunnel.serving.deployment import EngineSettings

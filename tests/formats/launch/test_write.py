@@ -12,8 +12,13 @@ import pytest
 import yaml
 
 from windtunnel.formats.launch.read import read_launch_command
-from windtunnel.formats.launch.scripts import helm_chart, kubernetes_manifests, launch_script, start_remark
-from windtunnel.formats.launch.write import write_launch_command
+from windtunnel.formats.launch.scripts import (
+    helm_chart,
+    kubernetes_manifests,
+    launch_script,
+    start_remark,
+    write_launch_command,
+)
 from windtunnel.model.precision import Format
 from windtunnel.schema import encode
 from windtunnel.serving.engines.trtllm.command_line import write_file
