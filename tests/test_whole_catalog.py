@@ -8,7 +8,7 @@ import pytest
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import read_launch_command
-from windtunnel.formats.launch.write import write_launch_command
+from windtunnel.formats.launch.scripts import write_launch_command
 from windtunnel.model.parameters import count_parameters
 from windtunnel.serving.explain import Explanation, explain_step, step_batch
 from windtunnel.serving.priced_deployments import PricedDeployments

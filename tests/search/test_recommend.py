@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 
 from windtunnel import catalog
@@ -11,14 +12,16 @@ from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.formats.launch.scripts import launch_script
 from windtunnel.report.search.recommendation import recommendation
 from windtunnel.report.search.study import engine_versions
+from windtunnel.report.search.study_files import point_document
 from windtunnel.search.answers import copied, fleets, scenario_of
+from windtunnel.search.capacity.capacity import capacities
 from windtunnel.search.capacity.limits import parse_limits
 from windtunnel.search.recommend import AS_IT_IS, CAPACITY, DEPLOYMENT, changes_space, deployments_space, layouts
 from windtunnel.search.space.space import CHANGE, Space, point_at, scenario_at
 from windtunnel.search.store import Store
 from windtunnel.search.study import Study, search
 from windtunnel.serving.explain import explain_step, step_batch
-from windtunnel.serving.scenario import Scenario, resolve, scenario_from
+from windtunnel.serving.scenario import Scenario, keep_published_formats, resolve, scenario_from
 
 LIMITS = parse_limits("ttft_p90=1s,tpot_p99=50ms")
 
@@ -151,6 +154,58 @@ def test_nothing_is_recommended_where_nothing_holds() -> None:
     assert text.startswith("Nothing tried keeps TTFT p90 <= 1.00 us")
 
 
+@pytest.mark.compiled
+def test_a_load_that_is_held_in_a_burst_is_called_so() -> None:
+    """The arrivals of a curve are not lengthened, and all 40 are taken in at once."""
+    raw = shared()
+    raw["workload"] |= {"arrivals": {"type": "curve", "points": [{"at_s": 0, "rate_per_s": 1}]}, "num_requests": 40}
+    space = deployments_space(raw, ["h100_sxm"], LIMITS, {"devices": 1})
+    study = search(space, Store(None, print))
+    text = recommendation(study, None)
+    assert " requests/s in a burst of 40 requests; give --num-requests " in text, text
+    assert "confidence" not in text
+    assert "Sure at" not in text
+    outcome = study.outcomes[0]
+    point = point_document(study, outcome, outcome.ranking[0])
+    assert point["burst"]["num_requests_needed"] > 40
+    assert point["load_at_least"] is None
+
+
+@pytest.mark.compiled
+def test_what_is_recommended_carries_its_load_for_long(study: Study) -> None:
+    """A hundred requests are gone before a deployment falls behind: more are drawn, and the winner's file has them."""
+    outcome = study.outcomes[0]
+    scenario = scenario_of(study, outcome, outcome.ranking[0])
+    assert (scenario.workload.num_requests or 0) > 100
+    longer = msgspec.structs.replace(scenario.workload, num_requests=20_000)
+    found = capacities(msgspec.structs.replace(scenario, workload=longer), LIMITS, num_seeds=1)
+    assert outcome.mean(outcome.ranking[0]).load == pytest.approx(found.load, rel=0.06)
+
+
+def test_experts_in_blocks_are_split_where_the_engine_starts() -> None:
+    """1,536 columns in eight leave 192 to a rank, one block of 128 and a half."""
+    space = deployments_space(shared("Qwen/Qwen3-235B-A22B"), ["h100_sxm"], LIMITS, {})
+    blocks = [name for name in names(space) if ", fp8_block" in name]
+    assert any(name.startswith("h100_sxm TP 8 EP 8,") for name in blocks)
+    assert any(name.startswith("h100_sxm TP 4,") for name in blocks)
+    assert not any(name.startswith("h100_sxm TP 8,") for name in blocks)
+    raw = {**shared("Qwen/Qwen3-235B-A22B-FP8"), "deployment": {"device": "h100_sxm", "parallelism": {"tp": 4}}}
+    assert "Set --tensor-parallel-size 8 (now 4)" not in changes_space(scenario_from(raw, ""), LIMITS).vary[CHANGE]
+
+
+def test_another_checkpoint_keeps_the_format_of_the_kv_cache() -> None:
+    raw = shared("qwen3-32b") | read_launch_command("vllm serve Qwen/Qwen3-32B -tp 2 --kv-cache-dtype fp8").raw
+    raw["deployment"]["device"] = "h100_sxm"
+    keep_published_formats(raw)
+    space = changes_space(scenario_from(raw, ""), LIMITS)
+    changes = list(space.vary[CHANGE])
+    assert not any("Remove --kv-cache-dtype" in name for name in changes)
+    index = changes.index("Serve Qwen/Qwen3-32B-FP8 (now Qwen/Qwen3-32B)")
+    precision = scenario_at(space, point_at(space, index).settings).precision
+    assert precision is not None
+    assert precision.kv_cache == "fp8"
+
+
 def served(**engine: object) -> Scenario:
     raw = shared()
     raw["deployment"] = {"device": "h100_sxm", "parallelism": {"tp": 2}, "engine": {"max_num_seqs": 64, **engine}}
@@ -223,7 +278,7 @@ def test_pools_have_settings_of_their_own() -> None:
 def test_the_change_that_gains_most_is_named() -> None:
     space = changes_space(served(), LIMITS)
     text = recommendation(search(space, Store(None, print)), None)
-    assert text.startswith("Set --tensor-parallel-size 1 (now 2): +")  # an 8B model needs no second device
+    assert text.startswith("Set --max-num-seqs 256 (now 64): +")  # 64 at a time leave two devices idle
     assert " requests/$, " in text
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -27,7 +28,7 @@ from windtunnel.search.executors import Means, start_workers
 from windtunnel.search.scores import OBJECTIVES, score
 from windtunnel.search.space.space import Point, Space, grid_of, load_space, point_at, space_from
 from windtunnel.search.store import Store
-from windtunnel.search.study import SearchOutcome, Study, search
+from windtunnel.search.study import SearchOutcome, Study, _search_workload, search
 from windtunnel.serving.simulate import simulate
 
 pytestmark = pytest.mark.compiled
@@ -336,6 +337,28 @@ def test_what_follows_from_a_study(study: Study) -> None:
     for fleet in fleets(outcome, 100.0, 3):
         load = fmean(evaluation.load for evaluation in outcome.runs(fleet.index))
         assert (fleet.copies - 1) * load < 100 <= fleet.copies * load * (1 + 1e-6)
+
+
+def test_points_beside_the_finalists_are_in_the_order_of_all_streams() -> None:
+    """The second point is good under the first stream alone, and its mean is in the table."""
+    scores = {0: [10, 10.1, 9.9], 1: [9, 5, 5], 2: [8, 8, 8], 3: [1, 1, 1]}
+    searched = space({"tp": [1, 2], "max_num_seqs": [16, 32]}, finalists=1, finalist_seeds=3)
+
+    class Fake:
+        space = searched
+
+        def check_some(self, *_: object) -> None: ...
+
+        def ask(self, _: None, points: Sequence[int], question: Question, *__: object) -> dict[int, Evaluation]:
+            known = {index: float(scores[index][question.seed]) for index in points}
+            return {
+                index: Evaluation(
+                    load=load, figures={"requests_per_usd": load, "output_tokens_per_s_per_user": 1.0}, holds=True
+                )
+                for index, load in known.items()
+            }
+
+    assert _search_workload(Fake(), None).ranking == [0, 2, 1, 3]  # type: ignore[arg-type]
 
 
 def test_of_equal_prices_the_better_point_comes_first() -> None:

@@ -8,7 +8,7 @@ import pytest
 from serving.test_simulate import PlainRoofline
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import read_launch_command
-from windtunnel.formats.launch.write import write_launch_command
+from windtunnel.formats.launch.scripts import write_launch_command
 from windtunnel.model.launches.lora import lora_bytes, lora_launches
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import LoraShape, Shard

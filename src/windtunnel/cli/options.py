@@ -58,6 +58,11 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
             drafts = deployment.engine.speculative
             if drafts and drafts.method == "mtp" and model.prediction_layers is None:
                 remark(f"note: nothing says whether {model.name} has a prediction layer; one like its last is assumed")
+            if (command := getattr(options, "from_command", None)) is not None:
+                from windtunnel.formats.launch.scripts import start_remark
+
+                if sentence := start_remark(pool_scenario(scenario, pool), read_launch_command(command)):
+                    remark(f"note: {sentence}")
             if deployment.parallelism.num_devices > 1:
                 remark_node(catalog.device(deployment.device), deployment.node)
     return scenario

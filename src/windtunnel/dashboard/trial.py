@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from windtunnel.report.layout import layouts_beside
 from windtunnel.report.search.capacity import capacity_document
 from windtunnel.report.serving.run import check_folder, write_run
 from windtunnel.schema import parse_yaml, yaml_text
-from windtunnel.search.capacity.capacity import CHECKS, Capacities, Capacity, capacity
+from windtunnel.search.capacity.capacity import CHECKS, Capacities, capacity, steady
 from windtunnel.search.capacity.limits import limits_of
 from windtunnel.search.capacity.load import stream_of
 from windtunnel.search.capacity.probe import Probe, probe
@@ -243,8 +244,11 @@ def swept(scenario: Scenario) -> Sweep:
     limits = limits_of(scenario.slo)
     pools = scenario.deployment.pools
     setup = resolve(pool_scenario(scenario, scenario.deployment.groups[0]))
-    server = PricedDeployments().server(scenario, stream.unit, None if pools else setup)
-    sustained: Capacity = capacity(server, stream, limits, checks=CHECKS)
+    server_of = partial(PricedDeployments().server, scenario, setup=None if pools else setup)
+    stream, sustained = steady(
+        lambda stream, near: capacity(server_of(stream.unit), stream, limits, near=near, checks=CHECKS), stream
+    )
+    server = server_of(stream.unit)
     base = sustained.load or stream.usual_load
     loads = sorted({max(round(share * base), 1) if stream.is_closed else share * base for share in SWEPT_SHARES})
     max_load = float(stream.unit.num_requests) if stream.is_closed else np.inf

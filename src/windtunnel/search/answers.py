@@ -185,8 +185,10 @@ def scenario_of(study: Study, outcome: SearchOutcome, index: int) -> Scenario:
     scenario = Evaluator(study.space).deployed(point, outcome.workload).scenario
     if study.space.load == "given":
         return scenario
-    usual_load = own_load(scenario.workload, study.space.seed)
-    workload = at_load(scenario.workload, outcome.evaluations[index].load, usual_load)
+    answer, usual_load = outcome.evaluations[index], own_load(scenario.workload, study.space.seed)
+    workload = at_load(scenario.workload, answer.load, usual_load)
+    if workload.num_requests is not None:
+        workload = msgspec.structs.replace(workload, num_requests=answer.stream_requests or workload.num_requests)
     return msgspec.structs.replace(scenario, workload=workload, seed=study.space.seed)
 
 

@@ -10,25 +10,13 @@ CONFIDENCE = 0.95
 """One-sided confidence of lower bounds."""
 
 
-def student_cdf(t: float, dof: int) -> float:
-    """Return the probability that Student's t with `dof` degrees of freedom is at most `t`."""
-    from scipy.special import stdtr
-
-    return float(stdtr(dof, t))
-
-
-def student_quantile(confidence: float, dof: int) -> float:
-    """Return the inverse of `student_cdf`."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(dof, confidence))
-
-
 def margin(values: Sequence[float], confidence: float = CONFIDENCE) -> float | None:
     """Return the one-sided half-width of the confidence interval of the mean; None for fewer than two values."""
     if len(values) < 2:
         return None
-    return student_quantile(confidence, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    from scipy.special import stdtrit
+
+    return float(stdtrit(len(values) - 1, confidence)) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def lower_bound(values: Sequence[float]) -> float | None:
@@ -48,4 +36,6 @@ def confidence_above(first: Sequence[float], second: Sequence[float]) -> float |
     mean, spread = statistics.fmean(differences), statistics.stdev(differences)
     if spread == 0:
         return 0.5 if mean == 0 else float(mean > 0)
-    return student_cdf(mean / spread * math.sqrt(len(differences)), len(differences) - 1)
+    from scipy.special import stdtr
+
+    return float(stdtr(len(differences) - 1, mean / spread * math.sqrt(len(differences))))

@@ -16,6 +16,8 @@ from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import encode
 from windtunnel.search.capacity.limits import Limit
 from windtunnel.search.space.space import CHANGE, Space, point_at, scenario_at, space_from, value_text
+from windtunnel.serving.deployment import EngineSettings
+from windtunnel.serving.engines.contract import split_columns
 from windtunnel.serving.scenario import Scenario, Setup, resolve
 
 DEPLOYMENT = "deployment"
@@ -61,7 +63,8 @@ def deployments_space(
         device = _priced(catalog.device(name), prices.get(name))
         for checkpoint, model in checkpoints.items():
             if _is_native(device, model):
-                alternatives |= _on_device(device, checkpoint, model, splits)
+                engine = shared["deployment"].get("engine", {}).get("name", EngineSettings().name)
+                alternatives |= _on_device(device, checkpoint, model, splits, engine)
     if not alternatives:
         raise InputError(f"no checkpoint of {shared['model']} has a format of {', '.join(devices)}")
     raw = {
@@ -116,13 +119,18 @@ def _changes(setup: Setup) -> dict[str, dict[str, Any]]:
     add("deployment.engine.cudagraph_padding", [True], engine.cudagraph_padding)
     add("deployment.engine.async_scheduling", [True], engine.async_scheduling)
     add("kv_cache", _kv_formats(setup.device, setup.model, setup.precision.kv_cache), None)
+    own = {name: getattr(setup.precision, name) for name in ("kv_cache", "recurrent_state")}
+    kept = {name: str(each) for name, each in own.items() if each not in (None, getattr(setup.model.precision, name))}
     for checkpoint, model in catalog.checkpoints(setup.model.name).items():
         if _is_native(setup.device, model) and model.precision.weights != setup.precision.weights:
-            formats = {"model": checkpoint, "precision": {}}
+            formats = {"model": checkpoint, "precision": kept}
             found[f"model {checkpoint}"] = formats
     within_node = [degree for degree in (tp // 2, tp * 2) if 1 <= degree <= setup.node.num_devices]
     widest = [attention.widest_tp for _, attention in setup.model.attentions]
-    add("tp", [degree for degree in within_node if not any(heads % degree for heads in widest)], tp)
+    experts, spread = setup.precision.experts_format, setup.parallelism
+    parts = {n: max(n * spread.attention_dp // spread.ep, 1) for n in within_node}
+    whole = [n for n in within_node if split_columns(engine.name, setup.model, experts, parts[n]) is None]
+    add("tp", [degree for degree in whole if not any(heads % degree for heads in widest)], tp)
     ranks = tp * setup.parallelism.attention_dp
     add("ep", [ranks] if setup.model.has_experts and ranks > 1 else [], setup.parallelism.ep)
     return found
@@ -152,14 +160,19 @@ def _kv_formats(device: Device, model: ModelSpec, present: Format) -> list[str]:
     return [str(Format.FP8)] if has_use else []
 
 
-def _on_device(device: Device, checkpoint: str, model: ModelSpec, splits: bool) -> dict[str, dict[str, Any]]:
-    """Return name -> settings of every layout of a checkpoint on one node of a device."""
+def _on_device(
+    device: Device, checkpoint: str, model: ModelSpec, splits: bool, engine: str
+) -> dict[str, dict[str, Any]]:
+    """Return name -> settings of every layout of a checkpoint on one node of a device with which an engine starts."""
     found: dict[str, dict[str, Any]] = {}
     formats: list[dict[str, str]] = [
         {},
         *({"kv_cache": each} for each in _kv_formats(device, model, model.precision.kv_cache)),
     ]
     for layout, kv in product(layouts(model, catalog.default_node(device).num_devices), formats):
+        split = layout["tp"] * layout.get("attention_dp", 1) // layout.get("ep", 1)
+        if split_columns(engine, model, model.precision.experts_format, split) is not None:
+            continue
         degrees = " ".join(f"{name.upper().replace('_', ' ')} {degree}" for name, degree in layout.items())
         title = ", ".join(
             [f"{device.name} {degrees}", formats_text(model), *(f"{each} KV cache" for each in kv.values())]

@@ -1,6 +1,7 @@
 """Run a search: evaluate points by the space's strategy, and the finalists with further streams of requests."""
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -10,7 +11,8 @@ import msgspec
 from windtunnel.errors import InputError, check_known
 from windtunnel.limits import check_size
 from windtunnel.search.asker import Asker, Count
-from windtunnel.search.confidence import confidence_above, margin
+from windtunnel.search.capacity.load import burst_of
+from windtunnel.search.confidence import confidence_above, lower_bound, margin
 from windtunnel.search.evaluation.schema import Evaluation, Question
 from windtunnel.search.executors import HERE, Means, start_workers
 from windtunnel.search.scores import most_promising, objectives_of, ranked, score, sure_score
@@ -37,7 +39,7 @@ class SearchOutcome:
     """Point -> its answers, one per stream, for points that met several streams: the finalists and, in an exhaustive
     search, points on the frontier and the best point with each setting."""
     ranking: list[int]
-    """Points that hold the limits, best first: finalists by the lower bound of the objective, then the others."""
+    """Points that hold the limits, best first: finalists by the lower bound of the objective, then the others by it."""
     num_finalists: int = 0
 
     @property
@@ -62,6 +64,15 @@ class SearchOutcome:
         """
         values = [run.figures[name] for run in self.runs(index) if name in run.figures]
         return margin(values) if len(values) == len(self.runs(index)) else None
+
+    def burst(self, index: int) -> tuple[int, int] | None:
+        """What `burst_of` returns for the first of a point's streams that is over too soon."""
+        spans = ((run.stream_requests, run.figures.get("stream_over_e2e", math.inf)) for run in self.runs(index))
+        return next(filter(None, (burst_of(*span) for span in spans)), None)
+
+    def at_least(self, index: int) -> float | None:
+        """Lower bound of a point's load over all streams; None for a single one, and for a burst."""
+        return None if self.burst(index) else lower_bound([run.load for run in self.runs(index)])
 
     @property
     def refusals(self) -> dict[str, list[int]]:
@@ -125,7 +136,9 @@ def _search_workload(asker: Asker, workload: str | None) -> SearchOutcome:
         seeds |= {index: [evaluations[index]] for index in others}
         for seed in range(1, num_streams):
             _meet(asker, workload, seeds, others, seed)
-    return SearchOutcome(workload, evaluations, seeds, [*first, *ranking[len(first) :]], len(first))
+    shown = {index: sure_score(seeds.get(index, [evaluations[index]]), space.objective) for index in ranking}
+    others = sorted(ranking[len(first) :], key=lambda index: (-shown[index], index))
+    return SearchOutcome(workload, evaluations, seeds, [*first, *others], len(first))
 
 
 def _finalists(
@@ -147,11 +160,12 @@ def _finalists(
 
 
 def _meet(asker: Asker, workload: str | None, seeds: dict[int, list[Evaluation]], points: list[int], seed: int) -> None:
-    """Evaluate points with one more stream, and add the answers to `seeds`."""
+    """Evaluate points with one more stream, as long as each one's first is, and add the answers to `seeds`."""
     near = {index: seeds[index][0].load for index in points}
-    answers = asker.ask(workload, points, Question(seed=seed), near)
-    for index in points:
-        seeds[index].append(answers[index])
+    for length in sorted({seeds[index][0].stream_requests for index in points}):
+        group = [index for index in points if seeds[index][0].stream_requests == length]
+        for index, answer in asker.ask(workload, group, Question(seed=seed, num_requests=length or None), near).items():
+            seeds[index].append(answer)
 
 
 def _is_sure(seeds: dict[int, list[Evaluation]], objective: str) -> bool:

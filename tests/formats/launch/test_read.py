@@ -7,8 +7,7 @@ import yaml
 
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import other_options, read_launch_command, servers
-from windtunnel.formats.launch.scripts import kubernetes_manifests, launch_script
-from windtunnel.formats.launch.write import write_launch_command
+from windtunnel.formats.launch.scripts import kubernetes_manifests, launch_script, write_launch_command
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.schema import decode
 from windtunnel.serving.deployment import EngineSettings
@@ -76,6 +75,64 @@ COMMANDS = [
         },
     ),
 ]
+
+
+MODEL = "meta-llama/Llama-3.1-70B"
+OPTIONS = [
+    ("--served-model-name llama llama-3.1-8b", {}, ["without effect on time: --served-model-name"]),
+    ("--lora-modules sql=/x chat=/y --max-num-seqs 8", {"max_num_seqs": 8}, ["not modelled: --lora-modules"]),
+    ("--cuda-graph-sizes 64", {"max_cudagraph_capture_size": 64}, []),
+    ("--cuda-graph-sizes 1 2 64", {"cudagraph_sizes": [1, 2, 64]}, []),
+    ("--max-model-len auto", {}, []),
+    ("--max-model-len -1", {}, []),
+    (
+        """--enable-eplb --eplb-config '{"num_redundant_experts":16, "window_size": 100}'""",
+        {"enable_eplb": True, "num_redundant_experts": 16},
+        ["not modelled: --eplb-config.window-size"],
+    ),
+    ("""--attention-config '{"use_trtllm_attention": true}'""", {"attention_backend": "trtllm"}, []),
+    ("""--attention-config '{"use_trtllm_attention": false}'""", {"attention_backend": "flashinfer"}, []),
+    (
+        """--speculative-config '{"method":"qwen3_next_mtp","num_speculative_tokens":2,"acceptance_fraction":0.8}'""",
+        {"speculative": {"method": "mtp", "num_draft_tokens": 2, "acceptance_fraction": 0.8}},
+        [],
+    ),
+    (
+        """--speculative-config '{"method":"suffix","acceptance_fraction":0.8}'""",
+        {},
+        ["not modelled: --speculative-config (method suffix is not modelled without a model)"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "engine", "remarks"), OPTIONS, ids=[text[:40] for text, _, _ in OPTIONS])
+def test_vllms_options_are_taken_as_vllm_takes_them(text: str, engine: dict[str, object], remarks: list[str]) -> None:
+    command = read_launch_command(f"vllm serve {MODEL} -tp 4 {text}")
+    assert command.raw["model"] == MODEL
+    assert command.raw["deployment"]["engine"] == {"name": "vllm", **engine}
+    assert command.remarks == remarks
+
+
+def test_sglangs_adapters_are_several_words() -> None:
+    command = read_launch_command(f"python -m sglang.launch_server --model-path {MODEL} --lora-paths a=x b=y --tp 2")
+    assert command.raw["model"] == MODEL
+    assert command.raw["deployment"]["parallelism"] == {"tp": 2}
+
+
+WRONG = {
+    "llama-3.1-8b": f"the command names two models: {MODEL} and llama-3.1-8b",
+    "--eplb-config '{\"num_redundant_experts\":'": "--eplb-config is no JSON object",
+    "--speculative-config '[1]'": "a JSON object is needed",
+    """--speculative-config '{"method":"mtp","num_speculative_tokens":[],"acceptance_fraction":1}'""": "has no numbers",
+    """--speculative-config '{"method":"mtp","acceptance_fraction":"often"}'""": "has no numbers",
+    "--max-model-len -2": "a whole number is needed",
+}
+
+
+@pytest.mark.parametrize(("text", "says"), WRONG.items(), ids=[text[:40] for text in WRONG])
+def test_what_vllm_refuses_is_refused(text: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        read_launch_command(f"vllm serve {MODEL} {text}")
 
 
 @pytest.mark.parametrize(("text", "expected"), COMMANDS, ids=[text.split(" --")[0] for text, _ in COMMANDS])

@@ -12,9 +12,15 @@ import pytest
 import yaml
 
 from windtunnel.formats.launch.read import read_launch_command
-from windtunnel.formats.launch.scripts import helm_chart, kubernetes_manifests, launch_script
-from windtunnel.formats.launch.write import write_launch_command
+from windtunnel.formats.launch.scripts import (
+    helm_chart,
+    kubernetes_manifests,
+    launch_script,
+    start_remark,
+    write_launch_command,
+)
 from windtunnel.model.precision import Format
+from windtunnel.schema import encode
 from windtunnel.serving.engines.trtllm.command_line import write_file
 from windtunnel.serving.scenario import Scenario, Setup, resolve, scenario_from
 
@@ -127,6 +133,52 @@ def test_what_is_written_is_read_as_the_same_split_and_format(
         assert "# TensorRT-LLM cannot split attention over tp = 2" in launch_script(scenario, VERSIONS)
     else:
         assert restarted.parallelism == resolve(scenario).parallelism
+
+
+def on_a10(**engine: object) -> Scenario:
+    workload = {"arrivals": {"type": "poisson", "rate_per_s": 1}, "input_tokens": 1024, "output_tokens": 64}
+    return scenario_from(
+        {
+            "model": "meta-llama/Llama-3.1-8B",
+            "deployment": {"device": "a10", "engine": {"max_num_batched_tokens": 512, **engine}},
+            "workload": {**workload, "num_requests": 10},
+        },
+        "",
+    )
+
+
+def test_a_server_whose_cache_is_too_small_gets_a_length_with_which_it_starts() -> None:
+    """vLLM stops where its KV cache cannot hold one request of the 131,072 tokens that the model takes."""
+    assert "--max-model-len 32768" in launch_script(on_a10(), VERSIONS)
+    assert '"32768"' in helm_chart(on_a10(), VERSIONS)["values.yaml"].replace("'", '"')
+    assert "--max-model-len 4096" in launch_script(on_a10(max_model_len=4096), VERSIONS)
+    roomy = scenario_from(encode(on_a10()) | {"deployment": {"device": "h100_sxm"}}, "")
+    assert "--max-model-len" not in launch_script(roomy, VERSIONS)
+    long = scenario_from(encode(on_a10()) | {"workload": encode(on_a10().workload) | {"input_tokens": 33_000}}, "")
+    assert "--max-model-len 33" in launch_script(long, VERSIONS)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("", r"vllm would not start: a request of 131,072 tokens .* give --max-model-len \d{5} at most"),
+        ("--max-model-len 100000", "a request of 100,000 tokens"),
+        ("--max-model-len 8192", "^$"),
+        ("--max-model-len auto", "^$"),
+    ],
+)
+def test_a_command_that_does_not_start_is_noted(options: str, says: str) -> None:
+    reading = read_launch_command(f"vllm serve meta-llama/Llama-3.1-8B --max-num-batched-tokens 512 {options}")
+    scenario = on_a10(**reading.raw["deployment"]["engine"])
+    assert re.search(says, start_remark(scenario, reading))
+
+
+def test_experts_in_parts_of_blocks_are_noted() -> None:
+    for options, says in (("", "vllm would not start: TP 8 leaves 192 columns"), ("--enable-expert-parallel", "^$")):
+        reading = read_launch_command(f"vllm serve Qwen/Qwen3-235B-A22B-FP8 -tp 8 --max-model-len 4096 {options}")
+        raw = encode(on_a10()) | reading.raw
+        raw["deployment"]["device"] = "h100_sxm"
+        assert re.search(says, start_remark(scenario_from(raw, ""), reading))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Capacity: the load that is found is the last of the grid that holds, wherever the search began."""
 
+import itertools
 import math
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +13,13 @@ import windtunnel as wt
 from spaces_of_search import space
 from windtunnel.errors import InputError
 from windtunnel.metrics.slo import Slo
+from windtunnel.report.numbers import number
+from windtunnel.report.search.capacity import capacity_document, verdict_of
 from windtunnel.search.capacity.capacity import CHECKS, TOLERANCE, _Search, capacities, capacity
 from windtunnel.search.capacity.limits import limit_of, limits_of, parse_limits
-from windtunnel.search.capacity.load import at_load, own_load, stream_of
-from windtunnel.search.capacity.probe import LEAST_STREAM, MOST_GROWTH, STABILITY, Probe, growth, probe
-from windtunnel.search.confidence import confidence_above, lower_bound, student_cdf, student_quantile
+from windtunnel.search.capacity.load import LEAST_STREAM, at_load, own_load, stream_of
+from windtunnel.search.capacity.probe import MOST_GROWTH, STABILITY, Probe, growth, probe
+from windtunnel.search.confidence import confidence_above, lower_bound, margin
 from windtunnel.search.space.space import scenario_at
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.simulate import simulate
@@ -134,6 +138,51 @@ def test_a_queue_grows_by_what_arrives_beyond_what_is_served() -> None:
     assert growth(twice) == pytest.approx(1.0, rel=0.02)
 
 
+BUSY: dict[str, Any] = {
+    "workload.trace": None,
+    "workload.arrivals": {"type": "poisson", "rate_per_s": 1},
+    "workload.input_tokens": 1024,
+    "workload.output_tokens": 256,
+    "workload.num_requests": 300,
+    "deployment.device": "h100_sxm",
+}
+
+
+@pytest.mark.compiled
+def test_a_drawn_stream_is_lengthened_until_it_shows_a_steady_load() -> None:
+    """300 requests last less than an end-to-end time at the load that is taken in as a burst, nearly twice this one."""
+    few = capacities(scenario_at(space(), BUSY), LIMITS, num_seeds=3)
+    many = capacities(scenario_at(space(), BUSY | {"workload.num_requests": 20_000}), LIMITS, num_seeds=1)
+    assert few.burst is None
+    assert few.load == pytest.approx(many.load, rel=0.06)
+    assert few.at_least is not None
+    document = capacity_document(few)
+    assert document["burst"] is None
+    assert str(verdict_of(document)[0]).startswith("Sustains ")
+    assert all(stream.passing and stream.passing.served for stream in few.streams)
+
+
+@pytest.mark.compiled
+def test_a_burst_that_cannot_be_lengthened_is_called_one() -> None:
+    curve = {"type": "curve", "points": [{"at_s": 0, "rate_per_s": 50}]}
+    found = capacities(scenario_at(space(), BUSY | {"workload.arrivals": curve}), LIMITS)
+    assert found.at_least is None
+    document = capacity_document(found)
+    assert document["burst"]["num_requests"] == 300
+    needed = document["burst"]["num_requests_needed"]
+    load = number(document["capacity"])
+    text = (
+        f"at most {load} requests/s in a burst of 300 requests; give --num-requests {needed} to know what it sustains."
+    )
+    assert verdict_of(document) == (f"Holds {text}", None)
+    assert document["capacity_at_least"] is None
+    again = capacities(
+        scenario_at(space(), BUSY | {"workload.arrivals": curve, "workload.num_requests": needed}), LIMITS
+    )
+    assert again.burst is None
+    assert again.load < 0.8 * found.load
+
+
 @pytest.mark.compiled
 def test_a_stream_that_is_over_too_soon_is_told_from_one_that_lasts() -> None:
     scenario = scenario_at(space(), {})
@@ -179,9 +228,12 @@ def test_a_closed_loops_load_is_its_clients() -> None:
 def test_students_distribution_is_the_tables() -> None:
     """Quantiles of Student's t at 95%, as printed in tables (Abramowitz and Stegun, table 26.10)."""
     for dof, value in ((1, 6.314), (2, 2.920), (4, 2.132), (9, 1.833), (30, 1.697)):
-        assert student_quantile(0.95, dof) == pytest.approx(value, abs=5e-4)
-    assert student_cdf(0.0, 3) == 0.5
-    assert student_cdf(-2.0, 5) == pytest.approx(1 - student_cdf(2.0, 5))
+        values = [float(each) for each in range(dof + 1)]
+        assert margin(values) == pytest.approx(value * np.std(values, ddof=1) / math.sqrt(dof + 1), rel=2e-4)
+    assert confidence_above([1.0, 2.0, 3.0, 4.0], [2.0, 1.0, 4.0, 3.0]) == 0.5
+    above, below = (confidence_above(*pair) for pair in itertools.permutations(([1.0, 5.0, 3.0], [0.0, 2.0, 4.0])))
+    assert above is not None
+    assert below == pytest.approx(1 - above)
 
 
 def test_bounds_and_comparisons() -> None:

@@ -42,6 +42,8 @@ class Command:
     replicas: int = 1
     gpus: int | None = None
     """GPUs of all hosts of a replica; None: not said, or all."""
+    routing: str = ""
+    """The router's `routingLogic`, of vLLM's production stack; empty where none is said."""
 
 
 def commands_of(text: str, is_yaml: bool = False) -> list[Command]:
@@ -174,9 +176,9 @@ def _containers(node: Any, around: Command) -> Iterator[Command]:
     name = _table(node.get("metadata")).get("name") or around.name or node.get("name") or ""
     replicas = next((node[key] for key in ("replicas", "replicaCount", "scale") if node.get(key) is not None), None)
     replicas = _table(node.get("deploy")).get("replicas") if replicas is None else replicas
-    around = replace(
-        around, name=str(name), replicas=around.replicas if replicas is None else _whole("replicas", replicas)
-    )
+    copies = around.replicas if replicas is None else _whole("replicas", replicas)
+    routing = str(_table(node.get("routerSpec")).get("routingLogic", around.routing))
+    around = replace(around, name=str(name), replicas=copies, routing=routing)
     image = node.get("image", node)
     if "image" in node or "repository" in node:
         if isinstance(image, dict):
@@ -198,6 +200,10 @@ def _words(node: Mapping[str, Any]) -> list[str]:
     words = ["vllm", "serve", str(node["modelURL"])] if "modelURL" in node else []
     config = dict(_table(node.get("vllmConfig")))
     extra = [config.pop("extraArgs", None), node.get("extraArgs")]
+    if _table(node.get("lmcacheConfig")).get("enabled"):
+        extra.append(["--kv-transfer-config", "LMCacheConnectorV1"])
+    if node.get("enableLoRA"):
+        extra.append(["--enable-lora"])
     command = _table(node.get("image")).get("command")
     for part in (node.get("entrypoint"), command, node.get("command"), node.get("args"), config, *extra):
         if isinstance(part, str):

@@ -4,6 +4,7 @@ Every option is one of four: it decides a field of the deployment; it has no eff
 has one that is not modelled; or it is unknown. All four are reported.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,6 +30,7 @@ class OtherOptions(Schema):
     without_effect: frozenset[str]
     not_modelled: frozenset[str]
     switches: frozenset[str]
+    several: frozenset[str]
     environment: tuple[str, ...]
     """Patterns of variables that change times in a way that is not modelled, but for those without effect: a name, or
     `NAME=value`."""
@@ -90,6 +92,10 @@ def _note_container(reading: Reading, engine: str, server: Options, command: Com
         reading.container.append(f"the container has {has}, and its command takes {needed}")
     if command.replicas != 1:
         deployment["replicas"] = copies * command.replicas
+    if command.routing not in ("", "roundrobin"):
+        reading.container.append(
+            f"the router's logic {command.routing} is not taken: --set deployment.router=... gives one"
+        )
     variables = {name: value for name, value in command.environment.items() if name not in server.environment}
     changing = (name for name, value in variables.items() if other_options().changes_times(name, value))
     reading.not_modelled += [f"{name} of the environment" for name in changing]
@@ -161,6 +167,9 @@ def _options_of(server: Options, words: list[str]) -> list[tuple[str, Any]]:
         word = words[position]
         position += 1
         if not word.startswith("-"):
+            named = next((value for name, value in options if name == server.model_option), word)
+            if word and named != word:
+                raise InputError(f"--from-command: the command names two models: {named} and {word}")
             options += [(server.model_option, word)] if word else []
             continue
         name, has_value, value = word.lstrip("-").partition("=")
@@ -171,12 +180,12 @@ def _options_of(server: Options, words: list[str]) -> list[tuple[str, Any]]:
         flag = server.flag(name)
         is_switch = flag.value is not None if flag else name in other_options().switches
         values: list[str] = []
-        several = flag is not None and flag.type == "sizes"
+        several = flag.type == "sizes" if flag else name in other_options().several
         while not is_switch and position < len(words) and not _is_option(words[position]) and (several or not values):
             values.append(words[position])
             position += 1
         options.append((name, " ".join(values) if values else True))
-    return [pair for name, value in options for pair in _with_file(server, name, value)]
+    return [pair for name, value in options for pair in _in_parts(server, name, value)]
 
 
 def _is_option(word: str) -> bool:
@@ -188,14 +197,19 @@ def _name(server: Options, name: str) -> str:
     return server.other_names.get(name, name)
 
 
-def _with_file(server: Options, name: str, value: Any) -> list[tuple[str, Any]]:
-    """Return the option, or the options of the YAML file that it names."""
-    if name not in server.config_options:
+def _in_parts(server: Options, name: str, value: Any) -> list[tuple[str, Any]]:
+    """Return the option, or the options of the YAML file that it names, or of the JSON that it holds."""
+    has_parts = any(each.startswith(f"{name}.") for each in server.flags) and str(value).lstrip().startswith("{")
+    if name not in server.config_options and not has_parts:
         return [(name, value)]
-    content = read_yaml(Path(str(value)))
+    try:
+        content = json.loads(value) if has_parts else read_yaml(Path(str(value)))
+    except json.JSONDecodeError as error:
+        raise InputError(f"--from-command: --{name} is no JSON object: {error}") from None
     if not isinstance(content, dict):
         raise InputError(f"{value} holds no options: keys and values are needed")
-    return list(_flattened(server, content, ""))
+    parts = _flattened(server, content, f"{name}." if has_parts else "")
+    return [(part, "true" if has_parts and each is True else each) for part, each in parts]
 
 
 def _flattened(server: Options, content: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:

@@ -1,25 +1,31 @@
-"""A deployment as something to run: a shell script, manifests for Kubernetes, a Helm chart."""
+"""A deployment as something to run: a command that is read back the same, a shell script, manifests, a Helm chart."""
 
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.formats.launch.write import server_of, write_launch_command
+from windtunnel.formats.launch.read import servers
+from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import dotted, read_yaml
 from windtunnel.serving.deployment import Deployment, EngineSettings
-from windtunnel.serving.engines.command_line import Options
-from windtunnel.serving.engines.contract import engine_of
-from windtunnel.serving.scenario import Scenario, pool_scenario
+from windtunnel.serving.engines.command_line import ENGINE, Options, Reading
+from windtunnel.serving.engines.contract import behaviour_of, engine_of, split_columns
+from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
+from windtunnel.serving.setup.estimators import shard_of
+from windtunnel.serving.setup.memory import plan_memory
+from windtunnel.serving.setup.speculation import drafter_of, with_drafter
+from windtunnel.workload.generate.requests import generate
 
 RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "habana.ai/gaudi", "google": "google.com/tpu"}
 ROUTER_IMAGE = "nginx:1.29"
@@ -33,6 +39,89 @@ REMARKS = {
     "prefill": "requests reach it first; its KV cache goes to the decode pool: add your engine's KV connector",
     "decode": "takes requests that were prefilled elsewhere: add your engine's KV connector",
 }
+
+
+def server_of(engine: EngineSettings) -> Options:
+    """Return the options of an engine's server.
+
+    Raises:
+        InputError: nothing is known of its command.
+    """
+    known, name = servers(), catalog.spelling("engines", engine.name)
+    if name not in known:
+        raise InputError(f"no command of {name} is known", f"known: those of {', '.join(known)}")
+    return known[name]
+
+
+def write_launch_command(
+    model: str,
+    parallelism: Parallelism,
+    engine: EngineSettings,
+    weights: str | None = None,
+    kv_cache: str | None = None,
+    state: str | None = None,
+    task: str = "generate",
+    is_encoder: bool = False,
+) -> tuple[str, ...]:
+    """Return the words of a command that starts one replica; settings that are None keep the engine's default.
+
+    Args:
+        model: model name that the engine loads.
+        parallelism: parallelism of one replica.
+        engine: settings as requested, not resolved.
+        weights, kv_cache, state: formats that differ from the published checkpoint's; an engine without an option for
+            recurrent states has no word for the last.
+        task: of the workload.
+        is_encoder: whether the model sees a prompt in both directions.
+    """
+    server, line = server_of(engine), engine_of(engine.name).command_line
+    words, separator = [*server.command, model], "_" if server.spelt_with_underscores else "-"
+    for name, value in (
+        *_split_options(server, line.write_split(parallelism)),
+        *_engine_options(server, engine),
+        *line.write_rest(engine, weights, kv_cache),
+        *_state_options(server, state),
+        *line.write_task(task, is_encoder),
+    ):
+        option, dot, key = name.partition(".")
+        words.append("--" + option.replace("-", separator) + dot + key.replace("-", "_"))
+        if value is not None:
+            words.append(str(value))
+    return tuple(words)
+
+
+def _split_options(server: Options, degrees: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the options that set the degrees of parallelism."""
+    for sets, degree in degrees.items():
+        yield server.option(sets), None if degree is True else degree
+
+
+def _state_options(server: Options, state: str | None) -> Iterator[tuple[str, Any]]:
+    """Yield the option that sets the format of recurrent states."""
+    for name in server.flags if state is not None else ():
+        flag = server.flag(name)
+        if flag is not None and flag.path == "precision.recurrent_state":
+            yield name, flag.word_for(state)
+
+
+def _engine_options(server: Options, engine: EngineSettings) -> Iterator[tuple[str, Any]]:
+    """Yield options for the settings of `engine` that one option decides."""
+    written: set[str] = set()
+    for name in server.flags:
+        flag = server.flag(name)
+        assert flag is not None
+        setting = flag.path.removeprefix(ENGINE)
+        value = getattr(engine, setting, None) if setting != flag.path else None
+        if value is None or setting in written or name in server.in_file_only:
+            continue
+        if flag.value is None:
+            word = None if setting == "max_cudagraph_capture_size" and value == 0 else flag.word_for(value)
+            if word is not None:
+                yield name, word
+                written.add(setting)
+        elif flag.value == value and isinstance(flag.value, bool) == isinstance(value, bool):
+            yield name, None
+            written.add(setting)
 
 
 def launch_script(scenario: Scenario, version: dict[str, str]) -> str:
@@ -177,7 +266,48 @@ def _parts(scenario: Scenario) -> list[tuple[str, str, Deployment]]:
             "leave the pool with role encode out",
         )
     groups = scenario.deployment.groups
-    return [(pool.name or "server", pool.role, pool_scenario(scenario, pool).deployment) for pool in groups]
+    return [(pool.name or "server", pool.role, _startable(pool_scenario(scenario, pool))) for pool in groups]
+
+
+def start_remark(scenario: Scenario, reading: Reading) -> str:
+    """Say that the server of a command would not start, and what lets it; empty where it starts, or chooses itself."""
+    option = f"--{server_of(scenario.deployment.engine).option('engine.max_model_len')}"
+    setup = resolve(scenario)
+    name, fitting, split = setup.engine.name, _fitting_model_len(setup), setup.parallelism.experts_tp
+    if (columns := split_columns(name, setup.model, setup.precision.experts_format, split)) is not None:
+        parts = f"TP {split} leaves {columns} columns of an expert, in blocks of 128 with one scale"
+        return f"{name} would not start: {parts}; spread the experts (expert parallelism) or take fewer devices"
+    if fitting is None or (option in reading.taken and setup.engine.max_model_len is None):
+        return ""
+    why = f"a request of {setup.max_model_len:,} tokens is taken, and the KV cache holds {fitting:,}"
+    return f"{name} would not start: {why}; give {option} {fitting} at most"
+
+
+def _fitting_model_len(setup: Setup) -> int | None:
+    """Return the tokens of the longest request that the KV cache holds, where the server takes longer ones and so does
+    not start; None where it starts."""
+    if not behaviour_of(setup.engine.name).holds_longest or setup.parallelism.ffn is not None:
+        return None
+    shard, most = shard_of(setup), setup.max_model_len
+    memory = plan_memory(shard, setup.device, with_drafter(setup, drafter_of(setup, shard)).engine, most)
+    fitting = memory.most_tokens(most, setup.engine.max_num_batched_tokens)
+    return None if fitting == most else fitting
+
+
+def _startable(scenario: Scenario) -> Deployment:
+    """Return the deployment of a scenario without pools, with a greatest length that lets its server start: what fits,
+    or the power of two below it where no request is longer."""
+    try:
+        fitting = _fitting_model_len(resolve(scenario))
+    except InputError:
+        return scenario.deployment
+    if fitting is None or scenario.deployment.engine.max_model_len is not None:
+        return scenario.deployment
+    requests, rounded = generate(scenario.workload, scenario.seed), 1 << fitting.bit_length() - 1
+    longest = int((requests.input_tokens + requests.output_tokens).max())
+    length = rounded if rounded >= longest else fitting
+    engine = msgspec.structs.replace(scenario.deployment.engine, max_model_len=length)
+    return msgspec.structs.replace(scenario.deployment, engine=engine)
 
 
 def _checkpoint(scenario: Scenario) -> ModelSpec:

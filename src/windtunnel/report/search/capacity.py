@@ -6,12 +6,12 @@ from typing import Any
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Block, Card, Cards, Facts, OnPage, Report, Section, Table
-from windtunnel.report.search.figures import burst_text, limit_name, limit_text
+from windtunnel.report.search.figures import burst_document, held_text, limit_name, limit_text
 from windtunnel.report.serving.setup import deployment_line, load_line, model_line
 from windtunnel.schema import encode
 from windtunnel.search.capacity.capacity import Capacities
 from windtunnel.search.capacity.limits import METRICS, limits_from
-from windtunnel.search.capacity.probe import LEAST_STREAM, MOST_GROWTH, growth
+from windtunnel.search.capacity.probe import MOST_GROWTH, growth
 from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.units import format_count, format_seconds
 
@@ -30,10 +30,7 @@ def capacity_report(capacities: Capacities) -> Report:
     blocks: list[Block] = [OnPage(lambda: capacity_section(document).blocks[:1]), facts]
     if first.passing is not None and first.passing.served is not None:
         at = f"at {_load(capacities, first.load)} {unit}"
-        times = first.passing.served.stream_over_e2e
-        is_short = not capacities.is_closed and times < LEAST_STREAM
         blocks.append(_latency_table(at, first.passing.served.percentiles(POINTS)))
-        blocks += [f"Too short to tell: {burst_text(times)}."] if is_short else []
     text, is_good = verdict_of(document)
     return Report(model_line(setup), lead, [Section("", blocks, is_open=True)], verdict=text, is_good=is_good)
 
@@ -47,6 +44,8 @@ def verdict_of(document: Mapping[str, Any]) -> tuple[str, bool | None]:
         return f"Sustains no load: {broken}.", False
     is_closed = document["load"] == "concurrency"
     load = f"{document['capacity']:,.4g} clients" if is_closed else f"{number(document['capacity'])} requests/s"
+    if document["burst"] is not None:
+        return f"Holds {held_text(document['capacity'], [*document['burst'].values()])}.", None
     return f"Sustains {load}; above it, {broken}.", True
 
 
@@ -61,15 +60,16 @@ def _capacity_rows(capacities: Capacities, unit: str) -> list[tuple[str, str]]:
         return [("capacity", text), ("limits", limits + stable)]
     bound = capacities.at_least
     sure = f", at least {_load(capacities, bound)} with {percent(CONFIDENCE)} confidence" if bound is not None else ""
+    sure = ", in a burst that is too short to tell" if capacities.burst else sure
     num_runs = sum(stream.num_runs for stream in capacities.streams)
-    tried = f"{format_count(num_runs, 'run')} of {format_count(first.passing.served.arrival_s.size, 'request')}"
+    tried = f"{format_count(num_runs, 'run')} of up to {format_count(first.passing.served.arrival_s.size, 'request')}"
     streams = ", ".join(_load(capacities, stream.load) for stream in capacities.streams)
     apart = "" if capacities.is_closed else f", loads {percent(capacities.tolerance)} apart"
     return [
         ("capacity", f"{_load(capacities, capacities.load)} {unit}{sure}"),
         ("limits", limits + stable),
         ("limited by", "all requests that the workload has" if first.beyond is None else beyond),
-        ("streams", f"{streams}; {tried}{apart}{'' if bound is not None else ONE_STREAM}"),
+        ("streams", f"{streams}; {tried}{apart}{'' if len(capacities.streams) > 1 else ONE_STREAM}"),
     ]
 
 
@@ -111,6 +111,7 @@ def capacity_document(capacities: Capacities) -> dict[str, Any]:
         "limited_by": None if first.beyond is None else first.beyond.limited_by,
         "latencies": {f"{name}_s": values for name, values in latencies.items()},
         "stream_over_e2e": None if served is None else served.stream_over_e2e,
+        "burst": burst_document(capacities.burst),
         "queue_growth": None if served is None else growth(served),
         "num_runs": sum(stream.num_runs for stream in capacities.streams),
     }

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from windtunnel.report.layout import layouts_beside, shown
-from windtunnel.report.numbers import duration
+from windtunnel.report.numbers import duration, number
 from windtunnel.report.report import Cell
 from windtunnel.search.capacity.limits import METRICS, Limit, limits_from
 from windtunnel.search.capacity.probe import STABILITY
@@ -59,12 +59,17 @@ def limit_text(name: str, limits: Sequence[Limit]) -> str:
     return next((f"above this load {limit.title} is not met" for limit in limits if limit.name == name), "")
 
 
-def burst_text(times: float) -> str:
-    """Explain why a stream that lasts only `times` mean end-to-end times is too short."""
-    return (
-        f"the requests arrive within {times:.1f} times the mean end-to-end time, and a deployment that takes in a "
-        "burst may not sustain it; give a larger num_requests"
-    )
+def burst_document(burst: Sequence[int] | None) -> dict[str, int] | None:
+    """Document a burst."""
+    return None if burst is None else {"num_requests": burst[0], "num_requests_needed": burst[1]}
+
+
+def held_text(load: float, burst: Sequence[int] | None) -> str:
+    """Say that a load is held, or only in a burst (`search.capacity.load.burst_of`)."""
+    if burst is None:
+        return f"{number(load)} requests/s"
+    most = f"at most {number(load)} requests/s in a burst of {burst[0]:,} requests"
+    return f"{most}; give --num-requests {burst[1]} to know what it sustains"
 
 
 def objective_text(objective: str) -> str:

@@ -3,9 +3,9 @@
 from windtunnel import catalog
 from windtunnel.metrics.summary import SECONDS_PER_HOUR
 from windtunnel.report.numbers import number, percent
-from windtunnel.report.search.figures import figure_title, limits_text
+from windtunnel.report.search.figures import figure_title, held_text, limits_text
 from windtunnel.search.answers import FleetSize, confidence_between, fleets
-from windtunnel.search.confidence import CONFIDENCE, lower_bound
+from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.search.prices import ApiPrice
 from windtunnel.search.recommend import AS_IT_IS, CAPACITY, DEPLOYMENT
 from windtunnel.search.scores import score
@@ -33,7 +33,7 @@ def recommendation(study: Study, load: float | None) -> str:
         costs = [_usd_per_request(outcome, way, load) for way in (best, other)]
         sentences.append(f"The next best, {_name(study, other.index)}, {_difference_text(*costs)}")
         sure = confidence_between(outcome, study.space.objective, best.index, other.index)
-        if load is None and sure is not None:
+        if load is None and sure is not None and not outcome.burst(best.index):
             sentences.append(f"Sure at {certainty(sure)}")
     if catalog.device(study.point(best.index).settings[PATHS["device"]]).measured_as is None:
         sentences.append("No operator was measured on this device, so expect larger errors")
@@ -79,13 +79,13 @@ def _changes_text(study: Study, outcome: SearchOutcome) -> str:
     if present not in outcome.ranking:
         if not outcome.ranking:
             return f"As it is, the deployment does not keep {limits} at any load, and no change tried mends it."
-        held = number(outcome.mean(outcome.ranking[0]).load)
-        return f"{names[outcome.ranking[0]]}: holds {held} requests/s. As it is, it does not keep {limits}."
+        held = _held(outcome, outcome.ranking[0])
+        return f"{names[outcome.ranking[0]]}: holds {held}. As it is, it does not keep {limits}."
     best = outcome.ranking[0]
     before, after = (outcome.mean(index) for index in (present, best))
     objective, gain = study.space.objective, gains_of(study, outcome)[best]
     if best == present or gain <= 0:
-        return f"Leave it as it is: it holds {number(before.load)} requests/s, and no change tried gains anything."
+        return f"Leave it as it is: it holds {_held(outcome, present)}, and no change tried gains anything."
     sure = confidence_between(outcome, objective, best, present)
     same = after.figures["devices"] == before.figures["devices"]
     capacity = "capacity" if same else "capacity per device"
@@ -94,6 +94,8 @@ def _changes_text(study: Study, outcome: SearchOutcome) -> str:
     places = ["", ""] if same else [f" on {count}" for count in devices]
     loads = f"{number(after.load)} requests/s{places[0]} in place of {number(before.load)}{places[1]}"
     text = f"{names[best]}: +{percent(gain)} {what}, {loads}"
+    if outcome.burst(best):
+        return f"{text}. It holds {_held(outcome, best)}."
     return f"{text}. Sure at {certainty(sure)}." if sure is not None else f"{text}."
 
 
@@ -135,14 +137,17 @@ def _way_text(study: Study, outcome: SearchOutcome, way: FleetSize) -> str:
     device = catalog.device(settings[PATHS["device"]])
     replicas = f" as {way.copies} replicas of" if way.copies > 1 else " as"
     cost = "a price that is not known" if way.usd_per_hour is None else f"${way.usd_per_hour:,.2f}/h"
-    held = number(way.copies * outcome.mean(way.index).load)
-    least = lower_bound([run.load for run in outcome.runs(way.index)])
+    held, least = _held(outcome, way.index, way.copies), outcome.at_least(way.index)
     sure = (
         "" if least is None else f", at least {number(max(way.copies * least, 0.0))} with {CONFIDENCE:.0%} confidence"
     )
     layout = _name(study, way.index).removeprefix(f"{device.name} ")
     what = f"{way.devices} x {device.title}{replicas} {layout} ({settings['model']})"
-    return f"on {what}: {cost} holds {held} requests/s{sure}"
+    return f"on {what}: {cost} holds {held}{sure}"
+
+
+def _held(outcome: SearchOutcome, index: int, copies: int = 1) -> str:
+    return held_text(copies * outcome.mean(index).load, outcome.burst(index))
 
 
 def _usd_per_request(outcome: SearchOutcome, way: FleetSize, load: float | None) -> float | None:

@@ -32,8 +32,7 @@ from windtunnel.report.search.recommendation import against_api, certainty, gain
 from windtunnel.schema import fields_of, short_path
 from windtunnel.search import answers
 from windtunnel.search.capacity.limits import METRICS, limits_from
-from windtunnel.search.capacity.probe import LEAST_STREAM
-from windtunnel.search.confidence import CONFIDENCE, lower_bound
+from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.evaluation.training import MEMORY
 from windtunnel.search.prices import ApiPrice, Price
@@ -187,6 +186,8 @@ def _verdict(evidence: SearchEvidence) -> str:
         if outcome.ranking:
             figure = naming.figure_text(outcome.mean(outcome.ranking[0]), objective)
             best = f"{study.point(outcome.ranking[0]).title} ({figure} {naming.figure_title(objective)})."
+            burst, load = outcome.burst(outcome.ranking[0]), outcome.mean(outcome.ranking[0]).load
+            best += "" if burst is None else f" Holds {naming.held_text(load, burst)}."
             best += _job_text(outcome.mean(outcome.ranking[0])) if study.space.is_training else ""
         texts.append(f"Best{under}: {best}" if outcome.ranking else f"{best.removesuffix('.')}{under}.")
     return " ".join(texts)
@@ -329,7 +330,7 @@ def best_table(
     rows: list[list[str | Cell]] = []
     gains = gains_of(study, outcome)
     for rank, index in enumerate(points, start=1):
-        mean, bound = outcome.mean(index), lower_bound([run.load for run in outcome.runs(index)])
+        mean, bound = outcome.mean(index), outcome.at_least(index)
         figures = [naming.figure_cell(mean, name) for name in names]
         point = Cell(study.point(index).title) if is_on_page else Cell(str(rank))
         if is_training:
@@ -366,12 +367,9 @@ def _table_figures(study: Study, outcome: SearchOutcome) -> list[str]:
 
 def _burst_texts(evidence: SearchEvidence, outcome: SearchOutcome) -> list[str]:
     """Warn where some of the best points' streams end too soon."""
-    space = evidence.study.space
-    lasting = [outcome.evaluations[index].figures.get("stream_over_e2e", LEAST_STREAM) for index in outcome.ranking]
-    short = sum(times < LEAST_STREAM for times in lasting[: evidence.top])
-    if not short or space.load == "given" or space.is_training:
-        return []
-    return [f"{short} of these loads: {naming.burst_text(min(lasting[: evidence.top]))}"]
+    bursts = [burst for index in outcome.ranking[: evidence.top] if (burst := outcome.burst(index)) is not None]
+    text = "which are over too soon to tell what is sustained; give --num-requests"
+    return [f"{len(bursts)} of these loads are held in bursts, {text} {max(bursts)[1]}"] if bursts else []
 
 
 def sureness_texts(study: Study, outcome: SearchOutcome) -> list[str]:

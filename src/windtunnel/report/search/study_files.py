@@ -11,6 +11,7 @@ from windtunnel.formats.launch.scripts import helm_chart, kubernetes_manifests, 
 from windtunnel.formats.megatron.write import megatron_script
 from windtunnel.report.render.html import page
 from windtunnel.report.render.json import version
+from windtunnel.report.search.figures import burst_document
 from windtunnel.report.search.study import (
     SearchEvidence,
     Why,
@@ -23,7 +24,6 @@ from windtunnel.report.search.study import (
 )
 from windtunnel.schema import encode, json_text, save
 from windtunnel.search import answers
-from windtunnel.search.confidence import lower_bound
 from windtunnel.search.scores import label_of, objectives_of
 from windtunnel.search.space.space import as_builtins
 from windtunnel.search.study import SearchOutcome, Study
@@ -75,7 +75,8 @@ def point_document(study: Study, outcome: SearchOutcome, index: int) -> dict[str
         "index": index,
         "choice": study.point(index).choice,
         "loads": loads,
-        "load_at_least": lower_bound(loads),
+        "load_at_least": outcome.at_least(index),
+        "burst": burst_document(outcome.burst(index)),
         **encode(outcome.evaluations[index]),
     }
 

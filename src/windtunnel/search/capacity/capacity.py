@@ -3,12 +3,12 @@
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from windtunnel.errors import InputError
 from windtunnel.notebook import Shown
 from windtunnel.search.capacity.limits import Limit
-from windtunnel.search.capacity.load import Stream, check_has_one_load, stream_of
+from windtunnel.search.capacity.load import Stream, burst_of, check_has_one_load, longer, stream_of
 from windtunnel.search.capacity.probe import Probe, probe, serve_requests
 from windtunnel.search.confidence import MOST_SEEDS, lower_bound
 from windtunnel.serving.prepared import PreparedDeployment
@@ -79,9 +79,10 @@ def capacity(
         near = max(near or 0.0, search.load(first))
     if stream.is_closed:
         return search.run(near or min(8.0, stream.unit.num_requests), 1.0, float(stream.unit.num_requests))
-    if near is not None:
-        return search.run(near, LEAST_SHARE * near, math.inf)
-    most_per_s, search.num_runs = served_at_once(server, stream), 1
+    found = None if near is None else search.run(near, LEAST_SHARE * near, math.inf)
+    if found is not None and found.load:
+        return found
+    most_per_s, search.num_runs = served_at_once(server, stream), search.num_runs + 1
     return search.run(FIRST_SHARE * most_per_s, LEAST_SHARE * most_per_s, math.inf)
 
 
@@ -90,6 +91,26 @@ def served_at_once(server: PreparedDeployment, stream: Stream) -> float:
     served = serve_requests(server, stream.at_once())
     assert served is not None, "nothing gives this run up"
     return served.arrival_s.size / float((served.arrival_s + served.e2e_s).max())
+
+
+def steady(find: Callable[[Stream, float | None], Capacity], stream: Stream) -> tuple[Stream, Capacity]:
+    """Find a capacity with a stream that lasts long enough, as far as it can be lengthened; return both, with all runs.
+
+    Args:
+        find: returns the capacity for a stream, from a load to begin at.
+    """
+    given, found, num_runs = stream.workload, find(stream, None), 0
+    while (passing := found.passing) is not None and passing.served is not None:
+        num_requests = longer(given, stream.workload.num_requests or 0, passing.served.stream_over_e2e)
+        try:
+            further = None if num_requests is None else stream_of(given, stream.seed, num_requests)
+            answer = found if further is None else find(further, found.load)
+        except InputError:
+            break
+        if further is None:
+            break
+        stream, found, num_runs = further, answer, num_runs + found.num_runs
+    return stream, replace(found, num_runs=num_runs + found.num_runs)
 
 
 class _Search:
@@ -199,10 +220,17 @@ class Capacities(Shown):
         return statistics.fmean(stream.load for stream in self.streams)
 
     @property
+    def burst(self) -> tuple[int, int] | None:
+        """What `burst_of` returns for the first stream that is over too soon."""
+        runs = [each.passing.served for each in self.streams if each.passing is not None and each.passing.served]
+        bursts = (burst_of(run.arrival_s.size, run.stream_over_e2e) for run in runs)
+        return None if self.is_closed else next(filter(None, bursts), None)
+
+    @property
     def at_least(self) -> float | None:
-        """Lower bound of the mean over all streams; None for a single one."""
+        """Lower bound of the mean over all streams; None for a single one, and for a burst."""
         bound = lower_bound([stream.load for stream in self.streams])
-        return None if bound is None else max(bound, 0.0)
+        return None if bound is None or self.burst else max(bound, 0.0)
 
 
 def capacities(
@@ -224,13 +252,19 @@ def capacities(
     priced = PricedDeployments()
     pools = scenario.deployment.pools
     setup = resolve(pool_scenario(scenario, scenario.deployment.groups[0]), allow_download)
+
+    def of_stream(stream: Stream, near: float | None) -> Capacity:
+        server = priced.server(scenario, stream.unit, None if pools else setup)
+        near = near or (streams[0].load or None if streams else None)
+        return capacity(server, stream, limits, tolerance, near, CHECKS)
+
     streams: list[Capacity] = []
     first = stream_of(scenario.workload, scenario.seed)
     for seed in range(num_seeds):
-        stream = stream_of(scenario.workload, scenario.seed + seed) if seed else first
+        stream = stream_of(scenario.workload, scenario.seed + seed, first.workload.num_requests) if seed else first
         if seed and stream.has_requests_of(first):
             break
-        server = priced.server(scenario, stream.unit, None if pools else setup)
-        near = streams[0].load or None if streams else None
-        streams.append(capacity(server, stream, limits, tolerance, near, CHECKS))
+        stream, found = steady(of_stream, stream)
+        first = first if seed else stream
+        streams.append(found)
     return Capacities(scenario, setup, limits, streams, stream.is_closed, tolerance)

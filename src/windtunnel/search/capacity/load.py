@@ -1,5 +1,6 @@
 """A workload at any load: the same requests, sent faster or slower."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +34,35 @@ def own_load(workload: Workload, seed: int = 0) -> float:
             "search with load: given say how long the batch takes",
         )
     return requests.num_requests / span_s
+
+
+LEAST_STREAM = 3.0
+"""Shortest span of a stream in mean end-to-end times: in less, a deployment that takes all requests in at once does not
+appear to fall behind."""
+AMPLE_STREAM = 8.0
+"""Span of a stream, in mean end-to-end times, from which the answer hardly depends on it: that of 3 is up to 10% above
+the load sustained for hours, that of 8 up to 4%."""
+MOST_REQUESTS = 32_768
+"""Requests that a stream is lengthened to at most."""
+
+
+def longer(workload: Workload, num_requests: int, times: float) -> int | None:
+    """Return the requests of the next longer stream to try, where `num_requests` last `times` mean end-to-end times;
+    None where they last long enough, or are not drawn."""
+    is_drawn = isinstance(workload.arrivals, Poisson | Gamma | Static) and workload.num_requests is not None
+    if not is_drawn or num_requests >= MOST_REQUESTS or times >= AMPLE_STREAM:
+        return None
+    return min(num_requests * (2 if 4 * times >= AMPLE_STREAM else 4), MOST_REQUESTS)
+
+
+def burst_of(num_requests: int, times: float) -> tuple[int, int] | None:
+    """Return the requests of a stream that is over too soon, in so many end-to-end times, and how many, in two digits,
+    would show a steady load; None where it lasts long enough."""
+    if times >= LEAST_STREAM or not num_requests:
+        return None
+    needed = num_requests * AMPLE_STREAM / max(times, 0.01)
+    digit = 10 ** max(math.floor(math.log10(needed)) - 1, 0)
+    return num_requests, math.ceil(needed / digit) * digit
 
 
 def are_sent_at_once(workload: Workload) -> bool:

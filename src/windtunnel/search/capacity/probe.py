@@ -24,9 +24,6 @@ MOST_GROWTH = 0.02
 its service rate grows by x - 1: a sustainable load overloads by 2% at most, the noise of a thousand requests."""
 STABILITY = "queueing grows"
 """Value of `Probe.limited_by` for a load at which requests wait longer and longer."""
-LEAST_STREAM = 3.0
-"""Shortest span of a stream in mean end-to-end times: in less, a deployment that takes all requests in at once does not
-appear to fall behind."""
 PATIENT_REQUESTS = 5_000
 """Shortest run that is checked for giving up; a shorter one is over before a check would pay."""
 

@@ -40,13 +40,15 @@ class Neighbours:
 
     near: float | None = None
     """Load that the last point sustains."""
-    done: dict[Unbounded, list[Done]] = field(default_factory=dict)
+    done: dict[tuple[int, Unbounded], list[Done]] = field(default_factory=dict)
+    """Requests of a stream and settings -> answers."""
 
     def answer(self, server: PreparedDeployment, stream: Stream) -> Evaluation | None:
         """Return the answer of a duplicate deployment; None where it needs a run."""
         if not _is_plain(server):
             return None
-        earlier = next((done for done in self.done.get(_unbounded(server), []) if _same(done, server, stream)), None)
+        others = self.done.get((stream.unit.num_requests, _unbounded(server)), [])
+        earlier = next((done for done in others if _same(done, server, stream)), None)
         if earlier is None:
             return None
         figures = earlier.evaluation.figures
@@ -55,15 +57,15 @@ class Neighbours:
             figures = figures | {"kv_peak_fraction": earlier.used_blocks / num_blocks}
         return msgspec.structs.replace(earlier.evaluation, num_runs=0, num_requests=0, figures=figures)
 
-    def add(self, server: PreparedDeployment, capacity: Capacity, evaluation: Evaluation) -> None:
+    def add(self, server: PreparedDeployment, stream: Stream, capacity: Capacity, evaluation: Evaluation) -> None:
         """Keep an answer, with the runs that decided it."""
         self.near = capacity.load or self.near
-        if not _is_plain(server):
-            return
         passing, beyond = (
             probe.served.steps if probe and probe.served else None for probe in (capacity.passing, capacity.beyond)
         )
         steps = [table for table in (passing, beyond) if table is not None]
+        if not steps or not _is_plain(server):
+            return
         done = Done(
             settings=server.pools[0].settings,
             running=max(int(table["num_running"].max()) for table in steps),
@@ -72,7 +74,7 @@ class Neighbours:
             used_blocks=0 if passing is None else int(passing["used_blocks"].max()),
             evaluation=evaluation,
         )
-        self.done.setdefault(_unbounded(server), []).append(done)
+        self.done.setdefault((stream.unit.num_requests, _unbounded(server)), []).append(done)
 
 
 def _is_plain(server: PreparedDeployment) -> bool:

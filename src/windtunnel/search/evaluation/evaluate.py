@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -15,7 +16,7 @@ from windtunnel.errors import InputError
 from windtunnel.schema import Schema, decode
 from windtunnel.search.capacity.capacity import Capacity, capacity
 from windtunnel.search.capacity.limits import limits_from
-from windtunnel.search.capacity.load import Stream, are_sent_at_once, stream_of
+from windtunnel.search.capacity.load import Stream, are_sent_at_once, longer, stream_of
 from windtunnel.search.capacity.probe import probe
 from windtunnel.search.evaluation.duplicates import Neighbours
 from windtunnel.search.evaluation.figures import Deployed, check_budget, figures, load_worth, taken_by
@@ -118,12 +119,30 @@ class Evaluator:
     ) -> Evaluation:
         """Evaluate one point; a refusal is an answer too.
 
+        A stream that is too short to show a steady load is lengthened, where it is all of a drawn one.
+
         Args:
             workload: name of a workload; None is the scenario's own.
             neighbours: answers of points that differ in knobs only; this one is added to them.
             near: a load to begin at, such as the one that the point sustained with fewer requests.
         """
         neighbours = neighbours or Neighbours()
+        whole = self._answer(index, workload, question, neighbours, near)
+        while question.num_requests is None and whole.stream_requests:
+            given = self.deployed(point_at(self.space, index), workload).scenario.workload
+            num_requests = longer(given, whole.stream_requests, whole.figures.get("stream_over_e2e", math.inf))
+            further = msgspec.structs.replace(question, num_requests=num_requests)
+            answer = whole if num_requests is None else self._answer(index, workload, further, neighbours, whole.load)
+            if num_requests is None or answer.refused:
+                break
+            work = {name: getattr(whole, name) + getattr(answer, name) for name in ("num_runs", "num_requests")}
+            whole = msgspec.structs.replace(answer, **work)
+        return whole
+
+    def _answer(
+        self, index: int, workload: str | None, question: Question, neighbours: Neighbours, near: float | None
+    ) -> Evaluation:
+        """Evaluate one point with one stream of requests."""
         try:
             deployed = self.deployed(point_at(self.space, index), workload)
             stream = self.stream(deployed.scenario, question.seed, question.num_requests)
@@ -135,7 +154,7 @@ class Evaluator:
             return known
         answer = self._at_own_load if self.space.load == "given" else self._at_capacity
         sustained, evaluation = answer(deployed, server, stream, question, near or neighbours.near)
-        neighbours.add(server, sustained, evaluation)
+        neighbours.add(server, stream, sustained, evaluation)
         return evaluation
 
     def _at_own_load(
@@ -175,6 +194,7 @@ class Evaluator:
             beaten_by=sustained.beyond.excess if sustained.beyond and worth is not None and not sustained.load else 0.0,
             num_runs=sustained.num_runs,
             num_requests=sustained.num_runs * stream.unit.num_requests,
+            stream_requests=stream.workload.num_requests or stream.unit.num_requests,
         )
         return sustained, evaluation
 

@@ -25,6 +25,8 @@ class Evaluation(Schema):
     num_runs: int = 0
     num_requests: int = 0
     """Requests simulated in all runs together."""
+    stream_requests: int = 0
+    """Requests of the stream that sustains `load`: more than the workload has, where these are over too soon."""
     refused: str = ""
     """Reason why the point cannot be deployed; nothing was simulated then."""
 

@@ -40,13 +40,21 @@ def sizes(text: str) -> list[int]:
     return [whole(part) for part in re.split(r"[\s,]+", text.strip("[] ")) if part]
 
 
+def table(text: str) -> dict[str, Any]:
+    """Read a JSON object."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("a JSON object is needed")
+    return value
+
+
 READERS: Mapping[str, Callable[[str], Any]] = {
     "whole": whole,
     "signed": int,
     "number": float,
     "text": str,
     "sizes": sizes,
-    "json": json.loads,
+    "json": table,
 }
 
 
@@ -61,6 +69,8 @@ class Flag(Schema):
     """Words that it takes, or the name of a list in `words.yaml`; None: any text of the type."""
     value: bool | int | str | None = None
     """Value of an option without an argument; None: it has one."""
+    left_out: tuple[str, ...] = ()
+    """Words that leave the choice to the server, as if the option were left out."""
     is_lenient: bool = False
     """Whether an unknown value is reported as not modelled instead of refused."""
 
@@ -88,6 +98,8 @@ class Flag(Schema):
         Raises:
             ValueError: it means none.
         """
+        if text in self.left_out:
+            return None
         if self.known_words is None:
             return READERS[self.type](text)
         if text not in self.known_words:
@@ -132,6 +144,10 @@ class Options(Schema):
         """Return the option of that name, or None."""
         flag = self.flags.get(name)
         return Flag(sets=flag) if isinstance(flag, str) else flag
+
+    def option(self, sets: str) -> str:
+        """Return the first option that decides a setting, by `Flag.sets`."""
+        return next(name for name in self.flags if (flag := self.flag(name)) is not None and flag.sets == sets)
 
 
 @dataclass(eq=False)

@@ -19,7 +19,7 @@ from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.command_line import PLAIN, CommandLine
 
 if TYPE_CHECKING:
-    from windtunnel.model.shape import Shard
+    from windtunnel.model.shape import ModelSpec, Shard
 
 
 class Scheduler(Schema):
@@ -107,6 +107,10 @@ class Behaviour(Schema):
     normal_buffer_bytes: Whole | None = None
     """Buffer of DeepEP's normal kernels for the links of a node, and as much for those between nodes; None: as DeepEP
     recommends for the ranks."""
+    holds_whole_blocks: bool = False
+    """Does not start where a rank holds a part of a block of an expert's weights, in FP8 with a scale for each."""
+    holds_longest: bool = False
+    """Does not start where its KV cache cannot hold one request of the greatest length that it takes."""
     decode_streams_first: bool = False
     """The decode side streams the prefill side's first output, when the request enters a batch there."""
     decode_samples_first: bool = False
@@ -160,6 +164,20 @@ def behaviour_of(name: str) -> Behaviour:
     """
     path = catalog.engine_file(catalog.spelling("engines", name), "behaviour.yaml")
     return Behaviour() if path is None else catalog.entry(path, Behaviour)
+
+
+def split_columns(name: str, model: ModelSpec, experts: Format, experts_tp: int) -> int | None:
+    """Return the columns of an expert on a rank, where they end within a block of 128 and the engine does not start.
+
+    Args:
+        name: the engine's.
+        model, experts: the model, and the format of its experts.
+        experts_tp: ranks that each expert is divided over.
+    """
+    if experts is not Format.FP8_BLOCK or not behaviour_of(name).holds_whole_blocks:
+        return None
+    widths = (getattr(part, "intermediate_size", 0) for _, part in model.feed_forwards if part.num_experts)
+    return next((width // experts_tp for width in widths if width // experts_tp % 128), None)
 
 
 def scheduler_of(settings: EngineSettings) -> Scheduler:

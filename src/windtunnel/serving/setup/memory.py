@@ -1,5 +1,6 @@
 """Plan one device's memory for serving: weights, activations, reserves, and the KV blocks that are left."""
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from windtunnel.errors import InputError
@@ -85,6 +86,15 @@ class MemoryPlan:
             windows = min(blocks, -(-(self.window_tokens - 1 + step_tokens) // self.block_size) + 1)
         shared = self.num_full_groups * blocks + self.num_window_groups * windows
         return shared + self.blocks_per_request, windows if self.num_window_blocks else 0
+
+    def most_tokens(self, limit: int, step_tokens: int | None) -> int:
+        """Return the tokens of the longest request that the blocks hold, `limit` at most."""
+
+        def is_too_long(tokens: int) -> bool:
+            blocks, windows = self.most_blocks(tokens, step_tokens or tokens)
+            return blocks > self.num_blocks or windows > self.num_window_blocks
+
+        return bisect_left(range(1, limit + 1), True, key=is_too_long) if self.kv_cache_bytes else limit
 
 
 MOST_GRAPH_BATCHES = 2

@@ -13,8 +13,8 @@ from windtunnel.serving.engines.workloads import GENERATE, lora_options, read_ta
 
 DRAFTS = "speculative-config"
 """The option that holds JSON, or a field of it in each of `speculative-config.method`, ..."""
-METHODS = {"ngram": "ngram", "mtp": "mtp", "deepseek_mtp": "mtp"}
-"""Word for a method of drafting -> ours; any other is a draft model."""
+METHODS = {"ngram": "ngram", "mtp": "mtp", "draft_model": "draft_model", "None": "draft_model"}
+"""Word for a method of drafting -> ours; `deepseek_mtp` and the like are `mtp`."""
 
 
 def read(reading: Reading) -> None:
@@ -26,6 +26,9 @@ def read(reading: Reading) -> None:
     reading.split(reading.later.get("tp", 1), dp, is_attention=dp > 1 and reading.has_experts)
     if "active_seqs" in reading.later:
         reading.set_engine(max_num_seqs=reading.later["active_seqs"])
+    if graphs := reading.later.get("graph_sizes"):
+        largest = {"max_cudagraph_capture_size": graphs[0]}
+        reading.set_engine(**(largest if len(graphs) == 1 else {"cudagraph_sizes": graphs}))
     if "lora" in reading.later:
         reading.set_engine(lora=reading.engine.get("lora") or {})
     if reading.engine.get("num_redundant_experts") and not reading.engine.get("enable_eplb"):
@@ -40,17 +43,22 @@ def read(reading: Reading) -> None:
 
 def _speculate(reading: Reading, config: dict[str, Any]) -> None:
     """Set speculative decoding from vLLM's JSON; the acceptance of drafts is not a setting, so it must be given."""
-    method = METHODS.get(str(config.get("method")), "draft_model")
-    acceptance = config.get("acceptance_fraction")
-    if acceptance is None or (method == "draft_model" and "model" not in config):
+    word, acceptance = str(config.get("method")), config.get("acceptance_fraction")
+    method = METHODS.get("mtp" if word.endswith("_mtp") else word, "draft_model" if "model" in config else None)
+    if acceptance is None or method is None or (method == "draft_model" and "model" not in config):
         reading.taken = {name: value for name, value in reading.taken.items() if DRAFTS not in name}
-        reading.not_modelled.append(f'--{DRAFTS} (say how often drafts are right: "acceptance_fraction": 0.7)')
+        missing = 'say how often drafts are right: "acceptance_fraction": 0.7'
+        missing = missing if acceptance is None else f"method {word} is not modelled without a model"
+        reading.not_modelled.append(f"--{DRAFTS} ({missing})")
         return
-    speculative = {
-        "method": method,
-        "num_draft_tokens": int(config.get("num_speculative_tokens", 1)),
-        "acceptance_fraction": float(acceptance),
-    }
+    try:
+        numbers = int(config.get("num_speculative_tokens", 1)), float(acceptance)
+    except (OverflowError, TypeError, ValueError):
+        raise InputError(
+            f"--from-command: --{DRAFTS} has no numbers as num_speculative_tokens and acceptance_fraction",
+            '--speculative-config \'{"method": "mtp", "num_speculative_tokens": 1, "acceptance_fraction": 0.7}\'',
+        ) from None
+    speculative = {"method": method, "num_draft_tokens": numbers[0], "acceptance_fraction": numbers[1]}
     if method == "draft_model":
         speculative["draft_model"] = config["model"]
     reading.set_engine(speculative=speculative)
