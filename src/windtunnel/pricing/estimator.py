@@ -394,10 +394,6 @@ def _flat_axes(op: ops.Op) -> dict[str, Floats]:
     return {name: value.ravel() for name, value in zip(op.axes, values, strict=True)}
 
 
-def _shape_of(op: ops.Op) -> tuple[int, ...]:
-    return np.broadcast_shapes(*(np.shape(value) for value in ops.axis_values(op).values()))
-
-
 def _scalar_or_array(seconds: Floats) -> ops.Size:
     return seconds if seconds.ndim else float(seconds)
 
@@ -434,7 +430,7 @@ class TableEstimator:
         if id(table) not in self._models:
             self._models[id(table)] = TableModel(table, self.roofline)
         seconds, coverage, lacking = self._models[id(table)].estimate(op)
-        shaped = _scalar_or_array(seconds.reshape(_shape_of(op)))
+        shaped = _scalar_or_array(seconds.reshape(np.broadcast_shapes(*map(np.shape, ops.axis_values(op).values()))))
         error = expected_error(op.kind, lacking)
         return Estimate(shaped, coverage, table.source + remark, error, table.longest_share)
 

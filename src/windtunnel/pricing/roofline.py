@@ -405,7 +405,9 @@ def collective_seconds(op: ops.Collective, device: Device, node: Node | None, c:
     if inside > 1:
         local = replace(op, num_ranks=inside, span_nodes=1)
         start = c["launch_us"] * US + c["step_us"] * US * (inside - 1)
-        seconds = start + local.num_bytes / (up_rate * c["link_efficiency"]) + c["ramp_us"] * US * _ramp(local, up_rate)
+        # 0 to 1 as a message grows past 10 us of the link's rate, where libraries switch to bulk protocols.
+        ramp = local.num_bytes / (local.num_bytes + up_rate * 10 * US)
+        seconds = start + local.num_bytes / (up_rate * c["link_efficiency"]) + c["ramp_us"] * US * ramp
     if op.span_nodes > 1:
         out = node.scale_out if node else None
         if out is None:
@@ -431,11 +433,6 @@ def _scale_up_bytes_per_s(num_ranks: int, device: Device, node: Node | None) -> 
     reached = node.scale_up_group_size is None or num_ranks <= node.scale_up_group_size
     link = node.scale_up if reached or node.host is None else node.host
     return link.bytes_per_s * ((num_ranks - 1) / (node.num_devices - 1) if meets_all(node) else 1.0)
-
-
-def _ramp(op: ops.Collective, rate: float) -> Size:
-    """Return 0 to 1 as a message grows past 10 us of the link's rate, where libraries switch to bulk protocols."""
-    return op.num_bytes / (op.num_bytes + rate * 10 * US)
 
 
 CPU = "cpu"
