@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import MissingExtraError, did_you_mean
+from windtunnel.errors import did_you_mean, import_extra
 from windtunnel.schema import read_yaml
 
 if TYPE_CHECKING:
@@ -77,11 +77,8 @@ class Table:
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        try:
-            import pandas as pd
-        except ImportError:
-            raise MissingExtraError("pandas", "pandas") from None
-        return pd.DataFrame(dict(self.columns))
+        frame: pd.DataFrame = import_extra("pandas", "pandas").DataFrame(dict(self.columns))
+        return frame
 
     def write_parquet(self, path: Path) -> None:
         """Write the table as a Parquet file."""

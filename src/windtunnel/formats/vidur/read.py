@@ -19,7 +19,6 @@ from windtunnel.workload.traces.table_file import header_of, read_columns
 
 Floats = NDArray[np.float64]
 
-
 _CONFIG: Mapping[str, Any] = read_yaml(Path(__file__).with_name("config.yaml"))
 _PLACES: Mapping[str, str] = {
     **{f"{section}.{name}".strip("."): name for section, names in _CONFIG["sections"].items() for name in names},

@@ -43,7 +43,6 @@ class DescribedTable(Schema, frozen=True):
 
 _TABLES = catalog.entry(Path(__file__).with_name("described.yaml"), dict[str, DescribedTable])
 
-
 _COMPUTED: Mapping[str, Callable[[Mapping[str, Floats]], Floats]] = {
     # As in `operators.PrefillBatch`, of `isl` new tokens after `step` cached ones.
     "chunk_tokens": lambda of: of["isl"] + 2 * of["step"],
