@@ -381,9 +381,8 @@ class _Arguments:
         return fields
 
     def overlap(self) -> dict[str, bool]:
-        interleaves = self.flag("num-layers-per-virtual-pipeline-stage") or self.flag(
-            "num-virtual-stages-per-pipeline-rank"
-        )
+        names = ("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank")
+        interleaves = any(map(self.flag, names))
         flags = {field: self.flag(name) for field, name in WORDS["overlaps"].items()}
         return {**flags, "pipeline": interleaves and not self.flag("no-overlap-p2p-communication")}
 

@@ -181,12 +181,8 @@ def read_tables(path: Path, granularity: int = 64) -> OperatorTables:
         raise InputError(f"{path} cannot be read: {what}", "Vidur's prediction tables are needed") from error
 
     by_tokens = (*TOKEN_OPERATORS, "attn_kv_cache_save", "all_reduce", "send_recv")
-    steps = {
-        "attn_prefill_kv": granularity,
-        "attn_decode_kv": granularity,
-        "attn_prefill_chunk": 1,
-        "attn_decode_bs": 1,
-    }
+    steps = dict.fromkeys(("attn_prefill_kv", "attn_decode_kv"), granularity)
+    steps |= dict.fromkeys(("attn_prefill_chunk", "attn_decode_bs"), 1)
     steps |= {f"{name}__x": 1 for name in (*by_tokens, *HOST_OPERATORS) if name in arrays}
     needed = [name for name in (*TOKEN_OPERATORS, "attn_kv_cache_save") if name not in OPTIONAL_OPERATORS]
     missing = [name for name in (*needed, "attn_prefill", "attn_decode", *steps) if name not in arrays]
