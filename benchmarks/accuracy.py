@@ -264,7 +264,9 @@ def inside_intervals(runs: Sequence[PricedServer], predicted: Predicted, by_devi
     for index, priced in enumerate(runs):
         others = [at for at in range(len(runs)) if fold[at] != fold[index]]
         engine, device, *_ = priced.scope
-        chosen = tuple(kin(runs, engine, device if by_device else None, priced.setup.settings_assumed, others))
+        kept = [runs[at] for at in others]
+        places = kin(kept, engine, device if by_device else None, priced.setup.settings_assumed)
+        chosen = tuple(others[place] for place in places)
         if not chosen:
             continue
         if chosen not in known:

@@ -26,10 +26,16 @@ def installed_plugin(folder: Path, group: str, name: str, source: str, attribute
     value = f"{module}:{attribute}" if attribute else module
     (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n")
     sys.path.insert(0, str(folder))
-    plugins.forget_installed()
+    _forget_installed()
     try:
         yield sorted(folder.glob("*.py"))
     finally:
         sys.path.remove(str(folder))
         sys.modules.pop(module, None)
-        plugins.forget_installed()
+        _forget_installed()
+
+
+def _forget_installed() -> None:
+    """Look for installed packages again, after one was installed in this process."""
+    plugins._has_plugins.cache_clear()
+    plugins._installed.cache_clear()

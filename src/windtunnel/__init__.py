@@ -64,37 +64,11 @@ _HOME = {
 """Public name -> its module."""
 
 __all__ = [
-    "Coverage",
-    "Estimate",
-    "Estimator",
-    "InputError",
-    "Result",
-    "Scenario",
-    "Shard",
-    "StepBatch",
-    "Summary",
-    "TrainingJob",
-    "WindtunnelError",
-    "capacity",
-    "device",
-    "explain",
-    "explain_step",
-    "load",
-    "measured_estimator",
-    "model",
-    "node",
-    "price_step",
-    "recommend",
-    "resolve",
-    "save",
-    "scenario",
-    "search",
-    "simulate",
-    "simulate_training",
-    "step_batch",
-    "train",
-    "validate",
-]
+    "Coverage", "Estimate", "Estimator", "InputError", "Result", "Scenario", "Shard", "StepBatch", "Summary",
+    "TrainingJob", "WindtunnelError", "capacity", "device", "explain", "explain_step", "load", "measured_estimator",
+    "model", "node", "price_step", "recommend", "resolve", "save", "scenario", "search", "simulate",
+    "simulate_training", "step_batch", "train", "validate",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

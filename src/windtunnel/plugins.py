@@ -117,9 +117,3 @@ def _has_plugins() -> bool:
         return True
     lists = (path for folder in folders for path in folder.glob("*-info/entry_points.txt"))
     return any(b"[windtunnel." in path.read_bytes() for path in lists)
-
-
-def forget_installed() -> None:
-    """Look for installed packages again, after one was installed in this process."""
-    _has_plugins.cache_clear()
-    _installed.cache_clear()

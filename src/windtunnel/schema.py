@@ -192,7 +192,6 @@ def _shipped(path: Path, text: str) -> Any:
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 """Characters that neither a file's name nor UTF-8 can hold."""
 
-
 _MAX_INT = 2**63 - 1
 
 

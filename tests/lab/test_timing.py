@@ -4,12 +4,12 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.lab.profile.samples import statistics_of
-from windtunnel.lab.timing import clock_for, host_stopwatch
+from windtunnel.lab.timing import Stopwatch, clock_for
 
 
 def test_stretches_between_marks_add_up() -> None:
     times = iter([0.0, 1.0, 1.5, 4.0, 4.25])
-    watch = host_stopwatch(lambda: next(times))
+    watch = Stopwatch(lambda: next(times))
     for name in ("", "norm", "gemm", "", "norm"):
         watch.mark(name)
     assert watch.durations() == {"norm": [1.0, 0.25], "gemm": [0.5]}  # the stretch of 2.5 has no name

@@ -287,7 +287,6 @@ Effect = tuple[str, ...]
 """Owner of an effect: (parameter or its class, "all" | engine | engine and device | engine and release | all three),
 with the client before them for its own times, or for a format's effect, (parameter, engine | engine and device)."""
 
-
 MOST_EFFECTS = 5
 
 

@@ -103,7 +103,10 @@ def profile(
         left_out: predictions of the runs by fits that did not see them.
     """
     engine, device = place.engine, place.device or None
-    of_release = _usual_hosts(runs, place)
+    # What an engine's releases have by default, with the device's gaps between kernels.
+    hosts = {run.scope.release: run.setup.engine.host for run in runs if run.scope.engine == engine}
+    gap_s = next((run.setup.engine.host.kernel_gap_s for run in runs if place.covers(run.scope)), None)
+    of_release = {name: msgspec.structs.replace(host, kernel_gap_s=gap_s) for name, host in hosts.items()}
     numbered = sorted(filter(None, of_release), key=version_key)
     latest = of_release[numbered[-1] if numbered else ""]
     recorded = kin(runs, engine, device, assumed=False) or list(range(len(runs)))
@@ -123,13 +126,6 @@ def profile(
         spread_assumed=_spreads_of(runs, left_out, kin(runs, engine, device, assumed=True), engine),
         provenance=_provenance(covered, source),
     )
-
-
-def _usual_hosts(runs: Sequence[PricedServer], place: Scope) -> dict[str, HostOverheads]:
-    """Return release -> the overheads that an engine has by default; gaps between kernels are those of the device."""
-    every = {run.scope.release: run.setup.engine.host for run in runs if run.scope.engine == place.engine}
-    gap_s = next((run.setup.engine.host.kernel_gap_s for run in runs if place.covers(run.scope)), None)
-    return {release: msgspec.structs.replace(host, kernel_gap_s=gap_s) for release, host in every.items()}
 
 
 def _host_at(fit: Fit, usual: HostOverheads, place: Scope) -> HostOverheads:
@@ -191,19 +187,15 @@ def _median_errors(runs: Sequence[PricedServer], predictions: Sequence[Mapping[s
     }
 
 
-def kin(
-    runs: Sequence[PricedServer], engine: str, device: str | None, assumed: bool, among: Sequence[int] | None = None
-) -> list[int]:
+def kin(runs: Sequence[PricedServer], engine: str, device: str | None, assumed: bool) -> list[int]:
     """Return the runs that a spread is taken from: those of the engine on the device, of the engine, or all; the first
     of these with five configurations.
 
     Args:
         engine, device: whose spread it is; None: on any device.
         assumed: take runs whose settings were assumed, whose errors are larger; else all others.
-        among: indices of runs that may be taken; None: all.
     """
-    candidates = range(len(runs)) if among is None else among
-    every = [i for i in candidates if runs[i].setup.settings_assumed == assumed]
+    every = [i for i, run in enumerate(runs) if run.setup.settings_assumed == assumed]
     of_engine = [i for i in every if runs[i].scope.engine == engine]
     of_device = [i for i in of_engine if device in (None, runs[i].scope.device)]
     for chosen in (of_device, of_engine):

@@ -22,17 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.calibration import fit as fits
-from windtunnel.calibration.fit import (
-    FITTED,
-    NOISE,
-    TRIED,
-    Fit,
-    Floats,
-    LocalFit,
-    PricedServer,
-    by_configuration,
-    priced_servers,
-)
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.errors import InputError
 from windtunnel.pricing.calibrated import CalibratedEstimator
@@ -69,7 +58,7 @@ class RunSeries(NamedTuple):
     source: str = ""
 
 
-def series_of(priced: PricedServer) -> RunSeries | None:
+def series_of(priced: fits.PricedServer) -> RunSeries | None:
     """Return the series that shares a run's unrecorded settings; None where all were recorded."""
     labels = priced.measurement.labels
     if not priced.measurement.unknown:
@@ -83,9 +72,9 @@ def series_of(priced: PricedServer) -> RunSeries | None:
 class Trials:
     """Simulations of measured runs with other settings, each made once, with the default overheads and factors."""
 
-    def __init__(self, runs: Sequence[PricedServer]) -> None:
+    def __init__(self, runs: Sequence[fits.PricedServer]) -> None:
         self.runs = runs
-        self._before = cache(lambda index: fits.predict(runs[index], Fit({})))
+        self._before = cache(lambda index: fits.predict(runs[index], fits.Fit({})))
         self._shift = cache(self._simulated_shift)
 
     def shift(self, index: int, values: Values) -> Mapping[str, float] | None:
@@ -99,12 +88,12 @@ class Trials:
         except InputError:
             return None
         if _limits(other) == _limits(priced):
-            return dict.fromkeys(FITTED, 0.0)
-        before, after = self._before(index), fits.predict(other, Fit({}))
-        return {metric: math.log(after[metric] / before[metric]) for metric in FITTED}
+            return dict.fromkeys(fits.FITTED, 0.0)
+        before, after = self._before(index), fits.predict(other, fits.Fit({}))
+        return {metric: math.log(after[metric] / before[metric]) for metric in fits.FITTED}
 
 
-def _limits(priced: PricedServer) -> state.KernelSettings:
+def _limits(priced: fits.PricedServer) -> state.KernelSettings:
     """Return the settings of a run's server, where limits beyond its client's reach count as equal."""
     settings, requests = priced.settings, priced.requests
     if not settings.concurrency:
@@ -135,7 +124,7 @@ class Taken:
 Learnt = Mapping[RunSeries, Taken]
 
 
-def infer(trials: Trials, around: LocalFit, fit: Fit, kept: NDArray[np.bool_]) -> Learnt:
+def infer(trials: Trials, around: fits.LocalFit, fit: fits.Fit, kept: NDArray[np.bool_]) -> Learnt:
     """Infer settings from the runs that are `kept`, under a fit.
 
     Args:
@@ -162,7 +151,9 @@ def infer(trials: Trials, around: LocalFit, fit: Fit, kept: NDArray[np.bool_]) -
         residuals = []
         for index in members:
             measured, predicted = runs[index].measurement.measured, around.predict(index, runs[index], fit)
-            residuals.append({name: math.log(measured[name] / predicted[name]) for name in FITTED if name in measured})
+            residuals.append(
+                {name: math.log(measured[name] / predicted[name]) for name in fits.FITTED if name in measured}
+            )
         taken = _taken(_SettingsQuestion(trials, members, residuals, names))
         if taken.values:
             learnt[series] = taken
@@ -173,7 +164,7 @@ def infer(trials: Trials, around: LocalFit, fit: Fit, kept: NDArray[np.bool_]) -
     return learnt
 
 
-def _left_open(runs: Sequence[PricedServer]) -> dict[RunSeries, tuple[str, ...]]:
+def _left_open(runs: Sequence[fits.PricedServer]) -> dict[RunSeries, tuple[str, ...]]:
     """Series -> the settings that none of its runs recorded; where one run recorded a setting, it is not inferred."""
     unrecorded: dict[RunSeries, tuple[str, ...]] = {}
     for priced in runs:
@@ -183,7 +174,7 @@ def _left_open(runs: Sequence[PricedServer]) -> dict[RunSeries, tuple[str, ...]]
     return unrecorded
 
 
-def values_of(priced: PricedServer, learnt: Learnt) -> Values:
+def values_of(priced: fits.PricedServer, learnt: Learnt) -> Values:
     """Return the values learnt for the settings that a run's record leaves open."""
     engine, device, *_ = priced.scope
     series = series_of(priced)
@@ -193,10 +184,10 @@ def values_of(priced: PricedServer, learnt: Learnt) -> Values:
     return learnt[scope].values if priced.keeps_by_default and scope in learnt else ()
 
 
-def with_learnt(runs: Sequence[PricedServer], learnt: Learnt) -> list[PricedServer]:
+def with_learnt(runs: Sequence[fits.PricedServer], learnt: Learnt) -> list[fits.PricedServer]:
     """Return the runs with the learnt settings, where these can serve them."""
 
-    def served(priced: PricedServer) -> PricedServer:
+    def served(priced: fits.PricedServer) -> fits.PricedServer:
         try:
             return priced.served_with(dict(values_of(priced, learnt)))
         except InputError:
@@ -225,13 +216,13 @@ class _SettingsQuestion(NamedTuple):
             if shift is not None
         ]
 
-    def costs(self, left: Sequence[Mapping[str, float]]) -> Floats:
+    def costs(self, left: Sequence[Mapping[str, float]]) -> fits.Floats:
         """Negative log-likelihood of every run."""
         costs = []
         for residual in left:
-            squares = [(value / NOISE[name]) ** 2 for name, value in residual.items()]
+            squares = [(value / fits.NOISE[name]) ** 2 for name, value in residual.items()]
             costs.append(sum(0.5 * OUTLIER**2 * math.log1p(square / OUTLIER**2) for square in squares))
-        crowding = fits.crowding_weights([by_configuration(self.trials.runs[index]) for index in self.members])
+        crowding = fits.crowding_weights([fits.by_configuration(self.trials.runs[index]) for index in self.members])
         return np.asarray(crowding * np.array(costs), np.float64)
 
 
@@ -240,7 +231,7 @@ def _taken(question: _SettingsQuestion) -> Taken:
     values: Values = ()
     left: Sequence[Mapping[str, float]] = question.residuals
     left_out = left
-    configurations = np.array([by_configuration(question.trials.runs[index]) for index in question.members])
+    configurations = np.array([fits.by_configuration(question.trials.runs[index]) for index in question.members])
     while True:
         ways = [(values, left), *_further(question, values)]
         costs = np.array([question.costs(residuals) for _, residuals in ways])
@@ -265,7 +256,7 @@ def _further(question: _SettingsQuestion, values: Values) -> Iterator[tuple[Valu
     for name in question.names:
         if name in dict(values):
             continue
-        for value in RESERVES if name == RESERVE else TRIED[name]:
+        for value in RESERVES if name == RESERVE else fits.TRIED[name]:
             more = (*values, (name, value))
             if (left := question.left(more)) is not None:
                 yield more, left
@@ -280,7 +271,9 @@ def _price(question: _SettingsQuestion, values: Values) -> float:
     return price
 
 
-def inferred(runs: Sequence[PricedServer], learnt: Learnt, engine: str, device: str | None) -> tuple[Inferred, ...]:
+def inferred(
+    runs: Sequence[fits.PricedServer], learnt: Learnt, engine: str, device: str | None
+) -> tuple[Inferred, ...]:
     """Values learnt of unrecorded settings, for a calibration."""
     return tuple(
         Inferred(
@@ -295,23 +288,25 @@ def inferred(runs: Sequence[PricedServer], learnt: Learnt, engine: str, device: 
     )
 
 
-def reserve(runs: Sequence[PricedServer], learnt: Learnt, engine: str, device: str | None) -> Reserve | None:
+def reserve(runs: Sequence[fits.PricedServer], learnt: Learnt, engine: str, device: str | None) -> Reserve | None:
     """Memory that an engine was found to keep from its KV cache, for a calibration."""
     taken = learnt.get(RunSeries(engine, device or ""))
     return None if taken is None else Reserve(reserved_bytes=int(dict(taken.values)[RESERVE]), **_record(runs, taken))
 
 
-def _record(runs: Sequence[PricedServer], taken: Taken) -> dict[str, Any]:
+def _record(runs: Sequence[fits.PricedServer], taken: Taken) -> dict[str, Any]:
     return {
         "num_runs": len(taken.runs),
-        "num_configurations": len({by_configuration(runs[index]) for index in taken.runs}),
+        "num_configurations": len({fits.by_configuration(runs[index]) for index in taken.runs}),
         "median_error_before": _median_errors(taken.before),
         "median_error": _median_errors(taken.left_out),
     }
 
 
 def _median_errors(residuals: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    errors_of = {name: [math.exp(-residual[name]) - 1 for residual in residuals if name in residual] for name in FITTED}
+    errors_of = {
+        name: [math.exp(-residual[name]) - 1 for residual in residuals if name in residual] for name in fits.FITTED
+    }
     return {name: float(f"{np.median(np.abs(errors)):.3g}") for name, errors in errors_of.items() if errors}
 
 
@@ -323,7 +318,7 @@ SHARES = tuple(round(0.2 + 0.05 * step, 2) for step in range(16))
 class Drafting:
     """A measured run with speculative decoding, simulated at every share of `SHARES`."""
 
-    priced: PricedServer
+    priced: fits.PricedServer
     predicted: tuple[Mapping[str, float], ...]
 
     @property
@@ -358,7 +353,7 @@ def drafting(
         return plain if calibration is None else CalibratedEstimator(plain, setup.device, calibration.factors)
 
     runs = (run.accepting(0.0) for run in measurements if run.scenario and "tpot" in run.measured)
-    for measurement, priced in priced_servers(runs, calibrated_estimator):
+    for measurement, priced in fits.priced_servers(runs, calibrated_estimator):
         if isinstance(priced, str):
             yield measurement, priced
         else:
@@ -370,7 +365,7 @@ def drafting(
             yield measurement, Drafting(priced, predicted)
 
 
-def _accepting(priced: PricedServer, share: float) -> PricedServer:
+def _accepting(priced: fits.PricedServer, share: float) -> fits.PricedServer:
     speculative = priced.setup.engine.speculative
     assert speculative is not None
     assert priced.speculation is not None

@@ -34,7 +34,6 @@ KERNELS = (
 )
 """Where kernels are, as patterns below the package; the import contracts name the same places."""
 
-
 SHIPPED = Path(__file__).resolve().parents[1] / "kernels"
 """Where a wheel has machine code, a folder for each kind of machine; a clone has none."""
 

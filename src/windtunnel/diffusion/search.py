@@ -41,20 +41,17 @@ def search_diffusion(raw: Mapping[str, Any], where: str) -> list[Point]:
         InputError: `vary` is no table of lists, is too large, or names a wrong setting.
     """
     base = {key: value for key, value in raw.items() if key != "vary"}
-    vary = raw.get("vary")
-    if (
-        not isinstance(vary, Mapping)
-        or not vary
-        or not all(isinstance(values, list) and values for values in vary.values())
-    ):
+    vary: Any = raw.get("vary")
+    lists = vary.values() if isinstance(vary, Mapping) else ()
+    if not lists or not all(isinstance(values, list) and values for values in lists):
         raise InputError(
             f"{where}: vary of a diffusion job is a table of lists", "for instance vary: {batch: [1, 4, 16]}"
         )
-    num_points = prod(len(values) for values in vary.values())
+    num_points = prod(map(len, lists))
     if num_points > MAX_POINTS:
         raise InputError(f"{where}: vary has {num_points:,} combinations; at most {MAX_POINTS:,} are tried")
     points = []
-    for values in product(*vary.values()):
+    for values in product(*lists):
         settings = dict(zip(vary, values, strict=True))
         point = deepcopy(base)
         for path, value in settings.items():

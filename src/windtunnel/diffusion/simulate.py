@@ -8,16 +8,8 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
+from windtunnel.diffusion import operators
 from windtunnel.diffusion.job import DiffusionSetup
-from windtunnel.diffusion.operators import (
-    Convolution,
-    FullAttention,
-    Work,
-    block_kernels,
-    block_work,
-    decoder_work,
-    encoder_work,
-)
 from windtunnel.hardware import Device
 from windtunnel.model.operators import BF16_BYTES, Elementwise, Gemm, Op
 from windtunnel.model.precision import Format
@@ -59,11 +51,11 @@ class Pricer:
     def seconds(self, op: Op) -> float:
         """Return the seconds of one operator, as the device's closed forms have them."""
         device = self.setup.device
-        if isinstance(op, FullAttention):
+        if isinstance(op, operators.FullAttention):
             padded = -(-op.head_dim // HEAD_DIM_STEP) * HEAD_DIM_STEP
             flops = float(op.flops) * padded / op.head_dim
             return flops / self._attention_flops_per_s(padded) + float(op.num_bytes) / device.memory_bytes_per_s
-        if isinstance(op, Convolution):
+        if isinstance(op, operators.Convolution):
             rate = machine(device, Format.BF16).flops_per_s * FIGURES.convolution_fraction[op.dimensions]
             return float(op.flops) / rate
         seconds = float(Roofline(device, self.setup.node).seconds(op))
@@ -133,22 +125,22 @@ class DiffusionResult(Shown):
         return self.fits and self.batch_s <= (self.setup.job.limit_s or inf)
 
 
-def step_work(setup: DiffusionSetup) -> list[Work]:
+def step_work(setup: DiffusionSetup) -> list[operators.Work]:
     """Return the work of one forward pass of the transformer on one device."""
     return [
-        Work(work.part, work.op, work.count * blocks.number)
+        operators.Work(work.part, work.op, work.count * blocks.number)
         for blocks in setup.model.blocks
-        for work in block_work(setup.model, blocks, setup.share)
+        for work in operators.block_work(setup.model, blocks, setup.share)
     ]
 
 
-def ends_work(setup: DiffusionSetup) -> list[Work]:
+def ends_work(setup: DiffusionSetup) -> list[operators.Work]:
     """Return the work before and after the steps: text encoders on every device, the decoder on one."""
     job, prompts = setup.job, setup.job.batch * setup.passes
     height, width, frames = job.height or 0, job.width or 0, job.frames or 1
-    decoded = decoder_work(setup.model.decoder, height, width, frames)
-    encoded = [work for encoder in setup.model.text_encoders for work in encoder_work(encoder, prompts)]
-    return encoded + [Work(work.part, work.op, work.count * job.batch) for work in decoded]
+    decoded = operators.decoder_work(setup.model.decoder, height, width, frames)
+    encoded = [work for encoder in setup.model.text_encoders for work in operators.encoder_work(encoder, prompts)]
+    return encoded + [operators.Work(work.part, work.op, work.count * job.batch) for work in decoded]
 
 
 def simulate_diffusion(setup: DiffusionSetup) -> DiffusionResult:
@@ -163,7 +155,9 @@ def simulate_diffusion(setup: DiffusionSetup) -> DiffusionResult:
     pricer = Pricer(setup)
     works, ends = step_work(setup), ends_work(setup)
     busy = {part: seconds / efficiency for part, seconds in seconds_by_part(works, pricer).items()}
-    launches = sum(blocks.number * block_kernels(setup.model, blocks, setup.share) for blocks in setup.model.blocks)
+    launches = sum(
+        blocks.number * operators.block_kernels(setup.model, blocks, setup.share) for blocks in setup.model.blocks
+    )
     pass_s = max(sum(busy.values()), launches * host_us * US)
     num_passes = (job.steps or 1) * setup.sequential_passes
     busy["waiting"] = pass_s - sum(busy.values())
@@ -183,13 +177,13 @@ def simulate_diffusion(setup: DiffusionSetup) -> DiffusionResult:
     )
 
 
-def seconds_by_part(works: Iterable[Work], pricer: Pricer) -> dict[str, float]:
+def seconds_by_part(works: Iterable[operators.Work], pricer: Pricer) -> dict[str, float]:
     """Return the seconds of each part; of a ring's transfers, what its attention does not hide."""
     seconds: dict[str, float] = defaultdict(float)
     hidden = 0.0
     for work in works:
         each = pricer.seconds(work.op)
-        if work.part == "attention" and isinstance(work.op, FullAttention):
+        if work.part == "attention" and isinstance(work.op, operators.FullAttention):
             hidden = each
         if getattr(work.op, "op", "") == "send_recv":
             each = max(each - hidden, 0.0)

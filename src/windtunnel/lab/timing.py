@@ -31,13 +31,13 @@ class Stopwatch:
     """A stopwatch: `mark` ends a span by name, which an empty name drops.
 
     Args:
-        read: reads a clock, or leaves a mark in a GPU's stream.
+        read: reads a clock of the host, right where operators run on it, or leaves a mark in a GPU's stream.
         spans_s: turns what was read at the marks into the seconds between them.
         mark_s: cost of a mark itself, which is subtracted from every span.
     """
 
     read: Callable[[], Any]
-    spans_s: Callable[[list[Any]], Iterable[float]]
+    spans_s: Callable[[list[Any]], Iterable[float]] = np.diff
     mark_s: float = 0.0
     names: list[str] = field(default_factory=list)
     marks: list[Any] = field(default_factory=list)
@@ -53,11 +53,6 @@ class Stopwatch:
             if name:
                 by_name.setdefault(name, []).append(max(float(span_s) - self.mark_s, 0.0))
         return by_name
-
-
-def host_stopwatch(now: Callable[[], float], mark_s: float = 0.0) -> Stopwatch:
-    """Return a stopwatch whose marks read a clock of the host; right where operators run on the host."""
-    return Stopwatch(now, np.diff, mark_s)
 
 
 def cuda_stopwatch(in_graph: bool = False, mark_s: float = 0.0) -> Stopwatch:
@@ -89,7 +84,7 @@ def stopwatch(clock: str, launch_s: float = 0.0) -> Stopwatch:
         launch_s: time in which the host queues the timed work of a GPU, where it is known.
     """
     if clock in CLOCKS_OF_HOST:
-        return host_stopwatch(CLOCKS_OF_HOST[clock], mark_cost_s(clock))
+        return Stopwatch(CLOCKS_OF_HOST[clock], mark_s=mark_cost_s(clock))
     watch = cuda_stopwatch(mark_s=event_cost_s(in_graph=False))
     queue_ahead(launch_s)
     return watch
@@ -121,7 +116,7 @@ def captured(run: Callable[[], object]) -> Callable[[], object] | None:
 @cache
 def mark_cost_s(clock: str) -> float:
     """Cost of a mark on a clock of the host: the median of many in a row."""
-    watch = host_stopwatch(CLOCKS_OF_HOST[clock])
+    watch = Stopwatch(CLOCKS_OF_HOST[clock])
     for _ in range(1000):
         watch.mark("empty")
     return float(np.median(watch.durations()["empty"]))

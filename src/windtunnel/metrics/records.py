@@ -4,14 +4,14 @@ A simulation and a real engine fill the same tables, so that validation is a joi
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import MissingExtraError, did_you_mean
+from windtunnel.errors import did_you_mean, import_extra
 from windtunnel.schema import read_yaml
 
 if TYPE_CHECKING:
@@ -48,13 +48,13 @@ class Table:
         """Return the table with further columns."""
         return Table({**self.columns, **columns}, {**self.meanings, **meanings})
 
-    def replaced(self, **columns: NDArray[Any]) -> "Table":
-        """Return the table with other values in some of its columns."""
-        return Table({**self.columns, **columns}, self.meanings)
+    def replaced(self, **columns: NDArray[Any]) -> Self:
+        """Return the table with other values in some of its columns, or further columns of no meaning."""
+        return replace(self, columns={**self.columns, **columns})
 
-    def where(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> "Table":
+    def where(self, rows: NDArray[Any]) -> Self:
         """Return the rows that a mask or positions select."""
-        return Table({name: column[rows] for name, column in self.columns.items()}, self.meanings)
+        return replace(self, columns={name: column[rows] for name, column in self.columns.items()})
 
     def rows(self, limit: int | None = None) -> list[dict[str, Any]]:
         """Return the rows, or the first `limit`, as Python's numbers by column."""
@@ -77,11 +77,8 @@ class Table:
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        try:
-            import pandas as pd
-        except ImportError:
-            raise MissingExtraError("pandas", "pandas") from None
-        return pd.DataFrame(dict(self.columns))
+        frame: pd.DataFrame = import_extra("pandas", "pandas").DataFrame(dict(self.columns))
+        return frame
 
     def write_parquet(self, path: Path) -> None:
         """Write the table as a Parquet file."""

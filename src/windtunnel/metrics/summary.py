@@ -450,8 +450,12 @@ def weighted_distribution(values: NDArray[Any], weights: Floats) -> Distribution
     if values.dtype.kind in "iu" and values.max() < MOST_COUNTED:
         weights = np.asarray(np.bincount(values, weights), np.float64)
         values = np.arange(weights.size)
-    counts, of_bin = _bins(values, weights)
-    sums = np.cumsum(counts)
+    # Bins rise with the values: the bits of floats >= 0, read as integers, are in the same order. Only the bins that
+    # hold a percentile are then sorted: 28 million steps take two seconds instead of ten.
+    of_bin = np.ascontiguousarray(values, np.float64).view(np.int64) >> BIN_SHIFT
+    lowest = int(of_bin[of_bin > 0].min(initial=1 << 62))
+    of_bin = np.maximum(of_bin - (lowest - 1), 0)
+    sums = np.cumsum(np.asarray(np.bincount(of_bin, weights), np.float64))
     points = [_weighted_point(values, weights, of_bin, sums, q / 100) for q in PERCENTILES]
     return Distribution(
         mean=float(np.average(values, weights=weights)),
@@ -464,18 +468,6 @@ MOST_COUNTED = 1 << 22
 """Integers below this are counted one by one."""
 BIN_SHIFT = 42
 """Bits of a float cut off, which leaves ten of its 52 bits of mantissa: bins of 0.1%."""
-
-
-def _bins(values: NDArray[Any], weights: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """Return the weight in each of many bins, and the bin of each value; bins rise with the values, which are >= 0.
-
-    The bits of floats >= 0, read as integers, are in the same order. Only the bins that hold a percentile are then
-    sorted: 28 million steps take two seconds instead of ten.
-    """
-    of_bin = np.ascontiguousarray(values, np.float64).view(np.int64) >> BIN_SHIFT
-    lowest = int(of_bin[of_bin > 0].min(initial=1 << 62))
-    of_bin = np.maximum(of_bin - (lowest - 1), 0)
-    return np.asarray(np.bincount(of_bin, weights), np.float64), of_bin
 
 
 def _weighted_point(

@@ -27,7 +27,6 @@ OPERATOR_ERROR: Mapping[str, float] = {"measured": 0.0, "interpolated": 0.02, "s
 """Standard deviation of the logarithm of an operator's time, by how it was priced; errors of one run's operators are
 taken as fully dependent."""
 
-
 EXPERTS_SCALE = 1.6
 """Errors of mixtures of experts over those of dense models, as logarithms: how tokens spread over experts is not known.
 

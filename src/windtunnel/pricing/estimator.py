@@ -147,7 +147,8 @@ class TableModel:
 
     def estimate(self, op: ops.Op) -> tuple[Floats, Coverage, LeftOut | None]:
         """Return seconds at each point of `op`'s axes (flat), the least sure coverage, and what was lacking there."""
-        axes = _flat_axes(op)
+        points = np.broadcast_arrays(*(np.asarray(value, np.float64) for value in ops.axis_values(op).values()))
+        axes = {name: value.ravel() for name, value in zip(op.axes, points, strict=True)}
         site = site_of(op)
         if site in self.table.rows_by_site:
             prediction = self.at_site(site, op, axes)
@@ -389,15 +390,6 @@ def _require_work(op: ops.Op) -> None:
             raise InputError(f"{op.kind}: {name} is {least:g}; an operator needs a positive finite size to be priced")
 
 
-def _flat_axes(op: ops.Op) -> dict[str, Floats]:
-    values = np.broadcast_arrays(*(np.asarray(value, dtype=np.float64) for value in ops.axis_values(op).values()))
-    return {name: value.ravel() for name, value in zip(op.axes, values, strict=True)}
-
-
-def _shape_of(op: ops.Op) -> tuple[int, ...]:
-    return np.broadcast_shapes(*(np.shape(value) for value in ops.axis_values(op).values()))
-
-
 def _scalar_or_array(seconds: Floats) -> ops.Size:
     return seconds if seconds.ndim else float(seconds)
 
@@ -434,7 +426,7 @@ class TableEstimator:
         if id(table) not in self._models:
             self._models[id(table)] = TableModel(table, self.roofline)
         seconds, coverage, lacking = self._models[id(table)].estimate(op)
-        shaped = _scalar_or_array(seconds.reshape(_shape_of(op)))
+        shaped = _scalar_or_array(seconds.reshape(np.broadcast_shapes(*map(np.shape, ops.axis_values(op).values()))))
         error = expected_error(op.kind, lacking)
         return Estimate(shaped, coverage, table.source + remark, error, table.longest_share)
 

@@ -7,6 +7,8 @@ from windtunnel.hardware import Device, Node
 from windtunnel.model.exchange import TokenExchange
 from windtunnel.model.operators import Size
 
+PCIE_BYTES_PER_S = 32e9
+"""Assumed rate of PCIe 4.0 x16 between devices without a scale-up network, when no node is given."""
 NVLINK_SHARE = 0.8
 """DeepEP's README takes 160 of the H800's 200 GB/s as usable."""
 NIC_SHARE = 0.93
@@ -33,7 +35,3 @@ def exchange_seconds(op: TokenExchange, device: Device, node: Node | None) -> Si
         name = node.name if node else device.name
         raise InputError(f"{op.name} over several nodes needs a link between nodes, which {name} lacks")
     return LOW_LATENCY_S + np.maximum(inside_s, between * op.row_bytes / (out.bytes_per_s * NIC_SHARE))
-
-
-PCIE_BYTES_PER_S = 32e9
-"""Assumed rate between devices without a scale-up network."""

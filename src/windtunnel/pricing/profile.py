@@ -31,15 +31,6 @@ def profile_files(folder: Path) -> list[Path]:
     return files
 
 
-def read_profile(folder: Path) -> list[MeasurementTable]:
-    """Read all tables of a profile.
-
-    Raises:
-        InputError: there are none, or one cannot be read.
-    """
-    return [table for path in profile_files(folder) for table in read_tables(path)]
-
-
 def profile_provenance(folder: Path) -> dict[str, str]:
     """Read the provenance of a profile's tables, which all have the same device.
 
@@ -103,10 +94,10 @@ def tables_by_words(folder: Path) -> dict[tuple[str, ...], MeasurementTable]:
     """Return the tables of a profile by kind and words.
 
     Raises:
-        InputError: two sources measured the same kind and words.
+        InputError: there are none, one cannot be read, or two sources measured the same kind and words.
     """
     tables: dict[tuple[str, ...], MeasurementTable] = {}
-    for table in read_profile(folder):
+    for table in (table for path in profile_files(folder) for table in read_tables(path)):
         if table.key in tables:
             sources = f"{tables[table.key].source} and {table.source}"
             raise InputError(

@@ -32,7 +32,7 @@ from windtunnel.model.exchange import TokenExchange
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.precision import ACTIVATION_BITS, BITS, COMPUTE, Format, computed_as
 from windtunnel.model.sampling import TokenFilter
-from windtunnel.pricing.exchange import exchange_seconds
+from windtunnel.pricing.exchange import PCIE_BYTES_PER_S, exchange_seconds
 from windtunnel.schema import read_yaml
 
 Coefficients = Mapping[str, float]
@@ -311,7 +311,6 @@ UNFITTED_ERROR = 0.6
 """Relative error of `unfitted_seconds`. On kinds that were measured on seven devices, its median is 0.49 (Mamba-2's
 convolution in decode), 0.51 (Gated DeltaNet in prefill) and 0.80 (the convolution in prefill)."""
 
-
 BORROWED_ERROR = 0.25
 """Relative error of a roofline with another format's coefficients: the median on TensorRT-LLM's products of int4 and
 int8 weights on A100, with the coefficients of bf16 and fp8, is 0.25 and 0.26."""
@@ -405,7 +404,9 @@ def collective_seconds(op: ops.Collective, device: Device, node: Node | None, c:
     if inside > 1:
         local = replace(op, num_ranks=inside, span_nodes=1)
         start = c["launch_us"] * US + c["step_us"] * US * (inside - 1)
-        seconds = start + local.num_bytes / (up_rate * c["link_efficiency"]) + c["ramp_us"] * US * _ramp(local, up_rate)
+        # 0 to 1 as a message grows past 10 us of the link's rate, where libraries switch to bulk protocols.
+        ramp = local.num_bytes / (local.num_bytes + up_rate * 10 * US)
+        seconds = start + local.num_bytes / (up_rate * c["link_efficiency"]) + c["ramp_us"] * US * ramp
     if op.span_nodes > 1:
         out = node.scale_out if node else None
         if out is None:
@@ -418,24 +419,15 @@ def collective_seconds(op: ops.Collective, device: Device, node: Node | None, c:
     return seconds
 
 
-PCIE4_X16_BYTES_PER_S = 32e9
-"""Assumed rate between devices without a scale-up network, when no node is given."""
-
-
 def _scale_up_bytes_per_s(num_ranks: int, device: Device, node: Node | None) -> float:
     """Return the rate between `num_ranks` devices of a node: through the host where their NVLink groups are smaller, by
     the links to each other where each has one to every other.
     """
     if node is None:
-        return device.scale_up_bytes_per_s or PCIE4_X16_BYTES_PER_S
+        return device.scale_up_bytes_per_s or PCIE_BYTES_PER_S
     reached = node.scale_up_group_size is None or num_ranks <= node.scale_up_group_size
     link = node.scale_up if reached or node.host is None else node.host
     return link.bytes_per_s * ((num_ranks - 1) / (node.num_devices - 1) if meets_all(node) else 1.0)
-
-
-def _ramp(op: ops.Collective, rate: float) -> Size:
-    """Return 0 to 1 as a message grows past 10 us of the link's rate, where libraries switch to bulk protocols."""
-    return op.num_bytes / (op.num_bytes + rate * 10 * US)
 
 
 CPU = "cpu"
@@ -443,7 +435,6 @@ CPU = "cpu"
 
 CPU_CALL_US = 10.0
 """Time of one call from eager torch; the smallest operators that were measured on an AMD EPYC took 20 to 60 us."""
-
 
 CPU_MEDIAN_ERROR = 0.7
 """Median error of `plain_seconds` on an AMD EPYC with one thread: 10% on matrix products of vLLM and 46% on torch's;

@@ -139,8 +139,8 @@ class MeasurementTable:
 
     def operator(self, site: tuple[float, ...], axes: Mapping[str, Any]) -> ops.Op:
         """Return the operator at `site`, with arrays along its axes."""
-        dimensions = {**site_fields(self.kind, site), **axes, **_word_fields(self.words)}
-        operator: ops.Op = operator_type(self.kind)(**dimensions)
+        words = {name: Format(word) if name in ("format", "kv_format") else word for name, word in self.words.items()}
+        operator: ops.Op = operator_type(self.kind)(**site_fields(self.kind, site), **axes, **words)
         return operator
 
 
@@ -151,10 +151,6 @@ def site_fields(kind: str, site: tuple[float, ...]) -> dict[str, Any]:
         name: bool(value) if name in flags else int(value) if float(value).is_integer() else value
         for name, value in zip(site_names(kind), site, strict=True)
     }
-
-
-def _word_fields(words: Mapping[str, str]) -> dict[str, Any]:
-    return {name: Format(word) if name in ("format", "kv_format") else word for name, word in words.items()}
 
 
 def _without_repeats(axes: dict[str, Floats], seconds: Floats) -> tuple[dict[str, Floats], Floats]:

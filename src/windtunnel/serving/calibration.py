@@ -10,19 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from windtunnel import catalog
+from windtunnel import catalog, schema
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.metrics.uncertainty import Spread
-from windtunnel.schema import (
-    NonNegative,
-    PositiveFraction,
-    Schema,
-    Whole,
-    check_fraction,
-    check_positive,
-    decode,
-    read_yaml,
-)
 from windtunnel.serving.deployment import EngineSettings, HostOverheads
 from windtunnel.versions import is_unreleased, version_key
 from windtunnel.workload.client import Client
@@ -36,7 +26,7 @@ METRICS = ("tpot", "ttft", "e2e", "throughput")
 """Metrics that have a spread; throughput is that of output tokens."""
 
 
-class Provenance(Schema):
+class Provenance(schema.Schema):
     """How a calibration was made."""
 
     fitted_on: str
@@ -56,7 +46,7 @@ class Provenance(Schema):
     """Metric -> median |error| without calibration."""
 
 
-class Inferred(Schema):
+class Inferred(schema.Schema):
     """Engine settings that were not recorded in runs of a model, inferred from their results."""
 
     device: str
@@ -83,10 +73,10 @@ class Inferred(Schema):
                 raise ValueError(f"settings.{name} cannot be {value}") from None
 
 
-class Reserve(Schema):
+class Reserve(schema.Schema):
     """Memory on every device that is neither KV cache nor weights nor activations."""
 
-    reserved_bytes: Whole
+    reserved_bytes: schema.Whole
     num_runs: int
     num_configurations: int
     median_error_before: dict[str, float] = {}
@@ -94,7 +84,7 @@ class Reserve(Schema):
     """As of `Inferred`."""
 
 
-class TransferRecord(Schema):
+class TransferRecord(schema.Schema):
     """Median |error| of TTFT in disaggregated runs left out of the fit of `LearntTransfer`."""
 
     num_runs: int
@@ -112,15 +102,15 @@ Chosen among 0, 0.5 and 1 by what was recorded of vLLM 0.24 on an H200 (`benchma
 """
 
 
-class LearntTransfer(Schema):
+class LearntTransfer(schema.Schema):
     """KV transfers to this engine, fitted to measured runs: see `serving.deployment.Transfer`."""
 
-    latency_s: NonNegative
-    link_efficiency: PositiveFraction
+    latency_s: schema.NonNegative
+    link_efficiency: schema.PositiveFraction
     record: TransferRecord
 
 
-class Calibration(Schema):
+class Calibration(schema.Schema):
     """Corrections of one engine, on one device or on any."""
 
     engine: str
@@ -162,8 +152,8 @@ class Calibration(Schema):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(**{f"factors.{name}": value for name, value in self.factors.items()})
-        check_fraction(**{f"acceptance.{name}": value for name, value in self.acceptance.items()})
+        schema.check_positive(**{f"factors.{name}": value for name, value in self.factors.items()})
+        schema.check_fraction(**{f"acceptance.{name}": value for name, value in self.acceptance.items()})
         unknown = [name for name in (*self.spread, *self.spread_assumed) if name not in METRICS]
         if unknown:
             raise ValueError(f"there is no spread of {unknown[0]!r}; known: {', '.join(METRICS)}")
@@ -190,7 +180,7 @@ def load_calibration(name: str) -> Calibration:
     path = Path(name)
     if path.suffix in (".yaml", ".yml", ".json") or path.exists():
         try:
-            return decode(read_yaml(path), Calibration, str(path))
+            return schema.decode(schema.read_yaml(path), Calibration, str(path))
         except InputError as error:
             raise error.or_hint("`windtunnel calibrate` writes such files") from None
     known = catalog.names("calibrations")

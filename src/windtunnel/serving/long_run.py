@@ -91,7 +91,8 @@ def simulate_long(scenario: Scenario, progress: Progress | None = None, num_thre
     started_s = time.perf_counter()
     requests = generate(scenario.workload, scenario.seed)
     generate_time_s = time.perf_counter() - started_s
-    _check_single(requests)
+    if requests.previous is not None or requests.prefixes is not None:
+        raise InputError("sessions and shared prompts need all replicas at once", "use simulate, or leave them out")
     pool = prepare(scenario, requests, [setup]).pools[0]
     num_replicas = scenario.deployment.replicas
     latencies = {name: np.empty(requests.num_requests, np.float32) for name in LATENCIES}
@@ -109,12 +110,6 @@ def simulate_long(scenario: Scenario, progress: Progress | None = None, num_thre
             progress(sum(count.num_requests for count in counts), requests.num_requests)
     summary = _summary(scenario, requests, latencies, counts, pool.setup)
     return LongRun(summary, generate_time_s, sum(count.engine_cpu_s for count in counts))
-
-
-def _check_single(requests: RequestArrays) -> None:
-    """Refuse requests that depend on others."""
-    if requests.previous is not None or requests.prefixes is not None:
-        raise InputError("sessions and shared prompts need all replicas at once", "use simulate, or leave them out")
 
 
 def _check_independent(scenario: Scenario) -> None:

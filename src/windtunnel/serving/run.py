@@ -58,7 +58,6 @@ Progress = Callable[[int, int], None]
 GiveUp = Callable[[state.Table, float], bool]
 """Called with (`Request` records so far, simulated time); True stops the run."""
 
-
 Callers = dict[int, Callable[[], NDArray[np.int64] | None]]
 """Status of the loop -> the function that answers its question; a policy's answer is the batch."""
 

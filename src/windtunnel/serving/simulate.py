@@ -11,24 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
+from windtunnel.metrics import summary as summaries
 from windtunnel.metrics.checks import check_run
 from windtunnel.metrics.fleet import fleet_summary, lost_steps, mean_replicas
 from windtunnel.metrics.records import POOL_COLUMNS, Table
-from windtunnel.metrics.summary import (
-    AdapterSummary,
-    DeploymentSize,
-    DeviceTerms,
-    Distribution,
-    EncodedImages,
-    PoolSummary,
-    Summary,
-    Utilisation,
-    known_distribution,
-    span_of,
-    summarise,
-    utilisation_of,
-    with_pools,
-)
 from windtunnel.metrics.tokens import ReplicaRows, rows_by_replica, with_token_times
 from windtunnel.model.launches.forward import attention_side
 from windtunnel.model.parallelism import Parallelism
@@ -43,18 +29,10 @@ from windtunnel.serving.prepared import PreparedDeployment, PreparedPool, prepar
 from windtunnel.serving.results import PoolResult, Result, limits_of, resolved_scenario
 from windtunnel.serving.run import LoopRun, Progress, Watch, first_pool, replicas_of
 from windtunnel.serving.scenario import Scenario, pool_scenario
+from windtunnel.serving.setup import fleet_plan
 from windtunnel.serving.setup.adapters import adapter_summary, adapter_times_s
 from windtunnel.serving.setup.encode_pool import EncodePool, EncodeRun
 from windtunnel.serving.setup.estimators import estimator_for
-from windtunnel.serving.setup.fleet_plan import (
-    FleetRecord,
-    FleetRun,
-    comes_and_goes,
-    has_fleet,
-    phase_table,
-    stay_table,
-    with_retries,
-)
 from windtunnel.serving.setup.frontend import client_table
 from windtunnel.serving.setup.transfers import transfer_of
 from windtunnel.serving.state.adapters import Adapters
@@ -88,7 +66,8 @@ def simulate(
             "windtunnel.load(path) reads one, windtunnel.scenario(model=..., device=..., ...) makes one",
         )
     if router is not None:
-        scenario = _with_router(scenario, router)
+        deployment = msgspec.structs.replace(scenario.deployment, router=policy_name(router), router_limit=None)
+        scenario = msgspec.structs.replace(scenario, deployment=deployment)
     requests = generate(scenario.workload, scenario.seed)
     prepared = prepare(
         scenario, requests, None, allow_download, lambda setup: estimator or estimator_for(setup), policy=policy
@@ -105,7 +84,7 @@ def serve_scenario(
 ) -> Result:
     """Run a scenario on its prepared deployment; `router` is the user's."""
     fleet = None
-    if has_fleet(scenario.deployment):
+    if fleet_plan.has_fleet(scenario.deployment):
         fleet = prepared.start_fleet(scenario, requests.arrival_s.size)
         router = router or users_router(scenario.deployment)
     run = prepared.serve(requests, fleet, router, Watch(progress))
@@ -138,12 +117,6 @@ def serve_scenario(
     )
 
 
-def _with_router(scenario: Scenario, router: Router) -> Scenario:
-    """Name in `scenario` a router that was given as a function."""
-    deployment = msgspec.structs.replace(scenario.deployment, router=policy_name(router), router_limit=None)
-    return msgspec.structs.replace(scenario, deployment=deployment)
-
-
 @dataclass(frozen=True, eq=False)
 class _Records:
     """Tables of a finished run."""
@@ -156,7 +129,7 @@ class _Records:
     """None where no request can leave its replica."""
     tier_tokens: dict[str, NDArray[np.int64]] | None
     """Tier -> tokens of each prompt that came from it; None where nothing is cached."""
-    fleet: FleetRecord | None
+    fleet: fleet_plan.FleetRecord | None
     encoder_s: NDArray[np.float64] | None
     """[replica] Time of its vision towers; None where all requests are text."""
     adapters: Adapters | None
@@ -173,7 +146,7 @@ class _Records:
             return 0.0
         return sum(adapter_times_s(self.adapters, number, pools[number].settings.ranks_per_replica))
 
-    def adapter_summary(self, pools: Sequence[PreparedPool]) -> AdapterSummary | None:
+    def adapter_summary(self, pools: Sequence[PreparedPool]) -> summaries.AdapterSummary | None:
         """Summarise how the run used its LoRA adapters; None where no request has one."""
         if self.adapters is None:
             return None
@@ -203,14 +176,18 @@ def replica_bounds(pools: Sequence[PreparedPool]) -> list[tuple[int, int]]:
 
 
 def _records_of(
-    scenario: Scenario, prepared: PreparedDeployment, requests: RequestArrays, run: LoopRun, fleet: FleetRun | None
+    scenario: Scenario,
+    prepared: PreparedDeployment,
+    requests: RequestArrays,
+    run: LoopRun,
+    fleet: fleet_plan.FleetRun | None,
 ) -> _Records:
     """Return the tables of a run, as the client and the metrics see it."""
     deployment, records, first = scenario.deployment, run.requests, prepared.pools[0]
     began, ended, num_replicas = replicas_of(run)
     stays = None
     if fleet is not None:
-        stays = stay_table(fleet, records, ended)
+        stays = fleet_plan.stay_table(fleet, records, ended)
         records["arrival_s"] = fleet.fleet.sent_s
     loaded = _tier_tokens(prepared.pools, run, first_pool(run))
     is_cached = run.cache is not None or bool(deployment.pools)
@@ -232,9 +209,9 @@ def _records_of(
         table = with_token_times(table, run.steps, rows, first.setup.parallelism.pp)
     if fleet is not None and stays is not None:
         rows = rows_by_replica(stays, run.steps, num_replicas)
-        if comes_and_goes(deployment):
-            table = with_retries(table, fleet.fleet.num_retries, fleet.fleet.discarded_tokens)
-            record = FleetRecord(phase_table(fleet), stays)
+        if fleet_plan.comes_and_goes(deployment):
+            table = fleet_plan.with_retries(table, fleet.fleet.num_retries, fleet.fleet.discarded_tokens)
+            record = fleet_plan.FleetRecord(fleet_plan.phase_table(fleet), stays)
     tokens = None if run.cache is None else loaded
     return _Records(table, run.steps, rows, stays, tokens, record, run.encoded_s, run.adapters)
 
@@ -271,7 +248,7 @@ def _tier_tokens(pools: Sequence[PreparedPool], run: LoopRun, began: NDArray[np.
 
 def _summary(
     scenario: Scenario, prepared: PreparedDeployment, requests: RequestArrays, records: _Records, run: LoopRun
-) -> Summary:
+) -> summaries.Summary:
     """Summarise a run over all replicas, and each pool alone where there are pools."""
     deployment, pools, table = scenario.deployment, prepared.pools, records.requests
     num_replicas, first = deployment.most_replicas, pools[0]
@@ -282,23 +259,23 @@ def _summary(
     limits = limits_of(scenario, requests)
     if deployment.pools:
         by_pool = _pool_summaries(scenario, prepared, records, run)
-        size = DeploymentSize(num_replicas, deployment.num_devices, num_blocks)
+        size = summaries.DeploymentSize(num_replicas, deployment.num_devices, num_blocks)
         prices = [pool.usd_per_hour for pool in by_pool if pool.usd_per_hour is not None]
         mean_devices = size.num_devices * (1.0 if fleet is None else fleet.mean_replicas / num_replicas)
-        terms = DeviceTerms(sum(prices) / mean_devices if len(prices) == len(by_pool) else None)
+        terms = summaries.DeviceTerms(sum(prices) / mean_devices if len(prices) == len(by_pool) else None)
         fractions = next(pool.time_fractions for pool in by_pool if pool.time_fractions)
-        summary = summarise(table, records.steps, size, fractions, limits, terms, records.tier_tokens, fleet)
-        summary = with_pools(summary, table, by_pool, deployment.power)
+        summary = summaries.summarise(table, records.steps, size, fractions, limits, terms, records.tier_tokens, fleet)
+        summary = summaries.with_pools(summary, table, by_pool, deployment.power)
         return msgspec.structs.replace(summary, adapters=records.adapter_summary(pools))
     num_stages, price = first.setup.parallelism.pp, deployment.price_usd_per_hour
     steps = records.steps_of(pools, 0)
-    summary = summarise(
+    summary = summaries.summarise(
         table,
         records.steps,
-        DeploymentSize(num_replicas, deployment.num_devices, num_blocks, num_stages),
+        summaries.DeploymentSize(num_replicas, deployment.num_devices, num_blocks, num_stages),
         time_fractions(first.lowered, steps, first.settings, records.encoded_s(pools, 0), records.adapters_s(pools, 0)),
         limits,
-        DeviceTerms(
+        summaries.DeviceTerms(
             first.setup.device.price_usd_per_hour if price is None else price,
             power_model(deployment, first.setup, attention_side(first.shard), steps),
         ),
@@ -309,8 +286,8 @@ def _summary(
 
 
 def _with_details(
-    summary: Summary, scenario: Scenario, first: PreparedPool, records: _Records, steps: Table
-) -> Summary:
+    summary: summaries.Summary, scenario: Scenario, first: PreparedPool, records: _Records, steps: Table
+) -> summaries.Summary:
     """Add what only a deployment of one kind of replica has: the use of its stages and sides, adapters, and checks."""
     table, num_stages, num_replicas = records.requests, first.setup.parallelism.pp, scenario.deployment.most_replicas
     # A verified step gives more tokens than it samples for.
@@ -326,32 +303,34 @@ def _with_details(
                 steps,
                 num_stages,
                 records.mean_replicas([first], 0),
-                span_of(table),
+                summaries.span_of(table),
             )
         ),
-        sides=tuple(side_uses(first.lowered, steps, first.setup.parallelism, num_replicas, span_of(table))),
+        sides=tuple(side_uses(first.lowered, steps, first.setup.parallelism, num_replicas, summaries.span_of(table))),
     )
 
 
 def _pool_summaries(
     scenario: Scenario, prepared: PreparedDeployment, records: _Records, run: LoopRun
-) -> list[PoolSummary]:
+) -> list[summaries.PoolSummary]:
     """Summarise each pool, one of encoders too, in the order of the scenario."""
     pools, names = prepared.pools, [pool.name for pool in scenario.deployment.pools]
     by_pool = [_pool_summary(scenario, pools, number, records) for number in range(len(pools))]
     if prepared.encoder is not None and run.encode is not None:
-        by_pool.append(_encoder_summary(scenario, prepared.encoder, run.encode, span_of(records.requests)))
+        by_pool.append(_encoder_summary(scenario, prepared.encoder, run.encode, summaries.span_of(records.requests)))
     return sorted(by_pool, key=lambda each: names.index(each.name))
 
 
-def _query_s(requests: Table, num_documents: int) -> Distribution | None:
+def _query_s(requests: Table, num_documents: int) -> summaries.Distribution | None:
     """Return the latency of queries whose documents are `num_documents` rows, one after the other, sent together."""
     if num_documents == 1:
         return None
-    return known_distribution(requests["e2e_s"].reshape(-1, num_documents).max(axis=1))
+    return summaries.known_distribution(requests["e2e_s"].reshape(-1, num_documents).max(axis=1))
 
 
-def _pool_summary(scenario: Scenario, pools: Sequence[PreparedPool], number: int, records: _Records) -> PoolSummary:
+def _pool_summary(
+    scenario: Scenario, pools: Sequence[PreparedPool], number: int, records: _Records
+) -> summaries.PoolSummary:
     """Summarise the steps of one of several pools."""
     prepared, requests = pools[number], records.requests
     pool, setup, pp = prepared.pool, prepared.setup, prepared.setup.parallelism.pp
@@ -360,21 +339,21 @@ def _pool_summary(scenario: Scenario, pools: Sequence[PreparedPool], number: int
     num_devices = num_replicas * setup.parallelism.num_devices
     mean_devices = mean_number * setup.parallelism.num_devices
     price = setup.device.price_usd_per_hour if pool.price_usd_per_hour is None else pool.price_usd_per_hour
-    utilisation, fractions, stages = Utilisation(), {}, []
+    utilisation, fractions, stages = summaries.Utilisation(), {}, []
     steps = records.steps_of(pools, number)
     steps = steps.replaced(replica=steps["replica"] - first_replica)
     if len(steps):
         num_blocks = prepared.memory.num_blocks * prepared.settings.ranks_per_replica
-        size = DeploymentSize(num_replicas, num_devices, num_blocks, pp)
-        utilisation = utilisation_of(requests, steps, size, mean_number)
+        size = summaries.DeploymentSize(num_replicas, num_devices, num_blocks, pp)
+        utilisation = summaries.utilisation_of(requests, steps, size, mean_number)
         encoded_s, adapters_s = records.encoded_s(pools, number), records.adapters_s(pools, number)
         fractions = time_fractions(prepared.lowered, steps, prepared.settings, encoded_s, adapters_s)
         work = step_work(setup.device, attention_side(prepared.shard), steps)
-        stages = stage_uses(work, steps, pp, mean_number, span_of(requests))
+        stages = stage_uses(work, steps, pp, mean_number, summaries.span_of(requests))
     ended_here = (requests["replica"] >= first_replica) & (requests["replica"] < end_replica)
     preemptions = int(requests["num_preemptions"][ended_here].sum())
     power = power_model(scenario.deployment, setup, attention_side(prepared.shard), steps)
-    return PoolSummary(
+    return summaries.PoolSummary(
         name=pool.name,
         role=pool.role,
         num_replicas=num_replicas,
@@ -384,28 +363,28 @@ def _pool_summary(scenario: Scenario, pools: Sequence[PreparedPool], number: int
         stages=tuple(stages),
         mean_w=None if power is None else power.at(utilisation.busy_fraction) * mean_devices,
         usd_per_hour=None if price is None else price * mean_devices,
-        sides=tuple(side_uses(prepared.lowered, steps, setup.parallelism, num_replicas, span_of(requests))),
+        sides=tuple(side_uses(prepared.lowered, steps, setup.parallelism, num_replicas, summaries.span_of(requests))),
     )
 
 
-def _encoder_summary(scenario: Scenario, encoder: EncodePool, run: EncodeRun, span_s: float) -> PoolSummary:
+def _encoder_summary(scenario: Scenario, encoder: EncodePool, run: EncodeRun, span_s: float) -> summaries.PoolSummary:
     """Summarise a pool of encoders."""
     pool, setup = encoder.pool, encoder.setup
     num_devices = pool.replicas * setup.parallelism.num_devices
     price = setup.device.price_usd_per_hour if pool.price_usd_per_hour is None else pool.price_usd_per_hour
     busy_fraction = float(run.busy_s.sum()) / (span_s * pool.replicas)
     power = power_model(scenario.deployment, setup)
-    return PoolSummary(
+    return summaries.PoolSummary(
         name=pool.name,
         role=pool.role,
         num_replicas=pool.replicas,
         num_devices=num_devices,
-        utilisation=Utilisation(busy_fraction=busy_fraction),
+        utilisation=summaries.Utilisation(busy_fraction=busy_fraction),
         time_fractions={"encoder": 1.0},
         stages=(),
         mean_w=None if power is None else power.at(busy_fraction) * num_devices,
         usd_per_hour=None if price is None else price * num_devices,
-        images=EncodedImages(num_sent=run.num_sent, num_encoded=run.num_encoded, sent_bytes=run.sent_bytes),
+        images=summaries.EncodedImages(num_sent=run.num_sent, num_encoded=run.num_encoded, sent_bytes=run.sent_bytes),
     )
 
 
@@ -428,7 +407,7 @@ def _provenance(pools: Sequence[PreparedPool], records: _Records) -> list[dict[A
     return [dict(total.most_common()) for total in totals]
 
 
-def _with_adapters(provenance: list[dict[Any, float]], summary: Summary) -> list[dict[Any, float]]:
+def _with_adapters(provenance: list[dict[Any, float]], summary: summaries.Summary) -> list[dict[Any, float]]:
     """Add the kernels of LoRA adapters, which nobody has measured, to the shares of the device's time."""
     if summary.adapters is None:
         return provenance

@@ -7,11 +7,12 @@ import pytest
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.formats.vidur.profiles import operator_tables, read_vidur_file
+from windtunnel.formats.vidur.profiles import VidurFile, operator_tables
 from windtunnel.model.attention.grouped_query import DecodeAttention, PrefillAttention
 from windtunnel.model.operators import Collective, Gemm
 from windtunnel.pricing.profile import profile_estimator, write_profile
 from windtunnel.pricing.table import merged, read_tables
+from windtunnel.workload.traces.table_file import read_columns
 
 
 def profiles(reference: Path) -> Path:
@@ -22,7 +23,7 @@ def profiles(reference: Path) -> Path:
 def test_a_real_profile_prices_the_operators_that_it_measured(reference: Path, tmp_path: Path) -> None:
     llama = profiles(reference) / "compute" / "a100" / "meta-llama" / "Llama-2-70b-hf"
     network = profiles(reference) / "network" / "a100_dgx"
-    attention = read_vidur_file(llama / "attention.csv")
+    attention = VidurFile(read_columns(llama / "attention.csv"))
     files = [llama / "mlp.csv", llama / "attention.csv", network / "all_reduce.csv"]
     tables = merged([table for path in files for table in operator_tables(path, "a100_sxm")])
     folder = tmp_path / "profile"
@@ -35,7 +36,7 @@ def test_a_real_profile_prices_the_operators_that_it_measured(reference: Path, t
         return float(np.asarray(estimator.estimate(op).seconds)) * 1e3  # type: ignore[arg-type]
 
     # TP2, 512 tokens: the rows of the file.
-    mlp = read_vidur_file(llama / "mlp.csv")
+    mlp = VidurFile(read_columns(llama / "mlp.csv"))
     (row,) = np.flatnonzero((mlp.numbers("num_tokens") == 512) & (mlp.numbers("num_tensor_parallel_workers") == 2))
     up = mlp.numbers("time_stats.mlp_up_proj.median")[row]
     assert milliseconds(Gemm(512, 2 * 28672 // 2, 8192)) == pytest.approx(up)

@@ -31,7 +31,7 @@ from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Precision
 from windtunnel.model.shape import LayerGroup, ModelSpec, Shard
 from windtunnel.pricing.estimator import Coverage
-from windtunnel.pricing.profile import profile_estimator, profile_provenance, read_profile
+from windtunnel.pricing.profile import profile_estimator, profile_provenance, tables_by_words
 from windtunnel.pricing.table import STATISTICS
 from windtunnel.serving.setup.step_prices import price_step
 
@@ -173,7 +173,7 @@ def test_a_profile_is_measured_closed_and_simulated_from(tmp_path: Path, monkeyp
     }
     assert profile_provenance(folder)["device"] == "test_cpu"
     assert abs(np.median(profile.closure_errors)) < 0.25  # milliseconds on a busy machine; benchmarks are stricter
-    tables = read_profile(folder)
+    tables = list(tables_by_words(folder).values())
     gemm = next(table for table in tables if table.kind == "gemm")
     assert set(gemm.statistics) == set(STATISTICS)
     assert (gemm.statistics["min_s"] <= gemm.seconds).all()
@@ -208,7 +208,7 @@ def test_a_profile_of_another_device_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="was measured on some_cpu, the deployment is on h100_sxm"):
         profile_estimator(tmp_path, catalog.device("h100_sxm"), None)
     with pytest.raises(InputError, match="holds no measured operators"):
-        read_profile(tmp_path.parent)
+        tables_by_words(tmp_path.parent)
 
 
 def test_what_cannot_be_measured_is_said() -> None:

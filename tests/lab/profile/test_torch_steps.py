@@ -18,7 +18,7 @@ from windtunnel.lab.profile.machine import device_of
 from windtunnel.lab.profile.model import Mark, StepShape
 from windtunnel.lab.profile.samples import Repeats
 from windtunnel.lab.profile.torch_steps import timed_forward, whole_forward
-from windtunnel.lab.timing import host_stopwatch
+from windtunnel.lab.timing import Stopwatch
 from windtunnel.model.operators import Elementwise, Op
 
 NORM_S, GEMM_S = 2e-6, 30e-6
@@ -107,7 +107,7 @@ def test_a_forward_that_waits_for_the_gpu_is_timed_outside_of_a_graph(cuda: Fake
 
 def test_what_a_mark_costs_is_taken_off() -> None:
     times = iter([0.0, 1.0, 1.25])
-    watch = host_stopwatch(lambda: next(times), mark_s=0.5)
+    watch = Stopwatch(lambda: next(times), mark_s=0.5)
     for name in ("", "long", "short"):
         watch.mark(name)
     assert watch.durations() == {"long": [0.5], "short": [0.0]}

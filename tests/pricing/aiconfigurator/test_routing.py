@@ -54,16 +54,16 @@ def test_the_busiest_rank_is_that_of_random_choices(
 def rows_of(tokens: Floats, latency: Floats, ep: float) -> Rows:
     shape = {"hidden_size": 4096.0, "inter_size": 1536.0, "num_experts": 128.0, "topk": 8.0, "moe_tp_size": 1.0}
     columns = {name: np.full(len(tokens), value) for name, value in {**shape, "moe_ep_size": ep}.items()}
-    columns |= {"num_tokens": tokens, "latency": latency}
+    columns |= {"num_tokens": tokens, "latency": latency, "kernel": np.zeros(len(tokens), int)}
     assert set(MOE_POINT) < set(columns)
-    return Rows(columns, np.zeros(len(tokens), int), np.array(["kernel"]), Place.__new__(Place))
+    return Rows(columns, {}, np.array(["kernel"]), Place.__new__(Place))
 
 
 def test_text_reads_as_many_experts_as_the_busiest_rank_has_active_ones() -> None:
     """Where a token costs a microsecond up to every expert, and nothing beyond, the active experts are the time."""
     tokens = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 64.0, 1024.0, 2048.0])
     rows = rows_of(tokens, np.minimum(tokens, 16.0), 8.0)
-    text = as_text(rows, rows.take(tokens < 1))
+    text = as_text(rows, rows.where(tokens < 1))
     expected = busiest_active(tokens, np.array(128.0), np.array(8.0), np.full(8, 8.0))
     assert text.latency[:-1] == pytest.approx(expected[:-1], rel=0.03)
     assert text.latency[0] > 2.0
@@ -74,7 +74,7 @@ def test_text_computes_the_tokens_of_the_busiest_rank() -> None:
     tokens = np.array([1.0, 16.0, 256.0, 4096.0])
     even, skewed = rows_of(tokens, tokens, 8.0), rows_of(tokens, 1.05 * tokens, 8.0)
     load = busiest_load(tokens, np.array(128.0), np.array(8.0), np.full(4, 8.0))
-    assert as_text(even, skewed.take(tokens < 1)).latency[2:] == pytest.approx((tokens * load)[2:], rel=1e-6)
+    assert as_text(even, skewed.where(tokens < 1)).latency[2:] == pytest.approx((tokens * load)[2:], rel=1e-6)
     assert load[2] > 1.05
     assert as_text(even, skewed).latency[2:] == pytest.approx(1.05 * tokens[2:], rel=1e-6)
 
@@ -82,7 +82,7 @@ def test_text_computes_the_tokens_of_the_busiest_rank() -> None:
 def test_a_power_law_says_nothing_of_the_busiest_rank_before_every_expert_has_a_token() -> None:
     tokens = np.array([1.0, 4.0, 16.0, 64.0])
     even = rows_of(tokens, tokens, 8.0)
-    without, slow = as_text(even, even.take(tokens < 1)), as_text(even, rows_of(tokens, 100 * tokens, 8.0))
+    without, slow = as_text(even, even.where(tokens < 1)), as_text(even, rows_of(tokens, 100 * tokens, 8.0))
     assert slow.latency[:2] == pytest.approx(without.latency[:2])
     assert slow.latency[2:] == pytest.approx(100 * tokens[2:])
 
@@ -95,7 +95,7 @@ def test_whole_experts_with_few_tokens_take_no_longer_than_slices_of_them() -> N
         rows_of(tokens, np.array([45.0, 24.0, 900.0]), 8.0),
         rows_of(tokens, np.array([20.0, 22.0, 300.0]), 1.0),
     )
-    both = whole.joined(slices.with_columns(moe_tp_size=np.full(3, 8.0)))
+    both = whole.joined(slices.replaced(moe_tp_size=np.full(3, 8.0)))
     assert as_sharded(both).tolist() == [20.0, 24.0, 900.0, 20.0, 22.0, 300.0]
 
 

@@ -17,12 +17,7 @@ import msgspec
 
 from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.files import parse_whole
-from windtunnel.formats.aicb.arguments import (
-    WORDS,
-    Command,
-    InferenceArguments,
-    TrainingArguments,
-)
+from windtunnel.formats.aicb.arguments import WORDS, Command, InferenceArguments, TrainingArguments
 from windtunnel.schema import Schema, read_yaml
 
 LIST_SCRIPT = "megatron_gpt.sh"

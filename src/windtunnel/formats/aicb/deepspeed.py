@@ -46,15 +46,8 @@ def llama_shapes(arguments: TrainingArguments) -> list[Shape]:
     """Return the shapes of the parameters in the order of the modules; a norm's last dimension is 1."""
     hidden, width = arguments.hidden_size, arguments.feed_forward_size
     heads = hidden // arguments.heads * arguments.heads
-    layer = [
-        (hidden, 1),
-        *[(hidden, heads)] * 3,
-        (heads, hidden),
-        (hidden, 1),
-        (hidden, width),
-        (width, hidden),
-        (hidden, width),
-    ]
+    attention = [(hidden, 1), *[(hidden, heads)] * 3, (heads, hidden)]
+    layer = [*attention, (hidden, 1), (hidden, width), (width, hidden), (hidden, width)]
     vocabulary = arguments.vocab_size
     return [(vocabulary, hidden), *layer * arguments.layers_per_stage, (hidden, 1), (hidden, vocabulary)]
 

@@ -147,10 +147,7 @@ def _megatron_layers(arguments: TrainingArguments) -> tuple[AicbLayer, ...]:
     width = hidden // arguments.heads * arguments.heads
     attention = Parts(
         "attention_layer",
-        (
-            _linear(arguments, "attention_column", hidden, 3 * width),
-            _linear(arguments, "attention_row", width, hidden),
-        ),
+        (_linear(arguments, "attention_column", hidden, 3 * width), _linear(arguments, "attention_row", width, hidden)),
     )
     feed_forward = _experts(arguments, num_matrices=2) if arguments.moe_enable else _dense(arguments)
     return (AicbLayer(attention, Weights(2 * hidden), feed_forward, hidden),) * arguments.layers_per_stage
@@ -182,8 +179,7 @@ def _deepseek_layers(arguments: TrainingArguments) -> tuple[AicbLayer, ...]:
 def _dense(arguments: TrainingArguments) -> Parts:
     hidden, width = arguments.hidden_size, arguments.feed_forward_size
     return Parts(
-        "mlp_layer",
-        (_linear(arguments, "mlp_column", hidden, width), _linear(arguments, "mlp_row", width, hidden)),
+        "mlp_layer", (_linear(arguments, "mlp_column", hidden, width), _linear(arguments, "mlp_row", width, hidden))
     )
 
 

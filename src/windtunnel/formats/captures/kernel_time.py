@@ -87,16 +87,11 @@ class LaunchTimes(NamedTuple):
 
 def launch_times(capture: Capture) -> LaunchTimes:
     """Return the times between launches and starts of kernels."""
-    rows = launched_kernels(capture)
+    rows = capture.kernels.where((capture.kernels["activity"] == KERNEL) & (capture.kernels["call"] >= 0))
     latency_s = rows["start_s"] - capture.calls["start_s"][rows["call"]]
     queue_s = latency_s - capture.calls["duration_s"][rows["call"]]
     queue_s[queue_s < 0] = np.nan
     return LaunchTimes(queue_s, latency_s)
-
-
-def launched_kernels(capture: Capture) -> Table:
-    """Return the kernels whose launch was recorded."""
-    return capture.kernels.where((capture.kernels["activity"] == KERNEL) & (capture.kernels["call"] >= 0))
 
 
 def range_time(capture: Capture) -> Table:
@@ -175,11 +170,13 @@ def device_time(capture: Capture) -> dict[int, DeviceTime]:
         is_communication = rows["kernel_class"] == COMMUNICATION
         busy, communication = _merged(rows), _merged(rows.where(is_communication))
         computing = _merged(rows.where(~is_communication & ~is_copy))
+        shared_s = _length(communication) + _length(computing) - _length(_union(communication, computing))
         by_device[int(device)] = DeviceTime(
             span_s=float(busy[1][-1] - busy[0][0]),
             busy_s=_length(busy),
             communication_s=_length(communication),
-            overlapped_s=_shared_length(communication, computing),
+            # Rounding leaves a little more or less than nothing where intervals only touch.
+            overlapped_s=max(0.0, shared_s),
             gaps_s=busy[0][1:] - busy[1][:-1],
             copy_s=_length(_merged(rows.where(is_copy))),
         )
@@ -207,11 +204,6 @@ def _union(left: Intervals, right: Intervals) -> Intervals:
 
 def _length(intervals: Intervals) -> float:
     return float((intervals[1] - intervals[0]).sum())
-
-
-def _shared_length(left: Intervals, right: Intervals) -> float:
-    # Rounding leaves a little more or less than nothing where intervals only touch.
-    return max(0.0, _length(left) + _length(right) - _length(_union(left, right)))
 
 
 def kernel_table(capture: Capture) -> Table:

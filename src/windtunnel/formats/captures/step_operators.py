@@ -161,7 +161,8 @@ def measured_steps(capture: Capture, shard: Shard) -> list[MatchedStep]:
 def rows_of_kernels(capture: Capture, step: CapturedStep, launches: Sequence[Launch]) -> list[str]:
     """Return the row of every kernel of a step."""
     kernels = capture.kernels
-    modules = [_module(capture, row) for row in kernels["range"][step.rows]]
+    ranges = [capture.name_of(capture.ranges["name"][row]) if row >= 0 else "" for row in kernels["range"][step.rows]]
+    modules = [name.partition("module:")[2] for name in ranges]
     classes = [CLASSES[code] for code in kernels["kernel_class"][step.rows]]
     is_copy = np.isin(kernels["activity"][step.rows], (COPY, MEMSET)).tolist()
     if any(modules):
@@ -170,12 +171,6 @@ def rows_of_kernels(capture: Capture, step: CapturedStep, launches: Sequence[Lau
     for kernel, row in _products(capture, step, classes, launches):
         rows[kernel] = row
     return _between(rows)
-
-
-def _module(capture: Capture, row: int) -> str:
-    """Return the path of a range's module; empty where the range is no module's."""
-    name = capture.name_of(capture.ranges["name"][row]) if row >= 0 else ""
-    return name.partition("module:")[2]
 
 
 def _by_module(module: str, kernel_class: str) -> str | None:

@@ -16,7 +16,6 @@ from windtunnel.schema import read_yaml
 
 VERSION = "0.0.4"
 
-
 ChakraKind = IntEnum("ChakraKind", "INVALID METADATA MEMORY_LOAD MEMORY_STORE COMPUTE SEND RECEIVE COLLECTIVE", start=0)
 """Kinds of nodes."""
 ChakraCollective = IntEnum(

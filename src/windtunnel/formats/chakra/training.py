@@ -26,7 +26,6 @@ Seconds = Callable[[Task], float]
 Attribute = dict[str, Any]
 """Fields of the message of an attribute."""
 
-
 GroupNames = dict[tuple[int, ...], str]
 """Ranks of a group -> its number, as `--comm-group-configuration` lists it; "0" is all ranks."""
 

@@ -144,6 +144,9 @@ def _aiperf(name: str, document: dict[str, Any]) -> list[ClientResult]:
     load = _aiperf_load(name, document.get("input_config", {}))
     concurrency, rate, per_s = load.get("concurrency"), load.get("request_rate"), mean("request_throughput")
     num_requests = document.get("request_count", {}).get("avg") or load.get("request_count")
+    # AIPerf's default is Poisson, GenAI-Perf's perf_analyzer has equal gaps.
+    pattern = load.get("arrival_pattern") or load.get("request_rate_mode") or "poisson"
+    smoothness = load.get("arrival_smoothness") or 1.0
     return [
         ClientResult(
             id=name,
@@ -159,7 +162,7 @@ def _aiperf(name: str, document: dict[str, Any]) -> list[ClientResult]:
                 e2e=mean_or_none("request_latency") * MS,
                 throughput=mean_or_none("output_token_throughput"),
             ),
-            gap_cv=_aiperf_gap_cv(load),
+            gap_cv={"constant": 0.0, "gamma": 1 / math.sqrt(smoothness)}.get(pattern, 1.0),
         )
     ]
 
@@ -194,13 +197,6 @@ def _aiperf_load(name: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     stimulus = settings.get("perf_analyzer", {}).get("stimulus", {})
     load = {key: stimulus.get(key) or settings.get(key) for key in ("concurrency", "request_rate")}
     return {**load, "arrival_pattern": "constant"}
-
-
-def _aiperf_gap_cv(load: Mapping[str, Any]) -> float:
-    """Return the variation of arrival gaps: AIPerf's default is Poisson, GenAI-Perf's perf_analyzer has equal gaps."""
-    pattern = load.get("arrival_pattern") or load.get("request_rate_mode") or "poisson"
-    smoothness = load.get("arrival_smoothness") or 1.0
-    return {"constant": 0.0, "gamma": 1 / math.sqrt(smoothness)}.get(pattern, 1.0)
 
 
 def _guidellm(name: str, document: dict[str, Any]) -> list[ClientResult]:

@@ -186,8 +186,6 @@ class _Arguments:
             raise InputError(f"--{name} is {text!r}, which is not read", f"known are {', '.join(choices)}")
         return choices[text]
 
-    # ------------------------------------------------------------------------------------------------------- the model
-
     def model(self) -> ModelSpec:
         """Return the model that Megatron builds, its vocabulary padded."""
         tp = self.number("tensor-model-parallel-size", 1)
@@ -265,8 +263,6 @@ class _Arguments:
                 f"([0]*3+[1]*{num_layers - 3})"
             )
         return pattern
-
-    # --------------------------------------------------------------------------------------------------------- the job
 
     def job(self, device: str, num_devices: int | None) -> TrainingJob:
         """Return the job, checked as every job is."""
@@ -385,9 +381,8 @@ class _Arguments:
         return fields
 
     def overlap(self) -> dict[str, bool]:
-        interleaves = self.flag("num-layers-per-virtual-pipeline-stage") or self.flag(
-            "num-virtual-stages-per-pipeline-rank"
-        )
+        names = ("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank")
+        interleaves = any(map(self.flag, names))
         flags = {field: self.flag(name) for field, name in WORDS["overlaps"].items()}
         return {**flags, "pipeline": interleaves and not self.flag("no-overlap-p2p-communication")}
 

@@ -44,7 +44,6 @@ _SMALL_US = {2: 10, 4: 12, 8: 15, 16: 66, 32: 135, 64: 200, 128: 320}
 _RATIOS = catalog.shipped("network/simai_ratios.yaml")
 _LARGEST_BYTES = 16 * 2**30
 
-
 Fraction = Annotated[float, check_fraction]
 
 

@@ -70,7 +70,6 @@ READERS: Mapping[str, Reader] = {
 }
 """Name in `conf.yaml` -> how the values of a key are read."""
 
-
 KEYS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("conf.yaml"))
 """Keys of a configuration by their use."""
 

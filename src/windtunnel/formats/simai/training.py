@@ -29,6 +29,7 @@ LAYER_SUFFIXES = {Group.TENSOR: "", Group.EXPERTS: "_EP", Group.EXPERTS_DATA: "_
 """Group -> suffix in the forward pass and for gradients of inputs."""
 STEP_SUFFIXES = {Group.DATA: "", Group.EXPERTS_DATA: "_DP_EP"}
 """Group -> suffix for gradients of weights."""
+
 PASSES = ("forward", "backward_input", "backward_weight")
 NOTHING = (FilePhase(), FilePhase(), FilePhase())
 

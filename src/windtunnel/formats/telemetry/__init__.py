@@ -13,6 +13,6 @@ from windtunnel.formats.telemetry import logs, prometheus, spans
 FORMATS = (
     FileFormat(prometheus.TEXT, "server telemetry", prometheus.is_text, prometheus.read_text_file),
     FileFormat("Prometheus range query", "server telemetry", prometheus.is_range_query, prometheus.read_range_query),
-    FileFormat("vLLM log", "server telemetry", logs.is_log, logs.read_log),
+    FileFormat("vLLM log", "server telemetry", lambda file: "Avg prompt throughput: " in file.text, logs.read_log),
     FileFormat("OTLP spans", "server telemetry", spans.has_spans, spans.read_spans),
 )

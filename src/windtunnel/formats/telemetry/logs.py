@@ -21,11 +21,6 @@ _LINE = re.compile(
 _CAPACITY = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
 
 
-def is_log(file: FileContent) -> bool:
-    """Whether a file is a log with lines on throughput."""
-    return "Avg prompt throughput: " in file.text
-
-
 def read_log(path: Path) -> ServerRecord:
     """Read intervals between lines; the time between tokens is that of the running requests over what they gave.
 

@@ -33,10 +33,12 @@ def read_spans(path: Path) -> ServerRecord:
     columns: dict[str, list[float]] = {name: [] for name in ("arrival_s", *ATTRIBUTES)}
     try:
         for span in _spans(FileContent(path).documents):
-            given = {each["key"]: _value(each["value"]) for each in span.get("attributes", ())}
+            attributes = {each["key"]: each["value"] for each in span.get("attributes", ())}
+            # OTLP writes 64-bit integers as texts.
+            numbers = {key: value.get("doubleValue", value.get("intValue")) for key, value in attributes.items()}
+            given = {key: float(number) for key, number in numbers.items() if number is not None}
             values = {
-                name: next((given[key] for key in keys if given.get(key) is not None), None)
-                for name, keys in ATTRIBUTES.items()
+                name: next((given[key] for key in keys if key in given), None) for name, keys in ATTRIBUTES.items()
             }
             arrival_s = int(span["startTimeUnixNano"]) * 1e-9
             if values["e2e_s"] is None:
@@ -58,9 +60,3 @@ def _spans(documents: list[Any]) -> Iterator[dict[str, Any]]:
         for resource in document.get("resourceSpans", ()):
             for scope in resource.get("scopeSpans", ()):
                 yield from scope.get("spans", ())
-
-
-def _value(value: dict[str, Any]) -> float | None:
-    """Return a number of an attribute: OTLP writes 64-bit integers as texts."""
-    number = value.get("doubleValue", value.get("intValue"))
-    return None if number is None else float(number)

@@ -47,15 +47,6 @@ class VidurFile:
         return np.where(milliseconds > 0, milliseconds, np.nan) * MS
 
 
-def read_vidur_file(path: Path) -> VidurFile:
-    """Read a CSV file of Vidur's profiles.
-
-    Raises:
-        InputError: there is no such file, it is not CSV of at least one row, or a row has another length.
-    """
-    return VidurFile(read_columns(path))
-
-
 def operator_tables(path: Path, name: str = "vidur") -> list[MeasurementTable]:
     """Return the operators of `mlp.csv`, `attention.csv`, `all_reduce.csv` or `send_recv.csv` as measured tables.
 
@@ -64,7 +55,7 @@ def operator_tables(path: Path, name: str = "vidur") -> list[MeasurementTable]:
     Raises:
         InputError: the file cannot be read, or is none of these.
     """
-    file = read_vidur_file(path)
+    file = VidurFile(read_columns(path))
     if _has(file, "mlp_up_proj"):
         kind, rows = "mlp", _token_rows(file)
     elif "is_prefill" in file.columns:

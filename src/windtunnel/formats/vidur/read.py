@@ -19,7 +19,6 @@ from windtunnel.workload.traces.table_file import header_of, read_columns
 
 Floats = NDArray[np.float64]
 
-
 _CONFIG: Mapping[str, Any] = read_yaml(Path(__file__).with_name("config.yaml"))
 _PLACES: Mapping[str, str] = {
     **{f"{section}.{name}".strip("."): name for section, names in _CONFIG["sections"].items() for name in names},
@@ -182,12 +181,8 @@ def read_tables(path: Path, granularity: int = 64) -> OperatorTables:
         raise InputError(f"{path} cannot be read: {what}", "Vidur's prediction tables are needed") from error
 
     by_tokens = (*TOKEN_OPERATORS, "attn_kv_cache_save", "all_reduce", "send_recv")
-    steps = {
-        "attn_prefill_kv": granularity,
-        "attn_decode_kv": granularity,
-        "attn_prefill_chunk": 1,
-        "attn_decode_bs": 1,
-    }
+    steps = dict.fromkeys(("attn_prefill_kv", "attn_decode_kv"), granularity)
+    steps |= dict.fromkeys(("attn_prefill_chunk", "attn_decode_bs"), 1)
     steps |= {f"{name}__x": 1 for name in (*by_tokens, *HOST_OPERATORS) if name in arrays}
     needed = [name for name in (*TOKEN_OPERATORS, "attn_kv_cache_save") if name not in OPTIONAL_OPERATORS]
     missing = [name for name in (*needed, "attn_prefill", "attn_decode", *steps) if name not in arrays]

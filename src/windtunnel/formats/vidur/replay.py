@@ -4,14 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, check_known
-from windtunnel.formats.vidur.read import (
-    HOST_OPERATORS,
-    TOKEN_OPERATORS,
-    OperatorTables,
-    VidurConfig,
-    plan_memory,
-    random_replicas,
-)
+from windtunnel.formats.vidur import read
 from windtunnel.serving import codes
 from windtunnel.serving.run import LoopRun, prepare_loop
 from windtunnel.serving.state import records as state
@@ -30,8 +23,8 @@ ROUTERS = {"round_robin": codes.ROUND_ROBIN, "lor": codes.LEAST_WAITING, "random
 
 
 def replay(
-    config: VidurConfig,
-    tables: OperatorTables,
+    config: read.VidurConfig,
+    tables: read.OperatorTables,
     requests: RequestArrays,
     *,
     replicates_bugs: bool = True,
@@ -52,12 +45,12 @@ def replay(
     """
     plan = pool_plan(config, replicates_bugs, fuses_steps)
     is_random = plan.settings.router == codes.ASSIGNED
-    replicas = random_replicas(config, requests.num_requests) if is_random else None
+    replicas = read.random_replicas(config, requests.num_requests) if is_random else None
     loop = prepare_loop([plan], requests, stage_tables=stage_tables(config, tables), replicas=replicas)
     return loop.run(keeps_trail=keeps_trail)
 
 
-def pool_plan(config: VidurConfig, replicates_bugs: bool, fuses_steps: bool) -> PoolPlan:
+def pool_plan(config: read.VidurConfig, replicates_bugs: bool, fuses_steps: bool) -> PoolPlan:
     """Return the cluster of `config` as the loop takes it; look-up tables price its steps.
 
     Raises:
@@ -65,7 +58,7 @@ def pool_plan(config: VidurConfig, replicates_bugs: bool, fuses_steps: bool) -> 
     """
     check_known(config.scheduler, SCHEDULERS, f"Vidur has no replica scheduler {config.scheduler!r}")
     check_known(config.router, ROUTERS, f"Vidur has no global scheduler {config.router!r}")
-    memory, stages = plan_memory(config), config.num_pipeline_stages
+    memory, stages = read.plan_memory(config), config.num_pipeline_stages
     code = SCHEDULERS[config.scheduler]
     reserves = code in (codes.ORCA, codes.FASTER_TRANSFORMER)
     settings = state.KernelSettings(
@@ -90,7 +83,7 @@ def pool_plan(config: VidurConfig, replicates_bugs: bool, fuses_steps: bool) -> 
     return PoolPlan(settings, state.NO_COST)
 
 
-def stage_tables(config: VidurConfig, tables: OperatorTables) -> StageTables:
+def stage_tables(config: read.VidurConfig, tables: read.OperatorTables) -> StageTables:
     """Sum a layer's operators to a pipeline stage, by Vidur's formula (`ExecutionTime.total_time`).
 
     stage = layers / stages x (attention + MLP + add) + send_recv + host, with two all-reduces a layer, each with a
@@ -104,7 +97,7 @@ def stage_tables(config: VidurConfig, tables: OperatorTables) -> StageTables:
     for degree, name in ((tp, "all_reduce"), (pp, "send_recv")):
         if degree > 1 and name not in tables.token_s:
             raise InputError(f"the look-up tables have no {name}, which tp {tp} and pp {pp} need")
-    layer_s = _sum([tables.token_s[name] for name in TOKEN_OPERATORS if name in tables.token_s])
+    layer_s = _sum([tables.token_s[name] for name in read.TOKEN_OPERATORS if name in tables.token_s])
     if tp > 1:
         skew_ms = config.nccl_cpu_skew_overhead_per_device_ms * tp**1.25
         launch_s = 1e-3 * (config.nccl_cpu_launch_overhead_ms + skew_ms)
@@ -124,7 +117,7 @@ def stage_tables(config: VidurConfig, tables: OperatorTables) -> StageTables:
     )
 
 
-def host_s(run: LoopRun, config: VidurConfig, tables: OperatorTables) -> NDArray[np.float64]:
+def host_s(run: LoopRun, config: read.VidurConfig, tables: read.OperatorTables) -> NDArray[np.float64]:
     """Return the host's share of each request's time in pipeline stages, [requests]; the run must keep its trail."""
     assert run.trail is not None
     rows, request = run.trail.members[:, 0], run.trail.members[:, 1]
@@ -132,12 +125,12 @@ def host_s(run: LoopRun, config: VidurConfig, tables: OperatorTables) -> NDArray
     return np.asarray(np.bincount(request, step_s[rows], minlength=len(run.requests)), np.float64)
 
 
-def _host_step_s(tables: OperatorTables) -> NDArray[np.float64]:
+def _host_step_s(tables: read.OperatorTables) -> NDArray[np.float64]:
     """Return the host's share of a step in one stage, by the size of the batch."""
-    missing = [name for name in HOST_OPERATORS if name not in tables.host_s]
+    missing = [name for name in read.HOST_OPERATORS if name not in tables.host_s]
     if missing:
         raise InputError(f"the look-up tables have no {missing[0]}, but the run models CPU overheads")
-    return _sum([tables.host_s[name] for name in HOST_OPERATORS])
+    return _sum([tables.host_s[name] for name in read.HOST_OPERATORS])
 
 
 def _sum(arrays: list[NDArray[np.float64]]) -> NDArray[np.float64]:

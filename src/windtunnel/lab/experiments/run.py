@@ -177,12 +177,7 @@ def _execute(command: Sequence[str], folder: Path, stdout: Path | None = None) -
         try:
             with nullcontext(log) if stdout is None else stdout.open("w", encoding="utf-8") as output:
                 code = subprocess.run(
-                    command,
-                    stdout=output,
-                    stderr=log,
-                    env=environment,
-                    check=False,
-                    preexec_fn=end_with_parent,
+                    command, stdout=output, stderr=log, env=environment, check=False, preexec_fn=end_with_parent
                 ).returncode
         except OSError as error:
             raise WindtunnelError(f"{command[0]} cannot be run: {error.strerror or error}") from None

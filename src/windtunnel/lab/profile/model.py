@@ -231,12 +231,8 @@ class LayerStack:
         attention = self.group.attention
         assert isinstance(attention, LatentAttention)
         tokens, heads = flow.hidden.shape[0], attention.num_heads // self.shard.tp
-        rank, rope, nope, wide = (
-            attention.kv_lora_rank,
-            attention.qk_rope_head_dim,
-            attention.qk_nope_head_dim,
-            attention.v_head_dim,
-        )
+        rank, rope = attention.kv_lora_rank, attention.qk_rope_head_dim
+        nope, wide = attention.qk_nope_head_dim, attention.v_head_dim
         projected = linear(flow.hidden, weights["q_kv_a_proj"])
         mark("q_kv_a_proj")
         query, latent, key = projected.split([projected.shape[1] - rank - rope, rank, rope], dim=1)

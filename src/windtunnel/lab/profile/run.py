@@ -130,8 +130,9 @@ def _measure_shard(
     """Measure the steps of one rank's shard and add them to the journals in `folder`."""
     name, num_layers = shard.model.name, len(shard.model.layers)
     part = replace(plan, budget_s=plan.budget_s and plan.budget_s / len(plan.tp) / num_layers)
+    slug = re.sub(r"[^A-Za-z0-9.-]+", "_", name)
     for index, stepper in enumerate(steppers):
-        path = folder / JOURNALS / f"{_slug(name)}_{plan.engine}_tp{shard.tp}_{index}.jsonl"
+        path = folder / JOURNALS / f"{slug}_{plan.engine}_tp{shard.tp}_{index}.jsonl"
         if plan.overwrite:
             path.unlink(missing_ok=True)
         digest = hashlib.sha256(msgspec.json.encode([shard.model, shard.precision, shard.tp, index]))
@@ -196,10 +197,6 @@ def write_collectives(folder: Path, device_name: str, plan: CollectivesPlan, tim
     about["date"] = str(datetime.now(UTC).date())
     how = ", replayed as a CUDA graph" if plan.backend == "nccl" else ""
     write_profile(folder, tables, about | {"method": f"wall time of executions in a row{how}, slowest rank"})
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.-]+", "_", name)
 
 
 def parse_degrees(text: str) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from windtunnel.lab.profile.compute import ComputePlan
 from windtunnel.lab.profile.model import StepShape, check_profilable, operators_of
 from windtunnel.lab.profile.samples import MeasuredStep, Repeats
 from windtunnel.lab.stepped import EngineStep
-from windtunnel.lab.timing import CLOCKS_OF_HOST, host_stopwatch
+from windtunnel.lab.timing import CLOCKS_OF_HOST, Stopwatch
 from windtunnel.model.precision import Format
 from windtunnel.model.shape import Shard
 
@@ -56,7 +56,7 @@ class VllmStepper:
             if number < 0:
                 run()
             elif number % 2 == 0:
-                watch = host_stopwatch(self.clock, self.hook_s)
+                watch = Stopwatch(self.clock, mark_s=self.hook_s)
                 with self.engine.watched(watch):
                     run()
                 durations = watch.durations()
@@ -113,7 +113,7 @@ def hook_cost_s(now: Callable[[], float]) -> float:
     import torch
 
     plain, hooked, nothing = torch.nn.Identity(), torch.nn.Identity(), torch.zeros(1)
-    watch = host_stopwatch(now)
+    watch = Stopwatch(now)
     hooked.register_forward_hook(lambda *_given: watch.mark("empty"))
 
     def call_s(module: Any) -> float:

@@ -31,7 +31,7 @@ def decode_table(collection: Collection, op: Any) -> MeasurementTable | None:
         return None
     if op.kv_format is Format.FP8:
         rows = _before_fp8_tiles(collection, rows, numbers)
-    rows = rows.with_latency(sound_latency(collection.engine, rows))
+    rows = rows.replaced(latency=sound_latency(collection.engine, rows))
     share = KERNELS.longest_share.get(rows.main_kernel, 0.0)
     return replace(_table(collection, op, rows, context_tokens=rows["step"] + 1), longest_share=share)
 
@@ -68,7 +68,7 @@ def _rows(collection: Collection, op: Any, table: str, numbers: tuple[str, ...])
     for rows in collection.all_rows("attention", table, numbers, choices):
         chosen = rows.named(names.__contains__)
         if chosen.any():
-            return rows.take(chosen).main_kernel_only(numbers)
+            return rows.where(chosen).main_kernel_only(numbers)
     if rows is None:
         return None
     raise InputError(
@@ -87,7 +87,7 @@ def _before_fp8_tiles(collection: Collection, rows: Rows, numbers: tuple[str, ..
     plain = collection.first_rows("attention", "generation_attention_perf", numbers, [words])
     if plain is None:
         return rows
-    return rows.with_latency(np.fmax(rows.latency, rows.at_same_points(plain, plain.latency, numbers)))
+    return rows.replaced(latency=np.fmax(rows.latency, rows.at_same_points(plain, plain.latency, numbers)))
 
 
 def sound_latency(engine: str, rows: Rows) -> Floats:

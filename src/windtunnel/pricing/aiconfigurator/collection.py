@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from windtunnel import catalog
 from windtunnel.disk_cache import home, keep, recall
+from windtunnel.metrics.records import Table
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.published import dated, is_newer
@@ -136,13 +137,13 @@ class Place:
             found = rows.with_words(texts, words)
             columns, codes, names = {}, b"", []
             if found is not None:
-                columns = {name: column.tobytes() for name, column in found.columns.items()}
-                codes, names = found.kernel_codes.astype("i4").tobytes(), found.kernel_names.tolist()
+                columns = {name: column.tobytes() for name, column in found.columns.items() if name != "kernel"}
+                codes, names = found["kernel"].astype("i4").tobytes(), found.kernel_names.tolist()
             keep(kept, msgspec.msgpack.encode((columns, codes, names)))
             return found
         columns, codes, names = msgspec.msgpack.decode(content)
-        numbers_of = {name: np.frombuffer(column) for name, column in columns.items()}
-        return Rows(numbers_of, np.frombuffer(codes, "i4"), np.array(names), self) if columns else None
+        read = {name: np.frombuffer(column) for name, column in columns.items()}
+        return Rows({**read, "kernel": np.frombuffer(codes, "i4")}, {}, np.array(names), self) if columns else None
 
     def read_file(self, table: str, numbers: tuple[str, ...], words: tuple[str, ...]) -> tuple[Rows, Texts]:
         """Read every row of a file, and its words."""
@@ -155,25 +156,16 @@ class Place:
             name: np.zeros(rows.num_rows) if name in lacking else numeric_column(rows, name, path)
             for name in (*numbers, "latency")
         }
-        codes, labels = _codes(rows, "kernel_source")
-        return Rows(columns, codes, np.array(labels), self), {name: _codes(rows, name) for name in words}
+        columns["kernel"], labels = _codes(rows, "kernel_source")
+        return Rows(columns, {}, np.array(labels), self), {name: _codes(rows, name) for name in words}
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Rows of one Parquet file in one format: numeric columns, and the kernel of each row."""
+@dataclass(frozen=True, eq=False)
+class Rows(Table):
+    """Rows of one Parquet file in one format: among their columns `latency` (milliseconds) and `kernel`, a position."""
 
-    columns: Mapping[str, Floats]
-    """`latency` (milliseconds) among them."""
-    kernel_codes: NDArray[Any]
     kernel_names: NDArray[Any]
     place: Place
-
-    def __len__(self) -> int:
-        return len(self.kernel_codes)
-
-    def __getitem__(self, name: str) -> Floats:
-        return self.columns[name]
 
     @property
     def latency(self) -> Floats:
@@ -187,30 +179,17 @@ class Rows:
     @property
     def main_kernel(self) -> str:
         """Kernel of most rows."""
-        return str(self.kernel_names[np.argmax(np.bincount(self.kernel_codes))])
+        return str(self.kernel_names[np.argmax(np.bincount(self["kernel"]))])
 
     def named(self, matches: Callable[[str], bool]) -> NDArray[np.bool_]:
         """Return a mask of the rows whose kernel has a matching name."""
         matching = np.array([matches(str(name)) for name in self.kernel_names], dtype=bool)
-        return np.asarray(matching[self.kernel_codes])
-
-    def take(self, rows: NDArray[Any]) -> Rows:
-        """Return some rows, given as a mask or indices."""
-        columns = {name: column[rows] for name, column in self.columns.items()}
-        return Rows(columns, self.kernel_codes[rows], self.kernel_names, self.place)
-
-    def with_columns(self, **columns: Floats) -> Rows:
-        """Return the rows with other or further columns."""
-        return replace(self, columns={**self.columns, **columns})
-
-    def with_latency(self, latency: Floats) -> Rows:
-        """Return the rows with other latencies, in milliseconds."""
-        return self.with_columns(latency=latency)
+        return np.asarray(matching[self["kernel"]])
 
     def sound(self, latency: Floats) -> Rows:
         """Return the rows with other latencies, without those that lose theirs (NaN)."""
         lost = np.isnan(latency) & ~np.isnan(self.latency)
-        return self.with_latency(latency).take(~lost)
+        return self.replaced(latency=latency).where(~lost)
 
     def with_words(self, texts: Texts, words: Mapping[str, str]) -> Rows | None:
         """Return the rows that have `words`; None where there are none."""
@@ -218,7 +197,7 @@ class Rows:
         for name, word in words.items():
             codes, labels = texts[name]
             keep &= codes == labels.index(word) if word in labels else False
-        return self.take(keep) if keep.any() else None
+        return self.where(keep) if keep.any() else None
 
     def main_kernel_only(self, point: tuple[str, ...]) -> Rows:
         """Keep, where several kernels were measured at one point, the kernel with the most rows in the file.
@@ -226,8 +205,8 @@ class Rows:
         A collection runs its engine's own dispatch over the whole grid and other kernels over parts of it (SGLang's
         `triton` attention beside `trtllm_mha`), so the most frequent one is the default.
         """
-        counts = np.bincount(self.kernel_codes, minlength=len(self.kernel_names))
-        return self._one_kernel_a_point(point, np.argsort(np.argsort(-counts, kind="stable"))[self.kernel_codes])
+        counts = np.bincount(self["kernel"], minlength=len(self.kernel_names))
+        return self._one_kernel_a_point(point, np.argsort(np.argsort(-counts, kind="stable"))[self["kernel"]])
 
     def fastest_kernel_only(self, point: tuple[str, ...]) -> Rows:
         """Keep, where several kernels were measured at one point, the fastest, which an autotuned engine runs."""
@@ -235,22 +214,22 @@ class Rows:
 
     def _one_kernel_a_point(self, point: tuple[str, ...], rank: NDArray[Any]) -> Rows:
         """Return, at every point, all rows of the kernel whose row has the least `rank` there."""
-        if len(np.unique(self.kernel_codes)) == 1:
+        if len(np.unique(self["kernel"])) == 1:
             return self
         order = np.lexsort((rank, *(self[name] for name in point)))
         points = np.column_stack([self[name][order] for name in point])
         new_point = np.append(True, np.any(points[1:] != points[:-1], axis=1))
         if new_point.all():
             return self
-        codes = self.kernel_codes[order]
+        codes = self["kernel"][order]
         best = codes[np.maximum.accumulate(np.where(new_point, np.arange(len(order)), 0))]
-        return self.take(np.sort(order[codes == best]))
+        return self.where(np.sort(order[codes == best]))
 
     def joined(self, others: Rows) -> Rows:
         """Return the rows of both, with the place of the first."""
+        others = others.replaced(kernel=others["kernel"] + len(self.kernel_names))
         columns = {name: np.concatenate([column, others[name]]) for name, column in self.columns.items()}
-        codes = np.concatenate([self.kernel_codes, others.kernel_codes + len(self.kernel_names)])
-        return Rows(columns, codes, np.concatenate([self.kernel_names, others.kernel_names]), self.place)
+        return Rows(columns, {}, np.concatenate([self.kernel_names, others.kernel_names]), self.place)
 
     def at_same_points(self, other: Rows, values: Floats, point: tuple[str, ...]) -> Floats:
         """Return the value of `other` at each point of these rows, NaN where it has none."""
@@ -267,7 +246,7 @@ class Rows:
 
     def no_slower_than(self, other: Rows, point: tuple[str, ...]) -> Rows:
         """Return the rows, at points that `other` has too with the faster of both."""
-        return self.with_latency(np.fmin(self.latency, self.at_same_points(other, other.latency, point)))
+        return self.replaced(latency=np.fmin(self.latency, self.at_same_points(other, other.latency, point)))
 
 
 Texts = Mapping[str, tuple[NDArray[Any], list[str]]]

@@ -22,7 +22,9 @@ def collective_table(collection: Collection, op: Any) -> MeasurementTable | None
     if op.span_nodes > 1:
         return None
     own, nccl = _custom_all_reduce(collection, op), nccl_table(collection, op)
-    tables = [_beyond(nccl, own) if _prefers_own(collection) else nccl, own, _fused_all_reduce(collection, op)]
+    # The engine's graphs hold its own all-reduce at the sizes that it takes, be NCCL faster or not.
+    prefers_own = collection.cuda_graphs and collection.engine in KERNELS.one_shot_below_bytes
+    tables = [_beyond(nccl, own) if prefers_own else nccl, own, _fused_all_reduce(collection, op)]
     if collection.engine in KERNELS.same_all_reduce:
         engine, version = KERNELS.same_all_reduce[collection.engine]
         tables.append(_custom_all_reduce(replace(collection.of(engine), version=version), op))
@@ -34,11 +36,6 @@ def collective_table(collection: Collection, op: Any) -> MeasurementTable | None
     edge = collection.fused_all_reduce_bytes + 1.0  # from here on the fused kernel is none
     fastest = functools.reduce(functools.partial(_faster_of, op=op, edge=edge), parts)
     return replace(fastest, source=label, steps=_steps(collection, op))
-
-
-def _prefers_own(collection: Collection) -> bool:
-    """Whether the engine's graphs hold its own all-reduce at the sizes that it takes, be NCCL faster or not."""
-    return collection.cuda_graphs and collection.engine in KERNELS.one_shot_below_bytes
 
 
 def _beyond(nccl: MeasurementTable | None, own: MeasurementTable | None) -> MeasurementTable | None:
@@ -92,7 +89,7 @@ def _custom_all_reduce(collection: Collection, op: Any) -> MeasurementTable | No
     suffix = "graph" if collection.cuda_graphs else "eager"
     for rows in collection.all_rows("comm", "custom_allreduce_perf", ("num_gpus", "message_size"), [{}]):
         either = rows.named(lambda name: name.endswith(("_graph", "_eager")))
-        kept = rows.take(~either | rows.named(lambda name: name.endswith(suffix)))
+        kept = rows.where(~either | rows.named(lambda name: name.endswith(suffix)))
         if len(kept):
             return _collective_table(op, kept, collection.label("comm", kept))
     return None

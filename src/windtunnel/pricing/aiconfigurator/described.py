@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import reduce
 from itertools import product
 from pathlib import Path
@@ -43,7 +42,6 @@ class DescribedTable(Schema, frozen=True):
 
 
 _TABLES = catalog.entry(Path(__file__).with_name("described.yaml"), dict[str, DescribedTable])
-
 
 _COMPUTED: Mapping[str, Callable[[Mapping[str, Floats]], Floats]] = {
     # As in `operators.PrefillBatch`, of `isl` new tokens after `step` cached ones.
@@ -86,27 +84,28 @@ def _parts(place: Place, table: DescribedTable, words: Mapping[str, tuple[str, .
             asked = dict(zip(words, chosen, strict=True)) | ({"model": model} if model else {})
             rows = place.read_rows(name, table.columns, asked)
             if rows is not None:
-                yield rows.with_columns(**{key: np.full(len(rows), value) for key, value in dimensions.items()})
+                yield rows.replaced(**{key: np.full(len(rows), value) for key, value in dimensions.items()})
 
 
 def _measurements(collection: Collection, op: ops.Op, rows: Rows, table: DescribedTable) -> MeasurementTable | None:
     """Return one row per point: the sum over kernels (convolution and delta rule), each the median of its repeats."""
     label = collection.label(table.family, rows)
     if "chunks" in table.dimensions.values():  # what `operators.PrefillBatch` can express
-        rows = rows.take((rows["batch_size"] == 1) | (rows["step"] == 0))
+        rows = rows.where((rows["batch_size"] == 1) | (rows["step"] == 0))
     if table.repeats is not None:
-        rows = rows.with_latency(rows.latency / rows[table.repeats])
+        rows = rows.replaced(latency=rows.latency / rows[table.repeats])
+    names = [name for name in rows.columns if name not in ("latency", "kernel")]
     if table.projections is not None:
-        columns, price = _with_dimensions(table, rows.columns), gemm_prices(collection.at(rows.place))
-        sites = {name: columns[name] for name in columns.keys() - {*op.axes, "batch_size", "isl", "step", "latency"}}
+        columns = _with_dimensions(table, {name: rows[name] for name in names})
+        price = gemm_prices(collection.at(rows.place))
+        sites = {name: columns[name] for name in columns.keys() - {*op.axes, "batch_size", "isl", "step"}}
         taken_s = projection_seconds(rows, sites, op.projections, table.projections, price)
         if taken_s is None:
             return None
         left_s = np.maximum(rows.seconds - taken_s, KERNELS.sparse_least_share * rows.seconds)
-        rows, label = rows.with_latency(left_s * 1e3), f"{label} less its projections"
+        rows, label = rows.replaced(latency=left_s * 1e3), f"{label} less its projections"
     if not table.sums_kernels:
-        rows = replace(rows, kernel_codes=np.zeros_like(rows.kernel_codes))
-    names = [name for name in rows.columns if name != "latency"]
+        rows = rows.replaced(kernel=np.zeros_like(rows["kernel"]))
     unique, codes = np.unique(np.column_stack([rows[name] for name in names]), axis=0, return_inverse=True)
     total, complete = _fastest_group(rows, codes.ravel(), len(unique), table.kernels)
     columns = _with_dimensions(table, dict(zip(names, unique[complete].T, strict=True)))
@@ -122,8 +121,8 @@ def _fastest_group(
     fastest = np.full(num_points, np.inf)
     for group in groups:
         here = rows.named(group.__contains__)
-        if len(np.unique(rows.kernel_codes[here])) == len(group):
-            total, complete = _summed_kernels(rows.take(here), codes[here], num_points)
+        if len(np.unique(rows["kernel"][here])) == len(group):
+            total, complete = _summed_kernels(rows.where(here), codes[here], num_points)
             fastest[complete] = np.minimum(fastest, total)[complete]
     return fastest, np.isfinite(fastest)
 
@@ -131,8 +130,8 @@ def _fastest_group(
 def _summed_kernels(rows: Rows, codes: np.ndarray, num_points: int) -> tuple[Floats, np.ndarray]:
     """Return the seconds of each point, and a mask of points that have every kernel."""
     total, complete = np.zeros(num_points), np.ones(num_points, dtype=bool)
-    for kernel in np.unique(rows.kernel_codes):
-        here = rows.kernel_codes == kernel
+    for kernel in np.unique(rows["kernel"]):
+        here = rows["kernel"] == kernel
         order = np.lexsort((rows.seconds[here], codes[here]))
         code, took = codes[here][order], rows.seconds[here][order]
         present, starts, counts = np.unique(code, return_index=True, return_counts=True)

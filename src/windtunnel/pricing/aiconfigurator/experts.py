@@ -46,7 +46,7 @@ def _with_shared_kernels(collection: Collection, rows: Rows, dtypes: tuple[str, 
     own = _experts_rows_of(collection, rows.place, dtypes)
     for other in _other_engines(collection, rows, dtypes):
         if own is not None:
-            other = other.take(np.isnan(other.at_same_points(own, own.seconds, MOE_POINT[:-1])))
+            other = other.where(np.isnan(other.at_same_points(own, own.seconds, MOE_POINT[:-1])))
         if np.isfinite(rows.at_same_points(other, other.seconds, MOE_POINT)).any():
             remark = f"; mxfp8 kernels as in {other.place.engine} {other.place.version}"
             return rows.no_slower_than(other, MOE_POINT), remark
@@ -68,16 +68,18 @@ def _with_kernels_of_backend(collection: Collection, rows: Rows, dtypes: tuple[s
     if collection.moe_backend != "trtllm" or not foreign.any():
         return rows, ""
     for other in _other_engines(collection, rows, dtypes):
-        chosen = other.take(_is_of_backend(other, "trtllm"))
+        chosen = other.where(_is_of_backend(other, "trtllm"))
         if not len(chosen):
             continue
         latency = rows.at_same_points(chosen, chosen.latency, MOE_POINT)
         taken = foreign & np.isfinite(latency)
         if taken.any():
             name = f"{chosen.main_kernel} of {chosen.place.engine} {chosen.place.version}"
-            merged = rows.with_latency(np.where(taken, latency, rows.latency))
-            codes = np.where(taken, len(rows.kernel_names), rows.kernel_codes)
-            named = replace(merged, kernel_codes=codes, kernel_names=np.append(rows.kernel_names, name))
+            merged = rows.replaced(
+                latency=np.where(taken, latency, rows.latency),
+                kernel=np.where(taken, len(rows.kernel_names), rows["kernel"]),
+            )
+            named = replace(merged, kernel_names=np.append(rows.kernel_names, name))
             return named, "" if foreign.all() else f"; {name} at other shapes"
     return rows, ""
 
@@ -157,7 +159,7 @@ def _experts_rows_of(collection: Collection, place: Place, dtypes: tuple[str, ..
     is_chosen = _is_of_backend(every, collection.moe_backend)
     if not is_chosen.any():
         return fastest
-    chosen = every.take(is_chosen).fastest_kernel_only(MOE_POINT)
+    chosen = every.where(is_chosen).fastest_kernel_only(MOE_POINT)
     return _with_lacking_shapes(chosen, _at_rate_of(chosen, fastest))
 
 
@@ -168,7 +170,7 @@ def _at_rate_of(backend: Rows, others: Rows) -> Rows:
     gpt-oss's. On H100 they reach 200 Tflop/s with 150 to 290 tokens an expert, and the Triton kernels, level with them
     up to 30, 320 to 410.
     """
-    alone = backend.take(backend["moe_ep_size"] == 1)
+    alone = backend.where(backend["moe_ep_size"] == 1)
     if not len(alone):
         return others
     rate, per_expert, width = _flops(alone) / alone.seconds, _tokens_per_expert(alone), _expert_width(alone)
@@ -182,7 +184,7 @@ def _at_rate_of(backend: Rows, others: Rows) -> Rows:
         reached = np.interp(np.log(load[here]), np.log(per_expert[curve]), rate[curve])
         least_s[here] = _flops(others)[here] / reached
     latency = np.where(load >= KERNELS.many_tokens_an_expert, np.maximum(others.latency, least_s * 1e3), others.latency)
-    slowed = others.with_latency(latency)
+    slowed = others.replaced(latency=latency)
     if not (latency > others.latency).any():
         return slowed
     names = [f"{name}, no faster than {backend.main_kernel}" for name in others.kernel_names.tolist()]
@@ -191,15 +193,15 @@ def _at_rate_of(backend: Rows, others: Rows) -> Rows:
 
 def _flops(rows: Rows) -> Floats:
     num_rows = rows["num_tokens"] * rows["topk"] / rows["moe_ep_size"]
-    return 6 * num_rows * rows["hidden_size"] * _expert_width(rows)
+    return np.asarray(6 * num_rows * rows["hidden_size"] * _expert_width(rows))
 
 
 def _tokens_per_expert(rows: Rows) -> Floats:
-    return rows["num_tokens"] * rows["topk"] / rows["num_experts"]
+    return np.asarray(rows["num_tokens"] * rows["topk"] / rows["num_experts"])
 
 
 def _expert_width(rows: Rows) -> Floats:
-    return rows["inter_size"] / rows["moe_tp_size"]
+    return np.asarray(rows["inter_size"] / rows["moe_tp_size"])
 
 
 def _sound_file(collection: Collection, place: Place) -> tuple[Rows, Texts]:
@@ -208,7 +210,7 @@ def _sound_file(collection: Collection, place: Place) -> tuple[Rows, Texts]:
         rows, texts = place.read_file("moe_perf", MOE_POINT, ("moe_dtype", "distribution"))
         sound = ~suspect_experts(collection.roofline.device, rows, texts)
         kept = {name: (codes[sound], labels) for name, (codes, labels) in texts.items()}
-        collection.files[place] = rows.take(sound), kept
+        collection.files[place] = rows.where(sound), kept
     return collection.files[place]
 
 
@@ -229,11 +231,11 @@ def suspect_experts(device: Device, rows: Rows, texts: Texts) -> NDArray[np.bool
     few = levels[np.linspace(0, len(levels) - 1, _SAMPLES).astype(np.intp)]
     sample = np.flatnonzero(np.isin(num_tokens, few))
     shapes = np.zeros(len(rows), dtype=np.int64)
-    for column in (*shape_columns, rows.kernel_codes):  # a number for each shape; int64 wraps around on purpose
+    for column in (*shape_columns, rows["kernel"]):  # a number for each shape; int64 wraps around on purpose
         shapes = shapes * 1_000_003 + column.astype(np.int64)
     keys = shapes * (int(formats.max()) + 1) + formats
     curves, first, codes = np.unique(keys[sample], return_index=True, return_inverse=True)
-    log_ratio = np.log(rows.seconds[sample] / _bound_s(device, rows.take(sample), dtypes[sample], names))
+    log_ratio = np.log(rows.seconds[sample] / _bound_s(device, rows.where(sample), dtypes[sample], names))
     excess = np.bincount(codes, log_ratio) / np.bincount(codes)
     of_format = formats[sample][first]
     for form in np.unique(of_format):
@@ -247,22 +249,18 @@ def suspect_experts(device: Device, rows: Rows, texts: Texts) -> NDArray[np.bool
 
 def _bound_s(device: Device, rows: Rows, dtypes: NDArray[np.intp], names: list[str]) -> Floats:
     """Return the least seconds of the rows' work on the device; `dtypes` are positions in `names`."""
+    dtypes_of = KERNELS.moe_dtypes | KERNELS.moe_dtypes_fp4
+    formats = {name: form for form, dtypes_of_form in dtypes_of.items() for name in dtypes_of_form}
     least = np.empty(len(rows))
     for code, name in enumerate(names):
         here = dtypes == code
         *shape, num_tokens = (rows[column][here] for column in MOE_POINT)
         hidden_size, width, num_experts, topk, tp, ep = shape
-        experts = Experts(num_tokens, hidden_size, width, num_experts, topk, tp, ep, _format_of(name))
+        form = formats.get(name, Format.BF16)  # bf16 of one that nothing reads
+        experts = Experts(num_tokens, hidden_size, width, num_experts, topk, tp, ep, form)
         on = machine(device, experts.format)
         least[here] = _LAUNCHES_S + np.maximum(experts.flops / on.flops_per_s, experts.num_bytes / on.bytes_per_s)
     return least
-
-
-def _format_of(dtype: str) -> Format:
-    """Return the weights' format of a `moe_dtype`; bf16 of one that nothing reads."""
-    dtypes = KERNELS.moe_dtypes | KERNELS.moe_dtypes_fp4
-    every = {name: form for form, names in dtypes.items() for name in names}
-    return every.get(dtype, Format.BF16)
 
 
 def _without_backend(
@@ -290,7 +288,7 @@ def _too_slow(collection: Collection, rows: Rows, newest: Rows | None, dtypes: t
         return f"{ratio:.1f} times as slow as {newest.place.version}"
     if collection.expert_distribution != BALANCED:
         balanced = _experts_rows_of(replace(collection, expert_distribution=BALANCED), rows.place, dtypes)
-        ratio = _median_ratio(rows.take(rows["num_tokens"] == 1), balanced)
+        ratio = _median_ratio(rows.where(rows["num_tokens"] == 1), balanced)
         if ratio > KERNELS.skewed_at_one_token:
             return f"one token takes it {ratio:.1f} times as long as with balanced experts"
     return ""
@@ -303,7 +301,7 @@ def _is_slow_at_many_tokens(rows: Rows, newest: Rows | None) -> bool:
     kernel, and servers take FlashInfer's at every size unless they are told not to (vllm-project/vllm, pull request
     37056). MiniMax-M2.5 follows the one in 0.19, the other in 0.17 with FlashInfer's off. All others are at most 1.78.
     """
-    many = rows.take(rows["num_tokens"] > KERNELS.few_tokens)
+    many = rows.where(rows["num_tokens"] > KERNELS.few_tokens)
     return _median_ratio(many, newest) > KERNELS.slower_than_newest
 
 
@@ -321,10 +319,10 @@ def _takes_flashinfer_across_ranks(collection: Collection, place: Place, dtypes:
 
 def _across_ranks_as(rows: Rows, other: Rows) -> Rows:
     """Return `rows`, where experts are spread over ranks with the times of FlashInfer's CUTLASS kernels in `other`."""
-    known = other.take(other.named(lambda kernel: "flashinfer_cutlass" in kernel))
+    known = other.where(other.named(lambda kernel: "flashinfer_cutlass" in kernel))
     latency = rows.at_same_points(known, known.latency, MOE_POINT)
     taken = (rows["moe_ep_size"] > 1) & np.isfinite(latency)
-    return rows.with_latency(np.where(taken, latency, rows.latency))
+    return rows.replaced(latency=np.where(taken, latency, rows.latency))
 
 
 def _median_ratio(rows: Rows, other: Rows | None) -> float:
@@ -339,7 +337,7 @@ def _median_ratio(rows: Rows, other: Rows | None) -> float:
 def _with_lacking_shapes(rows: Rows, others: Rows) -> Rows:
     """Return `rows` with the shapes that only `others` has."""
     lacking = np.isnan(others.at_same_points(rows, np.ones(len(rows)), MOE_POINT[:-1]))
-    return rows.joined(others.take(lacking))
+    return rows.joined(others.where(lacking))
 
 
 def _completed(rows: Rows, others: Rows) -> Rows:
@@ -413,7 +411,7 @@ def _in_padded_blocks(collection: Collection, rows: Rows) -> tuple[Rows, str]:
     waiting_us = gaps_us + KERNELS.padded_beside_us + KERNELS.padded_choice_us * topk / ep
     latency = 1e3 * (np.hypot(computing, reading) + moving) + 1e-3 * waiting_us
     latency = np.where(tp < KERNELS.padded_below_tp, latency, rows.latency)
-    return rows.with_latency(latency), f"; as DeepGEMM's blocks of {block} rows for each expert"
+    return rows.replaced(latency=latency), f"; as DeepGEMM's blocks of {block} rows for each expert"
 
 
 def _in_small_tiles(collection: Collection, rows: Rows) -> tuple[Rows, str]:
@@ -433,11 +431,11 @@ def _in_small_tiles(collection: Collection, rows: Rows) -> tuple[Rows, str]:
     lost = former.seconds / former.at_same_points(since, since.seconds, MOE_POINT)
     rows_an_expert = former["num_tokens"] * former["topk"] * former["moe_ep_size"] / former["num_experts"]
     is_sound = (former["moe_ep_size"] == 1) | (rows_an_expert <= KERNELS.tile_rows)
-    kept = former.take(is_sound & np.isfinite(lost)).with_latency(lost[is_sound & np.isfinite(lost)])
-    one_rank = rows.with_columns(moe_ep_size=np.ones(len(rows)))
+    kept = former.where(is_sound & np.isfinite(lost)).replaced(latency=lost[is_sound & np.isfinite(lost)])
+    one_rank = rows.replaced(moe_ep_size=np.ones(len(rows)))
     alone = np.where(rows["moe_tp_size"] == 1, _along_tokens(one_rank, kept), 1.0)
     factor = np.where(is_triton, np.maximum(np.maximum(_along_tokens(rows, kept), alone), 1.0), 1.0)
-    return rows.with_latency(rows.latency * factor), "; in the default tiles of before"
+    return rows.replaced(latency=rows.latency * factor), "; in the default tiles of before"
 
 
 def _along_tokens(rows: Rows, known: Rows) -> Floats:
@@ -484,12 +482,12 @@ def _rows_with_chance(collection: Collection, op: Experts) -> tuple[Rows | None,
     even, _ = _measured_rows(replace(collection, expert_distribution=BALANCED), op)
     if rows is None or even is None:
         return rows, remark
-    even = even.with_latency(as_sharded(even))
+    even = even.replaced(latency=as_sharded(even))
     redundant = collection.num_redundant_experts
     if collection.expert_distribution == TEXT:
         return _with_lacking_shapes(as_text(even, rows, redundant), rows), remark
-    spread = as_text(even.take(even["moe_ep_size"] > 1), rows, redundant, GINI_OF_RANDOM)
-    return _with_lacking_shapes(rows.take(rows["moe_ep_size"] == 1).joined(spread), rows), remark
+    spread = as_text(even.where(even["moe_ep_size"] > 1), rows, redundant, GINI_OF_RANDOM)
+    return _with_lacking_shapes(rows.where(rows["moe_ep_size"] == 1).joined(spread), rows), remark
 
 
 def as_sharded(even: Rows) -> Floats:
@@ -501,7 +499,7 @@ def as_sharded(even: Rows) -> Floats:
     with one to four tokens whole and 20 to 28 us in slices; vLLM 0.19, and all of them for Kimi-K2's 384, are level.
     """
     tp, ep, tokens = (even[name] for name in ("moe_tp_size", "moe_ep_size", "num_tokens"))
-    slices = even.with_columns(moe_tp_size=tp * ep, moe_ep_size=np.ones(len(even)))
+    slices = even.replaced(moe_tp_size=tp * ep, moe_ep_size=np.ones(len(even)))
     took = slices.at_same_points(even, even.latency, MOE_POINT)
     choices = tokens * even["topk"]
     is_few = (choices >= ep) & (choices <= even["num_experts"])
@@ -524,7 +522,7 @@ def _deepep_rows(collection: Collection, op: Experts) -> Rows | None:
         return None
     *_, num_experts, topk, _, ep, tokens = (rows[name] for name in MOE_POINT)
     load = busiest_load(tokens, num_experts, topk, ep, collection.num_redundant_experts, _gini(collection))
-    return rows.with_columns(num_tokens=tokens / load)
+    return rows.replaced(num_tokens=tokens / load)
 
 
 def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:

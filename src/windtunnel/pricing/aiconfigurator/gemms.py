@@ -132,7 +132,7 @@ def _without_quantisation(rows: Rows, quantisation_s: Floats) -> Rows:
     assert plain is not None
     half = rows.at_same_points(plain, plain.latency / 2, _GEMM_POINT)
     least = np.fmin(rows.latency, half)
-    return rows.with_latency(np.maximum(rows.latency - quantisation_s * 1e3, least))
+    return rows.replaced(latency=np.maximum(rows.latency - quantisation_s * 1e3, least))
 
 
 def _with_quantisation(collection: Collection, rows: Rows) -> Rows:
@@ -149,7 +149,7 @@ def _with_quantisation(collection: Collection, rows: Rows) -> Rows:
     launch_s = np.where(bare, np.interp(np.log(num_bytes), np.log(sizes), seconds), 0.0)
     named = {KERNELS.quantised_before: f"{KERNELS.quantised_before} and quantisation"}
     names = np.array([named.get(name, name) for name in rows.kernel_names.tolist()])
-    return replace(rows.with_latency(rows.latency + launch_s * 1e3), kernel_names=names)
+    return replace(rows.replaced(latency=rows.latency + launch_s * 1e3), kernel_names=names)
 
 
 def sound_latency(rows: Rows) -> Floats:
@@ -172,10 +172,10 @@ def sound_latency(rows: Rows) -> Floats:
 def _launch_floors_s(rows: Rows) -> Floats:
     """Return, for every row, the seconds of its kernel with next to nothing to compute."""
     floor = np.zeros(len(rows.kernel_names))
-    for code in np.unique(rows.kernel_codes):
-        here = rows.take(rows.kernel_codes == code)
+    for code in np.unique(rows["kernel"]):
+        here = rows.where(rows["kernel"] == code)
         floor[code] = np.median(here.seconds[_smallest(here)])
-    return np.asarray(floor[rows.kernel_codes])
+    return np.asarray(floor[rows["kernel"]])
 
 
 def _smallest(rows: Rows) -> NDArray[np.bool_]:
@@ -197,13 +197,13 @@ def _free_of_launches(rows: Rows, donor: Rows | None) -> Rows:
     above = rows.seconds / (KERNELS.bound_below * _launch_floors_s(rows))
     weight = np.clip(np.log(above) / np.log(KERNELS.free_above / KERNELS.bound_below), 0.0, 1.0)
     if donor is None:
-        return rows.take(weight == 1.0)
+        return rows.where(weight == 1.0)
     other = rows.at_same_points(donor, donor.latency, _GEMM_POINT)
     blended = np.minimum(rows.latency, other ** (1 - weight) * rows.latency**weight)
-    freed = rows.with_latency(np.where(weight == 1.0, rows.latency, blended))
-    freed = freed.take(np.isfinite(freed.latency))
+    freed = rows.replaced(latency=np.where(weight == 1.0, rows.latency, blended))
+    freed = freed.where(np.isfinite(freed.latency))
     lacking = np.isnan(donor.at_same_points(freed, freed.seconds, _GEMM_POINT))
-    return freed.joined(donor.take(lacking))
+    return freed.joined(donor.where(lacking))
 
 
 QUANTISED_BYTES = 3.0

@@ -139,7 +139,7 @@ STEEP, MORE_RANKS = 1.25, 2.0
 def _is_steep(rows: Rows) -> NDArray[np.bool_]:
     """Return a mask of messages that grow by `STEEP` more than their bytes, and by `MORE_RANKS` on twice the ranks."""
     took, point = rows.latency, ("message_size", "num_gpus")
-    halves = (rows.with_columns(**{name: rows[name] / 2}) for name in point)
+    halves = (rows.replaced(**{name: rows[name] / 2}) for name in point)
     smaller, fewer = (half.at_same_points(rows, took, point) for half in halves)
     return np.asarray((took > 2 * STEEP * smaller) & (took > MORE_RANKS * fewer))
 
@@ -147,8 +147,8 @@ def _is_steep(rows: Rows) -> NDArray[np.bool_]:
 def _per_choice(rule: Callable[[Rows], NDArray[Any]], rows: Rows, texts: Texts) -> Floats:
     """Apply a rule to the rows of each combination of words and kernel on its own, as pricing does."""
     values = np.zeros(len(rows))
-    for here in grouped([rows.kernel_codes, *(codes for codes, _ in texts.values())]):
-        values[here] = rule(rows.take(here))
+    for here in grouped([rows["kernel"], *(codes for codes, _ in texts.values())]):
+        values[here] = rule(rows.where(here))
     return values
 
 
@@ -185,14 +185,14 @@ def _curves(
     """Yield the suspect rows of each curve, with the milliseconds that pricing takes."""
     *names, axis = _CHECKS[table.table].numbers
     suspect = np.flatnonzero(is_suspect)
-    columns = [*(rows[name] for name in names), *(codes for codes, _ in texts.values()), rows.kernel_codes]
+    columns = [*(rows[name] for name in names), *(codes for codes, _ in texts.values()), rows["kernel"]]
     for curve in grouped([column[suspect] for column in columns]):
         here = suspect[curve]
         first, taken = here[0], latency[here] * 1e-3
         spoken = [labels[codes[first]] for codes, labels in texts.values()]
         yield Suspects(
             table,
-            words=" ".join([*spoken, str(rows.kernel_names[rows.kernel_codes[first]])]),
+            words=" ".join([*spoken, str(rows.kernel_names[rows["kernel"][first]])]),
             shape=" ".join(f"{name} {rows[name][first]:g}" for name in names),
             points=_points(axis, rows[axis][here]),
             num_rows=len(here),

@@ -52,7 +52,9 @@ def latent_prefill_table(collection: Collection, op: Any) -> MeasurementTable | 
         return None
     module, projections_s = _module_rows(collection, rows, "mla_context_module_perf", _PREFILL_POINT, op), None
     if module is not None:
-        module = _expanding(module)
+        # Short prompts take decode's kernel, which absorbs one of the projections: vLLM 0.24.0 sends up to 512 tokens
+        # there on Hopper, and single tokens elsewhere.
+        module = module.where(module["kernel"] == module["kernel"][np.argmax(module["isl"])])
         heads, price = {"num_heads": module["num_heads"]}, gemm_prices(collection)
         projections_s = projection_seconds(module, heads, _projections, Format.BF16, price)
     label, seconds = collection.label("mla", rows), rows.seconds
@@ -66,15 +68,6 @@ def latent_prefill_table(collection: Collection, op: Any) -> MeasurementTable | 
         label = f"{collection.label('mla', rows)}, at most {collection.label('mla', module)} less its projections"
     widths, batch = KERNELS.latent_prefill_widths, rows["batch_size"]
     return table_of(op, seconds, label, **rows.columns, **widths, batch=batch, num_tokens=rows["isl"])
-
-
-def _expanding(module: Rows) -> Rows:
-    """Return the rows of the longest prompts' kernel: short prompts take decode's, which absorb one of the projections.
-
-    vLLM 0.24.0 sends up to 512 tokens there on Hopper, and single tokens elsewhere.
-    """
-    longest = module.kernel_codes[np.argmax(module["isl"])]
-    return module.take(module.kernel_codes == longest)
 
 
 def _same_form(collection: Collection, op: Any, rows: Rows, module: Rows, left_s: Floats) -> Rows:
@@ -94,7 +87,7 @@ def _same_form(collection: Collection, op: Any, rows: Rows, module: Rows, left_s
     largest = (work >= np.quantile(work, 0.9)) & (left_s > 0.0)
 
     def unlikeness(core: Rows) -> float:
-        ratio = left_s[largest] / module.take(largest).at_same_points(core, core.seconds, _PREFILL_POINT)
+        ratio = left_s[largest] / module.where(largest).at_same_points(core, core.seconds, _PREFILL_POINT)
         known = np.isfinite(ratio)
         return float(np.median(np.abs(np.log(ratio[known])))) if known.any() else np.inf
 
@@ -124,7 +117,7 @@ def latent_decode_table(collection: Collection, op: Any) -> MeasurementTable | N
     if rows is None:
         return None
     label = collection.label("mla", rows)
-    rows = replace(rows, columns={**rows.columns, "step": rows["step"] + 1})
+    rows = rows.replaced(step=rows["step"] + 1)
     seconds = rows.seconds
     module = _module_rows(collection, rows, "mla_generation_module_perf", _DECODE_POINT, op)
     if module is not None:
@@ -157,7 +150,7 @@ def _absorb_seconds(collection: Collection, num_heads: Floats, batch: Floats) ->
         measured_heads = np.unique(rows["num_heads"])
         for heads in np.unique(num_heads):
             nearest = measured_heads[np.argmin(np.abs(np.log(measured_heads / heads)))]
-            here = rows.take(rows["num_heads"] == nearest)
+            here = rows.where(rows["num_heads"] == nearest)
             order = np.argsort(here["num_tokens"])
             num_tokens, seconds = here["num_tokens"][order], here.seconds[order]
             chosen = num_heads == heads
@@ -197,16 +190,16 @@ def _parts(
             rows = place.read_rows(file, _MODULE_POINT, {"model": name, "gemm_type": gemm, **without, **words})
             if rows is None:
                 continue
-            rows = rows.take(_captured(rows) if decode else _unbound_by_launches(rows))
-            rows = rows.with_columns(**{width: np.full(len(rows), float(size)) for width, size in widths.items()})
+            rows = rows.where(_captured(rows) if decode else _unbound_by_launches(rows))
+            rows = rows.replaced(**{width: np.full(len(rows), float(size)) for width, size in widths.items()})
             sites = {name: rows[name] for name in ("num_heads", *widths)}
             projections = projection_seconds(rows, sites, _sparse_projections, _FORMATS[gemm], price)
             if not len(rows) or projections is None:
                 continue
             left = np.maximum(rows.seconds - projections, KERNELS.sparse_least_share * rows.seconds)
             dense = rows.named(_is_dense)
-            left[dense] = np.fmin(left[dense], _dense_seconds(rows.take(dense), collection.roofline))
-            yield rows.with_columns(left_s=left)
+            left[dense] = np.fmin(left[dense], _dense_seconds(rows.where(dense), collection.roofline))
+            yield rows.replaced(left_s=left)
             break
 
 

@@ -33,9 +33,11 @@ def _variation(gini: float) -> float:
     return gini * math.sqrt(math.pi)
 
 
-def _popularity(gini: float) -> list[float]:
-    """Return the popularity of eight equal shares of the experts, over the mean."""
-    return [max(1.0 + _variation(gini) * NormalDist().inv_cdf((index + 0.5) / 8), 0.0) for index in range(8)]
+def _popularity(gini: float, count: int) -> Floats:
+    """Return the popularity of `count` equal shares of the experts, over the mean."""
+    inverse = NormalDist().inv_cdf
+    normal = np.array([inverse((index + 0.5) / count) for index in range(count)])
+    return np.maximum(1.0 + _variation(gini) * normal, 0.0)
 
 
 def _deviations(ep: Floats) -> Floats:
@@ -51,7 +53,7 @@ def busiest_active(tokens: Floats, num_experts: Floats, topk: Floats, ep: Floats
     (1 - topk / experts) ** tokens.
     """
     local, chosen = num_experts / ep, topk / num_experts
-    missed = [(1.0 - np.minimum(popularity * chosen, 1.0)) ** tokens for popularity in _popularity(gini)]
+    missed = [(1.0 - np.minimum(popularity * chosen, 1.0)) ** tokens for popularity in _popularity(gini, 8)]
     share = 1.0 - np.mean(missed, axis=0)
     active = local * share + _deviations(ep) * np.sqrt(local * share * (1.0 - share))
     return np.asarray(np.minimum(active, np.minimum(local, tokens * topk)))
@@ -80,9 +82,7 @@ def placed_excess(num_experts: int, redundant: int, ep: int, gini: float = GINI)
     Each further copy goes to the expert whose copies have most tokens; then copies go in order of their tokens to the
     rank with the fewest that has room (https://github.com/deepseek-ai/EPLB: `replicate_experts`, `balanced_packing`).
     """
-    inverse, spread = NormalDist().inv_cdf, _variation(gini)
-    popularity = np.array([1.0 + spread * inverse((index + 0.5) / num_experts) for index in range(num_experts)])
-    popularity = np.maximum(popularity, 0.0)
+    popularity = _popularity(gini, num_experts)
     copies = np.ones(num_experts)
     for _ in range(redundant):
         copies[np.argmax(popularity / copies)] += 1
@@ -121,4 +121,4 @@ def as_text(even: Rows, skewed: Rows, redundant: int | None = None, gini: float 
         end *= np.maximum(many[here] / tokens[here[-1]], 1.0)
         more = np.where(is_computing[here], 0.0, np.maximum(end - start, 0.0))
         latency[here] = np.maximum.accumulate(np.fmax(reading + more, known[here]))
-    return even.with_latency(latency)
+    return even.replaced(latency=latency)

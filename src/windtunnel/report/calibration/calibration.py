@@ -49,10 +49,7 @@ def _fitted_values(calibration: Calibration) -> list[Section]:
     fields = fields_of(calibration.host, *calibration.host.__struct_fields__)
     host = [(name, format_seconds(float(value))) for name, value in fields.items() if value is not None]
     factors = [(name, f"x {value:.3f}") for name, value in calibration.factors.items()]
-    return [
-        Section("Host", [Facts(host, 28)]),
-        Section("Operators: measured over priced time", [Facts(factors, 28)]),
-    ]
+    return [Section("Host", [Facts(host, 28)]), Section("Operators: measured over priced time", [Facts(factors, 28)])]
 
 
 def _inferred_settings(made: Mapping[str, Calibration]) -> list[Section]:

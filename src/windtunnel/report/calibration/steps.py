@@ -19,10 +19,7 @@ LEAST_SHARE = 0.02
 
 def steps_document(validation: StepValidation) -> dict[str, Any]:
     """Document the scores of all steps, of every run and kind (worst first), and the parts of the residuals."""
-    stages = {
-        "nothing_fitted": {run.run.name: run for run in validation.priced},
-        "after_first": validation.after_first,
-    }
+    stages = {"nothing_fitted": {run.run.name: run for run in validation.priced}, "after_first": validation.after_first}
     groups = [
         {
             "run": run.run.name,

@@ -33,12 +33,7 @@ def bench_report(summary: ClientSummary, about: Mapping[str, str], slo: Slo | No
 
 def bench_document(summary: ClientSummary, about: Mapping[str, str], scenario: Scenario) -> dict[str, Any]:
     """Document a client's measurements."""
-    return {
-        "windtunnel": version(),
-        **about,
-        "scenario": encode(scenario),
-        "summary": encode(summary),
-    }
+    return {"windtunnel": version(), **about, "scenario": encode(scenario), "summary": encode(summary)}
 
 
 def vllm_document(

@@ -18,7 +18,6 @@ from windtunnel.serving.deployment import HostOverheads
 CLOSED = 0.05
 """A step is closed where its operators add up to the whole forward within this fraction."""
 
-
 LAYOUT = layouts_beside(__file__)
 OVERHEADS = ("num_requests", "num_steps", "schedule_s", "prepare_s", "process_s")
 """Columns of the medians of the host's work in the steps of one batch size."""

@@ -121,11 +121,9 @@ def _saturation_text(kind: str, loads: Sequence[float], runs: Sequence[ComparedR
         return f"Saturates at {number(largest)} {unit}: more add less than {1 - SATURATED:.0%} of output."
     if largest is not None:
         return f"Keeps up with {number(largest)} {unit}; at {number(loads[loads.index(largest) + 1])} the queue grows."
-    return (
-        f"The queue grows at {number(loads[0])} {unit} already."
-        if _grows(runs[0])
-        else (f"Keeps up with every load, to {number(loads[-1])} {unit}.")
-    )
+    if _grows(runs[0]):
+        return f"The queue grows at {number(loads[0])} {unit} already."
+    return f"Keeps up with every load, to {number(loads[-1])} {unit}."
 
 
 def _row(level: Level) -> list[Cell]:

@@ -93,11 +93,8 @@ def collective_report(run: CollectiveRun) -> Report:
     is_plain = run.backend != "analytic" and run.protocol == "simple"
     known = collective_document(run) | {"fabric": run.call.fabric.name, "protocol": None if is_plain else run.protocol}
     known["num_servers"] = known["num_servers"] if known["num_servers"] > 1 else None
-    title, headline = (
-        f"{run.call.op} of {format_bytes(run.call.size_bytes)}",
-        filled(LAYOUT["headline"], known),
-    )
-    return Report(title, [facts_of(known, LAYOUT["collective"])], headline=headline)
+    title = f"{run.call.op} of {format_bytes(run.call.size_bytes)}"
+    return Report(title, [facts_of(known, LAYOUT["collective"])], headline=filled(LAYOUT["headline"], known))
 
 
 def collective_document(run: CollectiveRun) -> dict[str, Any]:

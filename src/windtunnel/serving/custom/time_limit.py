@@ -24,7 +24,6 @@ _late: set[int] = set()
 """Threads whose call is being ended."""
 _watching = threading.Lock()
 
-
 GRACE_S = 15.0
 """What the watchdog waits beyond `MOST_CALL_S`, so that functions which can be interrupted are."""
 IDLE_S = 1.0

@@ -24,7 +24,9 @@ def draw_clients(
     Raises:
         InputError: the model cannot be read, or no client sends a request before the end.
     """
-    clients = _busiest(_with_lengths(read_clients(Path(model.path)), model), model.num_clients)
+    every = _with_lengths(read_clients(Path(model.path)), model)
+    by_rate = sorted(every, key=lambda client: -float(client.rate_per_s.sum()))
+    clients = sorted(by_rate[: model.num_clients], key=lambda client: client.number)
     starts = clients[0].start_s
     window_s = float(starts[1] - starts[0])
     end_s = float(starts[-1]) + window_s
@@ -97,12 +99,6 @@ def _requests_of(
     kept = (arrival_s >= start_s) & (arrival_s < last_s)
     inputs, outputs = _lengths_of(client, arrival_s, rngs)
     return arrival_s[kept] - start_s, inputs[kept], outputs[kept]
-
-
-def _busiest(clients: list[Client], num_clients: int | None) -> list[Client]:
-    """Return the clients with the highest rates, by number."""
-    by_rate = sorted(clients, key=lambda client: -float(client.rate_per_s.sum()))
-    return sorted(by_rate[:num_clients], key=lambda client: client.number)
 
 
 def _spread(client: Client, inside: NDArray[np.bool_], counts: Counts, rng: np.random.Generator) -> NDArray[np.float64]:

@@ -13,15 +13,7 @@ from windtunnel.limits import check_size
 from windtunnel.workload.arrivals import ClosedLoop
 from windtunnel.workload.generate.arrival_times import draw_times
 from windtunnel.workload.generate.clients import draw_clients
-from windtunnel.workload.generate.draws import (
-    Counts,
-    Seconds,
-    child,
-    client_lengths,
-    draw_indices,
-    draw_lengths,
-    spawn,
-)
+from windtunnel.workload.generate.draws import Counts, Seconds, child, client_lengths, draw_indices, draw_lengths, spawn
 from windtunnel.workload.generate.media import draw_media, image_nodes, own_begins, with_earlier
 from windtunnel.workload.generate.turns import Turns, begins, draw_prompts, draw_turns, within
 from windtunnel.workload.lengths import Lengths

@@ -95,9 +95,6 @@ def _is_empty(path: Path) -> InputError:
     return InputError(f"{path} is empty", "a line of column names is needed, and a line for each row")
 
 
-# CSV
-
-
 def _csv_names(path: Path, line: bytes) -> list[str]:
     try:
         return [name.strip() for name in next(csv.reader(io.StringIO(line.decode("utf-8-sig"))))]
@@ -183,9 +180,6 @@ def _broken_csv_row(path: Path, error: Exception) -> InputError:
     return InputError(f"{path} is not valid CSV: {_first_sentence(error)}")
 
 
-# JSON Lines and JSON
-
-
 _LINES = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -266,9 +260,6 @@ def _json(path: Path, names: list[str] | None) -> Iterator[Any]:
         hint = "with one object a line, call it .jsonl"
         raise InputError(f"{path} is not a JSON list of objects: {error}".replace("`", ""), hint) from None
     yield _names_of(next(iter(rows), {})) if names is None else _columns(rows, names)
-
-
-# Parquet
 
 
 def _parquet(path: Path, names: list[str] | None) -> Iterator[Any]:
