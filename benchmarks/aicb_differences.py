@@ -170,12 +170,7 @@ REASONS = (
         "once, on the stage's parameters; loss on the last stage; `T / tp` with sequence parallelism",
         "`step()` is called in both branches; layers were divided before",
     ),
-    (
-        "List, pipeline",
-        "Only the first stage",
-        "any stage, `--stage N`",
-        "a list without a process group uses rank 0",
-    ),
+    ("List, pipeline", "Only the first stage", "any stage, `--stage N`", "a list without a process group uses rank 0"),
     (
         "List, experts",
         "No backward pass",
@@ -194,12 +189,7 @@ REASONS = (
         "the tokens of the gathered sequence, once",
         "the gathered length is multiplied again",
     ),
-    (
-        "List, norms",
-        "0 bytes",
-        "`2 h` per layer",
-        "no parameter is marked as part of a norm",
-    ),
+    ("List, norms", "0 bytes", "`2 h` per layer", "no parameter is marked as part of a norm"),
     (
         "List, ZeRO",
         "Stages 1 and 2 reduce at every microbatch; embeddings are matrix products",

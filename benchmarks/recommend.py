@@ -140,11 +140,7 @@ def main() -> int:
         usual = case.space()
         whole = msgspec.structs.replace(
             usual,
-            vary={
-                DEPLOYMENT: usual.vary[DEPLOYMENT],
-                "max_num_batched_tokens": TOKEN_BUDGETS,
-                "max_num_seqs": RUNNING,
-            },
+            vary={DEPLOYMENT: usual.vary[DEPLOYMENT], "max_num_batched_tokens": TOKEN_BUDGETS, "max_num_seqs": RUNNING},
             strategy="exhaustive",
         )
         started_s = time.process_time()

@@ -232,10 +232,7 @@ def table_row(name: str, rows: list[Scored], scored: list[Scored], held: list[di
 
 
 def show(
-    scored: list[Scored],
-    memory: list[tuple[str, TrainingRun, bool]],
-    refused: dict[str, Counter[str]],
-    worst: int,
+    scored: list[Scored], memory: list[tuple[str, TrainingRun, bool]], refused: dict[str, Counter[str]], worst: int
 ) -> None:
     held = [held_rows(scored, lambda row: row.table), held_rows(scored, lambda row: row.model)]
     heads = ["data set", "runs", "refused", "median", "p90", "bias", "worst", "set left out", "model left out"]

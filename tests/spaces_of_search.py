@@ -17,11 +17,7 @@ BASE: dict[str, Any] = {
     "finalist_seeds": 2,
     "finalists": 2,
 }
-VARY: dict[str, Any] = {
-    "tp": [1, 2, 3],
-    "max_num_batched_tokens": [512, 8192],
-    "max_num_seqs": [16, 256, 512],
-}
+VARY: dict[str, Any] = {"tp": [1, 2, 3], "max_num_batched_tokens": [512, 8192], "max_num_seqs": [16, 256, 512]}
 
 
 def space(vary: dict[str, Any] | None = None, **changed: Any) -> Space:

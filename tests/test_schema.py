@@ -20,12 +20,7 @@ LINK = {"name": "nvlink", "bytes_per_s": "450GB/s", "latency_s": "1us"}
 
 def raw_scenario(**changes: object) -> dict[str, object]:
     workload = {"arrivals": {"type": "poisson", "rate_per_s": 1.0}, "input_tokens": 8, "output_tokens": 8}
-    return {
-        "model": "m",
-        "deployment": {"device": "h100_sxm"},
-        "workload": workload | {"num_requests": 5},
-        **changes,
-    }
+    return {"model": "m", "deployment": {"device": "h100_sxm"}, "workload": workload | {"num_requests": 5}, **changes}
 
 
 def message(raw: object, schema: type, source: str = "") -> tuple[str, str | None]:

@@ -43,8 +43,7 @@ def check_size(**counts: float) -> None:
     if needed_bytes > limit_bytes:
         limit = f"{format_bytes(limit_bytes)} {'is the limit' if os.environ.get(MEMORY) else 'are free'}"
         raise InputError(
-            f"{many} take about {format_bytes(needed_bytes)} of memory; {limit}",
-            "take fewer, or raise --memory-limit",
+            f"{many} take about {format_bytes(needed_bytes)} of memory; {limit}", "take fewer, or raise --memory-limit"
         )
     if needed_s > limit_s:
         raise InputError(

@@ -33,13 +33,7 @@ from windtunnel.serving.scenario import Scenario, Setup
 from windtunnel.serving.shorthand import scenario
 from windtunnel.serving.simulate import simulate
 
-TRUTH = Fit(
-    {
-        ("gemm.memory", "vllm"): 0.12,
-        ("host.first_token_s", "vllm"): 0.8,
-        ("host.unhidden_step_s", "vllm"): 0.7,
-    }
-)
+TRUTH = Fit({("gemm.memory", "vllm"): 0.12, ("host.first_token_s", "vllm"): 0.8, ("host.unhidden_step_s", "vllm"): 0.7})
 
 
 def of_roofline(setup: Setup) -> Estimator:

@@ -89,11 +89,7 @@ CASES = {
         "azure2023_code",
     ),
     "model of a long name": ({"--model": "x" * 300}, f"there is no model '{'x' * 300}'", "catalog models"),
-    "calibration of a long name": (
-        {"--calibration": "x" * 300},
-        "x... is too long for the name of a file",
-        "shorten",
-    ),
+    "calibration of a long name": ({"--calibration": "x" * 300}, "x... is too long for the name of a file", "shorten"),
     "output of a long name": ({"--html": "x" * 300}, "x... is too long for the name of a file", "shorten"),
     "replicas without end": ({"--replicas": "10000000000"}, "replicas is 10000000000; from 1 to 100000", ""),
     "a number without end": ({"--replicas": "9" * 300}, "--replicas is 1e+300; at most 9.22e+18 is needed", ""),

@@ -17,10 +17,7 @@ from windtunnel.network.collectives.algorithms.ring import ring
 from windtunnel.network.collectives.call import CollectiveChoices
 from windtunnel.network.collectives.ring_classes import ring_seconds, together_seconds
 from windtunnel.network.collectives.rings import nccl_rings, simai_rings
-from windtunnel.network.collectives.run import (
-    flows_seconds,
-    run_collective,
-)
+from windtunnel.network.collectives.run import flows_seconds, run_collective
 from windtunnel.network.fabric import NodeKind
 from windtunnel.network.flow.run import run_flow_level
 from windtunnel.network.flows import Flows, flows_of, together

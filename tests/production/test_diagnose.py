@@ -68,11 +68,7 @@ def diagnosed(name: str, severity: float, has_before: bool = True, **options: An
 
 @pytest.mark.parametrize(
     ("name", "severity"),
-    [
-        ("eager", 1.0),
-        ("host_stall", 4e-3),
-        *(pytest.param(*pair, marks=pytest.mark.full) for pair in MORE_FAULTS),
-    ],
+    [("eager", 1.0), ("host_stall", 4e-3), *(pytest.param(*pair, marks=pytest.mark.full) for pair in MORE_FAULTS)],
 )
 def test_a_fault_is_found_with_its_severity_and_its_share(name: str, severity: float) -> None:
     diagnosis = diagnosed(name, severity)

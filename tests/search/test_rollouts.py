@@ -39,10 +39,7 @@ def division() -> Division:
 def test_every_division_runs_in_every_way(division: Division) -> None:
     found = [(each.way, each.rollouts.num_devices, each.training.num_devices) for each in division.iterations]
     apart = [(1, 3), (2, 2), (3, 1)]
-    assert found == [
-        ("colocated", 4, 4),
-        *[(way, *pair) for way in ("one_step_off", "asynchronous") for pair in apart],
-    ]
+    assert found == [("colocated", 4, 4), *[(way, *pair) for way in ("one_step_off", "asynchronous") for pair in apart]]
 
 
 def test_the_parts_are_those_of_the_simulators(division: Division) -> None:

@@ -392,11 +392,7 @@ def test_points_are_counted_with_the_last_name_fastest() -> None:
     assert point_at(asked, 3) == Point(
         3,
         {"tp": 2, "split": "two"},
-        {
-            "deployment.replicas": 2,
-            "deployment.parallelism.pp": 2,
-            "deployment.parallelism.tp": 2,
-        },
+        {"deployment.replicas": 2, "deployment.parallelism.pp": 2, "deployment.parallelism.tp": 2},
     )
 
 

@@ -17,15 +17,7 @@ from windtunnel.serving.setup.fleet_plan import FleetRun
 from windtunnel.serving.state.pools import PoolPlan
 from windtunnel.workload.generate.requests import RequestArrays
 
-COMPARED = (
-    "arrival_s",
-    "scheduled_s",
-    "first_token_s",
-    "finish_s",
-    "num_preemptions",
-    "output_tokens",
-    "sequence",
-)
+COMPARED = ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions", "output_tokens", "sequence")
 """Columns of `Request` records and attributes of the oracle's requests."""
 
 

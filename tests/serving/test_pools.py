@@ -12,14 +12,7 @@ from effort import cases_to_try
 from oracles.serving.deployment import ReferenceDeployment
 from serving.forms import prepare_loop
 from serving.loop.test_oracle import Case as OnePool
-from serving.loop.test_oracle import (
-    adapter_plans,
-    chains,
-    random_cost,
-    random_sessions,
-    random_tiers,
-    windows_of,
-)
+from serving.loop.test_oracle import adapter_plans, chains, random_cost, random_sessions, random_tiers, windows_of
 from serving.pool_of_one import run_pool
 from serving.served import (
     assert_equal_adapters,

@@ -399,10 +399,7 @@ def test_windows_let_more_long_requests_run_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"given": {"name": "sglang", "window_kv": "shared_pool"}},
-            "sglang has no window_kv shared_pool",
-        ),
+        ({"given": {"name": "sglang", "window_kv": "shared_pool"}}, "sglang has no window_kv shared_pool"),
         ({"given": {"name": "vllm", "window_kv": "own_pool"}}, "vllm_v1 has no window_kv own_pool"),
         ({"given": {"scheduler": "sarathi", "window_kv": "shared_pool"}}, "sarathi has no window_kv shared_pool"),
         (
@@ -413,11 +410,7 @@ def test_windows_let_more_long_requests_run_at_a_time() -> None:
             "needs .* blocks of the pool for windows of 128 tokens; it has 50 of 1",
         ),
         (
-            {
-                "model": "mistralai/Mistral-7B-v0.1",
-                "input_tokens": 5000,
-                "shared": 100,
-            },
+            {"model": "mistralai/Mistral-7B-v0.1", "input_tokens": 5000, "shared": 100},
             "the prefix cache needs one group of layers that keep every token",
         ),
     ],

@@ -89,10 +89,7 @@ DEPLOYMENTS: dict[str, dict[str, Any]] = {
     },
     "pipeline": {"parallelism": {"pp": 2, "tp": 2}},
     "pools": {
-        "pools": [
-            {"name": "p", "role": "prefill", "replicas": 2},
-            {"name": "d", "role": "decode", "replicas": 1},
-        ]
+        "pools": [{"name": "p", "role": "prefill", "replicas": 2}, {"name": "d", "role": "decode", "replicas": 1}]
     },
 }
 

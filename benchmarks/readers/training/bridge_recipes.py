@@ -15,10 +15,7 @@ from typing import Any
 HYBRID: dict[str, Any] = {"parallelism": {"experts_exchange": "hybrid"}}
 ROUTING: dict[str, Any] = {"kernels": {"cuda_graphs": "routing"}}
 GRAPHS: dict[str, Any] = {"kernels": {"cuda_graphs": "partial"}}
-WHOLE: dict[str, Any] = {
-    "kernels": {"cuda_graphs": "full", "fused_experts": True},
-    "overlap": {"experts": True},
-}
+WHOLE: dict[str, Any] = {"kernels": {"cuda_graphs": "full", "fused_experts": True}, "overlap": {"experts": True}}
 """Whole steps as graphs, grouped products in one kernel with what is around them, the exchange beside computation."""
 PLAIN: dict[str, Any] = {"parallelism": {"experts_exchange": "all_to_all"}}
 BLACKWELL = ("gb200", "gb300", "b200_sxm", "b300_sxm")

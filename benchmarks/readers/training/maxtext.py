@@ -42,10 +42,7 @@ KEPT: dict[str, dict[str, Any]] = {
     "full": {"granularity": "full"},
     "minimal": {"granularity": "none"},
     # Of a layer only the projections of attention stay; on TPU v5e they wait in the host's memory.
-    "save_qkv_proj": {
-        "granularity": "selective",
-        "modules": ["norms", "activation", "feed_forward", "core_attention"],
-    },
+    "save_qkv_proj": {"granularity": "selective", "modules": ["norms", "activation", "feed_forward", "core_attention"]},
 }
 KEPT["qkv_proj_offloaded"] = {**KEPT["save_qkv_proj"], "offload_layers": 1000}
 

@@ -62,8 +62,6 @@ def _node_pair(text: str) -> tuple[int, int]:
     return int(first), int(second)
 
 
-# ---------------------------------------------------------------------------------------------------------- topology
-
 OF_COMMAND = ("kind", "settings", "num_leaves", "out", "overwrite")
 """Options of `generate` that are no fields of the type."""
 
@@ -97,9 +95,6 @@ def check(options: Options) -> None:
         f"{fabric.name}: {format_count(fabric.num_gpus, 'GPU')}, {format_count(fabric.num_links, 'link')}, "
         "every GPU reaches every other"
     )
-
-
-# ------------------------------------------------------------------------------------------------------- network run
 
 
 def run(options: Options) -> None:
@@ -141,9 +136,6 @@ def _share(options: Options, jobs: list[LayerWorkload], settings: NetworkSetting
     fabric, placement = fabric_with_failures(options, options.topology), options.placement or "packed"
     jobs_run = run_jobs(place_jobs(jobs, fabric, placement), fabric, settings, options.iterations or 10)
     answer(options, report.shared_document, report.shared_report, jobs_run, fabric, placement)
-
-
-# -------------------------------------------------------------------------------------------------------- collective
 
 
 def collective(options: Options) -> None:

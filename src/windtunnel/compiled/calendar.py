@@ -26,14 +26,7 @@ NO_MESSAGE = 1 << 62
 MOST_SENDERS = 1 << (62 - SENDER_SHIFT)
 
 HEAPS = np.dtype(
-    [
-        ("run_ps", "i8"),
-        ("run_tag", "i8"),
-        ("near_ps", "i8"),
-        ("near_tag", "i8"),
-        ("far_ps", "i8"),
-        ("far_tag", "i8"),
-    ]
+    [("run_ps", "i8"), ("run_tag", "i8"), ("near_ps", "i8"), ("near_tag", "i8"), ("far_ps", "i8"), ("far_tag", "i8")]
 )
 """The open bucket as a sorted run and a binary heap, and the heap of what is due after the wheel's turn."""
 

@@ -490,10 +490,7 @@ def goodput(requests: Table, slo: Slo, span_s: float) -> Goodput:
     shares = {name: float(kept.mean()) for name, kept in within.items()}
     is_held = all(shares[name] >= percentile / 100 for name, (_, percentile) in slo.limits.items())
     return Goodput(
-        fraction=float(good.mean()),
-        requests_per_s=float(good.sum() / span_s),
-        limit_fractions=shares,
-        is_held=is_held,
+        fraction=float(good.mean()), requests_per_s=float(good.sum() / span_s), limit_fractions=shares, is_held=is_held
     )
 
 

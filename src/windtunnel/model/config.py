@@ -15,14 +15,7 @@ from windtunnel.model.architectures import KNOWN, Architecture, language_model, 
 from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.precision import Format, Precision
 from windtunnel.model.quantization import Modules, list_of, precision_from_config
-from windtunnel.model.shape import (
-    Attention,
-    FeedForward,
-    LayerGroup,
-    ModelSpec,
-    attention_kinds,
-    feed_forward_kinds,
-)
+from windtunnel.model.shape import Attention, FeedForward, LayerGroup, ModelSpec, attention_kinds, feed_forward_kinds
 from windtunnel.model.towers import read_tower, tower_parameters
 
 _FULL, _LINEAR = "full_attention", "linear_attention"

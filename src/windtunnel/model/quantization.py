@@ -31,10 +31,7 @@ its routed experts."""
 
 
 def precision_from_config(
-    quantization_config: Any,
-    hf_quant_config: Mapping[str, Any] | None,
-    layers: Sequence[Modules],
-    model: str,
+    quantization_config: Any, hf_quant_config: Mapping[str, Any] | None, layers: Sequence[Modules], model: str
 ) -> Precision:
     """Return the formats of a checkpoint.
 

@@ -103,9 +103,7 @@ def flows_of(
     given = columns | {"source": source, "destination": destination, "size_bytes": size_bytes}
     filled: dict[str, Any] = given | {name: _column(n, given.get(name, 0), kind) for name, kind in _COLUMNS.items()}
     return Flows(
-        **filled,
-        parent_ptr=np.ascontiguousarray(pointer, np.int64),
-        parent=np.ascontiguousarray(parent, np.int32),
+        **filled, parent_ptr=np.ascontiguousarray(pointer, np.int64), parent=np.ascontiguousarray(parent, np.int32)
     )
 
 

@@ -187,9 +187,7 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "all_reduce": _factors(["collective"], [1.5, 2.25, 3.4, 5, 7.6], lambda served: served.setup.parallelism.tp > 1),
     "experts": _factors(
-        ["experts.memory", "experts.compute"],
-        [1.2, 1.5, 2, 3, 4.5],
-        lambda served: served.setup.model.has_experts,
+        ["experts.memory", "experts.compute"], [1.2, 1.5, 2, 3, 4.5], lambda served: served.setup.model.has_experts
     ),
     "clock": _factors(ARITHMETIC, [1.2, 1.45, 1.75, 2.1, 2.5, 3.6]),
     "slow_rank": _factors(DEVICE, [1.1, 1.25, 1.55, 1.95, 2.5, 3.5]),

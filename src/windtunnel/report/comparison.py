@@ -110,9 +110,6 @@ def comparison_document(runs: Runs) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------------------------------ verdict
-
-
 def verdicts(runs: Runs) -> list[str]:
     """Return a sentence on each run against the first: what is better or worse, and why."""
     return [_verdict(runs[0], run) for run in runs[1:]]
@@ -174,9 +171,6 @@ def _parts_text(base: ComparedRun, run: ComparedRun) -> str:
     part = max({**before, **after}, key=lambda name: abs(after.get(name, 0.0) - before.get(name, 0.0)))
     old, new = (format_seconds(time.get(part, 0.0)) for time in times)
     return f"{part.replace('_', ' ')} takes {new} of a token's time in place of {old}" if old != new else ""
-
-
-# -------------------------------------------------------------------------------------------------------------- tables
 
 
 def difference(name: str, run: ComparedRun, base: ComparedRun) -> tuple[str, str]:

@@ -258,10 +258,7 @@ def test_what_happened_is_written_flow_by_flow_and_link_by_link(windtunnel: Comm
 
 
 @pytest.mark.parametrize(
-    ("backend", "option", "says"),
-    [
-        ("analytic", "--times", "--times is for flows; the analytic backend has none"),
-    ],
+    ("backend", "option", "says"), [("analytic", "--times", "--times is for flows; the analytic backend has none")]
 )
 def test_what_a_backend_does_not_know_is_refused_before_anything_runs(
     windtunnel: Command, tmp_path: Path, backend: str, option: str, says: str

@@ -194,10 +194,7 @@ def test_the_script_of_lists_makes_its_world_and_batch_itself() -> None:
         "--use-distributed-optimizer"
     )
     assert (generated.name, generated.text) == (direct.name, direct.text)
-    assert generated.remarks == (
-        "the script sets --world_size 16 over 8",
-        "the script sets --global_batch 4 over 9",
-    )
+    assert generated.remarks == ("the script sets --world_size 16 over 8", "the script sets --global_batch 4 over 9")
 
 
 def test_deepseek_671b_has_1451_lines(reference: Path) -> None:

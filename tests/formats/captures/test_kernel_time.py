@@ -5,12 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.formats.captures.capture import (
-    CLASSES,
-    Capture,
-    capture_table,
-    innermost_ranges,
-)
+from windtunnel.formats.captures.capture import CLASSES, Capture, capture_table, innermost_ranges
 from windtunnel.formats.captures.kernel_time import device_time, kernel_table, statistics
 
 

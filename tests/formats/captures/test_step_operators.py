@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.formats.captures.capture import (
-    Capture,
-    Names,
-    capture_table,
-    kernel_class,
-    read_capture,
-)
+from windtunnel.formats.captures.capture import Capture, Names, capture_table, kernel_class, read_capture
 from windtunnel.formats.captures.step_operators import (
     CapturedStep,
     captured_steps,

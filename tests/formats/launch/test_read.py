@@ -62,7 +62,7 @@ COMMANDS = [
                     "max_num_batched_tokens": 4096,
                     "piecewise_cudagraphs": False,
                 },
-            },
+            }
         },
     ),
     (
@@ -71,7 +71,7 @@ COMMANDS = [
             "deployment": {
                 "parallelism": {"tp": 2},
                 "engine": {"name": "trtllm", "max_num_seqs": 512, "max_num_batched_tokens": 4096},
-            },
+            }
         },
     ),
 ]

@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.formats.simai.analytical import (
-    SimaiOptions,
-    collective_ns,
-    read_layers,
-    run_simai_analytical,
-)
+from windtunnel.formats.simai.analytical import SimaiOptions, collective_ns, read_layers, run_simai_analytical
 from windtunnel.formats.simai.report import end_to_end_csv, flow_table_csv
 from windtunnel.formats.simai.workload import OPERATIONS
 from windtunnel.network.collectives.algorithms.direct import all_to_all
@@ -25,13 +20,7 @@ from windtunnel.network.flows import Flows
 from windtunnel.network.settings import GBPS
 from windtunnel.network.topology import AlibabaHpn, DcnPlus, SpectrumX, Topology, TwoTier
 from windtunnel.network.topology_file import read_topology, topology_text
-from windtunnel.training.iteration.layers import (
-    Communication,
-    IterationLayer,
-    LayerPhase,
-    LayerWorkload,
-    RankGroup,
-)
+from windtunnel.training.iteration.layers import Communication, IterationLayer, LayerPhase, LayerWorkload, RankGroup
 
 A100 = {"gpu_type": "A100", "nic_bytes_per_s": 100 * GBPS, "scale_up_bytes_per_s": 2400 * GBPS}
 GENERATED: dict[str, Topology] = {
@@ -202,11 +191,7 @@ SIZE = 4194304
 TABLES = {
     "ar_8_ring": ("all_reduce", "ring", lambda: ring(simai_rings(ranks(8), 1), SIZE // 64, 14)),
     "ar_16_ring": ("all_reduce", "ring", lambda: ring(simai_rings(ranks(16), 2), SIZE // 128, 30)),
-    "ar_16_ring_pxn": (
-        "all_reduce",
-        "ring",
-        lambda: ring(simai_rings(ranks(16), 2, pxn=True), SIZE // 128, 30),
-    ),
+    "ar_16_ring_pxn": ("all_reduce", "ring", lambda: ring(simai_rings(ranks(16), 2, pxn=True), SIZE // 128, 30)),
     "ag_16_ring": ("all_gather", "ring", lambda: ring(simai_rings(ranks(16), 2), SIZE // 128, 15)),
     "ar_4n1g": ("all_reduce", "ring", lambda: ring(simai_rings(ranks(4), 4), SIZE // 4, 6)),
     "ar_8_nvls": ("all_reduce", "nvls", lambda: nvls(ranks(8), 8, SIZE)),
@@ -255,10 +240,7 @@ def test_every_recorded_decomposition_has_as_many_flows_and_bytes(reference: Pat
 
 def test_what_simai_cannot_price_is_answered_with_file_and_line() -> None:
     layer = IterationLayer(
-        "big",
-        LayerPhase(0.0, Communication("all_gather", RankGroup.TP, 40 * 10**9)),
-        LayerPhase(0.0),
-        LayerPhase(0.0),
+        "big", LayerPhase(0.0, Communication("all_gather", RankGroup.TP, 40 * 10**9)), LayerPhase(0.0), LayerPhase(0.0)
     )
     workload = LayerWorkload("job.txt", 8, 1, 1, 1, 1, 8, 0, (layer,))
     with pytest.raises(InputError, match=r"job.txt, line 3: .*end at 16 GiB"):

@@ -13,13 +13,7 @@ import pytest
 from readers.vidur_runs import VidurBatches, find_tables, read_case
 from recorded import entries
 from windtunnel.errors import InputError
-from windtunnel.formats.vidur.read import (
-    OperatorTables,
-    VidurConfig,
-    random_replicas,
-    read_config,
-    read_tables,
-)
+from windtunnel.formats.vidur.read import OperatorTables, VidurConfig, random_replicas, read_config, read_tables
 from windtunnel.formats.vidur.replay import host_s, pool_plan, replay
 from windtunnel.report.serving.vidur import replay_metrics
 from windtunnel.serving.run import LoopRun, prepare_loop

@@ -139,10 +139,7 @@ def test_wrong_endpoints_are_answered_with_a_sentence() -> None:
     ],
 )
 def test_where_every_request_fails_the_hint_fits_the_reason(refusal: tuple[int, str], hint: str) -> None:
-    with (
-        fake_server(fails=99, refusal=refusal) as (url, _),
-        pytest.raises(WindtunnelError, match=refusal[1]) as raised,
-    ):
+    with fake_server(fails=99, refusal=refusal) as (url, _), pytest.raises(WindtunnelError, match=refusal[1]) as raised:
         bench(Endpoint(url.removesuffix("/v1"), "fake"), load_of(2))
     assert raised.value.hint == hint
 

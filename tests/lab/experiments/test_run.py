@@ -13,13 +13,7 @@ from lab import fake_profilers
 from windtunnel.errors import InputError, MissingExtraError, WindtunnelError
 from windtunnel.formats.captures.capture import read_capture
 from windtunnel.lab.experiments import run as lab
-from windtunnel.lab.experiments.run import (
-    check_tools,
-    finished_run,
-    run_experiment,
-    run_sweep,
-    top_kernel_pattern,
-)
+from windtunnel.lab.experiments.run import check_tools, finished_run, run_experiment, run_sweep, top_kernel_pattern
 from windtunnel.lab.experiments.schema import Experiment, NcuOptions, TorchOptions
 from windtunnel.report.lab.experiment import write_experiment_page
 from windtunnel.schema import decode

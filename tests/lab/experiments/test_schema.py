@@ -5,13 +5,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.lab.experiments.schema import (
-    PRESETS,
-    Experiment,
-    load_experiment,
-    load_sweep,
-    parse_sweep,
-)
+from windtunnel.lab.experiments.schema import PRESETS, Experiment, load_experiment, load_sweep, parse_sweep
 from windtunnel.schema import save
 
 

@@ -165,12 +165,7 @@ def test_a_profile_is_measured_closed_and_simulated_from(tmp_path: Path, monkeyp
     model = model_of(WIDE, DenseFeedForward(intermediate_size=1536), hidden_size=512)
     folder = tmp_path / "profile"
     profile = profile_compute(model, model.precision, "test_cpu", folder, replace(PLAN, budget_s=0.0))
-    assert {table.kind for table in profile.tables} == {
-        "gemm",
-        "prefill_attention",
-        "decode_attention",
-        "elementwise",
-    }
+    assert {table.kind for table in profile.tables} == {"gemm", "prefill_attention", "decode_attention", "elementwise"}
     assert profile_provenance(folder)["device"] == "test_cpu"
     assert abs(np.median(profile.closure_errors)) < 0.25  # milliseconds on a busy machine; benchmarks are stricter
     tables = list(tables_by_words(folder).values())

@@ -35,10 +35,7 @@ def core(launches: Any, ratio: int) -> Any:
     return next(launch.op for launch in launches if launch.op.compress_ratio == ratio)
 
 
-@pytest.mark.parametrize(
-    ("name", "total", "active"),
-    [(FLASH, 284e9, 13e9), (PRO, 1.6e12, 49e9)],
-)
+@pytest.mark.parametrize(("name", "total", "active"), [(FLASH, 284e9, 13e9), (PRO, 1.6e12, 49e9)])
 def test_parameters_are_those_of_the_model_card(name: str, total: float, active: float) -> None:
     """ "284B parameters (13B activated)" and "1.6T (49B activated)"; the cards leave the embedding's table out."""
     model = catalog.model(name)

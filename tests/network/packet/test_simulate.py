@@ -262,11 +262,7 @@ RECORDED = {
     "O_ar_tp32_4M_400G": (SpectrumX(num_gpus=32, num_spines=8), ring_all_reduce(32, 4 * MIB), 0.02),
     "O_det2_ar_tp32": (SpectrumX(num_gpus=32, num_spines=8), ring_all_reduce(32, 16 * MIB), 0.05),
     "O_thr1_ar_tp64": (SpectrumX(num_gpus=64, num_spines=8), ring_all_reduce(64, 16 * MIB), 0.05),
-    "B_cc1_a2a_tp16": (
-        SpectrumX(num_gpus=16, num_spines=8),
-        all_to_all(np.arange(16, dtype=np.int32), 16 * MIB),
-        0.02,
-    ),
+    "B_cc1_a2a_tp16": (SpectrumX(num_gpus=16, num_spines=8), all_to_all(np.arange(16, dtype=np.int32), 16 * MIB), 0.02),
 }
 
 

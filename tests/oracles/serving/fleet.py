@@ -9,17 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oracles.serving.state import Request
-from windtunnel.serving.codes import (
-    DRAINING,
-    FAILED,
-    KV_USE,
-    OFF,
-    OUTSTANDING,
-    RUNNING,
-    STARTING,
-    UP,
-    WAITING,
-)
+from windtunnel.serving.codes import DRAINING, FAILED, KV_USE, OFF, OUTSTANDING, RUNNING, STARTING, UP, WAITING
 
 
 @dataclass

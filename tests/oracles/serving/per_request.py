@@ -104,13 +104,7 @@ class PerRequestPool:
 
     def __init__(self, deployment: Any, plan: Any, policy: Policy | None) -> None:
         s = plan.settings
-        self.deployment, self.settings, self.rules, self.cost, self.role = (
-            deployment,
-            s,
-            s,
-            plan.cost,
-            plan.role,
-        )
+        self.deployment, self.settings, self.rules, self.cost, self.role = (deployment, s, s, plan.cost, plan.role)
         self.policy, self.prices = policy, Prices(plan.cost)
         self.replicas = [self.new_replica() for _ in range(s.num_replicas)]
         self.steps: list[Step] = []

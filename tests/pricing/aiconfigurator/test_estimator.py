@@ -537,9 +537,7 @@ def test_skewed_experts_that_one_token_already_slows_are_left_out(
     assert ("not trtllm 1.3.0rc10 (triton), one token takes it 2.0 times" in priced.source) == (one_token_ms == 0.08)
 
 
-def test_a_kernel_that_jumps_at_many_tokens_is_no_slower_than_the_newest_unless_asked_for(
-    tmp_path: Path,
-) -> None:
+def test_a_kernel_that_jumps_at_many_tokens_is_no_slower_than_the_newest_unless_asked_for(tmp_path: Path) -> None:
     """From 128 tokens on the older file takes twice as long, below 1.2 times: its median is not above the limit."""
     old = [0.06] * 7 + [0.16, 0.2, 0.3]
     write(tmp_path, "moe/vllm/0.19.0", "moe_perf", named(moe_columns("bfloat16", old), "vllm_fused_moe"))

@@ -12,13 +12,7 @@ from effort import cases_to_try
 from oracles.serving.deployment import ReferenceDeployment
 from serving.loop.test_oracle import Case, chains, random_cost, session_cases
 from serving.pool_of_one import run_pool
-from serving.served import (
-    assert_equal_fleets,
-    assert_equal_requests,
-    assert_equal_steps,
-    engine_plan,
-    oracle_requests,
-)
+from serving.served import assert_equal_fleets, assert_equal_requests, assert_equal_steps, engine_plan, oracle_requests
 from windtunnel.errors import InputError
 from windtunnel.serving import codes
 from windtunnel.serving.codes import SCALING_METRICS

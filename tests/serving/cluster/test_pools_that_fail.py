@@ -165,10 +165,7 @@ def test_a_policy_of_ones_own_fails_and_scales_as_the_one_that_it_copies(failing
 
 
 def disaggregated(**settings: object) -> wt.Result:
-    pools = [
-        {"name": "prefill", "role": "prefill", "replicas": 2},
-        {"name": "decode", "role": "decode", "replicas": 2},
-    ]
+    pools = [{"name": "prefill", "role": "prefill", "replicas": 2}, {"name": "decode", "role": "decode", "replicas": 2}]
     given_settings = {"deployment.pools": pools, "deployment.start_s": 10} | settings
     return wt.simulate(
         wt.scenario(

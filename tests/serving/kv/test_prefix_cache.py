@@ -226,9 +226,7 @@ def test_recorded_chats_hit_as_often_as_the_engine_counted(reference: Path) -> N
     for _, run in clean.iterrows():
         requests = recorded_requests(rows[rows.case == run["case"]], int(run.clients))
         settings = VLLM._replace(
-            max_num_seqs=int(run.max_num_seqs),
-            num_blocks=int(run.kv_cache_tokens) // 16,
-            concurrency=int(run.clients),
+            max_num_seqs=int(run.max_num_seqs), num_blocks=int(run.kv_cache_tokens) // 16, concurrency=int(run.clients)
         )
         decode_s = float(run.p50_tpot_ms) / 1e3
         cache = prefix_cache(settings, requests)

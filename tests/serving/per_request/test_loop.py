@@ -30,13 +30,7 @@ from windtunnel.serving.state import records as state
 from windtunnel.serving.state.pools import PoolPlan
 from windtunnel.workload.generate.requests import RequestArrays
 
-SCHEDULERS = (
-    codes.VLLM_V0,
-    codes.SARATHI,
-    codes.ORCA,
-    codes.FASTER_TRANSFORMER,
-    codes.LIGHTLLM,
-)
+SCHEDULERS = (codes.VLLM_V0, codes.SARATHI, codes.ORCA, codes.FASTER_TRANSFORMER, codes.LIGHTLLM)
 ROUTERS = ("round_robin", "random", "power_of_two", "least_outstanding", "least_kv", "least_waiting")
 
 
@@ -307,10 +301,7 @@ def five_thousand(scheduler: str, settings: dict[str, object]) -> wt.Scenario:
 
 
 def test_an_explicit_prefix_cache_is_refused_where_there_is_none() -> None:
-    shared = {
-        "workload.shared_prompts": {"tokens": 500},
-        "deployment.engine.enable_prefix_caching": True,
-    }
+    shared = {"workload.shared_prompts": {"tokens": 500}, "deployment.engine.enable_prefix_caching": True}
     scenario = wt.scenario(
         model="llama-3.1-8b",
         device="h100_sxm",

@@ -12,10 +12,7 @@ from windtunnel.serving.simulate import simulate
 
 
 def test_streams_are_counted_replica_by_replica() -> None:
-    records = {
-        "first_token_s": np.array([1.0, 2.0, 2.5, 4.0, 2.2]),
-        "finish_s": np.array([3.0, 9.0, 8.0, 5.0, 9.0]),
-    }
+    records = {"first_token_s": np.array([1.0, 2.0, 2.5, 4.0, 2.2]), "finish_s": np.array([3.0, 9.0, 8.0, 5.0, 9.0])}
     replica = np.array([0, 0, 0, 0, 1])
     # The first sees nobody, the second the first, the third both; the first has ended when the fourth begins.
     assert streams(records, replica, 2).tolist() == [0.0, 1.0, 2.0, 2.0, 0.0]

@@ -192,10 +192,7 @@ def test_experts_of_one_call_are_launched_by_it() -> None:
     shard = priced("experts").shard
     four_bits = replace(shard, precision=msgspec.structs.replace(shard.precision, experts=Format.NVFP4))
     one_by_one = num_launches(shard, EngineSettings(), 1)
-    for where, engine in (
-        (shard, EngineSettings(name="trtllm")),
-        (shard, EngineSettings(moe_backend="cutlass")),
-    ):
+    for where, engine in ((shard, EngineSettings(name="trtllm")), (shard, EngineSettings(moe_backend="cutlass"))):
         assert one_by_one - num_launches(where, engine, 1) == 6 * shard.model.num_layers
     assert num_launches(four_bits, EngineSettings(), 1) - one_by_one == 22 * shard.model.num_layers
     assert num_launches(four_bits, EngineSettings(moe_backend="marlin"), 1) == one_by_one

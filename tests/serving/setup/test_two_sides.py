@@ -125,10 +125,7 @@ def test_runs_conserve_tokens_and_use_both_sides() -> None:
 
 
 def test_decode_pools_may_have_two_sides() -> None:
-    pools = [
-        {"name": "p", "role": "prefill", "parallelism": {"tp": 4}},
-        {"name": "d", "role": "decode"},
-    ]
+    pools = [{"name": "p", "role": "prefill", "parallelism": {"tp": 4}}, {"name": "d", "role": "decode"}]
     result = simulate(scenario_of(deployment={"pools": pools}))
     prefill, decode = result.summary.pools
     assert prefill.sides == ()
@@ -142,10 +139,7 @@ def test_decode_pools_may_have_two_sides() -> None:
         ({"ffn": {"ep": 3}}, "ep = 3 does not divide the 8 devices of ffn"),
         ({"ffn": {"devices": 16}}, "ffn.ep = 16 does not divide the 8 experts"),
         ({"ffn": {"microbatches": 0}}, "microbatches is 0; at least 1"),
-        (
-            {"deployment": {"parallelism": {"tp": 4, "ep": 4, "ffn": {"devices": 8}}}},
-            "experts are on its devices",
-        ),
+        ({"deployment": {"parallelism": {"tp": 4, "ep": 4, "ffn": {"devices": 8}}}}, "experts are on its devices"),
         (
             {"model": "nvidia/Nemotron-H-56B-Base-8K", "deployment": {"parallelism": {"ffn": {"devices": 8}}}},
             "layers without attention or without a feed-forward",

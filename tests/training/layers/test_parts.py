@@ -109,10 +109,7 @@ def test_tensor_parallel_bytes_of_a_layer_are_the_closed_form(
 )
 def test_data_parallel_bytes_are_the_closed_form(zero: int, tp: int, dp: int, reduce: str) -> None:
     one = rank(
-        num_devices=tp * dp,
-        parallelism={"tp": tp},
-        sharding={"zero": zero},
-        precision={"gradient_reduce": reduce},
+        num_devices=tp * dp, parallelism={"tp": tp}, sharding={"zero": zero}, precision={"gradient_reduce": reduce}
     )
     held = chunk_parameters(one, chunks(one.setup)[0])
     wire = 4.0 if reduce == "fp32" else 2.0

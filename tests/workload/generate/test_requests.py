@@ -20,18 +20,10 @@ SKEWED = Lognormal(median_tokens=300, sigma=1.0, max_tokens=8192)
 
 
 def workload(
-    arrivals: Arrivals,
-    *,
-    num_requests: int | None = None,
-    duration_s: float | None = None,
-    lengths: Lengths = SKEWED,
+    arrivals: Arrivals, *, num_requests: int | None = None, duration_s: float | None = None, lengths: Lengths = SKEWED
 ) -> Workload:
     return Workload(
-        arrivals=arrivals,
-        input_tokens=lengths,
-        output_tokens=lengths,
-        num_requests=num_requests,
-        duration_s=duration_s,
+        arrivals=arrivals, input_tokens=lengths, output_tokens=lengths, num_requests=num_requests, duration_s=duration_s
     )
 
 

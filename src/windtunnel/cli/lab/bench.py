@@ -117,9 +117,6 @@ def request_sampling(scenario: Scenario) -> dict[str, float]:
     return {"temperature": 0.0, **given}
 
 
-# --------------------------------------------------------------------------------------------------------------- sweep
-
-
 def _sweep(options: Options) -> None:
     """Measure a server at several loads, one after the other, and print the curve; what is measured is kept."""
     kind, loads = _loads(options.sweep)

@@ -97,10 +97,7 @@ def _expert_gradients(arguments: TrainingArguments, sizes: Sizes) -> tuple[Workl
         return ()
     gather = FilePhase(1, "ALLGATHER_DP_EP", 2 * sizes.expert_parameters)
     scatter = FilePhase(1, "REDUCESCATTER_DP_EP", 4 * sizes.expert_parameters)
-    return (
-        WorkloadLayer("moe_grad_norm1", UNIT, UNIT, gather),
-        WorkloadLayer("moe_grad_norm2", UNIT, UNIT, scatter),
-    )
+    return (WorkloadLayer("moe_grad_norm1", UNIT, UNIT, gather), WorkloadLayer("moe_grad_norm2", UNIT, UNIT, scatter))
 
 
 def _expert_phases(

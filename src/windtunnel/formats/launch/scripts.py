@@ -30,10 +30,7 @@ from windtunnel.workload.generate.requests import generate
 RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "habana.ai/gaudi", "google": "google.com/tpu"}
 ROUTER_IMAGE = "nginx:1.29"
 """At least 1.27.3, which looks the replicas of a Service up again."""
-TOKEN = {
-    "name": "HF_TOKEN",
-    "valueFrom": {"secretKeyRef": {"name": "hf-token", "key": "token", "optional": True}},
-}
+TOKEN = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf-token", "key": "token", "optional": True}}}
 TOKEN_REMARK = "# For a gated checkpoint: kubectl create secret generic hf-token --from-literal=token=YOUR_TOKEN\n"
 REMARKS = {
     "prefill": "requests reach it first; its KV cache goes to the decode pool: add your engine's KV connector",

@@ -295,9 +295,7 @@ def _window(reader: ConfigReader, index: int, layer_type: str) -> int | None:
     if reader.flag("use_sliding_window"):
         return window if index >= reader.count("max_window_layers", default=0, minimum=0) else None
     every = reader.count(
-        "sliding_window_pattern",
-        "global_attn_every_n_layers",
-        default=reader.architecture.full_attention_every or 0,
+        "sliding_window_pattern", "global_attn_every_n_layers", default=reader.architecture.full_attention_every or 0
     )
     return None if every and (index + 1) % every == 0 else window
 

@@ -15,13 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.limits import check_size
-from windtunnel.network.collectives.ring_classes import (
-    ALL_FLOWS,
-    Classes,
-    class_flows,
-    last_end,
-    ring_connections,
-)
+from windtunnel.network.collectives.ring_classes import ALL_FLOWS, Classes, class_flows, last_end, ring_connections
 from windtunnel.network.collectives.rings import Rings
 from windtunnel.network.fabric import Fabric, NodeKind, between_switches
 from windtunnel.network.flows import with_columns
@@ -60,12 +54,7 @@ class _Stretch:
 
 
 def ring_seconds(
-    fabric: Fabric,
-    rings: Rings,
-    chunk_bytes: int,
-    num_steps: int,
-    settings: NetworkSettings,
-    packet: PacketSettings,
+    fabric: Fabric, rings: Rings, chunk_bytes: int, num_steps: int, settings: NetworkSettings, packet: PacketSettings
 ) -> float | None:
     """Return when a ring collective is complete; None where no stretch can stand for all others.
 

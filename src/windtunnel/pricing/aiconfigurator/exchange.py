@@ -39,12 +39,7 @@ class _Layout:
 
 _SGLANG = ("num_token", "num_experts", "num_topk", "node_num")
 _LOW_LATENCY = _Layout(
-    "wideep_deepep_ll_perf",
-    _SGLANG,
-    {phase: (f"{phase}_avg_t_us",) for phase in ("dispatch", "combine")},
-    1e-6,
-    {},
-    {},
+    "wideep_deepep_ll_perf", _SGLANG, {phase: (f"{phase}_avg_t_us",) for phase in ("dispatch", "combine")}, 1e-6, {}, {}
 )
 _NORMAL = _Layout(
     "wideep_deepep_normal_perf",

@@ -311,8 +311,6 @@ def as_builtins(space: Space) -> dict[str, Any]:
     return {**raw.pop("scenario", {}), **raw.pop("job", {}), **raw}
 
 
-# ------------------------------------------------------------------------------------------------- a small grid
-
 MOST_POINTS = 10_000
 
 _NUMBER = r"(-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
@@ -365,8 +363,6 @@ def _steps(text: str, first: str, last: str, step: str | None) -> list[float]:
     values = [low + by * index for index in range(count)]
     return [int(value) if value.is_integer() and "." not in first + (step or "") else value for value in values]
 
-
-# ------------------------------------------------------------------------------------ every layout of a training job
 
 MICRO_BATCHES = (1, 2, 4)
 VIRTUAL_STAGES = (1, 2, 3, 4, 5, 6, 8)

@@ -12,15 +12,7 @@ from windtunnel.serving.cluster.slots import wake_replica
 from windtunnel.serving.codes import DRAINING, UP, VLLM_V0
 from windtunnel.serving.kv.cache import entry_of, forget, free, release, repeats
 from windtunnel.serving.kv.tiers import drop, kept_at
-from windtunnel.serving.per_request.decode_groups import (
-    ENDS,
-    GROUP,
-    MEMBERS,
-    SCRATCH,
-    dissolve,
-    ready_row,
-    write_back,
-)
+from windtunnel.serving.per_request.decode_groups import ENDS, GROUP, MEMBERS, SCRATCH, dissolve, ready_row, write_back
 from windtunnel.serving.schedulers.batch import gained_tokens
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import IS_READ, IS_READY, NOT_HANDED, WAITS, Pools, cache_of, ranks_of

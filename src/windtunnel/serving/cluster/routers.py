@@ -212,12 +212,7 @@ def next_in_turn(
 
 @inner
 def choose(
-    pool: PoolTables,
-    clock: Records[Clock],
-    pools: Pools | None,
-    fleet: ReplicaFleet | None,
-    router: int,
-    decodes: bool,
+    pool: PoolTables, clock: Records[Clock], pools: Pools | None, fleet: ReplicaFleet | None, router: int, decodes: bool
 ) -> int:
     """Choose a replica that takes requests, of equal ones the first; NONE where there is none, or none with room.
 

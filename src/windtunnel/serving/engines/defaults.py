@@ -144,10 +144,7 @@ def newer_than_known(settings: EngineSettings) -> str:
 
 
 def with_defaults(
-    settings: EngineSettings,
-    device: Device,
-    calibrated: EngineSettings | None = None,
-    shape: Parallelism | None = None,
+    settings: EngineSettings, device: Device, calibrated: EngineSettings | None = None, shape: Parallelism | None = None
 ) -> EngineSettings:
     """Replace every `None` in `settings` by the default of that engine and version on `device`.
 

@@ -221,13 +221,7 @@ def release(
 
 @inner
 def free(
-    settings: KernelSettings,
-    cache: Cache | None,
-    ranks: Records[Rank],
-    rank: int,
-    i: int,
-    held: int,
-    computed: int,
+    settings: KernelSettings, cache: Cache | None, ranks: Records[Rank], rank: int, i: int, held: int, computed: int
 ) -> None:
     """Free the `held` blocks of request `i`; what it computed stays in the prefix cache as long as there is room."""
     if cache is None:

@@ -15,14 +15,7 @@ from windtunnel.serving.schedulers.adapters import end_use
 from windtunnel.serving.schedulers.batch import begin_decoding, leave, stop_decoding, unlink
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import Pools
-from windtunnel.serving.state.records import (
-    BATCH,
-    BATCH_ENDS,
-    FAIR_TOKENS,
-    FINISH_KEY,
-    FINISH_VALUE,
-    Cache,
-)
+from windtunnel.serving.state.records import BATCH, BATCH_ENDS, FAIR_TOKENS, FINISH_KEY, FINISH_VALUE, Cache
 from windtunnel.serving.state.tables import PoolTables, RunTables
 
 

@@ -6,12 +6,7 @@ import numpy as np
 
 from windtunnel.compiled.jit import entry
 from windtunnel.compiled.records import F8, I8, Ints, Records, layout
-from windtunnel.serving.schedulers.step_cost import (
-    decode_attention_s,
-    device_step_s,
-    prefill_attention_s,
-    with_host,
-)
+from windtunnel.serving.schedulers.step_cost import decode_attention_s, device_step_s, prefill_attention_s, with_host
 from windtunnel.serving.state.records import Floats, StepCost
 
 

@@ -35,10 +35,7 @@ def refuse_with_adapters(deployment: Deployment, pool: Pool, setup: Setup, reque
         return
     refused = [
         (setup.parallelism.pp > 1, "parallelism.pp: batches of several stages would share the slots"),
-        (
-            comes_and_goes(deployment),
-            "autoscaling or faults: what a new replica has in its slots is not modelled",
-        ),
+        (comes_and_goes(deployment), "autoscaling or faults: what a new replica has in its slots is not modelled"),
         (schedules_per_request(setup), f"the scheduler {setup.engine.scheduler}: it admits requests by blocks alone"),
     ]
     for is_given, reason in refused:

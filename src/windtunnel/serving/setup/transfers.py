@@ -13,12 +13,7 @@ from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import Shard
 from windtunnel.network.cluster import handoff_bytes_per_s, network_of
 from windtunnel.serving import codes
-from windtunnel.serving.deployment import (
-    LINK_EFFICIENCY,
-    TRANSFER_LATENCY_S,
-    Transfer,
-    TransferLink,
-)
+from windtunnel.serving.deployment import LINK_EFFICIENCY, TRANSFER_LATENCY_S, Transfer, TransferLink
 from windtunnel.serving.engines.contract import behaviour_of
 from windtunnel.serving.scenario import Scenario, Setup
 from windtunnel.serving.state.pools import HandoffRules, PoolPlan

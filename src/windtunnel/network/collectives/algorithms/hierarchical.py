@@ -25,11 +25,7 @@ def flows(call: CollectiveCall) -> Flows:
 
 
 def all_to_all_by_rail(
-    ranks: Ids,
-    num_servers: int,
-    sent_bytes: NDArray[np.int64],
-    forwarded_bytes: NDArray[np.int64],
-    num_chunks: int = 1,
+    ranks: Ids, num_servers: int, sent_bytes: NDArray[np.int64], forwarded_bytes: NDArray[np.int64], num_chunks: int = 1
 ) -> Flows:
     """Lay out an all-to-all in two hops: over the sender's rail to the server of the receiver, then inside it (DeepEP).
 

@@ -11,16 +11,7 @@ from windtunnel.limits import check_size
 from windtunnel.network.collectives.call import CollectiveCall, Ranks
 from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
 from windtunnel.network.collectives.rings import Rings, link_rings, nccl_rings, simai_rings
-from windtunnel.network.flows import (
-    Flows,
-    Hop,
-    Ids,
-    Reduction,
-    flows_of,
-    in_channels,
-    parents_from,
-    with_columns,
-)
+from windtunnel.network.flows import Flows, Hop, Ids, Reduction, flows_of, in_channels, parents_from, with_columns
 
 ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 """Operation -> rounds around the ring."""

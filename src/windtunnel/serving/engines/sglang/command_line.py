@@ -84,9 +84,5 @@ def writes_drafts(drafts: Speculative) -> bool:
 
 
 COMMAND_LINE = CommandLine(
-    read=read,
-    write_split=write_split,
-    write_rest=write_rest,
-    write_task=write_task,
-    writes_drafts=writes_drafts,
+    read=read, write_split=write_split, write_rest=write_rest, write_task=write_task, writes_drafts=writes_drafts
 )

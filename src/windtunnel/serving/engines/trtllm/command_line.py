@@ -128,8 +128,5 @@ def remaining_work(deployment: Deployment) -> Iterator[str]:
 
 
 COMMAND_LINE = CommandLine(
-    read=read,
-    write_file=write_file,
-    writes_drafts=lambda _: True,
-    remaining_work=remaining_work,
+    read=read, write_file=write_file, writes_drafts=lambda _: True, remaining_work=remaining_work
 )
