@@ -55,9 +55,6 @@ def _count_values(node: yaml.Node, counted: dict[int, tuple[int, int] | None]) -
 
     Args:
         counted: results of the nodes met so far, by id; None for a node whose values are being counted.
-
-    Raises:
-        yaml.MarkedYAMLError: the node holds itself, is nested too deeply, or has too many values.
     """
     problem = None
     if id(node) not in counted:

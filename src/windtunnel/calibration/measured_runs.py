@@ -265,11 +265,7 @@ def _client_values(where: str, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _set_pools(where: str, raw: dict[str, Any], given: Mapping[str, str]) -> None:
-    """Give `raw` two pools where the row has columns of them, and the engine's handling of the first token.
-
-    Raises:
-        InputError: only one of them is described, or a replica as well.
-    """
+    """Give `raw` two pools where the row has columns of them, and the engine's handling of the first token."""
     of_pools = [name for name in given if COLUMNS[name].pool]
     if not of_pools:
         return

@@ -108,9 +108,6 @@ def _rotary_values(reader: ConfigReader, attentions: list[Attention]) -> int:
     A linear scaling lengthens its table by its factor; layers with a window have a second, unscaled one where they have
     a base of their own. transformers 5 describes a table for each type of layers; a proportional one is as wide as
     heads (Gemma 4; vLLM 0.24 `gemma4_rope.py`).
-
-    Raises:
-        InputError: a factor or a share is no plausible number.
     """
     scaling = reader.raw.get("rope_scaling") or reader.raw.get("rope_parameters")
     scaling = scaling if isinstance(scaling, Mapping) else {}

@@ -263,11 +263,7 @@ def tower_parameters(config: Mapping[str, Any]) -> int:
 
 
 def _size(part: Mapping[str, Any], *keys: str, default: int = 0) -> int:
-    """Return the first whole number under one of `keys`, or both numbers of an equal pair.
-
-    Raises:
-        InputError: it is below 0 or above `MOST`.
-    """
+    """Return the first whole number under one of `keys`, or both numbers of an equal pair."""
     for key in keys:
         value = part.get(key)
         if isinstance(value, list) and value and value == value[:1] * len(value):

@@ -315,11 +315,7 @@ def _training(
     store: Store,
     means: Means,
 ) -> Training:
-    """Return the fastest training step on so many devices.
-
-    Raises:
-        InputError: no layout fits.
-    """
+    """Return the fastest training step on so many devices."""
     job = _job(scenario, given, num_devices, batch)
     if given.get("parallelism") is None:
         study = search(space_from({**encode(job), "vary": {LAYOUTS: ALL}}), store, means)

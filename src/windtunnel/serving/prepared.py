@@ -328,11 +328,7 @@ def check_served(scenario: Scenario, pool: Pool, setup: Setup, memory: MemoryPla
 
 
 def _with_stores(pools: Sequence[PreparedPool]) -> list[PreparedPool]:
-    """Give pools that name the same tier of the whole deployment one store for it.
-
-    Raises:
-        InputError: pools that cannot read each other's blocks.
-    """
+    """Give pools that name the same tier of the whole deployment one store for it."""
     first: dict[str, tuple[PreparedPool, KvTier]] = {}
     with_stores = []
     for pool in pools:

@@ -40,9 +40,6 @@ def _fitted(measurements: list[Measurement], source: str) -> tuple[dict[str, Cal
 
     Returns:
         Calibrations by name, the number of runs to fit, and how many of them could be simulated.
-
-    Raises:
-        InputError: no run can be fitted.
     """
     usable = [run for run in measurements if run.weight > 0]
     if not usable:

@@ -79,11 +79,7 @@ def _options_before(options: Options) -> Options:
 
 
 def _increases(text: str | None, is_measured: bool) -> dict[str, float] | None:
-    """Parse `tpot_p90=5%,cost=10%`; None: nothing is given.
-
-    Raises:
-        InputError: a figure that does not exist, or a share that is none.
-    """
+    """Parse `tpot_p90=5%,cost=10%`; None: nothing is given."""
     if text is None:
         return None
     from windtunnel.production.gate import COST, USUAL_MEASURED

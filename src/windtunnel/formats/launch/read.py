@@ -227,11 +227,7 @@ def _flattened(server: Options, content: dict[str, Any], prefix: str) -> list[tu
 
 
 def _take(reading: Reading, server: Options, name: str, value: Any) -> None:
-    """Take an option, or note why it is not; the value of a switch is True.
-
-    Raises:
-        InputError: it has no value, or none that it takes.
-    """
+    """Take an option, or note why it is not; the value of a switch is True."""
     if not name:
         raise InputError("--from-command: dashes without a name", "was the command line cut?")
     option, _, key = name.partition(".")

@@ -163,12 +163,7 @@ def _filled(name: str, **fields: Any) -> list[str]:
 
 
 def _execute(command: Sequence[str], folder: Path, stdout: Path | None = None) -> None:
-    """Run a command and log everything that it prints; with `stdout`, its output goes to that file.
-
-    Raises:
-        InputError: it refused its input, and said why.
-        WindtunnelError: it failed.
-    """
+    """Run a command and log everything that it prints; with `stdout`, its output goes to that file."""
     # The child finds this interpreter's modules.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HF_HUB_DISABLE_TELEMETRY": "1"}
     with (folder / schema.LOG).open("a", encoding="utf-8") as log:

@@ -101,11 +101,7 @@ def _check_choices(choices: CollectiveChoices) -> None:
 
 
 def _algorithm(call: CollectiveCall) -> str:
-    """Return the algorithm whose flows a call means: that of NCCL's model for `auto`, if it has flows.
-
-    Raises:
-        InputError: the algorithm cannot do the operation.
-    """
+    """Return the algorithm whose flows a call means: that of NCCL's model for `auto`, if it has flows."""
     op, choice, usual = call.op, call.choices.algorithm, USUAL_ALGORITHMS[call.op]
     if choice != "auto":
         if op not in ALGORITHMS.get(choice).OPERATIONS:

@@ -53,9 +53,6 @@ def _rows(collection: Collection, op: Any, table: str, numbers: tuple[str, ...])
     """Read a table's rows: of the engine's own kernels, or of the chosen backend's; None where nobody measured them.
 
     A backend's kernels come with its library and not with the engine, so any engine's measurements of them serve.
-
-    Raises:
-        InputError: nobody measured that backend on this system.
     """
     kv = KERNELS.kv_dtypes.get(op.kv_format)
     if kv is None:

@@ -202,11 +202,7 @@ def _check_names(space: Space, source: str) -> None:
 
 
 def _of_jobs(own_keys: dict[str, Any], shared: dict[str, Any], source: str) -> dict[str, Any]:
-    """Adapt the space's own keys to training jobs; `shared` loses the keys that follow from others.
-
-    Raises:
-        InputError: a key that only a space of deployments has.
-    """
+    """Adapt the space's own keys to training jobs; `shared` loses the keys that follow from others."""
     for name in ONLY_OF_DEPLOYMENTS:
         if own_keys.get(name) not in (None, 1):
             raise InputError(

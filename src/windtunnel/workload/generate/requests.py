@@ -320,11 +320,7 @@ def _inverse(order: Counts) -> Counts:
 def _with_prompts(
     requests: RequestArrays, prompts: SharedPrompts, rngs: dict[str, np.random.Generator]
 ) -> RequestArrays:
-    """Put one of the shared prompts before each of `requests`, which are not in sessions.
-
-    Raises:
-        InputError: the trace already states what its prompts share.
-    """
+    """Put one of the shared prompts before each of `requests`, which are not in sessions."""
     if requests.prefixes is not None:
         raise InputError("the trace's hash_ids say what its prompts share; shared_prompts cannot be put before them")
     prompt, tokens = draw_prompts(prompts, requests.num_requests, rngs)
@@ -477,11 +473,7 @@ def _with_adapters(requests: RequestArrays, adapter: Counts) -> RequestArrays:
 
 
 def _with_media(requests: RequestArrays, workload: Workload, seed: np.random.SeedSequence) -> RequestArrays:
-    """Put images and videos into the prompts; a turn of a session also has those of the turns before it.
-
-    Raises:
-        InputError: the model that says how many tokens they are is not known.
-    """
+    """Put images and videos into the prompts; a turn of a session also has those of the turns before it."""
     if workload.media_tokens is None:
         raise InputError(
             "images and videos become tokens by the rule of a model, which is not known here",

@@ -345,11 +345,7 @@ def _texts(
 
 
 def _scaled(blocks: BlockIds | None, scale: float) -> BlockIds | None:
-    """Return blocks of prompts that are `scale` times as long.
-
-    Raises:
-        InputError: a block would hold less than a token.
-    """
+    """Return blocks of prompts that are `scale` times as long."""
     if blocks is not None and blocks.block_tokens * scale < 1:
         raise InputError(
             f"workload.trace.input_scale {scale:g} makes a block of {blocks.block_tokens:g} shared prompt tokens "
