@@ -28,6 +28,14 @@ def test_it_prints_the_figures_that_users_ask_for(windtunnel: Command, small: tu
     assert "h100_sxm/gemm/vllm/" in done.stdout
 
 
+def test_it_says_whose_price_it_takes(windtunnel: Command, small: tuple[str, ...], tmp_path: Path) -> None:
+    image = tmp_path / "image.yaml"
+    image.write_text("{kind: diffusion, model: FLUX.1-dev, device: h100_sxm}")
+    for key, command in (("deployment.price_usd_per_hour", small), ("price_usd_per_hour", (str(image),))):
+        assert "at list price" in windtunnel("simulate", *command).stdout
+        assert "at the given price" in windtunnel("simulate", *command, "--set", f"{key}=0.5").stdout
+
+
 def test_it_says_when_requests_come_faster_than_they_are_served(windtunnel: Command) -> None:
     load = ("--input-tokens", "64", "--output-tokens", "8", "--num-requests", "3000", "--max-num-seqs", "8")
     for rate, is_overloaded in (("5", False), ("5000", True)):

@@ -40,13 +40,14 @@ def diffusion_document(result: DiffusionResult) -> dict[str, Any]:
 def diffusion_report(result: DiffusionResult) -> Report:
     """Return the report of a batch."""
     document = diffusion_document(result)
+    price = "list price" if result.setup.job.price_usd_per_hour is None else "the given price"
     shares = {part: seconds / result.batch_s for part, seconds in result.busy_s.items()}
     shown = {part: share for part, share in sorted(shares.items(), key=lambda item: -item[1]) if share >= 0.0005}
     memory = [(part, format_bytes(used), percent(used / result.device_bytes)) for part, used in result.memory.items()]
     sections = [Section("Memory of a device", [Table(("", "bytes", "share of the device"), memory)])]
     if result.fits:
         sections[:0] = [
-            Section("", [facts_of(document, LAYOUT["facts"])], "Batch"),
+            Section("", [facts_of({**document, "price": price}, LAYOUT["facts"])], "Batch"),
             Section("Where the batch goes", [Bars(shown, "Parts of a batch", result.batch_s)]),
         ]
     lead = [_devices_line(document)]

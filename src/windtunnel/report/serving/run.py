@@ -165,10 +165,12 @@ def _derived(
     stages, first = summary.stages, pool_scenario(scenario, scenario.deployment.groups[0]).deployment
     ranks = first.parallelism.attention_dp
     cached = summary.cache_hit_fractions or {}
+    prices = {scenario.deployment.price_usd_per_hour, *(pool.price_usd_per_hour for pool in scenario.deployment.pools)}
     below = [f", {percent(share)} in the {name}'s" for name, share in cached.items() if name != "device"]
     return {
         **document["summary"],
         "memory": document["memory"],
+        "price": "list price" if prices == {None} else "the given price",
         "limits": _limits(scenario.slo) if scenario.slo is not None else None,
         "queue_growth": None if requests is None else _overload(scenario, requests),
         "pool": scenario.deployment.groups[0].name or None,

@@ -62,14 +62,14 @@ class Halves(NamedTuple):
 
 def expert_layers_share(shard: Shard) -> float:
     """Return the share of the layers that have experts."""
-    layers = shard.model.layers
-    spread = sum(group.num_layers for group in layers if getattr(group.feed_forward, "num_experts", 0))
-    return spread / sum(group.num_layers for group in layers)
+    spread = sum(num for num, feed_forward in shard.model.feed_forwards if feed_forward.num_experts)
+    return spread / shard.model.num_layers
 
 
 def room_beside(launch: Launch, device: Device) -> float:
-    """Return the share of the time of an exchange that computing beside it gets."""
-    assert isinstance(launch.op, TokenExchange)
+    """Return the share of the time of an exchange that computing beside it gets; of any other launch, all."""
+    if not isinstance(launch.op, TokenExchange):
+        return 1.0
     if launch.op.name == DEEPEP_NORMAL:
         return 1.0 - SMS_OF_NORMAL_KERNELS / (device.num_sms or math.inf)
     return 1.0 - OCCUPIED_BY_LOW_LATENCY

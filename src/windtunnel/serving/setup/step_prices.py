@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from windtunnel.hardware import Device
 from windtunnel.model.attention.grouped_query import DecodeAttention
-from windtunnel.model.exchange import TokenExchange
 from windtunnel.model.feed_forward.experts import GROUP_LAUNCHES
 from windtunnel.model.launches.forward import (
     StepBatch,
@@ -156,8 +155,7 @@ class StepPrices:
         return self.sides.mapped(self._at_every_batch), self._at_every_batch(self.sides.step_s), decode_s
 
     def _overlapped_decode_s(self, decode_s: Floats, halves: Halves) -> Floats:
-        """Return decode attention at every number of requests, less what it hides of the exchange beyond what the rest
-        of a layer hides: that is in `token` already."""
+        """Return decode attention at every number of requests, less what it hides beyond what `token` has hidden."""
         tokens = decode_tokens(self.engine, decode_s.shape[0] - 1, self.queries)
         cores_s = self._at_every_batch(halves.cores_s)
         padded = np.minimum(tokens, self.token_nodes[-1])
@@ -322,12 +320,11 @@ def price_steps(estimator: Estimator, deployed: DeployedModel) -> StepPrices:
 
 
 def price_halves(estimator: Estimator, device: Device, shard: Shard, tokens: Floats, cores_s: Floats) -> Halves:
-    """Price half of each step, of which the whole has so many tokens on a rank; `cores_s` is its decode attention."""
+    """Price half of steps whose whole has so many tokens on a rank; `cores_s` is the half's decode attention."""
     pricer, launches = _Pricer(estimator, device), token_launches(shard, tokens / 2)
     seconds = dict.fromkeys(("rest", "experts", "dispatch", "combine"), np.zeros(tokens.size))
     for launch in launches:
-        room = room_beside(launch, device) if isinstance(launch.op, TokenExchange) else 1.0
-        seconds[part_of(launch)] = seconds[part_of(launch)] + room * pricer.total([launch])[0]
+        seconds[part_of(launch)] = seconds[part_of(launch)] + room_beside(launch, device) * pricer.total([launch])[0]
     seconds["rest"] = seconds["rest"] * expert_layers_share(shard)
     group = pricer.total(launch for launch in launches if launch.name in GROUP_LAUNCHES)[0]
     return Halves._make([*pricer.total(launches), group, *seconds.values(), cores_s])
