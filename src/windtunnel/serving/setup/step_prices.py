@@ -191,9 +191,8 @@ class StepPrices:
         mixed, group = self._split_in_two(engine.overlap_prefill_tokens)
         token_s, communication_s, compute_s = (np.interp(every, self.token_nodes, part) for part in mixed)
         group_token_s, rank_token_s = self._by_rank(token_s, group)
-        decode = [
-            np.interp(every, self.token_nodes, part) for part in self._split_in_two(engine.overlap_decode_tokens)[0]
-        ]
+        split, _ = self._split_in_two(engine.overlap_decode_tokens)
+        decode = [np.interp(every, self.token_nodes, part) for part in split]
         upto = np.arange(engine.max_num_seqs + 1)
         verified = decode_tokens(engine, engine.max_num_seqs, self.queries)
         positions = np.arange(self.queries * engine.max_num_seqs + 1)
