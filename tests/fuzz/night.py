@@ -47,15 +47,14 @@ def check(tree: dict[str, Any], folder: Path, client: Any) -> str:
     if tree.get("results"):
         answers.ask_results(tree, folder)
         return "asked"
-    if "http" in tree:
-        status, _ = answers.ask(client, tree)
-        return str(status)
-    if tree["command"][:2] == ["lab", "run"]:
+    if "command" in tree and tree["command"][:2] == ["lab", "run"]:
         # A real model would be run for a minute; what is read of the file is judged before.
         tree["command"] = ["lab", "run", "experiment.yaml", "--set", "model=./missing", "--out", "results"]
-    if tree["command"][:2] == ["lab", "replay"]:
+    if "command" in tree and tree["command"][:2] == ["lab", "replay"]:
         tree["command"] = ["lab", "replay", "job.yaml", "--set", "parallelism.dp=9999"]
     try:
+        if "http" in tree:
+            return str(answers.ask(client, tree)[0])
         answer = answers.run_command(tree, folder)
     except answers.HangError:
         if not answers.ends_compiled(tree, folder):
