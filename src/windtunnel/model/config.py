@@ -228,10 +228,10 @@ def _refuse_other_models(raw: Mapping[str, Any], name: str, model_type: str) -> 
         ending = next((end for end in vectors if architectures and architectures[0].endswith(end)), None)
         if known is None or ending is None or raw.get("is_encoder_decoder"):
             raise InputError(f"{name} ({', '.join(architectures)}) {what}")
-        language_model = f'"architectures": ["{architectures[0].removesuffix(ending)}ForCausalLM"]'
+        causal = f'"architectures": ["{architectures[0].removesuffix(ending)}ForCausalLM"]'
         raise InputError(
             f"{name} ({', '.join(architectures)}) is a decoder without an output layer",
-            f"write {language_model} into a copy of config.json, and take --task embed or rerank",
+            f"write {causal} into a copy of config.json, and take --task embed or rerank",
         )
 
 

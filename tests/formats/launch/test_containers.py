@@ -117,6 +117,14 @@ routerSpec: {repository: lmcache/lmstack-router, tag: latest, replicaCount: 1}
 BESIDE = STACK.replace(
     "      vllmConfig:", "      lmcacheConfig: {enabled: true}\n      enableLoRA: true\n      vllmConfig:"
 ).replace("replicaCount: 1}", "replicaCount: 1, routingLogic: session}")
+STACK_ENGINE = {
+    "name": "vllm",
+    "version": "0.11.0",
+    "enable_chunked_prefill": True,
+    "enable_prefix_caching": False,
+    "max_model_len": 16384,
+    "max_num_seqs": 64,
+}
 VALUES = """
 replicaCount: 2
 image: {repository: registry.example/mirror/vllm/vllm-openai, tag: v0.10.2}
@@ -177,36 +185,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any], list[str]]] = {
     "production stack": (
         STACK,
         "meta-llama/Llama-3.1-8B-Instruct",
-        {
-            "parallelism": {"tp": 2},
-            "engine": {
-                "name": "vllm",
-                "version": "0.11.0",
-                "enable_chunked_prefill": True,
-                "enable_prefix_caching": False,
-                "max_model_len": 16384,
-                "max_num_seqs": 64,
-            },
-            "replicas": 4,
-        },
+        {"parallelism": {"tp": 2}, "engine": STACK_ENGINE, "replicas": 4},
         ["without effect on time: --disable-log-requests"],
     ),
     "production stack with more": (
         BESIDE,
         "meta-llama/Llama-3.1-8B-Instruct",
-        {
-            "parallelism": {"tp": 2},
-            "engine": {
-                "name": "vllm",
-                "version": "0.11.0",
-                "enable_chunked_prefill": True,
-                "enable_prefix_caching": False,
-                "max_model_len": 16384,
-                "max_num_seqs": 64,
-                "lora": {},
-            },
-            "replicas": 4,
-        },
+        {"parallelism": {"tp": 2}, "engine": {**STACK_ENGINE, "lora": {}}, "replicas": 4},
         [
             "not modelled: --kv-transfer-config",
             "without effect on time: --disable-log-requests",
