@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from effort import FAST
+from plain_records import read_by_name
 from recorded import REFERENCE
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -18,6 +19,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Compiling a loop makes a million objects that stay: looking through them for garbage took 6 to 10% of it.
 gc.set_threshold(100_000, 20, 100)
+
+read_by_name()
 
 # A failing example must be the same on every machine, and the first example pays for compilation. Explaining a failure
 # traces every line of the oracles: on a scenario of thousands of steps it took longer than the whole test run.

@@ -22,6 +22,8 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from plain_records import read_by_name
+
 CHUNK = 250
 SHRINK_S = 30.0
 """Longest search for a smaller case that fails in the same way."""
@@ -106,6 +108,7 @@ def fuzz(
     from fuzz.edits import edits
     from fuzz.inputs import edited, seeds
 
+    read_by_name()
     every = {name: tree for name, tree in seeds().items() if only in name}
     # What takes a quarter of a second and more is drawn a tenth as often as what takes 20 ms and less.
     weights = {name: 1 if name in SLOW else 10 if name.startswith(QUICK) else 4 for name in sorted(every)}

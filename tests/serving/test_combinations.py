@@ -42,7 +42,14 @@ def caching(**more: Any) -> dict[str, Any]:
     return engine | {"workload.shared_prompts": {"tokens": 64, "count": 2}}
 
 
-SCALING = {"type": "target", "metric": "outstanding", "target": 4, "max_replicas": 3, "interval_s": 0.02}
+SCALING = {
+    "type": "target",
+    "metric": "outstanding",
+    "target": 4,
+    "max_replicas": 3,
+    "interval_s": 0.02,
+    "scale_down_after_s": 0.2,
+}
 FAULTS = {"scheduled": [{"at_s": 0.05, "replica": 0, "repair_s": 0.1}], "retry_s": 0.05}
 TIER = {"name": "host", "capacity_bytes": 10**9, "bandwidth_bytes_per_s": 10**10}
 SPECULATIVE = {"method": "ngram", "num_draft_tokens": 2, "acceptance_fraction": 0.7}
