@@ -18,9 +18,7 @@ RUN pip install --no-cache-dir "$(echo /wheels/windtunnel-*.whl)[$EXTRAS]" && rm
 ENV NUMBA_CPU_NAME=generic NUMBA_CPU_FEATURES= XDG_CACHE_HOME=/var/cache/windtunnel PYTHONUNBUFFERED=1
 USER windtunnel
 WORKDIR /work
-# The first run compiles: the usual forms of the serving loop, and the search for the greatest load.
-RUN windtunnel warm \
-    && windtunnel capacity --model llama-3.1-8b --device h100_sxm --input-tokens 64 --output-tokens 8 --num-requests 50 --slo ttft=1s \
-    && chmod --recursive a+rwX /var/cache/windtunnel
+# The usual forms of the serving loop, and the search for the greatest load.
+RUN windtunnel warm && chmod --recursive a+rwX /var/cache/windtunnel
 ENTRYPOINT ["windtunnel"]
 CMD ["--help"]
