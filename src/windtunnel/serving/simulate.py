@@ -111,6 +111,7 @@ def serve_scenario(
             if made is not None and made.pool.name == pool.name
         ),
         fleet=records.fleet,
+        trace_remarks=requests.remarks,
     )
 
 
