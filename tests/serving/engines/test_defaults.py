@@ -244,9 +244,7 @@ def test_an_engine_without_needed_settings_is_refused(tmp_path: Path, monkeypatc
     settings = "{since: '1.0', settings: {scheduler: vllm_v1, max_num_seqs: 8}}"
     (tmp_path / "engines" / "thin.yaml").write_text(f"{{title: Thin, default_version: '1.0', versions: [{settings}]}}")
     monkeypatch.setenv(catalog.SEARCH_PATH_VARIABLE, str(tmp_path))
-    with pytest.raises(
-        InputError, match="lack max_num_batched_tokens, block_size, gpu_memory_uti.*"
-    ):
+    with pytest.raises(InputError, match="lack max_num_batched_tokens, block_size, gpu_memory_uti"):
         with_defaults(EngineSettings(name="thin"), H100)
 
 
