@@ -1,5 +1,6 @@
 """Files of other programs: read completely, plain or gzipped, and written completely or not at all; their numbers."""
 
+import codecs
 import csv
 import gzip
 import io
@@ -19,24 +20,36 @@ T = TypeVar("T")
 
 @contextmanager
 def opened(path: Path, buffer_bytes: int = 1 << 16) -> Iterator[BinaryIO]:
-    """Open a file for reading; a gzipped file is unpacked while it is read, whatever its name.
+    """Open a file for reading behind its byte order mark; one of gzip or Zstandard is unpacked, whatever its name.
 
     Raises:
-        InputError: the file is missing, unreadable or a broken gzip file.
+        InputError: the file is missing, unreadable or packed wrongly.
     """
     try:
         with path.open("rb") as file:
-            is_packed = file.read(2) == b"\x1f\x8b"
+            start = file.read(4)
             file.seek(0)
-            if is_packed:
+            if start[:2] == b"\x1f\x8b":
                 with gzip.open(file) as unpacked:
-                    yield io.BufferedReader(unpacked, buffer_bytes)
+                    yield _behind_mark(io.BufferedReader(unpacked, buffer_bytes))
+            elif start == b"\x28\xb5\x2f\xfd":
+                import pyarrow as pa
+
+                with pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd") as unpacked:
+                    yield _behind_mark(io.BufferedReader(unpacked, buffer_bytes))
             else:
-                yield file
+                yield _behind_mark(file)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path} is a broken gzip file: {error}", "fetch or compress it again") from None
     except OSError as error:
         raise unreadable(path, error) from None
+
+
+def _behind_mark(file: io.BufferedReader) -> io.BufferedReader:
+    """Return a file of UTF-8 text behind its byte order mark, if it has one."""
+    if file.peek(3)[:3] == codecs.BOM_UTF8:
+        file.read(3)
+    return file
 
 
 def is_file(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""A strategy of one's own: one file, found by name."""
+"""Strategies and routers of one's own in a search: one file each, found by name."""
 
 from pathlib import Path
 
@@ -23,6 +23,16 @@ def evaluate(asker, workload):
 """
 
 
+ROUTER = """
+def in_turn(request, replicas):
+    return request.number % len(replicas.is_up)
+
+
+def first_alone(request, replicas):
+    return 0
+"""
+
+
 def store() -> Store:
     return Store(None, pytest.fail)
 
@@ -34,3 +44,35 @@ def test_a_strategy_is_one_file(tmp_path: Path) -> None:
     assert len(files) == 1
     with pytest.raises(InputError, match=r"\$\.strategy is 'last_only', which is not known"):
         space({"tp": [1, 2]}, strategy="last_only")
+
+
+def loads_by_router(routers: list[str]) -> list[float]:
+    """Capacity of two replicas behind each router, every other setting the same."""
+    vary = {"deployment.replicas": [2], "deployment.router": routers}
+    outcome = search(space(vary, finalist_seeds=1), store()).outcomes[0]
+    assert not [answer.refused for answer in outcome.evaluations.values() if answer.refused]
+    return [outcome.evaluations[point].load for point in range(len(routers))]
+
+
+def test_a_search_asks_routers_of_ones_own(tmp_path: Path) -> None:
+    """They were refused, as replicas that come and go are, which have no capacity of their own."""
+    with installed_plugin(tmp_path, "windtunnel.routers", "in_turn", ROUTER, attribute="in_turn"):
+        built_in, own, first = loads_by_router(["round_robin", "in_turn", "plugin_in_turn:first_alone"])
+    assert own == built_in
+    assert 0.3 * built_in < first < 0.6 * built_in
+
+
+def test_a_search_tries_a_router_that_holds_requests_back() -> None:
+    """A limit that no replica reaches changes nothing; a limit of one request lets replicas run without batches."""
+    vary = {"deployment.replicas": [2], "deployment.router": ["deferred"], "deployment.router_limit": [1, 100_000]}
+    outcome = search(space(vary, finalist_seeds=1), store()).outcomes[0]
+    alone, unbounded = (outcome.evaluations[point].load for point in range(2))
+    assert unbounded == loads_by_router(["least_outstanding"])[0]
+    assert 0 < alone < 0.2 * unbounded
+
+
+def test_replicas_that_come_and_go_have_no_capacity() -> None:
+    faults = {"device_mtbf_s": "1000h", "mttr_s": "1h"}
+    vary = {"deployment.faults": [faults], "deployment.start_s": ["1min"]}
+    with pytest.raises(InputError, match="replicas that come and go have no capacity of their own"):
+        search(space(vary), store())

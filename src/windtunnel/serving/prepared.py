@@ -24,7 +24,7 @@ from windtunnel.serving.setup.adapters import adapter_plan, refuse_with_adapters
 from windtunnel.serving.setup.encode_pool import EncodePool, encode_pool_of
 from windtunnel.serving.setup.encoder import encoder_limits, encoder_prices
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
-from windtunnel.serving.setup.fleet_plan import FleetRun, fleet_plan, start_fleet
+from windtunnel.serving.setup.fleet_plan import FleetRun, fleet_plan, has_fleet, start_fleet
 from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
 from windtunnel.serving.setup.per_request import (
@@ -82,8 +82,9 @@ class PreparedPool:
 class PreparedDeployment:
     """All pools of a deployment, ready to serve requests of known lengths at any load."""
 
+    scenario: Scenario
     pools: list[PreparedPool]
-    handoff_rules: HandoffRules | None
+    handoff_rules: HandoffRules | None = None
     """None where no KV goes from pool to pool."""
     encoder: EncodePool | None = None
     """The pool that encodes images for the others; None where they do it themselves."""
@@ -109,11 +110,16 @@ class PreparedDeployment:
         ]
         return replace(self, pools=pools, handoff_rules=self.handoff_rules._replace(latency_s=latency_s))
 
-    def start_fleet(self, scenario: Scenario, num_requests: int) -> FleetRun:
-        """Return the replicas that come and go, or the router that holds requests back, at the beginning of a run."""
+    def start_fleet(self, num_requests: int) -> FleetRun | None:
+        """Return the replicas that come and go, or the router that holds requests back, at the beginning of a run.
+
+        None where all replicas are there all the time and take every request at once.
+        """
+        if not has_fleet(self.scenario.deployment):
+            return None
         takers = [pool.settings for pool in self.pools if pool.plan.role != DECODE]
         most_outstanding = min(settings.max_num_seqs * settings.ranks_per_replica for settings in takers)
-        plan = fleet_plan(scenario.deployment, most_outstanding, scenario.seed)
+        plan = fleet_plan(self.scenario.deployment, most_outstanding, self.scenario.seed)
         return start_fleet(plan, [pool.settings.num_replicas for pool in self.pools], num_requests)
 
     def serve(
@@ -202,7 +208,7 @@ def prepare(
         pools.append(_prepared(scenario, pool, setup, requests, estimator_of, lower, policy))
     _check_retention(pools, requests)
     if not scenario.deployment.pools:
-        return PreparedDeployment(pools, None)
+        return PreparedDeployment(scenario, pools)
     _check_first_tokens(scenario, pools)
     pools = _with_stores(pools)
     if scenario.deployment.transfer.router == "prefix_affinity":
@@ -214,7 +220,8 @@ def prepare(
     plans = with_links(scenario, setups, [pool.plan for pool in pools])
     pools = [replace(pool, plan=plan) for pool, plan in zip(pools, plans, strict=True)]
     rules = handoff_rules_of(scenario, setups, pools[0].shard)
-    return PreparedDeployment(pools, rules, _encoder_of(scenario, requests, setups, allow_download, estimator_of))
+    encoder = _encoder_of(scenario, requests, setups, allow_download, estimator_of)
+    return PreparedDeployment(scenario, pools, rules, encoder)
 
 
 def _encoder_of(
@@ -400,7 +407,8 @@ def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan, co
             f"request {longest} has {requests.input_tokens[longest]:,} input and "
             f"{requests.output_tokens[longest]:,} output tokens; "
             f"{setup.model.name} accepts {setup.max_model_len:,} in all",
-            "shorten the workload, or raise engine.max_model_len as far as the model goes",
+            f"shorten the workload (a trace: workload.trace.max_tokens={setup.max_model_len}), or raise "
+            "engine.max_model_len as far as the model goes",
         )
     drafted = 0 if setup.engine.speculative is None else setup.engine.speculative.num_draft_tokens
     blocks, window_blocks = memory.most_blocks(length + drafted, setup.engine.max_num_batched_tokens or length)

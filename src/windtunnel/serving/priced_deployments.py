@@ -10,7 +10,7 @@ from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.prepared import PreparedDeployment, prepare
 from windtunnel.serving.scenario import Scenario, Setup
 from windtunnel.serving.setup.estimators import calibrated, estimator_for, estimator_key, on_network
-from windtunnel.serving.setup.fleet_plan import has_fleet
+from windtunnel.serving.setup.fleet_plan import comes_and_goes
 from windtunnel.serving.setup.step_prices import DeployedModel, LoweredSteps, lower_steps
 from windtunnel.workload.generate.requests import RequestArrays
 
@@ -48,10 +48,10 @@ class PricedDeployments:
         Raises:
             InputError: what `serving.prepared.prepare` raises.
         """
-        if has_fleet(scenario.deployment):
+        if comes_and_goes(scenario.deployment):
             raise InputError(
-                "replicas that come and go, and routers that hold requests back, have no capacity of their own",
-                "leave autoscaling, faults and such a router out of a search, and simulate what it finds with them",
+                "replicas that come and go have no capacity of their own",
+                "leave autoscaling and faults out of a search, and simulate what it finds with them",
             )
         setups = None if setup is None or scenario.deployment.pools else [setup]
         return prepare(scenario, requests, setups, estimator_of=self.estimator, lower=self.lower)

@@ -45,6 +45,8 @@ class Result(Shown):
     """Empty where all replicas are equal; else `setup` and `memory` are those of the first pool."""
     fleet: FleetRecord | None = None
     """None where all replicas are there all the time."""
+    trace_remarks: tuple[str, ...] = ()
+    """How the requests differ from the rows of their trace: rows left out and why, lengths changed."""
 
     def __repr__(self) -> str:
         """Return one line for a notebook, which would print thousands of numbers for the records."""

@@ -83,11 +83,8 @@ def serve_scenario(
     router: Router | None = None,
 ) -> Result:
     """Run a scenario on its prepared deployment; `router` is the user's."""
-    fleet = None
-    if fleet_plan.has_fleet(scenario.deployment):
-        fleet = prepared.start_fleet(scenario, requests.arrival_s.size)
-        router = router or users_router(scenario.deployment)
-    run = prepared.serve(requests, fleet, router, Watch(progress))
+    fleet = prepared.start_fleet(requests.arrival_s.size)
+    run = prepared.serve(requests, fleet, router or users_router(scenario.deployment), Watch(progress))
     records = _records_of(scenario, prepared, requests, run, fleet)
     summary = _summary(scenario, prepared, requests, records, run)
     first, decoder = prepared.pools[0], next(pool for pool in prepared.pools if pool.pool.role != "prefill")
@@ -114,6 +111,7 @@ def serve_scenario(
             if made is not None and made.pool.name == pool.name
         ),
         fleet=records.fleet,
+        trace_remarks=requests.remarks,
     )
 
 

@@ -131,9 +131,7 @@ class LiveLoop:
                 "requests cannot choose among replicas that come and go, form pools or hold requests back",
                 "leave out autoscaling, faults, pools and the router, or serve all replicas at one port",
             )
-        self.fleet = None
-        if has_fleet(deployment.scenario.deployment):
-            self.fleet = deployment.prepared.start_fleet(deployment.scenario, max_requests)
+        self.fleet = deployment.prepared.start_fleet(max_requests)
         self.forest: PrefixForest | None = None
         self.loop = self._new_loop()
         run = self.loop.run_tables

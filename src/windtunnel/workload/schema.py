@@ -27,6 +27,10 @@ from windtunnel.workload.lengths import MAX_TOKENS, Lengths, Tokens, Uniform
 from windtunnel.workload.media import Images, Videos
 from windtunnel.workload.sessions import Sessions, SharedPrompts
 
+LENGTHS = ("input_tokens", "output_tokens")
+CHANGES = {"input_scale": {LENGTHS[0]}, "output_scale": {LENGTHS[1]}, "max_tokens": set(LENGTHS)}
+"""Field of a trace that changes lengths -> the lengths that it changes."""
+
 
 class ClientModel(Schema):
     """The clients of a real service, as ServeGen publishes them: rates and burstiness in windows, lengths by client.
@@ -82,7 +86,8 @@ class Trace(Schema):
     """Recorded requests. Times count from the file's zero; dates count from the first request."""
 
     path: str
-    """CSV, JSON Lines, JSON or Parquet with named columns (`.csv`, `.jsonl`, `.json`, `.parquet`, also `.gz`)."""
+    """CSV, JSON Lines, JSON or Parquet with named columns (`.csv`, `.jsonl`, `.json`, `.parquet`, also `.gz` and
+    `.zst`)."""
     columns: TraceColumns = TraceColumns()
     start_s: NonNegative = 0.0
     """Skip the requests before this time; it becomes 0 s."""
@@ -143,8 +148,12 @@ class RequestSource(Schema):
     def _check_lengths_given(self, *others: str) -> None:
         """Raise ValueError unless the lengths and the streams `others` are all given or come from a trace."""
         streams = [*others, "input_tokens", *([] if self.is_pooling else ["output_tokens"])]
-        given = {"input_tokens", "output_tokens"} if self.total_tokens is not None else set()
+        given = {name for name in LENGTHS if getattr(self, name) is not None or self.total_tokens is not None}
         missing = [stream for stream in streams if getattr(self, stream) is None and stream not in given]
+        for change, changed in CHANGES.items():
+            beside = sorted(given & changed) if self.trace is not None else []
+            if beside and getattr(self.trace, change) not in (None, 1):
+                raise ValueError(f"the trace's {change} cannot change {beside[0]} given beside it; leave {change} out")
         if self.trace is None and missing:
             raise ValueError(f"{missing[0]} is missing; give {missing[0]} or a trace")
         if self.trace is not None and not missing:

@@ -106,6 +106,14 @@ def test_it_is_not_written_as_an_algorithm_of_nccl(flat: Fabric) -> None:
     assert np.count_nonzero(flows.destination == 0) == 3
 
 
+def test_an_algorithm_of_flows_alone_names_the_backend_that_runs_it(tmp_path: Path, flat: Fabric) -> None:
+    flows_alone = STAR.replace("CLOSED_FORM = ClosedForm", "_FORM = ClosedForm")
+    with installed_plugin(tmp_path, "windtunnel.collectives", "star", flows_alone):
+        with pytest.raises(InputError, match="NCCL has no star") as refused:
+            run_collective(flat, "all_reduce", SIZE_BYTES, NUM_RANKS, choices=CollectiveChoices("star"))
+        assert "--backend flow" in str(refused.value.hint)
+
+
 def test_without_the_package_the_name_is_unknown(flat: Fabric) -> None:
     with pytest.raises(InputError, match=r"(?m)^unknown collective algorithm 'star'$"):
         run_collective(flat, "all_reduce", SIZE_BYTES, NUM_RANKS, "flow", choices=CollectiveChoices("star"))

@@ -227,7 +227,8 @@ title: Mine
 default_version: "2.0"
 versions:
   - since: "1.0"
-    settings: {scheduler: vllm_v1, max_num_seqs: 8}
+    settings:
+      {scheduler: vllm_v1, max_num_seqs: 8, max_num_batched_tokens: 512, block_size: 16, gpu_memory_utilization: 0.9}
     by_memory: [{from_bytes: 70GiB, settings: {max_num_seqs: 16}}]
   - {since: "2.0", settings: {max_num_seqs: 32}}
 """
@@ -235,6 +236,16 @@ versions:
     monkeypatch.setenv(catalog.SEARCH_PATH_VARIABLE, str(tmp_path))
     found = [with_defaults(EngineSettings(name="mine", version=v), H100).max_num_seqs for v in ("1.0", "1.5", "2.0")]
     assert found == [16, 16, 32]
+
+
+def test_an_engine_without_needed_settings_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended in an AssertionError."""
+    (tmp_path / "engines").mkdir()
+    settings = "{since: '1.0', settings: {scheduler: vllm_v1, max_num_seqs: 8}}"
+    (tmp_path / "engines" / "thin.yaml").write_text(f"{{title: Thin, default_version: '1.0', versions: [{settings}]}}")
+    monkeypatch.setenv(catalog.SEARCH_PATH_VARIABLE, str(tmp_path))
+    with pytest.raises(InputError, match="lack max_num_batched_tokens, block_size, gpu_memory_uti"):
+        with_defaults(EngineSettings(name="thin"), H100)
 
 
 def test_what_does_not_exist_is_refused() -> None:

@@ -32,7 +32,7 @@ def written(folder: Path, text: str, name: str = "requests.csv") -> Path:
 def test_a_scenario_replays_a_trace_of_an_installed_layout(tmp_path: Path) -> None:
     path = written(tmp_path, "toks_in,toks_out,sent_ms\n100,3,0\n200,5,250\n")
     scenario = wt.scenario(model="llama-3.1-8b", device="h100_sxm", trace=str(path))
-    with pytest.raises(InputError, match="the columns of no known trace: azure lacks ContextTokens and"):
+    with pytest.raises(InputError, match=r"the columns of no known trace \(azure, "):
         wt.simulate(scenario)
     with installed_plugin(tmp_path, "windtunnel.traces", "gateway", GATEWAY) as files:
         requests = wt.simulate(scenario).requests

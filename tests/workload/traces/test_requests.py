@@ -296,7 +296,7 @@ BAD = {
     "no rows": ("a.csv", HEADER, r"a\.csv has no requests"),
     "missing column": ("a.csv", "arrival_s,input_tokens\n1,2\n", "trace: windtunnel lacks output_tokens; it has arr"),
     "times of unknown unit": ("a.csv", "timestamp,input_tokens,output_tokens\n1,2,3\n", "has no arrival times"),
-    "unknown columns": ("a.csv", "x,y\n1,2\n", "azure lacks ContextTokens and GeneratedTokens; .*x, y"),
+    "unknown columns": ("a.csv", "x,y\n1,2\n", "of no known trace \\(azure, .*x, y"),
     "texts without times": ("a.json", '[{"conversations": []}]', "has no arrival times: its publisher .* gives none"),
     "repeated column": ("a.csv", "input_tokens," + HEADER + "1,2,3,4\n", "more than one column 'input_tokens'"),
     "ragged row": ("a.csv", HEADER + "1,2,3\n2,3\n", r"a\.csv row 2 has 2 values, but there are 3 columns"),

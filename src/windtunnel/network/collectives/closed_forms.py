@@ -86,7 +86,7 @@ def closed_form(
         request = " with ".join(word for word in (algorithm, protocol) if word != "auto")
         raise InputError(
             f"NCCL has no {request} for {op} over {ranks.num_ranks} ranks in {ranks.num_servers} servers",
-            f"it has {', '.join(f'{name} with {protocol}' for name, protocol, _ in possible)}",
+            f"it has {', '.join(f'{name} with {protocol}' for name, protocol, _ in possible)}; others: --backend flow",
         )
     times = [(_seconds(form, protocol, op, size_bytes, ranks), name, protocol) for name, protocol, form in chosen]
     return min(times, key=lambda row: row[0])

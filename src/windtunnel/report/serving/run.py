@@ -57,6 +57,7 @@ def run_document(result: Result) -> dict[str, Any]:
             "learnt": dict(result.setup.learnt),
         },
         "operators": result.operators,
+        **({"trace": list(result.trace_remarks)} if result.trace_remarks else {}),
     }
 
 
@@ -132,6 +133,7 @@ def _summary_section(
             [
                 *setup_text.sampling_rows(document.get("sampling", {})),
                 *setup_text.client_rows(document.get("client", {})),
+                *(("trace", remark) for remark in document.get("trace", ())),
                 *rows_of(_derived(scenario, summary, document, requests), LAYOUT["facts"]),
             ]
         ),

@@ -11,7 +11,7 @@ from windtunnel.metrics.records import Table, time_per_output_token_s
 from windtunnel.metrics.summary import itl_distribution, queue_growth
 from windtunnel.search.capacity.limits import Limit
 from windtunnel.search.capacity.load import Stream
-from windtunnel.serving.prepared import PreparedDeployment
+from windtunnel.serving.prepared import PreparedDeployment, users_router
 from windtunnel.serving.run import GiveUp, Watch, replicas_of
 from windtunnel.serving.setup.frontend import client_delay_s
 from windtunnel.serving.state import records as state
@@ -128,8 +128,11 @@ def growth(served: Served) -> float:
 
 def serve_requests(server: PreparedDeployment, requests: RequestArrays, give_up: GiveUp | None = None) -> Served | None:
     """Serve requests of the lengths that `server` was prepared for; None where the run was given up."""
-    run = server.for_clients(requests).serve(requests, watch=Watch(give_up=give_up))
+    fleet, router = server.start_fleet(requests.arrival_s.size), users_router(server.scenario.deployment)
+    run = server.for_clients(requests).serve(requests, fleet, router, Watch(give_up=give_up))
     records = run.requests
+    if fleet is not None:
+        records["arrival_s"] = fleet.fleet.sent_s
     if np.isnan(records["finish_s"]).any():
         return None
     _, replica, num_replicas = replicas_of(run)

@@ -10,6 +10,7 @@ from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.serving.prepared import PreparedDeployment
+from windtunnel.serving.setup.fleet_plan import has_fleet
 from windtunnel.serving.setup.per_request import schedules_per_request
 from windtunnel.serving.state import records as state
 
@@ -78,8 +79,9 @@ class Neighbours:
 
 
 def _is_plain(server: PreparedDeployment) -> bool:
-    """Whether a deployment has one pool and no per-request scheduling."""
-    return len(server.pools) == 1 and server.encoder is None and not schedules_per_request(server.pools[0].setup)
+    """Whether a deployment has one pool, a router that holds nothing back and no per-request scheduling."""
+    is_simple = len(server.pools) == 1 and server.encoder is None and not has_fleet(server.scenario.deployment)
+    return is_simple and not schedules_per_request(server.pools[0].setup)
 
 
 def _unbounded(server: PreparedDeployment) -> Unbounded:

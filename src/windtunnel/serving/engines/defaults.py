@@ -29,6 +29,8 @@ OTHER_SCHEDULERS = codes.PER_REQUEST_SCHEDULERS[:-1]
 SCHEDULERS = (*ENGINE_SCHEDULERS, *OTHER_SCHEDULERS)
 
 
+NEEDED = ("scheduler", "max_num_seqs", "max_num_batched_tokens", "block_size", "gpu_memory_utilization")
+"""Settings without which no engine can be simulated."""
 WIDE_TP = 4
 """Tensor-parallel devices from which SGLang captures more graphs (`server_args.py`)."""
 
@@ -113,6 +115,12 @@ class EngineDefaults(Schema):
     """Vendors of the devices it runs on; None: any."""
     window_architectures: tuple[str, ...] | None = None
     """Model types to which `window_kv` applies, the KV of others is kept in full; None: all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        first = self.versions[0].settings if self.versions else EngineSettings()
+        if absent := [name for name in NEEDED if getattr(first, name) is None]:
+            raise ValueError(f"settings of the first of versions lack {', '.join(absent)}, which have no other default")
 
 
 OWN_SCHEDULERS = Registry("windtunnel.schedulers", None, "scheduler")

@@ -99,6 +99,8 @@ class RequestArrays:
     """When each request reaches a replica at the earliest, in an open loop; None: on its arrival."""
     adapter: Counts | None = None
     """LoRA adapter, those used most first, or -1: the base model. None: no request has one."""
+    remarks: tuple[str, ...] = ()
+    """How they differ from the rows of the trace that they come from."""
 
     @property
     def num_requests(self) -> int:
@@ -203,6 +205,7 @@ def _with_recorded(requests: RequestArrays, recorded: RecordedRequests) -> Reque
         prefixes=None if recorded.blocks is None else forest(recorded.blocks, recorded.input_tokens, first),
         tenant=None if recorded.tenant is None else recorded.tenant[first],
         tenant_names=recorded.tenant_names,
+        remarks=recorded.remarks,
     )
 
 
@@ -382,7 +385,8 @@ def _merged(parts: Sequence[RequestArrays]) -> RequestArrays:
         ends = np.cumsum([0, *(0 if part.session is None else int(part.session.max()) + 1 for part in parts)])
         moved = [_moved(part.session, size, end) for part, size, end in zip(parts, sizes, ends, strict=False)]
         columns["session"] = np.concatenate(moved)
-    merged = RequestArrays(**columns, prefixes=_merged_forests(parts))  # type: ignore[arg-type]
+    remarks = tuple(dict.fromkeys(remark for part in parts for remark in part.remarks))
+    merged = RequestArrays(**columns, prefixes=_merged_forests(parts), remarks=remarks)  # type: ignore[arg-type]
     return merged.mapped(lambda _, column: column[order])
 
 

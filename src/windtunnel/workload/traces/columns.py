@@ -19,7 +19,8 @@ class Column:
     path: Path
     name: str
     values: NDArray[Any]
-    first_row: int = 0
+    rows: NDArray[np.int64]
+    """Number of each value's row in the file, from 1."""
 
     @property
     def is_numeric(self) -> bool:
@@ -29,22 +30,23 @@ class Column:
         """Raise InputError for the first row where `wrong` is true."""
         if np.any(wrong):
             row = int(np.argmax(wrong))
-            message = f"{self.path} row {self.first_row + row + 1}: {self.name} {reason}: {shown(self.values[row])}"
+            message = f"{self.path} row {self.rows[row]}: {self.name} {reason}: {shown(self.values[row])}"
             raise InputError(message, hint)
 
 
-def column_of(path: Path, name: str, column: Any, first_row: int) -> Column:
-    """Return one block of a column as it was read.
+def column_of(path: Path, name: str, column: Any, rows: NDArray[np.int64]) -> Column:
+    """Return one block of a column as it was read, whose rows have the numbers `rows` in the file.
 
     Raises:
         InputError: a value is missing, or a list.
     """
     if isinstance(column, list):
-        raise InputError(f"{path} row {first_row + 1}: {name} is not a number: {shown(column[0])}")
-    if column.null_count and len(column):
-        row = first_row + int(np.argmax(np.asarray(column.is_null()))) + 1
-        raise InputError(f"{path} row {row}: {name} is missing or not a number")
-    return Column(path, name, np.asarray(column), first_row)
+        raise InputError(f"{path} row {rows[0]}: {name} is not a number: {shown(column[0])}")
+    if column.null_count:
+        row = rows[np.argmax(np.asarray(column.is_null()))]
+        what = "is missing" if column.type == "string" else "is missing or not a number"
+        raise InputError(f"{path} row {row}: {name} {what}", f"fill in {name}, or remove the row")
+    return Column(path, name, np.asarray(column), rows)
 
 
 def dates_s(column: Column, origin: Any) -> tuple[NDArray[np.float64], Any]:
@@ -53,7 +55,8 @@ def dates_s(column: Column, origin: Any) -> tuple[NDArray[np.float64], Any]:
     if dates.dtype.kind != "M":
         parsed = [_date(value) for value in dates]
         wrong = [date is None for date in parsed]
-        column.refuse([bad and not _is_number(value) for bad, value in zip(wrong, dates, strict=True)], "is not a time")
+        unreadable = [bad and not _is_number(value) for bad, value in zip(wrong, dates, strict=True)]
+        column.refuse(unreadable, "is not a time", "write numbers, or dates as 2026-03-01T10:00:00 (ISO 8601)")
         column.refuse(wrong, "is not a date, but others are")
         dates = np.array(parsed, "datetime64[us]")
     origin = dates[0] if origin is None else origin

@@ -197,7 +197,8 @@ def _unknown(path: Path, header: Sequence[str], layouts: dict[str, Layout]) -> I
         if set(_lengths_and_times(layout)) & set(header)
         and (not layout.marks or set(layout.marks) & set(header) or layout.lacks_only_marks(header))
     ]
-    considered = "; ".join(f"{name} lacks {' and '.join(lacking[name])}" for name in near or layouts)
+    considered = "; ".join(f"{name} lacks {' and '.join(lacking[name])}" for name in near)
+    considered = f": {considered}" if near else f" ({', '.join(layouts)})"
     words = [word for name in near for word in lacking[name]]
     others = [column for column in header if not any(column in _lengths_and_times(layouts[name]) for name in near)]
     hint = next((meant for word in words if (meant := did_you_mean(word, others))), None)
@@ -207,7 +208,7 @@ def _unknown(path: Path, header: Sequence[str], layouts: dict[str, Layout]) -> I
             f"arrival_unit: UNIT, input_tokens: {unmarked.input_tokens}, output_tokens: {unmarked.output_tokens}}}"
         )
     return InputError(
-        f"{path} has the columns of no known trace: {considered}; it has {_listed(header)}",
+        f"{path} has the columns of no known trace{considered}; it has {_listed(header)}",
         hint or "name them: workload.trace.columns: {arrival: NAME, input_tokens: NAME, output_tokens: NAME}",
     )
 

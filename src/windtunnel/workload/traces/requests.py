@@ -5,6 +5,7 @@ request, and a block of the file.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
@@ -20,11 +21,13 @@ from windtunnel.errors import InputError
 from windtunnel.limits import check_size
 from windtunnel.workload.lengths import MAX_TOKENS
 from windtunnel.workload.schema import Trace, TraceColumns
-from windtunnel.workload.traces.columns import Column, column_of, dates_s, integers, shown, tokens_of
+from windtunnel.workload.traces.columns import Column, column_of, dates_s, integers, tokens_of
 from windtunnel.workload.traces.layouts import LENGTHS, STREAMS, Layout, find_columns, recognise
-from windtunnel.workload.traces.table_file import BLOCK_BYTES, Batch, batches_of, header_of, text_of
+from windtunnel.workload.traces.table_file import BLOCK_BYTES, PACKED, Batch, batches_of, header_of, text_of
 
 UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+UNIX_TIME_UP_TO_S = 4_102_444_800.0
+"""The beginning of the year 2100: a later time is in another unit."""
 UNIX_TIME_AFTER_S = 365 * 86400.0
 """A first arrival later than this is taken as Unix time: no trace starts a year after its zero."""
 
@@ -65,6 +68,8 @@ class RecordedRequests:
     blocks: BlockIds | None = None
     leaves_blocks: bool = False
     """Whether the file has block ids of prompts that were not asked for."""
+    remarks: tuple[str, ...] = ()
+    """How these differ from the file's rows: how many were left out and why, and how lengths were changed."""
 
     @property
     def num_requests(self) -> int:
@@ -130,14 +135,12 @@ def _rows(path: Path, names: dict[str, str], layout: Layout, trace: Trace, limit
     unit_s = UNITS_S[trace.columns.arrival_unit if trace.columns.arrival else layout.arrival_unit]
     drops_failed = layout.zero_output_failed if trace.failed is None else trace.failed == "leave_out"
     block_tokens = trace.hash_block_tokens or layout.block_tokens
-    reading = _Reading(path, names, unit_s, drops_failed, block_tokens, layout.is_sorted)
-    states_block = isinstance(block_tokens, str) and "hash_ids" in names
     rows_with = layout.rows_with if ".json" in path.name.lower() else {}
+    reading = _Reading(path, names, unit_s, drops_failed, block_tokens, rows_with, layout.is_sorted)
+    states_block = isinstance(block_tokens, str) and "hash_ids" in names
     further = [*rows_with, *([str(block_tokens)] if states_block else [])]
     for batch in batches_of(path, list(dict.fromkeys([*names.values(), *further]))):
-        requests = _rows_with(batch, rows_with)
-        if num_rows := len(next(iter(requests.values()))):
-            reading.add(requests)
+        if num_rows := reading.add(batch):
             _check_rows(path, num_rows, reading.num_requests, limit)
         if limit is not None and layout.is_sorted and reading.num_requests >= limit:
             break
@@ -148,20 +151,9 @@ def _rows(path: Path, names: dict[str, str], layout: Layout, trace: Trace, limit
 def _check_rows(path: Path, num_in_block: int, num_read: int, limit: int | None) -> None:
     """Raise InputError where a file whose other blocks are like this one would exceed a limit of memory or time."""
     num_rows = float(num_read)
-    if path.suffix.lower() not in (".gz", ".parquet"):
+    if path.suffix.lower() not in (*PACKED, ".parquet"):
         num_rows = max(num_rows, num_in_block * path.stat().st_size / BLOCK_BYTES)
     check_size(trace_rows=num_rows if limit is None else min(num_rows, limit))
-
-
-def _rows_with(batch: Batch, wanted: Mapping[str, str | None]) -> Batch:
-    """Return the rows in which the columns of `wanted` have its values."""
-    for name, value in wanted.items():
-        keep = [found == value for found in _values(batch[name])]
-        batch = {
-            name: list(compress(column, keep)) if isinstance(column, list) else column.filter(keep)
-            for name, column in batch.items()
-        }
-    return batch
 
 
 @dataclass(slots=True)
@@ -174,60 +166,84 @@ class _Reading:
     drops_failed: bool
     block_tokens: int | str
     """Or the column that states them."""
+    rows_with: Mapping[str, str | None]
     is_sorted: bool = True
     num_requests: int = 0
     num_rows: int = 0
+    num_left_out: Counter[str] = field(default_factory=Counter)
+    """Reason -> rows that are no requests for it."""
     origin: Any = None
     last_s: float = -math.inf
     parts: dict[str, list[Any]] = field(default_factory=dict)
     codes: dict[str, dict[str, int]] = field(default_factory=lambda: {"tenant": {}, "session": {}})
 
-    def add(self, batch: Batch) -> None:
-        """Check a block of rows and keep it."""
-        row = self.num_rows
+    def add(self, batch: Batch) -> int:
+        """Check a block of rows and keep its requests; return how many there are."""
+        batch, rows = self._requests_of(batch)
+        if not rows.size:
+            return 0
         columns = {
-            stream: column_of(self.path, name, batch[name], row)
+            stream: column_of(self.path, name, batch[name], rows)
             for stream, name in self.names.items()
             if stream in (*STREAMS, "priority", "tenant")
         }
-        keep: Any = slice(None)
-        if "output_tokens" in columns and self.drops_failed:
-            outputs = integers(columns["output_tokens"])
-            keep = outputs != 0
-            columns["output_tokens"] = replace(columns["output_tokens"], values=np.where(keep, outputs, 1))
         read = {"arrival": self._arrival_s, **dict.fromkeys(LENGTHS, tokens_of), "priority": integers}
-        checked = {stream: check(columns[stream]) for stream, check in read.items() if stream in columns}
+        checked: dict[str, Any] = {
+            stream: check(columns[stream]) for stream, check in read.items() if stream in columns
+        }
         for stream in ("tenant", "session"):
             if stream in self.names:
                 parent = batch.get(self.names.get("session_parent", "")) if stream == "session" else None
                 checked[stream] = self._codes(stream, batch[self.names[stream]], parent)
-        size = len(next(iter(batch.values())))
-        for stream, values in checked.items():
-            self.parts.setdefault(stream, []).append(values[keep])
-        if "hash_ids" in self.names and size:
+        if "hash_ids" in self.names:
             if isinstance(self.block_tokens, str):
-                self.block_tokens = self._stated_block(batch[self.block_tokens], row)
-            blocks = _block_ids(self.path, self.names["hash_ids"], batch[self.names["hash_ids"]], row)
-            self.parts.setdefault("hash_ids", []).append(blocks.take(np.arange(size)[keep]))
-        self.num_rows += size
-        self.num_requests += len(next(iter(checked.values()))[keep])
+                self.block_tokens = self._stated_block(batch[self.block_tokens], rows)
+            prompts = Column(self.path, self.names["hash_ids"], checked["input_tokens"], rows)
+            checked["hash_ids"] = _block_ids(prompts, _values(batch[prompts.name]), self.block_tokens)
+        for stream, values in checked.items():
+            self.parts.setdefault(stream, []).append(values)
+        self.num_requests += rows.size
+        return rows.size
+
+    def _requests_of(self, batch: Batch) -> tuple[Batch, NDArray[np.int64]]:
+        """Return the rows of a block that are requests, and their numbers in the file; count the others."""
+        rows = self.num_rows + 1 + np.arange(len(next(iter(batch.values()))))
+        self.num_rows += rows.size
+        for name, value in self.rows_with.items():
+            keep = np.array([found == value for found in _values(batch[name])], bool)
+            batch, rows = self._kept(batch, rows, keep, f"{name} is {'given' if value is None else f'not {value}'}")
+        if self.drops_failed and "output_tokens" in self.names and rows.size:
+            name = self.names["output_tokens"]
+            outputs = integers(column_of(self.path, name, batch[name], rows))
+            batch, rows = self._kept(batch, rows, outputs != 0, f"{name} is 0")
+        return batch, rows
+
+    def _kept(
+        self, batch: Batch, rows: NDArray[np.int64], keep: NDArray[np.bool_], why: str
+    ) -> tuple[Batch, NDArray[np.int64]]:
+        if keep.all():
+            return batch, rows
+        self.num_left_out[why] += int((~keep).sum())
+        kept = {
+            name: list(compress(column, keep)) if isinstance(column, list) else column.filter(keep)
+            for name, column in batch.items()
+        }
+        return kept, rows[keep]
 
     def finish(self) -> RecordedRequests:
         """Return all blocks as one."""
         if not self.num_requests:
             why = "; all of them failed" if self.num_rows else ""
             raise InputError(f"{self.path} has no requests{why}")
+        blocks = _joined(self.parts.pop("hash_ids")) if "hash_ids" in self.parts else None
         columns: dict[str, Any] = {
-            {"arrival": "arrival_s"}.get(stream, stream): np.concatenate(parts)
-            for stream, parts in self.parts.items()
-            if stream != "hash_ids"
+            {"arrival": "arrival_s"}.get(stream, stream): np.concatenate(parts) for stream, parts in self.parts.items()
         }
-        blocks = None
-        if "hash_ids" in self.parts:
-            assert isinstance(self.block_tokens, int), "`add` reads what the column states"
-            blocks = _joined(self.parts["hash_ids"], self.block_tokens)
-            _check_blocks(self.path, self.names["hash_ids"], blocks, columns["input_tokens"])
-        recorded = RecordedRequests(**columns, tenant_names=tuple(self.codes["tenant"]), blocks=blocks)
+        remarks = tuple(
+            f"{number:,} of {self.num_rows:,} rows left out: {why}" for why, number in self.num_left_out.items()
+        )
+        names = tuple(self.codes["tenant"])
+        recorded = RecordedRequests(**columns, tenant_names=names, blocks=blocks, remarks=remarks)
         if self.is_sorted or recorded.arrival_s is None:
             return recorded
         recorded = recorded.take(np.argsort(recorded.arrival_s, kind="stable"))
@@ -235,16 +251,15 @@ class _Reading:
         return replace(recorded, arrival_s=recorded.arrival_s - recorded.arrival_s[0]) if self.origin else recorded
 
     def _arrival_s(self, column: "Column") -> NDArray[np.float64]:
-        if not column.values.size:
-            return np.zeros(0)
         if column.is_numeric:
             seconds = self._times_s(column)
         else:
             seconds, self.origin = dates_s(column, self.origin)
         backwards = np.flatnonzero(np.diff(seconds, prepend=self.last_s) < 0)
         if backwards.size and self.is_sorted:
-            row = column.first_row + int(backwards[0]) + 1
-            message = f"{column.path} row {row}: {column.name} is before that of row {row - 1}"
+            row = column.rows[(first := backwards[0])]
+            before = column.rows[first - 1] if first else row - 1
+            message = f"{column.path} row {row}: {column.name} is before that of row {before}"
             raise InputError(message, f"sort the requests by {column.name}")
         self.last_s = float(seconds[-1])
         return seconds
@@ -253,14 +268,16 @@ class _Reading:
         times = column.values
         column.refuse(~np.isfinite(times), "is not a time")
         column.refuse(times < 0, "is negative")
+        is_late, hint = times * self.unit_s > UNIX_TIME_UP_TO_S, "say its unit: workload.trace.columns.arrival_unit: ms"
+        column.refuse(is_late, "lies behind the year 2100 in its unit", hint)
         if self.origin is None:
             self.origin = times[0] if times[0] * self.unit_s > UNIX_TIME_AFTER_S else times.dtype.type(0)
         return np.asarray((times - self.origin) * self.unit_s, np.float64)
 
-    def _stated_block(self, column: Any, first_row: int) -> int:
+    def _stated_block(self, column: Any, rows: NDArray[np.int64]) -> int:
         """Return the tokens in a block that the rows state, which must agree."""
-        sizes = tokens_of(column_of(self.path, str(self.block_tokens), column, first_row))
-        Column(self.path, str(self.block_tokens), sizes, first_row).refuse(
+        sizes = tokens_of(column_of(self.path, str(self.block_tokens), column, rows))
+        Column(self.path, str(self.block_tokens), sizes, rows).refuse(
             sizes != sizes[0], f"is not that of the first request, {sizes[0]}"
         )
         return int(sizes[0])
@@ -287,37 +304,33 @@ def _values(column: Any) -> list[Any]:
     return column if isinstance(column, list) else column.to_pylist()
 
 
-def _block_ids(path: Path, name: str, column: Any, first_row: int) -> BlockIds:
-    """Return the block ids of one part of a file; the last offset is their number."""
-    lists = _values(column)
-    for row, ids in enumerate(lists, start=first_row + 1):
-        if ids is not None and not (isinstance(ids, list) and all(isinstance(block, int) for block in ids)):
-            raise InputError(f"{path} row {row}: {name} is not a list of whole numbers: {shown(ids)}")
-    sizes = [0 if ids is None else len(ids) for ids in lists]
-    flat = [block for ids in lists if ids for block in ids]
+def _block_ids(prompts: Column, lists: list[Any], block_tokens: int) -> BlockIds:
+    """Return the block ids of one part of a file, in the column `prompts.name`, for prompts of `prompts.values` tokens.
+
+    Raises:
+        InputError: a value is no list of numbers, or has more blocks than its prompt.
+    """
+    is_wrong = [
+        ids is not None and not (isinstance(ids, list) and all(isinstance(block, int) for block in ids))
+        for ids in lists
+    ]
+    replace(prompts, values=np.array([*lists, None], object)).refuse(is_wrong, "is not a list of whole numbers")
+    counts = np.array([len(ids or ()) for ids in lists])
+    flat = [block for ids in lists for block in ids or ()]
     try:
         array = np.array(flat, np.int64)
     except OverflowError:  # hashes of 64 bits without a sign
         array = np.array([block & (2**64 - 1) for block in flat], np.uint64).view(np.int64)
-    return BlockIds(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), array, 0)
+    too_many = (counts > 0) & ((counts - 1) * block_tokens >= prompts.values)
+    what = f"has more blocks of {block_tokens} tokens ({counts[np.argmax(too_many)]}) than the tokens of its prompt"
+    prompts.refuse(too_many, what, "say how long a block is: workload.trace.hash_block_tokens")
+    return BlockIds(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), array, block_tokens)
 
 
-def _joined(parts: list[BlockIds], block_tokens: int) -> BlockIds:
+def _joined(parts: list[BlockIds]) -> BlockIds:
     sizes = np.concatenate([np.diff(part.offsets) for part in parts])
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    return BlockIds(offsets, np.concatenate([part.ids for part in parts]), block_tokens)
-
-
-def _check_blocks(path: Path, name: str, blocks: BlockIds, input_tokens: NDArray[np.int64]) -> None:
-    counts = np.diff(blocks.offsets)
-    too_many = (counts > 0) & ((counts - 1) * blocks.block_tokens >= input_tokens)
-    if too_many.any():
-        row = int(np.argmax(too_many))
-        raise InputError(
-            f"{path} row {row + 1}: {name} has {counts[row]} blocks of {blocks.block_tokens} tokens, "
-            f"but the prompt has {input_tokens[row]:,} tokens",
-            "say how long a block is: workload.trace.hash_block_tokens",
-        )
+    return BlockIds(offsets, np.concatenate([part.ids for part in parts]), parts[0].block_tokens)
 
 
 def _texts(
@@ -330,7 +343,7 @@ def _texts(
             "say how long a token is: --set workload.trace.characters_per_token=4 suits English; or count the tokens",
         )
     lengths: list[tuple[int, int]] = []
-    values = (value for batch in batches_of(path, [column]) for value in _values(batch[column]))
+    values, row = (value for batch in batches_of(path, [column]) for value in _values(batch[column])), 0
     for row, value in enumerate(values, start=1):
         try:
             texts = texts_of(value)
@@ -341,7 +354,9 @@ def _texts(
     if not lengths:
         raise InputError(f"{path} has no requests: no conversation of two texts")
     tokens = np.maximum(np.ceil(np.array(lengths) / trace.characters_per_token).astype(np.int64), 1)
-    return RecordedRequests(input_tokens=tokens[:, 0], output_tokens=tokens[:, 1])
+    remark = f"{row - len(lengths):,} of {row:,} rows left out: no prompt with an answer"
+    remarks = (remark,) if row > len(lengths) else ()
+    return RecordedRequests(input_tokens=tokens[:, 0], output_tokens=tokens[:, 1], remarks=remarks)
 
 
 def _scaled(blocks: BlockIds | None, scale: float) -> BlockIds | None:
@@ -357,25 +372,28 @@ def _scaled(blocks: BlockIds | None, scale: float) -> BlockIds | None:
 
 def _fitted(recorded: RecordedRequests, trace: Trace) -> RecordedRequests:
     """Return lengths scaled, then shortened to `trace.max_tokens` in all; no length becomes less than one token."""
-    scaled = {}
+    scaled, remarks = {}, list(recorded.remarks)
     for stream, scale in (("input_tokens", trace.input_scale), ("output_tokens", trace.output_scale)):
         tokens = getattr(recorded, stream)
         if tokens is not None and scale != 1:
             scaled[stream] = np.clip(np.floor(tokens * scale), 1, MAX_TOKENS).astype(np.int64)
+            remarks.append(f"{stream} x {scale:g}")
     recorded = replace(recorded, **scaled, blocks=_scaled(recorded.blocks, trace.input_scale))
     prompt, output = recorded.input_tokens, recorded.output_tokens
-    if trace.max_tokens is None or prompt is None or output is None:
-        return recorded
-    total, limit = prompt + output, trace.max_tokens
+    if trace.max_tokens is None or prompt is None:
+        return replace(recorded, remarks=tuple(remarks))
+    limit = trace.max_tokens
+    total = prompt if output is None else prompt + output
     is_long = total > limit
-    if trace.shorten == "both":
+    if output is None:
+        shorter = np.minimum(prompt, limit)
+    elif trace.shorten == "both":
         shorter = np.clip(prompt * (limit / total), 1, limit - 1).astype(np.int64)
-        shorter_output = limit - shorter
+        output = np.where(is_long, limit - shorter, output)
     else:
         shorter = np.maximum(limit - output, 1)
-        shorter_output = np.minimum(output, limit - 1)
-    return replace(
-        recorded,
-        input_tokens=np.where(is_long, shorter, prompt),
-        output_tokens=np.where(is_long, shorter_output, output),
-    )
+        output = np.where(is_long, np.minimum(output, limit - 1), output)
+    if is_long.any():
+        remarks.append(f"{is_long.sum():,} of {total.size:,} requests shortened to {limit:,} tokens")
+    prompt = np.where(is_long, shorter, prompt)
+    return replace(recorded, input_tokens=prompt, output_tokens=output, remarks=tuple(remarks))

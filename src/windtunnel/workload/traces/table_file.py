@@ -1,4 +1,4 @@
-"""Files of rows with named columns, as CSV, JSON Lines, JSON or Parquet, also gzipped, read block by block."""
+"""Files of rows with named columns, as CSV, JSON Lines, JSON or Parquet, also packed, read block by block."""
 
 import csv
 import io
@@ -18,6 +18,8 @@ from windtunnel.files import opened, read_bytes
 from windtunnel.units import format_count
 
 BLOCK_BYTES = 1 << 24
+PACKED = (".gz", ".zst")
+"""Endings of packed files, behind the ending of what is in them."""
 BLOCK_ROWS = 1 << 18
 """Rows of a block of Parquet."""
 HEADER_ROWS = 100
@@ -74,9 +76,9 @@ def _array_of(column: Any) -> NDArray[Any]:
 
 
 def _suffix(path: Path) -> str:
-    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
+    suffix = Path(path.stem if path.suffix.lower() in PACKED else path.name).suffix.lower()
     if suffix not in _READERS:
-        hint = f"known endings: {', '.join(_READERS)}, each also with .gz"
+        hint = f"known endings: {', '.join(_READERS)}, each also with {' or '.join(PACKED)}"
         if path.is_dir() or ".tar" in path.name.lower() or suffix == ".tgz":
             hint = f"ServeGen's models of clients are no trace: give workload.clients: {{path: {path}}} in its place"
         raise InputError(f"{path} is not a kind of requests file that can be read", hint)
@@ -97,9 +99,12 @@ def _is_empty(path: Path) -> InputError:
 
 def _csv_names(path: Path, line: bytes) -> list[str]:
     try:
-        return [name.strip() for name in next(csv.reader(io.StringIO(line.decode("utf-8-sig"))))]
+        names = [name.strip() for name in next(csv.reader(io.StringIO(line.decode())))]
     except (UnicodeDecodeError, csv.Error):
         raise InputError(f"{path} does not begin with a line of column names", "is it another kind of file?") from None
+    if separator := next((mark for mark in (";", "\t") if len(names) == 1 and mark in names[0]), None):
+        raise InputError(f"{path} separates its columns by {separator!r}", "separate them by commas")
+    return names
 
 
 def _csv(path: Path, names: list[str] | None) -> Iterator[Any]:
@@ -257,7 +262,7 @@ def _json(path: Path, names: list[str] | None) -> Iterator[Any]:
     try:
         rows = msgspec.json.decode(content, type=list[dict[str, Any]])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        hint = "with one object a line, call it .jsonl"
+        hint = "one object for each request is needed; with one object a line, call the file .jsonl"
         raise InputError(f"{path} is not a JSON list of objects: {error}".replace("`", ""), hint) from None
     yield _names_of(next(iter(rows), {})) if names is None else _columns(rows, names)
 
@@ -269,7 +274,7 @@ def _parquet(path: Path, names: list[str] | None) -> Iterator[Any]:
     with opened(path, BLOCK_BYTES) as file:
         if isinstance(file, io.BufferedReader) and not file.peek(1):
             raise _is_empty(path)
-        source = pa.BufferReader(file.read()) if path.name.lower().endswith(".gz") else file
+        source = pa.BufferReader(file.read()) if path.suffix.lower() in PACKED else file
         try:
             table = parquet.ParquetFile(source)
             if names is None:
