@@ -25,7 +25,7 @@ def run_flows(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> FlowTi
 def run_collective(call: CollectiveCall) -> CollectiveRun:
     """Time a collective by measured tables inside a server where NCCL may choose, by closed forms elsewhere."""
     fabric, op, size_bytes, ranks, choices = call.fabric, call.op, call.size_bytes, call.ranks, call.choices
-    if fabric.gpus_forward:
+    if fabric.gpus_forward and ranks.switched:
         raise InputError(f"{fabric.name} has no switches, and closed forms assume them", "use the flow backend")
     seconds, algorithm, protocol = closed_form(op, size_bytes, ranks, choices.algorithm, choices.protocol)
     device, source = device_of(fabric), "closed form"
