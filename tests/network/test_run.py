@@ -303,6 +303,14 @@ def test_chips_of_a_torus_pass_on_what_is_for_others() -> None:
     assert run.algorithm_bytes_per_s == pytest.approx(90e9, rel=0.05)
 
 
+@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter", "all_to_all"])
+def test_more_ranks_than_were_measured_take_no_less_time(op: str) -> None:
+    fabric = NodeRails(node="gb200_nvl72").build()
+    for size_bytes in (2**10, 2**16, 2**30):
+        few, many = (run_collective(fabric, op, size_bytes, num_ranks).seconds for num_ranks in (8, 12))
+        assert many >= few
+
+
 def test_links_between_leaf_and_spine_are_no_slower_than_a_nic() -> None:
     for num_servers in (2, 3, 16):
         fabric = NodeRails(node="dgx_h100", num_servers=num_servers).build()
