@@ -11,6 +11,7 @@ are fitted on these rows; nothing else is. No row is left out: those that cannot
 
 import csv
 import os
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +32,19 @@ NODES = {
     "B200": "hgx_b200",
     "A100": "dgx_a100",
     "GB200": "gb200_nvl72",
+    "GB300": "gb300_nvl72",
+    "B300": "hgx_b300",
+    "H800": "hgx_h800",
+    "H20": "hgx_h20",
+    "V100": "dgx_v100",
+    "MI250X": "mi250x",
+    "MI300X": "mi300x",
+    "MI325X": "mi325x",
+    "MI355X": "mi355x",
     "TPU7x": "tpu_v7_host",
 }
+CLOUD_NODES = {"aws_p4d": ("A100", "p4d"), "aws_p5": ("H100", "p5"), "aws_p6_b200": ("B200", "p6")}
+"""Node of a cloud whose network is its own -> words of a system's name."""
 ALGORITHMS = {"Ring": "ring", "SHARP": "collnet"}
 QUEUED = "NVIDIA/dgxc-benchmarking"
 """Source whose log says `nGpus 1` and `graph: 0`: a process for each GPU queues 20 calls. The others with small sizes
@@ -41,12 +53,27 @@ LAUNCH_SIZES = (2**15, 2**18)
 """Sizes in bytes by which the launch is fitted: every run with small sizes has them."""
 
 
+def node_of(system: str) -> str:
+    """Return the node of the catalog that a system's name means: `8x NVIDIA H100 SXM (AWS p5.48xlarge, EFA)`.
+
+    Raises:
+        InputError: it does not say which GPUs these are.
+    """
+    words = re.split(r"[^A-Za-z0-9]+", system)
+    for node, (gpu, instance) in CLOUD_NODES.items():
+        if gpu in words and (any(word.lower().startswith(instance) for word in words) or "EFA" in words):
+            return node
+    known = [NODES[word] for word in words if word in NODES]
+    if not known or re.search("PCIe|NVL(?!72)|unidentified", system):
+        raise InputError("the row does not say which GPUs these are")
+    return known[0]
+
+
 def nccl_seconds(row: dict[str, str]) -> float:
     """Predict a published point; raises InputError where the catalog lacks its system or the network its algorithm."""
-    node, ranks, size_bytes = NODES.get(row["system"].split()[0]), int(row["n_gpus"]), int(row["size_bytes"])
-    if node is None:
-        raise InputError("the row does not say which GPUs these are")
-    servers = 1 if node == "gb200_nvl72" else int(row["nodes"])
+    node, ranks, size_bytes = node_of(row["system"]), int(row["n_gpus"]), int(row["size_bytes"])
+    # A row counts hosts; a rack of 72 is one NVLink domain.
+    servers = -(-ranks // 72) if "nvl72" in node else int(row["nodes"])
     algorithm = next((ours for theirs, ours in ALGORITHMS.items() if theirs in row["algo"]), "auto")
     if node == "tpu_v7_host":
         # A ring over four chips in either slice; its bandwidth counts three shards, which says how large they are.

@@ -13,6 +13,7 @@ import pytest
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model.config import model_from_config
+from windtunnel.model.parameters import count_parameters
 from windtunnel.model.precision import Format, Precision
 from windtunnel.model.sampling import Sampling
 from windtunnel.schema import read_yaml
@@ -370,3 +371,10 @@ def test_one_item_costs_milliseconds() -> None:
     one = seconds(lambda: catalog.device("h100_sxm"))
     everything = seconds(lambda: [catalog.device(name) for name in catalog.names("devices")])
     assert one < everything / 5
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("gpt3-175b", 175e9), ("nemotron-4-15b", 15.6e9), ("nemotron-4-340b", 341e9)]
+)
+def test_models_that_only_papers_describe_have_their_size(name: str, parameters: float) -> None:
+    assert count_parameters(catalog.model(name)).total == pytest.approx(parameters, rel=0.01)

@@ -97,3 +97,10 @@ def test_what_is_shown_reads_back(seconds: float) -> None:
 )
 def test_one_thing_is_not_many(count: int, words: tuple[str, ...], expected: str) -> None:
     assert format_count(count, *words) == expected
+
+
+@pytest.mark.parametrize(("text", "hint"), [("1G", "write GB or GiB"), ("128M", "write MB or MiB"), ("1x", "")])
+def test_a_unit_that_is_cut_short_is_completed(text: str, hint: str) -> None:
+    with pytest.raises(InputError) as raised:
+        parse_quantity("size_bytes", text)
+    assert (raised.value.hint or "") == hint

@@ -51,7 +51,8 @@ def parse_quantity(name: str, text: str) -> float:
         raise InputError(f"{name}: {text!r} is not a number" + (_allowed_units(units) if units else ""))
     number, unit = match.groups()
     if unit and unit not in units:
-        raise InputError(f"{name}: {text!r} has the unit {unit!r}{_allowed_units(units)}")
+        near = " or ".join(known for known in units if known.lower().startswith(unit.lower()))
+        raise InputError(f"{name}: {text!r} has the unit {unit!r}{_allowed_units(units)}", near and f"write {near}")
     value = float(number) * (units[unit] if unit else 1.0)
     if not math.isfinite(value):
         raise InputError(f"{name}: {text!r} is not a finite number")

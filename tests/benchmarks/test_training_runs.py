@@ -118,6 +118,14 @@ def bridge(**said: str) -> str:
         ({"model": "DeepSeek3-671B"}, "deepseek-ai/DeepSeek-V3", "gb200"),
         ({"model": "Gemma3_12B"}, "google/gemma-3-12b-it", "gb200"),
         ({"model": "Nemotron_3_Nano"}, "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "gb200"),
+        ({"model": "DeepSeek2-16B"}, "deepseek-ai/DeepSeek-V2-Lite", "gb200"),
+        ({"on": "DGX H100"}, "meta-llama/Meta-Llama-3-8B", "h100_sxm"),
+        ({"on": "NVIDIA H100 80GB HBM3"}, "meta-llama/Meta-Llama-3-8B", "h100_sxm"),
+        ({"on": "HGX H200"}, "meta-llama/Meta-Llama-3-8B", "h200_sxm"),
+        ({"on": "NVIDIA H200-NVL-141GB"}, "meta-llama/Meta-Llama-3-8B", "h200_nvl"),
+        ({"on": "A100-PCIE-80GB"}, "meta-llama/Meta-Llama-3-8B", "a100_pcie"),
+        ({"on": "p5.48xlarge"}, "meta-llama/Meta-Llama-3-8B", "h100_sxm"),
+        ({"on": "TPUv5p-512"}, "meta-llama/Meta-Llama-3-8B", "tpu_v5p"),
     ],
 )
 def test_models_and_devices_of_the_catalog_are_found(
@@ -129,7 +137,25 @@ def test_models_and_devices_of_the_catalog_are_found(
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"), [("Nemotron-340B", 341e9), ("NEMOTRON4_340B", 341e9), ("Grok1 314B", 314e9)]
+    ("name", "parameters"),
+    [
+        ("Nemotron-340B", 341e9),
+        ("NEMOTRON4_340B", 341e9),
+        ("Grok1 314B", 314e9),
+        ("GPT-3 175B", 175e9),
+        ("GPT3_40B", 39e9),
+        ("MT-NLG 530B", 530e9),
+        ("OPT-175B", 175e9),
+        ("BLOOM-176B", 176e9),
+        ("LLaMA 65B", 65e9),
+        ("GLM-130B", 130e9),
+        ("Falcon-40B", 41e9),
+        ("Falcon 180B", 179e9),
+        ("PaLM-540B", 540e9),
+        ("OLMo2 13B", 13.7e9),
+        ("StarCoder2-7B", 7.2e9),
+        ("DBRX", 132e9),
+    ],
 )
 def test_models_without_a_checkpoint_have_their_published_shapes(tmp_path: Path, name: str, parameters: float) -> None:
     (run,), _ = read_training_runs(table(tmp_path, bridge(model=name)))
@@ -153,7 +179,21 @@ def test_a_source_that_nobody_knows_is_what_its_framework_usually_does(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("precision", "compute"), [("amp_fp8", "fp8"), ("FP8_CS", "fp8_current"), ("amp_bf16", "bf16"), ("FP8-MX", "mxfp8")]
+    ("precision", "compute"),
+    [
+        ("amp_fp8", "fp8"),
+        ("FP8_CS", "fp8_current"),
+        ("amp_bf16", "bf16"),
+        ("FP8-MX", "mxfp8"),
+        ("bf16-mixed", "bf16"),
+        ("float8", "fp8"),
+        ("FP8 blockwise", "fp8_block"),
+        ("FP8 current scaling", "fp8_current"),
+        ("fp8_rowwise", "fp8_rowwise"),
+        ("FP8/BF16", "fp8"),
+        ("FP4", "nvfp4"),
+        ("TF32", "fp32"),
+    ],
 )
 def test_formats_are_known_by_what_tables_call_them(tmp_path: Path, precision: str, compute: str) -> None:
     row = f"NeMo x,24.09,pretrain,LLAMA3-8B,8,,,,DGX-B200,8,{precision},128,1,8192,1,1,1,,,,,,1000,,,,A,"
@@ -205,6 +245,28 @@ def test_submitters_ran_the_layouts_that_others_logged(tmp_path: Path) -> None:
     assert (runs[0].job.precision.frozen_weights, runs[0].memory_bytes) == ("fp8", 168 * 2**30)
 
 
+def test_gaudis_layout_is_the_one_that_gives_its_steps(tmp_path: Path) -> None:
+    row = "{},gpt3,Intel Gaudi2,{},{},{},2048,2048,,,,,,,,,153.6,1207959552,"
+    logged = ("v3.0", 256, 1536, 384), ("v3.1", 256, 2048, 256), ("v3.1", 384, 2048, 128), ("v4.0", 1024, 2048, 64)
+    timed = "v3.1,gpt3,NVIDIA H100-SXM5-80GB,512,2048,128,2048,2048,4,8,1,6,1,,,11.0,58.3,1207959552,"
+    (_, *runs), reasons = mlperf(tmp_path, timed, *(row.format(*each) for each in logged))
+    assert not reasons
+    layouts = [(run.job.parallelism.tp, run.job.parallelism.pp, run.job.micro_batch) for run in runs]
+    assert layouts == [(8, 8, 1), (8, 8, 2), (8, 6, 2), (8, 8, 2)]
+    assert [run.job.precision.compute for run in runs] == ["bf16", "fp8", "fp8", "fp8"]
+    for run in runs:
+        resolve(run.job)
+
+
+def test_a_replica_for_each_device_is_the_benchmarks_reference(tmp_path: Path) -> None:
+    row = "v4.0,llama2_70b_lora,NVIDIA A100-SXM4-80GB,64,64,1,8192,8192,,,,,,,,19.5,75.5,3072,"
+    (run,), _ = mlperf(tmp_path, row)
+    job = run.job
+    assert (job.framework, job.sharding.zero, job.recompute.granularity) == ("deepspeed", 3, "full")
+    setup = resolve(job)
+    assert simulate_with(setup, training_prices(setup)).fits
+
+
 def test_virtual_stages_that_a_round_leaves_out_are_those_of_the_nearest(tmp_path: Path) -> None:
     row = "{},gpt3,NVIDIA H100-SXM5-80GB,512,2048,128,2048,2048,4,8,,{},1,,,11.0,58.3,1207959552,"
     runs, _ = mlperf(tmp_path, row.format("v3.0", 12), row.format("v3.1", ""), row.format("v4.1", 6))
@@ -254,9 +316,9 @@ def test_recipes_say_what_is_launched_as_a_graph_and_what_waits_in_the_host(tmp_
     [
         ({"model": "Unheard_56B"}, "the shape of 'Unheard_56B' is not known"),
         ({"model": "Flux.1-dev 12B"}, "the shape of 'Flux.1-dev 12B' is not known"),
-        ({"on": "NVIDIA H200-NVL-141GB"}, "the accelerator 'NVIDIA H200-NVL-141GB' is not known"),
+        ({"on": "A100-PCIe-40GB"}, "the accelerator 'A100-PCIe-40GB' is not known"),
         ({"task": "GRPO"}, "a step of 'GRPO' is more than a forward and a backward pass"),
-        ({"precision": "INT8"}, "the precision 'INT8' is not known"),
+        ({"precision": "MXFP6"}, "the precision 'MXFP6' is not known"),
         ({"n": "nan"}, "n_gpus is 'nan'; a number above zero is needed"),
         ({"n": "8.5"}, "n_gpus is '8.5'; a whole number is needed"),
         ({"batch": "many"}, "gbs is 'many'; a number above zero is needed"),

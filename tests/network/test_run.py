@@ -283,8 +283,38 @@ def test_algorithms_move_the_bytes_that_they_must(algorithm: str) -> None:
     fabric = NodeRails(node="dgx_h100").build()
     run = run_collective(fabric, op, 2**28, 8, "flow", choices=CollectiveChoices(algorithm))
     assert run.algorithm == algorithm
-    # No algorithm beats the link, but for the switch that adds: then a byte goes up once and down once.
-    assert run.bus_bytes_per_s < 450e9 * (2 if algorithm == "nvls" else 1)
+    # No algorithm beats the link; nccl-tests of switches that add reach 480 GB/s of it.
+    assert run.bus_bytes_per_s < 450e9
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(("op", "num_servers"), [("broadcast", 2), ("broadcast", 3), ("all_reduce", 1)])
+def test_flows_take_about_as_long_as_the_closed_form(op: str, num_servers: int) -> None:
+    fabric = NodeRails(node="dgx_h100", num_servers=num_servers).build()
+    closed, flows = (
+        run_collective(fabric, op, 2**30, 8 * num_servers, backend).seconds for backend in ("analytic", "flow")
+    )
+    assert flows == pytest.approx(closed, rel=0.25)
+
+
+@pytest.mark.compiled
+def test_chips_of_a_torus_pass_on_what_is_for_others() -> None:
+    run = run_collective(NodeRails(node="tpu_v5p_host").build(), "send_recv", 2**26, [0, 3], "flow")
+    assert run.algorithm_bytes_per_s == pytest.approx(90e9, rel=0.05)
+
+
+@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter", "all_to_all"])
+def test_more_ranks_than_were_measured_take_no_less_time(op: str) -> None:
+    fabric = NodeRails(node="gb200_nvl72").build()
+    for size_bytes in (2**10, 2**16, 2**30):
+        few, many = (run_collective(fabric, op, size_bytes, num_ranks).seconds for num_ranks in (8, 12))
+        assert many >= few
+
+
+def test_links_between_leaf_and_spine_are_no_slower_than_a_nic() -> None:
+    for num_servers in (2, 3, 16):
+        fabric = NodeRails(node="dgx_h100", num_servers=num_servers).build()
+        assert fabric.bandwidth_bytes_per_s.min() >= 50e9
 
 
 @pytest.mark.parametrize(

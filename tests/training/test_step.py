@@ -161,6 +161,22 @@ def test_memory_peaks_on_the_first_stage_and_fitting_changes_fit() -> None:
     assert stages[0].num_in_flight > stages[-1].num_in_flight == 1
 
 
+@pytest.mark.parametrize(
+    ("changes", "change"),
+    [
+        ({"model": "mistralai/Mixtral-8x7B-v0.1", "sequence_tokens": 1024, "parallelism": {}}, "parallelism.ep=8"),
+        ({"framework": "fsdp2", "parallelism": {}, "sharding": {"zero": 3, "group": 2}}, "sharding.group=null"),
+        ({"model": "meta-llama/Llama-3.1-70B", "parallelism": {"tp": 2}}, "parallelism.tp=16"),
+    ],
+)
+def test_a_job_that_does_not_fit_is_told_every_kind_of_split(changes: dict[str, Any], change: str) -> None:
+    setup = resolve(decode({**JOB, "sequence_tokens": 4096, **changes}, TrainingJob))
+    prices = training_prices(setup)
+    result = simulate_with(setup, prices)
+    assert not result.fits
+    assert change in [name for name, _ in fitting_changes(result, prices)]
+
+
 def test_stragglers_cost_the_expected_largest_deviation() -> None:
     even = step(faults={"jitter_by_doubling": 0.0})
     slow = step(faults={"straggler_fraction": 0.02, "jitter_by_doubling": 0.0})

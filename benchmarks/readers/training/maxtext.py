@@ -93,7 +93,8 @@ def completed(row: Row) -> dict[str, str]:
     filled["seq_len"] = row["seq_len"] or str(usual)
     filled["framework"] = "MaxText"
     filled["tp"] = filled["tp"] or "1"
-    filled["fsdp"] = row["fsdp"] or str(_slice_devices(row) // int(float(filled["tp"])))
+    ranks = math.prod(int(float(filled[name] or 1)) for name in ("tp", "pp", "cp"))
+    filled["fsdp"] = row["fsdp"] or str(_slice_devices(row) * int(float(filled["cp"] or 1)) // ranks)
     tokens = re.search(r"tokens per step (\d+)", row["note"])
     if tokens and not row["gbs"]:
         filled["gbs"] = str(max(int(tokens[1]) // int(float(filled["seq_len"])), 1))

@@ -1,7 +1,9 @@
 """Rows of MLPerf Training's results, under the names of the other tables and completed from each other.
 
 Submitters run NVIDIA's configurations; one that logs no layout has that of the others with its benchmark, device,
-number of devices and batch, or else the most usual one of its device for as many ranks of a model.
+number of devices and batch, or else the most usual one of its device, or of any, for as many ranks of a model. Gaudi's
+have their own (`GAUDI_LAYOUTS`). One with as many replicas as devices, and no known layout, is taken for the
+benchmark's reference (mlcommons/training, llama2_70b_lora): ZeRO-3 of DeepSpeed, bf16, layers recomputed.
 """
 
 from __future__ import annotations
@@ -12,6 +14,10 @@ from collections import Counter
 from collections.abc import Mapping
 
 Row = Mapping[str, str]
+GAUDI_LAYOUTS = ((8, 8, 1), (8, 8, 2), (8, 6, 2))
+"""Tensor and pipeline parallelism and micro-batch of GPT-3 on Gaudi 2: 8 x 8, with 2 sequences at once from round 3.1
+on (Intel-HabanaLabs/benchmarks/gpt3/README.md of training_results_v4.0); on 384 of them only 8 x 6 gives the logged
+steps."""
 SHORTEST_MIN = 3.0
 """Minutes of a run below which its start weighs too much in its time for a step to follow from it."""
 
@@ -32,8 +38,12 @@ def completed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
         row = dict(row)
         if not row["tp"]:
             known = next((layouts[key] for key in _keys(row) if key in layouts), None)
-            if known:
+            if gaudi := _gaudi_layout(row):
+                row |= gaudi
+            elif known:
                 row |= dict(zip(("tp", "pp", "cp"), known.most_common(1)[0][0], strict=True))
+            elif _ranks(row).startswith("1 "):
+                row |= {"tp": "1", "pp": "1", "cp": "1", "fsdp": "FULL_SHARD", "act_ckpt": "full"}
         if not row["vp"] and (near := depths.get(_pipeline(row))):
             row["vp"] = min(near, key=lambda at: (_distance(at[0], row["round"]), at[0]))[1]
         if not row["step_time_s_median"] and row["benchmark"] in shares and (steps := _steps(row)):
@@ -48,7 +58,23 @@ def _keys(row: Row) -> list[tuple[str, ...]]:
     device = re.sub(r"[^a-z0-9]", "", row["accelerator"].lower())
     run = (row["benchmark"], device, row["n_accel"], row["global_batch_size"])
     model = (*run[:2], _ranks(row))
-    return [(*run, row["grad_accum"], row["round"]), (*run, row["grad_accum"]), (*model, row["round"]), model]
+    closest = [(*run, row["grad_accum"], row["round"]), (*run, row["grad_accum"]), (*model, row["round"]), model]
+    return closest if _is_gaudi(row) or _ranks(row).startswith("1 ") else [*closest, (row["benchmark"], _ranks(row))]
+
+
+def _is_gaudi(row: Row) -> bool:
+    return "gaudi" in row["accelerator"].lower()
+
+
+def _gaudi_layout(row: Row) -> dict[str, str] | None:
+    """Return the layout of GPT-3 on Gaudi that gives the logged number of micro-batches."""
+    if not _is_gaudi(row) or row["benchmark"] != "gpt3" or not row["grad_accum"]:
+        return None
+    batch, accumulated = float(row["global_batch_size"]), float(row["grad_accum"])
+    for tp, pp, micro_batch in GAUDI_LAYOUTS:
+        if float(row["n_accel"]) / (tp * pp) * micro_batch * accumulated == batch:
+            return {"tp": str(tp), "pp": str(pp), "cp": "1", "mbs": str(micro_batch)}
+    return None
 
 
 def _ranks(row: Row) -> str:
@@ -97,10 +123,15 @@ def renamed(row: Row, columns: tuple[str, ...]) -> dict[str, str]:
 
     # NVIDIA's GPT-3 and Llama submissions compute in fp8 from round 3.0 on, whether or not the log says so; an A100
     # cannot. Google's of GPT-3 quantise products to int8 (google/aqt).
-    computes_in_fp8 = is_set("fp8") or re.match(r"(NVIDIA (?!A100)|AMD)", row["accelerator"])
+    # Gaudi 2 does from round 3.1 on (README of training_results_v4.0).
+    is_later_gaudi = _is_gaudi(row) and row["round"] > "v3.0" and row["benchmark"] == "gpt3"
+    is_usual = bool(re.match(r"(NVIDIA (?!A100)|AMD)", row["accelerator"]))
+    computes_in_fp8 = is_set("fp8") or is_usual or is_later_gaudi
     usual = "aqt-int8" if "TPU" in row["accelerator"] else "fp8" if computes_in_fp8 else "bf16"
+    is_reference = bool(row.get("fsdp"))
+    usual = "bf16" if is_reference else usual
     return dict.fromkeys(columns, "") | {
-        "source": f"MLPerf Training {row['round']}",
+        "source": f"MLPerf Training {'reference ' * is_reference}{row['round']}",
         "model": row["benchmark"].replace("llama31_405b", "llama31-405b"),
         "accelerator": row["accelerator"],
         "n_gpus": row["n_accel"],
@@ -109,6 +140,7 @@ def renamed(row: Row, columns: tuple[str, ...]) -> dict[str, str]:
         "mbs": row["mbs"],
         "seq_len": row["nominal_seq_len"] or row["seq_len"],
         **{name: row[name] for name in ("tp", "pp", "cp", "vp")},
+        **{name: row.get(name, "") for name in ("fsdp", "act_ckpt")},
         "iter_time_s": row["step_time_s_median"],
         "mem_GB": row["max_memory_GB"],
     }

@@ -23,14 +23,15 @@ from readers.training import bloom as bloom_runs
 from readers.training import maxtext, mlperf
 from readers.training.bridge_recipes import RECIPES
 from readers.training.sources import (
-    BARE_DEVICES,
     BY_FRAMEWORK,
     CATALOG_NAMES,
     DEVICES,
     FINE_TUNED_ON_TOKENS,
+    FORMAT_WORDS,
     FORMATS,
     IDLE_WORDS,
     LORA_OF_MLPERF,
+    OTHER_MODULES,
     SAME_SHAPE,
     SHAPES,
     SOURCES,
@@ -255,7 +256,7 @@ def _job(row: Row, source: Source) -> dict[str, Any]:
     }
     if row["source"].startswith("Megatron-Bridge"):
         _merge_recipes(raw, row)
-    if "lora" in row["model"].lower():
+    if "lora" in row["model"].lower() and not is_sharded:
         _merge(raw, LORA_OF_MLPERF)
         if row["accelerator"].startswith("AMD"):
             # RECOMPUTE_GRANULARITY=full, RECOMPUTE_METHOD=block, RECOMPUTE_NUM_LAYERS=21 of AMD's configurations.
@@ -291,9 +292,11 @@ def _job(row: Row, source: Source) -> dict[str, Any]:
 
 
 def _compute_format(row: Row, source: Source) -> str:
-    compute = FORMATS.get(row["precision"].split(" ")[0].lower().replace("_", "-"))
     if "parenthesised" in row["precision"]:
         return "mxfp8" if re.search("B[23]00", row["accelerator"]) else "fp8"
+    written = " ".join(_words(row["precision"]))
+    found = (recipe for words, recipe in FORMAT_WORDS if re.search(rf"\b({words})\b", written))
+    compute = FORMATS.get(row["precision"].lower().replace("_", "-")) or next(found, None)
     if compute is None:
         raise _TooLittleSaidError(f"the precision {row['precision']!r} is not known")
     if compute == "fp8":
@@ -384,8 +387,9 @@ def _recompute(row: Row) -> dict[str, Any]:
 
 
 def _hardware(row: Row, source: Source) -> dict[str, Any]:
-    called = [key for key in DEVICES if re.search(rf"(?<!\w){re.escape(key)}(?!\w)", row["accelerator"])]
-    known = DEVICES.get(max(called, key=len, default=""), BARE_DEVICES.get(row["accelerator"].split(" (")[0]))
+    words = {*_words(re.sub("(?i)tpu(?=v)", "tpu ", row["accelerator"]).replace(".", " "))}
+    called = [key for key in (*DEVICES, *OTHER_MODULES) if words.issuperset(key.split())]
+    known = DEVICES.get(max(called, key=len, default=""))
     if known is None:
         raise _TooLittleSaidError(f"the accelerator {row['accelerator']!r} is not known")
     device = catalog.device(known)
@@ -397,6 +401,11 @@ def _hardware(row: Row, source: Source) -> dict[str, Any]:
     if source.scale_out_bytes_per_s:
         return {"device": device.name, "node": _other_network(device, source.scale_out_bytes_per_s)}
     return {"device": device.name}
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a text in lower case, cut at whatever is no letter, digit or point."""
+    return re.findall(r"[a-z0-9.]+", text.lower())
 
 
 def _other_network(device: Device, bytes_per_s: float) -> dict[str, Any]:
@@ -416,10 +425,8 @@ def _model(row: Row, source: Source, sequence: int) -> str | ModelSpec:
         return _plain_model(row["model"], shape, sequence)
     if scale := maxtext.scale_of(row):
         return _plain_model(row["model"], maxtext.shape(scale), sequence)
-    slug = name.replace("_", "-").replace(" ", "-")
-    for key in (name, slug, name.replace("-", " "), SAME_SHAPE.get(name), SAME_SHAPE.get(slug)):
-        if key in SHAPES:
-            return _plain_model(row["model"], SHAPES[key], sequence)
+    if published := _shapes().get(plain_name(name)):
+        return _plain_model(row["model"], published, sequence)
     try:
         known = catalog_name(name)
     except InputError:
@@ -456,8 +463,15 @@ def catalog_name(name: str) -> str:
 
 def plain_name(name: str) -> str:
     """Return a model's name as every table may write it: letters and digits, without words that change no shape."""
-    words = re.split(r"[^a-z0-9.]+", name.lower().split("/")[-1])
+    words = _words(name.rsplit("/", maxsplit=1)[-1])
     return re.sub(r"[^a-z0-9]", "", "".join(word for word in words if word.replace(".", "") not in IDLE_WORDS))
+
+
+@cache
+def _shapes() -> dict[str, Shape]:
+    """Return the published shapes by plain names, those of other names included."""
+    shapes = SHAPES | {other: SHAPES[name] for other, name in SAME_SHAPE.items()}
+    return {plain_name(name): shape for name, shape in shapes.items()}
 
 
 @cache

@@ -46,7 +46,8 @@ def read_job(path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...
 
 def _is_job(file: FileContent) -> bool:
     text = file.text.lstrip()
-    return text.startswith("{") or "sequence_tokens" in text or (bool(text) and file.path.suffix in (".yaml", ".yml"))
+    is_json = text.startswith("{") and any(f'"{name}"' in text for name in ("model", "device", "global_batch"))
+    return is_json or "sequence_tokens" in text or (bool(text) and file.path.suffix in (".yaml", ".yml"))
 
 
 FORMATS = (FileFormat("training job", "training job", _is_job, read_job, is_certain=False),)

@@ -235,7 +235,8 @@ class NodeRails(Schema, tag="node"):
     num_servers: AtLeastOne = 1
     latency_s: float | None = None
     """Of every scale-out link; None: 500 ns, and half of what the node's link takes longer than InfiniBand."""
-    num_spines: AtLeastOne = 8
+    num_spines: AtLeastOne | None = None
+    """None: 8, or one for each server where they are fewer, so that no link is slower than a NIC."""
 
     def build(self) -> Fabric:
         """Join the devices of each node, and the nodes by rails."""
@@ -267,10 +268,11 @@ class NodeRails(Schema, tag="node"):
             extra_s = max(out.latency_s - INFINIBAND_STEP_S, 0.0) / 2
             latency_s = SCALE_OUT_LATENCY_S + extra_s if self.latency_s is None else self.latency_s
             wiring.link(gpu, wiring.first_leaf + gpu % size, out.bytes_per_s, latency_s)
-            rate = out.bytes_per_s * num_servers / self.num_spines
-            wiring.link_spines(size, self.num_spines, rate, SCALE_OUT_LATENCY_S)
-            tiers = [size, self.num_spines]
-        return wiring.fabric(f"{node.name}_{num_servers}servers", tiers)
+            num_spines = self.num_spines or min(8, num_servers)
+            wiring.link_spines(size, num_spines, out.bytes_per_s * num_servers / num_spines, SCALE_OUT_LATENCY_S)
+            tiers = [size, num_spines]
+        # Chips of a torus pass on what is for others.
+        return wiring.fabric(f"{node.name}_{num_servers}servers", tiers, gpus_forward=node.scale_up.name == "ici")
 
 
 class Torus(Schema, tag="torus"):

@@ -16,6 +16,7 @@ from windtunnel.report.serving.setup import network_lines
 from windtunnel.schema import encode, fields_of
 from windtunnel.training.campaign import Campaign, campaign
 from windtunnel.training.costs import PHASES
+from windtunnel.training.figures import FIGURES
 from windtunnel.training.fitting_changes import fitting_changes
 from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, PAIRED, WEIGHT
 from windtunnel.training.setup import TrainingSetup
@@ -117,7 +118,8 @@ def verdict_of(document: Mapping[str, Any]) -> str:
         cost = f" and costs ${run['usd']:,.0f} at {_price(document)}" if run.get("usd") else ""
         whole = f" The run takes {duration(run['elapsed_s'])}{cost}." if run else ""
         return f"A step takes {step}; the fullest device uses {percent(needed / has)} of its memory.{whole}"
-    return f"Does not fit: the fullest device needs {format_bytes(needed)} and has {format_bytes(has)}."
+    usable, whole = format_bytes(FIGURES.usable_fraction * has), format_bytes(has)
+    return f"Does not fit: the fullest device needs {format_bytes(needed)} and has {usable} to use, of {whole}."
 
 
 def _price(document: Mapping[str, Any]) -> str:
@@ -173,8 +175,8 @@ def _fullest(document: Mapping[str, Any]) -> Mapping[str, Any]:
 def _fitting_changes(result: TrainingResult, changes: Changes) -> Section:
     title = result.setup.device.title
     if not changes:
-        text = f"It does not fit {title}, and no change or pair of changes tried makes it fit: use more devices."
-        return Section("", [text])
+        text = f"It does not fit {title}, and no change or pair of changes tried makes it fit: "
+        return Section("", [f"{text}let --search try every layout, or use more devices."])
     rows = [{"name": name, "result": changed} for name, changed in changes]
     return Section(f"It would fit {title} with one of", [table_of(rows, LAYOUT["changes"])])
 

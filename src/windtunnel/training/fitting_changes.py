@@ -1,6 +1,7 @@
 """Find changes that make a training job fit its devices' memory: one by one, then in pairs."""
 
 from collections.abc import Iterable, Iterator
+from itertools import product
 
 import msgspec
 
@@ -14,10 +15,9 @@ from windtunnel.training.step import TrainingResult, simulate_with
 def fitting_changes(result: TrainingResult, prices: TrainingPricer) -> list[tuple[str, TrainingResult]]:
     """Return up to four changes that make the job fit, fastest first, with their steps; pairs where none does alone."""
     job = result.setup.job
-    singles = list(_changes(job))
-    changes = list(_that_fit(singles, prices))
+    changes = list(_that_fit(_changes(job, (2, 4, 8)), prices))
     if not changes:
-        pairs = ((f"{name}, {other}", both) for name, changed in singles for other, both in _changes(changed))
+        pairs = ((f"{name}, {other}", both) for name, changed in _changes(job) for other, both in _changes(changed))
         changes = list(_that_fit(pairs, prices))
     return sorted(changes, key=lambda change: change[1].step_s)[:4]
 
@@ -39,16 +39,15 @@ def _that_fit(
             yield name, changed
 
 
-def _changes(job: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
+def _changes(job: TrainingJob, factors: tuple[int, ...] = (2,)) -> Iterator[tuple[str, TrainingJob]]:
+    """Yield single changes; degrees become larger by each of the factors."""
     replace = msgspec.structs.replace
     parallelism, recompute = job.parallelism, job.recompute
     if recompute.granularity == "none":
         modules = ("core_attention", "norms", "activation")
         selective = replace(recompute, granularity="selective", modules=modules)
-        yield (
-            "recompute={granularity: selective, modules: [core_attention, norms, activation]}",
-            replace(job, recompute=selective),
-        )
+        words = "recompute={granularity: selective, modules: [core_attention, norms, activation]}"
+        yield words, replace(job, recompute=selective)
     if recompute.granularity != "full":
         yield "recompute={granularity: full}", replace(job, recompute=Recompute(granularity="full"))
     if job.micro_batch > 1:
@@ -57,13 +56,12 @@ def _changes(job: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
     for stage in (1, 2, 3):
         if stage > zero and (parallelism.pp == 1 or stage == 1):
             yield f"sharding.zero={stage}", replace(job, sharding=replace(job.sharding, zero=stage))
+    if job.sharding.group:
+        yield "sharding.group=null", replace(job, sharding=replace(job.sharding, group=None))
     free = replace(parallelism, dp=None, experts_dp=None)
-    for name, changed in (
-        ("tp", replace(free, tp=free.tp * 2)),
-        ("pp", replace(free, pp=free.pp * 2, layers_per_stage=None)),
-        ("cp", replace(free, cp=free.cp * 2)),
-    ):
-        yield f"parallelism.{name}={getattr(changed, name)}", _again(job, parallelism=changed)
+    for name, factor in product(("tp", "pp", "cp", "ep"), factors):
+        split = {name: getattr(free, name) * factor} | ({"layers_per_stage": None} if name == "pp" else {})
+        yield f"parallelism.{name}={split[name]}", _again(job, parallelism=replace(free, **split))
 
 
 def _again(job: TrainingJob, **changes: object) -> TrainingJob:

@@ -159,3 +159,10 @@ def test_a_search_shows_the_fastest_layouts_that_fit(windtunnel: Command) -> Non
     assert steps == sorted(steps)
     assert len(steps) == 10
     assert all(point["holds"] and point["figures"]["memory_fraction"] < 1 for point in points)
+
+
+def test_a_job_that_needs_more_than_may_be_used_says_how_much_that_is(windtunnel: Command) -> None:
+    shape = ("--num-devices", "8", "--sequence-tokens", "4096", "--global-batch", "32")
+    done = windtunnel("train", "--model", "llama-3-8b", "--device", "h100_sxm", *shape)
+    needed, usable, whole = map(float, re.findall(r"([\d.]+) GiB", done.stdout.splitlines()[1]))
+    assert usable < needed < whole

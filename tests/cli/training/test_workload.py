@@ -172,6 +172,7 @@ def test_arguments_become_jobs(windtunnel: Command, aicb: str, megatron: str, tm
         (("{text}",), "is no workload or trace that is known: it begins with 'what'"),
         (("{list}",), "is not a training job"),
         (("{binary}",), "is no workload or trace that is known"),
+        (("{observer}",), "is no workload or trace that is known"),
         (("{simai}", "--write", "aicb"), "only jobs and their arguments are written in other formats"),
         (("{simai}",), "line 3 has 2 columns"),
     ],
@@ -184,6 +185,7 @@ def test_wrong_input(
         "list": b"- sequence_tokens",
         "binary": b"\x89PNG\r\n\x1a\n\xff",
         "simai": b"MICRO\n1\na b\n",
+        "observer": b'{"schema": "1.1.1-chakra.0.0.4", "pid": 8455, "nodes": []}',
     }
     paths = {name: str(tmp_path / name) for name in files} | {"job": job, "aicb": aicb, "megatron": megatron}
     for name, content in files.items():

@@ -106,6 +106,14 @@ HEADER = (
 LINE = "layer -1 1000 ALLREDUCE 16777216 1 NONE 0 1 NONE 0 1"
 
 
+def test_a_file_of_another_tool_is_for_another_command(tmp_path: Path) -> None:
+    path = tmp_path / "list.csv"
+    path.write_text("comm_type,comm_group,comm_group_size,msg_size\n")
+    with pytest.raises(InputError) as raised:
+        read_layers(path)
+    assert "`windtunnel workload` shows" in str(raised.value.hint)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

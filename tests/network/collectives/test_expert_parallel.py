@@ -38,6 +38,11 @@ def test_low_latency_kernels_send_every_copy() -> None:
     assert back.call.size_bytes == 128 * 8 * 7168 * 2
 
 
+def test_a_normal_kernel_takes_as_long_as_the_smallest_exchange() -> None:
+    run = run_expert_all_to_all(fabric_of(2), TokenTraffic(1, kernel="deepep_normal"), 16)
+    assert run.seconds > 5e-6
+
+
 def test_sending_once_for_each_server_halves_the_bytes_of_the_network() -> None:
     each, once = (
         run_expert_all_to_all(fabric_of(4), TokenTraffic(4096, dedup_per_server=dedup), 32) for dedup in (False, True)

@@ -118,7 +118,8 @@ def read_workload(path: Path) -> SimaiWorkload:
     if not head and not body:
         raise InputError(f"{path} is empty; a SimAI workload begins with {TRANSFORMER} or {MICRO}")
     message = f"{path} is not a SimAI workload: it begins with {policy[:40]!r}"
-    check_known(policy, POLICIES, message, f"its first word is one of {', '.join(POLICIES)}")
+    others = "`windtunnel workload` shows what other tools wrote"
+    check_known(policy, POLICIES, message, f"its first word is one of {', '.join(POLICIES)}; {others}")
     header = _header(words, f"{path}, line 1")
     known: dict[str, WorkloadLayer] = {}
     layers = []

@@ -25,14 +25,17 @@ def run_flows(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> FlowTi
 def run_collective(call: CollectiveCall) -> CollectiveRun:
     """Time a collective by measured tables inside a server where NCCL may choose, by closed forms elsewhere."""
     fabric, op, size_bytes, ranks, choices = call.fabric, call.op, call.size_bytes, call.ranks, call.choices
-    if fabric.gpus_forward:
+    if fabric.gpus_forward and ranks.switched:
         raise InputError(f"{fabric.name} has no switches, and closed forms assume them", "use the flow backend")
     seconds, algorithm, protocol = closed_form(op, size_bytes, ranks, choices.algorithm, choices.protocol)
     device, source = device_of(fabric), "closed form"
     may_choose = choices.algorithm == choices.protocol == "auto" and ranks.num_servers == 1
-    is_measured = device is not None and bool(device.measured_as) and ranks.num_ranks <= MOST_MEASURED_RANKS
-    if device is not None and is_measured and may_choose and op in COLLECTIVES:
-        collective = Collective(op, size_bytes, ranks.num_ranks)
+    if device is not None and device.measured_as and may_choose and op in COLLECTIVES:
+        num_ranks = min(ranks.num_ranks, MOST_MEASURED_RANKS)
+        collective = Collective(op, size_bytes, num_ranks)
         estimate = nccl_estimator(device, catalog.default_node(device)).estimate(collective)
-        seconds, source = float(estimate.seconds), f"{estimate.coverage.value}: {estimate.source}"
+        # More ranks take no less time than those that were measured, but where the switch adds, for any number of them.
+        if num_ranks == ranks.num_ranks or (op != "all_reduce" and estimate.seconds > seconds):
+            of = f" of {num_ranks} ranks" if num_ranks < ranks.num_ranks else ""
+            seconds, source = float(estimate.seconds), f"{estimate.coverage.value}: {estimate.source}{of}"
     return CollectiveRun(call, seconds + choices.launch_s, algorithm, protocol, "analytic", source)

@@ -102,7 +102,8 @@ def _possible(op: str, ranks: Ranks, requested: str) -> Iterator[tuple[str, str,
 
 def _check_links(op: str, ranks: Ranks) -> None:
     if ranks.per_server > 1 and ranks.scale_up_bytes_per_s <= 0:
-        raise InputError(f"{op} over {ranks.per_server} ranks of a server needs a link between them")
+        lacks = f"{op} over {ranks.per_server} ranks of a server needs a link between them"
+        raise InputError(lacks, "give other ranks, or --backend flow, which goes by way of others that pass data on")
     if ranks.num_servers > 1 and ranks.network_bytes_per_s <= 0:
         raise InputError(f"{op} over {ranks.num_servers} servers needs a link between servers")
 

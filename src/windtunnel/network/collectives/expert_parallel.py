@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError, check_known
 from windtunnel.model.exchange import low_latency_copies
 from windtunnel.network.collectives.call import CollectiveCall, CollectiveRun, Ranks
+from windtunnel.network.collectives.closed_forms import closed_form
 from windtunnel.network.collectives.placement import chosen_gpus, place_of
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.settings import NetworkSettings
@@ -68,7 +69,8 @@ def run_expert_all_to_all(fabric: Fabric, traffic: TokenTraffic, ranks: int | li
         raise InputError(f"{fabric.name} has no network, which {traffic.kernel} needs", "add servers to the topology")
     nic_s = nic * traffic.row_bytes / (place.network_bytes_per_s * NIC_SHARE) if nic else 0.0
     nvlink_s = nvlink * traffic.row_bytes / (place.scale_up_bytes_per_s * NVLINK_SHARE) if nvlink else 0.0
-    seconds = max(nic_s, nvlink_s) + (0.0 if is_normal else LOW_LATENCY_S)
+    # Whatever its size, a normal kernel takes no less than NCCL's smallest exchange.
+    seconds = max(nic_s, nvlink_s) + (closed_form("all_to_all", 1, place)[0] if is_normal else LOW_LATENCY_S)
     call = CollectiveCall(fabric, "all_to_all", int(counted * traffic.row_bytes), gpus, place, NetworkSettings())
     by = "network" if nic_s > nvlink_s else "scale-up links"
     name = traffic.kernel or ("by_server" if traffic.dedup_per_server else "by_gpu")

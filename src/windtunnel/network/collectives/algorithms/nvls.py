@@ -37,7 +37,8 @@ def flows(call: CollectiveCall) -> Flows:
     switches = np.flatnonzero((fabric.kind == NodeKind.SCALE_UP_SWITCH) & (fabric.server == fabric.server[gpu]))
     if len(switches) == 0:
         raise InputError(f"GPU {gpu} of {fabric.name} has no scale-up switch, which nvls needs", "use ring")
-    return nvls(call.gpus, int(switches[0]), call.size_bytes)
+    # SimAI lets a sum go down while the next goes up, which is twice what H100 and B200 reach; in turn is within 15%.
+    return nvls(call.gpus, int(switches[0]), call.size_bytes, 4 if call.settings.compat == "simai" else 1)
 
 
 def nvls(ranks: Ids, switch: int, size_bytes: int, num_chunks: int = 4) -> Flows:

@@ -1,21 +1,26 @@
-"""A broadcast along a chain of ranks that pass chunks on, as NCCL's rings do it."""
+"""A broadcast along chains of ranks that pass chunks on, as NCCL's rings do it: a chain for each channel."""
 
 import numpy as np
 
-from windtunnel.errors import InputError
+from windtunnel.network.collectives.algorithms.ring import rings_of
 from windtunnel.network.collectives.call import CollectiveCall
 from windtunnel.network.collectives.rings import num_chunks_of
-from windtunnel.network.flows import Flows, flows_of, parents_from
+from windtunnel.network.flows import Flows, Ids, flows_of, in_channels, parents_from
 
 OPERATIONS = ("broadcast",)
 NCCL_CODE = 1
 
 
 def flows(call: CollectiveCall) -> Flows:
-    """Return the flows of a broadcast from the first rank: every rank passes chunks on as they arrive."""
-    order, hops, num_chunks = call.gpus, len(call.gpus) - 1, num_chunks_of(call.size_bytes)
-    if hops < 1 or call.size_bytes < num_chunks:
-        raise InputError(f"a broadcast of {call.size_bytes} bytes over {hops + 1} ranks has nothing to send")
+    """Return the flows of a broadcast from the first rank: every channel passes its share along its ring."""
+    rings = rings_of(call)
+    each = max(call.size_bytes // rings.num_channels, 1)
+    return in_channels([_chain(np.roll(order, -np.argmax(order == call.gpus[0])), each) for order in rings.order])
+
+
+def _chain(order: Ids, size_bytes: int) -> Flows:
+    """Lay out a chain in which every rank passes chunks on as they arrive."""
+    hops, num_chunks = len(order) - 1, num_chunks_of(size_bytes)
     flow = np.arange(num_chunks * hops).reshape(num_chunks, hops)
     parents = np.full((num_chunks, hops, 2), -1)
     parents[1:, :, 0] = flow[:-1]
@@ -23,7 +28,7 @@ def flows(call: CollectiveCall) -> Flows:
     return flows_of(
         np.tile(order[:-1], num_chunks),
         np.tile(order[1:], num_chunks),
-        call.size_bytes // num_chunks,
+        size_bytes // num_chunks,
         parents=parents_from(parents.reshape(-1, 2)),
         step=np.repeat(np.arange(num_chunks), hops),
     )
