@@ -16,9 +16,9 @@ from uuid import uuid4
 import msgspec
 
 from windtunnel.dashboard.listening import HOST, LocalServer
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.twin.engine import Answer, OnTokens, Twin
-from windtunnel.twin.live import BusyError
+from windtunnel.twin.live import BusyError, FailedError
 from windtunnel.twin.metrics import CONTENT_TYPE, Metrics
 from windtunnel.twin.protocol import Asked, Chunks, Limits, RequestError, Words, ask, chat_prompt, document
 from windtunnel.twin.tokens import Tokenizer
@@ -131,8 +131,8 @@ class TwinApp:
             f"{format_count(num_replicas, 'replica')}, {speed}"
         )
         pages = {
-            ("GET", "/health"): lambda _: {},
-            ("GET", "/ping"): lambda _: {},
+            ("GET", "/health"): lambda _: self._health(),
+            ("GET", "/ping"): lambda _: self._health(),
             ("GET", "/version"): lambda _: {"version": str(twin.deployment.first.setup.engine.version)},
             ("GET", "/v1/models"): lambda _: self._models(),
             ("GET", "/load"): lambda _: {"server_load": twin.live.num_live},
@@ -155,9 +155,9 @@ class TwinApp:
             await self._answer(method, path, scope, receive, send)
         except RequestError as error:
             await _reply(send, error.status, self._encode(error.document))
-        except InputError as error:
-            hint = f"; {error.hint}" if error.hint else ""
-            await _reply(send, 400, self._encode(RequestError(f"{error.message}{hint}").document))
+        except (InputError, FailedError) as error:
+            status = 500 if isinstance(error, FailedError) else 400
+            await _reply(send, status, self._encode(_refusal(error, status).document))
         except Exception as error:  # noqa: BLE001 whoever asks is told
             _LOG.exception("%s %s failed", method, path)
             failed = RequestError(f"the twin failed: {type(error).__name__}", 500, "InternalServerError")
@@ -210,11 +210,16 @@ class TwinApp:
 
             def written(chunks: Chunks) -> OnTokens:
                 def write(answer: Answer, begin: int, is_last: bool) -> None:
-                    event = chunks.tokens(begin, answer, is_last)
+                    failure = self.twin.failure if answer.is_cancelled else None
+                    event = chunks.tokens(begin, answer, is_last) if failure is None else b""
                     if is_last:
                         ended.append(answer)
                         if len(ended) == len(asked.choices):
-                            stream.write(event + chunks.closing(answers), True)
+                            closing = chunks.closing(answers)
+                            if failure is not None:
+                                error = self._encode(_refusal(failure, 500).document)
+                                closing = b"data: %b\n\ndata: [DONE]\n\n" % error
+                            stream.write(event + closing, True)
                             return
                     stream.write(event, False)
 
@@ -226,7 +231,18 @@ class TwinApp:
             return
         self._submit(asked, [_whole(done, len(asked.choices))] * len(asked.choices), answers)
         if await self._wait(answers, done, receive):
+            self._check_failure(answers)
             await _reply(send, 200, self._encode(document(asked, answers)))
+
+    def _check_failure(self, answers: Sequence[Answer]) -> None:
+        """Raise FailedError where answers were ended because the scheduler or router has failed."""
+        if self.twin.failure is not None and any(answer.is_cancelled for answer in answers):
+            raise self.twin.failure
+
+    def _health(self) -> dict[str, Any]:
+        if self.twin.failure is not None:
+            raise _refusal(self.twin.failure, 503)
+        return {}
 
     def _submit(self, asked: Asked, on_tokens: Sequence[OnTokens], answers: list[Answer]) -> None:
         """Send a request to the twin, once for each answer that it asks for, and add these to `answers`."""
@@ -281,6 +297,7 @@ class TwinApp:
             self._submit(each, [sink], answers)
         if asked and not await self._wait(answers, done, receive):
             return None
+        self._check_failure(answers)
         return asked, sum(answer.input_tokens for answer in answers)
 
     async def _rerank(self, body: dict[str, Any], replica: int | None, receive: Receive, send: Send) -> None:
@@ -361,6 +378,12 @@ class TwinApp:
         if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < 1 << 62 for i in ids):
             raise RequestError("tokens must be a list of token ids", param="tokens")
         return {"prompt": self.tokenizer.decode(ids)}
+
+
+def _refusal(error: WindtunnelError, status: int) -> RequestError:
+    """Return the answer to a request that an error ends."""
+    kinds = {400: "BadRequestError", 500: "InternalServerError", 503: "ServiceUnavailable"}
+    return RequestError(f"{error.message}{f'; {error.hint}' if error.hint else ''}", status, kinds[status])
 
 
 def _whole(done: asyncio.Future[None], count: int) -> OnTokens:
