@@ -8,9 +8,11 @@ import asyncio
 import base64
 import logging
 import struct
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -27,6 +29,7 @@ from windtunnel.units import format_count
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+Result = TypeVar("Result")
 HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 
 
@@ -96,6 +99,10 @@ class Stream:
 
 
 BACKLOG = 2048
+APART_BYTES = 1 << 14
+"""Bytes of a body from which it is read and cut into tokens in a thread: 10 ms of work."""
+SWITCH_S = 0.0002
+"""How soon that thread lets the event loop run."""
 MOST_BODY_BYTES = 64 << 20
 RERANKING = ("/rerank", "/v1/rerank", "/v2/rerank")
 EMBEDDING_SIZE = 64
@@ -121,6 +128,7 @@ class TwinApp:
         self.replica_of_port: dict[int, int] = {}
         """Empty where all replicas have one port."""
         self._number = 0
+        self._thread = ThreadPoolExecutor(1)
         self._started = int(time.time())
         self._decode, self._encode = msgspec.json.Decoder().decode, msgspec.json.Encoder().encode
         first = twin.deployment.first.setup
@@ -170,34 +178,45 @@ class TwinApp:
             if model.is_encoder:
                 raise RequestError(f"{model.name} is an encoder and makes no text; ask /v1/embeddings or /v1/rerank")
             kind = "chat" if path.startswith("/v1/chat") else "completion"
-            body = self._object(await _body(receive))
-            asked = ask(body, kind, self.tokenizer, self.words, self.limits, self._number)
+            body, size = await self._object(receive)
+            own = self.tokenizer, self.words, self.limits, self._number
+            asked = await self._apart(size, ask, body, kind, *own)
             asked.replica = replica
             await self._complete(asked, receive, send, scope.get("http_version") == "1.1")
         elif method == "POST" and path == "/v1/embeddings":
-            await self._embed(self._object(await _body(receive)), replica, receive, send)
+            await self._embed((await self._object(receive))[0], replica, receive, send)
         elif method == "POST" and path in RERANKING:
-            await self._rerank(self._object(await _body(receive)), replica, receive, send)
+            await self._rerank((await self._object(receive))[0], replica, receive, send)
         elif method == "GET" and path == "/metrics":
             self.twin.run_to(self.twin.clock.now_s())
             text = self.metrics.text(self.twin, self.twin.clock, replica)
             await _reply(send, 200, text.encode(), ((b"content-type", CONTENT_TYPE.encode()),))
         elif (method, path) in self._pages:
-            given = self._object(await _body(receive)) if method == "POST" else None
-            await _reply(send, 200, self._encode(self._pages[method, path](given)))
+            given, size = await self._object(receive) if method == "POST" else (None, 0)
+            page = self._pages[method, path]
+            await _reply(send, 200, await self._apart(size, lambda: self._encode(page(given))))
         else:
             known = [*(path for _, path in self._pages), "/metrics", "/v1/chat/completions", "/v1/completions"]
             status = 405 if path in [*known, "/v1/embeddings", *RERANKING] else 404
             raise RequestError("Method Not Allowed" if status == 405 else "Not Found", status, "NotFoundError")
 
-    def _object(self, body: bytes) -> dict[str, Any]:
+    async def _apart(self, size: int, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call a function that is busy with so many bytes: where they are many in a thread, so that tokens leave."""
+        if size < APART_BYTES:
+            return function(*arguments)
+        sys.setswitchinterval(SWITCH_S)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+    async def _object(self, receive: Receive) -> tuple[dict[str, Any], int]:
+        """Return the JSON object of a request's body, and its bytes."""
+        body = await _body(receive)
         try:
-            given = self._decode(body)
+            given = await self._apart(len(body), self._decode, body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RequestError(f"the body is no JSON: {error}") from None
         if not isinstance(given, dict):
             raise RequestError("the body must be a JSON object")
-        return given
+        return given, len(body)
 
     async def _complete(self, asked: Asked, receive: Receive, send: Send, is_chunked: bool) -> None:
         """Answer a request for a completion, whole or as a stream."""
@@ -278,17 +297,10 @@ class TwinApp:
         self, model: Any, prompts: Sequence[Any], replica: int | None, receive: Receive
     ) -> tuple[list[Asked], int] | None:
         """Compute prompts to their ends; return what was asked, and its tokens; None: the client has left."""
-        asked = [
-            ask(
-                {"model": model, "prompt": each, "max_tokens": 1},
-                "completion",
-                self.tokenizer,
-                self.words,
-                self.limits,
-                self._number,
-            )
-            for each in prompts
-        ]
+        bodies = [{"model": model, "prompt": each, "max_tokens": 1} for each in prompts]
+        known = "completion", self.tokenizer, self.words, self.limits, self._number
+        size = sum(len(each) for each in prompts if isinstance(each, str | list))
+        asked = await self._apart(size, lambda: [ask(body, *known) for body in bodies])
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         answers: list[Answer] = []
         sink = _whole(done, len(asked))
