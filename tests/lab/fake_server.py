@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -38,9 +38,11 @@ def fake_server(
     counts: bool = True,
     metrics: bool = False,
     refusal: tuple[int, str] = (500, "out of luck"),
+    cached: Callable[[int], int] = lambda _: 0,
 ) -> Iterator[tuple[str, Seen]]:
     """Its address, and what it has seen; the first `fails` requests are refused.
 
+    `cached` tells how much of a prompt of some length it found in its cache, which it says where it is not 0.
     Without `counts` a stream ends as llama.cpp's do: an empty part says why, and nobody says how many tokens it had.
     """
     seen = Seen()
@@ -104,7 +106,14 @@ def fake_server(
                 return
             prompt = body.get("prompt")
             length = len(prompt) if isinstance(prompt, list) else len(str(prompt or body.get("messages")).split())
-            self._event({"choices": [], "usage": {"prompt_tokens": length, "completion_tokens": body["max_tokens"]}})
+            usage: dict[str, Any] = {
+                "prompt_tokens": length,
+                "completion_tokens": body["max_tokens"],
+                "prompt_tokens_details": None,
+            }
+            if cached(length):
+                usage["prompt_tokens_details"] = {"cached_tokens": cached(length)}
+            self._event({"choices": [], "usage": usage})
 
         def _event(self, document: dict[str, Any]) -> None:
             self.wfile.write(f"data: {json.dumps(document)}\n\n".encode())

@@ -70,6 +70,7 @@ def driven(scenario: Scenario, seed: int = 0, tokens: list[list[int]] | None = N
     return Ended(columns, times)
 
 
+OWN, PER_REQUEST = "own_functions:shortest_first", ("vllm_v0", "sarathi", "orca", "faster_transformer", "lightllm")
 DEPLOYMENTS: dict[str, dict[str, Any]] = {
     "vllm": {},
     "sglang": {"engine": {"name": "sglang"}},
@@ -91,6 +92,22 @@ DEPLOYMENTS: dict[str, dict[str, Any]] = {
     "pools": {
         "pools": [{"name": "p", "role": "prefill", "replicas": 2}, {"name": "d", "role": "decode", "replicas": 1}]
     },
+    **{
+        name: {"engine": {"scheduler": name}}
+        for name in ("vllm_v0", "sarathi", "orca", "faster_transformer", "lightllm")
+    },
+    "preempting sarathi": {"engine": {"scheduler": "sarathi", "num_gpu_blocks": 400, "max_num_seqs": 64}},
+    "pipeline sarathi": {"engine": {"scheduler": "sarathi"}, "parallelism": {"pp": 2, "tp": 2}},
+    "own scheduler": {"engine": {"scheduler": OWN}, "replicas": 2},
+    "preempting own scheduler": {
+        "engine": {"scheduler": OWN, "num_gpu_blocks": 400, "max_num_seqs": 64, "enable_prefix_caching": False}
+    },
+    "own scheduler in pools": {
+        "engine": {"scheduler": OWN},
+        "pools": [{"name": "p", "role": "prefill", "replicas": 2}, {"name": "d", "role": "decode", "replicas": 1}],
+    },
+    "own router": {"replicas": 3, "router": "own_functions:by_number"},
+    "both own": {"replicas": 3, "router": "own_functions:by_number", "engine": {"scheduler": OWN}},
 }
 
 
@@ -153,7 +170,7 @@ def test_rows_and_chunks_are_used_again() -> None:
 
 
 CANCELLING = {
-    name: DEPLOYMENTS[name] for name in ("vllm", "sglang", "trtllm", "preempting", "pools", "deferred", "pipeline")
+    name: DEPLOYMENTS[name] for name in DEPLOYMENTS if name not in ("replicas", "random", "attention_dp", "faults")
 }
 
 
@@ -194,6 +211,10 @@ def test_cancelled_requests_leave_nothing_behind(name: str) -> None:
         "remaining_tokens",
         "free_blocks",
         "num_prefilling",
+        "num_in_flight",
+        "num_ready",
+        "first_waiting",
+        "last_waiting",
         "first",
         "last",
         "waiting",

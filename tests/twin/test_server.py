@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import math
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 
 from live_twins import client_of, scenario_of
+from windtunnel.twin import server
 from windtunnel.twin.server import TwinApp
 from windtunnel.twin.start import twin_app
 
@@ -264,6 +266,38 @@ def test_a_prompt_that_is_surely_too_long_is_not_cut_into_tokens(app: TwinApp, m
         answer = post(app, path, body)
         assert answer.status_code == 400
         assert "your request has at least 4098 input tokens" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "word " * 400}),
+        ("/v1/completions", {"prompt": "word " * 400}),
+        ("/v1/embeddings", {"input": ["word " * 400]}),
+    ],
+)
+def test_others_are_answered_while_a_long_text_is_cut(
+    app: TwinApp, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(server, "APART_BYTES", 1000)
+    order, goes_on = [], threading.Event()
+
+    def encode(text: str) -> list[int]:
+        if text:
+            order.append("cut" if goes_on.wait(10) else "nobody else")
+        return [5] * 10
+
+    monkeypatch.setattr(app.tokenizer, "encode", encode)
+
+    async def talk(client: httpx.AsyncClient) -> int:
+        cutting = asyncio.create_task(client.post(path, json=body))
+        await asyncio.sleep(0.1)
+        order.append(str((await client.get("/health")).status_code))
+        goes_on.set()
+        return (await cutting).status_code
+
+    assert run(app, talk) == 200
+    assert order == ["200", "cut"]
 
 
 def test_fields_with_usual_values_are_accepted(app: TwinApp) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.lab import tiny_models
+from windtunnel.twin import tokens
 from windtunnel.twin.tokens import ModelTokenizer, PieceTokenizer, answer_ids
 
 TEXT = "You are a helpful assistant.\n\nGrüße, 東京! 12345 tokens cost 0.5 $  ok"
@@ -56,3 +57,14 @@ def test_a_models_own_tokenizer_is_read_from_its_folder(tmp_path: Path) -> None:
     assert tokenizer.chat([{"role": "user", "content": text}], None) == ids
     with pytest.raises(InputError, match="cannot be read as a tokenizer"):
         ModelTokenizer(tmp_path)
+
+
+def test_a_long_text_is_cut_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices end inside words, numbers and characters of several bytes."""
+    words = ["abc", "Hello", " ", "  \n", "12345", "é", "日本", "😀", "x", ".", "A", " the "]
+    text = "".join(np.random.default_rng(0).choice(words, 5000))
+    whole = PieceTokenizer().encode(text)
+    assert PieceTokenizer().decode(whole) == text
+    for size in (64, 100, 1001):
+        monkeypatch.setattr(tokens, "SLICE_BYTES", size)
+        assert PieceTokenizer().encode(text) == whole

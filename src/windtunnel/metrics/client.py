@@ -34,6 +34,8 @@ class ClientSummary(Schema):
     mean_present: float
     """Requests sent and not yet answered, over the span."""
     goodput: Goodput | None = None
+    cache_hit_fraction: float | None = None
+    """Share of all prompt tokens that the server found in its prefix cache; None where it does not say."""
 
 
 def client_tables(
@@ -43,6 +45,7 @@ def client_tables(
     output_tokens: NDArray[np.int64],
     part_times_s: list[Floats],
     num_warmup: int = 0,
+    cached_tokens: NDArray[np.int64] | None = None,
 ) -> tuple[Table, Table]:
     """Return the request table and the token table of a run.
 
@@ -52,6 +55,7 @@ def client_tables(
         input_tokens, output_tokens: as the server counted them.
         part_times_s: when each part of a request's answer came; empty where the request failed.
         num_warmup: the first so many requests are warm-up.
+        cached_tokens: of each prompt, found in the server's prefix cache; None where the server does not say.
     """
     failed = np.array([times.size == 0 for times in part_times_s])
     first_s = np.array([times[0] if times.size else np.nan for times in part_times_s])
@@ -72,11 +76,14 @@ def client_tables(
         "sent_late_s": late_s,
         "failed": failed,
     }
+    meanings = dict(CLIENT_COLUMNS)
+    if cached_tokens is not None:
+        columns["cached_tokens"], meanings["cached_tokens"] = cached_tokens, COLUMNS["requests"]["cached_tokens"]
     tokens = {
         "request": np.repeat(np.arange(sent_s.size), [times.size for times in part_times_s]),
         "time_s": np.concatenate(part_times_s) if part_times_s else np.zeros(0),
     }
-    return Table(columns, CLIENT_COLUMNS), Table(tokens, COLUMNS["tokens"])
+    return Table(columns, meanings), Table(tokens, COLUMNS["tokens"])
 
 
 def client_summary(requests: Table, tokens: Table, slo: Slo | None = None) -> ClientSummary:
@@ -96,6 +103,9 @@ def client_summary(requests: Table, tokens: Table, slo: Slo | None = None) -> Cl
         total_tokens_per_s=(output + prompt) / span_s,
         mean_present=float(answered["e2e_s"].sum()) / span_s,
         goodput=None if slo is None else goodput(answered, slo, span_s),
+        cache_hit_fraction=float(answered["cached_tokens"].sum()) / prompt
+        if "cached_tokens" in answered.columns
+        else None,
     )
 
 

@@ -27,6 +27,10 @@ DEVICE = (
 """Factors that together cover every operator (`pricing.calibrated`)."""
 
 
+LEAST_LOST = 0.05
+"""Share of the expected hits of the prefix cache that may be missing: how requests overlap decides some of them."""
+
+
 @dataclass(frozen=True)
 class Change:
     """What a fault does to a simulation."""
@@ -47,6 +51,8 @@ class Change:
     """Replicas that do not serve."""
     version: str = ""
     """Version of the engine, with its defaults; empty: the described one."""
+    finds_as_recorded: bool = False
+    """Whether prompts find in the prefix cache what the server says that they found, and no more."""
 
     def joined(self, other: "Change") -> "Change":
         """Return both changes together."""
@@ -64,6 +70,7 @@ class Change:
             self.slow_replica * other.slow_replica,
             self.missing_replicas + other.missing_replicas,
             other.version or self.version,
+            self.finds_as_recorded or other.finds_as_recorded,
         )
 
     def applied(self, setup: Setup) -> Setup:
@@ -94,6 +101,9 @@ class Served:
     """Equal ones that serve all the time; 1 where they come and go, or serve in pools."""
     other_versions: tuple[str, ...] = ()
     """Versions of the engine that it may have in truth."""
+    hits_lost: float | None = None
+    """Share of the prompt tokens that should be in the prefix cache that the server did not find there; None where it
+    does not say."""
     launch_slowness: float = 1.0
     """How many times as long as known hosts its host takes to launch a kernel, as far as the run shows it."""
 
@@ -175,16 +185,23 @@ def _has_graphs(served: Served) -> bool:
     return bool(served.setup.engine.max_cudagraph_capture_size)
 
 
+def _cache_severities(served: Served) -> list[float]:
+    if served.hits_lost is not None:
+        return [served.hits_lost] if served.hits_lost > LEAST_LOST else []
+    return [1.0] if served.shares_prefixes and served.setup.engine.enable_prefix_caching else []
+
+
+def _cache_cold(_severity: float, served: Served) -> Change:
+    """Let prompts find what the server says, or nothing where it does not say."""
+    return Change({"enable_prefix_caching": False}) if served.hits_lost is None else Change(finds_as_recorded=True)
+
+
 CAUSES: Mapping[str, Cause] = {
     "eager": Cause(_eager, lambda served: (1.0, 1.5, 2.25, 3.4, 5.0) if _has_graphs(served) else ()),
     "graphs_end": Cause(_graphs_end, _graph_ends, is_continuous=False),
     "host_stall": _host("unhidden_step_s", [float(value) for value in np.geomspace(0.5e-3, 64e-3, 8)]),
     "kv_preemption": _engine("num_gpu_blocks", _smaller_caches, is_continuous=True),
-    "prefix_cache_cold": Cause(
-        lambda _severity, _served: Change(engine={"enable_prefix_caching": False}),
-        lambda served: [1.0] if served.shares_prefixes and served.setup.engine.enable_prefix_caching else (),
-        is_continuous=False,
-    ),
+    "prefix_cache_cold": Cause(_cache_cold, _cache_severities, is_continuous=False),
     "all_reduce": _factors(["collective"], [1.5, 2.25, 3.4, 5, 7.6], lambda served: served.setup.parallelism.tp > 1),
     "experts": _factors(
         ["experts.memory", "experts.compute"], [1.2, 1.5, 2, 3, 4.5], lambda served: served.setup.model.has_experts

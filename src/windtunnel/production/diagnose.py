@@ -23,7 +23,7 @@ from windtunnel.metrics.uncertainty import SURE
 from windtunnel.notebook import Shown
 from windtunnel.pricing.calibrated import factor, shares
 from windtunnel.pricing.estimator import Estimator
-from windtunnel.production.causes import CAUSES, Cause, Change, Served
+from windtunnel.production.causes import CAUSES, LEAST_LOST, Cause, Change, Served
 from windtunnel.production.observed import Observed
 from windtunnel.search.capacity.probe import serve_requests
 from windtunnel.serving.deployment import Pool
@@ -44,7 +44,7 @@ from windtunnel.serving.setup.step_prices import (
 )
 from windtunnel.serving.simulate import serve_scenario
 from windtunnel.versions import version_key
-from windtunnel.workload.generate.requests import RequestArrays, generate
+from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays, generate
 
 Floats = NDArray[np.float64]
 
@@ -117,6 +117,8 @@ class Diagnosis(Shown):
     """Share of the predicted end-to-end time that requests wait before they are scheduled."""
     enough_replicas: int | None
     """Fewest of several replicas that would serve the requests within `SLOWER` as fast; None where all are needed."""
+    hits: tuple[float, float] | None = None
+    """Share of the prompt tokens that were in the prefix cache, recorded and predicted; None where nothing is known."""
 
     @property
     def is_underprovisioned(self) -> bool:
@@ -153,6 +155,12 @@ class Replay:
     """Steps priced part by part, and how far their grids reach."""
     versions: dict[str, Sequence[Setup]] = field(default_factory=dict)
     slow: dict[int, Estimator] = field(default_factory=dict)
+    as_recorded: RequestArrays | None = None
+    """The requests, finding in the prefix cache what the server says; None where it does not say."""
+    hit_fraction: float | None = None
+    """Share of the prompt tokens that were found there, as the server says."""
+    drawn: PrefixArrays | None = None
+    """Common beginnings of the scenario's workload; others are made up, and which prompts share them is not known."""
 
     def healthy(self) -> Result:
         """Simulate the requests on the deployment as it is described."""
@@ -164,9 +172,10 @@ class Replay:
         Raises:
             InputError: the deployment cannot serve the requests so.
         """
-        arrival_s = self.requests.arrival_s
+        requests = self.as_recorded if change.finds_as_recorded and self.as_recorded else self.requests
+        arrival_s = requests.arrival_s
         waited_s = np.maximum(change.pause_s - arrival_s, 0.0)
-        requests = replace(self.requests, arrival_s=arrival_s + waited_s)
+        requests = replace(requests, arrival_s=arrival_s + waited_s)
         served = serve_requests(self._prepared(change, requests), requests)
         assert served is not None
         return {"ttft": served.ttft_s + waited_s, "tpot": served.tpot_s, "e2e": served.e2e_s + waited_s}
@@ -187,6 +196,8 @@ class Replay:
         is_priced_anew = change.factors or change.host_s or change.slow_replica > 1
         lower = self._lowering(change) if is_priced_anew else self.priced.lower
         prepared = prepare(scenario, requests, setups, estimator_of=self._estimator, lower=lower)
+        if requests.prefixes is not None and requests.prefixes is not self.drawn:
+            prepared = prepared.without_shared_reads()
         if change.transfer_share < 1 and prepared.handoff_rules is not None:
             prepared = prepared.with_transfers(prepared.handoff_rules.latency_s, change.transfer_share)
         return prepared
@@ -225,10 +236,11 @@ class Replay:
         return lower
 
 
-def replay_of(scenario: Scenario, recorded: Observed) -> Replay:
+def replay_of(scenario: Scenario, recorded: Observed, before: Observed | None = None) -> Replay:
     """Return the recorded requests, sent again to a scenario's deployment as they were sent.
 
-    Where the scenario's workload makes requests of the same lengths, their common beginnings are its own.
+    Where the scenario's workload makes requests of the same lengths, their common beginnings are its own. Elsewhere
+    they find in the prefix cache what the server says, or the same share of each prompt as `before` if that is more.
 
     Raises:
         InputError: the deployment cannot serve them.
@@ -243,7 +255,39 @@ def replay_of(scenario: Scenario, recorded: Observed) -> Replay:
         drawn = drawn.mapped(lambda _, column: column[recorded.position])
         if np.array_equal(drawn.input_tokens, recorded.input_tokens):
             requests = replace(requests, prefixes=drawn.prefixes)
-    return Replay(scenario, requests, _resolved(scenario))
+    found, hits = recorded.cached_tokens, recorded.cache_hit_fraction
+    replay = Replay(scenario, requests, _resolved(scenario), hit_fraction=hits, drawn=requests.prefixes)
+    if found is None:
+        return replay
+    if requests.prefixes is None:
+        hits_before = None if before is None else before.cache_hit_fraction
+        expected = found
+        if hits_before is not None and hits is not None and hits < hits_before * (1 - LEAST_LOST):
+            expected = (recorded.input_tokens * hits_before).astype(np.int64)
+        requests = replace(requests, prefixes=beginnings_of(expected))
+    return replace(replay, requests=requests, as_recorded=replace(requests, prefixes=beginnings_of(found)))
+
+
+def beginnings_of(cached_tokens: NDArray[np.int64]) -> PrefixArrays | None:
+    """Return beginnings by which each prompt finds so many tokens in the prefix cache, once another had as many.
+
+    All begin with the same tokens, each as far as it finds them: which prompts share what is not known.
+    """
+    depths = np.unique(cached_tokens[cached_tokens > 0])
+    if not depths.size:
+        return None
+    last = np.where(cached_tokens > 0, np.searchsorted(depths, cached_tokens), -1)
+    nobody = np.full(cached_tokens.size, -1)
+    return PrefixArrays(np.arange(depths.size) - 1, np.diff(depths, prepend=0), last, nobody)
+
+
+def _hits(replay: Replay, healthy: Result) -> tuple[float, float] | None:
+    """Return the share of the prompt tokens in the prefix cache, recorded and predicted, where it is known."""
+    if replay.hit_fraction is None:
+        return None
+    columns = (healthy.requests[name].sum() for name in ("cached_tokens", "input_tokens"))
+    cached, prompts = map(float, columns)
+    return replay.hit_fraction, cached / max(prompts, 1.0)
 
 
 def _resolved(scenario: Scenario) -> list[Setup]:
@@ -254,7 +298,7 @@ def served_by(
     replay: Replay, healthy: Result, latencies: Mapping[str, Floats], may_be_another_version: bool = False
 ) -> Served:
     """Return what is known of a healthy server; `latencies` say how many of the requests are under way at once."""
-    deployment, requests = replay.scenario.deployment, replay.requests
+    deployment, requests, hits = replay.scenario.deployment, replay.requests, _hits(replay, healthy)
     begins, ends = np.sort(requests.arrival_s), np.sort(requests.arrival_s + latencies["e2e"])
     under_way = int((np.arange(1, begins.size + 1) - np.searchsorted(ends, begins, side="right")).max())
     return Served(
@@ -266,6 +310,7 @@ def served_by(
         hands_over=any(pool.role == "prefill" for pool in deployment.pools),
         num_replicas=1 if deployment.pools or has_fleet(deployment) else deployment.replicas,
         other_versions=_other_versions(healthy.setup) if may_be_another_version else (),
+        hits_lost=None if hits is None else max(1 - hits[0] / hits[1], 0.0) if hits[1] else 0.0,
     )
 
 
@@ -295,7 +340,7 @@ def diagnose(
     Raises:
         InputError: the deployment cannot serve the recorded requests.
     """
-    replay = replay_of(scenario, recorded)
+    replay = replay_of(scenario, recorded, before)
     healthy = replay.healthy()
     bias, widths = _bias(scenario, healthy, before)
     search = _Search(replay, recorded, bias, widths, healthy, before is not None)
@@ -315,6 +360,7 @@ def diagnose(
         late_s=float(recorded.sent_late_s.mean()),
         waiting=float(healthy.requests["queueing_s"].mean() / healthy.requests["e2e_s"].mean()),
         enough_replicas=_enough_replicas(search, served_by(replay, healthy, replay.latencies(Change())).num_replicas),
+        hits=_hits(replay, healthy),
     )
 
 

@@ -37,6 +37,8 @@ class Observed:
     """How much later than planned each was sent; zeros where the client does not say."""
     position: NDArray[np.int64]
     """Place of each among all that were sent."""
+    cached_tokens: NDArray[np.int64] | None = None
+    """Of each prompt, found in the server's prefix cache; None where it does not say."""
 
     @property
     def tpot_s(self) -> Floats:
@@ -46,7 +48,16 @@ class Observed:
 
     def taken(self, which: NDArray[np.bool_]) -> "Observed":
         """Return some of the requests."""
-        return Observed(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
+        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        taken: dict[str, Any] = {name: column if column is None else column[which] for name, column in columns.items()}
+        return Observed(**taken)
+
+    @property
+    def cache_hit_fraction(self) -> float | None:
+        """Share of all prompt tokens that were found in the prefix cache; None where the server does not say."""
+        if self.cached_tokens is None:
+            return None
+        return float(self.cached_tokens.sum() / max(self.input_tokens.sum(), 1))
 
 
 def read_requests(path: Path) -> Observed:
@@ -94,7 +105,8 @@ def read_record(path: Path) -> ServerRecord | None:
 
 
 def _record_of(recorded: Observed) -> ServerRecord:
-    names = ("arrival_s", "input_tokens", "output_tokens", "ttft_s", "e2e_s")
+    names = ["arrival_s", "input_tokens", "output_tokens", "ttft_s", "e2e_s"]
+    names += [] if recorded.cached_tokens is None else ["cached_tokens"]
     return record_of_requests("recorded requests", {name: getattr(recorded, name) for name in names})
 
 
@@ -131,6 +143,7 @@ def observed(columns: Mapping[str, NDArray[Any]], where: str = "the run") -> Obs
         e2e_s=kept["e2e_s"].astype(np.float64),
         sent_late_s=kept["sent_late_s"].astype(np.float64) if "sent_late_s" in kept else np.zeros(order.size),
         position=np.arange(size)[keep][order],
+        cached_tokens=kept["cached_tokens"].astype(np.int64) if "cached_tokens" in kept else None,
     )
 
 
@@ -146,7 +159,7 @@ def _columns(path: Path) -> dict[str, NDArray[Any]]:
         except pa.ArrowInvalid as error:
             raise InputError(f"{path} is no readable table: {str(error).splitlines()[0]}") from None
     require_columns(path, rows.column_names, NEEDED)
-    others = [name for name in ("is_warmup", "failed", "sent_late_s") if name in rows.column_names]
+    others = [name for name in ("is_warmup", "failed", "sent_late_s", "cached_tokens") if name in rows.column_names]
     return {
         name: np.array([np.nan if value is None else float(value) for value in rows[name].to_pylist()])
         if name in ("ttft_s", "e2e_s")

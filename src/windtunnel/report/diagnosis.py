@@ -24,9 +24,8 @@ def title(finding: Finding) -> str:
 
 def evidence(finding: Finding) -> str:
     """Say what of the recorded latencies speaks for a cause."""
-    return filled(
-        str(TEXTS[finding.name]["evidence"]), {"severity": finding.severity, "version": finding.change.version}
-    )
+    key = "evidence_recorded" if finding.change.finds_as_recorded else "evidence"
+    return filled(str(TEXTS[finding.name][key]), {"severity": finding.severity, "version": finding.change.version})
 
 
 def change_of(finding: Finding, engine: str) -> str:
@@ -126,6 +125,11 @@ def _reasons(diagnosis: Diagnosis) -> Facts:
 def _notes(diagnosis: Diagnosis) -> list[str]:
     calibration = diagnosis.healthy.setup.calibration_name or "none"
     notes = [f"note: {diagnosis.num_requests:,} requests; calibration: {calibration}"]
+    if diagnosis.hits is not None:
+        found, expected = (percent(hits) for hits in diagnosis.hits)
+        notes.append(
+            f"note: {found} of the prompt tokens were in the prefix cache, as the server says; predicted {expected}"
+        )
     if not diagnosis.late:
         notes.append("note: smaller faults show beside an earlier healthy run: --before")
     if provision := _provision(diagnosis):
@@ -175,4 +179,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> dict[str, Any]:
         "others": [documented(finding) for finding in diagnosis.others],
         "lost_usd_per_hour": diagnosis.lost_usd_per_hour,
         "num_requests": diagnosis.num_requests,
+        "cache_hits": None
+        if diagnosis.hits is None
+        else dict(zip(("recorded", "predicted"), diagnosis.hits, strict=True)),
     }

@@ -76,6 +76,8 @@ class Custom(NamedTuple):
     router: Router | None = None
     policies: Sequence[Policy | None] = ()
     """The policy of each pool; empty where no pool has one."""
+    most_call_s: float | None = None
+    """Time limit of a call; None: that of `time_limit`."""
 
 
 UNWATCHED, BUILT_IN = Watch(), Custom()
@@ -139,7 +141,7 @@ class Loop:
             InputError: a request can never be scheduled, or a function of the user fails.
         """
         requests, num_requests = self.run_tables.requests, self.run_tables.requests.size
-        callers = self._callers(custom)
+        callers = self.callers(custom)
         replicas = None if self.fleet is None else self.fleet.fleet
         tables = self.pool, self.cost, self.run_tables, self.pools, replicas
         registers = self.run_tables.clock.view(np.ndarray)
@@ -185,27 +187,27 @@ class Loop:
             Trail(np.concatenate(members), np.concatenate(stage_s)) if keeps_trail else None,
         )
 
-    def _callers(self, custom: Custom) -> Callers:
+    def callers(self, custom: Custom) -> Callers:
         """Return status -> the function that answers the question behind it."""
         callers: Callers = {}
         if custom.router is not None:
             assert self.fleet is not None
             ranks = self.pool.ranks if self.pools is None else self.pools.ranks
-            router = RouterCaller(custom.router, self.plans, self.arrays, ranks, self.fleet.fleet)
+            router = RouterCaller(custom.router, self.plans, self.arrays, ranks, self.fleet.fleet, custom.most_call_s)
             callers[status.ASK_ROUTER] = router.route
         if any(policy is not None for policy in custom.policies):
-            policies = self._policy_callers(custom.policies)
+            policies = self._policy_callers(custom)
             callers[status.ASK_POLICY] = lambda: self._policy_that_asks(policies).form_batch()
             callers[status.REFUSED] = lambda: self._policy_that_asks(policies).refuse()
         return callers
 
-    def _policy_callers(self, policies: Sequence[Policy | None]) -> list[PolicyCaller | None]:
+    def _policy_callers(self, custom: Custom) -> list[PolicyCaller | None]:
         """Return the callers of the policies of all pools, whose ranks and batches lie end to end."""
         callers, first_rank, first_row = [], 0, 0
-        for policy, plan in zip(policies, self.plans, strict=True):
+        for policy, plan in zip(custom.policies, self.plans, strict=True):
             ranks, batches = self.pool.ranks[first_rank:], self.pool.batches[first_row:]
             pool = self.pool._replace(settings=plan.settings, ranks=ranks, batches=batches)
-            callers.append(policy and PolicyCaller(policy, pool, plan.speculation, self.run_tables))
+            callers.append(policy and PolicyCaller(policy, pool, plan.speculation, self.run_tables, custom.most_call_s))
             first_rank += plan.settings.num_replicas * plan.settings.ranks_per_replica
             first_row += plan.settings.num_replicas * (plan.settings.num_stages + 1)
         return callers
@@ -458,7 +460,12 @@ def _buffer_rows(num_requests: int, is_impatient: bool, keeps_trail: bool) -> It
 def _fill(call: Any, tables: Sequence[Any], buffer: Any, trail: Any, callers: Callers) -> int:
     """Run the loop until it ends or its buffer is full; answer its questions."""
     pool, cost, run, pools, replicas = tables
-    run = run._replace(steps=buffer, trail=trail)
+    return run_on(call, (pool, cost, run._replace(steps=buffer, trail=trail), pools, replicas), callers)
+
+
+def run_on(call: Any, tables: Sequence[Any], callers: Callers) -> int:
+    """Run the loop until it stops for another reason than a question to a function of the user; answer those."""
+    pool, cost, run, pools, replicas = tables
     while (reason := call(pool, cost, run, pools, replicas)) in callers:
         answer = callers[reason]()
         if answer is not None:

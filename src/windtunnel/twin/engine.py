@@ -2,6 +2,7 @@
 
 import asyncio
 import heapq
+import logging
 import math
 import time
 from bisect import bisect_right
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 
 from windtunnel.twin.clock import TwinClock
 from windtunnel.twin.faults import FaultPlan, TwinFault
-from windtunnel.twin.live import LiveDeployment, LiveLoop
+from windtunnel.twin.live import FailedError, LiveDeployment, LiveLoop
+from windtunnel.units import format_count
 from windtunnel.workload.client import Client
 
 EARLY_S = 0.001
@@ -27,6 +29,7 @@ TOGETHER_S = 0.00025
 """What is due within so many seconds of the wall's clock leaves together."""
 MOST_EVENTS = 32
 """Events between two looks at the network."""
+_LOG = logging.getLogger("windtunnel.twin")
 OnTokens = Callable[["Answer", int, bool], None]
 """Called with an answer, how many of its `sent` tokens had left before, and whether it has ended."""
 
@@ -128,9 +131,11 @@ class Twin:
         self._given = np.zeros(max_requests, np.int64)
         self._given_s, self._delay_s = np.full(max_requests, np.nan), np.zeros(max_requests)
         """Of the request in each row: tokens that the scheduler has given, when, and what the server takes for each."""
-        self._num_looks = 0
+        self._num_looks, self._is_stuck = 0, False
         self._timer: asyncio.Handle | None = None
         self._faults = FaultPlan(self.live, faults)
+        self.failure: FailedError | None = None
+        """Why nothing is answered any more."""
         self.on_look: Callable[[bool], None] | None = None
         """Called after every look at the clock, with whether no request is under way."""
 
@@ -156,6 +161,7 @@ class Twin:
         Raises:
             InputError: the deployment never serves such a request.
             BusyError: too many are under way.
+            FailedError: a scheduler or router in Python has failed, now or before.
         """
         self.deployment.check(*lengths)
         now_s = self.clock.now_s()
@@ -163,7 +169,13 @@ class Twin:
         self._faults.apply(now_s)
         arrival_s = max(now_s, math.nextafter(self.live.until_s, math.inf))
         answer = Answer(arrival_s, *lengths, on_tokens)
-        answer.row = self.live.add(arrival_s, *lengths, priority, tokens, session, replica)
+        try:
+            if self.failure is None:
+                answer.row = self.live.add(arrival_s, *lengths, priority, tokens, session, replica)
+        except FailedError as error:
+            self._fail(error)
+        if self.failure is not None:
+            raise self.failure
         self._answers[answer.row] = answer
         self._given[answer.row], self._given_s[answer.row] = 0, math.nan
         self._look(arrival_s)
@@ -181,11 +193,36 @@ class Twin:
 
     def next_s(self) -> float:
         """Return the simulated time at which something happens next."""
+        if self.failure is not None:
+            return math.inf
         event_s = min(self.live.next_event_s(), self._faults.next_s())
         return min(event_s, self._due[0][0]) if self._due else event_s
 
     def run_to(self, now_s: float, most_events: int | None = None) -> None:
         """Apply what happens up to a simulated time, or so many events: tokens that are due leave."""
+        try:
+            if self.failure is None:
+                self._apply_events(now_s, most_events)
+        except FailedError as error:
+            self._fail(error)
+
+    def _fail(self, error: FailedError) -> None:
+        """End all requests: the run cannot go on, and nothing is answered any more."""
+        self.failure = error
+        _LOG.error("error: %s%s", error.message, f"\nhint: {error.hint}" if error.hint else "")
+        if self._due:
+            self._send_due(math.inf)
+        for answer in self._answers.values():
+            if not answer.is_cancelled:
+                answer.is_cancelled = answer.has_ended = True
+                answer.finish_reason = "abort"
+                if self.observer is not None:
+                    self.observer.ended(answer, self.clock.now_s())
+                answer.on_tokens(answer, answer.sent, True)
+        self._answers.clear()
+
+    def _apply_events(self, now_s: float, most_events: int | None) -> None:
+        """Apply events as `run_to` does."""
         num_events, speed = 0, self.clock.speed
         late_s = -math.inf if speed is None else now_s - LATE_S * speed
         while most_events is None or num_events < most_events:
@@ -305,6 +342,10 @@ class Twin:
         if self._timer is not None:
             self._timer.cancel()
         next_s = self.next_s()
+        if math.isinf(next_s) and self._answers and not self._is_stuck:
+            self._is_stuck = True
+            count = format_count(len(self._answers), "request")
+            _LOG.warning("warning: the scheduler or the router lets %s wait, and nothing else is under way", count)
         if math.isinf(next_s) or (self.clock.speed is None and not self._answers and not self._due):
             self._timer = None
             return

@@ -19,14 +19,16 @@ from windtunnel.compiled.jit import repeated
 from windtunnel.compiled.records import new_table
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.serving import codes
+from windtunnel.serving.custom.policy import policy_name
+from windtunnel.serving.custom.router import Arrival, Replicas, Router
 from windtunnel.serving.deployment import is_own_router
 from windtunnel.serving.loop.live import cancel, given_tokens
 from windtunnel.serving.loop.serve import serve
-from windtunnel.serving.prepared import PreparedDeployment, PreparedPool, check_served, prepare
-from windtunnel.serving.run import UNSENT, Loop, prepare_loop
+from windtunnel.serving.prepared import PreparedDeployment, PreparedPool, check_served, prepare, users_router
+from windtunnel.serving.run import UNSENT, Callers, Custom, Loop, prepare_loop, run_on
 from windtunnel.serving.scenario import Scenario, pool_scenario, resolve
 from windtunnel.serving.setup.fleet_plan import FAULT_COLUMNS, has_fleet
-from windtunnel.serving.setup.per_request import schedules_per_request
+from windtunnel.serving.setup.per_request import check_per_request, schedules_per_request
 from windtunnel.serving.setup.prefix_cache import caches_of
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.pools import KvTransfer
@@ -35,12 +37,18 @@ from windtunnel.workload.generate.requests import RequestArrays
 
 MAX_REQUESTS = 16_384
 """Requests that may be under way at once."""
+LIVE_CALL_S = 20.0
+"""Longest call of a scheduler or router in Python: nobody is answered meanwhile. Numba compiles one in less."""
 STEP_ROWS = 4_096
 """Rows of the buffer of steps, which is used again and again."""
 
 
 class BusyError(WindtunnelError):
     """There is no room for another request now."""
+
+
+class FailedError(WindtunnelError):
+    """A scheduler or router in Python has failed; the run cannot go on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +73,8 @@ class LiveDeployment:
         request = RequestArrays(*arrays)
         for pool in self.prepared.pools:
             check_served(self.scenario, pool.pool, pool.setup, pool.memory, request)
+            if schedules_per_request(pool.setup):
+                check_per_request(pool.settings, request)
 
 
 def prepare_live(scenario: Scenario, allow_download: bool = False, max_requests: int = MAX_REQUESTS) -> LiveDeployment:
@@ -72,8 +82,6 @@ def prepare_live(scenario: Scenario, allow_download: bool = False, max_requests:
 
     As a server does that is not told the longest request, it accepts what the model goes up to, and the KV cache holds.
     """
-    if is_own_router(scenario.deployment.router):
-        raise InputError("a live run cannot ask a router in Python", "choose a built-in one, such as least_outstanding")
     if scenario.deployment.encoder is not None:
         raise InputError(
             "a live run has no pool of encoders: their queue is simulated before that of the other pools",
@@ -82,12 +90,6 @@ def prepare_live(scenario: Scenario, allow_download: bool = False, max_requests:
     setups = []
     for pool in scenario.deployment.groups:
         setup = resolve(pool_scenario(scenario, pool), allow_download)
-        if schedules_per_request(setup):
-            raise InputError(
-                f"a live run cannot schedule with {setup.engine.scheduler}, which may batch any of its requests: "
-                "one whose client leaves could not be taken out of its batches",
-                "choose an engine's own scheduler, or send the recorded requests to `windtunnel simulate`",
-            )
         if setup.model.is_encoder and not scenario.workload.is_pooling:
             scenario = _of_vectors(scenario)
         setups.append(replace(setup, engine=msgspec.structs.replace(setup.engine, max_model_len=setup.max_model_len)))
@@ -150,13 +152,15 @@ class LiveLoop:
         self._clock = run.clock.view(np.ndarray)
         self._clock["next"] = max_requests
         self._num_queued, self._event_s = self._clock["queued"], run.events.view(np.ndarray)["time_s"]
-        self._num_live = np.zeros(1, np.int64)
-        self._live, self._given, self._changed = (np.zeros(max_requests, np.int64) for _ in range(3))
-        self._place = np.zeros(max_requests, np.int64)
+        self._num_live, self._num_added = np.zeros(1, np.int64), 0
+        self._live, self._given, self._changed, self._place, self._numbers = (
+            np.zeros(max_requests, np.int64) for _ in range(5)
+        )
         self._free = deque(range(max_requests))
         self._call, self._look, self._cancel = repeated(serve), repeated(given_tokens), repeated(cancel)
         self._to_cancel: set[int] = set()
         self._sessions: dict[Hashable, int] = {}
+        self._callers = self._new_callers()
         self._which, self._now_s = np.zeros(1, np.int64), np.zeros(1)
         self.on_steps: Callable[[NDArray[np.void]], None] = lambda _: None
         """Called with the `Step` records of every call."""
@@ -179,10 +183,11 @@ class LiveLoop:
     def _new_loop(self) -> Loop:
         """Return the tables of the run; prompts may share blocks where a pool keeps any and can count them."""
         plans = [pool.plan for pool in self.deployment.prepared.pools]
-        if self.are_assigned:
-            plans = [plan._replace(settings=plan.settings._replace(router=codes.ASSIGNED)) for plan in plans]
+        changes = {"fuses_steps": 0} | ({"router": codes.ASSIGNED} if self.are_assigned else {})
+        plans = [plan._replace(settings=plan.settings._replace(**changes)) for plan in plans]
         requests, caches = _placeholders(self.size), []
-        if self.deployment.scenario.deployment.router == "session_affinity":
+        router = self.deployment.scenario.deployment.router
+        if router == "session_affinity" or is_own_router(router):
             nobody = np.full(self.size, state.NONE)
             requests = replace(requests, previous=nobody, session=np.arange(self.size))
         pools = self.deployment.prepared.pools
@@ -202,6 +207,27 @@ class LiveLoop:
         if loop.run_tables.sessions is not None:
             loop.run_tables.sessions.session[:] = state.NONE
         return loop
+
+    def _new_callers(self) -> Callers:
+        """Return status of the loop -> what answers its question: the scenario's router and schedulers in Python."""
+        router = users_router(self.deployment.scenario.deployment)
+        policies = [pool.policy for pool in self.deployment.prepared.pools]
+        if router is None and not any(policies):
+            return {}
+        sessions = self.loop.run_tables.sessions
+        columns: dict[str, Any] = {name: self.requests[name] for name in ("input_tokens", "output_tokens", "priority")}
+        session = None if sessions is None else sessions.session
+        self.loop.arrays = replace(self.loop.arrays, session=session, **columns)
+        return self.loop.callers(Custom(router and self._numbered(router), policies, LIVE_CALL_S))
+
+    def _numbered(self, router: Router) -> Router:
+        """Return a router that is told the position of a request in the order of sending, and not its row."""
+
+        def numbered(request: Arrival, replicas: Replicas) -> Any:
+            return router(request._replace(number=int(self._numbers[request.number])), replicas)
+
+        numbered.__name__ = policy_name(router).rpartition(":")[2]
+        return numbered
 
     @property
     def num_live(self) -> int:
@@ -255,6 +281,7 @@ class LiveLoop:
         records["arrival_s"][row], records["priority"][row] = arrival_s, priority
         records["input_tokens"][row], records["output_tokens"][row] = input_tokens, output_tokens
         records["ttft_limit_s"][row], records["rank"][row] = np.inf, replica
+        self._numbers[row], self._num_added = self._num_added, self._num_added + 1
         if self.forest is not None:
             self.forest.place(row, tokens or ())
         if self.loop.run_tables.sessions is not None:
@@ -293,11 +320,18 @@ class LiveLoop:
         return number
 
     def advance(self, until_s: float) -> None:
-        """Run up to `until_s`: apply all events up to then, and start the steps that start until then."""
+        """Run up to `until_s`: apply all events up to then, and start the steps that start until then.
+
+        Raises:
+            FailedError: a scheduler or router in Python has failed.
+        """
         self._until_s[0] = until_s
         while True:
             self._clock["finished"][0] = self._clock["ended"][0] = 0
-            self._call(*self._arguments)
+            try:
+                run_on(self._call, self._arguments, self._callers)
+            except InputError as error:
+                raise FailedError(error.message, error.hint) from error
             num_rows = int(self._clock["rows"][0])
             if num_rows:
                 self.on_steps(self.steps.view(np.ndarray)[:num_rows])

@@ -8,17 +8,19 @@ import asyncio
 import base64
 import logging
 import struct
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import msgspec
 
 from windtunnel.dashboard.listening import HOST, LocalServer
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.twin.engine import Answer, OnTokens, Twin
-from windtunnel.twin.live import BusyError
+from windtunnel.twin.live import BusyError, FailedError
 from windtunnel.twin.metrics import CONTENT_TYPE, Metrics
 from windtunnel.twin.protocol import Asked, Chunks, Limits, RequestError, Words, ask, chat_prompt, document
 from windtunnel.twin.tokens import Tokenizer
@@ -27,6 +29,7 @@ from windtunnel.units import format_count
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+Result = TypeVar("Result")
 HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 
 
@@ -96,6 +99,10 @@ class Stream:
 
 
 BACKLOG = 2048
+APART_BYTES = 1 << 14
+"""Bytes of a body from which it is read and cut into tokens in a thread: 10 ms of work."""
+SWITCH_S = 0.0002
+"""How soon that thread lets the event loop run."""
 MOST_BODY_BYTES = 64 << 20
 RERANKING = ("/rerank", "/v1/rerank", "/v2/rerank")
 EMBEDDING_SIZE = 64
@@ -121,6 +128,7 @@ class TwinApp:
         self.replica_of_port: dict[int, int] = {}
         """Empty where all replicas have one port."""
         self._number = 0
+        self._thread = ThreadPoolExecutor(1)
         self._started = int(time.time())
         self._decode, self._encode = msgspec.json.Decoder().decode, msgspec.json.Encoder().encode
         first = twin.deployment.first.setup
@@ -131,8 +139,8 @@ class TwinApp:
             f"{format_count(num_replicas, 'replica')}, {speed}"
         )
         pages = {
-            ("GET", "/health"): lambda _: {},
-            ("GET", "/ping"): lambda _: {},
+            ("GET", "/health"): lambda _: self._health(),
+            ("GET", "/ping"): lambda _: self._health(),
             ("GET", "/version"): lambda _: {"version": str(twin.deployment.first.setup.engine.version)},
             ("GET", "/v1/models"): lambda _: self._models(),
             ("GET", "/load"): lambda _: {"server_load": twin.live.num_live},
@@ -155,9 +163,9 @@ class TwinApp:
             await self._answer(method, path, scope, receive, send)
         except RequestError as error:
             await _reply(send, error.status, self._encode(error.document))
-        except InputError as error:
-            hint = f"; {error.hint}" if error.hint else ""
-            await _reply(send, 400, self._encode(RequestError(f"{error.message}{hint}").document))
+        except (InputError, FailedError) as error:
+            status = 500 if isinstance(error, FailedError) else 400
+            await _reply(send, status, self._encode(_refusal(error, status).document))
         except Exception as error:  # noqa: BLE001 whoever asks is told
             _LOG.exception("%s %s failed", method, path)
             failed = RequestError(f"the twin failed: {type(error).__name__}", 500, "InternalServerError")
@@ -170,34 +178,45 @@ class TwinApp:
             if model.is_encoder:
                 raise RequestError(f"{model.name} is an encoder and makes no text; ask /v1/embeddings or /v1/rerank")
             kind = "chat" if path.startswith("/v1/chat") else "completion"
-            body = self._object(await _body(receive))
-            asked = ask(body, kind, self.tokenizer, self.words, self.limits, self._number)
+            body, size = await self._object(receive)
+            own = self.tokenizer, self.words, self.limits, self._number
+            asked = await self._apart(size, ask, body, kind, *own)
             asked.replica = replica
             await self._complete(asked, receive, send, scope.get("http_version") == "1.1")
         elif method == "POST" and path == "/v1/embeddings":
-            await self._embed(self._object(await _body(receive)), replica, receive, send)
+            await self._embed((await self._object(receive))[0], replica, receive, send)
         elif method == "POST" and path in RERANKING:
-            await self._rerank(self._object(await _body(receive)), replica, receive, send)
+            await self._rerank((await self._object(receive))[0], replica, receive, send)
         elif method == "GET" and path == "/metrics":
             self.twin.run_to(self.twin.clock.now_s())
             text = self.metrics.text(self.twin, self.twin.clock, replica)
             await _reply(send, 200, text.encode(), ((b"content-type", CONTENT_TYPE.encode()),))
         elif (method, path) in self._pages:
-            given = self._object(await _body(receive)) if method == "POST" else None
-            await _reply(send, 200, self._encode(self._pages[method, path](given)))
+            given, size = await self._object(receive) if method == "POST" else (None, 0)
+            page = self._pages[method, path]
+            await _reply(send, 200, await self._apart(size, lambda: self._encode(page(given))))
         else:
             known = [*(path for _, path in self._pages), "/metrics", "/v1/chat/completions", "/v1/completions"]
             status = 405 if path in [*known, "/v1/embeddings", *RERANKING] else 404
             raise RequestError("Method Not Allowed" if status == 405 else "Not Found", status, "NotFoundError")
 
-    def _object(self, body: bytes) -> dict[str, Any]:
+    async def _apart(self, size: int, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call a function that is busy with so many bytes: where they are many in a thread, so that tokens leave."""
+        if size < APART_BYTES:
+            return function(*arguments)
+        sys.setswitchinterval(SWITCH_S)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+    async def _object(self, receive: Receive) -> tuple[dict[str, Any], int]:
+        """Return the JSON object of a request's body, and its bytes."""
+        body = await _body(receive)
         try:
-            given = self._decode(body)
+            given = await self._apart(len(body), self._decode, body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RequestError(f"the body is no JSON: {error}") from None
         if not isinstance(given, dict):
             raise RequestError("the body must be a JSON object")
-        return given
+        return given, len(body)
 
     async def _complete(self, asked: Asked, receive: Receive, send: Send, is_chunked: bool) -> None:
         """Answer a request for a completion, whole or as a stream."""
@@ -210,11 +229,16 @@ class TwinApp:
 
             def written(chunks: Chunks) -> OnTokens:
                 def write(answer: Answer, begin: int, is_last: bool) -> None:
-                    event = chunks.tokens(begin, answer, is_last)
+                    failure = self.twin.failure if answer.is_cancelled else None
+                    event = chunks.tokens(begin, answer, is_last) if failure is None else b""
                     if is_last:
                         ended.append(answer)
                         if len(ended) == len(asked.choices):
-                            stream.write(event + chunks.closing(answers), True)
+                            closing = chunks.closing(answers)
+                            if failure is not None:
+                                error = self._encode(_refusal(failure, 500).document)
+                                closing = b"data: %b\n\ndata: [DONE]\n\n" % error
+                            stream.write(event + closing, True)
                             return
                     stream.write(event, False)
 
@@ -226,7 +250,18 @@ class TwinApp:
             return
         self._submit(asked, [_whole(done, len(asked.choices))] * len(asked.choices), answers)
         if await self._wait(answers, done, receive):
+            self._check_failure(answers)
             await _reply(send, 200, self._encode(document(asked, answers)))
+
+    def _check_failure(self, answers: Sequence[Answer]) -> None:
+        """Raise FailedError where answers were ended because the scheduler or router has failed."""
+        if self.twin.failure is not None and any(answer.is_cancelled for answer in answers):
+            raise self.twin.failure
+
+    def _health(self) -> dict[str, Any]:
+        if self.twin.failure is not None:
+            raise _refusal(self.twin.failure, 503)
+        return {}
 
     def _submit(self, asked: Asked, on_tokens: Sequence[OnTokens], answers: list[Answer]) -> None:
         """Send a request to the twin, once for each answer that it asks for, and add these to `answers`."""
@@ -262,17 +297,10 @@ class TwinApp:
         self, model: Any, prompts: Sequence[Any], replica: int | None, receive: Receive
     ) -> tuple[list[Asked], int] | None:
         """Compute prompts to their ends; return what was asked, and its tokens; None: the client has left."""
-        asked = [
-            ask(
-                {"model": model, "prompt": each, "max_tokens": 1},
-                "completion",
-                self.tokenizer,
-                self.words,
-                self.limits,
-                self._number,
-            )
-            for each in prompts
-        ]
+        bodies = [{"model": model, "prompt": each, "max_tokens": 1} for each in prompts]
+        known = "completion", self.tokenizer, self.words, self.limits, self._number
+        size = sum(len(each) for each in prompts if isinstance(each, str | list))
+        asked = await self._apart(size, lambda: [ask(body, *known) for body in bodies])
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         answers: list[Answer] = []
         sink = _whole(done, len(asked))
@@ -281,6 +309,7 @@ class TwinApp:
             self._submit(each, [sink], answers)
         if asked and not await self._wait(answers, done, receive):
             return None
+        self._check_failure(answers)
         return asked, sum(answer.input_tokens for answer in answers)
 
     async def _rerank(self, body: dict[str, Any], replica: int | None, receive: Receive, send: Send) -> None:
@@ -361,6 +390,12 @@ class TwinApp:
         if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < 1 << 62 for i in ids):
             raise RequestError("tokens must be a list of token ids", param="tokens")
         return {"prompt": self.tokenizer.decode(ids)}
+
+
+def _refusal(error: WindtunnelError, status: int) -> RequestError:
+    """Return the answer to a request that an error ends."""
+    kinds = {400: "BadRequestError", 500: "InternalServerError", 503: "ServiceUnavailable"}
+    return RequestError(f"{error.message}{f'; {error.hint}' if error.hint else ''}", status, kinds[status])
 
 
 def _whole(done: asyncio.Future[None], count: int) -> OnTokens:

@@ -17,6 +17,8 @@ NUM_WORDS = 1 << 10
 """Different tokens of answers."""
 PIECES = re.compile(rb" ?[A-Za-z]{1,3}(?![A-Za-z])| [A-Za-z]{1,3}|[A-Za-z]{1,4}|[0-9]{1,3}|[\x80-\xff]{1,4}|\s{1,4}|.")
 """At most four bytes: close to the mean of English text under the tokenizers of today's models."""
+SLICE_BYTES, LOOK_AHEAD = 1 << 14, 8
+"""Bytes that are cut at once, for no other thread runs meanwhile, and pieces at their end that are cut once more."""
 SYLLABLES = "ba", "ce", "di", "fo", "gu", "la", "me", "ni", "po", "ru", "sa", "te", "vi", "wo", "ze", "ka"
 
 
@@ -53,7 +55,15 @@ class PieceTokenizer:
         return {_number(text.encode()): text for text in islice(known, NUM_WORDS)}
 
     def encode(self, text: str) -> list[int]:
-        return [int.from_bytes(b"\1" + piece, "big") for piece in PIECES.findall(text.encode("utf-8", "replace"))]
+        data, ids, begin = text.encode("utf-8", "replace"), list[int](), 0
+        while begin < len(data):
+            end = begin + SLICE_BYTES
+            pieces = PIECES.findall(data, begin, end)
+            if end < len(data):  # the last pieces may go on behind it
+                del pieces[-LOOK_AHEAD:]
+            begin += sum(map(len, pieces))
+            ids += [int.from_bytes(b"\1" + piece, "big") for piece in pieces]
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(i.to_bytes(8, "big").lstrip(b"\0")[1:] for i in ids).decode("utf-8", "replace")
@@ -123,7 +133,8 @@ class ModelTokenizer:
         return self.decode([i, i]).removeprefix(self.decode([i]))
 
     def encode(self, text: str) -> list[int]:
-        return list(self._own.encode(text, add_special_tokens=False).ids)
+        # Of the two, only this one lets other threads run meanwhile.
+        return list(self._own.encode_batch([text], add_special_tokens=False)[0].ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         try:

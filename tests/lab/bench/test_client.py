@@ -56,6 +56,19 @@ def test_the_part_that_only_ends_a_stream_is_no_token() -> None:
     assert len(run.tokens) == 12
 
 
+def test_what_the_servers_cache_had_is_kept_for_each_prompt() -> None:
+    """vLLM and SGLang leave it out of an answer where it is nothing."""
+    load = load_of(6, input_tokens=np.array([12, 20, 12, 20, 12, 20]), num_warmup=1)
+    with fake_server(0.01, 0.001, cached=lambda length: 16 if length == 20 else 0) as (url, _):
+        run = bench(Endpoint(url), load)
+    assert run.requests["cached_tokens"].tolist() == [0, 16, 0, 16, 0, 16]
+    assert client_summary(run.requests, run.tokens).cache_hit_fraction == pytest.approx(48 / 84)
+    with fake_server(0.01, 0.001) as (url, _):
+        silent = bench(Endpoint(url), load)
+    assert "cached_tokens" not in silent.requests.columns
+    assert client_summary(silent.requests, silent.tokens).cache_hit_fraction is None
+
+
 def test_a_closed_loop_keeps_its_concurrency() -> None:
     with fake_server(0.02, 0.002) as (url, seen):
         run = bench(Endpoint(url), load_of(12, arrival_s=np.zeros(12), output_tokens=np.full(12, 3), concurrency=3))

@@ -89,7 +89,9 @@ def _measured(
     counted = {name: after[name] - before[name] for name in SERVER if name in after and name in before}
     summary = client_summary(run.requests, run.tokens, scenario.slo)
     about = {"model": run.model, "endpoint": endpoint.url, **_remarks(run, summary)}
-    cached = counted.get("cache_hits", 0.0) / max(counted.get("prompt_tokens", 0.0), 1.0)
+    cached = summary.cache_hit_fraction
+    if cached is None:
+        cached = counted.get("cache_hits", 0.0) / max(counted.get("prompt_tokens", 0.0), 1.0)
     if load.prefixes is None and cached > SEEN_BEFORE:
         about["cache"] = (
             f"{cached:.0%} of the prompt tokens were in the server's prefix cache already, though no two prompts "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -70,6 +70,8 @@ class Endpoint:
 class _BenchAnswer:
     input_tokens: int
     output_tokens: int = 0
+    cached_tokens: int | None = None
+    """Of the prompt, found in the prefix cache; None where the server does not say."""
     sent_s: float = np.nan
     late_s: float = 0.0
     part_times_s: list[float] = field(default_factory=list)
@@ -133,10 +135,21 @@ async def _bench(
         np.array([answer.output_tokens for answer in answers], np.int64),
         [np.array([] if answer.error else answer.part_times_s) for answer in answers],
         load.num_warmup,
+        cached_tokens=_cached_tokens(answers),
     )
     return BenchRun(
         model, requests, tokens, errors, int(load.output_tokens[measured].sum()), int(load.input_tokens[measured].sum())
     )
+
+
+def _cached_tokens(answers: Sequence[_BenchAnswer]) -> Ints | None:
+    """Return the cached tokens of every prompt; None where the server says none.
+
+    vLLM (--enable-prompt-tokens-details) and SGLang (--enable-cache-report) leave them out where none were found.
+    """
+    if all(answer.cached_tokens is None for answer in answers):
+        return None
+    return np.array([answer.cached_tokens or 0 for answer in answers], np.int64)
 
 
 async def _first_model(http: httpx.AsyncClient, url: str, timeout_s: float) -> str:
@@ -276,6 +289,9 @@ class _BenchClient:
             return
         answer.output_tokens = int((counted or {}).get("completion_tokens") or len(answer.part_times_s))
         answer.input_tokens = int((counted or {}).get("prompt_tokens") or answer.input_tokens)
+        details = (counted or {}).get("prompt_tokens_details")
+        if isinstance(details, Mapping):
+            answer.cached_tokens = int(details.get("cached_tokens") or 0)
 
     def _body(self, row: int) -> dict[str, Any]:
         """Return the JSON of one request; token ids are a shared beginning, then random ones."""

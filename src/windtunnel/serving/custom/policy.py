@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.plugins import Registry
-from windtunnel.serving.custom.time_limit import call_in_time
+from windtunnel.serving.custom.time_limit import InTime
 from windtunnel.serving.per_request import custom_batch
 from windtunnel.serving.state.records import Speculation
 from windtunnel.serving.state.tables import PoolTables, RunTables
@@ -112,16 +112,23 @@ PROBLEMS = {
 class PolicyCaller:
     """Calls the policy of a pool; holds the arrays of one run, which the loop changes between two calls."""
 
-    def __init__(self, policy: Policy, pool: PoolTables, speculation: Speculation | None, run: RunTables) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        pool: PoolTables,
+        speculation: Speculation | None,
+        run: RunTables,
+        most_call_s: float | None = None,
+    ) -> None:
         assert run.waiting is not None
-        self.policy, self.settings, self.batches, self.waiting = policy, pool.settings, pool.batches, run.waiting
+        self.call = InTime(f"the scheduler {getattr(policy, '__name__', type(policy).__name__)}", policy, most_call_s)
+        self.settings, self.batches, self.waiting = pool.settings, pool.batches, run.waiting
         self.decode_tokens = 1 if speculation is None else speculation.num_queries
         requests, progress = run.requests.view(np.ndarray), pool.sequences.view(np.ndarray)
         self.view = PolicyRequests(
             *(requests[name] for name in ("arrival_s", "input_tokens", "output_tokens", "priority")),
             *(progress[name] for name in ("prompt_tokens", "processed_tokens", "num_blocks", "is_prefilled")),
         )
-        self.name = getattr(policy, "__name__", type(policy).__name__)
         # A field of a record array costs 4 us a look; of its columns, seen as plain arrays, 0.1 us.
         registers, columns = run.clock.view(np.ndarray), pool.ranks.view(np.ndarray)
         self.slot, self.now_s, self.answered = registers["slot"], registers["event_s"], registers["answered"]
@@ -149,15 +156,14 @@ class PolicyCaller:
             self.decode_tokens,
         )
         waiting, ready = self.waiting[: self.num_waiting[replica]], self.batches[row, 0, : self.num_ready[replica]]
-        what = f"the scheduler {self.name}"
-        answer = call_in_time(what, engine.now_s, self.policy, self.view, waiting, ready, engine)
+        answer = self.call(engine.now_s, self.view, waiting, ready, engine)
         self.answered[0] = 1
         return self._as_pairs(answer)
 
     def refuse(self) -> NoReturn:
         """Raise InputError for the latest batch, which no engine can run."""
         problem = PROBLEMS[int(self.problem[0])].format(i=int(self.culprit[0]))
-        raise InputError(f"the scheduler {self.name} {problem}, at {float(self.now_s[0]):g} s")
+        raise InputError(f"{self.call.what} {problem}, at {float(self.now_s[0]):g} s")
 
     def _as_pairs(self, answer: Sequence[tuple[int, int]] | Ints | None) -> Ints:
         """Return the policy's answer as an int64 array [n, 2]."""
@@ -170,7 +176,7 @@ class PolicyCaller:
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
             raise InputError(
-                f"the scheduler {self.name} returned {answer!r:.80}",
+                f"{self.call.what} returned {answer!r:.80}",
                 "return (request, tokens) pairs: a list of tuples or an int64 array [n, 2]",
             ) from None
         return np.ascontiguousarray(pairs)

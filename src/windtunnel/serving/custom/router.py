@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.serving import codes
-from windtunnel.serving.custom.time_limit import call_in_time
+from windtunnel.serving.custom.time_limit import InTime
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import PoolPlan
@@ -69,9 +69,9 @@ class RouterCaller:
         requests: RequestArrays,
         ranks: state.Table,
         fleet: ReplicaFleet,
+        most_call_s: float | None = None,
     ) -> None:
-        self.router = router
-        self.name = getattr(router, "__name__", type(router).__name__)
+        self.call = InTime(f"the router {getattr(router, '__name__', type(router).__name__)}", router, most_call_s)
         nobody = np.full(requests.arrival_s.size, -1)
         columns, replicas = ranks.view(np.ndarray), fleet.replicas.view(np.ndarray)
         # A field of a record array costs 4 us a look; of its columns, seen as plain arrays, 0.1 us.
@@ -104,8 +104,7 @@ class RouterCaller:
         is_up = (self.phase == codes.UP) & self.computes_prompts
         waiting, running, waiting_tokens, free_blocks = columns
         replicas = Replicas(now_s, is_up, waiting, running, waiting_tokens, free_blocks, self.num_blocks, self.pool)
-        answer = call_in_time(f"the router {self.name}", now_s, self.router, request, replicas)
-        control["answer"] = self._checked(answer, is_up, i, now_s)
+        control["answer"] = self._checked(self.call(now_s, request, replicas), is_up, i, now_s)
 
     def _checked(self, answer: Any, is_up: NDArray[np.bool_], i: int, now_s: float) -> int:
         """Return the router's answer as a replica that is up, or `NONE`."""
@@ -115,7 +114,7 @@ class RouterCaller:
             replica = operator.index(answer)
         except TypeError:
             raise InputError(
-                f"the router {self.name} returned {answer!r:.80} for request {i}",
+                f"{self.call.what} returned {answer!r:.80} for request {i}",
                 "return the index of a replica, or None to hold the request back",
             ) from None
         if replica == state.NONE:
@@ -123,7 +122,6 @@ class RouterCaller:
         if not 0 <= replica < is_up.size or not is_up[replica]:
             up = ", ".join(map(str, np.flatnonzero(is_up)[:20])) or "none"
             raise InputError(
-                f"the router {self.name} sent request {i} to replica {replica} at {now_s:g} s",
-                f"replicas that are up: {up}",
+                f"{self.call.what} sent request {i} to replica {replica} at {now_s:g} s", f"replicas that are up: {up}"
             )
         return replica

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from ctypes import c_ulong, py_object, pythonapi
+from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.errors import InputError, place
@@ -18,8 +19,8 @@ MOST_CALL_S = 120.0
 """A function that has not returned by then is ended; numba compiles one in a tenth of that, in its first call."""
 POLL_S = 0.05
 
-_started: dict[int, tuple[float, str]] = {}
-"""Thread -> when its call began, and the name of what it calls."""
+_started: dict[int, tuple[float, str, float]] = {}
+"""Thread -> when its call began, the name of what it calls, and its time limit."""
 _late: set[int] = set()
 """Threads whose call is being ended."""
 _watching = threading.Lock()
@@ -52,6 +53,12 @@ if os.getppid() == parent:
 """Program that ends its parent where no line comes for a while, unless the last one was empty; one that is stopped and
 goes on gets half the time. Where the parent cannot wait for a byte without Python, it is killed."""
 
+PATIENCE_S = 1.0
+"""A call that has taken so long is ended by Ctrl-C, whatever the process makes of it otherwise."""
+_MAIN = threading.main_thread().ident or 0
+_handler: Callable[[int, Any], Any] = signal.default_int_handler
+"""Of SIGINT, before `_interrupt`."""
+
 _arming = threading.Lock()
 _ready = threading.Event()
 _is_armed = False
@@ -64,45 +71,74 @@ def _tell(armed: bool) -> None:
     with _arming:
         if _watchdog is not None and _watchdog.stdin and (armed or not _started):
             _is_armed = armed
-            name = min(_started.values(), default=(0.0, "a custom scheduler or router"))[1]
+            name = min(_started.values(), default=(0.0, "a custom scheduler or router", 0.0))[1]
             with suppress(BrokenPipeError):
                 _watchdog.stdin.write(name.encode(errors="replace")[:MOST_NAME] + b"\n" if armed else b"\n")
 
 
-def call_in_time(what: str, now_s: float, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function of the user's.
+@dataclass(slots=True)
+class InTime:
+    """A function of the user's, called with a time limit.
 
     One that is compiled lets no other thread run and can be interrupted by nobody: then a watchdog ends this process
     with exit code 2, and says why.
 
     Args:
         what: names the function.
-        now_s: the simulated time.
-        function, arguments: what to call.
-
-    Raises:
-        InputError: it raised, or has not returned after `MOST_CALL_S`.
+        function: what to call.
+        most_call_s: time limit of a call; None: `MOST_CALL_S`.
     """
-    thread = threading.get_ident()
-    if not _watching.locked() and _watching.acquire(blocking=False):
-        threading.Thread(target=_watch, daemon=True).start()
-        _ready.wait(MOST_CALL_S)
-    _started[thread] = time.monotonic(), what
-    if not _is_armed:
-        _tell(True)
-    try:
-        return function(*arguments)
-    except KeyboardInterrupt:
-        if thread not in _late:
+
+    what: str
+    function: Callable[..., Any]
+    most_call_s: float | None = None
+
+    def __call__(self, now_s: float, *arguments: Any) -> Any:
+        """Call it at a simulated time.
+
+        Raises:
+            InputError: it raised, or has not returned in time.
+        """
+        thread, what = threading.get_ident(), self.what
+        if not _watching.locked() and _watching.acquire(blocking=False):
+            threading.Thread(target=_watch, daemon=True).start()
+            _ready.wait(MOST_CALL_S)
+        if thread == _MAIN:
+            _hear_interrupts()
+        most_s = self.most_call_s or MOST_CALL_S
+        _started[thread] = time.monotonic(), what, most_s
+        if not _is_armed:
+            _tell(True)
+        try:
+            return self.function(*arguments)
+        except KeyboardInterrupt:
+            if thread not in _late:
+                raise
+            raise InputError(f"{what} has not returned for {most_s:g} s", "does it loop without an end?") from None
+        except InputError:
             raise
-        raise InputError(f"{what} has not returned for {MOST_CALL_S:g} s", "does it loop without an end?") from None
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"{what} failed at {now_s:g} s: {type(error).__name__}: {error}", place(error)) from error
-    finally:
-        del _started[thread]
-        _late.discard(thread)
+        except Exception as error:
+            raise InputError(f"{what} failed at {now_s:g} s: {type(error).__name__}: {error}", place(error)) from error
+        finally:
+            del _started[thread]
+            _late.discard(thread)
+
+
+def _hear_interrupts() -> None:
+    """Let SIGINT end a call of the main thread where the handler, such as a server's, would not."""
+    global _handler  # noqa: PLW0603
+    handler = signal.getsignal(signal.SIGINT)
+    if callable(handler) and handler not in (signal.default_int_handler, _interrupt):
+        _handler = handler
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    """End a call of the main thread that is late, or that a user waits for; else do what was done before."""
+    started = _started.get(_MAIN)
+    if started is not None and (_MAIN in _late or time.monotonic() - started[0] > PATIENCE_S):
+        raise KeyboardInterrupt
+    _handler(number, frame)
 
 
 def _start_watchdog() -> None:
@@ -128,11 +164,11 @@ def _watch() -> None:
             last_call_s = time.monotonic()
         if _started or _is_armed:
             _tell(time.monotonic() - last_call_s < IDLE_S)
-        for thread, (started_s, _) in list(_started.items()):
-            if time.monotonic() - started_s > MOST_CALL_S and thread not in _late:
+        for thread, (started_s, _, most_s) in list(_started.items()):
+            if time.monotonic() - started_s > most_s and thread not in _late:
                 _late.add(thread)
                 is_ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-                if thread == threading.main_thread().ident and not is_ignored:
+                if thread == _MAIN and not is_ignored:
                     # A signal ends a sleep too. Commands that a script starts in the background ignore this one.
                     signal.pthread_kill(thread, signal.SIGINT)
                 else:

@@ -6,12 +6,15 @@ from windtunnel.compiled.heap import meld
 from windtunnel.compiled.jit import entry, inner
 from windtunnel.compiled.records import Records, int64, is_unset
 from windtunnel.serving.cluster.router_queue import ask_again
-from windtunnel.serving.codes import TRTLLM
+from windtunnel.serving.cluster.slots import wake_for_request
+from windtunnel.serving.codes import TRTLLM, VLLM_V0
+from windtunnel.serving.per_request.custom_batch import cancel_sequence
+from windtunnel.serving.per_request.decode_groups import count_members
 from windtunnel.serving.schedulers.batch import held_blocks, leave, rebuild_rank, remaining_output
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import NOT_HANDED, Pools, slots_of
 from windtunnel.serving.state.records import BATCH, BATCH_ENDS, NONE, Floats, Ints, Rank, Requests, Slot, Speculation
-from windtunnel.serving.state.tables import PoolTables, RunTables, pool_tables_of
+from windtunnel.serving.state.tables import PoolTables, RunTables, pool_tables_of, with_record
 
 
 @entry
@@ -31,7 +34,19 @@ def given_tokens(
 
     Returns how many of those there are.
     """
+    if pool.records is not None:
+        return tokens_of_all(with_record(pool, pool.records[0]), run, pools, num_live, live, given, changed)
+    return tokens_of_all(pool, run, pools, num_live, live, given, changed)
+
+
+@inner
+def tokens_of_all(
+    pool: PoolTables, run: RunTables, pools: Pools | None, num_live: Ints, live: Ints, given: Ints, changed: Ints
+) -> int:
+    """Update the output tokens of all requests under way; arguments and result are those of `given_tokens`."""
     requests, num_changed = run.requests, 0
+    if pool.batches is not None:
+        count_all_members(pool, pools)
     for position in range(num_live[0]):
         i = live[position]
         tokens = requests[i].target_tokens - requests[i].input_tokens
@@ -48,11 +63,25 @@ def given_tokens(
                 if pool.speculation is not None:
                     speculation = Speculation(settings.num_queries, settings.tokens_per_step)
             tokens = decoded_tokens(requests, slots, speculation, i) - requests[i].input_tokens + 1
+        elif pool.batches is not None:
+            if pool.sequences[i].is_prefilled:
+                tokens = max(tokens, pool.sequences[i].processed_tokens - requests[i].input_tokens)
         if tokens > given[i] or is_finished:
             given[i] = max(tokens, given[i])
             changed[num_changed] = i
             num_changed += 1
     return num_changed
+
+
+@inner
+def count_all_members(pool: PoolTables, pools: Pools | None) -> None:
+    """Write what decode groups have processed to the records of their members, in every pool that has such groups."""
+    if pools is None:
+        count_members(pool)
+    if pools is not None:
+        for number in range(pools.pools.size):
+            if pools.pools[number].scheduler >= VLLM_V0:
+                count_members(pool_tables_of(pools, number, pool))
 
 
 @inner
@@ -85,6 +114,16 @@ def cancel(
 
     Returns 1, or 0 where it must be tried again later.
     """
+    if pool.records is not None:
+        return end_early(with_record(pool, pool.records[0]), run, pools, fleet, which, now_s)
+    return end_early(pool, run, pools, fleet, which, now_s)
+
+
+@inner
+def end_early(
+    pool: PoolTables, run: RunTables, pools: Pools | None, fleet: ReplicaFleet | None, which: Ints, now_s: Floats
+) -> int:
+    """End a request whose client has left; arguments and result are those of `cancel`."""
     requests, i = run.requests, which[0]
     if i == NONE:
         return int64(1)
@@ -100,6 +139,21 @@ def cancel(
         number = pools.pool_of_rank[rank]
         here = pool_tables_of(pools, number, pool)
         rank -= here.settings.first_rank
+    is_alone = False
+    if pool.batches is not None:
+        is_alone = here.settings.scheduler >= VLLM_V0
+        if is_alone and cancel_sequence(here, requests, rank, i, now_s[0]):
+            wake_for_request(here.settings, here.ranks, here.slots, run, pools, rank, now_s[0])
+    if not is_alone:
+        leave_rank(here, requests, rank, i, now_s[0])
+    if fleet is not None:
+        ask_again(fleet, now_s[0])
+    return int64(1)
+
+
+@inner
+def leave_rank(here: PoolTables, requests: Requests, rank: int, i: int, now_s: float) -> None:
+    """End request `i` at a rank whose engine batches all that decode together."""
     if is_running(requests, here.ranks, rank, i):
         if requests[i].is_decoding:
             shorten_decoding(here, requests, rank, i)
@@ -108,14 +162,11 @@ def cancel(
         else:
             here.ranks[rank].remaining_tokens -= remaining_output(requests, i)
             leave(here, requests, rank, i)
-            requests[i].finish_s = now_s[0]
+            requests[i].finish_s = now_s
         rebuild_rank(here, requests, rank)
     else:
         leave_queue(requests, here.ranks, rank, i)
-        requests[i].finish_s = now_s[0]
-    if fleet is not None:
-        ask_again(fleet, now_s[0])
-    return int64(1)
+        requests[i].finish_s = now_s
 
 
 @inner

@@ -4,8 +4,16 @@ from windtunnel.compiled.jit import inner
 from windtunnel.serving.kv.cache import acquire, look_up, share
 from windtunnel.serving.kv.tiers import leave_below
 from windtunnel.serving.kv.windows import num_blocks_for
-from windtunnel.serving.per_request.decode_groups import MEMBERS, ready_row
-from windtunnel.serving.per_request.policies import add, admit, begin_sequence, computed_tokens, put_first, restart
+from windtunnel.serving.per_request.decode_groups import ENDS, GROUP, MEMBERS, TOKENS, dissolve, ready_row
+from windtunnel.serving.per_request.policies import (
+    add,
+    admit,
+    begin_sequence,
+    computed_tokens,
+    put_first,
+    release,
+    restart,
+)
 from windtunnel.serving.schedulers.batch import gained_tokens
 from windtunnel.serving.state.records import NONE, Cache, Ints, Requests, Speculation
 from windtunnel.serving.state.tables import PoolTables, RunTables
@@ -67,8 +75,9 @@ def form_custom_batch(pool: PoolTables, run: RunTables, replica: int, slot: int,
             for earlier in range(size):
                 if pool.batches[slot, MEMBERS, earlier] == i:
                     return TWICE
-            if not move_to_front(pool, replica, i):
+            if not take_waiting(pool, replica, i):
                 return NOT_HERE
+            put_first(pool, replica, i)
         decodes = pool.sequences[i].is_prefilled
         left = 1 if decodes else pool.sequences[i].prompt_tokens - pool.sequences[i].processed_tokens
         if tokens < 1:
@@ -130,21 +139,61 @@ def close_ready(pool: PoolTables, replica: int) -> None:
 
 
 @inner
-def move_to_front(pool: PoolTables, replica: int, i: int) -> bool:
-    """Move request `i` to the front of the waiting ones; returns whether it waits here."""
+def take_waiting(pool: PoolTables, replica: int, i: int) -> bool:
+    """Take request `i` out of the waiting ones; returns whether it waits here."""
     before, waiting = NONE, pool.ranks[replica].first_waiting
     while waiting != NONE and waiting != i:
         before, waiting = waiting, pool.sequences[waiting].next
     if waiting == NONE:
         return False
-    if before != NONE:
+    if before == NONE:
+        pool.ranks[replica].first_waiting = pool.sequences[i].next
+    else:
         pool.sequences[before].next = pool.sequences[i].next
-        if pool.sequences[i].next == NONE:
-            pool.ranks[replica].last_waiting = before
-        pool.ranks[replica].num_waiting -= 1
-        pool.ranks[replica].waiting_tokens -= pool.sequences[i].prompt_tokens
-        put_first(pool, replica, i)
+    if pool.sequences[i].next == NONE:
+        pool.ranks[replica].last_waiting = before
+    pool.ranks[replica].num_waiting -= 1
+    pool.ranks[replica].waiting_tokens -= pool.sequences[i].prompt_tokens
     return True
+
+
+@inner
+def cancel_sequence(pool: PoolTables, requests: Requests, replica: int, i: int, now_s: float) -> bool:
+    """End request `i`, whose client has left: now, or with the batch that it is in.
+
+    Returns whether it has ended.
+    """
+    is_waiting = take_waiting(pool, replica, i)
+    if not is_waiting:
+        dissolve(pool, replica)
+        if take_ready(pool, replica, i, 0) == NONE:
+            shorten(pool, requests, replica, i)
+            return False
+        close_ready(pool, replica)
+        release(pool, replica, i)
+    requests[i].finish_s = now_s
+    pool.ranks[replica].num_outstanding -= 1
+    return True
+
+
+@inner
+def shorten(pool: PoolTables, requests: Requests, replica: int, i: int) -> None:
+    """Let request `i` end with the batch that it is in."""
+    for slot in range(replica * pool.settings.num_stages, (replica + 1) * pool.settings.num_stages):
+        if pool.slots[slot].num_requests == 0:
+            continue
+        if pool.slots[slot].has_group:
+            end = pool.slots[slot].group_steps + pool.slots[slot].num_steps
+            for position in range(pool.slots[slot].group_size):
+                if pool.batches[slot, GROUP, position] == i:
+                    pool.sequences[i].total_tokens -= pool.batches[slot, ENDS, position] - end
+                    pool.batches[slot, ENDS, position] = end
+                    pool.slots[slot].first_end = min(pool.slots[slot].first_end, end)
+        for position in range(pool.slots[slot].num_listed):
+            if pool.batches[slot, MEMBERS, position] == i:
+                tokens = pool.batches[slot, TOKENS, position] * pool.slots[slot].num_steps
+                pool.sequences[i].total_tokens = pool.sequences[i].processed_tokens + tokens
+    requests[i].output_tokens = max(pool.sequences[i].total_tokens - requests[i].input_tokens, 1)
 
 
 @inner

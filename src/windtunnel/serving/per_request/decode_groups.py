@@ -92,6 +92,16 @@ def group_context_squares(pool: PoolTables, slot: int) -> int:
 
 
 @inner
+def count_members(pool: PoolTables) -> None:
+    """Write what the members of all decode groups have processed to their records, and leave them members."""
+    for slot in range(pool.settings.num_replicas * pool.settings.num_stages):
+        for position in range(pool.slots[slot].group_size):
+            i, end = pool.batches[slot, GROUP, position], pool.batches[slot, ENDS, position]
+            left = end - pool.slots[slot].group_steps
+            pool.sequences[i].processed_tokens = pool.sequences[i].total_tokens - left
+
+
+@inner
 def write_back(pool: PoolTables, slot: int, i: int, end: int) -> None:
     """Write the record of a member that ends after the decode group's step `end`, as if it had been visited one by
     one."""

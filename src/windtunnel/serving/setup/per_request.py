@@ -36,11 +36,17 @@ def per_request_settings(
 
 
 def most_batch_tokens(settings: KernelSettings, requests: RequestArrays) -> int:
-    """Return the most tokens of a batch; where prompts run whole and uncapped, all that memory admits."""
+    """Return the most tokens of a batch; where prompts run whole and uncapped, all that memory admits.
+
+    Requests that never arrive stand for any.
+    """
     if not settings.reserved_blocks:
         return settings.max_num_batched_tokens
     batch_seqs = min(settings.max_batch_seqs, max(settings.num_blocks // settings.reserved_blocks, 1))
-    return batch_seqs * int(requests.input_tokens.max())
+    longest = int(requests.input_tokens.max())
+    if np.isinf(requests.arrival_s).all():
+        longest = settings.reserved_blocks * settings.block_size
+    return batch_seqs * longest
 
 
 def refuse_features(
