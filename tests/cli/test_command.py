@@ -67,7 +67,7 @@ def test_a_verb_reads_only_options_that_it_has(verb: Mapping[str, Any]) -> None:
     tree = ast.parse((FOLDER / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
     bodies = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     read = names_read(bodies[function or "command"], bodies)
-    assert read <= declared | set(verb.get("arguments", ())) | {"of"}
+    assert read <= declared | set(verb.get("arguments", ())) | {"of", "given"}
 
 
 def names_read(function: ast.FunctionDef, bodies: Mapping[str, ast.FunctionDef]) -> set[str]:

@@ -23,7 +23,7 @@ from windtunnel.files import read_bytes, read_text, write_text
 from windtunnel.formats.clients.read import MS, read_client_results
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.pricing.table import read_parquet
-from windtunnel.schema import Schema, decode, encode, read_yaml, set_path
+from windtunnel.schema import Schema, decode, encode, fields_of, read_yaml, set_path
 from windtunnel.serving.deployment import EngineSettings, Pool
 from windtunnel.serving.engines.contract import behaviour_of
 from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from
@@ -243,10 +243,8 @@ def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measureme
             "engine": given.get("engine", EngineSettings().name),
         }
         return Measurement(identity, None, reason_of(error), measured, known, given.get("use", "primary"), statistic)
-    labels = _labels(scenario, values)
-    return Measurement(
-        identity, scenario, "", measured, labels, given.get("use", "primary"), statistic, unknown=unknown
-    )
+    labels, use = _labels(scenario, values), given.get("use", "primary")
+    return Measurement(identity, scenario, "", measured, labels, use, statistic, unknown=unknown)
 
 
 def _client_values(where: str, given: Mapping[str, str]) -> dict[str, Any]:
@@ -343,8 +341,7 @@ def _lengths(tokens: float, range_ratio: float | None, are_means: bool) -> int |
 
 
 def _labels(scenario: Scenario, values: Mapping[str, Any]) -> dict[str, str]:
-    deployment = scenario.deployment
-    precision = scenario.precision
+    deployment, precision = scenario.deployment, scenario.precision
     return {
         "engine": deployment.engine.name,
         "version": deployment.engine.version or "",
@@ -455,7 +452,7 @@ def write_run_file(runs: Iterable[Measurement], path: Path) -> None:
             windtunnel="measured_run",
             measured=Measured(**{_FIELDS[metric]: value for metric, value in run.measured.items()}),
             scenario=None if run.scenario is None else encode(run.scenario),
-            **{name: getattr(run, name) for name in _SHARED},
+            **fields_of(run, *_SHARED),
         )
         lines.append(f"{msgspec.json.encode(row).decode()}\n")
     write_text(path, "".join(lines))
@@ -471,5 +468,5 @@ def _measured_run(where: str, line: str) -> Measurement:
     return Measurement(
         scenario=None if run.scenario is None else scenario_from(run.scenario, where),
         measured={metric: value for metric, value in values.items() if value is not None},
-        **{name: getattr(run, name) for name in _SHARED},
+        **fields_of(run, *_SHARED),
     )

@@ -26,6 +26,7 @@ from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.errors import InputError
 from windtunnel.pricing.calibrated import CalibratedEstimator
 from windtunnel.pricing.estimator import Estimator
+from windtunnel.schema import fields_of
 from windtunnel.serving.calibration import Calibration, Inferred, Reserve
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.scenario import Setup
@@ -60,13 +61,10 @@ class RunSeries(NamedTuple):
 
 def series_of(priced: fits.PricedServer) -> RunSeries | None:
     """Return the series that shares a run's unrecorded settings; None where all were recorded."""
-    labels = priced.measurement.labels
     if not priced.measurement.unknown:
         return None
-    engine, device, *_ = priced.scope
-    return RunSeries(
-        engine, device, str(priced.setup.engine.version), priced.setup.model.name, labels.get("source", "")
-    )
+    (engine, device, *_), source = priced.scope, priced.measurement.labels.get("source", "")
+    return RunSeries(engine, device, str(priced.setup.engine.version), priced.setup.model.name, source)
 
 
 class Trials:
@@ -277,9 +275,7 @@ def inferred(
     """Values learnt of unrecorded settings, for a calibration."""
     return tuple(
         Inferred(
-            device=series.device,
-            version=series.version,
-            model=series.model,
+            **fields_of(series, "device", "version", "model"),
             settings={name: int(value) if value == int(value) else value for name, value in sorted(taken.values)},
             **_record(runs, taken),
         )
@@ -386,6 +382,5 @@ def acceptances(runs: Sequence[Drafting]) -> dict[str, float]:
 
 def with_acceptances(made: Mapping[str, Calibration], measurements: Iterable[Measurement]) -> dict[str, Calibration]:
     """The calibrations with the acceptance of every model of which runs with speculative decoding were measured."""
-    runs = [run for _, run in drafting(measurements, made) if isinstance(run, Drafting)]
-    shares = acceptances(runs)
+    shares = acceptances([run for _, run in drafting(measurements, made) if isinstance(run, Drafting)])
     return {name: msgspec.structs.replace(calibration, acceptance=shares) for name, calibration in made.items()}

@@ -222,5 +222,4 @@ def _fitted(ttft_s: LocalTtft, around: Values, measured: Floats, weights: Floats
     starts = [middle, *([math.log(times), 0.0] for times in STARTS)]
     bounds = [(-8.0, 8.0), (-3.0, -math.log(DEFAULT[1]))]
     minima = [minimize(loss, np.array(start), method="L-BFGS-B", bounds=bounds) for start in starts]
-    best = min(minima, key=lambda minimum: float(minimum.fun))
-    return values_of(best.x)
+    return values_of(min(minima, key=lambda minimum: float(minimum.fun)).x)

@@ -33,7 +33,7 @@ from windtunnel.units import format_count, parse_quantity
 
 def network_settings(options: Options) -> NetworkSettings:
     """Return the settings of the options, over the fields of a SimAI.conf, over the defaults of `--compat`."""
-    given = {name: value for name, value in options.of("network_settings").items() if value is not None}
+    given = options.given("network_settings")
     conf, backend = given.pop("conf", None), given.get("backend", "analytic")
     _check_has_flows(backend, [name for name in ("routing", "send_latency", "seed") if name in given])
     if "send_latency" in given:
@@ -104,12 +104,9 @@ def run(options: Options) -> None:
     check_replaceable(options.out, options.overwrite)
     settings = network_settings(options)
     is_analytical = settings.compat == "simai" and settings.backend == "analytic"
-    analytical = options.of("simai_analytical")
-    given = [name for name, value in analytical.items() if value is not None]
-    if given and not is_analytical:
-        raise InputError(
-            f"--{given[0].replace('_', '-')} is SimAI-Analytical's", "give --compat simai, and no --backend"
-        )
+    if (given := list(options.given("simai_analytical"))) and not is_analytical:
+        option = f"--{given[0].replace('_', '-')}"
+        raise InputError(f"{option} is SimAI-Analytical's", "give --compat simai, and no --backend")
     jobs = [read_layers(workload) for workload in options.workloads]
     if options.topology is not None and len(jobs) > 1:
         _share(options, jobs, settings)
@@ -122,7 +119,7 @@ def run(options: Options) -> None:
     elif options.topology is not None or options.fail_links or options.fail_nodes:
         raise InputError("SimAI-Analytical knows no topology", "leave --topology out, or --compat simai")
     else:
-        iteration = run_simai_analytical(jobs[0], simai_options(analytical))
+        iteration = run_simai_analytical(jobs[0], simai_options(options.of("simai_analytical")))
     if options.out is not None:
         write_text(options.out, end_to_end_csv(iteration, options.out.stem.removesuffix("EndToEnd")))
         remark(f"wrote {options.out}")

@@ -35,7 +35,7 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
     file = options.scenario
     raw = read_table(file, "a scenario", SCENARIO_HINT) if file is not None else {}
     lay_over(raw, base or {})
-    given = {name: value for name, value in options.of(*SCENARIO).items() if value is not None}
+    given = options.given(*SCENARIO)
     if "estimator" in given and not (given.get("profile") or _value_at(raw, "deployment", "profile", "folder")):
         raise InputError("--estimator says how a profile is read, and --profile is missing")
     try:
@@ -161,7 +161,6 @@ def _require_enough(raw: Mapping[str, Any]) -> None:
 def _as_typed(message: str, typed: set[str]) -> str:
     """Replace paths in the scenario by the options that set them."""
     paths = {**PATHS, "rate": "workload.arrivals.rate_per_s", "concurrency": "workload.arrivals.concurrency"}
-    names = {f"$.{paths[name]}": f"--{name.replace('_', '-')}" for name in typed if name in paths}
-    for path, name in names.items():
-        message = message.replace(path, name)
+    for name in typed & paths.keys():
+        message = message.replace(f"$.{paths[name]}", f"--{name.replace('_', '-')}")
     return message

@@ -45,6 +45,10 @@ class Options(SimpleNamespace):
         names = (str(option.name) for group in groups for option in options_in(group))
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
+    def given(self, *groups: str) -> dict[str, Any]:
+        """Return the values of some groups that are given."""
+        return {name: value for name, value in self.of(*groups).items() if value is not None}
+
 
 def _check_places(verb: click.Command, values: Mapping[str, Any]) -> None:
     """Raise InputError where two options write to one place, or one writes into what another makes a file."""

@@ -72,7 +72,8 @@ class Results:
 
     def stores(self) -> list[str]:
         """Return the names of SQLite files, in which searches keep their answers."""
-        return sorted(self._name(path) for path in _files(self.folder) if path.suffix == STORE_SUFFIX)
+        files = (place / name for place, names in _folders(self.folder) for name in names if name[0] != ".")
+        return sorted(self._name(path) for path in files if path.suffix == STORE_SUFFIX)
 
     def path(self, name: str) -> Path:
         """Return the file or folder of a result.
@@ -144,12 +145,6 @@ def _folders(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield Path(place), sorted(names)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """Yield all files below `folder` but hidden ones and those behind links to folders."""
-    for place, names in _folders(folder):
-        yield from (place / name for name in names if not name.startswith("."))
 
 
 def _candidates(folder: Path) -> Iterator[tuple[Path, bool]]:

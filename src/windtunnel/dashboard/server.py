@@ -202,11 +202,9 @@ def dashboard_app(dashboard: Dashboard, host: str) -> KeptAnswers:
         response.headers.update(HEADERS)
         return response
 
-    def absent(request: Request, error: Exception) -> Response:
-        return _failed(request, dashboard, error)
-
     guarded = Middleware(BaseHTTPMiddleware, dispatch=guard)
-    kept.app = Starlette(routes=routes, middleware=[guarded], exception_handlers={HTTPException: absent})
+    absent = {HTTPException: lambda request, error: _failed(request, dashboard, error)}
+    kept.app = Starlette(routes=routes, middleware=[guarded], exception_handlers=absent)
     return kept
 
 
@@ -232,8 +230,7 @@ async def _posted(request: Request) -> list[tuple[str, str]]:
     length = request.headers.get("content-length", "")
     if not length.isdecimal() or int(length) > MAX_POSTED_BYTES:
         raise InputError(f"a request of up to {MAX_POSTED_BYTES:,} bytes, its length given, is needed")
-    body = await request.body()
-    return parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True)
+    return parse_qsl((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)
 
 
 async def _in_thread(work: Callable[[], Response]) -> Response:

@@ -257,8 +257,7 @@ class Collective(Op):
     def num_bytes(self) -> Size:
         """Bytes that one rank sends over the link (the bus-bandwidth convention of nccl-tests)."""
         share = (self.num_ranks - 1) / self.num_ranks
-        factor = {"all_reduce": 2 * share, "send_recv": 1.0}.get(self.op, share)
-        return self.message_bytes * factor
+        return self.message_bytes * {"all_reduce": 2 * share, "send_recv": 1.0}.get(self.op, share)
 
 
 @dataclass(frozen=True)

@@ -158,9 +158,7 @@ def _scheme(quantization_config: Any, hf_quant_config: Mapping[str, Any] | None,
     _refuse_sparse(config, model)
     if "quant_algo" in config:
         return _modelopt(config, model)
-    if "config_groups" in config:
-        return _compressed_tensors(config, model)
-    return _single_format(config, model)
+    return _compressed_tensors(config, model) if "config_groups" in config else _single_format(config, model)
 
 
 def _refuse_sparse(config: Mapping[str, Any], model: str) -> None:

@@ -8,20 +8,11 @@ from typing import Annotated, ClassVar
 import msgspec
 import numpy as np
 
+from windtunnel import schema
 from windtunnel.model.operators import Elementwise, Launch, Op, Size
-from windtunnel.schema import (
-    Fraction,
-    NonNegative,
-    Positive,
-    PositiveFraction,
-    Schema,
-    Whole,
-    check_finite,
-    decode,
-    read_yaml,
-)
+from windtunnel.schema import Fraction, NonNegative, Positive, PositiveFraction, Schema, Whole
 
-Finite = Annotated[float, check_finite]
+Finite = Annotated[float, schema.check_finite]
 
 
 class Sampling(Schema):
@@ -112,7 +103,7 @@ class SamplingCosts(Schema):
     kernels: dict[str, dict[str, int]]
 
 
-COSTS = decode(read_yaml(Path(__file__).with_suffix(".yaml")), SamplingCosts, "sampling.yaml")
+COSTS = schema.decode(schema.read_yaml(Path(__file__).with_suffix(".yaml")), SamplingCosts, "sampling.yaml")
 KERNELS = COSTS.kernels
 
 

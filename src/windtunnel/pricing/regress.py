@@ -225,8 +225,7 @@ def monotone(table: MeasurementTable) -> MeasurementTable:
     """
     seconds = table.seconds.copy()
     for rows in table.rows_by_site.values():
-        points = list(features(table, rows).T)
-        seconds[rows] = np.exp(_rising(points, np.log(seconds[rows])))
+        seconds[rows] = np.exp(_rising(list(features(table, rows).T), np.log(seconds[rows])))
     return replace(table, seconds=seconds)
 
 

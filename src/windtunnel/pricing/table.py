@@ -132,9 +132,8 @@ class MeasurementTable:
 
     def take(self, rows: NDArray[Any]) -> MeasurementTable:
         """Return the table with only `rows` (a mask or indices)."""
-        sites = {name: column[rows] for name, column in self.sites.items()}
-        axes = {name: column[rows] for name, column in self.axes.items()}
-        statistics = {name: column[rows] for name, column in self.statistics.items()}
+        parts = self.sites, self.axes, self.statistics
+        sites, axes, statistics = ({name: column[rows] for name, column in part.items()} for part in parts)
         return replace(self, sites=sites, axes=axes, seconds=self.seconds[rows], statistics=statistics)
 
     def operator(self, site: tuple[float, ...], axes: Mapping[str, Any]) -> ops.Op:
@@ -367,5 +366,4 @@ def as_numpy(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
     """
     if len(column) == 0:
         return np.empty(0)
-    flat = column.combine_chunks() if hasattr(column, "num_chunks") else column
-    return np.from_dlpack(flat)
+    return np.from_dlpack(column.combine_chunks() if hasattr(column, "num_chunks") else column)

@@ -42,7 +42,7 @@ class ComparedRun:
 Runs = Sequence[ComparedRun]
 
 
-def read_run(path: Path, name: str | None = None) -> ComparedRun:
+def read_run(path: Path) -> ComparedRun:
     """Read a run from its folder or document; its requests where the folder has them.
 
     Raises:
@@ -53,7 +53,7 @@ def read_run(path: Path, name: str | None = None) -> ComparedRun:
         raise InputError(f"{path} holds no result", "give a folder that simulate or bench wrote with --out")
     document = read_document(file)
     kept = path / "requests.parquet"
-    return ComparedRun(entry_of(document, name or str(path)), document, records(kept) if kept.is_file() else None)
+    return ComparedRun(entry_of(document, str(path)), document, records(kept) if kept.is_file() else None)
 
 
 def check_runs(runs: Runs) -> None:

@@ -9,6 +9,7 @@ from windtunnel.report.layout import filled
 from windtunnel.report.numbers import percent
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Bars, Block, Card, Cards, Facts, OnPage, Report, Section, Table
+from windtunnel.schema import fields_of
 from windtunnel.units import format_seconds
 
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
@@ -72,7 +73,10 @@ def diagnosis_report(diagnosis: Diagnosis) -> Report:
         ]
     sections = [Section("", blocks, "Recorded and predicted", is_open=True)]
     if diagnosis.findings:
-        sections.append(Section("Causes", [_causes(diagnosis), _reasons(diagnosis)], is_open=True))
+        engine = setup.engine.name
+        reasons = [(title(each), f"{evidence(each)}; {change_of(each, engine)}") for each in diagnosis.findings]
+        width = max(len(name) for name, _ in reasons) + 2
+        sections.append(Section("Causes", [_causes(diagnosis), Facts(reasons, width)], is_open=True))
     if diagnosis.others:
         heading = (
             "What else would explain a part" if diagnosis.findings else "What would explain the differences, if any"
@@ -113,13 +117,6 @@ def _causes(diagnosis: Diagnosis) -> Table:
         gain = f"{TITLES[name]} {format_seconds(finding.without_s[name])}"
         rows.append([title(finding), percent(max(finding.shares[name], 0.0)), money, gain])
     return Table(("cause", "share", "costs", "without it"), rows)
-
-
-def _reasons(diagnosis: Diagnosis) -> Facts:
-    """Return the evidence of each cause, and what to change."""
-    engine = diagnosis.healthy.setup.engine.name
-    rows = [(title(each), f"{evidence(each)}; {change_of(each, engine)}") for each in diagnosis.findings]
-    return Facts(rows, width=max(len(name) for name, _ in rows) + 2)
 
 
 def _notes(diagnosis: Diagnosis) -> list[str]:
@@ -177,8 +174,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> dict[str, Any]:
         "sure_within": dict(diagnosis.widths),
         "causes": [documented(finding) for finding in diagnosis.findings],
         "others": [documented(finding) for finding in diagnosis.others],
-        "lost_usd_per_hour": diagnosis.lost_usd_per_hour,
-        "num_requests": diagnosis.num_requests,
+        **fields_of(diagnosis, "lost_usd_per_hour", "num_requests"),
         "cache_hits": None
         if diagnosis.hits is None
         else dict(zip(("recorded", "predicted"), diagnosis.hits, strict=True)),

@@ -22,14 +22,6 @@ def verdict(watch: Watch) -> str:
     return f"As calibrated: no lasting change in {watch.num_rows:,} {watch.unit}s."
 
 
-def _bound(between: float, unit: str) -> str:
-    return (
-        f"fewer than one in {min(between, 1e9):,.0f} {unit}s"
-        if between >= LEAST_BETWEEN
-        else "not bounded: times vary too much"
-    )
-
-
 def _change(share: float) -> str:
     return f"{abs(share):.1%} {'longer' if share > 0 else 'shorter'}"
 
@@ -39,7 +31,8 @@ def drift_report(watch: Watch) -> Report:
     rows = [[f"{each.begins:,}", f"{each.noticed:,}", f"{each.change:+.1%}"] for each in watch.drifts]
     facts = [("at the beginning", f"{_change(watch.level)} than calibrated")]
     if (between := watch.rows_between_false_alarms) is not None:
-        facts.append(("false alarms", f"{_bound(between, watch.unit)}"))
+        bound = f"fewer than one in {min(between, 1e9):,.0f} {watch.unit}s"
+        facts.append(("false alarms", bound if between >= LEAST_BETWEEN else "not bounded: times vary too much"))
     changes = [Section("Changes", [Table((f"from {watch.unit}", "noticed", "times"), rows)], is_open=True)]
     return Report(
         watch.run,

@@ -5,6 +5,7 @@ from typing import Any
 from windtunnel.production.gate import COST, THROUGHPUT, Check, Gate
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Cell, Report, Section, Table
+from windtunnel.schema import fields_of
 from windtunnel.search.capacity.limits import METRICS
 from windtunnel.units import format_seconds
 
@@ -82,15 +83,12 @@ def _row(check: Check) -> list[str | Cell]:
 def gate_document(gate: Gate) -> dict[str, Any]:
     """Document a gate."""
     names = ("name", "rule", "before", "expected", "after", "change", "most", "least_change", "holds")
-    checks = [
-        {**{name: getattr(check, name) for name in names}, "reason": None if check.holds else reason(check)}
-        for check in gate.checks
-    ]
-    remarks = list(gate.remarks)
     return {
         "windtunnel": version(),
         "passes": gate.passes,
         "verdict": verdict(gate),
-        "checks": checks,
-        "remarks": remarks,
+        "checks": [
+            {**fields_of(check, *names), "reason": None if check.holds else reason(check)} for check in gate.checks
+        ],
+        "remarks": list(gate.remarks),
     }

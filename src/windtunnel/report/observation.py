@@ -7,7 +7,7 @@ from windtunnel.production.observe import Observation
 from windtunnel.production.workload import Load
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Facts, Report, Section, Table
-from windtunnel.schema import encode
+from windtunnel.schema import encode, fields_of
 from windtunnel.units import format_count, format_seconds
 
 
@@ -83,8 +83,7 @@ def observation_document(observation: Observation) -> dict[str, Any]:
     return {
         "windtunnel": version(),
         "verdict": verdict(observation),
-        "run": observation.run,
-        "learnt": observation.learnt,
+        **fields_of(observation, "run", "learnt"),
         f"{observation.unit}s": {"learnt_from": observation.num_learnt, "judged_on": observation.num_judged},
         **({} if observation.load is None else {"load": _finite(vars(observation.load))}),
         "before": {kind: vars(scored) for kind, scored in observation.before.items()},

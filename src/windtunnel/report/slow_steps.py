@@ -8,6 +8,7 @@ from windtunnel.production.slow_steps import SlowSteps, StepDiagnosis
 from windtunnel.report.numbers import percent
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Report, Section, Table
+from windtunnel.schema import fields_of
 from windtunnel.units import format_count, format_seconds
 
 
@@ -56,7 +57,6 @@ def steps_document(diagnosis: StepDiagnosis) -> dict[str, Any]:
         "verdict": verdict(diagnosis),
         "is_slow": bool(diagnosis.findings),
         "causes": causes,
-        "num_runs": diagnosis.num_runs,
-        "num_steps": diagnosis.num_steps,
+        **fields_of(diagnosis, "num_runs", "num_steps"),
         "refused": [{"run": run, "reason": reason} for run, reason in diagnosis.refused],
     }

@@ -110,7 +110,11 @@ class PreparedDeployment:
         ]
         return replace(self, pools=pools, handoff_rules=self.handoff_rules._replace(latency_s=latency_s))
 
-<<<<<<< HEAD
+    def without_shared_reads(self) -> "PreparedDeployment":
+        """Return the deployment whose steps read KV that requests share once for each of them."""
+        plans = [pool.plan._replace(cost=_without_shared_reads(pool.plan.cost)) for pool in self.pools]
+        return replace(self, pools=[replace(pool, plan=plan) for pool, plan in zip(self.pools, plans, strict=True)])
+
     def start_fleet(self, num_requests: int) -> FleetRun | None:
         """Return the replicas that come and go, or the router that holds requests back, at the beginning of a run.
 
@@ -118,15 +122,6 @@ class PreparedDeployment:
         """
         if not has_fleet(self.scenario.deployment):
             return None
-=======
-    def without_shared_reads(self) -> "PreparedDeployment":
-        """Return the deployment whose steps read KV that requests share once for each of them."""
-        plans = [pool.plan._replace(cost=_without_shared_reads(pool.plan.cost)) for pool in self.pools]
-        return replace(self, pools=[replace(pool, plan=plan) for pool, plan in zip(self.pools, plans, strict=True)])
-
-    def start_fleet(self, scenario: Scenario, num_requests: int) -> FleetRun:
-        """Return the replicas that come and go, or the router that holds requests back, at the beginning of a run."""
->>>>>>> fix-twin
         takers = [pool.settings for pool in self.pools if pool.plan.role != DECODE]
         most_outstanding = min(settings.max_num_seqs * settings.ranks_per_replica for settings in takers)
         plan = fleet_plan(self.scenario.deployment, most_outstanding, self.scenario.seed)

@@ -162,8 +162,7 @@ def _kind_weights(run: PricedSteps) -> Floats:
 
 def after_first_steps(run: PricedSteps) -> PricedSteps:
     """Fit factors on a run's first steps, and return the others with corrected predictions."""
-    place = np.arange(run.kind.size)
-    first = place < FIRST_FRACTION * run.kind.size
+    first = np.arange(run.kind.size) < FIRST_FRACTION * run.kind.size
     return fit_factors([run.taken(first)]).applied(run.taken(~first))
 
 

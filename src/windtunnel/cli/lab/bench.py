@@ -139,8 +139,7 @@ def _sweep(options: Options) -> None:
             remark(f"{kind} {load:g}: {summary.num_requests:,} answered, {summary.num_failed:,} failed")
             if load in folders:
                 write_bench(folders[load], run.requests, run.tokens, document, scenarios[load])
-    levels = [Level(load, runs[load], _predicted(scenarios[load])) for load in loads]
-    sweep = Sweep(kind, levels)
+    sweep = Sweep(kind, [Level(load, runs[load], _predicted(scenarios[load])) for load in loads])
     if options.out is not None:
         write_text(options.out / "sweep.json", json_text(sweep_document(sweep)) + "\n")
         remark(f"wrote {options.out}")

@@ -56,5 +56,4 @@ def _swept(text: str | None, preset: str | None) -> dict[str, tuple[Any, ...]]:
 
 def _changes(options: Options) -> dict[str, Any]:
     """Return the fields of an experiment that the options give."""
-    fields = {name: value for name, value in options.of("experiment").items() if value is not None}
-    return fields | assignments(options.settings)
+    return options.given("experiment") | assignments(options.settings)

@@ -1,7 +1,6 @@
 """`windtunnel compare`: results of serving runs, or scenarios, side by side."""
 
 from pathlib import Path
-from typing import Any
 
 from windtunnel.cli.output import answer
 from windtunnel.cli.progress import counted
@@ -26,16 +25,14 @@ def _run(path: Path, hub: bool) -> ComparedRun:
     """Return a run as it was written, or the simulation of a scenario."""
     if not path.exists():
         raise InputError(f"there is no {path}", "give a folder of --out, a file with --json output, or a scenario")
-    return _simulated(path, hub) if path.suffix in SCENARIOS else read_run(path)
-
-
-def _simulated(file: Path, hub: bool) -> ComparedRun:
+    if path.suffix not in SCENARIOS:
+        return read_run(path)
     # Loading the engine takes most of a second; results that exist need none.
     from windtunnel.report.serving.run import run_document
     from windtunnel.serving.scenario import load
     from windtunnel.serving.simulate import simulate
 
-    with counted(f"simulating {file.name}", "requests") as callback:
-        result = simulate(load(file), progress=callback, allow_download=hub)
-    document: dict[str, Any] = run_document(result)
-    return ComparedRun(entry_of(document, str(file)), document, result.requests)
+    with counted(f"simulating {path.name}", "requests") as callback:
+        result = simulate(load(path), progress=callback, allow_download=hub)
+    document = run_document(result)
+    return ComparedRun(entry_of(document, str(path)), document, result.requests)

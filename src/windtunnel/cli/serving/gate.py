@@ -122,7 +122,7 @@ def _deployment(options: Options) -> dict[str, Any]:
     """Return the deployment behind measured runs: the scenario's or the server's, without its workload."""
     raw = {} if options.scenario is None else read_table(options.scenario, "a scenario", SCENARIO_HINT)
     lay_over(raw, launched(options).raw)
-    raw = with_load(raw, {name: value for name, value in options.of("deployment").items() if value is not None}, None)
+    raw = with_load(raw, options.given("deployment"), None)
     raw.pop("workload", None)
     for name, is_given in (("model", "model" in raw), ("device", "device" in raw.get("deployment", {}))):
         if not is_given:

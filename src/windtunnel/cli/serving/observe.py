@@ -89,7 +89,7 @@ def _write(
     options: Options, observation: "Observation", server: dict[str, object], record: ServerRecord | None
 ) -> None:
     """Write the calibration; with the run's requests, or what is known of them, also a scenario."""
-    given = {name: value for name, value in options.of("deployment").items() if value is not None}
+    given = options.given("deployment")
     given["calibration"] = str(options.out / CALIBRATION)
     columns = None if record is None else record.requests
     if options.requests is not None:

@@ -10,11 +10,8 @@ from windtunnel.schema import read_table
 def command(options: Options) -> None:
     """Try every division of the devices, and show which gives the shortest iteration."""
     scenario = scenario_of(options)
-    job = (
-        {}
-        if options.job is None
-        else read_table(options.job, "a training job", "see docs/guides/first-training-job.md")
-    )
+    hint = "see docs/guides/first-training-job.md"
+    job = {} if options.job is None else read_table(options.job, "a training job", hint)
 
     # Loading the engines takes most of a second; wrong input is answered before.
     from windtunnel.cli.serving.search import means_of, store_of

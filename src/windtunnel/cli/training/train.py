@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def command(options: Options) -> None:
     """Predict a training step, or search the layouts of a job."""
-    given = {JOB_PATHS[name]: value for name, value in options.of("job").items() if value is not None}
+    given = {JOB_PATHS[name]: value for name, value in options.given("job").items()}
     described = load(options.job, given | assignments(options.settings))
     if options.search:
         _search(described, options)

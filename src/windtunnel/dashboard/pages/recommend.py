@@ -10,6 +10,7 @@ from windtunnel.dashboard.view import Dashboard, Moved, Query, View, link
 from windtunnel.report.report import Cell, Code, Report, Section, Table
 from windtunnel.report.search.study import search_report
 from windtunnel.report.search.study_files import study_document
+from windtunnel.schema import fields_of
 
 
 def page(dashboard: Dashboard, rest: str, query: Query) -> View:
@@ -34,9 +35,8 @@ def page(dashboard: Dashboard, rest: str, query: Query) -> View:
 def document(dashboard: Dashboard, rest: str, _query: Query) -> Any:
     """Document the list of recommendations, or one of them with the answers so far."""
     if not rest:
-        names = ("number", "command", "state")
-        recommendations = dashboard.recommendations.all()
-        return {"recommendations": [{name: getattr(each, name) for name in names} for each in recommendations]}
+        every = dashboard.recommendations.all()
+        return {"recommendations": [fields_of(each, "number", "command", "state") for each in every]}
     known = dashboard.recommendations.get(rest)
     shown = known.shown()
     if known.state == "failed":

@@ -95,9 +95,7 @@ def _row(name: str, path: Path, search: Kept) -> list[str | Cell]:
 
 
 def _state(search: Kept, changed_s: float) -> str:
-    if search.is_done:
-        return "done"
-    return "running" if time.time() - changed_s < RUNNING_S else "interrupted"
+    return "done" if search.is_done else "running" if time.time() - changed_s < RUNNING_S else "interrupted"
 
 
 def _kept(dashboard: Dashboard, query: Query) -> tuple[Kept, Path]:

@@ -49,8 +49,7 @@ class _MegatronRank:
         stages = [self._send("all_reduce", 8, stage, "pp_group")] if self.pp > 1 else []
         embedding: list[Record] = []
         if self.pp > 1 and self.arguments.pp_rank == self.pp - 1:
-            hidden = self.arguments.hidden_size
-            positions = self.arguments.seq_length * hidden
+            positions = self.arguments.seq_length * self.arguments.hidden_size
             words = self.model.embedding.num_parameters - positions
             embedding = [self._send("all_reduce", 2 * elements, stage) for elements in (words, positions)]
         return Stretch(

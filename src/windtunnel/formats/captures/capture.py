@@ -200,8 +200,7 @@ def short_name(name: str) -> str:
             break
         if depth == 0 and letter != ">":
             kept.append(letter)
-    plain = "".join(kept).strip().split(" ")[-1]
-    return plain.rsplit("::", 1)[-1] or name
+    return "".join(kept).strip().split(" ")[-1].rsplit("::", 1)[-1] or name
 
 
 def call_name(name: str) -> str:

@@ -236,8 +236,7 @@ def _guidellm_run(name: str, run: dict[str, Any]) -> ClientResult:
 
 
 def _num_successful(run: dict[str, Any]) -> float:
-    totals = run.get("request_totals") or run["metrics"]["request_totals"]
-    return float(totals["successful"])
+    return float((run.get("request_totals") or run["metrics"]["request_totals"])["successful"])
 
 
 FORMATS = (

@@ -74,7 +74,7 @@ def write_launch_command(
     server, line = server_of(engine), engine_of(engine.name).command_line
     words, separator = [*server.command, model], "_" if server.spelt_with_underscores else "-"
     for name, value in (
-        *_split_options(server, line.write_split(parallelism)),
+        *((server.option(sets), None if to is True else to) for sets, to in line.write_split(parallelism).items()),
         *_engine_options(server, engine),
         *line.write_rest(engine, weights, kv_cache),
         *_state_options(server, state),
@@ -85,12 +85,6 @@ def write_launch_command(
         if value is not None:
             words.append(str(value))
     return tuple(words)
-
-
-def _split_options(server: Options, degrees: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the options that set the degrees of parallelism."""
-    for sets, degree in degrees.items():
-        yield server.option(sets), None if degree is True else degree
 
 
 def _state_options(server: Options, state: str | None) -> Iterator[tuple[str, Any]]:
@@ -318,21 +312,20 @@ def _checkpoint(scenario: Scenario) -> ModelSpec:
     return next(fitting, named)
 
 
-def _formats(scenario: Scenario) -> tuple[str | None, str | None]:
-    """Return the formats of weights and KV cache that differ from the checkpoint's."""
+def _formats(scenario: Scenario) -> tuple[str | None, str | None, str | None]:
+    """Return the formats of weights and KV cache that differ from the checkpoint's, and of recurrent states."""
     published, precision = _checkpoint(scenario).precision, scenario.precision
     if precision is None:
-        return None, None
+        return None, None, None
     weights = str(precision.weights) if precision.weights != published.weights else None
-    return weights, str(precision.kv_cache) if precision.kv_cache != published.kv_cache else None
+    kv_cache = str(precision.kv_cache) if precision.kv_cache != published.kv_cache else None
+    return weights, kv_cache, precision.recurrent_state
 
 
 def _words(scenario: Scenario, deployment: Deployment) -> tuple[str, ...]:
-    model = _checkpoint(scenario).name
-    state = scenario.precision.recurrent_state if scenario.precision else None
-    formats = (*_formats(scenario), state)
-    served = scenario.workload.task, _checkpoint(scenario).is_encoder
-    words = write_launch_command(model, deployment.parallelism, deployment.engine, *formats, *served)
+    checkpoint = _checkpoint(scenario)
+    served = *_formats(scenario), scenario.workload.task, checkpoint.is_encoder
+    words = write_launch_command(checkpoint.name, deployment.parallelism, deployment.engine, *served)
     return (*words, "--config", _file_name(deployment.engine)) if _file(scenario, deployment) else words
 
 

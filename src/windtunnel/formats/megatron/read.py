@@ -87,9 +87,8 @@ def _from_shell(text: str) -> dict[str, list[str]]:
 
 def _statements(text: str) -> list[str]:
     """Return the statements of a script: continued lines and arrays over several lines joined, comments left out."""
-    joined = re.sub(r"\\\n", " ", text)
     statements: list[str] = []
-    for line in joined.splitlines():
+    for line in re.sub(r"\\\n", " ", text).splitlines():
         bare = re.sub(r"(^|\s)#.*$", "", line).strip()
         if statements and statements[-1].count("(") > statements[-1].count(")"):
             statements[-1] += f" {bare}"
@@ -343,7 +342,7 @@ class _Arguments:
     def sharding(self) -> dict[str, Any]:
         if self.flag("use-torch-fsdp2"):
             return {"zero": 3}
-        return {"zero": 1 if self.flag("use-distributed-optimizer") else 0}
+        return {"zero": int(self.flag("use-distributed-optimizer"))}
 
     def precision(self) -> dict[str, Any]:
         compute = "bf16" if self.flag("bf16") else "fp16" if self.flag("fp16") else "fp32"

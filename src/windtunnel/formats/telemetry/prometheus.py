@@ -151,9 +151,7 @@ def _interval(before: Scrape, after: Scrape) -> tuple[float, ...]:
     """Return the values of `INTERVAL` between two scrapes."""
 
     def more(name: str, missing: float = 0.0) -> float:
-        if name not in after.values:
-            return missing
-        return after.values[name] - before.values.get(name, 0.0)
+        return after.values[name] - before.values.get(name, 0.0) if name in after.values else missing
 
     def mean(name: str) -> float:
         ends = [scrape.values[name] for scrape in (before, after) if name in scrape.values]

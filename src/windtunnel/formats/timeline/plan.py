@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -159,10 +160,7 @@ def plan_timeline(requests: Table, steps: Table, max_events: int, replica_phases
         for_requests += _flows(everyone, requests, steps, batches, _slices(batches, 1)).codes.size
     room_for_slices = max(room // 2, room - for_requests)
     slices, idles, batches_per_slice, num_slice_events = _slices_within(room_for_slices, batches, requests)
-
-    def flows_of(shown: ShownRequests) -> Points:
-        return _flows(shown, requests, steps, batches, slices)
-
+    flows_of = partial(_flows, requests=requests, steps=steps, batches=batches, slices=slices)
     shown, flows = _requests_within(room - num_slice_events, everyone, flows_of)
     is_shown = _is_shown(shown)
     phases = _in_order(shown.times_us[:, _PHASE_TIMES], is_shown, np.indices(is_shown.shape)[0])

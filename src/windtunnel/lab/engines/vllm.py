@@ -18,7 +18,7 @@ from windtunnel.errors import InputError
 from windtunnel.lab.servers import OFFLINE, EngineServer
 from windtunnel.lab.stepped import OVERHEAD_TOKENS, EngineStep
 from windtunnel.lab.timing import Stopwatch
-from windtunnel.schema import read_yaml
+from windtunnel.schema import fields_of, read_yaml
 
 _SETTINGS: Mapping[str, dict[str, str]] = read_yaml(Path(__file__).with_name("vllm.yaml"))
 MODULES = _SETTINGS["modules"]
@@ -78,10 +78,7 @@ class VllmEngine:
             model=self._folder.name,
             load_format="dummy",
             skip_tokenizer_init=True,
-            dtype=settings.dtype,
-            max_model_len=settings.max_model_len,
-            max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
+            **fields_of(settings, "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens"),
             enforce_eager=True,
             enable_prefix_caching=False,
             async_scheduling=False,

@@ -29,7 +29,7 @@ from windtunnel.formats.captures.step_operators import MEASURED
 from windtunnel.lab.experiments import schema
 from windtunnel.lab.experiments.runners import model_folder
 from windtunnel.processes import end_with_parent
-from windtunnel.schema import json_text, read_yaml, yaml_text
+from windtunnel.schema import fields_of, json_text, read_yaml, yaml_text
 
 DONE, FAILED = "done", "failed"
 COMMANDS: Mapping[str, Sequence[str]] = read_yaml(Path(__file__).with_name("commands.yaml"))
@@ -136,9 +136,8 @@ def check_tools(experiment: schema.Experiment) -> None:
             "and each of vLLM's ranks is one of its own",
             "take --mode nsys, which follows them",
         )
-    needed = {"nsys": ("nsys",), "nsys_ncu": ("nsys", "ncu")}.get(experiment.mode, ())
     names = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
-    for tool in needed:
+    for tool in {"nsys": ("nsys",), "nsys_ncu": ("nsys", "ncu")}.get(experiment.mode, ()):
         if shutil.which(tool) is None:
             raise InputError(
                 f"mode {experiment.mode} needs {names[tool]}, and there is no {tool} on PATH",
@@ -261,8 +260,7 @@ def _write_summary(
     summary = {
         "status": status,
         "experiment": folder.name,
-        "model": experiment.model,
-        "mode": experiment.mode,
+        **fields_of(experiment, "model", "mode"),
         "elapsed_s": elapsed_s,
         **results,
     }

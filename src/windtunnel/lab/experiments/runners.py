@@ -19,6 +19,7 @@ from windtunnel.errors import InputError
 from windtunnel.formats.captures.step_operators import step_name
 from windtunnel.lab.experiments.schema import Experiment
 from windtunnel.lab.profile.machine import cpu_name
+from windtunnel.schema import fields_of
 
 _LOG = logging.getLogger("windtunnel.lab")
 
@@ -230,8 +231,7 @@ def _sample(logits: Any, temperature: float, generator: Any) -> Any:
 
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
-    weights = torch.softmax(logits.float() / temperature, dim=-1)
-    return torch.multinomial(weights, 1, generator=generator)
+    return torch.multinomial(torch.softmax(logits.float() / temperature, dim=-1), 1, generator=generator)
 
 
 def vllm_runner(experiment: Experiment) -> ModelRunner:
@@ -296,9 +296,7 @@ def _vllm_engine(experiment: Experiment, folder: Path | None, has_text: bool) ->
     return LLMEngine.from_engine_args(
         EngineArgs(
             model=str(folder or experiment.model),
-            dtype=experiment.dtype,
-            seed=experiment.seed,
-            tensor_parallel_size=experiment.tensor_parallel_size,
+            **fields_of(experiment, "dtype", "seed", "tensor_parallel_size"),
             enable_prefix_caching=False,
             async_scheduling=False,
             load_format="auto" if folder is None or has_weights(folder) else "dummy",

@@ -77,8 +77,7 @@ def usual_backend() -> str:
     Raises:
         MissingExtraError: torch is not installed.
     """
-    torch = import_extra("torch", "profile")
-    return "nccl" if torch.cuda.is_available() else "gloo"
+    return "nccl" if import_extra("torch", "profile").cuda.is_available() else "gloo"
 
 
 def sizes_between(smallest_bytes: int, largest_bytes: int) -> tuple[int, ...]:

@@ -156,12 +156,6 @@ Notify = Callable[[int, float | None, float], None]
 error of the intervals that are left."""
 
 
-def decode_grid(plan: ComputePlan, stepper: Stepper) -> Refinement:
-    """Return the grid of decoding requests x their context."""
-    contexts = [level for level in octaves(plan.max_context, 4) if level >= 16]
-    return Refinement((octaves(plan.max_batch, 4), contexts), lambda point: stepper.fits(_decode_shape(point)))
-
-
 def prefill_grid(plan: ComputePlan, stepper: Stepper) -> Refinement:
     """Return the grid of effective length over chunk (1: nothing cached) x tokens of the chunk."""
 
@@ -195,7 +189,9 @@ def measure_steps(
     Yields:
         Every step that was measured now.
     """
-    grids = [(decode_grid(plan, stepper), _decode_shape), (prefill_grid(plan, stepper), _prefill_shape)]
+    contexts = [level for level in octaves(plan.max_context, 4) if level >= 16]
+    decode = Refinement((octaves(plan.max_batch, 4), contexts), lambda point: stepper.fits(_decode_shape(point)))
+    grids = [(decode, _decode_shape), (prefill_grid(plan, stepper), _prefill_shape)]
     steps = dict(known)
     cost_s: dict[StepShape, float] = {}
 

@@ -40,8 +40,7 @@ def statistics_of(seconds: Sequence[float]) -> TimeStatistics:
     """Return the statistics of samples without outliers; the median counts the outliers too, which hardly move it."""
     samples = np.asarray(seconds, np.float64)
     low, median, high = np.percentile(samples, [25, 50, 75])
-    limit = median + OUTLIER_SPREAD * max(high - low, 0.02 * median)
-    kept = samples[samples <= limit]
+    kept = samples[samples <= median + OUTLIER_SPREAD * max(high - low, 0.02 * median)]
     return TimeStatistics(
         median_s=float(median),
         mean_s=float(kept.mean()),
@@ -190,8 +189,7 @@ def read_journal(path: Path) -> list[MeasuredStep]:
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
     """Read the lines of a journal; a last line that an interruption cut off is left out, and removed from the file."""
-    text = path.read_text(encoding="utf-8")
-    complete, _, rest = text.rpartition("\n")
+    complete, _, rest = path.read_text(encoding="utf-8").rpartition("\n")
     if rest:
         write_text(path, complete + "\n" if complete else "")
     try:

@@ -78,6 +78,7 @@ class BlockSparseAttention(SharedHeads, tag="block_sparse", tag_field="type", kw
     """Softmax attention with shared key/value heads, each of which attends to blocks that an indexer chooses."""
 
     operators: ClassVar[tuple[type[Op], ...]] = (BlockSparsePrefill, BlockSparseDecode)
+    core_name = "block_sparse_attention"
     index_head_dim: int
     top_k: int
     """Tokens of the chosen blocks."""
@@ -120,10 +121,6 @@ class BlockSparseAttention(SharedHeads, tag="block_sparse", tag_field="type", kw
         names, site = ("qkv_index_proj", "o_proj"), self.core_fields(shard) | {"hidden_size": shard.model.hidden_size}
         for name, (outputs, inputs) in zip(names, BlockSparseCore.projections(site), strict=True):
             yield shard.attention_gemm(name, num_tokens, int(outputs), int(inputs))
-
-    @property
-    def core_name(self) -> str:
-        return "block_sparse_attention"
 
     def core_fields(self, shard: Shard) -> dict[str, Any]:
         heads = super().core_fields(shard) | {"index_head_dim": self.index_head_dim, "top_k": self.top_k}

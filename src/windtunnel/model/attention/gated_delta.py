@@ -58,6 +58,7 @@ class GatedDeltaAttention(Schema, Recurrence, tag="gated_delta", tag_field="type
 
     operators: ClassVar[tuple[type[Op], ...]] = (GatedDelta,)
     layer_types: ClassVar[tuple[str, ...]] = ("linear_attention",)
+    text = "DeltaNet"
     modules: ClassVar[tuple[Names, ...]] = (
         ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_qkv"),
         ("linear_attn.out_proj",),
@@ -85,10 +86,6 @@ class GatedDeltaAttention(Schema, Recurrence, tag="gated_delta", tag_field="type
     @property
     def widest_tp(self) -> int:
         return self.num_key_heads
-
-    @property
-    def text(self) -> str:
-        return "DeltaNet"
 
     @property
     def key_size(self) -> int:

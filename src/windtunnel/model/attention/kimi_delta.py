@@ -34,6 +34,7 @@ class KimiDeltaAttention(Schema, Recurrence, tag="kimi_delta", tag_field="type")
 
     operators: ClassVar[tuple[type[Op], ...]] = (KimiDelta,)
     modules: ClassVar[tuple[Names, ...]] = (("self_attn.q_proj",), ("self_attn.o_proj",))
+    text = "KDA"
     num_heads: int
     head_dim: int
     conv_kernel_size: int
@@ -56,10 +57,6 @@ class KimiDeltaAttention(Schema, Recurrence, tag="kimi_delta", tag_field="type")
             conv_kernel_size=linear.count("short_conv_kernel_size"),
             full_gate=linear.flag("use_full_rank_gate"),
         )
-
-    @property
-    def text(self) -> str:
-        return "KDA"
 
     @property
     def width(self) -> int:

@@ -11,17 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from windtunnel.errors import InputError
+from windtunnel.model import operators as ops
 from windtunnel.model.config_reader import ConfigReader
-from windtunnel.model.operators import (
-    BF16_BYTES,
-    Batch,
-    DecodeBatch,
-    Launch,
-    Op,
-    PrefillBatch,
-    Size,
-    prefill_context_tokens,
-)
+from windtunnel.model.operators import BF16_BYTES, Batch, DecodeBatch, Launch, Op, PrefillBatch, Size
 from windtunnel.model.precision import BITS, Format
 from windtunnel.model.quantization import Names
 from windtunnel.model.shape import Attention, Shard
@@ -241,9 +233,7 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
 
     @property
     def text(self) -> str:
-        if self.indexer is None:
-            return "MLA"
-        return "DSA, shared" if self.indexer.is_shared else "DSA"
+        return "MLA" if self.indexer is None else "DSA, shared" if self.indexer.is_shared else "DSA"
 
     @property
     def latent_size(self) -> int:
@@ -323,7 +313,7 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
             yield Launch(f"{self.core_name}_prefill", sparse)
             return
         heads = self.num_heads // shard.tp
-        keys = prefill_context_tokens(batch, num_tokens)
+        keys = ops.prefill_context_tokens(batch, num_tokens)
         up = heads * (self.qk_nope_head_dim + self.v_head_dim)
         yield shard.attention_gemm("kv_b_proj", keys, up, self.kv_lora_rank)
         core = LatentPrefillAttention(

@@ -92,6 +92,7 @@ class Mamba2(Schema, Recurrence, tag="mamba2", tag_field="type"):
     operators: ClassVar[tuple[type[Op], ...]] = (CausalConvolution, StateSpaceScan)
     layer_types: ClassVar[tuple[str, ...]] = ("mamba",)
     modules: ClassVar[tuple[Names, ...]] = (("mixer.in_proj",), ("mixer.out_proj",))
+    text = "Mamba-2"
     num_heads: int
     head_dim: int
     num_groups: int
@@ -123,10 +124,6 @@ class Mamba2(Schema, Recurrence, tag="mamba2", tag_field="type"):
         )
 
     @property
-    def text(self) -> str:
-        return "Mamba-2"
-
-    @property
     def inner_size(self) -> int:
         return self.num_heads * self.head_dim
 
@@ -143,8 +140,7 @@ class Mamba2(Schema, Recurrence, tag="mamba2", tag_field="type"):
 
     def repeated_parameters(self, hidden_size: int, tp: int) -> tuple[int, float]:
         """Every rank keeps B and C of at least one group (vLLM 0.18 `extra_groups_for_head_shards`)."""
-        shared = 2 * self.num_groups * self.state_size * hidden_size
-        return shared, max(tp / self.num_groups, 1.0)
+        return 2 * self.num_groups * self.state_size * hidden_size, max(tp / self.num_groups, 1.0)
 
     def _rank_groups(self, tp: int) -> int:
         return max(self.num_groups // tp, 1)

@@ -7,16 +7,9 @@ from typing import ClassVar
 import numpy as np
 
 from windtunnel.errors import InputError
+from windtunnel.model import exchange
 from windtunnel.model.config_reader import ConfigReader
-from windtunnel.model.exchange import (
-    ALL_GATHER,
-    DEEPEP_AUTO,
-    DEEPEP_LOW_LATENCY,
-    DEEPEP_NORMAL,
-    LOW_LATENCY_TOKENS,
-    TokenExchange,
-    sent_format,
-)
+from windtunnel.model.exchange import TokenExchange
 from windtunnel.model.feed_forward.dense import matrix_launches, matrix_parameters
 from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Gemm, Launch, Op, Size, size_text
 from windtunnel.model.precision import ACTIVATION_BITS, BITS, Format
@@ -158,9 +151,8 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         chosen = reader.count("num_experts_per_tok")
         if chosen > num_experts:
             raise InputError(f"{reader.name}: each token uses {chosen} experts, and there are {num_experts}")
-        width = reader.count("moe_intermediate_size", "intermediate_size")
+        width, has_dense = reader.count("moe_intermediate_size", "intermediate_size"), reader.flag("enable_moe_block")
         shared = reader.count("shared_expert_intermediate_size", default=0, minimum=0)
-        has_dense = reader.flag("enable_moe_block")
         if has_dense:
             shared = reader.count("intermediate_size")
         num_shared = reader.count("n_shared_experts", default=architecture.shared_experts, minimum=0)
@@ -274,15 +266,16 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         """Yield the dispatch or combine of the tokens that each of a group's ranks has, by the kernels for so many."""
         ranks, backend = shard.num_group_ranks, shard.all2all_backend
         tokens = num_tokens / shard.tp
-        is_few = np.asarray(tokens) <= LOW_LATENCY_TOKENS
+        is_few = np.asarray(tokens) <= exchange.LOW_LATENCY_TOKENS
         chosen: dict[str, Size] = {backend: 1.0}
-        if backend == DEEPEP_AUTO:
-            chosen = {DEEPEP_LOW_LATENCY: np.where(is_few, 1.0, 0.0), DEEPEP_NORMAL: np.where(is_few, 0.0, 1.0)}
-        form = sent_format(shard.precision.experts_format) if phase == "dispatch" else Format.BF16
+        if backend == exchange.DEEPEP_AUTO:
+            low, normal = np.where(is_few, 1.0, 0.0), np.where(is_few, 0.0, 1.0)
+            chosen = {exchange.DEEPEP_LOW_LATENCY: low, exchange.DEEPEP_NORMAL: normal}
+        form = exchange.sent_format(shard.precision.experts_format) if phase == "dispatch" else Format.BF16
         for kernels, adds in chosen.items():
             if not np.any(adds):
                 continue
-            exchange = TokenExchange(
+            sent = TokenExchange(
                 op=phase,
                 name=kernels,
                 num_tokens=tokens,
@@ -293,14 +286,13 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
                 ranks_per_node=min(shard.devices_per_node, ranks),
                 format=form,
             )
-            yield Launch(phase, exchange, adds=adds)
+            yield Launch(phase, sent, adds=adds)
 
     def _router(self, shard: Shard, num_tokens: Size) -> Iterator[Launch]:
         """Yield the router; one in fp32 converts its input first (vLLM 0.18 `MiniMaxM2MoE.forward`)."""
         width, computed = shard.model.hidden_size, Format.BF16
         if self.fp32_router:
-            converted = width * (BF16_BYTES + FP32_BYTES)
-            yield shard.elementwise("router_input", num_tokens, converted)
+            yield shard.elementwise("router_input", num_tokens, width * (BF16_BYTES + FP32_BYTES))
             computed = Format.TF32 if shard.tf32 else Format.FP32
         yield Launch("router", Gemm(num_tokens, self.num_experts, width, computed))
 
@@ -316,10 +308,8 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         """
         if shard.precision.experts_format in (Format.NVFP4, Format.MXFP4, Format.MXFP4A4):
             return 0.0
-        inner, width = (
-            self.intermediate_size / shard.parallelism.experts_tp,
-            self.latent_size or shard.model.hidden_size,
-        )
+        inner = self.intermediate_size / shard.parallelism.experts_tp
+        width = self.latent_size or shard.model.hidden_size
         columns = max(inner, width) + max((2 if self.gated else 1) * inner, width)
         return self.experts_per_token * shard.parallelism.attention_dp * columns
 
@@ -328,7 +318,7 @@ def is_exchanged(shard: Shard) -> bool:
     """Whether tokens go only to the ranks with their experts, each of which is whole on one rank."""
     parallelism = shard.parallelism
     is_spread = parallelism.attention_dp > 1 and parallelism.ep > 1 and parallelism.experts_tp == 1
-    return is_spread and shard.all2all_backend != ALL_GATHER
+    return is_spread and shard.all2all_backend != exchange.ALL_GATHER
 
 
 def _moe_layer_frequency(reader: ConfigReader) -> list[bool]:

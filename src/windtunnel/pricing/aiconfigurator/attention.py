@@ -18,8 +18,7 @@ _HEADS = ("num_heads", "num_key_value_heads", "head_dim", "window_size")
 
 def prefill_table(collection: Collection, op: Any) -> MeasurementTable | None:
     """Return attention of prompts."""
-    numbers = ("batch_size", "isl", *_HEADS)
-    rows = _rows(collection, op, "context_attention_perf", numbers)
+    rows = _rows(collection, op, "context_attention_perf", ("batch_size", "isl", *_HEADS))
     return None if rows is None else _table(collection, op, rows, num_tokens=rows["isl"])
 
 

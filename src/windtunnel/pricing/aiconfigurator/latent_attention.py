@@ -62,7 +62,10 @@ def latent_prefill_table(collection: Collection, op: Any) -> MeasurementTable | 
         left_s = module.seconds - projections_s
         rows = _same_form(collection, op, rows, module, left_s)
         bound = rows.at_same_points(module, left_s, _PREFILL_POINT) / rows.seconds
-        weight = rows.at_same_points(module, _weight(left_s / projections_s), _PREFILL_POINT)
+        # The weight against another engine's core, by inverse variances.
+        variance = (KERNELS.projections_error / np.maximum(left_s / projections_s, 1e-6)) ** 2
+        trust = np.asarray(KERNELS.core_error**2 / (KERNELS.core_error**2 + variance))
+        weight = rows.at_same_points(module, trust, _PREFILL_POINT)
         lower = (bound > 0.0) & (bound < 1.0)
         seconds = rows.seconds * np.where(lower, bound, 1.0) ** np.where(lower, weight, 0.0)
         label = f"{collection.label('mla', rows)}, at most {collection.label('mla', module)} less its projections"
@@ -92,12 +95,6 @@ def _same_form(collection: Collection, op: Any, rows: Rows, module: Rows, left_s
         return float(np.median(np.abs(np.log(ratio[known])))) if known.any() else np.inf
 
     return min(cores.values(), key=unlikeness)
-
-
-def _weight(left_over_projections: Floats) -> Floats:
-    """Return the weight of a module less its projections against another engine's core, by inverse variances."""
-    relative_error = KERNELS.projections_error / np.maximum(left_over_projections, 1e-6)
-    return np.asarray(KERNELS.core_error**2 / (KERNELS.core_error**2 + relative_error**2))
 
 
 def _projections(site: Mapping[str, float]) -> Iterator[tuple[float, float]]:

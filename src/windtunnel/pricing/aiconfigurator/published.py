@@ -150,8 +150,7 @@ def _place(wheel: Wheel, parts: tuple[str, ...]) -> Path | None:
         if family is None or len(folders) != 3:
             return None
         folders.insert(1, family)
-    system = published().systems.get(folders[0], folders[0])
-    return Path(system, *folders[1:], f"{table}.parquet")
+    return Path(published().systems.get(folders[0], folders[0]), *folders[1:], f"{table}.parquet")
 
 
 def _keep(content: bytes, path: Path, entry: str) -> None:

@@ -20,12 +20,13 @@ LEAST_SHARE = 0.02
 def steps_document(validation: StepValidation) -> dict[str, Any]:
     """Document the scores of all steps, of every run and kind (worst first), and the parts of the residuals."""
     stages = {"nothing_fitted": {run.run.name: run for run in validation.priced}, "after_first": validation.after_first}
+    by_run = {stage: {name: _scores([run]) for name, run in of_run.items()} for stage, of_run in stages.items()}
     groups = [
         {
             "run": run.run.name,
             "label": run.run.label,
             "kind": kind,
-            **{stage: _score(of_run.get(run.run.name), kind) for stage, of_run in stages.items()},
+            **{stage: scores.get(run.run.name, {}).get(kind) for stage, scores in by_run.items()},
         }
         for run in validation.priced
         for kind in scores_by_kind([run])
@@ -34,11 +35,7 @@ def steps_document(validation: StepValidation) -> dict[str, Any]:
         "windtunnel": version(),
         "runs": len(validation.priced) + len(validation.refused),
         "steps": sum(run.kind.size for run in validation.priced),
-        "scores": {
-            stage: {kind: vars(scored) for kind, scored in scores_by_kind(list(of_run.values())).items()}
-            for stage, of_run in stages.items()
-            if of_run
-        },
+        "scores": {stage: _scores(list(of_run.values())) for stage, of_run in stages.items() if of_run},
         "groups": sorted(groups, key=lambda group: -group["nothing_fitted"]["median"]),
         "residual_shares": validation.shares,
         "left_out": {run.run.name: dict(run.left_out) for run in validation.priced if run.left_out},
@@ -47,9 +44,8 @@ def steps_document(validation: StepValidation) -> dict[str, Any]:
     }
 
 
-def _score(run: PricedSteps | None, kind: str) -> dict[str, float] | None:
-    scored = None if run is None else scores_by_kind([run]).get(kind)
-    return None if scored is None else vars(scored)
+def _scores(runs: Sequence[PricedSteps]) -> dict[str, dict[str, float]]:
+    return {kind: vars(scored) for kind, scored in scores_by_kind(runs).items()}
 
 
 def _by_text(runs: Iterable[tuple[str, Sequence[str]]]) -> dict[str, list[str]]:

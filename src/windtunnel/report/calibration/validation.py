@@ -13,6 +13,7 @@ from windtunnel.metrics.accuracy import score
 from windtunnel.report.chart import Axis, Chart, Series, equality_chart, histogram
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Block, Card, Cards, Facts, Figures, OnPage, OnTerminal, Report, Section, Table
+from windtunnel.schema import fields_of
 from windtunnel.units import format_count, format_seconds
 
 LATENCIES = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "end to end"}
@@ -69,15 +70,12 @@ def validation_document(
 
 def _score_document(members: Sequence[RunPrediction], metric: str) -> dict[str, float] | None:
     errors = score([run.error(metric) for run in members])
-    if errors is None:
-        return None
-    return {"runs": errors.num_runs, "median": errors.median, "p90": errors.p90, "bias": errors.bias}
+    return None if errors is None else {"runs": errors.num_runs, **fields_of(errors, "median", "p90", "bias")}
 
 
 def _run_document(run: RunPrediction) -> dict[str, Any]:
     return {
-        "id": run.measurement.id,
-        "use": run.measurement.use,
+        **fields_of(run.measurement, "id", "use"),
         **{name: value for name, value in run.measurement.labels.items() if value},
         "refused": run.refused or None,
         "calibration": run.calibration or None,
@@ -178,28 +176,26 @@ def _score_table(document: Mapping[str, Any], done: Sequence[Run], drafting: Seq
     """Return the scores of all runs and by group; each cell holds median, p90 and bias."""
     shown = [name for name in NAMES if name in document["scores"]][:NUM_SHOWN]
     headers = ("error, %", "runs", *(f"{NAMES[name]}\n{'median':>6}{'p90':>6}{'bias':>6}" for name in shown))
-    empty = ["" for _ in shown]
 
-    def row(name: str, count: int, scores: Mapping[str, Any]) -> list[str]:
-        return [name, str(count), *(_short_score(scores.get(metric)) for metric in shown)]
+    def row(name: str, count: int | str = "", scores: Mapping[str, Any] = {}) -> list[str]:
+        known = [scores.get(metric) for metric in shown]
+        return [name, str(count), *(_short_score(errors) if errors else "" for errors in known)]
 
     rows = [row("all", len(done), document["scores"])]
     for group, members in document["by"].items():
         if len(members) > 1:
-            rows += [["", "", *empty], [group, "", *empty]]
+            rows += [row(""), row(group)]
             rows += [
                 row(f"  {label}", sum(run.get(group) == label for run in done), scores)
                 for label, scores in members.items()
             ]
     if drafting:
-        rows += [["", "", *empty], row(DRAFTING, len(drafting), document["scores_of_acceptance_fitted"])]
+        rows += [row(""), row(DRAFTING, len(drafting), document["scores_of_acceptance_fitted"])]
     return Table(headers, rows)
 
 
-def _short_score(errors: Mapping[str, float] | None) -> str:
-    """Return a score in whole percents but for the median; empty where there is no run."""
-    if errors is None:
-        return ""
+def _short_score(errors: Mapping[str, float]) -> str:
+    """Return a score in whole percents but for the median."""
     return f"{errors['median'] * 100:6.1f}{errors['p90'] * 100:6.0f}{_signed_percent(errors['bias']):>6}"
 
 

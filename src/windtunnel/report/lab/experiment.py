@@ -18,24 +18,12 @@ from windtunnel.hardware import Device
 from windtunnel.lab.experiments.schema import CONFIG, STEPS, SUMMARY, TRACE, Experiment, read_summary
 from windtunnel.metrics.records import Table as RecordTable
 from windtunnel.pricing.table import read_parquet
+from windtunnel.report import report as all_blocks
 from windtunnel.report.chart import Axis, Chart, Series, marked_lines
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
 from windtunnel.report.numbers import percent, shares_of
 from windtunnel.report.render.html import page
-from windtunnel.report.report import (
-    Bars,
-    Block,
-    Card,
-    Cards,
-    Facts,
-    Figures,
-    OnPage,
-    OnTerminal,
-    Report,
-    Section,
-    Table,
-    Text,
-)
+from windtunnel.report.report import Bars, Block, Card, Cards, Figures, OnPage, OnTerminal, Report, Section, Table
 from windtunnel.schema import read_yaml
 from windtunnel.units import format_bytes, format_count, format_seconds, format_si
 
@@ -182,7 +170,7 @@ def _in_both(table: Callable[[int], Table], heading: str) -> Section:
 
 def _devices(capture: Capture) -> list[Block]:
     """Return how busy each device was, where the capture has times."""
-    return [Facts(list(_device_rows(capture)))] if capture.is_timeline and len(capture.kernels) else []
+    return [all_blocks.Facts(list(_device_rows(capture)))] if capture.is_timeline and len(capture.kernels) else []
 
 
 def _device_rows(capture: Capture) -> Iterator[tuple[str, str]]:
@@ -326,7 +314,7 @@ def sweep_report(fields: Sequence[str], rows: Rows) -> Report:
         Section("", [OnPage(lambda: [Cards([Card(str(len(rows)), "experiments"), Card(str(len(done)), "finished")])])]),
         Section("Curves", [OnPage(lambda: [Figures(_curves(fields, done))])]),
         Section("Experiments", [OnPage(lambda: [Table((*heads, "folder"), folders, left=0)])]),
-        Section("What did not run", [OnPage(lambda: [Text(failed)] if failed else [])]),
+        Section("What did not run", [OnPage(lambda: [all_blocks.Text(failed)] if failed else [])]),
     ]
     lead = [OnPage(lambda: [f"Sweep of {name} over {', '.join(fields)}."])]
     table = OnTerminal(lambda: [Table(heads, points, left=0)])

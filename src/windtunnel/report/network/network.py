@@ -19,17 +19,12 @@ from windtunnel.report.numbers import percent
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.schema import fields_of
-from windtunnel.training.iteration.layers import Iteration, RankGroup
+from windtunnel.training.iteration.layers import Iteration
 from windtunnel.training.iteration.shared_fabric import SharedJob
 from windtunnel.units import format_bytes, format_count, format_seconds
 
 LAYOUT = layouts_beside(__file__)
-_GROUPS = {
-    RankGroup.TP: "tensor parallel",
-    RankGroup.EP: "expert parallel",
-    RankGroup.DP: "data parallel",
-    RankGroup.DP_EP: "of experts",
-}
+_GROUPS = {"tp": "tensor parallel", "ep": "expert parallel", "dp": "data parallel", "dp_ep": "of experts"}
 _MOST_ROWS = 12
 _PHASES = ("forward", "weight_gradient", "input_gradient")
 _SECONDS = {"compute_s": "compute_ns", "communication_s": "total_ns", "exposed_s": "exposed_ns"}
@@ -166,12 +161,8 @@ def shared_document(jobs: Sequence[SharedJob], fabric: Fabric, placement: str) -
         "topology": fabric.name,
         "placement": placement,
         "jobs": [
-            {
-                "workload": job.workload.name,
-                "num_gpus": job.workload.num_gpus,
-                "gpus": job.gpus.tolist(),
-                **fields_of(job, "alone_s", "shared_s", "slowest_s", "slowdown", "num_iterations"),
-            }
+            {"workload": job.workload.name, "num_gpus": job.workload.num_gpus, "gpus": job.gpus.tolist()}
+            | fields_of(job, "alone_s", "shared_s", "slowest_s", "slowdown", "num_iterations")
             for job in jobs
         ],
     }

@@ -6,24 +6,15 @@ from windtunnel.metrics.summary import SECONDS_PER_HOUR
 from windtunnel.report.numbers import percent
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Cell, Facts, Report, Row, Section, Table
-from windtunnel.schema import encode
+from windtunnel.schema import encode, fields_of
 from windtunnel.search.rollouts import WAYS, Division, Iteration
 from windtunnel.serving.scenario import resolve
 from windtunnel.units import format_count, format_seconds
 
 NAMES = {"colocated": "in turn", "one_step_off": "one step off-policy", "asynchronous": "asynchronous"}
 _HEADS = (
-    "",
-    "devices for\nrollouts",
-    "training",
-    "iteration",
-    "rollouts",
-    "90% of\nthem",
-    "logprobs",
-    "step",
-    "updates\nbehind",
-    "$",
-    "which\nwaits",
+    *("", "devices for\nrollouts", "training", "iteration", "rollouts", "90% of\nthem"),
+    *("logprobs", "step", "updates\nbehind", "$", "which\nwaits"),
 )
 
 
@@ -40,22 +31,18 @@ def division_report(division: Division) -> Report:
         refused = [[f"{number}", reason] for number, reason in division.refused.items()]
         sections.append(Section("Cannot train", [Table(["devices", ""], refused, right=1)]))
     notes = ["Without the reward model, rollouts that are cut off, and the exchange of trainers' and servers' memory."]
-    return Report(_title(division), [], sections, notes, verdict=_verdict(division, bests))
-
-
-def _title(division: Division) -> str:
     setup = resolve(division.scenario)
-    return f"{setup.model.name} on {division.num_devices:,} x {setup.device.title}"
+    title = f"{setup.model.name} on {division.num_devices:,} x {setup.device.title}"
+    return Report(title, [], sections, notes, verdict=_verdict(division, bests))
 
 
 def _verdict(division: Division, bests: list[Iteration]) -> str:
-    best = division.best
+    best, rollouts = division.best, division.best.rollouts
     sentences = [f"Fastest {_way_text(best)}: {format_seconds(best.seconds)} an iteration"]
     if best.num_versions_behind > 1:
         sentences[0] += f", on answers up to {best.num_versions_behind} updates old"
     others = [f"{_way_text(each)} takes {format_seconds(each.seconds)}" for each in bests if each is not best]
     sentences += ["; ".join(others)] if others else []
-    rollouts = best.rollouts
     tail = 1.0 - rollouts.p90_s / rollouts.makespan_s
     if best.way != "asynchronous" and tail > 0.3:
         sentences.append(f"The longest tenth of the answers takes {percent(tail)} of the rollouts' time")
@@ -97,8 +84,7 @@ def _table(division: Division, iterations: list[Iteration]) -> Table:
 
 def _facts(division: Division) -> list[tuple[str, str]]:
     batch, setup, best = division.batch, resolve(division.scenario), division.best
-    job = best.training.result.setup.job
-    degrees = best.training.result.setup.degrees
+    job, degrees = best.training.result.setup.job, best.training.result.setup.degrees
     tokens = f"{batch.num_tokens:,} tokens, the longest {batch.longest_tokens:,}"
     layout = f"tp {degrees.tp}, cp {degrees.cp}, pp {degrees.pp}, dp {degrees.dp}"
     return [
@@ -114,20 +100,14 @@ def division_document(division: Division) -> dict[str, Any]:
     return {
         "windtunnel": version(),
         "scenario": encode(division.scenario),
-        "num_devices": division.num_devices,
-        "usd_per_hour": division.usd_per_hour,
+        **fields_of(division, "num_devices", "usd_per_hour"),
         "batch": vars(division.batch),
         "iterations": [
             {
-                "way": each.way,
-                "seconds": each.seconds,
-                "num_versions_behind": each.num_versions_behind,
-                "waits": each.waits,
+                **fields_of(each, "way", "seconds", "num_versions_behind", "waits"),
                 "rollouts": vars(each.rollouts),
                 "training": {
-                    "num_devices": each.training.num_devices,
-                    "forward_s": each.training.forward_s,
-                    "step_s": each.training.step_s,
+                    **fields_of(each.training, "num_devices", "forward_s", "step_s"),
                     "job": encode(each.training.result.setup.job),
                 },
             }

@@ -13,20 +13,7 @@ from windtunnel.notebook import Shown
 from windtunnel.report import report as all_blocks
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
 from windtunnel.report.numbers import number, percent, words
-from windtunnel.report.report import (
-    Block,
-    Card,
-    Cards,
-    Cell,
-    Code,
-    Facts,
-    OnPage,
-    OnTerminal,
-    Report,
-    Section,
-    Table,
-    Text,
-)
+from windtunnel.report.report import Block, Card, Cards, Cell, Facts, OnPage, OnTerminal, Report, Section, Table, Text
 from windtunnel.report.search import figures as naming
 from windtunnel.report.search.recommendation import against_api, certainty, gains_of, recommendation
 from windtunnel.schema import fields_of, short_path
@@ -149,7 +136,8 @@ def search_report(evidence: SearchEvidence) -> Report:
     title = f"{format_count(space.num_points, 'point')} of {space.model or 'the space'}"
     text = recommendation_text(evidence) if evidence.recommends else _verdict(evidence)
     is_good = any(outcome.ranking for outcome in evidence.study.outcomes) or (False if evidence.why else None)
-    sections = _shortened(sections) if evidence.recommends else sections
+    if evidence.recommends:
+        sections = [_on_page(each) if each.heading in _ON_PAGE else each for each in sections]
     if evidence.recommends and CHANGE in space.vary:
         return Report(text, [title, *lead], sections, is_good=is_good)
     return Report(title, lead, sections, verdict=text, is_good=is_good)
@@ -161,11 +149,6 @@ def recommendation_text(evidence: SearchEvidence) -> str:
     if evidence.api is None or not outcome.ranking:
         return text
     return f"{text} {against_api(evidence.study, evidence.api, evidence.load)}"
-
-
-def _shortened(sections: Sequence[Section]) -> list[Section]:
-    """Leave on the terminal what a recommendation rests on; the page has everything."""
-    return [_on_page(each) if each.heading in _ON_PAGE else each for each in sections]
 
 
 def _on_page(section: Section) -> Section:
@@ -223,15 +206,15 @@ def _workload_sections(evidence: SearchEvidence, place: int, outcome: SearchOutc
     def heading(text: str) -> str:
         return text if outcome.workload is None else f"{outcome.workload}: {text[:1].lower()}{text[1:]}"
 
-    counts = _count_lines(outcome)
+    title, counts = "" if outcome.workload is None else f"Workload {outcome.workload}", _count_lines(outcome)
     if not outcome.ranking:
         text = _nothing_text(evidence)
         refused = _refusals(outcome, heading("What cannot run"), [text])
-        return [_title(outcome, counts if refused else [*counts, text]), *refused]
+        return [Section(title, [Text(counts if refused else [*counts, text])], title or "Answers"), *refused]
     why = evidence.why[place] if evidence.why else []
     effects, winner = answers.worths(space, outcome), winner_rank(evidence, place)
     return [
-        _title(outcome, counts),
+        Section(title, [Text(counts)], title or "Answers"),
         Section("", _best(evidence, place, why), heading("The best points"), is_open=True),
         *([_why_section(why)] if why else []),
         *([_worth_section(space, outcome, effects, heading("What each setting is worth"))] if effects else []),
@@ -246,11 +229,6 @@ def winner_rank(evidence: SearchEvidence, place: int) -> int:
     if not evidence.recommends or not evidence.fleets:
         return 0
     return evidence.study.outcomes[place].ranking.index(evidence.fleets[place][0].index)
-
-
-def _title(outcome: SearchOutcome, lines: list[str]) -> Section:
-    title = "" if outcome.workload is None else f"Workload {outcome.workload}"
-    return Section(title, [Text(lines)], title or "Answers")
 
 
 def _count_lines(outcome: SearchOutcome) -> list[str]:
@@ -300,7 +278,7 @@ def _winner(
     scenario = answers.scenario_of(study, outcome, index)
     limit = naming.limit_text(best.limited_by, limits_from(study.space.limits))
     remark = f"The best point: {limit}. Figures are means over the streams of requests that a point met."
-    launch = Code(launch_script(scenario, engine_versions(scenario)), "Launch the best point")
+    launch = all_blocks.Code(launch_script(scenario, engine_versions(scenario)), "Launch the best point")
     cards = {
         filled(label, {"copy": "one copy" if has_copies else None}): card for label, card in LAYOUT["cards"].items()
     }

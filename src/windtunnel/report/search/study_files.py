@@ -11,18 +11,10 @@ from windtunnel.formats.launch.scripts import helm_chart, kubernetes_manifests, 
 from windtunnel.formats.megatron.write import megatron_script
 from windtunnel.report.render.html import page
 from windtunnel.report.render.json import version
+from windtunnel.report.search import study as report
 from windtunnel.report.search.figures import burst_document
-from windtunnel.report.search.study import (
-    SearchEvidence,
-    Why,
-    bound_text,
-    engine_versions,
-    names_of_frontier,
-    recommendation_text,
-    search_report,
-    winner_rank,
-)
-from windtunnel.schema import encode, json_text, save
+from windtunnel.report.search.study import SearchEvidence, Why, search_report, winner_rank
+from windtunnel.schema import encode, fields_of, json_text, save
 from windtunnel.search import answers
 from windtunnel.search.scores import label_of, objectives_of
 from windtunnel.search.space.space import as_builtins
@@ -48,22 +40,21 @@ def study_document(evidence: SearchEvidence) -> dict[str, Any]:
                 ],
                 "points": [point_document(study, outcome, index) for index in outcome.ranking[: evidence.top]],
                 "best_by_objective": answers.best_by_objective(outcome, objectives_of(study.space)),
-                "frontier": answers.frontier(outcome, names_of_frontier(study, outcome)),
+                "frontier": answers.frontier(outcome, report.names_of_frontier(study, outcome)),
                 "sensitivity": {
                     name: {value: msgspec.to_builtins(worth) for value, worth in by_value.items()}
                     for name, by_value in answers.worths(study.space, outcome).items()
                 },
-                "bound_by": {str(index): bound_text(result) for index, result in why},
+                "bound_by": {str(index): report.bound_text(result) for index, result in why},
                 "refusals": {reason: len(points) for reason, points in outcome.refusals.items()},
                 "fleets": [msgspec.to_builtins(fleet) for fleet in (evidence.fleets[place] if evidence.fleets else [])],
             }
             for place, (outcome, why) in enumerate(zip(study.outcomes, whys, strict=True))
         ],
-        **({"recommendation": recommendation_text(evidence)} if evidence.recommends else {}),
+        **({"recommendation": report.recommendation_text(evidence)} if evidence.recommends else {}),
         **({"prices": [price.text for price in evidence.prices]} if evidence.prices else {}),
         "misconfiguration": evidence.misconfiguration,
-        "num_runs": study.count.num_runs,
-        "num_requests": study.count.num_requests,
+        **fields_of(study.count, "num_runs", "num_requests"),
         **evidence.launch.document,
     }
 
@@ -106,7 +97,7 @@ def write_study(evidence: SearchEvidence, folder: Path) -> None:
 
 def _write_winner(scenario: Scenario, folder: Path, workload: str | None) -> None:
     prefix = "" if workload is None else f"{workload}-"
-    versions = engine_versions(scenario)
+    versions = report.engine_versions(scenario)
     save(scenario, folder / f"{prefix}scenario.yaml")
     (folder / f"{prefix}launch.sh").write_text(launch_script(scenario, versions), encoding="utf-8")
     (folder / f"{prefix}kubernetes.yaml").write_text(kubernetes_manifests(scenario, versions), encoding="utf-8")

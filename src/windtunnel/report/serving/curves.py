@@ -33,11 +33,8 @@ def cdf(latency: str, runs: Mapping[str, Floats], limit_s: float | None = None) 
         if values.size
     ]
     limits = [] if limit_s is None else [Limit("x", limit_s, "limit")]
-    x = Axis(LATENCIES[latency], "s", is_log=None)
-    return (
-        Chart(x, Axis("requests", "share", low=0.0, high=1.0), series, limits),
-        f"{LATENCIES[latency]}: share of requests that took no longer",
-    )
+    x, y = Axis(LATENCIES[latency], "s", is_log=None), Axis("requests", "share", low=0.0, high=1.0)
+    return Chart(x, y, series, limits), f"{LATENCIES[latency]}: share of requests that took no longer"
 
 
 def distributions(runs: Mapping[str, Table], slo: Slo | None = None) -> list[tuple[Chart, str]]:

@@ -95,11 +95,13 @@ def step_sections(step: Explanation) -> list[Section]:
     """Return the sections of a step's report."""
     document = step_document(step)
     sources = [shares_of(document[f"seconds_by_{name}"], has_words=False) for name in ("coverage", "source")]
+    shares = {operator["name"]: operator["total_s"] / document["device_s"] for operator in document["operators"]}
+    encoder_heading = f"An image or video adds {format_seconds(step.encoder_s)} to the step that begins it"
     return [
         Section(
             "",
             [
-                OnPage(lambda: [_operator_bars(document)]),
+                OnPage(lambda: [Bars(shares, "The device's time by operator", document["device_s"])]),
                 time_table(document["operators"]),
                 table_of(map(_work, step.launches), LAYOUT["work"], left=2),
                 Facts([*rows_of(_totals(step), LAYOUT["totals"]), *setup_text.sampling_rows(document["sampling"])]),
@@ -113,15 +115,9 @@ def step_sections(step: Explanation) -> list[Section]:
                 Bars(shares_of(document["seconds_by_kind"]), "By kind of operator"),
             ],
         ),
-        *([_encoder_section(document)] if step.encoder else []),
+        *([Section(encoder_heading, [time_table(document["encoder"])])] if step.encoder else []),
         Section("Where the operator times come from", [Facts(setup_text.provenance_rows(*sources))]),
     ]
-
-
-def _encoder_section(document: Mapping[str, Any]) -> Section:
-    """Return the operators of the vision tower over one image or video."""
-    heading = f"An image or video adds {format_seconds(document['encoder_s'])} to the step that begins it"
-    return Section(heading, [time_table(document["encoder"])])
 
 
 def time_table(operators: Sequence[Mapping[str, Any]]) -> Table:
@@ -129,11 +125,6 @@ def time_table(operators: Sequence[Mapping[str, Any]]) -> Table:
     total_s = sum(operator["total_s"] for operator in operators)
     rows = [{**operator, "share_fraction": operator["total_s"] / total_s} for operator in operators]
     return table_of(rows, LAYOUT["times"])
-
-
-def _operator_bars(document: Mapping[str, Any]) -> Bars:
-    shares = {operator["name"]: operator["total_s"] / document["device_s"] for operator in document["operators"]}
-    return Bars(shares, "The device's time by operator", document["device_s"])
 
 
 def batch_line(step: Explanation) -> str:
