@@ -110,5 +110,4 @@ def _lengths_and_counts(
     steps = [np.diff(np.isin(phases, kinds).astype(np.float64), prepend=0.0) for _, phases in changes]
     order = np.argsort(changes_s, kind="stable")
     counts = np.concatenate([[0.0], np.cumsum(np.concatenate(steps)[order])])
-    edges = np.concatenate([[begin_s], changes_s[order], [end_s]])
-    return np.diff(edges), counts
+    return np.diff(np.concatenate([[begin_s], changes_s[order], [end_s]])), counts

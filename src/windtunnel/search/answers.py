@@ -17,7 +17,7 @@ from windtunnel.search.evaluation.schema import Question
 from windtunnel.search.evaluation.training import TrainingEvaluator
 from windtunnel.search.executors import start_workers
 from windtunnel.search.scores import best_by_value, score, undominated
-from windtunnel.search.space.space import Space, point_at
+from windtunnel.search.space.space import Space
 from windtunnel.search.store import Store
 from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.results import Result
@@ -181,8 +181,7 @@ def copied(scenario: Scenario, fleet: FleetSize | None, load: float | None) -> S
 
 def scenario_of(study: Study, outcome: SearchOutcome, index: int) -> Scenario:
     """Return the scenario of a point at its load; simulated alone it gives the same figures."""
-    point = point_at(study.space, index)
-    scenario = Evaluator(study.space).deployed(point, outcome.workload).scenario
+    scenario = Evaluator(study.space).deployed(study.point(index), outcome.workload).scenario
     if study.space.load == "given":
         return scenario
     answer, usual_load = outcome.evaluations[index], own_load(scenario.workload, study.space.seed)

@@ -54,12 +54,8 @@ class Offer(Schema):
 
     def rented(self, term: Term) -> float | None:
         """Return the price of renting, in USD an hour; None where there is none."""
-        prices: dict[Term, float | None] = {
-            "on_demand": self.on_demand_usd_per_hour,
-            "reserved": self.reserved_usd_per_hour,
-            "spot": self.spot_usd_per_hour,
-        }
-        return prices[term]
+        price: float | None = getattr(self, f"{term}_usd_per_hour")
+        return price
 
     def owned(self, device: Device) -> float | None:
         """Return what owning costs in USD an hour of the whole year, busy or not; None where it is not owned.
@@ -145,14 +141,11 @@ def offers_of(places: Sequence[str], devices: Sequence[str]) -> Offers:
                 found[device][label] = replace(offer, source=provider.source, date=provider.date)
     missing = next((device for device, offers in found.items() if not offers), None)
     if missing is not None:
-        having = [name for name in catalog.names("providers") if _offers(name, missing)]
+        regions = {name: provider_entry(name).regions.values() for name in catalog.names("providers")}
+        having = [name for name, every in regions.items() if any(missing in offers for offers in every)]
         hint = f"the catalog has prices of {', '.join(having)}" if having else f"give one: --prices {missing}=10.50"
         raise InputError(f"{' and '.join(places)}: no price of {missing}", hint)
     return found
-
-
-def _offers(provider: str, device: str) -> bool:
-    return any(device in offers for offers in provider_entry(provider).regions.values())
 
 
 def chosen_prices(offers: Offers, devices: Sequence[str], term: Term = "on_demand") -> dict[str, Price]:

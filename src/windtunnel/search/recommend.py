@@ -123,8 +123,7 @@ def _changes(setup: Setup) -> dict[str, dict[str, Any]]:
     kept = {name: str(each) for name, each in own.items() if each not in (None, getattr(setup.model.precision, name))}
     for checkpoint, model in catalog.checkpoints(setup.model.name).items():
         if _is_native(setup.device, model) and model.precision.weights != setup.precision.weights:
-            formats = {"model": checkpoint, "precision": kept}
-            found[f"model {checkpoint}"] = formats
+            found[f"model {checkpoint}"] = {"model": checkpoint, "precision": kept}
     within_node = [degree for degree in (tp // 2, tp * 2) if 1 <= degree <= setup.node.num_devices]
     widest = [attention.widest_tp for _, attention in setup.model.attentions]
     experts, spread = setup.precision.experts_format, setup.parallelism
@@ -165,10 +164,8 @@ def _on_device(
 ) -> dict[str, dict[str, Any]]:
     """Return name -> settings of every layout of a checkpoint on one node of a device with which an engine starts."""
     found: dict[str, dict[str, Any]] = {}
-    formats: list[dict[str, str]] = [
-        {},
-        *({"kv_cache": each} for each in _kv_formats(device, model, model.precision.kv_cache)),
-    ]
+    others = _kv_formats(device, model, model.precision.kv_cache)
+    formats: list[dict[str, str]] = [{}, *({"kv_cache": each} for each in others)]
     for layout, kv in product(layouts(model, catalog.default_node(device).num_devices), formats):
         split = layout["tp"] * layout.get("attention_dp", 1) // layout.get("ep", 1)
         if split_columns(engine, model, model.precision.experts_format, split) is not None:

@@ -4,7 +4,7 @@ An iteration samples answers to a batch of prompts (the rollouts), computes thei
 The serving loop says how long the rollouts take, the training simulator how long the rest does.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, lcm
@@ -188,8 +188,11 @@ def divide(
     own, batch = resolve(scenario), _batch_of(scenario)
     _job(scenario, job, num_devices, batch)  # what no number of devices mends is said at once
     size, store = own.parallelism.num_devices, store or Store(None, lambda _: None)
-    for_rollouts = list(_divisions(num_devices, size, own.node.num_devices))
-    numbers = [(number, num_devices - number) for number in for_rollouts] + [(num_devices, num_devices)]
+    # Multiples of a replica, of whole nodes where there are many.
+    step = lcm(size, own.node.num_devices) if num_devices >= LEAST_NODES * own.node.num_devices else size
+    step *= ceil(num_devices / step / MOST_DIVISIONS)
+    numbers = [(number, num_devices - number) for number in range(step, num_devices, step)]
+    numbers.append((num_devices, num_devices))
     rollouts: dict[int, Rollouts] = {}
     training: dict[int, Training] = {}
     refused: dict[int, str] = {}
@@ -243,13 +246,6 @@ def _check(scenario: Scenario, job: Mapping[str, Any], num_devices: int) -> None
             f"{format_count(num_devices, 'device')} cannot be divided: a replica has {size}",
             f"give {2 * size} or more, or a smaller tp",
         )
-
-
-def _divisions(num_devices: int, size: int, in_node: int) -> Iterator[int]:
-    """Yield the numbers of devices for rollouts: multiples of a replica, of whole nodes where there are many."""
-    step = lcm(size, in_node) if num_devices >= LEAST_NODES * in_node else size
-    step *= ceil(num_devices / step / MOST_DIVISIONS)
-    yield from range(step, num_devices, step)
 
 
 def _rollouts(scenario: Scenario, num_devices: int, replicas: int, update_s: float) -> Rollouts:
@@ -326,10 +322,7 @@ def _training(
     result = simulate_training(job)
     if not result.fits:
         raise InputError("the layout does not fit the devices' memory")
-    return Training(num_devices, passes * _forward_s(result), result.step_s, result)
-
-
-def _forward_s(result: TrainingResult) -> float:
-    """Return the time of a forward pass over the batch: its share of the passes' time, in a pipeline as full."""
+    # A forward pass takes its share of the passes' time, in a pipeline as full.
     forward, *backward = (sum(cost.passes[kind].seconds for cost in result.costs) for kind in range(3))
-    return float(result.timeline.spans_s.max()) * forward / (forward + sum(backward))
+    forward_s = float(result.timeline.spans_s.max()) * forward / (forward + sum(backward))
+    return Training(num_devices, passes * forward_s, result.step_s, result)

@@ -93,8 +93,7 @@ def at_load(workload: Workload, load: float, usual_load: float) -> Workload:
     factor = load / usual_load
     changed: dict[str, Any] = {}
     if workload.arrivals is not None:
-        alone = not workload.tenants
-        changed["arrivals"] = _faster(workload.arrivals, factor, load if alone else None)
+        changed["arrivals"] = _faster(workload.arrivals, factor, None if workload.tenants else load)
     elif workload.trace is not None:
         changed["trace"] = change(workload.trace, time_scale=workload.trace.time_scale / factor)
     changed["tenants"] = tuple(_faster_tenant(tenant, factor) for tenant in workload.tenants)

@@ -82,9 +82,8 @@ class TrainingEvaluator:
         except InputError as error:
             return Evaluation(refused=error.message)
         figures = training_figures(result)
-        broken = next(
-            (name for name, limit in job_limits(self.space.limits).items() if figures[LIMITS[name]] > limit), ""
-        )
+        limits = job_limits(self.space.limits).items()
+        broken = next((name for name, limit in limits if figures[LIMITS[name]] > limit), "")
         limited_by = broken if result.fits else MEMORY
         return Evaluation(limited_by=limited_by, figures=figures, holds=not limited_by, num_runs=1)
 

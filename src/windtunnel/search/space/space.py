@@ -343,8 +343,7 @@ def _axis(text: str) -> tuple[str, list[Any]]:
         raise InputError(f"--vary: {text!r} is not of the form path=values", "for instance tp=1,2,4 or rate=1:20:2")
     if match := _RANGE.match(value.strip()):
         return path, _steps(text, *match.groups())
-    parsed = parse_yaml(value if value.lstrip().startswith("[") else f"[{value}]")
-    return path, list(parsed)
+    return path, list(parse_yaml(value if value.lstrip().startswith("[") else f"[{value}]"))
 
 
 def _steps(text: str, first: str, last: str, step: str | None) -> list[float]:

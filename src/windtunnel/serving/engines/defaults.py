@@ -138,8 +138,7 @@ def engine_defaults(name: str) -> EngineDefaults:
     Raises:
         InputError: there is no such engine.
     """
-    path = catalog.find("engines", name)
-    return catalog.entry(path, EngineDefaults)
+    return catalog.entry(catalog.find("engines", name), EngineDefaults)
 
 
 def newer_than_known(settings: EngineSettings) -> str:

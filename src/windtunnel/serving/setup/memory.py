@@ -5,13 +5,7 @@ from dataclasses import dataclass, replace
 
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
-from windtunnel.model.exchange import (
-    DEEPEP,
-    DEEPEP_LOW_LATENCY,
-    DEEPEP_NORMAL,
-    low_latency_buffer_bytes,
-    normal_buffer_bytes,
-)
+from windtunnel.model import exchange
 from windtunnel.model.feed_forward.experts import is_exchanged
 from windtunnel.model.launches.lora import lora_bytes
 from windtunnel.model.memory import loaded_bytes, recurrent_state_bytes, value_bytes
@@ -240,15 +234,16 @@ def profiled_memory(
 def _exchange_bytes(shard: Shard, engine: EngineSettings) -> float:
     """Return the memory of DeepEP's buffers: of its low-latency kernels, of its normal ones, or of both."""
     known, kernels, total = behaviour_of(engine.name), engine.all2all_backend, 0.0
-    if not known.low_latency_tokens or kernels not in DEEPEP or not is_exchanged(shard):
+    if not known.low_latency_tokens or kernels not in exchange.DEEPEP or not is_exchanged(shard):
         return total
     width, ranks = shard.model.hidden_size, shard.num_group_ranks
-    if kernels != DEEPEP_NORMAL:
+    if kernels != exchange.DEEPEP_NORMAL:
         num_experts = max(feed_forward.num_experts for _, feed_forward in shard.model.feed_forwards)
-        total = low_latency_buffer_bytes(known.low_latency_tokens, width, num_experts + shard.redundant_experts)
-    if kernels != DEEPEP_LOW_LATENCY:
+        num_placed = num_experts + shard.redundant_experts
+        total = exchange.low_latency_buffer_bytes(known.low_latency_tokens, width, num_placed)
+    if kernels != exchange.DEEPEP_LOW_LATENCY:
         kinds_of_links = min(-(-ranks // shard.devices_per_node), 2)
-        total += kinds_of_links * (known.normal_buffer_bytes or 0) or normal_buffer_bytes(width, ranks)
+        total += kinds_of_links * (known.normal_buffer_bytes or 0) or exchange.normal_buffer_bytes(width, ranks)
     return total
 
 
