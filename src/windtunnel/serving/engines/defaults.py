@@ -92,6 +92,8 @@ class VersionDefaults(Schema):
     """Model types whose all-reduces are fused, others' are not; None: those of the version before, and at first all."""
     unfused_architectures: tuple[str, ...] | None = None
     """Model types none of whose all-reduces is fused, whatever the settings; None: those of the version before."""
+    largest_graphs: dict[str, int] | None = None
+    """Model type -> its `max_cudagraph_capture_size`, whatever the requests; None: those of the version before."""
     stage_settings: EngineSettings = EngineSettings()
     """Settings of a pipeline stage of one device."""
     profiling: Profiling | None = None
@@ -254,7 +256,8 @@ def _scheduler_of(settings: EngineSettings) -> str:
 
 
 def for_architecture(given: EngineSettings, resolved: EngineSettings, architecture: str) -> EngineSettings:
-    """Set `window_kv` and `fused_all_reduce` as the engine has them for models of that `architecture`, unless `given`.
+    """Set `window_kv`, `fused_all_reduce` and the largest CUDA graph as the engine has them for models of that
+    `architecture`, unless `given`.
 
     Schedulers other than the engines' own keep every token of every layer.
 
@@ -279,7 +282,11 @@ def for_architecture(given: EngineSettings, resolved: EngineSettings, architectu
     if fuses:
         is_possible = unfused is None or architecture not in unfused
         fuses = is_possible and (bool(given.fused_all_reduce) or fused is None or architecture in fused)
-    return msgspec.structs.replace(resolved, window_kv=kept, fused_all_reduce=fuses)
+    graphs = next((entry.largest_graphs for entry in versions if entry.largest_graphs is not None), {})
+    largest = resolved.max_cudagraph_capture_size
+    if given.max_cudagraph_capture_size is None and architecture in graphs:
+        largest = min(graphs[architecture], resolved.max_num_batched_tokens or graphs[architecture])
+    return msgspec.structs.replace(resolved, window_kv=kept, fused_all_reduce=fuses, max_cudagraph_capture_size=largest)
 
 
 def whole_prompt_tokens(given: EngineSettings, resolved: EngineSettings, max_model_len: int) -> EngineSettings:
