@@ -187,8 +187,7 @@ def with_defaults(
 
 def profiling_of(settings: EngineSettings) -> Profiling:
     """Return the profiling run of an engine version."""
-    _, entries = _entries(settings, None)
-    return next((entry.profiling for entry in reversed(entries) if entry.profiling is not None), Profiling())
+    return _latest(_entries(settings, None)[1], "profiling") or Profiling()
 
 
 def _entries(settings: EngineSettings, device: Device | None) -> tuple[str, list[VersionDefaults]]:
