@@ -302,7 +302,8 @@ def unseen_kinds(priced: PricedServer, runs: Sequence[PricedServer]) -> tuple[st
         formats=tuple({str(form) for s in setups for form in (s.precision.weights, s.precision.experts_format)}),
         devices=tuple(devices),
     )
-    calibration = Calibration(engine, provenance, clients={setup.client_name: setup.client for setup in setups})
+    clients = {setup.client_name: setup.client for setup in setups}
+    calibration = Calibration(engine=engine, provenance=provenance, clients=clients)
     return tuple(remarks(replace(priced.setup, calibration=calibration)).values())
 
 

@@ -273,19 +273,22 @@ def for_architecture(given: EngineSettings, resolved: EngineSettings, architectu
             f"the scheduler {resolved.scheduler} has no window_kv {kept}",
             f"it has {', '.join(possible)}; or leave engine.window_kv out",
         )
-    fuses, versions = resolved.fused_all_reduce, _entries(resolved, None)[1][::-1]
-    fused, unfused = (
-        next((types for types in lists if types is not None), None)
-        for lists in zip(*((entry.fused_architectures, entry.unfused_architectures) for entry in versions), strict=True)
-    )
+    fuses, entries = resolved.fused_all_reduce, _entries(resolved, None)[1]
     if fuses:
-        is_possible = unfused is None or architecture not in unfused
-        fuses = is_possible and (bool(given.fused_all_reduce) or fused is None or architecture in fused)
-    graphs = next((entry.largest_graphs for entry in versions if entry.largest_graphs is not None), {})
-    largest = resolved.max_cudagraph_capture_size
-    if given.max_cudagraph_capture_size is None and architecture in graphs:
-        largest = min(graphs[architecture], resolved.max_num_batched_tokens or graphs[architecture])
-    return msgspec.structs.replace(resolved, window_kv=kept, fused_all_reduce=fuses, max_cudagraph_capture_size=largest)
+        fused, unfused = _latest(entries, "fused_architectures"), _latest(entries, "unfused_architectures") or ()
+        fuses = architecture not in unfused and (given.fused_all_reduce or fused is None or architecture in fused)
+    largest = (_latest(entries, "largest_graphs") or {}).get(architecture)
+    if largest is None or given.max_cudagraph_capture_size is not None:
+        largest = resolved.max_cudagraph_capture_size
+    elif resolved.max_num_batched_tokens is not None:
+        largest = min(largest, resolved.max_num_batched_tokens)
+    graphs = {"max_cudagraph_capture_size": largest}
+    return msgspec.structs.replace(resolved, window_kv=kept, fused_all_reduce=fuses, **graphs)
+
+
+def _latest(entries: Sequence[VersionDefaults], field: str) -> Any:
+    """Return a field of the newest entry that has it; None where none has."""
+    return next((value for entry in reversed(entries) if (value := getattr(entry, field)) is not None), None)
 
 
 def whole_prompt_tokens(given: EngineSettings, resolved: EngineSettings, max_model_len: int) -> EngineSettings:
