@@ -1,5 +1,6 @@
 """Tables of recorded steps: formats, names of columns, and wrong files."""
 
+import csv
 import gzip
 import json
 from pathlib import Path
@@ -105,6 +106,19 @@ def test_a_folder_describes_its_runs(tmp_path: Path) -> None:
     assert known.setup.engine.max_num_batched_tokens == 9000
     assert unknown.setup is None
     assert "nobody/knows" in unknown.refused
+
+
+def test_recorded_arguments_hold_json_without_the_quotes_of_a_shell(tmp_path: Path) -> None:
+    write(tmp_path / "steps.csv", TABLE)
+    arguments = (
+        '--model qwen3-32b --compilation-config {"cudagraph_mode":"FULL","pass_config":{"fuse_norm_quant":true}} '
+        '--attention-config {"use_trtllm_attention":false} --tensor-parallel-size 4'
+    )
+    with (tmp_path / "runs.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("run", "engine_args", "vllm_version"), ("a", arguments, "0.20.1")])
+    (run,) = read_step_runs(tmp_path, {}, DEVICE)
+    assert run.setup is not None, run.refused
+    assert (run.setup.engine.attention_backend, run.setup.parallelism.tp) == ("flashinfer", 4)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -191,10 +193,14 @@ def _described(path: Path) -> dict[str, dict[str, str]]:
 
 
 def _described_run(row: Mapping[str, str], steps: StepTable, given: Mapping[str, Any]) -> StepRun:
-    """Return a run with the deployment of its line: the engine's arguments, its version, and fused all-reduces."""
+    """Return a run with the deployment of its line: the engine's arguments, its version, and fused all-reduces.
+
+    Recorders join arguments by spaces, so that JSON stands without the quotes that a shell would take away.
+    """
     engine = next((name for name in servers() if row.get(f"{name}_version")), row.get("engine") or "vllm")
+    arguments = re.sub(r"(?<!\S)\{[^']*?\}(?!\S)", lambda json: shlex.quote(json[0]), row["engine_args"])
     try:
-        reading = read_launch_command(f"{' '.join(servers()[engine].command)} {row['engine_args']}")
+        reading = read_launch_command(f"{' '.join(servers()[engine].command)} {arguments}")
     except InputError as error:
         return StepRun(row["run"], row.get("model", ""), steps, None, reason_of(error))
     base = reading.raw
