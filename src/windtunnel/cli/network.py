@@ -180,6 +180,8 @@ def _run(options: Options, fabric: Fabric, ranks: int | list[int], settings: Net
     has_launch = hasattr(BACKENDS.get(settings.backend), "run_collective")
     if options.cuda_graph and not has_launch:
         raise InputError("--cuda-graph leaves out the host's launch, which only the analytic backend has")
+    if has_launch and (options.fail_links or options.fail_nodes):
+        remark("note: closed forms know what fails at a GPU, not between switches; --backend flow knows both")
     choices = CollectiveChoices(
         algorithm=options.algorithm or "auto",
         protocol=options.protocol or "auto",

@@ -97,7 +97,8 @@ def check(fabric: Fabric, source: str = "", what: str = "link", first: int = 1) 
     group, gpus = connected_groups(fabric), fabric.nodes_of(NodeKind.GPU)
     apart = gpus[group[gpus] != group[gpus[0]]]
     if len(apart):
-        raise InputError(f"{source}: GPU {apart[0]} cannot reach GPU 0, nor can {len(apart) - 1} others")
+        others = f", nor can {len(apart) - 1} more" if len(apart) > 1 else ""
+        raise InputError(f"{source}: GPU {apart[0]} cannot reach GPU 0{others}", "add links, or let fewer fail")
 
 
 def _link_problems(fabric: Fabric) -> Iterator[tuple[int, str]]:

@@ -243,9 +243,8 @@ class NodeRails(Schema, tag="node"):
         node = catalog.node(self.node)
         size, num_servers, out = node.num_devices, self.num_servers, node.scale_out
         if num_servers > 1 and out is None:
-            raise InputError(
-                f"{node.name} has no link to other servers", "use num_servers = 1, or a node with scale_out"
-            )
+            lacks = f"{node.name} has no link to other servers"
+            raise InputError(lacks, "use num_servers = 1, or a node with scale_out")
         num_gpus = size * num_servers
         wiring = _Wiring(node.device, num_gpus, size, num_servers if node.scale_up_links is None else 0)
         gpu = np.arange(num_gpus)

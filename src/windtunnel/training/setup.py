@@ -160,18 +160,14 @@ def without_idle_settings(given: TrainingJob, filled: TrainingJob, model: ModelS
         schema: Any = getattr(filled, section)
         unset = next(field.default for field in msgspec.structs.fields(schema) if field.name == name)
         off = False if isinstance(getattr(schema, name), bool) and unset is None else unset
+        value = getattr(schema, name)
         if getattr(getattr(given, section), name) not in (unset, off):
-            raise InputError(
-                f"{path} = {_shown(getattr(schema, name))} changes nothing here: it needs {condition.needs}",
-                f"leave {path} out",
-            )
-        if getattr(schema, name) != off:
+            shown = f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value).lower()
+            idle = f"{path} = {shown} changes nothing here: it needs {condition.needs}"
+            raise InputError(idle, f"leave {path} out")
+        if value != off:
             filled = msgspec.structs.replace(filled, **{section: msgspec.structs.replace(schema, **{name: off})})
     return filled
-
-
-def _shown(value: Any) -> str:
-    return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value).lower()
 
 
 def with_uneven_stages(job: TrainingJob, model: ModelSpec) -> TrainingJob:

@@ -64,7 +64,9 @@ def test_check_finds_what_a_failure_cuts_off(windtunnel: Command) -> None:
     # Without servers' NVLink, a leaf is the only way to its GPUs.
     done = windtunnel("topology", "check", "spectrum_x:num_gpus=16,gpus_per_server=1", "--fail-node", "32")
     assert done.code == 2
-    assert "cannot reach GPU 0" in done.stderr
+    assert "cannot reach GPU 0, nor" in done.stderr
+    alone = windtunnel("topology", "check", "spectrum_x:num_gpus=2,gpus_per_server=1", "--fail-link", "1-4")
+    assert "GPU 1 cannot reach GPU 0\nhint: " in alone.stderr
 
 
 @pytest.mark.parametrize("backend", ["analytic", "flow"])
@@ -230,6 +232,8 @@ def test_failures_slow_what_crosses_them(windtunnel: Command) -> None:
     answer = windtunnel(*words, "--fail-node", "26", "--fail-node", "27")
     assert answer.code == 2
     assert "there is no path" in answer.stderr
+    closed = windtunnel(*words, "--fail-node", "26", "--backend", "analytic")
+    assert "not between switches; --backend flow" in closed.stderr
 
 
 def test_links_inside_a_row_are_drawn_as_arches(windtunnel: Command, tmp_path: Path) -> None:

@@ -83,22 +83,16 @@ def _check(traffic: TokenTraffic, place: Ranks) -> None:
     check_known(traffic.phase, tuple(PHASES), f"there is no phase {traffic.phase!r}")
     check_known(traffic.dtype or "fp8", ("fp8", "bf16"), f"there is no token type {traffic.dtype!r}")
     if traffic.dedup_per_server and (traffic.kernel or "").startswith("deepep_low"):
-        raise InputError(
-            "low-latency kernels send every copy by itself; --dedup-per-server does not go with them",
-            "give --kernel deepep_normal",
-        )
+        lone = "low-latency kernels send every copy by itself; --dedup-per-server does not go with them"
+        raise InputError(lone, "give --kernel deepep_normal")
     if traffic.num_experts % place.num_ranks or not 0 < traffic.num_experts <= MOST_EXPERTS:
-        raise InputError(
-            f"{traffic.num_experts} experts do not spread evenly over {place.num_ranks} ranks",
-            f"give a multiple of {place.num_ranks}, at most {MOST_EXPERTS}",
-        )
+        uneven = f"{traffic.num_experts} experts do not spread evenly over {place.num_ranks} ranks"
+        raise InputError(uneven, f"give a multiple of {place.num_ranks}, at most {MOST_EXPERTS}")
     servers = min(place.num_servers if traffic.max_servers is None else traffic.max_servers, place.num_servers)
     reachable = traffic.num_experts // place.num_servers * servers
     if min(traffic.num_tokens, traffic.hidden, traffic.top_k, servers) < 1 or traffic.top_k > reachable:
-        raise InputError(
-            f"{traffic.num_tokens} tokens of width {traffic.hidden} cannot choose {traffic.top_k} of "
-            f"{reachable} experts"
-        )
+        tokens = f"{traffic.num_tokens} tokens of width {traffic.hidden}"
+        raise InputError(f"{tokens} cannot choose {traffic.top_k} of {reachable} experts")
 
 
 def _low_latency_rows(traffic: TokenTraffic, place: Ranks) -> tuple[float, float, float]:

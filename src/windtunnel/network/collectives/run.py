@@ -60,7 +60,9 @@ def run_collective(
     """
     settings, choices = settings or NetworkSettings(), choices or CollectiveChoices()
     check_operation(op)
-    _check_choices(choices)
+    if choices.algorithm != "auto":
+        ALGORITHMS.get(choices.algorithm)
+    check_known(choices.protocol, ("auto", *PROTOCOL_SHARE), f"there is no protocol {choices.protocol!r}")
     gpus = chosen_gpus(fabric, ranks)
     if size_bytes < 1:
         raise InputError(f"{op} of {size_bytes} bytes moves nothing", "give a size of at least 1 byte")
@@ -87,17 +89,8 @@ def _check_traffic(traffic_bytes: NDArray[np.int64], num_ranks: int, has_closed_
     if has_closed_forms:
         raise InputError("closed forms know only balanced traffic", "give --backend flow or packet")
     if traffic_bytes.shape != (num_ranks, num_ranks) or (traffic_bytes < 0).any():
-        raise InputError(
-            f"the traffic matrix is {traffic_bytes.shape}; {num_ranks} x {num_ranks} numbers of bytes, none negative, "
-            "are needed"
-        )
-
-
-def _check_choices(choices: CollectiveChoices) -> None:
-    """Refuse an algorithm or protocol that does not exist."""
-    if choices.algorithm != "auto":
-        ALGORITHMS.get(choices.algorithm)
-    check_known(choices.protocol, ("auto", *PROTOCOL_SHARE), f"there is no protocol {choices.protocol!r}")
+        needed = f"{num_ranks} x {num_ranks} numbers of bytes, none negative, are needed"
+        raise InputError(f"the traffic matrix is {traffic_bytes.shape}; {needed}")
 
 
 def _algorithm(call: CollectiveCall) -> str:

@@ -93,16 +93,13 @@ class TrainingEvaluator:
             raise InputError("virtual stages need a pipeline: pp = 1")
         if "run" in self.space.limits and job.total_tokens is None:
             raise InputError("a limit on the run needs total_tokens", "give the number of tokens to train on")
-        model, device, node = self._names(job)
-        setup = resolve(msgspec.structs.replace(job, model=model, device=device, node=node))
-        check_budget(_takes(setup), self.space.budget)
-        return setup
-
-    def _names(self, job: TrainingJob) -> tuple[ModelSpec, Device, Node]:
         key = msgspec.json.encode((job.model, job.device, job.node))
         if key not in self.names:
             self.names[key] = look_up(job)
-        return self.names[key]
+        model, device, node = self.names[key]
+        setup = resolve(msgspec.structs.replace(job, model=model, device=device, node=node))
+        check_budget(_takes(setup), self.space.budget)
+        return setup
 
     def _prices(self, setup: TrainingSetup) -> TrainingPricer:
         network = setup.job.network
