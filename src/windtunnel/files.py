@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,33 +19,26 @@ T = TypeVar("T")
 
 
 @contextmanager
-def opened(path: Path, buffer_bytes: int = 1 << 16) -> Iterator[BinaryIO]:
-    """Open a file for reading behind its byte order mark; one of gzip or Zstandard is unpacked, whatever its name.
+def opened(path: Path, buffer_bytes: int = 1 << 16) -> Iterator[io.BufferedReader]:
+    """Open a file for reading behind its byte order mark; a gzipped file is unpacked, whatever its name.
 
     Raises:
-        InputError: the file is missing, unreadable or packed wrongly.
+        InputError: the file is missing, unreadable or a broken gzip file.
     """
     try:
         with path.open("rb") as file:
-            start = file.read(4)
-            file.seek(0)
-            if start[:2] == b"\x1f\x8b":
+            if file.peek(2)[:2] == b"\x1f\x8b":
                 with gzip.open(file) as unpacked:
-                    yield _behind_mark(io.BufferedReader(unpacked, buffer_bytes))
-            elif start == b"\x28\xb5\x2f\xfd":
-                import pyarrow as pa
-
-                with pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd") as unpacked:
-                    yield _behind_mark(io.BufferedReader(unpacked, buffer_bytes))
+                    yield behind_mark(io.BufferedReader(unpacked, buffer_bytes))
             else:
-                yield _behind_mark(file)
+                yield behind_mark(file)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path} is a broken gzip file: {error}", "fetch or compress it again") from None
     except OSError as error:
         raise unreadable(path, error) from None
 
 
-def _behind_mark(file: io.BufferedReader) -> io.BufferedReader:
+def behind_mark(file: io.BufferedReader) -> io.BufferedReader:
     """Return a file of UTF-8 text behind its byte order mark, if it has one."""
     if file.peek(3)[:3] == codecs.BOM_UTF8:
         file.read(3)

@@ -4,7 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.files import opened, read_bytes
+from windtunnel.files import behind_mark, opened
 from windtunnel.units import format_count
 
 BLOCK_BYTES = 1 << 24
@@ -85,6 +85,19 @@ def _suffix(path: Path) -> str:
     return suffix
 
 
+@contextmanager
+def _unpacked(path: Path) -> Iterator[io.BufferedReader]:
+    """Open a file for reading, as `opened`; one of Zstandard is unpacked too, whatever its name."""
+    with opened(path, BLOCK_BYTES) as file:
+        if file.peek(4)[:4] == b"\x28\xb5\x2f\xfd":
+            import pyarrow as pa
+
+            with pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd") as unpacked:
+                yield behind_mark(io.BufferedReader(unpacked, BLOCK_BYTES))
+        else:
+            yield file
+
+
 def _first_line(path: Path, file: BinaryIO) -> bytes:
     """Return the first line that is not blank; `file` then stands behind it."""
     for line in file:
@@ -113,7 +126,7 @@ def _csv(path: Path, names: list[str] | None) -> Iterator[Any]:
     From a block that does not fit them on, columns are read as text and converted block by block.
     """
     if names is None:
-        with opened(path, BLOCK_BYTES) as file:
+        with _unpacked(path) as file:
             yield _csv_names(path, _first_line(path, file))
         return
     import pyarrow as pa
@@ -140,9 +153,9 @@ def _csv_blocks(path: Path, names: list[str], types: dict[str, Any]) -> Iterator
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
 
-    with opened(path, BLOCK_BYTES) as file:
+    with _unpacked(path) as file:
         header = _csv_names(path, _first_line(path, file))
-        if isinstance(file, io.BufferedReader) and not file.peek(1):
+        if not file.peek(1):
             return  # pyarrow refuses to stream a file without a single row
         yield from arrow_csv.open_csv(
             pa.PythonFile(file, mode="r"),
@@ -169,7 +182,7 @@ def _typed(column: Any) -> Any:
 
 def _broken_csv_row(path: Path, error: Exception) -> InputError:
     """Return the error of a file that pyarrow refused, which names the row only sometimes; rows are counted again."""
-    with opened(path, BLOCK_BYTES) as file:
+    with _unpacked(path) as file:
         lines = io.TextIOWrapper(file, errors="replace")
         try:
             rows = (row for row in csv.reader(lines) if row)
@@ -190,7 +203,7 @@ _LINES = msgspec.json.Decoder(dict[str, Any])
 
 def _json_lines(path: Path, names: list[str] | None) -> Iterator[Any]:
     row = 0
-    with opened(path, BLOCK_BYTES) as file:
+    with _unpacked(path) as file:
         if names is None:
             try:
                 header = dict.fromkeys(_names_of(_LINES.decode(_first_line(path, file))))
@@ -256,7 +269,8 @@ def _broken_json_row(path: Path, lines: list[bytes], first_row: int, is_end: boo
 
 
 def _json(path: Path, names: list[str] | None) -> Iterator[Any]:
-    content = read_bytes(path)
+    with _unpacked(path) as file:
+        content = file.read()
     if not content.strip():
         raise _is_empty(path)
     try:
@@ -271,8 +285,8 @@ def _parquet(path: Path, names: list[str] | None) -> Iterator[Any]:
     import pyarrow as pa
     from pyarrow import parquet
 
-    with opened(path, BLOCK_BYTES) as file:
-        if isinstance(file, io.BufferedReader) and not file.peek(1):
+    with _unpacked(path) as file:
+        if not file.peek(1):
             raise _is_empty(path)
         source = pa.BufferReader(file.read()) if path.suffix.lower() in PACKED else file
         try:
