@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -94,8 +95,8 @@ class Leaving:
 
     def part(self, begin: int, end: int) -> Iterator[tuple[Answer, int, bool, float]]:
         """Return answer, output tokens, whether it has ended, and the delay of some of them."""
-        columns = self.answers, self.tokens, self.ended, self.delays_s
-        return zip(*(column[begin:end] for column in columns), strict=True)
+        some = slice(begin, end)
+        return zip(self.answers[some], self.tokens[some], self.ended[some], self.delays_s[some], strict=True)
 
 
 class Twin:
@@ -278,10 +279,9 @@ class Twin:
         for replica in {*replicas.tolist()}:
             own = replicas == replica
             observer.gave(replica, int(more[own].sum()))
-            gaps_s, times = np.unique(time_s - self._given_s[rows[own & (more > 0)]], return_counts=True)
-            for gap_s, count in zip(gaps_s.tolist(), times.tolist(), strict=True):
-                if not math.isnan(gap_s):
-                    observer.waited(replica, gap_s, count)
+            gaps_s = time_s - self._given_s[rows[own & (more > 0)]]
+            for gap_s, count in Counter(gaps_s[~np.isnan(gaps_s)].tolist()).items():
+                observer.waited(replica, gap_s, count)
 
     def _note(self, answer: Answer) -> None:
         """Copy what the loop knows of a request that has its first or last token."""
