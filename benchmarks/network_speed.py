@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from windtunnel.formats.simai.analytical import read_layers, run_simai_analytical
+from windtunnel.network.collectives.algorithms.direct import all_to_all
 from windtunnel.network.collectives.algorithms.ring import ring
 from windtunnel.network.collectives.call import CollectiveChoices
 from windtunnel.network.collectives.ring_classes import ring_seconds
@@ -30,8 +31,8 @@ from windtunnel.network.flow.run import run_flow_level
 from windtunnel.network.flows import Flows, together
 from windtunnel.network.packet.runner import run_in_parts
 from windtunnel.network.packet.tables import tables_of
-from windtunnel.network.settings import GBPS, SIMAI_PACKETS, SIMAI_SETTINGS, NetworkSettings
-from windtunnel.network.topology import SpectrumX
+from windtunnel.network.settings import GBPS, SIMAI_PACKETS, SIMAI_SETTINGS, NetworkSettings, PacketSettings
+from windtunnel.network.topology import DcnPlus, SpectrumX
 
 MIB = 2**20
 REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or Path(__file__).resolve().parents[2] / "shared" / "reference")
@@ -178,6 +179,27 @@ def print_growth() -> None:
         print(f"{num_gpus:8d}{len(flows):10d}{num_flow_events:14d}{flow_ns:10.0f}{num_events:15d}{packet_ns:10.0f}")
 
 
+def coupled(num_gpus: int) -> Flows:
+    """All-to-alls of 16 GPUs, each of another size, that all cross the same spines."""
+    groups = np.arange(num_gpus, dtype=np.int32).reshape(16, -1).T
+    return together([all_to_all(group.copy(), 4 * MIB + 4096 * k) for k, group in enumerate(groups)])
+
+
+def print_coupled() -> None:
+    """Cost of an event where nearly all flows meet, shared max-min fairly and under control."""
+    print(f"\n{'GPUs':>8s}{'flows':>10s}{'control':>10s}{'events':>10s}{'us each':>10s}")
+    for num_gpus in (64, 256, 512):
+        fabric, flows = DcnPlus(num_gpus=num_gpus).build(), coupled(num_gpus)
+        for control in ("none", "dcqcn", "hpcc"):
+            settings = NetworkSettings(backend="flow", packet=PacketSettings(congestion=control))
+            if num_gpus == 64:
+                run_flow_level(fabric, flows, settings)  # compiles
+            start = time.process_time()
+            num_events = run_flow_level(fabric, flows, settings).num_events
+            each_us = (time.process_time() - start) / num_events * 1e6
+            print(f"{num_gpus:8d}{len(flows):10d}{control:>10s}{num_events:10d}{each_us:10.1f}", flush=True)
+
+
 def print_start() -> None:
     """CPU seconds of a whole process: the interpreter, imports, the cached code, the collective and its table."""
     words = ["collective", "--op", "all_reduce", "--size", "16MiB", "--topology", "spectrum_x:num_gpus=128"]
@@ -200,6 +222,7 @@ def main() -> None:
     for name in CASES:
         subprocess.run([sys.executable, __file__, name], check=True)
     print_growth()
+    print_coupled()
     print_start()
 
 

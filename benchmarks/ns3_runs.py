@@ -143,20 +143,25 @@ class Run:
     """Where flows share a link of the network: nowhere, `+` at NICs, `*` between switches."""
 
 
+def control_of(row: dict[str, str]) -> str:
+    """The congestion control of a recorded run."""
+    return CONTROLS[number(r"cc(\d+)", row["dir"], 1)]
+
+
 def run(row: dict[str, str]) -> Run:
     payload = 4096 if "mtu4096" in row["dir"] else 9000
     settings = msgspec.structs.replace(
         SIMAI_SETTINGS, send_latency_s=number(r"AS_SEND_LAT=(\d+)", row["env"], 6000) * 1e-6, payload_bytes=payload
     )
-    control = CONTROLS[number(r"cc(\d+)", row["dir"], 1)]
-    packet = msgspec.structs.replace(SIMAI_PACKETS, congestion=control, ecn="noecn" not in row["dir"])
+    packet = msgspec.structs.replace(SIMAI_PACKETS, congestion=control_of(row), ecn="noecn" not in row["dir"])
+    settings = msgspec.structs.replace(settings, packet=packet)
     file = REFERENCE / "simai" / "topo" / f"{row['topology']}.gz"
     fabric = read_topology(file) if file.exists() else topology_of(row["topology"]).build()
     packet_us, flow_us, packet_cpu_s, flow_cpu_s, where = [], [], 0.0, 0.0, ""
     for layer in layers_of(row):
         flows = layer.flows
         started = time.process_time()
-        packet_us.append(packet_seconds(fabric, layer, msgspec.structs.replace(settings, packet=packet)) * 1e6)
+        packet_us.append(packet_seconds(fabric, layer, settings) * 1e6)
         packet_cpu_s += time.process_time() - started
         started = time.process_time()
         flow_us.append(flows_seconds(fabric, flows, settings, "flow") * 1e6)
@@ -211,7 +216,7 @@ def main() -> None:
     packet_errors, flow_errors = {}, {}
     ratios: dict[str, float] = {}
     ours_s = theirs_s = 0.0
-    places = {}
+    places, controls = {}, {}
     for row in rows():
         name = row["dir"]
         if not re.search(wanted, name):
@@ -219,7 +224,7 @@ def main() -> None:
         found, recorded = run(row), recorded_us(row)
         packet_errors[name] = error_percent(found.packet_us, recorded)
         flow_errors[name] = error_percent(found.flow_us, recorded)
-        places[name] = found.where
+        places[name], controls[name] = found.where, control_of(row)
         ns3_s = float(row["user_cpu_s"])
         ratios[name] = ns3_s / found.packet_cpu_s
         ours_s, theirs_s = ours_s + found.packet_cpu_s, theirs_s + ns3_s
@@ -235,6 +240,9 @@ def main() -> None:
         for where, title, bound in (("", "apart", 5), ("+", "+ at NICs", 5), ("*", "* between switches", 10)):
             chosen = [error for name, error in errors.items() if places[name] == where]
             print_summary(f"{depth} level, {title}", chosen, bound)
+    for control in CONTROLS.values():
+        chosen = [error for name, error in flow_errors.items() if places[name] == "*" and controls[name] == control]
+        print_summary(f"flow level, * under {control}", chosen, 10)
     print(
         f"CPU seconds of ns-3 / of the packet level: least {min(ratios.values()):.0f}, "
         f"median {np.median(list(ratios.values())):.0f}, greatest {max(ratios.values()):.0f}, "

@@ -139,14 +139,14 @@ def test_compat_is_refused() -> None:
 
 
 def test_a_handoff_gets_its_share_of_the_links_between_leaves() -> None:
-    """16 GPUs below one leaf send to 16 below another over 4 uplinks of a NIC's rate each."""
+    """16 GPUs below one leaf send to 16 below another over 4 uplinks of a NIC's rate each; DCQCN favours some."""
     settings = ClusterNetwork(
         backend="flow", routing="spray", topology="fat_tree:num_gpus=32,radix=20,oversubscription=4"
     )
     network = network_of(settings, NODE, 32)
     ranks = np.arange(32).reshape(2, 8, 2)
     each = handoff_bytes_per_s(network, ranks[0], ranks[1])
-    assert each == pytest.approx(2 * 50e9 / 4 / (1 + 66 / 4096), rel=0.01)
+    assert each == pytest.approx(2 * 50e9 / 4 / (1 + 66 / 4096), rel=0.02)
     assert handoff_bytes_per_s(network, ranks[0][:1], ranks[1]) == pytest.approx(2 * 50e9 / (1 + 66 / 4096), rel=0.01)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError, WindtunnelError
-from windtunnel.network.backends.flow import full_between_switches, hashed_ring_seconds
+from windtunnel.network.backends.flow import hashed_ring_seconds
 from windtunnel.network.collectives.algorithms.direct import all_to_all
 from windtunnel.network.collectives.algorithms.nvls import nvls
 from windtunnel.network.collectives.algorithms.ring import ring
@@ -398,19 +398,20 @@ def test_nor_does_it_packet_by_packet() -> None:
     ("topology", "n", "is_apart"),
     [
         (SpectrumX(num_gpus=64, nic_bytes_per_s=100 * GBPS), 64, True),
-        (DcnPlus(num_gpus=32, gpus_per_leaf=8, num_spines=4, nic_bytes_per_s=50 * GBPS), 32, True),
+        (DcnPlus(num_gpus=32, gpus_per_leaf=8, num_spines=4, nic_bytes_per_s=50 * GBPS), 32, False),
         (SpectrumX(num_gpus=32, num_spines=4), 32, False),
         (DcnPlus(num_gpus=32, gpus_per_leaf=8, num_spines=4, nic_bytes_per_s=100 * GBPS), 32, False),
     ],
 )
-def test_simai_s_rings_run_once_where_the_links_between_switches_never_fill(
+def test_simai_s_rings_run_once_where_the_links_between_servers_never_fill(
     topology: Topology, n: int, is_apart: bool
 ) -> None:
-    """It refuses exactly where the full run says that such a link was full."""
+    """It refuses exactly where the full run says that such a link was full: a NIC's, or one between switches."""
     fabric = topology.build()
     rings = simai_rings(ranks(n), n // 8)
     every = run_flow_level(fabric, ring(rings, 20_000, 2 * (n - 1)), SIMAI_SETTINGS)
-    assert full_between_switches(fabric, every) == (not is_apart)
+    of_switch = (fabric.kind[fabric.link_a] == NodeKind.SWITCH) | (fabric.kind[fabric.link_b] == NodeKind.SWITCH)
+    assert every.link_was_full[np.repeat(of_switch, 2)].any() == (not is_apart)
     seconds = hashed_ring_seconds(fabric, rings, 20_000, 2 * (n - 1), SIMAI_SETTINGS)
     assert seconds == (pytest.approx(every.total_s, rel=1e-12) if is_apart else None)
 
@@ -427,8 +428,7 @@ def test_where_hashes_decide_which_flows_meet_the_time_as_simai_is_that_of_sever
     ):
         seconds = flows_seconds(fabric, flows, SIMAI_SETTINGS, "flow")
         assert seconds * 1e6 == pytest.approx(recorded_us, rel=0.10)
-        single = run_flows(fabric, flows, SIMAI_SETTINGS).total_s
-        assert (seconds != single) == (len(flows.parent) > 0)
+        assert seconds != run_flows(fabric, flows, SIMAI_SETTINGS).total_s  # hashes of rings, marks of the all-to-all
     alone = data_parallel(32, 8, MIB)
     assert flows_seconds(rails, alone, SIMAI_SETTINGS, "flow") == run_flows(rails, alone, SIMAI_SETTINGS).total_s
 

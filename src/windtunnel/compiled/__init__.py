@@ -17,6 +17,7 @@ from pathlib import Path
 KERNELS = (
     "compiled/*.py",
     "network/flow/kernel.py",
+    "network/flow/rounds.py",
     "network/packet/kernel/*.py",
     "network/routing.py",
     "serving/clients.py",

@@ -1,6 +1,6 @@
 """Route flows over a fabric and run them: paths, bytes on the wire, rates of links, and the times of a run of flows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -51,7 +51,9 @@ class FlowTimes:
     """(2 x num_links,) whether the demand on it ever exceeded what it carries."""
     num_events: int
     total_s: float
-    """From time zero to the last completion; at packet level as SimAI, to that of rank 0."""
+    """From time zero to the last completion; as SimAI, at packet level and where a control acts, to that of rank 0."""
+    is_controlled: bool = field(default=False, kw_only=True)
+    """Flow level: whether congestion control held a flow below its link's rate."""
 
 
 def graph_of(fabric: Fabric) -> routing.RoutingGraph:
@@ -187,11 +189,12 @@ def send_delay_s(settings: NetworkSettings) -> float:
 
 
 def tail_seconds(
-    fabric: Fabric, settings: NetworkSettings, paths: Paths, last_bytes: NDArray[np.float64]
+    fabric: Fabric, settings: NetworkSettings, paths: Paths, packet_bytes: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the time from each flow's last byte to its completion: propagation, and the last packet's forwarding.
+    """Return the time from each flow's last byte to its completion: propagation, and forwarding of its largest packet.
 
-    SimAI completes a flow when its sender has the last acknowledgement, which takes the way back too.
+    A smaller last packet catches up with the packet before it, and waits for that at every further hop. SimAI
+    completes a flow when its sender has the last acknowledgement, which takes the way back too.
     """
     hop_path = np.repeat(np.arange(len(paths.pointer) - 1), np.diff(paths.pointer))
     link = paths.link // 2
@@ -199,11 +202,35 @@ def tail_seconds(
     latency = np.bincount(hop_path, fabric.latency_s[link] * weight, len(paths.pointer) - 1)
     slowness = weight / fabric.bandwidth_bytes_per_s[link]
     all_hops = np.bincount(hop_path, slowness, len(paths.pointer) - 1)
-    first_hop = np.bincount(hop_path[paths.pointer[:-1]], slowness[paths.pointer[:-1]], len(paths.pointer) - 1)
-    tail = latency[paths.of_flow] + last_bytes * (all_hops - first_hop)[paths.of_flow]
+    slowest_hop = np.maximum.reduceat(slowness, np.minimum(paths.pointer[:-1], len(slowness) - 1))
+    tail = latency[paths.of_flow] + packet_bytes * (all_hops - slowest_hop)[paths.of_flow]
     if settings.compat == "simai":
         tail += latency[paths.of_flow] + SIMAI_ACK_BYTES * all_hops[paths.of_flow]
     return np.asarray(tail)
+
+
+def round_trip_seconds(fabric: Fabric, settings: NetworkSettings, paths: Paths) -> NDArray[np.float64]:
+    """Return each path's round trip of a full packet and its acknowledgement, without queues."""
+    link, num_paths = paths.link // 2, len(paths.pointer) - 1
+    packet_bytes = settings.payload_bytes + settings.header_bytes + SIMAI_ACK_BYTES
+    hop_s = 2 * fabric.latency_s[link] + packet_bytes / fabric.bandwidth_bytes_per_s[link]
+    weight = paths.share if len(paths.share) else 1.0
+    hop_path = np.repeat(np.arange(num_paths), np.diff(paths.pointer))
+    return np.bincount(hop_path, hop_s * weight, num_paths).astype(np.float64)
+
+
+def reported_s(
+    flows: Flows, settings: NetworkSettings, sent_s: NDArray[np.float64], finish_s: NDArray[np.float64]
+) -> float:
+    """Return when the last flow is complete; as SimAI, when the lowest rank has received and sent all its flows.
+
+    SimAI reports rank 0 alone (`Workload::report`); where flows share links, the last rank is up to 15 % later.
+    """
+    if settings.compat != "simai" or len(flows) == 0:
+        return float(finish_s.max(initial=0.0))
+    first = min(flows.source.min(), flows.destination.min())
+    received, sent = finish_s[flows.destination == first], sent_s[flows.source == first]
+    return float(max(received.max(initial=0.0), sent.max(initial=0.0)))
 
 
 def followers(flows: Flows) -> NDArray[np.int32]:

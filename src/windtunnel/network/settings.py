@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from windtunnel.plugins import Registry
 from windtunnel.schema import (
@@ -195,3 +195,14 @@ def settings_from(given: dict[str, Any]) -> NetworkSettings:
     defaults = encode(SIMAI_SETTINGS) if given.get("compat") == "simai" else {}
     defaults.pop("backend", None)
     return decode(defaults | given, NetworkSettings)
+
+
+def packets_of(settings: NetworkSettings) -> PacketSettings:
+    """Return the packet settings of a network, those of its compatibility where it gives none.
+
+    Sprayed packets overtake each other, and need a transport that does not take that for a loss.
+    """
+    packet = settings.packet or (SIMAI_PACKETS if settings.compat == "simai" else PacketSettings())
+    if settings.packet is None and settings.routing == "spray":
+        return replace(packet, recovery="selective_repeat", reordering_packets=1000)
+    return packet

@@ -7,7 +7,7 @@ from windtunnel.network.collectives.call import CollectiveCall, CollectiveRun
 from windtunnel.network.collectives.closed_forms import closed_form
 from windtunnel.network.collectives.placement import device_of
 from windtunnel.network.fabric import Fabric
-from windtunnel.network.flow.run import run_flow_level
+from windtunnel.network.flow.run import FlowOptions, run_flow_level
 from windtunnel.network.flows import Flows
 from windtunnel.network.paths import FlowTimes
 from windtunnel.network.settings import NetworkSettings
@@ -19,7 +19,7 @@ MOST_MEASURED_RANKS = 8
 
 def run_flows(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> FlowTimes:
     """Time flows that do not share links."""
-    return run_flow_level(fabric, flows, settings, shared=False)
+    return run_flow_level(fabric, flows, settings, options=FlowOptions(shared=False))
 
 
 def run_collective(call: CollectiveCall) -> CollectiveRun:

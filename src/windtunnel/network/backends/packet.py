@@ -2,20 +2,19 @@
 
 from dataclasses import dataclass, replace
 
-import msgspec
 import numpy as np
 
 from windtunnel.errors import WindtunnelError
 from windtunnel.limits import check_size
+from windtunnel.network.collectives.equal_stretches import ring_seconds as equal_stretches_seconds
 from windtunnel.network.collectives.rings import Rings
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import Flows, with_columns
 from windtunnel.network.packet.long_messages import long_seconds
-from windtunnel.network.packet.rings import ring_seconds as equal_stretches_seconds
 from windtunnel.network.packet.runner import PacketOutcome, run_in_parts, run_tables
-from windtunnel.network.packet.tables import PS_PER_S, Floats, Table, picoseconds, tables_of
-from windtunnel.network.paths import FlowTimes
-from windtunnel.network.settings import SIMAI_PACKETS, NetworkSettings, PacketSettings
+from windtunnel.network.packet.tables import PS_PER_S, Table, picoseconds, tables_of
+from windtunnel.network.paths import FlowTimes, reported_s
+from windtunnel.network.settings import NetworkSettings, PacketSettings, packets_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +41,7 @@ def simulate_packets(
         WindtunnelError: flows wait for each other, or pauses do.
     """
     check_size(flows=len(flows), packets=float(flows.size_bytes.sum(dtype=np.float64)) / settings.payload_bytes)
-    packet = packet or settings.packet or default_packets(settings)
+    packet = packet or packets_of(settings)
     tables = tables_of(fabric, flows, settings, packet)
     outcome = run_tables(tables) if packet.every_flow else run_in_parts(tables)
     unfinished = int(np.count_nonzero(outcome.flows.finish_ps < 0))
@@ -62,7 +61,7 @@ def ring_seconds(
     fabric: Fabric, rings: Rings, chunk_bytes: int, num_steps: int, settings: NetworkSettings
 ) -> float | None:
     """Return when a ring collective is complete, from one stretch of the ring; None where that stands for no other."""
-    packet = settings.packet or default_packets(settings)
+    packet = packets_of(settings)
 
     def seconds(size_bytes: int) -> float | None:
         return equal_stretches_seconds(fabric, rings, size_bytes, num_steps, settings, packet)
@@ -72,7 +71,7 @@ def ring_seconds(
 
 def total_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> float:
     """Return when all flows are complete; long ones of equal size from shorter ones."""
-    packet = settings.packet or default_packets(settings)
+    packet = packets_of(settings)
 
     def seconds(size_bytes: int) -> float:
         return simulate_packets(fabric, with_columns(flows, size_bytes=size_bytes), settings, packet).total_s
@@ -84,17 +83,6 @@ def total_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> fl
     return total_s
 
 
-def default_packets(settings: NetworkSettings) -> PacketSettings:
-    """Return the packet settings of a network that gives none.
-
-    Sprayed packets overtake each other, and need a transport that does not take that for a loss.
-    """
-    packet = SIMAI_PACKETS if settings.compat == "simai" else PacketSettings()
-    if settings.routing == "spray":
-        return msgspec.structs.replace(packet, recovery="selective_repeat", reordering_packets=1000)
-    return packet
-
-
 def _times(outcome: PacketOutcome, flows: Flows, settings: NetworkSettings) -> PacketTimes:
     links, counters = outcome.links, outcome.counters
     sent_s, finish_s = outcome.flows.sent_ps / PS_PER_S, outcome.flows.finish_ps / PS_PER_S
@@ -102,7 +90,7 @@ def _times(outcome: PacketOutcome, flows: Flows, settings: NetworkSettings) -> P
         begin_s=outcome.flows.start_ps / PS_PER_S,
         sent_s=sent_s,
         finish_s=finish_s,
-        total_s=_total_s(flows, settings, sent_s, finish_s),
+        total_s=reported_s(flows, settings, sent_s, finish_s),
         link_bytes=links.sent_bytes.astype(np.float64),
         link_was_full=links.most_queued_bytes > 0,
         num_events=int(counters.num_events),
@@ -110,18 +98,6 @@ def _times(outcome: PacketOutcome, flows: Flows, settings: NetworkSettings) -> P
         num_packets=int(counters.num_data_packets),
         num_repeated_packets=int(counters.num_repeated_packets),
     )
-
-
-def _total_s(flows: Flows, settings: NetworkSettings, sent_s: Floats, finish_s: Floats) -> float:
-    """Return when the last flow is complete; as SimAI, when the lowest rank has received and sent all its flows.
-
-    SimAI reports rank 0 alone (`Workload::report`); where flows share links, the last rank is up to 15 % later.
-    """
-    if settings.compat != "simai" or len(flows) == 0:
-        return float(finish_s.max(initial=0.0))
-    first = min(flows.source.min(), flows.destination.min())
-    received, sent = finish_s[flows.destination == first], sent_s[flows.source == first]
-    return float(max(received.max(initial=0.0), sent.max(initial=0.0)))
 
 
 run_flows = simulate_packets

@@ -7,7 +7,7 @@ more than it carries; all others are never looked at. That is exact: what cannot
 allocation (Bertsekas and Gallager, "Data Networks", 2nd ed., section 6.5.2).
 """
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from windtunnel.compiled.heap import pop, push
 from windtunnel.compiled.jit import entry, inner
 from windtunnel.compiled.linked_list import append, remove
 from windtunnel.compiled.records import F8, I4, I8, Ints, Records, int64
+from windtunnel.network.routing import scramble
 
 
 class FluidFlow(Protocol):
@@ -24,6 +25,9 @@ class FluidFlow(Protocol):
     size_bytes: F8  # on the wire, headers included
     tail_s: F8  # from the last byte's departure to completion
     last_bytes: F8  # of its last packet
+    window_bytes: F8  # in flight at most; 0: no limit
+    base_rtt_s: F8  # round trip that HPCC reckons with
+    round_trip_s: F8  # of a full packet and its acknowledgement over its path, without queues
     delay_s: F8  # from the last parent's completion to the first byte
     ready_s: F8  # in: earliest start; grows as parents complete
     begin_s: F8  # out
@@ -65,6 +69,8 @@ class FluidLink(Protocol):
     left: F8  # bytes/s not yet given away in this event
     weight: F8  # shares of its flows without a rate in this event
     bytes: F8  # out: carried in all
+    in_flight: F8  # bytes that the windows of its flows let be under way
+    most_in_flight: F8  # out: the most while it was full
     first: I4  # hop of the flow that has been on it longest
     last: I4
     stamp: I4  # the event at which it was last touched
@@ -75,8 +81,24 @@ class Path(Protocol):
 
     rate: F8
     line_rate: F8
+    chance: F8  # 1: where in a turn a flow's last packet leaves is drawn; 0: it leaves in the middle
     first: I8
     count: I4
+
+
+class SendingState(Protocol):
+    """What every run of flows has: its flows, those that send by the end of that, and those that are ready by time."""
+
+    @property
+    def flows(self) -> Records[FluidFlow]: ...
+    @property
+    def slots(self) -> Records[Any]: ...
+    @property
+    def ends(self) -> NDArray[np.int32]: ...
+    @property
+    def ready_s(self) -> NDArray[np.float64]: ...
+    @property
+    def ready(self) -> NDArray[np.int64]: ...
 
 
 class FluidState(NamedTuple):
@@ -121,7 +143,8 @@ TOGETHER_S = 1e-12
 
 
 @inner
-def _swap(state: FluidState, a: int, b: int) -> None:
+def swap(state: SendingState, a: int, b: int) -> None:
+    """Swap two places in the heap of ends."""
     slots, ends = state.slots, state.ends
     ends[a], ends[b] = ends[b], ends[a]
     slots[ends[a]].place = a
@@ -129,11 +152,11 @@ def _swap(state: FluidState, a: int, b: int) -> None:
 
 
 @inner
-def _place(state: FluidState, size: int, position: int) -> None:
+def place(state: SendingState, size: int, position: int) -> None:
     """Restore the heap of ends after the end of the slot at `position` has changed."""
     slots, ends = state.slots, state.ends
     while position > 0 and slots[ends[position]].end_s < slots[ends[(position - 1) // 2]].end_s:
-        _swap(state, position, (position - 1) // 2)
+        swap(state, position, (position - 1) // 2)
         position = (position - 1) // 2
     while True:
         child = 2 * position + 1
@@ -143,7 +166,7 @@ def _place(state: FluidState, size: int, position: int) -> None:
             child += 1
         if slots[ends[position]].end_s <= slots[ends[child]].end_s:
             return
-        _swap(state, position, child)
+        swap(state, position, child)
         position = child
 
 
@@ -156,6 +179,12 @@ def _touch(state: FluidState, number: int, num_touched: int, stamp: int) -> int:
         state.touched[num_touched] = number
         num_touched += 1
     return num_touched
+
+
+@inner
+def flight_bytes(record: FluidFlow) -> float:
+    """Return the most that a flow can have under way."""
+    return min(record.size_bytes, record.window_bytes) if record.window_bytes > 0.0 else record.size_bytes
 
 
 @inner
@@ -173,6 +202,9 @@ def _enter(state: FluidState, slot: int, flow: int, num_touched: int, stamp: int
         hops[hop].link, hops[hop].slot, hops[hop].share = number, slot, share
         append(hops, links[number], hop)
         links[number].demand += path.rate * share
+        links[number].in_flight += flight_bytes(state.flows[flow]) * share
+        if links[number].demand > links[number].rate * (1 + 1e-9):
+            links[number].most_in_flight = max(links[number].most_in_flight, links[number].in_flight)
         num_touched = _touch(state, number, num_touched, stamp)
     return num_touched
 
@@ -189,8 +221,9 @@ def _leave(state: FluidState, slot: int, num_touched: int, stamp: int) -> int:
         num_touched = _touch(state, number, num_touched, stamp)
         remove(hops, links[number], hop)
         links[number].demand -= path.rate * share
+        links[number].in_flight -= flight_bytes(state.flows[flow]) * share
         if links[number].first < 0:
-            links[number].demand = 0.0
+            links[number].demand = links[number].in_flight = 0.0
         links[number].bytes += state.flows[flow].size_bytes * share
     return num_touched
 
@@ -235,7 +268,7 @@ def _set_rate(state: FluidState, now_s: float, slot: int, rate: float, num_sendi
     slots[slot].since_s = now_s
     slots[slot].rate = rate
     slots[slot].end_s = now_s + slots[slot].left_bytes / rate
-    _place(state, num_sending, slots[slot].place)
+    place(state, num_sending, slots[slot].place)
 
 
 @inner
@@ -306,7 +339,7 @@ def _freeze(state: FluidState, now_s: float, slot: int, level: float, num_sendin
 
 
 @inner
-def _release(state: FluidState, flow: int, ready_s: float, num_ready: int) -> int:
+def release(state: SendingState, flow: int, ready_s: float, num_ready: int) -> int:
     """Let a flow wait for one flow less, and not begin before `ready_s`; returns how many are ready."""
     flows = state.flows
     flows[flow].ready_s = max(flows[flow].ready_s, ready_s)
@@ -317,22 +350,29 @@ def _release(state: FluidState, flow: int, ready_s: float, num_ready: int) -> in
 
 
 @inner
+def turn_s(record: FluidFlow, path: Path, flow: int, rate: float) -> float:
+    """Return how long before the end of its fluid a flow's last packet leaves.
+
+    Senders and switches serve packets in turn: the last packet takes the link's full rate, somewhere in the turn that
+    fluid rates spread it over: on average in the middle, or by chance, where the flow's number draws the place.
+    """
+    place_in_turn = 0.5 + path.chance * (scramble(int64(flow)) * (1.0 / 4294967296.0) - 0.5)
+    return place_in_turn * (record.last_bytes / rate - record.last_bytes / path.line_rate)
+
+
+@inner
 def _complete(state: FluidState, slot: Slot, num_ready: int) -> int:
     """Note the times of a flow whose last byte has left, and release the flows after it; returns how many are ready."""
     flows, child_ptr, child = state.flows, state.child_ptr, state.child
     flow = slot.flow
     flows[flow].sent_s = slot.end_s
-    # Senders and switches serve packets in turn: the last packet takes the link's full rate, somewhere in the turn that
-    # fluid rates spread it over, on average in the middle.
-    turn_s = flows[flow].last_bytes / slot.rate
-    alone_s = flows[flow].last_bytes / state.paths[flows[flow].path].line_rate
-    finish_s = slot.end_s + flows[flow].tail_s - 0.5 * (turn_s - alone_s)
+    finish_s = slot.end_s + flows[flow].tail_s - turn_s(flows[flow], state.paths[flows[flow].path], flow, slot.rate)
     flows[flow].finish_s = finish_s
     follower = flows[flow].follower
     if follower >= 0 and state.one_after_the_other:
-        num_ready = _release(state, follower, flows[flow].sent_s, num_ready)
+        num_ready = release(state, follower, flows[flow].sent_s, num_ready)
     for e in range(child_ptr[flow], child_ptr[flow + 1]):
-        num_ready = _release(state, child[e], finish_s + flows[child[e]].delay_s, num_ready)
+        num_ready = release(state, child[e], finish_s + flows[child[e]].delay_s, num_ready)
     return num_ready
 
 
@@ -365,8 +405,8 @@ def run_flows(state: FluidState) -> tuple[int, int]:
             slot = ends[0]
             num_sending -= 1
             if num_sending > 0:
-                _swap(state, 0, num_sending)
-                _place(state, num_sending, 0)
+                swap(state, 0, num_sending)
+                place(state, num_sending, 0)
             num_touched = _leave(state, slot, num_touched, stamp)
             state.free[num_free] = slot
             num_free += 1
@@ -384,14 +424,14 @@ def run_flows(state: FluidState) -> tuple[int, int]:
             flows[flow].begin_s = begin_s
             follower = flows[flow].follower
             if follower >= 0 and not state.one_after_the_other:
-                num_ready = _release(state, follower, begin_s, num_ready)
+                num_ready = release(state, follower, begin_s, num_ready)
             num_touched = _enter(state, slot, flow, num_touched, stamp)
             slots[slot].since_s = begin_s
             slots[slot].end_s = begin_s + slots[slot].left_bytes / slots[slot].rate
             slots[slot].place = num_sending
             ends[num_sending] = slot
             num_sending += 1
-            _place(state, num_sending, num_sending - 1)
+            place(state, num_sending, num_sending - 1)
             events += 1
         if num_touched > 0:
             num_members, num_touched = _collect(state, num_touched, stamp)

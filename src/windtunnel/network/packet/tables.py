@@ -1,6 +1,7 @@
 """Lower fabric, flows and settings to the record arrays of the packet loop."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -24,10 +25,8 @@ Table = Any
 PS_PER_S = 1e12
 SIMAI_HEADER_BYTES = 50
 """Ethernet 14, IPv4 20, UDP 8, sequence and class 8: with it the runs of one flow a NIC agree to the nanosecond."""
-HPCC_HEADER_BYTES = 42
-"""In-band telemetry of five hops of 8 bytes, and a count (HPCC's simulator)."""
-TIMELY_HEADER_BYTES = 8
-"""A time stamp."""
+CONTROL_HEADER_BYTES = {"hpcc": 42, "timely": 8}
+"""In-band telemetry of five hops of 8 bytes, and a count (HPCC's simulator); a time stamp."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +61,7 @@ def tables_of(
         InputError: ends are not connected, or the settings do not fit the fabric.
     """
     paths, replies = routes or find_ways(fabric, flows, _fixed_routing(settings))
-    links = _links(fabric, packet, paths)
+    links = links_of(fabric, packet, paths)
     is_lossy = bool(fabric.error_fraction.any()) or not packet.pfc
     graph = graph_of(fabric)
     rows, distances = _distances(fabric, flows) if settings.routing == "spray" else (0, np.zeros((1, 1), np.int16))
@@ -74,7 +73,7 @@ def tables_of(
         first = begin_order(partition, flows, first)
         links.sender = np.minimum(senders(partition, links.source, links.target), MOST_SENDERS - 1)
     return PacketTables(
-        settings=_kernel_settings(settings, packet, is_lossy),
+        settings=kernel_settings(settings, packet, is_lossy),
         links=links,
         nodes=_nodes(fabric, packet, links),
         flows=records,
@@ -93,11 +92,13 @@ def _fixed_routing(settings: NetworkSettings) -> NetworkSettings:
     return msgspec.structs.replace(settings, routing="ecmp")
 
 
-def _kernel_settings(settings: NetworkSettings, packet: PacketSettings, is_lossy: bool) -> state.PacketKernelSettings:
+def kernel_settings(
+    settings: NetworkSettings, packet: PacketSettings, is_lossy: bool = False
+) -> state.PacketKernelSettings:
     """Return the loop's settings; those with the name of a field of `packet` take its value, times in picoseconds."""
     is_simai = settings.compat == "simai"
     header_bytes = SIMAI_HEADER_BYTES if is_simai else settings.header_bytes
-    header_bytes += {"hpcc": HPCC_HEADER_BYTES, "timely": TIMELY_HEADER_BYTES}.get(packet.congestion, 0)
+    header_bytes += CONTROL_HEADER_BYTES.get(packet.congestion, 0)
     routing = codes.ECMP
     if settings.routing == "spray":
         routing = codes.ADAPTIVE if packet.spray == "shortest_queue" else codes.SPRAY
@@ -126,7 +127,8 @@ def picoseconds(seconds: float) -> int:
     return round(seconds * PS_PER_S)
 
 
-def _links(fabric: Fabric, packet: PacketSettings, paths: Paths) -> Table:
+def links_of(fabric: Fabric, packet: PacketSettings, paths: Paths) -> Table:
+    """Return a record for each directed link: its rate, latency, ends, marking and headroom."""
     rate, latency_s = np.repeat(fabric.bandwidth_bytes_per_s, 2), np.repeat(fabric.latency_s, 2)
     source, target = fabric.directions
     nobody = (
@@ -221,18 +223,9 @@ def _flow_table(
     if settings.compat == "simai":
         table.follower = after = followers(flows)
         table.parents_left[after[after >= 0]] += 1
-    if packet.window == "fabric":
-        every = find_paths(fabric, _sample_pairs(fabric), _fixed_routing(settings))
-        largest = (each.max(initial=0) for each in _windows(fabric, settings, every))
-        round_trip_s, window_bytes = (np.full(len(paths.pointer) - 1, each) for each in largest)
-    else:
-        round_trip_s, window_bytes = _windows(fabric, settings, paths)
+    round_trip_s, window_bytes = windows_of(fabric, settings, packet, paths)
     table.base_rtt_ps = np.maximum(1, np.rint(round_trip_s * PS_PER_S))[paths.of_flow]
-    # Without windows the bits of selective repeat and HPCC's utilisation still need a bound: far more than any queue.
-    table.window_bytes = np.maximum(1, window_bytes)[paths.of_flow]
-    if packet.window == "none":
-        unbounded = packet.recovery == "go_back_n" and packet.congestion != "hpcc"
-        table.window_bytes = 0 if unbounded else 64 * table.window_bytes
+    table.window_bytes = window_bytes[paths.of_flow]
     return table
 
 
@@ -264,6 +257,31 @@ def reduction_cycle(fabric: Fabric, stride: int, num_ranks: int) -> int:
         return num_ranks
     num_switches = int((fabric.kind == NodeKind.SCALE_UP_SWITCH).sum())
     return max(1, (fabric.num_gpus + num_switches) // stride)
+
+
+def windows_of(
+    fabric: Fabric, settings: NetworkSettings, packet: PacketSettings, paths: Paths
+) -> tuple[Floats, Floats]:
+    """Return each path's round trip, as its window and HPCC reckon with it, and its window in bytes; 0 is no limit."""
+    if packet.window == "fabric":
+        largest = _largest_window(fabric, msgspec.structs.replace(_fixed_routing(settings), seed=0, packet=None))
+        round_trip_s, window_bytes = (np.full(len(paths.pointer) - 1, each) for each in largest)
+    else:
+        round_trip_s, window_bytes = _windows(fabric, settings, paths)
+    # Without windows the bits of selective repeat and HPCC's utilisation still need a bound: far more than any queue.
+    window_bytes = np.maximum(1, window_bytes)
+    if packet.window == "none":
+        unbounded = packet.recovery == "go_back_n" and packet.congestion != "hpcc"
+        window_bytes = np.zeros_like(window_bytes) if unbounded else 64 * window_bytes
+    return round_trip_s, window_bytes
+
+
+@lru_cache(maxsize=8)
+def _largest_window(fabric: Fabric, settings: NetworkSettings) -> tuple[float, float]:
+    """Return the longest round trip of a fabric, and its largest bandwidth-delay product."""
+    every = find_paths(fabric, _sample_pairs(fabric), settings)
+    round_trip_s, window_bytes = _windows(fabric, settings, every)
+    return float(round_trip_s.max(initial=0.0)), float(window_bytes.max(initial=0.0))
 
 
 def _windows(fabric: Fabric, settings: NetworkSettings, paths: Paths) -> tuple[Floats, Floats]:
