@@ -370,3 +370,16 @@ def test_one_item_costs_milliseconds() -> None:
     one = seconds(lambda: catalog.device("h100_sxm"))
     everything = seconds(lambda: [catalog.device(name) for name in catalog.names("devices")])
     assert one < everything / 5
+
+
+def test_weights_on_another_machine_are_to_be_named() -> None:
+    with pytest.raises(InputError, match="there is no file /data/weights") as caught:
+        catalog.model("/data/weights")
+    assert "--model NAME" in str(caught.value.hint)
+
+
+def test_an_unknown_model_may_be_given_by_its_config() -> None:
+    with pytest.raises(InputError, match="there is no model") as caught:
+        catalog.model("TheBloke/Llama-2-13B-chat-AWQ")
+    assert "did you mean meta-llama/Llama-2-13b-chat-hf" in str(caught.value.hint)
+    assert "give the path of its config.json" in str(caught.value.hint)

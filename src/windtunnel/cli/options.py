@@ -47,7 +47,7 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
         scenario = scenario_from(raw, "" if file is None else str(file), folder)
     except InputError as error:
         with suppress(InputError):
-            if file is not None and read_launch_command(str(file)) and hasattr(options, "from_command"):
+            if file is not None and hasattr(options, "from_command") and read_launch_command(str(file)).raw:
                 error.hint = f"it starts a server: --from-command {file}"
         raise InputError(_as_typed(error.message, set(given)), error.hint) from None
     # A model that cannot be read is refused where the scenario is resolved.
