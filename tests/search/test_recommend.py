@@ -142,6 +142,7 @@ def test_a_load_takes_as_many_replicas_as_it_needs(study: Study) -> None:
     cheapest = fleets(study.outcomes[0], load, 1)[0]
     assert f"{cheapest.devices} x NVIDIA" in recommendation(study, load)
     assert f"as {cheapest.copies} replicas of" in recommendation(study, load)
+    assert f"as {fleets(study.outcomes[0], 1e6, 1)[0].copies:,} replicas of" in recommendation(study, 1e6)
     scenario = copied(scenario_of(study, study.outcomes[0], cheapest.index), cheapest, load)
     assert scenario.deployment.replicas == cheapest.copies
     assert scenario.workload.arrivals.rate_per_s == load  # type: ignore[union-attr]
@@ -151,7 +152,10 @@ def test_a_load_takes_as_many_replicas_as_it_needs(study: Study) -> None:
 def test_nothing_is_recommended_where_nothing_holds() -> None:
     space = deployments_space(shared(), ["l40s"], parse_limits("ttft_p90=1us"), {"devices": 1})
     text = recommendation(search(space, Store(None, print)), None)
-    assert text.startswith("Nothing tried keeps TTFT p90 <= 1.00 us")
+    assert text.startswith(
+        "Nothing tried keeps the limits, even when hardly anything is sent: at all 21 points, TTFT p90"
+    )
+    assert "TTFT p90 <= 1.00 us is not met. Try other devices" in text
 
 
 @pytest.mark.compiled
