@@ -149,6 +149,19 @@ def test_a_load_takes_as_many_replicas_as_it_needs(study: Study) -> None:
 
 
 @pytest.mark.compiled
+def test_a_load_that_is_not_sure_is_said_to_take_more_replicas(study: Study) -> None:
+    outcome = study.outcomes[0]
+    cheapest = fleets(outcome, 1e-3, 1)[0]
+    least, mean = outcome.at_least(cheapest.index), outcome.mean(cheapest.index).load
+    assert least is not None
+    assert 0 < least < mean
+    assert fleets(outcome, mean * 0.999, 1)[0].index == cheapest.index
+    assert "To be 95% sure of" in recommendation(study, mean * 0.999)
+    assert "requests/s, take 2 replicas, for $" in recommendation(study, mean * 0.999)
+    assert "To be 95% sure" not in recommendation(study, least * 0.999)
+
+
+@pytest.mark.compiled
 def test_nothing_is_recommended_where_nothing_holds() -> None:
     space = deployments_space(shared(), ["l40s"], parse_limits("ttft_p90=1us"), {"devices": 1})
     text = recommendation(search(space, Store(None, print)), None)

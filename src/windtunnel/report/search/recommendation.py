@@ -1,6 +1,7 @@
 """A recommendation in a sentence: what to serve a model on, what it costs, and what the next best would cost."""
 
 from collections import Counter
+from math import ceil
 
 from windtunnel import catalog
 from windtunnel.metrics.summary import SECONDS_PER_HOUR
@@ -38,6 +39,11 @@ def recommendation(study: Study, load: float | None) -> str:
         )
     best, title = ways[0], _name(study, ways[0].index)
     sentences = [f"Serve it {_way_text(study, outcome, best)}"]
+    least = outcome.at_least(best.index)
+    if load is not None and least is not None and 0 < best.copies * least < load:
+        copies = ceil(load / least)
+        cost = "" if best.usd_per_hour is None else f", for ${best.usd_per_hour / best.copies * copies:,.2f}/h"
+        sentences.append(f"To be {CONFIDENCE:.0%} sure of {number(load)} requests/s, take {copies:,} replicas{cost}")
     other = next((way for way in ways if _name(study, way.index) != title), None)
     if other is not None:
         costs = [_usd_per_request(outcome, way, load) for way in (best, other)]
