@@ -288,6 +288,14 @@ def test_a_recommendation_leads_with_its_sentence(windtunnel: Command, tmp_path:
     assert scenario["workload"]["arrivals"]["rate_per_s"] == 300
 
 
+def test_capacity_needs_no_load_beside_another_setting(windtunnel: Command) -> None:
+    lengths = ["--input-tokens", "64", "--output-tokens", "8", "--num-requests", "20"]
+    given = ["--model", "Qwen/Qwen3-0.6B", "--device", "l40s", "--slo", "ttft_p90=5s", *lengths]
+    done = windtunnel("capacity", *given, "--set", "workload.sampling.temperature=0.7")
+    assert done.code == 0, done.stderr
+    assert done.stdout.splitlines()[1].startswith("Sustains ")
+
+
 @pytest.mark.parametrize("has_images", [False, True])
 def test_a_recommendation_says_once_what_is_left_out(windtunnel: Command, has_images: bool) -> None:
     """The vision tower is not left out where requests have images."""
