@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from windtunnel.errors import InputError
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.config import model_from_config
 from windtunnel.model.parameters import count_parameters
@@ -106,6 +107,47 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
         | {"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "num_shared_experts": 1}
         | {"sliding_window": 2048, "global_attn_every_n_layers": 4, "vocab_size": 200192},
     ),
+    "Granite 4.0 H Small": (
+        32_207_337_984,
+        {"model_type": "granitemoehybrid", "hidden_size": 4096, "intermediate_size": 768, "num_hidden_layers": 40}
+        | {"num_attention_heads": 32, "num_key_value_heads": 8, "num_local_experts": 72, "num_experts_per_tok": 10}
+        | {"shared_intermediate_size": 1536, "mamba_n_heads": 128, "mamba_d_head": 64, "mamba_d_state": 128}
+        | {"mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_chunk_size": 256, "position_embedding_type": "nope"}
+        | {"layer_types": (["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4, "tie_word_embeddings": True}
+        | {"vocab_size": 100352, "max_position_embeddings": 131072},
+    ),
+    "EXAONE 3.5 32B": (
+        32_003_200_000,
+        {"model_type": "exaone", "hidden_size": 5120, "intermediate_size": 27392, "num_layers": 64}
+        | {"num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 102400}
+        | {"activation_function": "silu", "max_position_embeddings": 32768, "tie_word_embeddings": False},
+    ),
+    "K-EXAONE 236B": (
+        236_571_150_336,
+        MOE
+        | {"model_type": "exaone_moe", "hidden_size": 6144, "intermediate_size": 18432, "moe_intermediate_size": 2048}
+        | {"num_hidden_layers": 48, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128}
+        | {"num_experts": 128, "num_experts_per_tok": 8, "num_shared_experts": 1, "first_k_dense_replace": 1}
+        | {"sliding_window": 128, "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 12}
+        | {"vocab_size": 153600},
+    ),
+    "GLM-4.5V": (
+        106_852_245_504,
+        MOE
+        | {"model_type": "glm4v_moe_text", "hidden_size": 4096, "intermediate_size": 10944, "attention_bias": True}
+        | {"moe_intermediate_size": 1408, "num_hidden_layers": 46, "num_attention_heads": 96, "head_dim": 128}
+        | {"num_key_value_heads": 8, "n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8}
+        | {"first_k_dense_replace": 1, "vocab_size": 151552},
+    ),
+    "Mistral Small 4": (
+        118_972_826_624,
+        MOE
+        | {"model_type": "mistral4", "hidden_size": 4096, "intermediate_size": 12288, "moe_intermediate_size": 2048}
+        | {"num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 32, "n_shared_experts": 1}
+        | {"n_routed_experts": 128, "num_experts_per_tok": 4, "kv_lora_rank": 256, "q_lora_rank": 1024}
+        | {"qk_rope_head_dim": 64, "qk_nope_head_dim": 64, "v_head_dim": 128, "vocab_size": 131072}
+        | {"first_k_dense_replace": 0},
+    ),
 }
 
 
@@ -122,6 +164,11 @@ TINY = {
 }  # fmt: skip
 TINY_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_routed_experts": 8}
 TINY_COUNTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "cohere2_moe": (
+        13_503_744,
+        {"num_experts": 8, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 128}
+        | {"layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
+    ),
     "cwm": (4_708_608, {"head_dim": 128}),
     "deepseek_v2": (
         2_642_304,
@@ -130,10 +177,12 @@ TINY_COUNTS: dict[str, tuple[int, dict[str, Any]]] = {
         | {"qk_rope_head_dim": 8, "v_head_dim": 16},
     ),
     "dots1": (2_896_408, TINY_EXPERTS | {"n_shared_experts": 1, "first_k_dense_replace": 1}),
+    "granite_swa": (2_742_560, {"sliding_window": 128, "tie_word_embeddings": False}),
     "granitemoeshared": (
         14_055_680,
         {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 96},
     ),
+    "helium": (2_742_528, {"head_dim": 32}),
     "hunyuan_v1_dense": (2_742_784, {"head_dim": 32}),
     "hunyuan_v1_moe": (15_333_888, {"head_dim": 32, "num_experts": 8, "moe_topk": 2}),
     "nemotron_h": (
@@ -144,6 +193,11 @@ TINY_COUNTS: dict[str, tuple[int, dict[str, Any]]] = {
         | {"moe_shared_expert_intermediate_size": 96},
     ),
     "olmo": (2_740_224 + 256, {}),  # its last norm has no weights
+    "sarvam_moe": (
+        2_896_384 + 24,  # and the biases of its routers, which are no parameters in transformers
+        TINY_EXPERTS | {"n_shared_experts": 1, "first_k_dense_replace": 1, "head_dim": 32, "use_qk_norm": True},
+    ),
+    "seed_oss": (2_744_064, {"head_dim": 32, "attention_bias": True, "attention_out_bias": False}),
     "stablelm": (2_744_832, {"use_qkv_bias": False}),
 }
 """`model_type` -> parameters of a tiny model in transformers 5.24, and its keys beside `TINY`."""
@@ -181,3 +235,39 @@ def test_one_head_may_serve_all_queries() -> None:
         for name in ("StarCoder", "Falcon 7B", "Falcon 180B", "GPT-J")
     }
     assert kv_heads == {"StarCoder": 1, "Falcon 7B": 1, "Falcon 180B": 8, "GPT-J": 16}
+
+
+def test_ling_has_its_card_s_parameters() -> None:
+    """transformers lacks its code; the model card of inclusionAI/Ling-flash-2.0: 103B, of which 6.1B are active."""
+    config = MOE | {
+        "model_type": "bailing_moe",
+        "hidden_size": 4096,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 256,
+        "num_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1024,
+        "vocab_size": 157184,
+        "first_k_dense_replace": 1,
+        "use_qk_norm": True,
+        "moe_router_enable_expert_bias": True,
+    }
+    count = count_parameters(model_from_config(config, "Ling"))
+    assert count.total == pytest.approx(103e9, rel=0.005)
+    assert count.active == pytest.approx(6.1e9, rel=0.01)
+
+
+def test_positions_of_a_model_that_has_none_are_not_rotated() -> None:
+    attention = model_from_config(MODELS["Granite 4.0 H Small"][1], "granite").layers[1].attention
+    assert isinstance(attention, GroupedQueryAttention)
+    assert not attention.rotary
+
+
+@pytest.mark.parametrize("model_type", ["longcat_flash", "minimax_m1", "falcon_h1", "rwkv"])
+def test_layers_that_cannot_be_modelled_are_named(model_type: str) -> None:
+    with pytest.raises(InputError, match=r"as in|RWKV"):
+        model_from_config(TINY | {"model_type": model_type}, "refused")

@@ -142,16 +142,33 @@ def test_a_load_takes_as_many_replicas_as_it_needs(study: Study) -> None:
     cheapest = fleets(study.outcomes[0], load, 1)[0]
     assert f"{cheapest.devices} x NVIDIA" in recommendation(study, load)
     assert f"as {cheapest.copies} replicas of" in recommendation(study, load)
+    assert f"as {fleets(study.outcomes[0], 1e6, 1)[0].copies:,} replicas of" in recommendation(study, 1e6)
     scenario = copied(scenario_of(study, study.outcomes[0], cheapest.index), cheapest, load)
     assert scenario.deployment.replicas == cheapest.copies
     assert scenario.workload.arrivals.rate_per_s == load  # type: ignore[union-attr]
 
 
 @pytest.mark.compiled
+def test_a_load_that_is_not_sure_is_said_to_take_more_replicas(study: Study) -> None:
+    outcome = study.outcomes[0]
+    cheapest = fleets(outcome, 1e-3, 1)[0]
+    least, mean = outcome.at_least(cheapest.index), outcome.mean(cheapest.index).load
+    assert least is not None
+    assert 0 < least < mean
+    assert fleets(outcome, mean * 0.999, 1)[0].index == cheapest.index
+    assert "To be 95% sure of" in recommendation(study, mean * 0.999)
+    assert "requests/s, take 2 replicas, for $" in recommendation(study, mean * 0.999)
+    assert "To be 95% sure" not in recommendation(study, least * 0.999)
+
+
+@pytest.mark.compiled
 def test_nothing_is_recommended_where_nothing_holds() -> None:
     space = deployments_space(shared(), ["l40s"], parse_limits("ttft_p90=1us"), {"devices": 1})
     text = recommendation(search(space, Store(None, print)), None)
-    assert text.startswith("Nothing tried keeps TTFT p90 <= 1.00 us")
+    assert text.startswith(
+        "Nothing tried keeps the limits, even when hardly anything is sent: at all 21 points, TTFT p90"
+    )
+    assert "TTFT p90 <= 1.00 us is not met. Try other devices" in text
 
 
 @pytest.mark.compiled

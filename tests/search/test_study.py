@@ -431,6 +431,9 @@ def test_wrong_searches_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"every point is refused: .*unknown key \$\.engine\.bogus"):
         search(space({"deployment.engine.bogus": [1]}), store := quiet(tmp_path / "answers.sqlite"))
     assert store.unfinished() is None  # there is nothing to go on with
+    with pytest.raises(InputError, match=r"every point is refused: .* 1 more") as caught:
+        search(space({"model": ["meta-llama/Llama-3.1-405B", "meta-llama/Llama-3.1-70B"]}), quiet())
+    assert "use more devices" in str(caught.value.hint)
     with pytest.raises(InputError, match="there is no file"):
         load_space(tmp_path / "missing.yaml")
 

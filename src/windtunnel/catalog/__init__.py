@@ -322,8 +322,11 @@ def _known_model(name: str, entries: Mapping[str, ModelEntry]) -> str:
     """Return the entry that `name` means; raise InputError where there is none."""
     match = _match_model(name, entries)
     if match is None:
-        hint = "give the path of its config.json, or list models with `windtunnel catalog models`"
-        raise InputError(f"there is no model {name!r} in the catalog", did_you_mean(name, entries, hint))
+        near, own = (
+            did_you_mean(name, entries),
+            "give the path of its config.json, or list models with `windtunnel catalog models`",
+        )
+        raise InputError(f"there is no model {name!r} in the catalog", f"{near} If not, {own}" if near else own)
     return match
 
 
@@ -422,6 +425,9 @@ def _most_alike(config: Mapping[str, Any]) -> str | None:
 
 
 def _config_file(path: Path) -> Path:
+    if path.suffix != ".json" and not path.exists():
+        why = "for weights on another machine, say which model they are: --model NAME"
+        raise InputError(f"there is no file {path}", f"give the path of a config.json; {why}")
     return path / "config.json" if path.is_dir() else path
 
 

@@ -17,9 +17,10 @@ OPTIONS = {"html", "top"}
 
 def diffusion_file(path: Path | None) -> dict[str, Any] | None:
     """Return the keys of a file that describes a diffusion job; None for another file, or none."""
-    if path is None or not path.is_file():
-        return None
-    raw = read_table(path, "a scenario", SCENARIO_HINT)
+    try:
+        raw = {} if path is None else read_table(path, "a scenario", SCENARIO_HINT)
+    except InputError:
+        return None  # the readers of scenarios and spaces say what is wrong
     kind = raw.get("kind", KIND)
     if kind != KIND and "apiVersion" not in raw:
         raise InputError(f"{path}: kind is {kind!r}", f"kind: {KIND}, or no kind for a served model or a training job")

@@ -33,12 +33,20 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
         InputError: names the option or the path in the scenario that is wrong.
     """
     file = options.scenario
+<<<<<<< HEAD
     raw = read_table(file, "a scenario", SCENARIO_HINT) if file is not None else {}
     lay_over(raw, base or {})
     given = options.given(*SCENARIO)
     if "estimator" in given and not (given.get("profile") or _value_at(raw, "deployment", "profile", "folder")):
         raise InputError("--estimator says how a profile is read, and --profile is missing")
+=======
+    given = {name: value for name, value in options.of(*SCENARIO).items() if value is not None}
+>>>>>>> fix-user3
     try:
+        raw = read_table(file, "a scenario", SCENARIO_HINT) if file is not None else {}
+        lay_over(raw, base or {})
+        if "estimator" in given and not (given.get("profile") or _value_at(raw, "deployment", "profile", "folder")):
+            raise InputError("--estimator says how a profile is read, and --profile is missing")
         raw = with_load(raw, given, slo)
         if file is None:
             _require_enough(raw)
@@ -46,6 +54,9 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
         folder = file.parent if file is not None and "trace" not in given else None
         scenario = scenario_from(raw, "" if file is None else str(file), folder)
     except InputError as error:
+        with suppress(InputError):
+            if file is not None and hasattr(options, "from_command") and read_launch_command(str(file)).raw:
+                error.hint = f"it starts a server: --from-command {file}"
         raise InputError(_as_typed(error.message, set(given)), error.hint) from None
     # A model that cannot be read is refused where the scenario is resolved.
     with suppress(InputError):

@@ -1,5 +1,6 @@
 """Ask points of a space, each question once: first the store, then the workers."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -8,6 +9,7 @@ from windtunnel.search.evaluation.schema import Evaluation, Question
 from windtunnel.search.executors import PointChunk, Progress, RunChunks, evaluator_of
 from windtunnel.search.space.space import Space
 from windtunnel.search.store import Store
+from windtunnel.units import format_count
 
 CHUNK_POINTS = (16, 256)
 """Smallest and largest chunk. Chunks of whole families skipped twice as many duplicate points as chunks of 64 did."""
@@ -46,12 +48,15 @@ class Asker:
         """Raise InputError where every point was refused, with the first one's reason."""
         if not all(answer.refused for answer in answers.values()):
             return
-        hint = None
+        reasons, hint = Counter(answer.refused for answer in answers.values()), None
+        first = next(iter(reasons))
         try:
             self.evaluator.check(next(iter(answers)), workload)
         except InputError as error:
             hint = error.hint
-        raise InputError(f"every point is refused: {next(iter(answers.values())).refused}", hint)
+        others = len(reasons) - 1
+        also = f" ({format_count(others, 'other reason')} for {len(answers) - reasons[first]} more)" if others else ""
+        raise InputError(f"every point is refused: {first}{also}", hint)
 
     def ask(
         self, workload: str | None, indices: Sequence[int], question: Question, near: Mapping[int, float] = {}

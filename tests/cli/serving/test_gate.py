@@ -65,6 +65,17 @@ def test_a_scenario_file_may_be_what_was_before(windtunnel: Command, tmp_path: P
     assert windtunnel("gate", old, "--before", old).code == 0
 
 
+def test_a_manifest_of_several_documents_may_be_what_was_before(windtunnel: Command, tmp_path: Path) -> None:
+    pod = "kind: Pod\nspec: {containers: [{image: vllm/vllm-openai, args: [Qwen/Qwen3-0.6B]}]}"
+    served = tmp_path / "served.yaml"
+    served.write_text(f"kind: Service\n---\n{pod}\n")
+    load = ["--device", "l40s", "--rate", "1", "--input-tokens", "64", "--output-tokens", "8", "--num-requests", "20"]
+    assert windtunnel("gate", "--before", str(served), "--from-command", str(served), *load).code == 0
+    for done in (windtunnel("gate", str(served), "--before", str(served)), windtunnel("simulate", str(served))):
+        assert done.code == 2
+        assert f"hint: it starts a server: --from-command {served}" in done.stderr
+
+
 @pytest.mark.parametrize(("tpot_ms", "code"), [(10.0, 0), (10.6, 1)])
 def test_measured_runs_are_compared_with_earlier_ones(
     windtunnel: Command, tmp_path: Path, tpot_ms: float, code: int

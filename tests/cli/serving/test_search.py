@@ -288,6 +288,25 @@ def test_a_recommendation_leads_with_its_sentence(windtunnel: Command, tmp_path:
     assert scenario["workload"]["arrivals"]["rate_per_s"] == 300
 
 
+def test_capacity_needs_no_load_beside_another_setting(windtunnel: Command) -> None:
+    lengths = ["--input-tokens", "64", "--output-tokens", "8", "--num-requests", "20"]
+    given = ["--model", "Qwen/Qwen3-0.6B", "--device", "l40s", "--slo", "ttft_p90=5s", *lengths]
+    done = windtunnel("capacity", *given, "--set", "workload.sampling.temperature=0.7")
+    assert done.code == 0, done.stderr
+    assert done.stdout.splitlines()[1].startswith("Sustains ")
+
+
+@pytest.mark.parametrize("has_images", [False, True])
+def test_a_recommendation_says_once_what_is_left_out(windtunnel: Command, has_images: bool) -> None:
+    """The vision tower is not left out where requests have images."""
+    images = ["--set", "workload.images.width=512", "--set", "workload.images.height=512"] if has_images else []
+    lengths = ["--input-tokens", "64", "--output-tokens", "8", "--num-requests", "20"]
+    where = ["--devices", "l40s", "--max-devices", "1", "--slo", "ttft_p90=5s", "--no-store"]
+    done = windtunnel("recommend", "qwen/qwen2.5-vl-3b-instruct", *where, *lengths, *images)
+    assert done.code == 0
+    assert done.stderr.count("is predicted without its vision tower") == (not has_images)
+
+
 def test_a_recommendation_takes_prices_of_a_file_and_of_an_api(windtunnel: Command, tmp_path: Path) -> None:
     prices = tmp_path / "prices.yaml"
     prices.write_text("l40s: {cloud: {on_demand_usd_per_hour: 5, spot_usd_per_hour: 0.5}}\nh100_sxm: 9\n")

@@ -307,7 +307,7 @@ TWO = DEPLOYMENT + "---\n" + DEPLOYMENT.replace("chat-70b", "chat-8b")
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (TWO, "starts 2 servers: chat-70b, chat-8b"),
+        (TWO, "starts 2 servers: chat-70b/server, chat-8b/server"),
         (
             STACK.replace("modelSpec:", "modelSpec: &m").replace("routerSpec:", "also: *m\nrouterSpec:"),
             "2 servers: llama3",
@@ -328,6 +328,112 @@ def test_wrong_manifests_are_refused_in_a_sentence(text: str, message: str, tmp_
         read_launch_command(str(tmp_path / "served.yaml") if ":" in text else text)
     assert message in caught.value.message
     assert "\n" not in caught.value.message
+
+
+SCRIPTS = {
+    "variable of several options": """
+ARGS="--tensor-parallel-size 2"
+ARGS+=" --max-num-seqs 64"
+vllm serve Qwen/Qwen3-8B $ARGS
+""",
+    "array": """
+#!/bin/bash
+args=(
+  --model Qwen/Qwen3-8B   # the chat model
+  --tensor-parallel-size 2
+)
+args+=(--max-num-seqs 64)
+python -m vllm.entrypoints.openai.api_server "${args[@]}"
+""",
+    "file that the script writes": """
+cat > /tmp/served.yaml <<EOF
+model: Qwen/Qwen3-8B
+tensor-parallel-size: ${TP:-2}
+EOF
+vllm serve --config /tmp/served.yaml --max-num-seqs 64
+""",
+    "unit of systemd": """
+[Service]
+ExecStart=/opt/vllm/bin/vllm serve Qwen/Qwen3-8B -tp 2 \\
+  --max-num-seqs 64
+Restart=always
+""",
+    "manifest in a script": """
+cat <<EOF | kubectl apply -f -
+apiVersion: v1
+kind: Pod
+metadata: {name: chat}
+spec:
+  containers:
+    - {name: server, image: "vllm/vllm-openai", args: [--model, Qwen/Qwen3-8B, -tp, "2", --max-num-seqs, "64"]}
+EOF
+""",
+    "Dynamo": """
+kind: DynamoGraphDeployment
+metadata: {name: chat}
+spec:
+  services:
+    Frontend: {replicas: 1, extraPodSpec: {mainContainer: {image: "vllm-runtime:0.7.0"}}}
+    Worker:
+      extraPodSpec:
+        mainContainer:
+          image: vllm-runtime:0.7.0
+          command: [/bin/sh, -c]
+          args: ["python3 -m dynamo.vllm --model Qwen/Qwen3-8B -tp 2 --max-num-seqs 64"]
+""",
+    "InferenceService": """
+kind: InferenceService
+metadata: {name: chat}
+spec:
+  predictor:
+    model:
+      modelFormat: {name: huggingface}
+      args: [--model_name=chat, --model_id=Qwen/Qwen3-8B, --tensor-parallel-size=2, --max-num-seqs=64]
+""",
+    "InferenceService with a URI": """
+kind: InferenceService
+metadata: {name: chat}
+spec:
+  predictor:
+    model:
+      modelFormat: {name: vLLM}
+      storageUri: hf://Qwen/Qwen3-8B
+      args: [--tensor-parallel-size=2, --max-num-seqs=64]
+""",
+    "LLMInferenceService": """
+kind: LLMInferenceService
+metadata: {name: chat}
+spec:
+  model: {uri: "hf://Qwen/Qwen3-8B", name: chat}
+  parallelism: {tensor: 2}
+  template:
+    containers:
+      - {name: main, image: "vllm/vllm-openai", env: [{name: VLLM_ADDITIONAL_ARGS, value: --max-num-seqs 64}]}
+""",
+    "llm-d": """
+modelArtifacts: {uri: "hf://Qwen/Qwen3-8B"}
+decode:
+  parallelism: {tensor: 2}
+  containers:
+    - {name: vllm, image: "ghcr.io/llm-d/llm-d-cuda", modelCommand: vllmServe, args: [--max-num-seqs=64]}
+prefill:
+  create: false
+  containers:
+    - {name: vllm, image: "ghcr.io/llm-d/llm-d-cuda", modelCommand: vllmServe}
+""",
+}
+
+
+@pytest.mark.parametrize("name", list(SCRIPTS))
+def test_one_server_is_read_however_it_is_written(name: str, tmp_path: Path) -> None:
+    file = tmp_path / ("served.yaml" if "containers:" in SCRIPTS[name] and "<<" not in SCRIPTS[name] else "served.sh")
+    file.write_text(SCRIPTS[name])
+    reading = read_launch_command(str(file))
+    assert reading.raw["model"] == "Qwen/Qwen3-8B"
+    assert reading.raw["deployment"]["parallelism"] == {"tp": 2}
+    assert reading.raw["deployment"]["engine"]["max_num_seqs"] == 64
+    assert not reading.unknown
+    assert not reading.not_modelled
 
 
 def test_a_missing_manifest_is_named() -> None:

@@ -77,11 +77,12 @@ def scenario_with(engine: dict[str, Any], model: str = "Qwen/Qwen3-30B-A3B", **d
 def started(scenario: Scenario, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
     """What the script's last command starts, as the readers of command lines understand it."""
     monkeypatch.chdir(folder)
-    script = launch_script(scenario, VERSIONS)
-    if content := re.search(r"cat > (\S+) <<'END'\n(.*?)\nEND", script, re.DOTALL):
-        Path(content[1]).write_text(content[2])
-    command = next(line for line in script.splitlines() if re.match(r"vllm|python|trtllm-serve", line))
-    found = read_launch_command(command)
+    Path("launch.sh").write_text(launch_script(scenario, VERSIONS))
+    Path("served.yaml").write_text(kubernetes_manifests(scenario, VERSIONS))
+    found = read_launch_command("launch.sh")
+    in_cluster = read_launch_command("served.yaml")
+    del in_cluster.raw["deployment"]["engine"]["version"]  # its image's
+    assert in_cluster.raw == found.raw
     assert found.unknown == []
     assert found.not_modelled == []
     raw = found.raw

@@ -12,7 +12,10 @@ def command(options: Options) -> None:
     """Find the greatest load that a deployment sustains within its limits."""
     if not 1e-4 <= options.tolerance <= 0.5:
         raise InputError(f"--tolerance is {options.tolerance}; 0.0001 to 0.5 is possible")
-    if options.scenario is None and not any((options.rate, options.concurrency, options.trace, options.settings)):
+    arrives = any(
+        text.startswith(("workload.arrivals", "workload.trace", "workload.clients")) for text in options.settings
+    )
+    if options.scenario is None and not any((options.rate, options.concurrency, options.trace, arrives)):
         options.rate = 1.0
     launch = launched(options)
     deployment = scenario_of(options, base=launch.raw)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,7 @@ def _options_before(options: Options) -> Options:
     """Return the options that describe what was before the change."""
     changed = Options(**vars(options))
     path, raw = Path(options.before), dict[str, Any]()
-    if path.suffix in (".yaml", ".yml") and path.is_file():
+    with suppress(InputError):
         raw = read_table(path, "a scenario or a manifest", SCENARIO_HINT)
     if "workload" in raw or isinstance(raw.get("deployment"), dict):
         changed.scenario, changed.from_command = path, None

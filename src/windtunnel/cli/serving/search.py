@@ -65,7 +65,9 @@ def show_study(
     """
     # A model that cannot be read is refused in the search; one of the points, in its own answer.
     with suppress(InputError):
-        remark_left_out(catalog.model(space.model))
+        if not shown.get("recommends"):  # its scenario was remarked on
+            requests = space.scenario.get("workload") or {}
+            remark_left_out(catalog.model(space.model), "images" in requests or "videos" in requests)
     with counted("searching", "points") as callback:
         try:
             study = search(space, store, replace(means, progress=callback))

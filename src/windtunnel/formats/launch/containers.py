@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from textwrap import dedent
 from typing import Any
 
 import yaml
@@ -20,7 +21,9 @@ DOCKER_SWITCHES = re.compile(
     r"-[ditPq]+|--(rm|detach|interactive|tty|privileged|init|read-only|publish-all|quiet|no-healthcheck|oom-kill-disable)"
 )
 """Options of `docker run` that have no value."""
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+ARRAY = re.compile(r"(?m)^[ \t]*(\w+)(\+?)=\(([^()]*)\)")
+HERE_DOCUMENT = re.compile(r"(?ms)^([^\n]*)<<-?\s*(['\"]?)(\w+)\2([^\n]*)\n(.*?)^[ \t]*\3[ \t]*$")
 VARIABLE = re.compile(r"\$(?:\((\w+)\)|\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 APART = ("image", "initContainers", "leaderTemplate", "workerTemplate")
@@ -42,6 +45,10 @@ class Command:
     replicas: int = 1
     gpus: int | None = None
     """GPUs of all hosts of a replica; None: not said, or all."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Files that the text writes or a ConfigMap of it holds: name without folders -> content."""
+    served: tuple[str, ...] = ()
+    """Words that the tables around a container add to its server's command (KServe, llm-d)."""
     routing: str = ""
     """The router's `routingLogic`, of vLLM's production stack; empty where none is said."""
 
@@ -56,12 +63,35 @@ def commands_of(text: str, is_yaml: bool = False) -> list[Command]:
     Raises:
         InputError: unbalanced quotes, YAML that is not valid, or a number of replicas or GPUs that is none.
     """
-    containers = [command for document in _documents(text, is_yaml) for command in _containers(document, Command([]))]
-    if containers:
-        return [command for container in containers for command in _unwrapped(container)]
-    shared: dict[str, str] = {}
-    script = [Command(words, environment=shared) for words in _split(text)]
-    return [command for line in script for command in _unwrapped(line)]
+    files = _here_documents(text)[1]
+    documents = [*_documents(text, is_yaml), *_documents(files.pop("", ""), False)]
+    maps = [document["data"] for document in map(_table, documents) if isinstance(document.get("data"), dict)]
+    around = Command([], files=files | {str(name): str(content) for part in maps for name, content in part.items()})
+    found = [command for document in documents for command in _containers(document, around)]
+    found = found or [replace(around, words=words) for words in _split(text)]
+    return [command for line in found for command in _unwrapped(line)]
+
+
+def _here_documents(text: str) -> tuple[str, dict[str, str]]:
+    """Return a script without the texts within it, and these by the file that they go to: "" where it is none."""
+    files: dict[str, str] = {}
+
+    def take(match: re.Match[str]) -> str:
+        target = re.search(r">\s*(\S+)|\btee\s+(?:-\S+\s+)*([^\s<>|]+)", match[1] + match[4])
+        path = (target[1] or target[2]) if target else ""
+        files[path.strip("\"'").rpartition("/")[2]] = dedent(match[5])
+        return "" if target else match[1] + match[4]
+
+    return HERE_DOCUMENT.sub(take, text), files
+
+
+def _without_arrays(text: str) -> str:
+    """Return a script with the words of its arrays in place of `"${ARRAY[@]}"`."""
+    arrays: dict[str, str] = {}
+    for name, appends, words in ARRAY.findall(text):
+        arrays[name] = f"{arrays.get(name, '') if appends else ''} {' '.join(words.split())}"
+    text = ARRAY.sub("", text)
+    return re.sub(r"\"?\$\{(\w+)\[[@*]\]\}\"?", lambda match: arrays.get(match[1], match[0]), text)
 
 
 def _documents(text: str, is_yaml: bool) -> list[Any]:
@@ -76,7 +106,8 @@ def _documents(text: str, is_yaml: bool) -> list[Any]:
 
 def _split(text: str) -> list[list[str]]:
     """Return the words of each simple command of a script; a line that begins with a dash continues the one above."""
-    text = re.sub(r"(?m)(?:^|(?<=\s))#.*$", "", re.sub(r"\\\r?\n", " ", text))
+    text = re.sub(r"\\\r?\n", " ", _here_documents(text)[0])
+    text = _without_arrays(re.sub(r"(?m)(?:^|(?<=\s))#.*$|^ExecStart=[-@:+!]*", "", text))
     lexer = shlex.shlex(
         re.sub(r"(?<=\s)[12&]?>>?(&[12]|\s*[^\s;|&]+)", "", text), posix=True, punctuation_chars=SEPARATORS
     )
@@ -106,7 +137,8 @@ def _unwrapped(command: Command) -> Iterator[Command]:
     words, environment = list(command.words), command.environment
     while words and (words[0] in ("export", "env", "exec", "sudo", "nohup") or ASSIGNMENT.fullmatch(words[0])):
         if assignment := ASSIGNMENT.fullmatch(words.pop(0)):
-            environment[assignment[1]] = _filled(assignment[2], environment)
+            before = environment.get(assignment[1], "") if assignment[2] else ""
+            environment[assignment[1]] = before + _filled(assignment[3], environment)
     programs = [word.rpartition("/")[2] for word in words]
     for index, program in enumerate(programs):
         following = words[index + 1 :]
@@ -121,8 +153,18 @@ def _unwrapped(command: Command) -> Iterator[Command]:
     for name in VISIBLE_DEVICES:
         gpus = _num_devices(f"device={environment[name]}") if name in environment and gpus is None else gpus
     if words:
-        filled, image = [_filled(word, environment) for word in words], _filled(command.image, environment)
-        yield replace(command, words=filled, image=image, gpus=gpus)
+        filled, image = (
+            [part for word in words for part in _fields(word, environment)],
+            _filled(command.image, environment),
+        )
+        files = {name: _filled(content, environment) for name, content in command.files.items()}
+        yield replace(command, words=filled, image=image, gpus=gpus, files=files)
+
+
+def _fields(word: str, environment: Mapping[str, str]) -> list[str]:
+    """Return a word with its variables in place: several words where a variable alone holds options."""
+    text = _filled(word, environment)
+    return shlex.split(text) if word.startswith("$") and text.lstrip().startswith("-") else [text]
 
 
 def _filled(text: str, environment: Mapping[str, str]) -> str:
@@ -173,19 +215,24 @@ def _containers(node: Any, around: Command) -> Iterator[Command]:
             yield from _containers(part, around)
     if not isinstance(node, dict):
         return
+    if node.get("create") is False:  # llm-d's prefill pool
+        return
     name = _table(node.get("metadata")).get("name") or around.name or node.get("name") or ""
-    replicas = next((node[key] for key in ("replicas", "replicaCount", "scale") if node.get(key) is not None), None)
+    counts = ("replicas", "replicaCount", "scale", "minReplicas")
+    replicas = next((node[key] for key in counts if node.get(key) is not None), None)
     replicas = _table(node.get("deploy")).get("replicas") if replicas is None else replicas
     copies = around.replicas if replicas is None else _whole("replicas", replicas)
     routing = str(_table(node.get("routerSpec")).get("routingLogic", around.routing))
-    around = replace(around, name=str(name), replicas=copies, routing=routing)
-    image = node.get("image", node)
-    if "image" in node or "repository" in node:
+    around = replace(around, name=str(name), replicas=copies, routing=routing, served=_served(node, around.served))
+    image = node.get("image", node if "repository" in node else "")
+    if any(key in node for key in ("image", "repository", "modelFormat")):
         if isinstance(image, dict):
             image = ":".join(str(image[key]) for key in ("repository", "tag") if image.get(key) is not None)
-        yield replace(
-            around, words=_words(node) or [""], image=str(image), environment=_environment(node), gpus=_gpus(node)
-        )
+        own = str(node.get("name") or name)
+        own, words = own if own == name else f"{name}/{own}", _words(node) or [""]
+        if around.served and not node.get("command"):
+            words = ["vllm", "serve", *around.served, *words, "${VLLM_ADDITIONAL_ARGS:-}"]
+        yield replace(around, name=own, words=words, image=str(image), environment=_environment(node), gpus=_gpus(node))
     for key, part in node.items():
         if key not in APART:
             yield from _containers(part, around if around.name or key in NAMELESS else replace(around, name=str(key)))
@@ -193,6 +240,17 @@ def _containers(node: Any, around: Command) -> Iterator[Command]:
         hosts = _whole("size", node.get("size", 1))
         for leader in _containers(group, around):
             yield replace(leader, gpus=leader.gpus and leader.gpus * hosts)
+
+
+def _served(node: Mapping[str, Any], around: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words of a model and its parallelism that a table gives beside its containers: of KServe's
+    InferenceService (`model.storageUri`) and LLMInferenceService (`model.uri`), and of llm-d (`modelArtifacts.uri`)."""
+    model, split = _table(node.get("model") or node.get("modelArtifacts")), _table(node.get("parallelism"))
+    uri = str(model.get("uri") or model.get("storageUri") or "")
+    words = [uri.partition("://")[2] if uri.startswith("hf://") else uri] if uri or "modelFormat" in model else []
+    for key in ("tensor", "pipeline", "data") if words or around else ():
+        words += [f"--{key}-parallel-size", str(split[key])] if split.get(key) else []
+    return (*around, *words)
 
 
 def _words(node: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ has one that is not modelled; or it is unknown. All four are reported.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -17,7 +17,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.files import is_file, read_text
 from windtunnel.formats.launch.containers import Command, commands_of
-from windtunnel.schema import Schema, decode, read_yaml, set_path
+from windtunnel.schema import Schema, decode, parse_yaml, read_yaml, set_path
 from windtunnel.serving.engines.command_line import Options, Reading
 from windtunnel.serving.engines.contract import engine_of
 from windtunnel.units import format_count
@@ -66,7 +66,7 @@ def read_launch_command(text: str) -> Reading:
     for variable, option in server.environment.items():
         if variable in command.environment:
             _take(reading, server, option, command.environment[variable])
-    for name, value in _options_of(server, command.words):
+    for name, value in _options_of(server, command):
         _take(reading, server, name, value)
     if "model" not in reading.raw:
         raise InputError("--from-command: the command names no model")
@@ -159,10 +159,10 @@ def _started(known: dict[str, Options], command: Command) -> Iterator[tuple[str,
                     return
 
 
-def _options_of(server: Options, words: list[str]) -> list[tuple[str, Any]]:
+def _options_of(server: Options, command: Command) -> list[tuple[str, Any]]:
     """Return (name, value) of every option; True for a switch. A word alone is the model."""
     options: list[tuple[str, Any]] = []
-    position = 0
+    words, position = command.words, 0
     while position < len(words):
         word = words[position]
         position += 1
@@ -185,7 +185,7 @@ def _options_of(server: Options, words: list[str]) -> list[tuple[str, Any]]:
             values.append(words[position])
             position += 1
         options.append((name, " ".join(values) if values else True))
-    return [pair for name, value in options for pair in _in_parts(server, name, value)]
+    return [pair for name, value in options for pair in _in_parts(server, command.files, name, value)]
 
 
 def _is_option(word: str) -> bool:
@@ -197,13 +197,14 @@ def _name(server: Options, name: str) -> str:
     return server.other_names.get(name, name)
 
 
-def _in_parts(server: Options, name: str, value: Any) -> list[tuple[str, Any]]:
+def _in_parts(server: Options, files: Mapping[str, str], name: str, value: Any) -> list[tuple[str, Any]]:
     """Return the option, or the options of the YAML file that it names, or of the JSON that it holds."""
     has_parts = any(each.startswith(f"{name}.") for each in server.flags) and str(value).lstrip().startswith("{")
     if name not in server.config_options and not has_parts:
         return [(name, value)]
     try:
-        content = json.loads(value) if has_parts else read_yaml(Path(str(value)))
+        text = files.get(Path(str(value)).name)
+        content = json.loads(value) if has_parts else read_yaml(Path(str(value))) if text is None else parse_yaml(text)
     except json.JSONDecodeError as error:
         raise InputError(f"--from-command: --{name} is no JSON object: {error}") from None
     if not isinstance(content, dict):

@@ -180,7 +180,7 @@ class SharedHeads(Schema, Attention):
             qk_norm_over_heads=reader.raw.get("qk_norm_type") == "per_layer",
             output_gate=reader.rule(architecture.output_gate),
             sinks=architecture.sinks or reader.flag(own["sinks"]),
-            rotary=architecture.rotary,
+            rotary=architecture.rotary and reader.raw.get("position_embedding_type") != "nope",
             value_head_dim=reader.count(own["value_head_dim"], "v_head_dim", default=0) or None,
             values_are_keys=reader.flag("attention_k_eq_v") and not is_window,
             **others,

@@ -1,10 +1,14 @@
 """A recommendation in a sentence: what to serve a model on, what it costs, and what the next best would cost."""
 
+from collections import Counter
+from math import ceil
+
 from windtunnel import catalog
 from windtunnel.metrics.summary import SECONDS_PER_HOUR
 from windtunnel.report.numbers import number, percent
-from windtunnel.report.search.figures import figure_title, held_text, limits_text
+from windtunnel.report.search.figures import figure_title, held_text, limit_text, limits_text
 from windtunnel.search.answers import FleetSize, confidence_between, fleets
+from windtunnel.search.capacity.limits import limits_from
 from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.search.prices import ApiPrice
 from windtunnel.search.recommend import AS_IT_IS, CAPACITY, DEPLOYMENT
@@ -25,9 +29,21 @@ def recommendation(study: Study, load: float | None) -> str:
         return _changes_text(study, outcome)
     ways = _ways(outcome, load)
     if not ways:
-        return f"Nothing tried keeps {limits_text(study.space)} at any load: try other devices, or allow more time."
+        broken = Counter(answer.limited_by for answer in outcome.evaluations.values() if not answer.refused)
+        (limit, count), tried = broken.most_common(1)[0], broken.total()
+        why = limit_text(limit, limits_from(study.space.limits)).removeprefix("above this load ")
+        points = f"all {tried} points" if count == tried else f"{count} of {tried} points"
+        return (
+            f"Nothing tried keeps the limits, even when hardly anything is sent: at {points}, {why}."
+            " Try other devices, or allow more time."
+        )
     best, title = ways[0], _name(study, ways[0].index)
     sentences = [f"Serve it {_way_text(study, outcome, best)}"]
+    least = outcome.at_least(best.index)
+    if load is not None and least is not None and 0 < best.copies * least < load:
+        copies = ceil(load / least)
+        cost = "" if best.usd_per_hour is None else f", for ${best.usd_per_hour / best.copies * copies:,.2f}/h"
+        sentences.append(f"To be {CONFIDENCE:.0%} sure of {number(load)} requests/s, take {copies:,} replicas{cost}")
     other = next((way for way in ways if _name(study, way.index) != title), None)
     if other is not None:
         costs = [_usd_per_request(outcome, way, load) for way in (best, other)]
@@ -135,14 +151,14 @@ def _way_text(study: Study, outcome: SearchOutcome, way: FleetSize) -> str:
     """Return devices, replicas, what they cost and hold, and the checkpoint."""
     settings = study.point(way.index).settings
     device = catalog.device(settings[PATHS["device"]])
-    replicas = f" as {way.copies} replicas of" if way.copies > 1 else " as"
+    replicas = f" as {way.copies:,} replicas of" if way.copies > 1 else " as"
     cost = "a price that is not known" if way.usd_per_hour is None else f"${way.usd_per_hour:,.2f}/h"
     held, least = _held(outcome, way.index, way.copies), outcome.at_least(way.index)
     sure = (
         "" if least is None else f", at least {number(max(way.copies * least, 0.0))} with {CONFIDENCE:.0%} confidence"
     )
     layout = _name(study, way.index).removeprefix(f"{device.name} ")
-    what = f"{way.devices} x {device.title}{replicas} {layout} ({settings['model']})"
+    what = f"{way.devices:,} x {device.title}{replicas} {layout} ({settings['model']})"
     return f"on {what}: {cost} holds {held}{sure}"
 
 

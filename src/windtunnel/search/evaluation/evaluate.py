@@ -83,8 +83,9 @@ class Evaluator:
         return Deployed(scenario, None if scenario.deployment.pools else resolve(scenario), takes)
 
     def check(self, index: int, workload: str | None) -> None:
-        """Raise InputError where the point cannot be deployed."""
-        self.deployed(point_at(self.space, index), workload)
+        """Raise InputError where the point cannot be deployed, or its requests cannot be read."""
+        deployed = self.deployed(point_at(self.space, index), workload)
+        self.priced.server(deployed.scenario, self.stream(deployed.scenario, 0, None).unit, deployed.setup)
 
     def num_requests(self, workload: str | None) -> int:
         """Count the requests of a workload, by the first point that can be deployed."""
