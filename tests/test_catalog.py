@@ -373,13 +373,13 @@ def test_one_item_costs_milliseconds() -> None:
     assert one < everything / 5
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize(
     ("name", "parameters"), [("gpt3-175b", 175e9), ("nemotron-4-15b", 15.6e9), ("nemotron-4-340b", 341e9)]
 )
 def test_models_that_only_papers_describe_have_their_size(name: str, parameters: float) -> None:
     assert count_parameters(catalog.model(name)).total == pytest.approx(parameters, rel=0.01)
-=======
+
+
 def test_weights_on_another_machine_are_to_be_named() -> None:
     with pytest.raises(InputError, match="there is no file /data/weights") as caught:
         catalog.model("/data/weights")
@@ -391,4 +391,3 @@ def test_an_unknown_model_may_be_given_by_its_config() -> None:
         catalog.model("TheBloke/Llama-2-13B-chat-AWQ")
     assert "did you mean meta-llama/Llama-2-13b-chat-hf" in str(caught.value.hint)
     assert "give the path of its config.json" in str(caught.value.hint)
->>>>>>> fix-user3

@@ -33,15 +33,7 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
         InputError: names the option or the path in the scenario that is wrong.
     """
     file = options.scenario
-<<<<<<< HEAD
-    raw = read_table(file, "a scenario", SCENARIO_HINT) if file is not None else {}
-    lay_over(raw, base or {})
     given = options.given(*SCENARIO)
-    if "estimator" in given and not (given.get("profile") or _value_at(raw, "deployment", "profile", "folder")):
-        raise InputError("--estimator says how a profile is read, and --profile is missing")
-=======
-    given = {name: value for name, value in options.of(*SCENARIO).items() if value is not None}
->>>>>>> fix-user3
     try:
         raw = read_table(file, "a scenario", SCENARIO_HINT) if file is not None else {}
         lay_over(raw, base or {})
