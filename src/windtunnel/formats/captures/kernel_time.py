@@ -149,6 +149,10 @@ class DeviceTime:
     """Time in which at least one copy or memset ran."""
 
     @property
+    def idle_s(self) -> float:
+        return self.span_s - self.busy_s
+
+    @property
     def overlap_fraction(self) -> float:
         """Share of the communication that computation hides; NaN without communication."""
         return self.overlapped_s / self.communication_s if self.communication_s else float("nan")
