@@ -257,13 +257,12 @@ def replay_of(scenario: Scenario, recorded: Observed, before: Observed | None = 
             requests = replace(requests, prefixes=drawn.prefixes)
     found, hits = recorded.cached_tokens, recorded.cache_hit_fraction
     replay = Replay(scenario, requests, _resolved(scenario), hit_fraction=hits, drawn=requests.prefixes)
-    if found is None:
+    if found is None or hits is None:
         return replay
     if requests.prefixes is None:
-        hits_before = None if before is None else before.cache_hit_fraction
-        expected = found
-        if hits_before is not None and hits is not None and hits < hits_before * (1 - LEAST_LOST):
-            expected = (recorded.input_tokens * hits_before).astype(np.int64)
+        hits_before = (before and before.cache_hit_fraction) or 0.0
+        is_less = hits < hits_before * (1 - LEAST_LOST)
+        expected = (recorded.input_tokens * hits_before).astype(np.int64) if is_less else found
         requests = replace(requests, prefixes=beginnings_of(expected))
     return replace(replay, requests=requests, as_recorded=replace(requests, prefixes=beginnings_of(found)))
 

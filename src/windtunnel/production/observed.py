@@ -49,8 +49,7 @@ class Observed:
     def taken(self, which: NDArray[np.bool_]) -> "Observed":
         """Return some of the requests."""
         columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        taken: dict[str, Any] = {name: column if column is None else column[which] for name, column in columns.items()}
-        return Observed(**taken)
+        return Observed(**{name: column if column is None else column[which] for name, column in columns.items()})
 
     @property
     def cache_hit_fraction(self) -> float | None:

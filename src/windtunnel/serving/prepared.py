@@ -77,6 +77,11 @@ class PreparedPool:
         """How the pool forms batches, as the loop takes it."""
         return self.plan.settings
 
+    @property
+    def countable(self) -> KvRetention:
+        """`retention`, without prefix caches where these cannot count the groups of layers."""
+        return replace(self.retention, on_device=self.retention.on_device and self.memory.num_full_groups == 1)
+
 
 @dataclass(frozen=True, eq=False)
 class PreparedDeployment:
@@ -162,10 +167,7 @@ class PreparedDeployment:
             return run_with(retention)
         # Lower tiers still take the KV blocks of preempted requests: preemption by swap.
         requests = replace(requests, prefixes=None)
-        countable = [
-            replace(kept, on_device=kept.on_device and pool.memory.num_full_groups == 1)
-            for kept, pool in zip(retention, self.pools, strict=True)
-        ]
+        countable = [pool.countable for pool in self.pools]
         if any(kept.tiers.size for kept in countable):
             return run_with(countable)
         first = run_with(())

@@ -136,10 +136,9 @@ class LiveLoop:
         self.fleet = deployment.prepared.start_fleet(max_requests)
         self.forest: PrefixForest | None = None
         self.loop = self._new_loop()
-        run = self.loop.run_tables
         self.steps = new_table(state.Step, STEP_ROWS)
         self._until_s = np.full(1, -np.inf)
-        run = self.loop.run_tables = run._replace(steps=self.steps, until_s=self._until_s)
+        run = self.loop.run_tables = self.loop.run_tables._replace(steps=self.steps, until_s=self._until_s)
         fleet = None if self.fleet is None else self.fleet.fleet
         # A fault changes prices in place, which other runs may share.
         prices: dict[str, Any] = self.loop.cost._asdict()
@@ -161,7 +160,7 @@ class LiveLoop:
         self._to_cancel: set[int] = set()
         self._sessions: dict[Hashable, int] = {}
         self._callers = self._new_callers()
-        self._which, self._now_s = np.zeros(1, np.int64), np.zeros(1)
+        self._which = np.full(1, state.NONE)
         self.on_steps: Callable[[NDArray[np.void]], None] = lambda _: None
         """Called with the `Step` records of every call."""
         self.tables: Any = self.loop.pool if self.loop.pools is None else self.loop.pools
@@ -177,30 +176,24 @@ class LiveLoop:
         self.advance(0.0)
         self.look()
         pool, _, run, pools, fleet = self._arguments
-        self._which[0] = state.NONE
-        self._cancel(pool, run, pools, fleet, self._which, self._now_s)
+        self._cancel(pool, run, pools, fleet, self._which, self._until_s)
 
     def _new_loop(self) -> Loop:
         """Return the tables of the run; prompts may share blocks where a pool keeps any and can count them."""
-        plans = [pool.plan for pool in self.deployment.prepared.pools]
+        pools = self.deployment.prepared.pools
         changes = {"fuses_steps": 0} | ({"router": codes.ASSIGNED} if self.are_assigned else {})
-        plans = [plan._replace(settings=plan.settings._replace(**changes)) for plan in plans]
+        plans = [pool.plan._replace(settings=pool.settings._replace(**changes)) for pool in pools]
         requests, caches = _placeholders(self.size), []
         router = self.deployment.scenario.deployment.router
         if router == "session_affinity" or is_own_router(router):
             nobody = np.full(self.size, state.NONE)
             requests = replace(requests, previous=nobody, session=np.arange(self.size))
-        pools = self.deployment.prepared.pools
-        retention = [
-            replace(pool.retention, on_device=pool.retention.on_device and pool.memory.num_full_groups == 1)
-            for pool in pools
-        ]
+        retention = [pool.countable for pool in pools]
         if any(kept.anywhere for kept in retention):
             self.forest = forest_for([plan.settings for plan in plans], self.size)
             requests = replace(requests, prefixes=nothing_shared(self.forest, self.size))
             caches = [caches_of(plan.settings, kept, requests) for plan, kept in zip(plans, retention, strict=True)]
-        rules, fleet = self.deployment.prepared.handoff_rules, self.fleet
-        loop = prepare_loop(plans, requests, caches, rules, fleet)
+        loop = prepare_loop(plans, requests, caches, self.deployment.prepared.handoff_rules, self.fleet)
         if self.forest is not None:
             assert loop.pool.cache is not None
             self.forest.attach(loop.pool.cache, [kept.anywhere for kept in retention])
@@ -338,7 +331,7 @@ class LiveLoop:
             if self.fleet is not None:
                 self._keep_fleet_log()
             if self._to_cancel:
-                self._cancel_all(until_s)
+                self._cancel_all()
             if self.next_event_s() > until_s:
                 return
 
@@ -378,15 +371,14 @@ class LiveLoop:
     def cancel(self, row: int) -> None:
         """End a request whose client has left, now or as soon as the loop can."""
         self._to_cancel.add(row)
-        self._cancel_all(self.until_s)
+        self._cancel_all()
 
-    def _cancel_all(self, now_s: float) -> None:
+    def _cancel_all(self) -> None:
         pool, _, run, pools, fleet = self._arguments
-        self._now_s[0] = now_s
         for row in list(self._to_cancel):
             self._which[0] = row
             if not np.isnan(self.requests["finish_s"][row]) or self._cancel(
-                pool, run, pools, fleet, self._which, self._now_s
+                pool, run, pools, fleet, self._which, self._until_s
             ):
                 self._to_cancel.discard(row)
 

@@ -179,8 +179,7 @@ class TwinApp:
                 raise RequestError(f"{model.name} is an encoder and makes no text; ask /v1/embeddings or /v1/rerank")
             kind = "chat" if path.startswith("/v1/chat") else "completion"
             body, size = await self._object(receive)
-            own = self.tokenizer, self.words, self.limits, self._number
-            asked = await self._apart(size, ask, body, kind, *own)
+            asked = await self._apart(size, ask, body, kind, self.tokenizer, self.words, self.limits, self._number)
             asked.replica = replica
             await self._complete(asked, receive, send, scope.get("http_version") == "1.1")
         elif method == "POST" and path == "/v1/embeddings":
@@ -233,14 +232,12 @@ class TwinApp:
                     event = chunks.tokens(begin, answer, is_last) if failure is None else b""
                     if is_last:
                         ended.append(answer)
-                        if len(ended) == len(asked.choices):
-                            closing = chunks.closing(answers)
-                            if failure is not None:
-                                error = self._encode(_refusal(failure, 500).document)
-                                closing = b"data: %b\n\ndata: [DONE]\n\n" % error
-                            stream.write(event + closing, True)
-                            return
-                    stream.write(event, False)
+                    is_end = len(ended) == len(asked.choices)
+                    if is_end and failure is not None:
+                        event = b"data: %b\n\ndata: [DONE]\n\n" % self._encode(_refusal(failure, 500).document)
+                    elif is_end:
+                        event += chunks.closing(answers)
+                    stream.write(event, is_end)
 
                 return write
 
