@@ -49,7 +49,8 @@ class Observed:
     def taken(self, which: NDArray[np.bool_]) -> "Observed":
         """Return some of the requests."""
         columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Observed(**{name: column if column is None else column[which] for name, column in columns.items()})
+        taken: dict[str, Any] = {name: column if column is None else column[which] for name, column in columns.items()}
+        return Observed(**taken)
 
     @property
     def cache_hit_fraction(self) -> float | None:
