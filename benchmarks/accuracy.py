@@ -509,7 +509,8 @@ def main() -> int:
         intervals = interval_table(held, inside_intervals(fitted, columns["uncalibrated"], False))
     if options.json:
         print(json.dumps({"refused": refused, "predicted": columns}, indent=2))
-        return 0
+        if options.page is None:
+            return 0
     parts = [coverage_table(measurements, refused), *scoreboard(runs, columns, best)]
     if intervals:
         primary = [priced.measurement for priced in runs if priced.measurement.use == "primary"]
