@@ -99,7 +99,6 @@ def test_the_command_serves_until_it_is_told_to_end() -> None:
         (["--speed", "fast"], "--speed is fast"),
         (["--speed", "-1"], "--speed is -1"),
         (["--tokenizer", "nowhere"], "nowhere cannot be read as a tokenizer"),
-        (["--scheduler", "sarathi"], "a live run cannot schedule with sarathi"),
         (["--max-requests", "0"], "--max-requests is 0"),
         (["--port", "70000"], "--port is 70000"),
     ],
