@@ -26,7 +26,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,14 +52,14 @@ from windtunnel.calibration.settings_inference import (
 )
 from windtunnel.errors import InputError
 from windtunnel.metrics.accuracy import score
-from windtunnel.metrics.uncertainty import Spread, interval
+from windtunnel.metrics.uncertainty import Spread
 from windtunnel.pricing.calibrated import factor
 from windtunnel.pricing.estimator import Estimator, RooflineEstimator
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.report.calibration.calibration import write_calibration
 from windtunnel.schema import encode
-from windtunnel.serving.analysis.intervals import OUTSIDE, OUTSIDE_TTFT, SPREADS_FILE, error_scale, remarks
-from windtunnel.serving.calibration import Calibration, Provenance, calibration_for, load_calibration
+from windtunnel.serving.analysis.intervals import SPREADS_FILE, error_scale
+from windtunnel.serving.calibration import Calibration, calibration_for, load_calibration
 from windtunnel.serving.scenario import Setup
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -256,8 +255,7 @@ def inside_intervals(runs: Sequence[PricedServer], predicted: Predicted, by_devi
     """Whether measurements lie in 80% intervals whose spread comes from other configurations.
 
     Five folds of whole configurations; each is judged by the spread of the other four's runs, chosen as a profile's
-    are (`kin`), or as those without calibration, of the engine on any device. As for users, an interval reaches to its
-    prediction, and is wider for what a calibration to the other runs on the device would not have seen.
+    are (`kin`), or as those without calibration, of the engine on any device.
     """
     predictions = [predicted[priced.measurement.id] for priced in runs]
     found: Inside = []
@@ -273,38 +271,12 @@ def inside_intervals(runs: Sequence[PricedServer], predicted: Predicted, by_devi
             continue
         if chosen not in known:
             known[chosen] = spreads([runs[at] for at in chosen], [predictions[at] for at in chosen])
-        measured, unseen = priced.measurement.measured, unseen_kinds(priced, kept) if by_device else ()
-        scale, inside = error_scale(priced.setup), {}
-        for metric in METRICS:
-            spread, counts = known[chosen][metric].scaled(scale), OUTSIDE_TTFT if metric == "ttft" else OUTSIDE
-            num_outside = sum(counts.get(kind, 0.0) for kind in unseen)
-            limits = interval(predictions[index][metric], spread, num_outside, {})
-            inside[metric] = limits.low <= measured[metric] <= limits.high
-        found.append((priced.measurement, inside))
+        measured = priced.measurement.measured
+        scale = error_scale(priced.setup)
+        ratios = {metric: (measured[metric] / predictions[index][metric]) ** (1 / scale) for metric in METRICS}
+        spread = known[chosen]
+        found.append((priced.measurement, {m: spread[m].p10 <= ratio <= spread[m].p90 for m, ratio in ratios.items()}))
     return found
-
-
-def unseen_kinds(priced: PricedServer, runs: Sequence[PricedServer]) -> tuple[str, ...]:
-    """Return the kinds of difference between a run and those of its engine among `runs`: on its device, or on any."""
-    engine, device, *_ = priced.scope
-    of_engine = [run for run in runs if run.scope.engine == engine]
-    on_device = [run for run in of_engine if run.scope.device == device]
-    is_own = len({by_configuration(run) for run in on_device}) >= LEAST_CONFIGURATIONS
-    setups = [run.setup for run in (on_device if is_own else of_engine)]
-    devices = sorted({setup.device.name for setup in setups})
-    provenance = Provenance(
-        fitted_on="",
-        num_runs=len(setups),
-        num_configurations=0,
-        models=tuple({setup.model.name for setup in setups}),
-        models_on={name: tuple({s.model.name for s in setups if s.device.name == name}) for name in devices},
-        versions=tuple({str(setup.engine.version) for setup in setups}),
-        formats=tuple({str(form) for s in setups for form in (s.precision.weights, s.precision.experts_format)}),
-        devices=tuple(devices),
-    )
-    clients = {setup.client_name: setup.client for setup in setups}
-    calibration = Calibration(engine=engine, provenance=provenance, clients=clients)
-    return tuple(remarks(replace(priced.setup, calibration=calibration)).values())
 
 
 def write_shipped(measurements: Sequence[Measurement]) -> None:

@@ -16,12 +16,8 @@ interval between tokens of the run, its first and its last wave included (`mlene
 `_client_itl_percentiles_ms`); its rate is that between the first token of the `max_num_seqs`-th request and the end of
 the last one but `max_num_seqs` + 1, and the mean is its batch over its rate.
 
-Every repeat sends the same prompts again, which the prefix cache may still hold. Chat's prompts are those of Chatbot
-Arena (`mlenergy/llm/datasets.py`, `LMArenaHumanPreferenceDataset`): every turn of a conversation with all turns before
-it. Of lengths, means are published, so turns are geometric and tokens exponential around them; a template is added.
-
-Assumed, as nothing says it: prompts of 200 to 300 tokens for gpqa, and 500 to 2,000 for code completion, whose prompts
-are what stands before and after a gap in a source file (evenly drawn).
+Assumed, as the table does not say it: prompts of 100 to 200 tokens for chat, 200 to 300 for gpqa, and 500 to 2,000 for
+code completion, whose prompts are what stands before and after a gap in a source file (evenly drawn).
 Outputs are drawn from the model's published histogram, scaled to the row's mean.
 
 Requests with an image or a video are those of the language model with as many more tokens: 20 to 150 of text and, for
@@ -35,18 +31,14 @@ median, a step without prompts, can be right.
 from __future__ import annotations
 
 import argparse
-import atexit
 import csv
 import gzip
 import json
 import os
-import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +58,8 @@ from windtunnel.serving.simulate import simulate
 REPOSITORY = Path(__file__).resolve().parents[1]
 FOLDER = "mlenergy"
 DEVICES = {"H100": "h100_sxm", "B200": "b200_sxm"}
-CHAT = "lm-arena-chat"
-PROMPT_TOKENS = {"gpqa": (200, 300), "sourcegraph-fim": (500, 2000)}
-TEXT_TASKS = (CHAT, *PROMPT_TOKENS)
-
-TURNS, USER_TOKENS, REPLY_TOKENS = 1.3, 94.9, 269.0
-"""Means of Chatbot Arena's conversations: turns, and tokens of what a person and a model say (arXiv 2403.04132, table
-of human preference datasets)."""
-TEMPLATE_TOKENS = 36
-"""What messages and chat templates add to a prompt of chat, in the mean of 492 of these runs (third-party count)."""
-BLOCK_TOKENS = 16
-SEED = 0
+PROMPT_TOKENS = {"lm-arena-chat": (100, 200), "gpqa": (200, 300), "sourcegraph-fim": (500, 2000)}
+TEXT_TASKS = ("lm-arena-chat", "gpqa", "sourcegraph-fim")
 VISION_TOKENS: dict[str, dict[str, tuple[int, int]]] = {
     "image-chat": {"Qwen/": (300, 1500), "google/": (256, 256), "meta-llama/": (600, 2000), "nvidia/": (512, 1800)},
     "video-chat": {"Qwen/": (450, 1800)},
@@ -160,58 +143,15 @@ def num_requests(row: Row) -> int:
     return NUM_PROMPTS[row["task"]] * repeats[min(limit for limit in repeats if num_seqs <= limit)]
 
 
-def prompts_of(task: str) -> list[tuple[int, int]]:
-    """Return the task's prompts in the order in which they are sent: tokens of each, and its conversation."""
-    random, prompts = np.random.default_rng(SEED), list[tuple[int, int]]()
-    if task != CHAT:
-        shortest, longest = PROMPT_TOKENS[task]
-        lengths = random.integers(shortest, longest, NUM_PROMPTS[task], endpoint=True)
-        return [(int(tokens), place) for place, tokens in enumerate(lengths)]
-    for conversation in range(NUM_PROMPTS[task]):
-        tokens = TEMPLATE_TOKENS
-        for _ in range(random.geometric(1 / TURNS)):
-            tokens += 1 + round(random.exponential(USER_TOKENS - 1))
-            prompts.append((tokens, conversation))
-            tokens += 1 + round(random.exponential(REPLY_TOKENS - 1))
-    return prompts[: NUM_PROMPTS[task]]
-
-
-@cache
-def prompts_file(task: str, num_requests: int) -> Path:
-    """Write the prompts of a run as a trace, with ids of the blocks that they share, and return its path.
-
-    A block that a prompt fills only in part has an id of its own, as its conversation goes on differently.
-    """
-    prompts = prompts_of(task)
-    longest = max(tokens for tokens, _ in prompts) // BLOCK_TOKENS + 1
-    rows = []
-    for place, (tokens, conversation) in enumerate(prompts):
-        full, rest = divmod(tokens, BLOCK_TOKENS)
-        blocks = [conversation * longest + block for block in range(full)]
-        blocks += [len(prompts) * longest + place] if rest else []
-        rows.append(json.dumps({"timestamp": 0, "input_length": tokens, "output_length": 2, "hash_ids": blocks}) + "\n")
-    path = Path(tempfile.mkdtemp()) / f"{task}.jsonl"
-    path.write_text("".join(rows[place % len(rows)] for place in range(num_requests)), encoding="utf-8")
-    atexit.register(shutil.rmtree, path.parent)
-    return path
-
-
-def inputs_of(row: Row) -> dict[str, Any]:
-    """Return where the row's prompts come from, as part of a workload."""
-    if row["task"] in TEXT_TASKS:
-        path = str(prompts_file(row["task"], num_requests(row)))
-        return {"trace": {"path": path, "hash_block_tokens": BLOCK_TOKENS}}
-    shortest, longest = prompt_tokens(row)
-    return {"input_tokens": {"type": "uniform", "min_tokens": shortest, "max_tokens": longest}} | media_of(row)
-
-
 def prompt_tokens(row: Row) -> tuple[int, int]:
-    """Return the least and most tokens of a prompt with an image or a video, those of the image included.
+    """Return the least and most tokens of a prompt.
 
     Raises:
         InputError: nothing is known of them.
     """
     task, model = row["task"], row["model_id"]
+    if task in PROMPT_TOKENS:
+        return PROMPT_TOKENS[task]
     by_model = VISION_TOKENS.get(task, {})
     tokens = next((tokens for start, tokens in by_model.items() if model.startswith(start)), None)
     if tokens is None:
@@ -238,7 +178,8 @@ def scenario_of(row: Row, histograms: Histograms, version: str | None) -> Scenar
     Raises:
         InputError: the model is not known.
     """
-    inputs, num_seqs, experts = inputs_of(row), int(row["max_num_seqs"]), int(row["expert_parallel"])
+    shortest, longest = prompt_tokens(row)
+    num_seqs, experts = int(row["max_num_seqs"]), int(row["expert_parallel"])
     engine: dict[str, Any] = {"max_num_seqs": num_seqs, "max_num_batched_tokens": 8192, "async_scheduling": True}
     if row["model_id"].startswith("deepseek-ai/"):
         engine["moe_backend"] = "trtllm"
@@ -257,10 +198,11 @@ def scenario_of(row: Row, histograms: Histograms, version: str | None) -> Scenar
             },
             "workload": {
                 "arrivals": {"type": "closed_loop", "concurrency": num_requests(row)},
+                "input_tokens": {"type": "uniform", "min_tokens": shortest, "max_tokens": longest},
                 "output_tokens": output_lengths(row, histograms),
                 "num_requests": num_requests(row),
                 "sampling": {"temperature": 0.8, "top_p": 0.95},
-                **inputs,
+                **media_of(row),
             },
         }
     )

@@ -1,26 +1,12 @@
 """ML.ENERGY's rows as scenarios, and how far a few of them are predicted; nothing is fitted to them."""
 
 import csv
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mlenergy import (
-    BLOCK_TOKENS,
-    REPLY_TOKENS,
-    TEMPLATE_TOKENS,
-    TURNS,
-    USER_TOKENS,
-    ScoredRow,
-    measured_as,
-    output_lengths,
-    prompts_file,
-    prompts_of,
-    scenario_of,
-    scored,
-)
+from mlenergy import ScoredRow, measured_as, output_lengths, scenario_of, scored
 from windtunnel.errors import InputError
 from windtunnel.metrics.records import Table
 from windtunnel.model.precision import Format
@@ -80,29 +66,6 @@ def test_output_lengths_have_the_row_s_mean() -> None:
     assert lengths["values"] == [160, 640]
     assert np.average(lengths["values"], weights=lengths["weights"]) == 400
     assert output_lengths(ROW, {}) == 400
-
-
-def test_a_turn_of_chat_has_all_turns_before_it_as_its_prompt() -> None:
-    """Means of many conversations are those published, and the k-th turn has k - 1 answers before it."""
-    prompts = prompts_of("lm-arena-chat")
-    assert len(prompts) == 1024
-    conversations = len({conversation for _, conversation in prompts})
-    assert len(prompts) / conversations == pytest.approx(TURNS, rel=0.05)
-    mean = TEMPLATE_TOKENS + USER_TOKENS + (TURNS - 1) * (USER_TOKENS + REPLY_TOKENS)
-    assert np.mean([tokens for tokens, _ in prompts]) == pytest.approx(mean, rel=0.15)
-
-
-def test_prompts_are_sent_again_and_share_the_blocks_of_their_conversation() -> None:
-    rows = [json.loads(line) for line in prompts_file("lm-arena-chat", 2048).read_text().splitlines()]
-    assert len(rows) == 2048
-    assert rows[:1024] == rows[1024:]
-    prompts = prompts_of("lm-arena-chat")
-    later = next(place for place in range(1, 1024) if prompts[place][1] == prompts[place - 1][1])
-    first, second = rows[later - 1], rows[later]
-    shared = first["input_length"] // BLOCK_TOKENS
-    assert first["hash_ids"][:shared] == second["hash_ids"][:shared]
-    assert len(set(first["hash_ids"]) & set(second["hash_ids"])) == shared
-    assert len(second["hash_ids"]) == -(-second["input_length"] // BLOCK_TOKENS)
 
 
 def test_all_requests_are_sent_at_once() -> None:

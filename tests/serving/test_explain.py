@@ -49,31 +49,6 @@ def test_a_prefill_step_takes_what_it_takes_in_a_simulation(model: str) -> None:
     assert step.step_s == pytest.approx(run.steps["duration_s"][0], rel=0.02)
 
 
-@pytest.mark.parametrize("overlaps", [True, False])
-def test_a_step_that_no_graph_holds_is_launched_when_it_has_been_prepared(overlaps: bool) -> None:
-    """One thread prepares the inputs of 61 requests and launches the kernels; a graph of 64 hides the former."""
-    options = {"concurrency": 61, "input_tokens": 64, "output_tokens": 8, "num_requests": 61, "calibration": "none"}
-    base = wt.scenario(model=MODELS[0], device="h100_sxm", **options)
-    found = []
-    for largest in (0, 512):
-        settings = {"async_scheduling": overlaps, "max_cudagraph_capture_size": largest}
-        engine = msgspec.structs.replace(base.deployment.engine, **settings)
-        scenario = msgspec.structs.replace(base, deployment=msgspec.structs.replace(base.deployment, engine=engine))
-        steps = wt.simulate(scenario).steps
-        row = next(row for row in range(len(steps)) if steps["decode_tokens"][row] == 61)
-        context = int(steps["context_tokens"][row] / 61 + 1)
-        explanation = explain_step(wt.resolve(scenario), step_batch(61, context))
-        assert explanation.step_s == pytest.approx(steps["duration_s"][row] / steps["num_steps"][row], rel=0.015)
-        found.append(explanation.launch_s)
-    host = wt.resolve(base).engine.host
-    assert host.step_s is not None
-    assert host.request_s is not None
-    assert host.launch_s is not None
-    kernels = 10 * 32 + 4
-    prepare_s = host.step_s + 61 * host.request_s
-    assert found == [pytest.approx(host.launch_s * kernels + overlaps * prepare_s), 0.0]
-
-
 @pytest.mark.parametrize("version", ["0.11.1", "0.18.0", "0.24.0"])
 def test_a_sampled_decode_step_takes_what_it_takes_in_a_simulation(version: str) -> None:
     options = {"model": MODELS[0], "device": "h100_sxm", "engine_version": version, "temperature": 0.8, "top_p": 0.95}

@@ -81,8 +81,7 @@ class Explanation(Shown):
     host_overlaps: bool
     """True: the host works beside the device, and the longer of the two decides."""
     launch_s: float
-    """Host time to launch the step, which the device waits for in parts, and to prepare it where scheduling overlaps; 0
-    where one CUDA graph holds it."""
+    """Host time to launch the step, which the device waits for in parts; 0 where one CUDA graph holds it."""
     unhidden_s: float
     """Host time that is not hidden even where it overlaps, and gaps between kernels."""
     encoder: tuple[ExplainedLaunch, ...] = ()
@@ -200,10 +199,8 @@ def _hidden_s(setup: Setup, shard: Shard, batch: StepBatch, num_tokens: int, est
 
 def _launch_s(setup: Setup, shard: Shard, batch: StepBatch) -> float:
     decode_queries = int(batch.prefill_tokens == 0)
-    engine, host = setup.engine, setup.engine.host
-    launch_s = float((host.launch_s or 0.0) * num_launches(shard, engine, batch.num_tokens, decode_queries))
-    prepare_s = (host.step_s or 0.0) + ((host.request_s or 0.0) + mask_s(shard.sampler)) * batch.decode_requests
-    return launch_s + prepare_s * bool(engine.async_scheduling and launch_s)
+    launches = num_launches(shard, setup.engine, batch.num_tokens, decode_queries)
+    return float((setup.engine.host.launch_s or 0.0) * launches)
 
 
 def step_batch(

@@ -49,8 +49,7 @@ class Prices:
             if self.speculation is not None:
                 device_s += float(c.draft_s[max(sum(chunk.decodes for chunk in batch.values()) for batch in batches)])
             launch_s = float(c.launch_s[min(most_tokens, len(c.launch_s) - 1)])
-            most = max(sum(chunk.decodes for chunk in batch.values()) for batch in batches)
-            return launched_s(device_s + group_s, self.prepared_s(launch_s, most)) + c.unhidden_step_s
+            return launched_s(device_s + group_s, launch_s) + c.unhidden_step_s
         most = max(len(batch) for batch in batches)
         return launched_s(float(c.decode_token_s[most] + attention_s), self.decode_launch_s(most)) + c.unhidden_step_s
 
@@ -61,12 +60,7 @@ class Prices:
 
     def decode_launch_s(self, num_decodes: int) -> float:
         launch_s = self.cost.decode_launch_s
-        return self.prepared_s(float(launch_s[min(num_decodes, len(launch_s) - 1)]), num_decodes)
-
-    def prepared_s(self, launch_s: float, num_decodes: int) -> float:
-        if launch_s == 0 or not self.cost.host_overlaps:
-            return launch_s
-        return float(launch_s + (self.cost.host_step_s + self.cost.host_request_s * num_decodes))
+        return float(launch_s[min(num_decodes, len(launch_s) - 1)])
 
     def decode_attention_s(
         self,

@@ -407,5 +407,4 @@ class PerRequestPool:
         sampled = len(decodes) + sum(tokens == request.wanted_tokens for request, tokens in prompts)
         num_tokens = len(decodes) + tokens
         device_s = float(c.mixed_token_s[num_tokens] + c.sample_s[sampled] + attention_s)
-        launch_s = float(c.launch_s[min(num_tokens, len(c.launch_s) - 1)])
-        return launched_s(device_s, self.prices.prepared_s(launch_s, len(decodes))) + c.unhidden_step_s
+        return launched_s(device_s, float(c.launch_s[min(num_tokens, len(c.launch_s) - 1)])) + c.unhidden_step_s

@@ -141,20 +141,6 @@ def test_vllm_captures_twice_the_requests_that_run() -> None:
         assert with_defaults(given, H100).max_cudagraph_capture_size == largest
 
 
-@pytest.mark.parametrize(
-    ("version", "model", "largest"),
-    [("0.10.1", "gpt_oss", 32), ("0.11.0", "gpt_oss", 992), ("0.19.0", "gpt_oss", 1024), ("0.19.0", "llama", 32)],
-)
-def test_vllm_captures_more_of_gpt_oss_whatever_runs(version: str, model: str, largest: int) -> None:
-    for given, expected in (
-        (EngineSettings(version=version, max_num_seqs=16), largest),
-        (EngineSettings(version=version, max_num_seqs=16, max_cudagraph_capture_size=300), 300),
-        (EngineSettings(version=version, max_num_seqs=16, max_num_batched_tokens=512), min(largest, 512)),
-    ):
-        resolved = for_architecture(given, with_defaults(given, H100), model)
-        assert resolved.max_cudagraph_capture_size == expected
-
-
 @pytest.mark.parametrize(("method", "since"), [("mtp", "0.14.0"), ("draft_model", "0.28.0"), ("ngram", "0.33.0")])
 def test_vllm_waits_for_the_step_with_drafts_of_some_methods(method: Any, since: str) -> None:
     drafts = Speculative(

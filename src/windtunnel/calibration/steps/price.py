@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from inspect import unwrap
 from typing import Any
 
 import msgspec
@@ -19,7 +18,6 @@ from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.deployment import HostOverheads
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.schedulers.batch_rows import BATCH_ROW, price_batch_rows
-from windtunnel.serving.schedulers.step_cost import prepared_s
 from windtunnel.serving.setup.estimators import shard_of
 from windtunnel.serving.setup.step_prices import DeployedModel, Split, StepPrices, combined, priced_parts
 from windtunnel.serving.state.records import StepCost
@@ -135,14 +133,13 @@ def price_every_step(run: StepRun, estimator_of: Callable[[Setup], Estimator]) -
     variation = np.sqrt(rows["context_variance"]) / np.maximum(mean_context, 1.0)
     launch_s, has_prompts = cost.launch_s[np.minimum(widest, cost.launch_s.size - 1)], sums["prefill_tokens"] > 0
     of_decodes_s = cost.decode_launch_s[np.minimum(widest, cost.decode_launch_s.size - 1)]
-    most_decodes = np.maximum.reduceat(rows["decode_requests"], first)
     return PricedSteps(
         run=run,
         kind=np.where(~has_prompts, 0, np.where(sums["decode_requests"] == 0, 1, 2)),
         measured_s=np.maximum.reduceat(steps["wall_s"], first),
         predicted_s=predicted_s,
         device_s=_priced(launched_at_once, rows, group_tokens) - cost.unhidden_step_s,
-        launch_s=unwrap(prepared_s)(cost, np.where(has_prompts, launch_s, of_decodes_s), most_decodes),
+        launch_s=np.where(has_prompts, launch_s, of_decodes_s),
         is_in_pieces=has_prompts & (launch_s > 0) & (launch_s < cost.launch_s.max()),
         families_s=families_s,
         num_requests=sums["num_running"].astype(np.float64),

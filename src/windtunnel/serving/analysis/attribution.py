@@ -2,7 +2,6 @@
 
 from collections import Counter
 from functools import cache
-from inspect import unwrap
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from windtunnel.metrics.records import Table
 from windtunnel.model.launches.forward import StepBatch
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import COVERAGES, Coverage, Estimator
-from windtunnel.serving.schedulers.step_cost import prepared_s
 from windtunnel.serving.setup.step_prices import LoweredSteps, Pricing, price_step
 from windtunnel.serving.state import records as state
 
@@ -49,7 +47,7 @@ def time_fractions(
     waits_for_host = host_s >= step_s if cost.host_overlaps else np.zeros(step_s.size, bool)
     mixed_launch_s = cost.launch_s[np.minimum(tokens, cost.launch_s.size - 1)]
     decode_launch_s = cost.decode_launch_s[np.minimum(decodes, cost.decode_launch_s.size - 1)]
-    launch_s = unwrap(prepared_s)(cost, np.where(prefills, mixed_launch_s, decode_launch_s), decodes)
+    launch_s = np.where(prefills, mixed_launch_s, decode_launch_s)
     waits_for_host = waits_for_host | ((launch_s > 0) & (launch_s >= device_s))
     load_s = steps["load_s"]
     device_s = device_s - load_s

@@ -94,8 +94,6 @@ class VersionDefaults(Schema):
     """Model types whose all-reduces are fused, others' are not; None: those of the version before, and at first all."""
     unfused_architectures: tuple[str, ...] | None = None
     """Model types none of whose all-reduces is fused, whatever the settings; None: those of the version before."""
-    largest_graphs: dict[str, int] | None = None
-    """Model type -> its `max_cudagraph_capture_size`, whatever the requests; None: those of the version before."""
     stage_settings: EngineSettings = EngineSettings()
     """Settings of a pipeline stage of one device."""
     profiling: Profiling | None = None
@@ -194,7 +192,8 @@ def with_defaults(
 
 def profiling_of(settings: EngineSettings) -> Profiling:
     """Return the profiling run of an engine version."""
-    return _latest(_entries(settings, None)[1], "profiling") or Profiling()
+    _, entries = _entries(settings, None)
+    return next((entry.profiling for entry in reversed(entries) if entry.profiling is not None), Profiling())
 
 
 def _entries(settings: EngineSettings, device: Device | None) -> tuple[str, list[VersionDefaults]]:
@@ -262,8 +261,7 @@ def _scheduler_of(settings: EngineSettings) -> str:
 
 
 def for_architecture(given: EngineSettings, resolved: EngineSettings, architecture: str) -> EngineSettings:
-    """Set `window_kv`, `fused_all_reduce` and the largest CUDA graph as the engine has them for models of that
-    `architecture`, unless `given`.
+    """Set `window_kv` and `fused_all_reduce` as the engine has them for models of that `architecture`, unless `given`.
 
     Schedulers other than the engines' own keep every token of every layer.
 
@@ -280,22 +278,15 @@ def for_architecture(given: EngineSettings, resolved: EngineSettings, architectu
             f"the scheduler {resolved.scheduler} has no window_kv {kept}",
             f"it has {', '.join(possible)}; or leave engine.window_kv out",
         )
-    fuses, entries = resolved.fused_all_reduce, _entries(resolved, None)[1]
+    fuses, versions = resolved.fused_all_reduce, _entries(resolved, None)[1][::-1]
+    fused, unfused = (
+        next((types for types in lists if types is not None), None)
+        for lists in zip(*((entry.fused_architectures, entry.unfused_architectures) for entry in versions), strict=True)
+    )
     if fuses:
-        fused, unfused = _latest(entries, "fused_architectures"), _latest(entries, "unfused_architectures") or ()
-        fuses = architecture not in unfused and (given.fused_all_reduce or fused is None or architecture in fused)
-    largest = (_latest(entries, "largest_graphs") or {}).get(architecture)
-    if largest is None or given.max_cudagraph_capture_size is not None:
-        largest = resolved.max_cudagraph_capture_size
-    elif resolved.max_num_batched_tokens is not None:
-        largest = min(largest, resolved.max_num_batched_tokens)
-    graphs = {"max_cudagraph_capture_size": largest}
-    return msgspec.structs.replace(resolved, window_kv=kept, fused_all_reduce=fuses, **graphs)
-
-
-def _latest(entries: Sequence[VersionDefaults], field: str) -> Any:
-    """Return a field of the newest entry that has it; None where none has."""
-    return next((value for entry in reversed(entries) if (value := getattr(entry, field)) is not None), None)
+        is_possible = unfused is None or architecture not in unfused
+        fuses = is_possible and (bool(given.fused_all_reduce) or fused is None or architecture in fused)
+    return msgspec.structs.replace(resolved, window_kv=kept, fused_all_reduce=fuses)
 
 
 def whole_prompt_tokens(given: EngineSettings, resolved: EngineSettings, max_model_len: int) -> EngineSettings:

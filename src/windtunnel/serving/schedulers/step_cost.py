@@ -111,17 +111,6 @@ def with_host(cost: StepCost, device_s: float, num_running: int) -> float:
 
 
 @inner
-def prepared_s(cost: StepCost, launch_s: float, num_requests: int) -> float:
-    """Return the seconds of the thread that launches a step of `num_requests` decoding requests, numbers or arrays.
-
-    It prepares their inputs first (vLLM 0.11 to 0.20 `v1/worker/gpu_model_runner.py`, `execute_model`). Asynchronous
-    scheduling hides that behind the step before; only where kernels are launched one by one, a launch waits for it.
-    """
-    host_s = cost.host_step_s + cost.host_request_s * num_requests
-    return launch_s + cost.host_overlaps * (launch_s > 0.0) * host_s
-
-
-@inner
 def launched_s(device_s: float, launch_s: float) -> float:
     """Return the duration of a step that takes the device `device_s` and the host `launch_s` to launch.
 
@@ -141,7 +130,7 @@ def launched_s(device_s: float, launch_s: float) -> float:
 @inner
 def decode_step_s(cost: StepCost, num_decodes: int, attention_s: float) -> float:
     """Price a step of decodes alone on the device, which waits for the host where no graph holds the step."""
-    launch_s = prepared_s(cost, cost.decode_launch_s[min(num_decodes, cost.decode_launch_s.size - 1)], num_decodes)
+    launch_s = cost.decode_launch_s[min(num_decodes, cost.decode_launch_s.size - 1)]
     return launched_s(cost.decode_token_s[num_decodes] + attention_s, launch_s) + cost.unhidden_step_s
 
 
@@ -169,8 +158,7 @@ def device_step_s(
     device_s = cost.mixed_token_s[most_tokens] + cost.sample_s[most_sampled] + attention_s
     device_s += cost.draft_s[min(most_decodes, cost.draft_s.size - 1)]
     device_s += cost.group_token_s[min(group_tokens, cost.group_token_s.size - 1)]
-    launch_s = prepared_s(cost, cost.launch_s[min(most_tokens, cost.launch_s.size - 1)], most_decodes)
-    return launched_s(device_s, launch_s) + cost.unhidden_step_s
+    return launched_s(device_s, cost.launch_s[min(most_tokens, cost.launch_s.size - 1)]) + cost.unhidden_step_s
 
 
 @inner

@@ -331,7 +331,7 @@ class StepCost(NamedTuple):
                                  where decode_attention may be another one beside prompts,
                                  launched in launch_s[T]
     where what takes the device d seconds and is launched in l takes (d^8 + l^8)^(1/8) (`step_cost.launched_s`), and
-    unhidden_step_s more; the host's work is in l where it overlaps (`step_cost.prepared_s`);
+    unhidden_step_s more;
     with attention data parallelism each term is the largest over the ranks.
     """
 
