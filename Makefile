@@ -18,7 +18,9 @@ DEPLOYMENT := --model meta-llama/Llama-3.1-70B --device h100_sxm --tp 4 --quant 
 
 # The tests that run kernels.
 KERNEL_TESTS := tests/compiled tests/fuzz tests/network tests/serving/cluster tests/serving/custom tests/serving/kv tests/serving/loop \
-	tests/serving/per_request tests/serving/setup tests/serving/test_combinations.py tests/serving/test_pools.py tests/training/pipeline
+	tests/serving/per_request tests/serving/setup tests/serving/test_adapters.py tests/serving/test_combinations.py \
+	tests/serving/test_encode_pool.py tests/serving/test_images.py tests/serving/test_pools.py tests/training/pipeline \
+	tests/twin/test_own_functions.py
 
 # Commands that tests start would compile Python's byte code anew, 0.2 s each.
 unexport PYTHONDONTWRITEBYTECODE

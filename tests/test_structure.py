@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = census.PACKAGE
 
 MOST_LINES_TODAY = 86_527
-"""Above the budget of `census.MOST_LINES`, for newer models, memory plans, limits and advice; only a new capability raises it."""
+"""Above the budget of `census.MOST_LINES`: only a new capability raises it."""
 
 HEAVY = {
     "flash_attn", "flashinfer", "google", "httpx", "jinja2", "llvmlite", "markupsafe", "numpy", "nvtx", "optuna",

@@ -20,7 +20,7 @@ from windtunnel.serving.setup.estimators import shard_of
 from windtunnel.serving.simulate import simulate
 from windtunnel.workload.generate.requests import generate
 
-pytestmark = pytest.mark.loops
+pytestmark = [pytest.mark.loops, pytest.mark.interpreted]
 
 ADAPTERS = {"count": 20, "popularity": "zipf"}
 LORA = {"rank": 16, "max_loras": 4, "max_cpu_loras": 8}

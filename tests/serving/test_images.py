@@ -13,7 +13,7 @@ from windtunnel.serving.scenario import Scenario, scenario_from
 from windtunnel.serving.simulate import simulate
 from windtunnel.workload.generate.requests import generate
 
-pytestmark = pytest.mark.loops
+pytestmark = [pytest.mark.loops, pytest.mark.interpreted]
 
 IMAGE = {"width": 1024, "height": 768}
 TOKENS = 768

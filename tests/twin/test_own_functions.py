@@ -12,6 +12,8 @@ from windtunnel.twin import live
 from windtunnel.twin.server import TwinApp
 from windtunnel.twin.start import twin_app
 
+pytestmark = pytest.mark.interpreted
+
 ASKED = {"prompt": [5] * 40, "max_tokens": 5, "ignore_eos": True}
 FAILURES = {
     "failing": "the scheduler failing failed at",
