@@ -28,7 +28,7 @@ DEVICE = (
 
 
 LEAST_LOST = 0.05
-"""Share of the expected hits of the prefix cache that may be missing: how requests overlap decides some of them."""
+"""Share of the expected hits of the prefix cache that may be missing, a choice: overlap decides some of them."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from windtunnel.workload.generate.requests import RequestArrays
 MAX_REQUESTS = 16_384
 """Requests that may be under way at once."""
 LIVE_CALL_S = 20.0
-"""Longest call of a scheduler or router in Python: nobody is answered meanwhile. Numba compiles one in less."""
+"""Longest call of a scheduler or router in Python: nobody is answered meanwhile. A choice, not a measurement."""
 STEP_ROWS = 4_096
 """Rows of the buffer of steps, which is used again and again."""
 
