@@ -151,6 +151,22 @@ def test_the_written_search_shows_the_same_points(ask: Ask, folder: Path) -> Non
     assert f"{best:,.0f}" in ask("/run/found").text
 
 
+def test_the_table_of_searches_names_the_best_point(ask: Ask) -> None:
+    assert re.search(r"best: tp 1, max_num_seqs \d+", ask("/").text)
+
+
+def test_spans_of_requests_have_their_unit_in_the_cell_alone(ask: Ask) -> None:
+    page = ask("/requests/served/slow").text
+    assert ">ttft</a>" in page
+    assert ">arrival_s</a>" in page
+
+
+def test_a_capacity_shows_what_it_takes_of_its_limits(ask: Ask) -> None:
+    assert re.search(
+        r"<span>TTFT p99</span><small>[\d.]+% of the limit, 1.00 s</small>", ask("/run/capacity.json").text
+    )
+
+
 def test_what_is_no_store_is_named(serve: object, tmp_path: Path) -> None:
     (tmp_path / "other.sqlite").write_text("no database")
     assert "is no store of searches" in serve(tmp_path)("/search").text  # type: ignore[operator]

@@ -66,7 +66,7 @@ def test_a_cache_that_finds_too_little_is_named_with_what_it_lost() -> None:
     assert first.severity == 1.0
     assert evidence(first) == "100% of the prompt tokens that should be in the cache were not, as the server says"
     assert diagnosis_document(diagnosis)["cache_hits"]["recorded"] == 0
-    assert "note: 0.0% of the prompt tokens were in the prefix cache, as the server says; predicted 66.0%" in str(
+    assert "0.0% of the prompt tokens were in the prefix cache, as the server says; predicted 66.0%" in str(
         diagnosis_report(diagnosis).notes
     )
 

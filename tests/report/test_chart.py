@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from windtunnel.metrics.records import Table
-from windtunnel.report.chart import Axis, Chart, Series, as_json, histogram, marked_lines
+from windtunnel.report.chart import Axis, Chart, Series, as_json, histogram, lines_across
 from windtunnel.report.serving.curves import client_over_time
 
 
@@ -29,8 +29,9 @@ def test_a_histogram_counts_what_lies_outside_in_its_last_bins() -> None:
 
 
 def test_lines_are_sorted_and_keep_the_order_of_their_labels() -> None:
-    lines = marked_lines([("b", 2.0, 20.0), ("a", 1.0, 5.0), ("b", 1.0, 10.0)])
-    assert [(line.label, list(line.x), list(line.y)) for line in lines] == [("b", [1, 2], [10, 20]), ("a", [1], [5])]
+    lines = lines_across([({"x": 2, "tp": 4}, 20.0), ({"x": 1, "tp": 2}, 5.0), ({"x": 1, "tp": 4}, 10.0)], "x")
+    found = [(line.label, list(line.x), list(line.y)) for line in lines]
+    assert found == [("tp 4", [1, 2], [10, 20]), ("tp 2", [1], [5])]
 
 
 def test_text_in_a_figure_cannot_end_its_script() -> None:

@@ -1,7 +1,7 @@
 """Figures as data: series over two axes, or tracks of bars. `assets/figures.js` draws them with uPlot."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,11 +89,12 @@ def _rounded(value: Any) -> Any:
     return [_rounded(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def marked_lines(points: Iterable[tuple[str, float, float]]) -> list[Series]:
-    """Return one line per label through its points, each (label, x, y), with a dot at every point."""
+def lines_across(points: Iterable[tuple[Mapping[str, Any], float]], across: str | None) -> list[Series]:
+    """Return values over one setting, or over their order without it: a line for each combination of the others."""
     lines: dict[str, list[tuple[float, float]]] = {}
-    for label, x, y in points:
-        lines.setdefault(label, []).append((x, y))
+    for place, (settings, value) in enumerate(points):
+        label = ", ".join(f"{name} {setting}" for name, setting in settings.items() if name != across)
+        lines.setdefault(label, []).append((float(place if across is None else settings[across]), value))
     ordered = {label: sorted(line) for label, line in lines.items()}
     return [Series(label, [x for x, _ in line], [y for _, y in line], "marked") for label, line in ordered.items()]
 

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from os.path import commonpath
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from windtunnel.metrics.records import Table as Records
 from windtunnel.report.layout import Column, layouts_beside, table_of
 from windtunnel.report.numbers import quantity, span_text
 from windtunnel.report.render.json import version
-from windtunnel.report.report import Cell, Figures, OnPage, OnTerminal, Report, Section, Table
+from windtunnel.report.report import Cell, Figures, OnPage, OnTerminal, Report, Section, Table, Text
 from windtunnel.report.results import ResultEntry, document_file, entry_of, read_document, records
 from windtunnel.report.serving.curves import distributions
 from windtunnel.schema import differences, short_path
@@ -80,11 +81,14 @@ def check_runs(runs: Runs) -> None:
 
 def comparison_report(runs: Runs, address: Callable[[str], str] = lambda _name: "") -> Report:
     """Return the report of a comparison with the first run; `address` links a run's name, where it has a page."""
+    runs = _with_short_names(runs)
     differing = scenario_differences(runs)
     requests = {run.name: run.requests for run in runs if run.requests is not None}
     heads = ("", *(run.name for run in runs))
     rows = [[path, *map(value_text, values)] for path, values in differing.items()]
+    against, are_several = verdicts(runs), len(runs) > 2
     sections = [
+        *([Section(f"Against {runs[0].name}", [Text(against)])] if are_several else []),
         Section("Distributions", [Figures(distributions(requests))]),
         Section(
             "Figures",
@@ -92,9 +96,34 @@ def comparison_report(runs: Runs, address: Callable[[str], str] = lambda _name: 
             is_open=True,
         ),
         Section("Runs", [_runs_table(runs, address)]),
-        Section("Differences of the scenarios", [Table(heads, rows) if rows else "There are none."]),
+        Section("Differences of the scenarios", [Table(heads, rows, left=len(heads)) if rows else "There are none."]),
     ]
-    return Report(f"Compared with {runs[0].name}", [], sections, verdict=" ".join(verdicts(runs)))
+    return Report(
+        f"Compared with {runs[0].name}", [], sections, verdict=_best_text(runs) if are_several else against[0]
+    )
+
+
+def _with_short_names(runs: Runs) -> Runs:
+    """Leave the folders that all have in common out of absolute names."""
+    paths = [Path(run.name) for run in runs]
+    if not all(path.is_absolute() for path in paths):
+        return runs
+    root = commonpath([path.parent for path in paths])
+    names = [str(path.relative_to(root)) for path in paths]
+    return [replace(run, entry=replace(run.entry, name=name)) for run, name in zip(runs, names, strict=True)]
+
+
+def _best_text(runs: Runs) -> str:
+    """Name the best of several runs in each figure of the verdict."""
+    won: dict[str, list[str]] = {}
+    for name in LAYOUT["verdict"]:
+        known = {run.name: value for run in runs if (value := run.entry.figures.get(name)) is not None}
+        if known:
+            is_less = name in LAYOUT["less"]
+            best = (min if is_less else max)(known, key=lambda run: known[run])
+            text = f"the {'lowest' if is_less else 'highest'} {FIGURES[name]} ({quantity(name, known[best])})"
+            won.setdefault(best, []).append(text)
+    return "; ".join(f"{run} has {_joined(texts)}" for run, texts in won.items()) + "."
 
 
 def comparison_document(runs: Runs) -> dict[str, Any]:

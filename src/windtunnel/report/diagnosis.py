@@ -8,7 +8,7 @@ from windtunnel.production.diagnose import Diagnosis, Finding
 from windtunnel.report.layout import filled
 from windtunnel.report.numbers import percent
 from windtunnel.report.render.json import version
-from windtunnel.report.report import Bars, Block, Card, Cards, Facts, OnPage, Report, Section, Table
+from windtunnel.report.report import Bars, Block, Facts, OnPage, Report, Section, Table
 from windtunnel.schema import fields_of
 from windtunnel.units import format_seconds
 
@@ -66,11 +66,7 @@ def diagnosis_report(diagnosis: Diagnosis) -> Report:
     blocks: list[Block] = [_latencies(diagnosis)]
     if diagnosis.findings:
         shares = {title(finding): max(finding.shares[late[0]], 0.0) for finding in diagnosis.findings}
-        blocks = [
-            OnPage(lambda: [_cards(diagnosis)]),
-            *blocks,
-            OnPage(lambda: [Bars(shares, "Share of the time lost")]),
-        ]
+        blocks.append(OnPage(lambda: [Bars(shares, "Share of the time lost")]))
     sections = [Section("", blocks, "Recorded and predicted", is_open=True)]
     if diagnosis.findings:
         engine = setup.engine.name
@@ -100,15 +96,6 @@ def _latencies(diagnosis: Diagnosis) -> Table:
     return Table(("mean", "recorded", "predicted", "gap", "99% interval"), rows)
 
 
-def _cards(diagnosis: Diagnosis) -> Cards:
-    name = diagnosis.late[0]
-    cards = [Card(f"{diagnosis.gaps[name]:+.0%}", f"{TITLES[name]} beyond the prediction")]
-    cards.append(Card(percent(min(max(diagnosis.explained, 0.0), 1.0)), "explained"))
-    if diagnosis.lost_usd_per_hour is not None:
-        cards.append(Card(f"${diagnosis.lost_usd_per_hour:,.2f}", "an hour pays for time lost"))
-    return Cards(cards)
-
-
 def _causes(diagnosis: Diagnosis) -> Table:
     name, lost = diagnosis.late[0], diagnosis.lost_usd_per_hour
     rows = []
@@ -121,18 +108,16 @@ def _causes(diagnosis: Diagnosis) -> Table:
 
 def _notes(diagnosis: Diagnosis) -> list[str]:
     calibration = diagnosis.healthy.setup.calibration_name or "none"
-    notes = [f"note: {diagnosis.num_requests:,} requests; calibration: {calibration}"]
+    notes = [f"{diagnosis.num_requests:,} requests; calibration: {calibration}"]
     if diagnosis.hits is not None:
         found, expected = (percent(hits) for hits in diagnosis.hits)
-        notes.append(
-            f"note: {found} of the prompt tokens were in the prefix cache, as the server says; predicted {expected}"
-        )
+        notes.append(f"{found} of the prompt tokens were in the prefix cache, as the server says; predicted {expected}")
     if not diagnosis.late:
-        notes.append("note: smaller faults show beside an earlier healthy run: --before")
+        notes.append("smaller faults show beside an earlier healthy run: --before")
     if provision := _provision(diagnosis):
-        notes.append(f"note: {provision}")
+        notes.append(provision)
     if diagnosis.late_s > 0.1 * diagnosis.recorded_s["ttft"]:
-        notes.append(f"note: the client sent {format_seconds(diagnosis.late_s)} late on average: it cannot keep up")
+        notes.append(f"the client sent {format_seconds(diagnosis.late_s)} late on average: it cannot keep up")
     return notes
 
 

@@ -38,7 +38,7 @@ def drift_report(watch: Watch) -> Report:
         watch.run,
         [],
         [*(changes if rows else []), Section("", [Facts(facts, width=18)])],
-        [f"note: {remark}" for remark in watch.remarks],
+        watch.remarks,
         verdict=verdict(watch),
         is_good=not watch.has_drifted,
     )

@@ -14,14 +14,8 @@ def gate_report(gate: Gate) -> Report:
     """Return the report of a gate."""
     heads = ("", "before", "after", "change", "allowed", "")
     table = Table(heads, [_row(check) for check in gate.checks], right=1)
-    return Report(
-        gate.title,
-        [],
-        [Section("", [table], "Every check", is_open=True)],
-        [f"note: {line}" for line in gate.remarks],
-        verdict=verdict(gate),
-        is_good=gate.passes,
-    )
+    sections = [Section("", [table], "Every check", is_open=True)]
+    return Report(gate.title, [], sections, gate.remarks, verdict=verdict(gate), is_good=gate.passes)
 
 
 def verdict(gate: Gate) -> str:

@@ -37,9 +37,9 @@ def observation_report(observation: Observation) -> Report:
     known = encode(calibration.host)
     facts += [(name.removesuffix("_s"), format_seconds(float(value))) for name, value in known.items()]
     refused = ", ".join(f"{name} ({error:.1%})" for name, error in observation.refused.items())
-    notes = [f"note: mean of the kinds' median errors where others were tried: {refused}"] if refused else []
+    notes = [f"mean of the kinds' median errors where others were tried: {refused}"] if refused else []
     if observation.unidentified:
-        notes.append(f"note: not identified: {', '.join(observation.unidentified)}")
+        notes.append(f"not identified: {', '.join(observation.unidentified)}")
     return Report(
         observation.run,
         [],

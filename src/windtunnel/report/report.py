@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from windtunnel.report.chart import Chart
@@ -26,18 +27,11 @@ class Report:
     """Lines, or short tables, right below the title."""
     sections: Sequence[Section] = ()
     notes: Sequence[str] = ()
-    """Remarks, below everything."""
+    """Remarks, below everything; a terminal says of each that it is a note."""
     verdict: str = ""
     """The answer, below the title: a page shows its first sentence in large type, and folds the tables."""
-    headline: str = ""
-    """The answer on a page, where a terminal needs none."""
     is_good: bool | None = None
     """Whether the answer is a yes (green) or a no (red); None: neither."""
-
-    @property
-    def answer(self) -> str:
-        """The answer that a page shows."""
-        return self.verdict or self.headline
 
 
 @dataclass(frozen=True)
@@ -117,7 +111,7 @@ class Bars:
 
     def largest(self) -> list[tuple[str, float]]:
         """Return the (name, share) pairs that a page has room for, the largest first."""
-        return sorted(self.shares.items(), key=lambda item: -item[1])[:MAX_BARS]
+        return sorted(filter(itemgetter(1), self.shares.items()), key=lambda item: -item[1])[:MAX_BARS]
 
     def text(self, share: float) -> str:
         """Return what stands behind a bar."""

@@ -155,7 +155,10 @@ def _derived(entry: ResultEntry, document: dict[str, Any]) -> dict[str, Any]:
             }
         case "search" | "whatif":
             vary = document["space"].get("vary", {})
+            found = [each["points"][0]["choice"] for each in document.get("workloads", ()) if each["ranking"]]
+            best = [f"{short_path(name)} {value}" for choice in found[:1] for name, value in choice.items()]
             return {
+                "best": ", ".join(best) or None,
                 "varied": ", ".join(short_path(name) for name in vary),
                 "limits_text": _limits_text(document["space"].get("limits", {})),
                 "num_points": prod(len(values) for values in vary.values()),

@@ -330,4 +330,4 @@ def test_simais_recorded_analytical_commands_give_their_reports(
     ],
 )
 def test_a_page_of_a_topology_says_what_a_gpu_has(topology: str, headline: str) -> None:
-    assert topology_report(fabric_of(topology)).headline.endswith(headline)
+    assert topology_report(fabric_of(topology)).verdict.endswith(headline)

@@ -48,7 +48,7 @@ def test_a_scenario_is_compared_as_its_result_is(windtunnel: Command, files: Pat
     one, two = compared[0]["figures"]["tpot_s"]
     assert two < one
     sentence = compared[0]["verdicts"][0]
-    assert sentence.startswith(f"two.yaml has {1 - two / one:.1%} less TPOT, "), sentence
+    assert sentence.startswith(f"two.yaml has {1 - two / one:.1%} lower TPOT, "), sentence
     assert "The TP is 2 in place of the default. Memory takes " in sentence
     assert "num_gpu_blocks" not in sentence  # follows from TP
     assert compared[0]["differences"]["deployment.parallelism.tp"] == [None, 2]
@@ -112,3 +112,14 @@ def test_what_cannot_be_compared_is_refused(
     )
     done = windtunnel("compare", *given)
     assert (done.code, done.stdout, message in done.stderr) == (2, "", True), done.stderr
+
+
+def test_of_several_runs_the_best_are_named_first_and_folders_that_all_share_left_out(
+    windtunnel: Command, files: Path
+) -> None:
+    paths = [str(files / f"{name}.yaml") for name in ("one", "two", "one")]
+    printed = " ".join(windtunnel("compare", *paths).stdout.split())
+    assert printed.startswith("Compared with one.yaml two.yaml has the lowest TPOT mean ("), printed[:200]
+    assert "one.yaml has the lowest $/M output tokens (" in printed
+    assert printed.index("one.yaml has the lowest") < printed.index("Against one.yaml two.yaml has ")
+    assert str(files) not in printed

@@ -117,3 +117,8 @@ def test_recurrences_are_shown_as_json(windtunnel: Command, model: str) -> None:
     assert done.code == 0
     shapes = {operator["kind"]: operator["shape"] for operator in json.loads(done.stdout)["operators"]}
     assert {"gated_delta", "state_space_scan"} & set(shapes)
+
+
+def test_the_answer_comes_before_the_operators(windtunnel: Command) -> None:
+    printed = windtunnel("explain", *LLAMA).stdout
+    assert printed.index("A step takes 13.3 ms, bound by memory.") < printed.index("qkv_proj")

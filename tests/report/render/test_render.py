@@ -39,7 +39,7 @@ REPORT = Report(
         Section("Drawn", [Figures([("<svg/>", "")]), Points({"names": ["</script>"]})]),
         Section("Nothing drawn", [Figures([])]),
     ],
-    notes=["note: <done>"],
+    notes=["<done>"],
     verdict="<verdict>",
 )
 
@@ -90,9 +90,22 @@ def test_a_page_without_figures_has_no_plotting_library() -> None:
 
 def test_an_answer_leads_and_the_tables_behind_it_are_folded() -> None:
     rows = Table(["name"], [["one"]])
-    report = Report("about", [], [Section("Rows", [rows])], headline="Holds: all. Bound by memory.", is_good=True)
+    report = Report("about", [], [Section("Rows", [rows])], verdict="Holds: all. Bound by memory.", is_good=True)
     text = page(report)
     assert text.index("Holds: all.") < text.index("<details>") < text.index("<table>")
     assert '<div class="verdict good"><p class="answer">Holds: all.</p><p>Bound by memory.</p></div>' in text
     assert "<details>" not in page(Report("about", [], [Section("Rows", [rows])]))
-    assert "<details>" not in page(Report("about", [], [Section("Rows", [rows], is_open=True)], headline="Yes."))
+    assert "<details>" not in page(Report("about", [], [Section("Rows", [rows], is_open=True)], verdict="Yes."))
+
+
+def test_a_page_needs_no_title_and_says_that_notes_are_notes_once() -> None:
+    text = page(Report("", ["about"], notes=["changed: tp"], verdict="Set --tp 2."))
+    assert "<title>Set --tp 2.</title>" in text
+    assert "<h1" not in text
+    assert "<p>changed: tp</p>" in text
+
+
+def test_a_page_draws_no_bar_of_nothing() -> None:
+    text = page(Report("", [Bars({"memory": 1.0, "communication": 0.0})]))
+    assert "memory" in text
+    assert "communication" not in text

@@ -87,6 +87,10 @@ function sortings() {
   });
 }
 
+// What a reader has opened, and where the keyboard is, by its kind, place and words.
+const OPENED = "main summary, main button, main a, main select, main [tabindex]";
+const labelled = () => [...document.querySelectorAll(OPENED)].map((element, at) => [`${element.tagName} ${element.tagName === "SELECT" ? at : element.textContent}`, element]);
+
 function replaceMain(text) {
   const fresh = new DOMParser().parseFromString(text, "text/html").querySelector("main");
   const main = document.querySelector("main");
@@ -94,6 +98,9 @@ function replaceMain(text) {
   const sorted = sortings();
   const picked = [...document.querySelectorAll("main select")].map((select) => select.value);
   const kept = filter && [filter.value, document.activeElement === filter, filter.selectionStart];
+  const before = labelled();
+  const opened = new Set(before.filter(([, element]) => element.parentNode.open).map(([label]) => label));
+  const focused = before.find(([, element]) => element === document.activeElement);
   main.replaceChildren(...fresh.childNodes);
   if (kept) {
     const input = document.getElementById("filter");
@@ -112,6 +119,10 @@ function replaceMain(text) {
     select.value = picked[at];
     select.dispatchEvent(new Event("change"));
   });
+  for (const [label, element] of labelled()) {
+    if (opened.has(label)) element.parentNode.open = true;
+    if (focused && focused[0] === label) element.focus({ preventScroll: true });
+  }
 }
 
 async function askAgain() {

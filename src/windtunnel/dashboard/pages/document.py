@@ -10,7 +10,7 @@ from windtunnel.pricing.table import read_parquet
 from windtunnel.report import training
 from windtunnel.report.calibration import validation
 from windtunnel.report.lab.experiment import headline_of, overview_sections, top_kernel_table
-from windtunnel.report.report import Card, Cards, Code, Report, Section
+from windtunnel.report.report import Code, Report, Section
 from windtunnel.report.results import ResultEntry
 from windtunnel.report.search import capacity
 from windtunnel.report.search.study import SearchEvidence, search_report
@@ -23,7 +23,6 @@ from windtunnel.search.evaluation.figures import FIGURES
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.space.space import Space, space_from, workload_names
 from windtunnel.search.watch import study_of_answers
-from windtunnel.units import format_seconds
 
 Document = Mapping[str, Any]
 TOP = 20
@@ -77,13 +76,12 @@ def _lab(path: Path, document: Document) -> Report:
         return Report("", verdict=f"The run {document['status']}.", is_good=False)
     kernels = [Section("Kernels", [top_kernel_table(document)])] if document.get("top_kernels") else []
     sections = [*overview_sections(document, path), *kernels]
-    return Report("", sections=sections, headline=headline_of(document["metrics"]))
+    return Report("", sections=sections, verdict=headline_of(document["metrics"]))
 
 
 def _explained(_path: Path, document: Document) -> Report:
-    cards = Cards([Card(format_seconds(document["step_s"]), "a step"), Card(document["bound_by"], "bound by")])
-    section = Section("Step", [cards, time_table(document["operators"])], is_open=True)
-    return Report("", sections=[section], headline=step.headline_of(document))
+    section = Section("Operators", [time_table(document["operators"])], is_open=True)
+    return Report("", sections=[section], verdict=step.headline_of(document))
 
 
 def _trained(_path: Path, document: Document) -> Report:

@@ -58,11 +58,11 @@ def stop(dashboard: Dashboard, rest: str, _query: Query) -> Moved:
 
 
 def _view(known: Recommendation) -> View:
-    state, values = known.state, {"number": known.number, "command": known.command}
+    state = known.state
     title = f"Recommend {known.number}: {known.space.model}"
     if state == "failed":
-        report = Report(title, [], [], verdict=known.problem, is_good=False)
-        return View(report, template="recommending.html", values={**values, "progress": ("failed", 0, 0)})
+        report = Report(title, verdict=known.problem, is_good=False)
+        return View(report, template="search.html", values={"progress": [], "stop": ""})
     shown = known.shown()
     report = search_report(shown)
     text = report.verdict
@@ -75,6 +75,6 @@ def _view(known: Recommendation) -> View:
     is_under_way = state == "running"
     report = replace(report, title=title, lead=lead, sections=sections, verdict=text)
     words = "stopping" if is_under_way and known.stop.is_set() else state
-    _, answered, num_points, progress = progress_of(shown.study, shown.study.outcomes[0], words)
-    values |= {"progress": (progress, answered, num_points), "is_under_way": is_under_way}
-    return View(report, template="recommending.html", values=values, is_live=is_under_way)
+    progress = [progress_of(shown.study, shown.study.outcomes[0], words)]
+    values = {"progress": progress, "stop": link("stop", str(known.number)) if is_under_way else ""}
+    return View(report, template="search.html", values=values, is_live=is_under_way)

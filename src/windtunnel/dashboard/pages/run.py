@@ -72,6 +72,7 @@ def requests(dashboard: Dashboard, name: str, query: Query) -> View:
         "number": number,
         "count": format_count(shown["num_requests"], "request"),
         "meanings": REQUEST_COLUMNS,
+        "spans": LAYOUT["spans"],
         "rows": [list(map(_request_cell, shown["columns"], row)) for row in shown["rows"]],
         "address": lambda sort, down, page: link("requests", name, sort=sort, down=str(int(down)), page=str(page)),
     }

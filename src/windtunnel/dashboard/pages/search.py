@@ -123,7 +123,7 @@ def _search_view(dashboard: Dashboard, query: Query) -> View:
     title = f"Search {kept.number}: {study.space.scenario.get('model', '')}"
     progress = [progress_of(study, outcome, state) for outcome in study.outcomes]
     report = replace(search_report(SearchEvidence(study, TOP)), title=title)
-    return View(report, template="search.html", values={"progress": progress}, is_live=True)
+    return View(report, template="search.html", values={"progress": progress, "stop": ""}, is_live=True)
 
 
 def progress_of(study: Study, outcome: SearchOutcome, state: str) -> tuple[str | None, int, int, str]:

@@ -22,10 +22,8 @@
     if (text !== undefined) element.textContent = text;
     return element;
   };
-  // A colour of the style sheet as a canvas takes it.
-  // More series than the palette has are told apart by their hue.
-  const colourOf = (at, count) =>
-    count <= MOST_COLOURS ? COLOURS[at] : `light-dark(hsl(${(at * 137.5) % 360} 70% 35%), hsl(${(at * 137.5) % 360} 70% 70%))`;
+  // Whatever the palette has no colour for is grey, the last one.
+  const colourOf = (at) => COLOURS[Math.min(at, MOST_COLOURS - 1)];
   const faded = (colour, alpha) => `rgba(${colour.match(/[\d.]+/g).slice(0, 3).join(", ")}, ${alpha})`;
 
   // ---- numbers ----
@@ -35,8 +33,9 @@
     if (axis.unit !== "s") return [1, ""];
     return most >= 1 ? [1, "s"] : most >= 1e-3 ? [1e3, "ms"] : [1e6, "us"];
   }
-  function short(value) {
-    const [size, suffix] = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"], [1, ""]].find(([each]) => Math.abs(value) >= each) || [1, ""];
+  // All ticks of an axis have the suffix of the largest.
+  function short(value, most = Math.abs(value)) {
+    const [size, suffix] = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"], [1, ""]].find(([each]) => most >= each) || [1, ""];
     const scaled = suffix === "k" ? value / 1e3 : value / size;
     return Number(scaled.toPrecision(6)).toLocaleString("en", { maximumSignificantDigits: 6 }) + suffix;
   }
@@ -110,7 +109,7 @@
         stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 }, font: "12px system-ui", gap: 4,
         labelFont: "12px system-ui", labelSize: 20, size: name === "x" ? 34 : 52, space: name === "x" ? (holder.clientWidth < 300 ? 36 : 64) : height < 200 ? 24 : 32,
         label: axes[name].label + (unit ? ` (${unit})` : ""),
-        values: (_, splits) => splits.map((value) => (value === null ? null : short(value * scale))),
+        values: (_, splits) => splits.map((value) => (value === null ? null : value && short(value * scale, axes[name].isLog ? undefined : Math.max(...splits.map(Math.abs)) * scale))),
         ...(axes[name].isLog && { splits: (_u, _at, low, high) => logTicks(low, high), filter: (_, splits) => splits }),
         ...(spec.axis && spec.axis[name]),
       };
@@ -370,7 +369,7 @@
       const values = data.series.flatMap((one) => one[name]).filter((value) => value !== null);
       return { ...data[name], isLog: data[name].is_log ?? isFarSpread(values) };
     };
-    const series = data.series.map((one, at) => ({ ...one, colour: colourOf(at, data.series.length) }));
+    const series = data.series.map((one, at) => ({ ...one, colour: colourOf(at) }));
     const height = data.is_equality ? 360 : 250;
     return { x: axisOf("x"), y: axisOf("y"), series, limits: data.limits, smoothedBy: isRaw ? "" : data.smoothed_by, isEquality: data.is_equality, height };
   }
@@ -409,7 +408,7 @@
     const visible = () => data.bars.filter((bar) => !hidden.has(bar.kind));
     const full = { x: padded(data.bars.flatMap((bar) => [bar.begin, bar.end]), { low: data.x.low, high: data.x.high }), y: [0, data.tracks.length] };
     const every = Math.ceil(14 / (480 / data.tracks.length)) || 1;
-    const colours = kinds.map((_, at) => colourOf(at, kinds.length));
+    const colours = kinds.map((_, at) => colourOf(at));
     return {
       x: { ...data.x, isLog: false }, y: { label: "", unit: "", isLog: false }, limits: [], tracks: data.tracks, full,
       series: [{ label: "", x: full.x, y: full.y, style: "line", colour: "transparent" }],
@@ -453,8 +452,10 @@
       box.append(field, " ");
       return select;
     };
-    figure.chosen = { x: add("across", data.figures, data.x), y: add("up", data.figures, data.y), colour: add("colour", data.names, data.names[0]) };
-    figure.filters = data.names.map((name, at) => add(name, ["any", ...new Set(data.choices.map((choice) => choice[at]))], "any"));
+    const values = data.names.map((_, at) => [...new Set(data.choices.map((choice) => choice[at]))]);
+    const told = data.names.find((_, at) => values[at].length > 1 && values[at].length <= MOST_COLOURS);
+    figure.chosen = { x: add("across", data.figures, data.x), y: add("up", data.figures, data.y), colour: add("colour", data.names, told || data.names[0]) };
+    figure.filters = data.names.map((name, at) => add(name, ["any", ...values[at]], "any"));
     root.insertBefore(box, figure.legend);
   }
   function searchSpec({ data, chosen, filters }) {
@@ -464,18 +465,23 @@
     const kept = data.values.map((_, index) => index).filter((index) => data.values[index][x] !== null && data.values[index][y] !== null && fits(index));
     const isSure = (index) => data.margins[index].some((margin) => margin !== null);
     const areSome = data.values.some((_, index) => isSure(index));
-    const kinds = [...new Set(data.choices.map((choice) => choice[colour]))];
-    const colours = kinds.map((_, at) => colourOf(at, kinds.length));
+    // The best points come first; what there is no colour for is named together.
+    const all = [...new Set(data.choices.map((choice) => choice[colour]))];
+    const named = new Set(all.length > MOST_COLOURS ? all.slice(0, MOST_COLOURS - 1) : all);
+    const kindOf = (index) => (named.has(data.choices[index][colour]) ? data.choices[index][colour] : `${all.length - named.size} others`);
+    const kinds = [...new Set(data.choices.map((_, index) => kindOf(index)))];
+    const colours = kinds.map((_, at) => colourOf(at));
     const series = kinds.flatMap((kind, at) =>
       [true, false].map((sure) => {
-        const mine = kept.filter((index) => data.choices[index][colour] === kind && (isSure(index) || !areSome) === sure);
+        const mine = kept.filter((index) => kindOf(index) === kind && (isSure(index) || !areSome) === sure);
         return { label: kind, style: "points", colour: colours[at], isRing: !sure, size: sure ? 8 : 6,
           x: mine.map((index) => data.values[index][x]), y: mine.map((index) => data.values[index][y]), tooltips: mine.map((index) => describe(data, index)) };
       }),
     );
     const axis = (at) => ({ label: data.figures[at], unit: data.units[at], isLog: false });
-    const spec = { x: axis(x), y: axis(y), series, limits: [], height: 380 };
-    const reach = (at) => kept.flatMap((index) => [-1, 1].map((sign) => data.values[index][at] + sign * (data.margins[index][at] || 0)));
+    const limits = [["x", x], ["y", y]].map(([name, at]) => ({ axis: name, value: data.limits[data.figures[at]], label: "limit" })).filter((limit) => limit.value);
+    const spec = { x: axis(x), y: axis(y), series, limits, height: 380 };
+    const reach = (at) => [data.limits[data.figures[at]] || [], kept.map((index) => [-1, 1].map((sign) => data.values[index][at] + sign * (data.margins[index][at] || 0)))].flat(2);
     spec.full = { x: padded(reach(x), spec.x), y: padded(reach(y), spec.y) };
     spec.legend = kinds.map((label, at) => ({ label, colour: colours[at], show: (is) => {
       const u = figures.find((figure) => figure.data === data).plots[0];
@@ -484,7 +490,7 @@
     spec.overlay = (u, ctx, at, line, dots, ink) => {
       for (const index of kept.filter((one) => areSome && isSure(one))) {
         const [valueX, valueY, offX, offY] = [data.values[index][x], data.values[index][y], data.margins[index][x] || 0, data.margins[index][y] || 0];
-        ctx.strokeStyle = faded(resolved(colours[kinds.indexOf(data.choices[index][colour])]), 0.7);
+        ctx.strokeStyle = faded(resolved(colours[kinds.indexOf(kindOf(index))]), 0.7);
         line([[at("x", valueX - offX), at("y", valueY)], [at("x", valueX + offX), at("y", valueY)]], []);
         line([[at("x", valueX), at("y", valueY - offY)], [at("x", valueX), at("y", valueY + offY)]], []);
       }

@@ -1,11 +1,15 @@
 // What every page does: tables sort by a click (or Enter) on a header, and figures are saved.
 
+const UNITS = { us: 1e-6, ms: 1e-3, min: 60, h: 3600, days: 86400, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
+const PREFIXES = { k: 1e3, M: 1e6, G: 1e9, T: 1e12, P: 1e15 };
+
 function sortValue(row, at) {
   const cell = row.children[at];
   if (cell.dataset.value !== undefined) return cell.dataset.value === "" ? null : Number(cell.dataset.value);
   const text = cell.textContent.trim();
-  const plain = text.replace(/[,%+s]/g, "");
-  return text === "" ? null : plain !== "" && !isNaN(plain) ? Number(plain) : text;
+  const [, number, unit] = text.match(/^[+$×±]?(-?[\d,]*\.?\d+) ?(\S*)$/) || [];
+  if (number === undefined) return text === "" ? null : text;
+  return Number(number.replaceAll(",", "")) * (UNITS[unit] || PREFIXES[/^[kMGTP](?=[BbF]|$)/.exec(unit)] || 1);
 }
 
 function sortTable(head, descending) {

@@ -12,7 +12,7 @@ from windtunnel.calibration.validate import RunPrediction
 from windtunnel.metrics.accuracy import score
 from windtunnel.report.chart import Axis, Chart, Series, equality_chart, histogram
 from windtunnel.report.render.json import version
-from windtunnel.report.report import Block, Card, Cards, Facts, Figures, OnPage, OnTerminal, Report, Section, Table
+from windtunnel.report.report import Block, Facts, Figures, OnPage, OnTerminal, Report, Section, Table
 from windtunnel.schema import fields_of
 from windtunnel.units import format_count, format_seconds
 
@@ -162,8 +162,7 @@ def validation_sections(document: Mapping[str, Any], apart: Collection[int] = ()
     coverage = [(NAMES[name], f"{share:.0%}") for name, share in document["interval_coverage"].items()]
     return [
         Section("", [OnTerminal(lambda: [_score_table(document, done, drafting)])]),
-        Section("At a glance", [OnPage(lambda: [_cards(document), _WHAT])]),
-        Section("Predicted against measured", [OnPage(lambda: [Figures(_scatters(done, metrics))])]),
+        Section("Predicted against measured", [OnPage(lambda: [Figures(_scatters(done, metrics)), _WHAT])]),
         Section("Errors", [OnPage(lambda: [Figures([_distribution(done, name) for name in metrics])])]),
         Section("Errors by group", [OnPage(lambda: [_wide_scores(document, len(drafting))])]),
         *([Section("Share of measured values within the 80% interval", [Facts(coverage)])] if coverage else []),
@@ -268,17 +267,6 @@ def _worst_rows(done: Sequence[Run], metrics: Sequence[str], count: int) -> list
         _, measured, predicted, error, _ = _run_cells(run, name)
         rows.append((run["id"], NAMES[name], measured + unit, predicted + unit, error, run["reason"] or ""))
     return rows
-
-
-def _cards(document: Mapping[str, Any]) -> Cards:
-    covered = document["interval_coverage"]
-    inside = {name: f"{share:.0%} within the 80% interval" for name, share in covered.items()}
-    cards = [
-        Card(f"{errors['median']:.1%}", f"median error of {NAMES[name]}", inside.get(name, ""))
-        for name, errors in document["scores"].items()
-        if errors
-    ]
-    return Cards([*cards, Card(f"{document['predicted']:,} of {document['runs']:,}", "runs predicted")])
 
 
 def _scatters(done: Sequence[Run], metrics: Sequence[str]) -> list[tuple[Chart, str]]:

@@ -28,7 +28,7 @@ def bench_report(summary: ClientSummary, about: Mapping[str, str], slo: Slo | No
     cards = Cards([*limit_cards(summary, slo), *cards_of(summary, LAYOUT["cards"]).facts])
     section = Section("", [cards, latency_table(summary), facts], "Measured by the client")
     title = f"{about['model']} at {about['endpoint']}"
-    return Report(title, [], [section], headline=filled(LAYOUT["headline"], summary))
+    return Report(title, [], [section], verdict=filled(LAYOUT["headline"], summary))
 
 
 def bench_document(summary: ClientSummary, about: Mapping[str, str], scenario: Scenario) -> dict[str, Any]:

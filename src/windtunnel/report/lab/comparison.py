@@ -16,8 +16,8 @@ from windtunnel.lab.experiments.schema import REQUESTS
 from windtunnel.pricing.table import numeric_column, read_parquet, require_columns
 from windtunnel.report.chart import Chart, Series, equality_chart
 from windtunnel.report.lab.experiment import capture_of, finished_summary
-from windtunnel.report.layout import cards_of, layouts_beside, table_of
-from windtunnel.report.report import Block, Cards, Facts, Figures, OnPage, Report, Section
+from windtunnel.report.layout import layouts_beside, table_of
+from windtunnel.report.report import Block, Facts, Figures, OnPage, Report, Section
 from windtunnel.serving.explain import Explanation, explain_step
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
@@ -193,16 +193,15 @@ def comparison_report(comparison: Comparison) -> Report:
     document = comparison.document
     rows = [{"title": _title(name), **errors} for name, errors in document["requests"].items()]
     requests: list[Block] = [
-        Cards([fact for row in rows for fact in cards_of(row, LAYOUT["cards"]).facts]),
         table_of(rows, LAYOUT["requests"]),
         OnPage(lambda: [Figures([_request_figure(*item) for item in comparison.requests.items()])]),
     ]
     sections = [Section("", requests, "Requests"), *map(_step_section, document["steps"])]
     simulated = Facts([("simulated", f"{document['model']} on {comparison.device}")])
-    notes = [f"note: {note}" for note in document["notes"]]
     parts = [f"{row['title']} {_off_text(row['mean_error'])}" for row in rows if row["mean_error"] is not None]
     headline = f"Simulated beside measured, on average: {', '.join(parts)}." if parts else ""
-    return Report(f"{document['run']}: measured beside simulated", [simulated], sections, notes, headline=headline)
+    title = f"{document['run']}: measured beside simulated"
+    return Report(title, [simulated], sections, document["notes"], verdict=headline)
 
 
 def _off_text(error: float) -> str:

@@ -19,11 +19,11 @@ from windtunnel.lab.experiments.schema import CONFIG, STEPS, SUMMARY, TRACE, Exp
 from windtunnel.metrics.records import Table as RecordTable
 from windtunnel.pricing.table import read_parquet
 from windtunnel.report import report as all_blocks
-from windtunnel.report.chart import Axis, Chart, Series, marked_lines
+from windtunnel.report.chart import Axis, Chart, Series, lines_across
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
 from windtunnel.report.numbers import percent, shares_of
 from windtunnel.report.render.html import page
-from windtunnel.report.report import Bars, Block, Card, Cards, Figures, OnPage, OnTerminal, Report, Section, Table
+from windtunnel.report.report import Bars, Block, Figures, OnPage, OnTerminal, Report, Section, Table
 from windtunnel.schema import read_yaml
 from windtunnel.units import format_bytes, format_count, format_seconds, format_si
 
@@ -44,8 +44,7 @@ def experiment_report(summary: Mapping[str, Any]) -> Report:
     if summary.get("top_kernels"):
         bars = Bars(shares_of(summary["seconds_by_class"]))
         sections = [Section(f"Where the time goes, by {summary['tool']}", [bars, top_kernel_table(summary)])]
-    notes = [f"note: {note}" for note in summary.get("notes", ())]
-    return Report(f"{summary['model']}, {summary['mode']}", [facts], sections, notes)
+    return Report(f"{summary['model']}, {summary['mode']}", [facts], sections, summary.get("notes", ()))
 
 
 def top_kernel_table(summary: Mapping[str, Any]) -> Table:
@@ -71,7 +70,7 @@ def write_experiment_page(folder: Path) -> Path:
     lead = f"{summary['metrics']['engine']} on {summary['metrics']['device']}, mode {summary['mode']}"
     target = folder / PAGES / f"{name}_report.html"
     notes = capture.notes if capture is not None else ()
-    write_text(target, page(Report(name, [lead], sections, notes, headline=headline_of(summary["metrics"]))))
+    write_text(target, page(Report(name, [lead], sections, notes, verdict=headline_of(summary["metrics"]))))
     return target
 
 
@@ -134,11 +133,10 @@ def capture_report(capture: Capture, name: str = "", device: Device | None = Non
     """
     title = f"{capture.tool}: {len(capture.kernels):,} kernels and copies"
     lead = [OnPage(lambda: [name]), *_devices(capture)]
-    notes = [f"note: {note}" for note in capture.notes]
     shares = shares_of(kernel_time.class_time(capture))
     most = max(shares.items(), key=lambda item: item[1], default=None)
     headline = f"Most of the device's time is {most[0]}: {percent(most[1])}." if most else ""
-    return Report(title, lead, capture_sections(capture, device), notes, headline=headline)
+    return Report(title, lead, capture_sections(capture, device), capture.notes, verdict=headline)
 
 
 def capture_sections(capture: Capture, device: Device | None) -> list[Section]:
@@ -311,7 +309,6 @@ def sweep_report(fields: Sequence[str], rows: Rows) -> Report:
     folders = [[*cells, str(summary.get("folder", ""))] for cells, (_, summary) in zip(points, rows, strict=True)]
     name = rows[0][0].label if rows else "sweep"
     sections = [
-        Section("", [OnPage(lambda: [Cards([Card(str(len(rows)), "experiments"), Card(str(len(done)), "finished")])])]),
         Section("Curves", [OnPage(lambda: [Figures(_curves(fields, done))])]),
         Section("Experiments", [OnPage(lambda: [Table((*heads, "folder"), folders, left=0)])]),
         Section("What did not run", [OnPage(lambda: [all_blocks.Text(failed)] if failed else [])]),
@@ -334,15 +331,11 @@ def _curves(fields: Sequence[str], rows: Rows) -> list[tuple[Chart, str]]:
         if len(values) > 1 and all(isinstance(value, int | float) for value in values):
             for metric, label, unit in LAYOUT["sweep"]["figures"]:
                 points = [
-                    (
-                        ", ".join(f"{name} {getattr(point, name)}" for name in fields if name != field),
-                        float(getattr(point, field)),
-                        summary["metrics"][metric],
-                    )
+                    ({name: getattr(point, name) for name in fields}, summary["metrics"][metric])
                     for point, summary in rows
                     if summary["metrics"][metric] is not None
                 ]
                 words = field.replace("_", " ")
-                chart = Chart(Axis(words), Axis(label, unit, low=0.0), marked_lines(points))
+                chart = Chart(Axis(words), Axis(label, unit, low=0.0), lines_across(points, field))
                 curves.append((chart, f"{label} over {words}"))
     return curves

@@ -37,7 +37,7 @@ def topology_report(fabric: Fabric) -> Report:
     counts = rows_of(fabric, LAYOUT["fabric"]) + [(name, str(num)) for name, num in _switches(fabric)]
     links = table_of(_links(fabric), LAYOUT["links"])
     drawn = Section("Drawing", [OnPage(lambda: [Figures([drawing(fabric)])])])
-    return Report(fabric.name, [Facts(counts, 18)], [Section("", [links], "Links"), drawn], headline=_headline(fabric))
+    return Report(fabric.name, [Facts(counts, 18)], [Section("", [links], "Links"), drawn], verdict=_headline(fabric))
 
 
 def _headline(fabric: Fabric) -> str:
@@ -89,7 +89,7 @@ def collective_report(run: CollectiveRun) -> Report:
     known = collective_document(run) | {"fabric": run.call.fabric.name, "protocol": None if is_plain else run.protocol}
     known["num_servers"] = known["num_servers"] if known["num_servers"] > 1 else None
     title = f"{run.call.op} of {format_bytes(run.call.size_bytes)}"
-    return Report(title, [facts_of(known, LAYOUT["collective"])], headline=filled(LAYOUT["headline"], known))
+    return Report(title, [facts_of(known, LAYOUT["collective"])], verdict=filled(LAYOUT["headline"], known))
 
 
 def collective_document(run: CollectiveRun) -> dict[str, Any]:

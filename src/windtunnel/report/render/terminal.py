@@ -49,7 +49,7 @@ def parts_of(report: Report) -> list[RenderableType]:
             parts += [Styled(heading, style="bold")] if heading else []
             parts.append(part)
             heading = ""
-    return [*parts, *report.notes]
+    return [*parts, *(f"note: {note}" for note in report.notes)]
 
 
 def _rendered(blocks: Sequence[Block]) -> Iterator[RenderableType]:

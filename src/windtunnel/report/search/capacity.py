@@ -6,7 +6,8 @@ from typing import Any
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Block, Card, Cards, Facts, OnPage, Report, Section, Table
-from windtunnel.report.search.figures import burst_document, held_text, limit_name, limit_text
+from windtunnel.report.search.figures import burst_document, held_text, limit_text
+from windtunnel.report.serving.run import limit_card
 from windtunnel.report.serving.setup import deployment_line, load_line, model_line
 from windtunnel.schema import encode
 from windtunnel.search.capacity.capacity import Capacities
@@ -39,7 +40,7 @@ def verdict_of(document: Mapping[str, Any]) -> tuple[str, bool | None]:
     """Say what is sustained and what breaks first above it, and whether anything is; empty where nothing breaks."""
     if document["limited_by"] is None:
         return "", None
-    broken = limit_text(document["limited_by"], limits_from(document["limits"])).removeprefix("above this load ")
+    broken = limit_text(document["limited_by"], limits_from(document["limits"]))
     if not document["latencies"]:
         return f"Sustains no load: {broken}.", False
     is_closed = document["load"] == "concurrency"
@@ -55,8 +56,7 @@ def _capacity_rows(capacities: Capacities, unit: str) -> list[tuple[str, str]]:
     limits = "; ".join(limit.title for limit in capacities.limits) or "none"
     beyond = "" if first.beyond is None else limit_text(first.beyond.limited_by, capacities.limits)
     if first.passing is None or first.passing.served is None:
-        broken = beyond.removeprefix("above this load ")
-        text = f"no load is sustained: {broken}, even when hardly anything is sent"
+        text = f"no load is sustained: {beyond}, even when hardly anything is sent"
         return [("capacity", text), ("limits", limits + stable)]
     bound = capacities.at_least
     sure = f", at least {_load(capacities, bound)} with {percent(CONFIDENCE)} confidence" if bound is not None else ""
@@ -68,21 +68,23 @@ def _capacity_rows(capacities: Capacities, unit: str) -> list[tuple[str, str]]:
     return [
         ("capacity", f"{_load(capacities, capacities.load)} {unit}{sure}"),
         ("limits", limits + stable),
-        ("limited by", "all requests that the workload has" if first.beyond is None else beyond),
+        ("limited by", "all requests that the workload has" if first.beyond is None else f"above this load {beyond}"),
         ("streams", f"{streams}; {tried}{apart}{'' if len(capacities.streams) > 1 else ONE_STREAM}"),
     ]
 
 
 def capacity_section(document: Mapping[str, Any]) -> Section:
-    """Return the capacity of a document of `capacity_document`, as far as that has it."""
+    """Return the capacity of a document of `capacity_document`, and what it takes of the limits."""
     unit = "concurrent requests" if document["load"] == "concurrency" else "requests/s"
-    facts = [Card(number(document["capacity"]), f"{unit} sustained")]
-    if document["capacity_at_least"] is not None:
-        facts.append(Card(number(document["capacity_at_least"]), "at least", f"{percent(document['confidence'])} sure"))
-    limit = document["limited_by"]
-    facts.append(Card(limit_name(limit) or limit.replace("_", " ") if limit else "all that is sent", "limited by"))
+    at_least, sure = document["capacity_at_least"], f"{percent(document['confidence'])} sure"
+    note = "" if at_least is None else f"at least {number(at_least)}, {sure}"
+    cards = [Card(number(document["capacity"]), f"{unit} sustained", note)]
     latencies = {name.removesuffix("_s"): percentiles for name, percentiles in document["latencies"].items()}
-    return Section("Capacity", [Cards(facts), _latency_table("at that load", latencies)])
+    for limit in limits_from(document["limits"]):
+        if limit.statistic in latencies.get(limit.metric, {}):
+            label = f"{METRICS[limit.metric]} {limit.statistic}"
+            cards.append(limit_card(latencies[limit.metric][limit.statistic], limit.most_s, label))
+    return Section("Capacity", [Cards(cards), _latency_table("at that load", latencies)])
 
 
 def _latency_table(title: str, latencies: Mapping[str, Mapping[str, float]]) -> Table:

@@ -53,10 +53,10 @@ def limit_name(name: str) -> str:
 
 
 def limit_text(name: str, limits: Sequence[Limit]) -> str:
-    """Return what limits a load, for people."""
+    """Say what happens above a load that a limit bounds."""
     if name == STABILITY:
-        return "above this load requests wait longer and longer"
-    return next((f"above this load {limit.title} is not met" for limit in limits if limit.name == name), "")
+        return "requests wait longer and longer"
+    return next((f"{limit.title} is not met" for limit in limits if limit.name == name), "")
 
 
 def burst_document(burst: Sequence[int] | None) -> dict[str, int] | None:

@@ -29,14 +29,7 @@ def recommendation(study: Study, load: float | None) -> str:
         return _changes_text(study, outcome)
     ways = _ways(outcome, load)
     if not ways:
-        broken = Counter(answer.limited_by for answer in outcome.evaluations.values() if not answer.refused)
-        (limit, count), tried = broken.most_common(1)[0], broken.total()
-        why = limit_text(limit, limits_from(study.space.limits)).removeprefix("above this load ")
-        points = f"all {tried} points" if count == tried else f"{count} of {tried} points"
-        return (
-            f"Nothing tried keeps the limits, even when hardly anything is sent: at {points}, {why}."
-            " Try other devices, or allow more time."
-        )
+        return nothing_text(study, outcome)
     best, title = ways[0], _name(study, ways[0].index)
     sentences = [f"Serve it {_way_text(study, outcome, best)}"]
     least = outcome.at_least(best.index)
@@ -54,6 +47,20 @@ def recommendation(study: Study, load: float | None) -> str:
     if catalog.device(study.point(best.index).settings[PATHS["device"]]).measured_as is None:
         sentences.append("No operator was measured on this device, so expect larger errors")
     return ". ".join(sentences) + "."
+
+
+def nothing_text(study: Study, outcome: SearchOutcome) -> str:
+    """Say that no point keeps the limits, and which limit most points break."""
+    broken = Counter(answer.limited_by for answer in outcome.evaluations.values() if not answer.refused)
+    if not broken:
+        return "Nothing tried can run: see the reasons. Try other devices, or more of them."
+    (limit, count), tried = broken.most_common(1)[0], broken.total()
+    why = limit_text(limit, limits_from(study.space.limits))
+    points = f"all {tried} points" if count == tried else f"{count} of {tried} points"
+    return (
+        f"Nothing tried keeps the limits, even when hardly anything is sent: at {points}, {why}."
+        " Try other devices, or allow more time."
+    )
 
 
 def against_api(study: Study, api: ApiPrice, load: float | None) -> str:

@@ -15,7 +15,8 @@ from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside,
 from windtunnel.report.numbers import number, percent, words
 from windtunnel.report.report import Block, Card, Cards, Cell, Facts, OnPage, OnTerminal, Report, Section, Table, Text
 from windtunnel.report.search import figures as naming
-from windtunnel.report.search.recommendation import against_api, certainty, gains_of, recommendation
+from windtunnel.report.search.recommendation import against_api, certainty, gains_of, nothing_text, recommendation
+from windtunnel.report.serving.run import limit_card
 from windtunnel.schema import fields_of, short_path
 from windtunnel.search import answers
 from windtunnel.search.capacity.limits import METRICS, limits_from
@@ -38,7 +39,6 @@ from windtunnel.units import format_count, format_seconds
 
 LAYOUT = layouts_beside(__file__)
 SHOWN_REFUSALS, SHOWN_FRONTIER, SHOWN_FLEETS, WHY_OF = 6, 10, 5, 3
-MAX_REFUSALS_ON_PAGE = 200
 LEAST_MARGIN = 0.0005
 """Relative margins below this are not shown."""
 RANK_WIDTH = 3
@@ -139,7 +139,8 @@ def search_report(evidence: SearchEvidence) -> Report:
     if evidence.recommends:
         sections = [_on_page(each) if each.heading in _ON_PAGE else each for each in sections]
     if evidence.recommends and CHANGE in space.vary:
-        return Report(text, [title, *lead], sections, is_good=is_good)
+        # The first line is what to type.
+        return Report("", [title, *lead], sections, verdict=text, is_good=is_good)
     return Report(title, lead, sections, verdict=text, is_good=is_good)
 
 
@@ -155,7 +156,8 @@ def _on_page(section: Section) -> Section:
     return replace(section, blocks=[OnPage(lambda: section.blocks)])
 
 
-_ON_PAGE = ("What each setting is worth", "Every point that meets the limits")
+_EVERY_POINT = "Every point that meets the limits"
+_ON_PAGE = ("What each setting is worth", _EVERY_POINT)
 """Headings of sections that a recommendation shows on its page alone."""
 
 
@@ -165,15 +167,31 @@ def _verdict(evidence: SearchEvidence) -> str:
     texts = []
     for outcome in study.outcomes:
         under = "" if outcome.workload is None else f" under {outcome.workload}"
-        best = _nothing_text(evidence)
+        best = _nothing_text(evidence, outcome)
         if outcome.ranking:
-            figure = naming.figure_text(outcome.mean(outcome.ranking[0]), objective)
-            best = f"{study.point(outcome.ranking[0]).title} ({figure} {naming.figure_title(objective)})."
-            burst, load = outcome.burst(outcome.ranking[0]), outcome.mean(outcome.ranking[0]).load
-            best += "" if burst is None else f" Holds {naming.held_text(load, burst)}."
-            best += _job_text(outcome.mean(outcome.ranking[0])) if study.space.is_training else ""
+            mean = outcome.mean(outcome.ranking[0])
+            figure = f"{naming.figure_text(mean, objective)} {naming.figure_title(objective)}"
+            best = f"{study.point(outcome.ranking[0]).title} ({figure})."
+            best += _job_text(mean) if study.space.is_training else _load_text(study, outcome)
         texts.append(f"Best{under}: {best}" if outcome.ranking else f"{best.removesuffix('.')}{under}.")
     return " ".join(texts)
+
+
+def _load_text(study: Study, outcome: SearchOutcome) -> str:
+    """Say what load the best point holds, for how much, and which limit a higher one breaks."""
+    best, burst = outcome.mean(outcome.ranking[0]), outcome.burst(outcome.ranking[0])
+    held = f"{number(best.load)} clients" if _is_closed(study.space) else naming.held_text(best.load, burst)
+    if burst is not None:
+        return f" Holds {held}."
+    cost = f" for ${best.figures['usd_per_hour']:,.2f}/h" if "usd_per_hour" in best.figures else ""
+    is_found = study.space.load == "capacity"
+    limit = naming.limit_text(best.limited_by, limits_from(study.space.limits)) if is_found else ""
+    return f" Holds {held}{cost}{f'; above it, {limit}' if limit else ''}."
+
+
+def _is_closed(space: Space) -> bool:
+    arrivals = space.scenario.get("workload", {}).get("arrivals")
+    return isinstance(arrivals, dict) and arrivals.get("type") == "closed_loop"
 
 
 def _job_text(job: Evaluation) -> str:
@@ -208,17 +226,17 @@ def _workload_sections(evidence: SearchEvidence, place: int, outcome: SearchOutc
 
     title, counts = "" if outcome.workload is None else f"Workload {outcome.workload}", _count_lines(outcome)
     if not outcome.ranking:
-        text = _nothing_text(evidence)
-        refused = _refusals(outcome, heading("What cannot run"), [text])
-        return [Section(title, [Text(counts if refused else [*counts, text])], title or "Answers"), *refused]
+        return [Section(title, [Text(counts)]), *_refusals(outcome, heading("What cannot run"))]
     why = evidence.why[place] if evidence.why else []
-    effects, winner = answers.worths(space, outcome), winner_rank(evidence, place)
+    winner = winner_rank(evidence, place)
+    # The gains of the table of changes say the same.
+    effects = {} if CHANGE in space.vary else answers.worths(space, outcome)
     return [
-        Section(title, [Text(counts)], title or "Answers"),
+        Section(title, [Text(counts)]),
         Section("", _best(evidence, place, why), heading("The best points"), is_open=True),
         *([_why_section(why)] if why else []),
         *([_worth_section(space, outcome, effects, heading("What each setting is worth"))] if effects else []),
-        Section("", _all_points(study, outcome, winner), heading("Every point that meets the limits")),
+        Section("", _all_points(study, outcome, winner) if len(outcome.ranking) > 1 else [], heading(_EVERY_POINT)),
         *(_fleet_sections(evidence, evidence.fleets[place]) if evidence.fleets else []),
         *_refusals(outcome, heading("What cannot run")),
     ]
@@ -239,13 +257,13 @@ def _count_lines(outcome: SearchOutcome) -> list[str]:
     return [*lines, f"{num_beyond:,} do not fit the devices' memory"] if num_beyond else lines
 
 
-def _nothing_text(evidence: SearchEvidence) -> str:
+def _nothing_text(evidence: SearchEvidence, outcome: SearchOutcome) -> str:
     """Return the sentence for an empty ranking."""
     if not evidence.why:
         return "No point meets the limits so far."
     if evidence.study.space.is_training:
         return "No layout fits and meets the limits: use more devices, a smaller batch or shorter sequences."
-    return "No point meets the limits at any load."
+    return nothing_text(evidence.study, outcome)
 
 
 def _best(evidence: SearchEvidence, place: int, why: Why) -> list[Block]:
@@ -255,7 +273,7 @@ def _best(evidence: SearchEvidence, place: int, why: Why) -> list[Block]:
     points = [(str(rank), study.point(index).title) for rank, index in enumerate(listed, start=1)]
     sureness = sureness_texts(study, outcome) if why else []
     return [
-        *([OnPage(lambda: _winner(study, outcome, winner, dict(why), bool(evidence.fleets)))] if why else []),
+        *([OnPage(lambda: _winner(study, outcome, winner, bool(evidence.fleets)))] if why else []),
         OnTerminal(lambda: [Facts(points, RANK_WIDTH), best_table(study, outcome, listed)]),
         OnPage(lambda: [best_table(study, outcome, listed, is_on_page=True, winner=winner)]),
         *([f"No effect: {'; '.join(study.point(index).title for index in idle)}."] if idle else []),
@@ -264,25 +282,23 @@ def _best(evidence: SearchEvidence, place: int, why: Why) -> list[Block]:
     ]
 
 
-def _winner(
-    study: Study, outcome: SearchOutcome, index: int, results: Mapping[int, Result | TrainingResult], has_copies: bool
-) -> list[Block]:
+def _winner(study: Study, outcome: SearchOutcome, index: int, has_copies: bool) -> list[Block]:
     """Return the headline figures of the point that the answer names, or of one copy, and what launches it."""
     best = outcome.mean(index)
     if study.space.is_training:
         return [
             Cards([Card(naming.figure_text(best, name), naming.figure_title(name)) for name in LAYOUT["job_cards"]])
         ]
-    bound = {"bound_by": bound_text(results[index])} if index in results else {}
-    known = {**best.figures, "load": best.load, **bound}
+    limits = [limit for limit in limits_from(study.space.limits) if limit.name in best.figures]
+    of_limits = [
+        limit_card(best.figures[limit.name], limit.most_s, naming.figure_title(limit.name)) for limit in limits
+    ]
     scenario = answers.scenario_of(study, outcome, index)
-    limit = naming.limit_text(best.limited_by, limits_from(study.space.limits))
-    remark = f"The best point: {limit}. Figures are means over the streams of requests that a point met."
     launch = all_blocks.Code(launch_script(scenario, engine_versions(scenario)), "Launch the best point")
     cards = {
         filled(label, {"copy": "one copy" if has_copies else None}): card for label, card in LAYOUT["cards"].items()
     }
-    return [cards_of(known, cards), launch, remark]
+    return [Cards([*of_limits, *cards_of({**best.figures, "load": best.load}, cards).facts]), launch]
 
 
 def engine_versions(scenario: Scenario) -> dict[str, str]:
@@ -300,7 +316,9 @@ def best_table(
     """
     names, is_training = _table_figures(study, outcome), study.space.is_training
     if is_on_page and not is_training:
-        names = list(dict.fromkeys([*names, *LAYOUT["page_figures"]]))
+        # Another percentile of a limited latency says little.
+        known = {*names, *(limit.metric for limit in limits_from(study.space.limits))}
+        names += [name for name in LAYOUT["page_figures"] if not known & {name, name.partition("_")[0]}]
     elif is_training and not is_on_page:
         are_alike = len({outcome.mean(index).figures["devices"] for index in points}) == 1
         left_out = {"devices" if are_alike else "", "tokens_per_usd" if "run_usd" in names else ""}
@@ -324,10 +342,8 @@ def best_table(
     marked = points.index(winner) if winner is not None else 0
     if is_training:
         return Table([first, *(titles if is_on_page else map(naming.two_lines, titles))], rows, winner=marked)
-    arrivals = study.space.scenario.get("workload", {}).get("arrivals")
-    is_closed = isinstance(arrivals, dict) and arrivals.get("type") == "closed_loop"
     gain_title = ["gain"] if gains else []
-    titles = [first, *gain_title, "clients" if is_closed else "requests/s", "at least", *titles, "limit"]
+    titles = [first, *gain_title, "clients" if _is_closed(study.space) else "requests/s", "at least", *titles, "limit"]
     return Table(titles if is_on_page else [*map(naming.two_lines, titles)], rows, winner=marked)
 
 
@@ -365,12 +381,7 @@ def sureness_texts(study: Study, outcome: SearchOutcome) -> list[str]:
     first, second = (study.point(index).title for index in outcome.ranking[:2])
     text = f"{first} beats {second} with {certainty(sure)} confidence" if sure > 0.5 else f"{second} may be as good"
     text = f"Of {runs} streams of requests, the same for all; bounds at {CONFIDENCE:.0%}. {text}."
-    # The table leaves points out where deployments or changes are ranked.
-    is_whole = not {DEPLOYMENT, CHANGE} & study.space.vary.keys()
-    ranks = range(1, outcome.num_finalists - 1 if is_whole else 1)
-    others = [answers.confidence(outcome, study.space.objective, rank) for rank in ranks]
-    known = [f"{rank} {certainty(share)}" for rank, share in enumerate(others, start=2) if share is not None]
-    return [text, *([f"Confidence of the others that they beat the next: {', '.join(known)}."] if known else [])]
+    return [text]
 
 
 def _why_section(why: Why) -> Section:
@@ -406,8 +417,9 @@ def _worth_section(
     space: Space, outcome: SearchOutcome, effects: Mapping[str, Mapping[str, answers.Worth]], head: str
 ) -> Section:
     """Return the worth of each value of each setting."""
-    title = "What each setting is worth: the best point with it, of the best of all"
-    title = title if space.is_training else f"{title} ({streams_text(outcome)})"
+    basis = "the best point with it, of the best of all"
+    basis = basis if space.is_training else f"{basis} ({streams_text(outcome)})"
+    title = f"What each setting is worth: {basis}"
     short = {short_path(name): shares for name, shares in effects.items()}
     texts = [
         (name, ", ".join(f"{value} {worth_text(worth)}" for value, worth in shares.items()))
@@ -418,8 +430,9 @@ def _worth_section(
         for name, shares in short.items()
         for value, worth in shares.items()
     ]
-    blocks: list[Block] = [OnTerminal(lambda: [Facts(texts, max(len(name) for name, _ in texts))])]
-    return Section(title, [*blocks, OnPage(lambda: [f"{title}.", Table(("setting", "value", "worth"), rows, 2)])], head)
+    on_page: list[Block] = [f"{basis[:1].upper()}{basis[1:]}.", Table(("setting", "value", "worth"), rows, 2)]
+    on_terminal = Facts(texts, max(len(name) for name, _ in texts))
+    return Section(title, [OnTerminal(lambda: [on_terminal]), OnPage(lambda: on_page)], head)
 
 
 def worth_text(worth: answers.Worth, nothing: str = "none") -> str:
@@ -488,6 +501,8 @@ def _plotted(study: Study, outcome: SearchOutcome) -> dict[str, Any]:
         "values": [[mean.get(name) for name in figures] for mean in means],
         "margins": [[outcome.margin(index, name) for name in figures] for index in indices],
         "units": [_unit(name) for name in figures],
+        "limits": {naming.figure_title(limit.name): limit.most_s for limit in limits_from(study.space.limits)},
+        "title": "Points that meet the limits",
         "x": naming.figure_title(x),
         "y": naming.figure_title(y),
     }
@@ -506,17 +521,12 @@ def _fleet_sections(evidence: SearchEvidence, fleets: Sequence[answers.FleetSize
     return [Section("", [table_of(rows, columns)], "Replicas for the load")] if rows else []
 
 
-def _refusals(outcome: SearchOutcome, heading: str, notes: Sequence[str] = ()) -> list[Section]:
-    """Return how many points cannot run, by reason: on a terminal by kind of reason. `notes` follow."""
+def _refusals(outcome: SearchOutcome, heading: str) -> list[Section]:
+    """Return how many points cannot run, by kind of reason."""
     ordered = Counter(_kind_of(reason) for reason, points in outcome.refusals.items() for _ in points).most_common()
-    if not ordered:
-        return []
-    short = [(reason, f"{count:,}") for reason, count in ordered[:SHOWN_REFUSALS]]
+    rows = [(reason, f"{count:,}") for reason, count in ordered[:SHOWN_REFUSALS]]
     more = [f"and {len(ordered) - SHOWN_REFUSALS} more reasons"] if len(ordered) > SHOWN_REFUSALS else []
-    rows = [(reason, f"{len(points):,}") for reason, points in outcome.refusals.items()]
-    on_page = Table(("reason", "points"), rows[:MAX_REFUSALS_ON_PAGE], notes=notes)
-    on_terminal = Table(("cannot run", "points"), short, notes=[*more, *notes])
-    return [Section("", [OnTerminal(lambda: [on_terminal]), OnPage(lambda: [on_page])], heading)]
+    return [Section("", [Table(("cannot run", "points"), rows, notes=more)], heading)] if rows else []
 
 
 def _kind_of(reason: str) -> str:

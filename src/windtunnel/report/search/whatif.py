@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from windtunnel.errors import check_known
-from windtunnel.report.chart import Axis, Chart, Limit, marked_lines
+from windtunnel.report.chart import Axis, Chart, Limit, lines_across
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Block, Cell, Figures, OnPage, Report, Row, Section, Table, Text
 from windtunnel.report.search.figures import figure_cell, figure_title, limit_name, two_lines
@@ -15,6 +15,8 @@ from windtunnel.search.scores import OBJECTIVES
 from windtunnel.search.space.space import Space, as_builtins, point_at, value_text
 from windtunnel.units import format_count
 
+LEAST_LOG_SPAN = 30
+"""Values of a setting that differ by more than this factor are drawn on a logarithmic axis."""
 _USUAL = "ttft_p90 tpot_p50 tpot_p99 e2e_p90 requests_per_s output_tokens_per_s_per_device usd_per_hour"
 _OF_A_BATCH = "makespan_s e2e_p50 e2e_p90 output_tokens_per_s_per_device usd_per_hour usd_per_million_output_tokens"
 _MORE = "busy_fraction kv_peak_fraction num_preemptions queueing_mean queueing_p90 queueing_p99"
@@ -44,7 +46,7 @@ def grid_report(space: Space, answers: dict[int, Evaluation], names: Sequence[st
     text, is_good = _headline(space, answers)
     sections = _sections(space, answers, names)
     sections += [Section("", [Text(refused)], "What cannot run")] if refused else []
-    return Report(title, [], sections, headline=text, is_good=is_good)
+    return Report(title, [], sections, verdict=text, is_good=is_good)
 
 
 def _headline(space: Space, answers: Mapping[int, Evaluation]) -> tuple[str, bool | None]:
@@ -52,15 +54,20 @@ def _headline(space: Space, answers: Mapping[int, Evaluation]) -> tuple[str, boo
     held = [index for index, answer in answers.items() if answer.holds and not answer.refused]
     text = f"{len(held)} of {format_count(len(answers), 'point')}"
     text += " meet the limits" if space.limits else " can run"
-    known = [index for index in held if "requests_per_usd" in answers[index].figures]
-    if known:
-        best = max(known, key=lambda index: answers[index].figures["requests_per_usd"])
+    best = _best(answers)
+    if best is not None:
         text += f"; the cheapest per request is {point_at(space, best).title}"
     return f"{text}.", None if held else False
 
 
+def _best(answers: Mapping[int, Evaluation]) -> int | None:
+    """Return the point with the most requests/$ of those that hold the limits; None: no price is known."""
+    worth = {at: answer.figures.get("requests_per_usd") for at, answer in answers.items() if answer.holds}
+    return max(filter(worth.get, worth), key=lambda at: worth[at] or 0.0, default=None)
+
+
 def _sections(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> list[Section]:
-    """Return a plot of every figure over the last numeric setting, a line per value of the others, and the table."""
+    """Return plots of figures that differ over a numeric setting, a line per value of the others, and the table."""
     settings = list(space.vary)
     heads = [*(short_path(name) for name in settings), *(two_lines(figure_title(name)) for name in names)]
     heads.append("breaks" if not all(answer.holds for answer in answers.values()) else "")
@@ -72,31 +79,31 @@ def _sections(space: Space, answers: dict[int, Evaluation], names: Sequence[str]
             rows.append([*choice, *(figure_cell(answer, name) for name in names), Cell(remark, tone="alert")])
 
     def drawn() -> list[Block]:
-        return [Figures([(_plot(space, answers, name), figure_title(name)) for name in names])]
+        values = {name: {answer.figures.get(name) for answer in answers.values()} for name in names}
+        return [Figures([(_plot(space, answers, name), figure_title(name)) for name in names if len(values[name]) > 1])]
 
-    table = [Table(heads, rows, left=len(settings), right=1)] if rows else []
+    shown = [index for index, answer in answers.items() if not answer.refused]
+    winner = shown.index(best) if (best := _best(answers)) is not None else None
+    table = [Table(heads, rows, left=len(settings), right=1, winner=winner)] if rows else []
     return [Section("Over the settings", [OnPage(drawn)]), Section("", table, "Every point", is_open=True)]
 
 
 def _plot(space: Space, answers: dict[int, Evaluation], figure_name: str) -> Chart:
-    """Plot a figure over the last numeric setting, or over the points in their order where there is none."""
-    known = {index: evaluation for index, evaluation in answers.items() if figure_name in evaluation.figures}
-    points = [(point_at(space, index), evaluation.figures[figure_name]) for index, evaluation in known.items()]
-    numbers = [name for name in space.vary if all(_is_number(point.choice[name]) for point, _ in points)]
-    across = numbers[-1] if numbers else None
-    drawn = []
-    for position, (point, value) in enumerate(points):
-        others = (f"{short_path(name)} {value_text(point.choice[name])}" for name in space.vary if name != across)
-        x = float(position) if across is None else float(point.choice[across])
-        drawn.append((", ".join(others), x, value))
-    label = "point" if across is None else short_path(across)
+    """Plot a figure over the numeric setting with most values, or over the points in order where there is none."""
+    known = {index: each.figures[figure_name] for index, each in answers.items() if figure_name in each.figures}
+    numbers = [name for name, values in space.vary.items() if all(type(value) in (int, float) for value in values)]
+    across = max(reversed(numbers), key=lambda name: len(space.vary[name]), default="")
+    points = []
+    for index, figure in known.items():
+        choice = point_at(space, index).choice.items()
+        points.append(
+            ({short_path(name): value if name == across else value_text(value) for name, value in choice}, figure)
+        )
+    values, head = list(space.vary.get(across, [0])), short_path(across)
+    is_log = min(values) > 0 and max(values) > LEAST_LOG_SPAN * min(values)
     limits = [Limit("y", limit.most_s, "limit") for limit in limits_from(space.limits) if limit.name == figure_name]
     y = Axis(figure_title(figure_name), "s" if figure_name.partition("_")[0] in METRICS else "")
-    return Chart(Axis(label), y, marked_lines(drawn), limits)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return Chart(Axis(head or "point", is_log=is_log), y, lines_across(points, head or None), limits)
 
 
 def grid_document(space: Space, answers: dict[int, Evaluation]) -> dict[str, Any]:

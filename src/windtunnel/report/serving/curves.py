@@ -34,7 +34,8 @@ def cdf(latency: str, runs: Mapping[str, Floats], limit_s: float | None = None) 
     ]
     limits = [] if limit_s is None else [Limit("x", limit_s, "limit")]
     x, y = Axis(LATENCIES[latency], "s", is_log=None), Axis("requests", "share", low=0.0, high=1.0)
-    return Chart(x, y, series, limits), f"{LATENCIES[latency]}: share of requests that took no longer"
+    name = LATENCIES[latency]
+    return Chart(x, y, series, limits), f"{name[:1].upper()}{name[1:]}: share of requests that took no longer"
 
 
 def distributions(runs: Mapping[str, Table], slo: Slo | None = None) -> list[tuple[Chart, str]]:

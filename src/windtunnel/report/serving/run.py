@@ -195,7 +195,7 @@ def distribution_sections(
 
     def curves() -> list[Block]:
         known = series()
-        return [] if known is None else [Figures(curves_over_time(known))]
+        return [] if known is None else [Figures(curves_over_time(known)), LAYOUT["smoothing"]]
 
     return [Section("Distributions", [OnPage(shares)]), Section("Over time", [OnPage(curves)])]
 
@@ -262,12 +262,17 @@ def limit_cards(summary: Summary | ClientSummary, slo: Slo | None) -> list[Card]
         if latency is not None:
             at = _statistic(percentile)
             at = at if hasattr(latency, at) else "p99"
-            value_s = getattr(latency, at)
-            share = value_s / limit_s if limit_s else None
-            times = "" if share is None else f"{share:.3g} times" if share >= 2 else f"{percent(share)} of"
-            note = f"{times} the limit, {format_seconds(limit_s)}" if limit_s else ""
-            cards.append(Card(format_seconds(value_s), f"{LAYOUT['latencies'][f'{name}_s']} {at}", note, share))
+            cards.append(limit_card(getattr(latency, at), limit_s, f"{LAYOUT['latencies'][f'{name}_s']} {at}"))
     return cards
+
+
+def limit_card(value_s: float, limit_s: float, label: str) -> Card:
+    """Return a latency with the share of its limit that it takes; a limit of 0 is none."""
+    if not limit_s:
+        return Card(format_seconds(value_s), label)
+    share = value_s / limit_s
+    times = f"{share:.3g} times" if share >= 2 else f"{percent(share)} of"
+    return Card(format_seconds(value_s), label, f"{times} the limit, {format_seconds(limit_s)}", share)
 
 
 def _statistic(percentile: float) -> str:

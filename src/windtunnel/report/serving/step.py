@@ -83,7 +83,7 @@ def step_report(step: Explanation) -> Report:
     """Return the report of a step: its operators in the order of a layer, their sums, and where times come from."""
     lead = [setup_text.deployment_line(step.setup), *setup_text.network_lines(step.setup.network), batch_line(step)]
     headline = headline_of(step_document(step))
-    return Report(setup_text.model_line(step.setup), lead, step_sections(step), headline=headline)
+    return Report(setup_text.model_line(step.setup), lead, step_sections(step), verdict=headline)
 
 
 def headline_of(document: Mapping[str, Any]) -> str:

@@ -1,0 +1,102 @@
+"""Pages of searches and grids: the limits beside the best point, one figure for what differs, nothing said twice."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from windtunnel.report.render.html import page
+from windtunnel.report.search.recommendation import nothing_text
+from windtunnel.report.search.study import evidence_of, search_report
+from windtunnel.report.search.whatif import grid_report, shown_figures
+from windtunnel.search.evaluation.schema import Evaluation
+from windtunnel.search.space.space import Space, space_from
+from windtunnel.search.store import Store
+from windtunnel.search.study import SearchOutcome, search
+
+SPACE: dict[str, Any] = {
+    "model": "meta-llama/Llama-3.1-8B",
+    "deployment": {"device": "h100_sxm"},
+    "workload": {
+        "arrivals": {"type": "poisson", "rate_per_s": 1.0},
+        "input_tokens": 64,
+        "output_tokens": 8,
+        "num_requests": 40,
+    },
+    "vary": {"tp": [1], "max_num_seqs": [16, 256]},
+    "limits": {"ttft_p90": "1s"},
+    "finalist_seeds": 1,
+}
+
+
+def charts(text: str) -> list[dict[str, Any]]:
+    return [json.loads(data) for data in re.findall(r'<script type="application/json">(.*?)</script>', text, re.DOTALL)]
+
+
+def page_of(space: Space) -> str:
+    store = Store(None, print)
+    return page(search_report(evidence_of(search(space, store), store, 5)))
+
+
+@pytest.mark.compiled
+def test_a_search_shows_what_the_best_point_takes_of_the_limits() -> None:
+    text = page_of(space_from(SPACE))
+    assert re.search(r"Best: .* \([\d,]+ requests/\$\)\.</p><p>Holds [\d.]+ requests/s for \$2\.95/h", text)
+    assert re.search(r"<span>TTFT p90</span><small>[\d.]+% of the limit, 1.00 s</small>", text)
+    (chart,) = charts(text)
+    assert chart["limits"] == {"TTFT p90": 1.0}
+    assert text.count("Points that meet the limits") == 1
+    assert text.count("What each setting is worth") == 1
+    assert "Answers" not in text
+
+
+@pytest.mark.compiled
+def test_a_search_of_one_point_draws_nothing() -> None:
+    text = page_of(space_from({**SPACE, "vary": {"tp": [1]}}))
+    assert "Best: " in text
+    assert "Every point that meets the limits" not in text
+    assert charts(text) == []
+
+
+@pytest.mark.compiled
+def test_a_search_that_finds_nothing_names_the_limit_once() -> None:
+    text = page_of(space_from({**SPACE, "limits": {"ttft_p90": "1us"}}))
+    assert text.count("at all 2 points, TTFT p90 &lt;= 1.00 us is not met") == 1
+    assert text.count("keeps the limits") == 1
+
+
+@pytest.mark.compiled
+def test_a_search_under_way_whose_points_all_cannot_run_says_so() -> None:
+    study = search(space_from(SPACE), Store(None, print))
+    (outcome,) = study.outcomes
+    refused = SearchOutcome(**{**vars(outcome), "evaluations": {0: Evaluation(refused="too large")}, "ranking": []})
+    assert nothing_text(study, refused).startswith("Nothing tried can run")
+
+
+def grid(vary: dict[str, list[int]]) -> str:
+    space = space_from({**SPACE, "vary": vary, "limits": {"tpot_p99": "50ms"}})
+    figures = {"ttft_p90": 0.1, "requests_per_s": 2.0, "usd_per_hour": 2.95, "requests_per_usd": 2440.0}
+    answers = {}
+    for index in range(space.num_points):
+        more = {"ttft_p90": 0.1 + index, "requests_per_usd": 2440.0 + (index == 1)}
+        answers[index] = Evaluation(holds=True, load=1.0, figures={**figures, **more})
+    return page(grid_report(space, answers, ("ttft_p90", "usd_per_hour")))
+
+
+def test_a_grid_is_drawn_over_the_setting_with_most_values() -> None:
+    (chart,) = charts(grid({"max_num_seqs": [1, 4, 64, 256], "tp": [1, 2]}))
+    assert (chart["x"]["label"], chart["x"]["is_log"]) == ("max_num_seqs", True)
+    assert [series["label"] for series in chart["series"]] == ["tp 1", "tp 2"]
+    (chart,) = charts(grid({"max_num_seqs": [8, 16], "tp": [1, 2]}))
+    assert (chart["x"]["label"], chart["x"]["is_log"]) == ("tp", False)
+
+
+def test_a_grid_marks_its_best_point_and_leaves_out_figures_that_are_the_same_everywhere() -> None:
+    text = grid({"max_num_seqs": [8, 16], "tp": [1, 2]})
+    assert "the cheapest per request is max_num_seqs 8, tp 2" in text
+    (row,) = re.findall(r'<tr class="first">(.*?)</tr>', text, re.DOTALL)
+    assert re.findall(r">(\w+)</td>", row)[:2] == ["8", "2"]
+    assert ">$/h</th>" in text
+    assert len(charts(text)) == 1
+    assert "requests_per_s" in shown_figures(None, space_from(SPACE))
