@@ -144,6 +144,19 @@ def test_more_lines_than_colours_are_drawn_as_panels(browse: Browse[Any], writte
     assert browse(panels) == [f"line {number}" for number in range(9)]
 
 
+def test_settings_that_span_much_are_drawn_on_a_logarithmic_axis(browse: Browse[Any], written: Any) -> None:
+    def drawn(browser: Any, most: int, is_log: bool | None) -> str:
+        line = Series("", [1, 4, most], [1, 2, 3], "marked")
+        chart = Chart(Axis("max_num_seqs", is_log=is_log), Axis("TTFT"), [line])
+        with Tab(browser, written(Section("", [Figures([(chart, "TTFT")])]))) as tab:
+            return pixels(tab.page.locator("figure"))
+
+    for most, is_log in ((64, True), (8, False)):
+        assert browse(lambda each, most=most: drawn(each, most, None)) == browse(
+            lambda each, most=most, is_log=is_log: drawn(each, most, is_log)
+        )
+
+
 def test_a_live_page_keeps_what_is_opened_and_the_keyboards_place(browse: Browse[Any], dashboard: str) -> None:
     def check(browser: Any) -> tuple[bool, str]:
         with Tab(browser, f"{dashboard}/") as tab:

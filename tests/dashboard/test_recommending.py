@@ -107,7 +107,7 @@ def test_only_one_search_runs_at_a_time_and_a_long_one_is_stopped(
     assert (second.status, "recommendation 1 is still under way" in second.text) == (400, True)
     page = ask("/recommend/1").text
     assert "stop, and keep the best so far" in page
-    assert re.search(r"running: (\d+) of \d+ points, \1 of them cannot run, 0 meet the limits", page)
+    assert re.search(r"running: (\d+) of \d+ points</p>.*\1 points evaluated: \1 cannot run, 0 meet", page, re.DOTALL)
     assert ask("/stop/1", post={}).headers["Location"] == "/recommend/1"
     assert "stopping: " in ask("/recommend/1").text
     assert [ask(path).status for path in ("/recommend/2", "/recommend/..", "/api/recommend/x")] == [404] * 3

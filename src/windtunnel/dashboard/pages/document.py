@@ -9,7 +9,8 @@ from typing import Any
 from windtunnel.pricing.table import read_parquet
 from windtunnel.report import training
 from windtunnel.report.calibration import validation
-from windtunnel.report.lab.experiment import headline_of, overview_sections, top_kernel_table
+from windtunnel.report.lab.experiment import LAYOUT, overview_sections, top_kernel_table
+from windtunnel.report.layout import filled
 from windtunnel.report.report import Code, Report, Section
 from windtunnel.report.results import ResultEntry
 from windtunnel.report.search import capacity
@@ -76,7 +77,7 @@ def _lab(path: Path, document: Document) -> Report:
         return Report("", verdict=f"The run {document['status']}.", is_good=False)
     kernels = [Section("Kernels", [top_kernel_table(document)])] if document.get("top_kernels") else []
     sections = [*overview_sections(document, path), *kernels]
-    return Report("", sections=sections, verdict=headline_of(document["metrics"]))
+    return Report("", sections=sections, verdict=filled(LAYOUT["headline"], document["metrics"]))
 
 
 def _explained(_path: Path, document: Document) -> Report:

@@ -129,9 +129,7 @@ def _search_view(dashboard: Dashboard, query: Query) -> View:
 def progress_of(study: Study, outcome: SearchOutcome, state: str) -> tuple[str | None, int, int, str]:
     """Return the workload, its answered points of how many, and both in words."""
     answered, num_points = len(outcome.evaluations), study.space.num_points
-    refused = sum(len(points) for points in outcome.refusals.values())
-    text = f"{state}: {answered:,} of {format_count(num_points, 'point')}, {refused:,} of them cannot run"
-    text += f", {len(outcome.ranking):,} meet the limits"
+    text = f"{state}: {answered:,} of {format_count(num_points, 'point')}"
     if study.space.strategy != "exhaustive":
         text += "; the strategy need not evaluate all"
     elif state == "done" and answered < num_points:

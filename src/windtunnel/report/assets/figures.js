@@ -367,7 +367,9 @@
   function chartSpec({ data, isRaw }) {
     const axisOf = (name) => {
       const values = data.series.flatMap((one) => one[name]).filter((value) => value !== null);
-      return { ...data[name], isLog: data[name].is_log ?? isFarSpread(values) };
+      // Chosen values of a setting have no median that matters.
+      const isSetting = data.series.every((one) => one.style === "marked");
+      return { ...data[name], isLog: data[name].is_log ?? (isSetting ? Math.max(...values) > 30 * Math.min(...values) && Math.min(...values) > 0 : isFarSpread(values)) };
     };
     const series = data.series.map((one, at) => ({ ...one, colour: colourOf(at) }));
     const height = data.is_equality ? 360 : 250;

@@ -70,7 +70,9 @@ def write_experiment_page(folder: Path) -> Path:
     lead = f"{summary['metrics']['engine']} on {summary['metrics']['device']}, mode {summary['mode']}"
     target = folder / PAGES / f"{name}_report.html"
     notes = capture.notes if capture is not None else ()
-    write_text(target, page(Report(name, [lead], sections, notes, verdict=headline_of(summary["metrics"]))))
+    write_text(
+        target, page(Report(name, [lead], sections, notes, verdict=filled(LAYOUT["headline"], summary["metrics"])))
+    )
     return target
 
 
@@ -94,11 +96,6 @@ def capture_of(folder: Path, mode: str) -> Capture | None:
         return read_capture(folder / TRACE)
     databases = sorted(folder.glob("*_profile.sqlite"))
     return within(read_capture(databases[0]), MEASURED) if mode in ("nsys", "nsys_ncu") and databases else None
-
-
-def headline_of(metrics: Mapping[str, Any]) -> str:
-    """Return the figures of a finished run in a sentence."""
-    return filled(LAYOUT["headline"], metrics)
 
 
 def overview_sections(summary: Mapping[str, Any], folder: Path) -> list[Section]:
@@ -304,23 +301,22 @@ def sweep_report(fields: Sequence[str], rows: Rows) -> Report:
     """Return the report of a sweep: its points, and curves over the swept fields."""
     done = [(point, summary) for point, summary in rows if summary["status"] == "done"]
     failed = sorted({str(summary["error"]) for _, summary in rows if "error" in summary})
-    heads = (*fields, *LAYOUT["sweep"]["columns"])
+    heads = (*fields, *LAYOUT["sweep"]["columns"], "folder")
     points = [_cells(fields, *row) for row in rows]
-    folders = [[*cells, str(summary.get("folder", ""))] for cells, (_, summary) in zip(points, rows, strict=True)]
     name = rows[0][0].label if rows else "sweep"
     sections = [
         Section("Curves", [OnPage(lambda: [Figures(_curves(fields, done))])]),
-        Section("Experiments", [OnPage(lambda: [Table((*heads, "folder"), folders, left=0)])]),
+        Section("", [Table(heads, points, left=0)], "Experiments"),
         Section("What did not run", [OnPage(lambda: [all_blocks.Text(failed)] if failed else [])]),
     ]
-    lead = [OnPage(lambda: [f"Sweep of {name} over {', '.join(fields)}."])]
-    table = OnTerminal(lambda: [Table(heads, points, left=0)])
-    return Report(f"{format_count(len(rows), 'experiment')}", [*lead, table], sections)
+    lead = [f"{len(done)} finished: {name} over {', '.join(fields)}."]
+    return Report(f"{format_count(len(rows), 'experiment')}", lead, sections)
 
 
 def _cells(fields: Sequence[str], point: Experiment, summary: Mapping[str, Any]) -> list[str]:
     values = [str(getattr(point, name)) for name in fields]
-    return [*values, *(filled(template, summary) for template in LAYOUT["sweep"]["columns"].values())]
+    figures = (filled(template, summary) for template in LAYOUT["sweep"]["columns"].values())
+    return [*values, *figures, str(summary.get("folder", ""))]
 
 
 def _curves(fields: Sequence[str], rows: Rows) -> list[tuple[Chart, str]]:

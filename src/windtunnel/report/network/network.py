@@ -88,8 +88,7 @@ def collective_report(run: CollectiveRun) -> Report:
     is_plain = run.backend != "analytic" and run.protocol == "simple"
     known = collective_document(run) | {"fabric": run.call.fabric.name, "protocol": None if is_plain else run.protocol}
     known["num_servers"] = known["num_servers"] if known["num_servers"] > 1 else None
-    title = f"{run.call.op} of {format_bytes(run.call.size_bytes)}"
-    return Report(title, [facts_of(known, LAYOUT["collective"])], verdict=filled(LAYOUT["headline"], known))
+    return Report(f"{run.call.op} of {format_bytes(run.call.size_bytes)}", [facts_of(known, LAYOUT["collective"])])
 
 
 def collective_document(run: CollectiveRun) -> dict[str, Any]:

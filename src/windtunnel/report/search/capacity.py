@@ -26,12 +26,9 @@ def capacity_report(capacities: Capacities) -> Report:
     deployment, setup = capacities.scenario.deployment, capacities.setup
     served = "; ".join(f"{pool.name}: {pool.replicas} x {pool.role}" for pool in deployment.pools)
     lead = [served or deployment_line(setup, deployment.replicas), load_line(capacities.scenario, says_rate=False)]
-    first, document = capacities.streams[0], capacity_document(capacities)
-    facts = Facts(_capacity_rows(capacities, unit))
-    blocks: list[Block] = [OnPage(lambda: capacity_section(document).blocks[:1]), facts]
-    if first.passing is not None and first.passing.served is not None:
-        at = f"at {_load(capacities, first.load)} {unit}"
-        blocks.append(_latency_table(at, first.passing.served.percentiles(POINTS)))
+    document = capacity_document(capacities)
+    cards, *table = capacity_section(document).blocks
+    blocks: list[Block] = [OnPage(lambda: [cards]), Facts(_capacity_rows(capacities, unit)), *table]
     text, is_good = verdict_of(document)
     return Report(model_line(setup), lead, [Section("", blocks, is_open=True)], verdict=text, is_good=is_good)
 
@@ -44,7 +41,7 @@ def verdict_of(document: Mapping[str, Any]) -> tuple[str, bool | None]:
     if not document["latencies"]:
         return f"Sustains no load: {broken}.", False
     is_closed = document["load"] == "concurrency"
-    load = f"{document['capacity']:,.4g} clients" if is_closed else f"{number(document['capacity'])} requests/s"
+    load = f"{_load(is_closed, document['capacity'])} {'clients' if is_closed else 'requests/s'}"
     if document["burst"] is not None:
         return f"Holds {held_text(document['capacity'], [*document['burst'].values()])}.", None
     return f"Sustains {load}; above it, {broken}.", True
@@ -59,14 +56,18 @@ def _capacity_rows(capacities: Capacities, unit: str) -> list[tuple[str, str]]:
         text = f"no load is sustained: {beyond}, even when hardly anything is sent"
         return [("capacity", text), ("limits", limits + stable)]
     bound = capacities.at_least
-    sure = f", at least {_load(capacities, bound)} with {percent(CONFIDENCE)} confidence" if bound is not None else ""
+    sure = (
+        f", at least {_load(capacities.is_closed, bound)} with {percent(CONFIDENCE)} confidence"
+        if bound is not None
+        else ""
+    )
     sure = ", in a burst that is too short to tell" if capacities.burst else sure
     num_runs = sum(stream.num_runs for stream in capacities.streams)
     tried = f"{format_count(num_runs, 'run')} of up to {format_count(first.passing.served.arrival_s.size, 'request')}"
-    streams = ", ".join(_load(capacities, stream.load) for stream in capacities.streams)
+    streams = ", ".join(_load(capacities.is_closed, stream.load) for stream in capacities.streams)
     apart = "" if capacities.is_closed else f", loads {percent(capacities.tolerance)} apart"
     return [
-        ("capacity", f"{_load(capacities, capacities.load)} {unit}{sure}"),
+        ("capacity", f"{_load(capacities.is_closed, capacities.load)} {unit}{sure}"),
         ("limits", limits + stable),
         ("limited by", "all requests that the workload has" if first.beyond is None else f"above this load {beyond}"),
         ("streams", f"{streams}; {tried}{apart}{'' if len(capacities.streams) > 1 else ONE_STREAM}"),
@@ -75,25 +76,22 @@ def _capacity_rows(capacities: Capacities, unit: str) -> list[tuple[str, str]]:
 
 def capacity_section(document: Mapping[str, Any]) -> Section:
     """Return the capacity of a document of `capacity_document`, and what it takes of the limits."""
-    unit = "concurrent requests" if document["load"] == "concurrency" else "requests/s"
-    at_least, sure = document["capacity_at_least"], f"{percent(document['confidence'])} sure"
-    note = "" if at_least is None else f"at least {number(at_least)}, {sure}"
-    cards = [Card(number(document["capacity"]), f"{unit} sustained", note)]
+    is_closed, at_least = document["load"] == "concurrency", document["capacity_at_least"]
+    unit, sure = "clients" if is_closed else "requests/s", f"{percent(document['confidence'])} sure"
+    note = "" if at_least is None else f"at least {_load(is_closed, at_least)}, {sure}"
+    cards = [Card(_load(is_closed, document["capacity"]), f"{unit} sustained", note)]
     latencies = {name.removesuffix("_s"): percentiles for name, percentiles in document["latencies"].items()}
     for limit in limits_from(document["limits"]):
         if limit.statistic in latencies.get(limit.metric, {}):
             label = f"{METRICS[limit.metric]} {limit.statistic}"
             cards.append(limit_card(latencies[limit.metric][limit.statistic], limit.most_s, label))
-    return Section("Capacity", [Cards(cards), _latency_table("at that load", latencies)])
-
-
-def _latency_table(title: str, latencies: Mapping[str, Mapping[str, float]]) -> Table:
     rows = [[METRICS[name], *map(format_seconds, values.values())] for name, values in latencies.items()]
-    return Table((title, *(f"p{point}" for point in POINTS)), rows)
+    table = Table((f"at {_load(is_closed, document['by_stream'][0])} {unit}", *(f"p{point}" for point in POINTS)), rows)
+    return Section("Capacity", [Cards(cards), *([table] if rows else [])])
 
 
-def _load(capacities: Capacities, load: float) -> str:
-    return f"{load:,.4g}" if capacities.is_closed else number(load)
+def _load(is_closed: bool, load: float) -> str:
+    return f"{load:,.4g}" if is_closed else number(load)
 
 
 def capacity_document(capacities: Capacities) -> dict[str, Any]:

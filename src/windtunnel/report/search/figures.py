@@ -78,6 +78,13 @@ def objective_text(objective: str) -> str:
     return f"{direction} {FIGURE_TITLES.get(objective, objective.replace('_', ' '))}"
 
 
+def limits_by_title(space: Space) -> Mapping[str, float]:
+    """Return the title of a limited figure -> its limit in seconds."""
+    if space.is_training:
+        return job_limits(space.limits)
+    return {figure_title(limit.name): limit.most_s for limit in limits_from(space.limits)}
+
+
 def limits_text(space: Space) -> str:
     """Return the limits of every point in words."""
     if space.is_training:

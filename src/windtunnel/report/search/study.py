@@ -501,7 +501,7 @@ def _plotted(study: Study, outcome: SearchOutcome) -> dict[str, Any]:
         "values": [[mean.get(name) for name in figures] for mean in means],
         "margins": [[outcome.margin(index, name) for name in figures] for index in indices],
         "units": [_unit(name) for name in figures],
-        "limits": {naming.figure_title(limit.name): limit.most_s for limit in limits_from(study.space.limits)},
+        "limits": naming.limits_by_title(study.space),
         "title": "Points that meet the limits",
         "x": naming.figure_title(x),
         "y": naming.figure_title(y),

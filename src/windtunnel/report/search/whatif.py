@@ -15,8 +15,6 @@ from windtunnel.search.scores import OBJECTIVES
 from windtunnel.search.space.space import Space, as_builtins, point_at, value_text
 from windtunnel.units import format_count
 
-LEAST_LOG_SPAN = 30
-"""Values of a setting that differ by more than this factor are drawn on a logarithmic axis."""
 _USUAL = "ttft_p90 tpot_p50 tpot_p99 e2e_p90 requests_per_s output_tokens_per_s_per_device usd_per_hour"
 _OF_A_BATCH = "makespan_s e2e_p50 e2e_p90 output_tokens_per_s_per_device usd_per_hour usd_per_million_output_tokens"
 _MORE = "busy_fraction kv_peak_fraction num_preemptions queueing_mean queueing_p90 queueing_p99"
@@ -43,30 +41,25 @@ def grid_report(space: Space, answers: dict[int, Evaluation], names: Sequence[st
     refused = [
         f"{point_at(space, index).title}: {answer.refused}" for index, answer in answers.items() if answer.refused
     ]
-    text, is_good = _headline(space, answers)
-    sections = _sections(space, answers, names)
+    worth = {at: answer.figures.get("requests_per_usd") for at, answer in answers.items() if answer.holds}
+    best = max(filter(worth.get, worth), key=lambda at: worth[at] or 0.0, default=None)
+    text, is_good = _headline(space, answers, best)
+    sections = _sections(space, answers, names, best)
     sections += [Section("", [Text(refused)], "What cannot run")] if refused else []
     return Report(title, [], sections, verdict=text, is_good=is_good)
 
 
-def _headline(space: Space, answers: Mapping[int, Evaluation]) -> tuple[str, bool | None]:
+def _headline(space: Space, answers: Mapping[int, Evaluation], best: int | None) -> tuple[str, bool | None]:
     """Say how many points of a grid hold its limits and which is best of these, and whether any does."""
     held = [index for index, answer in answers.items() if answer.holds and not answer.refused]
     text = f"{len(held)} of {format_count(len(answers), 'point')}"
     text += " meet the limits" if space.limits else " can run"
-    best = _best(answers)
     if best is not None:
         text += f"; the cheapest per request is {point_at(space, best).title}"
     return f"{text}.", None if held else False
 
 
-def _best(answers: Mapping[int, Evaluation]) -> int | None:
-    """Return the point with the most requests/$ of those that hold the limits; None: no price is known."""
-    worth = {at: answer.figures.get("requests_per_usd") for at, answer in answers.items() if answer.holds}
-    return max(filter(worth.get, worth), key=lambda at: worth[at] or 0.0, default=None)
-
-
-def _sections(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> list[Section]:
+def _sections(space: Space, answers: dict[int, Evaluation], names: Sequence[str], best: int | None) -> list[Section]:
     """Return plots of figures that differ over a numeric setting, a line per value of the others, and the table."""
     settings = list(space.vary)
     heads = [*(short_path(name) for name in settings), *(two_lines(figure_title(name)) for name in names)]
@@ -83,7 +76,7 @@ def _sections(space: Space, answers: dict[int, Evaluation], names: Sequence[str]
         return [Figures([(_plot(space, answers, name), figure_title(name)) for name in names if len(values[name]) > 1])]
 
     shown = [index for index, answer in answers.items() if not answer.refused]
-    winner = shown.index(best) if (best := _best(answers)) is not None else None
+    winner = None if best is None else shown.index(best)
     table = [Table(heads, rows, left=len(settings), right=1, winner=winner)] if rows else []
     return [Section("Over the settings", [OnPage(drawn)]), Section("", table, "Every point", is_open=True)]
 
@@ -99,11 +92,10 @@ def _plot(space: Space, answers: dict[int, Evaluation], figure_name: str) -> Cha
         points.append(
             ({short_path(name): value if name == across else value_text(value) for name, value in choice}, figure)
         )
-    values, head = list(space.vary.get(across, [0])), short_path(across)
-    is_log = min(values) > 0 and max(values) > LEAST_LOG_SPAN * min(values)
+    head = short_path(across)
     limits = [Limit("y", limit.most_s, "limit") for limit in limits_from(space.limits) if limit.name == figure_name]
     y = Axis(figure_title(figure_name), "s" if figure_name.partition("_")[0] in METRICS else "")
-    return Chart(Axis(head or "point", is_log=is_log), y, lines_across(points, head or None), limits)
+    return Chart(Axis(head or "point", is_log=None), y, lines_across(points, head or None), limits)
 
 
 def grid_document(space: Space, answers: dict[int, Evaluation]) -> dict[str, Any]:
