@@ -100,7 +100,7 @@ def test_a_bench_writes_what_a_simulation_writes(windtunnel: Command, tmp_path: 
     assert again.code == 2
     assert "is not empty" in again.stderr
     assert "end to end" in done.stdout
-    assert "100% of the requests kept every limit" in done.stdout
+    assert "100% of the answered requests kept every limit" in done.stdout
     requests = pq.read_table(folder / "requests.parquet")
     assert requests.num_rows == 12
     assert pq.read_table(folder / "tokens.parquet").num_rows == 48

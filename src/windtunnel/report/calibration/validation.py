@@ -18,10 +18,8 @@ from windtunnel.units import format_count, format_seconds
 
 LATENCIES = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "end to end"}
 NAMES = {**LATENCIES, "throughput": "throughput"}
-_SHORT = {**NAMES, "e2e": "E2E"}
-"""Headings of wide tables."""
 GROUPS = ("mode", "engine", "device", "model", "format", "parallelism", "concurrency", "prompt", "source")
-NUM_WORST, NUM_WORST_ON_PAGE = 10, 40
+NUM_WORST = 10
 NUM_LISTED = 8
 """Up to this many runs are shown with every metric; of more, only the largest errors."""
 NUM_SHOWN = 3
@@ -207,17 +205,11 @@ def _signed_percent(error: float, decimals: int = 0) -> str:
 def _run_sections(done: Sequence[Run], metrics: Sequence[str]) -> list[Section]:
     """Return every metric of a few runs, or the largest errors of many; a page has both."""
 
-    def worst(count: int) -> Table:
-        heads = ("run", "metric", "measured", "predicted", "error", "what is known")
-        return Table(heads, _worst_rows(done, metrics, count), left=2, right=1)
-
-    largest: list[Block] = [OnPage(lambda: [_ODD_LAST, worst(NUM_WORST_ON_PAGE)])]
-    if len(done) > NUM_LISTED:
-        largest.append(OnTerminal(lambda: [worst(NUM_WORST)]))
-    few = [OnTerminal(lambda: [_listed(done)])] if len(done) <= NUM_LISTED else []
+    heads, are_few = ("run", "metric", "measured", "predicted", "error", "what is known"), len(done) <= NUM_LISTED
+    worst = Table(heads, _worst_rows(done, metrics, NUM_WORST), left=2, right=1)
     return [
-        Section("Largest errors", largest),
-        Section("Measured and predicted", few),
+        Section("Largest errors", [OnTerminal(lambda: [] if are_few else [worst]), OnPage(lambda: [_ODD_LAST, worst])]),
+        Section("Measured and predicted", [OnTerminal(lambda: [_listed(done)] if are_few else [])]),
         Section("All runs", [OnPage(lambda: [_listed(done, is_on_page=True)])]),
     ]
 
@@ -308,7 +300,7 @@ def _wide_scores(document: Mapping[str, Any], num_drafting: int) -> Table:
         known = [scores.get(name) for name in metrics]
         count = max((errors["runs"] for errors in known if errors is not None), default=0)
         rows.append([group, label, str(count), *(cell for errors in known for cell in score_cells(errors))])
-    heads = (f"{_SHORT[name]} {what}" for name in metrics for what in ("median", "p90", "bias"))
+    heads = (f"{NAMES[name]} {what}" for name in metrics for what in ("median", "p90", "bias"))
     return Table(("label", "value", "runs", *heads), rows, left=2)
 
 

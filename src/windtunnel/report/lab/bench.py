@@ -28,7 +28,12 @@ def bench_report(summary: ClientSummary, about: Mapping[str, str], slo: Slo | No
     cards = Cards([*limit_cards(summary, slo), *cards_of(summary, LAYOUT["cards"]).facts])
     section = Section("", [cards, latency_table(summary), facts], "Measured by the client")
     title = f"{about['model']} at {about['endpoint']}"
-    return Report(title, [], [section], verdict=filled(LAYOUT["headline"], summary))
+    text, is_held = filled(LAYOUT["headline"], summary), summary.goodput.is_held if summary.goodput else None
+    if is_held and summary.num_failed:
+        is_held = None
+    if is_held is not None:
+        text = f"{'Holds' if is_held else 'Breaks'} the SLO: {text[:1].lower()}{text[1:]}"
+    return Report(title, [], [section], verdict=text, is_good=is_held)
 
 
 def bench_document(summary: ClientSummary, about: Mapping[str, str], scenario: Scenario) -> dict[str, Any]:

@@ -87,7 +87,5 @@ def limits_by_title(space: Space) -> Mapping[str, float]:
 
 def limits_text(space: Space) -> str:
     """Return the limits of every point in words."""
-    if space.is_training:
-        limits = [f"{name} <= {duration(most_s)}" for name, most_s in job_limits(space.limits).items()]
-        return "; ".join([*limits, "the job fits its devices"])
-    return "; ".join([*(limit.title for limit in limits_from(space.limits)), "the queue does not grow"])
+    limits = [f"{title} <= {duration(most_s)}" for title, most_s in limits_by_title(space).items()]
+    return "; ".join([*limits, "the job fits its devices" if space.is_training else "the queue does not grow"])

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -137,7 +138,9 @@ def search_report(evidence: SearchEvidence) -> Report:
     text = recommendation_text(evidence) if evidence.recommends else _verdict(evidence)
     is_good = any(outcome.ranking for outcome in evidence.study.outcomes) or (False if evidence.why else None)
     if evidence.recommends:
-        sections = [_on_page(each) if each.heading in _ON_PAGE else each for each in sections]
+        for place, each in enumerate(sections):
+            if each.heading in _ON_PAGE:
+                sections[place] = replace(each, blocks=[OnPage(partial(list, each.blocks))])
     if evidence.recommends and CHANGE in space.vary:
         # The first line is what to type.
         return Report("", [title, *lead], sections, verdict=text, is_good=is_good)
@@ -150,10 +153,6 @@ def recommendation_text(evidence: SearchEvidence) -> str:
     if evidence.api is None or not outcome.ranking:
         return text
     return f"{text} {against_api(evidence.study, evidence.api, evidence.load)}"
-
-
-def _on_page(section: Section) -> Section:
-    return replace(section, blocks=[OnPage(lambda: section.blocks)])
 
 
 _EVERY_POINT = "Every point that meets the limits"
