@@ -152,7 +152,9 @@ def test_the_written_search_shows_the_same_points(ask: Ask, folder: Path) -> Non
 
 
 def test_the_table_of_searches_names_the_best_point(ask: Ask) -> None:
-    assert re.search(r"best: tp 1, max_num_seqs \d+", ask("/").text)
+    page = ask("/").text
+    assert re.search(r"best: tp 1, max_num_seqs \d+", page)
+    assert re.search(r"<td>(TTFT p99|queue)</td>", page)
 
 
 def test_spans_of_requests_have_their_unit_in_the_cell_alone(ask: Ask) -> None:

@@ -96,8 +96,10 @@ def test_the_verdict_names_the_fastest_way(division: Division, capsys: pytest.Ca
     assert division_document(division)["best"] == int(np.argmin(seconds))
     verdict = division_report(division).verdict
     first, second = division.best.rollouts.num_devices, division.best.training.num_devices
-    assert verdict.startswith(f"Fastest asynchronous with {first} for rollouts and {second} for training: ")
+    assert verdict.startswith(f"Fastest: asynchronous with {first} devices for rollouts and {second} for training, ")
     assert "In turn on all 4 takes" in verdict
+    (table,) = division_report(division).sections[0].blocks
+    assert table.rows[table.winner][3].value == min(seconds)
     show(division_report(division))
     assert "Every division" in capsys.readouterr().out
 

@@ -12,6 +12,7 @@ from windtunnel.errors import InputError
 from windtunnel.metrics.records import Table
 from windtunnel.pricing.table import read_parquet
 from windtunnel.report.layout import filled, layouts_beside, value_at
+from windtunnel.report.search.figures import limit_name
 from windtunnel.report.serving.setup import deployment_text, workload_text
 from windtunnel.schema import decode, short_path
 from windtunnel.search.capacity.limits import limits_from
@@ -140,6 +141,7 @@ def _derived(entry: ResultEntry, document: dict[str, Any]) -> dict[str, Any]:
                 "scenario_deployment": deployment_text(scenario.deployment),
                 "scenario_load": workload_text(scenario.workload),
                 "limits_text": _limits_text(document.get("limits", {})),
+                "limit": limit_name(document.get("limited_by") or "") or None,
             }
         case "lab":
             reason = f"{document['status']}: {document.get('error', 'see its experiment.log')}"

@@ -38,7 +38,7 @@ def division_report(division: Division) -> Report:
 
 def _verdict(division: Division, bests: list[Iteration]) -> str:
     best, rollouts = division.best, division.best.rollouts
-    sentences = [f"Fastest {_way_text(best)}: {format_seconds(best.seconds)} an iteration"]
+    sentences = [f"Fastest: {_way_text(best)}, {format_seconds(best.seconds)} an iteration"]
     if best.num_versions_behind > 1:
         sentences[0] += f", on answers up to {best.num_versions_behind} updates old"
     others = [f"{_way_text(each)} takes {format_seconds(each.seconds)}" for each in bests if each is not best]
@@ -53,7 +53,7 @@ def _way_text(each: Iteration) -> str:
     if each.way == "colocated":
         return f"in turn on all {each.rollouts.num_devices}"
     first, second = each.rollouts.num_devices, each.training.num_devices
-    return f"{NAMES[each.way]} with {first} for rollouts and {second} for training"
+    return f"{NAMES[each.way]} with {first} devices for rollouts and {second} for training"
 
 
 def _table(division: Division, iterations: list[Iteration]) -> Table:
@@ -79,7 +79,8 @@ def _table(division: Division, iterations: list[Iteration]) -> Table:
                 each.waits,
             ]
         )
-    return Table(_HEADS, rows, right=1, winner=0 if iterations and iterations[0] is division.best else None)
+    winner = next((place for place, each in enumerate(iterations) if each is division.best), None)
+    return Table(_HEADS, rows, right=1, winner=winner)
 
 
 def _facts(division: Division) -> list[tuple[str, str]]:
