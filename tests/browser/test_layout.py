@@ -95,7 +95,9 @@ def test_paper_shows_everything_in_light(browse: Browse[Any], written: Any) -> N
     def check(browser: Any) -> tuple[bool, int, str, str]:
         with Tab(browser, written(*sections), 700, "dark") as tab:
             assert not tab.page.locator("table").is_visible()
+            dark = pixels(tab.page.locator("figure"))
             tab.page.emulate_media(media="print")
+            assert pixels(tab.page.locator("figure")) != dark
             wide = tab.page.evaluate("() => document.querySelector('.wide').scrollWidth - document.body.clientWidth")
             paper, kept = (
                 tab.page.locator("figure").evaluate(f"one => getComputedStyle(one).{name}")

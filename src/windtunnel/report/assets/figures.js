@@ -564,7 +564,8 @@
     for (const root of document.querySelectorAll(".chart")) if (!root.querySelector(".plots")) draw(root);
   }
   const redrawAll = () => figures.forEach(redraw);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
+  // Paper is light, and has a width of its own.
+  for (const query of ["(prefers-color-scheme: dark)", "print"]) matchMedia(query).addEventListener("change", redrawAll);
   document.addEventListener("theme-changed", redrawAll);
   // The dashboard shows new figures in place.
   document.addEventListener("main-shown", drawAll);
