@@ -10,10 +10,10 @@ import windtunnel as wt
 from dashboard.conftest import Ask
 from windtunnel.dashboard.trial import kept, sweep_document, swept, trial_of
 from windtunnel.errors import InputError
+from windtunnel.metrics.limits import limits_of
 from windtunnel.report.serving.run import run_document
 from windtunnel.schema import json_text
 from windtunnel.search.capacity.capacity import capacities
-from windtunnel.search.capacity.limits import limits_of
 
 FORM = {
     "model": "llama-3.1-8b",

@@ -10,7 +10,6 @@ from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.schema import parse_yaml, read_table
-from windtunnel.search.capacity.limits import slo_fields
 from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
 from windtunnel.serving.engines.defaults import newer_than_known
 from windtunnel.serving.scenario import SCENARIO_HINT, Scenario, pool_scenario, scenario_from
@@ -91,7 +90,7 @@ def with_load(raw: dict[str, Any], given: Mapping[str, Any], slo: str | None) ->
             fields[stream] = parse_lengths(f"--{stream.replace('_', '-')}", fields[stream])
     rate, concurrency, trace, settings, hub = (given.get(name) for name in apart)
     return raw_scenario(
-        raw, fields, rate, concurrency, trace, slo_fields(slo), assignments(settings or ()), allow_download=bool(hub)
+        raw, fields, rate, concurrency, trace, slo, assignments(settings or ()), allow_download=bool(hub)
     )
 
 

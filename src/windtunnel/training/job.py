@@ -1,5 +1,7 @@
 """A training job: model, batch, how it spreads over devices, number formats, recomputation, overlap and schedule."""
 
+import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -254,16 +256,20 @@ class TrainingJob(Schema):
     """Of one device; None takes the catalog's list price."""
 
 
-def load(path: Path | str | None, overrides: dict[str, Any] | None = None) -> TrainingJob:
+def load(path: Mapping[str, Any] | Path | str | None, overrides: dict[str, Any] | None = None) -> TrainingJob:
     """Return the job in a YAML or JSON file, if there is one, with every override over it.
 
     Args:
+        path: the file, or the job's keys.
         overrides: as `--set` gives them: dotted path -> value.
 
     Raises:
         InputError: the file is missing or wrong, an override names no field, or what a job needs is given by neither.
     """
-    raw = {} if path is None else read_table(Path(path), "a training job", "see docs/guides/first-training-job.md")
+    if path is None or isinstance(path, Mapping):
+        raw, path = copy.deepcopy(dict(path or {})), None
+    else:
+        raw = read_table(Path(path), "a training job", "see docs/guides/first-training-job.md")
     for dotted, value in (overrides or {}).items():
         set_path(raw, dotted, value)
     if path is not None and "deployment" in raw:

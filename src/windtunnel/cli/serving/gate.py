@@ -16,8 +16,8 @@ from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, check_known
 from windtunnel.formats.clients.read import ClientResult, read_client_results
+from windtunnel.metrics.limits import limit_of, limits_of, named_values, parse_limits, share_of
 from windtunnel.schema import read_table
-from windtunnel.search.capacity.limits import limit_of, limits_of, named_values, parse_limits, share_of
 from windtunnel.serving.scenario import SCENARIO_HINT, Scenario
 from windtunnel.serving.shorthand import lay_over
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from windtunnel.formats.launch.scripts import launch_script
+from windtunnel.metrics.limits import METRICS, limits_from
 from windtunnel.notebook import Shown
 from windtunnel.report import report as all_blocks
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
@@ -18,7 +19,6 @@ from windtunnel.report.search import figures as naming
 from windtunnel.report.search.recommendation import against_api, certainty, gains_of, recommendation
 from windtunnel.schema import fields_of, short_path
 from windtunnel.search import answers
-from windtunnel.search.capacity.limits import METRICS, limits_from
 from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.evaluation.training import MEMORY

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from windtunnel.errors import InputError, check_known, did_you_mean
+from windtunnel.metrics.limits import limits_from, limits_of
 from windtunnel.metrics.slo import Slo
 from windtunnel.model.shape import ModelSpec
 from windtunnel.plugins import Registry
@@ -30,7 +31,6 @@ from windtunnel.schema import (
     set_path,
     short_path,
 )
-from windtunnel.search.capacity.limits import limits_from, limits_of
 from windtunnel.search.confidence import MOST_SEEDS
 from windtunnel.serving.scenario import Scenario, beside, keep_published_formats, scenario_from
 from windtunnel.serving.shorthand import JOB_PATHS, PATHS
