@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+import warnings
 from functools import cache
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -29,11 +30,12 @@ class Registry:
         group: entry point group of installed alternatives, such as `windtunnel.routers`.
         package: folder of the shipped ones, as a dotted name; None where none ships as a module.
         what: the field's word for one alternative, for messages.
+        needs: a name that each alternative defines; empty: none.
         folders: whether each shipped one is a folder; the modules beside them are none.
     """
 
-    def __init__(self, group: str, package: str | None, what: str, folders: bool = False) -> None:
-        self.group, self.package, self.what, self.folders = group, package, what, folders
+    def __init__(self, group: str, package: str | None, what: str, needs: str = "", folders: bool = False) -> None:
+        self.group, self.package, self.what, self.needs, self.folders = group, package, what, needs, folders
 
     @property
     def shipped(self) -> tuple[str, ...]:
@@ -61,7 +63,8 @@ class Registry:
         """Import the alternative of that name.
 
         Raises:
-            InputError: there is none, an installed one has the name of a shipped one, or it cannot be imported.
+            InputError: there is none, an installed one has the name of a shipped one, cannot be imported, or is no
+                such alternative.
         """
         shipped, installed = self.shipped, _installed(self.group)
         if name in shipped and name in installed:
@@ -73,14 +76,33 @@ class Registry:
             return importlib.import_module(f"{self.package}.{name}")
         known = self.names()
         check_known(name, known, f"unknown {self.what} {name!r}", f"known: {', '.join(known) or 'none'}")
+        which, hint = (
+            f"the {self.what} {name!r} ({installed[name].value})",
+            "repair or uninstall the package that provides it",
+        )
         try:
-            return installed[name].load()
+            alternative = installed[name].load()
         except Exception as error:
-            raise InputError(
-                f"the {self.what} {name!r} ({installed[name].value}) cannot be imported: "
-                f"{type(error).__name__}: {error}",
-                "repair or uninstall the package that provides it",
-            ) from error
+            raise InputError(f"{which} cannot be imported: {type(error).__name__}: {error}", hint) from error
+        if self.needs and not hasattr(alternative, self.needs):
+            raise InputError(f"{which} defines no {self.needs}", hint)
+        return alternative
+
+    def every(self) -> dict[str, Any]:
+        """Import all alternatives, by name; installed ones that are broken are left out, with a warning each."""
+        shipped = {name: importlib.import_module(f"{self.package}.{name}") for name in self.shipped}
+        return shipped | {name: self.get(name) for name in sorted(_installed(self.group)) if _works(self, name)}
+
+
+@cache
+def _works(registry: Registry, name: str) -> bool:
+    """Whether an installed alternative can be had; warn where it cannot."""
+    try:
+        registry.get(name)
+    except InputError as error:
+        warnings.warn(f"{error.message}; it is left out", stacklevel=3)
+        return False
+    return True
 
 
 @cache

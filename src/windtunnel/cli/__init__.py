@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ def main() -> None:
         if number is not None and signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, end)
     _mend_streams()
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     code = run(sys.argv[1:])
     sys.exit(128 + ended_by[0] if ended_by and code == INTERRUPTED else code)
 

@@ -38,7 +38,7 @@ from windtunnel.training.job import CHUNKED_SCHEDULES, TrainingJob
 from windtunnel.training.setup import look_up
 from windtunnel.units import format_count
 
-STRATEGIES = Registry("windtunnel.strategies", "windtunnel.search.strategies", "search strategy")
+STRATEGIES = Registry("windtunnel.strategies", "windtunnel.search.strategies", "search strategy", "evaluate")
 DEFAULT_STRATEGY = "exhaustive"
 
 _NAMES: Mapping[str, Any] = read_yaml(Path(__file__).with_suffix(".yaml"))
