@@ -65,6 +65,8 @@ class Column(Schema):
     may_be_zero: bool = False
     metric: str = ""
     """One of `METRICS`, which it measured."""
+    also: tuple[str, ...] = ()
+    """Names that others publish it under, such as InferenceX, in lower case with `_` for all else."""
 
 
 def columns_of(kind: type[Any], path: Path) -> dict[str, Any]:
@@ -125,6 +127,11 @@ class Measurement:
         return replace(self, scenario=scenario, lacks_acceptance=False)
 
 
+def plain_name(column: str) -> str:
+    """Return the name of a column in lower case, with `_` for what is neither letter nor digit."""
+    return re.sub(r"[^a-z0-9]+", "_", column.lower()).strip("_")
+
+
 def reason_of(error: InputError) -> str:
     """Return the reason of a refusal, with the name that may have been meant."""
     hint = error.hint or ""
@@ -150,7 +157,15 @@ def read_table(path: Path) -> list[Measurement]:
     unknown = [name for name in rows[0] if name not in COLUMNS and not name.startswith("_")]
     if unknown:
         known = "separate columns by commas" if _OTHER_SEPARATOR.search(unknown[0]) else f"known: {', '.join(COLUMNS)}"
-        hint = did_you_mean(unknown[0], COLUMNS, known)
+        meant = {
+            name: column.name
+            for name, plain in zip(unknown, map(plain_name, unknown), strict=True)
+            for column in COLUMNS.values()
+            if plain in (column.name, *column.also)
+        }
+        renames = ", ".join(f"{name} -> {ours}" for name, ours in meant.items())
+        hint = f"rename {renames} (_ms: milliseconds), and leave the others out" if meant else None
+        hint = hint or did_you_mean(unknown[0], COLUMNS, known)
         raise InputError(f"{path.name} has a column {unknown[0]!r}, which is not known", hint)
     for name, column in COLUMNS.items():
         if column.needed and name not in rows[0]:

@@ -167,7 +167,11 @@ def _command(name: str, verb: Mapping[str, Any]) -> click.Command:
     def run(memory_limit: str | None, time_limit: str | None, **values: Any) -> None:
         set_limits(memory_limit, time_limit)
         _check_rules(verb.get("rules", ()), values)
-        getattr(import_module(f"windtunnel.cli.{module}"), function or "command")(Options(**values))
+        try:
+            getattr(import_module(f"windtunnel.cli.{module}"), function or "command")(Options(**values))
+        except InputError as error:
+            error.hint = _reader_of_any(values, error) or error.hint
+            raise
 
     return Verb(
         name,
@@ -176,6 +180,18 @@ def _command(name: str, verb: Mapping[str, Any]) -> click.Command:
         context_settings={"token_normalize_func": normalised},
         **texts,
     )
+
+
+def _reader_of_any(values: Mapping[str, Any], error: InputError) -> str | None:
+    """Return a hint that names the command that reads a file which `error` is about, where it is another command."""
+    from windtunnel.cli.other_files import reader_of
+    from windtunnel.files import is_file
+
+    given = [part for value in values.values() for part in (value if isinstance(value, tuple) else (value,))]
+    files = [Path(part) for part in given if isinstance(part, Path | str) and is_file(Path(part))]
+    verb, trace = click.get_current_context().command_path.split()[1], values.get("trace")
+    hints = (reader_of(file, "--trace" if str(file) == trace else verb) for file in files if file.name in error.message)
+    return next(filter(None, hints), None)
 
 
 def _check_rules(rules: Iterable[Mapping[str, Any]], values: Mapping[str, Any]) -> None:
