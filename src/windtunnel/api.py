@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from windtunnel.calibration import measured_runs
+from windtunnel.calibration.measured_runs import read_measurements
 from windtunnel.calibration.validate import RunPrediction, predict_runs, with_odd_runs
 from windtunnel.errors import InputError
 from windtunnel.metrics.limits import limits_of, parse_limits
@@ -23,7 +23,7 @@ from windtunnel.search.study import search as search_space
 from windtunnel.serving.explain import Explanation, explain_step, step_batch
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Described, as_scenario, resolve
-from windtunnel.serving.shorthand import JOB_PATHS, raw_scenario, scenario
+from windtunnel.serving.shorthand import JOB_PATHS, scenario
 from windtunnel.training.job import TrainingJob, load
 from windtunnel.training.step import TrainingResult, simulate_training
 
@@ -136,13 +136,16 @@ def save(thing: Any, path: Path | str) -> None:
         raise InputError(f"{type(thing).__name__} cannot be saved", "pickle keeps every result")
 
 
-def validate(runs: Path | str, calibration: str | None = None, **deployment: Any) -> Validation:
-    """Predict the measured runs of a table, or of a client's result file with the deployment behind it."""
-    path = Path(runs)
-    if path.suffix == ".jsonl" and measured_runs.is_run_file(path):
-        measured = measured_runs.read_run_file(path)
-    elif path.suffix in (".json", ".jsonl"):
-        measured = measured_runs.read_client_files(path, raw_scenario({}, deployment))
-    else:
-        measured = measured_runs.read_table(path)
-    return Validation(with_odd_runs(predict_runs(measured, calibration)))
+def validate(runs: Path | str | Sequence[Path | str], calibration: str | None = None, **deployment: Any) -> Validation:
+    """Predict the measured runs of a table, or of a client's result file with the deployment behind it.
+
+    Args:
+        runs: one or several files, as `windtunnel validate` takes them.
+        calibration: a calibration of the catalog, its file, or none; None: the shipped one.
+        deployment: what served a client's results, as `scenario` takes it.
+
+    Raises:
+        InputError: a file is missing or malformed, or a client's result has no model and device.
+    """
+    paths = [Path(path) for path in ([runs] if isinstance(runs, Path | str) else runs)]
+    return Validation(with_odd_runs(predict_runs(read_measurements(paths, deployment), calibration)))
