@@ -15,7 +15,7 @@ import msgspec
 
 from windtunnel.disk_cache import home, keep, recall
 from windtunnel.errors import InputError, did_you_mean, unreadable
-from windtunnel.units import parse_quantity, units_for
+from windtunnel.units import parse_quantity, units_for, whole
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
@@ -223,6 +223,9 @@ def _to_si(raw: Any, where: str, name: str = "", path: str = "$") -> Any:
         except InputError as error:
             raise InputError(f"{where}{path}: {error.message.removeprefix(name + ': ')}", error.hint) from None
         return int(value) if value.is_integer() else value
+    if isinstance(raw, str) and name.endswith("_tokens") and raw.endswith(("k", "K", "m", "M")):
+        with suppress(ValueError):  # else the name of a trace's column
+            return whole(raw)
     return raw
 
 

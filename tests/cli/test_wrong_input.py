@@ -70,7 +70,7 @@ CASES = {
     "prompt of nothing": ({"--input-tokens": "0"}, "input_tokens is 0; from 1 to", ""),
     "table that is none": ({"--set": "deployment=3"}, "$.deployment is 3; a table of keys", ""),
     "estimator of no profile": ({"--estimator": "forest"}, "--profile is missing", ""),
-    "lengths that are none": ({"--input-tokens": "1k"}, "--input-tokens: '1k' is neither", "lognormal"),
+    "lengths that are none": ({"--input-tokens": "1x"}, "--input-tokens: '1x' is neither", "lognormal"),
     "lengths upside down": ({"--input-tokens": "9-5"}, "min_tokens is 9, above max_tokens", ""),
     "wrong unit": ({"--slo": "ttft=2parsec"}, "--slo ttft: '2parsec' has the unit 'parsec'; allowed: ns, us", ""),
     "unknown limit": ({"--slo": "tfft=2s"}, "no limit 'tfft'", "did you mean ttft"),

@@ -1,6 +1,7 @@
 """The commands of `windtunnel`, made from `verbs.yaml` and `options.yaml`: `--help` imports none of their modules."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +12,7 @@ import click
 
 from windtunnel.errors import InputError, check_known
 from windtunnel.limits import set_limits
+from windtunnel.units import whole
 
 
 class WrittenFile(click.Path):
@@ -24,9 +26,18 @@ class WrittenFile(click.Path):
         return path
 
 
+class Whole(type(click.INT)):  # type: ignore[misc]
+    """A whole number, also as `8k`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        with suppress(ValueError):
+            value = whole(value) if isinstance(value, str) else value
+        return super().convert(value, param, ctx)
+
+
 TYPES = {
     "text": str,
-    "int": int,
+    "int": Whole(),
     "positive": click.IntRange(min=1),
     "float": float,
     "path": click.Path(path_type=Path),

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, Unpack, get_type_hints
 
@@ -10,6 +11,7 @@ from windtunnel.metrics.limits import slo_fields
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import builtin, read_yaml, set_path
 from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from
+from windtunnel.units import whole
 
 
 class Options(TypedDict, total=False):
@@ -36,8 +38,8 @@ class Options(TypedDict, total=False):
     estimator: Annotated[str | None, "deployment.profile.estimator"]
     quant: Annotated[str | None, "precision.weights"]
     kv_cache_dtype: Annotated[str | None, "precision.kv_cache"]
-    input_tokens: Annotated[int | dict[str, Any] | None, "workload.input_tokens"]
-    output_tokens: Annotated[int | dict[str, Any] | None, "workload.output_tokens"]
+    input_tokens: Annotated[int | str | Mapping[str, Any] | None, "workload.input_tokens"]
+    output_tokens: Annotated[int | str | Mapping[str, Any] | None, "workload.output_tokens"]
     task: Annotated[str | None, "workload.task"]
     num_requests: Annotated[int | None, "workload.num_requests"]
     client: Annotated[str | None, "workload.client"]
@@ -107,6 +109,8 @@ def raw_scenario(
         if name not in PATHS:
             known = [*PATHS, "rate_per_s", "concurrency", "trace", "slo", "settings"]
             raise InputError(f"there is no option {name!r}", did_you_mean(name, known, f"known: {', '.join(known)}"))
+        if isinstance(value, str) and name in ("input_tokens", "output_tokens"):
+            value = parse_lengths(f"$.{PATHS[name]}", value)
         if value is not None:
             set_path(raw, PATHS[name], value)
     if concurrency is not None:
@@ -128,7 +132,7 @@ def raw_scenario(
 
 
 def parse_lengths(name: str, text: str) -> Any:
-    """Parse `1024`, or `819-1024` for lengths drawn evenly between both, into a workload's lengths.
+    """Parse `1024` or `8k`, or `819-1024` for lengths drawn evenly between both, into a workload's lengths.
 
     Args:
         name: option or field, for the error.
@@ -137,11 +141,9 @@ def parse_lengths(name: str, text: str) -> Any:
     Raises:
         InputError: it is neither.
     """
-    low, dash, high = (part.strip().replace(",", "").replace("_", "") for part in text.partition("-"))
-    if low.isdecimal() and not dash:
-        return int(low)
-    if low.isdecimal() and high.isdecimal():
-        return {"type": "uniform", "min_tokens": int(low), "max_tokens": int(high)}
+    with suppress(ValueError):
+        low, *high = (whole(part.strip()) for part in text.split("-", 1))
+        return {"type": "uniform", "min_tokens": low, "max_tokens": high[0]} if high else low
     raise InputError(
         f"{name}: {text!r} is neither a number of tokens nor a range such as 819-1024",
         "a scenario has other distributions: workload.input_tokens: {type: lognormal, median_tokens: 512, sigma: 0.8}",
