@@ -118,5 +118,5 @@ def test_counts_are_read_as_vllm_reads_them(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize("text", ["8.5", "k", "8 k", "-8k", "8g", ""])
 def test_what_is_no_count_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="whole number|invalid literal"):
+    with pytest.raises(ValueError, match=r"whole number|invalid literal"):
         whole(text)

@@ -66,7 +66,7 @@ def test_a_servers_command_line_is_read_with_its_remarks(tmp_path: Path) -> None
         ({"load": "0"}, "load: '0' is not a number above 0", ""),
         ({"load": "nan"}, "load: 'nan'", ""),
         ({"arrivals": "weekly"}, "no arrivals 'weekly'", ""),
-        ({"input_tokens": "1k"}, "input tokens: '1k'", "lognormal"),
+        ({"input_tokens": "1x"}, "input tokens: '1x'", "lognormal"),
         ({"ttft_s": "5 parsecs"}, "TTFT", ""),
         ({"num_requests": "2000000"}, "2,000,000 requests are too many", "terminal"),
         ({"arrivals": "concurrency", "load": "1e7"}, "concurrent requests are too many", "terminal"),
