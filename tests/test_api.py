@@ -107,6 +107,10 @@ def test_a_space_is_searched(tmp_path: Path) -> None:
     file = tmp_path / "space.json"
     file.write_text(str(SPACE).replace("'", '"'))
     assert wt.search(file).study.outcomes[0].ranking == evidence.study.outcomes[0].ranking
+    wt.save(evidence, tmp_path / "searched")
+    assert wt.load(tmp_path / "searched/scenario.yaml") == evidence.winner()
+    with pytest.raises(InputError, match="is not empty"):
+        wt.save(evidence, tmp_path / "searched")
 
 
 def test_a_deployment_is_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +157,10 @@ try:
 except wt.InputError as error:
     assert "nothing varies" in str(error)
 assert wt.model("llama-3.1-8b").num_layers == 32
+import inspect
 import windtunnel.search.study as study
+assert (inspect.getdoc(wt.search) or "").startswith("Find the best deployments")
+assert list(inspect.signature(wt.search).parameters) == ["space", "workers", "top"]
 assert study.search is not wt.search and wt.model.config.__name__ == "windtunnel.model.config"
 """
     environment = {"PYTHONPATH": str(REPOSITORY / "src"), "PATH": ""}

@@ -87,9 +87,13 @@ class _Package(ModuleType):
 
 
 class _CallablePackage(ModuleType):
+    _public: Any = property(lambda self: __getattr__(self.__name__.rpartition(".")[2]))
+    __doc__: Any = property(lambda self: self._public.__doc__)
+    __signature__: Any = property(lambda self: import_module("inspect").signature(self._public))
+
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the public function of the package's name."""
-        return __getattr__(self.__name__.rpartition(".")[2])(*arguments, **named)
+        return self._public(*arguments, **named)
 
 
 sys.modules[__name__].__class__ = _Package

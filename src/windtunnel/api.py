@@ -11,6 +11,7 @@ from windtunnel.errors import InputError
 from windtunnel.metrics.limits import limits_of, parse_limits
 from windtunnel.notebook import Shown
 from windtunnel.report.search.study import SearchEvidence, evidence_of
+from windtunnel.report.search.study_files import write_study
 from windtunnel.report.serving.run import check_folder, write_run
 from windtunnel.schema import Schema, encode
 from windtunnel.schema import save as write_yaml
@@ -122,14 +123,14 @@ def save(thing: Any, path: Path | str) -> None:
 
     Args:
         thing: what to write.
-        path: the file, replaced where there is one; of a `Result` an empty or new folder.
+        path: the file, replaced where there is one; of a result of `simulate`, `search` or `recommend` a new folder.
 
     Raises:
         InputError: the place cannot be written, or nothing writes such a thing.
     """
-    if isinstance(thing, Result):
+    if isinstance(thing, Result | SearchEvidence):
         check_folder(Path(path), overwrite=False)
-        write_run(thing, Path(path))
+        write_run(thing, Path(path)) if isinstance(thing, Result) else write_study(thing, Path(path))
     elif isinstance(thing, Schema):
         write_yaml(thing, path)
     else:
