@@ -97,3 +97,20 @@ def test_commands_go_on_beside_broken_packages(tmp_path: Path, source: str) -> N
         assert run(["catalog", "models", "--json"]) == 0
     left_out = [str(warning.message).partition(" 'broken_")[0] for warning in told]
     assert sorted(left_out) == ["the kind of attention", "the kind of feed-forward", "the trace layout"]
+
+
+def test_what_is_of_another_kind_is_left_out(tmp_path: Path) -> None:
+    needing = Registry("windtunnel.test_kind", None, "test kind", "ANSWER")
+    with installed_plugin(tmp_path, "windtunnel.test_kind", "odd", "ANSWER = 42\n"):
+        assert list(needing.every(int)) == ["odd"]
+        with pytest.warns(UserWarning, match="ANSWER of the test kind 'odd' is no str; it is left out"):
+            assert needing.every(str) == {}
+
+
+def test_a_failure_inside_a_package_is_no_bug_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = "OPERATIONS = ('all_reduce',)\ndef flows(call):\n    raise ValueError('oops')\n"
+    arguments = ["collective", "--op", "all_reduce", "--size", "1MiB", "--topology", "dgx_h100", "--backend", "flow"]
+    with installed_plugin(tmp_path, "windtunnel.collectives", "odd", source):
+        assert run([*arguments, "--algorithm", "odd"]) == 1
+    told = capsys.readouterr().err
+    assert "an installed package failed in plugin_odd, line 3: ValueError: oops" in told

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+import traceback
 import warnings
 from functools import cache
 from importlib.machinery import PathFinder
@@ -88,21 +89,41 @@ class Registry:
             raise InputError(f"{which} defines no {self.needs}", hint)
         return alternative
 
-    def every(self) -> dict[str, Any]:
-        """Import all alternatives, by name; installed ones that are broken are left out, with a warning each."""
+    def every(self, kind: type = object) -> dict[str, Any]:
+        """Import all alternatives, by name; installed ones that are broken are left out, with a warning each.
+
+        Args:
+            kind: class of what each defines under the name `needs`, or a class above it.
+        """
         shipped = {name: importlib.import_module(f"{self.package}.{name}") for name in self.shipped}
-        return shipped | {name: self.get(name) for name in sorted(_installed(self.group)) if _works(self, name)}
+        return shipped | {name: self.get(name) for name in sorted(_installed(self.group)) if _works(self, name, kind)}
+
+
+def failed_plugin(error: BaseException) -> str | None:
+    """Return the module of an installed alternative that an error went through, with the line; None where in none."""
+    modules = set()
+    if _has_plugins():
+        from importlib.metadata import distributions
+
+        points = (point for package in distributions() for point in package.entry_points)
+        modules = {point.module for point in points if point.group.startswith("windtunnel.")}
+    frames = [(frame.f_globals.get("__name__"), line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    return next((f"{module}, line {line}" for module, line in reversed(frames) if module in modules), None)
 
 
 @cache
-def _works(registry: Registry, name: str) -> bool:
-    """Whether an installed alternative can be had; warn where it cannot."""
+def _works(registry: Registry, name: str, kind: type) -> bool:
+    """Whether an installed alternative can be had and is of its kind; warn where not."""
     try:
-        registry.get(name)
+        value = getattr(registry.get(name), registry.needs, None)
     except InputError as error:
-        warnings.warn(f"{error.message}; it is left out", stacklevel=3)
-        return False
-    return True
+        problem = error.message
+    else:
+        if isinstance(value, kind) or (isinstance(value, type) and issubclass(value, kind)):
+            return True
+        problem = f"{registry.needs} of the {registry.what} {name!r} is no {kind.__name__}"
+    warnings.warn(f"{problem}; it is left out", stacklevel=3)
+    return False
 
 
 @cache

@@ -466,4 +466,4 @@ def operator_types() -> dict[str, type[Op]]:
 
 
 def _kinds(face: type[Any]) -> tuple[Any, ...]:
-    return tuple(module.KIND for module in face.registry.every().values())
+    return tuple(module.KIND for module in face.registry.every(face).values())

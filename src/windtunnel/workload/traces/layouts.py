@@ -114,7 +114,7 @@ def known_layouts() -> dict[str, Layout]:
             f"an installed trace layout has the name of a shipped one, {repeated!r}",
             f"give its entry point in {INSTALLED.group!r} another name",
         )
-    return {**shipped(), **{name: module.LAYOUT for name, module in INSTALLED.every().items()}}
+    return {**shipped(), **{name: module.LAYOUT for name, module in INSTALLED.every(Layout).items()}}
 
 
 def recognise(path: Path, header: Sequence[str], given: TraceColumns, needed: Sequence[str]) -> Layout:
