@@ -107,6 +107,7 @@ def test_a_space_is_searched(tmp_path: Path) -> None:
     file = tmp_path / "space.json"
     file.write_text(str(SPACE).replace("'", '"'))
     assert wt.search(file).study.outcomes[0].ranking == evidence.study.outcomes[0].ranking
+    assert wt.search({**SPACE, "limits": "ttft_p90=1s"}, top=1).winner() == evidence.winner()
     wt.save(evidence, tmp_path / "searched")
     assert wt.load(tmp_path / "searched/scenario.yaml") == evidence.winner()
     with pytest.raises(InputError, match="is not empty"):
@@ -120,6 +121,9 @@ def test_a_deployment_is_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = evidence.study.outcomes[0]
     assert scenario_of(evidence.study, outcome, outcome.ranking[0]).deployment.device == "l40s"
     assert "Serve it on" in shown(evidence)
+    again = wt.recommend("llama-3.1-8b", "l40s", "ttft_p90=1s", rate_per_s=5, **options)
+    assert again.winner() == evidence.winner()
+    assert isinstance(evidence.winner(), Scenario)
 
 
 def test_a_training_step_is_predicted(tmp_path: Path) -> None:
@@ -129,7 +133,10 @@ def test_a_training_step_is_predicted(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("".join(f"{name}: {value}\n" for name, value in JOB.items()))
     assert wt.train(file, num_devices=16, tp=2).step_s == step.step_s == wt.train(step.setup.job).step_s
-    assert "fit" in shown(wt.train(num_devices=1, **JOB))
+    unfit = wt.train(num_devices=1, **JOB)
+    assert "fit" in shown(unfit)
+    assert "does not fit; step" in repr(unfit)
+    assert "fit" not in repr(step)
 
 
 def test_measured_runs_are_validated(tmp_path: Path) -> None:
@@ -207,6 +214,9 @@ def test_a_scenario_may_be_a_file_or_its_keys(chat: Scenario, tmp_path: Path) ->
     result = wt.simulate(chat)
     for described in (tmp_path / "scenario.yaml", str(tmp_path / "scenario.yaml"), encode(chat)):
         assert wt.simulate(described).summary == result.summary
+    (tmp_path / "other.json").write_text('{"mean_ttft_ms": 1}')
+    with pytest.raises(InputError, match="is not a scenario: it has none of model, deployment and workload"):
+        wt.load(tmp_path / "other.json")
     for ask in (wt.simulate, wt.capacity, wt.explain):
         with pytest.raises(InputError, match="a scenario is needed, not int"):
             ask(3)

@@ -71,6 +71,7 @@ def recommend(
         rate_per_s: load of the whole fleet; None: the least money for a request wins.
         options: the workload and the engine, as `scenario` takes them.
     """
+    devices = devices.split(",") if isinstance(devices, str) else devices
     shared = encode(scenario(model=model, device=devices[0], rate_per_s=rate_per_s or 1.0, **options))
     space = deployments_space(shared, devices, parse_limits(slo), {})
     return _search(space, workers, 5, rate_per_s, True)

@@ -170,6 +170,8 @@ def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = N
     for key, (what, hint) in OTHER_FILES.items():
         if key in raw:
             raise InputError(f"{source or 'this'} {what}, not a scenario", hint)
+    if source and raw.keys().isdisjoint(Scenario.__struct_fields__):
+        raise InputError(f"{source} is not a scenario: it has none of model, deployment and workload", SCENARIO_HINT)
     if folder is not None and "workload" in raw:
         raw["workload"] = beside(raw["workload"], folder)
     if isinstance(raw.get("model"), Mapping):
