@@ -77,10 +77,8 @@ class Registry:
             return importlib.import_module(f"{self.package}.{name}")
         known = self.names()
         check_known(name, known, f"unknown {self.what} {name!r}", f"known: {', '.join(known) or 'none'}")
-        which, hint = (
-            f"the {self.what} {name!r} ({installed[name].value})",
-            "repair or uninstall the package that provides it",
-        )
+        which = f"the {self.what} {name!r} ({installed[name].value})"
+        hint = "repair or uninstall the package that provides it"
         try:
             alternative = installed[name].load()
         except Exception as error:

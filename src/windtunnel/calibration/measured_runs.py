@@ -211,14 +211,9 @@ def read_table(path: Path) -> list[Measurement]:
     unknown = [name for name in rows[0] if name not in COLUMNS and not name.startswith("_")]
     if unknown:
         known = "separate columns by commas" if _OTHER_SEPARATOR.search(unknown[0]) else f"known: {', '.join(COLUMNS)}"
-        meant = {
-            name: column.name
-            for name, plain in zip(unknown, map(plain_name, unknown), strict=True)
-            for column in COLUMNS.values()
-            if plain in (column.name, *column.also)
-        }
-        renames = ", ".join(f"{name} -> {ours}" for name, ours in meant.items())
-        hint = f"rename {renames} (_ms: milliseconds), and leave the others out" if meant else None
+        ours = {alias: name for name, column in COLUMNS.items() for alias in (name, *column.also)}
+        renames = ", ".join(f"{name} -> {ours[plain]}" for name in unknown if (plain := plain_name(name)) in ours)
+        hint = f"rename {renames} (_ms: milliseconds), and leave the others out" if renames else None
         hint = hint or did_you_mean(unknown[0], COLUMNS, known)
         raise InputError(f"{path.name} has a column {unknown[0]!r}, which is not known", hint)
     for name, column in COLUMNS.items():

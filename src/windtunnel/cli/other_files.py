@@ -22,12 +22,7 @@ _RUNS = {name for name, column in COLUMNS.items() if column.needed}
 
 
 def reader_of(path: Path, verb: str) -> str | None:
-    """Return a hint that names the command that reads a file; None where `verb` reads it, or nothing is known to.
-
-    Args:
-        path: the file.
-        verb: what it was given to: a verb, or `--trace`.
-    """
+    """Return a hint that names the command that reads a file; None where `verb`, or `--trace`, reads it or none does."""
     kind, command, *readers = _kind_of(path)
     return None if verb in readers or not kind else f"it is {kind}: `windtunnel {command}` reads it"
 
