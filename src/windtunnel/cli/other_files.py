@@ -22,7 +22,7 @@ _RUNS = {name for name, column in COLUMNS.items() if column.needed}
 
 
 def reader_of(path: Path, verb: str) -> str | None:
-    """Return a hint that names the command that reads a file; None where `verb`, or `--trace`, reads it or none does."""
+    """Return a hint that names the command that reads a file; None where `verb` (or `--trace`) reads it, or none."""
     kind, command, *readers = _kind_of(path)
     return None if verb in readers or not kind else f"it is {kind}: `windtunnel {command}` reads it"
 
