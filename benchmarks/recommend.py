@@ -23,8 +23,8 @@ from typing import Any
 
 import msgspec
 
+from windtunnel.metrics.limits import Limit, parse_limits
 from windtunnel.search.answers import fleets
-from windtunnel.search.capacity.limits import Limit, parse_limits
 from windtunnel.search.evaluation.evaluate import Evaluator
 from windtunnel.search.evaluation.schema import Question
 from windtunnel.search.executors import HERE, Means

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
+from windtunnel.metrics.limits import parse_limits
 from windtunnel.search.answers import ratio
 from windtunnel.search.capacity.capacity import CHECKS, TOLERANCE, capacity, served_at_once
-from windtunnel.search.capacity.limits import parse_limits
 from windtunnel.search.capacity.load import stream_of
 from windtunnel.search.capacity.probe import probe
 from windtunnel.search.executors import HERE, ExecutorName, Means

@@ -39,3 +39,4 @@ def _forget_installed() -> None:
     """Look for installed packages again, after one was installed in this process."""
     plugins._has_plugins.cache_clear()
     plugins._installed.cache_clear()
+    plugins._works.cache_clear()

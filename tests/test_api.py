@@ -1,18 +1,23 @@
 """The functions at the top of the package answer as the verbs do, and a notebook shows their results."""
 
+import json
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import windtunnel as wt
+from windtunnel.catalog import model_config
 from windtunnel.errors import InputError
+from windtunnel.metrics.slo import Slo
 from windtunnel.notebook import Shown
 from windtunnel.report.render.html import template
 from windtunnel.report.report import Bars, Cards, Cell, Facts, OnPage, OnTerminal, Report, Section, Table
+from windtunnel.schema import encode
 from windtunnel.search.answers import scenario_of
 from windtunnel.serving.scenario import Scenario
 
@@ -31,6 +36,9 @@ SPACE = {
     "vary": {"tp": [1, 2]},
     "finalist_seeds": 1,
 }
+
+
+JOB = {"model": "llama-3.1-8b", "device": "h100_sxm", "sequence_tokens": 4096, "global_batch": 16}
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +107,11 @@ def test_a_space_is_searched(tmp_path: Path) -> None:
     file = tmp_path / "space.json"
     file.write_text(str(SPACE).replace("'", '"'))
     assert wt.search(file).study.outcomes[0].ranking == evidence.study.outcomes[0].ranking
+    assert wt.search({**SPACE, "limits": "ttft_p90=1s"}, top=1).winner() == evidence.winner()
+    wt.save(evidence, tmp_path / "searched")
+    assert wt.load(tmp_path / "searched/scenario.yaml") == evidence.winner()
+    with pytest.raises(InputError, match="is not empty"):
+        wt.save(evidence, tmp_path / "searched")
 
 
 def test_a_deployment_is_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,17 +121,22 @@ def test_a_deployment_is_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = evidence.study.outcomes[0]
     assert scenario_of(evidence.study, outcome, outcome.ranking[0]).deployment.device == "l40s"
     assert "Serve it on" in shown(evidence)
+    again = wt.recommend("llama-3.1-8b", "l40s", "ttft_p90=1s", rate_per_s=5, **options)
+    assert again.winner() == evidence.winner()
+    assert isinstance(evidence.winner(), Scenario)
 
 
 def test_a_training_step_is_predicted(tmp_path: Path) -> None:
-    options = {"model": "llama-3.1-8b", "device": "h100_sxm", "sequence_tokens": 4096, "global_batch": 16}
-    step = wt.train(num_devices=16, tp=2, **options)
+    step = wt.train(num_devices=16, tp=2, **JOB)
     assert step.fits
     assert "A step takes" in shown(step)
     file = tmp_path / "job.yaml"
-    file.write_text("".join(f"{name}: {value}\n" for name, value in options.items()))
+    file.write_text("".join(f"{name}: {value}\n" for name, value in JOB.items()))
     assert wt.train(file, num_devices=16, tp=2).step_s == step.step_s == wt.train(step.setup.job).step_s
-    assert "fit" in shown(wt.train(num_devices=1, **options))
+    unfit = wt.train(num_devices=1, **JOB)
+    assert "fit" in shown(unfit)
+    assert "does not fit; step" in repr(unfit)
+    assert "fit" not in repr(step)
 
 
 def test_measured_runs_are_validated(tmp_path: Path) -> None:
@@ -146,7 +164,10 @@ try:
 except wt.InputError as error:
     assert "nothing varies" in str(error)
 assert wt.model("llama-3.1-8b").num_layers == 32
+import inspect
 import windtunnel.search.study as study
+assert (inspect.getdoc(wt.search) or "").startswith("Find the best deployments")
+assert list(inspect.signature(wt.search).parameters) == ["space", "workers", "top"]
 assert study.search is not wt.search and wt.model.config.__name__ == "windtunnel.model.config"
 """
     environment = {"PYTHONPATH": str(REPOSITORY / "src"), "PATH": ""}
@@ -170,3 +191,66 @@ def test_every_block_of_a_terminal_is_shown_and_escaped() -> None:
         assert text in html
     for text in ("not here", "unseen", "empty"):
         assert text not in html
+
+
+def test_numbers_of_numpy_and_paths_are_taken(tmp_path: Path) -> None:
+    """Sweeps come from numpy and pandas, files from pathlib; numbers decide what plain ones do."""
+    (tmp_path / "config.json").write_text(json.dumps(model_config("llama-3.1-8b")))
+    given = {"tp": np.int64(2), "input_tokens": np.int32(64), "rate_per_s": np.float32(2.5), "seed": np.uint8(3)}
+    scenario = wt.scenario(model=tmp_path, device="h100_sxm", quant="fp8", output_tokens=8, num_requests=5, **given)
+    plain = {"tp": 2, "input_tokens": 64, "rate_per_s": 2.5, "seed": 3}
+    other = wt.scenario(model=str(tmp_path), device="h100_sxm", quant="fp8", output_tokens=8, num_requests=5, **plain)
+    assert scenario == other
+    assert wt.model(tmp_path).num_layers == 32
+    slots = wt.scenario(model=tmp_path, device="h100_sxm", concurrency=np.int64(4), input_tokens=9, output_tokens=9)
+    assert slots.workload.num_requests == 40
+    space = {**SPACE, "vary": {"tp": np.array([1, 2])}}
+    assert len(wt.search(space, top=1).study.outcomes[0].evaluations) == 2
+    assert wt.train(JOB, num_devices=np.int64(16), tp=np.int64(2)).step_s == wt.train(JOB, num_devices=16, tp=2).step_s
+
+
+def test_a_scenario_may_be_a_file_or_its_keys(chat: Scenario, tmp_path: Path) -> None:
+    wt.save(chat, tmp_path / "scenario.yaml")
+    result = wt.simulate(chat)
+    for described in (tmp_path / "scenario.yaml", str(tmp_path / "scenario.yaml"), encode(chat)):
+        assert wt.simulate(described).summary == result.summary
+    (tmp_path / "other.json").write_text('{"mean_ttft_ms": 1}')
+    with pytest.raises(InputError, match="is not a scenario: it has none of model, deployment and workload"):
+        wt.load(tmp_path / "other.json")
+    for ask in (wt.simulate, wt.capacity, wt.explain):
+        with pytest.raises(InputError, match="a scenario is needed, not int"):
+            ask(3)
+
+
+def test_a_step_needs_no_workload(chat: Scenario) -> None:
+    step = wt.explain(model="llama-3.1-8b", device="h100_sxm", batch=8, context=512)
+    assert step.step_s == wt.explain(chat, batch=8, context=512).step_s
+    with pytest.raises(InputError, match="tp is given beside a scenario"):
+        wt.explain(chat, tp=2)
+
+
+def test_limits_have_one_spelling(chat: Scenario) -> None:
+    limited = wt.scenario(
+        model="llama-3.1-8b", device="h100_sxm", concurrency=2, input_tokens=9, output_tokens=9, slo="ttft_p90=500ms"
+    )
+    assert limited.slo == Slo(ttft_s=0.5, ttft_percentile=90)
+    texts = wt.capacity(chat, "ttft_p90=500ms", num_streams=1), wt.capacity(chat, {"ttft_p90": 0.5}, num_streams=1)
+    assert texts[0].load == texts[1].load
+
+
+def test_a_result_is_saved_as_its_command_does(chat: Scenario, tmp_path: Path) -> None:
+    result = wt.simulate(chat)
+    wt.save(result, tmp_path / "run")
+    assert wt.simulate(tmp_path / "run/scenario.yaml").summary == result.summary
+    assert (tmp_path / "run/requests.parquet").is_file()
+    with pytest.raises(InputError, match="is not empty"):
+        wt.save(result, tmp_path / "run")
+    with pytest.raises(InputError, match="Capacities cannot be saved"):
+        wt.save(wt.capacity(chat, num_streams=1), tmp_path / "loads.yaml")
+
+
+def test_records_are_read_as_a_dictionary(chat: Scenario) -> None:
+    requests = wt.simulate(chat).requests
+    assert list(requests) == list(dict(requests)) == list(requests.to_pandas())
+    assert "ttft_s" in requests
+    assert len(repr(chat)) < 500

@@ -1,8 +1,10 @@
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from plugin_package import installed_plugin
+from windtunnel.cli import run
 from windtunnel.errors import InputError
 from windtunnel.plugins import Registry
 
@@ -61,3 +63,54 @@ def test_folders_alone_may_be_alternatives(tmp_path: Path) -> None:
     assert (folder / "defaults.yaml").is_file()
     with installed_plugin(tmp_path, "windtunnel.test_kind", "sticky", "raise ImportError\n"):
         assert engines.folder("sticky") == tmp_path
+
+
+BROKEN = {"import no_such_module\n": "cannot be imported: ModuleNotFoundError", "X = 1\n": "defines no "}
+"""Source of a broken plug-in -> what a command says of it."""
+GROUPS = ("attention", "feed_forward", "traces", "formats", "collectives", "estimators", "network_backends", "engines")
+
+
+@pytest.mark.parametrize("source", BROKEN)
+def test_a_broken_package_stops_only_what_needs_it(tmp_path: Path, source: str) -> None:
+    needing = Registry("windtunnel.test_kind", "windtunnel.compiled", "test kind", "ANSWER")
+    with installed_plugin(tmp_path, "windtunnel.test_kind", "broken", source):
+        with pytest.warns(UserWarning, match=rf"the test kind 'broken' \(plugin_broken\) {BROKEN[source]}.*left out"):
+            assert list(needing.every()) == list(needing.shipped)
+        needing.every()  # warns once
+        with pytest.raises(InputError, match=BROKEN[source]):
+            needing.get("broken")
+
+
+@pytest.mark.parametrize("source", BROKEN)
+def test_commands_go_on_beside_broken_packages(tmp_path: Path, source: str) -> None:
+    """Kinds of layers, trace layouts and formats are all asked which of them a file is of."""
+    trace = tmp_path / "requests.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n0,100,3\n1,200,4\n")
+    program = ["simulate", "--model", "llama-3.1-8b", "--device", "h100_sxm", "--trace", str(trace)]
+    with ExitStack() as packages:
+        for group in GROUPS:
+            folder = tmp_path / group
+            folder.mkdir()
+            packages.enter_context(installed_plugin(folder, f"windtunnel.{group}", f"broken_{group}", source))
+        told = packages.enter_context(pytest.warns(UserWarning, match="it is left out"))
+        assert run(program) == 0
+        assert run(["catalog", "models", "--json"]) == 0
+    left_out = [str(warning.message).partition(" 'broken_")[0] for warning in told]
+    assert sorted(left_out) == ["the kind of attention", "the kind of feed-forward", "the trace layout"]
+
+
+def test_what_is_of_another_kind_is_left_out(tmp_path: Path) -> None:
+    needing = Registry("windtunnel.test_kind", None, "test kind", "ANSWER")
+    with installed_plugin(tmp_path, "windtunnel.test_kind", "odd", "ANSWER = 42\n"):
+        assert list(needing.every(int)) == ["odd"]
+        with pytest.warns(UserWarning, match="ANSWER of the test kind 'odd' is no str; it is left out"):
+            assert needing.every(str) == {}
+
+
+def test_a_failure_inside_a_package_is_no_bug_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = "OPERATIONS = ('all_reduce',)\ndef flows(call):\n    raise ValueError('oops')\n"
+    arguments = ["collective", "--op", "all_reduce", "--size", "1MiB", "--topology", "dgx_h100", "--backend", "flow"]
+    with installed_plugin(tmp_path, "windtunnel.collectives", "odd", source):
+        assert run([*arguments, "--algorithm", "odd"]) == 1
+    told = capsys.readouterr().err
+    assert "an installed package failed in plugin_odd, line 3: ValueError: oops" in told

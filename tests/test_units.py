@@ -13,6 +13,7 @@ from windtunnel.units import (
     format_si,
     parse_quantity,
     units_for,
+    whole,
 )
 
 
@@ -104,3 +105,17 @@ def test_a_unit_that_is_cut_short_is_completed(text: str, hint: str) -> None:
     with pytest.raises(InputError) as raised:
         parse_quantity("size_bytes", text)
     assert (raised.value.hint or "") == hint
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("8192", 8192), ("8k", 8000), ("8K", 8192), ("1.5k", 1500), ("2m", 2 * 10**6), ("1_0", 10)]
+)
+def test_counts_are_read_as_vllm_reads_them(text: str, expected: int) -> None:
+    assert whole(text) == expected
+    assert whole(str(2**53 + 1)) == 2**53 + 1
+
+
+@pytest.mark.parametrize("text", ["8.5", "k", "8 k", "-8k", "8g", ""])
+def test_what_is_no_count_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"whole number|invalid literal"):
+        whole(text)

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from windtunnel.api import capacity, explain, recommend, search, train, validate
+    from windtunnel.api import capacity, explain, recommend, save, search, train, validate
     from windtunnel.catalog import device, model, node
     from windtunnel.errors import InputError, WindtunnelError
     from windtunnel.metrics.summary import Summary
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from windtunnel.model.shape import Shard
     from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
     from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
-    from windtunnel.schema import save
     from windtunnel.serving.explain import explain_step, step_batch
     from windtunnel.serving.results import Result
     from windtunnel.serving.scenario import Scenario, load, resolve
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 _HOME = {
     name: module
     for module, names in {
-        "api": ("capacity", "explain", "recommend", "search", "train", "validate"),
+        "api": ("capacity", "explain", "recommend", "save", "search", "train", "validate"),
         "catalog": ("device", "model", "node"),
         "errors": ("InputError", "WindtunnelError"),
         "metrics.summary": ("Summary",),
@@ -49,7 +48,6 @@ _HOME = {
         "model.shape": ("Shard",),
         "pricing.aiconfigurator.estimator": ("measured_estimator",),
         "pricing.estimator": ("Coverage", "Estimate", "Estimator"),
-        "schema": ("save",),
         "serving.explain": ("explain_step", "step_batch"),
         "serving.results": ("Result",),
         "serving.scenario": ("Scenario", "load", "resolve"),
@@ -89,9 +87,13 @@ class _Package(ModuleType):
 
 
 class _CallablePackage(ModuleType):
+    _public: Any = property(lambda self: __getattr__(self.__name__.rpartition(".")[2]))
+    __doc__: Any = property(lambda self: self._public.__doc__)
+    __signature__: Any = property(lambda self: import_module("inspect").signature(self._public))
+
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the public function of the package's name."""
-        return __getattr__(self.__name__.rpartition(".")[2])(*arguments, **named)
+        return self._public(*arguments, **named)
 
 
 sys.modules[__name__].__class__ = _Package

@@ -5,21 +5,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from windtunnel.calibration import measured_runs
+from windtunnel.calibration.measured_runs import read_measurements
 from windtunnel.calibration.validate import RunPrediction, predict_runs, with_odd_runs
+from windtunnel.errors import InputError
+from windtunnel.metrics.limits import limits_of, parse_limits
 from windtunnel.notebook import Shown
 from windtunnel.report.search.study import SearchEvidence, evidence_of
-from windtunnel.schema import encode
+from windtunnel.report.search.study_files import write_study
+from windtunnel.report.serving.run import check_folder, write_run
+from windtunnel.schema import Schema, encode
+from windtunnel.schema import save as write_yaml
 from windtunnel.search.capacity.capacity import Capacities, capacities
-from windtunnel.search.capacity.limits import limits_of, parse_limits
 from windtunnel.search.executors import Means
 from windtunnel.search.recommend import deployments_space
 from windtunnel.search.space.space import Space, load_space, space_from
 from windtunnel.search.store import Store, default_path
 from windtunnel.search.study import search as search_space
 from windtunnel.serving.explain import Explanation, explain_step, step_batch
-from windtunnel.serving.scenario import Scenario, resolve
-from windtunnel.serving.shorthand import JOB_PATHS, raw_scenario, scenario
+from windtunnel.serving.results import Result
+from windtunnel.serving.scenario import Described, as_scenario, resolve
+from windtunnel.serving.shorthand import JOB_PATHS, scenario
 from windtunnel.training.job import TrainingJob, load
 from windtunnel.training.step import TrainingResult, simulate_training
 
@@ -30,8 +35,22 @@ class Validation(Shown, list[RunPrediction]):
     REPORT = "calibration.validation:validation_report"
 
 
-def capacity(described: Scenario, slo: str | None = None, num_streams: int = 3) -> Capacities:
-    """Find the greatest load that a deployment sustains within `slo` (`ttft_p90=2s,tpot_p99=50ms`; None: its own)."""
+Limits = str | Mapping[str, float | str]
+"""Limits of latencies: `"ttft_p90=2s,tpot_p99=50ms"`, or `{"ttft_p90": 2, "tpot_p99": "50ms"}`."""
+
+
+def capacity(described: Described, slo: Limits | None = None, num_streams: int = 3) -> Capacities:
+    """Find the greatest load that a deployment sustains, in requests/s, or in clients of a closed loop.
+
+    Args:
+        described: the scenario; its arrivals are scaled.
+        slo: limits to keep; None: the scenario's own.
+        num_streams: streams of requests that are drawn.
+
+    Raises:
+        InputError: a limit that there is not, an impossible deployment, or a workload without a load to change.
+    """
+    described = as_scenario(described)
     return capacities(described, limits_of(described.slo) if slo is None else parse_limits(slo), num_streams, 0.005)
 
 
@@ -43,7 +62,7 @@ def search(space: Space | Mapping[str, Any] | Path | str, workers: int = 1, top:
 
 
 def recommend(
-    model: str, devices: Sequence[str], slo: str, rate_per_s: float | None = None, workers: int = 1, **options: Any
+    model: str, devices: Sequence[str], slo: Limits, rate_per_s: float | None = None, workers: int = 1, **options: Any
 ) -> SearchEvidence:
     """Say what to serve a model on: `recommend("llama-3.1-8b", ["l40s"], "ttft_p90=1s", rate_per_s=40, ...)`.
 
@@ -52,6 +71,7 @@ def recommend(
         rate_per_s: load of the whole fleet; None: the least money for a request wins.
         options: the workload and the engine, as `scenario` takes them.
     """
+    devices = devices.split(",") if isinstance(devices, str) else devices
     shared = encode(scenario(model=model, device=devices[0], rate_per_s=rate_per_s or 1.0, **options))
     space = deployments_space(shared, devices, parse_limits(slo), {})
     return _search(space, workers, 5, rate_per_s, True)
@@ -65,25 +85,69 @@ def _search(
     return evidence_of(search_space(space, store, means), store, top, load, recommends=recommends)
 
 
-def explain(described: Scenario, batch: int = 64, context: float = 2048, prefill_tokens: int = 0) -> Explanation:
-    """Price one step operator by operator: `batch` requests decode at a context in tokens, beside a prompt's chunk."""
-    return explain_step(resolve(described), step_batch(batch, context, prefill_tokens))
+def explain(
+    described: Described | None = None, batch: int = 64, context: float = 2048, prefill_tokens: int = 0, **options: Any
+) -> Explanation:
+    """Price one step operator by operator: `explain(model="llama-3.1-8b", device="h100_sxm", batch=8)`.
+
+    Args:
+        described: what serves; None: `options` say it, as `scenario` takes them.
+        batch: requests that decode one token.
+        context: tokens that each of them attends to.
+        prefill_tokens: tokens of a prompt's chunk beside them.
+
+    Raises:
+        InputError: an empty or impossible step, or a deployment that its model does not fit.
+    """
+    if described is not None and options:
+        raise InputError(f"{next(iter(options))} is given beside a scenario", "write it into the scenario")
+    step = step_batch(batch, context, prefill_tokens)
+    # A step has no workload, but a scenario has.
+    load: dict[str, Any] = {"concurrency": max(batch, 1), "input_tokens": 1, "output_tokens": 1}
+    given = scenario(**load | options) if described is None else as_scenario(described)
+    return explain_step(resolve(given), step, workload=given.workload)
 
 
-def train(job: TrainingJob | Path | str | None = None, **options: Any) -> TrainingResult:
-    """Predict a training step of a job, a job's file, or options such as `model`, `num_devices`, `tp` (or both)."""
+def train(job: TrainingJob | Mapping[str, Any] | Path | str | None = None, **options: Any) -> TrainingResult:
+    """Predict a training step of a job, its file or keys, or options such as `model`, `num_devices`, `tp` (or both).
+
+    Raises:
+        InputError: an unknown option, or a job whose parts do not go together; one that does not fit is predicted.
+    """
     if not isinstance(job, TrainingJob):
         job = load(job, {JOB_PATHS.get(name, name): value for name, value in options.items()})
     return simulate_training(job)
 
 
-def validate(runs: Path | str, calibration: str | None = None, **deployment: Any) -> Validation:
-    """Predict the measured runs of a table, or of a client's result file with the deployment behind it."""
-    path = Path(runs)
-    if path.suffix == ".jsonl" and measured_runs.is_run_file(path):
-        measured = measured_runs.read_run_file(path)
-    elif path.suffix in (".json", ".jsonl"):
-        measured = measured_runs.read_client_files(path, raw_scenario({}, deployment))
+def save(thing: Any, path: Path | str) -> None:
+    """Write a scenario, job, device or model as YAML, which reads back as an equal one; a result as `--out` does.
+
+    Args:
+        thing: what to write.
+        path: the file, replaced where there is one; of a result of `simulate`, `search` or `recommend` a new folder.
+
+    Raises:
+        InputError: the place cannot be written, or nothing writes such a thing.
+    """
+    if isinstance(thing, Result | SearchEvidence):
+        check_folder(Path(path), overwrite=False)
+        write_run(thing, Path(path)) if isinstance(thing, Result) else write_study(thing, Path(path))
+    elif isinstance(thing, Schema):
+        write_yaml(thing, path)
     else:
-        measured = measured_runs.read_table(path)
-    return Validation(with_odd_runs(predict_runs(measured, calibration)))
+        raise InputError(f"{type(thing).__name__} cannot be saved", "pickle keeps every result")
+
+
+def validate(runs: Path | str | Sequence[Path | str], calibration: str | None = None, **deployment: Any) -> Validation:
+    """Predict the measured runs of a table, or of a client's result file with the deployment behind it.
+
+    Args:
+        runs: one or several files, as `windtunnel validate` takes them.
+        calibration: a calibration of the catalog, its file, or none; None: the shipped one.
+        deployment: what served a client's results, as `scenario` takes it.
+
+    Raises:
+        InputError: a file is missing or malformed, or a client's result has no model and device.
+    """
+    paths = [Path(path) for path in ([runs] if isinstance(runs, Path | str) else runs)]
+    return Validation(with_odd_runs(predict_runs(read_measurements(paths, deployment), calibration)))

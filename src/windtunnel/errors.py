@@ -6,6 +6,7 @@ A message follows one order: what was asked, what was found, what is allowed. Th
 import difflib
 import errno
 import os
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -150,8 +151,7 @@ def _either(names: Iterable[str]) -> str:
 
 
 def place(error: Exception) -> str | None:
-    """Return the place in the user's code that raised `error`."""
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    return f"{Path(last.tb_frame.f_code.co_filename).name}, line {last.tb_lineno}" if last is not None else None
+    """Return the place in the user's code that raised `error`; None where our call of it failed."""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    is_ours = frame.f_globals.get("__name__", "").startswith("windtunnel.")
+    return None if is_ours else f"{Path(frame.f_code.co_filename).name}, line {line}"

@@ -68,7 +68,7 @@ def json_schema(schema: type[msgspec.Struct]) -> dict[str, Any]:
     by_name = {each.cls.__name__: field_meanings(each.cls) for each in structs_in(schema)}
     for name, definition in document["$defs"].items():
         for key, value in definition.get("properties", {}).items():
-            _widen(value, units_for(key) is not None)
+            _widen(value, units_for(key) is not None or key.endswith("_tokens"))
             if meaning := by_name.get(name, {}).get(key):
                 value["description"] = meaning
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **document}

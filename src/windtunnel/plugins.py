@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+import traceback
+import warnings
 from functools import cache
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -29,11 +31,12 @@ class Registry:
         group: entry point group of installed alternatives, such as `windtunnel.routers`.
         package: folder of the shipped ones, as a dotted name; None where none ships as a module.
         what: the field's word for one alternative, for messages.
+        needs: a name that each alternative defines; empty: none.
         folders: whether each shipped one is a folder; the modules beside them are none.
     """
 
-    def __init__(self, group: str, package: str | None, what: str, folders: bool = False) -> None:
-        self.group, self.package, self.what, self.folders = group, package, what, folders
+    def __init__(self, group: str, package: str | None, what: str, needs: str = "", folders: bool = False) -> None:
+        self.group, self.package, self.what, self.needs, self.folders = group, package, what, needs, folders
 
     @property
     def shipped(self) -> tuple[str, ...]:
@@ -61,7 +64,8 @@ class Registry:
         """Import the alternative of that name.
 
         Raises:
-            InputError: there is none, an installed one has the name of a shipped one, or it cannot be imported.
+            InputError: there is none, an installed one has the name of a shipped one, cannot be imported, or is no
+                such alternative.
         """
         shipped, installed = self.shipped, _installed(self.group)
         if name in shipped and name in installed:
@@ -73,14 +77,51 @@ class Registry:
             return importlib.import_module(f"{self.package}.{name}")
         known = self.names()
         check_known(name, known, f"unknown {self.what} {name!r}", f"known: {', '.join(known) or 'none'}")
+        which = f"the {self.what} {name!r} ({installed[name].value})"
+        hint = "repair or uninstall the package that provides it"
         try:
-            return installed[name].load()
+            alternative = installed[name].load()
         except Exception as error:
-            raise InputError(
-                f"the {self.what} {name!r} ({installed[name].value}) cannot be imported: "
-                f"{type(error).__name__}: {error}",
-                "repair or uninstall the package that provides it",
-            ) from error
+            raise InputError(f"{which} cannot be imported: {type(error).__name__}: {error}", hint) from error
+        if self.needs and not hasattr(alternative, self.needs):
+            raise InputError(f"{which} defines no {self.needs}", hint)
+        return alternative
+
+    def every(self, kind: type = object) -> dict[str, Any]:
+        """Import all alternatives, by name; installed ones that are broken are left out, with a warning each.
+
+        Args:
+            kind: class of what each defines under the name `needs`, or a class above it.
+        """
+        shipped = {name: importlib.import_module(f"{self.package}.{name}") for name in self.shipped}
+        return shipped | {name: self.get(name) for name in sorted(_installed(self.group)) if _works(self, name, kind)}
+
+
+def failed_plugin(error: BaseException) -> str | None:
+    """Return the module of an installed alternative that an error went through, with the line; None where in none."""
+    modules = set()
+    if _has_plugins():
+        from importlib.metadata import distributions
+
+        points = (point for package in distributions() for point in package.entry_points)
+        modules = {point.module for point in points if point.group.startswith("windtunnel.")}
+    frames = [(frame.f_globals.get("__name__"), line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    return next((f"{module}, line {line}" for module, line in reversed(frames) if module in modules), None)
+
+
+@cache
+def _works(registry: Registry, name: str, kind: type) -> bool:
+    """Whether an installed alternative can be had and is of its kind; warn where not."""
+    try:
+        value = getattr(registry.get(name), registry.needs, None)
+    except InputError as error:
+        problem = error.message
+    else:
+        if isinstance(value, kind) or (isinstance(value, type) and issubclass(value, kind)):
+            return True
+        problem = f"{registry.needs} of the {registry.what} {name!r} is no {kind.__name__}"
+    warnings.warn(f"{problem}; it is left out", stacklevel=3)
+    return False
 
 
 @cache

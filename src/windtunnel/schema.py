@@ -1,6 +1,7 @@
 """Schemas of scenarios and jobs: frozen structs, decoded strictly, with units converted on the way in; range checks."""
 
 import math
+import os
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +15,13 @@ import msgspec
 
 from windtunnel.disk_cache import home, keep, recall
 from windtunnel.errors import InputError, did_you_mean, unreadable
-from windtunnel.units import parse_quantity, units_for
+from windtunnel.units import parse_quantity, units_for, whole
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
-class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Schema(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, repr_omit_defaults=True
+):
     """A frozen, strictly decoded struct. Equality and hash are by value.
 
     The range of a field of numbers is part of its type, as one of the checks below: `Annotated[float, check_positive]`.
@@ -203,6 +206,7 @@ def _to_si(raw: Any, where: str, name: str = "", path: str = "$") -> Any:
     """
     if name in ("sources", "type"):
         return raw
+    raw = builtin(raw)
     if isinstance(raw, dict):
         return {key: _to_si(value, where, _quantity(str(key), name), f"{path}.{key}") for key, value in raw.items()}
     if isinstance(raw, list):
@@ -219,7 +223,17 @@ def _to_si(raw: Any, where: str, name: str = "", path: str = "$") -> Any:
         except InputError as error:
             raise InputError(f"{where}{path}: {error.message.removeprefix(name + ': ')}", error.hint) from None
         return int(value) if value.is_integer() else value
+    if isinstance(raw, str) and name.endswith("_tokens") and raw.endswith(("k", "K", "m", "M")):
+        with suppress(ValueError):  # else the name of a trace's column
+            return whole(raw)
     return raw
+
+
+def builtin(value: Any) -> Any:
+    """Return a path as its text, and a number or an array of numpy or pandas as Python's; others as they are."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _quantity(key: str, table: str) -> str:
@@ -448,7 +462,7 @@ def set_path(raw: dict[str, Any], dotted: str, value: Any) -> None:
         elif not isinstance(table, dict):
             raise InputError(f"{dotted} cannot be set: {path} is {table!r} and has no keys below it")
         if depth == len(parents) - 1:
-            table[key] = value
+            table[key] = builtin(value)
             return
         below = table.get(key) if isinstance(table, dict) else table[key]
         if below is None and parents[depth + 1].isdecimal():

@@ -70,7 +70,7 @@ CASES = {
     "prompt of nothing": ({"--input-tokens": "0"}, "input_tokens is 0; from 1 to", ""),
     "table that is none": ({"--set": "deployment=3"}, "$.deployment is 3; a table of keys", ""),
     "estimator of no profile": ({"--estimator": "forest"}, "--profile is missing", ""),
-    "lengths that are none": ({"--input-tokens": "1k"}, "--input-tokens: '1k' is neither", "lognormal"),
+    "lengths that are none": ({"--input-tokens": "1x"}, "--input-tokens: '1x' is neither", "lognormal"),
     "lengths upside down": ({"--input-tokens": "9-5"}, "min_tokens is 9, above max_tokens", ""),
     "wrong unit": ({"--slo": "ttft=2parsec"}, "--slo ttft: '2parsec' has the unit 'parsec'; allowed: ns, us", ""),
     "unknown limit": ({"--slo": "tfft=2s"}, "no limit 'tfft'", "did you mean ttft"),
@@ -288,3 +288,57 @@ def test_a_deep_table_crashes_no_parser(windtunnel: Command, tmp_path: Path, ver
     done = windtunnel(*verb.split(), str(path), *(() if verb == "workload" else needed))
     assert done.code == 2
     assert "bug" not in done.stderr
+
+
+VLLM = {"mean_ttft_ms": 100.0, "mean_tpot_ms": 9.0, "completed": 10, "output_throughput": 100.0}
+AIPERF = {"time_to_first_token": {"avg": 100.0}, "request_throughput": {"avg": 3.0}}
+RUNS = "model,device,input_tokens,output_tokens,concurrency,ttft_ms\nllama-3.1-8b,h100_sxm,64,8,4,20\n"
+INFERENCEX = "hw,conc,model,framework,isl,osl,tput_per_gpu,Mean TTFT (s)\nh100,4,llama-3.1-8b,vllm,64,8,100,0.02\n"
+GENAI_PERF = "Metric,avg,min\nTime To First Token (ms),9,8\n\nMetric,Value\nRequest Count (count),8\n"
+TRACE = "arrival_s,input_tokens,output_tokens\n0,64,8\n"
+OTHERS = {
+    "result.json": (json.dumps(VLLM), "validate result.json"),
+    "profile.json": (json.dumps(AIPERF), "validate profile.json"),
+    "runs.csv": (RUNS, "validate runs.csv"),
+    "inferencex.csv": (INFERENCEX, "validate inferencex.csv"),
+    "inferencex.json": (json.dumps([{"isl": 64, "osl": 8, "hw": "h100"}]), "validate inferencex.csv"),
+    "genai_perf.csv": (GENAI_PERF, "validate genai_perf.json"),
+    "requests.csv": (TRACE, "simulate --trace requests.csv"),
+}
+"""Name of a file -> its text, and the command that reads it."""
+MISPLACED = [
+    ("simulate", "FILE"),
+    ("train", "FILE"),
+    ("workload", "FILE"),
+    ("validate", "FILE"),
+    ("simulate", "--trace"),
+]
+
+
+@pytest.mark.parametrize(
+    ("verb", "where", "name"),
+    [
+        (verb, where, name)
+        for verb, where in MISPLACED
+        for name, (_, reader) in OTHERS.items()
+        if reader != f"{verb} {name}".replace("simulate ", f"simulate {where} ")
+    ],
+)
+def test_the_command_that_reads_a_file_is_named(
+    windtunnel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, where: str, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text, reader = OTHERS[name]
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    served = [f"{option}={GOOD[option]}" for option in ("--model", "--device")]
+    given = [name] if where == "FILE" else [where, name]
+    done = windtunnel(verb, *given, *(served if verb in ("simulate", "validate") else []))
+    assert done.code == 2
+    assert f"`windtunnel {reader}` reads it" in done.stderr
+
+
+def test_columns_that_others_publish_are_named(windtunnel: Command, tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_text(INFERENCEX, encoding="utf-8")
+    done = windtunnel("validate", str(tmp_path / "runs.csv"))
+    for renamed in ("hw -> device", "conc -> concurrency", "isl -> input_tokens", "Mean TTFT (s) -> ttft_ms"):
+        assert renamed in done.stderr

@@ -10,10 +10,10 @@ import windtunnel as wt
 from dashboard.conftest import Ask
 from windtunnel.dashboard.trial import kept, sweep_document, swept, trial_of
 from windtunnel.errors import InputError
+from windtunnel.metrics.limits import limits_of
 from windtunnel.report.serving.run import run_document
 from windtunnel.schema import json_text
 from windtunnel.search.capacity.capacity import capacities
-from windtunnel.search.capacity.limits import limits_of
 
 FORM = {
     "model": "llama-3.1-8b",
@@ -66,7 +66,7 @@ def test_a_servers_command_line_is_read_with_its_remarks(tmp_path: Path) -> None
         ({"load": "0"}, "load: '0' is not a number above 0", ""),
         ({"load": "nan"}, "load: 'nan'", ""),
         ({"arrivals": "weekly"}, "no arrivals 'weekly'", ""),
-        ({"input_tokens": "1k"}, "input tokens: '1k'", "lognormal"),
+        ({"input_tokens": "1x"}, "input tokens: '1x'", "lognormal"),
         ({"ttft_s": "5 parsecs"}, "TTFT", ""),
         ({"num_requests": "2000000"}, "2,000,000 requests are too many", "terminal"),
         ({"arrivals": "concurrency", "load": "1e7"}, "concurrent requests are too many", "terminal"),

@@ -271,6 +271,30 @@ class TestWindows:
 
 
 class TestExperts:
+    def test_an_omni_model_is_its_thinker(self) -> None:
+        text = MOE | {"model_type": "qwen3_omni_moe_text", "architectures": None}
+        vision = {"depth": 4, "hidden_size": 32, "intermediate_size": 64, "patch_size": 16, "num_heads": 2}
+        omni = {
+            "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
+            "model_type": "qwen3_omni_moe",
+            "thinker_config": {
+                "model_type": "qwen3_omni_moe_thinker",
+                "text_config": text,
+                "vision_config": vision | {"deepstack_visual_indexes": [1], "fullatt_block_indexes": [3]},
+                "audio_config": {"d_model": 8},
+            },
+            "talker_config": {"model_type": "qwen3_omni_moe_talker"},
+        }
+        model = read(omni)
+        assert model.layers == read(MOE | {"model_type": "qwen3_vl_moe"}).layers
+        assert model.left_out == ("vision tower", "audio tower", "speech")
+        assert model.vision is not None
+        assert (model.vision.rule, model.vision.num_full_layers) == ("qwen", 0)
+        dense = LLAMA | {"model_type": "qwen2_5_omni_text"}
+        thinker = {"model_type": "qwen2_5_omni_thinker", "text_config": dense}
+        former = read({"architectures": ["Qwen2_5OmniModel"], "thinker_config": thinker})
+        assert former.layers == read(LLAMA | {"model_type": "qwen2"}).layers
+
     def test_mixtral_names_the_experts_width_as_a_dense_one(self) -> None:
         config = LLAMA | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
         assert experts(read(config)) == ExpertsFeedForward(num_experts=8, experts_per_token=2, intermediate_size=128)
@@ -447,6 +471,8 @@ class TestQuantisation:
             ({"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True}, Precision(weights=Format.INT4)),
             ({"quant_method": "mxfp8", "weight_block_size": [1, 32]}, Precision(weights=Format.MXFP8)),
             ({"quant_method": "fp8", "weight_block_size": [1, 32]}, Precision(weights=Format.MXFP8)),
+            (FP8_BLOCK | {"weight_block_size": "128x128"}, Precision(weights=Format.FP8_BLOCK)),
+            (FP8_BLOCK | {"weight_block_size": ["128", "128"]}, Precision(weights=Format.FP8_BLOCK)),
             ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, Precision(weights=Format.MXFP8)),
             ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, Precision(weights=Format.NVFP4A16)),
             (
@@ -639,6 +665,7 @@ class TestQuantisation:
             ({"quant_method": "compressed-tensors"}, r"\(compressed-tensors\) has no config_groups"),
             ({"quant_method": "modelopt"}, r"quantization_config \(modelopt\) has no quant_algo"),
             ({"quant_method": "fp8", "weight_block_size": [1, 64]}, r"weight_block_size is \[1, 64\]"),
+            ({"quant_method": "fp8", "weight_block_size": 128}, r"weight_block_size is 128"),
             ({"quant_method": "modelopt", "quant_algo": "FP3"}, "quant_algo 'FP3' is not known"),
             (
                 {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP2"},

@@ -10,10 +10,10 @@ from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.calibration.validate import RunPrediction
 from windtunnel.errors import InputError
 from windtunnel.formats.clients.read import ClientResult
+from windtunnel.metrics.limits import parse_limits
 from windtunnel.metrics.uncertainty import Interval
 from windtunnel.production.gate import SURE, Gate, gate_change, gate_measured, gate_predicted, predicted_ratios
 from windtunnel.report.gate import gate_report
-from windtunnel.search.capacity.limits import parse_limits
 from windtunnel.serving.results import Result
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
+from windtunnel.metrics.limits import parse_limits
 from windtunnel.report.search.recommendation import against_api
-from windtunnel.search.capacity.limits import parse_limits
 from windtunnel.search.prices import (
     ApiPrice,
     Offer,

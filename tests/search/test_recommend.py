@@ -10,12 +10,12 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.formats.launch.scripts import launch_script
+from windtunnel.metrics.limits import parse_limits
 from windtunnel.report.search.recommendation import recommendation
 from windtunnel.report.search.study import engine_versions
 from windtunnel.report.search.study_files import point_document
 from windtunnel.search.answers import copied, fleets, scenario_of
 from windtunnel.search.capacity.capacity import capacities
-from windtunnel.search.capacity.limits import parse_limits
 from windtunnel.search.recommend import AS_IT_IS, CAPACITY, DEPLOYMENT, changes_space, deployments_space, layouts
 from windtunnel.search.space.space import CHANGE, Space, point_at, scenario_at
 from windtunnel.search.store import Store

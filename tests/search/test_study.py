@@ -440,7 +440,7 @@ def test_wrong_searches_are_named(tmp_path: Path) -> None:
 
 def test_a_long_run_that_cannot_hold_its_limits_is_given_up_and_a_given_load_is_not() -> None:
     """Six thousand requests at ten times what one device takes: capacity is the same with and without patience."""
-    from windtunnel.search.capacity.limits import parse_limits
+    from windtunnel.metrics.limits import parse_limits
     from windtunnel.search.capacity.load import stream_of
     from windtunnel.search.capacity.probe import probe
     from windtunnel.search.space.space import scenario_at

@@ -9,6 +9,7 @@ from windtunnel.model.precision import Format
 from windtunnel.serving.scenario import Scenario
 from windtunnel.serving.shorthand import PATHS, Options, raw_scenario, scenario
 from windtunnel.workload.arrivals import Burst, ClosedLoop, Poisson
+from windtunnel.workload.lengths import Uniform
 from windtunnel.workload.schema import Trace
 
 LLAMA = "meta-llama/Llama-3.1-8B"
@@ -138,3 +139,20 @@ def test_an_endless_rate_is_as_fast_as_the_clients_let() -> None:
 
 def test_the_typed_options_are_the_short_names() -> None:
     assert set(Options.__annotations__) == set(PATHS)
+
+
+def test_lengths_may_be_texts() -> None:
+    shared = {"model": "llama-3.1-8b", "device": "h100_sxm", "concurrency": 2, "max_num_batched_tokens": "8K"}
+    described = scenario(input_tokens="1k-2k", output_tokens="1K", **shared)  # type: ignore[arg-type]
+    assert described.workload.input_tokens == Uniform(min_tokens=1000, max_tokens=2000)
+    assert described.workload.output_tokens == 1024
+    assert described.deployment.engine.max_num_batched_tokens == 8192
+    with pytest.raises(InputError, match=r"\$\.workload\.input_tokens: 'many' is neither a number"):
+        scenario(input_tokens="many", output_tokens=8, **shared)  # type: ignore[arg-type]
+
+
+def test_the_name_of_a_column_is_no_count() -> None:
+    columns = {"workload.trace.columns": {"input_tokens": "column_k", "output_tokens": "8k_tokens"}}
+    described = scenario(model="llama-3.1-8b", device="h100_sxm", trace="requests.csv", settings=columns)
+    assert described.workload.trace is not None
+    assert described.workload.trace.columns.input_tokens == "column_k"

@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError
 from windtunnel import api, catalog
 from windtunnel.errors import InputError, check_known
 from windtunnel.formats.launch.read import read_launch_command
+from windtunnel.metrics.limits import parse_limits
 from windtunnel.metrics.summary import Distribution
 from windtunnel.production.diagnose import diagnose as explain_latencies
 from windtunnel.production.gate import gate_change
@@ -27,7 +28,6 @@ from windtunnel.report.render.json import version
 from windtunnel.report.search.study import search_report
 from windtunnel.report.serving.run import verdict
 from windtunnel.report.serving.step import headline_of, step_document
-from windtunnel.search.capacity.limits import parse_limits, slo_fields
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, scenario_from
 from windtunnel.serving.shorthand import raw_scenario
@@ -213,7 +213,7 @@ def _scenario(
     base = {} if command is None else read_launch_command(command).raw
     options = {"device": device, **(deployment or {}), **load}
     rate, clients, trace = (options.pop(name, None) for name in ("rate_per_s", "concurrency", "trace"))
-    return scenario_from(raw_scenario(base, options, rate, clients, trace, slo_fields(slo)))
+    return scenario_from(raw_scenario(base, options, rate, clients, trace, slo))
 
 
 def _figures(result: Result) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from windtunnel import catalog
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, did_you_mean, missing_file
 from windtunnel.files import read_bytes, read_text, write_text
 from windtunnel.formats.clients.read import MS, read_client_results
 from windtunnel.model.parallelism import Parallelism
@@ -27,6 +27,7 @@ from windtunnel.schema import Schema, decode, encode, fields_of, read_yaml, set_
 from windtunnel.serving.deployment import EngineSettings, Pool
 from windtunnel.serving.engines.contract import behaviour_of
 from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from
+from windtunnel.serving.shorthand import raw_scenario
 
 METRICS = ("tpot", "ttft", "e2e", "throughput")
 """Metrics: seconds per output token after the first, seconds to the first token and in all; output tokens a second."""
@@ -65,6 +66,8 @@ class Column(Schema):
     may_be_zero: bool = False
     metric: str = ""
     """One of `METRICS`, which it measured."""
+    also: tuple[str, ...] = ()
+    """Names that others publish it under, such as InferenceX, in lower case with `_` for all else."""
 
 
 def columns_of(kind: type[Any], path: Path) -> dict[str, Any]:
@@ -125,10 +128,68 @@ class Measurement:
         return replace(self, scenario=scenario, lacks_acceptance=False)
 
 
+def plain_name(column: str) -> str:
+    """Return the name of a column in lower case, with `_` for what is neither letter nor digit."""
+    return re.sub(r"[^a-z0-9]+", "_", column.lower()).strip("_")
+
+
 def reason_of(error: InputError) -> str:
     """Return the reason of a refusal, with the name that may have been meant."""
     hint = error.hint or ""
     return f"{error.message}; {hint}" if hint.startswith("did you mean") else error.message
+
+
+_KINDS = "a .csv or .parquet table, a .jsonl file of runs, or a benchmark client's .json file"
+
+
+def read_measurements(paths: Sequence[Path], options: Mapping[str, Any]) -> list[Measurement]:
+    """Read the runs of all files; `options` describe the deployment behind clients' files.
+
+    Raises:
+        InputError: a file that is missing or malformed, or a client's file without a model and a device.
+    """
+    if not paths:
+        raise InputError("there are no runs", f"give {_KINDS}")
+    check_paths(paths)
+    runs: list[Measurement] = []
+    for path in paths:
+        if not path.exists():
+            raise missing_file(path)
+        if path.suffix == ".jsonl" and is_run_file(path):
+            runs += read_run_file(path)
+        elif path.suffix in (".json", ".jsonl"):
+            runs += read_client_files(path, _deployment(path, options))
+        elif path.suffix in (".csv", ".parquet"):
+            runs += read_table(path)
+        else:
+            raise InputError(f"{path} is of no known kind", f"give {_KINDS}")
+    return runs
+
+
+def check_paths(paths: Sequence[Path]) -> None:
+    """Raise InputError for a file that is given twice, or a folder."""
+    for number, path in enumerate(paths):
+        if path.resolve() in (other.resolve() for other in paths[:number]):
+            raise InputError(f"{path} is given twice", "its runs would count twice")
+        if path.is_dir():
+            kind = next((kind for kind in ("csv", "parquet", "jsonl", "json") if any(path.glob(f"*.{kind}"))), None)
+            hint = f"give {_KINDS}" if kind is None else f"for instance {path}/*.{kind}"
+            if (path / "requests.parquet").is_file():
+                hint = "measure with `bench --save-result FILE`, and name that file"
+            raise InputError(f"{path} is a folder; files are needed", hint)
+
+
+def _deployment(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    result = read_client_results(path)[0]
+    recorded = {"model": result.model} if result.model else {}
+    given = recorded | {name: value for name, value in options.items() if value is not None}
+    for name in ("model", "device"):
+        if name not in given:
+            raise InputError(
+                f"{path.name} does not say what served it: --{name} is missing",
+                "for instance --model llama-3.1-8b --device h100_sxm --tp 1 --engine vllm",
+            )
+    return raw_scenario({}, given, None, None, None, {}, {}, allow_download=False)
 
 
 def read_table(path: Path) -> list[Measurement]:
@@ -150,7 +211,10 @@ def read_table(path: Path) -> list[Measurement]:
     unknown = [name for name in rows[0] if name not in COLUMNS and not name.startswith("_")]
     if unknown:
         known = "separate columns by commas" if _OTHER_SEPARATOR.search(unknown[0]) else f"known: {', '.join(COLUMNS)}"
-        hint = did_you_mean(unknown[0], COLUMNS, known)
+        ours = {alias: name for name, column in COLUMNS.items() for alias in (name, *column.also)}
+        renames = ", ".join(f"{name} -> {ours[plain]}" for name in unknown if (plain := plain_name(name)) in ours)
+        hint = f"rename {renames} (_ms: milliseconds), and leave the others out" if renames else None
+        hint = hint or did_you_mean(unknown[0], COLUMNS, known)
         raise InputError(f"{path.name} has a column {unknown[0]!r}, which is not known", hint)
     for name, column in COLUMNS.items():
         if column.needed and name not in rows[0]:

@@ -120,7 +120,7 @@ def known_name(kind: str, name: str) -> str:
     return _known_model(name, _models()) if kind == "models" else spelling(kind, name)
 
 
-def model(name: str | ModelSpec | Mapping[str, Any], allow_download: bool = False) -> ModelSpec:
+def model(name: Path | str | ModelSpec | Mapping[str, Any], allow_download: bool = False) -> ModelSpec:
     """Return the model called `name`, or described by it.
 
     Args:
@@ -137,6 +137,7 @@ def model(name: str | ModelSpec | Mapping[str, Any], allow_download: bool = Fals
         return name
     if isinstance(name, Mapping):
         return _inline_model(name)
+    name = str(name)
     if _looks_like_path(name):
         return _model_from_files(_path(name))
     entries = _models()
@@ -167,25 +168,25 @@ def model_config(name: str) -> dict[str, Any]:
     return _read_json(entry)
 
 
-def device(name: str) -> Device:
+def device(name: Path | str) -> Device:
     """Return the device called `name` (`h100_sxm`), or the one in the YAML file at that path.
 
     Raises:
         InputError: there is no such device, or its file is wrong.
     """
-    device = _hardware("devices", name, Device)
+    device = _hardware("devices", str(name), Device)
     if not device.peak_flops_per_s:
         raise InputError(f"{name}: peak_flops_per_s is empty; at least bf16 is needed")
     return device
 
 
-def node(name: str) -> Node:
+def node(name: Path | str) -> Node:
     """Return the node called `name` (`dgx_h100`), or the one in the YAML file at that path.
 
     Raises:
         InputError: there is no such node, or its file is wrong.
     """
-    return _hardware("nodes", name, Node)
+    return _hardware("nodes", str(name), Node)
 
 
 def _hardware(kind: str, name: str, schema: type[HardwareT]) -> HardwareT:

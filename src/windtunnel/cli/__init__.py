@@ -6,11 +6,13 @@ import gc
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import FULL, WindtunnelError, unwritable
+from windtunnel.plugins import failed_plugin
 
 if TYPE_CHECKING:
     import click
@@ -45,6 +47,7 @@ def main() -> None:
         if number is not None and signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, end)
     _mend_streams()
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     code = run(sys.argv[1:])
     sys.exit(128 + ended_by[0] if ended_by and code == INTERRUPTED else code)
 
@@ -105,6 +108,10 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(error, OSError) and error.errno in _PLACES:
             return _no_place(error)
         what = f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]
+        if plugin := failed_plugin(error):
+            return _fail(
+                f"an installed package failed in {plugin}: {what}", f"mend it; {DEBUG_VARIABLE}=1 shows more", 1
+            )
         hint = f"set {DEBUG_VARIABLE}=1 to see where, and please report it"
         return _fail(f"sorry, this is a bug in windtunnel ({what})", hint, 1)
     return code if isinstance(code, int) else 0

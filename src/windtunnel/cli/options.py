@@ -10,11 +10,10 @@ from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.schema import parse_yaml, read_table
-from windtunnel.search.capacity.limits import slo_fields
 from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
 from windtunnel.serving.engines.defaults import newer_than_known
 from windtunnel.serving.scenario import SCENARIO_HINT, Scenario, pool_scenario, scenario_from
-from windtunnel.serving.shorthand import PATHS, lay_over, parse_lengths, raw_scenario
+from windtunnel.serving.shorthand import PATHS, lay_over, raw_scenario
 from windtunnel.units import parse_quantity
 
 SCENARIO = ("deployment", "load", "requests", "sampling", "general", "hub")
@@ -86,12 +85,9 @@ def with_load(raw: dict[str, Any], given: Mapping[str, Any], slo: str | None) ->
     """Lay `given` options over a raw scenario: fields by their short names, lengths, load, limits and `--set`."""
     apart = ("rate", "concurrency", "trace", "settings", "hub")
     fields = {name: value for name, value in given.items() if name not in apart and value is not None}
-    for stream in ("input_tokens", "output_tokens"):
-        if stream in fields:
-            fields[stream] = parse_lengths(f"--{stream.replace('_', '-')}", fields[stream])
     rate, concurrency, trace, settings, hub = (given.get(name) for name in apart)
     return raw_scenario(
-        raw, fields, rate, concurrency, trace, slo_fields(slo), assignments(settings or ()), allow_download=bool(hub)
+        raw, fields, rate, concurrency, trace, slo, assignments(settings or ()), allow_download=bool(hub)
     )
 
 

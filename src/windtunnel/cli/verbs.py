@@ -1,6 +1,7 @@
 """The commands of `windtunnel`, made from `verbs.yaml` and `options.yaml`: `--help` imports none of their modules."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +12,7 @@ import click
 
 from windtunnel.errors import InputError, check_known
 from windtunnel.limits import set_limits
+from windtunnel.units import whole
 
 
 class WrittenFile(click.Path):
@@ -24,9 +26,18 @@ class WrittenFile(click.Path):
         return path
 
 
+class Whole(type(click.INT)):  # type: ignore[misc]
+    """A whole number, also as `8k`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        with suppress(ValueError):
+            value = whole(value) if isinstance(value, str) else value
+        return super().convert(value, param, ctx)
+
+
 TYPES = {
     "text": str,
-    "int": int,
+    "int": Whole(),
     "positive": click.IntRange(min=1),
     "float": float,
     "path": click.Path(path_type=Path),
@@ -167,7 +178,11 @@ def _command(name: str, verb: Mapping[str, Any]) -> click.Command:
     def run(memory_limit: str | None, time_limit: str | None, **values: Any) -> None:
         set_limits(memory_limit, time_limit)
         _check_rules(verb.get("rules", ()), values)
-        getattr(import_module(f"windtunnel.cli.{module}"), function or "command")(Options(**values))
+        try:
+            getattr(import_module(f"windtunnel.cli.{module}"), function or "command")(Options(**values))
+        except InputError as error:
+            error.hint = _reader_of_any(values, error) or error.hint
+            raise
 
     return Verb(
         name,
@@ -176,6 +191,18 @@ def _command(name: str, verb: Mapping[str, Any]) -> click.Command:
         context_settings={"token_normalize_func": normalised},
         **texts,
     )
+
+
+def _reader_of_any(values: Mapping[str, Any], error: InputError) -> str | None:
+    """Return a hint that names the command that reads a file which `error` is about, where it is another command."""
+    from windtunnel.cli.other_files import reader_of
+    from windtunnel.files import is_file
+
+    given = [part for value in values.values() for part in (value if isinstance(value, tuple) else (value,))]
+    files = [Path(part) for part in given if isinstance(part, Path | str) and is_file(Path(part))]
+    verb, trace = click.get_current_context().command_path.split()[1], values.get("trace")
+    hints = (reader_of(file, "--trace" if str(file) == trace else verb) for file in files if file.name in error.message)
+    return next(filter(None, hints), None)
 
 
 def _check_rules(rules: Iterable[Mapping[str, Any]], values: Mapping[str, Any]) -> None:

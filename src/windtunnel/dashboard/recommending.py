@@ -12,10 +12,10 @@ from windtunnel import catalog
 from windtunnel.dashboard.results import NotThereError
 from windtunnel.dashboard.trial import MOST_SWEPT_REQUESTS, positive
 from windtunnel.errors import InputError
+from windtunnel.metrics.limits import parse_limits
 from windtunnel.report.layout import layouts_beside
 from windtunnel.report.search.study import SearchEvidence, evidence_of
 from windtunnel.schema import encode
-from windtunnel.search.capacity.limits import parse_limits
 from windtunnel.search.executors import HERE
 from windtunnel.search.prices import asked_prices
 from windtunnel.search.recommend import deployments_space

@@ -16,12 +16,12 @@ import yaml
 from windtunnel.errors import InputError, check_known
 from windtunnel.files import is_file, write_text
 from windtunnel.formats.launch.read import read_launch_command
+from windtunnel.metrics.limits import limits_of
 from windtunnel.report.layout import layouts_beside
 from windtunnel.report.search.capacity import capacity_document
 from windtunnel.report.serving.run import check_folder, write_run
 from windtunnel.schema import parse_yaml, yaml_text
 from windtunnel.search.capacity.capacity import CHECKS, Capacities, capacity, steady
-from windtunnel.search.capacity.limits import limits_of
 from windtunnel.search.capacity.load import stream_of
 from windtunnel.search.capacity.probe import Probe, probe
 from windtunnel.serving.priced_deployments import PricedDeployments

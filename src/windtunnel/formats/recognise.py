@@ -15,7 +15,7 @@ from windtunnel.errors import InputError
 from windtunnel.files import read_bytes
 from windtunnel.plugins import Registry
 
-TOOLS = Registry("windtunnel.formats", "windtunnel.formats", "file format")
+TOOLS = Registry("windtunnel.formats", "windtunnel.formats", "file format", "FORMATS")
 
 Use = Literal["workload or trace", "training job", "capture", "client result", "server telemetry"]
 """What a file is read as, which decides what `FileFormat.read` takes and returns:
@@ -89,7 +89,7 @@ def find_format(path: Path, *uses: Use) -> FileFormat:
     Raises:
         InputError: the file is missing or empty, or of no known format, or of several.
     """
-    tools = (TOOLS.get(name) for name in TOOLS.names())
+    tools = TOOLS.every().values()
     formats: list[FileFormat] = [kind for tool in tools for kind in getattr(tool, "FORMATS", ()) if kind.use in uses]
     content, hint = FileContent(path), f"known: {', '.join(known.name for known in formats)}"
     if not content.start.strip():

@@ -37,8 +37,7 @@ class EngineServer:
 
 def engines_with(attribute: str) -> dict[str, Any]:
     """Return the modules of the engines that define an attribute, by name."""
-    modules = {name: ENGINES.get(name) for name in ENGINES.names()}
-    return {name: module for name, module in modules.items() if hasattr(module, attribute)}
+    return {name: module for name, module in ENGINES.every().items() if hasattr(module, attribute)}
 
 
 @contextmanager

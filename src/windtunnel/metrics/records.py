@@ -3,7 +3,7 @@
 A simulation and a real engine fill the same tables, so that validation is a join.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, KeysView, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -37,6 +37,13 @@ class Table:
         if name not in self.columns:
             raise KeyError(f"there is no column {name!r}; {did_you_mean(name, self.columns, 'see .meanings')}")
         return self.columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def keys(self) -> KeysView[str]:
+        """Return the names of the columns: `dict(table)` is a dictionary of arrays."""
+        return self.columns.keys()
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))

@@ -44,6 +44,10 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
         InputError: a needed key is missing, or has the wrong type or an impossible value; or the `model_type` is not
             known or has layers that `ModelSpec` cannot express.
     """
+    if not isinstance(config, Mapping):
+        raise InputError(f"{name}: config.json holds {type(config).__name__}; an object is needed")
+    if isinstance(thinker := config.get("thinker_config"), Mapping):
+        config = {**config, **thinker}  # Qwen's Omni models: it writes the text that a second model speaks
     reader = _reader(config, name)
     architecture = reader.architecture
     num_norms = _num_norms(reader)
@@ -175,8 +179,6 @@ def _left_out(config: Mapping[str, Any], reader: ConfigReader) -> tuple[str, ...
 
 def _reader(config: Mapping[str, Any], name: str) -> ConfigReader:
     """Return the keys of the language model in `config`, then its outer keys, then the defaults of its class."""
-    if not isinstance(config, Mapping):
-        raise InputError(f"{name}: config.json holds {type(config).__name__}; an object is needed")
     text = language_model(config)
     model_type = str(text.get("model_type") or config.get("model_type") or "").removesuffix("_text")
     outer = {key: config[key] for key in ("tie_word_embeddings", "architectures") if key in config}

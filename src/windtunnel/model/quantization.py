@@ -178,7 +178,7 @@ def _single_format(config: Mapping[str, Any], model: str) -> _Scheme:
     method = str(config.get("quant_method"))
     ignored = _Modules(_left_alone(config, model))
     if method in ("fp8", "fbgemm_fp8", "mxfp8"):
-        block_size = _MXFP8_BLOCK if method == "mxfp8" else config.get("weight_block_size")
+        block_size = "1x32" if method == "mxfp8" else config.get("weight_block_size")
         return _Scheme(((_ALL, _fp8_format(block_size, model)),), ignored)
     if method == "mxfp4":
         # transformers and vLLM quantise only the routed experts with it.
@@ -276,15 +276,13 @@ def _quark_format(config: Any, key: str, model: str) -> Format:
     return known[stored, taken]
 
 
-_MXFP8_BLOCK = [1, 32]
-
-
 def _fp8_format(block_size: Any, model: str) -> Format:
     if block_size is None:
         return Format.FP8
-    if block_size == _MXFP8_BLOCK:
+    sizes = re.findall(r"[-\d.]+", str(block_size))  # a list, or text such as 128x128
+    if sizes == ["1", "32"]:
         return Format.MXFP8
-    if block_size != [128, 128]:
+    if sizes != ["128", "128"]:
         raise InputError(f"{model}: weight_block_size is {block_size!r}; allowed: [128, 128], [1, 32]", _HINT)
     return Format.FP8_BLOCK
 

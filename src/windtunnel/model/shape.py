@@ -66,7 +66,7 @@ class Attention(LayerKind):
     """How a layer mixes tokens: attention, or a recurrence in its place."""
 
     __slots__ = ()
-    registry = Registry("windtunnel.attention", "windtunnel.model.attention", "kind of attention")
+    registry = Registry("windtunnel.attention", "windtunnel.model.attention", "kind of attention", "KIND")
     is_recurrent: ClassVar[bool] = False
     """Whether it keeps a state of fixed size for a request, in place of keys and values of every token."""
     is_causal: ClassVar[bool] = True
@@ -223,7 +223,7 @@ class FeedForward(LayerKind):
     """What a layer computes for each token alone: a dense network, or a choice of experts."""
 
     __slots__ = ()
-    registry = Registry("windtunnel.feed_forward", "windtunnel.model.feed_forward", "kind of feed-forward")
+    registry = Registry("windtunnel.feed_forward", "windtunnel.model.feed_forward", "kind of feed-forward", "KIND")
     shared_modules: ClassVar[tuple[Names, ...]] = ()
     """Names of the quantised modules of shared experts in checkpoints, where a layer has some."""
     routed_modules: ClassVar[tuple[Names, ...]] = ()
@@ -466,4 +466,4 @@ def operator_types() -> dict[str, type[Op]]:
 
 
 def _kinds(face: type[Any]) -> tuple[Any, ...]:
-    return tuple(face.registry.get(name).KIND for name in face.registry.names())
+    return tuple(module.KIND for module in face.registry.every(face).values())

@@ -9,7 +9,7 @@ from windtunnel.model.architectures import KNOWN, language_model
 from windtunnel.model.config_reader import MOST
 from windtunnel.schema import Schema
 
-GATED = ("pixtral", "qwen2_5_vl")
+GATED = ("pixtral", "qwen2_5_vl", "qwen2_5_omni")
 """Starts of a tower's `model_type` whose feed-forward has three matrices (`transformers/models`)."""
 CHANNELS = 3
 OVERRIDE = "give tokens_per_image, or tokens_per_video, in the workload"
@@ -176,8 +176,8 @@ def _limits(given: Pixels, known: tuple[int, int]) -> tuple[int, int]:
 _QWEN2 = {"rule": "qwen", "image_pixels": (56 * 56, 12_845_056)}
 _QWEN3 = {"rule": "qwen", "image_pixels": (65_536, 16_777_216), "video_pixels": (4_096, 25_165_824)}
 _RULES: Mapping[str, Mapping[str, Any]] = {
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _QWEN2),
-    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN3),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_thinker"), _QWEN2),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe_thinker", "qwen3_5", "qwen3_5_moe"), _QWEN3),
     "gemma3": {"rule": "pooled", "max_tokens": 256},
     "gemma4": {"rule": "budget", "max_tokens": 280},
     "llama4": {"rule": "tiles", "max_patches": 16},
@@ -207,8 +207,10 @@ def read_tower(config: Mapping[str, Any]) -> VisionTower | None:
     output = _size(tower, "out_hidden_size", default=_size(text, "hidden_size"))
     if 0 in (width, inner, num_layers, patch, output):
         return None
-    full = tower.get("fullatt_block_indexes")
     earlier = tower.get("deepstack_visual_indexes")
+    full = (
+        None if earlier else tower.get("fullatt_block_indexes")
+    )  # Qwen3-Omni's config names it, its code has no windows
     said = {"max_tokens": _size(config, "mm_tokens_per_image", default=_size(tower, "default_output_length"))}
     return VisionTower(
         hidden_size=width,

@@ -26,7 +26,7 @@ from windtunnel.schema import (
     read_yaml,
 )
 
-BACKENDS = Registry("windtunnel.network_backends", "windtunnel.network.backends", "network backend")
+BACKENDS = Registry("windtunnel.network_backends", "windtunnel.network.backends", "network backend", "run_flows")
 
 
 GBPS = 125e6

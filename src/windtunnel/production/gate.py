@@ -17,10 +17,10 @@ import numpy as np
 from windtunnel.calibration.validate import RunPrediction
 from windtunnel.errors import InputError
 from windtunnel.formats.clients.read import ClientResult
+from windtunnel.metrics.limits import Limit, limit_of
 from windtunnel.metrics.uncertainty import SURE
 from windtunnel.notebook import Shown
 from windtunnel.schema import differences, encode, read_yaml
-from windtunnel.search.capacity.limits import Limit, limit_of
 from windtunnel.search.capacity.probe import quantile
 from windtunnel.search.space.space import value_text
 from windtunnel.serving.results import Result

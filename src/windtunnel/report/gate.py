@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from windtunnel.metrics.limits import METRICS
 from windtunnel.production.gate import COST, THROUGHPUT, Check, Gate
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Cell, Report, Section, Table
 from windtunnel.schema import fields_of
-from windtunnel.search.capacity.limits import METRICS
 from windtunnel.units import format_seconds
 
 

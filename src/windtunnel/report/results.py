@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 
 from windtunnel.errors import InputError
+from windtunnel.metrics.limits import limits_from
 from windtunnel.metrics.records import Table
 from windtunnel.pricing.table import read_parquet
 from windtunnel.report.layout import filled, layouts_beside, value_at
 from windtunnel.report.search.figures import limit_name
 from windtunnel.report.serving.setup import deployment_text, workload_text
 from windtunnel.schema import decode, short_path
-from windtunnel.search.capacity.limits import limits_from
 from windtunnel.serving.scenario import Scenario
 
 SUMMARY, STUDY = "summary.json", "search.json"

@@ -11,10 +11,10 @@ from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import servers
 from windtunnel.formats.launch.scripts import changed_options
 from windtunnel.hardware import Device
+from windtunnel.metrics.limits import Limit
 from windtunnel.model.precision import COMPUTE, Format, computed_as
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import encode
-from windtunnel.search.capacity.limits import Limit
 from windtunnel.search.space.space import CHANGE, Space, point_at, scenario_at, space_from, value_text
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.contract import split_columns

@@ -137,6 +137,30 @@ def load(path: Path | str, overrides: dict[str, Any] | None = None) -> Scenario:
     return scenario_from(raw, str(path), path.parent)
 
 
+Described = Scenario | Mapping[str, Any] | Path | str
+"""A scenario, its file, or the table of its keys."""
+
+
+def as_scenario(described: Described) -> Scenario:
+    """Return the scenario that is described.
+
+    Raises:
+        InputError: as `load`; or it is none of these.
+    """
+    if isinstance(described, Path | str):
+        return load(described)
+    if isinstance(described, Mapping):
+        raw = dict(described)
+        keep_published_formats(raw)
+        return scenario_from(raw)
+    if not isinstance(described, Scenario):
+        raise InputError(
+            f"a scenario is needed, not {type(described).__name__}",
+            "windtunnel.scenario(model=..., device=..., ...) makes one, windtunnel.load(path) reads one",
+        )
+    return described
+
+
 def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = None) -> Scenario:
     """Decode a scenario from builtins, as YAML or the command line gives them.
 
@@ -146,6 +170,8 @@ def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = N
     for key, (what, hint) in OTHER_FILES.items():
         if key in raw:
             raise InputError(f"{source or 'this'} {what}, not a scenario", hint)
+    if source and raw.keys().isdisjoint(Scenario.__struct_fields__):
+        raise InputError(f"{source} is not a scenario: it has none of model, deployment and workload", SCENARIO_HINT)
     if folder is not None and "workload" in raw:
         raw["workload"] = beside(raw["workload"], folder)
     if isinstance(raw.get("model"), Mapping):

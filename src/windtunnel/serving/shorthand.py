@@ -2,21 +2,24 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, Unpack, get_type_hints
 
 from windtunnel.errors import InputError, did_you_mean
+from windtunnel.metrics.limits import slo_fields
 from windtunnel.model.shape import ModelSpec
-from windtunnel.schema import read_yaml, set_path
+from windtunnel.schema import builtin, read_yaml, set_path
 from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from
+from windtunnel.units import whole
 
 
 class Options(TypedDict, total=False):
     """Short names, each with its type and its path in a scenario; None stands for a name left out."""
 
-    model: Annotated[str | ModelSpec | Mapping[str, Any] | None, "model"]
-    device: Annotated[str | None, "deployment.device"]
-    node: Annotated[str | None, "deployment.node"]
+    model: Annotated[Path | str | ModelSpec | Mapping[str, Any] | None, "model"]
+    device: Annotated[Path | str | None, "deployment.device"]
+    node: Annotated[Path | str | None, "deployment.node"]
     replicas: Annotated[int | None, "deployment.replicas"]
     router: Annotated[str | None, "deployment.router"]
     tp: Annotated[int | None, "deployment.parallelism.tp"]
@@ -25,18 +28,18 @@ class Options(TypedDict, total=False):
     attention_dp: Annotated[int | None, "deployment.parallelism.attention_dp"]
     engine: Annotated[str | None, "deployment.engine.name"]
     engine_version: Annotated[str | None, "deployment.engine.version"]
-    calibration: Annotated[str | None, "deployment.calibration"]
+    calibration: Annotated[Path | str | None, "deployment.calibration"]
     scheduler: Annotated[str | None, "deployment.engine.scheduler"]
     max_num_seqs: Annotated[int | None, "deployment.engine.max_num_seqs"]
     max_num_batched_tokens: Annotated[int | None, "deployment.engine.max_num_batched_tokens"]
     gpu_memory_utilization: Annotated[float | None, "deployment.engine.gpu_memory_utilization"]
     enable_prefix_caching: Annotated[bool | None, "deployment.engine.enable_prefix_caching"]
-    profile: Annotated[str | None, "deployment.profile.folder"]
+    profile: Annotated[Path | str | None, "deployment.profile.folder"]
     estimator: Annotated[str | None, "deployment.profile.estimator"]
     quant: Annotated[str | None, "precision.weights"]
     kv_cache_dtype: Annotated[str | None, "precision.kv_cache"]
-    input_tokens: Annotated[int | dict[str, Any] | None, "workload.input_tokens"]
-    output_tokens: Annotated[int | dict[str, Any] | None, "workload.output_tokens"]
+    input_tokens: Annotated[int | str | Mapping[str, Any] | None, "workload.input_tokens"]
+    output_tokens: Annotated[int | str | Mapping[str, Any] | None, "workload.output_tokens"]
     task: Annotated[str | None, "workload.task"]
     num_requests: Annotated[int | None, "workload.num_requests"]
     client: Annotated[str | None, "workload.client"]
@@ -66,9 +69,9 @@ def scenario(
     *,
     rate_per_s: float | None = None,
     concurrency: int | None = None,
-    trace: str | None = None,
-    slo: dict[str, float] | None = None,
-    settings: dict[str, Any] | None = None,
+    trace: Path | str | None = None,
+    slo: str | Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
     **options: Unpack[Options],
 ) -> Scenario:
     """Make a scenario from short names: `scenario(model="llama-3.1-8b", device="h100_sxm", concurrency=8, ...)`.
@@ -77,7 +80,7 @@ def scenario(
         rate_per_s: Poisson arrivals; infinity, as in benchmark clients, sends all as soon as `concurrency` allows.
         concurrency: clients of a closed loop; with a rate, the limit of requests under way.
         trace: a requests file; gives lengths, and arrivals unless a rate or concurrency is given.
-        slo: `ttft_s`, `tpot_s`, `e2e_s`.
+        slo: `"ttft_p90=1s,tpot_p99=50ms"`, or fields of a scenario's `slo`: `{"ttft_s": 1.0, "ttft_percentile": 90}`.
         settings: dotted path -> value, for everything without a short name.
         options: the names in `Options`, the same as on the command line.
 
@@ -94,9 +97,9 @@ def raw_scenario(
     options: dict[str, Any],
     rate_per_s: float | None = None,
     concurrency: int | None = None,
-    trace: str | None = None,
-    slo: dict[str, float] | None = None,
-    settings: dict[str, Any] | None = None,
+    trace: Path | str | None = None,
+    slo: str | Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
     allow_download: bool = False,
 ) -> dict[str, Any]:
     """Apply short names to `raw`, a scenario as builtins that is not yet decoded."""
@@ -106,6 +109,8 @@ def raw_scenario(
         if name not in PATHS:
             known = [*PATHS, "rate_per_s", "concurrency", "trace", "slo", "settings"]
             raise InputError(f"there is no option {name!r}", did_you_mean(name, known, f"known: {', '.join(known)}"))
+        if isinstance(value, str) and name in ("input_tokens", "output_tokens"):
+            value = parse_lengths(f"$.{PATHS[name]}", value)
         if value is not None:
             set_path(raw, PATHS[name], value)
     if concurrency is not None:
@@ -113,7 +118,7 @@ def raw_scenario(
     elif rate_per_s is not None:
         arrivals = {"type": "burst"} if rate_per_s == math.inf else {"type": "poisson", "rate_per_s": rate_per_s}
         set_path(raw, "workload.arrivals", arrivals)
-    for name, limit in (slo or {}).items():
+    for name, limit in (slo_fields(slo) if isinstance(slo, str) else slo or {}).items():
         set_path(raw, f"slo.{name}", limit)
     for dotted, value in (settings or {}).items():
         set_path(raw, dotted, value)
@@ -127,7 +132,7 @@ def raw_scenario(
 
 
 def parse_lengths(name: str, text: str) -> Any:
-    """Parse `1024`, or `819-1024` for lengths drawn evenly between both, into a workload's lengths.
+    """Parse `1024` or `8k`, or `819-1024` for lengths drawn evenly between both, into a workload's lengths.
 
     Args:
         name: option or field, for the error.
@@ -136,11 +141,9 @@ def parse_lengths(name: str, text: str) -> Any:
     Raises:
         InputError: it is neither.
     """
-    low, dash, high = (part.strip().replace(",", "").replace("_", "") for part in text.partition("-"))
-    if low.isdecimal() and not dash:
-        return int(low)
-    if low.isdecimal() and high.isdecimal():
-        return {"type": "uniform", "min_tokens": int(low), "max_tokens": int(high)}
+    with suppress(ValueError):
+        low, *high = (whole(part.strip()) for part in text.split("-", 1))
+        return {"type": "uniform", "min_tokens": low, "max_tokens": high[0]} if high else low
     raise InputError(
         f"{name}: {text!r} is neither a number of tokens nor a range such as 819-1024",
         "a scenario has other distributions: workload.input_tokens: {type: lognormal, median_tokens: 512, sigma: 0.8}",
@@ -175,4 +178,4 @@ def _set_concurrency(raw: dict[str, Any], concurrency: int, rate_per_s: float | 
         kept = {name: value for name, value in kept.items() if name not in ("rate_per_s", "cv")}
     elif rate_per_s is not None:
         kept = kept | {"rate_per_s": rate_per_s}
-    set_path(raw, "workload.arrivals", kept | {"concurrency": concurrency})
+    set_path(raw, "workload.arrivals", kept | {"concurrency": builtin(concurrency)})

@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError
 from windtunnel.metrics import summary as summaries
 from windtunnel.metrics.checks import check_run
 from windtunnel.metrics.fleet import fleet_summary, lost_steps, mean_replicas
@@ -28,7 +27,7 @@ from windtunnel.serving.custom.router import Router
 from windtunnel.serving.prepared import PreparedDeployment, PreparedPool, prepare, users_router
 from windtunnel.serving.results import PoolResult, Result, limits_of, resolved_scenario
 from windtunnel.serving.run import LoopRun, Progress, Watch, first_pool, replicas_of
-from windtunnel.serving.scenario import Scenario, pool_scenario
+from windtunnel.serving.scenario import Described, Scenario, as_scenario, pool_scenario
 from windtunnel.serving.setup import fleet_plan
 from windtunnel.serving.setup.adapters import adapter_summary, adapter_times_s
 from windtunnel.serving.setup.encode_pool import EncodePool, EncodeRun
@@ -40,7 +39,7 @@ from windtunnel.workload.generate.requests import RequestArrays, generate
 
 
 def simulate(
-    scenario: Scenario,
+    scenario: Described,
     estimator: Estimator | None = None,
     progress: Progress | None = None,
     allow_download: bool = False,
@@ -50,7 +49,7 @@ def simulate(
     """Simulate `scenario`.
 
     Args:
-        scenario: what to run.
+        scenario: what to run: a scenario, its file, or a table of a scenario's keys.
         estimator: prices operators; None reads the tables measured on each pool's device, or its calibrated roofline.
         progress: called now and then.
         allow_download: look models up on the Hugging Face hub too.
@@ -60,11 +59,7 @@ def simulate(
     Raises:
         InputError: the scenario's parts do not go together, or a request that this deployment can never serve.
     """
-    if not isinstance(scenario, Scenario):
-        raise InputError(
-            f"simulate takes a Scenario, not a {type(scenario).__name__}",
-            "windtunnel.load(path) reads one, windtunnel.scenario(model=..., device=..., ...) makes one",
-        )
+    scenario = as_scenario(scenario)
     if router is not None:
         deployment = msgspec.structs.replace(scenario.deployment, router=policy_name(router), router_limit=None)
         scenario = msgspec.structs.replace(scenario, deployment=deployment)

@@ -1,5 +1,7 @@
 """A training job: model, batch, how it spreads over devices, number formats, recomputation, overlap and schedule."""
 
+import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -254,26 +256,33 @@ class TrainingJob(Schema):
     """Of one device; None takes the catalog's list price."""
 
 
-def load(path: Path | str | None, overrides: dict[str, Any] | None = None) -> TrainingJob:
+def load(path: Mapping[str, Any] | Path | str | None, overrides: dict[str, Any] | None = None) -> TrainingJob:
     """Return the job in a YAML or JSON file, if there is one, with every override over it.
 
     Args:
+        path: the file, or the job's keys.
         overrides: as `--set` gives them: dotted path -> value.
 
     Raises:
         InputError: the file is missing or wrong, an override names no field, or what a job needs is given by neither.
     """
-    raw = {} if path is None else read_table(Path(path), "a training job", "see docs/guides/first-training-job.md")
+    if path is None or isinstance(path, Mapping):
+        raw, path = copy.deepcopy(dict(path or {})), None
+    else:
+        raw = read_table(Path(path), "a training job", JOB_HINT)
     for dotted, value in (overrides or {}).items():
         set_path(raw, dotted, value)
     if path is not None and "deployment" in raw:
         raise InputError(f"{path} describes a deployment, not a training job", "give it to windtunnel simulate")
+    if path is not None and raw.keys().isdisjoint(TrainingJob.__struct_fields__):
+        raise InputError(f"{path} is not a training job: it has none of {', '.join(_NEEDED)}", JOB_HINT)
     for name, what in _NEEDED.items():
         if raw.get(name) is None:
             raise InputError(f"{name} is missing: {what}", f"give --{name.replace('_', '-')}, or a job file")
     return decode(raw, TrainingJob, str(path) if path is not None else "")
 
 
+JOB_HINT = "see docs/guides/first-training-job.md"
 _NEEDED = {
     "model": "a model of the catalog (`windtunnel catalog models`)",
     "device": "a device of the catalog (`windtunnel catalog devices`)",

@@ -106,10 +106,10 @@ class TrainingResult(Shown):
 
     def __repr__(self) -> str:
         """Return a summary for notebooks: the costs and the timeline alone would be thousands of numbers."""
-        job, degrees = self.setup.job, self.setup.degrees
+        job, degrees, unfit = self.setup.job, self.setup.degrees, "" if self.fits else "does not fit; "
         return (
             f"TrainingResult({job.model} on {degrees.num_devices:,} x {job.device}: "
-            f"step {format_seconds(self.step_s)}, {self.tokens_per_s:,.0f} tokens/s, MFU {self.mfu:.1%}; "
+            f"{unfit}step {format_seconds(self.step_s)}, {self.tokens_per_s:,.0f} tokens/s, MFU {self.mfu:.1%}; "
             f"see .breakdown_s, .memory, .timeline)"
         )
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from windtunnel.search.capacity.limits import limits_from
+from windtunnel.metrics.limits import limits_from
 
 if TYPE_CHECKING:
     from cli.conftest import Command

@@ -166,3 +166,14 @@ def test_a_job_that_needs_more_than_may_be_used_says_how_much_that_is(windtunnel
     done = windtunnel("train", "--model", "llama-3-8b", "--device", "h100_sxm", *shape)
     needed, usable, whole = map(float, re.findall(r"([\d.]+) GiB", done.stdout.splitlines()[1]))
     assert usable < needed < whole
+
+
+def test_counts_are_read_as_for_servers(windtunnel: Command, job: Path) -> None:
+    """In options, in `--set` and in files; 8k is 8,000 and 8K is 8,192, as vLLM reads them."""
+    whole = windtunnel("train", str(job), "--json").stdout
+    for given in (["--sequence-tokens", "8K"], ["--set", "sequence_tokens=8K"]):
+        assert windtunnel("train", str(job), *given, "--json").stdout == whole
+    job.write_text(job.read_text().replace("sequence_tokens: 8192", "sequence_tokens: 8K"))
+    assert windtunnel("train", str(job), "--json").stdout == whole
+    done = windtunnel("train", str(job), "--sequence-tokens", "8g")
+    assert "--sequence-tokens: '8g' is not a valid integer" in done.stderr

@@ -12,11 +12,11 @@ import pytest
 import windtunnel as wt
 from spaces_of_search import space
 from windtunnel.errors import InputError
+from windtunnel.metrics.limits import limit_of, limits_of, parse_limits
 from windtunnel.metrics.slo import Slo
 from windtunnel.report.numbers import number
 from windtunnel.report.search.capacity import capacity_document, verdict_of
 from windtunnel.search.capacity.capacity import CHECKS, TOLERANCE, _Search, capacities, capacity
-from windtunnel.search.capacity.limits import limit_of, limits_of, parse_limits
 from windtunnel.search.capacity.load import LEAST_STREAM, at_load, own_load, stream_of
 from windtunnel.search.capacity.probe import MOST_GROWTH, STABILITY, Probe, growth, probe
 from windtunnel.search.confidence import confidence_above, lower_bound, margin

@@ -60,3 +60,21 @@ def test_an_unknown_router_is_refused_with_the_installed_ones(tmp_path: Path) ->
         ),
     ):
         served(router="even_old")
+
+
+def test_an_unknown_scheduler_is_refused_with_the_installed_ones(tmp_path: Path) -> None:
+    with (
+        installed_plugin(tmp_path, "windtunnel.schedulers", "whole_prompts", WHOLE, "form"),
+        pytest.raises(InputError, match="there is no scheduler 'unlike'") as refused,
+    ):
+        served(**{"engine.scheduler": "unlike"})
+    assert "whole_prompts, module:function" in str(refused.value.hint)
+
+
+def test_a_function_of_other_arguments_is_named_without_a_place_of_ours(tmp_path: Path) -> None:
+    with (
+        installed_plugin(tmp_path, "windtunnel.routers", "none", "def route():\n    return 0\n", "route"),
+        pytest.raises(InputError, match="takes 0 positional arguments but 2 were given") as refused,
+    ):
+        served(router="none", replicas=2)
+    assert refused.value.hint is None

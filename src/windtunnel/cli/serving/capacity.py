@@ -5,7 +5,7 @@ from windtunnel.cli.output import answer
 from windtunnel.cli.progress import status
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
-from windtunnel.search.capacity.limits import limits_of, parse_limits
+from windtunnel.metrics.limits import limits_of, parse_limits
 
 
 def command(options: Options) -> None:

@@ -16,8 +16,8 @@ from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, check_known
 from windtunnel.formats.clients.read import ClientResult, read_client_results
+from windtunnel.metrics.limits import limit_of, limits_of, named_values, parse_limits, share_of
 from windtunnel.schema import read_table
-from windtunnel.search.capacity.limits import limit_of, limits_of, named_values, parse_limits, share_of
 from windtunnel.serving.scenario import SCENARIO_HINT, Scenario
 from windtunnel.serving.shorthand import lay_over
 
@@ -99,9 +99,8 @@ def _increases(text: str | None, is_measured: bool) -> dict[str, float] | None:
 
 def _gate_measured(options: Options) -> Any:
     """Compare measured runs with earlier ones, or with their prediction."""
-    from windtunnel.calibration.measured_runs import read_client_files
+    from windtunnel.calibration.measured_runs import check_paths, read_client_files
     from windtunnel.calibration.validate import predict_runs
-    from windtunnel.cli.serving.measured_runs import check_paths
     from windtunnel.production.gate import gate_measured, gate_predicted, predicted_ratios
 
     def predicted(paths: Sequence[Path], given: Options) -> list[RunPrediction]:

@@ -7,9 +7,9 @@ from windtunnel.cli.options import launched, scenario_of
 from windtunnel.cli.serving.search import means_of, show_study, store_of, write_evidence
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
+from windtunnel.metrics.limits import parse_limits
 from windtunnel.report.serving.run import check_folder
 from windtunnel.schema import encode
-from windtunnel.search.capacity.limits import parse_limits
 from windtunnel.search.prices import Price, asked_prices, names_in, parse_api_price
 from windtunnel.search.recommend import changes_space, deployments_space
 from windtunnel.search.space.space import Space

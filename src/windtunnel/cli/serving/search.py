@@ -15,11 +15,11 @@ from windtunnel.cli.output import answer, remark, remark_left_out
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, WindtunnelError, check_known
+from windtunnel.metrics.limits import named_values
 from windtunnel.report.search.study import SearchEvidence, evidence_of, search_report
 from windtunnel.report.search.study_files import study_document, write_study
 from windtunnel.report.serving.run import check_folder
 from windtunnel.schema import dotted
-from windtunnel.search.capacity.limits import named_values
 from windtunnel.search.executors import EXECUTORS, Means
 from windtunnel.search.space.space import Space, load_space
 from windtunnel.search.store import Store, default_path

@@ -16,9 +16,9 @@ from windtunnel.cli.serving.measured_runs import measurements_of, with_id
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, check_known
 from windtunnel.metrics.accuracy import score
+from windtunnel.metrics.limits import share_of
 from windtunnel.report.calibration import validation
 from windtunnel.report.calibration.steps import steps_document, steps_report
-from windtunnel.search.capacity.limits import share_of
 from windtunnel.serving.calibration import NONE, load_calibration
 from windtunnel.units import format_count
 

@@ -6,8 +6,8 @@ from windtunnel.cli.options import launched, scenario_of
 from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
+from windtunnel.metrics.limits import limits_of, parse_limits
 from windtunnel.schema import encode
-from windtunnel.search.capacity.limits import limits_of, parse_limits
 from windtunnel.search.space.space import Space, axes_of, grid_of
 from windtunnel.serving.engines.command_line import Reading
 

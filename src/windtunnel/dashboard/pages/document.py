@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from windtunnel.metrics.limits import METRICS
 from windtunnel.pricing.table import read_parquet
 from windtunnel.report import training
 from windtunnel.report.calibration import validation
@@ -19,7 +20,6 @@ from windtunnel.report.search.whatif import grid_report, shown_figures
 from windtunnel.report.serving import step
 from windtunnel.report.serving.step import time_table
 from windtunnel.schema import decode, json_text
-from windtunnel.search.capacity.limits import METRICS
 from windtunnel.search.evaluation.figures import FIGURES
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.space.space import Space, space_from, workload_names

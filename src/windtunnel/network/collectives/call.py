@@ -10,7 +10,9 @@ from windtunnel.network.fabric import Fabric
 from windtunnel.network.settings import NetworkSettings
 from windtunnel.plugins import Registry
 
-ALGORITHMS = Registry("windtunnel.collectives", "windtunnel.network.collectives.algorithms", "collective algorithm")
+ALGORITHMS = Registry(
+    "windtunnel.collectives", "windtunnel.network.collectives.algorithms", "collective algorithm", "OPERATIONS"
+)
 
 _BUS_ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "broadcast": 0, "send_recv": 0}
 """Operation -> how often the buffer less one rank's share crosses the slowest link; 0: the whole buffer does, once."""

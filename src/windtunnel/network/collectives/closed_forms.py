@@ -94,8 +94,8 @@ def closed_form(
 
 def _possible(op: str, ranks: Ranks, requested: str) -> Iterator[tuple[str, str, ClosedForm]]:
     """Yield (algorithm, protocol, closed form) of all that NCCL has for an operation, where the ranks are."""
-    for name in ALGORITHMS.names():
-        form: ClosedForm | None = getattr(ALGORITHMS.get(name), "CLOSED_FORM", None)
+    for name, algorithm in ALGORITHMS.every().items():
+        form: ClosedForm | None = getattr(algorithm, "CLOSED_FORM", None)
         if form is not None and form.applies(op, ranks) and (name == requested or not form.on_request):
             yield from ((name, protocol, form) for protocol in form.latencies)
 

@@ -98,7 +98,7 @@ def _algorithm(call: CollectiveCall) -> str:
     op, choice, usual = call.op, call.choices.algorithm, USUAL_ALGORITHMS[call.op]
     if choice != "auto":
         if op not in ALGORITHMS.get(choice).OPERATIONS:
-            names = [name for name in ALGORITHMS.names() if op in ALGORITHMS.get(name).OPERATIONS]
+            names = [name for name, algorithm in ALGORITHMS.every().items() if op in algorithm.OPERATIONS]
             raise InputError(f"the algorithm {choice!r} has no flows of {op}", f"these have: {', '.join(names)}")
         return choice
     if usual != "ring" or call.settings.compat == "simai" or not call.ranks.switched:

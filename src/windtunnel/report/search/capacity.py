@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from windtunnel.metrics.limits import METRICS, limits_from
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Block, Card, Cards, Facts, OnPage, Report, Section, Table
@@ -11,7 +12,6 @@ from windtunnel.report.serving.run import limit_card
 from windtunnel.report.serving.setup import deployment_line, load_line, model_line
 from windtunnel.schema import encode
 from windtunnel.search.capacity.capacity import Capacities
-from windtunnel.search.capacity.limits import METRICS, limits_from
 from windtunnel.search.capacity.probe import MOST_GROWTH, growth
 from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.units import format_count, format_seconds

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from windtunnel.metrics.limits import METRICS, Limit, limits_from
 from windtunnel.report.layout import layouts_beside, shown
 from windtunnel.report.numbers import duration, number
 from windtunnel.report.report import Cell
-from windtunnel.search.capacity.limits import METRICS, Limit, limits_from
 from windtunnel.search.capacity.probe import STABILITY
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.evaluation.training import job_limits

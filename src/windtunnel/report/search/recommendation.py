@@ -4,11 +4,11 @@ from collections import Counter
 from math import ceil
 
 from windtunnel import catalog
+from windtunnel.metrics.limits import limits_from
 from windtunnel.metrics.summary import SECONDS_PER_HOUR
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.search.figures import figure_title, held_text, limit_text, limits_text
 from windtunnel.search.answers import FleetSize, confidence_between, fleets
-from windtunnel.search.capacity.limits import limits_from
 from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.search.prices import ApiPrice
 from windtunnel.search.recommend import AS_IT_IS, CAPACITY, DEPLOYMENT

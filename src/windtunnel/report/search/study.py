@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from windtunnel.formats.launch.scripts import launch_script
+from windtunnel.metrics.limits import METRICS, limits_from
 from windtunnel.notebook import Shown
 from windtunnel.report import report as all_blocks
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
@@ -20,7 +21,6 @@ from windtunnel.report.search.recommendation import against_api, certainty, gain
 from windtunnel.report.serving.run import limit_card
 from windtunnel.schema import fields_of, short_path
 from windtunnel.search import answers
-from windtunnel.search.capacity.limits import METRICS, limits_from
 from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.evaluation.training import MEMORY
@@ -35,6 +35,7 @@ from windtunnel.serving.engines.defaults import engine_defaults
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, pool_scenario
 from windtunnel.serving.shorthand import PATHS
+from windtunnel.training.job import TrainingJob
 from windtunnel.training.step import TrainingResult
 from windtunnel.units import format_count, format_seconds
 
@@ -73,6 +74,21 @@ class SearchEvidence(Shown):
     """Of the devices, where they are not the catalog's."""
     api: ApiPrice | None = None
     """What an API asks, to be compared with."""
+
+    def winner(self, place: int = 0) -> Scenario | TrainingJob | None:
+        """Return the best deployment as a scenario, or the best layout as a job; None where nothing holds the limits.
+
+        Args:
+            place: position of the workload, where the space has several.
+        """
+        outcome = self.study.outcomes[place]
+        if not outcome.ranking:
+            return None
+        if self.study.space.is_training:
+            return answers.job_of(self.study, outcome.ranking[0])
+        fleet = self.fleets[place][0] if self.recommends and self.fleets else None
+        scenario = answers.scenario_of(self.study, outcome, outcome.ranking[winner_rank(self, place)])
+        return answers.copied(scenario, fleet, self.load)
 
 
 def evidence_of(study: Study, store: Store, top: int, load: float | None = None, **shown: Any) -> SearchEvidence:

@@ -13,13 +13,14 @@ from windtunnel.report.render.html import page
 from windtunnel.report.render.json import version
 from windtunnel.report.search import study as report
 from windtunnel.report.search.figures import burst_document
-from windtunnel.report.search.study import SearchEvidence, Why, search_report, winner_rank
+from windtunnel.report.search.study import SearchEvidence, Why, search_report
 from windtunnel.schema import encode, fields_of, json_text, save
 from windtunnel.search import answers
 from windtunnel.search.scores import label_of, objectives_of
 from windtunnel.search.space.space import as_builtins
 from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.scenario import Scenario
+from windtunnel.training.job import TrainingJob
 from windtunnel.training.setup import resolve as resolve_job
 
 
@@ -84,15 +85,13 @@ def write_study(evidence: SearchEvidence, folder: Path) -> None:
         (draft / "search.json").write_text(json_text(study_document(evidence)) + "\n", encoding="utf-8")
         (draft / "search.html").write_text(page(search_report(evidence)), encoding="utf-8")
         for place, outcome in enumerate(study.outcomes):
-            if outcome.ranking and study.space.is_training:
-                job = answers.job_of(study, outcome.ranking[0])
-                save(job, draft / "job.yaml")
-                if job.framework == "megatron":
-                    (draft / "launch.sh").write_text(megatron_script(resolve_job(job)), encoding="utf-8")
-            elif outcome.ranking:
-                fleet = evidence.fleets[place][0] if evidence.recommends and evidence.fleets else None
-                scenario = answers.scenario_of(study, outcome, outcome.ranking[winner_rank(evidence, place)])
-                _write_winner(answers.copied(scenario, fleet, evidence.load), draft, outcome.workload)
+            match evidence.winner(place):
+                case TrainingJob() as job:
+                    save(job, draft / "job.yaml")
+                    if job.framework == "megatron":
+                        (draft / "launch.sh").write_text(megatron_script(resolve_job(job)), encoding="utf-8")
+                case Scenario() as scenario:
+                    _write_winner(scenario, draft, outcome.workload)
 
 
 def _write_winner(scenario: Scenario, folder: Path, workload: str | None) -> None:

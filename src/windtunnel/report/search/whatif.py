@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from windtunnel.errors import check_known
+from windtunnel.metrics.limits import METRICS, limits_from
 from windtunnel.report.chart import Axis, Chart, Limit, lines_across
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Block, Cell, Figures, OnPage, Report, Row, Section, Table, Text
 from windtunnel.report.search.figures import figure_cell, figure_title, limit_name, two_lines
 from windtunnel.schema import encode, short_path
-from windtunnel.search.capacity.limits import METRICS, limits_from
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.scores import OBJECTIVES
 from windtunnel.search.space.space import Space, as_builtins, point_at, value_text

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from windtunnel.errors import InputError
+from windtunnel.metrics.limits import Limit
 from windtunnel.notebook import Shown
-from windtunnel.search.capacity.limits import Limit
 from windtunnel.search.capacity.load import Stream, burst_of, check_has_one_load, longer, stream_of
 from windtunnel.search.capacity.probe import Probe, probe, serve_requests
 from windtunnel.search.confidence import MOST_SEEDS, lower_bound

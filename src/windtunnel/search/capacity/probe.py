@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.metrics.limits import Limit
 from windtunnel.metrics.records import Table, time_per_output_token_s
 from windtunnel.metrics.summary import itl_distribution, queue_growth
-from windtunnel.search.capacity.limits import Limit
 from windtunnel.search.capacity.load import Stream
 from windtunnel.serving.prepared import PreparedDeployment, users_router
 from windtunnel.serving.run import GiveUp, Watch, replicas_of

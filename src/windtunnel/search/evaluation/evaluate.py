@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from windtunnel.errors import InputError
+from windtunnel.metrics.limits import limits_from
 from windtunnel.schema import Schema, decode
 from windtunnel.search.capacity.capacity import Capacity, capacity
-from windtunnel.search.capacity.limits import limits_from
 from windtunnel.search.capacity.load import Stream, are_sent_at_once, longer, stream_of
 from windtunnel.search.capacity.probe import probe
 from windtunnel.search.evaluation.duplicates import Neighbours

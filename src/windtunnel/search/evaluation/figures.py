@@ -8,10 +8,10 @@ import numpy as np
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
+from windtunnel.metrics.limits import Limit
 from windtunnel.metrics.summary import SECONDS_PER_HOUR, itl_distribution
 from windtunnel.model.launches.forward import attention_side
 from windtunnel.schema import read_yaml
-from windtunnel.search.capacity.limits import Limit
 from windtunnel.search.capacity.load import is_closed
 from windtunnel.search.capacity.probe import Served
 from windtunnel.search.space.space import Budget

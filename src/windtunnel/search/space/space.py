@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from windtunnel.errors import InputError, check_known, did_you_mean
+from windtunnel.metrics.limits import limits_from, limits_of, named_values
 from windtunnel.metrics.slo import Slo
 from windtunnel.model.shape import ModelSpec
 from windtunnel.plugins import Registry
@@ -30,7 +31,6 @@ from windtunnel.schema import (
     set_path,
     short_path,
 )
-from windtunnel.search.capacity.limits import limits_from, limits_of
 from windtunnel.search.confidence import MOST_SEEDS
 from windtunnel.serving.scenario import Scenario, beside, keep_published_formats, scenario_from
 from windtunnel.serving.shorthand import JOB_PATHS, PATHS
@@ -38,7 +38,7 @@ from windtunnel.training.job import CHUNKED_SCHEDULES, TrainingJob
 from windtunnel.training.setup import look_up
 from windtunnel.units import format_count
 
-STRATEGIES = Registry("windtunnel.strategies", "windtunnel.search.strategies", "search strategy")
+STRATEGIES = Registry("windtunnel.strategies", "windtunnel.search.strategies", "search strategy", "evaluate")
 DEFAULT_STRATEGY = "exhaustive"
 
 _NAMES: Mapping[str, Any] = read_yaml(Path(__file__).with_suffix(".yaml"))
@@ -149,6 +149,8 @@ def space_from(
     fields = [name for name in Space.__struct_fields__ if name not in ("scenario", "job")]
     own_keys = {name: value for name, value in raw.items() if name in fields}
     shared = {name: copy.deepcopy(value) for name, value in raw.items() if name not in own_keys}
+    if isinstance(limits := own_keys.get("limits"), str):
+        own_keys["limits"] = named_values(limits, option=f"{source}: $.limits")
     for name in ("vary", "workloads"):
         if not isinstance(own_keys.get(name) or {}, dict):
             raise InputError(f"{source}: $.{name} is {own_keys[name]!r:.60}; a table of keys and values is needed")

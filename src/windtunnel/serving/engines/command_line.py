@@ -17,6 +17,7 @@ from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import Schema, set_path
 from windtunnel.serving.deployment import Deployment, EngineSettings, Speculative
+from windtunnel.units import whole
 
 Words = Mapping[str, str | None]
 """Words that an option takes, and our name of each; None: as if the option were left out."""
@@ -24,15 +25,6 @@ Words = Mapping[str, str | None]
 DEPLOYMENT = "deployment."
 ENGINE = f"{DEPLOYMENT}engine."
 SPLIT = f"{DEPLOYMENT}parallelism."
-
-
-def whole(text: str) -> int:
-    """Read `8192`, `8k` (8,000) or `8K` (8,192), as vLLM does."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", text.replace(",", "").replace("_", ""))
-    if match is None:
-        raise ValueError("a whole number is needed")
-    scale = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20}[match[2]]
-    return int(float(match[1]) * scale)
 
 
 def sizes(text: str) -> list[int]:

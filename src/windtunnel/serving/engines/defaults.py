@@ -231,7 +231,8 @@ def _check_scheduler(given: EngineSettings, resolved: EngineSettings, default: E
     """Raise InputError for a scheduler that does not exist, or a setting that it does not read."""
     scheduler = str(resolved.scheduler)
     if not is_own_scheduler(scheduler):
-        check_known(scheduler, SCHEDULERS, f"there is no scheduler {scheduler!r}")
+        known = (*SCHEDULERS, *OWN_SCHEDULERS.names(), "module:function")
+        check_known(scheduler, known, f"there is no scheduler {scheduler!r}")
         check_effects(given, resolved, default)
     orders = scheduler_of(resolved).orders
     if resolved.scheduling_policy not in (None, *orders):

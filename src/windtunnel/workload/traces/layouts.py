@@ -16,7 +16,7 @@ from windtunnel.schema import read_yaml
 from windtunnel.workload.schema import TraceColumns
 from windtunnel.workload.traces.columns import shown
 
-INSTALLED = Registry("windtunnel.traces", None, "trace layout")
+INSTALLED = Registry("windtunnel.traces", None, "trace layout", "LAYOUT")
 DEFAULT = "windtunnel"
 """Layout whose names stand beside those that a user gives."""
 
@@ -107,14 +107,14 @@ def known_layouts() -> dict[str, Layout]:
     """Return all layouts: the shipped ones, then the installed ones.
 
     Raises:
-        InputError: an installed one has the name of a shipped one, or cannot be imported.
+        InputError: an installed one has the name of a shipped one.
     """
     if repeated := next((name for name in INSTALLED.names() if name in shipped()), None):
         raise InputError(
             f"an installed trace layout has the name of a shipped one, {repeated!r}",
             f"give its entry point in {INSTALLED.group!r} another name",
         )
-    return {**shipped(), **{name: INSTALLED.get(name).LAYOUT for name in INSTALLED.names()}}
+    return {**shipped(), **{name: module.LAYOUT for name, module in INSTALLED.every(Layout).items()}}
 
 
 def recognise(path: Path, header: Sequence[str], given: TraceColumns, needed: Sequence[str]) -> Layout:
@@ -209,7 +209,9 @@ def _unknown(path: Path, header: Sequence[str], layouts: dict[str, Layout]) -> I
         )
     return InputError(
         f"{path} has the columns of no known trace{considered}; it has {_listed(header)}",
-        hint or "name them: workload.trace.columns: {arrival: NAME, input_tokens: NAME, output_tokens: NAME}",
+        hint
+        or "name them: workload.trace.columns: {arrival: NAME, input_tokens: NAME, output_tokens: NAME}; "
+        "measured runs are for windtunnel validate",
     )
 
 

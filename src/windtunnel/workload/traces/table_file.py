@@ -276,7 +276,7 @@ def _json(path: Path, names: list[str] | None) -> Iterator[Any]:
     try:
         rows = msgspec.json.decode(content, type=list[dict[str, Any]])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        hint = "one object for each request is needed; with one object a line, call the file .jsonl"
+        hint = "one object for each request is needed; a client's result is for windtunnel validate, lines are .jsonl"
         raise InputError(f"{path} is not a JSON list of objects: {error}".replace("`", ""), hint) from None
     yield _names_of(next(iter(rows), {})) if names is None else _columns(rows, names)
 

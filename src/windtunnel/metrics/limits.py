@@ -100,13 +100,13 @@ def share_of(text: str) -> float:
         return math.nan
 
 
-def parse_limits(text: str) -> tuple[Limit, ...]:
-    """Parse `ttft_p90=2s,tpot_p99=50ms` into limits.
+def parse_limits(given: str | Mapping[str, float | str]) -> tuple[Limit, ...]:
+    """Read `ttft_p90=2s,tpot_p99=50ms`, or a table of the same names and values, as limits.
 
     Raises:
         InputError: another form, or what `limit_of` raises.
     """
-    values = named_values(text)
+    values = named_values(given) if isinstance(given, str) else given
     try:
         return limits_from(values)
     except InputError as error:
@@ -125,14 +125,14 @@ def limits_of(slo: Slo | None) -> tuple[Limit, ...]:
     return tuple(Limit(name, f"p{share:g}" if share < 100 else "max", most_s) for name, (most_s, share) in known)
 
 
-def slo_fields(text: str | None) -> dict[str, float]:
+def slo_fields(text: str) -> dict[str, float]:
     """Parse `ttft_p90=2s,tpot=50ms` into fields of an `Slo`, whose limits are those of requests.
 
     Raises:
         InputError: what `parse_limits` raises, or a limit that is not one of requests.
     """
     fields = {}
-    for limit in parse_limits(text or ""):
+    for limit in parse_limits(text):
         if f"{limit.metric}_s" not in Slo.__struct_fields__ or limit.statistic == "mean":
             hint = "ttft, tpot or e2e, with a percentile: ttft_p90=2s; windtunnel capacity keeps the others"
             raise InputError(f"--slo: {limit.name} is not a limit that a request keeps or breaks", hint)

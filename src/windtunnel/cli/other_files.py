@@ -1,0 +1,52 @@
+"""Which command reads a file that another command was given."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import get_args
+
+from windtunnel.calibration.measured_runs import COLUMNS
+from windtunnel.errors import InputError
+from windtunnel.formats.recognise import Use, find_format
+from windtunnel.workload.schema import TraceColumns
+from windtunnel.workload.traces.layouts import LENGTHS, recognise
+from windtunnel.workload.traces.table_file import header_of
+
+_READERS = {
+    "client result": ("validate", "calibrate", "diagnose", "gate"),
+    "workload or trace": ("workload", "network", "lab"),
+    "capture": ("lab kernels", "lab", "profile", "workload"),
+    "server telemetry": ("observe", "diagnose"),
+}
+"""What a file is read as -> the verbs that do, the usual one first."""
+_RUNS = {name for name, column in COLUMNS.items() if column.needed}
+
+
+def reader_of(path: Path, verb: str) -> str | None:
+    """Return a hint that names the command that reads a file; None where `verb` (or `--trace`) reads it, or none."""
+    kind, command, *readers = _kind_of(path)
+    return None if verb in readers or not kind else f"it is {kind}: `windtunnel {command}` reads it"
+
+
+def _kind_of(path: Path) -> tuple[str, ...]:
+    """Return what a file is, the command that reads it, and the verbs that do; empty texts where nothing is known."""
+    with suppress(InputError):
+        kind = find_format(path, *(use for use in get_args(Use) if use in _READERS))
+        if kind.is_certain:
+            readers = _READERS[kind.use]
+            result = "a result of " if kind.use == "client result" else "a "
+            return f"{result}{kind.name}", f"{readers[0]} {path}", *readers
+    with suppress(InputError):
+        header = header_of(path)
+        if header[:2] == ["Metric", "avg"]:
+            return "GenAI-Perf's table", f"validate {path.with_suffix('.json')}"
+        if set(header) >= _RUNS:
+            return "a table of measured runs", f"validate {path}", "validate", "calibrate", "diagnose"
+        if {"isl", "osl"} <= {name.lower() for name in header}:
+            return (
+                "a table of InferenceX's runs",
+                f"validate {path.with_suffix('.csv')}",
+                *(["validate"] if path.suffix == ".csv" else []),
+            )
+        recognise(path, header, TraceColumns(), LENGTHS)
+        return "a trace of requests", f"simulate --trace {path}", "--trace"
+    return "", ""
