@@ -22,6 +22,7 @@ from numba.core.ir_utils import get_definition, guard
 from numba.core.typed_passes import NativeLowering, NopythonRewrites
 from numba.core.untyped_passes import DeadBranchPrune, InlineClosureLikes
 
+from windtunnel.compiled.convention import Convention, KernelLower, call_of, packer_of
 from windtunnel.compiled.machine_code import RESULT_WORDS, SYMBOL, MachineCode
 
 LEFT_OUT = (InlineClosureLikes, NopythonRewrites)
@@ -64,8 +65,8 @@ class Whole(JITCodeLibrary):
     """The code of an entry and of all that it calls, which nobody else can call.
 
     Numba links the callees in as functions that others may want. As its own, LLVM inlines those that are called once
-    and drops the arguments that the others do not use, of which every array has seven: the per-request loop takes half
-        the time, the serving loop two thirds where outputs differ in length, and neither takes longer to compile.
+    and drops the arguments that the others do not use: the per-request loop takes half the time, the serving loop two
+    thirds where outputs differ in length, and neither takes longer to compile.
     """
 
     machine_code = b""
@@ -88,6 +89,10 @@ class KernelLowering(NativeLowering):
 
     library: type[JITCodeLibrary]
 
+    @property
+    def lowering_class(self) -> type[KernelLower]:
+        return KernelLower
+
     def run_pass(self, state: Any) -> bool:
         flags = state.flags
         state.library = self.library(state.targetctx.codegen(), state.func_id.func_qualname)
@@ -108,7 +113,8 @@ class WholeLowering(KernelLowering):
     def run_pass(self, state: Any) -> bool:
         super().run_pass(state)
         description = state["cr"].fndesc
-        kind = state.targetctx.call_conv.get_function_type(description.restype, description.argtypes)
+        convention = Convention(state.targetctx, packer_of(description.argtypes))
+        kind = convention.get_function_type(description.restype, description.argtypes)
         module = state.library.create_ir_module("words")
         callee = llvm_ir.Function(module, kind, description.llvm_func_name)
         word = llvm_ir.IntType(64)
@@ -137,7 +143,8 @@ class PartLowering(KernelLowering):
         lowered = state["cr"]
         name, module = lowered.fndesc.qualname, lowered.fndesc.lookup_module()
         function = _dynfunc.make_function(module, name, "part of kernels", 0, lowered.env, (state.library,))
-        state.targetctx.insert_user_function(function, lowered.fndesc, [state.library])
+        call = call_of(lowered.fndesc, state.library)
+        state.targetctx._defns[function].append(call, lowered.fndesc.argtypes)
         state["cr"] = _LowerResult(lowered.fndesc, lowered.call_helper, function, lowered.env)
         return True
 

@@ -187,7 +187,7 @@ def leaves_of(arguments: tuple[Any, ...]) -> Iterator[Any]:
 def described(leaf: Any) -> _Leaf:
     """Return the type of an argument, and the words that numba's function takes it as.
 
-    Those of an array are two 0 (its owners, which kernels do not count), items, bytes of one, address, shape, strides.
+    Those of an array are its address and shape, and its strides where it has gaps.
 
     Raises:
         TypeError: no kernel takes such an argument.
@@ -196,7 +196,7 @@ def described(leaf: Any) -> _Leaf:
         flags, (address, _) = leaf.flags, leaf.__array_interface__["data"]
         layout = "C" if flags.c_contiguous else "F" if flags.f_contiguous else "A"
         kind = _dtype_name(leaf.dtype), leaf.ndim, layout, flags.aligned, flags.writeable
-        return kind, (0, 0, leaf.size, leaf.itemsize, address, *leaf.shape, *leaf.strides)
+        return kind, (address, *leaf.shape, *(() if layout == "C" else leaf.strides))
     if leaf is None:
         return None, (0,)
     if isinstance(leaf, bool | np.bool_):
