@@ -41,7 +41,7 @@ SPACE = {
     },
     "vary": {"tp": [1, 3], "max_num_seqs": [16, 256]},
     "limits": {"ttft_p90": "1s"},
-    "finalist_seeds": 1,
+    "finalist_seeds": 2,
 }
 
 

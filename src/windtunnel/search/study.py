@@ -125,20 +125,27 @@ def _search_workload(asker: Asker, workload: str | None) -> SearchOutcome:
     space, strategy = asker.space, STRATEGIES.get(asker.space.strategy)
     evaluations = strategy.evaluate(asker, workload)
     asker.check_some(workload, evaluations)
-    ranking = ranked(evaluations, space.objective)
-    finalists = ranking[: space.finalists]
+    finalists = ranked(evaluations, space.objective)[: space.finalists]
     seeds = _finalists(asker, workload, finalists, evaluations)
-    sure = {index: sure_score(seeds[index], space.objective) for index in finalists}
-    first = sorted(finalists, key=lambda index: (-sure[index], index))
-    num_streams = len(seeds[first[0]]) if first else 1
-    if strategy.IS_EXHAUSTIVE and num_streams > 1:
-        others = [index for index in most_promising(space, evaluations) if index not in seeds]
-        seeds |= {index: [evaluations[index]] for index in others}
-        for seed in range(1, num_streams):
-            _meet(asker, workload, seeds, others, seed)
-    shown = {index: sure_score(seeds.get(index, [evaluations[index]]), space.objective) for index in ranking}
-    others = sorted(ranking[len(first) :], key=lambda index: (-shown[index], index))
-    return SearchOutcome(workload, evaluations, seeds, [*first, *others], len(first))
+    outcome = outcome_of(space, workload, evaluations, seeds)
+    if not strategy.IS_EXHAUSTIVE or outcome.num_streams == 1:
+        return outcome
+    others = [index for index in most_promising(space, evaluations) if index not in seeds]
+    seeds |= {index: [evaluations[index]] for index in others}
+    for seed in range(1, outcome.num_streams):
+        _meet(asker, workload, seeds, others, seed)
+    return outcome_of(space, workload, evaluations, seeds)
+
+
+def outcome_of(
+    space: Space, workload: str | None, evaluations: dict[int, Evaluation], seeds: dict[int, list[Evaluation]]
+) -> SearchOutcome:
+    """Rank points by what they answered: the finalists first, each by the lower bound of the objective."""
+    ranking = ranked(evaluations, space.objective)
+    sure = {index: sure_score(seeds.get(index, [evaluations[index]]), space.objective) for index in ranking}
+    parts = ranking[: space.finalists], ranking[space.finalists :]
+    order = [index for part in parts for index in sorted(part, key=lambda index: (-sure[index], index))]
+    return SearchOutcome(workload, evaluations, seeds, order, len(parts[0]))
 
 
 def _finalists(

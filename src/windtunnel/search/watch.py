@@ -87,17 +87,8 @@ class Watched:
 
     def study_of(self, known: Mapping[str, Evaluation]) -> Study:
         """Return the study of the answers that are known by now, by key."""
-        answers = {
-            workload: self.refused[workload] | {index: known[key] for index, key in keys.items() if key in known}
-            for workload, keys in self.keys.items()
-        }
-        return study_of_answers(self.space, answers)
-
-
-def study_of_answers(space: Space, answers: Mapping[str | None, dict[int, Evaluation]]) -> Study:
-    """Return the study of answers that are known: workload -> position -> answer."""
-    outcomes = [
-        SearchOutcome(workload, answered, {}, ranked(answered, space.objective))
-        for workload, answered in answers.items()
-    ]
-    return Study(space, outcomes, Count())
+        outcomes = []
+        for workload, keys in self.keys.items():
+            answers = self.refused[workload] | {index: known[key] for index, key in keys.items() if key in known}
+            outcomes.append(SearchOutcome(workload, answers, {}, ranked(answers, self.space.objective)))
+        return Study(self.space, outcomes, Count())

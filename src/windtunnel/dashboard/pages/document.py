@@ -20,10 +20,11 @@ from windtunnel.report.search.whatif import grid_report, shown_figures
 from windtunnel.report.serving import step
 from windtunnel.report.serving.step import time_table
 from windtunnel.schema import decode, json_text
+from windtunnel.search.asker import Count
 from windtunnel.search.evaluation.figures import FIGURES
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.space.space import Space, space_from, workload_names
-from windtunnel.search.watch import study_of_answers
+from windtunnel.search.study import Study, outcome_of
 
 Document = Mapping[str, Any]
 TOP = 20
@@ -48,19 +49,22 @@ def document_report(path: Path, entry: ResultEntry, document: Document) -> Repor
 
 def _search(path: Path, document: Document) -> Report:
     space = space_from(dict(document["space"]))
-    study = study_of_answers(space, _written_answers(path / "points.parquet", space))
-    return search_report(SearchEvidence(study, TOP))
+    outcomes = [
+        outcome_of(space, workload, {index: runs[0] for index, runs in points.items()}, points)
+        for workload, points in _written_answers(path / "points.parquet", space).items()
+    ]
+    return search_report(SearchEvidence(Study(space, outcomes, Count()), TOP))
 
 
-def _written_answers(path: Path, space: Space) -> dict[str | None, dict[int, Evaluation]]:
-    """Read every point of a search from its Parquet file: workload -> position -> answer."""
-    answers: dict[str | None, dict[int, Evaluation]] = {name: {} for name in workload_names(space)}
+def _written_answers(path: Path, space: Space) -> dict[str | None, dict[int, list[Evaluation]]]:
+    """Read every point of a search from its Parquet file: workload -> position -> answers, one for each stream."""
+    answers: dict[str | None, dict[int, list[Evaluation]]] = {name: {} for name in workload_names(space)}
     for row in read_parquet(path).to_pylist():
         names = (name for name in row if name in FIGURES or name.partition("_")[0] in METRICS)
         figures_of = {name: row[name] for name in names if math.isfinite(row[name])}
         plain = {name: row[name] for name in Evaluation.__struct_fields__ if name in row}
         workload = row["workload"] if space.workloads else None
-        answers[workload][row["point"]] = Evaluation(**plain, figures=figures_of)
+        answers[workload].setdefault(row["point"], []).append(Evaluation(**plain, figures=figures_of))
     return answers
 
 

@@ -107,22 +107,26 @@ def _write_winner(scenario: Scenario, folder: Path, workload: str | None) -> Non
 
 
 def _write_points(study: Study, path: Path) -> None:
-    """Write one row per point and workload: its choice, its answer, its figures."""
+    """Write one row per point, workload and stream that the point met: its choice, its answer, its figures."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     rows = [
-        (outcome, index, evaluation) for outcome in study.outcomes for index, evaluation in outcome.evaluations.items()
+        (outcome, index, stream, evaluation)
+        for outcome in study.outcomes
+        for index in outcome.evaluations
+        for stream, evaluation in enumerate(outcome.runs(index))
     ]
     columns: dict[str, Any] = {
-        "workload": [outcome.workload for outcome, _, _ in rows],
-        "point": [index for _, index, _ in rows],
+        "workload": [outcome.workload for outcome, *_ in rows],
+        "point": [index for _, index, *_ in rows],
+        "stream": [stream for *_, stream, _ in rows],
     }
-    choices = [study.point(index).choice for _, index, _ in rows]
+    choices = [study.point(index).choice for _, index, *_ in rows]
     for name in study.space.vary:
         columns[f"vary.{name}"] = [label_of(choice[name]) for choice in choices]
-    for column in ("holds", "load", "limited_by", "refused", "num_runs", "num_requests"):
-        columns[column] = [getattr(evaluation, column) for _, _, evaluation in rows]
-    for name in sorted({name for _, _, evaluation in rows for name in evaluation.figures}):
-        columns[name] = np.array([evaluation.figures.get(name, np.nan) for _, _, evaluation in rows])
+    for column in ("holds", "load", "limited_by", "refused", "num_runs", "num_requests", "stream_requests"):
+        columns[column] = [getattr(evaluation, column) for *_, evaluation in rows]
+    for name in sorted({name for *_, evaluation in rows for name in evaluation.figures}):
+        columns[name] = np.array([evaluation.figures.get(name, np.nan) for *_, evaluation in rows])
     pq.write_table(pa.table(columns), path)
