@@ -92,6 +92,11 @@ def find_paths(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> Paths
     return _trace(fabric, _pairs(fabric, flows, settings), settings, answers=False)
 
 
+def find_replies(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> Paths:
+    """Return the path of every flow's acknowledgements; numbers of paths and errors as `find_paths`."""
+    return _trace(fabric, _pairs(fabric, flows, settings), settings, answers=True)
+
+
 def find_ways(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> tuple[Paths, Paths]:
     """Return the path of every flow, and that of its acknowledgements; errors as `find_paths`."""
     pairs = _pairs(fabric, flows, settings)

@@ -10,9 +10,10 @@ from windtunnel.compiled.records import new_table
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flow import rounds
 from windtunnel.network.flow.kernel import FluidState
+from windtunnel.network.flows import Flows
 from windtunnel.network.packet.kernel.state import Connection, Stamp
 from windtunnel.network.packet.tables import kernel_settings, links_of, windows_of
-from windtunnel.network.paths import Paths
+from windtunnel.network.paths import Paths, find_replies
 from windtunnel.network.settings import NetworkSettings, PacketSettings
 
 Table = Any
@@ -24,6 +25,7 @@ class Course:
     """Flows over a fabric, as `run_flow_level` has lowered them."""
 
     fabric: Fabric
+    flows: Flows
     settings: NetworkSettings
     packet: PacketSettings
     paths: Paths
@@ -54,6 +56,7 @@ def may_act(course: Course, flows: Table, in_flight_bytes: NDArray[np.float64]) 
         return True
     if packet.congestion == "timely":
         least_s = packet.timely_low_s - float(flows.round_trip_s.min())
+        least_s /= 1 if packet.acks_first else 2  # what a packet waits, its acknowledgement may wait again
         rate = np.repeat(fabric.bandwidth_bytes_per_s, 2)
         return bool((in_flight_bytes > rate * least_s)[from_switch].any())
     marking = links_of(fabric, packet, course.paths).ecn_min_bytes
@@ -69,6 +72,7 @@ def run_controlled(course: Course, state: FluidState, flows: Table, draw: int = 
     base_rtt_s, window_bytes = windows_of(course.fabric, settings, packet, course.paths)
     flows.base_rtt_s, flows.window_bytes = (each[course.paths.of_flow] for each in (base_rtt_s, window_bytes))
     links, feeds, path_feed = _links(course, state)
+    reply_ptr, reply_link = _reply_links(course)
     num_slots, hops = min(len(flows), 4096), int(state.paths["count"].max(initial=1))
     while True:
         run = rounds.RoundState(
@@ -80,6 +84,8 @@ def run_controlled(course: Course, state: FluidState, flows: Table, draw: int = 
             path_link=state.path_link,
             path_share=state.path_share,
             path_feed=path_feed,
+            reply_ptr=reply_ptr,
+            reply_link=reply_link,
             feeds=feeds.copy(),
             links=links.copy(),
             slots=new_table(rounds.Sender, num_slots),
@@ -98,6 +104,18 @@ def run_controlled(course: Course, state: FluidState, flows: Table, draw: int = 
         if done >= 0:
             return (run.flows, run.links, num_events) if run.slots["num_cuts"].any() else None
         num_slots = min(len(flows), 4 * num_slots)
+
+
+def _reply_links(course: Course) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Return the links where each path's acknowledgements queue behind data: those of switches, unless they go first.
+
+    A GPU sends acknowledgements first. Flows that represent their classes have none, for the ways back may differ.
+    """
+    if course.loads is not course.paths or course.packet.acks_first:
+        return np.zeros(len(course.paths.pointer), np.int64), np.zeros(0, np.int32)
+    replies = find_replies(course.fabric, course.flows, course.settings)
+    queues = course.fabric.kind[course.fabric.directions[0]][replies.link] == NodeKind.SWITCH
+    return np.concatenate([[0], np.cumsum(queues)])[replies.pointer], replies.link[queues]
 
 
 def _links(course: Course, state: FluidState) -> tuple[Table, Table, NDArray[np.int64]]:

@@ -60,6 +60,7 @@ class Sender(Protocol):
     wanted: F8  # bytes/s that its control and its window allow
     share: F8  # of its own link: the flows that it stands for
     turn_s: F8  # of its last packet's turn, what it does not wait for
+    back_s: F8  # what acknowledgements wait on their way, as the latest was asked for
     decrease_ps: I8  # DCQCN's cut, if one is due
     num_draws: I8
     num_cuts: I8  # out: rounds of all its flows that a control held below the line's rate
@@ -108,6 +109,9 @@ class RoundState(NamedTuple):
     path_share: NDArray[np.float64]
     path_feed: Ints
     """The feed of each link of a path by the link before it; -1 where that is a GPU, or links have no order."""
+    reply_ptr: Ints
+    """(paths + 1,) where the links of switches that each path's acknowledgements cross start in `reply_link`."""
+    reply_link: Ints
     feeds: Records[Feed]
     links: Records[RoundLink]
     slots: Records[Sender]
@@ -158,6 +162,18 @@ def waiting_s(state: RoundState, slot: int, now_s: float, with_own: bool) -> flo
         if with_own or not link.is_own:
             wait_s = link.queue_bytes / link.rate
             total_s = total_s + wait_s if len(state.path_share) == 0 else max(total_s, wait_s)
+    return total_s
+
+
+@inner
+def reply_waiting_s(state: RoundState, slot: int, now_s: float) -> float:
+    """Return how long a flow's acknowledgements wait behind data in the queues of switches on their way back."""
+    path, total_s = int64(state.flows[state.slots[slot].flow].path), 0.0
+    for k in range(state.reply_ptr[path], state.reply_ptr[path + 1]):
+        settle(state, int64(state.reply_link[k]), now_s)
+        link = state.links[state.reply_link[k]]
+        wait_s = link.queue_bytes / link.rate
+        total_s = total_s + wait_s if len(state.path_share) == 0 else max(total_s, wait_s)
     return total_s
 
 
@@ -350,8 +366,11 @@ def begin_round(state: RoundState, slot: int, now_s: float) -> None:
     packet = float(settings.payload_bytes + settings.header_bytes)
     window = window_on_wire(state, slot)
     sender.since_s = now_s
-    sender.rtt_s = flow.round_trip_s + waiting_s(state, slot, now_s, True)
-    if sender.answer_s <= now_s + TOGETHER_S:
+    is_answered = sender.answer_s <= now_s + TOGETHER_S
+    if is_answered:
+        sender.back_s = reply_waiting_s(state, slot, now_s)
+    sender.rtt_s = flow.round_trip_s + waiting_s(state, slot, now_s, True) + sender.back_s
+    if is_answered:
         sender.asked_s, sender.answer_s = now_s, now_s + sender.rtt_s
         sender.asked_byte, sender.answered_byte = connection.next_byte, connection.acked_byte
     limit = min(connection.rate, state.paths[flow.path].rate)
@@ -430,6 +449,8 @@ def complete(state: RoundState, slot: int, now_s: float, num_ready: int) -> int:
     record.sent_s = now_s
     set_rate(state, slot, now_s, 0.0)
     record.finish_s = now_s + record.tail_s + waiting_s(state, slot, now_s, True) - sender.turn_s
+    if state.settings.completes_on_ack:
+        record.finish_s += reply_waiting_s(state, slot, now_s)
     path = state.paths[record.path]
     for k in range(path.first, path.first + path.count):
         share = state.path_share[k] if len(state.path_share) > 0 else 1.0

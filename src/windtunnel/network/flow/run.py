@@ -71,7 +71,7 @@ def run_flow_level(
     more_bytes = CONTROL_HEADER_BYTES.get(packet.congestion, 0)
     settings = msgspec.structs.replace(settings, header_bytes=settings.header_bytes + more_bytes)
     paths = paths or find_paths(fabric, flows, settings)
-    course = Course(fabric, settings, packet, paths, loads or paths)
+    course = Course(fabric, flows, settings, packet, paths, loads or paths)
     table = _flow_table(course, flows)
     rates = np.repeat(data_bytes_per_s(fabric, settings), 2)
     links = new_table(
