@@ -162,7 +162,7 @@ def trace(fabric: Fabric, pairs: Pairs, settings: NetworkSettings, *, answers: b
     if written < 0:
         lost = -2 - written
         raise InputError(f"{fabric.name}: there is no path from node {source[lost]} to node {destination[lost]}")
-    return Paths(pairs.of_flow, state.pointer, state.link[:written], state.share[:written])
+    return Paths(pairs.of_flow, state.pointer, state.link[:written].copy(), state.share[:written].copy())
 
 
 def _tracing(

@@ -101,6 +101,7 @@ def run_controlled(course: Course, state: FluidState, draw: int = 0) -> tuple[Ta
             child_ptr=state.child_ptr,
             child=state.child,
             paths=state.paths,
+            path_ptr=course.loads.pointer,
             path_link=state.path_link,
             path_share=state.path_share,
             path_feed=path_feed,

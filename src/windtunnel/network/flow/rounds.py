@@ -105,6 +105,7 @@ class RoundState(NamedTuple):
     child_ptr: Ints
     child: Ints
     paths: Records[Path]
+    path_ptr: Ints
     path_link: Ints
     path_share: NDArray[np.float64]
     path_feed: Ints
@@ -152,27 +153,13 @@ def settle(state: RoundState, number: int, now_s: float) -> None:
 
 
 @inner
-def waiting_s(state: RoundState, slot: int, now_s: float, with_own: bool) -> float:
-    """Return how long a flow's packets wait in the queues of its path; with its GPU's own, or without."""
-    path = state.paths[state.flows[state.slots[slot].flow].path]
+def waiting_s(state: RoundState, pointer: Ints, link: Ints, path: int, now_s: float) -> float:
+    """Return how long packets wait in the queues of a path, of data or of acknowledgements."""
     total_s = 0.0
-    for k in range(path.first, path.first + path.count):
-        settle(state, int64(state.path_link[k]), now_s)
-        link = state.links[state.path_link[k]]
-        if with_own or not link.is_own:
-            wait_s = link.queue_bytes / link.rate
-            total_s = total_s + wait_s if len(state.path_share) == 0 else max(total_s, wait_s)
-    return total_s
-
-
-@inner
-def reply_waiting_s(state: RoundState, slot: int, now_s: float) -> float:
-    """Return how long a flow's acknowledgements wait behind data in the queues of switches on their way back."""
-    path, total_s = int64(state.flows[state.slots[slot].flow].path), 0.0
-    for k in range(state.reply_ptr[path], state.reply_ptr[path + 1]):
-        settle(state, int64(state.reply_link[k]), now_s)
-        link = state.links[state.reply_link[k]]
-        wait_s = link.queue_bytes / link.rate
+    for k in range(pointer[path], pointer[path + 1]):
+        settle(state, int64(link[k]), now_s)
+        record = state.links[link[k]]
+        wait_s = record.queue_bytes / record.rate
         total_s = total_s + wait_s if len(state.path_share) == 0 else max(total_s, wait_s)
     return total_s
 
@@ -368,8 +355,9 @@ def begin_round(state: RoundState, slot: int, now_s: float) -> None:
     sender.since_s = now_s
     is_answered = sender.answer_s <= now_s + TOGETHER_S
     if is_answered:
-        sender.back_s = reply_waiting_s(state, slot, now_s)
-    sender.rtt_s = flow.round_trip_s + waiting_s(state, slot, now_s, True) + sender.back_s
+        sender.back_s = waiting_s(state, state.reply_ptr, state.reply_link, int64(flow.path), now_s)
+    there_s = waiting_s(state, state.path_ptr, state.path_link, int64(flow.path), now_s)
+    sender.rtt_s = flow.round_trip_s + there_s + sender.back_s
     if is_answered:
         sender.asked_s, sender.answer_s = now_s, now_s + sender.rtt_s
         sender.asked_byte, sender.answered_byte = connection.next_byte, connection.acked_byte
@@ -448,9 +436,10 @@ def complete(state: RoundState, slot: int, now_s: float, num_ready: int) -> int:
     record = state.flows[flow]
     record.sent_s = now_s
     set_rate(state, slot, now_s, 0.0)
-    record.finish_s = now_s + record.tail_s + waiting_s(state, slot, now_s, True) - sender.turn_s
+    there_s = waiting_s(state, state.path_ptr, state.path_link, int64(record.path), now_s)
+    record.finish_s = now_s + record.tail_s + there_s - sender.turn_s
     if state.settings.completes_on_ack:
-        record.finish_s += reply_waiting_s(state, slot, now_s)
+        record.finish_s += waiting_s(state, state.reply_ptr, state.reply_link, int64(record.path), now_s)
     path = state.paths[record.path]
     for k in range(path.first, path.first + path.count):
         share = state.path_share[k] if len(state.path_share) > 0 else 1.0
