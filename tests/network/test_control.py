@@ -7,7 +7,7 @@ import pytest
 from windtunnel.network.collectives.algorithms.direct import all_to_all
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flow.run import run_flow_level
-from windtunnel.network.flows import Flows, flows_of
+from windtunnel.network.flows import Flows, flows_of, together
 from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import SIMAI_PACKETS, SIMAI_SETTINGS, NetworkSettings, PacketSettings
 from windtunnel.network.topology import DcnPlus, SpectrumX
@@ -95,16 +95,31 @@ def test_an_event_costs_the_same_however_many_flows_are_coupled() -> None:
 
 
 @pytest.mark.compiled
-def test_the_recorded_all_to_all_under_dctcp_and_dcqcn() -> None:
-    """Runs of SimAI's ns-3 over 32 GPUs on DCN+ (355 us and 381 us): the flow level knows which control it was."""
+def test_the_recorded_all_to_all_under_each_control() -> None:
+    """Runs of SimAI's ns-3 over 32 GPUs on DCN+ (355, 381 and 4,026 us): the flow level knows which control it was."""
     fabric = DcnPlus(num_gpus=32, gpus_per_leaf=8, num_spines=8).build()
     flows = all_to_all(np.arange(32, dtype=np.int32), 16 * MIB)
-    for control, recorded_us in (("dcqcn", 355.379), ("dctcp", 381.081)):
+    for control, recorded_us in (("dcqcn", 355.379), ("dctcp", 381.081), ("timely", 4026.41)):
         packet = msgspec.structs.replace(SIMAI_PACKETS, congestion=control)
         settings = msgspec.structs.replace(SIMAI_SETTINGS, packet=packet)
         times = run_flow_level(fabric, flows, settings)
         assert times.is_controlled
         assert times.total_s * 1e6 == pytest.approx(recorded_us, rel=0.10)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("control", ["dcqcn", "dctcp"])
+def test_acknowledgements_wait_behind_data_of_the_other_way(control: str) -> None:
+    """One flow against 16 that fill the link back: its window waits for acknowledgements, unless they go first."""
+    fabric, back = over_one_link(16, 2 * MIB)
+    flows = together([flows_of(np.array([16]), np.array([0]), 2 * MIB), back])
+    settings = under(control, "pair")
+    for acks_first, expected_us in ((False, 300), (True, 40)):
+        packet = msgspec.structs.replace(settings.packet, acks_first=acks_first)
+        each = msgspec.structs.replace(settings, packet=packet)
+        flow, packets = (run_flows(fabric, flows, each, backend).finish_s[0] for backend in ("flow", "packet"))
+        assert flow == pytest.approx(packets, rel=0.1)
+        assert flow * 1e6 > expected_us
 
 
 @pytest.mark.compiled

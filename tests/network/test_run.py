@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.network.backends import flow as flow_backend
 from windtunnel.network.backends.flow import hashed_ring_seconds
 from windtunnel.network.collectives.algorithms.direct import all_to_all
 from windtunnel.network.collectives.algorithms.nvls import nvls
@@ -457,3 +458,34 @@ def murmur3(words: list[int], seed: int) -> int:
     state = (state ^ state >> 16) * 0x85EBCA6B & 0xFFFFFFFF
     state = (state ^ state >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
     return state ^ state >> 16
+
+
+def test_paths_fold_the_numbers_of_their_links() -> None:
+    """Sums, largest and least numbers over paths; by the share of a flow where it is sprayed."""
+    fabric, flows = DcnPlus(num_gpus=16, gpus_per_leaf=8).build(), sends((0, 9, 1), (3, 12, 1), (5, 4, 1))
+    for routing in ("ecmp", "spray"):
+        paths = find_paths(fabric, flows, msgspec.structs.replace(PLAIN, routing=routing))
+        value = np.arange(1.0, 1.0 + len(fabric.latency_s))
+        for path, folded in enumerate(paths.fold(value)[0].T):
+            links = slice(*paths.pointer[path : path + 2])
+            on_link, share = value[paths.link[links] // 2], paths.share[links] if len(paths.share) else 1.0
+            expected = (on_link * share).sum(), (on_link * share).max(), (on_link / share).min()
+            np.testing.assert_allclose(folded, expected)
+
+
+@pytest.mark.compiled
+def test_hashes_end_once_their_mean_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small chunks hardly depend on the hash: three are enough; flows are lowered once for all of them."""
+    calls: list[str] = []
+    for name in ("lower", "run_lowered"):
+        function = getattr(flow_backend, name)
+        monkeypatch.setattr(flow_backend, name, lambda *a, f=function, n=name: calls.append(n) or f(*a))
+    rings = simai_rings(ranks(16), 2)
+    flows = ring(rings, 2**20 // 16 // rings.num_channels, 30)
+    fabric = SpectrumX(num_gpus=16).build()
+    seconds = flow_backend.total_seconds(fabric, flows, SIMAI_SETTINGS)
+    assert calls == ["lower", "run_lowered", "run_lowered", "run_lowered"]
+    monkeypatch.setattr(flow_backend, "HASHES_ERROR", -1.0)
+    assert seconds == pytest.approx(flow_backend.total_seconds(fabric, flows, SIMAI_SETTINGS), rel=0.01)
+    assert calls.count("lower") == 2
+    assert calls.count("run_lowered") == 3 + 8

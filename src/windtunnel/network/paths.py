@@ -37,6 +37,18 @@ class Paths:
         row = np.repeat(self.pointer[self.of_flow] - np.cumsum(count) + count, count) + np.arange(len(flow))
         return flow, self.link[row], self.share[row] if len(self.share) else np.ones(len(row))
 
+    def fold(self, *of_link: NDArray[np.float64], by_share: bool = True) -> NDArray[np.float64]:
+        """Return (numbers, 3, paths) the sum, the largest and the least of numbers of links over every path.
+
+        Args:
+            of_link: (num_links,) each.
+            by_share: whether the numbers count by the share of a flow on the link, see `routing.fold_paths`.
+        """
+        folded = np.empty((len(of_link), 3, len(self.pointer) - 1))
+        share = self.share if by_share else self.share[:0]
+        routing.fold_paths(self.pointer, self.link, share, np.repeat(of_link, 2, axis=1), folded)
+        return folded
+
 
 @dataclass(frozen=True, eq=False)
 class FlowTimes:
@@ -73,7 +85,7 @@ def ports_of(flows: Flows, settings: NetworkSettings) -> NDArray[np.int32]:
     """
     if settings.compat != "simai":
         return (FIRST_PORT + flows.connection).astype(np.int32)
-    order = np.lexsort((flows.channel, flows.step, flows.destination, flows.source))
+    order = sorted_by(flows.source, flows.destination, flows.step, flows.channel)
     source, destination = flows.source[order], flows.destination[order]
     new_pair = np.concatenate([[True], (source[1:] != source[:-1]) | (destination[1:] != destination[:-1])])
     position = np.arange(len(flows))
@@ -83,22 +95,18 @@ def ports_of(flows: Flows, settings: NetworkSettings) -> NDArray[np.int32]:
     return ports
 
 
-def find_paths(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> Paths:
-    """Return the path of every flow; flows with the same ends and port share one.
-
-    Raises:
-        InputError: two ends are not connected, or are no nodes of the fabric.
-    """
-    return _trace(fabric, _pairs(fabric, flows, settings), settings, answers=False)
-
-
-def find_ways(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> tuple[Paths, Paths]:
-    """Return the path of every flow, and that of its acknowledgements; errors as `find_paths`."""
-    pairs = _pairs(fabric, flows, settings)
-    return _trace(fabric, pairs, settings, answers=False), _trace(fabric, pairs, settings, answers=True)
+def sorted_by(*columns: NDArray[np.int32]) -> Ints:
+    """Return the order of rows by non-negative columns, the first of which counts most; equal rows keep theirs."""
+    key, num_values = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns:
+        size = int(column.max(initial=0)) + 1
+        num_values *= size
+        key *= size
+        key += column
+    return np.argsort(key, kind="stable") if num_values < 2**63 else np.lexsort(columns[::-1])
 
 
-class _Pairs(NamedTuple):
+class Pairs(NamedTuple):
     """Different ends and ports of flows."""
 
     source: Ints
@@ -107,7 +115,23 @@ class _Pairs(NamedTuple):
     of_flow: NDArray[np.int32]
 
 
-def _pairs(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> _Pairs:
+def find_paths(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> Paths:
+    """Return the path of every flow; flows with the same ends and port share one.
+
+    Raises:
+        InputError: two ends are not connected, or are no nodes of the fabric.
+    """
+    return trace(fabric, pairs_of(fabric, flows, settings), settings)
+
+
+def find_ways(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> tuple[Paths, Paths]:
+    """Return the path of every flow, and that of its acknowledgements; errors as `find_paths`."""
+    pairs = pairs_of(fabric, flows, settings)
+    return trace(fabric, pairs, settings), trace(fabric, pairs, settings, answers=True)
+
+
+def pairs_of(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> Pairs:
+    """Return the different ends and ports of flows, sorted; errors as `find_paths`."""
     n = fabric.num_nodes
     for ends in (flows.source, flows.destination):
         if len(ends) and not 0 <= ends.min() <= ends.max() < n:
@@ -115,12 +139,15 @@ def _pairs(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> _Pairs:
     ports = np.zeros(len(flows), np.int32) if settings.routing == "spray" else ports_of(flows, settings)
     key = (flows.source.astype(np.int64) * n + flows.destination) * (1 << 24) + ports
     _, first, of_flow = np.unique(key, return_index=True, return_inverse=True)
-    return _Pairs(
-        flows.source[first], flows.destination[first], ports[first].astype(np.int64), of_flow.astype(np.int32)
-    )
+    return Pairs(flows.source[first], flows.destination[first], ports[first].astype(np.int64), of_flow.astype(np.int32))
 
 
-def _trace(fabric: Fabric, pairs: _Pairs, settings: NetworkSettings, *, answers: bool) -> Paths:
+def trace(fabric: Fabric, pairs: Pairs, settings: NetworkSettings, *, answers: bool = False) -> Paths:
+    """Return the path of every pair, or that of its acknowledgements.
+
+    Raises:
+        InputError: two ends are not connected.
+    """
     source, destination, both_ports = pairs.source, pairs.destination, pairs.port | RECEIVER_PORT << 16
     if answers:
         source, destination, both_ports = destination, source, RECEIVER_PORT | pairs.port << 16
@@ -135,7 +162,7 @@ def _trace(fabric: Fabric, pairs: _Pairs, settings: NetworkSettings, *, answers:
     if written < 0:
         lost = -2 - written
         raise InputError(f"{fabric.name}: there is no path from node {source[lost]} to node {destination[lost]}")
-    return Paths(pairs.of_flow, state.pointer, state.link[:written], state.share[:written])
+    return Paths(pairs.of_flow, state.pointer, state.link[:written].copy(), state.share[:written].copy())
 
 
 def _tracing(
@@ -196,13 +223,7 @@ def tail_seconds(
     A smaller last packet catches up with the packet before it, and waits for that at every further hop. SimAI
     completes a flow when its sender has the last acknowledgement, which takes the way back too.
     """
-    hop_path = np.repeat(np.arange(len(paths.pointer) - 1), np.diff(paths.pointer))
-    link = paths.link // 2
-    weight = paths.share if len(paths.share) else np.ones(len(link))
-    latency = np.bincount(hop_path, fabric.latency_s[link] * weight, len(paths.pointer) - 1)
-    slowness = weight / fabric.bandwidth_bytes_per_s[link]
-    all_hops = np.bincount(hop_path, slowness, len(paths.pointer) - 1)
-    slowest_hop = np.maximum.reduceat(slowness, np.minimum(paths.pointer[:-1], len(slowness) - 1))
+    (latency, *_), (all_hops, slowest_hop, _) = paths.fold(fabric.latency_s, 1 / fabric.bandwidth_bytes_per_s)
     tail = latency[paths.of_flow] + packet_bytes * (all_hops - slowest_hop)[paths.of_flow]
     if settings.compat == "simai":
         tail += latency[paths.of_flow] + SIMAI_ACK_BYTES * all_hops[paths.of_flow]
@@ -211,12 +232,8 @@ def tail_seconds(
 
 def round_trip_seconds(fabric: Fabric, settings: NetworkSettings, paths: Paths) -> NDArray[np.float64]:
     """Return each path's round trip of a full packet and its acknowledgement, without queues."""
-    link, num_paths = paths.link // 2, len(paths.pointer) - 1
     packet_bytes = settings.payload_bytes + settings.header_bytes + SIMAI_ACK_BYTES
-    hop_s = 2 * fabric.latency_s[link] + packet_bytes / fabric.bandwidth_bytes_per_s[link]
-    weight = paths.share if len(paths.share) else 1.0
-    hop_path = np.repeat(np.arange(num_paths), np.diff(paths.pointer))
-    return np.bincount(hop_path, hop_s * weight, num_paths).astype(np.float64)
+    return np.asarray(paths.fold(2 * fabric.latency_s + packet_bytes / fabric.bandwidth_bytes_per_s)[0, 0])
 
 
 def reported_s(
@@ -240,7 +257,7 @@ def followers(flows: Flows) -> NDArray[np.int32]:
     on the way together; but a rank posts the receive of a step when it begins to send that step
     (`NcclTreeFlowModel::ready`), so that no step begins before the one before.
     """
-    order = np.lexsort((flows.step, flows.destination, flows.source, flows.connection, flows.group))
+    order = sorted_by(flows.group, flows.connection, flows.source, flows.destination, flows.step)
     same = np.ones(len(order) - 1, bool)
     for column in (flows.group, flows.connection, flows.source, flows.destination):
         same &= column[order[1:]] == column[order[:-1]]

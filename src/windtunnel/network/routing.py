@@ -254,6 +254,32 @@ def trace_paths(state: TracingState) -> int:
     return written
 
 
+@entry
+def fold_paths(
+    pointer: Ints,
+    link: NDArray[np.int32],
+    share: NDArray[np.float64],
+    of_link: NDArray[np.float64],
+    folded: NDArray[np.float64],
+) -> None:
+    """Fold numbers of each directed link over every path, whose links lie between its `pointer` and the next.
+
+    `of_link` is (numbers, 2 x num_links). Out: `folded`, (numbers, 3, paths): the sum and the largest of a number times
+    the share of a flow on the link, and the least of it divided by that; 0, 0 and infinity for a path without links.
+    Without `share` every share is 1.
+    """
+    for number in range(len(of_link)):
+        for path in range(len(pointer) - 1):
+            total, largest, least = 0.0, 0.0, np.inf
+            for k in range(pointer[path], pointer[path + 1]):
+                weight = share[k] if len(share) > 0 else 1.0
+                value = of_link[number, link[k]]
+                total += value * weight
+                largest = max(largest, value * weight)
+                least = min(least, value / weight)
+            folded[number, 0, path], folded[number, 1, path], folded[number, 2, path] = total, largest, least
+
+
 @inner
 def _next_hops(node: int, closer: int, graph: RoutingGraph, behind: NDArray[np.int8]) -> tuple[int, bool]:
     """Count the neighbours on a shortest path; whether only scale-up switches among them count."""

@@ -1,6 +1,5 @@
 """Flows that share links max-min fairly; of equivalent connections only one is simulated."""
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,14 +13,16 @@ from windtunnel.network.collectives.ring_classes import (
 from windtunnel.network.collectives.ring_classes import ring_seconds as equivalent_ring_seconds
 from windtunnel.network.collectives.rings import Rings
 from windtunnel.network.fabric import Fabric, NodeKind, between_switches
-from windtunnel.network.flow.run import FlowOptions, run_flow_level
+from windtunnel.network.flow.run import FlowOptions, lower, run_flow_level, run_lowered
 from windtunnel.network.flows import Flows, flows_of
-from windtunnel.network.paths import FlowTimes, Paths, data_bytes_per_s, find_paths, tail_seconds
+from windtunnel.network.paths import FlowTimes, Paths, data_bytes_per_s, find_paths, pairs_of, tail_seconds
 from windtunnel.network.settings import NetworkSettings, packets_of
 
 SIMAI_HASHES = 8
 """Where rings meet, single hashes are 25 % below to 45 % above four recorded runs of SimAI, the mean of eight is 4 % to
 9 % above (`benchmarks/ns3_runs.py`)."""
+HASHES_ERROR = 0.005
+"""From three hashes on, no more are run once the standard error of their mean is at most this fraction of it."""
 SIMAI_DRAWS = 4
 """Where packets are marked, single draws of the recorded all-to-all under DCQCN take 338 to 407 us; SimAI took 355."""
 
@@ -41,7 +42,7 @@ def ring_seconds(
 
 
 def total_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> float:
-    """Return when all flows are complete; for SimAI's rings that meet, the mean of `SIMAI_HASHES`.
+    """Return when all flows are complete; for SimAI's rings that meet, the mean of `SIMAI_HASHES`, or of fewer.
 
     SimAI hashes every flow anew. Flows of a ring that meet decide which meet later, so that one hash says little; for
     flows that all start at once it says what SimAI's does, but not which packets are marked. Where rings queue up at
@@ -49,21 +50,27 @@ def total_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> fl
     """
     if settings.compat is None and len(flows.parent) == 0 and np.ptp(flows.size_bytes) == 0:
         return together_seconds(fabric, flows, settings)
-    times = run_flow_level(fabric, flows, settings)
+    lowered = lower(fabric, flows, settings, pairs_of(fabric, flows, settings))
+    times = run_lowered(lowered, settings.seed)
     if settings.compat != "simai" or not _full_between_servers(fabric, times):
         return times.total_s
-    runs = []
+    totals_s, seed = [times.total_s], settings.seed
     if len(flows.parent) == 0:
         if times.is_controlled and packets_of(settings).congestion in ("dcqcn", "dctcp"):
-            runs = [(settings, FlowOptions(draw=k)) for k in range(1, SIMAI_DRAWS)]
-    elif full_between_switches(fabric, times):
-        options = FlowOptions(watches_control=times.is_controlled)
-        runs = [(msgspec.structs.replace(settings, seed=settings.seed + k), options) for k in range(1, SIMAI_HASHES)]
+            totals_s += [run_lowered(lowered, seed, FlowOptions(draw=k)).total_s for k in range(1, SIMAI_DRAWS)]
+    elif not full_between_switches(fabric, times):
+        return run_lowered(lowered, seed, FlowOptions(by_chance=True)).total_s
     else:
-        return run_flow_level(fabric, flows, settings, options=FlowOptions(by_chance=True)).total_s
-    totals_s = [times.total_s]
-    totals_s += [run_flow_level(fabric, flows, each, options=options).total_s for each, options in runs]
+        options = FlowOptions(watches_control=times.is_controlled)
+        while len(totals_s) < SIMAI_HASHES and not _is_precise(totals_s):
+            totals_s.append(run_lowered(lowered, seed + len(totals_s), options).total_s)
     return float(np.mean(totals_s))
+
+
+def _is_precise(totals_s: list[float]) -> bool:
+    """Whether the mean of at least three times is known well enough."""
+    error_s = np.std(totals_s, ddof=1) / len(totals_s) ** 0.5 if len(totals_s) > 2 else np.inf
+    return bool(error_s <= HASHES_ERROR * np.mean(totals_s))
 
 
 def full_between_switches(fabric: Fabric, times: FlowTimes) -> bool:

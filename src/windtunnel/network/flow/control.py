@@ -10,9 +10,10 @@ from windtunnel.compiled.records import new_table
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flow import rounds
 from windtunnel.network.flow.kernel import FluidState
+from windtunnel.network.flows import Flows
 from windtunnel.network.packet.kernel.state import Connection, Stamp
 from windtunnel.network.packet.tables import kernel_settings, links_of, windows_of
-from windtunnel.network.paths import Paths
+from windtunnel.network.paths import Pairs, Paths, trace
 from windtunnel.network.settings import NetworkSettings, PacketSettings
 
 Table = Any
@@ -20,19 +21,39 @@ Table = Any
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
-    """Flows over a fabric, as `run_flow_level` has lowered them."""
+class Lowered:
+    """Flows before they have paths: the same for every seed of the hashes and every draw."""
 
     fabric: Fabric
     settings: NetworkSettings
     packet: PacketSettings
+    flows: Flows
+    pairs: Pairs | None
+    """Ends and ports of the flows; None where flows represent their equivalence classes."""
+    table: Table
+    """Records of all flows, which every run writes into."""
+    child_ptr: NDArray[np.int64]
+    child: NDArray[np.int32]
+    ready_s: NDArray[np.float64]
+    waiting: NDArray[np.int32]
+    """What the columns of these names are before a run."""
+
+    def reset(self) -> None:
+        """Make the records of the flows what they are before a run."""
+        self.table.ready_s, self.table.waiting = self.ready_s, self.waiting
+
+
+@dataclass(frozen=True, eq=False)
+class Course(Lowered):
+    """Flows with paths, and their loads on links."""
+
     paths: Paths
     loads: Paths
 
 
-def in_flight_at_once(course: Course, flows: Table, state: FluidState) -> NDArray[np.float64]:
+def in_flight_at_once(course: Course, state: FluidState) -> NDArray[np.float64]:
     """Return (links,) the bytes that windows let be under way on each link that all flows together fill; else 0."""
-    flow, link, share = course.loads.crossings()
+    flows, (flow, link, share) = course.table, course.loads.crossings()
     limit = np.where(flows.window_bytes > 0, flows.window_bytes, np.inf)
     rates: NDArray[np.float64] = state.links["rate"]
     demand = np.bincount(link, state.paths["rate"][flows.path[flow]] * share, len(rates))
@@ -40,7 +61,7 @@ def in_flight_at_once(course: Course, flows: Table, state: FluidState) -> NDArra
     return np.where(demand > rates, flight, 0.0)
 
 
-def may_act(course: Course, flows: Table, in_flight_bytes: NDArray[np.float64]) -> bool:
+def may_act(course: Course, in_flight_bytes: NDArray[np.float64]) -> bool:
     """Whether a control could change a rate, given (links,) what windows let be under way on links that are full.
 
     HPCC holds every flow below its target. ECN marks what queues above a threshold, TIMELY sees a round trip above its
@@ -53,33 +74,39 @@ def may_act(course: Course, flows: Table, in_flight_bytes: NDArray[np.float64]) 
     if packet.congestion == "hpcc":
         return True
     if packet.congestion == "timely":
-        least_s = packet.timely_low_s - float(flows.round_trip_s.min())
+        least_s = packet.timely_low_s - float(course.table.round_trip_s.min())
+        least_s /= 1 if packet.acks_first else 2  # what a packet waits, its acknowledgement may wait again
         rate = np.repeat(fabric.bandwidth_bytes_per_s, 2)
         return bool((in_flight_bytes > rate * least_s)[from_switch].any())
     marking = links_of(fabric, packet, course.paths).ecn_min_bytes
     return packet.ecn and bool((in_flight_bytes > marking)[from_switch].any())
 
 
-def run_controlled(course: Course, state: FluidState, flows: Table, draw: int = 0) -> tuple[Table, Table, int] | None:
+def run_controlled(course: Course, state: FluidState, draw: int = 0) -> tuple[Table, Table, int] | None:
     """Run flows round by round; return their records, those of links, and the number of events.
 
     None where the control never held a flow below its link's rate: all controls then share as max-min fairness does.
     """
-    settings, packet, flows = course.settings, course.packet, flows.copy()
+    settings, packet, flows = course.settings, course.packet, course.table
     base_rtt_s, window_bytes = windows_of(course.fabric, settings, packet, course.paths)
     flows.base_rtt_s, flows.window_bytes = (each[course.paths.of_flow] for each in (base_rtt_s, window_bytes))
     links, feeds, path_feed = _links(course, state)
+    reply_ptr, reply_link = _reply_links(course)
     num_slots, hops = min(len(flows), 4096), int(state.paths["count"].max(initial=1))
     while True:
+        course.reset()
         run = rounds.RoundState(
             settings=kernel_settings(settings, packet)._replace(seed=settings.seed + (draw << 16)),
-            flows=flows.copy(),
+            flows=flows,
             child_ptr=state.child_ptr,
             child=state.child,
             paths=state.paths,
+            path_ptr=course.loads.pointer,
             path_link=state.path_link,
             path_share=state.path_share,
             path_feed=path_feed,
+            reply_ptr=reply_ptr,
+            reply_link=reply_link,
             feeds=feeds.copy(),
             links=links.copy(),
             slots=new_table(rounds.Sender, num_slots),
@@ -96,8 +123,20 @@ def run_controlled(course: Course, state: FluidState, flows: Table, draw: int = 
         )
         done, num_events = rounds.run_rounds(run)
         if done >= 0:
-            return (run.flows, run.links, num_events) if run.slots["num_cuts"].any() else None
+            return (flows, run.links, num_events) if run.slots["num_cuts"].any() else None
         num_slots = min(len(flows), 4 * num_slots)
+
+
+def _reply_links(course: Course) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Return the links where each path's acknowledgements queue behind data: those of switches, unless they go first.
+
+    A GPU sends acknowledgements first. Flows that represent their classes have none, for the ways back may differ.
+    """
+    if course.pairs is None or course.packet.acks_first:
+        return np.zeros(len(course.paths.pointer), np.int64), np.zeros(0, np.int32)
+    replies = trace(course.fabric, course.pairs, course.settings, answers=True)
+    queues = course.fabric.kind[course.fabric.directions[0]][replies.link] == NodeKind.SWITCH
+    return np.concatenate([[0], np.cumsum(queues)])[replies.pointer], replies.link[queues]
 
 
 def _links(course: Course, state: FluidState) -> tuple[Table, Table, NDArray[np.int64]]:

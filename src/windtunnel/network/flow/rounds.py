@@ -60,6 +60,7 @@ class Sender(Protocol):
     wanted: F8  # bytes/s that its control and its window allow
     share: F8  # of its own link: the flows that it stands for
     turn_s: F8  # of its last packet's turn, what it does not wait for
+    back_s: F8  # what acknowledgements wait on their way, as the latest was asked for
     decrease_ps: I8  # DCQCN's cut, if one is due
     num_draws: I8
     num_cuts: I8  # out: rounds of all its flows that a control held below the line's rate
@@ -104,10 +105,14 @@ class RoundState(NamedTuple):
     child_ptr: Ints
     child: Ints
     paths: Records[Path]
+    path_ptr: Ints
     path_link: Ints
     path_share: NDArray[np.float64]
     path_feed: Ints
     """The feed of each link of a path by the link before it; -1 where that is a GPU, or links have no order."""
+    reply_ptr: Ints
+    """(paths + 1,) where the links of switches that each path's acknowledgements cross start in `reply_link`."""
+    reply_link: Ints
     feeds: Records[Feed]
     links: Records[RoundLink]
     slots: Records[Sender]
@@ -148,16 +153,14 @@ def settle(state: RoundState, number: int, now_s: float) -> None:
 
 
 @inner
-def waiting_s(state: RoundState, slot: int, now_s: float, with_own: bool) -> float:
-    """Return how long a flow's packets wait in the queues of its path; with its GPU's own, or without."""
-    path = state.paths[state.flows[state.slots[slot].flow].path]
+def waiting_s(state: RoundState, pointer: Ints, link: Ints, path: int, now_s: float) -> float:
+    """Return how long packets wait in the queues of a path, of data or of acknowledgements."""
     total_s = 0.0
-    for k in range(path.first, path.first + path.count):
-        settle(state, int64(state.path_link[k]), now_s)
-        link = state.links[state.path_link[k]]
-        if with_own or not link.is_own:
-            wait_s = link.queue_bytes / link.rate
-            total_s = total_s + wait_s if len(state.path_share) == 0 else max(total_s, wait_s)
+    for k in range(pointer[path], pointer[path + 1]):
+        settle(state, int64(link[k]), now_s)
+        record = state.links[link[k]]
+        wait_s = record.queue_bytes / record.rate
+        total_s = total_s + wait_s if len(state.path_share) == 0 else max(total_s, wait_s)
     return total_s
 
 
@@ -350,8 +353,12 @@ def begin_round(state: RoundState, slot: int, now_s: float) -> None:
     packet = float(settings.payload_bytes + settings.header_bytes)
     window = window_on_wire(state, slot)
     sender.since_s = now_s
-    sender.rtt_s = flow.round_trip_s + waiting_s(state, slot, now_s, True)
-    if sender.answer_s <= now_s + TOGETHER_S:
+    is_answered = sender.answer_s <= now_s + TOGETHER_S
+    if is_answered:
+        sender.back_s = waiting_s(state, state.reply_ptr, state.reply_link, int64(flow.path), now_s)
+    there_s = waiting_s(state, state.path_ptr, state.path_link, int64(flow.path), now_s)
+    sender.rtt_s = flow.round_trip_s + there_s + sender.back_s
+    if is_answered:
         sender.asked_s, sender.answer_s = now_s, now_s + sender.rtt_s
         sender.asked_byte, sender.answered_byte = connection.next_byte, connection.acked_byte
     limit = min(connection.rate, state.paths[flow.path].rate)
@@ -429,7 +436,10 @@ def complete(state: RoundState, slot: int, now_s: float, num_ready: int) -> int:
     record = state.flows[flow]
     record.sent_s = now_s
     set_rate(state, slot, now_s, 0.0)
-    record.finish_s = now_s + record.tail_s + waiting_s(state, slot, now_s, True) - sender.turn_s
+    there_s = waiting_s(state, state.path_ptr, state.path_link, int64(record.path), now_s)
+    record.finish_s = now_s + record.tail_s + there_s - sender.turn_s
+    if state.settings.completes_on_ack:
+        record.finish_s += waiting_s(state, state.reply_ptr, state.reply_link, int64(record.path), now_s)
     path = state.paths[record.path]
     for k in range(path.first, path.first + path.count):
         share = state.path_share[k] if len(state.path_share) > 0 else 1.0

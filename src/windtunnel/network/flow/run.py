@@ -11,19 +11,21 @@ from windtunnel.compiled.records import new_table
 from windtunnel.errors import WindtunnelError
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flow import kernel as flow_kernel
-from windtunnel.network.flow.control import Course, in_flight_at_once, may_act, run_controlled
+from windtunnel.network.flow.control import Course, Lowered, in_flight_at_once, may_act, run_controlled
 from windtunnel.network.flows import Flows, children_of
 from windtunnel.network.packet.tables import CONTROL_HEADER_BYTES, windows_of
 from windtunnel.network.paths import (
     FlowTimes,
+    Pairs,
     Paths,
     data_bytes_per_s,
-    find_paths,
     followers,
+    pairs_of,
     reported_s,
     round_trip_seconds,
     send_delay_s,
     tail_seconds,
+    trace,
     wire_bytes,
 )
 from windtunnel.network.settings import NetworkSettings, packets_of
@@ -67,139 +69,139 @@ def run_flow_level(
         InputError: ends are not connected.
         WindtunnelError: flows wait for each other.
     """
-    packet = packets_of(settings)
-    more_bytes = CONTROL_HEADER_BYTES.get(packet.congestion, 0)
-    settings = msgspec.structs.replace(settings, header_bytes=settings.header_bytes + more_bytes)
-    paths = paths or find_paths(fabric, flows, settings)
-    course = Course(fabric, settings, packet, paths, loads or paths)
-    table = _flow_table(course, flows)
-    rates = np.repeat(data_bytes_per_s(fabric, settings), 2)
-    links = new_table(
-        flow_kernel.FluidLink, len(rates), rate=rates if options.shared else np.inf, first=-1, last=-1, stamp=-1
-    )
-    path = _path_table(course, rates, by_chance=options.by_chance)
-    state = _state(table, flows, path, course, links)
-    watches, at_once = options.shared and options.watches_control, len(flows.parent) == 0
-    if watches and at_once and may_act(course, table, in_flight_at_once(course, table, state)):
-        controlled = run_controlled(course, state, table, options.draw)
+    if paths is None:
+        return run_lowered(lower(fabric, flows, settings, pairs_of(fabric, flows, settings)), settings.seed, options)
+    return _run_course(Course(**vars(lower(fabric, flows, settings, None)), paths=paths, loads=loads or paths), options)
+
+
+def run_lowered(lowered: Lowered, seed: int, options: FlowOptions = FlowOptions()) -> FlowTimes:
+    """Time flows as `run_flow_level`, whose errors this has, on the paths that hashes of this seed choose."""
+    assert lowered.pairs is not None
+    settings = msgspec.structs.replace(lowered.settings, seed=seed)
+    paths = trace(lowered.fabric, lowered.pairs, settings)
+    return _run_course(Course(**vars(lowered) | {"settings": settings}, paths=paths, loads=paths), options)
+
+
+def _run_course(course: Course, options: FlowOptions) -> FlowTimes:
+    _set_times(course)
+    rates = data_bytes_per_s(course.fabric, course.settings)
+    links = new_table(flow_kernel.FluidLink, 2 * len(rates), rate=np.inf, first=-1, last=-1, stamp=-1)
+    if options.shared:
+        links.rate = np.repeat(rates, 2)
+    state = _state(course, _path_table(course, rates, by_chance=options.by_chance), links, 0)
+    watches, at_once = options.shared and options.watches_control, len(course.child) == 0
+    if watches and at_once and may_act(course, in_flight_at_once(course, state)):
+        controlled = run_controlled(course, state, options.draw)
         if controlled is not None:
-            return _controlled_times(course, flows, *controlled)
-    state, num_events = _run_shared(state, table, links)
-    if watches and not at_once and may_act(course, table, state.links["most_in_flight"]):
-        controlled = run_controlled(course, state, table, options.draw)
+            return _controlled_times(course, *controlled)
+    used, num_events = _run_shared(course, state)
+    rows = course.table
+    begin_s, sent_s, finish_s = rows.begin_s.copy(), rows.sent_s.copy(), rows.finish_s.copy()
+    if watches and not at_once and may_act(course, used["most_in_flight"]):
+        controlled = run_controlled(course, state, options.draw)
         if controlled is not None:
-            return _controlled_times(course, flows, *controlled)
-    rows: Table = state.flows
-    used: Table = state.links
-    total_s = float(rows.finish_s.max())
-    return FlowTimes(rows.begin_s, rows.sent_s, rows.finish_s, used.bytes, used.stamp >= 0, num_events, total_s)
+            return _controlled_times(course, *controlled)
+    return FlowTimes(begin_s, sent_s, finish_s, used.bytes, used.stamp >= 0, num_events, float(finish_s.max()))
 
 
-def _run_shared(state: flow_kernel.FluidState, table: Table, links: Table) -> tuple[flow_kernel.FluidState, int]:
-    """Run flows that share links max-min fairly; return the state after it, and the number of events."""
-    num_slots = min(len(table), 4096)
-    while True:
-        run = _with_slots(state._replace(flows=table.copy(), links=links.copy()), num_slots)
-        done, num_events = flow_kernel.run_flows(run)
-        if done >= 0:
-            break
-        num_slots = min(len(table), 8 * num_slots)
-    if done < len(table):
-        raise WindtunnelError(f"{len(table) - done} of {len(table)} flows wait for each other")
-    return run, num_events
+def _run_shared(course: Course, state: flow_kernel.FluidState) -> tuple[Table, int]:
+    """Run flows that share links max-min fairly; return the links after it, and the number of events."""
+    num_flows, num_slots, done = len(course.table), 512, -1
+    while done < 0:
+        num_slots, links = min(num_flows, 8 * num_slots), state.links.copy()
+        course.reset()
+        done, num_events = flow_kernel.run_flows(_state(course, state.paths, links, num_slots))
+    if done < num_flows:
+        raise WindtunnelError(f"{num_flows - done} of {num_flows} flows wait for each other")
+    return links, num_events
 
 
-def _controlled_times(course: Course, flows: Flows, rows: Table, links: Table, num_events: int) -> FlowTimes:
+def _controlled_times(course: Course, rows: Table, links: Table, num_events: int) -> FlowTimes:
     """Return the times of flows under control; as SimAI rank 0's, but for connections that stand for others."""
-    total_s = float(rows.finish_s.max())
+    begin_s, sent_s, finish_s = rows.begin_s.copy(), rows.sent_s.copy(), rows.finish_s.copy()
+    total_s = float(finish_s.max())
     if course.loads is course.paths:
-        total_s = reported_s(flows, course.settings, rows.sent_s, rows.finish_s)
+        total_s = reported_s(course.flows, course.settings, sent_s, finish_s)
     was_full = links.most_queued_bytes > 0
-    return FlowTimes(
-        rows.begin_s, rows.sent_s, rows.finish_s, links.bytes, was_full, num_events, total_s, is_controlled=True
-    )
+    return FlowTimes(begin_s, sent_s, finish_s, links.bytes, was_full, num_events, total_s, is_controlled=True)
 
 
-def _state(table: Table, flows: Flows, path: Table, course: Course, links: Table) -> flow_kernel.FluidState:
-    """Return the state of the kernel before the first event, with room for no flow to send."""
-    child_ptr, child = children_of(flows.parent_ptr, flows.parent)
+def _state(course: Course, path: Table, links: Table, num_slots: int) -> flow_kernel.FluidState:
+    """Return the state of the kernel before the first event, with room for so many flows to send at once."""
+    num_flows, max_hops = len(course.table), int(path["count"].max(initial=1))
     return flow_kernel.FluidState(
-        flows=table,
-        child_ptr=child_ptr,
-        child=child,
+        flows=course.table,
+        child_ptr=course.child_ptr,
+        child=course.child,
         paths=path,
         path_link=course.loads.link,
         path_share=course.loads.share,
         links=links,
-        slots=new_table(flow_kernel.Slot, 0),
-        hops=new_table(flow_kernel.FluidHop, 0),
-        max_hops=int(path["count"].max(initial=1)),
-        free=np.empty(0, np.int32),
-        ends=np.empty(0, np.int32),
-        ready_s=np.empty(len(flows)),
-        ready=np.empty(len(flows), np.int64),
-        members=np.empty(0, np.int32),
+        slots=new_table(flow_kernel.Slot, num_slots, stamp=-1),
+        hops=new_table(flow_kernel.FluidHop, num_slots * max_hops),
+        max_hops=max_hops,
+        free=np.empty(num_slots, np.int32),
+        ends=np.empty(num_slots, np.int32),
+        ready_s=np.empty(num_flows),
+        ready=np.empty(num_flows, np.int64),
+        members=np.empty(num_slots, np.int32),
         touched=np.empty(len(links), np.int32),
-        levels=np.empty(0),
-        fillers=np.empty(0, np.int64),
+        levels=np.empty(len(links) + num_slots),
+        fillers=np.empty(len(links) + num_slots, np.int64),
         one_after_the_other=course.settings.compat is None,
     )
 
 
-def _with_slots(state: flow_kernel.FluidState, num_slots: int) -> flow_kernel.FluidState:
-    """Return the state with room for so many flows to send at once."""
-    return state._replace(
-        slots=new_table(flow_kernel.Slot, num_slots, stamp=-1),
-        hops=new_table(flow_kernel.FluidHop, num_slots * state.max_hops),
-        free=np.empty(num_slots, np.int32),
-        ends=np.empty(num_slots, np.int32),
-        members=np.empty(num_slots, np.int32),
-        levels=np.empty(len(state.links) + num_slots),
-        fillers=np.empty(len(state.links) + num_slots, np.int64),
-    )
-
-
-def _flow_table(course: Course, flows: Flows) -> Table:
-    fabric, settings, paths = course.fabric, course.settings, course.paths
-    last_bytes = ((flows.size_bytes - 1) % settings.payload_bytes + 1 + settings.header_bytes).astype(np.float64)
-    packet_bytes = (np.minimum(flows.size_bytes, settings.payload_bytes) + settings.header_bytes).astype(np.float64)
-    # The largest window of a fabric takes longer to find than most runs; no window matters that a flow fits into.
-    packet = course.packet
-    if packet.window == "fabric":
-        packet = msgspec.structs.replace(packet, window="pair")
-    base_rtt_s, window_bytes = windows_of(fabric, settings, packet, paths)
-    if packet is not course.packet and flows.size_bytes.max(initial=0) > window_bytes.min(initial=np.inf):
-        base_rtt_s, window_bytes = windows_of(fabric, settings, course.packet, paths)
+def lower(fabric: Fabric, flows: Flows, settings: NetworkSettings, pairs: Pairs | None) -> Lowered:
+    """Lower flows to records, as far as that needs no path; `pairs` are their ends, unless paths are given."""
+    packet = packets_of(settings)
+    header_bytes = settings.header_bytes + CONTROL_HEADER_BYTES.get(packet.congestion, 0)
+    settings = msgspec.structs.replace(settings, header_bytes=header_bytes)
+    waiting, delay_s, follower = np.diff(flows.parent_ptr), flows.delay_s + send_delay_s(settings), followers(flows)
+    ready_s = flows.start_s + np.where(waiting == 0, delay_s, 0.0)
+    waiting[follower[follower >= 0]] += 1
     table = new_table(
         flow_kernel.FluidFlow,
         len(flows),
         size_bytes=wire_bytes(flows.size_bytes, settings),
-        last_bytes=last_bytes,
-        window_bytes=window_bytes[paths.of_flow],
-        base_rtt_s=base_rtt_s[paths.of_flow],
-        round_trip_s=round_trip_seconds(fabric, settings, paths)[paths.of_flow],
-        tail_s=tail_seconds(fabric, settings, paths, packet_bytes),
-        delay_s=flows.delay_s + send_delay_s(settings),
-        waiting=np.diff(flows.parent_ptr),
-        follower=followers(flows),
-        path=paths.of_flow,
+        last_bytes=(flows.size_bytes - 1) % settings.payload_bytes + 1 + settings.header_bytes,
+        delay_s=delay_s,
+        follower=follower,
     )
-    table.ready_s = flows.start_s + np.where(table.waiting == 0, table.delay_s, 0.0)
-    table.waiting[table.follower[table.follower >= 0]] += 1
-    return table
+    children = children_of(flows.parent_ptr, flows.parent)
+    return Lowered(fabric, settings, packet, flows, pairs, table, *children, ready_s, waiting.astype(np.int32))
+
+
+def _set_times(course: Course) -> None:
+    """Set what the records of flows say of their paths: windows, round trips, tails."""
+    fabric, settings, paths, packet = course.fabric, course.settings, course.paths, course.packet
+    size_bytes, table = course.flows.size_bytes, course.table
+    packet_bytes = (np.minimum(size_bytes, settings.payload_bytes) + settings.header_bytes).astype(np.float64)
+    # The largest window of a fabric takes longer to find than most runs; no window matters that a flow fits into.
+    if packet.window == "fabric":
+        packet = msgspec.structs.replace(packet, window="pair")
+    base_rtt_s, window_bytes = windows_of(fabric, settings, packet, paths)
+    if packet is not course.packet and size_bytes.max(initial=0) > window_bytes.min(initial=np.inf):
+        base_rtt_s, window_bytes = windows_of(fabric, settings, course.packet, paths)
+    table.window_bytes = window_bytes[paths.of_flow]
+    table.base_rtt_s = base_rtt_s[paths.of_flow]
+    table.round_trip_s = round_trip_seconds(fabric, settings, paths)[paths.of_flow]
+    table.tail_s = tail_seconds(fabric, settings, paths, packet_bytes)
+    table.path = paths.of_flow
 
 
 def _path_table(course: Course, rates: NDArray[np.float64], *, by_chance: bool) -> Table:
-    fabric, paths, loads = course.fabric, course.paths, course.loads
-    is_switch = fabric.kind == NodeKind.SWITCH
-    leaves = np.repeat(is_switch[fabric.link_a] | is_switch[fabric.link_b], 2)[loads.link].astype(np.float64)
-    limits = rates[loads.link] / (loads.share if len(loads.share) else 1.0)
+    """Return the records of paths, given the (num_links,) rates of links."""
+    fabric, loads = course.fabric, course.loads
+    of_switch = np.maximum(*(fabric.kind[ends] == NodeKind.SWITCH for ends in (fabric.link_a, fabric.link_b)))
+    (*_, rate), (_, leaves, _) = loads.fold(rates, of_switch)
+    is_own = loads is course.paths and len(loads.share) == 0
     return new_table(
         flow_kernel.Path,
         len(loads.pointer) - 1,
-        rate=np.minimum.reduceat(limits, loads.pointer[:-1]),
-        line_rate=np.minimum.reduceat(rates[paths.link], paths.pointer[:-1]),
-        chance=np.maximum.reduceat(leaves, loads.pointer[:-1]) if by_chance else 0.0,
+        rate=rate,
+        line_rate=rate if is_own else course.paths.fold(rates, by_share=False)[0, 2],
+        chance=(leaves > 0) & by_chance,
         first=loads.pointer[:-1],
         count=np.diff(loads.pointer),
     )

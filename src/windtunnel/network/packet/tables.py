@@ -286,15 +286,11 @@ def _largest_window(fabric: Fabric, settings: NetworkSettings) -> tuple[float, f
 
 def _windows(fabric: Fabric, settings: NetworkSettings, paths: Paths) -> tuple[Floats, Floats]:
     """Return each path's round trip of a full packet and bandwidth-delay product, as SimAI's `CalculateRoute` does."""
-    if len(paths.link) == 0:
-        return np.zeros(len(paths.pointer) - 1), np.zeros(len(paths.pointer) - 1)
-    lengths = np.diff(paths.pointer)
-    starts = np.minimum(paths.pointer[:-1], len(paths.link) - 1)
-    rate = fabric.bandwidth_bytes_per_s[paths.link >> 1]
-    hop_s = 2 * fabric.latency_s[paths.link >> 1] + settings.payload_bytes / rate
-    round_trip_s = np.where(lengths, np.add.reduceat(hop_s, starts), 0.0)
-    slowest = np.minimum.reduceat(rate, starts)
-    return round_trip_s, np.floor(round_trip_s * slowest + 1e-6)
+    rate = fabric.bandwidth_bytes_per_s
+    (round_trip_s, *_), (*_, slowest) = paths.fold(
+        2 * fabric.latency_s + settings.payload_bytes / rate, rate, by_share=False
+    )
+    return round_trip_s, np.floor(round_trip_s * np.minimum(slowest, rate.max(initial=0.0)) + 1e-6)
 
 
 def _sample_pairs(fabric: Fabric) -> Flows:
