@@ -158,6 +158,13 @@ def test_the_written_search_shows_the_means_over_all_streams(ask: Ask, folder: P
     assert f"{runs[0]:,.0f}" not in page
 
 
+def test_a_measured_run_with_failed_requests_does_not_hold_its_slo(ask: Ask) -> None:
+    row = re.search(r'<tr[^>]*>(?:(?!</tr>).)*href="/run/real"(?:(?!</tr>).)*</tr>', ask("/").text, re.DOTALL)
+    assert row is not None
+    assert "1 request" in row[0]
+    assert "holds the SLO" not in row[0]
+
+
 def test_the_table_of_searches_names_the_best_point(ask: Ask) -> None:
     page = ask("/").text
     assert re.search(r"best: tp 1, max_num_seqs \d+", page)

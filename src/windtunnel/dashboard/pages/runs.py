@@ -45,7 +45,7 @@ def _cell(entry: ResultEntry, name: str) -> str | Cell:
     match name:
         case "name":
             met = entry.figures.get("is_slo_held")
-            held = "" if met is None else "holds the SLO" if met else "breaks the SLO"
+            held = "" if met is None else "breaks the SLO" if not met else "" if entry.problem else "holds the SLO"
             note = ", ".join(filter(None, ("measured" if entry.kind == "bench" else "", held, entry.problem)))
             tone = "better" if held.startswith("holds") else "worse" if held or entry.problem else ""
             return Cell(entry.name or ".", href=link("run", entry.name), note=note, tone=tone)
