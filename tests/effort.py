@@ -7,7 +7,12 @@ FAST = "WINDTUNNEL_FAST_TESTS"
 
 
 def cases_to_try(compiled: int) -> int:
-    """An eighth of `compiled` where loops are interpreted, which takes a hundred times as long; few with `--fast`."""
+    """An eighth of `compiled` where loops are interpreted, which takes a hundred times as long; few with `--fast`.
+
+    Four times as many with the profile `dev`, which draws others each time.
+    """
+    if os.environ.get("HYPOTHESIS_PROFILE") == "dev":
+        compiled *= 4
     if os.environ.get(FAST) == "1":
         return min(compiled, 5)
     return max(compiled // 8, 1) if os.environ.get("NUMBA_DISABLE_JIT") == "1" else compiled

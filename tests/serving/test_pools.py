@@ -290,6 +290,7 @@ def adapter_cases(draw: st.DrawFn) -> Case:
     return replace(case, plans=made, handoff_rules=rules, requests=replace(case.requests, adapter=adapter))
 
 
+@pytest.mark.interpreted
 @settings(max_examples=cases_to_try(300))
 @given(adapter_cases())
 def test_adapters_in_pools_equal_the_oracles(case: Case) -> None:
@@ -303,13 +304,13 @@ def test_adapters_in_pools_equal_the_oracles(case: Case) -> None:
     assert_equal_adapters(run, oracle)
 
 
-@settings(max_examples=cases_to_try(300))
+@settings(max_examples=cases_to_try(150))
 @given(st.one_of(cases(), speculative_cases()))
 def test_loop_equals_the_oracle(case: Case) -> None:
     assert_equal_to_the_oracle(case)
 
 
-@settings(max_examples=cases_to_try(250))
+@settings(max_examples=cases_to_try(125))
 @given(caching_cases())
 def test_cached_prefixes_and_sessions_equal_the_oracles(case: Case) -> None:
     assert_equal_to_the_oracle(case)
@@ -415,7 +416,7 @@ def test_inter_token_latency_equals_the_oracles(case: Case) -> None:
         assert found.mean == pytest.approx(gaps_s.mean(), rel=5e-3)
 
 
-@settings(max_examples=cases_to_try(200))
+@settings(max_examples=cases_to_try(100))
 @given(cases())
 def test_invariants(case: Case) -> None:
     run = run_compiled(case)

@@ -51,14 +51,14 @@ def speculative_cost(
 
 
 @pytest.mark.loops
-@settings(max_examples=cases_to_try(300))
+@settings(max_examples=cases_to_try(150))
 @given(speculative_cases(cases()))
 def test_loop_equals_the_oracle(drawn: tuple[Case, state.Speculation]) -> None:
     assert_equal_to_the_oracle(*drawn)
 
 
 @pytest.mark.loops
-@settings(max_examples=cases_to_try(200))
+@settings(max_examples=cases_to_try(100))
 @given(speculative_cases(session_cases()))
 def test_cached_prefixes_and_sessions_equal_the_oracles(drawn: tuple[Case, state.Speculation]) -> None:
     assert_equal_to_the_oracle(*drawn)
