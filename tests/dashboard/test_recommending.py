@@ -151,7 +151,7 @@ def test_the_command_is_what_the_form_says() -> None:
         ({"num_requests": "1e6"}, "1,000,000 requests are too many"),
         ({"rate": "nan"}, "requests/s in all: 'nan' is not a number above 0"),
         ({"max_devices": "0"}, "devices of a replica: '0'"),
-        ({"input_tokens": "1k"}, "input tokens: '1k'"),
+        ({"input_tokens": "1q"}, "input tokens: '1q'"),
     ],
 )
 def test_nothing_typed_is_a_path_and_each_field_has_its_limit(changed: dict[str, str], message: str) -> None:

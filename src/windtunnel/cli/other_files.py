@@ -6,6 +6,7 @@ from typing import get_args
 
 from windtunnel.calibration.measured_runs import COLUMNS
 from windtunnel.errors import InputError
+from windtunnel.files import read_bytes
 from windtunnel.formats.recognise import Use, find_format
 from windtunnel.workload.schema import TraceColumns
 from windtunnel.workload.traces.layouts import LENGTHS, recognise
@@ -30,6 +31,8 @@ def reader_of(path: Path, verb: str) -> str | None:
 def _kind_of(path: Path) -> tuple[str, ...]:
     """Return what a file is, the command that reads it, and the verbs that do; empty texts where nothing is known."""
     with suppress(InputError):
+        if b"CREATE TABLE evaluations" in read_bytes(path, limit=4096):
+            return "a store of searches", f"search SPACE --store {path}", "search", "recommend", "dashboard"
         kind = find_format(path, *(use for use in get_args(Use) if use in _READERS))
         if kind.is_certain:
             readers = _READERS[kind.use]

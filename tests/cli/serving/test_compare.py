@@ -94,7 +94,7 @@ def test_a_prediction_is_compared_with_a_measurement(windtunnel: Command, files:
         (("one.yaml", "list.json"), "list.json holds no JSON object"),
         (("one.yaml", "step.json"), "step.json is of document; serving runs can be compared"),
         (("one.yaml", "torn.json"), "torn.json: $"),
-        (("one.yaml", "bad.yaml"), "modle"),
+        (("one.yaml", "bad.yaml"), "bad.yaml is not a scenario: it has none of model, deployment and workload"),
         (("one.yaml", "negative.json"), "negative.json: TTFT mean is -1, which cannot be"),
         (("one.yaml",) * 9, "9 runs are given; 2 to 8 can be compared"),
     ],
