@@ -97,6 +97,7 @@ def test_paper_shows_everything_in_light(browse: Browse[Any], written: Any) -> N
             assert not tab.page.locator("table").is_visible()
             dark = pixels(tab.page.locator("figure"))
             tab.page.emulate_media(media="print")
+            tab.page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
             assert pixels(tab.page.locator("figure")) != dark
             wide = tab.page.evaluate("() => document.querySelector('.wide').scrollWidth - document.body.clientWidth")
             paper, kept = (
