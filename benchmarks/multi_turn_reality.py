@@ -27,7 +27,8 @@ from readers.multi_turn_client import recorded_conversations
 from windtunnel.serving.prepared import prepare
 from windtunnel.serving.scenario import scenario_from
 from windtunnel.serving.setup.frontend import streams
-from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
+from windtunnel.workload.generate.prefixes import PrefixArrays
+from windtunnel.workload.generate.requests import RequestArrays
 
 RUNS = Path("serving", "inferencex_multiturn_llama70b_fp4.csv")
 ROWS = Path("serving", "per_request", "inferencex_multiturn_llama70b_fp4.csv.gz")

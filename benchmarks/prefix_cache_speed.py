@@ -18,7 +18,8 @@ from windtunnel.serving.setup.memory import plan_memory
 from windtunnel.serving.setup.prefix_cache import prefix_cache
 from windtunnel.serving.setup.step_prices import DeployedModel, lower_steps
 from windtunnel.serving.state.pools import PoolPlan
-from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
+from windtunnel.workload.generate.prefixes import PrefixArrays
+from windtunnel.workload.generate.requests import RequestArrays
 
 MODEL: dict[str, Any] = {"model": "meta-llama/Llama-3.1-8B", "device": "h100_sxm", "quant": "fp8"}
 REPEATS = 3

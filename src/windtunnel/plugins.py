@@ -99,12 +99,10 @@ class Registry:
 
 def failed_plugin(error: BaseException) -> str | None:
     """Return the module of an installed alternative that an error went through, with the line; None where in none."""
-    modules = set()
-    if _has_plugins():
-        from importlib.metadata import distributions
+    from importlib.metadata import distributions
 
-        points = (point for package in distributions() for point in package.entry_points)
-        modules = {point.module for point in points if point.group.startswith("windtunnel.")}
+    points = (point for package in distributions() for point in package.entry_points)
+    modules = {point.module for point in points if point.group.startswith("windtunnel.")}
     frames = [(frame.f_globals.get("__name__"), line) for frame, line in traceback.walk_tb(error.__traceback__)]
     return next((f"{module}, line {line}" for module, line in reversed(frames) if module in modules), None)
 

@@ -29,7 +29,8 @@ from windtunnel.serving.run import Custom, LoopRun, first_pool
 from windtunnel.serving.setup.prefix_cache import KvRetention, caches_of
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.pools import HandoffRules, PoolPlan, Pools
-from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
+from windtunnel.workload.generate.prefixes import PrefixArrays
+from windtunnel.workload.generate.requests import RequestArrays
 
 ROLES = ((PREFILL, DECODE), (PREFILL, DECODE, BOTH), (PREFILL, BOTH), (BOTH, BOTH), (PREFILL, PREFILL, DECODE, DECODE))
 

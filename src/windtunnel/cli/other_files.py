@@ -24,32 +24,33 @@ _RUNS = {name for name, column in COLUMNS.items() if column.needed}
 
 def reader_of(path: Path, verb: str) -> str | None:
     """Return a hint that names the command that reads a file; None where `verb` (or `--trace`) reads it, or none."""
-    kind, command, *readers = _kind_of(path)
-    return None if verb in readers or not kind else f"it is {kind}: `windtunnel {command}` reads it"
+    kind, use, *readers = _kind_of(path)
+    return None if verb in readers or not kind else f"it is {kind}: {use}"
 
 
 def _kind_of(path: Path) -> tuple[str, ...]:
-    """Return what a file is, the command that reads it, and the verbs that do; empty texts where nothing is known."""
+    """Return what a file is, what reads it, and the verbs that do; empty texts where nothing is known."""
     with suppress(InputError):
         if b"CREATE TABLE evaluations" in read_bytes(path, limit=4096):
-            return "a store of searches", f"search SPACE --store {path}", "search", "recommend", "dashboard"
+            return "a store of searches", _reads(f"search SPACE --store {path}"), "search", "recommend", "dashboard"
         kind = find_format(path, *(use for use in get_args(Use) if use in _READERS))
         if kind.is_certain:
             readers = _READERS[kind.use]
             result = "a result of " if kind.use == "client result" else "a "
-            return f"{result}{kind.name}", f"{readers[0]} {path}", *readers
+            return f"{result}{kind.name}", _reads(f"{readers[0]} {path}"), *readers
     with suppress(InputError):
         header = header_of(path)
         if header[:2] == ["Metric", "avg"]:
-            return "GenAI-Perf's table", f"validate {path.with_suffix('.json')}"
+            return "GenAI-Perf's table", "`windtunnel validate` reads the JSON file that is written beside it"
         if set(header) >= _RUNS:
-            return "a table of measured runs", f"validate {path}", "validate", "calibrate", "diagnose"
+            return "a table of measured runs", _reads(f"validate {path}"), "validate", "calibrate", "diagnose"
         if {"isl", "osl"} <= {name.lower() for name in header}:
-            return (
-                "a table of InferenceX's runs",
-                f"validate {path.with_suffix('.csv')}",
-                *(["validate"] if path.suffix == ".csv" else []),
-            )
+            needs = "`windtunnel validate` says which columns of it to rename, as a CSV file"
+            return "a table of InferenceX's runs", needs, *(["validate"] if path.suffix == ".csv" else [])
         recognise(path, header, TraceColumns(), LENGTHS)
-        return "a trace of requests", f"simulate --trace {path}", "--trace"
+        return "a trace of requests", _reads(f"simulate --trace {path}"), "--trace"
     return "", ""
+
+
+def _reads(command: str) -> str:
+    return f"`windtunnel {command}` reads it"

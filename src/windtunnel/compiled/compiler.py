@@ -88,10 +88,7 @@ class KernelLowering(NativeLowering):
     """Lowers a function without making machine code that numba could call."""
 
     library: type[JITCodeLibrary]
-
-    @property
-    def lowering_class(self) -> type[KernelLower]:
-        return KernelLower
+    lowering_class = KernelLower
 
     def run_pass(self, state: Any) -> bool:
         flags = state.flags

@@ -34,26 +34,17 @@ class PassedArray(ArrayModel):
 
     def from_argument(self, builder: Any, value: Any) -> Any:
         word = ir.IntType(64)
-        shape = list(value[1])
-        if len(value) == 3:
-            strides = list(value[2])
-        else:
-            strides = [ir.Constant(word, self.item_bytes)]
-            for size in shape[:0:-1]:
-                strides.insert(0, builder.mul(size, strides[0]))
-        num_items = shape[0] if shape else ir.Constant(word, 1)
-        for size in shape[1:]:
+        item_bytes, num_items = ir.Constant(word, self.item_bytes), ir.Constant(word, 1)
+        strides: list[Any] = []
+        for size in reversed(value[1]):
+            strides.insert(0, builder.mul(num_items, item_bytes))
             num_items = builder.mul(num_items, size)
-        members = {
-            "nitems": num_items,
-            "itemsize": ir.Constant(word, self.item_bytes),
-            "data": value[0],
-            "shape": cgutils.pack_array(builder, shape, word),
-            "strides": cgutils.pack_array(builder, strides, word),
-        }
+        strides = value[2] if len(value) == 3 else strides
         array = ir.Constant(self.get_value_type(), None)
-        for name, member in members.items():
-            array = self.set(builder, array, member, name)
+        packed = (cgutils.pack_array(builder, each, word) for each in (value[1], strides))
+        # The fields of `ArrayModel` behind its two owners.
+        for place, member in enumerate((num_items, item_bytes, value[0], *packed), 2):
+            array = self.set(builder, array, member, place)
         return array
 
 

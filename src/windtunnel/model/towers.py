@@ -208,9 +208,8 @@ def read_tower(config: Mapping[str, Any]) -> VisionTower | None:
     if 0 in (width, inner, num_layers, patch, output):
         return None
     earlier = tower.get("deepstack_visual_indexes")
-    full = (
-        None if earlier else tower.get("fullatt_block_indexes")
-    )  # Qwen3-Omni's config names it, its code has no windows
+    # Qwen3-Omni's config names blocks without windows, and its code has no windows.
+    full = None if earlier else tower.get("fullatt_block_indexes")
     said = {"max_tokens": _size(config, "mm_tokens_per_image", default=_size(tower, "default_output_length"))}
     return VisionTower(
         hidden_size=width,

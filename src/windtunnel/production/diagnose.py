@@ -44,7 +44,8 @@ from windtunnel.serving.setup.step_prices import (
 )
 from windtunnel.serving.simulate import serve_scenario
 from windtunnel.versions import version_key
-from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays, generate
+from windtunnel.workload.generate.prefixes import PrefixArrays
+from windtunnel.workload.generate.requests import RequestArrays, generate
 
 Floats = NDArray[np.float64]
 

@@ -20,6 +20,7 @@ from windtunnel.serving.scenario import Scenario
 
 SUMMARY, STUDY = "summary.json", "search.json"
 KINDS: Mapping[str, Any] = layouts_beside(__file__)
+_GIVE = "give a folder of --out, its summary.json, what --json printed, or a scenario"
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,9 @@ def read_document(file: Path) -> dict[str, Any]:
     except RecursionError:
         raise InputError(f"{file.name} is nested too deeply") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InputError(f"{file.name} is not JSON ({str(error).lower()})") from None
+        raise InputError(f"{file.name} is not JSON ({str(error).lower()})", _GIVE) from None
     if not isinstance(document, dict):
-        raise InputError(f"{file.name} holds no JSON object")
+        raise InputError(f"{file.name} holds no JSON object", _GIVE)
     return document
 
 
@@ -102,8 +103,7 @@ def entry_of(document: dict[str, Any], name: str, changed_s: float = 0.0) -> Res
     try:
         kind = next((kind for kind, known in KINDS.items() if all(key in document for key in known["keys"])), None)
         if kind is None:
-            hint = "give a folder of --out, its summary.json, what --json printed, or a scenario"
-            raise InputError(f"{name} is not a result of windtunnel", hint)
+            raise InputError(f"{name} is not a result of windtunnel", _GIVE)
         return _filled(ResultEntry(name, kind, changed_s), document)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{name} is not whole: {error!r}") from None

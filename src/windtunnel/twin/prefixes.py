@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.serving.state import records as state
-from windtunnel.workload.generate.requests import PrefixArrays
+from windtunnel.workload.generate.prefixes import PrefixArrays
 
 LEAST_CHUNK = 16
 """Fewest tokens of a chunk: pages of one token, as SGLang has them, would make forests too large to look through."""

@@ -16,7 +16,8 @@ from windtunnel.lab.tiny_models import TINY, write_tiny_model
 from windtunnel.metrics.client import CLIENT_COLUMNS, client_summary
 from windtunnel.report.lab.bench import vllm_document
 from windtunnel.workload.arrivals import ClosedLoop
-from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
+from windtunnel.workload.generate.prefixes import PrefixArrays
+from windtunnel.workload.generate.requests import RequestArrays
 
 pytest.importorskip("httpx", reason="httpx is not installed; the client speaks with it")
 

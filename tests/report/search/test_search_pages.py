@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dashboard.conftest import SPACE as SEARCHED
 from windtunnel.report.render.html import page
 from windtunnel.report.search.recommendation import nothing_text
 from windtunnel.report.search.study import evidence_of, search_report
@@ -15,19 +16,7 @@ from windtunnel.search.space.space import Space, space_from
 from windtunnel.search.store import Store
 from windtunnel.search.study import SearchOutcome, search
 
-SPACE: dict[str, Any] = {
-    "model": "meta-llama/Llama-3.1-8B",
-    "deployment": {"device": "h100_sxm"},
-    "workload": {
-        "arrivals": {"type": "poisson", "rate_per_s": 1.0},
-        "input_tokens": 64,
-        "output_tokens": 8,
-        "num_requests": 40,
-    },
-    "vary": {"tp": [1], "max_num_seqs": [16, 256]},
-    "limits": {"ttft_p90": "1s"},
-    "finalist_seeds": 1,
-}
+SPACE: dict[str, Any] = {**SEARCHED, "vary": {"tp": [1], "max_num_seqs": [16, 256]}, "finalist_seeds": 1}
 
 
 def charts(text: str) -> list[dict[str, Any]]:

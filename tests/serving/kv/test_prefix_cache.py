@@ -20,7 +20,8 @@ from windtunnel.compiled.records import new_table
 from windtunnel.serving.codes import ROUTERS, SCHEDULERS
 from windtunnel.serving.setup.prefix_cache import path_tokens, prefix_cache
 from windtunnel.serving.state.records import KernelSettings, StepCost, Tier
-from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
+from windtunnel.workload.generate.prefixes import PrefixArrays
+from windtunnel.workload.generate.requests import RequestArrays
 
 VLLM = KernelSettings(
     scheduler=SCHEDULERS.index("vllm_v1"),

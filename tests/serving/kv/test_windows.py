@@ -7,7 +7,8 @@ import pytest
 
 from serving.kv.test_prefix_cache import VLLM, cached_tokens
 from serving.loop.test_oracle import Case, assert_equal_to_the_oracle, random_cost
-from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
+from windtunnel.workload.generate.prefixes import PrefixArrays
+from windtunnel.workload.generate.requests import RequestArrays
 
 BLOCK, CHUNK = VLLM.block_size, VLLM.max_num_batched_tokens
 SYSTEM_TOKENS = 1440

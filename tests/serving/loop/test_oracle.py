@@ -27,7 +27,8 @@ from windtunnel.serving import codes
 from windtunnel.serving.setup.prefix_cache import NO_TIERS, prefix_cache
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.adapters import AdapterLimits, AdapterPlan
-from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
+from windtunnel.workload.generate.prefixes import PrefixArrays
+from windtunnel.workload.generate.requests import RequestArrays
 
 pytestmark = pytest.mark.loops
 

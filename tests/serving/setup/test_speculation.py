@@ -18,7 +18,8 @@ from windtunnel.serving import codes
 from windtunnel.serving.deployment import Speculative
 from windtunnel.serving.setup.prefix_cache import prefix_cache
 from windtunnel.serving.state import records as state
-from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
+from windtunnel.workload.generate.prefixes import PrefixArrays
+from windtunnel.workload.generate.requests import RequestArrays
 
 
 @st.composite

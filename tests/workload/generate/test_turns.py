@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.schema import decode
-from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays, generate
+from windtunnel.workload.generate.prefixes import PrefixArrays
+from windtunnel.workload.generate.requests import RequestArrays, generate
 from windtunnel.workload.schema import Workload
 
 SESSIONS: dict[str, Any] = {

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError, WindtunnelError, check_known, import_extra
 from windtunnel.metrics.client import client_tables
 from windtunnel.metrics.records import Table
-from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
+from windtunnel.workload.generate.prefixes import PrefixArrays
+from windtunnel.workload.generate.requests import RequestArrays
 
 if TYPE_CHECKING:
     import httpx
