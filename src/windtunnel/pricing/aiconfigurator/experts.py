@@ -35,8 +35,9 @@ from windtunnel.pricing.aiconfigurator.collection import (
 from windtunnel.pricing.aiconfigurator.gemms import gemm_prices
 from windtunnel.pricing.aiconfigurator.routing import GINI, GINI_OF_RANDOM, as_text, busiest_active, busiest_load
 from windtunnel.pricing.choices import MOE_BACKENDS
+from windtunnel.pricing.lines import grouped
 from windtunnel.pricing.roofline import machine
-from windtunnel.pricing.table import Floats, MeasurementTable, grouped, table_of
+from windtunnel.pricing.table import Floats, MeasurementTable, table_of
 from windtunnel.versions import version_key
 
 

@@ -19,7 +19,8 @@ from statistics import NormalDist
 import numpy as np
 
 from windtunnel.pricing.aiconfigurator.collection import KERNELS, MOE_POINT, Rows
-from windtunnel.pricing.table import Floats, grouped
+from windtunnel.pricing.lines import grouped
+from windtunnel.pricing.table import Floats
 
 GINI = 0.25
 """Gini coefficient of tokens per expert in real text: latent attention has 0.24 to 0.3, others less."""
