@@ -542,7 +542,7 @@ def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:
 
 def _table_of(op: Experts, rows: Rows, label: str) -> MeasurementTable:
     is_gated = ~np.isin(rows["inter_size"] * 1000 + rows["topk"], KERNELS.not_gated)
-    return table_of(
+    table = table_of(
         op,
         rows.seconds,
         label,
@@ -553,3 +553,4 @@ def _table_of(op: Experts, rows: Rows, label: str) -> MeasurementTable:
         ep=rows["moe_ep_size"],
         gated=is_gated.astype(np.float64),
     )
+    return replace(table, rises=True)
