@@ -77,22 +77,19 @@ def graph_of(fabric: Fabric) -> routing.RoutingGraph:
     return routing.RoutingGraph(pointer, target[direction], direction, fabric.kind, fabric.gpus_forward)
 
 
-def ports_of(flows: Flows, settings: NetworkSettings) -> NDArray[np.int32]:
-    """Return the source port of every flow, which decides its path under ECMP.
+def simai_pairs(flows: Flows) -> "Pairs":
+    """Return the ends and ports of flows as in SimAI, which opens a queue pair for every flow.
 
-    NCCL keeps a connection (a queue pair, hence a port) for each channel and peer. SimAI opens one for every flow:
-    10000 plus how many flows of the same pair came before.
+    Its port is 10000 plus how many flows of the same pair came before.
     """
-    if settings.compat != "simai":
-        return (FIRST_PORT + flows.connection).astype(np.int32)
     order = sorted_by(flows.source, flows.destination, flows.step, flows.channel)
     source, destination = flows.source[order], flows.destination[order]
-    new_pair = np.concatenate([[True], (source[1:] != source[:-1]) | (destination[1:] != destination[:-1])])
-    position = np.arange(len(flows))
-    first = np.maximum.accumulate(np.where(new_pair, position, 0))
-    ports = np.empty(len(flows), np.int32)
-    ports[order] = FIRST_PORT + position - first
-    return ports
+    position = np.arange(len(flows), dtype=np.int32)
+    is_other = (source[1:] != source[:-1]) | (destination[1:] != destination[:-1])
+    first = np.maximum.accumulate(np.concatenate([position[:1], position[1:] * is_other]))
+    of_flow = np.empty_like(position)
+    of_flow[order] = position
+    return Pairs(source, destination, (FIRST_PORT + position - first).astype(np.int64), of_flow)
 
 
 def sorted_by(*columns: NDArray[np.int32]) -> Ints:
@@ -103,7 +100,14 @@ def sorted_by(*columns: NDArray[np.int32]) -> Ints:
         num_values *= size
         key *= size
         key += column
-    return np.argsort(key, kind="stable") if num_values < 2**63 else np.lexsort(columns[::-1])
+    if num_values * len(key) >= 2**63:
+        return np.lexsort(columns[::-1])
+    # Sorting numbers that hold their own places takes a tenth of the time of `argsort`.
+    key *= len(key)
+    key += np.arange(len(key))
+    key.sort()
+    key %= max(len(key), 1)
+    return key
 
 
 class Pairs(NamedTuple):
@@ -136,14 +140,17 @@ def pairs_of(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> Pairs:
     for ends in (flows.source, flows.destination):
         if len(ends) and not 0 <= ends.min() <= ends.max() < n:
             raise InputError(f"a flow ends at node {ends.max()}; {fabric.name} has nodes 0 to {n - 1}")
-    ports = np.zeros(len(flows), np.int32) if settings.routing == "spray" else ports_of(flows, settings)
+    if settings.compat == "simai" and settings.routing != "spray":
+        return simai_pairs(flows)
+    # NCCL keeps a connection (a queue pair, hence a port) for each channel and peer.
+    ports = np.zeros(len(flows), np.int32) if settings.routing == "spray" else FIRST_PORT + flows.connection
     key = (flows.source.astype(np.int64) * n + flows.destination) * (1 << 24) + ports
     _, first, of_flow = np.unique(key, return_index=True, return_inverse=True)
     return Pairs(flows.source[first], flows.destination[first], ports[first].astype(np.int64), of_flow.astype(np.int32))
 
 
 def trace(fabric: Fabric, pairs: Pairs, settings: NetworkSettings, *, answers: bool = False) -> Paths:
-    """Return the path of every pair, or that of its acknowledgements.
+    """Return the path of every pair, or that of its acknowledgements; equal ones are one.
 
     Raises:
         InputError: two ends are not connected.
@@ -154,7 +161,7 @@ def trace(fabric: Fabric, pairs: Pairs, settings: NetworkSettings, *, answers: b
     spray = settings.routing == "spray"
     state = _tracing(graph_of(fabric), source, destination, both_ports, settings)
     while True:
-        written = routing.trace_paths(state)
+        num_paths, written = routing.trace_paths(state)
         if written != -1:
             break
         capacity = 4 * len(state.link)
@@ -162,7 +169,8 @@ def trace(fabric: Fabric, pairs: Pairs, settings: NetworkSettings, *, answers: b
     if written < 0:
         lost = -2 - written
         raise InputError(f"{fabric.name}: there is no path from node {source[lost]} to node {destination[lost]}")
-    return Paths(pairs.of_flow, state.pointer, state.link[:written].copy(), state.share[:written].copy())
+    pointer, link, share = state.pointer[: num_paths + 1], state.link[:written], state.share[:written]
+    return Paths(state.of_pair[pairs.of_flow], pointer.copy(), link.copy(), share.copy())
 
 
 def _tracing(
@@ -180,7 +188,8 @@ def _tracing(
         seed=settings.seed,
         spray=spray,
         graph=graph,
-        pointer=np.zeros(num_pairs + 1, np.int64),
+        of_pair=np.empty(num_pairs, np.int32),
+        pointer=np.empty(num_pairs + 1, np.int64),
         link=np.empty(capacity, np.int32),
         share=np.empty(capacity if spray else 0),
         ahead=far,
@@ -216,18 +225,18 @@ def send_delay_s(settings: NetworkSettings) -> float:
 
 
 def tail_seconds(
-    fabric: Fabric, settings: NetworkSettings, paths: Paths, packet_bytes: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return the time from each flow's last byte to its completion: propagation, and forwarding of its largest packet.
+    fabric: Fabric, settings: NetworkSettings, paths: Paths
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return each path's time from a flow's last byte to its completion: propagation, and forwarding of a packet's
+    bytes, seconds each: those of the flow's largest packet.
 
     A smaller last packet catches up with the packet before it, and waits for that at every further hop. SimAI
     completes a flow when its sender has the last acknowledgement, which takes the way back too.
     """
     (latency, *_), (all_hops, slowest_hop, _) = paths.fold(fabric.latency_s, 1 / fabric.bandwidth_bytes_per_s)
-    tail = latency[paths.of_flow] + packet_bytes * (all_hops - slowest_hop)[paths.of_flow]
     if settings.compat == "simai":
-        tail += latency[paths.of_flow] + SIMAI_ACK_BYTES * all_hops[paths.of_flow]
-    return np.asarray(tail)
+        latency = 2 * latency + SIMAI_ACK_BYTES * all_hops
+    return latency, all_hops - slowest_hop
 
 
 def round_trip_seconds(fabric: Fabric, settings: NetworkSettings, paths: Paths) -> NDArray[np.float64]:

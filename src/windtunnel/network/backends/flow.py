@@ -133,11 +133,12 @@ def _is_apart(
     paths = find_paths(fabric, flows, settings)
     row = np.repeat(np.arange(num_steps), len(leaving)) * len(classes.before)
     row += np.tile(classes.of_connection[leaving], num_steps)
-    packet_bytes = np.full(len(classes.before), float(min(chunk_bytes, settings.payload_bytes)))
-    expected = tail_seconds(fabric, settings, classes.paths, packet_bytes)[classes.of_connection[leaving]]
-    tails_s = tail_seconds(fabric, settings, paths, np.full(len(flows), packet_bytes[0]))
-    if not np.allclose(tails_s.reshape(num_steps, -1), expected, rtol=1e-12, atol=0):
-        return False
+    for expected, tail in zip(
+        tail_seconds(fabric, settings, classes.paths), tail_seconds(fabric, settings, paths), strict=True
+    ):
+        of_leaving = tail[paths.of_flow].reshape(num_steps, -1)
+        if not np.allclose(of_leaving, expected[classes.of_connection[leaving]], rtol=1e-12, atol=0):
+            return False
     return not _fills(fabric, settings, paths, times.begin_s[row], times.sent_s[row])
 
 
@@ -146,15 +147,11 @@ def _fills(
 ) -> bool:
     """Whether flows that send at the same time ever load a link between switches with more than it carries."""
     rate = np.repeat(data_bytes_per_s(fabric, settings), 2)
-    count = np.diff(paths.pointer)
     limit = np.rint(np.minimum.reduceat(rate[paths.link], paths.pointer[:-1])).astype(np.int64)
-    # Every flow has a path of its own, for it has a port of its own.
-    flow_of_path = np.empty(len(count), np.int64)
-    flow_of_path[paths.of_flow] = np.arange(len(count))
-    kept = between_switches(fabric)[paths.link]
-    links, flow, rates = (
-        each[kept] for each in (paths.link.astype(np.int64), np.repeat(flow_of_path, count), np.repeat(limit, count))
-    )
+    flow, links, _ = paths.crossings()
+    kept = between_switches(fabric)[links]
+    flow, links = flow[kept], links[kept].astype(np.int64)
+    rates = limit[paths.of_flow[flow]]
     # One key to sort by: the link, then the moment; at one moment, flows end before others begin.
     tick_s = max(1e-12, float(sent_s.max()) / 2**40)
     moments = np.rint(np.concatenate([sent_s[flow], begin_s[flow]]) / tick_s).astype(np.int64)

@@ -23,14 +23,9 @@ class FluidFlow(Protocol):
     """A flow; its times are results."""
 
     size_bytes: F8  # on the wire, headers included
-    tail_s: F8  # from the last byte's departure to completion
     last_bytes: F8  # of its last packet
-    window_bytes: F8  # in flight at most; 0: no limit
-    base_rtt_s: F8  # round trip that HPCC reckons with
-    round_trip_s: F8  # of a full packet and its acknowledgement over its path, without queues
     delay_s: F8  # from the last parent's completion to the first byte
-    ready_s: F8  # in: earliest start; grows as parents complete
-    begin_s: F8  # out
+    ready_s: F8  # in: earliest start; grows as parents complete; out: its beginning
     sent_s: F8  # out: its last byte has left
     finish_s: F8  # out
     path: I4
@@ -81,6 +76,12 @@ class Path(Protocol):
 
     rate: F8
     line_rate: F8
+    window_bytes: F8  # of a flow in flight at most; 0: no limit
+    base_rtt_s: F8  # round trip that HPCC reckons with
+    round_trip_s: F8  # of a full packet and its acknowledgement, without queues
+    tail_s: F8  # from the last byte's departure to completion, but for
+    tail_s_per_byte: F8  # forwarding a flow's largest packet
+    packet_bytes: F8  # of a full packet
     chance: F8  # 1: where in a turn a flow's last packet leaves is drawn; 0: it leaves in the middle
     first: I8
     count: I4
@@ -182,9 +183,15 @@ def _touch(state: FluidState, number: int, num_touched: int, stamp: int) -> int:
 
 
 @inner
-def flight_bytes(record: FluidFlow) -> float:
+def flight_bytes(record: FluidFlow, path: Path) -> float:
     """Return the most that a flow can have under way."""
-    return min(record.size_bytes, record.window_bytes) if record.window_bytes > 0.0 else record.size_bytes
+    return min(record.size_bytes, path.window_bytes) if path.window_bytes > 0.0 else record.size_bytes
+
+
+@inner
+def tail_s(record: FluidFlow, path: Path) -> float:
+    """Return the time from a flow's last byte to its completion, without queues."""
+    return path.tail_s + path.tail_s_per_byte * min(record.size_bytes, path.packet_bytes)
 
 
 @inner
@@ -202,7 +209,7 @@ def _enter(state: FluidState, slot: int, flow: int, num_touched: int, stamp: int
         hops[hop].link, hops[hop].slot, hops[hop].share = number, slot, share
         append(hops, links[number], hop)
         links[number].demand += path.rate * share
-        links[number].in_flight += flight_bytes(state.flows[flow]) * share
+        links[number].in_flight += flight_bytes(state.flows[flow], path) * share
         if links[number].demand > links[number].rate * (1 + 1e-9):
             links[number].most_in_flight = max(links[number].most_in_flight, links[number].in_flight)
         num_touched = _touch(state, number, num_touched, stamp)
@@ -221,7 +228,7 @@ def _leave(state: FluidState, slot: int, num_touched: int, stamp: int) -> int:
         num_touched = _touch(state, number, num_touched, stamp)
         remove(hops, links[number], hop)
         links[number].demand -= path.rate * share
-        links[number].in_flight -= flight_bytes(state.flows[flow]) * share
+        links[number].in_flight -= flight_bytes(state.flows[flow], path) * share
         if links[number].first < 0:
             links[number].demand = links[number].in_flight = 0.0
         links[number].bytes += state.flows[flow].size_bytes * share
@@ -366,7 +373,8 @@ def _complete(state: FluidState, slot: Slot, num_ready: int) -> int:
     flows, child_ptr, child = state.flows, state.child_ptr, state.child
     flow = slot.flow
     flows[flow].sent_s = slot.end_s
-    finish_s = slot.end_s + flows[flow].tail_s - turn_s(flows[flow], state.paths[flows[flow].path], flow, slot.rate)
+    path = state.paths[flows[flow].path]
+    finish_s = slot.end_s + tail_s(flows[flow], path) - turn_s(flows[flow], path, flow, slot.rate)
     flows[flow].finish_s = finish_s
     follower = flows[flow].follower
     if follower >= 0 and state.one_after_the_other:
@@ -421,7 +429,6 @@ def run_flows(state: FluidState) -> tuple[int, int]:
             num_free -= 1
             slot = state.free[num_free]
             begin_s = flows[flow].ready_s
-            flows[flow].begin_s = begin_s
             follower = flows[flow].follower
             if follower >= 0 and not state.one_after_the_other:
                 num_ready = release(state, follower, begin_s, num_ready)
