@@ -129,7 +129,8 @@ class FluidState(NamedTuple):
     """Heap of the times of flows that wait for nothing but their time; `ready` is which."""
     ready: NDArray[np.int64]
     members: NDArray[np.int32]
-    """(slots,) scratch: the slots whose rates may change."""
+    """(slots,) scratch: the slots whose rates may change; `entered` those that begin to send."""
+    entered: NDArray[np.int32]
     touched: NDArray[np.int32]
     """(2 x num_links,) scratch: links whose flows changed, and those that binding links connect with them."""
     levels: NDArray[np.float64]
@@ -144,31 +145,41 @@ TOGETHER_S = 1e-12
 
 
 @inner
-def swap(state: SendingState, a: int, b: int) -> None:
-    """Swap two places in the heap of ends."""
-    slots, ends = state.slots, state.ends
-    ends[a], ends[b] = ends[b], ends[a]
-    slots[ends[a]].place = a
-    slots[ends[b]].place = b
-
-
-@inner
 def place(state: SendingState, size: int, position: int) -> None:
     """Restore the heap of ends after the end of the slot at `position` has changed."""
     slots, ends = state.slots, state.ends
-    while position > 0 and slots[ends[position]].end_s < slots[ends[(position - 1) // 2]].end_s:
-        swap(state, position, (position - 1) // 2)
-        position = (position - 1) // 2
+    slot = ends[position]
+    end_s = slots[slot].end_s
+    while position > 0:
+        parent = (position - 1) // 2
+        if slots[ends[parent]].end_s <= end_s:
+            break
+        ends[position] = ends[parent]
+        slots[ends[position]].place = position
+        position = parent
     while True:
         child = 2 * position + 1
         if child >= size:
-            return
+            break
         if child + 1 < size and slots[ends[child + 1]].end_s < slots[ends[child]].end_s:
             child += 1
-        if slots[ends[position]].end_s <= slots[ends[child]].end_s:
-            return
-        swap(state, position, child)
+        if end_s <= slots[ends[child]].end_s:
+            break
+        ends[position] = ends[child]
+        slots[ends[position]].place = position
         position = child
+    ends[position] = slot
+    slots[slot].place = position
+
+
+@inner
+def take_first(state: SendingState, num_sending: int) -> int:
+    """Take the slot that ends first off the heap of ends; return how many are left."""
+    num_sending -= 1
+    if num_sending > 0:
+        state.ends[0] = state.ends[num_sending]
+        place(state, num_sending, 0)
+    return num_sending
 
 
 @inner
@@ -267,7 +278,7 @@ def _collect(state: FluidState, num_touched: int, stamp: int) -> tuple[int, int]
 @inner
 def _set_rate(state: FluidState, now_s: float, slot: int, rate: float, num_sending: int) -> None:
     slots = state.slots
-    if abs(rate - slots[slot].rate) <= 1e-12 * rate and slots[slot].end_s > 0:
+    if abs(rate - slots[slot].rate) <= 1e-12 * rate and slots[slot].end_s < np.inf:
         return
     slots[slot].left_bytes -= slots[slot].rate * (now_s - slots[slot].since_s)
     if slots[slot].left_bytes < 0:
@@ -288,9 +299,35 @@ def _next_levels(state: FluidState, num_touched: int, num_members: int) -> int:
         if link.weight > 1e-12:
             size = push(levels, fillers, size, link.left / link.weight, int64(touched[i]))
     for i in range(num_members):
-        limit = state.paths[state.flows[state.slots[members[i]].flow].path].rate
-        size = push(levels, fillers, size, limit, int64(len(state.links) + members[i]))
+        if state.slots[members[i]].frozen == 0:
+            limit = state.paths[state.flows[state.slots[members[i]].flow].path].rate
+            size = push(levels, fillers, size, limit, int64(len(state.links) + members[i]))
     return size
+
+
+@inner
+def _fill_first(
+    state: FluidState, now_s: float, num_touched: int, num_members: int, num_sending: int
+) -> tuple[int, float]:
+    """Set the rates of the fullest link's flows, unless a flow's own maximum is lower: most often, those are all.
+
+    Returns how many they are, and their rate; 0 and 0 for none.
+    """
+    hops, links = state.hops, state.links
+    level, fullest = np.inf, -1
+    for i in range(num_touched):
+        link = links[state.touched[i]]
+        if link.weight > 1e-12 and link.left / link.weight < level:
+            level, fullest = link.left / link.weight, state.touched[i]
+    for i in range(num_members):
+        if state.paths[state.flows[state.slots[state.members[i]].flow].path].rate < level:
+            return 0, 0.0
+    frozen = 0
+    hop = links[fullest].last if fullest >= 0 else -1
+    while hop >= 0:
+        frozen += _freeze(state, now_s, hops[hop].slot, level, num_sending)
+        hop = hops[hop].before
+    return (frozen, level) if frozen > 0 else (0, 0.0)
 
 
 @inner
@@ -304,8 +341,10 @@ def _fill(state: FluidState, now_s: float, num_touched: int, num_members: int, n
     """
     slots, hops, links = state.slots, state.hops, state.links
     levels, fillers = state.levels, state.fillers
+    frozen, level = _fill_first(state, now_s, num_touched, num_members, num_sending)
+    if frozen == num_members:
+        return
     waiting = _next_levels(state, num_touched, num_members)
-    frozen, level = 0, 0.0
     while frozen < num_members:
         next_level, filler = levels[0], fillers[0]
         waiting = pop(levels, fillers, waiting)
@@ -408,13 +447,10 @@ def run_flows(state: FluidState) -> tuple[int, int]:
         if num_sending > 0:
             now_s = min(now_s, slots[ends[0]].end_s)
         stamp += 1
-        num_touched = 0
+        num_touched, num_entered = 0, 0
         while num_sending > 0 and slots[ends[0]].end_s <= now_s + TOGETHER_S:
             slot = ends[0]
-            num_sending -= 1
-            if num_sending > 0:
-                swap(state, 0, num_sending)
-                place(state, num_sending, 0)
+            num_sending = take_first(state, num_sending)
             num_touched = _leave(state, slot, num_touched, stamp)
             state.free[num_free] = slot
             num_free += 1
@@ -434,13 +470,19 @@ def run_flows(state: FluidState) -> tuple[int, int]:
                 num_ready = release(state, follower, begin_s, num_ready)
             num_touched = _enter(state, slot, flow, num_touched, stamp)
             slots[slot].since_s = begin_s
-            slots[slot].end_s = begin_s + slots[slot].left_bytes / slots[slot].rate
+            # It finds its place in the heap when its rate is known.
+            slots[slot].end_s = np.inf
             slots[slot].place = num_sending
-            ends[num_sending] = slot
+            ends[num_sending] = state.entered[num_entered] = slot
             num_sending += 1
-            place(state, num_sending, num_sending - 1)
+            num_entered += 1
             events += 1
         if num_touched > 0:
             num_members, num_touched = _collect(state, num_touched, stamp)
             _fill(state, now_s, num_touched, num_members, num_sending)
+        for i in range(num_entered):
+            slot = state.entered[i]
+            if slots[slot].stamp != stamp:
+                slots[slot].end_s = slots[slot].since_s + slots[slot].left_bytes / slots[slot].rate
+                place(state, num_sending, slots[slot].place)
     return done, events

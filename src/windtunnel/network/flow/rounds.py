@@ -19,7 +19,7 @@ from windtunnel.compiled.heap import pop, push
 from windtunnel.compiled.jit import entry, inner
 from windtunnel.compiled.linked_list import append, remove
 from windtunnel.compiled.records import F8, I4, I8, Ints, RecordGrid, Records, int64
-from windtunnel.network.flow.kernel import TOGETHER_S, FluidFlow, Path, place, release, swap, tail_s, turn_s
+from windtunnel.network.flow.kernel import TOGETHER_S, FluidFlow, Path, place, release, tail_s, take_first, turn_s
 from windtunnel.network.packet.kernel import codes
 from windtunnel.network.packet.kernel.congestion import (
     dcqcn_decrease,
@@ -78,7 +78,6 @@ class RoundLink(Protocol):
     direct: F8  # bytes/s that GPUs bring
     first_feed: I4  # of the links that bring others; -1 for none
     through: F8  # bytes/s that its flows bring, as they know; divides what it sends among the links behind it
-    arrival: F8  # bytes/s that arrive
     queue_bytes: F8
     at_s: F8  # when `queue_bytes` was true
     sent_bytes: F8
@@ -137,6 +136,9 @@ class RoundState(NamedTuple):
 def settle(state: RoundState, number: int, now_s: float) -> None:
     """Let a link's queue grow or drain until now, at the rate at which other links send to it now."""
     link = state.links[number]
+    passed_s = now_s - link.at_s
+    if passed_s <= 0.0:
+        return
     arrival = link.direct
     feed = int64(link.first_feed)
     while feed >= 0:
@@ -144,14 +146,11 @@ def settle(state: RoundState, number: int, now_s: float) -> None:
         source = state.links[record.link]
         arrival += record.through * min(1.0, source.rate / max(source.through, 1.0))
         feed = int64(record.next)
-    passed_s = now_s - link.at_s
-    if passed_s > 0.0:
-        before = link.queue_bytes
-        link.queue_bytes = max(0.0, before + (arrival - link.rate) * passed_s)
-        link.sent_bytes += before + arrival * passed_s - link.queue_bytes
-        link.at_s = now_s
-        link.most_queued_bytes = max(link.most_queued_bytes, link.queue_bytes)
-    link.arrival = arrival
+    before = link.queue_bytes
+    link.queue_bytes = max(0.0, before + (arrival - link.rate) * passed_s)
+    link.sent_bytes += before + arrival * passed_s - link.queue_bytes
+    link.at_s = now_s
+    link.most_queued_bytes = max(link.most_queued_bytes, link.queue_bytes)
 
 
 @inner
@@ -208,7 +207,6 @@ def set_rate(state: RoundState, slot: int, now_s: float, rate: float) -> None:
             state.feeds[feed].through = max(0.0, state.feeds[feed].through + more)
         else:
             link.direct = max(0.0, link.direct + more)
-        settle(state, number, now_s)
         if len(state.path_share) == 0 and link.through > link.rate:
             rate *= link.rate / link.through
 
@@ -517,10 +515,7 @@ def run_rounds(state: RoundState) -> tuple[int, int]:
             if is_new and number >= 0:
                 share_out(state, number, now_s, num_sending)
             continue
-        num_sending -= 1
-        if num_sending > 0:
-            swap(state, 0, num_sending)
-            place(state, num_sending, 0)
+        num_sending = take_first(state, num_sending)
         num_ready = complete(state, slot, now_s, num_ready)
         if number >= 0:
             remove(slots, state.links[number], slot)

@@ -145,6 +145,7 @@ def _state(course: Course, path: Table, links: Table, num_slots: int) -> flow_ke
         ready_s=np.empty(num_flows),
         ready=np.empty(num_flows, np.int64),
         members=np.empty(num_slots, np.int32),
+        entered=np.empty(num_slots, np.int32),
         touched=np.empty(len(links), np.int32),
         levels=np.empty(len(links) + num_slots),
         fillers=np.empty(len(links) + num_slots, np.int64),
