@@ -1,6 +1,7 @@
 """Route flows over a fabric and run them: paths, bytes on the wire, rates of links, and the times of a run of flows."""
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -68,6 +69,7 @@ class FlowTimes:
     """Flow level: whether congestion control held a flow below its link's rate."""
 
 
+@lru_cache(maxsize=8)
 def graph_of(fabric: Fabric) -> routing.RoutingGraph:
     """Return the adjacency of a fabric; neighbours are in the order of their ids."""
     source, target = fabric.directions
@@ -224,25 +226,27 @@ def send_delay_s(settings: NetworkSettings) -> float:
     return settings.send_latency_s + (SIMAI_SEND_DELAY_S if settings.compat == "simai" else 0.0)
 
 
-def tail_seconds(
-    fabric: Fabric, settings: NetworkSettings, paths: Paths
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return each path's time from a flow's last byte to its completion: propagation, and forwarding of a packet's
-    bytes, seconds each: those of the flow's largest packet.
+class PathSeconds(NamedTuple):
+    """(paths,) times of each path without queues.
 
-    A smaller last packet catches up with the packet before it, and waits for that at every further hop. SimAI
-    completes a flow when its sender has the last acknowledgement, which takes the way back too.
+    A flow completes some time after its last byte has left: propagation, and forwarding of its largest packet, for a
+    smaller last packet catches up with the packet before it, and waits for that at every further hop. SimAI completes
+    a flow when its sender has the last acknowledgement, which takes the way back too.
     """
+
+    tail_s: NDArray[np.float64]
+    tail_s_per_byte: NDArray[np.float64]
+    """For each byte of the largest packet."""
+    round_trip_s: NDArray[np.float64]
+    """Of a full packet and its acknowledgement."""
+
+
+def path_seconds(fabric: Fabric, settings: NetworkSettings, paths: Paths) -> PathSeconds:
+    """Return the times of paths."""
     (latency, *_), (all_hops, slowest_hop, _) = paths.fold(fabric.latency_s, 1 / fabric.bandwidth_bytes_per_s)
-    if settings.compat == "simai":
-        latency = 2 * latency + SIMAI_ACK_BYTES * all_hops
-    return latency, all_hops - slowest_hop
-
-
-def round_trip_seconds(fabric: Fabric, settings: NetworkSettings, paths: Paths) -> NDArray[np.float64]:
-    """Return each path's round trip of a full packet and its acknowledgement, without queues."""
-    packet_bytes = settings.payload_bytes + settings.header_bytes + SIMAI_ACK_BYTES
-    return np.asarray(paths.fold(2 * fabric.latency_s + packet_bytes / fabric.bandwidth_bytes_per_s)[0, 0])
+    round_trip_s = 2 * latency + (settings.payload_bytes + settings.header_bytes + SIMAI_ACK_BYTES) * all_hops
+    tail_s = latency if settings.compat != "simai" else 2 * latency + SIMAI_ACK_BYTES * all_hops
+    return PathSeconds(tail_s, all_hops - slowest_hop, round_trip_s)
 
 
 def reported_s(

@@ -15,7 +15,7 @@ from windtunnel.network.collectives.rings import Rings
 from windtunnel.network.fabric import Fabric, NodeKind, between_switches
 from windtunnel.network.flow.run import FlowOptions, lower, run_flow_level, run_lowered
 from windtunnel.network.flows import Flows, flows_of
-from windtunnel.network.paths import FlowTimes, Paths, data_bytes_per_s, find_paths, pairs_of, tail_seconds
+from windtunnel.network.paths import FlowTimes, Paths, data_bytes_per_s, find_paths, pairs_of, path_seconds
 from windtunnel.network.settings import NetworkSettings, packets_of
 
 SIMAI_HASHES = 8
@@ -134,7 +134,7 @@ def _is_apart(
     row = np.repeat(np.arange(num_steps), len(leaving)) * len(classes.before)
     row += np.tile(classes.of_connection[leaving], num_steps)
     for expected, tail in zip(
-        tail_seconds(fabric, settings, classes.paths), tail_seconds(fabric, settings, paths), strict=True
+        path_seconds(fabric, settings, classes.paths), path_seconds(fabric, settings, paths), strict=True
     ):
         of_leaving = tail[paths.of_flow].reshape(num_steps, -1)
         if not np.allclose(of_leaving, expected[classes.of_connection[leaving]], rtol=1e-12, atol=0):

@@ -21,10 +21,9 @@ from windtunnel.network.paths import (
     data_bytes_per_s,
     followers,
     pairs_of,
+    path_seconds,
     reported_s,
-    round_trip_seconds,
     send_delay_s,
-    tail_seconds,
     trace,
     wire_bytes,
 )
@@ -75,7 +74,10 @@ def run_flow_level(
 
 
 def run_lowered(lowered: Lowered, seed: int, options: FlowOptions = FlowOptions()) -> FlowTimes:
-    """Time flows as `run_flow_level`, whose errors this has, on the paths that hashes of this seed choose."""
+    """Time flows as `run_flow_level`, whose errors this has, on the paths that hashes of this seed choose.
+
+    The times are columns of `lowered.table`, which the next run overwrites.
+    """
     assert lowered.pairs is not None
     settings = msgspec.structs.replace(lowered.settings, seed=seed)
     paths = trace(lowered.fabric, lowered.pairs, settings)
@@ -96,12 +98,13 @@ def _run_course(course: Course, options: FlowOptions) -> FlowTimes:
             return _controlled_times(course, *controlled)
     used, num_events = _run_shared(course, state)
     rows = course.table
-    begin_s, sent_s, finish_s = rows.ready_s.copy(), rows.sent_s.copy(), rows.finish_s.copy()
     if watches and not at_once and may_act(course, state, used["most_in_flight"]):
+        rows = rows.copy()
         controlled = run_controlled(course, state, options.draw)
         if controlled is not None:
             return _controlled_times(course, *controlled)
-    return FlowTimes(begin_s, sent_s, finish_s, used.bytes, used.stamp >= 0, num_events, float(finish_s.max()))
+    times_s = rows.ready_s, rows.sent_s, rows.finish_s
+    return FlowTimes(*times_s, used.bytes, used.stamp >= 0, num_events, float(rows.finish_s.max()))
 
 
 def _run_shared(course: Course, state: flow_kernel.FluidState) -> tuple[Table, int]:
@@ -118,12 +121,11 @@ def _run_shared(course: Course, state: flow_kernel.FluidState) -> tuple[Table, i
 
 def _controlled_times(course: Course, rows: Table, links: Table, num_events: int) -> FlowTimes:
     """Return the times of flows under control; as SimAI rank 0's, but for connections that stand for others."""
-    begin_s, sent_s, finish_s = rows.ready_s.copy(), rows.sent_s.copy(), rows.finish_s.copy()
-    total_s = float(finish_s.max())
+    total_s = float(rows.finish_s.max())
     if course.loads is course.paths:
-        total_s = reported_s(course.flows, course.settings, sent_s, finish_s)
+        total_s = reported_s(course.flows, course.settings, rows.sent_s, rows.finish_s)
     was_full = links.most_queued_bytes > 0
-    return FlowTimes(begin_s, sent_s, finish_s, links.bytes, was_full, num_events, total_s, is_controlled=True)
+    return FlowTimes(rows.ready_s, rows.sent_s, rows.finish_s, links.bytes, was_full, num_events, total_s, is_controlled=True)
 
 
 def _state(course: Course, path: Table, links: Table, num_slots: int) -> flow_kernel.FluidState:
@@ -192,7 +194,6 @@ def _path_table(course: Course, rates: NDArray[np.float64], *, by_chance: bool) 
     (*_, rate), (_, leaves, _) = loads.fold(rates, of_switch)
     is_own = loads is course.paths and len(loads.share) == 0
     base_rtt_s, window_bytes = _path_windows(course)
-    tail_s, tail_s_per_byte = tail_seconds(fabric, settings, course.paths)
     return new_table(
         flow_kernel.Path,
         len(loads.pointer) - 1,
@@ -200,9 +201,7 @@ def _path_table(course: Course, rates: NDArray[np.float64], *, by_chance: bool) 
         line_rate=rate if is_own else course.paths.fold(rates, by_share=False)[0, 2],
         window_bytes=window_bytes,
         base_rtt_s=base_rtt_s,
-        round_trip_s=round_trip_seconds(fabric, settings, course.paths),
-        tail_s=tail_s,
-        tail_s_per_byte=tail_s_per_byte,
+        **path_seconds(fabric, settings, course.paths)._asdict(),
         packet_bytes=settings.payload_bytes + settings.header_bytes,
         chance=(leaves > 0) & by_chance,
         first=loads.pointer[:-1],

@@ -32,9 +32,12 @@ class PacketOutcome:
     """One record of `state.Counters`."""
 
 
-def run_tables(tables: PacketTables) -> PacketOutcome:
-    """Run the compiled loop to its end; where a table is full, enlarge it and continue."""
-    run = _state(tables)
+def run_tables(tables: PacketTables, *, once: bool = False) -> PacketOutcome:
+    """Run the compiled loop to its end; where a table is full, enlarge it and continue.
+
+    `once`: the tables serve for this run alone, which writes into their flows and needs no copy of them.
+    """
+    run = _state(tables if once else replace(tables, flows=tables.flows.copy()))
     while (lack := loop.run(run)) != loop.DONE:
         run = _more(lack, run)
     return PacketOutcome(run.links, run.nodes, run.flows, run.counters[0])
@@ -42,7 +45,7 @@ def run_tables(tables: PacketTables) -> PacketOutcome:
 
 def _state(tables: PacketTables) -> state.PacketState:
     """Return the loop's state before the first event; its free tables are large enough for small runs."""
-    flows: Table = tables.flows.copy()
+    flows = tables.flows
     children_start, children = children_of(tables.parent_ptr, tables.parent)
     settings = tables.settings._replace(most_children=int(np.diff(children_start).max(initial=0)))
     num_connections, num_packets = min(len(flows), 256) + 1, 512
@@ -136,14 +139,14 @@ class PacketPart:
 def run_in_parts(tables: PacketTables) -> PacketOutcome:
     """Return the outcome of `run_tables`, part by part, and run one of equivalent parts, where that changes nothing.
 
-    It changes nothing if parts have no link, send queue or parent in common; if parts that stand for others drew no
+    The tables serve for this run alone. It changes nothing if parts have no link, send queue or parent in common; if parts that stand for others drew no
     random number, and take the packets of several senders in the same order, should any meet; and if no switch that
     several parts cross comes near to pausing or dropping: all of their largest buffers together still left every port
     a share larger than any of them.
     """
     parts = split(tables)
     if len(parts) == 1:
-        return run_tables(tables)
+        return run_tables(tables, once=True)
     outcomes: list[PacketOutcome] = []
     outcome_of: dict[bytes, PacketOutcome] = {}
     num_events = 0
@@ -151,7 +154,7 @@ def run_in_parts(tables: PacketTables) -> PacketOutcome:
         equal, similar = part.likeness(of_senders=True), part.likeness(of_senders=False)
         outcome = outcome_of.get(equal) or outcome_of.get(similar)
         if outcome is None:
-            outcome = run_tables(part.tables)
+            outcome = run_tables(part.tables, once=True)
             num_events += outcome.counters.num_events
             if outcome.counters.num_draws == 0:
                 outcome_of[equal if outcome.counters.num_ties else similar] = outcome
@@ -182,7 +185,7 @@ def split(tables: PacketTables) -> list[PacketPart]:
 
 def _part(tables: PacketTables, flows: Ints) -> PacketPart:
     """Return some flows with the links, nodes and paths that they use, numbered as they first appear."""
-    records = tables.flows[flows].copy()
+    records = tables.flows[flows]
     paths, path_links, records.path = _routes(tables.routes.paths, tables.routes.path_links, records.path)
     replies, reply_links, records.reply = _routes(tables.routes.replies, tables.routes.reply_links, records.reply)
     records.queue = _renumbered(records.queue)[1]
