@@ -125,7 +125,9 @@ def _controlled_times(course: Course, rows: Table, links: Table, num_events: int
     if course.loads is course.paths:
         total_s = reported_s(course.flows, course.settings, rows.sent_s, rows.finish_s)
     was_full = links.most_queued_bytes > 0
-    return FlowTimes(rows.ready_s, rows.sent_s, rows.finish_s, links.bytes, was_full, num_events, total_s, is_controlled=True)
+    return FlowTimes(
+        rows.ready_s, rows.sent_s, rows.finish_s, links.bytes, was_full, num_events, total_s, is_controlled=True
+    )
 
 
 def _state(course: Course, path: Table, links: Table, num_slots: int) -> flow_kernel.FluidState:

@@ -112,7 +112,7 @@ def _grown(table: Table, registers: Table, first: str, count: str) -> Table:
 def _sack_words(tables: PacketTables) -> int:
     if tables.settings.recovery != codes.SELECTIVE_REPEAT:
         return 1
-    most_packets = int(tables.flows.window_bytes.max(initial=1)) // tables.settings.payload_bytes + 2
+    most_packets = int(tables.routes.window_bytes.max(initial=1)) // tables.settings.payload_bytes + 2
     return most_packets // 64 + 1
 
 
@@ -132,7 +132,7 @@ class PacketPart:
         if not of_senders:
             links.sender = 0
         arrays = (links, tables.nodes, tables.flows, tables.channels, tables.first, tables.parent_ptr, tables.parent)
-        routes = tables.routes[:4]
+        routes = tables.routes[:6]
         return hashlib.sha256(b"".join(array.tobytes() for array in (*arrays, *routes))).digest()
 
 
@@ -176,18 +176,18 @@ def split(tables: PacketTables) -> list[PacketPart]:
         tables.flows, tables.channels, tables.parent_ptr, tables.parent, tables.routes, num_queues, group
     )
     of_flow = group[:num_flows]
+    if np.ptp(of_flow) == 0:
+        return whole
     order = np.argsort(of_flow, kind="stable")
     first = np.flatnonzero(np.diff(of_flow[order], prepend=-1))
-    if len(first) == 1:
-        return whole
     return [_part(tables, flows) for flows in np.split(order, first[1:])]
 
 
 def _part(tables: PacketTables, flows: Ints) -> PacketPart:
     """Return some flows with the links, nodes and paths that they use, numbered as they first appear."""
     records = tables.flows[flows]
-    paths, path_links, records.path = _routes(tables.routes.paths, tables.routes.path_links, records.path)
-    replies, reply_links, records.reply = _routes(tables.routes.replies, tables.routes.reply_links, records.reply)
+    used_paths, paths, path_links, records.path = _routes(tables.routes.paths, tables.routes.path_links, records.path)
+    _, replies, reply_links, records.reply = _routes(tables.routes.replies, tables.routes.reply_links, records.reply)
     records.queue = _renumbered(records.queue)[1]
     records.follower = np.where(records.follower < 0, -1, np.searchsorted(flows, records.follower))
     channels, reduces = tables.channels, records.channel >= 0
@@ -221,6 +221,8 @@ def _part(tables: PacketTables, flows: Ints) -> PacketPart:
             path_links=path_links.astype(np.int32),
             replies=replies,
             reply_links=reply_links.astype(np.int32),
+            window_bytes=tables.routes.window_bytes[used_paths],
+            base_rtt_ps=tables.routes.base_rtt_ps[used_paths],
         ),
     )
     return PacketPart(part, flows, links, nodes)
@@ -237,13 +239,13 @@ def _renumbered(values: NDArray[np.integer]) -> tuple[Ints, Ints]:
 
 def _routes(
     pointer: NDArray[np.integer], links: NDArray[np.integer], used: NDArray[np.int32]
-) -> tuple[Ints, Ints, Ints]:
-    """Return the used paths alone: pointers, links, and the path of each flow."""
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return the used paths alone: which they are, pointers, links, and the path of each flow."""
     kept, which = _renumbered(used)
     lengths = pointer[kept + 1] - pointer[kept]
     start = np.concatenate([[0], np.cumsum(lengths)])
     positions = np.repeat(pointer[kept] - start[:-1], lengths) + np.arange(start[-1])
-    return start, links[positions].astype(np.int64), which
+    return kept, start, links[positions].astype(np.int64), which
 
 
 def _is_roomy(tables: PacketTables, parts: list[PacketPart], outcomes: list[PacketOutcome]) -> bool:
