@@ -139,10 +139,10 @@ class PacketPart:
 def run_in_parts(tables: PacketTables) -> PacketOutcome:
     """Return the outcome of `run_tables`, part by part, and run one of equivalent parts, where that changes nothing.
 
-    The tables serve for this run alone. It changes nothing if parts have no link, send queue or parent in common; if parts that stand for others drew no
-    random number, and take the packets of several senders in the same order, should any meet; and if no switch that
-    several parts cross comes near to pausing or dropping: all of their largest buffers together still left every port
-    a share larger than any of them.
+    The tables serve for this run alone. It changes nothing if parts have no link, send queue or parent in common; if
+    parts that stand for others drew no random number, and take the packets of several senders in the same order, should
+    any meet; and if no switch that several parts cross comes near to pausing or dropping: all of their largest buffers
+    together still left every port a share larger than any of them.
     """
     parts = split(tables)
     if len(parts) == 1:
