@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 
 from windtunnel import catalog
+from windtunnel.errors import InputError
 from windtunnel.hardware import meets_all
 from windtunnel.network.collectives.rings import link_rings
+from windtunnel.network.collectives.call import CollectiveChoices
 from windtunnel.network.collectives.run import run_collective
-from windtunnel.network.topology import NodeRails
+from windtunnel.network.fabric import without
+from windtunnel.network.topology import NodeRails, Torus
 
 
 def bus_bytes_per_s(node: str, num_ranks: int, num_servers: int = 1, backend: str = "analytic") -> float:
@@ -78,3 +81,29 @@ def test_a_later_network_delays_small_messages_only():
 
 def test_only_a_full_mesh_meets_all():
     assert [meets_all(catalog.node(name)) for name in ("mi300x", "tpu_v5e_host", "dgx_h100")] == [True, False, False]
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])
+@pytest.mark.parametrize(("lengths", "num_links"), [((4, 4, 4), 6), ((8, 8), 4), ((2, 2), 2), ((16,), 2)])
+def test_a_torus_uses_every_link_in_both_directions(op, lengths, num_links):
+    # The bound is all links of a chip: bytes / (both directions x dimensions), jax-ml.github.io/scaling-book/sharding.
+    fabric = Torus(dimensions=lengths).build()
+    run = run_collective(fabric, op, 2**30, fabric.num_gpus, "flow")
+    assert run.algorithm == "torus"
+    assert 0.97 * num_links * 50e9 < run.bus_bytes_per_s <= num_links * 50e9
+
+
+def test_a_torus_lies_between_what_was_measured_and_its_links():
+    # 235.8 GB/s with 606 MB on 16 x 16 TPU v6e (AI-Hypercomputer/tpu-recipes, microbenchmarks/trillium/collectives).
+    fabric = Torus(dimensions=(16, 16), link_bytes_per_s=90e9).build()
+    assert 235.8e9 < run_collective(fabric, "all_reduce", 606_076_928, 256, "flow").bus_bytes_per_s < 4 * 90e9
+
+
+def test_a_torus_needs_whole_rings():
+    fabric = Torus(dimensions=(4, 4, 4)).build()
+    choices = CollectiveChoices("torus")
+    assert run_collective(fabric, "all_reduce", 2**30, [0, 16, 32, 48], "flow").algorithm == "torus"
+    for broken, ranks in ((fabric, 8), (without(fabric, links=((0, 1),)), 64)):
+        assert run_collective(broken, "all_reduce", 2**20, ranks, "flow").algorithm == "ring"
+        with pytest.raises(InputError, match="whole rings"):
+            run_collective(broken, "all_reduce", 2**20, ranks, "flow", choices=choices)
