@@ -6,8 +6,8 @@ import pytest
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.hardware import meets_all
-from windtunnel.network.collectives.rings import link_rings
 from windtunnel.network.collectives.call import CollectiveChoices
+from windtunnel.network.collectives.rings import link_rings
 from windtunnel.network.collectives.run import run_collective
 from windtunnel.network.fabric import without
 from windtunnel.network.topology import NodeRails, Torus
@@ -107,3 +107,21 @@ def test_a_torus_needs_whole_rings():
         assert run_collective(broken, "all_reduce", 2**20, ranks, "flow").algorithm == "ring"
         with pytest.raises(InputError, match="whole rings"):
             run_collective(broken, "all_reduce", 2**20, ranks, "flow", choices=choices)
+
+
+@pytest.mark.parametrize(
+    ("node", "num_ranks", "size_mib", "measured_us"),
+    [
+        ("dgx_h100", 8, 64, 324.7),
+        ("dgx_h100", 8, 1024, 4029.4),
+        ("dgx_h100", 8, 16384, 62648.0),
+        ("gb200_nvl72", 72, 512, 1806.7),
+        ("gb200_nvl72", 72, 8192, 20299.0),
+        ("hgx_b200", 8, 8192, 17915.5),
+    ],
+)
+def test_switches_that_add_take_flows_as_long_as_measured(node, num_ranks, size_mib, measured_us):
+    # nccl-tests as benchmarks/collective_accuracy.py reads them.
+    fabric, choices = NodeRails(node=node).build(), CollectiveChoices("nvls")
+    run = run_collective(fabric, "all_reduce", size_mib * 2**20, num_ranks, "flow", choices=choices)
+    assert run.seconds == pytest.approx(measured_us * 1e-6, rel=0.1)

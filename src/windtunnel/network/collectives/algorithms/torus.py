@@ -1,8 +1,8 @@
 """Collectives on a torus as XLA runs them on TPUs: rings along every dimension at once, each in both directions.
 
 The buffer is cut into a part for each dimension and direction. A part is scattered along its own dimension first, then
-along the next ones, ever smaller, and gathered in the opposite order: at any time the parts are on different dimensions,
-so that all links carry data (Jain and Sabharwal, "Optimal bucket algorithms for large MPI collectives on torus
+along the next ones, ever smaller, and gathered in the opposite order: at any time parts are on different dimensions, so
+that all links carry data (Jain and Sabharwal, "Optimal bucket algorithms for large MPI collectives on torus
 interconnects", ICS 2010). That XLA's collectives take the rate of all dimensions and both directions:
 jax-ml.github.io/scaling-book/sharding, section 4.
 """
