@@ -284,8 +284,8 @@ def test_algorithms_move_the_bytes_that_they_must(algorithm: str) -> None:
     fabric = NodeRails(node="dgx_h100").build()
     run = run_collective(fabric, op, 2**28, 8, "flow", choices=CollectiveChoices(algorithm))
     assert run.algorithm == algorithm
-    # No algorithm beats the link; nccl-tests of switches that add reach 480 GB/s of it.
-    assert run.bus_bytes_per_s < 450e9
+    # No ring or tree beats the link. Where switches add, nccl-tests reach 422 GB/s at this size, and 480 at 16 GiB.
+    assert run.bus_bytes_per_s < (1.1 * 422e9 if algorithm == "nvls" else 450e9)
 
 
 @pytest.mark.compiled
