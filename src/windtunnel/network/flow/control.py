@@ -118,6 +118,7 @@ def run_controlled(course: Course, state: FluidState, draw: int = 0) -> tuple[Ta
             stamps=new_table(Stamp, hops),
             seen=new_table(Stamp, (num_slots if packet.congestion == "hpcc" else 1, hops)),
             ends=np.empty(num_slots, np.int32),
+            ends_s=np.empty(num_slots),
             ready_s=state.ready_s,
             ready=state.ready,
             free=np.empty(num_slots, np.int32),

@@ -97,6 +97,8 @@ class SendingState(Protocol):
     @property
     def ends(self) -> NDArray[np.int32]: ...
     @property
+    def ends_s(self) -> NDArray[np.float64]: ...
+    @property
     def ready_s(self) -> NDArray[np.float64]: ...
     @property
     def ready(self) -> NDArray[np.int64]: ...
@@ -124,7 +126,8 @@ class FluidState(NamedTuple):
     free: NDArray[np.int32]
     """(slots,) stack of free slots."""
     ends: NDArray[np.int32]
-    """(slots,) heap of the slots that send, by `end_s`."""
+    """(slots,) heap of the slots that send, by `end_s`, which `ends_s` has in the same order."""
+    ends_s: NDArray[np.float64]
     ready_s: NDArray[np.float64]
     """Heap of the times of flows that wait for nothing but their time; `ready` is which."""
     ready: NDArray[np.int64]
@@ -147,28 +150,28 @@ TOGETHER_S = 1e-12
 @inner
 def place(state: SendingState, size: int, position: int) -> None:
     """Restore the heap of ends after the end of the slot at `position` has changed."""
-    slots, ends = state.slots, state.ends
+    slots, ends, ends_s = state.slots, state.ends, state.ends_s
     slot = ends[position]
     end_s = slots[slot].end_s
     while position > 0:
         parent = (position - 1) // 2
-        if slots[ends[parent]].end_s <= end_s:
+        if ends_s[parent] <= end_s:
             break
-        ends[position] = ends[parent]
+        ends[position], ends_s[position] = ends[parent], ends_s[parent]
         slots[ends[position]].place = position
         position = parent
     while True:
         child = 2 * position + 1
         if child >= size:
             break
-        if child + 1 < size and slots[ends[child + 1]].end_s < slots[ends[child]].end_s:
+        if child + 1 < size and ends_s[child + 1] < ends_s[child]:
             child += 1
-        if end_s <= slots[ends[child]].end_s:
+        if end_s <= ends_s[child]:
             break
-        ends[position] = ends[child]
+        ends[position], ends_s[position] = ends[child], ends_s[child]
         slots[ends[position]].place = position
         position = child
-    ends[position] = slot
+    ends[position], ends_s[position] = slot, end_s
     slots[slot].place = position
 
 
@@ -474,6 +477,7 @@ def run_flows(state: FluidState) -> tuple[int, int]:
             slots[slot].end_s = np.inf
             slots[slot].place = num_sending
             ends[num_sending] = state.entered[num_entered] = slot
+            state.ends_s[num_sending] = np.inf
             num_sending += 1
             num_entered += 1
             events += 1

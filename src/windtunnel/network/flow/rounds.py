@@ -124,7 +124,8 @@ class RoundState(NamedTuple):
     stamps: Records[Stamp]
     seen: RecordGrid[Stamp]
     ends: NDArray[np.int32]
-    """(senders,) heap of those that send, by `end_s`."""
+    """(senders,) heap of those that send, by `end_s`, which `ends_s` has in the same order."""
+    ends_s: NDArray[np.float64]
     ready_s: NDArray[np.float64]
     """Heap of the times of flows that wait for nothing but their time; `ready` is which."""
     ready: NDArray[np.int64]

@@ -146,6 +146,7 @@ def _state(course: Course, path: Table, links: Table, num_slots: int) -> flow_ke
         max_hops=max_hops,
         free=np.empty(num_slots, np.int32),
         ends=np.empty(num_slots, np.int32),
+        ends_s=np.empty(num_slots),
         ready_s=np.empty(num_flows),
         ready=np.empty(num_flows, np.int64),
         members=np.empty(num_slots, np.int32),
