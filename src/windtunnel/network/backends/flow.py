@@ -22,8 +22,8 @@ SIMAI_HASHES = 8
 """Where rings meet, single hashes are 25 % below to 45 % above four recorded runs of SimAI, the mean of eight is 4 % to
 9 % above (`benchmarks/ns3_runs.py`)."""
 HASHES_ERROR = 0.005
-"""From three hashes or draws on, no more are run once the standard error of their mean is at most this fraction of it: a choice,
-a tenth of the 5% that recorded times are compared within."""
+"""From three hashes or draws on, no more are run once the standard error of their mean is at most this fraction of it:
+a choice, a tenth of the 5% that recorded times are compared within."""
 SIMAI_DRAWS = 4
 """Where packets are marked, single draws of the recorded all-to-all under DCQCN take 338 to 407 us; SimAI took 355."""
 
