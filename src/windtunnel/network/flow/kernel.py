@@ -302,35 +302,9 @@ def _next_levels(state: FluidState, num_touched: int, num_members: int) -> int:
         if link.weight > 1e-12:
             size = push(levels, fillers, size, link.left / link.weight, int64(touched[i]))
     for i in range(num_members):
-        if state.slots[members[i]].frozen == 0:
-            limit = state.paths[state.flows[state.slots[members[i]].flow].path].rate
-            size = push(levels, fillers, size, limit, int64(len(state.links) + members[i]))
+        limit = state.paths[state.flows[state.slots[members[i]].flow].path].rate
+        size = push(levels, fillers, size, limit, int64(len(state.links) + members[i]))
     return size
-
-
-@inner
-def _fill_first(
-    state: FluidState, now_s: float, num_touched: int, num_members: int, num_sending: int
-) -> tuple[int, float]:
-    """Set the rates of the fullest link's flows, unless a flow's own maximum is lower: most often, those are all.
-
-    Returns how many they are, and their rate; 0 and 0 for none.
-    """
-    hops, links = state.hops, state.links
-    level, fullest = np.inf, -1
-    for i in range(num_touched):
-        link = links[state.touched[i]]
-        if link.weight > 1e-12 and link.left / link.weight < level:
-            level, fullest = link.left / link.weight, state.touched[i]
-    for i in range(num_members):
-        if state.paths[state.flows[state.slots[state.members[i]].flow].path].rate < level:
-            return 0, 0.0
-    frozen = 0
-    hop = links[fullest].last if fullest >= 0 else -1
-    while hop >= 0:
-        frozen += _freeze(state, now_s, hops[hop].slot, level, num_sending)
-        hop = hops[hop].before
-    return (frozen, level) if frozen > 0 else (0, 0.0)
 
 
 @inner
@@ -344,9 +318,7 @@ def _fill(state: FluidState, now_s: float, num_touched: int, num_members: int, n
     """
     slots, hops, links = state.slots, state.hops, state.links
     levels, fillers = state.levels, state.fillers
-    frozen, level = _fill_first(state, now_s, num_touched, num_members, num_sending)
-    if frozen == num_members:
-        return
+    frozen, level = 0, 0.0
     waiting = _next_levels(state, num_touched, num_members)
     while frozen < num_members:
         next_level, filler = levels[0], fillers[0]
