@@ -154,7 +154,7 @@ def print_nccl() -> None:
 
 def print_nvls_flows() -> None:
     """Print the errors of flows of NVLS, with the launch, against the points of 32 MiB and more that NVLS took."""
-    errors: dict[tuple[str, int], list[float]] = defaultdict(list)
+    errors: dict[tuple[str, bool], list[float]] = defaultdict(list)
     with (REFERENCE / "collectives/busbw_public.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["collective"] == "all_reduce"]
     for row in rows:

@@ -97,7 +97,7 @@ def _job(given: Mapping[str, str]) -> TrainingJob:
     return job
 
 
-def _model(given: Mapping[str, str]) -> str | dict[str, Any]:
+def _model(given: Mapping[str, str]) -> Any:
     """Return the catalog's model, or a dense one of the shape that the row gives where its name is not there.
 
     Its feed-forward is gated where it is not four times as wide as the model.
@@ -112,6 +112,8 @@ def _model(given: Mapping[str, str]) -> str | dict[str, Any]:
             _whole(given, name) if name in given else usual
             for name, usual in (("ffn", 4 * hidden), ("kv_heads", heads))
         )
+        if hidden % heads:
+            raise InputError(f"{heads} heads do not divide a width of {hidden}") from None
         is_gated = ffn != 4 * hidden
         attention = GroupedQueryAttention(num_heads=heads, num_kv_heads=kv_heads, head_dim=hidden // heads)
         feed_forward = DenseFeedForward(intermediate_size=ffn, gated=is_gated, bias=not is_gated)
@@ -185,7 +187,8 @@ def model_name(text: str) -> str:
         InputError: the catalog has none, or several.
     """
     try:
-        return catalog.model(text).name
+        name = catalog.model(text).name
+        return name if name in catalog.names("models") else text  # a config.json
     except InputError:
         found = [name for name in catalog.names("models") if _plain(name) == _plain(text)]
         if len(found) != 1:
