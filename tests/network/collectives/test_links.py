@@ -83,6 +83,7 @@ def test_only_a_full_mesh_meets_all():
     assert [meets_all(catalog.node(name)) for name in ("mi300x", "tpu_v5e_host", "dgx_h100")] == [True, False, False]
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])
 @pytest.mark.parametrize(("lengths", "num_links"), [((4, 4, 4), 6), ((8, 8), 4), ((2, 2), 2), ((16,), 2)])
 def test_a_torus_uses_every_link_in_both_directions(op, lengths, num_links):
@@ -93,12 +94,14 @@ def test_a_torus_uses_every_link_in_both_directions(op, lengths, num_links):
     assert 0.97 * num_links * 50e9 < run.bus_bytes_per_s <= num_links * 50e9
 
 
+@pytest.mark.compiled
 def test_a_torus_lies_between_what_was_measured_and_its_links():
     # 235.8 GB/s with 606 MB on 16 x 16 TPU v6e (AI-Hypercomputer/tpu-recipes, microbenchmarks/trillium/collectives).
     fabric = Torus(dimensions=(16, 16), link_bytes_per_s=90e9).build()
     assert 235.8e9 < run_collective(fabric, "all_reduce", 606_076_928, 256, "flow").bus_bytes_per_s < 4 * 90e9
 
 
+@pytest.mark.compiled
 def test_a_torus_needs_whole_rings():
     fabric = Torus(dimensions=(4, 4, 4)).build()
     choices = CollectiveChoices("torus")
