@@ -152,6 +152,30 @@ def print_nccl() -> None:
         print(f"  {count} of {why}")
 
 
+def print_nvls_flows() -> None:
+    """Print the errors of flows of NVLS, with the launch, against the points of 32 MiB and more that NVLS took."""
+    errors: dict[tuple[str, bool], list[float]] = defaultdict(list)
+    with (REFERENCE / "collectives/busbw_public.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["collective"] == "all_reduce"]
+    for row in rows:
+        is_nvls = ("NVLS" in row["algo"] and "off" not in row["algo"]) or "NVL72" in row["system"]
+        if not is_nvls or int(row["size_bytes"]) < 2**25:
+            continue
+        fabric, choices = NodeRails(node=node_of(row["system"])).build(), CollectiveChoices("nvls")
+        size_bytes, ranks = int(row["size_bytes"]), int(row["n_gpus"])
+        run = run_collective(fabric, "all_reduce", size_bytes, ranks, "flow", choices=choices)
+        measured_s = float(row["time_us"]) * 1e-6
+        is_large = size_bytes >= 2**28
+        errors[row["system"][:34], is_large].append(((run.seconds + LAUNCH_S) / measured_s - 1) * 100)
+    print("\nflows of NVLS, with the launch")
+    for (system, is_large), found in sorted(errors.items()):
+        sizes = ">= 256 MiB" if is_large else "32 to 128 MiB"
+        print(f"{system:36s}{sizes:14s}{len(found):4d} points, {np.median(np.abs(found)):5.1f}% in the median", end="")
+        print(f", worst {max(found, key=abs):+.1f}%")
+    every = np.abs([error for found in errors.values() for error in found])
+    print(f"all: {every.size} points, {np.median(every):.1f}% in the median, {np.sum(every <= 10)} within 10%")
+
+
 def print_deepep() -> None:
     errors: dict[tuple[str, str], list[float]] = defaultdict(list)
     print(f"\n{'DeepEP':26s}{'mode':14s}{'op':10s}{'EP':>4s}{'published':>11s}{'here':>9s}{'off':>7s}")
@@ -190,4 +214,5 @@ def print_deepep() -> None:
 
 if __name__ == "__main__":
     print_nccl()
+    print_nvls_flows()
     print_deepep()

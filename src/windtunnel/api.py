@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from windtunnel.calibration.measured_runs import read_measurements
+from windtunnel.calibration.run_files import read_measurements
 from windtunnel.calibration.validate import RunPrediction, predict_runs, with_odd_runs
 from windtunnel.errors import InputError
 from windtunnel.metrics.limits import limits_of, parse_limits

@@ -1,5 +1,6 @@
 """The flow level: textbook cases, a slow twin on random flows, and SimAI's recorded ns-3 runs."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from windtunnel.compiled.records import layout
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.network.backends import flow as flow_backend
 from windtunnel.network.backends.flow import hashed_ring_seconds
@@ -20,8 +22,10 @@ from windtunnel.network.collectives.ring_classes import ring_seconds, together_s
 from windtunnel.network.collectives.rings import nccl_rings, simai_rings
 from windtunnel.network.collectives.run import flows_seconds, run_collective
 from windtunnel.network.fabric import NodeKind
+from windtunnel.network.flow.kernel import FluidFlow
 from windtunnel.network.flow.run import run_flow_level
 from windtunnel.network.flows import Flows, flows_of, together
+from windtunnel.network.packet.kernel.state import PacketFlow
 from windtunnel.network.paths import find_paths, run_flows, wire_bytes
 from windtunnel.network.settings import GBPS, SIMAI_SETTINGS, NetworkSettings
 from windtunnel.network.topology import AlibabaHpn, DcnPlus, FatTree, NodeRails, SpectrumX, Topology, Torus
@@ -148,6 +152,26 @@ def test_paths_are_shortest_and_stay_in_the_server_where_they_can() -> None:
     assert hops.tolist() == [2, 2, 4]  # by NVSwitch; by the rail's leaf; by a spine
     first = paths.link[paths.pointer[paths.of_flow[0]]] // 2
     assert fabric.kind[fabric.link_b[first]] == 1
+
+
+def test_equal_paths_are_one() -> None:
+    fabric = DcnPlus(num_gpus=32, gpus_per_leaf=8, num_spines=4).build()
+    flows = ring(simai_rings(ranks(32), 4), 4096, 62)
+    paths = find_paths(fabric, flows, SIMAI_SETTINGS)
+    bounds = list(itertools.pairwise(paths.pointer.tolist()))
+    assert len({tuple(paths.link[first:last]) for first, last in bounds}) == len(bounds) < len(flows) / 30
+    source, target = fabric.directions
+    first, last = (paths.link[paths.pointer[paths.of_flow + end] - end] for end in (0, 1))
+    np.testing.assert_array_equal(source[first], flows.source)
+    np.testing.assert_array_equal(target[last], flows.destination)
+
+
+def test_a_flow_takes_little_memory() -> None:
+    flows = ring(simai_rings(ranks(32), 4), 4096, 62)
+    columns = {id(column): column for column in vars(flows).values() if column.strides != (0,)}
+    assert sum(column.nbytes for column in columns.values()) / len(flows) < 30
+    assert layout(FluidFlow).itemsize <= 64
+    assert layout(PacketFlow).itemsize <= 88
 
 
 def test_spraying_spreads_evenly() -> None:
@@ -284,8 +308,8 @@ def test_algorithms_move_the_bytes_that_they_must(algorithm: str) -> None:
     fabric = NodeRails(node="dgx_h100").build()
     run = run_collective(fabric, op, 2**28, 8, "flow", choices=CollectiveChoices(algorithm))
     assert run.algorithm == algorithm
-    # No algorithm beats the link; nccl-tests of switches that add reach 480 GB/s of it.
-    assert run.bus_bytes_per_s < 450e9
+    # No ring or tree beats the link. Where switches add, nccl-tests reach 422 GB/s at this size, and 480 at 16 GiB.
+    assert run.bus_bytes_per_s < (1.1 * 422e9 if algorithm == "nvls" else 450e9)
 
 
 @pytest.mark.compiled

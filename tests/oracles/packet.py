@@ -197,7 +197,7 @@ class PacketReference:
             return
         rate = 1e12 / float(self.links[way[0]].record.ps_per_byte)
         connection = Connection(
-            flow, self.num_started, int(record.size_bytes), int(record.window_bytes), way, back, rate, rate
+            flow, self.num_started, int(record.size_bytes), int(routes.window_bytes[record.path]), way, back, rate, rate
         )
         connection.next_send_ps = self.now_ps
         connection.target_rate = rate

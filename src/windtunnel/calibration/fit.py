@@ -248,7 +248,7 @@ def priced_servers(
 
 def _priced(measurement: Measurement, estimator_of: Callable[[Setup], Estimator]) -> PricedServer:
     if measurement.scenario is None:
-        raise InputError(measurement.refused)
+        raise InputError(measurement.refused or "it is a training run, and a calibration is of serving")
     if measurement.lacks_acceptance:
         raise InputError("it decodes speculatively, and how many draft tokens were accepted was not recorded")
     if measurement.scenario.deployment.pools:

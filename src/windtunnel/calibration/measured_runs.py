@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from windtunnel import catalog
-from windtunnel.errors import InputError, did_you_mean, missing_file
+from windtunnel.errors import InputError, did_you_mean
 from windtunnel.files import read_bytes, read_text, write_text
 from windtunnel.formats.clients.read import MS, read_client_results
 from windtunnel.model.parallelism import Parallelism
@@ -27,10 +27,11 @@ from windtunnel.schema import Schema, decode, encode, fields_of, read_yaml, set_
 from windtunnel.serving.deployment import EngineSettings, Pool
 from windtunnel.serving.engines.contract import behaviour_of
 from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from
-from windtunnel.serving.shorthand import raw_scenario
+from windtunnel.training.job import TrainingJob
 
-METRICS = ("tpot", "ttft", "e2e", "throughput")
-"""Metrics: seconds per output token after the first, seconds to the first token and in all; output tokens a second."""
+METRICS = ("tpot", "ttft", "e2e", "throughput", "step", "rate")
+"""Metrics: seconds per output token after the first, seconds to the first token and in all; output tokens a second.
+Of training: seconds of a step, and FLOP/s of a device by the framework's count."""
 
 STATISTICS = ("mean", "p50")
 
@@ -78,8 +79,8 @@ def columns_of(kind: type[Any], path: Path) -> dict[str, Any]:
 
 COLUMNS: Mapping[str, Column] = columns_of(Column, Path(__file__).with_name("columns.yaml"))
 """Columns of a table of runs by name; beside the needed ones a measured value is needed, and a concurrency or rate."""
-_PUBLISHED = "silicon_ttft_ms"
-"""A column of the published table that `benchmarks/measured_runs.py` converts."""
+_PUBLISHED = {"silicon_ttft_ms", "n_accel"}
+"""Columns of published tables that `benchmarks/measured_runs.py` converts."""
 UNKNOWN = "?"
 """Value in a table of runs for a setting that was not recorded and need not have been the engine's default."""
 
@@ -88,7 +89,7 @@ _OTHER_SEPARATOR = re.compile(r"[;\t|]")
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measured serving run."""
+    """A measured run, of serving or training."""
 
     id: str
     scenario: Scenario | None
@@ -110,6 +111,8 @@ class Measurement:
     then."""
     lacks_acceptance: bool = False
     """The number of accepted draft tokens was not recorded; the scenario says 0 until `accepting` sets it."""
+    job: TrainingJob | None = None
+    """The training job that was run, in place of a scenario."""
 
     @property
     def configuration(self) -> str:
@@ -139,89 +142,41 @@ def reason_of(error: InputError) -> str:
     return f"{error.message}; {hint}" if hint.startswith("did you mean") else error.message
 
 
-_KINDS = "a .csv or .parquet table, a .jsonl file of runs, or a benchmark client's .json file"
-
-
-def read_measurements(paths: Sequence[Path], options: Mapping[str, Any]) -> list[Measurement]:
-    """Read the runs of all files; `options` describe the deployment behind clients' files.
-
-    Raises:
-        InputError: a file that is missing or malformed, or a client's file without a model and a device.
-    """
-    if not paths:
-        raise InputError("there are no runs", f"give {_KINDS}")
-    check_paths(paths)
-    runs: list[Measurement] = []
-    for path in paths:
-        if not path.exists():
-            raise missing_file(path)
-        if path.suffix == ".jsonl" and is_run_file(path):
-            runs += read_run_file(path)
-        elif path.suffix in (".json", ".jsonl"):
-            runs += read_client_files(path, _deployment(path, options))
-        elif path.suffix in (".csv", ".parquet"):
-            runs += read_table(path)
-        else:
-            raise InputError(f"{path} is of no known kind", f"give {_KINDS}")
-    return runs
-
-
-def check_paths(paths: Sequence[Path]) -> None:
-    """Raise InputError for a file that is given twice, or a folder."""
-    for number, path in enumerate(paths):
-        if path.resolve() in (other.resolve() for other in paths[:number]):
-            raise InputError(f"{path} is given twice", "its runs would count twice")
-        if path.is_dir():
-            kind = next((kind for kind in ("csv", "parquet", "jsonl", "json") if any(path.glob(f"*.{kind}"))), None)
-            hint = f"give {_KINDS}" if kind is None else f"for instance {path}/*.{kind}"
-            if (path / "requests.parquet").is_file():
-                hint = "measure with `bench --save-result FILE`, and name that file"
-            raise InputError(f"{path} is a folder; files are needed", hint)
-
-
-def _deployment(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    result = read_client_results(path)[0]
-    recorded = {"model": result.model} if result.model else {}
-    given = recorded | {name: value for name, value in options.items() if value is not None}
-    for name in ("model", "device"):
-        if name not in given:
-            raise InputError(
-                f"{path.name} does not say what served it: --{name} is missing",
-                "for instance --model llama-3.1-8b --device h100_sxm --tp 1 --engine vllm",
-            )
-    return raw_scenario({}, given, None, None, None, {}, {}, allow_download=False)
-
-
-def read_table(path: Path) -> list[Measurement]:
-    """Read the runs of a CSV or Parquet file with `COLUMNS`.
+def read_table(path: Path, rows: Sequence[Mapping[str, str]] | None = None) -> list[Measurement]:
+    """Return the runs of a CSV or Parquet file with `COLUMNS`, whose rows may have been read before.
 
     Raises:
         InputError: an unknown or missing column, or a value that is none; names the row.
     """
-    rows = list(text_rows(path))
+    rows = list(text_rows(path)) if rows is None else rows
     if not rows:
         raise InputError(
             f"{path} has no rows", "a header, and below it a run a line: docs/guides/validate-and-calibrate.md"
         )
-    if _PUBLISHED in rows[0]:
+    if _PUBLISHED & rows[0].keys():
         raise InputError(
-            f"{path.name} is a table of published runs, which needs its files of settings beside it",
+            f"{path.name} is a table of published runs, which does not hold their settings",
             f"convert it first: python benchmarks/measured_runs.py {path.name} --out runs.jsonl",
         )
-    unknown = [name for name in rows[0] if name not in COLUMNS and not name.startswith("_")]
-    if unknown:
-        known = "separate columns by commas" if _OTHER_SEPARATOR.search(unknown[0]) else f"known: {', '.join(COLUMNS)}"
-        ours = {alias: name for name, column in COLUMNS.items() for alias in (name, *column.also)}
-        renames = ", ".join(f"{name} -> {ours[plain]}" for name in unknown if (plain := plain_name(name)) in ours)
-        hint = f"rename {renames} (_ms: milliseconds), and leave the others out" if renames else None
-        hint = hint or did_you_mean(unknown[0], COLUMNS, known)
-        raise InputError(f"{path.name} has a column {unknown[0]!r}, which is not known", hint)
-    for name, column in COLUMNS.items():
-        if column.needed and name not in rows[0]:
-            raise InputError(f"{path.name} has no column {name!r}", f"known: {', '.join(COLUMNS)}")
+    check_columns(path, rows[0], COLUMNS)
     runs = [_measurement(f"{path.name} row {number}", str(number), row) for number, row in enumerate(rows, 1)]
     check_ids(runs, path, "give each its own, or leave the column out")
     return runs
+
+
+def check_columns(path: Path, row: Mapping[str, str], columns: Mapping[str, Column]) -> None:
+    """Raise InputError where a row has a column that is not among `columns`, or lacks a needed one."""
+    unknown = [name for name in row if name not in columns and not name.startswith("_")]
+    if unknown:
+        known = "separate columns by commas" if _OTHER_SEPARATOR.search(unknown[0]) else f"known: {', '.join(columns)}"
+        ours = {alias: name for name, column in columns.items() for alias in (name, *column.also)}
+        renames = ", ".join(f"{name} -> {ours[plain]}" for name in unknown if (plain := plain_name(name)) in ours)
+        hint = f"rename {renames} (_ms: milliseconds), and leave the others out" if renames else None
+        hint = hint or did_you_mean(unknown[0], columns, known)
+        raise InputError(f"{path.name} has a column {unknown[0]!r}, which is not known", hint)
+    for name, column in columns.items():
+        if column.needed and name not in row:
+            raise InputError(f"{path.name} has no column {name!r}", f"known: {', '.join(columns)}")
 
 
 def check_ids(runs: Sequence[Measurement], path: Path, hint: str) -> None:
@@ -444,9 +399,13 @@ class Measured(Schema):
     """Latency of a request."""
     output_tokens_per_s: float | None = None
     """Output tokens per second of the whole deployment."""
+    step_s: float | None = None
+    """Time of a training step."""
+    flops_per_s: float | None = None
+    """FLOP/s of one device in training, by the framework's count."""
 
 
-_FIELDS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "throughput": "output_tokens_per_s"}
+_FIELDS = dict(zip(METRICS, ("tpot_s", "ttft_s", "e2e_s", "output_tokens_per_s", "step_s", "flops_per_s"), strict=True))
 """Metric of a `Measurement` -> field of `Measured`."""
 
 _SHARED = ("id", "refused", "statistic", "use", "weight", "labels", "unknown", "lacks_acceptance")
@@ -462,8 +421,10 @@ class MeasuredRun(Schema):
     measured: Measured = Measured()
     scenario: dict[str, Any] | None = None
     """The scenario that was run, as in a scenario file; absent where it is unknown, and then `refused` says why."""
+    job: dict[str, Any] | None = None
+    """The training job that was run, as in a job file, in place of a scenario."""
     refused: str = ""
-    """Why the run has no scenario."""
+    """Why the run has neither."""
     statistic: Literal["mean", "p50"] = "mean"
     """Statistic of the three latencies over requests."""
     use: str = "primary"
@@ -479,8 +440,8 @@ class MeasuredRun(Schema):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.scenario is None) != bool(self.refused):
-            raise ValueError("a run has either a scenario or a reason why it is refused")
+        if (self.scenario is not None) + (self.job is not None) + bool(self.refused) != 1:
+            raise ValueError("a run has a scenario, or a training job, or a reason why it is refused")
 
 
 def is_run_file(path: Path) -> bool:
@@ -516,6 +477,7 @@ def write_run_file(runs: Iterable[Measurement], path: Path) -> None:
             windtunnel="measured_run",
             measured=Measured(**{_FIELDS[metric]: value for metric, value in run.measured.items()}),
             scenario=None if run.scenario is None else encode(run.scenario),
+            job=None if run.job is None else encode(run.job),
             **fields_of(run, *_SHARED),
         )
         lines.append(f"{msgspec.json.encode(row).decode()}\n")
@@ -531,6 +493,7 @@ def _measured_run(where: str, line: str) -> Measurement:
     values = {metric: getattr(run.measured, field) for metric, field in _FIELDS.items()}
     return Measurement(
         scenario=None if run.scenario is None else scenario_from(run.scenario, where),
+        job=None if run.job is None else decode(run.job, TrainingJob, f"{where}: job"),
         measured={metric: value for metric, value in values.items() if value is not None},
         **fields_of(run, *_SHARED),
     )

@@ -24,6 +24,10 @@ from windtunnel.serving.results import Result
 from windtunnel.serving.run import Progress
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
 from windtunnel.serving.simulate import serve_scenario
+from windtunnel.training.pricing import TrainingPricer
+from windtunnel.training.setup import TrainingSetup
+from windtunnel.training.setup import resolve as resolve_job
+from windtunnel.training.step import simulate_with, step_interval, training_prices
 from windtunnel.units import format_seconds
 from windtunnel.workload.arrivals import ClosedLoop
 from windtunnel.workload.generate.requests import generate
@@ -71,6 +75,8 @@ class RunPrediction:
             return f"the record calls it odd: {labels['odd'].replace('_', ' ')}"
         if self.odd:
             return self.odd
+        if facts.get("unfit"):
+            return "its devices' memory is predicted not to suffice"
         if scenario is not None and scenario.deployment.settings_assumed:
             return "settings of server and client were not recorded"
         if facts.get("preemptions") or facts.get("kv_peak", 0.0) > 0.98:
@@ -132,9 +138,13 @@ def _predict_batch(work: tuple[list[Measurement], str | None]) -> list[RunPredic
 
 def _predictions(measurements: Iterable[Measurement], calibration: str | None) -> Iterator[RunPrediction]:
     priced = PricedDeployments()
+    trained: dict[str, TrainingPricer] = {}
     for measurement in measurements:
         try:
-            yield _predicted(measurement, calibration, priced)
+            if measurement.job is not None:
+                yield _predicted_step(measurement, resolve_job(measurement.job), trained)
+            else:
+                yield _predicted(measurement, calibration, priced)
         except InputError as error:
             yield RunPrediction(measurement, reason_of(error), {}, {}, "", {})
 
@@ -169,6 +179,25 @@ def _predicted(measurement: Measurement, calibration: str | None, priced: Priced
             "scaled": result.coverage.get(Coverage.SCALED, 0.0),
         },
         remarks=result.calibration_remarks,
+    )
+
+
+def _predicted_step(measurement: Measurement, setup: TrainingSetup, prices: dict[str, TrainingPricer]) -> RunPrediction:
+    """Predict a step of training; `prices` are by device, node and network."""
+    key = f"{setup.device}{setup.node}{setup.job.network}"
+    if key not in prices:
+        prices[key] = training_prices(setup)
+    result = simulate_with(setup, prices[key])
+    total_s = sum(result.by_coverage.values())
+    predicted = {"step": result.step_s, "rate": result.flops_per_s_per_device}
+    shares = {how.value: seconds / total_s for how, seconds in result.by_coverage.items()} if total_s else {}
+    return RunPrediction(
+        measurement=measurement,
+        refused="",
+        predicted={name: value for name, value in predicted.items() if name in measurement.measured},
+        intervals={"step": step_interval(result)},
+        calibration="",
+        facts={**shares, "unfit": float(not result.fits)},
     )
 
 

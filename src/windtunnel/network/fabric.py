@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +62,7 @@ class Fabric:
     def num_links(self) -> int:
         return len(self.link_a)
 
-    @property
+    @cached_property
     def directions(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Sources and targets of directed links, (2 x num_links,) each: link l is 2 l one way and 2 l + 1 back."""
         ends = np.column_stack([self.link_a, self.link_b])

@@ -116,7 +116,7 @@ def with_columns(flows: Flows, **columns: NDArray[Any] | float) -> Flows:
 def in_channels(tables: Sequence[Flows]) -> Flows:
     """Join the flows of one collective's channels, numbered in order, each on a connection of its own."""
     flows = together(tables)
-    return replace(flows, channel=flows.group, connection=flows.group, group=np.zeros_like(flows.group))
+    return replace(flows, channel=flows.group, connection=flows.group, group=_column(len(flows), 0, np.int32))
 
 
 def children_of(parent_ptr: NDArray[np.int64], parent: Ids) -> tuple[NDArray[np.int64], Ids]:
@@ -125,18 +125,30 @@ def children_of(parent_ptr: NDArray[np.int64], parent: Ids) -> tuple[NDArray[np.
     child = np.repeat(np.arange(num_flows, dtype=np.int32), np.diff(parent_ptr))
     pointer = np.zeros(num_flows + 1, np.int64)
     np.cumsum(np.bincount(parent, minlength=num_flows), out=pointer[1:])
-    return pointer, child[np.argsort(parent, kind="stable")]
+    # Pairs as numbers: they sort in a tenth of the time of `argsort`, and children stay in order.
+    pairs = parent.astype(np.int64) << 32
+    pairs |= child
+    pairs.sort()
+    return pointer, (pairs & 0xFFFFFFFF).astype(np.int32)
 
 
 def _column(num_flows: int, values: Any, kind: Any) -> NDArray[Any]:
-    return np.ascontiguousarray(np.broadcast_to(np.asarray(values, kind), num_flows))
+    """Return a column; a scalar fills it, and takes the memory of one row."""
+    return np.broadcast_to(np.asarray(values, kind), num_flows)
+
+
+def _concatenated(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Join columns one below the other; those that one scalar fills stay so."""
+    if all(len(column) and column.strides == (0,) for column in columns) and len({column[0] for column in columns}) < 2:
+        return _column(sum(map(len, columns)), columns[0][0], columns[0].dtype)
+    return np.concatenate(columns)
 
 
 def together(tables: Sequence[Flows]) -> Flows:
     """Join the flows of several collectives that run at the same time, numbered in order as `group`."""
     offsets = np.cumsum([0, *(len(table) for table in tables)])
     edges = np.cumsum([0, *(len(table.parent) for table in tables)])
-    columns = {name: np.concatenate([getattr(table, name) for table in tables]) for name in _COLUMNS if name != "group"}
+    columns = {name: _concatenated([getattr(table, name) for table in tables]) for name in _COLUMNS if name != "group"}
     return Flows(
         **columns,
         group=np.repeat(np.arange(len(tables), dtype=np.int32), [len(table) for table in tables]),

@@ -14,6 +14,9 @@ from windtunnel.compiled.records import Ints, int64
 
 UNKNOWN = 127
 """Distance of a node that no search has reached."""
+MOST_COMPARED = 256
+"""So many of the paths between two ends are looked through for one that is equal: a choice, above the usual number of
+spines; paths beyond may be stored twice."""
 
 WORD = 0xFFFFFFFF
 HOST_SEED = 0x8BADF00D
@@ -47,8 +50,10 @@ class TracingState(NamedTuple):
     spray: bool
     """Whether a flow spreads evenly over all shortest paths, or takes one by hash."""
     graph: RoutingGraph
+    of_pair: NDArray[np.int32]
+    """(n,) out: the path of each pair; pairs of the same ends share one where the switches choose the same."""
     pointer: NDArray[np.int64]
-    """(n + 1,) out: pair k's directed links lie from `pointer[k]` to `pointer[k + 1]` in `link`."""
+    """(n + 1,) out: path p's directed links lie from `pointer[p]` to `pointer[p + 1]` in `link`."""
     link: NDArray[np.int32]
     share: NDArray[np.float64]
     """Out: fraction of a flow on each link; written only where flows are sprayed."""
@@ -216,15 +221,29 @@ def _forget(state: TracingState, num_marked: int, num_forward: int, num_backward
         state.behind[state.backward_nodes[k]] = UNKNOWN
 
 
+@inner
+def _known_path(state: TracingState, first: int, num_paths: int, written: int, count: int) -> int:
+    """Return which of the latest paths from `first` on has the links that were just written; `num_paths` for none."""
+    for path in range(num_paths - 1, max(first, num_paths - MOST_COMPARED) - 1, -1):
+        begin = state.pointer[path]
+        k = 0
+        while k < count and state.link[begin + k] == state.link[written + k]:
+            k += 1
+        if k == count:
+            return path
+    return num_paths
+
+
 @entry
-def trace_paths(state: TracingState) -> int:
+def trace_paths(state: TracingState) -> tuple[int, int]:
     """Trace the path of every pair, as directed links with the share of its bytes that each carries.
 
     Returns:
-        Links written; -1 where `state.link` was too short; -2 - k where the ends of pair k are not connected.
+        (paths, links) written; instead of links -1 where `state.link` was too short, and -2 - k where the ends of pair
+        k are not connected.
     """
     source, destination = state.source, state.destination
-    written = 0
+    written, num_paths = 0, 0
     n = len(source)
     i = 0
     status = 0
@@ -236,22 +255,28 @@ def trace_paths(state: TracingState) -> int:
             status = -2 - i
         else:
             num_marked = _mark_shortest(state, distance, far_forward)
+        first, num_choices = num_paths, int64(1)
         while status == 0 and i < n and source[i] == begin and destination[i] == end:
-            state.pointer[i] = written
-            if state.spray:
-                count = _spread(state, begin, end, distance, written)
-            else:
-                count = _write_path(state, i, distance, written)
-            if count < 0 or written + count > len(state.link):
-                status = -1
-            else:
-                written += count
-                i += 1
+            path = num_paths - 1
+            if num_choices > 0:
+                state.pointer[num_paths] = written
+                if state.spray:
+                    count = _spread(state, begin, end, distance, written)
+                    num_choices = min(count, 1)
+                else:
+                    count, num_choices = distance, int64(_write_path(state, i, distance, written))
+                if num_choices < 0 or written + count > len(state.link):
+                    status = -1
+                    break
+                path = _known_path(state, first, num_paths, written, count)
+                if path == num_paths:
+                    num_paths += 1
+                    written += count
+            state.of_pair[i] = path
+            i += 1
         _forget(state, num_marked, num_forward, num_backward)
-    if status < 0:
-        return status
-    state.pointer[n] = written
-    return written
+    state.pointer[num_paths] = written
+    return num_paths, status if status < 0 else written
 
 
 @entry
@@ -294,12 +319,14 @@ def _next_hops(node: int, closer: int, graph: RoutingGraph, behind: NDArray[np.i
 
 @inner
 def _write_path(state: TracingState, pair: int, distance: int, written: int) -> int:
-    """Write one shortest path, chosen by hash at every node; return its links, -1 where there is no room."""
+    """Write one shortest path, chosen by hash at every node; return how many had a choice, -1 if there is no room."""
     pointer, neighbor, direction, kind, _ = state.graph
     begin, end, behind = state.source[pair], state.destination[pair], state.behind
     node = begin
+    num_choices = 0
     for left in range(distance, 0, -1):
         count, only_scale_up = _next_hops(node, left - 1, state.graph, behind)
+        num_choices += int64(count > 1)
         salt = HOST_SEED if kind[node] == 0 else node
         chosen = int64(ecmp_hash(begin, end, state.ports[pair], salt + state.seed)) % count if count > 1 else 0
         for e in range(pointer[node], pointer[node + 1]):
@@ -312,7 +339,7 @@ def _write_path(state: TracingState, pair: int, distance: int, written: int) -> 
                     node = other
                     break
                 chosen -= 1
-    return distance
+    return num_choices
 
 
 @inner

@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 
 from windtunnel import catalog
+from windtunnel.errors import InputError
 from windtunnel.hardware import meets_all
+from windtunnel.network.collectives.call import CollectiveChoices
 from windtunnel.network.collectives.rings import link_rings
 from windtunnel.network.collectives.run import run_collective
-from windtunnel.network.topology import NodeRails
+from windtunnel.network.fabric import without
+from windtunnel.network.topology import NodeRails, Torus
 
 
 def bus_bytes_per_s(node: str, num_ranks: int, num_servers: int = 1, backend: str = "analytic") -> float:
@@ -78,3 +81,50 @@ def test_a_later_network_delays_small_messages_only():
 
 def test_only_a_full_mesh_meets_all():
     assert [meets_all(catalog.node(name)) for name in ("mi300x", "tpu_v5e_host", "dgx_h100")] == [True, False, False]
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])
+@pytest.mark.parametrize(("lengths", "num_links"), [((4, 4, 4), 6), ((8, 8), 4), ((2, 2), 2), ((16,), 2)])
+def test_a_torus_uses_every_link_in_both_directions(op, lengths, num_links):
+    # The bound is all links of a chip: bytes / (both directions x dimensions), jax-ml.github.io/scaling-book/sharding.
+    fabric = Torus(dimensions=lengths).build()
+    run = run_collective(fabric, op, 2**30, fabric.num_gpus, "flow")
+    assert run.algorithm == "torus"
+    assert 0.97 * num_links * 50e9 < run.bus_bytes_per_s <= num_links * 50e9
+
+
+@pytest.mark.compiled
+def test_a_torus_lies_between_what_was_measured_and_its_links():
+    # 235.8 GB/s with 606 MB on 16 x 16 TPU v6e (AI-Hypercomputer/tpu-recipes, microbenchmarks/trillium/collectives).
+    fabric = Torus(dimensions=(16, 16), link_bytes_per_s=90e9).build()
+    assert 235.8e9 < run_collective(fabric, "all_reduce", 606_076_928, 256, "flow").bus_bytes_per_s < 4 * 90e9
+
+
+@pytest.mark.compiled
+def test_a_torus_needs_whole_rings():
+    fabric = Torus(dimensions=(4, 4, 4)).build()
+    choices = CollectiveChoices("torus")
+    assert run_collective(fabric, "all_reduce", 2**30, [0, 16, 32, 48], "flow").algorithm == "torus"
+    for broken, ranks in ((fabric, 8), (without(fabric, links=((0, 1),)), 64)):
+        assert run_collective(broken, "all_reduce", 2**20, ranks, "flow").algorithm == "ring"
+        with pytest.raises(InputError, match="whole rings"):
+            run_collective(broken, "all_reduce", 2**20, ranks, "flow", choices=choices)
+
+
+@pytest.mark.parametrize(
+    ("node", "num_ranks", "size_mib", "measured_us"),
+    [
+        ("dgx_h100", 8, 64, 324.7),
+        ("dgx_h100", 8, 1024, 4029.4),
+        ("dgx_h100", 8, 16384, 62648.0),
+        ("gb200_nvl72", 72, 512, 1806.7),
+        ("gb200_nvl72", 72, 8192, 20299.0),
+        ("hgx_b200", 8, 8192, 17915.5),
+    ],
+)
+def test_switches_that_add_take_flows_as_long_as_measured(node, num_ranks, size_mib, measured_us):
+    # nccl-tests as benchmarks/collective_accuracy.py reads them.
+    fabric, choices = NodeRails(node=node).build(), CollectiveChoices("nvls")
+    run = run_collective(fabric, "all_reduce", size_mib * 2**20, num_ranks, "flow", choices=choices)
+    assert run.seconds == pytest.approx(measured_us * 1e-6, rel=0.1)

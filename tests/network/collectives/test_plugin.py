@@ -93,7 +93,7 @@ def test_its_closed_form_is_used_where_it_is_asked_for(flat: Fabric) -> None:
 def test_an_operation_that_it_cannot_do_is_refused(flat: Fabric) -> None:
     with pytest.raises(InputError, match="'star' has no flows of all_gather") as error:
         run_collective(flat, "all_gather", SIZE_BYTES, NUM_RANKS, "flow", IDEAL, CollectiveChoices("star"))
-    assert error.value.hint == "these have: pat, ring"
+    assert error.value.hint == "these have: pat, ring, torus"
 
 
 @pytest.mark.usefixtures("star_files")

@@ -9,11 +9,13 @@ from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import status
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, check_known
+from windtunnel.formats.nccl_tests import read_nccl_log
 from windtunnel.formats.vidur.profiles import operator_tables
 from windtunnel.lab.profile import collectives as lab
 from windtunnel.lab.profile import run as profiling
 from windtunnel.lab.profile.compute import ComputePlan
 from windtunnel.lab.profile.overheads import fit_overheads, medians_by_batch
+from windtunnel.lab.profile.samples import statistics_of
 from windtunnel.model.precision import Format, Precision
 from windtunnel.pricing.profile import profile_provenance, tables_by_words, write_profile
 from windtunnel.pricing.regress import check_methods, scores
@@ -93,6 +95,23 @@ def from_vidur(options: Options) -> None:
     write_profile(options.out, tables, {"device": device, "method": "Vidur's profilers"})
     remark(f"wrote {options.out}")
     answer(options, report.tables_document, report.tables_report, tables)
+
+
+def from_nccl_tests(options: Options) -> None:
+    """Take logs of nccl-tests as a profile's collectives."""
+    logs = [read_nccl_log(path, options.op) for path in options.logs]
+    gpus = sorted({log.gpu for log in logs})
+    if len(gpus) > 1:
+        raise InputError(f"the logs are of {' and '.join(gpus)}", "a profile is of one device")
+    timed = [
+        lab.TimedCollective(log.op, log.num_ranks, log.num_hosts, size_bytes, statistics_of([seconds]))
+        for log in logs
+        for size_bytes, seconds in log.seconds.items()
+    ]
+    about = {"method": "nccl-tests, out of place", "gpu": gpus[0]}
+    profiling.add_collectives(options.out, options.device_name, f"nccl-tests on {gpus[0]}", timed, about)
+    remark(f"wrote {options.out / 'collective.parquet'}")
+    answer(options, report.collectives_document, report.collectives_report, timed)
 
 
 def _sizes(text: str) -> tuple[int, int]:

@@ -99,7 +99,8 @@ def _increases(text: str | None, is_measured: bool) -> dict[str, float] | None:
 
 def _gate_measured(options: Options) -> Any:
     """Compare measured runs with earlier ones, or with their prediction."""
-    from windtunnel.calibration.measured_runs import check_paths, read_client_files
+    from windtunnel.calibration.measured_runs import read_client_files
+    from windtunnel.calibration.run_files import check_paths
     from windtunnel.calibration.validate import predict_runs
     from windtunnel.production.gate import gate_measured, gate_predicted, predicted_ratios
 

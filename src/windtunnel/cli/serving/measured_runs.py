@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from windtunnel.calibration.measured_runs import SCORED, Measurement, read_measurements
+from windtunnel.calibration.measured_runs import SCORED, Measurement
+from windtunnel.calibration.run_files import read_measurements
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, check_known, did_you_mean
 

@@ -188,15 +188,21 @@ def write_collectives(folder: Path, device_name: str, plan: CollectivesPlan, tim
     """
     import torch
 
+    about = {"backend": plan.backend, "torch": torch.__version__, "date": str(datetime.now(UTC).date())}
+    how = ", replayed as a CUDA graph" if plan.backend == "nccl" else ""
+    about["method"] = f"wall time of executions in a row{how}, slowest rank"
+    add_collectives(folder, device_name, f"{device_name}, {plan.backend}, torch {torch.__version__}", timed, about)
+
+
+def add_collectives(
+    folder: Path, device_name: str, source: str, timed: Sequence[TimedCollective], about: Mapping[str, str]
+) -> None:
+    """Add timed collectives, of whatever source, to a profile; errors as `write_collectives`."""
     if any((folder / f"{kind}.parquet").is_file() for kind in operator_types()):
         other = profile_provenance(folder).get("device")
         if other != device_name:
             raise InputError(f"{folder} is a profile of {other}, not of {device_name}", "choose another folder")
-    tables = collective_tables(timed, f"{device_name}, {plan.backend}, torch {torch.__version__}")
-    about = {"device": device_name, "backend": plan.backend, "torch": torch.__version__}
-    about["date"] = str(datetime.now(UTC).date())
-    how = ", replayed as a CUDA graph" if plan.backend == "nccl" else ""
-    write_profile(folder, tables, about | {"method": f"wall time of executions in a row{how}, slowest rank"})
+    write_profile(folder, collective_tables(timed, source), {"device": device_name, **about})
 
 
 def parse_degrees(text: str) -> tuple[int, ...]:

@@ -43,11 +43,12 @@ def simulate_packets(
     check_size(flows=len(flows), packets=float(flows.size_bytes.sum(dtype=np.float64)) / settings.payload_bytes)
     packet = packet or packets_of(settings)
     tables = tables_of(fabric, flows, settings, packet)
-    outcome = run_tables(tables) if packet.every_flow else run_in_parts(tables)
+    outcome = run_tables(tables, once=True) if packet.every_flow else run_in_parts(tables)
     unfinished = int(np.count_nonzero(outcome.flows.finish_ps < 0))
     if unfinished and outcome.links.num_drops.any() and tables.settings.timeout_ps == 0:
+        tables = tables_of(fabric, flows, settings, packet)
         with_timer = tables.settings._replace(timeout_ps=picoseconds(packet.timeout_s))
-        outcome = run_tables(replace(tables, settings=with_timer))
+        outcome = run_tables(replace(tables, settings=with_timer), once=True)
         unfinished = int(np.count_nonzero(outcome.flows.finish_ps < 0))
     if unfinished:
         raise WindtunnelError(

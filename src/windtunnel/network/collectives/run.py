@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError, check_known
 from windtunnel.files import read_text
 from windtunnel.limits import check_size
+from windtunnel.network.collectives.algorithms import torus
 from windtunnel.network.collectives.call import (
     ALGORITHMS,
     CollectiveCall,
@@ -103,6 +104,8 @@ def _algorithm(call: CollectiveCall) -> str:
         return choice
     if usual != "ring" or call.settings.compat == "simai" or not call.ranks.switched:
         return usual  # trees leave most links between the ranks of a server idle
+    if call.fabric.gpus_forward:
+        return usual if torus.rings_of(call.fabric, call.gpus) is None else "torus"
     _, best, _ = closed_form(op, call.size_bytes, call.ranks)
     return best if op in ALGORITHMS.get(best).OPERATIONS else usual
 
@@ -142,7 +145,8 @@ def groups_seconds(
     if place.num_servers == 1:
         groups = groups[:1]
     calls = [CollectiveCall(fabric, op, size_bytes, group, place, settings) for group in groups]
-    return _time_calls(calls, USUAL_ALGORITHMS[op], settings.backend)[0]
+    algorithm = _algorithm(calls[0]) if fabric.gpus_forward else USUAL_ALGORITHMS[op]
+    return _time_calls(calls, algorithm, settings.backend)[0]
 
 
 def flows_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings, backend: str) -> float:

@@ -54,14 +54,15 @@ class Course(Lowered):
 def in_flight_at_once(course: Course, state: FluidState) -> NDArray[np.float64]:
     """Return (links,) the bytes that windows let be under way on each link that all flows together fill; else 0."""
     flows, (flow, link, share) = course.table, course.loads.crossings()
-    limit = np.where(flows.window_bytes > 0, flows.window_bytes, np.inf)
+    windows = state.paths["window_bytes"]
+    limit = np.where(windows > 0, windows, np.inf)[flows.path]
     rates: NDArray[np.float64] = state.links["rate"]
     demand = np.bincount(link, state.paths["rate"][flows.path[flow]] * share, len(rates))
     flight = np.bincount(link, np.minimum(flows.size_bytes, limit)[flow] * share, len(rates))
     return np.where(demand > rates, flight, 0.0)
 
 
-def may_act(course: Course, in_flight_bytes: NDArray[np.float64]) -> bool:
+def may_act(course: Course, state: FluidState, in_flight_bytes: NDArray[np.float64]) -> bool:
     """Whether a control could change a rate, given (links,) what windows let be under way on links that are full.
 
     HPCC holds every flow below its target. ECN marks what queues above a threshold, TIMELY sees a round trip above its
@@ -74,7 +75,7 @@ def may_act(course: Course, in_flight_bytes: NDArray[np.float64]) -> bool:
     if packet.congestion == "hpcc":
         return True
     if packet.congestion == "timely":
-        least_s = packet.timely_low_s - float(course.table.round_trip_s.min())
+        least_s = packet.timely_low_s - float(state.paths["round_trip_s"].min())
         least_s /= 1 if packet.acks_first else 2  # what a packet waits, its acknowledgement may wait again
         rate = np.repeat(fabric.bandwidth_bytes_per_s, 2)
         return bool((in_flight_bytes > rate * least_s)[from_switch].any())
@@ -88,11 +89,11 @@ def run_controlled(course: Course, state: FluidState, draw: int = 0) -> tuple[Ta
     None where the control never held a flow below its link's rate: all controls then share as max-min fairness does.
     """
     settings, packet, flows = course.settings, course.packet, course.table
-    base_rtt_s, window_bytes = windows_of(course.fabric, settings, packet, course.paths)
-    flows.base_rtt_s, flows.window_bytes = (each[course.paths.of_flow] for each in (base_rtt_s, window_bytes))
+    paths = state.paths.copy()
+    paths["base_rtt_s"], paths["window_bytes"] = windows_of(course.fabric, settings, packet, course.paths)
     links, feeds, path_feed = _links(course, state)
-    reply_ptr, reply_link = _reply_links(course)
-    num_slots, hops = min(len(flows), 4096), int(state.paths["count"].max(initial=1))
+    reply, reply_ptr, reply_link = _reply_links(course)
+    num_slots, hops = min(len(flows), 4096), int(paths["count"].max(initial=1))
     while True:
         course.reset()
         run = rounds.RoundState(
@@ -100,11 +101,12 @@ def run_controlled(course: Course, state: FluidState, draw: int = 0) -> tuple[Ta
             flows=flows,
             child_ptr=state.child_ptr,
             child=state.child,
-            paths=state.paths,
+            paths=paths,
             path_ptr=course.loads.pointer,
             path_link=state.path_link,
             path_share=state.path_share,
             path_feed=path_feed,
+            reply=reply,
             reply_ptr=reply_ptr,
             reply_link=reply_link,
             feeds=feeds.copy(),
@@ -116,6 +118,7 @@ def run_controlled(course: Course, state: FluidState, draw: int = 0) -> tuple[Ta
             stamps=new_table(Stamp, hops),
             seen=new_table(Stamp, (num_slots if packet.congestion == "hpcc" else 1, hops)),
             ends=np.empty(num_slots, np.int32),
+            ends_s=np.empty(num_slots),
             ready_s=state.ready_s,
             ready=state.ready,
             free=np.empty(num_slots, np.int32),
@@ -127,16 +130,18 @@ def run_controlled(course: Course, state: FluidState, draw: int = 0) -> tuple[Ta
         num_slots = min(len(flows), 4 * num_slots)
 
 
-def _reply_links(course: Course) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return the links where each path's acknowledgements queue behind data: those of switches, unless they go first.
+def _reply_links(course: Course) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
+    """Return each flow's way back, and the links on these where acknowledgements queue behind data.
+
+    Those are links of switches, unless acknowledgements go first.
 
     A GPU sends acknowledgements first. Flows that represent their classes have none, for the ways back may differ.
     """
     if course.pairs is None or course.packet.acks_first:
-        return np.zeros(len(course.paths.pointer), np.int64), np.zeros(0, np.int32)
+        return np.zeros(len(course.table), np.int32), np.zeros(2, np.int64), np.zeros(0, np.int32)
     replies = trace(course.fabric, course.pairs, course.settings, answers=True)
     queues = course.fabric.kind[course.fabric.directions[0]][replies.link] == NodeKind.SWITCH
-    return np.concatenate([[0], np.cumsum(queues)])[replies.pointer], replies.link[queues]
+    return replies.of_flow, np.concatenate([[0], np.cumsum(queues)])[replies.pointer], replies.link[queues]
 
 
 def _links(course: Course, state: FluidState) -> tuple[Table, Table, NDArray[np.int64]]:

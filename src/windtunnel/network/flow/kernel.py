@@ -23,14 +23,9 @@ class FluidFlow(Protocol):
     """A flow; its times are results."""
 
     size_bytes: F8  # on the wire, headers included
-    tail_s: F8  # from the last byte's departure to completion
     last_bytes: F8  # of its last packet
-    window_bytes: F8  # in flight at most; 0: no limit
-    base_rtt_s: F8  # round trip that HPCC reckons with
-    round_trip_s: F8  # of a full packet and its acknowledgement over its path, without queues
     delay_s: F8  # from the last parent's completion to the first byte
-    ready_s: F8  # in: earliest start; grows as parents complete
-    begin_s: F8  # out
+    ready_s: F8  # in: earliest start; grows as parents complete; out: its beginning
     sent_s: F8  # out: its last byte has left
     finish_s: F8  # out
     path: I4
@@ -81,6 +76,12 @@ class Path(Protocol):
 
     rate: F8
     line_rate: F8
+    window_bytes: F8  # of a flow in flight at most; 0: no limit
+    base_rtt_s: F8  # round trip that HPCC reckons with
+    round_trip_s: F8  # of a full packet and its acknowledgement, without queues
+    tail_s: F8  # from the last byte's departure to completion, but for
+    tail_s_per_byte: F8  # forwarding a flow's largest packet
+    packet_bytes: F8  # of a full packet
     chance: F8  # 1: where in a turn a flow's last packet leaves is drawn; 0: it leaves in the middle
     first: I8
     count: I4
@@ -95,6 +96,8 @@ class SendingState(Protocol):
     def slots(self) -> Records[Any]: ...
     @property
     def ends(self) -> NDArray[np.int32]: ...
+    @property
+    def ends_s(self) -> NDArray[np.float64]: ...
     @property
     def ready_s(self) -> NDArray[np.float64]: ...
     @property
@@ -123,12 +126,14 @@ class FluidState(NamedTuple):
     free: NDArray[np.int32]
     """(slots,) stack of free slots."""
     ends: NDArray[np.int32]
-    """(slots,) heap of the slots that send, by `end_s`."""
+    """(slots,) heap of the slots that send, by `end_s`, which `ends_s` has in the same order."""
+    ends_s: NDArray[np.float64]
     ready_s: NDArray[np.float64]
     """Heap of the times of flows that wait for nothing but their time; `ready` is which."""
     ready: NDArray[np.int64]
     members: NDArray[np.int32]
-    """(slots,) scratch: the slots whose rates may change."""
+    """(slots,) scratch: the slots whose rates may change; `entered` those that begin to send."""
+    entered: NDArray[np.int32]
     touched: NDArray[np.int32]
     """(2 x num_links,) scratch: links whose flows changed, and those that binding links connect with them."""
     levels: NDArray[np.float64]
@@ -143,31 +148,41 @@ TOGETHER_S = 1e-12
 
 
 @inner
-def swap(state: SendingState, a: int, b: int) -> None:
-    """Swap two places in the heap of ends."""
-    slots, ends = state.slots, state.ends
-    ends[a], ends[b] = ends[b], ends[a]
-    slots[ends[a]].place = a
-    slots[ends[b]].place = b
-
-
-@inner
 def place(state: SendingState, size: int, position: int) -> None:
     """Restore the heap of ends after the end of the slot at `position` has changed."""
-    slots, ends = state.slots, state.ends
-    while position > 0 and slots[ends[position]].end_s < slots[ends[(position - 1) // 2]].end_s:
-        swap(state, position, (position - 1) // 2)
-        position = (position - 1) // 2
+    slots, ends, ends_s = state.slots, state.ends, state.ends_s
+    slot = ends[position]
+    end_s = slots[slot].end_s
+    while position > 0:
+        parent = (position - 1) // 2
+        if ends_s[parent] <= end_s:
+            break
+        ends[position], ends_s[position] = ends[parent], ends_s[parent]
+        slots[ends[position]].place = position
+        position = parent
     while True:
         child = 2 * position + 1
         if child >= size:
-            return
-        if child + 1 < size and slots[ends[child + 1]].end_s < slots[ends[child]].end_s:
+            break
+        if child + 1 < size and ends_s[child + 1] < ends_s[child]:
             child += 1
-        if slots[ends[position]].end_s <= slots[ends[child]].end_s:
-            return
-        swap(state, position, child)
+        if end_s <= ends_s[child]:
+            break
+        ends[position], ends_s[position] = ends[child], ends_s[child]
+        slots[ends[position]].place = position
         position = child
+    ends[position], ends_s[position] = slot, end_s
+    slots[slot].place = position
+
+
+@inner
+def take_first(state: SendingState, num_sending: int) -> int:
+    """Take the slot that ends first off the heap of ends; return how many are left."""
+    num_sending -= 1
+    if num_sending > 0:
+        state.ends[0] = state.ends[num_sending]
+        place(state, num_sending, 0)
+    return num_sending
 
 
 @inner
@@ -182,9 +197,15 @@ def _touch(state: FluidState, number: int, num_touched: int, stamp: int) -> int:
 
 
 @inner
-def flight_bytes(record: FluidFlow) -> float:
+def flight_bytes(record: FluidFlow, path: Path) -> float:
     """Return the most that a flow can have under way."""
-    return min(record.size_bytes, record.window_bytes) if record.window_bytes > 0.0 else record.size_bytes
+    return min(record.size_bytes, path.window_bytes) if path.window_bytes > 0.0 else record.size_bytes
+
+
+@inner
+def tail_s(record: FluidFlow, path: Path) -> float:
+    """Return the time from a flow's last byte to its completion, without queues."""
+    return path.tail_s + path.tail_s_per_byte * min(record.size_bytes, path.packet_bytes)
 
 
 @inner
@@ -202,7 +223,7 @@ def _enter(state: FluidState, slot: int, flow: int, num_touched: int, stamp: int
         hops[hop].link, hops[hop].slot, hops[hop].share = number, slot, share
         append(hops, links[number], hop)
         links[number].demand += path.rate * share
-        links[number].in_flight += flight_bytes(state.flows[flow]) * share
+        links[number].in_flight += flight_bytes(state.flows[flow], path) * share
         if links[number].demand > links[number].rate * (1 + 1e-9):
             links[number].most_in_flight = max(links[number].most_in_flight, links[number].in_flight)
         num_touched = _touch(state, number, num_touched, stamp)
@@ -221,7 +242,7 @@ def _leave(state: FluidState, slot: int, num_touched: int, stamp: int) -> int:
         num_touched = _touch(state, number, num_touched, stamp)
         remove(hops, links[number], hop)
         links[number].demand -= path.rate * share
-        links[number].in_flight -= flight_bytes(state.flows[flow]) * share
+        links[number].in_flight -= flight_bytes(state.flows[flow], path) * share
         if links[number].first < 0:
             links[number].demand = links[number].in_flight = 0.0
         links[number].bytes += state.flows[flow].size_bytes * share
@@ -260,7 +281,7 @@ def _collect(state: FluidState, num_touched: int, stamp: int) -> tuple[int, int]
 @inner
 def _set_rate(state: FluidState, now_s: float, slot: int, rate: float, num_sending: int) -> None:
     slots = state.slots
-    if abs(rate - slots[slot].rate) <= 1e-12 * rate and slots[slot].end_s > 0:
+    if abs(rate - slots[slot].rate) <= 1e-12 * rate and slots[slot].end_s < np.inf:
         return
     slots[slot].left_bytes -= slots[slot].rate * (now_s - slots[slot].since_s)
     if slots[slot].left_bytes < 0:
@@ -297,8 +318,8 @@ def _fill(state: FluidState, now_s: float, num_touched: int, num_members: int, n
     """
     slots, hops, links = state.slots, state.hops, state.links
     levels, fillers = state.levels, state.fillers
-    waiting = _next_levels(state, num_touched, num_members)
     frozen, level = 0, 0.0
+    waiting = _next_levels(state, num_touched, num_members)
     while frozen < num_members:
         next_level, filler = levels[0], fillers[0]
         waiting = pop(levels, fillers, waiting)
@@ -366,7 +387,8 @@ def _complete(state: FluidState, slot: Slot, num_ready: int) -> int:
     flows, child_ptr, child = state.flows, state.child_ptr, state.child
     flow = slot.flow
     flows[flow].sent_s = slot.end_s
-    finish_s = slot.end_s + flows[flow].tail_s - turn_s(flows[flow], state.paths[flows[flow].path], flow, slot.rate)
+    path = state.paths[flows[flow].path]
+    finish_s = slot.end_s + tail_s(flows[flow], path) - turn_s(flows[flow], path, flow, slot.rate)
     flows[flow].finish_s = finish_s
     follower = flows[flow].follower
     if follower >= 0 and state.one_after_the_other:
@@ -400,13 +422,10 @@ def run_flows(state: FluidState) -> tuple[int, int]:
         if num_sending > 0:
             now_s = min(now_s, slots[ends[0]].end_s)
         stamp += 1
-        num_touched = 0
+        num_touched, num_entered = 0, 0
         while num_sending > 0 and slots[ends[0]].end_s <= now_s + TOGETHER_S:
             slot = ends[0]
-            num_sending -= 1
-            if num_sending > 0:
-                swap(state, 0, num_sending)
-                place(state, num_sending, 0)
+            num_sending = take_first(state, num_sending)
             num_touched = _leave(state, slot, num_touched, stamp)
             state.free[num_free] = slot
             num_free += 1
@@ -421,19 +440,25 @@ def run_flows(state: FluidState) -> tuple[int, int]:
             num_free -= 1
             slot = state.free[num_free]
             begin_s = flows[flow].ready_s
-            flows[flow].begin_s = begin_s
             follower = flows[flow].follower
             if follower >= 0 and not state.one_after_the_other:
                 num_ready = release(state, follower, begin_s, num_ready)
             num_touched = _enter(state, slot, flow, num_touched, stamp)
             slots[slot].since_s = begin_s
-            slots[slot].end_s = begin_s + slots[slot].left_bytes / slots[slot].rate
+            # It finds its place in the heap when its rate is known.
+            slots[slot].end_s = np.inf
             slots[slot].place = num_sending
-            ends[num_sending] = slot
+            ends[num_sending] = state.entered[num_entered] = slot
+            state.ends_s[num_sending] = np.inf
             num_sending += 1
-            place(state, num_sending, num_sending - 1)
+            num_entered += 1
             events += 1
         if num_touched > 0:
             num_members, num_touched = _collect(state, num_touched, stamp)
             _fill(state, now_s, num_touched, num_members, num_sending)
+        for i in range(num_entered):
+            slot = state.entered[i]
+            if slots[slot].stamp != stamp:
+                slots[slot].end_s = slots[slot].since_s + slots[slot].left_bytes / slots[slot].rate
+                place(state, num_sending, slots[slot].place)
     return done, events

@@ -19,7 +19,7 @@ from windtunnel.compiled.heap import pop, push
 from windtunnel.compiled.jit import entry, inner
 from windtunnel.compiled.linked_list import append, remove
 from windtunnel.compiled.records import F8, I4, I8, Ints, RecordGrid, Records, int64
-from windtunnel.network.flow.kernel import TOGETHER_S, FluidFlow, Path, place, release, swap, turn_s
+from windtunnel.network.flow.kernel import TOGETHER_S, FluidFlow, Path, place, release, tail_s, take_first, turn_s
 from windtunnel.network.packet.kernel import codes
 from windtunnel.network.packet.kernel.congestion import (
     dcqcn_decrease,
@@ -78,7 +78,6 @@ class RoundLink(Protocol):
     direct: F8  # bytes/s that GPUs bring
     first_feed: I4  # of the links that bring others; -1 for none
     through: F8  # bytes/s that its flows bring, as they know; divides what it sends among the links behind it
-    arrival: F8  # bytes/s that arrive
     queue_bytes: F8
     at_s: F8  # when `queue_bytes` was true
     sent_bytes: F8
@@ -110,8 +109,10 @@ class RoundState(NamedTuple):
     path_share: NDArray[np.float64]
     path_feed: Ints
     """The feed of each link of a path by the link before it; -1 where that is a GPU, or links have no order."""
+    reply: Ints
+    """(flows,) the path of each flow's acknowledgements."""
     reply_ptr: Ints
-    """(paths + 1,) where the links of switches that each path's acknowledgements cross start in `reply_link`."""
+    """(replies + 1,) where the links of switches that they cross start in `reply_link`."""
     reply_link: Ints
     feeds: Records[Feed]
     links: Records[RoundLink]
@@ -123,7 +124,8 @@ class RoundState(NamedTuple):
     stamps: Records[Stamp]
     seen: RecordGrid[Stamp]
     ends: NDArray[np.int32]
-    """(senders,) heap of those that send, by `end_s`."""
+    """(senders,) heap of those that send, by `end_s`, which `ends_s` has in the same order."""
+    ends_s: NDArray[np.float64]
     ready_s: NDArray[np.float64]
     """Heap of the times of flows that wait for nothing but their time; `ready` is which."""
     ready: NDArray[np.int64]
@@ -135,6 +137,9 @@ class RoundState(NamedTuple):
 def settle(state: RoundState, number: int, now_s: float) -> None:
     """Let a link's queue grow or drain until now, at the rate at which other links send to it now."""
     link = state.links[number]
+    passed_s = now_s - link.at_s
+    if passed_s <= 0.0:
+        return
     arrival = link.direct
     feed = int64(link.first_feed)
     while feed >= 0:
@@ -142,14 +147,11 @@ def settle(state: RoundState, number: int, now_s: float) -> None:
         source = state.links[record.link]
         arrival += record.through * min(1.0, source.rate / max(source.through, 1.0))
         feed = int64(record.next)
-    passed_s = now_s - link.at_s
-    if passed_s > 0.0:
-        before = link.queue_bytes
-        link.queue_bytes = max(0.0, before + (arrival - link.rate) * passed_s)
-        link.sent_bytes += before + arrival * passed_s - link.queue_bytes
-        link.at_s = now_s
-        link.most_queued_bytes = max(link.most_queued_bytes, link.queue_bytes)
-    link.arrival = arrival
+    before = link.queue_bytes
+    link.queue_bytes = max(0.0, before + (arrival - link.rate) * passed_s)
+    link.sent_bytes += before + arrival * passed_s - link.queue_bytes
+    link.at_s = now_s
+    link.most_queued_bytes = max(link.most_queued_bytes, link.queue_bytes)
 
 
 @inner
@@ -206,7 +208,6 @@ def set_rate(state: RoundState, slot: int, now_s: float, rate: float) -> None:
             state.feeds[feed].through = max(0.0, state.feeds[feed].through + more)
         else:
             link.direct = max(0.0, link.direct + more)
-        settle(state, number, now_s)
         if len(state.path_share) == 0 and link.through > link.rate:
             rate *= link.rate / link.through
 
@@ -355,9 +356,9 @@ def begin_round(state: RoundState, slot: int, now_s: float) -> None:
     sender.since_s = now_s
     is_answered = sender.answer_s <= now_s + TOGETHER_S
     if is_answered:
-        sender.back_s = waiting_s(state, state.reply_ptr, state.reply_link, int64(flow.path), now_s)
+        sender.back_s = waiting_s(state, state.reply_ptr, state.reply_link, int64(state.reply[sender.flow]), now_s)
     there_s = waiting_s(state, state.path_ptr, state.path_link, int64(flow.path), now_s)
-    sender.rtt_s = flow.round_trip_s + there_s + sender.back_s
+    sender.rtt_s = state.paths[flow.path].round_trip_s + there_s + sender.back_s
     if is_answered:
         sender.asked_s, sender.answer_s = now_s, now_s + sender.rtt_s
         sender.asked_byte, sender.answered_byte = connection.next_byte, connection.acked_byte
@@ -372,7 +373,7 @@ def begin_round(state: RoundState, slot: int, now_s: float) -> None:
     if sender.phase == BURST:
         room = max(packet, window - (flow.size_bytes - sender.left_bytes))
     elif is_busy(state, slot):
-        span_s = min(span_s, flow.round_trip_s)
+        span_s = min(span_s, state.paths[flow.path].round_trip_s)
     sender.round_bytes = min(sender.left_bytes, room, max(packet, rate * span_s))
     sender.end_s = round_end_s(state, slot, now_s)
 
@@ -406,8 +407,8 @@ def start(state: RoundState, flow: int, slot: int) -> None:
     sender, connection, record = state.slots[slot], state.connections[slot], state.flows[flow]
     path = state.paths[record.path]
     state.connections[slot] = state.fresh_connection[0]
-    connection.window_bytes = int64(record.window_bytes)
-    connection.base_rtt_ps = int64(record.base_rtt_s * PS)
+    connection.window_bytes = int64(path.window_bytes)
+    connection.base_rtt_ps = int64(path.base_rtt_s * PS)
     connection.max_rate = path.line_rate
     connection.rate = connection.max_rate
     connection.target_rate = connection.max_rate
@@ -415,7 +416,6 @@ def start(state: RoundState, flow: int, slot: int) -> None:
     sender.left_bytes, sender.round_bytes, sender.rate = record.size_bytes, 0.0, 0.0
     sender.wanted, sender.share = path.rate, 1.0
     sender.answer_s = -1.0
-    record.begin_s = record.ready_s
     # Flows that begin together are all there before any of them is given its rate.
     sender.at_s = sender.since_s = record.ready_s
     sender.end_s = record.ready_s + TOGETHER_S
@@ -437,9 +437,9 @@ def complete(state: RoundState, slot: int, now_s: float, num_ready: int) -> int:
     record.sent_s = now_s
     set_rate(state, slot, now_s, 0.0)
     there_s = waiting_s(state, state.path_ptr, state.path_link, int64(record.path), now_s)
-    record.finish_s = now_s + record.tail_s + there_s - sender.turn_s
+    record.finish_s = now_s + tail_s(record, state.paths[record.path]) + there_s - sender.turn_s
     if state.settings.completes_on_ack:
-        record.finish_s += waiting_s(state, state.reply_ptr, state.reply_link, int64(record.path), now_s)
+        record.finish_s += waiting_s(state, state.reply_ptr, state.reply_link, int64(state.reply[flow]), now_s)
     path = state.paths[record.path]
     for k in range(path.first, path.first + path.count):
         share = state.path_share[k] if len(state.path_share) > 0 else 1.0
@@ -501,7 +501,7 @@ def run_rounds(state: RoundState) -> tuple[int, int]:
             num_sending += 1
             place(state, num_sending, num_sending - 1)
             if flows[flow].follower >= 0 and not state.one_after_the_other:
-                num_ready = release(state, int64(flows[flow].follower), flows[flow].begin_s, num_ready)
+                num_ready = release(state, int64(flows[flow].follower), flows[flow].ready_s, num_ready)
             continue
         slot = int64(ends[0])
         now_s = slots[slot].end_s
@@ -516,10 +516,7 @@ def run_rounds(state: RoundState) -> tuple[int, int]:
             if is_new and number >= 0:
                 share_out(state, number, now_s, num_sending)
             continue
-        num_sending -= 1
-        if num_sending > 0:
-            swap(state, 0, num_sending)
-            place(state, num_sending, 0)
+        num_sending = take_first(state, num_sending)
         num_ready = complete(state, slot, now_s, num_ready)
         if number >= 0:
             remove(slots, state.links[number], slot)

@@ -21,10 +21,9 @@ from windtunnel.network.paths import (
     data_bytes_per_s,
     followers,
     pairs_of,
+    path_seconds,
     reported_s,
-    round_trip_seconds,
     send_delay_s,
-    tail_seconds,
     trace,
     wire_bytes,
 )
@@ -75,7 +74,10 @@ def run_flow_level(
 
 
 def run_lowered(lowered: Lowered, seed: int, options: FlowOptions = FlowOptions()) -> FlowTimes:
-    """Time flows as `run_flow_level`, whose errors this has, on the paths that hashes of this seed choose."""
+    """Time flows as `run_flow_level`, whose errors this has, on the paths that hashes of this seed choose.
+
+    The times are columns of `lowered.table`, which the next run overwrites.
+    """
     assert lowered.pairs is not None
     settings = msgspec.structs.replace(lowered.settings, seed=seed)
     paths = trace(lowered.fabric, lowered.pairs, settings)
@@ -83,25 +85,26 @@ def run_lowered(lowered: Lowered, seed: int, options: FlowOptions = FlowOptions(
 
 
 def _run_course(course: Course, options: FlowOptions) -> FlowTimes:
-    _set_times(course)
+    course.table.path = course.paths.of_flow
     rates = data_bytes_per_s(course.fabric, course.settings)
     links = new_table(flow_kernel.FluidLink, 2 * len(rates), rate=np.inf, first=-1, last=-1, stamp=-1)
     if options.shared:
         links.rate = np.repeat(rates, 2)
     state = _state(course, _path_table(course, rates, by_chance=options.by_chance), links, 0)
     watches, at_once = options.shared and options.watches_control, len(course.child) == 0
-    if watches and at_once and may_act(course, in_flight_at_once(course, state)):
+    if watches and at_once and may_act(course, state, in_flight_at_once(course, state)):
         controlled = run_controlled(course, state, options.draw)
         if controlled is not None:
             return _controlled_times(course, *controlled)
     used, num_events = _run_shared(course, state)
     rows = course.table
-    begin_s, sent_s, finish_s = rows.begin_s.copy(), rows.sent_s.copy(), rows.finish_s.copy()
-    if watches and not at_once and may_act(course, used["most_in_flight"]):
+    if watches and not at_once and may_act(course, state, used["most_in_flight"]):
+        rows = rows.copy()
         controlled = run_controlled(course, state, options.draw)
         if controlled is not None:
             return _controlled_times(course, *controlled)
-    return FlowTimes(begin_s, sent_s, finish_s, used.bytes, used.stamp >= 0, num_events, float(finish_s.max()))
+    times_s = rows.ready_s, rows.sent_s, rows.finish_s
+    return FlowTimes(*times_s, used.bytes, used.stamp >= 0, num_events, float(rows.finish_s.max()))
 
 
 def _run_shared(course: Course, state: flow_kernel.FluidState) -> tuple[Table, int]:
@@ -118,12 +121,13 @@ def _run_shared(course: Course, state: flow_kernel.FluidState) -> tuple[Table, i
 
 def _controlled_times(course: Course, rows: Table, links: Table, num_events: int) -> FlowTimes:
     """Return the times of flows under control; as SimAI rank 0's, but for connections that stand for others."""
-    begin_s, sent_s, finish_s = rows.begin_s.copy(), rows.sent_s.copy(), rows.finish_s.copy()
-    total_s = float(finish_s.max())
+    total_s = float(rows.finish_s.max())
     if course.loads is course.paths:
-        total_s = reported_s(course.flows, course.settings, sent_s, finish_s)
+        total_s = reported_s(course.flows, course.settings, rows.sent_s, rows.finish_s)
     was_full = links.most_queued_bytes > 0
-    return FlowTimes(begin_s, sent_s, finish_s, links.bytes, was_full, num_events, total_s, is_controlled=True)
+    return FlowTimes(
+        rows.ready_s, rows.sent_s, rows.finish_s, links.bytes, was_full, num_events, total_s, is_controlled=True
+    )
 
 
 def _state(course: Course, path: Table, links: Table, num_slots: int) -> flow_kernel.FluidState:
@@ -142,9 +146,11 @@ def _state(course: Course, path: Table, links: Table, num_slots: int) -> flow_ke
         max_hops=max_hops,
         free=np.empty(num_slots, np.int32),
         ends=np.empty(num_slots, np.int32),
+        ends_s=np.empty(num_slots),
         ready_s=np.empty(num_flows),
         ready=np.empty(num_flows, np.int64),
         members=np.empty(num_slots, np.int32),
+        entered=np.empty(num_slots, np.int32),
         touched=np.empty(len(links), np.int32),
         levels=np.empty(len(links) + num_slots),
         fillers=np.empty(len(links) + num_slots, np.int64),
@@ -172,35 +178,34 @@ def lower(fabric: Fabric, flows: Flows, settings: NetworkSettings, pairs: Pairs 
     return Lowered(fabric, settings, packet, flows, pairs, table, *children, ready_s, waiting.astype(np.int32))
 
 
-def _set_times(course: Course) -> None:
-    """Set what the records of flows say of their paths: windows, round trips, tails."""
+def _path_windows(course: Course) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the round trip and the window of each path, as `windows_of` does; of windows only those that matter."""
     fabric, settings, paths, packet = course.fabric, course.settings, course.paths, course.packet
-    size_bytes, table = course.flows.size_bytes, course.table
-    packet_bytes = (np.minimum(size_bytes, settings.payload_bytes) + settings.header_bytes).astype(np.float64)
     # The largest window of a fabric takes longer to find than most runs; no window matters that a flow fits into.
     if packet.window == "fabric":
         packet = msgspec.structs.replace(packet, window="pair")
     base_rtt_s, window_bytes = windows_of(fabric, settings, packet, paths)
-    if packet is not course.packet and size_bytes.max(initial=0) > window_bytes.min(initial=np.inf):
-        base_rtt_s, window_bytes = windows_of(fabric, settings, course.packet, paths)
-    table.window_bytes = window_bytes[paths.of_flow]
-    table.base_rtt_s = base_rtt_s[paths.of_flow]
-    table.round_trip_s = round_trip_seconds(fabric, settings, paths)[paths.of_flow]
-    table.tail_s = tail_seconds(fabric, settings, paths, packet_bytes)
-    table.path = paths.of_flow
+    if packet is not course.packet and course.flows.size_bytes.max(initial=0) > window_bytes.min(initial=np.inf):
+        return windows_of(fabric, settings, course.packet, paths)
+    return base_rtt_s, window_bytes
 
 
 def _path_table(course: Course, rates: NDArray[np.float64], *, by_chance: bool) -> Table:
     """Return the records of paths, given the (num_links,) rates of links."""
-    fabric, loads = course.fabric, course.loads
+    fabric, settings, loads = course.fabric, course.settings, course.loads
     of_switch = np.maximum(*(fabric.kind[ends] == NodeKind.SWITCH for ends in (fabric.link_a, fabric.link_b)))
     (*_, rate), (_, leaves, _) = loads.fold(rates, of_switch)
     is_own = loads is course.paths and len(loads.share) == 0
+    base_rtt_s, window_bytes = _path_windows(course)
     return new_table(
         flow_kernel.Path,
         len(loads.pointer) - 1,
         rate=rate,
         line_rate=rate if is_own else course.paths.fold(rates, by_share=False)[0, 2],
+        window_bytes=window_bytes,
+        base_rtt_s=base_rtt_s,
+        **path_seconds(fabric, settings, course.paths)._asdict(),
+        packet_bytes=settings.payload_bytes + settings.header_bytes,
         chance=(leaves > 0) & by_chance,
         first=loads.pointer[:-1],
         count=np.diff(loads.pointer),

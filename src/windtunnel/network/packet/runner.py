@@ -32,9 +32,12 @@ class PacketOutcome:
     """One record of `state.Counters`."""
 
 
-def run_tables(tables: PacketTables) -> PacketOutcome:
-    """Run the compiled loop to its end; where a table is full, enlarge it and continue."""
-    run = _state(tables)
+def run_tables(tables: PacketTables, *, once: bool = False) -> PacketOutcome:
+    """Run the compiled loop to its end; where a table is full, enlarge it and continue.
+
+    `once`: the tables serve for this run alone, which writes into their flows and needs no copy of them.
+    """
+    run = _state(tables if once else replace(tables, flows=tables.flows.copy()))
     while (lack := loop.run(run)) != loop.DONE:
         run = _more(lack, run)
     return PacketOutcome(run.links, run.nodes, run.flows, run.counters[0])
@@ -42,7 +45,7 @@ def run_tables(tables: PacketTables) -> PacketOutcome:
 
 def _state(tables: PacketTables) -> state.PacketState:
     """Return the loop's state before the first event; its free tables are large enough for small runs."""
-    flows: Table = tables.flows.copy()
+    flows = tables.flows
     children_start, children = children_of(tables.parent_ptr, tables.parent)
     settings = tables.settings._replace(most_children=int(np.diff(children_start).max(initial=0)))
     num_connections, num_packets = min(len(flows), 256) + 1, 512
@@ -109,7 +112,7 @@ def _grown(table: Table, registers: Table, first: str, count: str) -> Table:
 def _sack_words(tables: PacketTables) -> int:
     if tables.settings.recovery != codes.SELECTIVE_REPEAT:
         return 1
-    most_packets = int(tables.flows.window_bytes.max(initial=1)) // tables.settings.payload_bytes + 2
+    most_packets = int(tables.routes.window_bytes.max(initial=1)) // tables.settings.payload_bytes + 2
     return most_packets // 64 + 1
 
 
@@ -129,21 +132,21 @@ class PacketPart:
         if not of_senders:
             links.sender = 0
         arrays = (links, tables.nodes, tables.flows, tables.channels, tables.first, tables.parent_ptr, tables.parent)
-        routes = tables.routes[:4]
+        routes = tables.routes[:6]
         return hashlib.sha256(b"".join(array.tobytes() for array in (*arrays, *routes))).digest()
 
 
 def run_in_parts(tables: PacketTables) -> PacketOutcome:
     """Return the outcome of `run_tables`, part by part, and run one of equivalent parts, where that changes nothing.
 
-    It changes nothing if parts have no link, send queue or parent in common; if parts that stand for others drew no
-    random number, and take the packets of several senders in the same order, should any meet; and if no switch that
-    several parts cross comes near to pausing or dropping: all of their largest buffers together still left every port
-    a share larger than any of them.
+    The tables serve for this run alone. It changes nothing if parts have no link, send queue or parent in common; if
+    parts that stand for others drew no random number, and take the packets of several senders in the same order, should
+    any meet; and if no switch that several parts cross comes near to pausing or dropping: all of their largest buffers
+    together still left every port a share larger than any of them.
     """
     parts = split(tables)
     if len(parts) == 1:
-        return run_tables(tables)
+        return run_tables(tables, once=True)
     outcomes: list[PacketOutcome] = []
     outcome_of: dict[bytes, PacketOutcome] = {}
     num_events = 0
@@ -151,7 +154,7 @@ def run_in_parts(tables: PacketTables) -> PacketOutcome:
         equal, similar = part.likeness(of_senders=True), part.likeness(of_senders=False)
         outcome = outcome_of.get(equal) or outcome_of.get(similar)
         if outcome is None:
-            outcome = run_tables(part.tables)
+            outcome = run_tables(part.tables, once=True)
             num_events += outcome.counters.num_events
             if outcome.counters.num_draws == 0:
                 outcome_of[equal if outcome.counters.num_ties else similar] = outcome
@@ -173,18 +176,18 @@ def split(tables: PacketTables) -> list[PacketPart]:
         tables.flows, tables.channels, tables.parent_ptr, tables.parent, tables.routes, num_queues, group
     )
     of_flow = group[:num_flows]
+    if np.ptp(of_flow) == 0:
+        return whole
     order = np.argsort(of_flow, kind="stable")
     first = np.flatnonzero(np.diff(of_flow[order], prepend=-1))
-    if len(first) == 1:
-        return whole
     return [_part(tables, flows) for flows in np.split(order, first[1:])]
 
 
 def _part(tables: PacketTables, flows: Ints) -> PacketPart:
     """Return some flows with the links, nodes and paths that they use, numbered as they first appear."""
-    records = tables.flows[flows].copy()
-    paths, path_links, records.path = _routes(tables.routes.paths, tables.routes.path_links, records.path)
-    replies, reply_links, records.reply = _routes(tables.routes.replies, tables.routes.reply_links, records.reply)
+    records = tables.flows[flows]
+    used_paths, paths, path_links, records.path = _routes(tables.routes.paths, tables.routes.path_links, records.path)
+    _, replies, reply_links, records.reply = _routes(tables.routes.replies, tables.routes.reply_links, records.reply)
     records.queue = _renumbered(records.queue)[1]
     records.follower = np.where(records.follower < 0, -1, np.searchsorted(flows, records.follower))
     channels, reduces = tables.channels, records.channel >= 0
@@ -218,6 +221,8 @@ def _part(tables: PacketTables, flows: Ints) -> PacketPart:
             path_links=path_links.astype(np.int32),
             replies=replies,
             reply_links=reply_links.astype(np.int32),
+            window_bytes=tables.routes.window_bytes[used_paths],
+            base_rtt_ps=tables.routes.base_rtt_ps[used_paths],
         ),
     )
     return PacketPart(part, flows, links, nodes)
@@ -234,13 +239,13 @@ def _renumbered(values: NDArray[np.integer]) -> tuple[Ints, Ints]:
 
 def _routes(
     pointer: NDArray[np.integer], links: NDArray[np.integer], used: NDArray[np.int32]
-) -> tuple[Ints, Ints, Ints]:
-    """Return the used paths alone: pointers, links, and the path of each flow."""
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return the used paths alone: which they are, pointers, links, and the path of each flow."""
     kept, which = _renumbered(used)
     lengths = pointer[kept + 1] - pointer[kept]
     start = np.concatenate([[0], np.cumsum(lengths)])
     positions = np.repeat(pointer[kept] - start[:-1], lengths) + np.arange(start[-1])
-    return start, links[positions].astype(np.int64), which
+    return kept, start, links[positions].astype(np.int64), which
 
 
 def _is_roomy(tables: PacketTables, parts: list[PacketPart], outcomes: list[PacketOutcome]) -> bool:

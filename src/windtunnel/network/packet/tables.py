@@ -60,13 +60,15 @@ def tables_of(
     Raises:
         InputError: ends are not connected, or the settings do not fit the fabric.
     """
+    channel, channels = _channels(fabric, flows, settings)
     paths, replies = routes or find_ways(fabric, flows, _fixed_routing(settings))
     links = links_of(fabric, packet, paths)
     is_lossy = bool(fabric.error_fraction.any()) or not packet.pfc
     graph = graph_of(fabric)
     rows, distances = _distances(fabric, flows) if settings.routing == "spray" else (0, np.zeros((1, 1), np.int16))
-    records = _flow_table(fabric, flows, settings, packet, paths, replies, rows)
-    records.channel, channels = _channels(fabric, flows, settings)
+    records = _flow_table(flows, settings, paths, replies, rows)
+    round_trip_s, window_bytes = windows_of(fabric, settings, packet, paths)
+    records.channel = channel
     first = np.flatnonzero(records.parents_left == 0)
     if settings.compat == "simai" and len(flows):
         partition = partitions(fabric)
@@ -82,7 +84,15 @@ def tables_of(
         parent_ptr=flows.parent_ptr,
         parent=flows.parent,
         routes=state.RouteTables(
-            paths.pointer, paths.link, replies.pointer, replies.link, graph.pointer, graph.direction, distances
+            paths.pointer,
+            paths.link,
+            replies.pointer,
+            replies.link,
+            window_bytes.astype(np.int64),
+            np.maximum(1, np.rint(round_trip_s * PS_PER_S)).astype(np.int64),
+            graph.pointer,
+            graph.direction,
+            distances,
         ),
     )
 
@@ -197,47 +207,41 @@ def _nodes(fabric: Fabric, packet: PacketSettings, links: Table) -> Table:
 
 
 def _flow_table(
-    fabric: Fabric,
-    flows: Flows,
-    settings: NetworkSettings,
-    packet: PacketSettings,
-    paths: Paths,
-    replies: Paths,
-    rows: NDArray[np.int32] | int,
+    flows: Flows, settings: NetworkSettings, paths: Paths, replies: Paths, rows: NDArray[np.int32] | int
 ) -> Table:
+    after = followers(flows) if settings.compat == "simai" else np.full(len(flows), -1, np.int32)
     table = new_table(
         state.PacketFlow,
         len(flows),
         size_bytes=flows.size_bytes,
-        start_ps=np.rint(flows.start_s * PS_PER_S),
-        delay_ps=np.rint((flows.delay_s + send_delay_s(settings)) * PS_PER_S),
         finish_ps=-1,
-        parents_left=np.diff(flows.parent_ptr),
-        follower=-1,
+        follower=after,
         path=paths.of_flow,
         reply=replies.of_flow,
         reduction=flows.reduction,
         target_row=rows,
-        queue=_send_queues(flows, settings),
     )
-    if settings.compat == "simai":
-        table.follower = after = followers(flows)
-        table.parents_left[after[after >= 0]] += 1
-    round_trip_s, window_bytes = windows_of(fabric, settings, packet, paths)
-    table.base_rtt_ps = np.maximum(1, np.rint(round_trip_s * PS_PER_S))[paths.of_flow]
-    table.window_bytes = window_bytes[paths.of_flow]
+    # One after the other: with a row for each flow, what is still to be copied counts.
+    table.start_ps = np.rint(flows.start_s * PS_PER_S)
+    table.delay_ps = np.rint((flows.delay_s + send_delay_s(settings)) * PS_PER_S)
+    table.queue = _send_queues(flows, settings)
+    table.parents_left = np.diff(flows.parent_ptr)
+    table.parents_left[after[after >= 0]] += 1
     return table
 
 
-def _channels(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> tuple[NDArray[np.int64], Table]:
+def _channels(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> tuple[NDArray[np.int32], Table]:
     """Return the channel of every flow's sender, -1 where it does not reduce; and the records of the channels."""
-    of_flow = np.full(len(flows), -1)
+    of_flow = np.full(len(flows), -1, np.int32)
     reduces = np.flatnonzero(flows.reduction) if settings.compat == "simai" else np.zeros(0, np.int64)
     if len(reduces) == 0:
         return of_flow, new_table(state.Channel, 1)
     num_channels, num_nodes = int(flows.channel.max()) + 1, int(flows.source.max()) + 1
     rank = flows.group[reduces].astype(np.int64) * num_nodes + flows.source[reduces]
-    known, of_flow[reduces] = np.unique(rank * num_channels + flows.channel[reduces], return_inverse=True)
+    rank *= num_channels
+    rank += flows.channel[reduces]
+    known = np.unique(rank)
+    of_flow[reduces] = np.searchsorted(known, rank)
     ranks, first, which = np.unique(known // num_channels, return_index=True, return_inverse=True)
     channels = new_table(state.Channel, len(known), rank=first[which])
     group, lowest, size = np.unique(ranks // num_nodes, return_index=True, return_counts=True)

@@ -16,9 +16,14 @@ from windtunnel.report.report import Block, Facts, Figures, OnPage, OnTerminal, 
 from windtunnel.schema import fields_of
 from windtunnel.units import format_count, format_seconds
 
-LATENCIES = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "end to end"}
-NAMES = {**LATENCIES, "throughput": "throughput"}
-GROUPS = ("mode", "engine", "device", "model", "format", "parallelism", "concurrency", "prompt", "source")
+LATENCIES = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "end to end", "step": "step time"}
+RATES = {"throughput": ("tokens/s", 1.0), "rate": ("TFLOP/s", 1e-12)}
+"""Metric that is a rate -> its unit, and how many of that are one of ours."""
+NAMES = {**LATENCIES, "throughput": "throughput", "rate": "rate of a device"}
+GROUPS = (
+    *("mode", "engine", "framework", "device", "devices", "model", "format", "parallelism"),
+    *("concurrency", "prompt", "source"),
+)
 NUM_WORST = 10
 NUM_LISTED = 8
 """Up to this many runs are shown with every metric; of more, only the largest errors."""
@@ -231,13 +236,13 @@ def _listed(done: Sequence[Run], is_on_page: bool = False) -> Table:
 
 
 def _run_cells(run: Run, metric: str) -> tuple[str, str, str, str, str]:
-    is_rate, interval = metric == "throughput", run["interval"].get(metric)
+    (unit, scale), interval = RATES.get(metric, ("", 0.0)), run["interval"].get(metric)
 
     def shown(value: float) -> str:
-        return f"{value:,.0f}" if is_rate else format_seconds(value)
+        return f"{value * scale:,.0f}" if unit else format_seconds(value)
 
     return (
-        "tokens/s" if is_rate else NAMES[metric],
+        unit or NAMES[metric],
         shown(run["measured"][metric]),
         shown(run["predicted"][metric]),
         f"{_signed_percent(run['error'][metric])}%",
@@ -255,14 +260,14 @@ def _worst_rows(done: Sequence[Run], metrics: Sequence[str], count: int) -> list
     ranked.sort(key=lambda item: (bool(item[2].get("odd")), -item[0]))
     rows: list[tuple[str, ...]] = []
     for _, name, run in ranked[:count]:
-        unit = " tokens/s" if name == "throughput" else ""
+        unit = f" {RATES[name][0]}" if name in RATES else ""
         _, measured, predicted, error, _ = _run_cells(run, name)
         rows.append((run["id"], NAMES[name], measured + unit, predicted + unit, error, run["reason"] or ""))
     return rows
 
 
 def _scatters(done: Sequence[Run], metrics: Sequence[str]) -> list[tuple[Chart, str]]:
-    engines = sorted({run.get("engine", "") for run in done})
+    engines = sorted({_engine(run) for run in done})
     dots = {name: [_dots(done, engine, name) for engine in engines] for name in metrics if name in LATENCIES}
     return [
         (
@@ -273,8 +278,13 @@ def _scatters(done: Sequence[Run], metrics: Sequence[str]) -> list[tuple[Chart, 
     ]
 
 
+def _engine(run: Run) -> str:
+    """Return a run's engine, or the framework that trained it."""
+    return str(run.get("engine", run.get("framework", "")))
+
+
 def _dots(done: Sequence[Run], engine: str, metric: str) -> Series:
-    runs = [run for run in done if run.get("engine", "") == engine and metric in run["error"]]
+    runs = [run for run in done if _engine(run) == engine and metric in run["error"]]
     labels = [", ".join(run[group] for group in GROUPS if group in run) for run in runs]
     tooltips = [f"{run['id']}: {run['error'][metric]:+.1%} ({text})" for run, text in zip(runs, labels, strict=True)]
     measured, predicted = ([run[which][metric] for run in runs] for which in ("measured", "predicted"))

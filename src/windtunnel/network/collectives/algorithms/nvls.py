@@ -5,6 +5,7 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.network.collectives.call import CollectiveCall, Ranks
 from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
+from windtunnel.network.collectives.placement import device_of
 from windtunnel.network.fabric import NodeKind
 from windtunnel.network.flows import Flows, Hop, Ids, flows_of, parents_from
 
@@ -14,6 +15,9 @@ NVLS_SHARE = 0.93
 """Of NVLink, when NVSwitches add: 840 of 900 GB/s on eight B200 and on NVL72 (nccl-tests); H100 reaches 480 of 450."""
 NVLS_HALF_BYTES = 3e6
 """Bytes of a rank at which NVLS reaches half of that: 2.7 to 3.2 MB on eight H100 between 64 and 256 MiB."""
+NVLS_CHUNKS = {"hopper": 2}
+"""Architecture -> chunks whose sums go down while the next go up, else one: of the time in which all go up and then
+down, H100 and H200 take 0.82 and B200 and GB200 0.94 to 1.06 between 4 and 16 GiB (nccl-tests)."""
 
 
 def nvls_bytes_per_s(ranks: Ranks, rank_bytes: float) -> float:
@@ -37,14 +41,19 @@ def flows(call: CollectiveCall) -> Flows:
     switches = np.flatnonzero((fabric.kind == NodeKind.SCALE_UP_SWITCH) & (fabric.server == fabric.server[gpu]))
     if len(switches) == 0:
         raise InputError(f"GPU {gpu} of {fabric.name} has no scale-up switch, which nvls needs", "use ring")
-    # SimAI lets a sum go down while the next goes up, which is twice what H100 and B200 reach; in turn is within 15%.
-    return nvls(call.gpus, int(switches[0]), call.size_bytes, 4 if call.settings.compat == "simai" else 1)
+    if call.settings.compat == "simai":
+        return nvls(call.gpus, int(switches[0]), call.size_bytes)  # sums go down while the next go up
+    device, n = device_of(fabric), call.ranks.num_ranks
+    num_chunks = NVLS_CHUNKS.get(device.architecture, 1) if device else 1
+    fill_s = (n - 1) * NVLS_HALF_BYTES / (NVLS_SHARE * call.ranks.scale_up_bytes_per_s)
+    return nvls(call.gpus, int(switches[0]), call.size_bytes, min(num_chunks, call.size_bytes), fill_s)
 
 
-def nvls(ranks: Ids, switch: int, size_bytes: int, num_chunks: int = 4) -> Flows:
+def nvls(ranks: Ids, switch: int, size_bytes: int, num_chunks: int = 4, fill_s: float = 0.0) -> Flows:
     """Lay out an all-reduce in the NVSwitch: every GPU sends its chunk up, the switch sends the sum to all.
 
-    A chunk follows the one before on the same pair.
+    A chunk follows the one before on the same pair; the first one waits `fill_s` before it goes up, and before its sum
+    goes down.
     """
     n = len(ranks)
     each = size_bytes // num_chunks
@@ -64,4 +73,5 @@ def nvls(ranks: Ids, switch: int, size_bytes: int, num_chunks: int = 4) -> Flows
         parents=parents_from(table.reshape(-1, n + 1)),
         step=np.repeat(np.arange(num_chunks), 2 * n),
         hop=Hop.NVLS,
+        delay_s=np.where(np.arange(2 * n * num_chunks) < 2 * n, fill_s, 0.0),
     )

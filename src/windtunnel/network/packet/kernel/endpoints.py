@@ -220,8 +220,8 @@ def begin(state: PacketState, flow: int, number: int) -> None:
     connection.flow = flow
     connection.link = state.routes.path_links[state.routes.paths[record.path]]
     connection.size_bytes = record.size_bytes
-    connection.window_bytes = record.window_bytes
-    connection.base_rtt_ps = record.base_rtt_ps
+    connection.window_bytes = state.routes.window_bytes[record.path]
+    connection.base_rtt_ps = state.routes.base_rtt_ps[record.path]
     connection.progress_ps = now_ps
     connection.next_send_ps = now_ps
     connection.max_rate = 1e12 / state.links[connection.link].ps_per_byte

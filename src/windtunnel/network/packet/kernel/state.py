@@ -123,8 +123,6 @@ class PacketFlow(Protocol):
     sent_ps: I8  # when its last byte has left
     ready_ps: I8  # when its parents were complete
     finish_ps: I8  # -1 until it is complete
-    window_bytes: I8  # in flight at line rate; 0: no limit
-    base_rtt_ps: I8  # HPCC
     parents_left: I4  # incomplete parents, plus 1 until the flow that it follows begins
     follower: I4  # the flow that may not begin before this one; -1: none
     target_row: I4  # row of the distances to its destination, where packets choose their way
@@ -261,6 +259,10 @@ class RouteTables(NamedTuple):
     replies: Ints
     """The same for acknowledgements, with `reply_links`."""
     reply_links: Ints
+    window_bytes: Ints
+    """(paths,) in flight at line rate; 0: no limit."""
+    base_rtt_ps: Ints
+    """(paths,) that HPCC reckons with."""
     neighbor_start: Ints
     """(nodes + 1,) where the outgoing links of each node start in `neighbor_links`."""
     neighbor_links: Ints

@@ -1,0 +1,88 @@
+"""Tables of measured training runs: rows as jobs, refused rows with their reasons, errors as of serving runs."""
+
+from pathlib import Path
+
+import pytest
+
+from windtunnel.calibration.measured_runs import read_run_file, write_run_file
+from windtunnel.calibration.run_files import read_measurements
+from windtunnel.calibration.validate import predict_runs
+from windtunnel.errors import InputError
+from windtunnel.report.calibration.validation import validation_document
+
+HEAD = "id,model,accelerator,n_gpus,precision,gbs,mbs,seq_len,tp,pp,framework,"
+HEAD += "iter_time_s,tokens_per_s_per_gpu,tflops_per_gpu"
+ROWS = """a,Llama 3.1 8B,H100-SXM5-80GB,8,BF16,128,1,8192,1.0,1,Megatron-LM,11.5,,
+b,llama-3.1-8b,DGX-H100,8,FP8,128,1,8192,1,1,NeMo 24.07,,14000,
+c,llama-3.1-8b,h100_sxm,8,BF16,128,1,8192,1,1,torchtitan,,,400
+d,llama-3.1-8b,H100,8,BF16,128,1,8192,1,1,,11,,
+e,llama-3.1-8b,h100_sxm,8,BF16,128,1,8192,1,1,,,,
+f,no-such-model,h100_sxm,8,BF16,128,1,8192,1,1,,11,,
+g,llama-3.1-8b,h100_sxm,8,BF16,128,1,,1,1,,11,,
+h,llama-3.1-8b,h100_sxm,8,BF16,128,1,8192,16,1,,11,,
+i,llama-3.1-8b,h100_sxm,8,BF16,128,1,8192,1,1,other,11,,
+"""
+
+
+def table(folder: Path, text: str) -> list[Path]:
+    path = folder / "training.csv"
+    path.write_text(text)
+    return [path]
+
+
+def test_a_table_of_training_runs_is_predicted_and_refused_row_by_row(tmp_path):
+    runs = read_measurements(table(tmp_path, f"{HEAD}\n{ROWS}"), {})
+    jobs = [run.job for run in runs]
+    assert [(job.device, job.node, job.framework, job.precision.compute) for job in jobs[:3] if job] == [
+        ("h100_sxm", None, "megatron", "bf16"),
+        ("h100_sxm", "dgx_h100", "megatron", "fp8"),
+        ("h100_sxm", None, "fsdp2", "bf16"),
+    ]
+    assert [run.measured for run in runs[:3]] == [
+        {"step": 11.5},
+        {"step": pytest.approx(128 * 8192 / (8 * 14000))},
+        {"rate": 400e12},
+    ]
+    document = validation_document(predict_runs(runs))
+    assert (document["predicted"], document["runs"]) == (3, 9)
+    assert {name: scores["runs"] for name, scores in document["scores"].items()} == {"step": 2, "rate": 1}
+    reasons = " | ".join(document["refused"])
+    for reason in (
+        "may be h100_nvl, h100_pcie",
+        "nothing was measured",
+        "no model 'no-such-model'",
+        "seq_len is empty",
+    ):
+        assert reason in reasons
+    assert "there is no framework 'other'" in reasons
+    assert sum(document["refused"].values()) == 6
+
+
+def test_a_shape_that_the_row_gives_stands_for_a_name_that_the_catalog_lacks(tmp_path):
+    head, row = "model,layers,hidden,heads,vocab,accelerator,n_gpus,gbs,seq_len,iter_time_s", "GPT-X,24,2304,24,51200"
+    (run,) = read_measurements(table(tmp_path, f"{head}\n{row},A100-SXM4-80GB,32,512,2048,3.5\n"), {})
+    assert run.job is not None
+    assert (run.job.model.hidden_size, run.job.model.num_layers) == (2304, 24)
+    head, row = "model,layers,accelerator,n_gpus,gbs,seq_len,iter_time_s", "llama-3.1-8b,8,h100_sxm,8,8,8192,1"
+    (run,) = read_measurements(table(tmp_path, f"{head}\n{row}\n"), {})
+    assert run.refused == "meta-llama/Llama-3.1-8B has 32 layers, and the row says 8"
+
+
+def test_runs_with_jobs_are_written_and_read(tmp_path):
+    runs = read_measurements(table(tmp_path, f"{HEAD}\n{ROWS}"), {})
+    write_run_file(runs, tmp_path / "runs.jsonl")
+    assert read_run_file(tmp_path / "runs.jsonl") == runs
+
+
+def test_a_table_with_a_column_that_is_not_known_is_refused(tmp_path):
+    with pytest.raises(InputError, match="column 'gpus'"):
+        read_measurements(table(tmp_path, "model,accelerator,n_gpus,gbs,seq_len,gpus\na,b,1,1,1,1\n"), {})
+
+
+def test_published_runs_are_met_as_their_benchmark_says(reference):
+    from measured_runs import training_measurements
+
+    runs = training_measurements(reference / "training" / "torchtitan.csv")
+    scores = validation_document(predict_runs(runs))["scores"]["step"]
+    assert scores["runs"] == 26
+    assert scores["median"] == pytest.approx(0.044, abs=0.005)
