@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,9 @@ def calibration_report(made: Mapping[str, Calibration], num_runs: int, num_fitte
         *_inferred_settings(made),
         Section("", [f"written to {out}"]),
     ]
-    return Report(fitted, [lead], sections)
+    largest = max(rows, key=itemgetter("num_runs"))
+    verdict = filled(LAYOUT["verdict"], largest) if largest["name"] not in alone else ""
+    return Report(fitted, [lead], sections, verdict=verdict)
 
 
 def _fitted_values(calibration: Calibration) -> list[Section]:

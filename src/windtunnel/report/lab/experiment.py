@@ -44,7 +44,8 @@ def experiment_report(summary: Mapping[str, Any]) -> Report:
     if summary.get("top_kernels"):
         bars = Bars(shares_of(summary["seconds_by_class"]))
         sections = [Section(f"Where the time goes, by {summary['tool']}", [bars, top_kernel_table(summary)])]
-    return Report(f"{summary['model']}, {summary['mode']}", [facts], sections, summary.get("notes", ()))
+    title, headline = f"{summary['model']}, {summary['mode']}", filled(LAYOUT["headline"], metrics)
+    return Report(title, [facts], sections, summary.get("notes", ()), verdict=headline)
 
 
 def top_kernel_table(summary: Mapping[str, Any]) -> Table:
@@ -309,8 +310,8 @@ def sweep_report(fields: Sequence[str], rows: Rows) -> Report:
         Section("", [Table(heads, points, left=0)], "Experiments"),
         Section("What did not run", [OnPage(lambda: [all_blocks.Text(failed)] if failed else [])]),
     ]
-    lead = [f"{len(done)} finished: {name} over {', '.join(fields)}."]
-    return Report(f"{format_count(len(rows), 'experiment')}", lead, sections)
+    verdict = f"{len(done)} finished: {name} over {', '.join(fields)}."
+    return Report(f"{format_count(len(rows), 'experiment')}", [], sections, verdict=verdict)
 
 
 def _cells(fields: Sequence[str], point: Experiment, summary: Mapping[str, Any]) -> list[str]:
