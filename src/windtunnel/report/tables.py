@@ -26,7 +26,7 @@ def chosen(
     found = [
         table
         for table in every
-        if all(value is None or getattr(table, name) == value for name, value in wanted.items())
+        if all(value is None or getattr(table, name) == value.lower() for name, value in wanted.items())
         and (kind is None or kind in (table.operator, table.family, table.table, table.table.removesuffix("_perf")))
     ]
     if not found:
