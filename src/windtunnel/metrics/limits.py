@@ -150,7 +150,7 @@ def slo_fields(text: str) -> dict[str, float]:
 
 
 def slo_of(limits: Iterable[Limit]) -> Slo | None:
-    """Return the limits that a request keeps or breaks; of two on one latency that of more requests; None without any."""
+    """Return the limits that a request keeps or breaks, of two on one latency that of more requests; None: no limit."""
     fields = _fields(sorted((limit for limit in limits if limit.is_of_requests), key=lambda limit: limit.percent))
     return Slo(**fields) if fields else None
 

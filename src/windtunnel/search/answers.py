@@ -181,7 +181,7 @@ def copied(scenario: Scenario, fleet: FleetSize | None, load: float | None) -> S
 
 
 def scenario_of(study: Study, outcome: SearchOutcome, index: int) -> Scenario:
-    """Return the scenario of a point at its load, with the limits as its SLO; simulated alone it gives the same figures."""
+    """Return the scenario of a point at its load, its SLO the limits; simulated alone it gives the same figures."""
     scenario = Evaluator(study.space).deployed(study.point(index), outcome.workload).scenario
     if study.space.limits:
         scenario = msgspec.structs.replace(scenario, slo=slo_of(limits_from(study.space.limits)))
