@@ -9,11 +9,13 @@ from windtunnel.report.report import Cell, Report, Section, Table
 from windtunnel.schema import fields_of
 from windtunnel.units import format_seconds
 
+UNITS = {COST: "/M tokens", THROUGHPUT: " output tokens/s"}
+
 
 def gate_report(gate: Gate) -> Report:
     """Return the report of a gate."""
-    heads = ("", "before", "after", "change", "allowed", "")
-    table = Table(heads, [_row(check) for check in gate.checks], right=1)
+    heads = ("check", "result", "before", "after", "change", "allowed")
+    table = Table(heads, [_row(check) for check in gate.checks], left=2)
     sections = [Section("", [table], "Every check", is_open=True)]
     return Report(gate.title, [], sections, gate.remarks, verdict=verdict(gate), is_good=gate.passes)
 
@@ -62,16 +64,21 @@ def title(name: str) -> str:
 
 def text(check: Check, value: float) -> str:
     """Return a value of a check's figure with its unit."""
+    return f"{_number(check, value)}{UNITS.get(check.name, '')}"
+
+
+def _number(check: Check, value: float) -> str:
     if check.name == COST:
-        return f"${value:,.3g}/M tokens"
-    return f"{value:,.4g} output tokens/s" if check.name == THROUGHPUT else format_seconds(value)
+        return f"${value:,.3g}"
+    return f"{value:,.4g}" if check.name == THROUGHPUT else format_seconds(value)
 
 
 def _row(check: Check) -> list[str | Cell]:
-    before = "" if check.before is None else text(check, check.before)
+    before = "" if check.before is None else _number(check, check.before)
     change = "" if check.change is None else f"×{check.change + 1:.3g}" if check.change >= 1 else f"{check.change:+.1%}"
     result = Cell("holds" if check.holds else "fails", tone="" if check.holds else "alert")
-    return [title(check.name), before, text(check, check.after), change, text(check, check.most), result]
+    name = f"{title(check.name)}{UNITS.get(check.name, '')}"
+    return [name, result, before, _number(check, check.after), change, _number(check, check.most)]
 
 
 def gate_document(gate: Gate) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from windtunnel.units import format_count, format_seconds
 
 
 def verdict(observation: Observation) -> str:
-    """Say what was learnt, and what it does to the error of the steps that it was not learnt from."""
+    """Say whether later steps are predicted better with what was learnt, of which kinds, and by how much."""
     changes = ", ".join(
         f"{kind} {observation.before[kind].median:.1%} -> {scored.median:.1%}"
         for kind, scored in observation.after.items()
@@ -21,8 +21,18 @@ def verdict(observation: Observation) -> str:
     others = f"{observation.num_judged:,} later {observation.unit}s"
     if observation.learnt == "nothing":
         return f"Nothing learnt: the calibration in force is as good on {others} ({changes})."
-    learnt_from = format_count(observation.num_learnt, observation.unit)
-    return f"Learnt {observation.learnt} from {learnt_from}. Median error on {others}: {changes}."
+    learnt = f"Learnt {observation.learnt} from {format_count(observation.num_learnt, observation.unit)}"
+    better, worse = (" and ".join(kinds) for kinds in _moved(observation))
+    what = f"predicts later {better or worse} {observation.unit}s {'better' if better else 'worse'}"
+    but = f" and {worse} {observation.unit}s worse" if better and worse else ""
+    return f"{learnt}: {what}{but}. Median error on {others}: {changes}."
+
+
+def _moved(observation: Observation) -> tuple[list[str], list[str]]:
+    """Return the kinds of steps that are predicted better with what was learnt, or as well, and those worse."""
+    known = [kind for kind in observation.after if kind in observation.before]
+    worse = [kind for kind in known if observation.after[kind].median > observation.before[kind].median]
+    return [kind for kind in known if kind not in worse], worse
 
 
 def observation_report(observation: Observation) -> Report:
@@ -37,9 +47,9 @@ def observation_report(observation: Observation) -> Report:
     known = encode(calibration.host)
     facts += [(name.removesuffix("_s"), format_seconds(float(value))) for name, value in known.items()]
     refused = ", ".join(f"{name} ({error:.1%})" for name, error in observation.refused.items())
-    notes = [f"mean of the kinds' median errors where others were tried: {refused}"] if refused else []
+    notes = [f"tried, with the mean error on {observation.unit}s held back: {refused}"] if refused else []
     if observation.unidentified:
-        notes.append(f"not identified: {', '.join(observation.unidentified)}")
+        notes.append(f"the record does not tell of: {', '.join(observation.unidentified)}")
     return Report(
         observation.run,
         [],
@@ -50,7 +60,7 @@ def observation_report(observation: Observation) -> Report:
         ],
         notes,
         verdict=verdict(observation),
-        is_good=None if observation.learnt == "nothing" else True,
+        is_good=None if observation.learnt == "nothing" or _moved(observation)[1] else True,
     )
 
 
