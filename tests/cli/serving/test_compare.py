@@ -62,7 +62,7 @@ def test_the_weightiest_settings_are_named_first(windtunnel: Command, files: Pat
     sentence = " ".join(windtunnel("compare", "one.yaml", "other.yaml").stdout.split())
     assert "The device is b200_sxm in place of h100_sxm, TP is 2 in place of the default, the format of the" in sentence
     assert "weights is fp8 in place of bf16 and max_num_seqs is 64 in place of 1024. Memory" in sentence
-    assert "The same for all: origin simulated, model meta-llama/Llama-3.1-8B, load " in sentence
+    assert "The same for all: origin simulated, model llama-3.1-8b, load " in sentence
 
 
 def test_what_is_printed_has_the_differences_and_the_page_the_distributions(windtunnel: Command, files: Path) -> None:
