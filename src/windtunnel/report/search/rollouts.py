@@ -12,10 +12,7 @@ from windtunnel.serving.scenario import resolve
 from windtunnel.units import format_count, format_seconds
 
 NAMES = {"colocated": "in turn", "one_step_off": "one step off-policy", "asynchronous": "asynchronous"}
-_HEADS = (
-    *("", "devices for\nrollouts", "training", "iteration", "rollouts", "90% of\nthem"),
-    *("logprobs", "step", "updates\nbehind", "$", "which\nwaits"),
-)
+_HEADS = ("", "devices", "iteration", "rollouts", "training", "updates\nbehind", "$", "which\nwaits")
 
 
 def division_report(division: Division) -> Report:
@@ -62,36 +59,38 @@ def _table(division: Division, iterations: list[Iteration]) -> Table:
     for each in iterations:
         rollouts, training = each.rollouts, each.training
         rollouts_s = rollouts.endless_s if each.way == "asynchronous" else rollouts.makespan_s
-        p90 = "" if each.way == "asynchronous" else format_seconds(rollouts.p90_s)
+        training_s = training.forward_s + training.step_s
+        shared = "" if each.way == "colocated" else f" + {training.num_devices}"
         usd = None if price is None else each.seconds * price / SECONDS_PER_HOUR
         rows.append(
             [
-                NAMES[each.way],
-                f"{rollouts.num_devices}",
-                f"{training.num_devices}",
+                NAMES[each.way].removesuffix("-policy"),
+                Cell(f"{rollouts.num_devices}{shared}", rollouts.num_devices),
                 Cell(format_seconds(each.seconds), each.seconds),
                 Cell(format_seconds(rollouts_s), rollouts_s),
-                p90,
-                Cell(format_seconds(training.forward_s), training.forward_s),
-                Cell(format_seconds(training.step_s), training.step_s),
+                Cell(format_seconds(training_s), training_s),
                 f"{each.num_versions_behind}",
                 "" if usd is None else f"{usd:,.2f}",
                 each.waits,
             ]
         )
     winner = next((place for place, each in enumerate(iterations) if each is division.best), None)
-    return Table(_HEADS, rows, right=1, winner=winner)
+    notes = ["Devices for rollouts + for training; training is the passes for log probabilities and the step."]
+    return Table(_HEADS, rows, right=1, notes=notes, winner=winner)
 
 
 def _facts(division: Division) -> list[tuple[str, str]]:
     batch, setup, best = division.batch, resolve(division.scenario), division.best
     job, degrees = best.training.result.setup.job, best.training.result.setup.degrees
     tokens = f"{batch.num_tokens:,} tokens, the longest {batch.longest_tokens:,}"
+    trained, ended = best.training, "" if best.way == "asynchronous" else format_seconds(best.rollouts.p90_s)
+    tail = f"; 90% of the answers after {ended}" if ended else ""
     layout = f"tp {degrees.tp}, cp {degrees.cp}, pp {degrees.pp}, dp {degrees.dp}"
     return [
         ("answers", f"{batch.num_sequences:,} with their prompts have {tokens}"),
-        ("rollouts", f"{setup.engine.name}, replicas of {format_count(setup.parallelism.num_devices, 'device')}"),
+        ("rollouts", f"{setup.engine.name}, replicas of {format_count(setup.parallelism.num_devices, 'device')}{tail}"),
         ("training", f"{job.global_batch:,} packed sequences of {job.sequence_tokens:,} tokens; {layout}"),
+        ("", f"log probabilities take {format_seconds(trained.forward_s)}, the step {format_seconds(trained.step_s)}"),
         ("new weights", f"{format_seconds(best.rollouts.update_s)}, each device its shard at its link's rate"),
     ]
 
