@@ -1,4 +1,4 @@
-"""How many commands, seconds and CPU seconds a newcomer's ten tasks take, each from an empty folder and with empty caches.
+"""How many commands, wall and CPU seconds a newcomer's ten tasks take, each from an empty folder and with empty caches.
 
 Commands are typed as they stand, with the files that the newcomer already has: a config.json, measured runs, traces. A
 task passes if its last command prints or writes what it should, in at most three commands and three minutes. The first
