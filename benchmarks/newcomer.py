@@ -92,7 +92,7 @@ TASKS = {
             f"windtunnel simulate --model llama-3.1-8b --device h100_sxm --tp 2 --rate 8 {LOAD} --out two",
             "windtunnel compare one two",
         ],
-        "faster in TPOT",
+        "lower TPOT",
     ),
     "train": Task(
         "plan 405B training",

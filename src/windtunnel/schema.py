@@ -94,11 +94,7 @@ def decode(raw: Any, schema: type[SchemaT], source: str = "") -> SchemaT:
 
 
 def _respell(message: str, schema: type, values: Any) -> bool:
-    """Spell a word of `values` that msgspec's `message` refuses as the choice that differs in letter case alone.
-
-    Returns:
-        Whether there is one.
-    """
+    """Spell a word of `values` that `message` refuses as the choice that differs in letter case alone, if one does."""
     match = _PROBLEM.match(message)
     if match is None or not (match["value"] or match["word"]):
         return False

@@ -47,12 +47,7 @@ class Limit:
     @property
     def quantile(self) -> float:
         """Share of the values that must be within the limit; 1 for the maximum, NaN for the mean."""
-        return self.percent / 100
-
-    @property
-    def percent(self) -> float:
-        """The same in percent."""
-        return {"mean": math.nan, "max": 100.0}.get(self.statistic) or float(self.statistic[1:])
+        return {"mean": math.nan, "max": 1.0}.get(self.statistic) or float(self.statistic[1:]) / 100
 
 
 def limit_of(name: str, value: float | str) -> Limit:
@@ -151,12 +146,10 @@ def slo_fields(text: str) -> dict[str, float]:
 
 def slo_of(limits: Iterable[Limit]) -> Slo | None:
     """Return the limits that a request keeps or breaks, of two on one latency that of more requests; None: no limit."""
-    fields = _fields(sorted((limit for limit in limits if limit.is_of_requests), key=lambda limit: limit.percent))
+    fields = _fields(sorted((limit for limit in limits if limit.is_of_requests), key=lambda limit: limit.quantile))
     return Slo(**fields) if fields else None
 
 
 def _fields(limits: Iterable[Limit]) -> dict[str, float]:
-    fields = {}
-    for limit in limits:
-        fields |= {f"{limit.metric}_s": limit.most_s, f"{limit.metric}_percentile": limit.percent}
-    return fields
+    known = [(limit.metric, limit.most_s, round(100 * limit.quantile, 9)) for limit in limits]
+    return {f"{name}_s": most_s for name, most_s, _ in known} | {f"{name}_percentile": at for name, _, at in known}

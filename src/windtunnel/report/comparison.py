@@ -221,12 +221,12 @@ def _runs_table(runs: Runs, address: Callable[[str], str]) -> Table:
         "calibration": lambda entry: entry.calibration or ("none" if entry.kind == "simulate" else ""),
     }
     table = table_of((run.entry for run in runs), columns, left=len(columns))
-    same = [index for index, texts in enumerate(zip(*table.rows, strict=True)) if index and len(set(texts)) == 1]
-    shared = ", ".join(f"{table.headers[index]} {table.rows[0][index]}" for index in same if table.rows[0][index])
-    kept = [index for index in range(len(columns)) if index not in same]
-    rows = [[row[index] for index in kept] for row in table.rows]
-    notes = [f"The same for all: {shared}."] if shared else []
-    return Table([table.headers[index] for index in kept], rows, left=len(kept), notes=notes)
+    kept = [index for index, texts in enumerate(zip(*table.rows, strict=True)) if not index or len(set(texts)) > 1]
+    first = dict(enumerate(zip(table.headers, table.rows[0], strict=True)))
+    same = [f"{head} {text}" for index, (head, text) in first.items() if text and index not in kept]
+    notes = [f"The same for all: {', '.join(same)}."] if same else []
+    heads, *rows = ([row[index] for index in kept] for row in (table.headers, *table.rows))
+    return Table(list(map(str, heads)), rows, left=len(kept), notes=notes)
 
 
 def figures_table(runs: Runs, is_on_page: bool = False) -> Table:

@@ -44,14 +44,9 @@ def reason(check: Check) -> str:
     if check.expected is not None:
         old, predicted = text(check, check.before), text(check, check.expected)
         return f"{name} is {after}; the change should make it {predicted}, from {old}, {bound} {most}"
-    return f"{name} {_moves(check.change)}, from {text(check, check.before)} to {after}; {bound} {most} passes"
-
-
-def _moves(change: float) -> str:
-    """Say in words how a figure changes."""
-    if change >= 1:
-        return f"is {change + 1:.3g} times what it was"
-    return f"{'falls' if change < 0 else 'rises'} by {abs(change):.1%}"
+    moves = f"{'falls' if check.change < 0 else 'rises'} by {abs(check.change):.1%}"
+    moves = f"is {check.change + 1:.3g} times what it was" if check.change >= 1 else moves
+    return f"{name} {moves}, from {text(check, check.before)} to {after}; {bound} {most} passes"
 
 
 def title(name: str) -> str:
@@ -68,9 +63,7 @@ def text(check: Check, value: float) -> str:
 
 
 def _number(check: Check, value: float) -> str:
-    if check.name == COST:
-        return f"${value:,.3g}"
-    return f"{value:,.4g}" if check.name == THROUGHPUT else format_seconds(value)
+    return {COST: f"${value:,.3g}", THROUGHPUT: f"{value:,.4g}"}.get(check.name) or format_seconds(value)
 
 
 def _row(check: Check) -> list[str | Cell]:

@@ -38,8 +38,9 @@ def _moved(observation: Observation) -> tuple[list[str], list[str]]:
 def observation_report(observation: Observation) -> Report:
     """Return the report of an observation."""
     rows = [
-        [kind, f"{scored.num_runs:,}", *(f"{value:.1%}" for value in _errors(observation, kind))]
-        for kind, scored in observation.after.items()
+        [kind, f"{after.num_runs:,}", *(f"{e:.1%}" for e in (before.median, after.median, before.p90, after.p90))]
+        for kind, after in observation.after.items()
+        for before in (observation.before.get(kind, after),)
     ]
     heads = (f"{observation.unit}s", "number", "median\nbefore", "after", "p90\nbefore", "after")
     calibration, load = observation.calibration, observation.load
@@ -79,23 +80,16 @@ def _load_facts(load: Load) -> list[tuple[str, str]]:
     return [*facts, ("from the prefix cache", f"{load.shared:.0%}")]
 
 
-def _errors(observation: Observation, kind: str) -> tuple[float, ...]:
-    before, after = observation.before.get(kind, observation.after[kind]), observation.after[kind]
-    return before.median, after.median, before.p90, after.p90
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in values.items()}
-
-
 def observation_document(observation: Observation) -> dict[str, Any]:
     """Document an observation."""
+    load = {} if observation.load is None else vars(observation.load)
+    known = {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in load.items()}
     return {
         "windtunnel": version(),
         "verdict": verdict(observation),
         **fields_of(observation, "run", "learnt"),
         f"{observation.unit}s": {"learnt_from": observation.num_learnt, "judged_on": observation.num_judged},
-        **({} if observation.load is None else {"load": _finite(vars(observation.load))}),
+        **({"load": known} if known else {}),
         "before": {kind: vars(scored) for kind, scored in observation.before.items()},
         "after": {kind: vars(scored) for kind, scored in observation.after.items()},
         "refused": dict(observation.refused),

@@ -47,11 +47,9 @@ def write_evidence(options: Options, evidence: SearchEvidence) -> None:
     if options.out is not None:
         write_study(evidence, options.out)
         remark(f"wrote {options.out}")
-        space = evidence.study.space
-        beyond = [] if space.is_training else [limit for limit in limits_from(space.limits) if not limit.is_of_requests]
-        if beyond:
-            lost = ", ".join(limit.title for limit in beyond)
-            remark(f"note: a scenario's SLO is of requests: the winner's leaves out {lost}")
+        limits = () if evidence.study.space.is_training else limits_from(evidence.study.space.limits)
+        if lost := [limit.title for limit in limits if not limit.is_of_requests]:
+            remark(f"note: a scenario's SLO is of requests: the winner's leaves out {', '.join(lost)}")
 
 
 def show_study(

@@ -3,16 +3,17 @@
 from typing import Any
 
 from windtunnel.metrics.summary import SECONDS_PER_HOUR
+from windtunnel.report.layout import layouts_beside, table_of
 from windtunnel.report.numbers import percent
 from windtunnel.report.render.json import version
-from windtunnel.report.report import Cell, Facts, Report, Row, Section, Table
+from windtunnel.report.report import Facts, Report, Section, Table
 from windtunnel.schema import encode, fields_of
 from windtunnel.search.rollouts import WAYS, Division, Iteration
 from windtunnel.serving.scenario import resolve
 from windtunnel.units import format_count, format_seconds
 
 NAMES = {"colocated": "in turn", "one_step_off": "one step off-policy", "asynchronous": "asynchronous"}
-_HEADS = ("", "devices", "iteration", "rollouts", "training", "updates\nbehind", "$", "which\nwaits")
+LAYOUT = layouts_beside(__file__)
 
 
 def division_report(division: Division) -> Report:
@@ -54,37 +55,26 @@ def _way_text(each: Iteration) -> str:
 
 
 def _table(division: Division, iterations: list[Iteration]) -> Table:
-    price = division.usd_per_hour
-    rows: list[Row] = []
+    price, rows = division.usd_per_hour, []
     for each in iterations:
-        rollouts, training = each.rollouts, each.training
-        rollouts_s = rollouts.endless_s if each.way == "asynchronous" else rollouts.makespan_s
-        training_s = training.forward_s + training.step_s
-        shared = "" if each.way == "colocated" else f" + {training.num_devices}"
-        usd = None if price is None else each.seconds * price / SECONDS_PER_HOUR
-        rows.append(
-            [
-                NAMES[each.way].removesuffix("-policy"),
-                Cell(f"{rollouts.num_devices}{shared}", rollouts.num_devices),
-                Cell(format_seconds(each.seconds), each.seconds),
-                Cell(format_seconds(rollouts_s), rollouts_s),
-                Cell(format_seconds(training_s), training_s),
-                f"{each.num_versions_behind}",
-                "" if usd is None else f"{usd:,.2f}",
-                each.waits,
-            ]
-        )
+        rollouts, training, is_endless = each.rollouts, each.training, each.way == "asynchronous"
+        row = fields_of(each, "seconds", "num_versions_behind", "waits") | {
+            "name": NAMES[each.way].removesuffix("-policy")
+        }
+        row |= {"first": rollouts.num_devices, "second": training.num_devices if each.way != "colocated" else None}
+        row |= {"rollouts_s": rollouts.endless_s if is_endless else rollouts.makespan_s}
+        row |= {"training_s": training.forward_s + training.step_s}
+        rows.append(row | {"cost": None if price is None else each.seconds * price / SECONDS_PER_HOUR})
     winner = next((place for place, each in enumerate(iterations) if each is division.best), None)
-    notes = ["Devices for rollouts + for training; training is the passes for log probabilities and the step."]
-    return Table(_HEADS, rows, right=1, notes=notes, winner=winner)
+    return table_of(rows, LAYOUT["columns"], right=1, notes=[LAYOUT["note"]], winner=winner)
 
 
 def _facts(division: Division) -> list[tuple[str, str]]:
     batch, setup, best = division.batch, resolve(division.scenario), division.best
     job, degrees = best.training.result.setup.job, best.training.result.setup.degrees
     tokens = f"{batch.num_tokens:,} tokens, the longest {batch.longest_tokens:,}"
-    trained, ended = best.training, "" if best.way == "asynchronous" else format_seconds(best.rollouts.p90_s)
-    tail = f"; 90% of the answers after {ended}" if ended else ""
+    trained, is_endless = best.training, best.way == "asynchronous"
+    tail = "" if is_endless else f"; 90% of the answers after {format_seconds(best.rollouts.p90_s)}"
     layout = f"tp {degrees.tp}, cp {degrees.cp}, pp {degrees.pp}, dp {degrees.dp}"
     return [
         ("answers", f"{batch.num_sequences:,} with their prompts have {tokens}"),
