@@ -26,7 +26,7 @@ def contents_report(contents: Contents) -> Report:
         ]
         verdict = filled(LAYOUT["most"], rows[0])
         tables.append(table_of(rows, columns, left=2))
-    return Report(contents.kind, [Facts(facts)], [Section("", tables)], verdict=verdict)
+    return Report(contents.kind, [Facts(facts)], [Section("", tables, is_open=True)], verdict=verdict)
 
 
 def contents_document(contents: Contents) -> dict[str, Any]:

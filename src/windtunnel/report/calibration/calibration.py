@@ -33,6 +33,8 @@ def calibration_report(made: Mapping[str, Calibration], num_runs: int, num_fitte
     notes = []
     if alone:
         notes.append(f"{', '.join(alone)}: one configuration only, so that none was left out: after equals before.")
+    largest = max(rows, key=itemgetter("num_runs"))
+    verdict = notes.pop() if largest["name"] in alone else filled(LAYOUT["verdict"], largest)
     notes += [f"{name}: {worse}" for name, calibration in made.items() if (worse := _worse(calibration.provenance))]
     transfers = [{"name": name, **encode(each.transfer)} for name, each in made.items() if each.transfer is not None]
     notes += [filled(LAYOUT["transfer"], transfer) for transfer in transfers]
@@ -44,8 +46,6 @@ def calibration_report(made: Mapping[str, Calibration], num_runs: int, num_fitte
         *_inferred_settings(made),
         Section("", [f"written to {out}"]),
     ]
-    largest = max(rows, key=itemgetter("num_runs"))
-    verdict = filled(LAYOUT["verdict"], largest) if largest["name"] not in alone else ""
     return Report(fitted, [lead], sections, verdict=verdict)
 
 

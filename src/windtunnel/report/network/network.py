@@ -112,7 +112,7 @@ def iteration_report(iteration: Iteration) -> Report:
     first = sorted(rows, key=lambda row: -spent[row[0]])[:2]
     mostly = ", ".join(f"{name} {share}" for name, _, share in first)
     verdict = f"An iteration takes {format_seconds(total * 1e-9)}: {mostly}."
-    return Report(job.name, [filled(LAYOUT["iteration"], shape)], [Section("", tables)], verdict=verdict)
+    return Report(job.name, [filled(LAYOUT["iteration"], shape)], [Section("", tables, is_open=True)], verdict=verdict)
 
 
 def _longest_layers(iteration: Iteration) -> list[dict[str, Any]]:
