@@ -58,9 +58,8 @@ def _table(division: Division, iterations: list[Iteration]) -> Table:
     price, rows = division.usd_per_hour, []
     for each in iterations:
         rollouts, training, is_endless = each.rollouts, each.training, each.way == "asynchronous"
-        row = fields_of(each, "seconds", "num_versions_behind", "waits") | {
-            "name": NAMES[each.way].removesuffix("-policy")
-        }
+        row = fields_of(each, "num_versions_behind", "waits") | {"iteration_s": each.seconds}
+        row |= {"name": NAMES[each.way].removesuffix("-policy")}
         row |= {"first": rollouts.num_devices, "second": training.num_devices if each.way != "colocated" else None}
         row |= {"rollouts_s": rollouts.endless_s if is_endless else rollouts.makespan_s}
         row |= {"training_s": training.forward_s + training.step_s}
