@@ -151,7 +151,9 @@ def _verdict(base: ComparedRun, run: ComparedRun) -> str:
     said = [change for change in changes if change]
     if not said:
         return f"{run.name} performs as {base.name} does."
-    text = f"{run.name} has {_joined(said)}."
+    before, held = (each.entry.figures.get("is_slo_held") for each in (base, run))
+    slo = "" if held in (None, before) else f", and {'holds' if held else 'breaks'} the SLO"
+    text = f"{run.name} has {_joined(said)}{slo}."
     reasons = []
     for path, values in _causes(base, run):
         old, new = (value_text(path, value) or "the default" for value in values)

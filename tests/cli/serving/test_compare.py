@@ -58,9 +58,10 @@ def test_a_scenario_is_compared_as_its_result_is(windtunnel: Command, files: Pat
 def test_the_weightiest_settings_are_named_first(windtunnel: Command, files: Path) -> None:
     deployment = {"device": "b200_sxm", "parallelism": {"tp": 2}, "engine": {"max_num_seqs": 64}}
     other = SCENARIO | {"deployment": deployment, "precision": {"weights": "fp8"}}
-    (files / "other.yaml").write_text(yaml.safe_dump(other))
+    (files / "other.yaml").write_text(yaml.safe_dump({**other, "slo": {"ttft_s": "1us"}}))
     sentence = " ".join(windtunnel("compare", "one.yaml", "other.yaml").stdout.split())
-    assert "The device is b200_sxm in place of h100_sxm, TP is 2 in place of the default, the format of the" in sentence
+    assert "times the cost, and breaks the SLO. The device is b200_sxm in place of h100_sxm, TP is 2 in" in sentence
+    assert "place of the default, the format of the" in sentence
     assert "weights is fp8 in place of bf16 and max_num_seqs is 64 in place of 1024. Memory" in sentence
     assert "The same for all: origin simulated, model llama-3.1-8b, load " in sentence
 
