@@ -110,6 +110,7 @@ def test_a_space_is_searched(tmp_path: Path) -> None:
     assert wt.search({**SPACE, "limits": "ttft_p90=1s"}, top=1).winner() == evidence.winner()
     wt.save(evidence, tmp_path / "searched")
     assert wt.load(tmp_path / "searched/scenario.yaml") == evidence.winner()
+    assert evidence.winner().slo == Slo(ttft_s=1.0, ttft_percentile=90.0)
     with pytest.raises(InputError, match="is not empty"):
         wt.save(evidence, tmp_path / "searched")
 

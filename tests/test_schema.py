@@ -1,5 +1,6 @@
 import importlib
 import inspect
+import json
 import pkgutil
 from collections.abc import Iterator
 from functools import partial
@@ -79,6 +80,16 @@ def test_an_unknown_tag_and_an_unknown_enum_value() -> None:
     assert found == "$.workload.arrivals.type is missing"
     assert hint is not None
     assert "closed_loop" in hint
+
+
+def test_words_that_a_field_chooses_from_are_taken_in_any_case() -> None:
+    deployment: dict[str, Any] = {"device": "h100_sxm", "router": "Round_Robin", "replicas": 2}
+    raw = raw_scenario(precision={"weights": "FP8", "kv_cache": "Fp8"}, deployment=deployment)
+    raw["workload"]["arrivals"] = {"type": "Poisson", "rate_per_s": 1}  # type: ignore[index]
+    lower = json.loads(json.dumps(raw).replace("Round_Robin", "round_robin").replace("Poisson", "poisson").lower())
+    assert decode(raw, Scenario) == decode(lower, Scenario)
+    assert raw["precision"]["weights"] == "FP8"  # type: ignore[index]
+    assert message({**raw, "deployment": {**deployment, "router": "Robin"}}, Scenario)[0].endswith("which is not known")
 
 
 def test_a_number_that_is_no_choice_names_the_choices() -> None:

@@ -52,7 +52,8 @@ SchemaT = TypeVar("SchemaT")
 
 _PROBLEM = re.compile(
     r"(?:Object (?:contains (?P<unknown>unknown)|missing required) field `(?P<field>[^`]*)`"
-    r"|Invalid (?:enum )?value (?P<value>'[^']*'|-?\d+)|Expected `(?P<expected>[^`]*)`, got `(?P<given>[^`]*)`)"
+    r"|Invalid (?:enum )?value (?P<value>'[^']*'|-?\d+)|Expected `(?P<expected>[^`]*)`, got `(?P<given>[^`]*)`"
+    r"|(?P<key>\w+) is (?P<word>'[^']*'); known: (?P<known>[^`]*?))"
     r"(?: - at `(?P<path>[^`]*)`)?$"
 )
 """Messages of msgspec that are told in other words."""
@@ -72,6 +73,8 @@ _MAX_SHOWN = 60
 def decode(raw: Any, schema: type[SchemaT], source: str = "") -> SchemaT:
     """Decode `raw` (dicts, lists and scalars as YAML or JSON gives them) as a `schema`; quantities may have units.
 
+    Words that a field chooses from are taken in any letter case.
+
     Args:
         raw: value to decode.
         schema: type to decode into.
@@ -81,10 +84,35 @@ def decode(raw: Any, schema: type[SchemaT], source: str = "") -> SchemaT:
         InputError: an unknown or missing key, a value of the wrong type, unit or range; names the path.
     """
     where = f"{source}: " if source else ""
-    try:
-        return msgspec.convert(_to_si(raw, where), type=schema, dec_hook=_decode_custom)
-    except msgspec.ValidationError as error:
-        raise _input_error(str(error), where, schema, raw) from None
+    values = _to_si(raw, where)
+    while True:
+        try:
+            return msgspec.convert(values, type=schema, dec_hook=_decode_custom)
+        except msgspec.ValidationError as error:
+            if not _respell(str(error), schema, values):
+                raise _input_error(str(error), where, schema, raw) from None
+
+
+def _respell(message: str, schema: type, values: Any) -> bool:
+    """Spell a word of `values` that `message` refuses as the choice that differs in letter case alone, if one does."""
+    match = _PROBLEM.match(message)
+    if match is None or not (match["value"] or match["word"]):
+        return False
+    path, word, known = _choice(match, schema)
+    owner, _, name = path.rpartition(".")
+    table, spelt = _value_at(values, owner), {each.lower(): each for each in known}.get(word.lower(), word)
+    if spelt == word or not isinstance(table, dict) or table.get(name) != word:
+        return False
+    table[name] = spelt
+    return True
+
+
+def _choice(match: re.Match[str], schema: type) -> tuple[str, str, list[str]]:
+    """Return the path of a word that is not known, the word, and the choices there."""
+    path = match["path"] or "$"
+    if match["word"]:
+        return f"{path}.{match['key']}", match["word"][1:-1], match["known"].split(", ")
+    return path, match["value"].strip("'"), _tags_at(schema, path)
 
 
 def _decode_custom(kind: Any, raw: Any) -> Any:
@@ -254,13 +282,13 @@ def _input_error(message: str, where: str, schema: type, raw: Any) -> InputError
     if field is not None:
         known = _tags_at(schema, f"{path}.{field}")
         return InputError(f"{where}{path}.{field} is missing", f"one of: {', '.join(known)}" if known else None)
-    if value is None:
+    if match["expected"]:
         return _wrong_type(where, schema, raw, match["expected"].split(" | "), match["given"], path)
-    known = _tags_at(schema, path)
-    if not value.startswith("'"):
+    path, word, known = _choice(match, schema)
+    if value and not value.startswith("'"):
         return InputError(f"{where}{path} is {value}; one of {', '.join(known)} is needed")
-    hint = did_you_mean(value[1:-1], known, f"known here: {', '.join(known)}" if known else None)
-    return InputError(f"{where}{path} is {value[1:-1]!r}, which is not known", hint)
+    hint = did_you_mean(word, known, f"known here: {', '.join(known)}" if known else None)
+    return InputError(f"{where}{path} is {word!r}, which is not known", hint)
 
 
 def _wrong_type(where: str, schema: type, raw: Any, expected: list[str], given: str, path: str) -> InputError:

@@ -55,6 +55,15 @@ def test_every_verb_has_a_line_in_the_list() -> None:
     assert all(verb["line"].endswith(".") for verb in verbs.declared("verbs").values())
 
 
+def test_every_command_with_an_answer_writes_it_as_a_page() -> None:
+    """The others only write files or serve; a lab run's pages lie beside its results."""
+    without = {verb["in"] for verb in commands(verbs.declared("verbs")) if "page" not in verb["options"]}
+    assert without == {
+        "init", "mcp", "dashboard", "serving.serve", "warm", "tables:fetch", "network:generate", "network:check",
+        "lab.capture:to_table", "lab.capture:scrub", "lab.run:run", "lab.run:sweep",
+    }  # fmt: skip
+
+
 def test_every_group_of_options_has_a_verb() -> None:
     named = {group for verb in commands(verbs.declared("verbs")) for group in verb["options"]}
     assert named | {"limits"} == set(verbs.declared("options"))  # every verb has limits of memory and time

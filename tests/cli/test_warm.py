@@ -28,7 +28,7 @@ def test_it_names_every_form_and_runs_of_these_forms_compile_nothing_after_it(mo
         warm.run(name)
     for settings in warm.SERVED.values():
         described = {"model": "llama-3.1-8b", **settings}
-        twin_app(scenario(**warm.COMMON, settings=described, rate_per_s=3), None, max_requests=9)
+        twin_app(scenario(**warm.KNOWN["common"], settings=described, rate_per_s=3), None, max_requests=9)
     assert told == []
 
 

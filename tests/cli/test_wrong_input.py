@@ -76,6 +76,7 @@ CASES = {
     "unknown limit": ({"--slo": "tfft=2s"}, "no limit 'tfft'", "did you mean ttft"),
     "limit without a time": ({"--slo": "ttft"}, "--slo: 'ttft' is not of the form", "ttft_p90=2s"),
     "limit of tokens": ({"--slo": "itl_p99=20ms"}, "--slo: itl_p99 is not a limit that a request keeps", "ttft_p90=2s"),
+    "two of one latency": ({"--slo": "ttft_p50=1s,ttft_p99=2s"}, "--slo: TTFT has two limits", "capacity keeps both"),
     "mean for requests": ({"--slo": "ttft_mean=1s"}, "--slo: ttft_mean is not a limit that a request keeps", ""),
     "percentile of nobody": ({"--slo": "ttft_p0=1s"}, "--slo ttft_p0: p0 is no percentile of a limit", "p90"),
     "setting without a value": ({"--set": "seed"}, "--set: 'seed' is not of the form path=value", "for instance"),

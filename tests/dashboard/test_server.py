@@ -177,7 +177,7 @@ def test_a_missing_extra_is_named(package: str, folder: Path, monkeypatch: pytes
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match=f"{package} is not installed") as raised:
-        command(Options(folder=folder, port=0, host=None, opens=False, as_json=False))
+        command(Options(folder=folder, port=0, host=None, opens=False, json=False))
     assert raised.value.hint == "pip install 'windtunnel[dashboard]'"
 
 

@@ -99,8 +99,9 @@ def test_one_of_several_ranks_tells_of_large_changes_alone(tmp_path: Path) -> No
         drifted = replace(seen, drifts=(Drift(300, 345, change),))
         assert drifted.has_drifted
         assert replace(drifted, is_partial=True).has_drifted == is_told
-    unclear = verdict(replace(seen, drifts=(Drift(300, 345, 0.08),), is_partial=True))
-    assert unclear.endswith("times are 8.0% longer, but ranks that are not recorded may be busier.")
+    unclear = replace(seen, drifts=(Drift(300, 345, 0.08),), is_partial=True)
+    assert verdict(unclear).endswith("times are 8.0% longer, but ranks that are not recorded may be busier.")
+    assert drift_report(unclear).is_good is None
 
 
 def intervals(slow_from: int, count: int = 60) -> ServerRecord:

@@ -1,5 +1,6 @@
 """A calibration that is learnt from recorded steps: what was put into them, and only where later steps agree."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,8 +68,11 @@ def test_too_few_steps_are_refused(tmp_path: Path) -> None:
 
 def test_the_report_says_what_is_not_identified(tmp_path: Path) -> None:
     observation = observe_steps(run_of(tmp_path, late_ms=4.0))
-    assert "experts" in observation.unidentified
-    assert "collectives" in observation.unidentified
+    assert list(observation.unidentified) == ["attention prefill"]  # a dense model has no experts
+    assert "predicts later decode" in verdict(observation)
     document = observation_document(observation)
     assert document["steps"] == {"learnt_from": 240, "judged_on": 960}
     assert observation_report(observation).is_good
+    swapped = replace(observation, before=observation.after, after=observation.before)
+    assert "predicts later decode and mixed steps worse" in verdict(swapped)
+    assert observation_report(swapped).is_good is None

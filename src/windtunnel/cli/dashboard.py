@@ -24,7 +24,7 @@ def command(options: Options) -> None:
             if host is not None and not is_loopback(host):
                 remark(f"warning: anyone who reaches {host} can read the results and run simulations here")
             document = {"url": url, "folder": str(folder.resolve())}
-            click.echo(json_text(document) if options.as_json else f"{folder}: {url} (Ctrl-C ends it)")
+            click.echo(json_text(document) if options.json else f"{folder}: {url} (Ctrl-C ends it)")
             if options.opens:
                 click.launch(url)
 

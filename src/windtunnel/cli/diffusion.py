@@ -11,7 +11,7 @@ from windtunnel.schema import read_table, set_path
 from windtunnel.serving.scenario import SCENARIO_HINT
 
 KIND = "diffusion"
-OPTIONS = {"html", "top"}
+OPTIONS = {"top"}
 """Options of groups for served models that a diffusion job has too."""
 
 

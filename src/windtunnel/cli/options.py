@@ -76,7 +76,7 @@ def launched(options: Options) -> Reading:
     The answer names the settings that are not predicted; beside JSON, so does stderr.
     """
     launch = NO_COMMAND if options.from_command is None else read_launch_command(options.from_command)
-    for line in launch.remarks if getattr(options, "as_json", False) else ():
+    for line in launch.remarks if getattr(options, "json", False) else ():
         remark(line)
     return launch
 

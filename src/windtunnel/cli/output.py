@@ -36,7 +36,7 @@ def answer(
 
         write_text(html, page(noted(report(*result), launch)))
         remark(f"wrote {html}")
-    if getattr(options, "as_json", False):
+    if getattr(options, "json", False):
         click.echo(json_text(document(*result) if launch is None else {**document(*result), **launch.document}))
     else:
         # JSON needs nothing of rich, which takes 25 ms to load.

@@ -233,7 +233,7 @@ def _option(names: list[str], section: str, given: str | Mapping[str, Any]) -> c
     if kind == "flag":
         settings["is_flag"] = True
     else:
-        settings["type"] = click.Choice(choices) if choices else TYPES[kind]
+        settings["type"] = click.Choice(choices, case_sensitive=False) if choices else TYPES[kind]
         settings.setdefault("metavar", METAVARS.get(kind, "NAME"))
     flags = [name for name in names if name.startswith("-")]
     field = next((name for name in names if not name.startswith("-")), None)

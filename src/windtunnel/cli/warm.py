@@ -1,6 +1,7 @@
 """`windtunnel warm`: compile the loops that runs need, so that the first run of each kind starts at once."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 from windtunnel.api import capacity
@@ -8,23 +9,13 @@ from windtunnel.cli.output import remark
 from windtunnel.cli.progress import status
 from windtunnel.cli.verbs import Options
 from windtunnel.compiled.jit import SHIP_TO
+from windtunnel.schema import read_yaml
 from windtunnel.serving.shorthand import scenario
 from windtunnel.serving.simulate import simulate
 from windtunnel.twin.live import LiveLoop, prepare_live
 
-COMMON: dict[str, Any] = {"device": "h100_sxm", "input_tokens": 64, "output_tokens": 8}
-SHARED: dict[str, Any] = {"workload.shared_prompts": {"count": 2, "alpha": 1, "tokens": 32}}
-FORMS: dict[str, dict[str, Any]] = {
-    "vLLM": {"deployment.engine.name": "vllm"},
-    "SGLang": {"deployment.engine.name": "sglang"},
-    "TensorRT-LLM": {"deployment.engine.name": "trtllm"},
-    "vLLM with windows": {"model": "gpt-oss-20b", "workload.input_tokens": 512},  # longer than a window
-    "vLLM with shared prompts": {"deployment.engine.name": "vllm", **SHARED},
-    "SGLang with shared prompts": {"deployment.engine.name": "sglang", **SHARED},
-    "prefill and decode pools": {
-        "deployment.pools": [{"name": role, "role": role, "replicas": 1} for role in ("prefill", "decode")]
-    },
-}
+KNOWN: Any = read_yaml(Path(__file__).with_suffix(".yaml"))
+FORMS: dict[str, dict[str, Any]] = KNOWN["forms"]
 """What runs most often -> its settings; each compiles a form of the serving loop."""
 SERVED = {f"a server of {name}": FORMS[name] for name in ("vLLM", "SGLang")}
 """Forms that `windtunnel serve` has, in code of their own."""
@@ -50,7 +41,7 @@ def run(name: str) -> None:
     """Run a form."""
     settings = {"model": "llama-3.2-1b", **(FORMS | SERVED).get(name, {})}
     load: dict[str, Any] = {"rate_per_s": 1} if name in SERVED else {"concurrency": 2, "num_requests": 4}
-    described = scenario(**COMMON, settings=settings, **load)
+    described = scenario(**KNOWN["common"], settings=settings, **load)
     if name in SERVED:
         LiveLoop(prepare_live(described, max_requests=4), 4).start()
     elif name == GREATEST_LOAD:

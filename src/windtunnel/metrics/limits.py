@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from windtunnel.errors import InputError, did_you_mean
@@ -40,11 +40,14 @@ class Limit:
         return f"{METRICS[self.metric]} {self.statistic} <= {format_seconds(self.most_s)}"
 
     @property
+    def is_of_requests(self) -> bool:
+        """Whether an `Slo` can hold it: a request keeps or breaks it."""
+        return f"{self.metric}_s" in Slo.__struct_fields__ and self.statistic != "mean"
+
+    @property
     def quantile(self) -> float:
         """Share of the values that must be within the limit; 1 for the maximum, NaN for the mean."""
-        if self.statistic == "mean":
-            return math.nan
-        return 1.0 if self.statistic == "max" else float(self.statistic[1:]) / 100
+        return {"mean": math.nan, "max": 1.0}.get(self.statistic) or float(self.statistic[1:]) / 100
 
 
 def limit_of(name: str, value: float | str) -> Limit:
@@ -53,7 +56,7 @@ def limit_of(name: str, value: float | str) -> Limit:
     Raises:
         InputError: there is no such latency or statistic, or the value is no positive time.
     """
-    match = _NAME.match(name)
+    match = _NAME.match(name.lower())
     if match is None or match["metric"] not in METRICS:
         known = [f"{metric}{end}" for metric in METRICS for end in ("", "_mean", "_p50", "_p90", "_p99", "_max")]
         hint = did_you_mean(name, known, f"name a latency and a statistic: {', '.join(METRICS)}; mean, p90, p99, max")
@@ -126,16 +129,27 @@ def limits_of(slo: Slo | None) -> tuple[Limit, ...]:
 
 
 def slo_fields(text: str) -> dict[str, float]:
-    """Parse `ttft_p90=2s,tpot=50ms` into fields of an `Slo`, whose limits are those of requests.
+    """Parse `ttft_p90=2s,tpot=50ms` into fields of an `Slo`.
 
     Raises:
-        InputError: what `parse_limits` raises, or a limit that is not one of requests.
+        InputError: what `parse_limits` raises, a limit that is not one of requests, or two on one latency.
     """
-    fields = {}
-    for limit in parse_limits(text):
-        if f"{limit.metric}_s" not in Slo.__struct_fields__ or limit.statistic == "mean":
+    limits = parse_limits(text)
+    for limit in limits:
+        if not limit.is_of_requests:
             hint = "ttft, tpot or e2e, with a percentile: ttft_p90=2s; windtunnel capacity keeps the others"
             raise InputError(f"--slo: {limit.name} is not a limit that a request keeps or breaks", hint)
-        fields[f"{limit.metric}_s"] = limit.most_s
-        fields[f"{limit.metric}_percentile"] = 100.0 if limit.statistic == "max" else float(limit.statistic[1:])
-    return fields
+        if [each.metric for each in limits].count(limit.metric) > 1:
+            raise InputError(f"--slo: {METRICS[limit.metric]} has two limits", "windtunnel capacity keeps both")
+    return _fields(limits)
+
+
+def slo_of(limits: Iterable[Limit]) -> Slo | None:
+    """Return the limits that a request keeps or breaks, of two on one latency that of more requests; None: no limit."""
+    fields = _fields(sorted((limit for limit in limits if limit.is_of_requests), key=lambda limit: limit.quantile))
+    return Slo(**fields) if fields else None
+
+
+def _fields(limits: Iterable[Limit]) -> dict[str, float]:
+    known = [(limit.metric, limit.most_s, round(100 * limit.quantile, 9)) for limit in limits]
+    return {f"{name}_s": most_s for name, most_s, _ in known} | {f"{name}_percentile": at for name, _, at in known}

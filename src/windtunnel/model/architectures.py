@@ -69,7 +69,6 @@ class Architectures(Schema):
 
 _FILE = Path(__file__).with_suffix(".yaml")
 KNOWN = decode(read_yaml(_FILE), Architectures, _FILE.name)
-LLAMA = KNOWN.architectures["llama"]
 
 
 def language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:

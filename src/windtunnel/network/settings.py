@@ -161,7 +161,7 @@ class NetworkSettings(Schema):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.backend not in BACKENDS:
-            raise ValueError(f"unknown network backend {self.backend!r}; known: {', '.join(BACKENDS.names())}")
+            raise ValueError(f"backend is {self.backend!r}; known: {', '.join(BACKENDS.names())}")
         # Encoding leaves out a default that is the same object, which a decoded string is not.
         force_setattr(self, "backend", sys.intern(self.backend))
 

@@ -160,7 +160,7 @@ def _observe(
         num_judged=rest.kind.size,
         before=_scores(steps.taken(others)),
         after=_scores(rest),
-        unidentified=[name for name in FAMILIES if _share(learning, name) < LEAST_SHARE],
+        unidentified=[name for name in FAMILIES if 0 < _share(learning, name) < LEAST_SHARE],
         refused={name: error for name, error in errors.items() if name != chosen},
     )
 

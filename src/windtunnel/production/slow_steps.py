@@ -21,6 +21,7 @@ from windtunnel.calibration.steps.price import HEAD, HOST, PricedSteps
 from windtunnel.calibration.steps.read import StepRun
 from windtunnel.calibration.validate import RunPrediction
 from windtunnel.serving.run import Progress
+from windtunnel.units import format_count
 
 CAUSES = {
     "collectives": "all_reduce",
@@ -89,11 +90,8 @@ def _single(run: PricedSteps) -> list[SlowSteps]:
         slow = run.slow[which]
         lost_s = float((slow["measured_s"] - slow["predicted_s"]).sum())
         if lost_s > LEAST_SINGLE * total_s:
-            longest = ", ".join(f"{seconds * 1e3:,.0f}" for seconds in np.sort(slow["measured_s"])[::-1][:3])
-            usual = float(np.median(slow["predicted_s"])) * 1e3
-            more = ", ..." if slow.size > 3 else ""
-            steps = "1 step" if slow.size == 1 else f"{slow.size} steps"
-            text = f"{steps} of {longest}{more} ms where {usual:,.0f} are usual"
+            longest, usual = float(slow["measured_s"].max()) * 1e3, float(np.median(slow["predicted_s"])) * 1e3
+            text = f"{format_count(slow.size, 'step')} of up to {longest:,.0f} ms where {usual:,.0f} are usual"
             findings.append(SlowSteps(run.run.label, cause, lost_s, lost_s / total_s, text))
     return findings
 

@@ -48,7 +48,7 @@ def list_report(kind: str, link: Callable[[str], str] = lambda _: "") -> Report:
     )
     # Many columns have headers of two lines on a terminal.
     heads = [header.replace(" ", "\n") for header in table.headers] if layout.get("is_tall") else table.headers
-    return Report("", [replace(table, headers=heads)])
+    return Report("", [replace(table, headers=heads)], verdict=f"{len(table.rows)} {kind}.")
 
 
 def _listed(kind: str, name: str) -> dict[str, Any]:

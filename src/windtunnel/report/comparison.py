@@ -1,10 +1,12 @@
 """Serving runs side by side: which is faster and why, their figures, distributions, and differences of scenarios."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os.path import commonpath
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from windtunnel.errors import InputError
@@ -85,7 +87,7 @@ def comparison_report(runs: Runs, address: Callable[[str], str] = lambda _name: 
     differing = scenario_differences(runs)
     requests = {run.name: run.requests for run in runs if run.requests is not None}
     heads = ("", *(run.name for run in runs))
-    rows = [[path, *map(value_text, values)] for path, values in differing.items()]
+    rows = [[path, *(value_text(path, value) for value in values)] for path, values in differing.items()]
     against, are_several = verdicts(runs), len(runs) > 2
     sections = [
         *([Section(f"Against {runs[0].name}", [Text(against)])] if are_several else []),
@@ -149,14 +151,16 @@ def _verdict(base: ComparedRun, run: ComparedRun) -> str:
     said = [change for change in changes if change]
     if not said:
         return f"{run.name} performs as {base.name} does."
-    text = f"{run.name} has {_joined(said)}."
-    reasons = [
-        f"{LAYOUT['setting_names'].get(path, short_path(path))} is {_setting(new)} in place of {_setting(old)}"
-        for path, (old, new) in _causes(base, run)
-    ]
+    before, held = (each.entry.figures.get("is_slo_held") for each in (base, run))
+    slo = "" if held in (None, before) else f", and {'holds' if held else 'breaks'} the SLO"
+    text = f"{run.name} has {_joined(said)}{slo}."
+    reasons = []
+    for path, values in _causes(base, run):
+        old, new = (value_text(path, value) or "the default" for value in values)
+        reasons.append(f"{LAYOUT['setting_names'].get(path, short_path(path))} is {new} in place of {old}")
     if len(reasons) > MOST_REASONS:
         reasons = [*reasons[: MOST_REASONS - 1], f"{len(reasons) - MOST_REASONS + 1} more settings differ"]
-    because = f" The {_joined(reasons)}." if reasons else ""
+    because = re.sub("^ the ", " The ", f" {_joined(reasons)}.") if reasons else ""
     parts = _parts_text(base, run)
     return f"{text}{because}{f' {parts[0].upper()}{parts[1:]}.' if parts else ''}"
 
@@ -173,10 +177,6 @@ def _change(name: str, words: Sequence[str], base: ComparedRun, run: ComparedRun
 
 def _joined(texts: Sequence[str]) -> str:
     return ", ".join(texts[:-1]) + f" and {texts[-1]}" if len(texts) > 1 else texts[0]
-
-
-def _setting(value: Any) -> str:
-    return value_text(value) or "the default"
 
 
 def _causes(base: ComparedRun, run: ComparedRun) -> list[tuple[str, list[Any]]]:
@@ -222,7 +222,13 @@ def _runs_table(runs: Runs, address: Callable[[str], str]) -> Table:
         "load": "load",
         "calibration": lambda entry: entry.calibration or ("none" if entry.kind == "simulate" else ""),
     }
-    return table_of((run.entry for run in runs), columns, left=len(columns))
+    table = table_of((run.entry for run in runs), columns, left=len(columns))
+    kept = [index for index, texts in enumerate(zip(*table.rows, strict=True)) if not index or len(set(texts)) > 1]
+    first = dict(enumerate(zip(table.headers, table.rows[0], strict=True)))
+    same = [f"{head} {text}" for index, (head, text) in first.items() if text and index not in kept]
+    notes = [f"The same for all: {', '.join(same)}."] if same else []
+    heads, *rows = ([row[index] for index in kept] for row in (table.headers, *table.rows))
+    return Table(list(map(str, heads)), rows, left=len(kept), notes=notes)
 
 
 def figures_table(runs: Runs, is_on_page: bool = False) -> Table:
@@ -238,14 +244,15 @@ def figures_table(runs: Runs, is_on_page: bool = False) -> Table:
         rows += [[FIGURES[name], *(_figure(name, run, base) for run in runs)] for name in names]
         note = f"Percentages are differences from {base.name}; intervals hold 80% of measurements."
         return Table(heads, rows, notes=[note])
-    last = ["80% interval"] * (base.entry.kind == "bench")
+    last, short = ["80% interval"] * (base.entry.kind == "bench"), {run.name: fill(run.name, 16) for run in runs}
     others = [(run, ["", "difference", *(last if run.entry.intervals else ())]) for run in runs[1:]]
     for name in names:
         rows.append([FIGURES[name], _figure(name, base, base)])
         for run, columns in others:
             parts = _figure(name, run, base), difference(name, run, base)[0], _interval_text(name, run, base)
             rows[-1] += parts[: len(columns)]
-    return Table([*heads[:2], *(head or run.name for run, columns in others for head in columns)], rows)
+    heads = ["", short[base.name], *(head or short[run.name] for run, columns in others for head in columns)]
+    return Table(heads, rows)
 
 
 def _interval_text(name: str, run: ComparedRun, base: ComparedRun) -> str:
@@ -286,8 +293,11 @@ def scenario_differences(runs: Runs) -> dict[str, list[Any]]:
     }
 
 
-def value_text(value: Any) -> str:
-    """Return a setting for a table; empty where it is missing."""
-    if value is None:
-        return ""
-    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+def value_text(path: str, value: Any) -> str:
+    """Return a setting for a table, with the unit of its path; empty where it is missing."""
+    name = path.rpartition(".")[2]
+    if isinstance(value, bool | None):
+        return "" if value is None else str(value).lower()
+    if isinstance(value, int | float) and name.endswith(("_bytes", "_s")) and not name.endswith("_per_s"):
+        return quantity(name, float(value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

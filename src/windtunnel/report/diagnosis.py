@@ -55,7 +55,7 @@ def verdict(diagnosis: Diagnosis) -> str:
     after, share = format_seconds(first.without_s[name]), first.shares[name]
     part = "Cause" if share > MOST_SHARE else f"Cause of {percent(max(share, 0.0))} of it"
     change = change_of(first, diagnosis.healthy.setup.engine.name)
-    return f"{slow}. {part}: {title(first)}. {change[0].upper()}{change[1:]}: {TITLES[name]} {after}."
+    return f"{slow}. {part}: {title(first)}. {change[0].upper()}{change[1:]}; then {TITLES[name]} is {after}."
 
 
 def diagnosis_report(diagnosis: Diagnosis) -> Report:

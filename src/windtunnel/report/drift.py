@@ -40,7 +40,7 @@ def drift_report(watch: Watch) -> Report:
         [*(changes if rows else []), Section("", [Facts(facts, width=18)])],
         watch.remarks,
         verdict=verdict(watch),
-        is_good=not watch.has_drifted,
+        is_good=not watch.has_drifted and (None if watch.drifts else True),
     )
 
 

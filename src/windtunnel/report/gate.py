@@ -9,11 +9,13 @@ from windtunnel.report.report import Cell, Report, Section, Table
 from windtunnel.schema import fields_of
 from windtunnel.units import format_seconds
 
+UNITS = {COST: "/M tokens", THROUGHPUT: " output tokens/s"}
+
 
 def gate_report(gate: Gate) -> Report:
     """Return the report of a gate."""
-    heads = ("", "before", "after", "change", "allowed", "")
-    table = Table(heads, [_row(check) for check in gate.checks], right=1)
+    heads = ("check", "result", "before", "after", "change", "allowed")
+    table = Table(heads, [_row(check) for check in gate.checks], left=2)
     sections = [Section("", [table], "Every check", is_open=True)]
     return Report(gate.title, [], sections, gate.remarks, verdict=verdict(gate), is_good=gate.passes)
 
@@ -42,14 +44,9 @@ def reason(check: Check) -> str:
     if check.expected is not None:
         old, predicted = text(check, check.before), text(check, check.expected)
         return f"{name} is {after}; the change should make it {predicted}, from {old}, {bound} {most}"
-    return f"{name} {_moves(check.change)}, from {text(check, check.before)} to {after}; {bound} {most} passes"
-
-
-def _moves(change: float) -> str:
-    """Say in words how a figure changes."""
-    if change >= 1:
-        return f"is {change + 1:.3g} times what it was"
-    return f"{'falls' if change < 0 else 'rises'} by {abs(change):.1%}"
+    moves = f"{'falls' if check.change < 0 else 'rises'} by {abs(check.change):.1%}"
+    moves = f"is {check.change + 1:.3g} times what it was" if check.change >= 1 else moves
+    return f"{name} {moves}, from {text(check, check.before)} to {after}; {bound} {most} passes"
 
 
 def title(name: str) -> str:
@@ -62,16 +59,19 @@ def title(name: str) -> str:
 
 def text(check: Check, value: float) -> str:
     """Return a value of a check's figure with its unit."""
-    if check.name == COST:
-        return f"${value:,.3g}/M tokens"
-    return f"{value:,.4g} output tokens/s" if check.name == THROUGHPUT else format_seconds(value)
+    return f"{_number(check, value)}{UNITS.get(check.name, '')}"
+
+
+def _number(check: Check, value: float) -> str:
+    return {COST: f"${value:,.3g}", THROUGHPUT: f"{value:,.4g}"}.get(check.name) or format_seconds(value)
 
 
 def _row(check: Check) -> list[str | Cell]:
-    before = "" if check.before is None else text(check, check.before)
+    before = "" if check.before is None else _number(check, check.before)
     change = "" if check.change is None else f"×{check.change + 1:.3g}" if check.change >= 1 else f"{check.change:+.1%}"
     result = Cell("holds" if check.holds else "fails", tone="" if check.holds else "alert")
-    return [title(check.name), before, text(check, check.after), change, text(check, check.most), result]
+    name = f"{title(check.name)}{UNITS.get(check.name, '')}"
+    return [name, result, before, _number(check, check.after), change, _number(check, check.most)]
 
 
 def gate_document(gate: Gate) -> dict[str, Any]:

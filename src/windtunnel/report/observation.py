@@ -12,7 +12,7 @@ from windtunnel.units import format_count, format_seconds
 
 
 def verdict(observation: Observation) -> str:
-    """Say what was learnt, and what it does to the error of the steps that it was not learnt from."""
+    """Say whether later steps are predicted better with what was learnt, of which kinds, and by how much."""
     changes = ", ".join(
         f"{kind} {observation.before[kind].median:.1%} -> {scored.median:.1%}"
         for kind, scored in observation.after.items()
@@ -21,15 +21,26 @@ def verdict(observation: Observation) -> str:
     others = f"{observation.num_judged:,} later {observation.unit}s"
     if observation.learnt == "nothing":
         return f"Nothing learnt: the calibration in force is as good on {others} ({changes})."
-    learnt_from = format_count(observation.num_learnt, observation.unit)
-    return f"Learnt {observation.learnt} from {learnt_from}. Median error on {others}: {changes}."
+    learnt = f"Learnt {observation.learnt} from {format_count(observation.num_learnt, observation.unit)}"
+    better, worse = (" and ".join(kinds) for kinds in _moved(observation))
+    what = f"predicts later {better or worse} {observation.unit}s {'better' if better else 'worse'}"
+    but = f" and {worse} {observation.unit}s worse" if better and worse else ""
+    return f"{learnt}: {what}{but}. Median error on {others}: {changes}."
+
+
+def _moved(observation: Observation) -> tuple[list[str], list[str]]:
+    """Return the kinds of steps that are predicted better with what was learnt, or as well, and those worse."""
+    known = [kind for kind in observation.after if kind in observation.before]
+    worse = [kind for kind in known if observation.after[kind].median > observation.before[kind].median]
+    return [kind for kind in known if kind not in worse], worse
 
 
 def observation_report(observation: Observation) -> Report:
     """Return the report of an observation."""
     rows = [
-        [kind, f"{scored.num_runs:,}", *(f"{value:.1%}" for value in _errors(observation, kind))]
-        for kind, scored in observation.after.items()
+        [kind, f"{after.num_runs:,}", *(f"{e:.1%}" for e in (before.median, after.median, before.p90, after.p90))]
+        for kind, after in observation.after.items()
+        for before in (observation.before.get(kind, after),)
     ]
     heads = (f"{observation.unit}s", "number", "median\nbefore", "after", "p90\nbefore", "after")
     calibration, load = observation.calibration, observation.load
@@ -37,9 +48,9 @@ def observation_report(observation: Observation) -> Report:
     known = encode(calibration.host)
     facts += [(name.removesuffix("_s"), format_seconds(float(value))) for name, value in known.items()]
     refused = ", ".join(f"{name} ({error:.1%})" for name, error in observation.refused.items())
-    notes = [f"mean of the kinds' median errors where others were tried: {refused}"] if refused else []
+    notes = [f"tried, with the mean error on {observation.unit}s held back: {refused}"] if refused else []
     if observation.unidentified:
-        notes.append(f"not identified: {', '.join(observation.unidentified)}")
+        notes.append(f"the record does not tell of: {', '.join(observation.unidentified)}")
     return Report(
         observation.run,
         [],
@@ -50,7 +61,7 @@ def observation_report(observation: Observation) -> Report:
         ],
         notes,
         verdict=verdict(observation),
-        is_good=None if observation.learnt == "nothing" else True,
+        is_good=None if observation.learnt == "nothing" or _moved(observation)[1] else True,
     )
 
 
@@ -69,23 +80,16 @@ def _load_facts(load: Load) -> list[tuple[str, str]]:
     return [*facts, ("from the prefix cache", f"{load.shared:.0%}")]
 
 
-def _errors(observation: Observation, kind: str) -> tuple[float, ...]:
-    before, after = observation.before.get(kind, observation.after[kind]), observation.after[kind]
-    return before.median, after.median, before.p90, after.p90
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in values.items()}
-
-
 def observation_document(observation: Observation) -> dict[str, Any]:
     """Document an observation."""
+    load = {} if observation.load is None else vars(observation.load)
+    known = {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in load.items()}
     return {
         "windtunnel": version(),
         "verdict": verdict(observation),
         **fields_of(observation, "run", "learnt"),
         f"{observation.unit}s": {"learnt_from": observation.num_learnt, "judged_on": observation.num_judged},
-        **({} if observation.load is None else {"load": _finite(vars(observation.load))}),
+        **({"load": known} if known else {}),
         "before": {kind: vars(scored) for kind, scored in observation.before.items()},
         "after": {kind: vars(scored) for kind, scored in observation.after.items()},
         "refused": dict(observation.refused),

@@ -26,7 +26,8 @@ def verdict(diagnosis: StepDiagnosis) -> str:
     others = f"; {len(diagnosis.findings) - 1} more below" if len(diagnosis.findings) > 1 else ""
     change = str(TEXTS[first.cause]["change"])
     where = f"{percent(first.share)} of its {'time' if diagnosis.num_steps else 'step'}"
-    return f"{title(first).capitalize()} in {first.run}: {where}, {first.evidence}. {change.capitalize()}{others}."
+    evidence = f"{first.evidence[0].upper()}{first.evidence[1:]}"
+    return f"{title(first).capitalize()} in {first.run}: {where}. {evidence}. {change.capitalize()}{others}."
 
 
 def steps_report(diagnosis: StepDiagnosis) -> Report:

@@ -26,7 +26,7 @@ def chosen(
     found = [
         table
         for table in every
-        if all(value is None or getattr(table, name) == value for name, value in wanted.items())
+        if all(value is None or getattr(table, name) == value.lower() for name, value in wanted.items())
         and (kind is None or kind in (table.operator, table.family, table.table, table.table.removesuffix("_perf")))
     ]
     if not found:
@@ -46,7 +46,7 @@ def list_report(tables: Sequence[KnownTable]) -> Report:
     """Return the tables as a list, below a count."""
     at_hand, read = sum(table.at_hand for table in tables), sum(bool(table.operator) for table in tables)
     headline = f"{format_count(len(tables), 'table')}: {at_hand:,} at hand, {read:,} that pricing reads"
-    return Report(headline, [_listed("list", tables)])
+    return Report("", [_listed("list", tables)], verdict=headline)
 
 
 def suspect_rows(tables: Iterable[KnownTable]) -> list[Suspects]:
@@ -64,12 +64,12 @@ def check_report(found: Sequence[Suspects]) -> Report:
     reasons = dict.fromkeys(curve.reason for curve in found)
     by_reason = {reason: [curve for curve in found if curve.reason == reason] for reason in reasons}
     sections = [Section(reason, [_listed("check", curves)], reason) for reason, curves in by_reason.items()]
-    return Report(_headline(found), [], sections)
+    return Report("", [], sections, verdict=_headline(found))
 
 
 def counts_report(found: Sequence[Suspects]) -> Report:
     """Return the number of suspect rows of each table."""
-    return Report(_headline(found), [_listed("counts", suspect_counts(found))])
+    return Report("", [_listed("counts", suspect_counts(found))], verdict=_headline(found))
 
 
 def suspect_counts(found: Sequence[Suspects]) -> list[dict[str, Any]]:

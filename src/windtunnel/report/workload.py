@@ -3,7 +3,7 @@
 from typing import Any
 
 from windtunnel.formats.collective_calls import Contents
-from windtunnel.report.layout import layouts_beside, rows_of, table_of
+from windtunnel.report.layout import filled, layouts_beside, rows_of, table_of
 from windtunnel.report.report import Facts, Report, Section
 
 LAYOUT = layouts_beside(__file__)
@@ -12,7 +12,7 @@ LAYOUT = layouts_beside(__file__)
 def contents_report(contents: Contents) -> Report:
     """Return the report of a workload: its facts, then its communication, the most bytes first."""
     facts = [*contents.facts, *rows_of(contents, LAYOUT["facts"])]
-    tables = []
+    tables, verdict = [], filled(LAYOUT["computing"], contents)
     if contents.modules_s:
         modules = ({"name": name, "mean_s": mean_s} for name, mean_s in contents.modules_s.items())
         tables.append(table_of(modules, LAYOUT["modules"]))
@@ -20,12 +20,13 @@ def contents_report(contents: Contents) -> Report:
         ordered = sorted(contents.calls, key=lambda call: -(call.size_bytes or 0) * call.num_calls)
         is_timed = any(call.duration_s is not None for call in ordered)
         columns = LAYOUT["calls"] | (LAYOUT["timed"] if is_timed else {})
-        rows = (
+        rows = [
             call._asdict() | {"together_bytes": call.size_bytes and call.size_bytes * call.num_calls}
             for call in ordered
-        )
+        ]
+        verdict = filled(LAYOUT["most"], rows[0])
         tables.append(table_of(rows, columns, left=2))
-    return Report(contents.kind, [Facts(facts)], [Section("", tables)])
+    return Report(contents.kind, [Facts(facts)], [Section("", tables, is_open=True)], verdict=verdict)
 
 
 def contents_document(contents: Contents) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from statistics import fmean
 
 import msgspec
 
+from windtunnel.metrics.limits import limits_from, slo_of
 from windtunnel.search.asker import Asker
 from windtunnel.search.capacity.load import at_load, own_load
 from windtunnel.search.confidence import confidence_above, margin
@@ -180,8 +181,10 @@ def copied(scenario: Scenario, fleet: FleetSize | None, load: float | None) -> S
 
 
 def scenario_of(study: Study, outcome: SearchOutcome, index: int) -> Scenario:
-    """Return the scenario of a point at its load; simulated alone it gives the same figures."""
+    """Return the scenario of a point at its load, its SLO the limits; simulated alone it gives the same figures."""
     scenario = Evaluator(study.space).deployed(study.point(index), outcome.workload).scenario
+    if study.space.limits:
+        scenario = msgspec.structs.replace(scenario, slo=slo_of(limits_from(study.space.limits)))
     if study.space.load == "given":
         return scenario
     answer, usual_load = outcome.evaluations[index], own_load(scenario.workload, study.space.seed)

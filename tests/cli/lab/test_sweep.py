@@ -116,7 +116,6 @@ def test_a_described_deployment_is_predicted_beside(windtunnel: Command, tmp_pat
         (("--sweep", "concurrency=1.5"), "is no load"),
         (("--sweep", "users=1"), "is no load"),
         (("--sweep", "rate=1", "--save-result", "x.json"), "--save-result is of one load"),
-        (("--rate", "1", "--html", "x.html"), "--html is the page of a --sweep"),
     ],
 )
 def test_wrong_sweeps_are_refused(windtunnel: Command, given: tuple[str, ...], message: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from dashboard.conftest import write_bench_run
+from windtunnel.report.comparison import value_text
 
 if TYPE_CHECKING:
     from cli.conftest import Command
@@ -49,7 +50,7 @@ def test_a_scenario_is_compared_as_its_result_is(windtunnel: Command, files: Pat
     assert two < one
     sentence = compared[0]["verdicts"][0]
     assert sentence.startswith(f"two.yaml has {1 - two / one:.1%} lower TPOT, "), sentence
-    assert "The TP is 2 in place of the default. Memory takes " in sentence
+    assert " TP is 2 in place of the default. Memory takes " in sentence
     assert "num_gpu_blocks" not in sentence  # follows from TP
     assert compared[0]["differences"]["deployment.parallelism.tp"] == [None, 2]
 
@@ -57,10 +58,12 @@ def test_a_scenario_is_compared_as_its_result_is(windtunnel: Command, files: Pat
 def test_the_weightiest_settings_are_named_first(windtunnel: Command, files: Path) -> None:
     deployment = {"device": "b200_sxm", "parallelism": {"tp": 2}, "engine": {"max_num_seqs": 64}}
     other = SCENARIO | {"deployment": deployment, "precision": {"weights": "fp8"}}
-    (files / "other.yaml").write_text(yaml.safe_dump(other))
+    (files / "other.yaml").write_text(yaml.safe_dump({**other, "slo": {"ttft_s": "1us"}}))
     sentence = " ".join(windtunnel("compare", "one.yaml", "other.yaml").stdout.split())
-    assert "The device is b200_sxm in place of h100_sxm, TP is 2 in place of the default, format of the" in sentence
+    assert "times the cost, and breaks the SLO. The device is b200_sxm in place of h100_sxm, TP is 2 in" in sentence
+    assert "place of the default, the format of the" in sentence
     assert "weights is fp8 in place of bf16 and max_num_seqs is 64 in place of 1024. Memory" in sentence
+    assert "The same for all: origin simulated, model llama-3.1-8b, load " in sentence
 
 
 def test_what_is_printed_has_the_differences_and_the_page_the_distributions(windtunnel: Command, files: Path) -> None:
@@ -75,6 +78,16 @@ def test_what_is_printed_has_the_differences_and_the_page_the_distributions(wind
     assert "deployment.parallelism.tp" in page
 
 
+def test_long_names_and_settings_with_units_fit_a_narrow_terminal(
+    windtunnel: Command, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    (files / "a_long_name_of_a_folder_with_one.yaml").write_text((files / "one.yaml").read_text())
+    lines = windtunnel("compare", "one.yaml", "a_long_name_of_a_folder_with_one.yaml").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert value_text("deployment.engine.reserved_bytes", 2**28) == "256 MiB"
+
+
 def test_a_prediction_is_compared_with_a_measurement(windtunnel: Command, files: Path) -> None:
     write_bench_run(files / "real")
     done = windtunnel("compare", "real", "one.yaml", "--json")
@@ -82,7 +95,7 @@ def test_a_prediction_is_compared_with_a_measurement(windtunnel: Command, files:
     assert document["kinds"] == ["bench", "simulate"]
     assert document["intervals"]["tpot_s"][1] is not None
     assert not any(path.startswith("deployment") for path in document["differences"])
-    assert "The rate_per_s is 8 in place of 10" in document["verdicts"][0]
+    assert ". rate_per_s is 8 in place of 10" in document["verdicts"][0]
 
 
 @pytest.mark.parametrize(

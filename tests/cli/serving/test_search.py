@@ -93,6 +93,8 @@ def test_a_search_writes_what_it_found(windtunnel: Command, space: str, tmp_path
     again = windtunnel("simulate", str(out / "scenario.yaml"), "--json")
     summary = json.loads(again.stdout)["summary"]
     assert summary["ttft_s"]["p90"] == document["workloads"][0]["points"][0]["figures"]["ttft_p90"]
+    assert json.loads(again.stdout)["scenario"]["slo"].items() >= {"ttft_s": 1.0, "ttft_percentile": 90.0}.items()
+    assert summary["goodput"]["is_held"]
 
 
 @pytest.mark.full

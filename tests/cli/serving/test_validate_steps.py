@@ -32,7 +32,7 @@ def test_the_answer_comes_first(windtunnel: Command, table: str, tmp_path: Path)
     assert done.code == 0
     title, verdict = done.stdout.splitlines()[:2]
     assert title == "60 recorded steps priced, of 1 run"
-    assert verdict.startswith("Decode steps: ")
+    assert verdict.startswith("Median error: decode steps ")
     assert "after the first 5%" in done.stdout
     assert "learnt up to TP 2" not in done.stdout
     assert "Predicted against measured" in page.read_text()

@@ -27,9 +27,13 @@ def test_a_recorded_run_comes_out_as_recorded(arguments: list[str], tmp_path: Pa
     assert document["num_batches"] == 14_200
     assert all(off["most_s"] < 1e-9 for off in document["against"].values())
     again = CliRunner().invoke(
-        windtunnel, ["vidur", *arguments[:-1], str(metrics), "--against"], catch_exceptions=False
+        windtunnel,
+        ["vidur", *arguments[:-1], str(metrics), "--against", "--html", str(tmp_path / "vidur.html")],
+        catch_exceptions=False,
     )
-    assert "100 of 100 finished" in again.output
+    for text in (again.output, (tmp_path / "vidur.html").read_text()):
+        assert "100 of 100 requests finish; end to end p50 " in text
+        assert "No time is more than 0 s from the recorded one." in text
 
 
 @pytest.mark.parametrize(

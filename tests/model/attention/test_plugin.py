@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from windtunnel.model.architectures import LLAMA
+from windtunnel.model.architectures import KNOWN
 from windtunnel.model.operators import Launch, PrefillBatch
 from windtunnel.model.shape import Attention
 from windtunnel.schema import Schema
@@ -56,7 +56,7 @@ class MeanMixer(Schema, Attention, tag="mean", tag_field="type"):
     is_recurrent: ClassVar[bool] = True
     operators = (RunningMean,)
     layer_types = ("running_mean",)
-    model_types = {"mean_former": LLAMA}
+    model_types = {"mean_former": KNOWN.architectures["llama"]}
     width: int
 
     @classmethod

@@ -21,7 +21,7 @@ from windtunnel.schema import decode, encode
 MOST_FILES = 2
 
 SOURCE = '''
-from windtunnel.model.architectures import LLAMA
+from windtunnel.model.architectures import KNOWN
 from windtunnel.model.operators import Gemm, Launch
 from windtunnel.model.shape import FeedForward, FeedForwardParameters
 from windtunnel.schema import Schema
@@ -30,7 +30,7 @@ from windtunnel.schema import Schema
 class LowRankFeedForward(Schema, FeedForward, tag="low_rank", tag_field="type"):
     """Two products through a narrow rank, computed whole on every device."""
 
-    model_types = {"low_rank_former": LLAMA}
+    model_types = {"low_rank_former": KNOWN.architectures["llama"]}
     rank: int
 
     @classmethod

@@ -66,7 +66,7 @@ def command(options: Options) -> None:
         write_text(options.save_result, json_text(document_of_vllm) + "\n")
         remark(f"wrote {options.save_result}")
     about = {name: value for name, value in document.items() if isinstance(value, str) and name != "windtunnel"}
-    answer(options, lambda: document, lambda: bench_report(summary, about))
+    answer(options, lambda: document, lambda: bench_report(summary, about, scenario.slo))
     if summary.num_failed:
         remark(f"{summary.num_failed:,} of {format_count(summary.num_requests + summary.num_failed, 'request')} failed")
         click.get_current_context().exit(1)

@@ -1,8 +1,5 @@
 """`windtunnel profile`: measure operators, collectives and overheads of this machine, and check the measurements."""
 
-from collections.abc import Callable
-from functools import partial
-
 from windtunnel import catalog
 from windtunnel.cli.options import quantity
 from windtunnel.cli.output import answer, remark
@@ -44,7 +41,12 @@ def compute(options: Options) -> None:
         **fields_of(options, "max_batch", "max_context", "max_tokens"),
     )
     with status() as say:
-        notify = partial(_show, say)
+
+        def notify(tp: int, num_steps: int, left_s: float | None, expected_error: float) -> None:
+            left = "" if left_s is None else f", {duration(left_s)} left"
+            worst = "coarse grid" if expected_error >= 1 else f"refining, at most {expected_error:.0%} off"
+            say(f"tp {tp}: {format_count(num_steps, 'step')}, {worst}{left}")
+
         profile = profiling.profile_compute(spec, precision, options.device_name, options.out, plan, notify)
     remark(f"wrote {options.out}")
     answer(options, report.compute_document, report.compute_report, profile)
@@ -120,10 +122,3 @@ def _sizes(text: str) -> tuple[int, int]:
         raise InputError(f"--sizes: {text!r} is not a range", "for instance 1KiB-8MiB")
     low, high = (int(quantity("--sizes", "message_bytes", part)) for part in (smallest, largest))
     return low, high
-
-
-def _show(say: Callable[[str], None], tp: int, num_steps: int, left_s: float | None, expected_error: float) -> None:
-    """Say the progress of a profile, and the time left."""
-    left = "" if left_s is None else f", {duration(left_s)} left"
-    worst = "coarse grid" if expected_error >= 1 else f"refining, at most {expected_error:.0%} off"
-    say(f"tp {tp}: {format_count(num_steps, 'step')}, {worst}{left}")

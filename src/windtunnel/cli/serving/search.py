@@ -15,7 +15,7 @@ from windtunnel.cli.output import answer, remark, remark_left_out
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, WindtunnelError, check_known
-from windtunnel.metrics.limits import named_values
+from windtunnel.metrics.limits import limits_from, named_values
 from windtunnel.report.search.study import SearchEvidence, evidence_of, search_report
 from windtunnel.report.search.study_files import study_document, write_study
 from windtunnel.report.serving.run import check_folder
@@ -47,6 +47,9 @@ def write_evidence(options: Options, evidence: SearchEvidence) -> None:
     if options.out is not None:
         write_study(evidence, options.out)
         remark(f"wrote {options.out}")
+        limits = () if evidence.study.space.is_training else limits_from(evidence.study.space.limits)
+        if lost := [limit.title for limit in limits if not limit.is_of_requests]:
+            remark(f"note: a scenario's SLO is of requests: the winner's leaves out {', '.join(lost)}")
 
 
 def show_study(

@@ -56,13 +56,13 @@ def command(options: Options) -> None:
             model = app.limits.models[0]
             last = f" to {server.urls[-1].rpartition(':')[2]}" if num_ports > 1 else ""
             line = f"{model} at {server.url}/v1{last}, {app.about} (Ctrl-C ends it)"
-            click.echo(json_text({**document, **launch.document}) if options.as_json else line)
+            click.echo(json_text({**document, **launch.document}) if options.json else line)
 
         # Nothing of the start is ever garbage, and looking through it would hold tokens up.
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
-        for line in () if options.as_json else launch.remarks:
+        for line in () if options.json else launch.remarks:
             remark(line)
         try:
             server.serve(announce)

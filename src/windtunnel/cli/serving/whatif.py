@@ -54,17 +54,13 @@ def _rank_changes(options: Options, launch: Reading) -> None:
     show_study(options, space, Store(None, remark), HERE, launch=launch, recommends=True)
 
 
-def _first(axes: dict[str, list[Any]], name: str) -> Any:
-    """Return the first value of a setting that varies, for a scenario that needs it."""
-    value = next(iter(axes.get(name, ())), None)
-    return str(value) if name.endswith("_tokens") and value is not None else value
-
-
 def _space(options: Options, server: dict[str, Any]) -> Space:
     """Return the grid of settings around a scenario, with its limits."""
     if options.scenario is None:
-        axes = axes_of(options.vary)
-        vars(options).update({name: _first(axes, name) for name in NEEDED if getattr(options, name) is None})
+        firsts = {name: values[0] for name, values in axes_of(options.vary).items() if name in NEEDED and values}
+        for name, value in firsts.items():
+            if getattr(options, name) is None:
+                setattr(options, name, str(value) if name.endswith("_tokens") else value)
     base = scenario_of(options, base=server)
     limits = parse_limits(options.slo) if options.slo is not None else limits_of(base.slo)
     raw = {**encode(base), "limits": {limit.name: limit.most_s for limit in limits}}

@@ -1,7 +1,7 @@
 """Documents of verbs other than simulate and bench, as sections of a page."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from windtunnel.report.search import capacity
 from windtunnel.report.search.study import SearchEvidence, search_report
 from windtunnel.report.search.whatif import grid_report, shown_figures
 from windtunnel.report.serving import step
-from windtunnel.report.serving.step import time_table
 from windtunnel.schema import decode, json_text
 from windtunnel.search.asker import Count
 from windtunnel.search.evaluation.figures import FIGURES
@@ -78,37 +77,24 @@ def _grid(_path: Path, document: Document) -> Report:
 
 def _lab(path: Path, document: Document) -> Report:
     if document["status"] != "done":
-        return Report("", verdict=f"The run {document['status']}.", is_good=False)
+        return _answer([], f"The run {document['status']}.", is_good=False)
     kernels = [Section("Kernels", [top_kernel_table(document)])] if document.get("top_kernels") else []
     sections = [*overview_sections(document, path), *kernels]
-    return Report("", sections=sections, verdict=filled(LAYOUT["headline"], document["metrics"]))
+    return _answer(sections, filled(LAYOUT["headline"], document["metrics"]))
 
 
-def _explained(_path: Path, document: Document) -> Report:
-    section = Section("Operators", [time_table(document["operators"])], is_open=True)
-    return Report("", sections=[section], verdict=step.headline_of(document))
-
-
-def _trained(_path: Path, document: Document) -> Report:
-    text = training.verdict_of(document)
-    return Report("", sections=training.training_sections(document), verdict=text, is_good=document["fits"])
-
-
-def _validated(_path: Path, document: Document) -> Report:
-    return Report("", sections=validation.validation_sections(document), verdict=validation.verdict_of(document))
-
-
-def _sustained(_path: Path, document: Document) -> Report:
-    text, is_good = capacity.verdict_of(document)
-    return Report("", sections=[capacity.capacity_section(document)], verdict=text, is_good=is_good)
+def _answer(sections: Sequence[Section], verdict: str, is_good: bool | None = None) -> Report:
+    return Report("", sections=sections, verdict=verdict, is_good=is_good)
 
 
 _REPORTS: Mapping[str, Callable[[Path, Document], Report]] = {
-    "train": _trained,
+    "train": lambda _, doc: _answer(training.training_sections(doc), training.verdict_of(doc), doc["fits"]),
     "search": _search,
     "whatif": _grid,
-    "validate": _validated,
+    "validate": lambda _, doc: _answer(validation.validation_sections(doc), validation.verdict_of(doc)),
     "lab": _lab,
-    "capacity": _sustained,
-    "explain": _explained,
+    "capacity": lambda _, doc: _answer([capacity.capacity_section(doc)], *capacity.verdict_of(doc)),
+    "explain": lambda _, doc: _answer(
+        [Section("Operators", [step.time_table(doc["operators"])], is_open=True)], step.headline_of(doc)
+    ),
 }

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ def calibration_report(made: Mapping[str, Calibration], num_runs: int, num_fitte
     notes = []
     if alone:
         notes.append(f"{', '.join(alone)}: one configuration only, so that none was left out: after equals before.")
+    largest = max(rows, key=itemgetter("num_runs"))
+    verdict = notes.pop() if largest["name"] in alone else filled(LAYOUT["verdict"], largest)
     notes += [f"{name}: {worse}" for name, calibration in made.items() if (worse := _worse(calibration.provenance))]
     transfers = [{"name": name, **encode(each.transfer)} for name, each in made.items() if each.transfer is not None]
     notes += [filled(LAYOUT["transfer"], transfer) for transfer in transfers]
@@ -43,7 +46,7 @@ def calibration_report(made: Mapping[str, Calibration], num_runs: int, num_fitte
         *_inferred_settings(made),
         Section("", [f"written to {out}"]),
     ]
-    return Report(fitted, [lead], sections)
+    return Report(fitted, [lead], sections, verdict=verdict)
 
 
 def _fitted_values(calibration: Calibration) -> list[Section]:

@@ -61,11 +61,9 @@ def steps_report(validation: StepValidation) -> Report:
     """Return the report: the median errors, the worst groups, and what is missing."""
     document = steps_document(validation)
     num_priced = format_count(len(validation.priced), "run")
-    medians = [
-        f"{kind} steps: {errors['median']:.1%} median error on {errors['num_runs']:,} steps"
-        for kind, errors in document["scores"]["nothing_fitted"].items()
-    ]
-    verdict = f"{'; '.join(medians)} of {num_priced}.".capitalize()
+    scores = document["scores"]["nothing_fitted"].items()
+    medians = [f"{kind} steps {errors['median']:.1%}" for kind, errors in scores]
+    verdict = f"Median error: {', '.join(medians)}."
     left_out = [
         (run, f"{count:,}", reason)
         for run, reasons in document["left_out"].items()

@@ -198,14 +198,12 @@ def comparison_report(comparison: Comparison) -> Report:
     ]
     sections = [Section("", requests, "Requests"), *map(_step_section, document["steps"])]
     simulated = Facts([("simulated", f"{document['model']} on {comparison.device}")])
-    parts = [f"{row['title']} {_off_text(row['mean_error'])}" for row in rows if row["mean_error"] is not None]
+    words = {True: "{} {:.1%} longer", False: "{} {:.1%} shorter"}
+    known = [(row["title"], row["mean_error"]) for row in rows if row["mean_error"] is not None]
+    parts = [words[error > 0].format(name, abs(error)) if error else f"{name} the same" for name, error in known]
     headline = f"Simulated beside measured, on average: {', '.join(parts)}." if parts else ""
     title = f"{document['run']}: measured beside simulated"
     return Report(title, [simulated], sections, document["notes"], verdict=headline)
-
-
-def _off_text(error: float) -> str:
-    return f"{abs(error):.1%} {'longer' if error > 0 else 'shorter'}" if error else "the same"
 
 
 def _title(latency: str) -> str:

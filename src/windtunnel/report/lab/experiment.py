@@ -44,7 +44,8 @@ def experiment_report(summary: Mapping[str, Any]) -> Report:
     if summary.get("top_kernels"):
         bars = Bars(shares_of(summary["seconds_by_class"]))
         sections = [Section(f"Where the time goes, by {summary['tool']}", [bars, top_kernel_table(summary)])]
-    return Report(f"{summary['model']}, {summary['mode']}", [facts], sections, summary.get("notes", ()))
+    title, headline = f"{summary['model']}, {summary['mode']}", filled(LAYOUT["headline"], metrics)
+    return Report(title, [facts], sections, summary.get("notes", ()), verdict=headline)
 
 
 def top_kernel_table(summary: Mapping[str, Any]) -> Table:
@@ -190,10 +191,12 @@ def _kernel_table(capture: Capture, limit: int) -> Table:
     rows = []
     for row in kernels.rows(limit):
         name = capture.names[row["name"]]
+        label = short_name(name)
+        label = label if len(label) <= 36 else f"{label[:22]}…{label[-13:]}"
         stream, block = (None if row[column] < 0 else str(row[column]) for column in ("stream", "block_threads"))
         rows.append(
             row
-            | {"title": name if is_on_page else _shortened(short_name(name)), "share_fraction": row["share"]}
+            | {"title": name if is_on_page else label, "share_fraction": row["share"]}
             | {"class": CLASSES[row["kernel_class"]].replace("_", " "), "grid": _grid(row), "block": block}
             | {"stream": "several" if row["num_streams"] > 1 else stream}
         )
@@ -234,11 +237,6 @@ def _kernel_bars(capture: Capture) -> Iterator[Bars]:
     ):
         shares = dict(zip(names, (seconds / (seconds.sum() or 1.0)).tolist(), strict=True))
         yield Bars(shares, LAYOUT["captions"][caption], float(seconds.sum()))
-
-
-def _shortened(label: str) -> str:
-    """Return a label of 36 characters at most: the middle of a longer one is left out."""
-    return label if len(label) <= 36 else f"{label[:22]}…{label[-13:]}"
 
 
 def _ranges(capture: Capture) -> list[Section]:
@@ -309,8 +307,8 @@ def sweep_report(fields: Sequence[str], rows: Rows) -> Report:
         Section("", [Table(heads, points, left=0)], "Experiments"),
         Section("What did not run", [OnPage(lambda: [all_blocks.Text(failed)] if failed else [])]),
     ]
-    lead = [f"{len(done)} finished: {name} over {', '.join(fields)}."]
-    return Report(f"{format_count(len(rows), 'experiment')}", lead, sections)
+    verdict = f"{len(done)} finished: {name} over {', '.join(fields)}."
+    return Report(f"{format_count(len(rows), 'experiment')}", [], sections, verdict=verdict)
 
 
 def _cells(fields: Sequence[str], point: Experiment, summary: Mapping[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from windtunnel.lab.profile.run import ComputeProfile
 from windtunnel.pricing.regress import MethodScore
 from windtunnel.pricing.table import MeasurementTable
 from windtunnel.report.layout import facts_of, filled, layouts_beside, table_of
-from windtunnel.report.report import Facts, Report, Table
+from windtunnel.report.report import Report, Table
 from windtunnel.schema import fields_of
 from windtunnel.serving.deployment import HostOverheads
 
@@ -26,8 +26,9 @@ OVERHEADS = ("num_requests", "num_steps", "schedule_s", "prepare_s", "process_s"
 def tables_report(tables: Sequence[MeasurementTable]) -> Report:
     """Return the report of measured tables, a line each."""
     rows = zip(tables, tables_document(tables)["tables"], strict=True)
-    titled = ({"name": " ".join([table.kind, *table.words.values()]), **row} for table, row in rows)
-    return Report("", [table_of(titled, LAYOUT["tables"])])
+    titled = [{"name": " ".join([table.kind, *table.words.values()]), **row} for table, row in rows]
+    totals = {"num_tables": len(titled), "num_points": sum(map(len, tables))}
+    return Report("", [table_of(titled, LAYOUT["tables"])], verdict=filled(LAYOUT["measured"], totals))
 
 
 def tables_document(tables: Sequence[MeasurementTable]) -> dict[str, Any]:
@@ -55,7 +56,8 @@ def compute_report(profile: ComputeProfile) -> Report:
     """Return the report of a profile of operators: its tables, and how well they add up to whole forwards."""
     document = compute_document(profile)
     known = {**document, "sum": 1 + document["closure"]["median_error"], "limit": CLOSED}
-    return Report("", [*tables_report(profile.tables).lead, facts_of(known, LAYOUT["compute"])])
+    lead = [*tables_report(profile.tables).lead, facts_of(known, LAYOUT["compute"])]
+    return Report("", lead, verdict=filled(LAYOUT["closure"], known))
 
 
 def compute_document(profile: ComputeProfile) -> dict[str, Any]:
@@ -76,8 +78,9 @@ def compute_document(profile: ComputeProfile) -> dict[str, Any]:
 def collectives_report(timed: Sequence[TimedCollective]) -> Report:
     """Return the report of times and bandwidths, as nccl-tests prints them."""
     names = ("op", "num_workers", "size_bytes", "statistics", "algorithm_bytes_per_s")
-    rows = ({**fields_of(row, *names), "bus": row.bus_bytes_per_s if row.num_workers > 1 else None} for row in timed)
-    return Report("", [table_of(rows, LAYOUT["collectives"])])
+    rows = [{**fields_of(row, *names), "bus": row.bus_bytes_per_s if row.num_workers > 1 else None} for row in timed]
+    fastest = max(rows, key=lambda row: row["bus"] or 0.0)
+    return Report("", [table_of(rows, LAYOUT["collectives"])], verdict=filled(LAYOUT["fastest"], fastest))
 
 
 def collectives_document(timed: Sequence[TimedCollective]) -> dict[str, Any]:
@@ -92,7 +95,7 @@ def overheads_report(host: HostOverheads, medians: Sequence[Sequence[float]]) ->
     """Return the report of the host's time beside the forward, by batch, and the line through it."""
     rows = ({**dict(zip(OVERHEADS, row, strict=True)), "total_s": sum(row[2:])} for row in medians)
     line = filled(LAYOUT["host"], {"step_s": host.step_s or 0.0, "request_s": host.request_s or 0.0})
-    return Report("", [table_of(rows, LAYOUT["overheads"], left=0), Facts([("host", line)])])
+    return Report("", [table_of(rows, LAYOUT["overheads"], left=0)], verdict=line)
 
 
 def overheads_document(host: HostOverheads, medians: Sequence[Sequence[float]]) -> dict[str, Any]:
@@ -115,7 +118,10 @@ def check_report(about: Mapping[str, str], checked: Checked) -> Report:
         rows.append((" ".join(words), f"{len(table):,}", *cells))
     headers = ("operator", "points", *(name.replace("_", " ") for name in methods))
     what = f"median |error| on points left out of {about.get('device', 'the profile')}; * is what `auto` takes"
-    return Report(what, [Table(headers, rows)])
+    best = {words: scores[0] for words, (_, scores) in checked.items()}
+    worst = max(best, key=lambda words: best[words].median_error)
+    verdict = f"The best estimators are at most {best[worst].median_error:.1%} off ({' '.join(worst)})."
+    return Report(what, [Table(headers, rows)], verdict=verdict)
 
 
 def check_document(about: Mapping[str, str], checked: Checked) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Fabrics, collectives and iterations for people and as documents; flows, links and queues as CSV files."""
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,8 @@ def collective_report(run: CollectiveRun) -> Report:
     is_plain = run.backend != "analytic" and run.protocol == "simple"
     known = collective_document(run) | {"fabric": run.call.fabric.name, "protocol": None if is_plain else run.protocol}
     known["num_servers"] = known["num_servers"] if known["num_servers"] > 1 else None
-    return Report(f"{run.call.op} of {format_bytes(run.call.size_bytes)}", [facts_of(known, LAYOUT["collective"])])
+    title, facts = f"{run.call.op} of {format_bytes(run.call.size_bytes)}", facts_of(known, LAYOUT["collective"])
+    return Report(title, [facts], verdict=filled(LAYOUT["verdict"], known))
 
 
 def collective_document(run: CollectiveRun) -> dict[str, Any]:
@@ -107,8 +109,10 @@ def iteration_report(iteration: Iteration) -> Report:
     rows = [(name, format_seconds(ns * 1e-9), percent(ns / total)) for name, ns in spent.items() if ns > 0]
     shape = {**fields_of(job, "num_gpus", "tp", "ep", "pp", "dp", "num_micro_batches"), "num_layers": len(job.layers)}
     tables = [Table(("exposed", "time", "share"), rows), table_of(_longest_layers(iteration), LAYOUT["layers"])]
-    title = f"{job.name}: {format_seconds(total * 1e-9)} an iteration"
-    return Report(title, [filled(LAYOUT["iteration"], shape)], [Section("", tables)])
+    first = sorted(rows, key=lambda row: -spent[row[0]])[:2]
+    mostly = ", ".join(f"{name} {share}" for name, _, share in first)
+    verdict = f"An iteration takes {format_seconds(total * 1e-9)}: {mostly}."
+    return Report(job.name, [filled(LAYOUT["iteration"], shape)], [Section("", tables, is_open=True)], verdict=verdict)
 
 
 def _longest_layers(iteration: Iteration) -> list[dict[str, Any]]:
@@ -150,7 +154,8 @@ def iteration_document(iteration: Iteration) -> dict[str, Any]:
 def shared_report(jobs: Sequence[SharedJob], fabric: Fabric, placement: str) -> Report:
     """Return the report of jobs that share a network: each one's iteration alone and beside the others."""
     title = f"{format_count(len(jobs), 'job')} on {fabric.name}, {placement}"
-    return Report(title, [table_of(jobs, LAYOUT["jobs"])])
+    slowed = max(jobs, key=attrgetter("slowdown"))
+    return Report(title, [table_of(jobs, LAYOUT["jobs"])], verdict=filled(LAYOUT["slowed"], slowed))
 
 
 def shared_document(jobs: Sequence[SharedJob], fabric: Fabric, placement: str) -> dict[str, Any]:

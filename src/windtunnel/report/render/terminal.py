@@ -5,8 +5,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
-from rich.measure import Measurement
 from rich.table import Table as Grid
 from rich.text import Text as Styled
 
@@ -71,17 +71,8 @@ def _rendered(blocks: Sequence[Block]) -> Iterator[RenderableType]:
 
 def _least_width(part: RenderableType) -> int:
     """Return the least width that loses nothing: for tables all numbers and the beginnings of texts."""
-    if isinstance(part, Group):
-        return max(map(_least_width, part.renderables), default=0)
-    if not isinstance(part, Grid) or not part.show_header:
-        return 0
-    console = Console(width=_WIDE)
-    total = 0
-    for column in part.columns:
-        cells = [Measurement.get(console, console.options, cell) for cell in (column.header, *column.cells)]
-        longest = max(cell.maximum for cell in cells)
-        total += longest if column.no_wrap else min(longest, LEAST_TEXT_WIDTH)
-    return total + 2 * len(part.columns) - 1
+    parts = part.renderables if isinstance(part, Group) else (part,)
+    return max((each.min_width or 0 for each in parts if isinstance(each, Grid)), default=0)
 
 
 def _facts(facts: Facts) -> Grid:
@@ -98,9 +89,10 @@ def _table(table: Table) -> Grid:
     """Render a table with a line below its headers; where the terminal is too narrow, long texts wrap, nothing else."""
     grid = Grid(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", show_edge=False)
     for index, header in enumerate(table.headers):
-        is_text = table.is_text(index)
-        longest = max(len(str(cells[index])) for cells in (table.headers, *table.rows))
+        is_text, texts = table.is_text(index), [str(cells[index]) for cells in (table.headers, *table.rows)]
+        longest = max(cell_len(line) for text in texts for line in text.split("\n"))
         wraps = is_text and longest > LEAST_TEXT_WIDTH
+        grid.min_width = (grid.min_width or -2) + 2 + (LEAST_TEXT_WIDTH if wraps else longest)
         grid.add_column(header, justify="left" if is_text else "right", no_wrap=not wraps, overflow="fold")
     for row in table.rows:
         grid.add_row(*(_cell(cell) for cell in row))

@@ -39,7 +39,9 @@ def recommendation(study: Study, load: float | None) -> str:
         sentences.append(f"To be {CONFIDENCE:.0%} sure of {number(load)} requests/s, take {copies:,} replicas{cost}")
     other = next((way for way in ways if _name(study, way.index) != title), None)
     if other is not None:
-        costs = [_usd_per_request(outcome, way, load) for way in (best, other)]
+        costs = [
+            way.usd_per_hour and way.usd_per_hour / (load or outcome.mean(way.index).load) for way in (best, other)
+        ]
         sentences.append(f"The next best, {_name(study, other.index)}, {_difference_text(*costs)}")
         sure = confidence_between(outcome, study.space.objective, best.index, other.index)
         if load is None and sure is not None and not outcome.burst(best.index):
@@ -171,7 +173,3 @@ def _way_text(study: Study, outcome: SearchOutcome, way: FleetSize) -> str:
 
 def _held(outcome: SearchOutcome, index: int, copies: int = 1) -> str:
     return held_text(copies * outcome.mean(index).load, outcome.burst(index))
-
-
-def _usd_per_request(outcome: SearchOutcome, way: FleetSize, load: float | None) -> float | None:
-    return None if way.usd_per_hour is None else way.usd_per_hour / (load or outcome.mean(way.index).load)

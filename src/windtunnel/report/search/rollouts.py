@@ -3,19 +3,17 @@
 from typing import Any
 
 from windtunnel.metrics.summary import SECONDS_PER_HOUR
+from windtunnel.report.layout import layouts_beside, table_of
 from windtunnel.report.numbers import percent
 from windtunnel.report.render.json import version
-from windtunnel.report.report import Cell, Facts, Report, Row, Section, Table
+from windtunnel.report.report import Facts, Report, Section, Table
 from windtunnel.schema import encode, fields_of
 from windtunnel.search.rollouts import WAYS, Division, Iteration
 from windtunnel.serving.scenario import resolve
 from windtunnel.units import format_count, format_seconds
 
 NAMES = {"colocated": "in turn", "one_step_off": "one step off-policy", "asynchronous": "asynchronous"}
-_HEADS = (
-    *("", "devices for\nrollouts", "training", "iteration", "rollouts", "90% of\nthem"),
-    *("logprobs", "step", "updates\nbehind", "$", "which\nwaits"),
-)
+LAYOUT = layouts_beside(__file__)
 
 
 def division_report(division: Division) -> Report:
@@ -57,41 +55,31 @@ def _way_text(each: Iteration) -> str:
 
 
 def _table(division: Division, iterations: list[Iteration]) -> Table:
-    price = division.usd_per_hour
-    rows: list[Row] = []
+    price, rows = division.usd_per_hour, []
     for each in iterations:
-        rollouts, training = each.rollouts, each.training
-        rollouts_s = rollouts.endless_s if each.way == "asynchronous" else rollouts.makespan_s
-        p90 = "" if each.way == "asynchronous" else format_seconds(rollouts.p90_s)
-        usd = None if price is None else each.seconds * price / SECONDS_PER_HOUR
-        rows.append(
-            [
-                NAMES[each.way],
-                f"{rollouts.num_devices}",
-                f"{training.num_devices}",
-                Cell(format_seconds(each.seconds), each.seconds),
-                Cell(format_seconds(rollouts_s), rollouts_s),
-                p90,
-                Cell(format_seconds(training.forward_s), training.forward_s),
-                Cell(format_seconds(training.step_s), training.step_s),
-                f"{each.num_versions_behind}",
-                "" if usd is None else f"{usd:,.2f}",
-                each.waits,
-            ]
-        )
+        rollouts, training, is_endless = each.rollouts, each.training, each.way == "asynchronous"
+        row = fields_of(each, "num_versions_behind", "waits") | {"iteration_s": each.seconds}
+        row |= {"name": NAMES[each.way].removesuffix("-policy")}
+        row |= {"first": rollouts.num_devices, "second": training.num_devices if each.way != "colocated" else None}
+        row |= {"rollouts_s": rollouts.endless_s if is_endless else rollouts.makespan_s}
+        row |= {"training_s": training.forward_s + training.step_s}
+        rows.append(row | {"cost": None if price is None else each.seconds * price / SECONDS_PER_HOUR})
     winner = next((place for place, each in enumerate(iterations) if each is division.best), None)
-    return Table(_HEADS, rows, right=1, winner=winner)
+    return table_of(rows, LAYOUT["columns"], right=1, notes=[LAYOUT["note"]], winner=winner)
 
 
 def _facts(division: Division) -> list[tuple[str, str]]:
     batch, setup, best = division.batch, resolve(division.scenario), division.best
     job, degrees = best.training.result.setup.job, best.training.result.setup.degrees
     tokens = f"{batch.num_tokens:,} tokens, the longest {batch.longest_tokens:,}"
+    trained, is_endless = best.training, best.way == "asynchronous"
+    tail = "" if is_endless else f"; 90% of the answers after {format_seconds(best.rollouts.p90_s)}"
     layout = f"tp {degrees.tp}, cp {degrees.cp}, pp {degrees.pp}, dp {degrees.dp}"
     return [
         ("answers", f"{batch.num_sequences:,} with their prompts have {tokens}"),
-        ("rollouts", f"{setup.engine.name}, replicas of {format_count(setup.parallelism.num_devices, 'device')}"),
+        ("rollouts", f"{setup.engine.name}, replicas of {format_count(setup.parallelism.num_devices, 'device')}{tail}"),
         ("training", f"{job.global_batch:,} packed sequences of {job.sequence_tokens:,} tokens; {layout}"),
+        ("", f"log probabilities take {format_seconds(trained.forward_s)}, the step {format_seconds(trained.step_s)}"),
         ("new weights", f"{format_seconds(best.rollouts.update_s)}, each device its shard at its link's rate"),
     ]
 

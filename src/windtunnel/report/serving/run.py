@@ -12,7 +12,7 @@ from windtunnel.metrics.client import ClientSummary
 from windtunnel.metrics.records import Table as Records
 from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import SECONDS_PER_HOUR, Summary, queue_growth
-from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, rows_of, table_of
+from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, rows_of, shown, table_of
 from windtunnel.report.numbers import duration, number, percent, words
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Bars, Block, Card, Cards, Facts, Figures, OnPage, Report, Section, Table
@@ -25,7 +25,7 @@ from windtunnel.serving.over_time import over_time
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, pool_scenario
 from windtunnel.serving.setup.memory import MemoryPlan
-from windtunnel.units import format_bytes, format_count, format_seconds
+from windtunnel.units import format_count, format_seconds
 
 LAYOUT = layouts_beside(__file__)
 FEWEST_OF_TREND = 20
@@ -38,7 +38,7 @@ POOLED_LATENCIES = ("query_s", "e2e_s", "queueing_s", "prefill_s")
 
 def run_document(result: Result) -> dict[str, Any]:
     """Document a simulation: summary, scenario with every default filled in, memory, and where its times come from."""
-    by_pool = {pool.name: memory_document(pool.memory) for pool in result.pools}
+    by_pool, made = {pool.name: memory_document(pool.memory) for pool in result.pools}, result.setup.calibration
     return {
         "windtunnel": version(),
         "scenario": encode(result.scenario),
@@ -52,6 +52,7 @@ def run_document(result: Result) -> dict[str, Any]:
         "interval_80": {name: fields_of(interval, "low", "high") for name, interval in result.intervals.items()},
         "calibration": {
             "name": result.setup.calibration_name,
+            **({} if made is None else fields_of(made.provenance, "num_runs", "num_configurations")),
             "not_calibrated": result.setup.not_calibrated or None,
             "remarks": list(result.calibration_remarks),
             "learnt": dict(result.setup.learnt),
@@ -71,9 +72,7 @@ def run_report(result: Result) -> Report:
     """Return the report of a simulation."""
     lead = [*deployment_lines(result), setup_text.load_line(result.scenario)]
     document = run_document(result)
-    sections = run_sections(
-        result.scenario, document, result.requests, lambda: over_time(result), calibration=_calibration_text(result)
-    )
+    sections = run_sections(result.scenario, document, result.requests, lambda: over_time(result))
     text, is_good = verdict(result.summary, result.scenario, result.requests)
     return Report(setup_text.model_line(result.setup), lead, sections, verdict=text, is_good=is_good)
 
@@ -83,7 +82,6 @@ def run_sections(
     document: Mapping[str, Any],
     requests: Records | None,
     series: Callable[[], Records | None] = lambda: None,
-    calibration: str = "",
 ) -> list[Section]:
     """Return the sections of a simulation's report.
 
@@ -92,12 +90,11 @@ def run_sections(
         document: of `run_document`.
         requests: one row a request; None: not kept.
         series: returns one row a stretch of time; None: not kept.
-        calibration: what the calibration rests on; empty: as the document has it.
     """
     summary = decode(document["summary"], Summary)
     shares = dict(sorted(summary.time_fractions.items(), key=lambda item: -item[1]))
     return [
-        _summary_section(scenario, document, requests, calibration),
+        _summary_section(scenario, document, requests),
         *distribution_sections(scenario, requests, series),
         Section(
             f"Where the time goes: bound by {words(summary.bound_by)}",
@@ -114,16 +111,14 @@ def run_sections(
     ]
 
 
-def _summary_section(
-    scenario: Scenario, document: Mapping[str, Any], requests: Records | None, calibration: str
-) -> Section:
+def _summary_section(scenario: Scenario, document: Mapping[str, Any], requests: Records | None) -> Section:
     summary = decode(document["summary"], Summary)
     if scenario.workload.is_pooling:
         document = _without_outputs(document)
     tenants = [{"name": name, **tenant} for name, tenant in document["summary"].get("tenants", {}).items()]
     # Without intervals the calibration decides nothing.
     has_intervals = bool(document.get("interval_80"))
-    sure = {"calibration_text": (calibration or _documented_calibration(document)) if has_intervals else None}
+    sure = {"calibration_text": _calibration_text(document.get("calibration", {})) if has_intervals else None}
     blocks: list[Block] = [
         OnPage(lambda: [Cards([*limit_cards(summary, scenario.slo), *cards_of(document, LAYOUT["cards"]).facts])]),
         latency_table(summary, POOLED_LATENCIES if scenario.workload.is_pooling else ()),
@@ -291,27 +286,11 @@ def _shares_of_limits(summary: Summary, slo: Slo, statistic: str = "") -> dict[s
     return shares
 
 
-def _calibration_text(result: Result) -> str:
-    """Name the calibration of a run, its extent and the settings that it decided; or why there is none."""
-    if result.setup.calibration is None:
-        return f"none: {result.setup.not_calibrated}"
-    record = result.setup.calibration.provenance
-    runs = format_count(record.num_runs, "run")
-    basis = f"{result.setup.calibration_name}, {runs} in {format_count(record.num_configurations, 'configuration')}"
-    learnt = {
-        name: format_bytes(value) if name.endswith("_bytes") else f"{value:,}"
-        for name, value in result.setup.learnt.items()
-    }
-    settings = [f"{name} {value}, as its runs speak for it" for name, value in learnt.items()]
-    return "; ".join([basis, *settings, *result.calibration_remarks])
-
-
-def _documented_calibration(document: Mapping[str, Any]) -> str:
-    """Name the calibration of a document of `run_document`, or why there is none."""
-    calibration = document.get("calibration", {})
-    name, reason = calibration.get("name"), calibration.get("not_calibrated")
-    text = str(name) if name else f"none: {reason}" if reason else "none"
-    return "; ".join([text, *calibration.get("remarks", [])])
+def _calibration_text(calibration: Mapping[str, Any]) -> str:
+    """Name the calibration of a document of `run_document`, its extent and the settings that it decided; or none."""
+    learnt = calibration.get("learnt", {}).items()
+    settings = [f"{name} {shown(name, value)}, as its runs speak for it" for name, value in learnt]
+    return "; ".join([filled(LAYOUT["calibration"], calibration), *settings, *calibration.get("remarks", [])])
 
 
 def _sides(summary: Summary) -> list[dict[str, Any]]:

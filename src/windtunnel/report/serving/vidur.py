@@ -1,6 +1,7 @@
 """A replayed Vidur run: its latencies, and their differences from the recorded ones."""
 
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,11 @@ def replay_report(config: VidurConfig, run: LoopRun, recorded: Path | None) -> R
     sections = [Section("", [table("seconds"), facts_of(document, LAYOUT["facts"])])]
     sections += [Section(f"Against {recorded.name}", [table("against")])] if recorded is not None else []
     title = f"{config.model_name}, as Vidur runs it"
-    return Report(title, [filled(LAYOUT["deployment"], config)], sections)
+    verdict = filled(LAYOUT["verdict"], document | document["seconds"][COMPARED["end to end"]])
+    if recorded is not None:
+        worst = max(document["against"].values(), key=itemgetter("most_s"))
+        verdict += f" {filled(LAYOUT['worst'], worst)}"
+    return Report(title, [filled(LAYOUT["deployment"], config)], sections, verdict=verdict)
 
 
 def _quantiles(seconds: NDArray[np.float64]) -> dict[str, float]:
