@@ -111,11 +111,15 @@ class Sample:
 def sample(table: MeasurementTable, roofline: Roofline, num_rows: int, rng: np.random.Generator) -> Sample:
     """Take up to `num_rows` random rows of a table.
 
-    Dimensions that a closed form branches on (a window, gating, decode) stay numbers, one operator for each value.
+    Dimensions that a closed form branches on (a window, an indexer, gating, decode) stay numbers, one operator for each
+    value.
     """
     rows = rng.permutation(len(table))[:num_rows]
     part = table.take(rows)
-    every = ("window_tokens", "top_k", "compress_ratio", "gated", "decode", "span_nodes", "num_ranks")
+    every = (
+        *("window_tokens", "top_k", "index_num_heads", "compress_ratio"),
+        *("gated", "decode", "span_nodes", "num_ranks"),
+    )
     branching = [name for name in every if name in part.sites]
     keys = np.column_stack([part.sites[name] for name in branching]) if branching else np.zeros((len(part), 1))
     operators, seconds = [], []

@@ -65,3 +65,15 @@ def test_a_sample_keeps_what_forms_branch_on_as_numbers() -> None:
     assert sorted(op.window_tokens for op in found.operators if isinstance(op, DecodeAttention)) == [0, 128]
     assert sorted(np.concatenate(found.seconds)) == pytest.approx([1e-6, 2e-6, 3e-6, 4e-6])
     assert len(found.log_errors(fits("decode_attention")["bf16"].coefficients)) == 4
+
+
+def test_a_sample_tells_layers_with_an_indexer_from_those_without() -> None:
+    widths = {"kv_lora_rank": 512, "rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+    widths |= {"hidden_size": 6144, "q_lora_rank": 2048, "index_head_dim": 128, "top_k": 2048, "num_heads": 8}
+    sites = {name: np.full(4, float(width)) for name, width in widths.items()}
+    sites["index_num_heads"] = np.array([32.0, 0, 32, 0])
+    axes = {"batch": np.ones(4), "context_tokens": np.array([10.0, 20, 30, 40])}
+    words = {"kv_format": "bf16"}
+    table = MeasurementTable("sparse_latent_decode", sites, axes, np.arange(1, 5) * 1e-6, "a test", words)
+    found = sample(table, H100, 100, np.random.default_rng(0))
+    assert len(found.log_errors(fits("sparse_latent_decode")["bf16"].coefficients)) == 4

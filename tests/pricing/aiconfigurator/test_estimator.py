@@ -816,7 +816,7 @@ def test_real_tables_price_everything(system: str, engine: str, op: ops.Op) -> N
 
 @installed
 def test_the_shipped_tables_of_h100_are_read_right() -> None:
-    """Spot checks against the rows themselves (aiconfigurator-core 0.12.0); the first product is pooled with its neighbours."""
+    """Spot checks against the rows themselves (aiconfigurator-core 0.12.0); the first is pooled with its neighbours."""
     estimator = measured_estimator(H100, None, "vllm", "0.24.0")
     assert isinstance(estimator, TableEstimator)
     gemm = estimator.estimate(ops.Gemm(16.0, 4096, 4096))
