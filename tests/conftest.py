@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, is_hypothesis_test, seed, settings
 
 from effort import FAST
 from plain_records import read_by_name
@@ -41,7 +41,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--fast`, keep the first case of each quick function; else reorder."""
+    """With `--fast`, keep the first case of each quick function; else reorder.
+
+    What is tried compiled and interpreted draws other cases in each, unless the profile `dev` draws others each time.
+    """
+    if os.environ.get("NUMBA_DISABLE_JIT") == "1" and os.environ.get("HYPOTHESIS_PROFILE", "ci") == "ci":
+        for item in items:
+            if is_hypothesis_test(getattr(item, "obj", None)):
+                seed(1)(item.obj)
     if not config.getoption("--fast"):
         items[:] = longest_first(items)
         return

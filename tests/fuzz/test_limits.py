@@ -14,6 +14,8 @@ from fuzz.kills import RUNS
 from windtunnel import limits
 from windtunnel.errors import InputError
 
+pytestmark = pytest.mark.interpreted
+
 SERVED = ("--model", "llama-3.1-8b", "--device", "h100_sxm", "--input-tokens", "64", "--output-tokens", "8")
 SIMULATE = ("simulate", *SERVED)
 TRAIN = (

@@ -148,7 +148,13 @@ def test_latencies_are_those_of_a_simulation_of_the_same_requests() -> None:
         np.testing.assert_allclose(times[name], result.requests[f"{name}_s"], rtol=1e-9)
 
 
-REPLICAS = {"tp": 1, "rate_per_s": 40.0, "num_requests": 240, "settings": {"deployment.replicas": 3}}
+REPLICAS = {
+    "tp": 1,
+    "rate_per_s": 40.0,
+    "num_requests": 240,
+    "settings": {"deployment.replicas": 3, "deployment.engine.enable_prefix_caching": False},
+}
+"""Without a cache, with which the loop of pools, as which a slow replica is simulated, would be compiled once more."""
 
 
 @pytest.mark.parametrize(

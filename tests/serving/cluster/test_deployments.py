@@ -193,7 +193,7 @@ def assert_equal_to_the_oracle(deployed: Deployed) -> tuple[LoopRun, FleetRun | 
 
 
 @pytest.mark.loops
-@settings(max_examples=cases_to_try(100))
+@settings(max_examples=cases_to_try(35))
 @given(failing_deployments())
 def test_pools_of_engines_that_fail_equal_the_oracles(deployed: Deployed) -> None:
     run, fleet = assert_equal_to_the_oracle(deployed)
@@ -203,14 +203,14 @@ def test_pools_of_engines_that_fail_equal_the_oracles(deployed: Deployed) -> Non
 
 
 @pytest.mark.loops
-@settings(max_examples=cases_to_try(100))
+@settings(max_examples=cases_to_try(35))
 @given(mixed_deployments())
 def test_pools_of_any_scheduler_that_fail_equal_the_oracles(deployed: Deployed) -> None:
     assert_equal_to_the_oracle(deployed)
 
 
 @pytest.mark.interpreted
-@settings(max_examples=cases_to_try(100))
+@settings(max_examples=cases_to_try(35))
 @given(users_deployments())
 def test_users_policies_and_routers_equal_the_oracles(deployed: Deployed) -> None:
     assert_equal_to_the_oracle(deployed)
