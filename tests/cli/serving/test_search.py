@@ -302,7 +302,7 @@ def test_a_recommendation_says_once_what_is_left_out(windtunnel: Command, has_im
     """The vision tower is not left out where requests have images."""
     images = ["--set", "workload.images.width=512", "--set", "workload.images.height=512"] if has_images else []
     lengths = ["--input-tokens", "64", "--output-tokens", "8", "--num-requests", "20"]
-    where = ["--devices", "l40s", "--max-devices", "1", "--slo", "ttft_p90=5s", "--no-store"]
+    where = ["--devices", "rtx_4090", "--max-devices", "1", "--slo", "ttft_p90=5s", "--no-store"]
     done = windtunnel("recommend", "qwen/qwen2.5-vl-3b-instruct", *where, *lengths, *images)
     assert done.code == 0
     assert done.stderr.count("is predicted without its vision tower") == (not has_images)
