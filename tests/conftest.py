@@ -64,14 +64,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
     """Order tests so that each half of them, with which one of two workers begins, starts with tests that compile long.
 
-    The tests of pools compile other forms of the loop than the rest, so that no form is compiled twice.
+    Random cases of pools share one form of the loop, which the other worker must not compile at the same time.
     """
     long = [item for item in items if item.get_closest_marker("loops")]
     if not long:
         return items
     rest = [item for item in items if not item.get_closest_marker("loops")]
-    left = [item for item in long if item.path == long[-1].path]
-    right = [item for item in long if item.path != long[-1].path]
+    left = [item for item in long if "pools" in item.get_closest_marker("loops").args]
+    right = [item for item in long if item not in left]
     middle = max(len(items) // 2 - len(left), 0)
     return [*left, *rest[:middle], *right, *rest[middle:]]
 

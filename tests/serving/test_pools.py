@@ -34,7 +34,7 @@ from windtunnel.workload.generate.requests import RequestArrays
 
 ROLES = ((PREFILL, DECODE), (PREFILL, DECODE, BOTH), (PREFILL, BOTH), (BOTH, BOTH), (PREFILL, PREFILL, DECODE, DECODE))
 
-pytestmark = pytest.mark.loops
+pytestmark = pytest.mark.loops("pools")
 
 
 @dataclass

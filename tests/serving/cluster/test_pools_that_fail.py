@@ -83,7 +83,7 @@ def assert_conserved(failing: Failing, finished: LoopRun, fleet: FleetRun) -> No
 
 
 @pytest.mark.full
-@pytest.mark.loops
+@pytest.mark.loops("pools")
 @settings(max_examples=cases_to_try(20))
 @given(failing_cases())
 def test_nothing_is_lost_between_pools_that_fail(failing: Failing) -> None:
@@ -92,7 +92,7 @@ def test_nothing_is_lost_between_pools_that_fail(failing: Failing) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.loops
+@pytest.mark.loops("pools")
 @settings(max_examples=cases_to_try(15))
 @given(failing_cases())
 def test_pools_that_do_everything_are_one_fleet(failing: Failing) -> None:
@@ -121,7 +121,7 @@ def test_pools_that_do_everything_are_one_fleet(failing: Failing) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.loops
+@pytest.mark.loops("pools")
 @settings(max_examples=cases_to_try(15))
 @given(failing_cases(), st.integers(0, 2**32))
 def test_a_policy_of_ones_own_fails_and_scales_as_the_one_that_it_copies(failing: Failing, seed: int) -> None:
