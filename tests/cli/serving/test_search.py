@@ -171,7 +171,7 @@ ON = ("--device", "h100_sxm", *LOAD)
         ("whatif", *ON, "--vary", "rate=1,2", "--html", "PAGE"),
         ("explain", "--device", "h100_sxm", "--batch", "8"),
         ("search", "SPACE", "--no-store", "--html", "PAGE"),
-        ("recommend", "--devices", "h100_sxm", *LOAD, "--slo", "ttft_p90=1s", "--no-store", "--html", "PAGE"),
+        ("recommend", "--devices", "rtx_4090", "--max-devices", "1", *LOAD, "--slo", "ttft_p90=1s", "--no-store", "--html", "PAGE"),
     ],
     ids=lambda verb: verb[0],
 )
@@ -221,7 +221,7 @@ def test_limits_are_spelt_the_same_in_every_verb(windtunnel: Command, space: str
     assert documented("capacity", scenario, "--seeds", "1")["limits"] == limits
     assert documented("whatif", scenario, "--vary", "tp=1")["space"]["limits"] == limits
     recommended = documented(
-        "recommend", "llama-3.1-8b", "--devices", "h100_sxm", "--max-devices", "1", *LOAD, "--no-store"
+        "recommend", "llama-3.1-8b", "--devices", "rtx_4090", "--max-devices", "1", *LOAD, "--no-store"
     )
     assert recommended["space"]["limits"] == limits
     searched = documented("search", space, "--no-store")["space"]["limits"]
@@ -324,7 +324,7 @@ def test_a_recommendation_takes_prices_of_a_file_and_of_an_api(windtunnel: Comma
 
 
 def test_a_recommendation_is_for_the_named_engine(windtunnel: Command, tmp_path: Path) -> None:
-    given = ("--devices", "h100_sxm", "--slo", "ttft_p90=1s", "--max-devices", "1", "--no-store", "--engine", "sglang")
+    given = ("--devices", "rtx_4090", "--slo", "ttft_p90=1s", "--max-devices", "1", "--no-store", "--engine", "sglang")
     assert windtunnel(*RECOMMEND, *given, "--out", str(tmp_path / "found")).code == 0
     assert "sglang.launch_server" in (tmp_path / "found" / "launch.sh").read_text()
 
