@@ -40,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[FAST] = "1"
 
 
+@pytest.hookimpl(trylast=True)  # halves are those of the tests that -m leaves
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With `--fast`, keep the first case of each quick function; else reorder.
 

@@ -92,6 +92,7 @@ def test_nothing_is_lost_between_pools_that_fail(failing: Failing) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.interpreted
 @pytest.mark.loops("pools")
 @settings(max_examples=cases_to_try(15))
 @given(failing_cases())
