@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
     """Order tests so that each half of them, with which one of two workers begins, starts with tests that compile long.
 
-    Random cases of pools share one form of the loop, which the other worker must not compile at the same time.
+    Random cases of pools share forms of the loop, which the other worker must not compile at the same time.
     """
     long = [item for item in items if item.get_closest_marker("loops")]
     if not long:

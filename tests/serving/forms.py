@@ -8,39 +8,28 @@ import numpy as np
 from numba import config
 
 from windtunnel.serving import run
-from windtunnel.serving.setup.fleet_plan import FleetPlan, FleetRun, start_fleet
 from windtunnel.serving.setup.prefix_cache import KvRetention, caches_of, session_state
 from windtunnel.serving.state import records as state
-from windtunnel.serving.state.fleet import Scaling
-from windtunnel.serving.state.pools import NO_SPECULATION, HandoffRules, PoolPlan
+from windtunnel.serving.state.pools import NO_SPECULATION, PoolPlan
 from windtunnel.workload.generate.requests import RequestArrays
 
 
 def prepare_loop(
-    plans: Sequence[PoolPlan],
-    requests: RequestArrays,
-    caches: Sequence[state.Cache] = (),
-    handoff_rules: HandoffRules | None = None,
-    fleet: FleetRun | None = None,
-    **named: Any,
+    plans: Sequence[PoolPlan], requests: RequestArrays, caches: Sequence[state.Cache] = (), *rest: Any, **named: Any
 ) -> run.Loop:
     """Do what `serving.run.prepare_loop` does, with the code of every feature in the loop where it is compiled.
 
     Random cases would otherwise compile two dozen forms of the loop, 5 to 20 s each, for the features that one of their
     pools uses. A feature that a case does not use gets tables in which nothing happens: caches that hold no block,
-    sessions of nobody, no images, a draft of no token, and in pools replicas that stay. What a form leaves
-    out is tested where nothing is compiled (`make test-nojit` runs the same cases with just those features that they
-    use), and its compilation by the tests that simulate scenarios.
+    sessions of nobody, no images, a draft of no token. What a form leaves out is tested where nothing is compiled
+    (`make test-nojit` runs the same cases with just those features that they use), and its compilation by the tests
+    that simulate scenarios.
     """
     if config.DISABLE_JIT:
-        return run.prepare_loop(plans, requests, caches, handoff_rules, fleet, **named)
+        return run.prepare_loop(plans, requests, caches, *rest, **named)
     if not caches:
         caches = [caches_of(plan.settings, KvRetention(False), requests) for plan in plans]
-    if fleet is None and len(plans) > 1:
-        counts = [plan.settings.num_replicas for plan in plans]
-        stay = [Scaling(count, min_replicas=count, max_replicas=count) for count in counts]
-        fleet = start_fleet(FleetPlan(stay, changes=[[] for _ in plans]), counts, requests.arrival_s.size)
-    loop = run.prepare_loop(plans, requests, caches, handoff_rules, fleet, **named)
+    loop = run.prepare_loop(plans, requests, caches, *rest, **named)
     pool, tables = loop.pool, loop.run_tables
     pool = pool._replace(windows=1, batched=1, vllm_v1=1, sglang=1, balance=1)
     if pool.speculation is None:
