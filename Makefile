@@ -17,10 +17,17 @@ PYTEST := $(BIN)/python -m pytest
 DEPLOYMENT := --model meta-llama/Llama-3.1-70B --device h100_sxm --tp 4 --quant fp8 --engine vllm
 
 # The tests that run kernels.
-KERNEL_TESTS := tests/compiled tests/fuzz tests/network tests/serving/cluster tests/serving/custom tests/serving/kv tests/serving/loop \
+KERNEL_TESTS = tests/compiled tests/fuzz tests/network tests/serving/cluster tests/serving/custom tests/serving/kv tests/serving/loop \
 	tests/serving/per_request tests/serving/setup tests/serving/test_adapters.py tests/serving/test_combinations.py \
 	tests/serving/test_encode_pool.py tests/serving/test_images.py tests/serving/test_pools.py tests/training/pipeline \
-	tests/twin/test_own_functions.py
+	tests/twin/test_own_functions.py $(OWN_FORMS)
+# Tests of forms of the loop that nothing else compiles: small runs, which take a tenth of the compilation.
+OWN_FORMS := tests/cli/serving/test_vidur.py::test_a_recorded_run_comes_out_as_recorded \
+	tests/serving/engines/test_engine_settings.py::test_a_setting_of_an_own_form_changes_what_is_predicted \
+	tests/serving/test_disaggregation.py::test_who_streams_the_first_output_is_the_engines_own \
+	tests/twin/test_faults.py::test_transfers_wait_for_a_link_that_is_down \
+	tests/twin/test_kv_events.py::test_what_cannot_be_published_is_refused \
+	tests/twin/test_live.py::test_a_session_stays_on_its_replica
 
 # Commands that tests start would compile Python's byte code anew, 0.2 s each.
 unexport PYTHONDONTWRITEBYTECODE

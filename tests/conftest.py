@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, is_hypothesis_test, seed, settings
 
 from effort import FAST
 from plain_records import read_by_name
@@ -40,8 +40,16 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[FAST] = "1"
 
 
+@pytest.hookimpl(trylast=True)  # halves are those of the tests that -m leaves
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--fast`, keep the first case of each quick function; else reorder."""
+    """With `--fast`, keep the first case of each quick function; else reorder.
+
+    What is tried compiled and interpreted draws other cases in each, unless the profile `dev` draws others each time.
+    """
+    if os.environ.get("NUMBA_DISABLE_JIT") == "1" and os.environ.get("HYPOTHESIS_PROFILE", "ci") == "ci":
+        for item in items:
+            if is_hypothesis_test(getattr(item, "obj", None)):
+                seed(1)(item.obj)
     if not config.getoption("--fast"):
         items[:] = longest_first(items)
         return
@@ -57,14 +65,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
     """Order tests so that each half of them, with which one of two workers begins, starts with tests that compile long.
 
-    The tests of pools compile other forms of the loop than the rest, so that no form is compiled twice.
+    Random cases of pools share forms of the loop, which the other worker must not compile at the same time.
     """
     long = [item for item in items if item.get_closest_marker("loops")]
     if not long:
         return items
     rest = [item for item in items if not item.get_closest_marker("loops")]
-    left = [item for item in long if item.path == long[-1].path]
-    right = [item for item in long if item.path != long[-1].path]
+    left = [item for item in long if "pools" in item.get_closest_marker("loops").args]
+    right = [item for item in long if item not in left]
     middle = max(len(items) // 2 - len(left), 0)
     return [*left, *rest[:middle], *right, *rest[middle:]]
 

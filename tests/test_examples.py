@@ -26,7 +26,7 @@ def examples() -> list[Path]:
 def output_of(example: Path, folder: Path) -> str:
     """What `example` prints, run in a copy of examples/ so that what it writes stays out of the repository."""
     copy = folder / "examples"
-    shutil.copytree(EXAMPLES, copy)
+    shutil.copytree(EXAMPLES, copy, ignore=shutil.ignore_patterns("*.py" if example.suffix == ".yaml" else ""))
     program = shlex.quote(sys.executable) if example.suffix == ".py" else "windtunnel simulate"
     command = f"{program} {example.name}"
     done = transcript.run(command, copy)

@@ -14,6 +14,8 @@ from fuzz.kills import RUNS
 from windtunnel import limits
 from windtunnel.errors import InputError
 
+pytestmark = pytest.mark.interpreted
+
 SERVED = ("--model", "llama-3.1-8b", "--device", "h100_sxm", "--input-tokens", "64", "--output-tokens", "8")
 SIMULATE = ("simulate", *SERVED)
 TRAIN = (
@@ -125,7 +127,7 @@ MANY = """
 import resource, sys
 import windtunnel as wt
 
-for number in range(7):
+for number in range(4):
     load = {"input_tokens": 300, "output_tokens": 4, "rate_per_s": 40.0, "seed": number}
     scenario = wt.scenario(model="gpt-oss-20b", device="h100_sxm", num_requests=400 if number else 4, **load)
     try:
@@ -149,6 +151,6 @@ def test_many_runs_in_little_address_space_end_in_words(room_mib: int) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
     answers = [line.split()[0] for line in done.stdout.splitlines()]
-    assert len(answers) == 7
+    assert len(answers) == 4
     assert set(answers) <= {"done", "refused"}
     assert room_mib > 1 or "refused" in answers

@@ -45,7 +45,7 @@ def served(**fields: Any) -> Any:
     return wt.simulate(wt.scenario(**{"num_requests": 6, **fields}))
 
 
-@settings(max_examples=cases_to_try(48))
+@settings(max_examples=cases_to_try(15))
 @given(DEPLOYMENTS, LENGTHS, st.sampled_from([20.0, 300.0, 5000.0]))
 def test_company_is_never_faster_than_being_alone(deployment: Any, lengths: Any, rate_per_s: float) -> None:
     """Between two loads a mean may fall: prompts that arrive together are computed together."""
@@ -57,7 +57,7 @@ def test_company_is_never_faster_than_being_alone(deployment: Any, lengths: Any,
         assert list(nonsense(run_document(result))) == []
 
 
-@settings(max_examples=cases_to_try(48))
+@settings(max_examples=cases_to_try(15))
 @given(DEPLOYMENTS, LENGTHS, st.sampled_from([2, 3, 10]))
 def test_a_longer_request_is_never_cheaper(deployment: Any, lengths: Any, factor: int) -> None:
     longer = [{**lengths, name: factor * lengths[name]} for name in lengths]
@@ -68,7 +68,7 @@ def test_a_longer_request_is_never_cheaper(deployment: Any, lengths: Any, factor
         assert more.summary.ttft_s.mean >= ALMOST * one.summary.ttft_s.mean
 
 
-@settings(max_examples=cases_to_try(48))
+@settings(max_examples=cases_to_try(15))
 @given(DEPLOYMENTS, st.integers(1, 2000), st.integers(1, 64), st.sampled_from([2, 4]))
 @example({"model": "llama-3.1-8b", "device": "h100_sxm", "engine": "sglang", "tp": 1}, 597, 1, 2)
 @example({"model": "qwen2.5-0.5b", "device": "h200_sxm", "engine": "trtllm", "tp": 2}, 1434, 1, 2)
@@ -81,7 +81,7 @@ def test_a_larger_step_is_never_cheaper(deployment: Any, context: int, batch: in
     assert explain_step(setup, step_batch(prefill_tokens=factor * context)).step_s >= ALMOST * prefill_s
 
 
-@settings(max_examples=cases_to_try(48))
+@settings(max_examples=cases_to_try(15))
 @given(DEPLOYMENTS, st.floats(0.5, 0.9), st.floats(0.01, 0.09))
 def test_more_memory_never_holds_less(deployment: Any, share: float, more: float) -> None:
     tokens = []
@@ -97,7 +97,7 @@ def test_more_memory_never_holds_less(deployment: Any, share: float, more: float
     assert tokens[0] <= tokens[1]
 
 
-@settings(max_examples=cases_to_try(48))
+@settings(max_examples=cases_to_try(15))
 @given(DEPLOYMENTS, LENGTHS, st.sampled_from([5.0, 200.0]), st.integers(1, 3))
 def test_requests_tokens_and_energy_are_conserved(deployment: Any, lengths: Any, rate: float, replicas: int) -> None:
     result = served(**deployment, **lengths, rate_per_s=rate, replicas=replicas)

@@ -138,6 +138,7 @@ def test_compat_is_refused() -> None:
         setup_of(network={"compat": "simai"})
 
 
+@pytest.mark.compiled  # millions of steps of the flows' rates
 def test_a_handoff_gets_its_share_of_the_links_between_leaves() -> None:
     """16 GPUs below one leaf send to 16 below another over 4 uplinks of a NIC's rate each; DCQCN favours some."""
     settings = ClusterNetwork(

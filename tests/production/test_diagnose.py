@@ -1,5 +1,6 @@
 """Diagnoses of runs that a fault was put into."""
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -66,12 +67,18 @@ def diagnosed(name: str, severity: float, has_before: bool = True, **options: An
     return diagnose(scenario, recorded(replay, requests, change), before)
 
 
+@cache
+def diagnosed_alone(name: str, severity: float) -> Diagnosis:
+    """A diagnosis that several tests look at."""
+    return diagnosed(name, severity)
+
+
 @pytest.mark.parametrize(
     ("name", "severity"),
     [("eager", 1.0), ("host_stall", 4e-3), *(pytest.param(*pair, marks=pytest.mark.full) for pair in MORE_FAULTS)],
 )
 def test_a_fault_is_found_with_its_severity_and_its_share(name: str, severity: float) -> None:
-    diagnosis = diagnosed(name, severity)
+    diagnosis = diagnosed_alone(name, severity)
     first = diagnosis.findings[0]
     assert first.name == name
     assert first.severity == pytest.approx(severity, rel=0.3)
@@ -114,7 +121,7 @@ def test_two_faults_are_both_found() -> None:
 
 
 def test_the_report_names_the_cause_and_what_to_change_in_the_engines_words() -> None:
-    diagnosis = diagnosed("eager", 1.0)
+    diagnosis = diagnosed_alone("eager", 1.0)
     text = verdict(diagnosis)
     assert text.startswith("Slow: ")
     assert "Remove --enforce-eager" in text
@@ -148,7 +155,13 @@ def test_latencies_are_those_of_a_simulation_of_the_same_requests() -> None:
         np.testing.assert_allclose(times[name], result.requests[f"{name}_s"], rtol=1e-9)
 
 
-REPLICAS = {"tp": 1, "rate_per_s": 40.0, "num_requests": 240, "settings": {"deployment.replicas": 3}}
+REPLICAS = {
+    "tp": 1,
+    "rate_per_s": 40.0,
+    "num_requests": 240,
+    "settings": {"deployment.replicas": 3, "deployment.engine.enable_prefix_caching": False},
+}
+"""Without a cache, with which the loop of pools, as which a slow replica is simulated, would be compiled once more."""
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,7 @@ def test_transfers_take_as_long_as_mooncake_measured(reference: Path) -> None:
         assert seconds == pytest.approx(float(row["transfer_ms"]) / 1e3, rel=0.11)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(("engine", "streamed_by"), [("vllm", "prefill"), ("sglang", "decode"), ("trtllm", "decode")])
 def test_who_streams_the_first_output_is_the_engines_own(engine: str, streamed_by: str) -> None:
     result = wt.simulate(scenario([PREFILL, DECODE], engine={"name": engine}))

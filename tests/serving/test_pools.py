@@ -34,7 +34,7 @@ from windtunnel.workload.generate.requests import RequestArrays
 
 ROLES = ((PREFILL, DECODE), (PREFILL, DECODE, BOTH), (PREFILL, BOTH), (BOTH, BOTH), (PREFILL, PREFILL, DECODE, DECODE))
 
-pytestmark = pytest.mark.loops
+pytestmark = pytest.mark.loops("pools")
 
 
 @dataclass
@@ -292,7 +292,7 @@ def adapter_cases(draw: st.DrawFn) -> Case:
 
 
 @pytest.mark.interpreted
-@settings(max_examples=cases_to_try(300))
+@settings(max_examples=cases_to_try(100))
 @given(adapter_cases())
 def test_adapters_in_pools_equal_the_oracles(case: Case) -> None:
     """Who is passed over on either side of a handoff, what each rank loads, and who is sent to it."""
@@ -305,19 +305,19 @@ def test_adapters_in_pools_equal_the_oracles(case: Case) -> None:
     assert_equal_adapters(run, oracle)
 
 
-@settings(max_examples=cases_to_try(150))
+@settings(max_examples=cases_to_try(50))
 @given(st.one_of(cases(), speculative_cases()))
 def test_loop_equals_the_oracle(case: Case) -> None:
     assert_equal_to_the_oracle(case)
 
 
-@settings(max_examples=cases_to_try(125))
+@settings(max_examples=cases_to_try(45))
 @given(caching_cases())
 def test_cached_prefixes_and_sessions_equal_the_oracles(case: Case) -> None:
     assert_equal_to_the_oracle(case)
 
 
-@settings(max_examples=cases_to_try(100))
+@settings(max_examples=cases_to_try(35))
 @given(preempting_cases())
 def test_preempted_requests_find_their_own_blocks_as_the_oracles_do(case: Case) -> None:
     assert_equal_to_the_oracle(case, shares=False)
@@ -349,7 +349,7 @@ def first_come(
     return [(int(i), int(left[i])) for i in (*ready, *waiting[: engine.max_num_seqs - engine.num_running])]
 
 
-@settings(max_examples=cases_to_try(150))
+@settings(max_examples=cases_to_try(50))
 @given(st.one_of(cases(), caching_cases(), speculative_cases()), st.integers(0, 2**32))
 def test_users_policies_run_in_pools_as_the_scheduler_that_they_copy(case: Case, seed: int) -> None:
     rng, budget = np.random.default_rng(seed), 4000
@@ -405,7 +405,7 @@ def test_users_policies_run_in_pools_as_the_scheduler_that_they_copy(case: Case,
         np.testing.assert_array_equal(run.cache.requests["cached_tokens"], expected.cache.requests["cached_tokens"])
 
 
-@settings(max_examples=cases_to_try(150))
+@settings(max_examples=cases_to_try(50))
 @given(cases())
 def test_inter_token_latency_equals_the_oracles(case: Case) -> None:
     reference_steps = oracle_of(case).run()
@@ -417,7 +417,7 @@ def test_inter_token_latency_equals_the_oracles(case: Case) -> None:
         assert found.mean == pytest.approx(gaps_s.mean(), rel=5e-3)
 
 
-@settings(max_examples=cases_to_try(100))
+@settings(max_examples=cases_to_try(35))
 @given(cases())
 def test_invariants(case: Case) -> None:
     run = run_compiled(case)
@@ -450,7 +450,7 @@ def test_invariants(case: Case) -> None:
         assert emitted == (case.requests.output_tokens - 1).sum()
 
 
-@settings(max_examples=cases_to_try(100))
+@settings(max_examples=cases_to_try(35))
 @given(cases())
 def test_pools_that_do_everything_are_one_pool(case: Case) -> None:
     """Invariant 12. Equal pools of role `both` are the replicas of one deployment, to the bit."""
@@ -466,7 +466,7 @@ def test_pools_that_do_everything_are_one_pool(case: Case) -> None:
         np.testing.assert_array_equal(steps[name], expected_steps[name], err_msg=name)
 
 
-@settings(max_examples=cases_to_try(100))
+@settings(max_examples=cases_to_try(35))
 @given(cases())
 def test_time_to_first_token_is_that_of_prefill_alone(case: Case) -> None:
     """Where transfers take no time and the decode side has room for all, prefill never waits for it."""

@@ -55,6 +55,7 @@ def test_a_cold_cache_has_nothing() -> None:
     assert cold == [0, *[48] * 4, 0, *[48] * 6]
 
 
+@pytest.mark.interpreted
 def test_transfers_wait_for_a_link_that_is_down() -> None:
     pools = {"pools": [{"name": name, "role": name, "replicas": 1} for name in ("prefill", "decode")]}
     usual, down = (

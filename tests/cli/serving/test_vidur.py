@@ -17,6 +17,7 @@ def arguments(reference: Path) -> list[str]:
     return [str(case / "config.json"), "--tables", str(tables), "--requests", str(case / "requests.parquet")]
 
 
+@pytest.mark.interpreted
 def test_a_recorded_run_comes_out_as_recorded(arguments: list[str], tmp_path: Path) -> None:
     metrics = tmp_path / "request_metrics.csv"
     answer = CliRunner().invoke(

@@ -75,7 +75,7 @@ def cases(draw: st.DrawFn) -> PacketTables:
 
 @pytest.mark.full
 @given(cases())
-@settings(max_examples=cases_to_try(40))
+@settings(max_examples=cases_to_try(15))
 def test_the_compiled_loop_is_the_plain_one(tables: PacketTables) -> None:
     """Invariant 21."""
     fast, slow = run_tables(tables), PacketReference(tables)

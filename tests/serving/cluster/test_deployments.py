@@ -192,8 +192,8 @@ def assert_equal_to_the_oracle(deployed: Deployed) -> tuple[LoopRun, FleetRun | 
     return run, fleet
 
 
-@pytest.mark.loops
-@settings(max_examples=cases_to_try(100))
+@pytest.mark.loops("pools")
+@settings(max_examples=cases_to_try(35))
 @given(failing_deployments())
 def test_pools_of_engines_that_fail_equal_the_oracles(deployed: Deployed) -> None:
     run, fleet = assert_equal_to_the_oracle(deployed)
@@ -202,20 +202,21 @@ def test_pools_of_engines_that_fail_equal_the_oracles(deployed: Deployed) -> Non
     assert_conserved(Failing(deployed.case, deployed.fleet_plan), run, fleet)
 
 
-@pytest.mark.loops
-@settings(max_examples=cases_to_try(100))
+@pytest.mark.loops("pools")
+@settings(max_examples=cases_to_try(35))
 @given(mixed_deployments())
 def test_pools_of_any_scheduler_that_fail_equal_the_oracles(deployed: Deployed) -> None:
     assert_equal_to_the_oracle(deployed)
 
 
 @pytest.mark.interpreted
-@settings(max_examples=cases_to_try(100))
+@settings(max_examples=cases_to_try(35))
 @given(users_deployments())
 def test_users_policies_and_routers_equal_the_oracles(deployed: Deployed) -> None:
     assert_equal_to_the_oracle(deployed)
 
 
+@pytest.mark.loops("pools")
 def test_a_replica_that_fails_with_the_one_it_hands_off_to_begins_anew_with_one_event() -> None:
     """The decode side's failure wakes the prefill side, which fails in the same moment and is up again at once."""
     cost = one_step_cost(0.01)

@@ -104,6 +104,7 @@ def fleet_cases(draw: st.DrawFn) -> FleetCase:
 
 
 @pytest.mark.loops
+@pytest.mark.interpreted
 @settings(max_examples=cases_to_try(100))
 @given(fleet_cases())
 def test_loop_equals_the_oracle(found: FleetCase) -> None:

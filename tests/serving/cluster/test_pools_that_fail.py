@@ -83,8 +83,8 @@ def assert_conserved(failing: Failing, finished: LoopRun, fleet: FleetRun) -> No
 
 
 @pytest.mark.full
-@pytest.mark.loops
-@settings(max_examples=cases_to_try(60))
+@pytest.mark.loops("pools")
+@settings(max_examples=cases_to_try(20))
 @given(failing_cases())
 def test_nothing_is_lost_between_pools_that_fail(failing: Failing) -> None:
     finished, fleet = run(failing)
@@ -92,8 +92,9 @@ def test_nothing_is_lost_between_pools_that_fail(failing: Failing) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.loops
-@settings(max_examples=cases_to_try(40))
+@pytest.mark.interpreted
+@pytest.mark.loops("pools")
+@settings(max_examples=cases_to_try(15))
 @given(failing_cases())
 def test_pools_that_do_everything_are_one_fleet(failing: Failing) -> None:
     """Invariant 12, with replicas that fail and a router that holds requests back."""
@@ -121,8 +122,8 @@ def test_pools_that_do_everything_are_one_fleet(failing: Failing) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.loops
-@settings(max_examples=cases_to_try(40))
+@pytest.mark.loops("pools")
+@settings(max_examples=cases_to_try(15))
 @given(failing_cases(), st.integers(0, 2**32))
 def test_a_policy_of_ones_own_fails_and_scales_as_the_one_that_it_copies(failing: Failing, seed: int) -> None:
     """Pools of any roles but prefill, one of them scheduled per request: Sarathi's rules, by the engine or the user."""

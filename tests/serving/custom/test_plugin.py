@@ -43,6 +43,7 @@ def test_a_router_is_one_file(tmp_path: Path) -> None:
     assert result.scenario.deployment.router == "even_odd"
 
 
+@pytest.mark.interpreted
 def test_a_scheduler_is_one_file(tmp_path: Path) -> None:
     with installed_plugin(tmp_path, "windtunnel.schedulers", "whole_prompts", WHOLE, "form") as files:
         result = served(**{"engine.scheduler": "whole_prompts"})

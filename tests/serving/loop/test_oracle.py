@@ -319,26 +319,28 @@ def run_oracle(case: Case, speculation: state.Speculation | None = None) -> tupl
     return oracle, oracle.run()
 
 
-@settings(max_examples=cases_to_try(150))
+@settings(max_examples=cases_to_try(50))
 @given(cases())
 def test_loop_equals_the_oracle(case: Case) -> None:
     """Invariant 11."""
     assert_equal_to_the_oracle(case)
 
 
-@settings(max_examples=cases_to_try(150))
+@settings(max_examples=cases_to_try(50))
 @given(cases(have_windows=True))
 def test_windows_equal_the_oracles(case: Case) -> None:
     assert_equal_to_the_oracle(case)
 
 
+@pytest.mark.interpreted
 @settings(max_examples=cases_to_try(100))
 @given(media_cases())
 def test_images_and_videos_equal_the_oracles(case: Case) -> None:
     assert_equal_to_the_oracle(case)
 
 
-@settings(max_examples=cases_to_try(150))
+@pytest.mark.interpreted
+@settings(max_examples=cases_to_try(100))
 @given(adapter_cases())
 def test_adapters_equal_the_oracles(case: Case) -> None:
     """Who is passed over, what is loaded, how many adapters each step has."""
@@ -348,7 +350,7 @@ def test_adapters_equal_the_oracles(case: Case) -> None:
     assert_equal_adapters(prepare_loop([plan], case.requests).run(), oracle)
 
 
-@settings(max_examples=cases_to_try(200))
+@settings(max_examples=cases_to_try(70))
 @given(session_cases())
 def test_cached_prefixes_and_sessions_equal_the_oracles(case: Case) -> None:
     assert_equal_to_the_oracle(case)
@@ -368,7 +370,7 @@ def assert_equal_to_the_oracle(case: Case, speculation: state.Speculation | None
     assert_equal_steps(steps, oracle, reference_steps)
 
 
-@settings(max_examples=cases_to_try(150))
+@settings(max_examples=cases_to_try(50))
 @given(cases())
 def test_inter_token_latency_equals_the_oracles(case: Case) -> None:
     """Exact in the mean, also where preemption, another order or a short token budget leaves decoding requests out."""
@@ -383,7 +385,7 @@ def test_inter_token_latency_equals_the_oracles(case: Case) -> None:
     assert found.mean == np.float64(gaps_s.mean()) or abs(found.mean / gaps_s.mean() - 1) < 5e-3
 
 
-@settings(max_examples=cases_to_try(100))
+@settings(max_examples=cases_to_try(35))
 @given(cases())
 def test_invariants(case: Case) -> None:
     """Invariant 1, Invariant 2, Invariant 3, Invariant 4 and Invariant 10."""
@@ -413,7 +415,7 @@ def test_invariants(case: Case) -> None:
         assert np.cumsum(change[order]).max() <= case.settings.concurrency
 
 
-@settings(max_examples=cases_to_try(50))
+@settings(max_examples=cases_to_try(20))
 @given(cases())
 def test_the_scheduler_is_blind_to_output_lengths(case: Case) -> None:
     """Invariant 7. Until the first request ends, vLLM's schedule cannot depend on how long outputs will be."""

@@ -111,7 +111,7 @@ def run_oracle(case: Case, policy: ReferencePolicy | None = None) -> tuple[Refer
     return oracle, oracle.run()
 
 
-@settings(max_examples=cases_to_try(100))
+@settings(max_examples=cases_to_try(35))
 @given(cases())
 def test_loop_equals_the_oracle(case: Case) -> None:
     run = case.run(keeps_trail=True)
@@ -125,7 +125,7 @@ def test_loop_equals_the_oracle(case: Case) -> None:
         )
 
 
-@settings(max_examples=cases_to_try(100))
+@settings(max_examples=cases_to_try(35))
 @given(cases())
 def test_a_decode_group_counts_as_if_each_member_were_stepped(case: Case) -> None:
     """A trail names every request of every batch, so a run that keeps one has no decode groups."""
@@ -142,7 +142,7 @@ def test_a_decode_group_counts_as_if_each_member_were_stepped(case: Case) -> Non
         np.testing.assert_allclose(counted.sequences[column], run.sequences[column], rtol=1e-12, atol=1e-12)
 
 
-@settings(max_examples=cases_to_try(100))
+@settings(max_examples=cases_to_try(35))
 @given(cases())
 def test_recorded_steps_are_played_back_one_by_one(case: Case) -> None:
     """Equal ones are not taken at once: each has a duration of its own."""
@@ -154,7 +154,7 @@ def test_recorded_steps_are_played_back_one_by_one(case: Case) -> None:
     np.testing.assert_array_equal(fused, single)
 
 
-@settings(max_examples=cases_to_try(100))
+@settings(max_examples=cases_to_try(35))
 @given(cases())
 def test_every_token_is_computed_once_and_every_block_comes_back(case: Case) -> None:
     """Invariant 1, Invariant 2 and Invariant 3."""
@@ -196,7 +196,7 @@ def unbound(settings: state.KernelSettings) -> state.KernelSettings:
     return settings._replace(num_blocks=10_000, max_batch_seqs=settings.max_num_seqs, **rules)
 
 
-@settings(max_examples=cases_to_try(100))
+@settings(max_examples=cases_to_try(35))
 @given(cases())
 def test_a_users_policy_runs_on_the_same_loop(case: Case) -> None:
     """One written like Sarathi gives Sarathi's times, where neither memory nor the size of a batch binds."""
@@ -233,7 +233,7 @@ def moody_reference(replica: Replica, now_s: float) -> list[tuple[Request, int]]
     return [*restarted, *batch, *((r, min(r.wanted_tokens, 7)) for r in young)]
 
 
-@settings(max_examples=cases_to_try(100))
+@settings(max_examples=cases_to_try(35))
 @given(cases())
 def test_a_users_policy_equals_the_oracles(case: Case) -> None:
     settings = case.settings._replace(

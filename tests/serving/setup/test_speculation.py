@@ -52,14 +52,14 @@ def speculative_cost(
 
 
 @pytest.mark.loops
-@settings(max_examples=cases_to_try(150))
+@settings(max_examples=cases_to_try(50))
 @given(speculative_cases(cases()))
 def test_loop_equals_the_oracle(drawn: tuple[Case, state.Speculation]) -> None:
     assert_equal_to_the_oracle(*drawn)
 
 
 @pytest.mark.loops
-@settings(max_examples=cases_to_try(100))
+@settings(max_examples=cases_to_try(35))
 @given(speculative_cases(session_cases()))
 def test_cached_prefixes_and_sessions_equal_the_oracles(drawn: tuple[Case, state.Speculation]) -> None:
     assert_equal_to_the_oracle(*drawn)
@@ -99,7 +99,7 @@ def test_of_requests_that_a_step_ends_the_one_with_the_sooner_last_token_is_evic
 
 
 @pytest.mark.loops
-@settings(max_examples=cases_to_try(100))
+@settings(max_examples=cases_to_try(35))
 @given(cases())
 def test_one_token_a_step_is_no_speculation(case: Case) -> None:
     plain = case.settings._replace(num_stages=1)
