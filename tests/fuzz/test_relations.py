@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import windtunnel as wt
@@ -28,7 +28,7 @@ from windtunnel.serving.setup.memory import plan_memory
 pytestmark = pytest.mark.interpreted
 
 ALMOST = 0.98
-"""A table of collectives or of the host is not smooth: two neighbouring sizes may be 2% out of order."""
+"""A measured table is not smooth: two neighbouring shapes may be 2% out of order."""
 
 DEPLOYMENTS = st.fixed_dictionaries(
     {
@@ -70,8 +70,6 @@ def test_a_longer_request_is_never_cheaper(deployment: Any, lengths: Any, factor
 
 @settings(max_examples=cases_to_try(15))
 @given(DEPLOYMENTS, st.integers(1, 2000), st.integers(1, 64), st.sampled_from([2, 4]))
-@example({"model": "llama-3.1-8b", "device": "h100_sxm", "engine": "sglang", "tp": 1}, 597, 1, 2)
-@example({"model": "qwen2.5-0.5b", "device": "h200_sxm", "engine": "trtllm", "tp": 2}, 1434, 1, 2)
 def test_a_larger_step_is_never_cheaper(deployment: Any, context: int, batch: int, factor: int) -> None:
     setup = resolve(wt.scenario(**deployment, input_tokens=8000, output_tokens=100, rate_per_s=1.0))
     step_s = explain_step(setup, step_batch(batch, context)).step_s

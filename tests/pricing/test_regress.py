@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.pricing.choices import REGRESSIONS, estimators
-from windtunnel.pricing.lines import pooled
-from windtunnel.pricing.regress import cache_folder, cached, fitted, monotone, predict, scores
+from windtunnel.pricing.regress import cache_folder, cached, fitted, monotone, pooled, predict, scores
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import MeasurementTable
 

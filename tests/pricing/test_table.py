@@ -1,4 +1,3 @@
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,12 +29,6 @@ def test_rows_of_a_site_are_sorted_and_repeats_become_their_median() -> None:
     axes, seconds = table.site_rows((64.0, 128.0))
     assert axes["m"].tolist() == [1, 8]
     assert seconds.tolist() == [2e-6, 9e-6]
-
-
-def test_what_falls_along_a_curve_is_pooled_where_a_table_rises() -> None:
-    """Two rows that took 8 and 2 us become 4 us each, their geometric mean."""
-    table = replace(gemm_table([9e-6, 8e-6, 2e-6], m=[8, 1, 2]), rises=True)
-    np.testing.assert_allclose(table.site_rows((64.0, 128.0))[1], [4e-6, 4e-6, 9e-6])
 
 
 def test_sites_are_told_apart() -> None:

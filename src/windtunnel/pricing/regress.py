@@ -15,16 +15,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.disk_cache import home
 from windtunnel.errors import check_known
 from windtunnel.model import operators as ops
 from windtunnel.pricing.choices import REGRESSIONS, estimators
 from windtunnel.pricing.estimator import CHUNKED, TableModel
-from windtunnel.pricing.lines import Ints, rising
 from windtunnel.pricing.roofline import Roofline
-from windtunnel.pricing.table import Floats, MeasurementTable, read_tables, write_tables
+from windtunnel.pricing.table import Floats, MeasurementTable, grouped, read_tables, write_tables
 
+Ints = NDArray[np.intp]
 FOLDS = 5
 MOST_CHOICE_SITES = 3
 """Shapes of a table that `auto` looks at, spread evenly over the sorted shapes: all shapes take five times as long
@@ -217,11 +218,49 @@ def _roofline_s(table: MeasurementTable, roofline: Roofline, site: tuple[float, 
 
 
 def monotone(table: MeasurementTable) -> MeasurementTable:
-    """Return the table with the nearest times that never fall along an axis of a site."""
+    """Return the table with the nearest times that never fall along an axis of a site, by pooling neighbours.
+
+    More tokens are not less work: a measured curve falls by noise, or where padding would reach the faster kernel too.
+    Surfaces are pooled along one axis after the other until both rise.
+    """
     seconds = table.seconds.copy()
     for rows in table.rows_by_site.values():
-        seconds[rows] = rising(list(features(table, rows).T), seconds[rows])
+        seconds[rows] = np.exp(_rising(list(features(table, rows).T), np.log(seconds[rows])))
     return replace(table, seconds=seconds)
+
+
+_MOST_PASSES = 20
+
+
+def _rising(axes: list[Floats], values: Floats) -> Floats:
+    lines = [_lines(axes, axis) for axis in range(len(axes))]
+    for _ in range(_MOST_PASSES):
+        before = values
+        for along in lines:
+            values = values.copy()
+            for rows in along:
+                values[rows] = pooled(values[rows])
+        if np.array_equal(before, values):
+            return values
+    for along in lines:  # what pooling in turn has not settled is lifted
+        for rows in along:
+            values[rows] = np.maximum.accumulate(values[rows])
+    return values
+
+
+def _lines(axes: list[Floats], axis: int) -> list[Ints]:
+    """Return the rows of every line along `axis`, sorted: all other coordinates are equal."""
+    others = [column for index, column in enumerate(axes) if index != axis]
+    if not others:
+        return [np.argsort(axes[axis], kind="stable")]
+    return [rows for rows in grouped(others, [axes[axis]]) if len(rows) > 1]
+
+
+def pooled(values: Floats) -> Floats:
+    """Return the rising sequence nearest to `values` in squares (pool adjacent violators; Ayer et al. 1955)."""
+    from scipy.optimize import isotonic_regression
+
+    return np.asarray(isotonic_regression(values).x)
 
 
 _VERSION = "2"

@@ -7,7 +7,7 @@ GEMM's n and k, an attention's heads) at which a curve or surface was measured a
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -20,7 +20,6 @@ from windtunnel.errors import InputError, check_known, did_you_mean, missing_fil
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
 from windtunnel.model.shape import operator_types
-from windtunnel.pricing.lines import grouped, rising
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,6 +56,14 @@ def text_names(kind: str) -> tuple[str, ...]:
     return tuple(f.name for f in fields(operator_type(kind)) if f.name in _TEXT_FIELDS)
 
 
+def grouped(keys: Sequence[NDArray[Any]], along: Sequence[Floats] = ()) -> list[NDArray[np.intp]]:
+    """Return the rows of each group with equal `keys`, sorted by `along`; groups and columns in lexical order."""
+    order = np.lexsort([*keys, *along][::-1])
+    sorted_keys = np.column_stack([key[order] for key in keys])
+    starts = np.flatnonzero(np.any(sorted_keys[1:] != sorted_keys[:-1], axis=1)) + 1
+    return np.split(order, starts) if len(order) else []
+
+
 @dataclass(frozen=True)
 class MeasurementTable:
     """Seconds of one kind of operator in one format, measured on one device.
@@ -74,7 +81,6 @@ class MeasurementTable:
         longest_share: of a kernel of decode attention that gives every request as many blocks, so that it ends with the
             longest one: the share of the device on which one of many equal requests keeps the memory busy. 0.0 of one
             that balances unequal requests; not kept in files.
-        rises: whether times that fall along an axis are noise, which is pooled away; not kept in files.
 
     Raises:
         InputError: a column of another length, or a time that is not a positive finite number.
@@ -90,7 +96,6 @@ class MeasurementTable:
     is_fitted: bool = False
     steps: Mapping[tuple[float, ...], tuple[float, ...]] = field(default_factory=dict)
     longest_share: float = 0.0
-    rises: bool = False
 
     def __post_init__(self) -> None:
         for name, column in (*self.sites.items(), *self.axes.items(), *self.statistics.items()):
@@ -123,8 +128,7 @@ class MeasurementTable:
         """Return axes and seconds of one site, sorted, with repeated points replaced by their median."""
         rows = self.rows_by_site[site]
         axes = {name: column[rows] for name, column in self.axes.items()}
-        axes, seconds = _without_repeats(axes, self.seconds[rows])
-        return axes, rising(list(axes.values()), seconds) if self.rises else seconds
+        return _without_repeats(axes, self.seconds[rows])
 
     def take(self, rows: NDArray[Any]) -> MeasurementTable:
         """Return the table with only `rows` (a mask or indices)."""

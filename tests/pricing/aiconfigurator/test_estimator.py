@@ -816,12 +816,12 @@ def test_real_tables_price_everything(system: str, engine: str, op: ops.Op) -> N
 
 @installed
 def test_the_shipped_tables_of_h100_are_read_right() -> None:
-    """Spot checks against the rows themselves (aiconfigurator-core 0.12.0); the first is pooled with its neighbours."""
+    """Spot checks against the rows themselves (aiconfigurator-core 0.12.0)."""
     estimator = measured_estimator(H100, None, "vllm", "0.24.0")
     assert isinstance(estimator, TableEstimator)
     gemm = estimator.estimate(ops.Gemm(16.0, 4096, 4096))
     assert gemm.coverage is Coverage.MEASURED
-    assert gemm.seconds == pytest.approx(15.24e-6, abs=0.01e-6)
+    assert gemm.seconds == pytest.approx(15.5e-6, abs=0.1e-6)
     latent = estimator.estimate(LatentDecodeAttention(64.0, 131072.0, 16, 512, 64))
     assert latent.seconds == pytest.approx(3.18e-3, rel=0.02)
     large = estimator.estimate(ops.Gemm(8192.0, 8192, 8192))

@@ -10,8 +10,7 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import HICCUP, KERNELS, Collection, Rows
-from windtunnel.pricing.lines import grouped
-from windtunnel.pricing.table import Floats, MeasurementTable, table_of
+from windtunnel.pricing.table import Floats, MeasurementTable, grouped, table_of
 from windtunnel.versions import version_key
 
 _HEADS = ("num_heads", "num_key_value_heads", "head_dim", "window_size")
@@ -33,7 +32,7 @@ def decode_table(collection: Collection, op: Any) -> MeasurementTable | None:
         rows = _before_fp8_tiles(collection, rows, numbers)
     rows = rows.replaced(latency=sound_latency(collection.engine, rows))
     share = KERNELS.longest_share.get(rows.main_kernel, 0.0)
-    return replace(_table(collection, op, rows, context_tokens=rows["step"] + 1), longest_share=share, rises=True)
+    return replace(_table(collection, op, rows, context_tokens=rows["step"] + 1), longest_share=share)
 
 
 def _table(collection: Collection, op: Any, rows: Rows, **tokens: Floats) -> MeasurementTable:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.pricing.aiconfigurator.collection import HICCUP, KERNELS, Collection, Place, Rows
-from windtunnel.pricing.lines import grouped
-from windtunnel.pricing.table import Floats, MeasurementTable, table_of
+from windtunnel.pricing.table import Floats, MeasurementTable, grouped, table_of
 from windtunnel.versions import version_key
 
 _FUSED_BY = "trtllm"

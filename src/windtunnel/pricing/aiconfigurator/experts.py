@@ -35,9 +35,8 @@ from windtunnel.pricing.aiconfigurator.collection import (
 from windtunnel.pricing.aiconfigurator.gemms import gemm_prices
 from windtunnel.pricing.aiconfigurator.routing import GINI, GINI_OF_RANDOM, as_text, busiest_active, busiest_load
 from windtunnel.pricing.choices import MOE_BACKENDS
-from windtunnel.pricing.lines import grouped
 from windtunnel.pricing.roofline import machine
-from windtunnel.pricing.table import Floats, MeasurementTable, table_of
+from windtunnel.pricing.table import Floats, MeasurementTable, grouped, table_of
 from windtunnel.versions import version_key
 
 
@@ -542,7 +541,7 @@ def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:
 
 def _table_of(op: Experts, rows: Rows, label: str) -> MeasurementTable:
     is_gated = ~np.isin(rows["inter_size"] * 1000 + rows["topk"], KERNELS.not_gated)
-    table = table_of(
+    return table_of(
         op,
         rows.seconds,
         label,
@@ -553,4 +552,3 @@ def _table_of(op: Experts, rows: Rows, label: str) -> MeasurementTable:
         ep=rows["moe_ep_size"],
         gated=is_gated.astype(np.float64),
     )
-    return replace(table, rises=True)

@@ -13,8 +13,7 @@ from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import ENGINES, HICCUP, KERNELS, Collection, Rows
 from windtunnel.pricing.estimator import ANY, TableModel
-from windtunnel.pricing.lines import grouped
-from windtunnel.pricing.table import Floats, MeasurementTable, table_of
+from windtunnel.pricing.table import Floats, MeasurementTable, grouped, table_of
 
 _GEMM_POINT = ("m", "n", "k")
 
@@ -40,7 +39,7 @@ def gemm_table(collection: Collection, op: Any) -> MeasurementTable | None:
         rows = _free_of_launches(rows, donor)
         name = collection.label("gemm", donor).partition(",")[0] if donor else "the roofline"
         label = f"{label}; where launches bound it, {name}"
-    return replace(table_of(op, rows.seconds, label, **rows.columns), rises=True)
+    return table_of(op, rows.seconds, label, **rows.columns)
 
 
 GemmPrices = Callable[[ops.Gemm], "Floats | None"]

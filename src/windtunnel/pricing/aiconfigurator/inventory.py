@@ -18,8 +18,7 @@ from windtunnel.pricing.aiconfigurator import attention, collectives, experts, g
 from windtunnel.pricing.aiconfigurator.collection import Place, Rows, Texts
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, systems_folder
 from windtunnel.pricing.aiconfigurator.published import fetched_folders, is_newer, published
-from windtunnel.pricing.lines import grouped
-from windtunnel.pricing.table import Floats
+from windtunnel.pricing.table import Floats, grouped
 from windtunnel.schema import Schema
 from windtunnel.units import format_bytes
 

@@ -21,9 +21,8 @@ from windtunnel.model.attention.latent import LatentPrefillAttention, SparseLate
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import ENGINES, KERNELS, NEWEST, Collection, Place, Rows
 from windtunnel.pricing.aiconfigurator.gemms import gemm_prices, projection_seconds
-from windtunnel.pricing.lines import grouped
 from windtunnel.pricing.roofline import Roofline
-from windtunnel.pricing.table import Floats, MeasurementTable, table_of
+from windtunnel.pricing.table import Floats, MeasurementTable, grouped, table_of
 
 _PREFILL_POINT, _DECODE_POINT = ("num_heads", "batch_size", "isl"), ("num_heads", "batch_size", "step")
 

@@ -19,8 +19,7 @@ from statistics import NormalDist
 import numpy as np
 
 from windtunnel.pricing.aiconfigurator.collection import KERNELS, MOE_POINT, Rows
-from windtunnel.pricing.lines import grouped
-from windtunnel.pricing.table import Floats
+from windtunnel.pricing.table import Floats, grouped
 
 GINI = 0.25
 """Gini coefficient of tokens per expert in real text: latent attention has 0.24 to 0.3, others less."""
