@@ -20,7 +20,7 @@ ANSWERS = {
     "explain": ("", "A step takes"), "grid": ("", "of 27 points meet the limits"), "train": ("good", "A step takes"),
     "does_not_fit": ("bad", "Does not fit"), "search": ("good", "Best: "),
     "nothing_found": ("bad", "Nothing tried keeps the limits"),
-    "validate": ("", "Median error"), "validate_steps": ("", "median error"),
+    "validate": ("", "Median error"), "validate_steps": ("", "Median error: decode steps"),
     "kernels": ("", "Most of the device's time"), "compare": ("", "TTFT 10.0% longer"), "bench": ("", "Measured: "),
 }  # fmt: skip
 """Page -> the class of its answer, and words of it."""

@@ -120,7 +120,7 @@ def recorded_steps() -> dict[str, StepRun]:
     [
         ("healthy/chat-shared-gpu", "slow_rank", "its steps take 2.1 times their price"),
         ("healthy/open-shared-gpu", "slow_rank", "its steps take 2 times their price"),
-        ("healthy/chat-stalls", "stall", "9 steps of up to 615 ms"),
+        ("healthy/chat-stalls", "stall", "steps of up to 615 ms"),
         ("healthy/open-stalls", "stall", "steps of up to 608 ms"),
         ("healthy/open-one-core", "stall", "steps of up to 61 ms"),
     ],
