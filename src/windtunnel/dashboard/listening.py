@@ -98,7 +98,8 @@ def listening_socket(host: str, port: int, backlog: int) -> socket.socket:
     Raises:
         InputError: the port is taken, or there is no such interface.
     """
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    # asyncio sends small writes at once only on sockets that name their protocol; others wait 40 ms for a delayed ACK.
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, proto=socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
