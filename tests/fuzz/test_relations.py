@@ -86,7 +86,7 @@ def test_a_larger_step_is_never_cheaper(deployment: Any, context: int, batch: in
 def test_a_larger_step_is_never_cheaper_without_tables(
     deployment: Any, device: str, context: int, batch: int, factor: int
 ) -> None:
-    """Without the allowance that measured kernels need, some of which are faster for more tokens (docs/decisions.md)."""
+    """Without the allowance for measured kernels, some of which are faster for more tokens (docs/decisions.md)."""
     fields = {**deployment, "device": device, "engine": "vllm"}
     setup = resolve(wt.scenario(**fields, input_tokens=8000, output_tokens=100, rate_per_s=1.0))
     step_s = explain_step(setup, step_batch(batch, context)).step_s
