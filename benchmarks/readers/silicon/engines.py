@@ -37,6 +37,7 @@ def recorded_engine(name: str, measured: Row, row: Row, server: Row) -> EngineSe
         max_cudagraph_capture_size=row.graph_limit("cuda_graph_max_bs"),
         cudagraph_padding=True if "padding on" in server.text("cuda_graph") else None,
         piecewise_cudagraphs=_piecewise_cudagraphs(server),
+        piecewise_sizes=_piecewise_sizes(name, row, server),
         block_size=server.count_or_none("block_size"),
         gpu_memory_utilization=server.share("gpu_mem_util_or_mem_fraction_static_or_kv_free_fraction"),
         schedule_conservativeness=float(conservativeness[1]) if conservativeness else None,
@@ -81,6 +82,15 @@ def _piecewise_cudagraphs(server: Row) -> bool | None:
     if switch:
         return switch[1] == "on"
     return True if "PIECEWISE" in text else False if "FULL_DECODE_ONLY" in text else None
+
+
+def _piecewise_sizes(name: str, row: Row, server: Row) -> tuple[int, ...] | None:
+    """Return the tokens that TensorRT-LLM's recipes capture where they ask for piecewise graphs: up to a whole step.
+
+    Source: InferenceX `benchmarks/dsr1_fp4_b200_trt_mtp.sh`.
+    """
+    most = row.count_or_none("max_batched_tokens")
+    return (most,) if name == "trtllm" and most and _piecewise_cudagraphs(server) else None
 
 
 def _fused_all_reduce(server: Row) -> bool | None:

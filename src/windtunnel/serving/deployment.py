@@ -229,6 +229,9 @@ class EngineSettings(Schema):
     piecewise_cudagraphs: bool | None = None
     """Steps with prefill run in graphs too, all but attention, up to that many tokens [cudagraph_mode PIECEWISE or
     FULL_AND_PIECEWISE, enable_piecewise_cuda_graph]; SGLang's up to any number, with latent attention up to 2,048."""
+    piecewise_sizes: tuple[int, ...] | None = None
+    """TensorRT-LLM: tokens for which piecewise graphs are captured [torch_compile_config.capture_num_tokens]; None: the
+    sizes of decode."""
     async_scheduling: bool | None = None
     """Host work runs beside the device's step [overlap scheduler]."""
     schedule_conservativeness: NonNegative | None = None

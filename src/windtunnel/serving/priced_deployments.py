@@ -19,6 +19,7 @@ PRICED_SETTINGS = (
     "cudagraph_sizes",
     "cudagraph_padding",
     "piecewise_cudagraphs",
+    "piecewise_sizes",
     "speculative",
     "host",
     "async_scheduling",

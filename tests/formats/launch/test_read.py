@@ -168,7 +168,7 @@ def test_trtllms_file_is_read_and_written(tmp_path: Path) -> None:
         "kv_cache_config": {"free_gpu_memory_fraction": 0.8, "enable_block_reuse": False, "dtype": "fp8"},
         "cuda_graph_config": {"batch_sizes": [1, 8, 16], "enable_padding": True},
         "attention_dp_config": {"enable_balance": True, "timeout_iters": 60},
-        "torch_compile_config": {"enable_piecewise_cuda_graph": True},
+        "torch_compile_config": {"enable_piecewise_cuda_graph": True, "capture_num_tokens": [256, 1152]},
         "moe_config": {"backend": "CUTLASS"},
         "disable_overlap_scheduler": True,
     }
@@ -186,6 +186,7 @@ def test_trtllms_file_is_read_and_written(tmp_path: Path) -> None:
         "attention_dp_timeout_iters": 60,
         "attention_dp_batching_wait_iters": 10,
         "piecewise_cudagraphs": True,
+        "piecewise_sizes": [256, 1152],
         "moe_backend": "cutlass",
         "async_scheduling": False,
     }
@@ -195,7 +196,7 @@ def test_trtllms_file_is_read_and_written(tmp_path: Path) -> None:
     assert written["cuda_graph_config"] == {"batch_sizes": [1, 8, 16], "enable_padding": True}
     assert written["disable_overlap_scheduler"] is True
     assert written["attention_dp_config"] == {"enable_balance": True, "timeout_iters": 60, "batching_wait_iters": 10}
-    assert written["torch_compile_config"] == {"enable_piecewise_cuda_graph": True}
+    assert written["torch_compile_config"] == content["torch_compile_config"]
 
 
 @pytest.mark.parametrize(

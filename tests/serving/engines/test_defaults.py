@@ -36,6 +36,7 @@ TENSORRTS_OWN = {
     "batch_wait_max_tokens_ratio",
     "attention_dp_timeout_iters",
     "attention_dp_batching_wait_iters",
+    "piecewise_sizes",
 }
 OTHER_SCHEDULERS_OWN = {"watermark_fraction", "max_waiting_steps"}
 UNSET = {

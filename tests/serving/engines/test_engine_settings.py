@@ -84,6 +84,12 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "cudagraph_sizes": ([512], BUSY | {"model": "llama-3.2-3b"}),
     "cudagraph_padding": (OTHER, BUSY | {"model": "llama-3.2-3b"}),
     "piecewise_cudagraphs": (OTHER, GRAPHS | {"model": "llama-3.2-1b", ENGINE + "host": {"launch_s": 0.001}}),
+    "piecewise_sizes": (
+        [1],
+        GRAPHS
+        | {"model": "llama-3.2-1b", ENGINE + "host": {"launch_s": 0.001}}
+        | {ENGINE + "piecewise_cudagraphs": True, ENGINE + "max_cudagraph_capture_size": 512},
+    ),
     "async_scheduling": (OTHER, {}),
     "schedule_conservativeness": (0.1, TIGHT),
     "sampler": ("triton", {"workload.sampling": {"temperature": 1.0, "top_p": 0.9}}),

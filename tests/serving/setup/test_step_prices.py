@@ -125,8 +125,41 @@ def test_the_host_pays_for_calls_of_nvfp4_experts_outside_graphs() -> None:
     layers = nvfp4.model.num_layers
     assert beyond - num_launches(fp8, graphs, 513) > 20 * layers
     assert inside == num_launches(fp8, graphs, 512)
-    trtllm = EngineSettings(name="trtllm", max_cudagraph_capture_size=512)
+    trtllm = EngineSettings(name="trtllm", version="1.1.0", max_cudagraph_capture_size=512)
     assert num_launches(nvfp4, trtllm, 513) < beyond - 20 * layers
+
+
+def test_a_release_may_take_the_host_longer_for_the_same_operators() -> None:
+    """TensorRT-LLM from 1.2.0rc6 on: 16 more launches for each of DeepSeek-R1's 58 layers of experts, and 7 for each of
+    its 61 attentions; in piecewise graphs for the attentions alone."""
+    shard = Shard(model("deepseek-ai/DeepSeek-R1-0528"), Precision(), Parallelism(tp=8))
+    graphs = {"piecewise_cudagraphs": True, "max_cudagraph_capture_size": 8, "piecewise_sizes": (256, 1152)}
+    before, now = (
+        num_launches(shard, EngineSettings(name="trtllm", version=version, **graphs), np.array([1152, 1153]))
+        for version in ("1.1.0", "1.2.0rc6.post2")
+    )
+    assert now - before == pytest.approx([7 * 61, 16 * 58 + 7 * 61])
+
+
+def test_trtllm_quantises_inputs_of_block_scaled_products_alone_apart() -> None:
+    engine = EngineSettings(name="trtllm")
+    bf16, fp8, block = (
+        num_launches(Shard(model("Qwen/Qwen3-8B"), Precision(weights=form), Parallelism()), engine, 1)
+        for form in (Format.BF16, Format.FP8, Format.FP8_BLOCK)
+    )
+    assert bf16 == fp8
+    assert block - fp8 == 4 * 36  # two products of attention and two of the feed-forward
+
+
+def test_drafts_take_the_host_time_in_steps_with_prompts() -> None:
+    shard = Shard(model("deepseek-ai/DeepSeek-R1-0528"), Precision(), Parallelism(tp=8))
+    plain = EngineSettings(name="trtllm", cudagraph_sizes=(1, 2, 4))
+    drafts = Speculative(method="mtp", num_draft_tokens=3, acceptance_fraction=0.5)
+    drafted = msgspec.structs.replace(plain, speculative=drafts)
+    assert num_launches(shard, drafted, 100) - num_launches(shard, plain, 100) == 3 * 300
+    assert num_launches(shard, drafted, 16, decode_queries=4) == 0
+    ngram = msgspec.structs.replace(plain, speculative=msgspec.structs.replace(drafts, method="ngram"))
+    assert num_launches(shard, ngram, 100) == num_launches(shard, plain, 100)
 
 
 @pytest.mark.parametrize(("name", "of_layer"), [("dense", 10), ("experts", 9)])
@@ -188,11 +221,12 @@ def test_sglang_captures_chunks_in_pieces_where_it_can() -> None:
 
 
 def test_experts_of_one_call_are_launched_by_it() -> None:
-    """TensorRT-LLM's, and FlashInfer's where it is named: two launches, else eight; of vLLM's NVFP4 experts thirty."""
+    """TensorRT-LLM's to 1.1, and FlashInfer's where named: two launches, else eight; of vLLM's NVFP4 experts thirty."""
     shard = priced("experts").shard
     four_bits = replace(shard, precision=msgspec.structs.replace(shard.precision, experts=Format.NVFP4))
     one_by_one = num_launches(shard, EngineSettings(), 1)
-    for where, engine in ((shard, EngineSettings(name="trtllm")), (shard, EngineSettings(moe_backend="cutlass"))):
+    trtllm = EngineSettings(name="trtllm", version="1.1.0")
+    for where, engine in ((shard, trtllm), (shard, EngineSettings(moe_backend="cutlass"))):
         assert one_by_one - num_launches(where, engine, 1) == 6 * shard.model.num_layers
     assert num_launches(four_bits, EngineSettings(), 1) - one_by_one == 22 * shard.model.num_layers
     assert num_launches(four_bits, EngineSettings(moe_backend="marlin"), 1) == one_by_one

@@ -65,10 +65,14 @@ class Launches(Schema):
     """Launches that take the host as long as its call of experts in NVFP4; 0: as other experts."""
     kernels: dict[str, int] = {}
     """Launch -> its kernels, where they are not those of a compiled model."""
-    quantises_apart: bool = False
-    """A kernel of its own quantises the input of a GEMM of less than 16 bits."""
+    quantises_apart: tuple[Format, ...] = ()
+    """Formats of GEMMs whose input a kernel of its own quantises."""
+    of_draft: int = 0
+    """Launches that take the host as long as a draft token of a model in a step with prefill."""
     of_shared_gate: int = 0
     """Kernels of the gate of shared experts."""
+    outside_pieces: tuple[str, ...] = ()
+    """Launches beside attention's that no piecewise graph covers."""
     of_collective_in_pieces: int = 0
     """Launches for each collective of a step in piecewise graphs."""
     graphs_count_requests: bool = False

@@ -4,6 +4,7 @@ A setting that a scheduler never reads is refused, so that nobody relies on a se
 only for the model, the workload or a degree of 1 is accepted: a search passes through it.
 """
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,7 @@ from windtunnel.plugins import Registry
 from windtunnel.schema import Schema, read_yaml
 from windtunnel.serving import codes
 from windtunnel.serving.deployment import EngineSettings, HostOverheads
-from windtunnel.serving.engines.contract import Scheduler, owner_of, scheduler_of, schedulers
+from windtunnel.serving.engines.contract import Scheduler, behaviour_of, owner_of, scheduler_of, schedulers
 from windtunnel.versions import version_key
 
 ENGINE_SCHEDULERS = codes.SCHEDULERS
@@ -98,6 +99,8 @@ class VersionDefaults(Schema):
     """Settings of a pipeline stage of one device."""
     profiling: Profiling | None = None
     """None: that of the version before."""
+    kernels: dict[str, int] = {}
+    """As `Launches.kernels`; each stays for newer versions."""
     static_memory: bool = False
     """True: `gpu_memory_utilization` is what the engine's reserves leave, `Engine.memory_share`."""
 
@@ -194,6 +197,12 @@ def profiling_of(settings: EngineSettings) -> Profiling:
     """Return the profiling run of an engine version."""
     _, entries = _entries(settings, None)
     return next((entry.profiling for entry in reversed(entries) if entry.profiling is not None), Profiling())
+
+
+def kernels_of(settings: EngineSettings) -> Mapping[str, int]:
+    """Return the launches whose kernels an engine version counts otherwise than a compiled model does."""
+    _, entries = _entries(settings, None)
+    return dict(ChainMap(*(entry.kernels for entry in reversed(entries)), behaviour_of(settings.name).launches.kernels))
 
 
 def _entries(settings: EngineSettings, device: Device | None) -> tuple[str, list[VersionDefaults]]:

@@ -9,10 +9,11 @@ from windtunnel.model.feed_forward.experts import Experts, ExpertsFeedForward
 from windtunnel.model.launches.forward import decode_launches, head_launches, prefill_launches, token_launches
 from windtunnel.model.launches.lora import lora_launches
 from windtunnel.model.operators import Gemm, Launch
-from windtunnel.model.precision import ACTIVATION_BITS, Format
+from windtunnel.model.precision import Format
 from windtunnel.model.shape import Shard
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.contract import Launches, behaviour_of, engine_of
+from windtunnel.serving.engines.defaults import kernels_of
 
 LAUNCHES_OF_EXPERTS = 8
 """Kernels of experts, launched one by one: tokens sorted by expert, quantised, the first product, activation,
@@ -76,12 +77,15 @@ def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any, decode_q
     attention = (decode_launches if decode_queries else prefill_launches)(shard, 1.0, 1.0)
     head = head_launches(shard, 1.0)
     added = () if shard.lora is None else tuple(lora_launches(shard, 1.0, 1.0))
-    launches = (*token_launches(shard, 1.0), *added, *attention, *head)
+    tokens = token_launches(shard, 1.0)
+    launches = (*tokens, *added, *attention, *head)
     kernels = sum(launch.count * _kernels_of(launch, shard, engine, behaviour) for launch in launches)
     kernels += _unlisted_kernels(shard, behaviour)
     pieces = sum(launch.count for launch in head)
     for launch in attention:
         pieces += launch.count * max(LAUNCHES_AN_ATTENTION, 1 + _kernels_of(launch, shard, engine, behaviour))
+    outside = [launch for launch in tokens if launch.name in behaviour.outside_pieces]
+    pieces += sum(launch.count * _kernels_of(launch, shard, engine, behaviour) for launch in outside)
     collectives = sum(launch.count for launch in launches if launch.op.is_communication)
     pieces += behaviour.of_collective_in_pieces * collectives
     if decode_queries:
@@ -89,10 +93,12 @@ def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any, decode_q
         is_padded = engine.cudagraph_padding is not False and captured.size
         in_graph = np.asarray(num_tokens) <= captured[-1] if is_padded else np.isin(num_tokens, captured)
         return np.where(in_graph, 0.0, float(kernels)) * num_batches(engine, num_tokens, engine.overlap_decode_tokens)
+    drafts = engine.speculative.num_draft_tokens if engine.speculative and engine.speculative.method != "ngram" else 0
     sizes = graph_sizes(engine)
     in_pieces = engine.piecewise_cudagraphs and sizes.size
     largest = engine_of(engine.name).most_tokens_in_pieces(shard, engine, float(sizes[-1])) if in_pieces else 0.0
     launched = np.where(np.asarray(num_tokens) <= largest, float(min(pieces, kernels)), float(kernels))
+    launched = launched + behaviour.of_draft * drafts
     return launched * num_batches(engine, num_tokens, engine.overlap_prefill_tokens)
 
 
@@ -115,7 +121,7 @@ def _num_gaps(shard: Shard, engine: EngineSettings) -> float:
     A fused all-reduce computes the norm behind it, and starts before the kernel before it ends (programmatic dependent
     launch: `launch_with_pdl` in vLLM 0.20 `allreduce_rms_fusion.py` and SGLang 0.5.10 `flashinfer_comm_fusion.py`).
     """
-    kernels = behaviour_of(engine.name).launches.kernels
+    kernels = kernels_of(engine)
     launches = (*token_launches(shard, 1.0), *decode_launches(shard, 1.0, 1.0), *head_launches(shard, 1.0))
     fused = ("norm", "all_reduce") if engine.fused_all_reduce and shard.tp > 1 else ()
     waiting = (launch for launch in launches if getattr(launch.op, "name", getattr(launch.op, "op", "")) not in fused)
@@ -124,14 +130,15 @@ def _num_gaps(shard: Shard, engine: EngineSettings) -> float:
 
 def _kernels_of(launch: Launch, shard: Shard, engine: EngineSettings, behaviour: Launches) -> int:
     """Count the kernels of one execution of `launch`, where the host launches all of them."""
-    if isinstance(launch.op, Experts):
+    kernels = kernels_of(engine).get(launch.name)
+    if isinstance(launch.op, Experts) and not kernels:
         is_prepared = engine.moe_backend is None or engine.moe_backend in FUSED_EXPERTS
         if launch.op.format is Format.NVFP4 and behaviour.of_nvfp4_experts and is_prepared:
             return behaviour.of_nvfp4_experts
         return LAUNCHES_OF_FUSED_EXPERTS if _has_fused_experts(shard, engine, behaviour) else LAUNCHES_OF_EXPERTS
-    kernels = behaviour.kernels.get(launch.name) or launch.op.num_kernels
-    is_narrow = isinstance(launch.op, Gemm) and ACTIVATION_BITS[launch.op.format] < ACTIVATION_BITS[Format.BF16]
-    return 2 * kernels if is_narrow and behaviour.quantises_apart else kernels
+    kernels = kernels or launch.op.num_kernels
+    is_quantised = isinstance(launch.op, Gemm) and launch.op.format in behaviour.quantises_apart
+    return 2 * kernels if is_quantised else kernels
 
 
 def _has_fused_experts(shard: Shard, engine: EngineSettings, behaviour: Launches) -> bool:

@@ -86,6 +86,7 @@ def write_file(engine: EngineSettings, parallelism: Parallelism, kv_cache: str |
         ("batch_wait_max_tokens_ratio", engine.batch_wait_max_tokens_ratio),
         ("attention_dp_config", balances if balance else None),
         ("torch_compile_config.enable_piecewise_cuda_graph", engine.piecewise_cudagraphs or None),
+        ("torch_compile_config.capture_num_tokens", engine.piecewise_sizes and list(engine.piecewise_sizes)),
         ("moe_config.backend", engine.moe_backend.upper() if engine.moe_backend else None),
         ("cuda_graph_config.batch_sizes", engine.cudagraph_sizes and list(engine.cudagraph_sizes)),
         ("cuda_graph_config.max_batch_size", largest if engine.cudagraph_sizes is None and largest else None),

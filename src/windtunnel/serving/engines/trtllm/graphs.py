@@ -1,5 +1,6 @@
 """TensorRT-LLM's CUDA graphs."""
 
+from windtunnel.model.shape import Shard
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.versions import version_key
 
@@ -22,3 +23,11 @@ def captured_sizes(engine: EngineSettings) -> list[int]:
     else:
         sizes = [1, 2, 4, *range(8, 129, 8), *doubled]
     return sorted({*(size for size in sizes if size <= largest), largest})
+
+
+def most_tokens_in_pieces(_shard: Shard, engine: EngineSettings, largest: float) -> float:
+    """Return the tokens up to which a step with prefill runs in piecewise graphs.
+
+    Source: `tensorrt_llm/_torch/pyexecutor/model_engine.py`, `_piecewise_cuda_graph_num_tokens` (1.0 to 1.2).
+    """
+    return largest if engine.piecewise_sizes is None else float(max(engine.piecewise_sizes, default=0))
