@@ -25,14 +25,18 @@ class Schema(
     """A frozen, strictly decoded struct. Equality and hash are by value.
 
     The range of a field of numbers is part of its type, as one of the checks below: `Annotated[float, check_positive]`.
-    A `__post_init__` of a subclass calls this one first.
+    `check` of a subclass says what its fields must be besides; they are in their ranges then.
     """
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless every number is in the range of its field."""
+        """Raise ValueError unless every number is in the range of its field, and `check` finds nothing wrong."""
         for name, check in _ranges(type(self)):
             if isinstance(value := getattr(self, name), int | float):
                 check(**{name: value})
+        self.check()
+
+    def check(self) -> None:
+        """Raise ValueError unless the fields go together."""
 
     def over(self, default: Self) -> Self:
         """Merge with `default`: own values win, `default` fills the gaps, which are None."""

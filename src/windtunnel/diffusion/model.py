@@ -47,8 +47,7 @@ class Decoder(Schema):
     temporal_scale: AtLeastOne = 1
     """Frames of a latent frame; the first frame stands alone. Above 1, convolutions have three dimensions."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         check_between(1, 10, **{"the number of channels": len(self.channels)})
 
     @property
@@ -89,8 +88,7 @@ class DiffusionModel(Schema, kw_only=True):
     """With height, width and frames: what the publisher recommends."""
     sources: dict[str, str] = {}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if self.hidden_size % self.head_dim:
             raise ValueError(f"hidden_size is {self.hidden_size}, which head_dim {self.head_dim} does not divide")
         if not self.blocks:

@@ -38,8 +38,7 @@ class PowerTerms(Schema):
     carbon_g_per_kwh: NonNegative | None = None
     """Grams of CO2 equivalent that a kilowatt-hour of the grid stands for; None leaves them out."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         check_at_least(1, pue=self.pue)
 
     def slower(self, design_w: float | None) -> float:

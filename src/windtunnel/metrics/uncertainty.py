@@ -74,8 +74,7 @@ class Spread(Schema):
     p90: float
     num_runs: int
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if not 0 < self.p10 <= self.p50 <= self.p90:
             raise ValueError(f"the quantiles {self.p10}, {self.p50}, {self.p90} do not ascend from above 0")
 

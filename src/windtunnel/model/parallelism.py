@@ -17,8 +17,7 @@ class FeedForwardSide(Schema):
     microbatches: AtLeastOne = 3
     """Parts of a decode step's batch that are on their way between the sides at a time."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if self.devices % self.groups:
             raise ValueError(f"ep = {self.ep} does not divide the {self.devices} devices of ffn")
 
@@ -43,8 +42,7 @@ class Parallelism(Schema):
     ffn: FeedForwardSide | None = None
     """Devices beside these that compute the feed-forwards; None: each device computes both."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if (self.tp * self.attention_dp) % self.ep:
             raise ValueError(f"ep = {self.ep} does not divide tp x attention_dp = {self.tp * self.attention_dp}")
         if self.ffn is not None and (self.ep > 1 or self.pp > 1):

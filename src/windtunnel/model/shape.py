@@ -287,8 +287,7 @@ class LayerGroup(Schema):
     num_norms: int = 2
     """Norms over the hidden size in each layer (Gemma 2 and 3 have four; parallel blocks and single parts one)."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if self.attention is None and self.feed_forward is None:
             raise ValueError("a layer has neither attention nor a feed-forward; at least one of them is needed")
 

@@ -43,8 +43,7 @@ class EcnThreshold(Schema):
     max_probability: Annotated[float, check_fraction]
     """`PMAX_MAP`: just below `max_bytes`."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if not 0 <= self.min_bytes < self.max_bytes:
             raise ValueError(f"min_bytes = {self.min_bytes} is not below max_bytes = {self.max_bytes}")
 
@@ -158,8 +157,7 @@ class NetworkSettings(Schema):
     else the defaults.
     """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if self.backend not in BACKENDS:
             raise ValueError(f"backend is {self.backend!r}; known: {', '.join(BACKENDS.names())}")
         # Encoding leaves out a default that is the same object, which a decoded string is not.
@@ -176,8 +174,8 @@ class ClusterNetwork(NetworkSettings):
     """A topology file, a type with parameters (`dcn_plus:num_gpus=512,num_spines=4`) or a node of the catalog. None:
     as many of the deployment's nodes as it needs, on rails."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         if self.compat is not None:
             raise ValueError("compat is for `windtunnel network run` and `windtunnel collective`; leave it out here")
 

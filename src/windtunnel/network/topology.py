@@ -52,8 +52,7 @@ class _Servers(Schema):
     error_fraction: Annotated[float, _check_loss] = 0.0
     """`-er`: packets lost on each link."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if self.num_gpus % self.gpus_per_server:
             raise ValueError(f"gpus_per_server = {self.gpus_per_server} does not divide num_gpus = {self.num_gpus}")
         check_size(GPUs=self.num_gpus)
@@ -131,8 +130,8 @@ class FatTree(_Servers, tag="fat_tree"):
     oversubscription: float = 1.0
     """Ports down of a leaf for each port up."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         if self.num_tiers not in (2, 3):
             raise ValueError(f"num_tiers is {self.num_tiers}; 2 or 3 is possible")
         if self.oversubscription <= 0 or self.ports_up < 1 or self.ports_down < 1:
@@ -196,8 +195,8 @@ class NvLinkDomains(_Servers, tag="nvl"):
     num_spines: AtLeastOne = 16
     leaf_spine_bytes_per_s: Positive = 800 * GBPS
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         if self.gpus_per_server % self.num_rails:
             raise ValueError(f"num_rails = {self.num_rails} does not divide gpus_per_server = {self.gpus_per_server}")
 
@@ -320,8 +319,8 @@ class Dragonfly(_Servers, tag="dragonfly"):
     global_links_per_switch: AtLeastOne = 2
     switch_bytes_per_s: Positive = 400 * GBPS
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         num_joined = self.switches_per_group * self.global_links_per_switch + 1
         if self.num_groups > num_joined:
             raise ValueError(f"num_gpus = {self.num_gpus} needs {self.num_groups} groups; {num_joined} can be joined")

@@ -44,8 +44,7 @@ class Offer(Schema):
     source: str = ""
     date: str = ""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         check_at_least(1, pue=self.pue)
         if (self.purchase_usd is None) != (self.years is None):
             raise ValueError("purchase_usd and years belong together")

@@ -61,8 +61,7 @@ class Inferred(schema.Schema):
     median_error: dict[str, float] = {}
     """Metric -> median |error| with the settings inferred from runs of other configurations."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         unknown = [name for name in self.settings if name not in EngineSettings.__struct_fields__]
         if unknown:
             raise ValueError(f"settings.{unknown[0]} is no setting of an engine")
@@ -150,8 +149,7 @@ class Calibration(schema.Schema):
                 return inferred.settings
         return {}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         schema.check_positive(**{f"factors.{name}": value for name, value in self.factors.items()})
         schema.check_fraction(**{f"acceptance.{name}": value for name, value in self.acceptance.items()})
         unknown = [name for name in (*self.spread, *self.spread_assumed) if name not in METRICS]

@@ -75,8 +75,7 @@ class Speculative(Schema):
     draft_model: str | None = None
     """A catalog name, of method `draft_model`."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         for share in self.acceptance_by_position:
             check_fraction(acceptance_fraction=share)
         if len(self.acceptance_by_position) != self.num_draft_tokens:
@@ -120,8 +119,7 @@ class KvTier(Schema):
     name: str = "host"
     shared_by: Literal["replica", "deployment"] = "replica"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if self.name == "device":
             raise ValueError("a KV tier cannot be named 'device': that is the pool above all tiers")
 
@@ -147,8 +145,7 @@ class Lora(Schema):
     disk_bytes_per_s: Positive = 2e9
     """Rate at which adapters are read into host memory. The default is assumed: a solid-state disk."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if self.max_loras and self.max_cpu_loras and self.max_cpu_loras < self.max_loras:
             raise ValueError(f"max_cpu_loras is {self.max_cpu_loras}; at least max_loras = {self.max_loras} is needed")
 
@@ -299,8 +296,7 @@ class EngineSettings(Schema):
     """None: the model is served without LoRA adapters [enable-lora]."""
     host: HostOverheads = HostOverheads()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         check_at_least(1, cudagraph_sizes=min(self.cudagraph_sizes or (1,)))
         names = [tier.name for tier in self.kv_tiers or ()]
         if len(set(names)) < len(names):
@@ -328,8 +324,7 @@ class TargetScaling(Schema, tag="target", tag_field="type"):
     scale_down_after_s: NonNegative = 300.0
     """Replicas are stopped once every look during this time has found too many."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         for name in ("scale_up_after_s", "scale_down_after_s"):
             if getattr(self, name) > MOST_LOOKS * self.interval_s:
                 raise ValueError(f"{name} is {getattr(self, name):g}; it spans more than {MOST_LOOKS:,} looks")
@@ -351,8 +346,7 @@ class ScheduledScaling(Schema, tag="schedule", tag_field="type"):
 
     changes: tuple[ReplicaChange, ...]
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         times = [change.at_s for change in self.changes]
         if not times:
             raise ValueError("changes is empty")
@@ -423,8 +417,7 @@ class Faults(Schema):
     """`resume`: the prompt is sent again with the tokens streamed so far and continues (NVIDIA Dynamo's request
     migration); `start_over`: the prompt alone, as a client's retry."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if (self.device_mtbf_s is None) != (self.mttr_s is None):
             raise ValueError("device_mtbf_s and mttr_s go together")
         if self.device_mtbf_s is None and not self.scheduled:
@@ -466,8 +459,7 @@ class Transfer(Schema):
     local_prefill_tokens: Whole = 0
     """Tokens up to which prompts are prefilled where they decode."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if self.first_token == "decode" and self.streamed_by == "prefill":
             raise ValueError("first_token is decode, so that streamed_by cannot be prefill")
 
@@ -480,8 +472,7 @@ class Profile(Schema):
     """Method between measured points: `interpolation` reads the tables as they are; the others fit them first; `auto`
     takes for each table the one with the least error on points left out."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         known = estimators()
         if self.estimator not in known:
             raise ValueError(f"estimator is {self.estimator!r}; known: {', '.join(known)}")
@@ -539,8 +530,7 @@ class Deployment(Schema):
     network: ClusterNetwork | None = None
     """Network between the nodes of a replica; None takes closed forms over their published links."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if self.router not in BUILT_IN_ROUTERS and not is_own_router(self.router):
             known = (*BUILT_IN_ROUTERS, *OWN_ROUTERS.names(), "module:function")
             raise ValueError(f"router is {self.router!r}; known: {', '.join(known)}")

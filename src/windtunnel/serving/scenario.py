@@ -47,8 +47,7 @@ class Scenario(Schema):
     slo: Slo | None = None
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         check_seed(self.seed)
         if isinstance(self.model, Mapping):
             msgspec.structs.force_setattr(self, "model", catalog.model(self.model))

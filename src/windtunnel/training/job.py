@@ -57,8 +57,7 @@ class TrainingParallelism(Schema):
     """How tokens reach experts: each on its own, once for each node and copied there (DeepEP), or so and in the order
     of experts (HybridEP). None: as the framework does."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         stages = self.layers_per_stage
         if stages is not None and min(stages, default=-1) < 0:
             raise ValueError(f"layers_per_stage is {list(stages)}; no stage has fewer than 0 layers")
@@ -204,8 +203,7 @@ class TrainingFaults(Schema):
     jitter_by_doubling: Annotated[float, check_non_negative] | None = None
     """Share of a step that each doubling of the devices beyond eight costs; None: what clusters lose in the median."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if self.restart_s < 0 or not 0 <= self.straggler_fraction < 1:
             raise ValueError("restart_s is at least 0 and straggler_fraction from 0 to below 1")
 

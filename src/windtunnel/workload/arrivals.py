@@ -68,8 +68,7 @@ class ClosedLoop(Schema, tag="closed_loop", tag_field="type"):
     cv: float = 1
     """Coefficient of variation of the gaps between releases, as in `Gamma`: 1 is Poisson, 0 equal gaps."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if self.rate_per_s is None and self.cv != 1:
             raise ValueError(f"cv is {self.cv}, but without rate_per_s all requests are released at 0 s")
         if self.cv != 0:
@@ -99,8 +98,7 @@ class RateCurve(Schema, tag="curve", tag_field="type"):
     scale: Positive = 1.0
     """Factor on every rate."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if not self.points:
             raise ValueError("points is empty")
         times_s = [point.at_s for point in self.points]

@@ -24,9 +24,8 @@ class Fixed(Schema, tag="fixed", tag_field="type"):
 class Bounded(Schema):
     """A distribution from `min_tokens` to `max_tokens`, which may be None."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         """Raise ValueError where the bounds are out of order."""
-        super().__post_init__()
         least, largest = (getattr(self, name) for name in ("min_tokens", "max_tokens"))
         if largest is not None and least > largest:
             raise ValueError(f"min_tokens is {least}, above max_tokens, which is {largest}")
@@ -72,8 +71,8 @@ class Zipf(Bounded, tag="zipf", tag_field="type"):
     min_tokens: Tokens
     max_tokens: Tokens
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         if self.max_tokens - self.min_tokens >= MAX_DISTINCT_TOKENS:
             raise ValueError(f"max_tokens - min_tokens must be below {MAX_DISTINCT_TOKENS}")
 
@@ -92,8 +91,7 @@ class Empirical(Schema, tag="empirical", tag_field="type"):
     column: str | None = None
     """Column of the file; None takes its column of input or output lengths, depending on which are drawn."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if (self.values is None) == (self.path is None):
             raise ValueError("an empirical distribution needs either values or path")
         if self.path is not None and self.weights is not None:

@@ -58,8 +58,7 @@ class Images(Schema, kw_only=True):
     tokens_per_image: Tokens | None = None
     """Tokens of an image; None: by the model's own rule."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         _check(self)
         if (self.width is None) != (self.height is None) or (self.width is None) != bool(self.sizes):
             raise ValueError("images need either width and height, or sizes")
@@ -101,8 +100,7 @@ class Videos(Schema, kw_only=True):
     tokens_per_video: Tokens | None = None
     """Tokens of a video; None: by the model's own rule."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         _check(self)
         if (self.frames is None) == (self.seconds is None):
             raise ValueError("a video needs either frames or seconds")

@@ -133,8 +133,7 @@ class RequestSource(Schema):
         """Whether requests end with their prompt: embeddings or scores."""
         return False
 
-    def _check_streams(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if (self.total_tokens is None) != (self.input_to_output_ratio is None):
             raise ValueError("total_tokens and input_to_output_ratio must be given together")
         if self.total_tokens is not None and (self.input_tokens is not None or self.output_tokens is not None):
@@ -187,9 +186,8 @@ class Tenant(RequestSource, kw_only=True):
     slo: Slo | None = None
     """Limits of the tenant; None takes the scenario's."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_streams()
+    def check(self) -> None:
+        super().check()
         if self.share is not None and self.arrivals is not None:
             raise ValueError(f"tenant {self.name!r} has both a share and arrivals; give one or the other")
         if isinstance(self.arrivals, ClosedLoop):
@@ -249,9 +247,8 @@ class Workload(RequestSource):
     """Sampling parameters of every request. None: greedy, as benchmark clients ask, where lengths are drawn; the
     model's generation config for real traffic, which a trace or a model of clients gives."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_streams()
+    def check(self) -> None:
+        super().check()
         self._check_task()
         self._check_lengths_seed()
         if self.has_media and self.sessions is not None and self.sessions.max_context_tokens is not None:

@@ -22,8 +22,7 @@ class UniformSeconds(Schema, tag="uniform", tag_field="type"):
     min_s: NonNegative
     max_s: NonNegative
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if self.min_s > self.max_s:
             raise ValueError(f"min_s is {self.min_s:g}, above max_s, which is {self.max_s:g}")
 
@@ -44,8 +43,7 @@ class Geometric(Schema, tag="geometric", tag_field="type"):
     mean: float
     least: Annotated[int, check_non_negative] = 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         check_between(self.least, MAX_TURNS, mean=self.mean)
 
 
@@ -55,8 +53,7 @@ class UniformCount(Schema, tag="uniform", tag_field="type"):
     least: int
     most: int
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if not 0 <= self.least <= self.most <= MAX_TURNS:
             raise ValueError(f"0 <= least <= most <= {MAX_TURNS} is needed, not {self.least} and {self.most}")
 
@@ -68,8 +65,7 @@ class EmpiricalCount(Schema, tag="empirical", tag_field="type"):
     weights: tuple[float, ...] | None = None
     """Relative frequency of each value; None means equal."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         check_values(0, MAX_TURNS, self.values, self.weights)
 
 

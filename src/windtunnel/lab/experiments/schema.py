@@ -76,8 +76,7 @@ class Experiment(schema.Schema):
     ncu_options: NcuOptions = NcuOptions()
     torch_options: TorchOptions = TorchOptions()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if not self.prompt and self.prompt_tokens is None:
             raise ValueError("prompt is empty; at least one token is needed")
 

@@ -30,8 +30,7 @@ class Evaluation(Schema):
     refused: str = ""
     """Reason why the point cannot be deployed; nothing was simulated then."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         # Encoding leaves out a default that is the same object, which a decoded 0.0 is not.
         for name in ("load", "beaten_by"):
             if getattr(self, name) == 0.0:

@@ -94,8 +94,7 @@ class Space(Schema):
     """Most streams that a finalist meets."""
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         check_seed(self.seed)
         check_at_least(1, finalists=self.finalists)
         check_between(1, MOST_SEEDS, finalist_seeds=self.finalist_seeds)

@@ -119,8 +119,7 @@ class EngineDefaults(Schema):
     window_architectures: tuple[str, ...] | None = None
     """Model types to which `window_kv` applies, the KV of others is kept in full; None: all."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         first = self.versions[0].settings if self.versions else EngineSettings()
         if absent := [name for name in NEEDED if getattr(first, name) is None]:
             raise ValueError(f"settings of the first of versions lack {', '.join(absent)}, which have no other default")
