@@ -149,15 +149,19 @@ def test_a_load_takes_as_many_replicas_as_it_needs(study: Study) -> None:
 
 
 @pytest.mark.compiled
-def test_a_load_that_is_not_sure_is_said_to_take_more_replicas(study: Study) -> None:
+def test_a_load_that_is_not_sure_is_said_with_the_least_that_is(study: Study) -> None:
     outcome = study.outcomes[0]
     cheapest = fleets(outcome, 1e-3, 1)[0]
     least, mean = outcome.at_least(cheapest.index), outcome.mean(cheapest.index).load
     assert least is not None
     assert 0 < least < mean
     assert fleets(outcome, mean * 0.999, 1)[0].index == cheapest.index
-    assert "To be 95% sure of" in recommendation(study, mean * 0.999)
-    assert "requests/s, take 2 replicas, for $" in recommendation(study, mean * 0.999)
+    surest = fleets(outcome, mean * 0.999, 1, is_sure=True)[0]
+    assert surest.usd_per_hour is not None
+    assert surest.usd_per_hour < 2 * outcome.mean(cheapest.index).figures["usd_per_hour"]
+    title = point_at(study.space, surest.index).title
+    said = f"requests/s, take 1 replica of {title}, for ${surest.usd_per_hour:,.2f}/h"
+    assert said in recommendation(study, mean * 0.999)
     assert "To be 95% sure" not in recommendation(study, least * 0.999)
 
 

@@ -9,7 +9,7 @@ from windtunnel.report.render.json import version
 from windtunnel.report.report import Block, Card, Cards, Facts, OnPage, Report, Section, Table
 from windtunnel.report.search.figures import burst_document, held_text, limit_text
 from windtunnel.report.serving.run import limit_card
-from windtunnel.report.serving.setup import deployment_line, load_line, model_line
+from windtunnel.report.serving.setup import deployment_line, deployment_text, load_line, model_line
 from windtunnel.schema import encode
 from windtunnel.search.capacity.capacity import Capacities
 from windtunnel.search.capacity.probe import MOST_GROWTH, growth
@@ -24,8 +24,9 @@ def capacity_report(capacities: Capacities) -> Report:
     """Return the report of a capacity: the load, what limits it, and the latencies at that load."""
     unit = "clients" if capacities.is_closed else "requests/s"
     deployment, setup = capacities.scenario.deployment, capacities.setup
-    served = "; ".join(f"{pool.name}: {pool.replicas} x {pool.role}" for pool in deployment.pools)
-    lead = [served or deployment_line(setup, deployment.replicas), load_line(capacities.scenario, says_rate=False)]
+    replicas = deployment.fewest_replicas, deployment.most_replicas
+    served = deployment_text(deployment) if deployment.pools else deployment_line(setup, *replicas)
+    lead = [served, load_line(capacities.scenario, says_rate=False)]
     document = capacity_document(capacities)
     cards, *table = capacity_section(document).blocks
     blocks: list[Block] = [OnPage(lambda: [cards]), Facts(_capacity_rows(capacities, unit)), *table]

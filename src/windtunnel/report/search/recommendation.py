@@ -1,7 +1,6 @@
 """A recommendation in a sentence: what to serve a model on, what it costs, and what the next best would cost."""
 
 from collections import Counter
-from math import ceil
 
 from windtunnel import catalog
 from windtunnel.metrics.limits import limits_from
@@ -34,9 +33,11 @@ def recommendation(study: Study, load: float | None) -> str:
     sentences = [f"Serve it {_way_text(study, outcome, best)}"]
     least = outcome.at_least(best.index)
     if load is not None and least is not None and 0 < best.copies * least < load:
-        copies = ceil(load / least)
-        cost = "" if best.usd_per_hour is None else f", for ${best.usd_per_hour / best.copies * copies:,.2f}/h"
-        sentences.append(f"To be {CONFIDENCE:.0%} sure of {number(load)} requests/s, take {copies:,} replicas{cost}")
+        sure_way = fleets(outcome, load, 1, is_sure=True)[0]
+        other_name = f" of {study.point(sure_way.index).title}" if sure_way.index != best.index else ""
+        what = f"{format_count(sure_way.copies, 'replica')}{other_name}"
+        cost = "" if sure_way.usd_per_hour is None else f", for ${sure_way.usd_per_hour:,.2f}/h"
+        sentences.append(f"To be {CONFIDENCE:.0%} sure of {number(load)} requests/s, take {what}{cost}")
     other = next((way for way in ways if _name(study, way.index) != title), None)
     if other is not None:
         costs = [
