@@ -250,6 +250,15 @@ def test_a_batch_is_told_by_its_last_token(windtunnel: Command) -> None:
     assert "output tokens/s. Holds the SLO: 100% of the requests" in sentence
 
 
+def test_a_run_that_is_over_too_soon_for_its_rate_says_so(windtunnel: Command) -> None:
+    """All 100 requests are there within 0.1 s, so that 60 replicas serve far less than the 1,000 requests/s."""
+    load = ("--input-tokens", "64", "--output-tokens", "64", "--num-requests", "100", "--replicas", "60")
+    command = ("simulate", "--model", "llama-3.1-8b", "--device", "h100_sxm", *load)
+    sentence = " ".join(windtunnel(*command, "--rate", "1000").stdout.split())
+    assert "Too short for this rate: all 100 requests arrive before the first ones are done; take " in sentence
+    assert "Too short" not in windtunnel(*command, "--rate", "20").stdout
+
+
 def test_a_few_requests_show_no_overload(windtunnel: Command, tmp_path: Path) -> None:
     rows = "".join(f"2023-11-16 18:17:03.{milliseconds:03d},4000,8\n" for milliseconds in range(0, 40, 10))
     (tmp_path / "few.csv").write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")

@@ -458,7 +458,7 @@ def test_the_folder_of_a_chart_is_read_by_its_values(tmp_path: Path) -> None:
 
 
 def test_a_chart_whose_templates_name_the_server_is_to_be_rendered(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="values.yaml of the chart starts no server") as error:
+    with pytest.raises(InputError, match=r"values\.yaml of the chart starts no server") as error:
         read_launch_command(chart(tmp_path, "modelName: org/name\ntensorParallel: 2\n"))
     assert "helm template" in str(error.value.hint)
 
