@@ -35,16 +35,18 @@ def capacity_report(capacities: Capacities) -> Report:
 
 
 def verdict_of(document: Mapping[str, Any]) -> tuple[str, bool | None]:
-    """Say what is sustained and what breaks first above it, and whether anything is; empty where nothing breaks."""
-    if document["limited_by"] is None:
-        return "", None
-    broken = limit_text(document["limited_by"], limits_from(document["limits"]))
+    """Say what is sustained and what breaks first above it, and whether anything is."""
+    broken = (
+        "" if document["limited_by"] is None else limit_text(document["limited_by"], limits_from(document["limits"]))
+    )
     if not document["latencies"]:
         return f"Sustains no load: {broken}.", False
     is_closed = document["load"] == "concurrency"
     load = f"{_load(is_closed, document['capacity'])} {'clients' if is_closed else 'requests/s'}"
     if document["burst"] is not None:
         return f"Holds {held_text(document['capacity'], [*document['burst'].values()])}.", None
+    if not broken:
+        return f"Sustains {load}, as many as the workload has requests: --num-requests gives more.", True
     return f"Sustains {load}; above it, {broken}.", True
 
 
