@@ -220,8 +220,21 @@ def verdict(summary: Summary, scenario: Scenario, requests: Records | None) -> t
             f"Too short for this rate: all {burst[0]:,} requests arrive before the first ones are done; {needed}."
         )
     is_held = summary.goodput.is_held if known and summary.goodput else None
-    text = " ".join([*parts, f"Bound by {words(summary.bound_by)}."])
+    text = " ".join([*parts, f"Bound by {words(summary.bound_by)}.", *_waits_texts(summary)])
     return text, is_held if growth is None else False
+
+
+def _waits_texts(summary: Summary) -> list[str]:
+    """Say which limit of the engine requests wait for, where batches are full of it and the KV cache is not."""
+    batches, adapters = summary.batches, summary.adapters
+    if summary.utilisation.mean_waiting < 1 or summary.bound_by == "kv_capacity" or summary.pools:
+        return []
+    if adapters is not None and adapters.num_adapters > adapters.most_in_step < adapters.mean_in_step / 0.9:
+        return [f"Requests wait for one of the {adapters.most_in_step} LoRA slots (max_loras)."]
+    places = batches.num_requests
+    if places.p50 == places.max < 2 * batches.decode_tokens.p50:  # prompts alone wait for tokens, not for places
+        return [f"Requests wait for one of the {int(places.max)} places in a batch (max_num_seqs)."]
+    return []
 
 
 def _batch_text(summary: Summary) -> str:
