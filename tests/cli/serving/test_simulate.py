@@ -260,8 +260,9 @@ def test_a_run_that_is_over_too_soon_for_its_rate_says_so(windtunnel: Command) -
 
 
 def test_it_says_which_setting_requests_wait_for(windtunnel: Command) -> None:
-    """Not with prompts alone, of which a batch takes as many as its tokens allow."""
+    """Not with prompts alone, of which a batch takes as many as its tokens allow, nor with all clients in a batch."""
     command = ("simulate", "--model", "llama-3.1-8b", "--device", "h100_sxm", "--num-requests", "200", "--rate", "200")
+    closed = "--concurrency", "64", "--input-tokens", "1024", "--output-tokens", "256"
 
     def said(*given: str) -> str:
         return " ".join(windtunnel(*command, *given).stdout.split())
@@ -270,6 +271,7 @@ def test_it_says_which_setting_requests_wait_for(windtunnel: Command) -> None:
     assert "Requests wait for one of the 4 places in a batch (max_num_seqs)." in said(*short, "--max-num-seqs", "4")
     assert "Requests wait" not in said(*short)
     assert "Requests wait" not in said("--input-tokens", "4000", "--output-tokens", "1")
+    assert "Requests wait" not in " ".join(windtunnel(*command[:-4], *closed).stdout.split())
     lora = ("--set", "deployment.engine.lora.max_loras=2", "--set", "workload.adapters.count=20")
     assert "Requests wait for one of the 2 LoRA slots (max_loras)." in said(*short, *lora)
 

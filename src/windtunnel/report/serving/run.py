@@ -1,6 +1,7 @@
 """A simulated serving run: latency, throughput, memory, cost, bounds, how sure they are; and its folder of files."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
@@ -23,7 +24,7 @@ from windtunnel.search.capacity.load import are_sent_at_once, burst_of, is_close
 from windtunnel.search.capacity.probe import MOST_GROWTH
 from windtunnel.serving.over_time import over_time
 from windtunnel.serving.results import Result
-from windtunnel.serving.scenario import Scenario, pool_scenario
+from windtunnel.serving.scenario import Scenario, pool_scenario, resolve
 from windtunnel.serving.setup.memory import MemoryPlan
 from windtunnel.units import format_count, format_seconds
 from windtunnel.workload.arrivals import Gamma, Poisson, Static
@@ -220,11 +221,11 @@ def verdict(summary: Summary, scenario: Scenario, requests: Records | None) -> t
             f"Too short for this rate: all {burst[0]:,} requests arrive before the first ones are done; {needed}."
         )
     is_held = summary.goodput.is_held if known and summary.goodput else None
-    text = " ".join([*parts, f"Bound by {words(summary.bound_by)}.", *_waits_texts(summary)])
+    text = " ".join([*parts, f"Bound by {words(summary.bound_by)}.", *_waits_texts(summary, scenario)])
     return text, is_held if growth is None else False
 
 
-def _waits_texts(summary: Summary) -> list[str]:
+def _waits_texts(summary: Summary, scenario: Scenario) -> list[str]:
     """Say which limit of the engine requests wait for, where batches are full of it and the KV cache is not."""
     batches, adapters = summary.batches, summary.adapters
     if summary.utilisation.mean_waiting < 1 or summary.bound_by == "kv_capacity" or summary.pools:
@@ -233,7 +234,9 @@ def _waits_texts(summary: Summary) -> list[str]:
         return [f"Requests wait for one of the {adapters.most_in_step} LoRA slots (max_loras)."]
     places = batches.num_requests
     if places.p50 == places.max < 2 * batches.decode_tokens.p50:  # prompts alone wait for tokens, not for places
-        return [f"Requests wait for one of the {int(places.max)} places in a batch (max_num_seqs)."]
+        with suppress(InputError):  # a written run whose files are gone
+            if resolve(scenario).engine.max_num_seqs == places.max:
+                return [f"Requests wait for one of the {int(places.max)} places in a batch (max_num_seqs)."]
     return []
 
 
