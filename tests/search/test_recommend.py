@@ -142,6 +142,8 @@ def test_a_load_takes_as_many_replicas_as_it_needs(study: Study) -> None:
     cheapest = fleets(study.outcomes[0], load, 1)[0]
     assert f"{cheapest.devices} x NVIDIA" in recommendation(study, load)
     assert f"as {cheapest.copies} replicas of" in recommendation(study, load)
+    assert f"fewer may do: `windtunnel capacity --replicas {cheapest.copies - 1}` tells" in recommendation(study, load)
+    assert "fewer may do" not in recommendation(study, 1e-3)
     assert f"as {fleets(study.outcomes[0], 1e6, 1)[0].copies:,} replicas of" in recommendation(study, 1e6)
     scenario = copied(scenario_of(study, study.outcomes[0], cheapest.index), cheapest, load)
     assert scenario.deployment.replicas == cheapest.copies

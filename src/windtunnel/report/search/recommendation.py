@@ -38,6 +38,9 @@ def recommendation(study: Study, load: float | None) -> str:
         what = f"{format_count(sure_way.copies, 'replica')}{other_name}"
         cost = "" if sure_way.usd_per_hour is None else f", for ${sure_way.usd_per_hour:,.2f}/h"
         sentences.append(f"To be {CONFIDENCE:.0%} sure of {number(load)} requests/s, take {what}{cost}")
+    if load is not None and best.copies > 1:
+        fewer = f"`windtunnel capacity --replicas {best.copies - 1}` tells"
+        sentences.append(f"Replicas are counted one by one, and behind one router fewer may do: {fewer}")
     other = next((way for way in ways if _name(study, way.index) != title), None)
     if other is not None:
         costs = [
