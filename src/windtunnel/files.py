@@ -53,6 +53,14 @@ def is_file(path: Path) -> bool:
         return False
 
 
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder at `path`; False for what no folder can be called."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def read_bytes(path: Path, limit: int = -1) -> bytes:
     """Read at most `limit` bytes of a file, or all, as `opened`."""
     with opened(path) as file:

@@ -80,7 +80,7 @@ def _allowed_units(units: dict[str, float]) -> str:
 def format_seconds(seconds: float) -> str:
     """Return seconds for people: three significant digits in the unit that fits (`12.3 ms`)."""
     for unit, scale in (("s", 1.0), ("ms", MS), ("us", US)):
-        if abs(seconds) >= scale:
+        if abs(seconds) >= 0.9995 * scale:  # else three digits would be 1000 of the next unit
             return f"{_three_digits(seconds / scale)} {unit}"
     return f"{_three_digits(seconds / 1e-9)} ns" if seconds else "0 s"
 

@@ -99,6 +99,7 @@ def test_it_has_a_version(windtunnel: Command) -> None:
     [
         (["simulat"], "windtunnel has no command 'simulat'", "did you mean simulate?"),
         (["simulate", "--concurency", "4"], "there is no option --concurency", "did you mean --concurrency?"),
+        (["simulate", "--rate", "0,5"], "--rate: '0,5' is not a valid float", "without a comma: 0.5"),
         (["simulate", "--tp", "four"], "--tp: 'four' is not a valid integer", "see `windtunnel simulate --help`"),
         (["simulate", "--tp"], "option '--tp' requires an argument", "see `windtunnel simulate --help`"),
         (

@@ -13,7 +13,7 @@ from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.precision import Format
 from windtunnel.model.sampling import TokenFilter
 from windtunnel.model.shape import operator_types
-from windtunnel.pricing.roofline import BORROWED_ERROR, FORMS, Roofline, fit_for, fits, machine
+from windtunnel.pricing.roofline import BORROWED_ERROR, FORMS, Roofline, fit_for, fits, machine, tiles_seconds
 
 BARE = Device(
     name="bare",
@@ -168,3 +168,27 @@ def test_filtering_takes_longer_with_more_rows_and_a_larger_vocabulary(kernel: s
 def test_filters_take_their_published_times(point: tuple[str, int, int], measured_ms: float) -> None:
     seconds = Roofline(catalog.device("h200_sxm")).seconds(TokenFilter(*point))
     assert float(seconds) * 1e3 == pytest.approx(measured_ms, rel=0.15)
+
+
+def test_the_best_tile_is_the_best_of_all_tiles_and_splits() -> None:
+    """Plain Python, one tile and one split at a time; arrays of rows give the same bits as single ones."""
+    on = machine(catalog.device("h100_sxm"), Format.BF16)
+    c = {"compute_efficiency": 0.8, "tile_64": 0.7, "wave_smoothing": 0.4, "fill_depth": 300.0, "tile_us": 0.2}
+    c |= {"cache_gb_per_s_per_sm": 30.0, "split_us": 2.0}
+    rate, splits = on.flops_per_s_per_sm * 0.8, (1, 4, 16)
+    efficiency = {(128, 64): 0.7, (64, 64): 0.7**2, (32, 64): 0.7**2 * 0.85, (16, 64): 0.7**2 * 0.7}
+
+    def alone(m: int, n: int, k: int, tile: tuple[int, int], split: int) -> float:
+        waves = np.ceil(m / tile[0]) * np.ceil(n / tile[1]) * split / on.num_sms
+        full = 1.0 if waves <= 1 else 0.4 * waves + (1 - 0.4) * np.ceil(waves)
+        step = 2.0 * tile[0] * tile[1] * (max(k / split, 32.0) + 300.0) / (rate * efficiency.get(tile, 1.0))
+        sums = m * n * 4.0 * split * 2 / (on.num_sms * 30.0 * 1e9)
+        return float(full * (step + 0.2 * 1e-6) + (2e-6 + sums if split > 1 else 0.0))
+
+    tiles = [(256, 128), (128, 128), *efficiency]
+    rows = np.array([1, 17, 100, 512, 9000])
+    for n, k in ((128, 16384), (6144, 4096)):
+        best = [min(alone(int(m), n, k, tile, split) for tile in tiles for split in splits) for m in rows]
+        together = tiles_seconds(1.0, rows, n, k, on, c, splits)
+        np.testing.assert_allclose(together, best, rtol=1e-12)
+        assert [float(tiles_seconds(1.0, int(m), n, k, on, c, splits)) for m in rows] == list(together)

@@ -43,6 +43,12 @@ def test_a_change_that_makes_requests_wait_fails_and_names_the_setting() -> None
     assert "engine.max_num_seqs" in gate.remarks[0]
 
 
+def test_the_devices_of_all_pools_are_named() -> None:
+    pools = [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode", "device": "h200_sxm"}]
+    gate = gate_change(None, simulated(settings={"deployment.pools": pools}), parse_limits("ttft_p90=1s"))
+    assert gate.title == "qwen2.5-0.5b on h100_sxm and h200_sxm"
+
+
 def test_a_limit_is_of_the_changed_deployment_alone() -> None:
     before, after = simulated(max_num_seqs=1), simulated()
     limits = parse_limits("ttft_p90=100ms")

@@ -21,6 +21,7 @@ from windtunnel.workload.lengths import Lognormal, Uniform
         (3.4, "3.40"),
         (55.94, "55.9"),
         (871.4, "871"),
+        (999.6, "1,000"),
         (3486.2, "3,486"),
         (2e6, "2,000,000"),
     ],

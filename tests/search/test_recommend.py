@@ -142,6 +142,8 @@ def test_a_load_takes_as_many_replicas_as_it_needs(study: Study) -> None:
     cheapest = fleets(study.outcomes[0], load, 1)[0]
     assert f"{cheapest.devices} x NVIDIA" in recommendation(study, load)
     assert f"as {cheapest.copies} replicas of" in recommendation(study, load)
+    assert f"fewer may do: `windtunnel capacity --replicas {cheapest.copies - 1}` tells" in recommendation(study, load)
+    assert "fewer may do" not in recommendation(study, 1e-3)
     assert f"as {fleets(study.outcomes[0], 1e6, 1)[0].copies:,} replicas of" in recommendation(study, 1e6)
     scenario = copied(scenario_of(study, study.outcomes[0], cheapest.index), cheapest, load)
     assert scenario.deployment.replicas == cheapest.copies
@@ -149,16 +151,33 @@ def test_a_load_takes_as_many_replicas_as_it_needs(study: Study) -> None:
 
 
 @pytest.mark.compiled
-def test_a_load_that_is_not_sure_is_said_to_take_more_replicas(study: Study) -> None:
+def test_a_load_that_is_not_sure_is_said_with_the_least_that_is(study: Study) -> None:
     outcome = study.outcomes[0]
     cheapest = fleets(outcome, 1e-3, 1)[0]
     least, mean = outcome.at_least(cheapest.index), outcome.mean(cheapest.index).load
     assert least is not None
     assert 0 < least < mean
     assert fleets(outcome, mean * 0.999, 1)[0].index == cheapest.index
-    assert "To be 95% sure of" in recommendation(study, mean * 0.999)
-    assert "requests/s, take 2 replicas, for $" in recommendation(study, mean * 0.999)
+    surest = fleets(outcome, mean * 0.999, 1, is_sure=True)[0]
+    assert surest.usd_per_hour is not None
+    assert surest.usd_per_hour < 2 * outcome.mean(cheapest.index).figures["usd_per_hour"]
+    title = point_at(study.space, surest.index).title
+    said = f"requests/s, take 1 replica of {title}, for ${surest.usd_per_hour:,.2f}/h"
+    assert said in recommendation(study, mean * 0.999)
     assert "To be 95% sure" not in recommendation(study, least * 0.999)
+
+
+@pytest.mark.compiled
+def test_a_closed_loop_is_said_in_clients_and_costs_by_the_request() -> None:
+    """Ten requests let no more than ten clients be tried, whatever the deployment."""
+    scenario = shared()
+    scenario["workload"] |= {"arrivals": {"type": "closed_loop", "concurrency": 2}, "num_requests": 10}
+    closed = search(deployments_space(scenario, ["h100_sxm"], LIMITS, {"devices": 1}), Store(None, print))
+    outcome, text = closed.outcomes[0], recommendation(closed, None)
+    assert "/h holds 10.0 clients, one for each request of the workload (--num-requests gives more)" in text
+    best, *others = [(closed.point(i).choice[DEPLOYMENT], outcome.mean(i).figures) for i in outcome.ranking]
+    other = next(figures for name, figures in others if name != best[0])
+    assert f"costs {best[1]['requests_per_usd'] / other['requests_per_usd'] - 1:.1%} more" in text
 
 
 @pytest.mark.compiled

@@ -368,6 +368,15 @@ def test_of_equal_prices_the_better_point_comes_first() -> None:
     assert [(fleet.index, fleet.usd_per_hour) for fleet in fleets(outcome, 3.0, 2)] == [(0, 2.95), (1, 2.95)]
 
 
+def test_what_is_sure_of_a_load_is_counted_by_the_lower_bound() -> None:
+    """A point that met one stream has no bound, and is sure of nothing."""
+    figures = {"usd_per_hour": 1.0, "devices": 1.0}
+    runs = [Evaluation(load=load, figures=figures, holds=True) for load in (9.0, 10.0, 11.0)]
+    outcome = SearchOutcome(None, {0: runs[0], 1: runs[2]}, {0: runs}, [0, 1])
+    assert [fleet.index for fleet in fleets(outcome, 10.0, 2)] == [0, 1]
+    assert [(fleet.index, fleet.copies) for fleet in fleets(outcome, 10.0, 2, is_sure=True)] == [(0, 2)]
+
+
 def test_several_workloads_have_a_matrix_of_what_the_others_best_is_worth() -> None:
     short = {**BASE["workload"], "input_tokens": 100, "output_tokens": 300, "num_requests": 100}
     long = {**BASE["workload"], "input_tokens": 3000, "output_tokens": 5, "num_requests": 100}

@@ -466,3 +466,15 @@ def test_prompts_are_text_unless_the_client_or_the_workload_says_random(
     )
     assert setup.random_tokens == random_tokens
     assert (estimator_key(setup) != estimator_key(text)) == random_tokens
+
+
+def test_a_deployment_whose_pools_all_name_a_device_needs_none() -> None:
+    def deployed(**decode_pool: str) -> Deployment:
+        pools = [{"name": "p", "role": "prefill", "device": "h100_sxm"}, {"name": "d", "role": "decode", **decode_pool}]
+        workload = {"arrivals": {"type": "poisson", "rate_per_s": 1}, "num_requests": 1}
+        workload |= {"input_tokens": 8, "output_tokens": 8}
+        return scenario_from({"model": "llama-3.1-8b", "deployment": {"pools": pools}, "workload": workload}).deployment
+
+    assert deployed(device="h200_sxm").device == "h100_sxm"
+    with pytest.raises(InputError, match=r"\$\.deployment\.device is missing"):
+        deployed()

@@ -4,6 +4,7 @@ import codecs
 import errno
 import gc
 import os
+import re
 import signal
 import sys
 import warnings
@@ -146,6 +147,9 @@ def _usage_error(error: "click.UsageError") -> tuple[str, str | None]:
         name = error.param.opts[0] if isinstance(error.param, click.Option) else error.param.human_readable_name
         return f"{name} is missing", see
     if isinstance(error, click.BadParameter) and error.param is not None:
+        comma = re.match(r"'(\d+),(\d+)' is not a valid (float|integer)", error.message)
+        if comma is not None:
+            see = f"without a comma: {comma[1]}{'.' if comma[3] == 'float' else ''}{comma[2]}"
         return f"{error.param.opts[0]}: {_sentence(error.message)}", see
     return _sentence(error.format_message()), see
 

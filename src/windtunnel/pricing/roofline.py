@@ -10,7 +10,7 @@ error on devices that the fit never saw).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -117,20 +117,23 @@ def tiles_seconds(
     rate = on.flops_per_s_per_sm * c["compute_efficiency"]
     efficiency = {(128, 64): c["tile_64"], (64, 64): c["tile_64"] ** 2}
     efficiency |= {(rows, 64): efficiency[64, 64] * part for rows, part in _SHORT_TILE_EFFICIENCY.items()}
-    best: Size = np.inf
-    for rows, columns in _TILES:
-        num_tiles = groups * np.ceil(m / rows) * np.ceil(n / columns)
-        tile_rate = rate * efficiency.get((rows, columns), 1.0)
-        for split in splits:
-            depth = np.maximum(k / split, 32.0)
-            waves = num_tiles * split / on.num_sms
-            full = np.where(waves <= 1, 1.0, c["wave_smoothing"] * waves + (1 - c["wave_smoothing"]) * np.ceil(waves))
-            step = 2.0 * rows * columns * (depth + c["fill_depth"]) / tile_rate
-            seconds = full * (step + c["tile_us"] * US)
-            if split > 1:
-                partial_sums = groups * m * n * 4.0 * split * 2 / (on.num_sms * c["cache_gb_per_s_per_sm"] * 1e9)
-                seconds = seconds + c["split_us"] * US + partial_sums
-            best = np.minimum(best, seconds)
+    num_axes = max(map(np.ndim, (groups, m, n, k)))
+
+    def along(axis: int, values: Sequence[float]) -> Size:
+        """Spread tiles (axis 0) or splits (axis 1) over the shape of the products: few array operations price all."""
+        return np.array(values, float).reshape((-1, 1)[axis], (1, -1)[axis], *(1,) * num_axes)
+
+    rows, columns = (along(0, sizes) for sizes in zip(*_TILES, strict=True))
+    tile_rate = along(0, [rate * efficiency.get(tile, 1.0) for tile in _TILES])
+    split = along(1, splits)
+    waves = groups * np.ceil(m / rows) * np.ceil(n / columns) * split / on.num_sms
+    full = np.where(waves <= 1, 1.0, c["wave_smoothing"] * waves + (1 - c["wave_smoothing"]) * np.ceil(waves))
+    step = 2.0 * rows * columns * (np.maximum(k / split, 32.0) + c["fill_depth"]) / tile_rate
+    seconds = full * (step + c["tile_us"] * US)
+    if len(splits) > 1:
+        partial_sums = groups * m * n * 4.0 * split * 2 / (on.num_sms * c["cache_gb_per_s_per_sm"] * 1e9)
+        seconds = seconds + (split > 1) * c["split_us"] * US + (split > 1) * partial_sums
+    best: Size = seconds.min(axis=(0, 1))
     return best
 
 

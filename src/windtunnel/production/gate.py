@@ -158,8 +158,11 @@ def gate_change(
             raise InputError(f"{name} is not known of both deployments", "leave it out of --max-increase")
     if not checks:
         raise InputError("there is nothing to check", "give limits with --slo, or what was before with --before")
-    model, device = after.scenario.model_name, after.scenario.deployment.device
-    return Gate(f"{model} on {device}", checks, [] if before is None else _what_changes(before, after))
+    deployment = after.scenario.deployment
+    devices = " and ".join(dict.fromkeys(group.device or deployment.device for group in deployment.groups))
+    return Gate(
+        f"{after.scenario.model_name} on {devices}", checks, [] if before is None else _what_changes(before, after)
+    )
 
 
 def _what_changes(before: Result, after: Result) -> list[str]:

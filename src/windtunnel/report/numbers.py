@@ -33,7 +33,7 @@ def duration(seconds: float) -> str:
 
 def number(value: float) -> str:
     """Return a count or a rate for people: `3,486`, `55.9`, `0.0312`."""
-    return f"{value:,.0f}" if value == 0 or abs(value) >= 1000 else f"{value:#.3g}".rstrip(".")
+    return f"{value:,.0f}" if value == 0 or abs(value) >= 999.5 else f"{value:#.3g}".rstrip(".")
 
 
 def quantity(name: str, value: float) -> str:

@@ -153,20 +153,24 @@ class FleetSize:
     """Fraction of the copies' total load that is left."""
 
 
-def fleets(outcome: SearchOutcome, load: float, limit: int) -> list[FleetSize]:
+def fleets(outcome: SearchOutcome, load: float, limit: int, is_sure: bool = False) -> list[FleetSize]:
     """Return the cheapest ways to take `load` with copies of one point each, least money (or fewest devices) first.
 
     Copies share the load evenly, each at no more than it sustains alone. Requests that are dealt out in turn arrive
     more evenly at each copy than a stream of their own would, so that the number is on the safe side. What a point
-    sustains is the mean over the streams of requests that it met.
+    sustains is the mean over the streams of requests that it met; where the answer `is_sure`, the lower bound of that
+    mean, of points that have one.
     """
     options = []
     for index in outcome.ranking:
         mean = outcome.mean(index)
-        copies = math.ceil(load / mean.load * (1 - 1e-9))
+        held = (outcome.at_least(index) or 0.0) if is_sure else mean.load
+        if held <= 0:
+            continue
+        copies = math.ceil(load / held * (1 - 1e-9))
         price, devices = mean.figures.get("usd_per_hour"), round(mean.figures["devices"])
         cost = None if price is None else price * copies
-        options.append(FleetSize(index, copies, devices * copies, cost, 1 - load / (copies * mean.load)))
+        options.append(FleetSize(index, copies, devices * copies, cost, 1 - load / (copies * held)))
     options.sort(key=lambda fleet: (math.inf if fleet.usd_per_hour is None else fleet.usd_per_hour, fleet.devices))
     return options[:limit]
 

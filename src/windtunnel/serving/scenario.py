@@ -175,6 +175,11 @@ def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = N
         raw["workload"] = beside(raw["workload"], folder)
     if isinstance(raw.get("model"), Mapping):
         raw = raw | {"model": catalog.model(raw["model"])}
+    deployment = raw.get("deployment")
+    if isinstance(deployment, dict) and "device" not in deployment and isinstance(deployment.get("pools"), list):
+        devices = [pool.get("device") if isinstance(pool, dict) else None for pool in deployment["pools"]]
+        if devices and all(devices):  # no pool takes the deployment's
+            raw = raw | {"deployment": {**deployment, "device": devices[0]}}
     return decode(raw, Scenario, source)
 
 

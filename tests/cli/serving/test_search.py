@@ -67,6 +67,19 @@ def test_a_capacity_needs_no_load_to_begin_with(windtunnel: Command) -> None:
     assert "Poisson arrivals, 64 tokens in, 8 tokens out; seed 0" in done.stdout
 
 
+def test_a_capacity_that_nothing_limits_says_how_to_try_more(windtunnel: Command) -> None:
+    load = ("--input-tokens", "64", "--output-tokens", "8", "--concurrency", "2", "--num-requests", "20")
+    done = windtunnel("capacity", "--model", "llama-3.1-8b", "--device", "h100_sxm", *load, "--slo", "ttft=9s")
+    assert "Sustains 20 clients, as many as the workload has requests: --num-requests gives more." in done.stdout
+
+
+def test_whatif_says_which_loads_are_over_too_soon(windtunnel: Command) -> None:
+    """60 requests at 100/s come within 0.6 s, and one takes 0.9 s."""
+    load = ("--input-tokens", "64", "--output-tokens", "128", "--num-requests", "60", "--vary", "rate=2,100")
+    done = windtunnel("whatif", "--model", "llama-3.1-8b", "--device", "h100_sxm", *load, "--slo", "ttft=9s")
+    assert "Over too soon to tell: 1 of the 2 (give --num-requests " in " ".join(done.stdout.split())
+
+
 @pytest.mark.full
 def test_a_search_writes_what_it_found(windtunnel: Command, space: str, tmp_path: Path) -> None:
     out = tmp_path / "found"

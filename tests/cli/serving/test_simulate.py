@@ -250,6 +250,32 @@ def test_a_batch_is_told_by_its_last_token(windtunnel: Command) -> None:
     assert "output tokens/s. Holds the SLO: 100% of the requests" in sentence
 
 
+def test_a_run_that_is_over_too_soon_for_its_rate_says_so(windtunnel: Command) -> None:
+    """All 100 requests are there within 0.1 s, so that 60 replicas serve far less than the 1,000 requests/s."""
+    load = ("--input-tokens", "64", "--output-tokens", "64", "--num-requests", "100", "--replicas", "60")
+    command = ("simulate", "--model", "llama-3.1-8b", "--device", "h100_sxm", *load)
+    sentence = " ".join(windtunnel(*command, "--rate", "1000").stdout.split())
+    assert "Too short for this rate: all 100 requests arrive before the first ones are done; take " in sentence
+    assert "Too short" not in windtunnel(*command, "--rate", "20").stdout
+
+
+def test_it_says_which_setting_requests_wait_for(windtunnel: Command) -> None:
+    """Not with prompts alone, of which a batch takes as many as its tokens allow, nor with all clients in a batch."""
+    command = ("simulate", "--model", "llama-3.1-8b", "--device", "h100_sxm", "--num-requests", "200", "--rate", "200")
+    closed = "--concurrency", "64", "--input-tokens", "1024", "--output-tokens", "256"
+
+    def said(*given: str) -> str:
+        return " ".join(windtunnel(*command, *given).stdout.split())
+
+    short = ("--input-tokens", "64", "--output-tokens", "16")
+    assert "Requests wait for one of the 4 places in a batch (max_num_seqs)." in said(*short, "--max-num-seqs", "4")
+    assert "Requests wait" not in said(*short)
+    assert "Requests wait" not in said("--input-tokens", "4000", "--output-tokens", "1")
+    assert "Requests wait" not in " ".join(windtunnel(*command[:-4], *closed).stdout.split())
+    lora = ("--set", "deployment.engine.lora.max_loras=2", "--set", "workload.adapters.count=20")
+    assert "Requests wait for one of the 2 LoRA slots (max_loras)." in said(*short, *lora)
+
+
 def test_a_few_requests_show_no_overload(windtunnel: Command, tmp_path: Path) -> None:
     rows = "".join(f"2023-11-16 18:17:03.{milliseconds:03d},4000,8\n" for milliseconds in range(0, 40, 10))
     (tmp_path / "few.csv").write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")

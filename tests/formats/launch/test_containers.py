@@ -439,3 +439,34 @@ def test_one_server_is_read_however_it_is_written(name: str, tmp_path: Path) -> 
 def test_a_missing_manifest_is_named() -> None:
     with pytest.raises(InputError, match=r"there is no file nowhere\.yaml"):
         read_launch_command("nowhere.yaml")
+
+
+def chart(folder: Path, values: str) -> str:
+    (folder / "templates").mkdir()
+    (folder / "templates" / "server.yaml").write_text("image: {{ .Values.image }}\n")
+    (folder / "Chart.yaml").write_text("apiVersion: v2\nname: chat\nversion: 0.1.0\n")
+    (folder / "values.yaml").write_text(values)
+    return str(folder)
+
+
+def test_the_folder_of_a_chart_is_read_by_its_values(tmp_path: Path) -> None:
+    folder = chart(tmp_path, "replicas: 2\nimage: vllm/vllm-openai:v0.11.0\nargs: [--model, org/name, -tp, '4']\n")
+    reading = read_launch_command(folder)
+    assert reading.raw["model"] == "org/name"
+    assert reading.raw["deployment"]["replicas"] == 2
+    assert reading.remarks == [f"read {tmp_path / 'values.yaml'}; the templates of the chart are not rendered"]
+
+
+def test_a_chart_whose_templates_name_the_server_is_to_be_rendered(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"values\.yaml of the chart starts no server") as error:
+        read_launch_command(chart(tmp_path, "modelName: org/name\ntensorParallel: 2\n"))
+    assert "helm template" in str(error.value.hint)
+
+
+def test_a_folder_without_a_chart_lists_its_files(tmp_path: Path) -> None:
+    (tmp_path / "launch.sh").write_text("vllm serve org/name\n")
+    with pytest.raises(InputError, match="is a folder without a Helm chart") as error:
+        read_launch_command(str(tmp_path))
+    assert error.value.hint == "name one of its files: launch.sh"
+    with pytest.raises(InputError, match="starts no server"):
+        read_launch_command("")

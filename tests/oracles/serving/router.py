@@ -81,8 +81,8 @@ class Router:
             self.turns[decodes] = (candidates.index(chosen) + 1) % len(candidates)
             return chosen
         if router == "random":
-            return up[self.draw(len(up))]
-        if router == "power_of_two":
+            return up[self.draw(len(up))] if len(candidates) > 1 else up[0]
+        if router == "power_of_two" and len(candidates) > 1:
             up = sorted(up[self.draw(len(up))] for _ in range(2))
         load_of: Callable[[int], int] = {
             "least_kv": self.replicas.used_blocks,

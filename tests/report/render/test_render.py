@@ -76,6 +76,24 @@ def test_a_terminal_has_an_empty_line_between_blocks(capsys: pytest.CaptureFixtu
     )
 
 
+def test_a_table_wider_than_the_terminal_stands_in_parts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every part has the first column; texts wrap first, and a long table keeps its columns together."""
+    monkeypatch.setenv("COLUMNS", "40")
+    headers = ["name", *(f"column {i}" for i in range(8))]
+
+    def printed(num_rows: int, name: str = "x") -> list[str]:
+        show(Report("", [], [Section("", [Table(headers, [(name, *"12345678")] * num_rows)])]))
+        return capsys.readouterr().out.splitlines()
+
+    lines = printed(1)
+    assert max(map(len, lines)) <= 40
+    assert [line.split() for line in lines if line.startswith("x")] == [["x", *"123"], ["x", *"456"], ["x", *"78"]]
+    assert max(map(len, printed(1, "a name with words that wrap"))) <= 40
+    assert [line.split() for line in printed(99) if line.startswith("x")] == [["x", *"12345678"]] * 99
+
+
 def test_a_terminal_needs_no_templates() -> None:
     code = (
         "import sys; import windtunnel.report.serving.run, windtunnel.report.training, windtunnel.report.search.study, "

@@ -220,3 +220,14 @@ def test_decode_replicas_follow_their_load() -> None:
     assert price < decode.usd_per_hour < 6 * price
     assert result.summary.cost is not None
     assert result.summary.cost.usd_per_hour == pytest.approx(prefill.usd_per_hour + decode.usd_per_hour)
+
+
+@pytest.mark.full
+@pytest.mark.compiled
+def test_a_fleet_in_which_nothing_happens_draws_the_same_routes() -> None:
+    """The only decode replica is not drawn, whether it might fail or not."""
+    pools = [{"name": "prefill", "role": "prefill", "replicas": 2}, {"name": "decode", "role": "decode"}]
+    drawn = {"deployment.pools": pools, "deployment.router": "random", "deployment.transfer.router": "random"}
+    never = {"scheduled": [{"at_s": 1e7, "replica": 0, "repair_s": 5}]}
+    calm, might_fail = (disaggregated(**drawn, **faults).requests for faults in ({}, {"deployment.faults": never}))
+    np.testing.assert_array_equal(calm["prefill_replica"], might_fail["prefill_replica"])

@@ -6,6 +6,7 @@ has one that is not modelled; or it is unknown. All four are reported.
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -15,7 +16,7 @@ from typing import Any
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.files import is_file, read_text
+from windtunnel.files import is_file, is_folder, read_text
 from windtunnel.formats.launch.containers import Command, commands_of
 from windtunnel.schema import Schema, decode, parse_yaml, read_yaml, set_path
 from windtunnel.serving.engines.command_line import Options, Reading
@@ -56,12 +57,13 @@ def read_launch_command(text: str) -> Reading:
     Args:
         text: `vllm serve ...`, `python -m vllm.entrypoints.openai.api_server ...`, `python -m sglang.launch_server ...`
             or `trtllm-serve ...`, alone, in a script or behind `docker run ...`; a Kubernetes manifest, Helm values or
-            a compose file; or the path of a file with one of these.
+            a compose file; or the path of a file with one of these, or of the folder of a Helm chart.
 
     Raises:
         InputError: no such command or several, no model, or a value that its option does not take.
     """
-    engine, server, command = _only_server(text)
+    file = _file(text)
+    engine, server, command = _only_server(text, file)
     reading = Reading()
     for variable, option in server.environment.items():
         if variable in command.environment:
@@ -72,6 +74,8 @@ def read_launch_command(text: str) -> Reading:
         raise InputError("--from-command: the command names no model")
     reading.set_engine(name=engine)
     engine_of(engine).command_line.read(reading)
+    if file is not None and file != Path(text):
+        reading.container.append(f"read {file}; the templates of the chart are not rendered")
     _note_container(reading, engine, server, command)
     return reading
 
@@ -113,15 +117,30 @@ def servers() -> dict[str, Options]:
     return {name: catalog.entry(file, Options) for name, file in files.items() if file is not None}
 
 
-def _only_server(text: str) -> tuple[str, Options, Command]:
-    """Return the engine of the only server that a text, or the file that it names, starts, and the words behind its
-    program.
+def _file(text: str) -> Path | None:
+    """Return the file that a text names, or the values of the Helm chart whose folder it names; None for a command.
+
+    Raises:
+        InputError: the folder holds no chart.
     """
-    file = (
-        Path(text)
-        if "\n" not in text and (is_file(Path(text)) or re.fullmatch(r"\S+\.(ya?ml|json|sh)", text))
-        else None
-    )
+    path = Path(text)
+    if (
+        not text
+        or "\n" in text
+        or not (is_folder(path) or is_file(path) or re.fullmatch(r"\S+\.(ya?ml|json|sh)", text))
+    ):
+        return None
+    if not is_folder(path):
+        return path
+    if not is_file(path / "Chart.yaml"):
+        files = sorted(each.name for each in path.iterdir() if each.suffix in (".yaml", ".yml", ".sh"))
+        hint = f"name one of its files: {', '.join(files[:6])}" if files else "name a file"
+        raise InputError(f"--from-command: {text} is a folder without a Helm chart (Chart.yaml)", hint)
+    return path / "values.yaml"
+
+
+def _only_server(text: str, file: Path | None) -> tuple[str, Options, Command]:
+    """Return the engine of the only server that a text, or its `file`, starts, and the words behind its program."""
     commands = commands_of(
         text if file is None else read_text(file), file is not None and file.suffix in (".yaml", ".yml")
     )
@@ -134,6 +153,9 @@ def _only_server(text: str) -> tuple[str, Options, Command]:
         what = "the text" if file is None else str(file)
         raise InputError(f"--from-command: {what} starts {len(found)} servers: {names}", "keep the one to predict")
     shown = str(file) if file is not None else repr(" ".join(commands[0].words[:4]) if commands else text[:60])
+    if file is not None and file != Path(text):
+        rendered = f"render it: helm template {shlex.quote(text)} > manifests.yaml; then --from-command manifests.yaml"
+        raise InputError(f"--from-command: {shown} of the chart starts no server that is known", rendered)
     starts = [f"{' '.join(server.command)} MODEL ..." for server in known.values()]
     raise InputError(
         f"--from-command: {shown} starts no server that is known",

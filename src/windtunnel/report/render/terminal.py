@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -14,20 +15,22 @@ from windtunnel.report.numbers import percent
 from windtunnel.report.report import LABEL_WIDTH, Bars, Block, Cell, Facts, OnTerminal, Report, Table, Text
 
 BAR_WIDTH = 24
-LEAST_TEXT_WIDTH = 12
+TEXT_WIDTHS = 12, 8
+"""Characters that texts which wrap have at least, and where a table needs more than the terminal's width."""
+MOST_ROWS_IN_PARTS = 50
 _WIDE = 10_000
 
 
 def show(report: Report) -> None:
-    """Print a report to stdout; a table whose numbers need more than the terminal's width takes it, because rich would
-    else leave columns out.
+    """Print a report to stdout; a table whose numbers need more than the terminal's width is printed in parts; a long
+    one takes the width, because rich would else leave columns out.
 
     Into a pipe or a file nothing is wrapped, so that `grep` finds names whole, unless COLUMNS says how wide it is.
     """
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     given = console.width if console.is_terminal or "COLUMNS" in os.environ else _WIDE
     with console.capture() as printed:
-        for part in parts_of(report):
+        for part in parts_of(report, given):
             console.width = max(given, _least_width(part))
             console.print(part)
     text = printed.get()
@@ -37,14 +40,14 @@ def show(report: Report) -> None:
     sys.stdout.write(text)
 
 
-def parts_of(report: Report) -> list[RenderableType]:
-    """Return what a terminal prints, one part below the other: blocks have an empty line between them."""
+def parts_of(report: Report, width: int = _WIDE) -> list[RenderableType]:
+    """Return what a terminal of a width prints, one part below the other: blocks have an empty line between them."""
     parts: list[RenderableType] = [Styled(report.title, style="bold")] if report.title else []
     parts += [Styled(report.verdict, style="bold")] if report.verdict else []
-    parts += _rendered(report.lead)
+    parts += _rendered(report.lead, width)
     for section in report.sections:
         heading = section.title
-        for part in _rendered(section.blocks):
+        for part in _rendered(section.blocks, width):
             parts += [""] if parts else []
             parts += [Styled(heading, style="bold")] if heading else []
             parts.append(part)
@@ -52,11 +55,11 @@ def parts_of(report: Report) -> list[RenderableType]:
     return [*parts, *(f"note: {note}" for note in report.notes)]
 
 
-def _rendered(blocks: Sequence[Block]) -> Iterator[RenderableType]:
+def _rendered(blocks: Sequence[Block], width: int) -> Iterator[RenderableType]:
     """Render blocks, without those that only pages show."""
     for block in blocks:
         if isinstance(block, OnTerminal):
-            yield from _rendered(block.make())
+            yield from _rendered(block.make(), width)
         elif isinstance(block, str):
             yield block
         elif isinstance(block, Text):
@@ -66,7 +69,9 @@ def _rendered(blocks: Sequence[Block]) -> Iterator[RenderableType]:
         elif isinstance(block, Bars):
             yield _bars(block)
         elif isinstance(block, Table):
-            yield Group(_table(block), *block.notes) if block.notes else _table(block)
+            *grids, last = _grids(block, width)
+            yield from grids
+            yield Group(last, *block.notes) if block.notes else last
 
 
 def _least_width(part: RenderableType) -> int:
@@ -85,18 +90,32 @@ def _facts(facts: Facts) -> Grid:
     return grid
 
 
-def _table(table: Table) -> Grid:
-    """Render a table with a line below its headers; where the terminal is too narrow, long texts wrap, nothing else."""
-    grid = Grid(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", show_edge=False)
-    for index, header in enumerate(table.headers):
-        is_text, texts = table.is_text(index), [str(cells[index]) for cells in (table.headers, *table.rows)]
-        longest = max(cell_len(line) for text in texts for line in text.split("\n"))
-        wraps = is_text and longest > LEAST_TEXT_WIDTH
-        grid.min_width = (grid.min_width or -2) + 2 + (LEAST_TEXT_WIDTH if wraps else longest)
-        grid.add_column(header, justify="left" if is_text else "right", no_wrap=not wraps, overflow="fold")
-    for row in table.rows:
-        grid.add_row(*(_cell(cell) for cell in row))
-    return grid
+def _grids(table: Table, width: int) -> Iterator[Grid]:
+    """Render a table; where the terminal is too narrow, long texts wrap, and the columns of a table that is still too
+    wide stand in several grids, each with the first one, unless it is long."""
+    columns = range(len(table.headers))
+    lines = [[line for cells in (table.headers, *table.rows) for line in str(cells[i]).split("\n")] for i in columns]
+    longest = [max(map(cell_len, column)) for column in lines]
+    for text_width in TEXT_WIDTHS:
+        needed = [min(longest[i], text_width) if table.is_text(i) else longest[i] for i in columns]
+        if sum(needed) + 2 * (len(needed) - 1) <= width:
+            break
+    groups, room = [[0]], width - needed[0]
+    for i in columns[1:]:
+        room -= 2 + needed[i]
+        if room < 0 and len(groups[-1]) > 1 and len(table.rows) <= MOST_ROWS_IN_PARTS:
+            groups.append([0])
+            room = width - needed[0] - 2 - needed[i]
+        groups[-1].append(i)
+    for group in groups:
+        grid = Grid(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", show_edge=False)
+        grid.min_width = sum(needed[i] for i in group) + 2 * (len(group) - 1)
+        for i in group:
+            justify: Literal["left", "right"] = "left" if table.is_text(i) else "right"
+            grid.add_column(table.headers[i], justify=justify, no_wrap=needed[i] == longest[i], overflow="fold")
+        for row in table.rows:
+            grid.add_row(*(_cell(row[i]) for i in group))
+        yield grid
 
 
 def _cell(cell: str | Cell) -> str | Styled:

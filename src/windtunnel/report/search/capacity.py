@@ -9,7 +9,7 @@ from windtunnel.report.render.json import version
 from windtunnel.report.report import Block, Card, Cards, Facts, OnPage, Report, Section, Table
 from windtunnel.report.search.figures import burst_document, held_text, limit_text
 from windtunnel.report.serving.run import limit_card
-from windtunnel.report.serving.setup import deployment_line, load_line, model_line
+from windtunnel.report.serving.setup import deployment_line, deployment_text, load_line, model_line
 from windtunnel.schema import encode
 from windtunnel.search.capacity.capacity import Capacities
 from windtunnel.search.capacity.probe import MOST_GROWTH, growth
@@ -24,8 +24,9 @@ def capacity_report(capacities: Capacities) -> Report:
     """Return the report of a capacity: the load, what limits it, and the latencies at that load."""
     unit = "clients" if capacities.is_closed else "requests/s"
     deployment, setup = capacities.scenario.deployment, capacities.setup
-    served = "; ".join(f"{pool.name}: {pool.replicas} x {pool.role}" for pool in deployment.pools)
-    lead = [served or deployment_line(setup, deployment.replicas), load_line(capacities.scenario, says_rate=False)]
+    replicas = deployment.fewest_replicas, deployment.most_replicas
+    served = deployment_text(deployment) if deployment.pools else deployment_line(setup, *replicas)
+    lead = [served, load_line(capacities.scenario, says_rate=False)]
     document = capacity_document(capacities)
     cards, *table = capacity_section(document).blocks
     blocks: list[Block] = [OnPage(lambda: [cards]), Facts(_capacity_rows(capacities, unit)), *table]
@@ -34,16 +35,18 @@ def capacity_report(capacities: Capacities) -> Report:
 
 
 def verdict_of(document: Mapping[str, Any]) -> tuple[str, bool | None]:
-    """Say what is sustained and what breaks first above it, and whether anything is; empty where nothing breaks."""
-    if document["limited_by"] is None:
-        return "", None
-    broken = limit_text(document["limited_by"], limits_from(document["limits"]))
+    """Say what is sustained and what breaks first above it, and whether anything is."""
+    broken = (
+        "" if document["limited_by"] is None else limit_text(document["limited_by"], limits_from(document["limits"]))
+    )
     if not document["latencies"]:
         return f"Sustains no load: {broken}.", False
     is_closed = document["load"] == "concurrency"
     load = f"{_load(is_closed, document['capacity'])} {'clients' if is_closed else 'requests/s'}"
     if document["burst"] is not None:
         return f"Holds {held_text(document['capacity'], [*document['burst'].values()])}.", None
+    if not broken:
+        return f"Sustains {load}, as many as the workload has requests: --num-requests gives more.", True
     return f"Sustains {load}; above it, {broken}.", True
 
 

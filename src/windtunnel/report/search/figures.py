@@ -64,10 +64,16 @@ def burst_document(burst: Sequence[int] | None) -> dict[str, int] | None:
     return None if burst is None else {"num_requests": burst[0], "num_requests_needed": burst[1]}
 
 
-def held_text(load: float, burst: Sequence[int] | None) -> str:
+def is_closed_loop(space: Space) -> bool:
+    """Whether the load of a space's points is a number of clients."""
+    arrivals = space.scenario.get("workload", {}).get("arrivals")
+    return isinstance(arrivals, dict) and str(arrivals.get("type")).lower() == "closed_loop"
+
+
+def held_text(load: float, burst: Sequence[int] | None, is_closed: bool = False) -> str:
     """Say that a load is held, or only in a burst (`search.capacity.load.burst_of`)."""
     if burst is None:
-        return f"{number(load)} requests/s"
+        return f"{number(load)} {'clients' if is_closed else 'requests/s'}"
     most = f"at most {number(load)} requests/s in a burst of {burst[0]:,} requests"
     return f"{most}; give --num-requests {burst[1]} to know what it sustains"
 
@@ -88,4 +94,6 @@ def limits_by_title(space: Space) -> Mapping[str, float]:
 def limits_text(space: Space) -> str:
     """Return the limits of every point in words."""
     limits = [f"{title} <= {duration(most_s)}" for title, most_s in limits_by_title(space).items()]
-    return "; ".join([*limits, "the job fits its devices" if space.is_training else "the queue does not grow"])
+    if not is_closed_loop(space):
+        limits.append("the job fits its devices" if space.is_training else "the queue does not grow")
+    return "; ".join(limits) or "none"

@@ -1,13 +1,12 @@
 """A recommendation in a sentence: what to serve a model on, what it costs, and what the next best would cost."""
 
 from collections import Counter
-from math import ceil
 
 from windtunnel import catalog
 from windtunnel.metrics.limits import limits_from
 from windtunnel.metrics.summary import SECONDS_PER_HOUR
 from windtunnel.report.numbers import number, percent
-from windtunnel.report.search.figures import figure_title, held_text, limit_text, limits_text
+from windtunnel.report.search.figures import figure_title, held_text, is_closed_loop, limit_text, limits_text
 from windtunnel.search.answers import FleetSize, confidence_between, fleets
 from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.search.prices import ApiPrice
@@ -34,13 +33,19 @@ def recommendation(study: Study, load: float | None) -> str:
     sentences = [f"Serve it {_way_text(study, outcome, best)}"]
     least = outcome.at_least(best.index)
     if load is not None and least is not None and 0 < best.copies * least < load:
-        copies = ceil(load / least)
-        cost = "" if best.usd_per_hour is None else f", for ${best.usd_per_hour / best.copies * copies:,.2f}/h"
-        sentences.append(f"To be {CONFIDENCE:.0%} sure of {number(load)} requests/s, take {copies:,} replicas{cost}")
+        sure_way = fleets(outcome, load, 1, is_sure=True)[0]
+        other_name = f" of {study.point(sure_way.index).title}" if sure_way.index != best.index else ""
+        what = f"{format_count(sure_way.copies, 'replica')}{other_name}"
+        cost = "" if sure_way.usd_per_hour is None else f", for ${sure_way.usd_per_hour:,.2f}/h"
+        sentences.append(f"To be {CONFIDENCE:.0%} sure of {number(load)} requests/s, take {what}{cost}")
+    if load is not None and best.copies > 1:
+        fewer = f"`windtunnel capacity --replicas {best.copies - 1}` tells"
+        sentences.append(f"Replicas are counted one by one, and behind one router fewer may do: {fewer}")
     other = next((way for way in ways if _name(study, way.index) != title), None)
     if other is not None:
         costs = [
-            way.usd_per_hour and way.usd_per_hour / (load or outcome.mean(way.index).load) for way in (best, other)
+            way.usd_per_hour and way.usd_per_hour / (load or outcome.mean(way.index).figures["requests_per_s"])
+            for way in (best, other)
         ]
         sentences.append(f"The next best, {_name(study, other.index)}, {_difference_text(*costs)}")
         sure = confidence_between(outcome, study.space.objective, best.index, other.index)
@@ -104,23 +109,24 @@ def _changes_text(study: Study, outcome: SearchOutcome) -> str:
     if present not in outcome.ranking:
         if not outcome.ranking:
             return f"As it is, the deployment does not keep {limits} at any load, and no change tried mends it."
-        held = _held(outcome, outcome.ranking[0])
+        held = _held(study, outcome, outcome.ranking[0])
         return f"{names[outcome.ranking[0]]}: holds {held}. As it is, it does not keep {limits}."
     best = outcome.ranking[0]
     before, after = (outcome.mean(index) for index in (present, best))
     objective, gain = study.space.objective, gains_of(study, outcome)[best]
     if best == present or gain <= 0:
-        return f"Leave it as it is: it holds {_held(outcome, present)}, and no change tried gains anything."
+        return f"Leave it as it is: it holds {_held(study, outcome, present)}, and no change tried gains anything."
     sure = confidence_between(outcome, objective, best, present)
     same = after.figures["devices"] == before.figures["devices"]
     capacity = "capacity" if same else "capacity per device"
     what = capacity if objective == CAPACITY else figure_title(objective)
     devices = [format_count(round(each.figures["devices"]), "device") for each in (after, before)]
     places = ["", ""] if same else [f" on {count}" for count in devices]
-    loads = f"{number(after.load)} requests/s{places[0]} in place of {number(before.load)}{places[1]}"
+    unit = "clients" if is_closed_loop(study.space) else "requests/s"
+    loads = f"{number(after.load)} {unit}{places[0]} in place of {number(before.load)}{places[1]}"
     text = f"{names[best]}: +{percent(gain)} {what}, {loads}"
     if outcome.burst(best):
-        return f"{text}. It holds {_held(outcome, best)}."
+        return f"{text}. It holds {_held(study, outcome, best)}."
     return f"{text}. Sure at {certainty(sure)}." if sure is not None else f"{text}."
 
 
@@ -162,7 +168,7 @@ def _way_text(study: Study, outcome: SearchOutcome, way: FleetSize) -> str:
     device = catalog.device(settings[PATHS["device"]])
     replicas = f" as {way.copies:,} replicas of" if way.copies > 1 else " as"
     cost = "a price that is not known" if way.usd_per_hour is None else f"${way.usd_per_hour:,.2f}/h"
-    held, least = _held(outcome, way.index, way.copies), outcome.at_least(way.index)
+    held, least = _held(study, outcome, way.index, way.copies), outcome.at_least(way.index)
     sure = (
         "" if least is None else f", at least {number(max(way.copies * least, 0.0))} with {CONFIDENCE:.0%} confidence"
     )
@@ -171,5 +177,9 @@ def _way_text(study: Study, outcome: SearchOutcome, way: FleetSize) -> str:
     return f"on {what}: {cost} holds {held}{sure}"
 
 
-def _held(outcome: SearchOutcome, index: int, copies: int = 1) -> str:
-    return held_text(copies * outcome.mean(index).load, outcome.burst(index))
+def _held(study: Study, outcome: SearchOutcome, index: int, copies: int = 1) -> str:
+    mean, is_closed = outcome.mean(index), is_closed_loop(study.space)
+    held = held_text(copies * mean.load, outcome.burst(index), is_closed)
+    if is_closed and study.space.load == "capacity" and not mean.limited_by:
+        return f"{held}, one for each request of the workload (--num-requests gives more)"
+    return held

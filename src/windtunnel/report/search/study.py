@@ -195,18 +195,13 @@ def _verdict(evidence: SearchEvidence) -> str:
 def _load_text(study: Study, outcome: SearchOutcome) -> str:
     """Say what load the best point holds, for how much, and which limit a higher one breaks."""
     best, burst = outcome.mean(outcome.ranking[0]), outcome.burst(outcome.ranking[0])
-    held = f"{number(best.load)} clients" if _is_closed(study.space) else naming.held_text(best.load, burst)
+    held = naming.held_text(best.load, burst, naming.is_closed_loop(study.space))
     if burst is not None:
         return f" Holds {held}."
     cost = f" for ${best.figures['usd_per_hour']:,.2f}/h" if "usd_per_hour" in best.figures else ""
     is_found = study.space.load == "capacity"
     limit = naming.limit_text(best.limited_by, limits_from(study.space.limits)) if is_found else ""
     return f" Holds {held}{cost}{f'; above it, {limit}' if limit else ''}."
-
-
-def _is_closed(space: Space) -> bool:
-    arrivals = space.scenario.get("workload", {}).get("arrivals")
-    return isinstance(arrivals, dict) and arrivals.get("type") == "closed_loop"
 
 
 def _job_text(job: Evaluation) -> str:
@@ -358,7 +353,14 @@ def best_table(
     if is_training:
         return Table([first, *(titles if is_on_page else map(naming.two_lines, titles))], rows, winner=marked)
     gain_title = ["gain"] if gains else []
-    titles = [first, *gain_title, "clients" if _is_closed(study.space) else "requests/s", "at least", *titles, "limit"]
+    titles = [
+        first,
+        *gain_title,
+        "clients" if naming.is_closed_loop(study.space) else "requests/s",
+        "at least",
+        *titles,
+        "limit",
+    ]
     return Table(titles if is_on_page else [*map(naming.two_lines, titles)], rows, winner=marked)
 
 

@@ -1,5 +1,6 @@
 """A grid of settings: its table, and a page with plots."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from windtunnel.report.render.json import version
 from windtunnel.report.report import Block, Cell, Figures, OnPage, Report, Row, Section, Table, Text
 from windtunnel.report.search.figures import figure_cell, figure_title, limit_name, two_lines
 from windtunnel.schema import encode, short_path
+from windtunnel.search.capacity.load import burst_of
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.scores import OBJECTIVES
 from windtunnel.search.space.space import Space, as_builtins, point_at, value_text
@@ -56,6 +58,10 @@ def _headline(space: Space, answers: Mapping[int, Evaluation], best: int | None)
     text += " meet the limits" if space.limits else " can run"
     if best is not None:
         text += f"; the cheapest per request is {point_at(space, best).title}"
+    spans = ((answers[index].num_requests, answers[index].figures.get("stream_over_e2e", math.inf)) for index in held)
+    if bursts := [burst for span in spans if (burst := burst_of(*span)) is not None]:
+        most = max(needed for _, needed in bursts)
+        text += f". Over too soon to tell: {len(bursts)} of the {len(held)} (give --num-requests {most})"
     return f"{text}.", None if held else False
 
 

@@ -1,6 +1,7 @@
 """A simulated serving run: latency, throughput, memory, cost, bounds, how sure they are; and its folder of files."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
@@ -19,13 +20,14 @@ from windtunnel.report.report import Bars, Block, Card, Cards, Facts, Figures, O
 from windtunnel.report.serving import setup as setup_text
 from windtunnel.report.serving.curves import LATENCIES, curves_over_time, distributions
 from windtunnel.schema import decode, encode, fields_of, json_text, plain, save
-from windtunnel.search.capacity.load import are_sent_at_once, is_closed
+from windtunnel.search.capacity.load import are_sent_at_once, burst_of, is_closed
 from windtunnel.search.capacity.probe import MOST_GROWTH
 from windtunnel.serving.over_time import over_time
 from windtunnel.serving.results import Result
-from windtunnel.serving.scenario import Scenario, pool_scenario
+from windtunnel.serving.scenario import Scenario, pool_scenario, resolve
 from windtunnel.serving.setup.memory import MemoryPlan
 from windtunnel.units import format_count, format_seconds
+from windtunnel.workload.arrivals import Gamma, Poisson, Static
 
 LAYOUT = layouts_beside(__file__)
 FEWEST_OF_TREND = 20
@@ -169,7 +171,9 @@ def _derived(
         "memory": document["memory"],
         "price": "list price" if prices == {None} else "the given price",
         "limits": _limits(scenario.slo) if scenario.slo is not None else None,
-        "queue_growth": None if requests is None else _overload(scenario, requests),
+        "queue_growth": None
+        if requests is None or _burst(scenario, requests, summary)
+        else _overload(scenario, requests, summary),
         "pool": scenario.deployment.groups[0].name or None,
         "num_ranks": ranks if ranks > 1 else None,
         "cached_fractions": cached,
@@ -207,12 +211,33 @@ def verdict(summary: Summary, scenario: Scenario, requests: Records | None) -> t
         parts.append(_slo_text(summary, scenario.slo))
     elif not parts:
         parts.append(_latency_text(summary, scenario.workload.is_pooling))
-    growth = None if requests is None else _overload(scenario, requests)
+    burst = None if requests is None else _burst(scenario, requests, summary)
+    growth = None if requests is None else _overload(scenario, requests, summary)
     if growth is not None:
         parts.append(f"Overloaded: each second of arrivals adds {format_seconds(growth)} of queueing.")
+    elif burst:
+        needed = f"take {burst[1]:,} requests (--num-requests) to see a steady state"
+        parts.append(
+            f"Too short for this rate: all {burst[0]:,} requests arrive before the first ones are done; {needed}."
+        )
     is_held = summary.goodput.is_held if known and summary.goodput else None
-    text = " ".join([*parts, f"Bound by {words(summary.bound_by)}."])
+    text = " ".join([*parts, f"Bound by {words(summary.bound_by)}.", *_waits_texts(summary, scenario)])
     return text, is_held if growth is None else False
+
+
+def _waits_texts(summary: Summary, scenario: Scenario) -> list[str]:
+    """Say which limit of the engine requests wait for, where batches are full of it and the KV cache is not."""
+    batches, adapters = summary.batches, summary.adapters
+    if summary.utilisation.mean_waiting < 1 or summary.bound_by == "kv_capacity" or summary.pools:
+        return []
+    if adapters is not None and adapters.num_adapters > adapters.most_in_step < adapters.mean_in_step / 0.9:
+        return [f"Requests wait for one of the {adapters.most_in_step} LoRA slots (max_loras)."]
+    places = batches.num_requests
+    if places.p50 == places.max < 2 * batches.decode_tokens.p50:  # prompts alone wait for tokens, not for places
+        with suppress(InputError):  # a written run whose files are gone
+            if resolve(scenario).engine.max_num_seqs == places.max:
+                return [f"Requests wait for one of the {int(places.max)} places in a batch (max_num_seqs)."]
+    return []
 
 
 def _batch_text(summary: Summary) -> str:
@@ -331,13 +356,24 @@ def latency_table(summary: Summary | ClientSummary, names: Sequence[str] = ()) -
     return Table(["latency", *LAYOUT["statistics"]], rows)
 
 
-def _overload(scenario: Scenario, requests: Records) -> float | None:
+def _overload(scenario: Scenario, requests: Records, summary: Summary) -> float | None:
     """Return the growth of the queue where requests of an open loop come faster than they are served, else None."""
     measured = requests.where(~requests["is_warmup"])
-    if is_closed(scenario.workload) or len(measured) < FEWEST_OF_TREND:
+    if is_closed(scenario.workload) or len(measured) < FEWEST_OF_TREND or _burst(scenario, requests, summary):
         return None
     growth = queue_growth(measured["arrival_s"], measured["queueing_s"])
     return growth if growth > MOST_GROWTH else None
+
+
+def _burst(scenario: Scenario, requests: Records, summary: Summary) -> tuple[int, int] | None:
+    """Return the requests of an open loop with drawn arrivals that all arrive within a mean end-to-end time, mostly
+    running and not queueing, and how many would show a steady load; else None."""
+    arrival_s = requests["arrival_s"][~requests["is_warmup"]]
+    if not isinstance(scenario.workload.arrivals, Poisson | Gamma | Static) or len(arrival_s) < FEWEST_OF_TREND:
+        return None
+    times = float(arrival_s.max() - arrival_s.min()) / summary.e2e_s.mean
+    is_queueing = summary.queueing_s.p99 > summary.e2e_s.mean / 2
+    return burst_of(len(arrival_s), times) if times < 1 and not is_queueing else None
 
 
 def _limits(slo: Slo) -> str:

@@ -231,7 +231,8 @@ def choose(
     best, least = NONE, 0
     for position in range(1 + (router == POWER_OF_TWO) if draws else num_candidates(pool, pools, decodes)):
         if draws:
-            clock[0].random = clock[0].random * MULTIPLIER % MODULUS
+            if num_candidates(pool, pools, decodes) > 1:
+                clock[0].random = clock[0].random * MULTIPLIER % MODULUS
             replica = nth_up(pools, fleet, decodes, clock[0].random % num_up)
         else:
             replica = candidate(pools, decodes, position)
