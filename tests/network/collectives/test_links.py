@@ -11,7 +11,7 @@ from windtunnel.network.collectives.rings import link_rings
 from windtunnel.network.collectives.run import groups_seconds, run_collective
 from windtunnel.network.fabric import without
 from windtunnel.network.settings import NetworkSettings
-from windtunnel.network.topology import NodeRails, Torus
+from windtunnel.network.topology import NodeRails, NvLinkDomains, Torus
 
 
 def bus_bytes_per_s(node: str, num_ranks: int, num_servers: int = 1, backend: str = "analytic") -> float:
@@ -124,6 +124,18 @@ def test_the_closed_form_of_a_torus_has_the_send_latency_of_the_settings():
         for latency_s in (1e-6, 2e-6)
     )
     assert long - short == pytest.approx(12e-6)  # a step for each of 2 x (3 + 3) hops
+
+
+@pytest.mark.compiled
+def test_all_switches_of_a_server_add():
+    """NVL72 as 18 switches is as fast as the same links drawn to one."""
+    fabrics = NvLinkDomains(num_gpus=72).build(), NodeRails(node="gb200_nvl72").build()
+    for size_bytes in (2**20, 2**30):
+        eighteen, one = (
+            run_collective(fabric, "all_reduce", size_bytes, 72, "flow", choices=CollectiveChoices("nvls")).seconds
+            for fabric in fabrics
+        )
+        assert eighteen == pytest.approx(one, rel=0.03)
 
 
 @pytest.mark.compiled
