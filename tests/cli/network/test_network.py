@@ -154,7 +154,7 @@ def test_compat_simai_needs_no_topology(windtunnel: Command, workload: str) -> N
         (["collective", "--op", "all_reduce", "--size", "1GiB"], "--topology is missing"),
         (["collective", "--op", "sum", "--size", "1GiB", "--topology", "dgx_h100"], "there is no collective 'sum'"),
         (["collective", "--op", "all_reduce", "--size", "1.5", "--topology", "dgx_h100"], "whole number of bytes"),
-        (["collective", "--op", "all_reduce", "--size", "1", "--topology", "torus"], "has no switches"),
+        (["collective", "--op", "all_to_all", "--size", "1", "--topology", "torus"], "has no switches"),
         (
             ["collective", "--op", "all_reduce", "--tokens", "8", "--topology", "dgx_h100"],
             "--op all_reduce does not go",

@@ -8,9 +8,10 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import meets_all
 from windtunnel.network.collectives.call import CollectiveChoices
 from windtunnel.network.collectives.rings import link_rings
-from windtunnel.network.collectives.run import run_collective
+from windtunnel.network.collectives.run import groups_seconds, run_collective
 from windtunnel.network.fabric import without
-from windtunnel.network.topology import NodeRails, Torus
+from windtunnel.network.settings import NetworkSettings
+from windtunnel.network.topology import NodeRails, NvLinkDomains, Torus
 
 
 def bus_bytes_per_s(node: str, num_ranks: int, num_servers: int = 1, backend: str = "analytic") -> float:
@@ -92,6 +93,49 @@ def test_a_torus_uses_every_link_in_both_directions(op, lengths, num_links):
     run = run_collective(fabric, op, 2**30, fabric.num_gpus, "flow")
     assert run.algorithm == "torus"
     assert 0.97 * num_links * 50e9 < run.bus_bytes_per_s <= num_links * 50e9
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])
+@pytest.mark.parametrize("lengths", [(4, 4), (4, 2), (2, 4), (3, 5), (16, 4), (2, 2, 4), (4, 8, 8), (7,)])
+def test_the_closed_form_of_a_torus_is_what_its_flows_take(op, lengths):
+    fabric = Torus(dimensions=lengths).build()
+    for size_bytes in (2**10, 2**20, 2**30):
+        closed, flows = (run_collective(fabric, op, size_bytes, fabric.num_gpus, by) for by in ("analytic", "flow"))
+        assert (closed.algorithm, closed.source) == ("torus", "closed form")
+        assert closed.seconds == pytest.approx(flows.seconds, rel=0.01)
+
+
+def test_closed_forms_know_whole_rings_of_a_torus_only():
+    fabric = Torus(dimensions=(4, 4)).build()
+    assert run_collective(fabric, "all_reduce", 2**20, [0, 4, 8, 12]).algorithm == "torus"
+    for op, ranks, choice in (("all_reduce", 2, "auto"), ("all_to_all", 16, "auto"), ("all_reduce", 16, "ring")):
+        with pytest.raises(InputError, match="whole rings of a torus"):
+            run_collective(fabric, op, 2**20, ranks, choices=CollectiveChoices(choice))
+
+
+def test_the_closed_form_of_a_torus_has_the_send_latency_of_the_settings():
+    fabric = Torus(dimensions=(4, 4)).build()
+    groups = np.arange(16, dtype=np.int32)[None]
+    short, long = (
+        groups_seconds(
+            fabric, "all_reduce", 1024, groups, NetworkSettings(backend="analytic", send_latency_s=latency_s)
+        )
+        for latency_s in (1e-6, 2e-6)
+    )
+    assert long - short == pytest.approx(12e-6)  # a step for each of 2 x (3 + 3) hops
+
+
+@pytest.mark.compiled
+def test_all_switches_of_a_server_add():
+    """NVL72 as 18 switches is as fast as the same links drawn to one."""
+    fabrics = NvLinkDomains(num_gpus=72).build(), NodeRails(node="gb200_nvl72").build()
+    for size_bytes in (2**20, 2**30):
+        eighteen, one = (
+            run_collective(fabric, "all_reduce", size_bytes, 72, "flow", choices=CollectiveChoices("nvls")).seconds
+            for fabric in fabrics
+        )
+        assert eighteen == pytest.approx(one, rel=0.03)
 
 
 @pytest.mark.compiled

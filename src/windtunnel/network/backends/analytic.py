@@ -1,10 +1,14 @@
 """Closed forms: collectives as NCCL's model and its measured tables have them, flows with every link to themselves."""
 
+from dataclasses import replace
+from math import ceil
+
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model.operators import COLLECTIVES, Collective
+from windtunnel.network.collectives.algorithms import torus
 from windtunnel.network.collectives.call import CollectiveCall, CollectiveRun
-from windtunnel.network.collectives.closed_forms import closed_form
+from windtunnel.network.collectives.closed_forms import PROTOCOL_SHARE, closed_form
 from windtunnel.network.collectives.placement import device_of
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flow.run import FlowOptions, run_flow_level
@@ -26,7 +30,7 @@ def run_collective(call: CollectiveCall) -> CollectiveRun:
     """Time a collective by measured tables inside a server where NCCL may choose, by closed forms elsewhere."""
     fabric, op, size_bytes, ranks, choices = call.fabric, call.op, call.size_bytes, call.ranks, call.choices
     if fabric.gpus_forward and ranks.switched:
-        raise InputError(f"{fabric.name} has no switches, and closed forms assume them", "use the flow backend")
+        return _run_on_torus(call)
     seconds, algorithm, protocol = closed_form(op, size_bytes, ranks, choices.algorithm, choices.protocol)
     device, source = device_of(fabric), "closed form"
     may_choose = choices.algorithm == choices.protocol == "auto" and ranks.num_servers == 1
@@ -39,3 +43,16 @@ def run_collective(call: CollectiveCall) -> CollectiveRun:
             of = f" of {num_ranks} ranks" if num_ranks < ranks.num_ranks else ""
             seconds, source = float(estimate.seconds), f"{estimate.coverage.value}: {estimate.source}{of}"
     return CollectiveRun(call, seconds + choices.launch_s, algorithm, protocol, "analytic", source)
+
+
+def _run_on_torus(call: CollectiveCall) -> CollectiveRun:
+    """Time a collective over whole rings of a torus, where a rank's own links say when it ends."""
+    fabric, op, choices = call.fabric, call.op, call.choices
+    protocol = "simple" if choices.protocol == "auto" else choices.protocol
+    sent = replace(call, size_bytes=ceil(call.size_bytes / PROTOCOL_SHARE[protocol]))
+    fits = op in torus.OPERATIONS and choices.algorithm in ("auto", "torus")
+    seconds = torus.seconds_by_links(sent) if fits else None
+    if seconds is None:
+        needs = f"closed forms without them are of {', '.join(torus.OPERATIONS)} over whole rings of a torus"
+        raise InputError(f"{fabric.name} has no switches, and {needs}", "use the flow backend")
+    return CollectiveRun(call, seconds + choices.launch_s, "torus", protocol, "analytic", "closed form")

@@ -140,7 +140,7 @@ def groups_seconds(
         return 0.0
     place = place_of(fabric, groups[0])
     if hasattr(BACKENDS.get(settings.backend), "run_collective"):
-        return run_collective(fabric, op, size_bytes, groups[0].tolist(), settings.backend).seconds
+        return run_collective(fabric, op, size_bytes, groups[0].tolist(), settings.backend, settings).seconds
     check_operation(op)
     if place.num_servers == 1:
         groups = groups[:1]

@@ -7,7 +7,7 @@ from windtunnel.network.collectives.call import CollectiveCall, Ranks
 from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
 from windtunnel.network.collectives.placement import device_of
 from windtunnel.network.fabric import NodeKind
-from windtunnel.network.flows import Flows, Hop, Ids, flows_of, parents_from
+from windtunnel.network.flows import Flows, Hop, Ids, flows_of, in_channels, parents_from
 
 OPERATIONS = ("all_reduce",)
 NCCL_CODE = 4
@@ -34,7 +34,7 @@ CLOSED_FORM = ClosedForm(
 
 
 def flows(call: CollectiveCall) -> Flows:
-    """Return the flows of an all-reduce by the switch of the ranks' server."""
+    """Return the flows of an all-reduce by all switches of the ranks' server; each adds its part of the buffer."""
     fabric, gpu = call.fabric, int(call.gpus[0])
     if call.ranks.num_servers > 1 or not call.ranks.nvls:
         raise InputError("nvls needs one server whose switches add", "use ring or tree")
@@ -46,7 +46,9 @@ def flows(call: CollectiveCall) -> Flows:
     device, n = device_of(fabric), call.ranks.num_ranks
     num_chunks = NVLS_CHUNKS.get(device.architecture, 1) if device else 1
     fill_s = (n - 1) * NVLS_HALF_BYTES / (NVLS_SHARE * call.ranks.scale_up_bytes_per_s)
-    return nvls(call.gpus, int(switches[0]), call.size_bytes, min(num_chunks, call.size_bytes), fill_s)
+    part_bytes = max(call.size_bytes // len(switches), 1)
+    parts = switches[: call.size_bytes].tolist()
+    return in_channels([nvls(call.gpus, each, part_bytes, min(num_chunks, part_bytes), fill_s) for each in parts])
 
 
 def nvls(ranks: Ids, switch: int, size_bytes: int, num_chunks: int = 4, fill_s: float = 0.0) -> Flows:

@@ -7,7 +7,9 @@ interconnects", ICS 2010). That XLA's collectives take the rate of all dimension
 jax-ml.github.io/scaling-book/sharding, section 4.
 """
 
+from collections import Counter
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +19,24 @@ from windtunnel.limits import check_size
 from windtunnel.network.collectives.call import CollectiveCall
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import Flows, Ids, flows_of, in_channels, parents_from
+from windtunnel.network.paths import wire_bytes
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
+
+_SAME_MOMENT_S = 1e-15
+"""Ends that are no further apart are one event."""
+
+
+class Step(NamedTuple):
+    """A step of one rank in one part."""
+
+    link: tuple[int, int]
+    """Dimension and direction."""
+    bytes_per_s: float
+    delay_s: float
+    """After the step before, until the link carries data."""
+    size_bytes: int
+    """On the wire."""
 
 
 def lengths_of(fabric: Fabric) -> tuple[int, ...]:
@@ -64,22 +82,91 @@ def flows(call: CollectiveCall) -> Flows:
             f"torus needs ranks that fill whole rings of a torus, as {call.fabric.name} has none", "use ring"
         )
     num_steps = sum(length - 1 for length in ranks.shape) * (2 if call.op == "all_reduce" else 1)
-    # A dimension of two has one link, so that no part turns back there.
-    starts = [(axis, turn) for axis, length in enumerate(ranks.shape) for turn in ((1,) if length == 2 else (1, -1))]
-    check_size(flows=len(starts) * num_steps * ranks.size)
-    return in_channels([_part(call.op, ranks, axis, turn, call.size_bytes // len(starts)) for axis, turn in starts])
+    parts = _parts(ranks.shape)
+    check_size(flows=len(parts) * num_steps * ranks.size)
+    part_bytes = call.size_bytes // len(parts)
+    return in_channels([_part_flows(call.op, ranks, axis, turn, part_bytes) for axis, turn in parts])
 
 
-def _part(op: str, ranks: NDArray[np.int32], first: int, turn: int, part_bytes: int) -> Flows:
+def seconds_by_links(call: CollectiveCall) -> float | None:
+    """Return when all parts are complete, from the links of one rank: every rank does the same at the same time.
+
+    A step waits for the send latency and its link's, then shares the link evenly with the other parts that are on it;
+    every packet has its header, as at flow level.
+    The slowest link of a dimension stands for all of one direction, as a ring waits for it.
+
+    Returns:
+        Seconds; None where the ranks are not whole rings of a torus.
+    """
+    ranks = rings_of(call.fabric, call.gpus)
+    if ranks is None:
+        return None
+    parts = _parts(ranks.shape)
+    part_bytes = call.size_bytes // len(parts)
+    sources, targets = call.fabric.directions
+    link_of = {ends: k // 2 for k, ends in enumerate(zip(sources.tolist(), targets.tolist(), strict=True))}
+    links: dict[tuple[int, int], tuple[tuple[int, int], float, float]] = {}
+    for axis, turn in parts:
+        pairs = zip(ranks.ravel().tolist(), np.roll(ranks, -turn, axis).ravel().tolist(), strict=True)
+        ids = [link_of[pair] for pair in pairs]
+        delay_s = call.settings.send_latency_s + float(call.fabric.latency_s[ids].max())
+        links[axis, turn] = (axis, turn), float(call.fabric.bandwidth_bytes_per_s[ids].min()), delay_s
+    steps = []
+    for first, turn in parts:
+        axes, sizes = zip(*_steps(call.op, ranks.shape, first, part_bytes), strict=True)
+        sent = wire_bytes(np.array(sizes, np.int64), call.settings).tolist()
+        # A dimension of two has one link, which both directions of the others take.
+        ways = [links.get((axis, turn), links[axis, 1]) for axis in axes]
+        steps.append([Step(*way, size_bytes) for way, size_bytes in zip(ways, sent, strict=True)])
+    return _last_end_s(steps)
+
+
+def _last_end_s(parts: list[list[Step]]) -> float:
+    """Return when the last part ends: its steps follow each other, and parts on one link share its rate evenly."""
+    now_s = 0.0
+    remaining = [iter(steps) for steps in parts]
+    current = dict(enumerate(next(steps) for steps in remaining))
+    left_bytes = {part: float(step.size_bytes) for part, step in current.items()}
+    start_s = {part: step.delay_s for part, step in current.items()}
+    while current:
+        sending = [part for part in current if start_s[part] <= now_s]
+        sharers = Counter(current[part].link for part in sending)
+        rates = {part: current[part].bytes_per_s / sharers[current[part].link] for part in sending}
+        end_s = {part: now_s + left_bytes[part] / rates[part] for part in sending}
+        next_s = min([*end_s.values(), *(start_s[part] for part in current if part not in rates)])
+        for part in sending:
+            left_bytes[part] -= rates[part] * (next_s - now_s)
+            if end_s[part] > next_s + _SAME_MOMENT_S:
+                continue
+            step = next(remaining[part], None)
+            if step is None:
+                del current[part]
+            else:
+                current[part], left_bytes[part], start_s[part] = step, float(step.size_bytes), next_s + step.delay_s
+        now_s = next_s
+    return now_s
+
+
+def _parts(lengths: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return (dimension that it begins with, direction) of each part; one of two has one link, no way back."""
+    return [(axis, turn) for axis, length in enumerate(lengths) for turn in ((1,) if length == 2 else (1, -1))]
+
+
+def _steps(op: str, lengths: tuple[int, ...], first: int, part_bytes: int) -> list[tuple[int, int]]:
+    """Return (dimension, bytes a rank sends) of each step of a part that begins with the dimension `first`."""
+    axes = [(first + k) % len(lengths) for k in range(len(lengths))]
+    shares = np.cumprod([lengths[axis] for axis in axes])
+    scattered = list(zip(axes, shares.tolist(), strict=True))
+    phases = {"all_reduce": scattered + scattered[::-1], "reduce_scatter": scattered, "all_gather": scattered[::-1]}[op]
+    return [(axis, max(part_bytes // share, 1)) for axis, share in phases for _ in range(lengths[axis] - 1)]
+
+
+def _part_flows(op: str, ranks: NDArray[np.int32], first: int, turn: int, part_bytes: int) -> Flows:
     """Return the flows of one part: along the dimension `first`, the next ones, and back; a flow a rank in each step.
 
     A rank sends on what it received in the step before.
     """
-    axes = [(first + k) % ranks.ndim for k in range(ranks.ndim)]
-    shares = np.cumprod([ranks.shape[axis] for axis in axes])
-    scattered = list(zip(axes, shares.tolist(), strict=True))
-    phases = {"all_reduce": scattered + scattered[::-1], "reduce_scatter": scattered, "all_gather": scattered[::-1]}[op]
-    steps = [(axis, max(part_bytes // share, 1)) for axis, share in phases for _ in range(ranks.shape[axis] - 1)]
+    steps = _steps(op, ranks.shape, first, part_bytes)
     place = np.arange(ranks.size).reshape(ranks.shape)
     from_before = np.array([np.roll(place, turn, axis).ravel() for axis, _ in steps])
     parent = np.full((len(steps), ranks.size), -1)
