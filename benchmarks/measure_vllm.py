@@ -1,8 +1,9 @@
 """Serve models with random weights by vLLM on the GPU at hand, and record steps and requests under several loads.
 
     python benchmarks/measure_vllm.py --out measured/h100 --configs FOLDER --server llama-8b --server qwen3-30b
+    python benchmarks/measure_vllm.py --out measured/cpu --plan measure_vllm_cpu.yaml  # vLLM's CPU build
 
-Every server of `measure_vllm.yaml` is started once and takes all of its loads, one after the other; what is measured is
+Every server of the plan is started once and takes all of its loads, one after the other; what is measured is
 kept, and the command goes on where it stopped. OUT then holds `runs.csv` (what was served, by which version, on what),
 `steps/` (a row for each forward pass, by `windtunnel.lab.step_recorder`) and `loads/SERVER/LOAD`, the records of
 `windtunnel bench` with the server's /metrics before and after. FOLDER holds the models' config.json; without weights,
@@ -20,7 +21,6 @@ import gzip
 import io
 import json
 import os
-import platform
 import shlex
 import shutil
 import subprocess
@@ -29,18 +29,20 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import numpy as np
 
 from windtunnel.cli.lab.bench import request_sampling
 from windtunnel.errors import WindtunnelError
 from windtunnel.lab.bench.client import Endpoint, bench
+from windtunnel.lab.profile.machine import cpu_name
 from windtunnel.lab.servers import started
 from windtunnel.lab.step_recorder import VARIABLE
 from windtunnel.lab.tiny_models import write_tokenizer
@@ -50,26 +52,36 @@ from windtunnel.schema import read_yaml
 from windtunnel.serving.scenario import Scenario, scenario_from
 from windtunnel.workload.generate.requests import generate
 
-PLAN: dict[str, Any] = read_yaml(Path(__file__).with_suffix(".yaml"))
+PLAN: dict[str, Any] = {}
+"""Servers and loads, of the file that --plan names."""
+CPU_PERIOD_US = 10_000
+"""Period within which `limit_cpu` keeps its share."""
 
 
 @click.command()
+@click.option("--plan", default="measure_vllm.yaml", help="Servers and loads, beside this script.  [measure_vllm.yaml]")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of all results.")
 @click.option("--configs", type=click.Path(path_type=Path), help="Folder of MODEL/config.json.")
-@click.option("--server", "servers", multiple=True, default=tuple(PLAN["servers"]), help="What to serve.  [all]")
+@click.option("--server", "servers", multiple=True, help="What to serve.  [all]")
 @click.option("--loads", default=None, help="Names of loads, by commas.  [the server's]")
 @click.option("--minutes", type=float, default=25.0, help="Begin no load after so many.  [25]")
 @click.option("--collect", "kept", type=click.Path(path_type=Path), help="Measure nothing; write what was to a folder.")
 def main(
-    out: Path, configs: Path | None, servers: tuple[str, ...], loads: str | None, minutes: float, kept: Path | None
+    plan: str,
+    out: Path,
+    configs: Path | None,
+    servers: tuple[str, ...],
+    loads: str | None,
+    minutes: float,
+    kept: Path | None,
 ) -> None:
+    read_plan(plan)
     if kept is not None:
         collect(out, kept)
         return
-    if configs is None:
-        raise click.UsageError("--configs is needed")
+    os.environ.update(PLAN.get("environment", {}))
     ends_s = time.monotonic() + 60 * minutes
-    for name in servers:
+    for name in servers or PLAN["servers"]:
         server = PLAN["servers"][name]
         wanted = loads.split(",") if loads else server["loads"]
         left = [load for load in wanted if not (out / "loads" / name / load / "summary.json").is_file()]
@@ -80,10 +92,25 @@ def main(
                 click.echo(f"{name}: {error}", err=True)
 
 
-def serve(out: Path, configs: Path, name: str, loads: list[str], ends_s: float) -> None:
+def read_plan(name: str) -> None:
+    """Take a plan's servers and loads for `PLAN`."""
+    PLAN.clear()
+    PLAN.update(read_yaml(Path(__file__).with_name(name)))
+
+
+def config_of(server: dict[str, Any], configs: Path | None) -> dict[str, Any]:
+    """Return a server's config.json: the plan's own, or a file of the folder."""
+    if "config" in PLAN:
+        return dict(PLAN["config"])
+    if configs is None:
+        raise click.UsageError("--configs is needed")
+    return dict(json.loads((configs / server["config"]).read_text()))
+
+
+def serve(out: Path, configs: Path | None, name: str, loads: list[str], ends_s: float) -> None:
     """Start a server and send it loads."""
     server = PLAN["servers"][name]
-    config = json.loads((configs / server["config"]).read_text())
+    config = config_of(server, configs)
     os.environ[VARIABLE] = str((out / "steps" / f"{name}.csv").resolve())
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
@@ -127,6 +154,7 @@ def fault_of(load: str) -> dict[str, Any]:
 def made(fault: dict[str, Any]) -> Iterator[None]:
     """Let something happen to the server, or to its client, in the block."""
     server, cores = descendants(os.getpid()), os.sched_getaffinity(0)
+    affinities = {thread: os.sched_getaffinity(thread) for thread in threads_of([*server, os.getpid()])}
     others: list[subprocess.Popen[bytes]] = []
     try:
         if "server_cores" in fault:
@@ -134,6 +162,11 @@ def made(fault: dict[str, Any]) -> Iterator[None]:
         if fault.get("shared_gpu"):
             others.append(disturbance("products"))
             time.sleep(8)
+        if "shared_core" in fault:
+            others.append(disturbance("spin"))
+            keep_to([others[-1].pid], {fault["shared_core"]})
+        if "cpu_share" in fault:
+            limit_cpu(server, fault["cpu_share"])
         if "stall_s" in fault:
             engine = max(server, key=resident_pages)
             others.append(disturbance("stalls", engine, fault["stall_s"], fault["every_s"]))
@@ -145,7 +178,11 @@ def made(fault: dict[str, Any]) -> Iterator[None]:
         for other in others:
             other.terminate()
             other.wait()
-        keep_to([*server, os.getpid()], cores)
+        for thread, usual in affinities.items():
+            with suppress(OSError):
+                os.sched_setaffinity(thread, usual)
+        if "cpu_share" in fault:
+            limit_cpu(server, None)
 
 
 def disturbance(*words: object) -> subprocess.Popen[bytes]:
@@ -167,14 +204,28 @@ def descendants(process: int) -> list[int]:
     return found
 
 
+def threads_of(processes: Iterable[int]) -> list[int]:
+    """Return the threads of processes that still run."""
+    return [int(path.name) for process in processes for path in Path(f"/proc/{process}/task").glob("*")]
+
+
 def keep_to(processes: Iterable[int], cores: set[int]) -> None:
     """Let all threads of processes run on some cores only."""
+    for thread in threads_of(processes):
+        with suppress(OSError):
+            os.sched_setaffinity(thread, cores)
+
+
+def limit_cpu(processes: Iterable[int], share: float | None) -> None:
+    """Let processes together compute for a share of one core's time; None: as long as they like (Linux, cgroup v1)."""
+    root = Path("/sys/fs/cgroup/cpu")
+    group = root / "measure_vllm" if share else root
+    group.mkdir(exist_ok=True)
+    if share:
+        (group / "cpu.cfs_period_us").write_text(str(CPU_PERIOD_US))
+        (group / "cpu.cfs_quota_us").write_text(str(int(CPU_PERIOD_US * share)))
     for process in processes:
-        try:
-            for thread in Path(f"/proc/{process}/task").iterdir():
-                os.sched_setaffinity(int(thread.name), cores)
-        except OSError:
-            continue
+        (group / "cgroup.procs").write_text(str(process))
 
 
 def resident_pages(process: int) -> int:
@@ -192,7 +243,8 @@ def warm(endpoint: Endpoint, model: str) -> None:
 
 def workload_of(load: str) -> dict[str, Any]:
     planned = PLAN["loads"][load]
-    return {key: value for key, value in PLAN["loads"][planned.get("like", load)].items() if key != "fault"}
+    workload = PLAN["loads"][planned.get("like", load)]
+    return {key: value for key, value in workload.items() if key not in {"fault", "seed"}}
 
 
 def metrics(endpoint: Endpoint) -> str:
@@ -211,6 +263,7 @@ def send(folder: Path, endpoint: Endpoint, model: str, load: str) -> None:
     scenario = scenario_of(model, workload_of(load))
     endpoint = replace(endpoint, sampling=request_sampling(scenario))
     before, from_s = metrics(endpoint), time.time()
+    scenario = msgspec.structs.replace(scenario, seed=PLAN["loads"][load].get("seed", scenario.seed))
     run = bench(endpoint, generate(scenario.workload, scenario.seed), scenario.seed)
     after = metrics(endpoint)
     summary = client_summary(run.requests, run.tokens, scenario.slo)
@@ -227,19 +280,17 @@ def write_run(out: Path, name: str) -> None:
     import vllm
 
     server = PLAN["servers"][name]
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    driver = ""
+    if shutil.which("nvidia-smi"):
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        driver = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     row = {
         "run": name,
         "model": server["model"],
         "engine_args": f"{server['model']} {server['arguments']}",
         "vllm_version": vllm.__version__,
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
-        "driver": driver.stdout.strip(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name(),
+        "driver": driver,
         "torch_version": torch.__version__,
         "date": time.strftime("%Y-%m-%d"),
     }

@@ -40,6 +40,7 @@ FIGURES = ("TTFT mean", "TPOT mean", "end to end mean", "TTFT p50", "TPOT p50", 
 
 
 def main() -> None:
+    measure_vllm.read_plan("measure_vllm.yaml")
     loads = tuple(sys.argv[1:]) or LOADS
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "server.yaml").write_text(SERVER)
