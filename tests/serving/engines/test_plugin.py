@@ -29,7 +29,7 @@ from windtunnel.serving.engines.contract import Engine
 
 ENGINE = Engine(most_tokens_in_pieces=lambda _shard, _engine, largest: largest / 2)
 '''
-BEHAVIOUR = "launches: {quantises_apart: true}"
+BEHAVIOUR = "launches: {quantises_apart: [fp8]}"
 DEFAULTS = """
 title: Toy
 default_version: "2.0"

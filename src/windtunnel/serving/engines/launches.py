@@ -131,11 +131,12 @@ def _num_gaps(shard: Shard, engine: EngineSettings) -> float:
 def _kernels_of(launch: Launch, shard: Shard, engine: EngineSettings, behaviour: Launches) -> int:
     """Count the kernels of one execution of `launch`, where the host launches all of them."""
     kernels = kernels_of(engine).get(launch.name)
-    if isinstance(launch.op, Experts) and not kernels:
+    if isinstance(launch.op, Experts):
         is_prepared = engine.moe_backend is None or engine.moe_backend in FUSED_EXPERTS
         if launch.op.format is Format.NVFP4 and behaviour.of_nvfp4_experts and is_prepared:
             return behaviour.of_nvfp4_experts
-        return LAUNCHES_OF_FUSED_EXPERTS if _has_fused_experts(shard, engine, behaviour) else LAUNCHES_OF_EXPERTS
+        apart = 0 if _has_fused_experts(shard, engine, behaviour) else LAUNCHES_OF_EXPERTS - LAUNCHES_OF_FUSED_EXPERTS
+        return (kernels or LAUNCHES_OF_FUSED_EXPERTS) + apart
     kernels = kernels or launch.op.num_kernels
     is_quantised = isinstance(launch.op, Gemm) and launch.op.format in behaviour.quantises_apart
     return 2 * kernels if is_quantised else kernels
