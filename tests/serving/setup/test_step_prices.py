@@ -156,7 +156,7 @@ def test_drafts_take_the_host_time_in_steps_with_prompts() -> None:
     plain = EngineSettings(name="trtllm", cudagraph_sizes=(1, 2, 4))
     drafts = Speculative(method="mtp", num_draft_tokens=3, acceptance_fraction=0.5)
     drafted = msgspec.structs.replace(plain, speculative=drafts)
-    assert num_launches(shard, drafted, 100) - num_launches(shard, plain, 100) == 3 * 300
+    assert num_launches(shard, drafted, 100) - num_launches(shard, plain, 100) == 3 * 220
     assert num_launches(shard, drafted, 16, decode_queries=4) == 0
     ngram = msgspec.structs.replace(plain, speculative=msgspec.structs.replace(drafts, method="ngram"))
     assert num_launches(shard, ngram, 100) == num_launches(shard, plain, 100)
