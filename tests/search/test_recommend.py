@@ -137,11 +137,13 @@ def test_the_sentence_names_the_cheapest_and_what_the_next_costs(study: Study) -
 
 
 @pytest.mark.compiled
-def test_a_load_takes_as_many_replicas_as_it_needs(study: Study) -> None:
+def test_a_load_takes_as_many_replicas_as_it_needs(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     load = 500.0
     cheapest = fleets(study.outcomes[0], load, 1)[0]
     assert f"{cheapest.devices} x NVIDIA" in recommendation(study, load)
     assert f"as {cheapest.copies} replicas of" in recommendation(study, load)
+    assert "fewer may do" not in recommendation(study, load)  # hundreds are under way at each
+    monkeypatch.setattr("windtunnel.report.search.recommendation.FEW_IN_FLIGHT", 1000.0)
     assert f"fewer may do: `windtunnel capacity --replicas {cheapest.copies - 1}` tells" in recommendation(study, load)
     assert "fewer may do" not in recommendation(study, 1e-3)
     assert f"as {fleets(study.outcomes[0], 1e6, 1)[0].copies:,} replicas of" in recommendation(study, 1e6)

@@ -1,5 +1,6 @@
 """A recommendation in a sentence: what to serve a model on, what it costs, and what the next best would cost."""
 
+import math
 from collections import Counter
 
 from windtunnel import catalog
@@ -16,6 +17,9 @@ from windtunnel.search.space.space import CHANGE
 from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.shorthand import PATHS
 from windtunnel.units import format_count
+
+FEW_IN_FLIGHT = 16.0
+"""Requests at a copy at once, a choice: copies of fewer gain by sharing a queue."""
 
 
 def recommendation(study: Study, load: float | None) -> str:
@@ -38,7 +42,7 @@ def recommendation(study: Study, load: float | None) -> str:
         what = f"{format_count(sure_way.copies, 'replica')}{other_name}"
         cost = "" if sure_way.usd_per_hour is None else f", for ${sure_way.usd_per_hour:,.2f}/h"
         sentences.append(f"To be {CONFIDENCE:.0%} sure of {number(load)} requests/s, take {what}{cost}")
-    if load is not None and best.copies > 1:
+    if load is not None and best.copies > 1 and _in_flight(outcome, best.index) < FEW_IN_FLIGHT:
         fewer = f"`windtunnel capacity --replicas {best.copies - 1}` tells"
         sentences.append(f"Replicas are counted one by one, and behind one router fewer may do: {fewer}")
     other = next((way for way in ways if _name(study, way.index) != title), None)
@@ -160,6 +164,12 @@ def _ways(outcome: SearchOutcome, load: float | None) -> list[FleetSize]:
         return fleets(outcome, load, len(outcome.ranking))
     figures = [(index, outcome.mean(index).figures) for index in outcome.ranking]
     return [FleetSize(index, 1, round(known["devices"]), known.get("usd_per_hour"), 0.0) for index, known in figures]
+
+
+def _in_flight(outcome: SearchOutcome, index: int) -> float:
+    """Return the mean of the requests that a point serves at once at the load that it sustains (Little's law)."""
+    evaluation = outcome.evaluations[index]
+    return (evaluation.stream_requests or 0) / evaluation.figures.get("stream_over_e2e", math.inf)
 
 
 def _way_text(study: Study, outcome: SearchOutcome, way: FleetSize) -> str:
