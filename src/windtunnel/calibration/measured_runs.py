@@ -38,6 +38,8 @@ STATISTICS = ("mean", "p50")
 SCORED = ("primary", "secondary")
 """Uses of runs that are scored by default; primary runs are less likely to have unrecorded settings."""
 
+MOST_TOKENS = 1e9
+"""Of a request, a choice far beyond any context."""
 UNRECORDED_SPREAD = 0.1
 """Lengths that a client did not record are taken as uniform within 10% of their mean. Exactly equal lengths keep a
 closed loop's requests in step for ever, all prompts of a wave arriving at once; the mean TTFT of runs whose clients are
@@ -342,14 +344,20 @@ def _workload(where: str, values: Mapping[str, Any], are_means: bool) -> dict[st
         raise InputError(f"{where}: neither concurrency nor rate_per_s is given", _meaning("concurrency"))
     return {
         "arrivals": arrivals,
-        "input_tokens": _lengths(values["input_tokens"], values.get("range_ratio"), are_means),
-        "output_tokens": _lengths(values["output_tokens"], values.get("range_ratio"), are_means),
+        "input_tokens": _lengths(where, values["input_tokens"], values.get("range_ratio"), are_means),
+        "output_tokens": _lengths(where, values["output_tokens"], values.get("range_ratio"), are_means),
         "num_requests": int(values.get("num_requests") or 10 * (concurrency or 100)),
     }
 
 
-def _lengths(tokens: float, range_ratio: float | None, are_means: bool) -> int | dict[str, Any]:
-    """Return lengths from the longest and the shortest one's share of it, or from a mean with the unrecorded spread."""
+def _lengths(where: str, tokens: float, range_ratio: float | None, are_means: bool) -> int | dict[str, Any]:
+    """Return lengths from the longest and the shortest one's share of it, or from a mean with the unrecorded spread.
+
+    Raises:
+        InputError: no request is that long.
+    """
+    if tokens > MOST_TOKENS:
+        raise InputError(f"{where}: {tokens:g} tokens are longer than any request", "give those of one request")
     if range_ratio is None:
         low, high = tokens * (1 - UNRECORDED_SPREAD), tokens * (1 + UNRECORDED_SPREAD)
     else:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from windtunnel.schema import Schema
+from windtunnel.schema import Schema, Whole
 
 HALF_WIDTH = 1.2816
 """Half width of an 80% interval, in standard deviations of a normal distribution."""
@@ -72,7 +72,7 @@ class Spread(Schema):
     p10: float
     p50: float
     p90: float
-    num_runs: int
+    num_runs: Whole
 
     def check(self) -> None:
         if not 0 < self.p10 <= self.p50 <= self.p90:

@@ -31,8 +31,8 @@ class Provenance(schema.Schema):
 
     fitted_on: str
     """The runs, by name."""
-    num_runs: int
-    num_configurations: int
+    num_runs: schema.Whole
+    num_configurations: schema.Whole
     """Distinct models, formats, parallelisms and settings; cross-validation leaves out whole ones."""
     models: tuple[str, ...] = ()
     models_on: dict[str, tuple[str, ...]] = {}
@@ -54,8 +54,8 @@ class Inferred(schema.Schema):
     model: str
     settings: dict[str, int | float]
     """Field of `EngineSettings` -> its value."""
-    num_runs: int
-    num_configurations: int
+    num_runs: schema.Whole
+    num_configurations: schema.Whole
     median_error_before: dict[str, float] = {}
     """Metric -> median |error| with the engine's defaults."""
     median_error: dict[str, float] = {}
@@ -76,8 +76,8 @@ class Reserve(schema.Schema):
     """Memory on every device that is neither KV cache nor weights nor activations."""
 
     reserved_bytes: schema.Whole
-    num_runs: int
-    num_configurations: int
+    num_runs: schema.Whole
+    num_configurations: schema.Whole
     median_error_before: dict[str, float] = {}
     median_error: dict[str, float] = {}
     """As of `Inferred`."""
@@ -86,8 +86,8 @@ class Reserve(schema.Schema):
 class TransferRecord(schema.Schema):
     """Median |error| of TTFT in disaggregated runs left out of the fit of `LearntTransfer`."""
 
-    num_runs: int
-    num_configurations: int
+    num_runs: schema.Whole
+    num_configurations: schema.Whole
     median_error: float
     median_error_before: float
     """Median |error| with the defaults."""
