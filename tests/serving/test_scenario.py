@@ -324,6 +324,7 @@ def test_a_format_that_the_device_cannot_compute() -> None:
         ({"deployment": {"device": "h100_sxm", "engine": {"max_num_seqs": 0}}}, "max_num_seqs is 0"),
         ({"deployment": {"device": "h100_sxm", "engine": {"reserved_bytes": -1}}}, "reserved_bytes is -1"),
         ({"deployment": {"device": "h100_sxm", "engine": {"cudagraph_sizes": [8, 0]}}}, "cudagraph_sizes is 0"),
+        ({"deployment": {"device": "h100_sxm", "engine": {"piecewise_sizes": [-3]}}}, "piecewise_sizes is -3"),
         ({"deployment": {"device": "h100_sxm", "engine": {"gpu_memory_utilization": 1.5}}}, "gpu_memory_utilization"),
         (
             {"deployment": {"device": "h100_sxm", "engine": {"scheduling_policy": "lifo"}}},

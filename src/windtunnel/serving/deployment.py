@@ -297,7 +297,8 @@ class EngineSettings(Schema):
     host: HostOverheads = HostOverheads()
 
     def check(self) -> None:
-        check_at_least(1, cudagraph_sizes=min(self.cudagraph_sizes or (1,)))
+        sizes = {name: min(getattr(self, name) or (1,)) for name in ("cudagraph_sizes", "piecewise_sizes")}
+        check_at_least(1, **sizes)
         names = [tier.name for tier in self.kv_tiers or ()]
         if len(set(names)) < len(names):
             raise ValueError(f"kv_tiers has two tiers of one name: {', '.join(names)}")

@@ -124,11 +124,8 @@ def _file(text: str) -> Path | None:
         InputError: the folder holds no chart.
     """
     path = Path(text)
-    if (
-        not text
-        or "\n" in text
-        or not (is_folder(path) or is_file(path) or re.fullmatch(r"\S+\.(ya?ml|json|sh)", text))
-    ):
+    is_path = is_folder(path) or is_file(path) or re.fullmatch(r"\S+\.(ya?ml|json|sh)", text)
+    if not text or "\n" in text or not is_path:
         return None
     if not is_folder(path):
         return path

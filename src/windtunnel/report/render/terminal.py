@@ -18,6 +18,7 @@ BAR_WIDTH = 24
 TEXT_WIDTHS = 12, 8
 """Characters that texts which wrap have at least, and where a table needs more than the terminal's width."""
 MOST_ROWS_IN_PARTS = 50
+"""Rows up to which a wide table is printed in parts, a choice: the parts of a longer one are too far apart to read."""
 _WIDE = 10_000
 
 
