@@ -42,10 +42,10 @@ from windtunnel.calibration.fit import Fit, PricedServer, by_configuration, fit_
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.calibration.profiles import LEAST_CONFIGURATIONS, folds, held_out, kin, profiles, spreads
 from windtunnel.calibration.settings_inference import (
+    SHARES,
     Drafting,
     Trials,
     acceptances,
-    best_share,
     drafting,
     infer,
     with_acceptances,
@@ -59,7 +59,7 @@ from windtunnel.pricing.roofline import Roofline
 from windtunnel.report.calibration.calibration import write_calibration
 from windtunnel.schema import encode
 from windtunnel.serving.analysis.intervals import SPREADS_FILE, error_scale
-from windtunnel.serving.calibration import Calibration, calibration_for, load_calibration
+from windtunnel.serving.calibration import Calibration, acceptance_of, calibration_for, load_calibration
 from windtunnel.serving.scenario import Setup
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -207,23 +207,26 @@ def subsets(runs: Sequence[Measurement]) -> dict[str, list[Measurement]]:
 
 
 def speculative_table(runs: Sequence[Drafting]) -> str:
-    """Runs with speculative decoding at one acceptance a model: that of least median |log error| of TPOT over the
-    model's other configurations, or over all of its runs.
-    """
+    """Runs with speculative decoding at the acceptance that the other configurations tell, or all runs."""
     held: Predicted = {}
     seen: Predicted = {}
     for run in runs:
-        kin = [other for other in runs if other.model == run.model]
-        others = [other for other in kin if by_configuration(other.priced) != by_configuration(run.priced)]
-        seen[run.priced.measurement.id] = dict(run.predicted[best_share(kin)])
-        held[run.priced.measurement.id] = dict(run.predicted[best_share(others or kin)])
+        others = [other for other in runs if by_configuration(other.priced) != by_configuration(run.priced)]
+        for predicted, told in ((held, others), (seen, runs)):
+            learnt = acceptance_of(acceptances(told), run.model, run.num_draft_tokens)
+            if learnt is not None:
+                predicted[run.priced.measurement.id] = dict(run.predicted[SHARES.index(learnt.fraction)])
     every = [run.priced.measurement for run in runs]
     rows = []
     for name, members in groups(every, lambda run: run.labels["model"]).items():
         rows += [(f"{name}, configuration held out", members, held), (f"{name}, fitted", members, seen)]
     rows += [("all, configuration held out", every, held), ("all, fitted", every, seen)]
-    shares = ", ".join(f"{name} {share:.2f}" for name, share in acceptances(runs).items())
-    return f"{table('Speculative decoding, one acceptance a model', 'runs', rows)}\n\nFitted: {shares}."
+    shares = ", ".join(f"{one.model} {one.fraction:.2f} ({one.num_draft_tokens})" for one in acceptances(runs))
+    title = "Speculative decoding, one acceptance for a model and a number of draft tokens"
+    return (
+        f"{table(title, 'runs', rows)}\n\nFitted (draft tokens in brackets): {shares}. "
+        f"{len(runs) - len(held)} runs are of models with one configuration, so none can be held out."
+    )
 
 
 def ranking(runs: Sequence[Measurement], predicted: Predicted) -> tuple[float, int]:

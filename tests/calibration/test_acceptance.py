@@ -68,8 +68,8 @@ def runs(profile: str) -> list[Measurement]:
 def test_the_share_that_was_put_in_is_found(runs: list[Measurement]) -> None:
     found = [one for _, one in drafting(runs, {"vllm-h100_sxm": FITTED}) if isinstance(one, Drafting)]
     assert len(found) == len(runs)
-    (share,) = acceptances(found).values()
-    assert share == SHARE
+    (learnt,) = acceptances(found)
+    assert (learnt.fraction, learnt.num_draft_tokens, learnt.num_runs) == (SHARE, 3, len(runs))
     assert max(one.error.min() for one in found) < 1e-6
 
 
@@ -77,12 +77,26 @@ def test_runs_without_a_share_are_refused_and_with_one_reported_apart(runs: list
     plain = list(predict_runs(runs, calibration=NONE))
     assert all("no calibration is in force" in one.refused for one in plain)
     path = tmp_path / "with.yaml"
-    model = next(iter(acceptances([one for _, one in drafting(runs, {}) if isinstance(one, Drafting)])))
-    path.write_text(yaml.safe_dump(encode(FITTED) | {"acceptance": {model: SHARE}}), encoding="utf-8")
-    document = validation_document(predict_runs(runs, calibration=str(path)))
+    learnt = {"model": MODEL, "num_draft_tokens": 3, "fraction": SHARE, "num_runs": 2}
+    path.write_text(yaml.safe_dump(encode(FITTED) | {"acceptance": [learnt]}), encoding="utf-8")
+    predicted = list(predict_runs(runs, calibration=str(path)))
+    assert not any("draft tokens" in remark for one in predicted for remark in one.remarks)
+    document = validation_document(predicted)
     assert document["predicted"] == len(runs)
     assert document["scores"]["tpot"] is None
     assert document["scores_of_acceptance_fitted"]["tpot"]["median"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_nearest_number_of_draft_tokens_stands_in_and_is_said(runs: list[Measurement], tmp_path: Path) -> None:
+    learnt = [
+        {"model": MODEL, "num_draft_tokens": 2, "fraction": SHARE, "num_runs": 2},
+        {"model": MODEL, "num_draft_tokens": 7, "fraction": 0.2, "num_runs": 2},
+    ]
+    path = tmp_path / "nearest.yaml"
+    path.write_text(yaml.safe_dump(encode(FITTED) | {"acceptance": learnt}), encoding="utf-8")
+    for one in predict_runs(runs, calibration=str(path)):
+        assert one.predicted["tpot"] == pytest.approx(one.measurement.measured["tpot"])
+        assert "the acceptance was measured with 2 draft tokens a step" in one.remarks
 
 
 def test_a_run_that_cannot_be_said_tells_nothing(runs: list[Measurement]) -> None:

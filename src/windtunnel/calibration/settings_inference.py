@@ -27,7 +27,7 @@ from windtunnel.errors import InputError
 from windtunnel.pricing.calibrated import CalibratedEstimator
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.schema import fields_of
-from windtunnel.serving.calibration import Calibration, Inferred, Reserve
+from windtunnel.serving.calibration import Calibration, Inferred, LearntAcceptance, Reserve
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.state import records as state
@@ -322,6 +322,12 @@ class Drafting:
         return self.priced.setup.model.name
 
     @property
+    def num_draft_tokens(self) -> int:
+        speculative = self.priced.setup.engine.speculative
+        assert speculative is not None
+        return speculative.num_draft_tokens
+
+    @property
     def error(self) -> NDArray[np.float64]:
         """|log(predicted / measured)| of TPOT at every share."""
         measured = self.priced.measurement.measured["tpot"]
@@ -370,17 +376,29 @@ def _accepting(priced: fits.PricedServer, share: float) -> fits.PricedServer:
 
 
 def best_share(runs: Sequence[Drafting]) -> int:
-    """The position in `SHARES` of the least median error of TPOT."""
-    return int(np.median([run.error for run in runs], axis=0).argmin())
+    """The position in `SHARES` of the least mean error of TPOT, each configuration with the same weight."""
+    by_configuration: dict[str, list[NDArray[np.float64]]] = {}
+    for run in runs:
+        by_configuration.setdefault(fits.by_configuration(run.priced), []).append(run.error)
+    return int(np.mean([np.mean(errors, axis=0) for errors in by_configuration.values()], axis=0).argmin())
 
 
-def acceptances(runs: Sequence[Drafting]) -> dict[str, float]:
-    """Model -> the share of its draft tokens that explains its runs best."""
-    models = sorted({run.model for run in runs})
-    return {model: SHARES[best_share([run for run in runs if run.model == model])] for model in models}
+def acceptances(runs: Sequence[Drafting]) -> tuple[LearntAcceptance, ...]:
+    """For every model and number of draft tokens, the share that explains its runs best.
+
+    The share also stands for what else the draft tokens cost, so each number of them has its own.
+    """
+    found = []
+    for model, num_draft_tokens in sorted({(run.model, run.num_draft_tokens) for run in runs}):
+        kin = [run for run in runs if (run.model, run.num_draft_tokens) == (model, num_draft_tokens)]
+        share = SHARES[best_share(kin)]
+        found.append(
+            LearntAcceptance(model=model, num_draft_tokens=num_draft_tokens, fraction=share, num_runs=len(kin))
+        )
+    return tuple(found)
 
 
 def with_acceptances(made: Mapping[str, Calibration], measurements: Iterable[Measurement]) -> dict[str, Calibration]:
     """The calibrations with the acceptance of every model of which runs with speculative decoding were measured."""
-    shares = acceptances([run for _, run in drafting(measurements, made) if isinstance(run, Drafting)])
-    return {name: msgspec.structs.replace(calibration, acceptance=shares) for name, calibration in made.items()}
+    learnt = acceptances([run for _, run in drafting(measurements, made) if isinstance(run, Drafting)])
+    return {name: msgspec.structs.replace(calibration, acceptance=learnt) for name, calibration in made.items()}

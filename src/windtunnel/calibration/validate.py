@@ -18,6 +18,7 @@ from windtunnel.limits import check_size
 from windtunnel.metrics.uncertainty import Interval
 from windtunnel.pricing.estimator import Coverage
 from windtunnel.processes import WorkerProcesses
+from windtunnel.serving.calibration import LearntAcceptance, acceptance_of
 from windtunnel.serving.prepared import prepare
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.results import Result
@@ -157,9 +158,15 @@ def _predicted(measurement: Measurement, calibration: str | None, priced: Priced
         deployment = msgspec.structs.replace(scenario.deployment, calibration=calibration)
         scenario = msgspec.structs.replace(scenario, deployment=deployment)
     setup = _decoding_setup(scenario)
+    remarks: tuple[str, ...] = ()
     if measurement.lacks_acceptance:
-        scenario = _accepting(measurement, setup, scenario)
-        setup = _decoding_setup(scenario)
+        learnt, speculative = _learnt_acceptance(setup), setup.engine.speculative
+        accepting = replace(measurement, scenario=scenario).accepting(learnt.fraction).scenario
+        assert accepting is not None
+        assert speculative is not None
+        scenario, setup = accepting, _decoding_setup(accepting)
+        if learnt.num_draft_tokens != speculative.num_draft_tokens:
+            remarks = (f"the acceptance was measured with {learnt.num_draft_tokens} draft tokens a step",)
 
     requests = generate(scenario.workload, scenario.seed)
     prepared = prepare(scenario, requests, estimator_of=priced.estimator, lower=priced.lower)
@@ -178,7 +185,7 @@ def _predicted(measurement: Measurement, calibration: str | None, priced: Priced
             "roofline": result.coverage.get(Coverage.ROOFLINE, 0.0),
             "scaled": result.coverage.get(Coverage.SCALED, 0.0),
         },
-        remarks=result.calibration_remarks,
+        remarks=(*result.calibration_remarks, *remarks),
     )
 
 
@@ -206,15 +213,17 @@ def _decoding_setup(scenario: Scenario) -> Setup:
     return resolve(pool_scenario(scenario, next(pool for pool in scenario.deployment.groups if pool.role != "prefill")))
 
 
-def _accepting(measurement: Measurement, setup: Setup, scenario: Scenario) -> Scenario:
-    """Return the scenario with the share of accepted draft tokens from the calibration in force."""
-    shares = {} if setup.calibration is None else setup.calibration.acceptance
-    if setup.model.name not in shares:
+def _learnt_acceptance(setup: Setup) -> LearntAcceptance:
+    """Return what the calibration in force says of the model's draft tokens."""
+    speculative = setup.engine.speculative
+    assert speculative is not None
+    learnt = None
+    if setup.calibration is not None:
+        learnt = acceptance_of(setup.calibration.acceptance, setup.model.name, speculative.num_draft_tokens)
+    if learnt is None:
         where = "no calibration is in force" if setup.calibration is None else "the calibration has none of the model"
         raise InputError(f"it decodes speculatively, no acceptance of draft tokens was recorded, and {where}")
-    accepting = replace(measurement, scenario=scenario).accepting(shares[setup.model.name]).scenario
-    assert accepting is not None
-    return accepting
+    return learnt
 
 
 def _metrics(result: Result, measurement: Measurement) -> dict[str, float]:

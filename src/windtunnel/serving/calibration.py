@@ -5,6 +5,7 @@ left out of the fit, and the record of how it was made. Shipped ones are files o
 and device.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,6 +110,16 @@ class LearntTransfer(schema.Schema):
     record: TransferRecord
 
 
+class LearntAcceptance(schema.Schema):
+    """The share of draft tokens that explains runs which did not record it."""
+
+    model: str
+    num_draft_tokens: schema.AtLeastOne
+    fraction: schema.Fraction
+    """Of draft tokens that are right if those before them are; see `Speculative.acceptance_fraction`."""
+    num_runs: schema.AtLeastOne
+
+
 class Calibration(schema.Schema):
     """Corrections of one engine, on one device or on any."""
 
@@ -124,9 +135,9 @@ class Calibration(schema.Schema):
     factors: dict[str, float] = {}
     """Class of operators -> measured over priced time; see `pricing.calibrated`. Classes that are not listed
     have factor 1."""
-    acceptance: dict[str, float] = {}
-    """Model -> share of draft tokens accepted, fitted to runs with speculative decoding that did not record it; one
-    share for a model in all engines."""
+    acceptance: tuple[LearntAcceptance, ...] = ()
+    """Fitted to runs with speculative decoding that did not record it; one for a model and a number of draft tokens in
+    all engines."""
     inferred: tuple[Inferred, ...] = ()
     """Settings for deployments whose settings are assumed."""
     reserve: Reserve | None = None
@@ -151,10 +162,15 @@ class Calibration(schema.Schema):
 
     def check(self) -> None:
         schema.check_positive(**{f"factors.{name}": value for name, value in self.factors.items()})
-        schema.check_fraction(**{f"acceptance.{name}": value for name, value in self.acceptance.items()})
         unknown = [name for name in (*self.spread, *self.spread_assumed) if name not in METRICS]
         if unknown:
             raise ValueError(f"there is no spread of {unknown[0]!r}; known: {', '.join(METRICS)}")
+
+
+def acceptance_of(learnt: Iterable[LearntAcceptance], model: str, num_draft_tokens: int) -> LearntAcceptance | None:
+    """Return what was fitted for the model: for this number of draft tokens, or else for the nearest one."""
+    kin = (one for one in learnt if one.model == model)
+    return min(kin, key=lambda one: abs(one.num_draft_tokens - num_draft_tokens), default=None)
 
 
 def release_of(version: str) -> str:
