@@ -1,5 +1,6 @@
 """Diagnoses of runs that a fault was put into."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -130,6 +131,14 @@ def test_the_report_names_the_cause_and_what_to_change_in_the_engines_words() ->
     assert document["is_slow"]
     assert document["causes"][0]["cause"] == "eager"
     assert diagnosis_report(diagnosis).is_good is False
+
+
+def test_nothing_is_said_to_have_waited_longer_than_until_the_first_token() -> None:
+    scenario = described()
+    replay = replay_of(scenario, sent(scenario))
+    served = served_by(replay, replay.healthy(), replay.latencies(Change()))
+    waits = CAUSES["compilation"].severities(replace(served, first_token_s=3.0))
+    assert waits == pytest.approx([0.5, 1.0, 2.0, 4.0])
 
 
 def test_every_cause_has_its_texts() -> None:

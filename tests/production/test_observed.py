@@ -9,6 +9,7 @@ import pytest
 import windtunnel as wt
 from windtunnel.errors import InputError
 from windtunnel.production.observed import observed, read_requests
+from windtunnel.workload.generate.requests import generate
 
 COLUMNS = "arrival_s,input_tokens,output_tokens,ttft_s,e2e_s\n"
 
@@ -33,6 +34,20 @@ def test_vllms_client_gives_every_request_but_those_that_failed(tmp_path: Path) 
     assert run.e2e_s[0] == pytest.approx(0.8)
     assert run.tpot_s[0] == pytest.approx(0.15)
     assert run.position[:2].tolist() == [0, 3]
+
+
+def test_what_prompts_share_is_read_from_the_workload_beside_the_requests(tmp_path: Path) -> None:
+    shared = {"workload.shared_prompts": {"tokens": 500, "count": 3}}
+    options = {"model": "llama-3.1-8b", "device": "h100_sxm", "rate_per_s": 8.0, "num_requests": 40}
+    scenario = wt.scenario(**options, input_tokens=20, output_tokens=4, seed=3, settings=shared)
+    wt.save(wt.simulate(scenario), tmp_path / "run")
+    prefixes, drawn = read_requests(tmp_path / "run").prefixes, generate(scenario.workload, scenario.seed).prefixes
+    assert prefixes is not None
+    assert drawn is not None
+    assert prefixes.request_node.tolist() == drawn.request_node.tolist()
+    assert len(set(prefixes.request_node.tolist())) == 3
+    (tmp_path / "run" / "scenario.yaml").unlink()
+    assert read_requests(tmp_path / "run").prefixes is None
 
 
 def test_a_simulated_folder_is_read_without_its_warm_up(tmp_path: Path) -> None:

@@ -106,6 +106,8 @@ class Served:
     does not say."""
     launch_slowness: float = 1.0
     """How many times as long as known hosts its host takes to launch a kernel, as far as the run shows it."""
+    first_token_s: float = np.inf
+    """From the first arrival to the first token of any request: nothing was served for longer."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ def _smaller_caches(served: Served) -> list[float]:
 
 def _smaller_budgets(served: Served) -> list[float]:
     budget = served.setup.engine.max_num_batched_tokens or 0
-    least = max(64, min(served.setup.engine.max_num_seqs or 0, served.most_running))
+    least = max(32, min(served.setup.engine.max_num_seqs or 0, served.most_running))
     return _powers(least, budget)
 
 
@@ -233,7 +235,7 @@ CAUSES: Mapping[str, Cause] = {
     "load_generator": _host("stream_s", [float(value) for value in np.geomspace(0.2e-3, 50e-3, 8)]),
     "compilation": Cause(
         lambda severity, _served: Change(pause_s=severity),
-        lambda _served: [float(value) for value in np.geomspace(0.5, 64, 8)],
+        lambda served: [value for value in np.geomspace(0.5, 64, 8).tolist() if value < 2 * served.first_token_s],
     ),
 }
 """Name, as in `causes.yaml` -> the cause."""

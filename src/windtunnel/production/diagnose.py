@@ -24,7 +24,7 @@ from windtunnel.notebook import Shown
 from windtunnel.pricing.calibrated import factor, shares
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.production.causes import CAUSES, LEAST_LOST, Cause, Change, Served
-from windtunnel.production.observed import Observed
+from windtunnel.production.observed import Observed, sent_prefixes
 from windtunnel.search.capacity.probe import serve_requests
 from windtunnel.serving.deployment import Pool
 from windtunnel.serving.engines.defaults import engine_defaults
@@ -45,7 +45,7 @@ from windtunnel.serving.setup.step_prices import (
 from windtunnel.serving.simulate import serve_scenario
 from windtunnel.versions import version_key
 from windtunnel.workload.generate.prefixes import PrefixArrays
-from windtunnel.workload.generate.requests import RequestArrays, generate
+from windtunnel.workload.generate.requests import RequestArrays
 
 Floats = NDArray[np.float64]
 
@@ -156,7 +156,7 @@ class Replay:
     hit_fraction: float | None = None
     """Share of the prompt tokens that were found there, as the server says."""
     drawn: PrefixArrays | None = None
-    """Common beginnings of the scenario's workload; others are made up, and which prompts share them is not known."""
+    """Common beginnings as they were sent; others are made up, and which prompts share them is not known."""
 
     def healthy(self) -> Result:
         """Simulate the requests on the deployment as it is described."""
@@ -235,22 +235,17 @@ class Replay:
 def replay_of(scenario: Scenario, recorded: Observed, before: Observed | None = None) -> Replay:
     """Return the recorded requests, sent again to a scenario's deployment as they were sent.
 
-    Where the scenario's workload makes requests of the same lengths, their common beginnings are its own. Elsewhere
-    they find in the prefix cache what the server says, or the same share of each prompt as `before` if that is more.
+    Their common beginnings are those of the client, or of the scenario's workload where that makes requests of the same
+    lengths. Elsewhere they find in the prefix cache what the server says, or the same share of each prompt as `before`
+    if that is more.
 
     Raises:
         InputError: the deployment cannot serve them.
     """
     nothing = np.zeros(recorded.arrival_s.size, np.int64)
     requests = RequestArrays(recorded.arrival_s, recorded.input_tokens, recorded.output_tokens, nothing)
-    try:
-        drawn = generate(scenario.workload, scenario.seed)
-    except InputError:
-        drawn = None
-    if drawn is not None and drawn.prefixes is not None and drawn.arrival_s.size > recorded.position.max():
-        drawn = drawn.mapped(lambda _, column: column[recorded.position])
-        if np.array_equal(drawn.input_tokens, recorded.input_tokens):
-            requests = replace(requests, prefixes=drawn.prefixes)
+    prefixes = recorded.prefixes or sent_prefixes(scenario, recorded)
+    requests = replace(requests, prefixes=prefixes)
     found, hits = recorded.cached_tokens, recorded.cache_hit_fraction
     replay = Replay(scenario, requests, _resolved(scenario), hit_fraction=hits, drawn=requests.prefixes)
     if found is None or hits is None:
@@ -484,7 +479,8 @@ class _Search:
         loss = self.loss(Change())
         alone: dict[str, tuple[float, float]] = {}
         served = served_by(self.replay, self.healthy, {"e2e": self.recorded.e2e_s}, self.has_before)
-        served = replace(served, launch_slowness=self._launch_slowness(served, loss))
+        first_token_s = float((self.recorded.arrival_s + self.recorded.ttft_s).min())
+        served = replace(served, launch_slowness=self._launch_slowness(served, loss), first_token_s=first_token_s)
         for round_ in range(MOST_CAUSES):
             tried = self._round(chosen, served)
             if progress is not None:

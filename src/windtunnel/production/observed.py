@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,14 @@ from windtunnel.formats.recognise import FileContent, find_format
 from windtunnel.formats.telemetry.prometheus import read_scrapes
 from windtunnel.formats.telemetry.record import ServerRecord, record_of_requests
 from windtunnel.pricing.table import numeric_column, read_parquet, require_columns
+from windtunnel.serving.scenario import Scenario, load
+from windtunnel.workload.generate.prefixes import PrefixArrays
+from windtunnel.workload.generate.requests import generate
 
 Floats = NDArray[np.float64]
 NEEDED = ("arrival_s", "input_tokens", "output_tokens", "ttft_s", "e2e_s")
+SCENARIO = "scenario.yaml"
+"""What `windtunnel bench` and `simulate` write beside their requests."""
 LEAST_REQUESTS = 20
 """Fewer requests tell nothing."""
 
@@ -39,18 +44,14 @@ class Observed:
     """Place of each among all that were sent."""
     cached_tokens: NDArray[np.int64] | None = None
     """Of each prompt, found in the server's prefix cache; None where it does not say."""
+    prefixes: PrefixArrays | None = None
+    """Common beginnings of the prompts; None where the client does not say, or there are none."""
 
     @property
     def tpot_s(self) -> Floats:
         """Seconds per output token after the first; NaN for a single token."""
         later = np.where(self.output_tokens > 1, self.output_tokens - 1.0, np.nan)
         return np.asarray((self.e2e_s - self.ttft_s) / later)
-
-    def taken(self, which: NDArray[np.bool_]) -> "Observed":
-        """Return some of the requests."""
-        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        taken: dict[str, Any] = {name: column if column is None else column[which] for name, column in columns.items()}
-        return Observed(**taken)
 
     @property
     def cache_hit_fraction(self) -> float | None:
@@ -65,7 +66,8 @@ def read_requests(path: Path) -> Observed:
 
     Args:
         path: `requests.parquet` of `windtunnel bench` or `simulate`, its folder, a CSV file with the same columns, or
-            the JSON of `vllm bench serve --save-result --save-detailed`.
+            the JSON of `vllm bench serve --save-result --save-detailed`. The workload of a `scenario.yaml` beside it
+            says which prompts have a common beginning.
 
     Raises:
         InputError: another file, a missing column, or too few requests.
@@ -81,7 +83,21 @@ def read_requests(path: Path) -> Observed:
     else:
         hint = "a requests.parquet or its folder, a .csv with its columns, or the JSON of vllm bench --save-detailed"
         raise InputError(f"{path} is of no known kind", hint)
-    return observed(columns, str(path))
+    found = observed(columns, str(path))
+    beside = path.with_name(SCENARIO)
+    return replace(found, prefixes=sent_prefixes(load(beside), found)) if beside.is_file() else found
+
+
+def sent_prefixes(scenario: Scenario, recorded: Observed) -> PrefixArrays | None:
+    """Return the common beginnings of recorded requests; None where the scenario's workload makes none or others."""
+    try:
+        drawn = generate(scenario.workload, scenario.seed)
+    except InputError:
+        return None
+    if drawn.prefixes is None or drawn.arrival_s.size <= recorded.position.max():
+        return None
+    sent = drawn.mapped(lambda _, column: column[recorded.position])
+    return sent.prefixes if np.array_equal(sent.input_tokens, recorded.input_tokens) else None
 
 
 def read_record(path: Path) -> ServerRecord | None:
