@@ -245,6 +245,22 @@ def test_submitters_ran_the_layouts_that_others_logged(tmp_path: Path) -> None:
     assert (runs[0].job.precision.frozen_weights, runs[0].memory_bytes) == ("fp8", 168 * 2**30)
 
 
+def test_a_layout_must_make_the_logged_batch(tmp_path: Path) -> None:
+    row = "v5.0,llama2_70b_lora,NVIDIA H200-SXM5-141GB,8,8,2,8192,8192,{},1,True,,3.1,22.9,3072,"
+    logged = row.format("4,1,1,"), row.format("1,1,2,"), row.format(",,,")
+    runs, _ = mlperf(tmp_path, *logged)
+    # 8 devices, 2 micro-batches, 8 sequences: 2 devices a model, not 4.
+    assert [(run.job.parallelism.tp, run.job.parallelism.cp) for run in runs] == [(1, 2)] * 3
+
+
+def test_a_device_that_varies_context_parallelism_alone_does_so_for_other_ranks(tmp_path: Path) -> None:
+    row = "v5.0,llama2_70b_lora,{},{},8,1,8192,8192,{},1,True,,0.5,9.0,3072,"
+    gb200, h100 = "NVIDIA Blackwell GPU (GB200)", "NVIDIA H100-SXM5-80GB"
+    logged = [row.format(gb200, 8, "1,1,1,"), row.format(gb200, 64, "1,1,8,"), row.format(h100, 32, "4,1,1,")]
+    runs, _ = mlperf(tmp_path, *logged, row.format(gb200, 32, ",,,"))
+    assert (runs[-1].job.parallelism.tp, runs[-1].job.parallelism.cp) == (1, 4)
+
+
 def test_gaudis_layout_is_the_one_that_gives_its_steps(tmp_path: Path) -> None:
     row = "{},gpt3,Intel Gaudi2,{},{},{},2048,2048,,,,,,,,,153.6,1207959552,"
     logged = ("v3.0", 256, 1536, 384), ("v3.1", 256, 2048, 256), ("v3.1", 384, 2048, 128), ("v4.0", 1024, 2048, 64)

@@ -1,9 +1,11 @@
 """Rows of MLPerf Training's results, under the names of the other tables and completed from each other.
 
 Submitters run NVIDIA's configurations; one that logs no layout has that of the others with its benchmark, device,
-number of devices and batch, or else the most usual one of its device, or of any, for as many ranks of a model. Gaudi's
-have their own (`GAUDI_LAYOUTS`). One with as many replicas as devices, and no known layout, is taken for the
-benchmark's reference (mlcommons/training, llama2_70b_lora): ZeRO-3 of DeepSpeed, bf16, layers recomputed.
+number of devices and batch, or else the most usual one of its device for as many ranks of a model. Where its device's
+logged runs differ in context parallelism alone, its own follows from its ranks; otherwise it is that of any device. A
+logged layout that contradicts the logged micro-batches counts as none. Gaudi's have their own (`GAUDI_LAYOUTS`). One
+with as many replicas as devices, and no known layout, is taken for the benchmark's reference (mlcommons/training,
+llama2_70b_lora): ZeRO-3 of DeepSpeed, bf16, layers recomputed.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 Row = Mapping[str, str]
+Layouts = Counter[tuple[str, ...]]
+"""How many runs have a tensor, pipeline and context parallelism."""
 GAUDI_LAYOUTS = ((8, 8, 1), (8, 8, 2), (8, 6, 2))
 """Tensor and pipeline parallelism and micro-batch of GPT-3 on Gaudi 2: 8 x 8, with 2 sequences at once from round 3.1
 on (Intel-HabanaLabs/benchmarks/gpt3/README.md of training_results_v4.0); on 384 of them only 8 x 6 gives the logged
@@ -24,11 +28,13 @@ SHORTEST_MIN = 3.0
 
 def completed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     """Return the rows with layouts of equal runs, and with the step that the time to train leaves."""
-    layouts: dict[tuple[str, ...], Counter[tuple[str, ...]]] = {}
+    layouts: dict[tuple[str, ...], Layouts] = {}
     depths: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    # A log may name a configuration that its own micro-batches contradict: 2 of the 65 that tell both.
+    rows = [row if _agrees(row) else row | {"tp": "", "pp": "", "cp": ""} for row in rows]
     for row in rows:
         if row["tp"]:
-            for key in _keys(row):
+            for key in filter(None, (*_keys(row), _of_any_device(row), _of_device(row))):
                 layouts.setdefault(key, Counter())[tuple(row[name] for name in ("tp", "pp", "cp"))] += 1
         if row["vp"]:
             depths.setdefault(_pipeline(row), []).append((row["round"], row["vp"]))
@@ -38,6 +44,8 @@ def completed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
         row = dict(row)
         if not row["tp"]:
             known = next((layouts[key] for key in _keys(row) if key in layouts), None)
+            if shared := _of_any_device(row):
+                known = known or _spread_as_others(row, layouts) or layouts.get(shared)
             if gaudi := _gaudi_layout(row):
                 row |= gaudi
             elif known:
@@ -55,11 +63,40 @@ def completed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
 
 def _keys(row: Row) -> list[tuple[str, ...]]:
     """Return what equal configurations share, the closest first."""
-    device = re.sub(r"[^a-z0-9]", "", row["accelerator"].lower())
-    run = (row["benchmark"], device, row["n_accel"], row["global_batch_size"])
-    model = (*run[:2], _ranks(row))
-    closest = [(*run, row["grad_accum"], row["round"]), (*run, row["grad_accum"]), (*model, row["round"]), model]
-    return closest if _is_gaudi(row) or _ranks(row).startswith("1 ") else [*closest, (row["benchmark"], _ranks(row))]
+    device = _of_device(row)
+    run = (*device, row["n_accel"], row["global_batch_size"])
+    model = (*device, _ranks(row))
+    return [(*run, row["grad_accum"], row["round"]), (*run, row["grad_accum"]), (*model, row["round"]), model]
+
+
+def _of_device(row: Row) -> tuple[str, str]:
+    return row["benchmark"], re.sub(r"[^a-z0-9]", "", row["accelerator"].lower())
+
+
+def _of_any_device(row: Row) -> tuple[str, ...]:
+    """Return what runs of a benchmark share on any device; none where each device holds a model, and on Gaudi."""
+    return () if _is_gaudi(row) or _ranks(row).startswith("1 ") else (row["benchmark"], "any", _ranks(row))
+
+
+def _spread_as_others(row: Row, layouts: Mapping[tuple[str, ...], Layouts]) -> Layouts | None:
+    """Return the layout for these ranks on a device whose logged runs differ in context parallelism alone."""
+    logged = layouts.get(_of_device(row), Counter())
+    splits = {(tp, pp or "1") for tp, pp, _ in logged}
+    if len(splits) != 1 or len({cp for *_, cp in logged}) < 2 or not re.match(r"\d+ ", _ranks(row)):
+        return None
+    ((tp, pp),) = splits
+    cp = float(_ranks(row).split()[0]) / (float(tp) * float(pp))
+    return Counter([(tp, pp, f"{cp:g}")]) if cp >= 1 and cp.is_integer() else None
+
+
+def _agrees(row: Row) -> bool:
+    """Return whether replicas x micro-batch x micro-batches of a layout make the batch; True if one is unknown."""
+    try:
+        ranks, micro_batches, batch = (float(row[name]) for name in ("tp", "grad_accum", "global_batch_size"))
+    except ValueError:
+        return True
+    ranks *= float(row["pp"] or 1) * float(row["cp"] or 1)
+    return float(row["n_accel"]) / ranks * float(row["mbs"] or 1) * micro_batches == batch
 
 
 def _is_gaudi(row: Row) -> bool:
