@@ -292,7 +292,8 @@ def test_a_recommendation_leads_with_its_sentence(windtunnel: Command, tmp_path:
     assert done.code == 0
     assert done.stdout.splitlines()[1].startswith("Serve it on ")
     sentence = " ".join(done.stdout.split())
-    assert re.search(r"holds \d+ requests/s, at least \d+ with 95% confidence\. The next best", sentence)
+    said = r"holds \d+ requests/s, at least \d+ with 95% confidence\. Simulated behind one router, \d replicas? do"
+    assert re.search(said, sentence)
     listed = re.findall(r"^\d+ +(\w+ TP 1.*), max_num_batched_tokens", done.stdout, re.MULTILINE)
     assert len(listed) == len(set(listed))  # one line for each deployment
     assert {name.split()[0] for name in listed} == {"h100_sxm", "l40s"}
@@ -300,8 +301,18 @@ def test_a_recommendation_leads_with_its_sentence(windtunnel: Command, tmp_path:
     document = json.loads((tmp_path / "found" / "search.json").read_text())
     assert document["recommendation"] in " ".join(done.stdout.split())
     scenario = yaml.safe_load((tmp_path / "found" / "scenario.yaml").read_text())
-    assert scenario["deployment"]["replicas"] == document["workloads"][0]["fleets"][0]["copies"] > 1
+    fleet = document["workloads"][0]["fleets"][0]
+    assert scenario["deployment"]["replicas"] == fleet["copies"] > 1
+    assert scenario["workload"]["num_requests"] == fleet["num_requests"] > 100
     assert scenario["workload"]["arrivals"]["rate_per_s"] == 300
+    assert "Holds the SLO: " in windtunnel("simulate", str(tmp_path / "found" / "scenario.yaml")).stdout
+
+
+def test_the_answers_of_one_rate_serve_another(windtunnel: Command, tmp_path: Path) -> None:
+    given = (*RECOMMEND, "--devices", "l40s", "--slo", "ttft_p90=1s", "--max-devices", "1")
+    for rate, took in ((3, " runs of "), (4, "0 runs of 0 requests in all; ")):
+        done = windtunnel(*given, "--rate", str(rate), "--store", str(tmp_path / "answers"))
+        assert f"took            {took}" in done.stdout or (rate == 3 and took in done.stdout), done.stdout
 
 
 def test_capacity_needs_no_load_beside_another_setting(windtunnel: Command) -> None:

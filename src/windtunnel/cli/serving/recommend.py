@@ -34,6 +34,8 @@ def _space(options: Options, server: dict[str, Any], devices: list[str], prices:
     limits, usd = parse_limits(options.slo), {name: price.usd_per_hour for name, price in prices.items()}
     if not server:
         shared = encode(_scenario(options, {}, devices[0]))
+        if shared["workload"].get("arrivals", {}).get("type") == "poisson":
+            shared["workload"]["arrivals"]["rate_per_s"] = 1.0  # a capacity depends on no rate: answers serve all
         budget = {"devices": options.max_devices, "usd_per_hour": options.max_usd_per_hour}
         return deployments_space(shared, devices, limits, budget, usd, options.split)
     if len(devices) > 1 or options.model is not None:
