@@ -122,7 +122,7 @@ def _fleet_text(study: Study, load: float) -> str:
     evidence_of(study, Store(None, print), 5, load, recommends=True)
     whole_s = time.process_time() - started_s
     how = f"{found.copies} simulated in {alone_s:.1f} CPU s, the whole answer in {whole_s:.1f}"
-    return f"{load:g} requests/s: {format_count(counted.copies, "replica")} counted, {how}"
+    return f"{load:g} requests/s: {format_count(counted.copies, 'replica')} counted, {how}"
 
 
 def usual_time() -> str:
