@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from windtunnel.search.recommend import deployments_space
 from windtunnel.search.space.space import Space, load_space, space_from
 from windtunnel.search.store import Store, default_path
 from windtunnel.search.study import search as search_space
-from windtunnel.serving.explain import Explanation, explain_step, step_batch
+from windtunnel.serving.explain import Explanation, explain_step, pool_of_step, step_batch
 from windtunnel.serving.results import Result
-from windtunnel.serving.scenario import Described, as_scenario, resolve
+from windtunnel.serving.scenario import Described, as_scenario, pool_scenario, resolve
 from windtunnel.serving.shorthand import JOB_PATHS, scenario
 from windtunnel.training.job import TrainingJob, load
 from windtunnel.training.step import TrainingResult, simulate_training
@@ -86,7 +87,12 @@ def _search(
 
 
 def explain(
-    described: Described | None = None, batch: int = 64, context: float = 2048, prefill_tokens: int = 0, **options: Any
+    described: Described | None = None,
+    batch: int = 64,
+    context: float = 2048,
+    prefill_tokens: int = 0,
+    pool: str | None = None,
+    **options: Any,
 ) -> Explanation:
     """Price one step operator by operator: `explain(model="llama-3.1-8b", device="h100_sxm", batch=8)`.
 
@@ -95,6 +101,7 @@ def explain(
         batch: requests that decode one token.
         context: tokens that each of them attends to.
         prefill_tokens: tokens of a prompt's chunk beside them.
+        pool: name of the pool whose step it is; None: the first that does such steps.
 
     Raises:
         InputError: an empty or impossible step, or a deployment that its model does not fit.
@@ -105,7 +112,9 @@ def explain(
     # A step has no workload, but a scenario has.
     load: dict[str, Any] = {"concurrency": max(batch, 1), "input_tokens": 1, "output_tokens": 1}
     given = scenario(**load | options) if described is None else as_scenario(described)
-    return explain_step(resolve(given), step, workload=given.workload)
+    chosen = pool_of_step(given.deployment, pool, is_decode=batch > 0)
+    explanation = explain_step(resolve(pool_scenario(given, chosen)), step, workload=given.workload)
+    return replace(explanation, pool=chosen.name)
 
 
 def train(job: TrainingJob | Mapping[str, Any] | Path | str | None = None, **options: Any) -> TrainingResult:
