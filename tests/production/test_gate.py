@@ -1,5 +1,6 @@
 """Gates on predicted changes and on measured runs."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +42,11 @@ def test_a_change_that_makes_requests_wait_fails_and_names_the_setting() -> None
     gate = gate_change(simulated(), simulated(max_num_seqs=1), ())
     assert "ttft_p90" in failed(gate)
     assert "engine.max_num_seqs" in gate.remarks[0]
+
+
+def test_a_default_is_named_with_its_value_and_what_follows_is_counted() -> None:
+    remark = gate_change(simulated(), simulated(tp=2), ()).remarks[0]
+    assert re.fullmatch(r"changed: parallelism\.tp 1 \(the default\) -> 2, and \d more", remark), remark
 
 
 def test_the_devices_of_all_pools_are_named() -> None:
