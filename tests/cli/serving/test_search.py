@@ -139,6 +139,9 @@ def test_a_grid_marks_what_breaks_limits(
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "tp 3, rate 1: tp = 3 does not divide the 32 attention heads" in done.stdout
     assert '<div class="chart">' in page.read_text()
+    done = windtunnel("whatif", scenario, "--vary", "rate=1,21", "--slo", "tpot_p99=10ms", "--json")
+    points = json.loads(done.stdout)["points"]
+    assert [point.get("limited_by") for point in points] == [None, "tpot_p99"], points
 
 
 def test_what_varies_in_a_grid_need_not_be_given_besides(windtunnel: Command) -> None:
