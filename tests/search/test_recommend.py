@@ -356,6 +356,17 @@ def test_the_change_that_gains_most_is_named() -> None:
 
 
 @pytest.mark.compiled
+def test_a_changed_deployment_is_said_to_hold_the_load_or_not() -> None:
+    study = search(changes_space(served(), LIMITS), Store(None, print))
+    outcome = study.outcomes[0]
+    best = outcome.mean(outcome.ranking[0]).load
+    present = outcome.mean(next(i for i in outcome.ranking if study.point(i).choice[CHANGE] == AS_IT_IS)).load
+    assert recommendation(study, 0.9 * present).endswith("requests/s asked for.")
+    assert recommendation(study, 0.99 * best).endswith("requests/s asked for are held; as it is, they are not.")
+    assert recommendation(study, 100 * best).endswith("requests/s asked for: it takes more replicas.")
+
+
+@pytest.mark.compiled
 def test_a_deployment_that_breaks_its_limits_is_mended() -> None:
     """One device reads its weights too slowly; two, or weights of half the size, do not."""
     space = changes_space(scenario_from(shared(), ""), parse_limits("tpot_p50=5.5ms"))

@@ -33,7 +33,8 @@ def recommendation(
     """
     outcome = study.outcomes[0]
     if CHANGE in study.space.vary:
-        return _changes_text(study, outcome)
+        text = _changes_text(study, outcome)
+        return text if load is None or not outcome.ranking else f"{text} {_enough_text(study, outcome, load)}"
     ways = simulated or _ways(outcome, load)
     if not ways:
         return nothing_text(study, outcome)
@@ -139,6 +140,19 @@ def _changes_text(study: Study, outcome: SearchOutcome) -> str:
     if outcome.burst(best):
         return f"{text}. It holds {_held(study, outcome, best)}."
     return f"{text}. Sure at {certainty(sure)}." if sure is not None else f"{text}."
+
+
+def _enough_text(study: Study, outcome: SearchOutcome, load: float) -> str:
+    """Say whether the deployment as it is holds a load in requests/s, or which change makes it do so."""
+    names = {index: str(study.point(index).choice[CHANGE]) for index in outcome.ranking}
+    enough = [index for index in outcome.ranking if outcome.mean(index).load >= load]
+    if AS_IT_IS in {names[index] for index in enough}:
+        return f"As it is, it holds the {number(load)} requests/s asked for."
+    if not enough:
+        return f"No single change holds the {number(load)} requests/s asked for: it takes more replicas."
+    if enough[0] == outcome.ranking[0]:
+        return f"With it, the {number(load)} requests/s asked for are held; as it is, they are not."
+    return f"For the {number(load)} requests/s asked for, take another: {names[enough[0]]}."
 
 
 def certainty(share: float) -> str:
