@@ -274,6 +274,10 @@ def test_a_scenario_says_the_share_that_must_keep_a_limit(windtunnel: Command, s
         (("search", "SPACE", "--no-store", "--strategy", "foo"), "$.strategy is 'foo'"),
         (("search", "SPACE", "--no-store", "--address", "auto", "--executor", "here"), "--address is a Ray cluster's"),
         (("search",), "there is no space to search"),
+        (
+            ("recommend", "qwen3-8b", "--devices", "l4", "--slo", "ttft=1s", "--rate", "inf"),
+            "--rate inf sends all at once",
+        ),
         (("simulate", "--from-command", "ls -l", "--device", "h100_sxm"), "starts no server that is known"),
     ],
 )
