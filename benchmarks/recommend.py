@@ -7,7 +7,8 @@ priced by the mean of their capacities over the same five streams of requests, f
 Printed are the costs over that of the exhaustive winner, which counts, and over that of the cheapest of its finalists,
 which chance may have put behind. A case in which nothing keeps the limits is refused by both; another is drawn.
 
-Then the time of one recommendation over three devices with the usual space, as CPU seconds and on the clock.
+Then the time of one recommendation over three devices with the usual space, as CPU seconds and on the clock; and for
+some loads the replicas that are counted, those that are simulated behind one router, and how long that takes.
 
 python benchmarks/recommend.py [NUM_CASES]
 """
@@ -24,14 +25,16 @@ from typing import Any
 import msgspec
 
 from windtunnel.metrics.limits import Limit, parse_limits
-from windtunnel.search.answers import fleets
+from windtunnel.report.search.study import evidence_of
 from windtunnel.search.evaluation.evaluate import Evaluator
 from windtunnel.search.evaluation.schema import Question
 from windtunnel.search.executors import HERE, Means
+from windtunnel.search.fleets import FleetSimulator, fleets
 from windtunnel.search.recommend import DEPLOYMENT, deployments_space
 from windtunnel.search.space.space import Space, point_at
 from windtunnel.search.store import Store
-from windtunnel.search.study import search
+from windtunnel.search.study import Study, search
+from windtunnel.units import format_count
 
 SEED, NUM_CASES, NUM_STREAMS = 20, 20, 5
 MODELS = ("llama-3.1-8b", "qwen3-8b", "qwen3-32b", "qwen3-30b-a3b", "llama-3.1-70b", "gpt-oss-20b", "qwen2.5-7b")
@@ -40,6 +43,8 @@ TTFTS, TPOTS = ("200ms", "500ms", "1s", "2s"), ("20ms", "30ms", "50ms", "100ms")
 STATISTICS = ("p50", "p90", "p99")
 TOKEN_BUDGETS = [None, 512, 1024, 2048, 4096, 8192, 16384, 32768]
 RUNNING = [None, 32, 64, 128, 256, 512, 1024]
+LOADS = 3.0, 20.0, 100.0, 400.0
+"""Requests a second to take replicas for."""
 MOST_S = 60
 """Seconds that a recommendation over three devices may take on two idle cores."""
 NOT_WORSE = 1.005
@@ -109,6 +114,17 @@ def cost(space: Space, index: int, load: float | None) -> float:
     return copies * price / (load or mean_load) / 3600 * 1e6
 
 
+def _fleet_text(study: Study, load: float) -> str:
+    """Say how many replicas of the cheapest deployment are counted and simulated, and how long the answer takes."""
+    counted, started_s = fleets(study.outcomes[0], load, 1)[0], time.process_time()
+    found = FleetSimulator(study, study.outcomes[0], load).fewest(counted)
+    alone_s, started_s = time.process_time() - started_s, time.process_time()
+    evidence_of(study, Store(None, print), 5, load, recommends=True)
+    whole_s = time.process_time() - started_s
+    how = f"{found.copies} simulated in {alone_s:.1f} CPU s, the whole answer in {whole_s:.1f}"
+    return f"{load:g} requests/s: {format_count(counted.copies, 'replica')} counted, {how}"
+
+
 def usual_time() -> str:
     """Say how long a recommendation over three devices takes, with the workload of the guide, on two processes."""
     trace = {
@@ -119,7 +135,7 @@ def usual_time() -> str:
     case = Case("llama-3.1-70b", trace, "ttft_p90=2s,tpot_p99=50ms", ("h100_sxm", "b200_sxm", "l40s"), 8, None)
     space = case.space()
     started_s, cpu_s = time.perf_counter(), time.process_time()
-    search(space, Store(None, print), HERE)
+    study = search(space, Store(None, print), HERE)
     alone = (
         f"{time.process_time() - cpu_s:.1f} CPU s in one process, {time.perf_counter() - started_s:.1f} s on the clock"
     )
@@ -127,7 +143,8 @@ def usual_time() -> str:
     search(space, Store(None, print), Means("processes", 2, None))
     both = f"{time.perf_counter() - started_s:.1f} s on the clock in two"
     times = f"{alone}, {both}; at most {MOST_S} s is wanted, and the machine's load is {os.getloadavg()[0]:.1f}"
-    return f"{space.num_points} points of {case.title}: {times}"
+    lines = [f"{space.num_points} points of {case.title}: {times}", *(_fleet_text(study, load) for load in LOADS)]
+    return "\n".join(lines)
 
 
 def main() -> int:

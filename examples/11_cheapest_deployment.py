@@ -3,7 +3,8 @@
 The search finds the greatest load that each point of a small space sustains, and says why a point is impossible.
 """
 
-from windtunnel.search.answers import fleets, worths
+from windtunnel.search.answers import worths
+from windtunnel.search.fleets import FleetSimulator, fleets
 from windtunnel.search.space.space import space_from
 from windtunnel.search.store import Store
 from windtunnel.search.study import search
@@ -40,7 +41,8 @@ print("best deployment with each value, relative to the best of all")
 for name, values in worths(space, found).items():
     print(f"  {name}: {', '.join(f'{value} {worth.share:.0%}' for value, worth in values.items())}")
 
-cheapest = fleets(found, load=200.0, limit=1)[0]
+counted = fleets(found, load=200.0, limit=1)[0]
+cheapest = FleetSimulator(study, found, load=200.0).fewest(counted)  # together behind one router
 print(f"200 requests/s: {cheapest.copies} x {study.point(cheapest.index).title}, ${cheapest.usd_per_hour:,.2f}/h")
 
 for reason, points in found.refusals.items():

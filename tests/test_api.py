@@ -6,6 +6,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -228,6 +229,18 @@ def test_a_step_needs_no_workload(chat: Scenario) -> None:
     assert step.step_s == wt.explain(chat, batch=8, context=512).step_s
     with pytest.raises(InputError, match="tp is given beside a scenario"):
         wt.explain(chat, tp=2)
+
+
+def test_a_run_and_a_capacity_need_no_scenario_where_options_say_it() -> None:
+    options: dict[str, Any] = {"model": "qwen2.5-0.5b", "device": "l40s", "input_tokens": 64, "output_tokens": 8}
+    run = wt.simulate(**options, concurrency=2, num_requests=4)
+    again = wt.simulate(wt.scenario(**options, concurrency=2, num_requests=4))
+    assert run.summary == again.summary
+    assert wt.capacity(**options, num_requests=20, slo="ttft_p90=1s", num_streams=1).load > 0
+    with pytest.raises(InputError, match="tp is given beside a scenario"):
+        wt.simulate(run.scenario, tp=2)
+    with pytest.raises(InputError, match="no scenario is given"):
+        wt.capacity(slo="ttft_p90=1s")
 
 
 def test_limits_have_one_spelling(chat: Scenario) -> None:

@@ -391,3 +391,10 @@ def test_an_unknown_model_may_be_given_by_its_config() -> None:
         catalog.model("TheBloke/Llama-2-13B-chat-AWQ")
     assert "did you mean meta-llama/Llama-2-13b-chat-hf" in str(caught.value.hint)
     assert "give the path of its config.json" in str(caught.value.hint)
+
+
+def test_devices_are_found_by_the_names_that_drivers_and_kubernetes_print() -> None:
+    aliases = read_yaml(CATALOG / "devices" / "aliases.yaml")
+    for alias, device in aliases.items():
+        assert catalog.device(alias).name == catalog.device(alias.replace(" ", "-")).name == device
+    assert "aliases" not in catalog.names("devices")

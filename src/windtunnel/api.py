@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ from windtunnel.search.recommend import deployments_space
 from windtunnel.search.space.space import Space, load_space, space_from
 from windtunnel.search.store import Store, default_path
 from windtunnel.search.study import search as search_space
-from windtunnel.serving.explain import Explanation, explain_step, step_batch
+from windtunnel.serving.explain import Explanation, explain_step, pool_of_step, step_batch
 from windtunnel.serving.results import Result
-from windtunnel.serving.scenario import Described, as_scenario, resolve
-from windtunnel.serving.shorthand import JOB_PATHS, scenario
+from windtunnel.serving.scenario import Described, pool_scenario, resolve
+from windtunnel.serving.shorthand import JOB_PATHS, described_by, scenario
 from windtunnel.training.job import TrainingJob, load
 from windtunnel.training.step import TrainingResult, simulate_training
 
@@ -39,18 +40,22 @@ Limits = str | Mapping[str, float | str]
 """Limits of latencies: `"ttft_p90=2s,tpot_p99=50ms"`, or `{"ttft_p90": 2, "tpot_p99": "50ms"}`."""
 
 
-def capacity(described: Described, slo: Limits | None = None, num_streams: int = 3) -> Capacities:
+def capacity(
+    described: Described | None = None, slo: Limits | None = None, num_streams: int = 3, **options: Any
+) -> Capacities:
     """Find the greatest load that a deployment sustains, in requests/s, or in clients of a closed loop.
 
     Args:
-        described: the scenario; its arrivals are scaled.
+        described: the scenario, whose arrivals are scaled; None: `options` say it, as `scenario` takes them.
         slo: limits to keep; None: the scenario's own.
         num_streams: streams of requests that are drawn.
 
     Raises:
         InputError: a limit that there is not, an impossible deployment, or a workload without a load to change.
     """
-    described = as_scenario(described)
+    if options and not options.keys() & {"rate_per_s", "concurrency", "trace", "settings"}:
+        options["rate_per_s"] = 1.0
+    described = described_by(described, options)
     return capacities(described, limits_of(described.slo) if slo is None else parse_limits(slo), num_streams, 0.005)
 
 
@@ -86,7 +91,12 @@ def _search(
 
 
 def explain(
-    described: Described | None = None, batch: int = 64, context: float = 2048, prefill_tokens: int = 0, **options: Any
+    described: Described | None = None,
+    batch: int = 64,
+    context: float = 2048,
+    prefill_tokens: int = 0,
+    pool: str | None = None,
+    **options: Any,
 ) -> Explanation:
     """Price one step operator by operator: `explain(model="llama-3.1-8b", device="h100_sxm", batch=8)`.
 
@@ -95,17 +105,18 @@ def explain(
         batch: requests that decode one token.
         context: tokens that each of them attends to.
         prefill_tokens: tokens of a prompt's chunk beside them.
+        pool: name of the pool whose step it is; None: the first that does such steps.
 
     Raises:
         InputError: an empty or impossible step, or a deployment that its model does not fit.
     """
-    if described is not None and options:
-        raise InputError(f"{next(iter(options))} is given beside a scenario", "write it into the scenario")
     step = step_batch(batch, context, prefill_tokens)
     # A step has no workload, but a scenario has.
     load: dict[str, Any] = {"concurrency": max(batch, 1), "input_tokens": 1, "output_tokens": 1}
-    given = scenario(**load | options) if described is None else as_scenario(described)
-    return explain_step(resolve(given), step, workload=given.workload)
+    given = described_by(described, load | options if described is None else options)
+    chosen = pool_of_step(given.deployment, pool, is_decode=batch > 0)
+    explanation = explain_step(resolve(pool_scenario(given, chosen)), step, workload=given.workload)
+    return replace(explanation, pool=chosen.name)
 
 
 def train(job: TrainingJob | Mapping[str, Any] | Path | str | None = None, **options: Any) -> TrainingResult:

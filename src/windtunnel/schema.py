@@ -478,6 +478,14 @@ def flattened(value: Any, path: str = "") -> dict[str, Any]:
     return {name: scalar for key, inner in parts.items() for name, scalar in flattened(inner, key).items()}
 
 
+def with_defaults(raw: Mapping[str, Any], schema: type[Schema]) -> dict[str, Any]:
+    """Return dotted path -> value of an encoded struct, with its defaults; empty where it is no such struct."""
+    try:
+        return flattened(plain(decode(raw, schema)))
+    except InputError:
+        return {}
+
+
 def set_path(raw: dict[str, Any], dotted: str, value: Any) -> None:
     """Set the value at a dotted path below `raw`, making the tables on the way; entries of a list by position, from 0.
 

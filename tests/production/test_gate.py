@@ -1,8 +1,10 @@
 """Gates on predicted changes and on measured runs."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import windtunnel as wt
@@ -13,7 +15,7 @@ from windtunnel.formats.clients.read import ClientResult
 from windtunnel.metrics.limits import parse_limits
 from windtunnel.metrics.uncertainty import Interval
 from windtunnel.production.gate import SURE, Gate, gate_change, gate_measured, gate_predicted, predicted_ratios
-from windtunnel.report.gate import gate_report
+from windtunnel.report.gate import gate_report, verdict
 from windtunnel.serving.results import Result
 
 
@@ -41,6 +43,11 @@ def test_a_change_that_makes_requests_wait_fails_and_names_the_setting() -> None
     gate = gate_change(simulated(), simulated(max_num_seqs=1), ())
     assert "ttft_p90" in failed(gate)
     assert "engine.max_num_seqs" in gate.remarks[0]
+
+
+def test_a_default_is_named_with_its_value_and_what_follows_is_counted() -> None:
+    remark = gate_change(simulated(), simulated(tp=2), ()).remarks[0]
+    assert re.fullmatch(r"changed: parallelism\.tp 1 \(the default\) -> 2, and \d more", remark), remark
 
 
 def test_the_devices_of_all_pools_are_named() -> None:
@@ -132,3 +139,10 @@ def test_a_run_is_outside_its_prediction_beyond_the_interval_of_99_percent() -> 
     assert 0.0115 < most < 0.0125
     assert gate(most * 0.999).passes
     assert failed(gate(most * 1.001)) == ["tpot"]
+
+
+def test_a_value_just_above_its_limit_is_not_said_to_be_it() -> None:
+    after = simulated()
+    limit = replace(parse_limits("ttft_p90=1s")[0], most_s=float(np.quantile(after.requests["ttft_s"], 0.9)) * 0.99999)
+    sentence = verdict(gate_change(None, after, [limit], {}))
+    assert sentence.startswith("Fails: TTFT p90 is just above "), sentence

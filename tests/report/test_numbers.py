@@ -38,9 +38,21 @@ def test_spans_of_time(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-@pytest.mark.parametrize(("share", "text"), [(0, "0.0%"), (0.1234, "12.3%"), (0.9994, "99.9%"), (1, "100%")])
-def test_percentages(share: float, text: str) -> None:
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        *((0, "0.0%"), (0.0004, "<0.1%"), (-0.0004, ">-0.1%"), (0.1234, "12.3%"), (0.9994, "99.9%")),
+        *((0.9996, ">99.9%"), (0.99999, ">99.9%"), (1 - 1e-15, "100%"), (1, "100%"), (1.0004, "100%"), (2.5, "250%")),
+    ],
+)
+def test_percentages_round_neither_to_nothing_nor_to_all(share: float, text: str) -> None:
     assert percent(share) == text
+
+
+def test_a_share_below_its_limit_is_not_rounded_to_it() -> None:
+    assert [percent(share, 0.99) for share in (0.9894, 0.9896, 0.99, 0.9996)] == [
+        *("98.9%", "just below 99.0%", "99.0%", ">99.9%")
+    ]
 
 
 def test_formats_name_what_differs() -> None:

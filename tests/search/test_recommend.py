@@ -1,5 +1,6 @@
 """The deployments that a recommendation tries, and the sentence that it ends in."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,14 +15,16 @@ from windtunnel.metrics.limits import parse_limits
 from windtunnel.report.search.recommendation import recommendation
 from windtunnel.report.search.study import engine_versions
 from windtunnel.report.search.study_files import point_document
-from windtunnel.search.answers import copied, fleets, scenario_of
+from windtunnel.search.answers import scenario_of
 from windtunnel.search.capacity.capacity import capacities
+from windtunnel.search.fleets import FleetSimulator, FleetSize, copied, fleets
 from windtunnel.search.recommend import AS_IT_IS, CAPACITY, DEPLOYMENT, changes_space, deployments_space, layouts
-from windtunnel.search.space.space import CHANGE, Space, point_at, scenario_at
+from windtunnel.search.space.space import CHANGE, Space, point_at, scenario_at, space_from
 from windtunnel.search.store import Store
 from windtunnel.search.study import Study, search
 from windtunnel.serving.explain import explain_step, step_batch
 from windtunnel.serving.scenario import Scenario, keep_published_formats, resolve, scenario_from
+from windtunnel.serving.simulate import simulate
 
 LIMITS = parse_limits("ttft_p90=1s,tpot_p99=50ms")
 
@@ -137,19 +140,51 @@ def test_the_sentence_names_the_cheapest_and_what_the_next_costs(study: Study) -
 
 
 @pytest.mark.compiled
-def test_a_load_takes_as_many_replicas_as_it_needs(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_takes_as_many_replicas_as_it_needs(study: Study) -> None:
     load = 500.0
     cheapest = fleets(study.outcomes[0], load, 1)[0]
     assert f"{cheapest.devices} x NVIDIA" in recommendation(study, load)
     assert f"as {cheapest.copies} replicas of" in recommendation(study, load)
-    assert "fewer may do" not in recommendation(study, load)  # hundreds are under way at each
-    monkeypatch.setattr("windtunnel.report.search.recommendation.FEW_IN_FLIGHT", 1000.0)
-    assert f"fewer may do: `windtunnel capacity --replicas {cheapest.copies - 1}` tells" in recommendation(study, load)
+    assert "not simulated together: fewer may do, or more be needed" in recommendation(study, load)
     assert "fewer may do" not in recommendation(study, 1e-3)
     assert f"as {fleets(study.outcomes[0], 1e6, 1)[0].copies:,} replicas of" in recommendation(study, 1e6)
     scenario = copied(scenario_of(study, study.outcomes[0], cheapest.index), cheapest, load)
     assert scenario.deployment.replicas == cheapest.copies
     assert scenario.workload.arrivals.rate_per_s == load  # type: ignore[union-attr]
+
+
+def holds(study: Study, fleet: FleetSize, copies: int, load: float) -> list[bool]:
+    """Whether so many copies hold the limits for each stream of requests, each simulated as its scenario."""
+    scenario = copied(scenario_of(study, study.outcomes[0], fleet.index), replace(fleet, copies=copies), load)
+    runs = (simulate(msgspec.structs.replace(scenario, seed=seed)) for seed in range(study.outcomes[0].num_streams))
+    return [run.summary.goodput is not None and run.summary.goodput.is_held for run in runs]
+
+
+@pytest.mark.compiled
+def test_replicas_are_simulated_behind_their_router() -> None:
+    """A replica serves one request at a time, so that a queue of its own keeps it idle most of the time."""
+    one = {DEPLOYMENT: {"h100_sxm TP 1": {"model": "llama-3.1-8b", "device": "h100_sxm"}}}
+    raw = {**shared(), "limits": {"ttft_p90": 0.5}, "vary": one, "finalist_seeds": 3}
+    raw["deployment"]["engine"] = {"max_num_seqs": 1}
+    study, load = search(space_from(raw), Store(None, print)), 20.0
+    counted = fleets(study.outcomes[0], load, 1)[0]
+    found = FleetSimulator(study, study.outcomes[0], load).fewest(counted)
+    assert found.copies < counted.copies
+    assert all(holds(study, found, found.copies, load))
+    assert not all(holds(study, found, found.copies - 1, load))
+    assert found.usd_per_hour == pytest.approx(found.copies * 2.95, rel=0.5)
+    text = recommendation(study, load, [found])
+    assert f"Simulated behind one router, {found.copies - 1} replicas do not hold the load" in text
+
+
+@pytest.mark.compiled
+def test_more_replicas_are_taken_where_the_counted_ones_fail(study: Study) -> None:
+    """Half of what one holds alone is not enough, and more are tried."""
+    outcome, load = study.outcomes[0], 500.0
+    counted = fleets(outcome, load, 1)[0]
+    simulator = FleetSimulator(study, outcome, load)
+    few = replace(counted, copies=2, devices=2)
+    assert simulator.fewest(few).copies == simulator.fewest(counted).copies > 2
 
 
 @pytest.mark.compiled
@@ -318,6 +353,17 @@ def test_the_change_that_gains_most_is_named() -> None:
     text = recommendation(search(space, Store(None, print)), None)
     assert text.startswith("Set --max-num-seqs 256 (now 64): +")  # 64 at a time leave two devices idle
     assert " requests/$, " in text
+
+
+@pytest.mark.compiled
+def test_a_changed_deployment_is_said_to_hold_the_load_or_not() -> None:
+    study = search(changes_space(served(), LIMITS), Store(None, print))
+    outcome = study.outcomes[0]
+    best = outcome.mean(outcome.ranking[0]).load
+    present = outcome.mean(next(i for i in outcome.ranking if study.point(i).choice[CHANGE] == AS_IT_IS)).load
+    assert recommendation(study, 0.9 * present).endswith("requests/s asked for.")
+    assert recommendation(study, 0.99 * best).endswith("requests/s asked for are held; as it is, they are not.")
+    assert recommendation(study, 100 * best).endswith("requests/s asked for: it takes more replicas.")
 
 
 @pytest.mark.compiled

@@ -12,19 +12,12 @@ import pytest
 from spaces_of_search import BASE, VARY, space
 from windtunnel.errors import InputError
 from windtunnel.search import executors
-from windtunnel.search.answers import (
-    best_by_objective,
-    confidence,
-    fleets,
-    frontier,
-    misconfiguration,
-    scenario_of,
-    worths,
-)
+from windtunnel.search.answers import best_by_objective, confidence, frontier, misconfiguration, scenario_of, worths
 from windtunnel.search.asker import Asker
 from windtunnel.search.evaluation.evaluate import Evaluator, Neighbours
 from windtunnel.search.evaluation.schema import Evaluation, Question
 from windtunnel.search.executors import Means, start_workers
+from windtunnel.search.fleets import fleets
 from windtunnel.search.scores import OBJECTIVES, score
 from windtunnel.search.space.space import Point, Space, grid_of, load_space, point_at, space_from
 from windtunnel.search.store import Store

@@ -253,7 +253,8 @@ def _shares(coverage: Mapping[str, float]) -> dict[str, float]:
 
 def _number(value: float, unit: str, shares: Mapping[str, float]) -> dict[str, Any]:
     """Return a number with its unit and how it is known: `calibrated, 92% interpolated, 8% measured`."""
-    parts = [how if share >= 1 else f"{share:.0%} {how}" for how, share in sorted(shares.items(), key=lambda s: -s[1])]
+    ordered = sorted(shares.items(), key=lambda item: -item[1])
+    parts = [how if share >= 1 else f"{min(round(100 * share), 99)}% {how}" for how, share in ordered]
     return {"value": value, "unit": unit, "known": ", ".join(part for part in parts if not part.startswith("0% "))}
 
 

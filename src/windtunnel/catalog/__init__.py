@@ -95,13 +95,15 @@ def find(kind: str, name: str) -> Path:
 
 
 def spelling(kind: str, name: str) -> str:
-    """Return the name of an entry as the catalog spells it.
+    """Return the name of an entry as the catalog spells it; of a device, also by the name that nvidia-smi prints.
 
     Raises:
         InputError: there is no such entry; the hint names near ones.
     """
     entries = _files(kind)
     by_slug = {_slug(entry): entry for entry in entries}
+    if kind == "devices" and _slug(name) not in by_slug:
+        by_slug |= {_slug(alias): device for alias, device in read_yaml(_SHIPPED / kind / "aliases.yaml").items()}
     if _slug(name) not in by_slug:
         kind_of_thing = kind.removesuffix("s")
         raise InputError(

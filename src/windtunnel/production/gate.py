@@ -20,10 +20,11 @@ from windtunnel.formats.clients.read import ClientResult
 from windtunnel.metrics.limits import Limit, limit_of
 from windtunnel.metrics.uncertainty import SURE
 from windtunnel.notebook import Shown
-from windtunnel.schema import differences, encode, read_yaml
+from windtunnel.schema import differences, encode, read_yaml, with_defaults
 from windtunnel.search.capacity.probe import quantile
 from windtunnel.search.space.space import value_text
 from windtunnel.serving.results import Result
+from windtunnel.serving.scenario import FOLLOWING, Scenario
 
 PRIOR = read_yaml(Path(__file__).with_suffix(".yaml"))
 """Metric -> standard deviation of the logarithm of a run's mean, and `worth_runs`."""
@@ -167,13 +168,23 @@ def gate_change(
 
 def _what_changes(before: Result, after: Result) -> list[str]:
     """Say which settings differ between two deployments, their defaults filled in."""
-    changed = differences([encode(before.scenario), encode(after.scenario)])
-    texts = [
-        f"{path.removeprefix('deployment.')} {value_text(old)} -> {value_text(new)}"
-        for path, (old, new) in changed.items()
-        if old not in UNSET or new not in UNSET
-    ]
-    hidden = f", and {len(texts) - MOST_CHANGES} more" if len(texts) > MOST_CHANGES else ""
+    scenarios = [encode(before.scenario), encode(after.scenario)]
+    usual = [with_defaults(each, Scenario) for each in scenarios]
+    changed = {
+        path: values for path, values in differences(scenarios).items() if any(each not in UNSET for each in values)
+    }
+    causes = {path: values for path, values in changed.items() if not FOLLOWING.intersection(path.split("."))}
+    texts = []
+    for path, values in (causes or changed).items():
+        old, new = (
+            f"{value_text(known[path])} (the default)"
+            if value is None and known.get(path) is not None
+            else value_text(value)
+            for value, known in zip(values, usual, strict=True)
+        )
+        texts.append(f"{path.removeprefix('deployment.')} {old} -> {new}")
+    num_hidden = len(changed) - len(texts[:MOST_CHANGES])
+    hidden = f", and {num_hidden} more" if num_hidden else ""
     return [f"changed: {', '.join(texts[:MOST_CHANGES]) or 'nothing'}{hidden}"]
 
 

@@ -17,7 +17,8 @@ from windtunnel.report.render.json import version
 from windtunnel.report.report import Cell, Figures, OnPage, OnTerminal, Report, Section, Table, Text
 from windtunnel.report.results import ResultEntry, document_file, entry_of, read_document, records
 from windtunnel.report.serving.curves import distributions
-from windtunnel.schema import differences, short_path
+from windtunnel.schema import differences, short_path, with_defaults
+from windtunnel.serving.scenario import FOLLOWING, Scenario
 from windtunnel.units import format_seconds
 
 MOST_RUNS = 8
@@ -87,7 +88,11 @@ def comparison_report(runs: Runs, address: Callable[[str], str] = lambda _name: 
     differing = scenario_differences(runs)
     requests = {run.name: run.requests for run in runs if run.requests is not None}
     heads = ("", *(run.name for run in runs))
-    rows = [[path, *(value_text(path, value) for value in values)] for path, values in differing.items()]
+    usual = [with_defaults(run.document["scenario"], Scenario) for run in runs]
+    rows = [
+        [path, *(_setting_text(path, *each) for each in zip(values, usual, strict=True))]
+        for path, values in differing.items()
+    ]
     against, are_several = verdicts(runs), len(runs) > 2
     sections = [
         *([Section(f"Against {runs[0].name}", [Text(against)])] if are_several else []),
@@ -152,11 +157,14 @@ def _verdict(base: ComparedRun, run: ComparedRun) -> str:
     if not said:
         return f"{run.name} performs as {base.name} does."
     before, held = (each.entry.figures.get("is_slo_held") for each in (base, run))
-    slo = "" if held in (None, before) else f", and {'holds' if held else 'breaks'} the SLO"
+    slo = (
+        "" if held in (None, before) or (held and before is None) else f", and {'holds' if held else 'breaks'} the SLO"
+    )
     text = f"{run.name} has {_joined(said)}{slo}."
-    reasons = []
+    reasons, usual = [], [with_defaults(each.document["scenario"], Scenario) for each in (base, run)]
     for path, values in _causes(base, run):
-        old, new = (value_text(path, value) or "the default" for value in values)
+        texts = (_setting_text(path, *each) for each in zip(values, usual, strict=True))
+        old, new = (text or "the default" for text in texts)
         reasons.append(f"{LAYOUT['setting_names'].get(path, short_path(path))} is {new} in place of {old}")
     if len(reasons) > MOST_REASONS:
         reasons = [*reasons[: MOST_REASONS - 1], f"{len(reasons) - MOST_REASONS + 1} more settings differ"]
@@ -182,8 +190,7 @@ def _joined(texts: Sequence[str]) -> str:
 def _causes(base: ComparedRun, run: ComparedRun) -> list[tuple[str, list[Any]]]:
     """Return the settings that differ, the weightiest first; those that follow from others only where no other does."""
     differing = scenario_differences([base, run])
-    derived = set(LAYOUT["derived"])
-    causes = {path: values for path, values in differing.items() if not derived.intersection(path.split("."))}
+    causes = {path: values for path, values in differing.items() if not FOLLOWING.intersection(path.split("."))}
     weighty = {path: causes[path] for path in LAYOUT["setting_names"] if path in causes}
     return list((weighty | causes or differing).items())
 
@@ -291,6 +298,12 @@ def scenario_differences(runs: Runs) -> dict[str, list[Any]]:
         if any(each or each == 0 for each in values)
         and not (path.startswith("workload.sampling") and any(values[at] is None for at in clients))
     }
+
+
+def _setting_text(path: str, value: Any, usual: Mapping[str, Any]) -> str:
+    """Return a setting for a table; one that is not given as its default among `usual`, and empty where it has none."""
+    known = usual.get(path) if value is None else None
+    return value_text(path, value) if known is None else f"{value_text(path, known)} (the default)"
 
 
 def value_text(path: str, value: Any) -> str:

@@ -34,6 +34,8 @@ def reason(check: Check) -> str:
     """Say in words what a check found."""
     name, after, most = title(check.name), text(check, check.after), text(check, check.most)
     bound = "at least" if check.name == THROUGHPUT else "at most"
+    if after == most:
+        after = f"just {'below' if check.name == THROUGHPUT else 'above'} {after}"
     if check.rule == "slo":
         broke = check.before is not None and check.before > check.most
         return f"{name} is {after}, the SLO allows {most}{'; it broke before the change too' if broke else ''}"

@@ -6,9 +6,23 @@ from windtunnel.model.precision import Precision
 from windtunnel.units import format_bytes, format_seconds, format_si
 
 
-def percent(share: float) -> str:
-    """Return a ratio as a percentage with three significant digits at most."""
-    return f"{share:.0%}" if share >= 0.9995 else f"{share:.1%}"
+def percent(share: float, limit: float = 1.0) -> str:
+    """Return a ratio as a percentage with three significant digits at most: `12.3%`.
+
+    A share that is not 0 is never rounded to it, and one below `limit` not up to that: `<0.1%`, `>99.9%`.
+    """
+    text = f"{share:.0%}" if share >= 0.9995 else f"{share:.1%}"
+    if 0 < abs(share) < 0.0005:
+        return "<0.1%" if share > 0 else ">-0.1%"
+    if 0.9995 <= share < 1 - _ROUNDING:
+        return ">99.9%"
+    if share < limit - _ROUNDING and float(text[:-1]) >= 100 * limit:
+        return f"just below {text}"
+    return text
+
+
+_ROUNDING = 1e-9
+"""Sums of shares are off by less."""
 
 
 def words(name: str) -> str:

@@ -1,5 +1,5 @@
-"""Answers of a finished search: the frontier, the worth of each setting, the cost of another workload's optimum, the
-devices that a load takes, and the full runs of the best points.
+"""Answers of a finished search: the frontier, the worth of each setting, the cost of another workload's optimum, and
+the full runs of the best points.
 """
 
 import math
@@ -139,49 +139,6 @@ def equally_good(study: Study, outcome: SearchOutcome) -> list[int]:
     """Return the points with the best score under the first stream of requests."""
     best = score(outcome.evaluations[outcome.ranking[0]], study.space.objective)
     return [index for index in outcome.ranking if score(outcome.evaluations[index], study.space.objective) == best]
-
-
-@dataclass(frozen=True)
-class FleetSize:
-    """Copies of a deployment that together sustain a load."""
-
-    index: int
-    copies: int
-    devices: int
-    usd_per_hour: float | None
-    headroom_fraction: float
-    """Fraction of the copies' total load that is left."""
-
-
-def fleets(outcome: SearchOutcome, load: float, limit: int, is_sure: bool = False) -> list[FleetSize]:
-    """Return the cheapest ways to take `load` with copies of one point each, least money (or fewest devices) first.
-
-    Copies share the load evenly, each at no more than it sustains alone. Requests that are dealt out in turn arrive
-    more evenly at each copy than a stream of their own would, so that the number is on the safe side. What a point
-    sustains is the mean over the streams of requests that it met; where the answer `is_sure`, the lower bound of that
-    mean, of points that have one.
-    """
-    options = []
-    for index in outcome.ranking:
-        mean = outcome.mean(index)
-        held = (outcome.at_least(index) or 0.0) if is_sure else mean.load
-        if held <= 0:
-            continue
-        copies = math.ceil(load / held * (1 - 1e-9))
-        price, devices = mean.figures.get("usd_per_hour"), round(mean.figures["devices"])
-        cost = None if price is None else price * copies
-        options.append(FleetSize(index, copies, devices * copies, cost, 1 - load / (copies * held)))
-    options.sort(key=lambda fleet: (math.inf if fleet.usd_per_hour is None else fleet.usd_per_hour, fleet.devices))
-    return options[:limit]
-
-
-def copied(scenario: Scenario, fleet: FleetSize | None, load: float | None) -> Scenario:
-    """Return copies of a deployment under a load that they share; `scenario` without one, or of pools."""
-    if fleet is None or load is None or scenario.deployment.pools:
-        return scenario
-    deployment = msgspec.structs.replace(scenario.deployment, replicas=fleet.copies)
-    workload = at_load(scenario.workload, load, own_load(scenario.workload, scenario.seed))
-    return msgspec.structs.replace(scenario, deployment=deployment, workload=workload)
 
 
 def scenario_of(study: Study, outcome: SearchOutcome, index: int) -> Scenario:

@@ -6,7 +6,7 @@ from inspect import unwrap
 
 import numpy as np
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, check_known
 from windtunnel.model.launches.forward import (
     StepBatch,
     attention_launches,
@@ -21,6 +21,7 @@ from windtunnel.model.shape import Shard
 from windtunnel.notebook import Shown
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.pricing.roofline import machine
+from windtunnel.serving.deployment import Deployment, Pool
 from windtunnel.serving.engines.launches import decode_tokens, num_batches, num_launches, unhidden_s
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.schedulers.step_cost import launched_s
@@ -90,6 +91,8 @@ class Explanation(Shown):
     sides: PingPong | None = None
     """Of a decode step whose attention and feed-forwards run on different devices: a layer of a micro-batch; operators
     are then those of both sides. None elsewhere."""
+    pool: str = ""
+    """Name of the pool whose replica computes the step; empty for a deployment without pools."""
     hidden_s: float = 0.0
     """Time of a step in two halves for which one half computes while the other's tokens are exchanged: operators add up
     to so much more than the device takes."""
@@ -187,6 +190,32 @@ def explain_step(
     )
 
 
+def pool_of_step(deployment: Deployment, name: str | None, is_decode: bool | None) -> Pool:
+    """Return the pool to explain a step of: the named one, else the first whose role the step has.
+
+    Args:
+        name: of a pool; None chooses.
+        is_decode: whether the step decodes; None: whatever the pool's role is.
+
+    Raises:
+        InputError: there is no such pool, or a pool that prefills alone would decode.
+    """
+    pools = deployment.groups
+    if name is None:
+        role = "prefill" if is_decode is False else "decode"
+        return next((pool for pool in pools if pool.role in (role, "both")), pools[0])
+    if not deployment.pools:
+        raise InputError(f"there is no pool {name!r}: the deployment has no pools", "leave --pool out")
+    known = [pool.name for pool in pools]
+    check_known(name, known, f"there is no pool {name!r}", f"pools that serve tokens: {', '.join(known)}")
+    pool = next(pool for pool in pools if pool.name == name)
+    if is_decode and pool.role == "prefill":
+        raise InputError(
+            f"the pool {name} computes prompts and decodes nothing", "give --prefill-tokens, and no --batch"
+        )
+    return pool
+
+
 def _hidden_s(setup: Setup, shard: Shard, batch: StepBatch, num_tokens: int, estimator: Estimator) -> float:
     """Return what a step in two halves hides; attention of steps with prompts is left out, as in the simulator."""
     cores_s = 0.0
@@ -225,7 +254,7 @@ def step_batch(
     }
     for name, count in counts.items():
         if not count >= 0:
-            raise InputError(f"{name} is {count}; at least 0 is needed")
+            raise InputError(f"{name} is {count}; at least 0 is needed", "leave it out for none")
     if decode_requests + prefill_tokens == 0:
         raise InputError("the step is empty", "give a batch that decodes, prefill tokens, or both")
     if decode_requests and context_tokens < 1:
@@ -267,7 +296,10 @@ def _check_batch(setup: Setup, memory: MemoryPlan, batch: StepBatch) -> None:
     if longest > setup.max_model_len:
         is_whole = setup.max_model_len >= setup.model.max_context_tokens
         limit_text = f"{setup.model.name} accepts" if is_whole else "this run's max_model_len is"
-        raise InputError(f"a request of {longest:,.0f} tokens is too long: {limit_text} {setup.max_model_len:,}")
+        raise InputError(
+            f"a request of {longest:,.0f} tokens is too long: {limit_text} {setup.max_model_len:,}",
+            f"use a shorter context or prompt{'' if is_whole else ', or raise --max-model-len'}",
+        )
     if setup.model.is_encoder:
         if batch.decode_requests:
             raise InputError(

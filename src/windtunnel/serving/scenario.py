@@ -118,6 +118,15 @@ class Setup:
         return self.client.behind(self.engine.host)
 
 
+FOLLOWING = frozenset(
+    {
+        *("slo", "node", "num_gpu_blocks", "reserved_bytes", "max_cudagraph_capture_size", "host"),
+        *("fused_all_reduce", "fused_all_reduce_bytes"),
+    }
+)
+"""Keys that follow from others in a result's scenario, or judge alone: they explain nothing where another differs."""
+
+
 def load(path: Path | str, overrides: dict[str, Any] | None = None) -> Scenario:
     """Read the scenario in a YAML or JSON file.
 

@@ -10,7 +10,7 @@ from windtunnel.errors import InputError, did_you_mean
 from windtunnel.metrics.limits import slo_fields
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import builtin, read_yaml, set_path
-from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from
+from windtunnel.serving.scenario import Described, Scenario, as_scenario, keep_published_formats, scenario_from
 from windtunnel.units import whole
 
 
@@ -90,6 +90,21 @@ def scenario(
     return scenario_from(
         raw_scenario({}, dict(options), rate_per_s, concurrency, trace, slo, settings), source="", folder=None
     )
+
+
+def described_by(described: Described | None, options: Mapping[str, Any]) -> Scenario:
+    """Return the scenario that is described, or that `scenario` makes of options where none is.
+
+    Raises:
+        InputError: both are given, or neither.
+    """
+    if described is None:
+        if not options:
+            raise InputError("no scenario is given", 'give one, its file, or options: model="llama-3.1-8b", ...')
+        return scenario(**options)
+    if options:
+        raise InputError(f"{next(iter(options))} is given beside a scenario", "write it into the scenario")
+    return as_scenario(described)
 
 
 def raw_scenario(

@@ -27,39 +27,42 @@ from windtunnel.serving.custom.router import Router
 from windtunnel.serving.prepared import PreparedDeployment, PreparedPool, prepare, users_router
 from windtunnel.serving.results import PoolResult, Result, limits_of, resolved_scenario
 from windtunnel.serving.run import LoopRun, Progress, Watch, first_pool, replicas_of
-from windtunnel.serving.scenario import Described, Scenario, as_scenario, pool_scenario
+from windtunnel.serving.scenario import Described, Scenario, pool_scenario
 from windtunnel.serving.setup import fleet_plan
 from windtunnel.serving.setup.adapters import adapter_summary, adapter_times_s
 from windtunnel.serving.setup.encode_pool import EncodePool, EncodeRun
 from windtunnel.serving.setup.estimators import estimator_for
 from windtunnel.serving.setup.frontend import client_table
 from windtunnel.serving.setup.transfers import transfer_of
+from windtunnel.serving.shorthand import described_by
 from windtunnel.serving.state.adapters import Adapters
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
 
 def simulate(
-    scenario: Described,
+    scenario: Described | None = None,
     estimator: Estimator | None = None,
     progress: Progress | None = None,
     allow_download: bool = False,
     policy: Policy | None = None,
     router: Router | None = None,
+    **options: Any,
 ) -> Result:
-    """Simulate `scenario`.
+    """Simulate `scenario`, or what options such as `model`, `device` and `concurrency` describe.
 
     Args:
-        scenario: what to run: a scenario, its file, or a table of a scenario's keys.
+        scenario: what to run: a scenario, its file, or a table of a scenario's keys; None: `options` say it.
         estimator: prices operators; None reads the tables measured on each pool's device, or its calibrated roofline.
         progress: called now and then.
         allow_download: look models up on the Hugging Face hub too.
         policy: the user's scheduler, in place of the engines': see `serving.custom.policy.Policy`.
         router: the user's router, in place of the deployment's: see `serving.custom.router.Router`.
+        options: as `windtunnel.scenario` takes them.
 
     Raises:
         InputError: the scenario's parts do not go together, or a request that this deployment can never serve.
     """
-    scenario = as_scenario(scenario)
+    scenario = described_by(scenario, options)
     if router is not None:
         deployment = msgspec.structs.replace(scenario.deployment, router=policy_name(router), router_limit=None)
         scenario = msgspec.structs.replace(scenario, deployment=deployment)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,9 +51,11 @@ def test_a_scenario_is_compared_as_its_result_is(windtunnel: Command, files: Pat
     assert two < one
     sentence = compared[0]["verdicts"][0]
     assert sentence.startswith(f"two.yaml has {1 - two / one:.1%} lower TPOT, "), sentence
-    assert " TP is 2 in place of the default. Memory takes " in sentence
+    assert " TP is 2 in place of 1 (the default). Memory takes " in sentence
     assert "num_gpu_blocks" not in sentence  # follows from TP
     assert compared[0]["differences"]["deployment.parallelism.tp"] == [None, 2]
+    table = windtunnel("compare", "one.yaml", "two.yaml").stdout
+    assert re.search(r"deployment\.parallelism\.tp +1 \(the default\) +2\n", table), table
 
 
 def test_the_weightiest_settings_are_named_first(windtunnel: Command, files: Path) -> None:
@@ -61,7 +64,7 @@ def test_the_weightiest_settings_are_named_first(windtunnel: Command, files: Pat
     (files / "other.yaml").write_text(yaml.safe_dump({**other, "slo": {"ttft_s": "1us"}}))
     sentence = " ".join(windtunnel("compare", "one.yaml", "other.yaml").stdout.split())
     assert "times the cost, and breaks the SLO. The device is b200_sxm in place of h100_sxm, TP is 2 in" in sentence
-    assert "place of the default, the format of the" in sentence
+    assert "place of 1 (the default), the format of the" in sentence
     assert "weights is fp8 in place of bf16 and max_num_seqs is 64 in place of 1024. Memory" in sentence
     assert "The same for all: origin simulated, model llama-3.1-8b, load " in sentence
 

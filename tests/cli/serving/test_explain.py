@@ -122,3 +122,63 @@ def test_recurrences_are_shown_as_json(windtunnel: Command, model: str) -> None:
 def test_the_answer_comes_before_the_operators(windtunnel: Command) -> None:
     printed = windtunnel("explain", *LLAMA).stdout
     assert printed.index("A step takes 13.3 ms, bound by memory.") < printed.index("qkv_proj")
+
+
+POOLS = """
+model: llama-3.1-8b
+deployment:
+  device: h100_sxm
+  pools:
+    - {name: prompts, role: prefill, parallelism: {tp: 2}}
+    - {name: tokens, role: decode, engine: {max_num_seqs: 96}}
+workload: {arrivals: {type: poisson, rate_per_s: 2}, input_tokens: 512, output_tokens: 64, num_requests: 10}
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "pool", "tp"),
+    [
+        ((), "tokens", 1),
+        (("--batch", "90"), "tokens", 1),
+        (("--prefill-tokens", "512"), "prompts", 2),
+        (("--pool", "prompts"), "prompts", 2),
+        (("--pool", "tokens", "--prefill-tokens", "512"), "tokens", 1),
+    ],
+)
+def test_a_step_of_pools_is_that_of_one_pool(
+    windtunnel: Command, tmp_path: Path, given: tuple[str, ...], pool: str, tp: int
+) -> None:
+    (path := tmp_path / "pools.yaml").write_text(POOLS)
+    done = windtunnel("explain", str(path), *given)
+    assert done.code == 0
+    assert f"A step of the pool {pool} takes " in done.stdout
+    other = {"prompts": "tokens", "tokens": "prompts"}[pool]
+    assert f"--pool {other} explains another" in done.stderr
+    document = json.loads(windtunnel("explain", str(path), *given, "--json").stdout)
+    assert (document["pool"], document["parallelism"]["tp"]) == (pool, tp)
+    assert bool(document["batch"]["prefill_tokens"]) == (pool == "prompts" or "--prefill-tokens" in given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--pool", "prompt"), "did you mean prompts"),
+        (("--pool", "prompts", "--batch", "4"), "hint: give --prefill-tokens, and no --batch"),
+        (("--batch", "100"), "hint: raise --max-num-seqs"),
+        (("--batch", "-1"), "hint: "),
+        (("--context", "200000"), "hint: use a shorter context"),
+    ],
+)
+def test_a_wrong_step_of_pools_is_answered_with_a_hint(
+    windtunnel: Command, tmp_path: Path, given: tuple[str, ...], message: str
+) -> None:
+    (path := tmp_path / "pools.yaml").write_text(POOLS)
+    done = windtunnel("explain", str(path), *given)
+    assert done.code == 2
+    assert message in done.stderr
+
+
+def test_a_deployment_without_pools_has_none_to_name(windtunnel: Command) -> None:
+    done = windtunnel("explain", *LLAMA, "--pool", "decode")
+    assert done.code == 2
+    assert "there is no pool 'decode': the deployment has no pools" in done.stderr

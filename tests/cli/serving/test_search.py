@@ -139,6 +139,9 @@ def test_a_grid_marks_what_breaks_limits(
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "tp 3, rate 1: tp = 3 does not divide the 32 attention heads" in done.stdout
     assert '<div class="chart">' in page.read_text()
+    done = windtunnel("whatif", scenario, "--vary", "rate=1,21", "--slo", "tpot_p99=10ms", "--json")
+    points = json.loads(done.stdout)["points"]
+    assert [point.get("limited_by") for point in points] == [None, "tpot_p99"], points
 
 
 def test_what_varies_in_a_grid_need_not_be_given_besides(windtunnel: Command) -> None:
@@ -271,6 +274,10 @@ def test_a_scenario_says_the_share_that_must_keep_a_limit(windtunnel: Command, s
         (("search", "SPACE", "--no-store", "--strategy", "foo"), "$.strategy is 'foo'"),
         (("search", "SPACE", "--no-store", "--address", "auto", "--executor", "here"), "--address is a Ray cluster's"),
         (("search",), "there is no space to search"),
+        (
+            ("recommend", "qwen3-8b", "--devices", "l4", "--slo", "ttft=1s", "--rate", "inf"),
+            "--rate inf sends all at once",
+        ),
         (("simulate", "--from-command", "ls -l", "--device", "h100_sxm"), "starts no server that is known"),
     ],
 )
@@ -292,7 +299,8 @@ def test_a_recommendation_leads_with_its_sentence(windtunnel: Command, tmp_path:
     assert done.code == 0
     assert done.stdout.splitlines()[1].startswith("Serve it on ")
     sentence = " ".join(done.stdout.split())
-    assert re.search(r"holds \d+ requests/s, at least \d+ with 95% confidence\. The next best", sentence)
+    said = r"holds \d+ requests/s, at least \d+ with 95% confidence\. Simulated behind one router, \d replicas? do"
+    assert re.search(said, sentence)
     listed = re.findall(r"^\d+ +(\w+ TP 1.*), max_num_batched_tokens", done.stdout, re.MULTILINE)
     assert len(listed) == len(set(listed))  # one line for each deployment
     assert {name.split()[0] for name in listed} == {"h100_sxm", "l40s"}
@@ -300,8 +308,18 @@ def test_a_recommendation_leads_with_its_sentence(windtunnel: Command, tmp_path:
     document = json.loads((tmp_path / "found" / "search.json").read_text())
     assert document["recommendation"] in " ".join(done.stdout.split())
     scenario = yaml.safe_load((tmp_path / "found" / "scenario.yaml").read_text())
-    assert scenario["deployment"]["replicas"] == document["workloads"][0]["fleets"][0]["copies"] > 1
+    fleet = document["workloads"][0]["fleets"][0]
+    assert scenario["deployment"]["replicas"] == fleet["copies"] > 1
+    assert scenario["workload"]["num_requests"] == fleet["num_requests"] > 100
     assert scenario["workload"]["arrivals"]["rate_per_s"] == 300
+    assert "Holds the SLO: " in windtunnel("simulate", str(tmp_path / "found" / "scenario.yaml")).stdout
+
+
+def test_the_answers_of_one_rate_serve_another(windtunnel: Command, tmp_path: Path) -> None:
+    given = (*RECOMMEND, "--devices", "l40s", "--slo", "ttft_p90=1s", "--max-devices", "1")
+    for rate, took in ((3, " runs of "), (4, "0 runs of 0 requests in all; ")):
+        done = windtunnel(*given, "--rate", str(rate), "--store", str(tmp_path / "answers"))
+        assert f"took            {took}" in done.stdout or (rate == 3 and took in done.stdout), done.stdout
 
 
 def test_capacity_needs_no_load_beside_another_setting(windtunnel: Command) -> None:

@@ -470,3 +470,14 @@ def test_a_folder_without_a_chart_lists_its_files(tmp_path: Path) -> None:
     assert error.value.hint == "name one of its files: launch.sh"
     with pytest.raises(InputError, match="starts no server"):
         read_launch_command("")
+
+
+def test_the_nodes_that_a_pod_selects_say_its_device() -> None:
+    def read(product: str) -> Any:
+        pod = f"nodeSelector: {{nvidia.com/gpu.product: {product}}}\n      initContainers:"
+        return read_launch_command(DEPLOYMENT.replace("initContainers:", pod))
+
+    assert read("NVIDIA-H100-80GB-HBM3").raw["deployment"]["device"] == "h100_sxm"
+    unknown = read("NVIDIA-Z9")
+    assert "device" not in unknown.raw["deployment"]
+    assert any("the GPU NVIDIA-Z9 of nodeSelector is not known" in remark for remark in unknown.container)

@@ -1,5 +1,6 @@
 """`windtunnel recommend`: say what to serve a model on."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,11 @@ from windtunnel.serving.shorthand import lay_over
 def command(options: Options) -> None:
     """Search the usual deployments of a model on some devices, and say which one to take."""
     check_folder(options.out, options.overwrite)
+    if options.rate == math.inf:
+        raise InputError(
+            "--rate inf sends all at once, and a batch has no load to size for",
+            "give requests a second; for a batch, windtunnel whatif --rate inf --vary device=... compares devices",
+        )
     launch = launched(options)
     devices = names_in(options.devices) or [options.devices]
     api = None if options.api_price is None else parse_api_price(options.api_price)
@@ -34,6 +40,8 @@ def _space(options: Options, server: dict[str, Any], devices: list[str], prices:
     limits, usd = parse_limits(options.slo), {name: price.usd_per_hour for name, price in prices.items()}
     if not server:
         shared = encode(_scenario(options, {}, devices[0]))
+        if shared["workload"].get("arrivals", {}).get("type") == "poisson":
+            shared["workload"]["arrivals"]["rate_per_s"] = 1.0  # a capacity depends on no rate: answers serve all
         budget = {"devices": options.max_devices, "usd_per_hour": options.max_usd_per_hour}
         return deployments_space(shared, devices, limits, budget, usd, options.split)
     if len(devices) > 1 or options.model is not None:

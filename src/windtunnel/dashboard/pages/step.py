@@ -11,7 +11,7 @@ from windtunnel.report.layout import layouts_beside
 from windtunnel.report.results import records
 from windtunnel.report.serving.step import batch_line, step_document, step_report
 from windtunnel.schema import decode
-from windtunnel.serving.explain import Explanation, explain_step, step_batch
+from windtunnel.serving.explain import Explanation, explain_step, pool_of_step, step_batch
 from windtunnel.serving.scenario import Scenario, pool_scenario, resolve
 
 FIELDS: Mapping[str, str] = layouts_beside(__file__)
@@ -20,11 +20,10 @@ FIELDS: Mapping[str, str] = layouts_beside(__file__)
 
 def page(dashboard: Dashboard, name: str, query: Query) -> View:
     """Show the step, and a form for another."""
-    entry, document = dashboard.results.read(name)
+    entry, _ = dashboard.results.read(name)
     given = _given(dashboard, name, query)
     step = _explained(dashboard, name, given)
-    pools = document["scenario"]["deployment"].get("pools")
-    pool = f", in the pool {pools[0]['name']}" if pools else ""
+    pool = f", in the pool {step.pool}" if step.pool else ""
     report = replace(step_report(step), lead=[batch_line(step) + pool])
     return result_view(entry, report, "step", template="step.html", values={"given": given, "fields": FIELDS})
 
@@ -39,9 +38,9 @@ def _explained(dashboard: Dashboard, name: str, given: dict[str, int]) -> Explan
     if "scenario" not in document:
         raise InputError(f"{name} has no scenario: no step of it can be explained")
     scenario = decode(document["scenario"], Scenario, name)
-    setup = resolve(pool_scenario(scenario, scenario.deployment.groups[0]))
     batch = step_batch(given["batch"], given["context"], given["prefill_tokens"], given["prefill_context"])
-    return explain_step(setup, batch)
+    pool = pool_of_step(scenario.deployment, None, is_decode=batch.decode_requests > 0)
+    return replace(explain_step(resolve(pool_scenario(scenario, pool)), batch), pool=pool.name)
 
 
 def _given(dashboard: Dashboard, name: str, query: Query) -> dict[str, int]:

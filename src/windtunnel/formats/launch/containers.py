@@ -49,6 +49,8 @@ class Command:
     """Files that the text writes or a ConfigMap of it holds: name without folders -> content."""
     served: tuple[str, ...] = ()
     """Words that the tables around a container add to its server's command (KServe, llm-d)."""
+    product: str = ""
+    """GPU that the pod's nodes are selected by, as their label names it; empty where none is said."""
     routing: str = ""
     """The router's `routingLogic`, of vLLM's production stack; empty where none is said."""
 
@@ -223,6 +225,8 @@ def _containers(node: Any, around: Command) -> Iterator[Command]:
     replicas = _table(node.get("deploy")).get("replicas") if replicas is None else replicas
     copies = around.replicas if replicas is None else _whole("replicas", replicas)
     routing = str(_table(node.get("routerSpec")).get("routingLogic", around.routing))
+    product = str(_table(node.get("nodeSelector")).get("nvidia.com/gpu.product", around.product))
+    around = replace(around, product=product)
     around = replace(around, name=str(name), replicas=copies, routing=routing, served=_served(node, around.served))
     image = node.get("image", node if "repository" in node else "")
     if any(key in node for key in ("image", "repository", "modelFormat")):

@@ -94,6 +94,11 @@ def _note_container(reading: Reading, engine: str, server: Options, command: Com
     if command.gpus is not None and command.gpus != needed:
         has = format_count(command.gpus, "GPU")
         reading.container.append(f"the container has {has}, and its command takes {needed}")
+    if command.product:
+        try:
+            deployment["device"] = catalog.known_name("devices", command.product)
+        except InputError:
+            reading.container.append(f"the GPU {command.product} of nodeSelector is not known: --device gives one")
     if command.replicas != 1:
         deployment["replicas"] = copies * command.replicas
     if command.routing not in ("", "roundrobin"):

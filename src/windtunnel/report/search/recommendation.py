@@ -1,15 +1,16 @@
 """A recommendation in a sentence: what to serve a model on, what it costs, and what the next best would cost."""
 
-import math
 from collections import Counter
+from collections.abc import Sequence
 
 from windtunnel import catalog
 from windtunnel.metrics.limits import limits_from
 from windtunnel.metrics.summary import SECONDS_PER_HOUR
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.search.figures import figure_title, held_text, is_closed_loop, limit_text, limits_text
-from windtunnel.search.answers import FleetSize, confidence_between, fleets
+from windtunnel.search.answers import confidence_between
 from windtunnel.search.confidence import CONFIDENCE
+from windtunnel.search.fleets import FleetSize, fleets, surest
 from windtunnel.search.prices import ApiPrice
 from windtunnel.search.recommend import AS_IT_IS, CAPACITY, DEPLOYMENT
 from windtunnel.search.scores import score
@@ -18,33 +19,37 @@ from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.shorthand import PATHS
 from windtunnel.units import format_count
 
-FEW_IN_FLIGHT = 16.0
-"""Requests at a copy at once, a choice: copies of fewer gain by sharing a queue."""
 
-
-def recommendation(study: Study, load: float | None) -> str:
+def recommendation(
+    study: Study, load: float | None, simulated: Sequence[FleetSize] = (), sure: FleetSize | None = None
+) -> str:
     """Say what to serve the model on, for a load in requests/s or else for the least money a request.
 
     The next best is another deployment: not the same one with another token budget.
+
+    Args:
+        simulated: replicas that take the load, cheapest first; without any they are counted.
+        sure: the cheapest that surely take it, where the first of `simulated` may not.
     """
     outcome = study.outcomes[0]
     if CHANGE in study.space.vary:
-        return _changes_text(study, outcome)
-    ways = _ways(outcome, load)
+        text = _changes_text(study, outcome)
+        return text if load is None or not outcome.ranking else f"{text} {_enough_text(study, outcome, load)}"
+    ways = simulated or _ways(outcome, load)
     if not ways:
         return nothing_text(study, outcome)
     best, title = ways[0], _name(study, ways[0].index)
     sentences = [f"Serve it {_way_text(study, outcome, best)}"]
-    least = outcome.at_least(best.index)
-    if load is not None and least is not None and 0 < best.copies * least < load:
-        sure_way = fleets(outcome, load, 1, is_sure=True)[0]
+    sure_way = sure if simulated or load is None else surest(outcome, load, best)
+    if load is not None and sure_way is not None:
         other_name = f" of {study.point(sure_way.index).title}" if sure_way.index != best.index else ""
         what = f"{format_count(sure_way.copies, 'replica')}{other_name}"
         cost = "" if sure_way.usd_per_hour is None else f", for ${sure_way.usd_per_hour:,.2f}/h"
         sentences.append(f"To be {CONFIDENCE:.0%} sure of {number(load)} requests/s, take {what}{cost}")
-    if load is not None and best.copies > 1 and _in_flight(outcome, best.index) < FEW_IN_FLIGHT:
-        fewer = f"`windtunnel capacity --replicas {best.copies - 1}` tells"
-        sentences.append(f"Replicas are counted one by one, and behind one router fewer may do: {fewer}")
+    if load is not None and best.copies > 1:
+        fewer = f"{format_count(best.copies - 1, 'replica')} {'does' if best.copies == 2 else 'do'} not hold the load"
+        is_simulated = best.num_requests is not None
+        sentences.append(f"Simulated behind one router, {fewer}" if is_simulated else _COUNTED)
     other = next((way for way in ways if _name(study, way.index) != title), None)
     if other is not None:
         costs = [
@@ -52,12 +57,15 @@ def recommendation(study: Study, load: float | None) -> str:
             for way in (best, other)
         ]
         sentences.append(f"The next best, {_name(study, other.index)}, {_difference_text(*costs)}")
-        sure = confidence_between(outcome, study.space.objective, best.index, other.index)
-        if load is None and sure is not None and not outcome.burst(best.index):
-            sentences.append(f"Sure at {certainty(sure)}")
+        order = confidence_between(outcome, study.space.objective, best.index, other.index)
+        if load is None and order is not None and not outcome.burst(best.index):
+            sentences.append(f"Sure at {certainty(order)}")
     if catalog.device(study.point(best.index).settings[PATHS["device"]]).measured_as is None:
         sentences.append("No operator was measured on this device, so expect larger errors")
     return ". ".join(sentences) + "."
+
+
+_COUNTED = "Replicas are counted by what one holds alone, not simulated together: fewer may do, or more be needed"
 
 
 def nothing_text(study: Study, outcome: SearchOutcome) -> str:
@@ -74,10 +82,10 @@ def nothing_text(study: Study, outcome: SearchOutcome) -> str:
     )
 
 
-def against_api(study: Study, api: ApiPrice, load: float | None) -> str:
+def against_api(study: Study, api: ApiPrice, load: float | None, simulated: Sequence[FleetSize] = ()) -> str:
     """Say from which load in requests/s one replica costs less than an API, and what both cost for `load`.
 
-    A replica costs the same at any load up to its capacity; the API, by the request.
+    A replica costs the same at any load up to its capacity; the API, by the request. `simulated` is `recommendation`'s.
     """
     outcome, usd_per_request = study.outcomes[0], api.usd_per_request(study.space)
     known = {index: outcome.mean(index).figures for index in outcome.ranking}
@@ -95,7 +103,7 @@ def against_api(study: Study, api: ApiPrice, load: float | None) -> str:
     text = f"From {number(paying[index])} requests/s on, {replica} costs less than the API: {asks}."
     if load is None:
         return text
-    usd_per_hour, ways = load * usd_per_request * SECONDS_PER_HOUR, _ways(outcome, load)
+    usd_per_hour, ways = load * usd_per_request * SECONDS_PER_HOUR, simulated or _ways(outcome, load)
     own = f" and the replicas ${ways[0].usd_per_hour:,.2f}/h" if ways[0].usd_per_hour is not None else ""
     return f"{text} For {number(load)} requests/s it asks ${usd_per_hour:,.2f}/h{own}."
 
@@ -134,6 +142,19 @@ def _changes_text(study: Study, outcome: SearchOutcome) -> str:
     return f"{text}. Sure at {certainty(sure)}." if sure is not None else f"{text}."
 
 
+def _enough_text(study: Study, outcome: SearchOutcome, load: float) -> str:
+    """Say whether the deployment as it is holds a load in requests/s, or which change makes it do so."""
+    names = {index: str(study.point(index).choice[CHANGE]) for index in outcome.ranking}
+    enough = [index for index in outcome.ranking if outcome.mean(index).load >= load]
+    if AS_IT_IS in {names[index] for index in enough}:
+        return f"As it is, it holds the {number(load)} requests/s asked for."
+    if not enough:
+        return f"No single change holds the {number(load)} requests/s asked for: it takes more replicas."
+    if enough[0] == outcome.ranking[0]:
+        return f"With it, the {number(load)} requests/s asked for are held; as it is, they are not."
+    return f"For the {number(load)} requests/s asked for, take another: {names[enough[0]]}."
+
+
 def certainty(share: float) -> str:
     """Return a confidence in words: a few streams never give 100%."""
     return percent(share) if share < 0.999 else "more than 99.9%"
@@ -163,13 +184,18 @@ def _ways(outcome: SearchOutcome, load: float | None) -> list[FleetSize]:
     if load is not None:
         return fleets(outcome, load, len(outcome.ranking))
     figures = [(index, outcome.mean(index).figures) for index in outcome.ranking]
-    return [FleetSize(index, 1, round(known["devices"]), known.get("usd_per_hour"), 0.0) for index, known in figures]
-
-
-def _in_flight(outcome: SearchOutcome, index: int) -> float:
-    """Return the mean of the requests that a point serves at once at the load that it sustains (Little's law)."""
-    evaluation = outcome.evaluations[index]
-    return (evaluation.stream_requests or 0) / evaluation.figures.get("stream_over_e2e", math.inf)
+    return [
+        FleetSize(
+            index,
+            1,
+            round(known["devices"]),
+            known.get("usd_per_hour"),
+            0.0,
+            outcome.mean(index).load,
+            outcome.at_least(index),
+        )
+        for index, known in figures
+    ]
 
 
 def _way_text(study: Study, outcome: SearchOutcome, way: FleetSize) -> str:
@@ -178,18 +204,17 @@ def _way_text(study: Study, outcome: SearchOutcome, way: FleetSize) -> str:
     device = catalog.device(settings[PATHS["device"]])
     replicas = f" as {way.copies:,} replicas of" if way.copies > 1 else " as"
     cost = "a price that is not known" if way.usd_per_hour is None else f"${way.usd_per_hour:,.2f}/h"
-    held, least = _held(study, outcome, way.index, way.copies), outcome.at_least(way.index)
-    sure = (
-        "" if least is None else f", at least {number(max(way.copies * least, 0.0))} with {CONFIDENCE:.0%} confidence"
-    )
+    held, least = _held(study, outcome, way.index, way.load), way.load_at_least
+    sure = "" if least is None else f", at least {number(max(least, 0.0))} with {CONFIDENCE:.0%} confidence"
     layout = _name(study, way.index).removeprefix(f"{device.name} ")
     what = f"{way.devices:,} x {device.title}{replicas} {layout} ({settings['model']})"
     return f"on {what}: {cost} holds {held}{sure}"
 
 
-def _held(study: Study, outcome: SearchOutcome, index: int, copies: int = 1) -> str:
+def _held(study: Study, outcome: SearchOutcome, index: int, load: float | None = None) -> str:
+    """Say what a point holds, or its copies together: `load`."""
     mean, is_closed = outcome.mean(index), is_closed_loop(study.space)
-    held = held_text(copies * mean.load, outcome.burst(index), is_closed)
+    held = held_text(mean.load if load is None else load, outcome.burst(index), is_closed)
     if is_closed and study.space.load == "capacity" and not mean.limited_by:
         return f"{held}, one for each request of the workload (--num-requests gives more)"
     return held

@@ -24,6 +24,8 @@ from windtunnel.search import answers
 from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.evaluation.training import MEMORY
+from windtunnel.search.fleets import FleetSimulator, FleetSize, cheapest, copied
+from windtunnel.search.fleets import fleets as counted_fleets
 from windtunnel.search.prices import ApiPrice, Price
 from windtunnel.search.recommend import AS_IT_IS, DEPLOYMENT
 from windtunnel.search.scores import frontier_names, is_more_better
@@ -63,8 +65,10 @@ class SearchEvidence(Shown):
     """For each workload: points with their runs in full; empty while a search runs."""
     misconfiguration: list[list[float]] = field(default_factory=list)
     """Empty for a single workload."""
-    fleets: list[list[answers.FleetSize]] = field(default_factory=list)
+    fleets: list[list[FleetSize]] = field(default_factory=list)
     """For each workload; empty without `--load`."""
+    sure_fleet: FleetSize | None = None
+    """Of a recommendation: the cheapest replicas that surely take the load, where the cheapest of all may not."""
     load: float | None = None
     recommends: bool = False
     """The search is a recommendation's: `recommendation` leads."""
@@ -88,17 +92,20 @@ class SearchEvidence(Shown):
             return answers.job_of(self.study, outcome.ranking[0])
         fleet = self.fleets[place][0] if self.recommends and self.fleets else None
         scenario = answers.scenario_of(self.study, outcome, outcome.ranking[winner_rank(self, place)])
-        return answers.copied(scenario, fleet, self.load)
+        return copied(scenario, fleet, self.load)
 
 
 def evidence_of(study: Study, store: Store, top: int, load: float | None = None, **shown: Any) -> SearchEvidence:
     """Explain the `top` points of a study, and size fleets for a `load` in requests/s; `shown` are other fields."""
     are_several = len(study.outcomes) > 1 and all(outcome.ranking for outcome in study.outcomes)
+    simulators = [] if load is None else [FleetSimulator(study, outcome, load) for outcome in study.outcomes]
+    fleets = [_fleets(simulator) for simulator in simulators]
     evidence = SearchEvidence(
         study=study,
         top=top,
         misconfiguration=answers.misconfiguration(study, store) if are_several else [],
-        fleets=[_fleets(study, outcome, load) for outcome in study.outcomes] if load is not None else [],
+        fleets=fleets,
+        sure_fleet=simulators[0].surely(fleets[0][0]) if fleets and fleets[0] else None,
         load=load,
         **shown,
     )
@@ -107,12 +114,13 @@ def evidence_of(study: Study, store: Store, top: int, load: float | None = None,
     return replace(evidence, why=why)
 
 
-def _fleets(study: Study, outcome: SearchOutcome, load: float) -> list[answers.FleetSize]:
-    """Return the cheapest replicas that take a load; of a recommendation, once for each deployment."""
-    best: dict[str | int, answers.FleetSize] = {}
-    for way in answers.fleets(outcome, load, len(outcome.ranking)):
+def _fleets(simulator: FleetSimulator) -> list[FleetSize]:
+    """Return the cheapest replicas that take a load, once for each deployment, simulated where they can be."""
+    study, outcome, load = simulator.study, simulator.outcome, simulator.load
+    best: dict[str | int, FleetSize] = {}
+    for way in counted_fleets(outcome, load, len(outcome.ranking)):
         best.setdefault(_deployment(study, way.index), way)
-    return list(best.values())[:SHOWN_FLEETS]
+    return cheapest([simulator.fewest(way) for way in list(best.values())[:SHOWN_FLEETS]])
 
 
 def _deployment(study: Study, index: int) -> str | int:
@@ -165,10 +173,11 @@ def search_report(evidence: SearchEvidence) -> Report:
 
 def recommendation_text(evidence: SearchEvidence) -> str:
     """Say what to serve the model on, and from which load that costs less than an API."""
-    text, outcome = recommendation(evidence.study, evidence.load), evidence.study.outcomes[0]
+    outcome, ways = evidence.study.outcomes[0], evidence.fleets[0] if evidence.fleets else []
+    text = recommendation(evidence.study, evidence.load, ways, evidence.sure_fleet)
     if evidence.api is None or not outcome.ranking:
         return text
-    return f"{text} {against_api(evidence.study, evidence.api, evidence.load)}"
+    return f"{text} {against_api(evidence.study, evidence.api, evidence.load, ways)}"
 
 
 _EVERY_POINT = "Every point that meets the limits"
@@ -531,7 +540,7 @@ def _unit(name: str) -> str:
     return "s" if is_time else "share" if name.endswith("_fraction") else ""
 
 
-def _fleet_sections(evidence: SearchEvidence, fleets: Sequence[answers.FleetSize]) -> list[Section]:
+def _fleet_sections(evidence: SearchEvidence, fleets: Sequence[FleetSize]) -> list[Section]:
     """Return the replicas that serve the requested load."""
     columns = {filled(header, {"load": evidence.load}): column for header, column in LAYOUT["fleets"].items()}
     rows = [{"title": evidence.study.point(fleet.index).title, **msgspec.to_builtins(fleet)} for fleet in fleets]

@@ -105,6 +105,9 @@ def _plot(space: Space, answers: dict[int, Evaluation], figure_name: str) -> Cha
 
 
 def grid_document(space: Space, answers: dict[int, Evaluation]) -> dict[str, Any]:
-    """Document the grid."""
+    """Document the grid; of a point that holds its limits nothing is said to limit it."""
     points = [{"choice": point_at(space, index).choice, **encode(evaluation)} for index, evaluation in answers.items()]
+    for point in points:
+        if point.get("holds"):
+            point.pop("limited_by", None)
     return {"windtunnel": version(), "space": as_builtins(space), "points": points}

@@ -257,17 +257,22 @@ def _latency_text(summary: Summary, is_pooling: bool) -> str:
     return f"Serves {rate} requests/s with TTFT p99 {format_seconds(summary.ttft_s.p99)}{tpot}."
 
 
+LEAST_TIMES = 1.005
+"""Multiple of a limit that three digits tell from 1."""
+
+
 def _slo_text(summary: Summary, slo: Slo | None) -> str:
     """Name the limit that is missed most, at the percentile that must keep it; else the one nearest to its limit."""
     assert summary.goodput is not None
     assert slo is not None
-    met = f"{percent(summary.goodput.fraction)} of the requests meet {_limits(slo)}"
-    holds = summary.goodput.is_held
+    holds, asked = summary.goodput.is_held, max((part for _, part in slo.limits.values()), default=100.0) / 100
+    met = f"{percent(summary.goodput.fraction, asked)} of the requests meet {_limits(slo)}"
     # A percentile that summaries lack is judged by the lowest known one above the limit.
     for statistic in () if holds else ("", "p50", "p90", "p95", "p99"):
         label, share = max(_shares_of_limits(summary, slo, statistic).items(), key=itemgetter(1), default=("", 0.0))
         if share > 1:
-            return f"Breaks the SLO: {met}; {label} is {share:.3g} times its limit."
+            times = f"{share:.3g} times" if share >= LEAST_TIMES else "just above"
+            return f"Breaks the SLO: {met}; {label} is {times} its limit."
     label, share = max(_shares_of_limits(summary, slo).items(), key=itemgetter(1), default=("", 0.0))
     nearest = f"; {label} is {percent(share)} of its limit" if label else ""
     return f"{'Holds' if holds else 'Breaks'} the SLO: {met}{nearest}."

@@ -35,6 +35,7 @@ def step_document(step: Explanation) -> dict[str, Any]:
         "precision": msgspec.structs.asdict(setup.precision),
         "engine": encode(setup.engine),
         "sampling": setup_text.sampling_document(setup),
+        **({"pool": step.pool} if step.pool else {}),
         "batch": asdict(step.batch),
         **fields_of(step, "num_computed_tokens", "device_s", "host_s", "host_overlaps"),
         **fields_of(step, "launch_s", "unhidden_s", "step_s", "bound_by"),
@@ -88,7 +89,8 @@ def step_report(step: Explanation) -> Report:
 
 def headline_of(document: Mapping[str, Any]) -> str:
     """Say how long a step takes and what bounds it, from its document."""
-    return f"A step takes {format_seconds(document['step_s'])}, bound by {words(document['bound_by'])}."
+    pool = f" of the pool {document['pool']}" if document.get("pool") else ""
+    return f"A step{pool} takes {format_seconds(document['step_s'])}, bound by {words(document['bound_by'])}."
 
 
 def step_sections(step: Explanation) -> list[Section]:

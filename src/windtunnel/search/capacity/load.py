@@ -46,11 +46,15 @@ MOST_REQUESTS = 32_768
 """Requests that a stream is lengthened to at most."""
 
 
+def is_drawn(workload: Workload) -> bool:
+    """Whether requests are drawn one by one, so that there may be more of them."""
+    return isinstance(workload.arrivals, Poisson | Gamma | Static) and workload.num_requests is not None
+
+
 def longer(workload: Workload, num_requests: int, times: float) -> int | None:
     """Return the requests of the next longer stream to try, where `num_requests` last `times` mean end-to-end times;
     None where they last long enough, or are not drawn."""
-    is_drawn = isinstance(workload.arrivals, Poisson | Gamma | Static) and workload.num_requests is not None
-    if not is_drawn or num_requests >= MOST_REQUESTS or times >= AMPLE_STREAM:
+    if not is_drawn(workload) or num_requests >= MOST_REQUESTS or times >= AMPLE_STREAM:
         return None
     return min(num_requests * (2 if 4 * times >= AMPLE_STREAM else 4), MOST_REQUESTS)
 

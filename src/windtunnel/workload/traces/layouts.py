@@ -210,8 +210,8 @@ def _unknown(path: Path, header: Sequence[str], layouts: dict[str, Layout]) -> I
     return InputError(
         f"{path} has the columns of no known trace{considered}; it has {_listed(header)}",
         hint
-        or "name them: workload.trace.columns: {arrival: NAME, input_tokens: NAME, output_tokens: NAME}; "
-        "measured runs are for windtunnel validate",
+        or "name them: --set 'workload.trace.columns={arrival: NAME, input_tokens: NAME, output_tokens: NAME}', or so "
+        "in a file; measured runs are for windtunnel validate",
     )
 
 
