@@ -51,6 +51,8 @@ class Ranks:
     """Whether a switch joins the ranks of a server, not links between them."""
     nvls: bool = True
     """Whether switches inside the server can add (NVSwitch since Hopper)."""
+    scale_up_share: float = 1.0
+    """Of the rate of the links inside its server, what a ring's flows reach."""
 
     @property
     def per_server(self) -> int:

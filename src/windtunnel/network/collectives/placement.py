@@ -47,7 +47,8 @@ def place_of(fabric: Fabric, gpus: NDArray[np.int32]) -> Ranks:
         )
     device = device_of(fabric)
     hopper_on = device is not None and device.architecture in ("hopper", "blackwell")
-    up, is_direct = _scale_up(fabric, gpus, int(per_server[0]))
+    link_bytes_per_s, is_direct = _scale_up(fabric, gpus, int(per_server[0]))
+    up = link_bytes_per_s
     if is_direct:
         share = LINK_SHARE["ici" if device is not None and device.architecture == "tpu" else "other"]
         up *= share / RING_SHARE
@@ -64,6 +65,7 @@ def place_of(fabric: Fabric, gpus: NDArray[np.int32]) -> Ranks:
         switched=not is_direct,
         nvls=hopper_on and not is_direct and up >= _NVLS_BYTES_PER_S,
         network_latency_us=late_s / US,
+        scale_up_share=min(up * RING_SHARE / link_bytes_per_s, 1.0) if link_bytes_per_s else 1.0,
     )
 
 

@@ -21,7 +21,7 @@ from windtunnel.network.collectives.call import (
 )
 from windtunnel.network.collectives.closed_forms import PROTOCOL_SHARE, closed_form
 from windtunnel.network.collectives.placement import chosen_gpus, place_of
-from windtunnel.network.fabric import Fabric
+from windtunnel.network.fabric import Fabric, with_joined_switches, with_scale_up_share
 from windtunnel.network.flows import Flows, together
 from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import BACKENDS, NetworkSettings
@@ -79,6 +79,7 @@ def run_collective(
         run: CollectiveRun = timer.run_collective(call)
         return run
     algorithm = _algorithm(call)
+    call = _carried(call, algorithm)
     protocol = "simple" if choices.protocol == "auto" else choices.protocol
     sent = replace(call, size_bytes=int(np.ceil(size_bytes / PROTOCOL_SHARE[protocol])))
     seconds, work = _time_calls([sent], algorithm, backend)
@@ -108,6 +109,19 @@ def _algorithm(call: CollectiveCall) -> str:
         return usual if torus.rings_of(call.fabric, call.gpus) is None else "torus"
     _, best, _ = closed_form(op, call.size_bytes, call.ranks)
     return best if op in ALGORITHMS.get(best).OPERATIONS else usual
+
+
+def _carried(call: CollectiveCall, algorithm: str) -> CollectiveCall:
+    """Return the call on links as collectives use them: switches of a server joined, at the rate that kernels reach.
+
+    SimAI hashes each flow to one switch, at the rate of the topology file.
+    """
+    if call.settings.compat == "simai":
+        return call
+    fabric = with_joined_switches(call.fabric)
+    if not getattr(ALGORITHMS.get(algorithm), "AT_LINK_RATE", False):
+        fabric = with_scale_up_share(fabric, call.ranks.scale_up_share)
+    return replace(call, fabric=fabric)
 
 
 def _time_calls(calls: Sequence[CollectiveCall], algorithm: str, backend: str) -> tuple[float, str]:
@@ -146,7 +160,7 @@ def groups_seconds(
         groups = groups[:1]
     calls = [CollectiveCall(fabric, op, size_bytes, group, place, settings) for group in groups]
     algorithm = _algorithm(calls[0]) if fabric.gpus_forward else USUAL_ALGORITHMS[op]
-    return _time_calls(calls, algorithm, settings.backend)[0]
+    return _time_calls([_carried(call, algorithm) for call in calls], algorithm, settings.backend)[0]
 
 
 def flows_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings, backend: str) -> float:

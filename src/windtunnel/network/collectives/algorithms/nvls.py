@@ -11,6 +11,7 @@ from windtunnel.network.flows import Flows, Hop, Ids, flows_of, in_channels, par
 
 OPERATIONS = ("all_reduce",)
 NCCL_CODE = 4
+AT_LINK_RATE = True
 NVLS_SHARE = 0.93
 """Of NVLink, when NVSwitches add: 840 of 900 GB/s on eight B200 and on NVL72 (nccl-tests); H100 reaches 480 of 450."""
 NVLS_HALF_BYTES = 3e6
@@ -38,7 +39,8 @@ def flows(call: CollectiveCall) -> Flows:
     fabric, gpu = call.fabric, int(call.gpus[0])
     if call.ranks.num_servers > 1 or not call.ranks.nvls:
         raise InputError("nvls needs one server whose switches add", "use ring or tree")
-    switches = np.flatnonzero((fabric.kind == NodeKind.SCALE_UP_SWITCH) & (fabric.server == fabric.server[gpu]))
+    source, target = fabric.directions
+    switches = np.unique(target[(source == gpu) & (fabric.kind[target] == NodeKind.SCALE_UP_SWITCH)])
     if len(switches) == 0:
         raise InputError(f"GPU {gpu} of {fabric.name} has no scale-up switch, which nvls needs", "use ring")
     if call.settings.compat == "simai":
