@@ -7,6 +7,8 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.hardware import meets_all
 from windtunnel.network.collectives.call import CollectiveChoices
+from windtunnel.network.collectives.closed_forms import closed_form
+from windtunnel.network.collectives.placement import place_of
 from windtunnel.network.collectives.rings import link_rings
 from windtunnel.network.collectives.run import groups_seconds, run_collective
 from windtunnel.network.fabric import with_joined_switches, without
@@ -216,3 +218,19 @@ def test_switches_that_add_take_flows_as_long_as_measured(node, num_ranks, size_
     fabric, choices = NodeRails(node=node).build(), CollectiveChoices("nvls")
     run = run_collective(fabric, "all_reduce", size_mib * 2**20, num_ranks, "flow", choices=choices)
     assert run.seconds == pytest.approx(measured_us * 1e-6, rel=0.1)
+
+
+@pytest.mark.parametrize("backend", ["analytic", "flow"])
+@pytest.mark.parametrize("node", ["gb200_nvl72", "dgx_h100"])
+def test_switches_add_short_buffers_in_no_more_than_the_latency(backend, node):
+    """Stages of NVLS are apart by the bytes that there are, not by those of a long buffer."""
+    fabric, choices = NodeRails(node=node).build(), CollectiveChoices("nvls")
+    run = run_collective(fabric, "all_reduce", 2**12, fabric.num_gpus, backend, choices=choices)
+    assert run.seconds < 30e-6
+
+
+@pytest.mark.parametrize(("size_mib", "measured_us"), [(16, 123.8), (128, 586.4), (1024, 4029.4), (16384, 62648.0)])
+def test_the_closed_form_of_switches_that_add_is_what_was_measured(size_mib, measured_us):
+    # nccl-tests on eight H100, as benchmarks/collective_accuracy.py reads them.
+    ranks = place_of(NodeRails(node="dgx_h100").build(), np.arange(8, dtype=np.int32))
+    assert closed_form("all_reduce", size_mib * 2**20, ranks, "nvls")[0] == pytest.approx(measured_us * 1e-6, rel=0.1)

@@ -51,6 +51,10 @@ class Ranks:
     """Whether a switch joins the ranks of a server, not links between them."""
     nvls: bool = True
     """Whether switches inside the server can add (NVSwitch since Hopper)."""
+    nvls_channels: int = 16
+    """Channels by which switches add."""
+    nvls_share: float = 0.95
+    """Bus bandwidth of long buffers that switches add, over the rate of the links."""
     scale_up_share: float = 1.0
     """Of the rate of the links inside its server, what a ring's flows reach."""
 
