@@ -57,10 +57,9 @@ def flows(call: CollectiveCall) -> Flows:
         raise InputError(f"GPU {gpu} of {fabric.name} has no scale-up switch, which nvls needs", "use ring")
     if call.settings.compat == "simai":
         return nvls(call.gpus, int(switches[0]), call.size_bytes)  # sums go down while the next go up
-    device, n = device_of(fabric), call.ranks.num_ranks
+    device = device_of(fabric)
     num_chunks = NVLS_CHUNKS.get(device.architecture, 1) if device else 1
-    rate = call.ranks.scale_up_bytes_per_s * call.ranks.nvls_share
-    fill_s = fill_bytes(call.ranks, call.size_bytes) * (n - 1) / n / rate
+    fill_s = fill_bytes(call.ranks, call.size_bytes) / call.ranks.scale_up_bytes_per_s
     part_bytes = max(call.size_bytes // len(switches), 1)
     parts = switches[: call.size_bytes].tolist()
     return in_channels([nvls(call.gpus, each, part_bytes, min(num_chunks, part_bytes), fill_s) for each in parts])
