@@ -4,6 +4,7 @@ A catalog is a folder with `models/`, `devices/`, `nodes/`, `engines/`, `traces/
 `calibrations/`. The folders in the environment variable `WINDTUNNEL_CATALOG` (separated as in `PATH`) come first and
 the shipped one last. A model is its Hugging Face `config.json` under the name `organisation--model.json`;
 `models/aliases.yaml` gives further names, and checkpoints that differ from a base model in their formats only;
+`nodes/aliases.yaml` has other names of nodes;
 `models/generation.yaml` has what they publish about sampling. A shipped or installed engine is a folder of its own,
 with its `defaults.yaml` beside its code (`ENGINES`).
 """
@@ -101,14 +102,20 @@ def spelling(kind: str, name: str) -> str:
         InputError: there is no such entry; the hint names near ones.
     """
     entries = _files(kind)
-    by_slug = {_slug(entry): entry for entry in entries}
+    by_slug = other_names(kind) | {_slug(entry): entry for entry in entries}
     if _slug(name) not in by_slug:
         kind_of_thing = kind.removesuffix("s")
         raise InputError(
             f"there is no {kind_of_thing} {name!r} in the catalog",
-            did_you_mean(name, entries, f"list them with `windtunnel catalog {kind}`"),
+            did_you_mean(name, [*entries, *other_names(kind)], f"list them with `windtunnel catalog {kind}`"),
         )
     return by_slug[_slug(name)]
+
+
+def other_names(kind: str) -> dict[str, str]:
+    """Return further names of nodes (`dgx_b200`) and their entries; the first folder of the search path wins."""
+    files = [folder / kind / "aliases.yaml" for folder in reversed(search_path())] if kind == "nodes" else []
+    return {other: name for file in files if file.is_file() for other, name in entry(file, dict[str, str]).items()}
 
 
 def known_name(kind: str, name: str) -> str:
