@@ -70,7 +70,7 @@ class CollectiveChoices:
     algorithm: str = "auto"
     """A name in `ALGORITHMS`; `auto` takes the choice of NCCL."""
     protocol: str = "auto"
-    """`simple`, `ll` or `ll128`. Flows are of `simple` unless another is given, whose flags they then carry."""
+    """`simple`, `ll` or `ll128`; `auto` takes the choice of NCCL. Flows carry its flags and have its latency."""
     pxn: bool = False
     """Whether SimAI's rings hand off to the GPU on the right rail before they leave a server."""
     launch_s: float = 0.0
