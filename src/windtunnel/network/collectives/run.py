@@ -83,7 +83,8 @@ def run_collective(
     algorithm = _algorithm(call)
     protocol = _protocol(call, algorithm)
     call = _carried(call, algorithm, protocol)
-    seconds, work = _time_calls([_with_flags(call, protocol)], algorithm, backend)
+    sent = replace(call, size_bytes=int(np.ceil(size_bytes / PROTOCOL_SHARE[protocol])))
+    seconds, work = _time_calls([sent], algorithm, backend)
     return CollectiveRun(call, seconds, algorithm, protocol, backend, f"{backend} level, {work}")
 
 
@@ -124,11 +125,6 @@ def _protocol(call: CollectiveCall, algorithm: str) -> str:
         return "simple"
 
 
-def _with_flags(call: CollectiveCall, protocol: str) -> CollectiveCall:
-    """Return the call with the bytes of the protocol's flags."""
-    return replace(call, size_bytes=int(np.ceil(call.size_bytes / PROTOCOL_SHARE[protocol])))
-
-
 def _carried(call: CollectiveCall, algorithm: str, protocol: str) -> CollectiveCall:
     """Return the call on links as collectives use them: switches of a server joined, at the rate that kernels reach.
 
@@ -166,7 +162,8 @@ def groups_seconds(
 ) -> float:
     """Return when a collective has completed in several groups that run it at the same time; 0 where nothing moves.
 
-    Groups inside servers of their own do not meet, so one stands for all. In closed form one always does.
+    Groups inside servers of their own do not meet, so one stands for all. In closed form one always does. Flows are of
+    NCCL's protocol `simple`.
 
     Args:
         groups: (num_groups, num_ranks) GPU ids; for send_recv, sender and receiver.
@@ -184,9 +181,8 @@ def groups_seconds(
         groups = groups[:1]
     calls = [CollectiveCall(fabric, op, size_bytes, group, place, settings) for group in groups]
     algorithm = _algorithm(calls[0]) if fabric.gpus_forward else USUAL_ALGORITHMS[op]
-    protocol = _protocol(calls[0], algorithm)
-    sent = [_with_flags(_carried(call, algorithm, protocol), protocol) for call in calls]
-    return _time_calls(sent, algorithm, settings.backend)[0]
+    carried = [_carried(call, algorithm, "simple") for call in calls]
+    return _time_calls(carried, algorithm, settings.backend)[0]
 
 
 def flows_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings, backend: str) -> float:
