@@ -513,3 +513,24 @@ def test_hashes_end_once_their_mean_is_known(monkeypatch: pytest.MonkeyPatch) ->
     assert seconds == pytest.approx(flow_backend.total_seconds(fabric, flows, SIMAI_SETTINGS), rel=0.01)
     assert calls.count("lower") == 2
     assert calls.count("run_lowered") == 3 + 8
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "all_to_all"])
+def test_flows_have_the_protocol_of_nccl(op):
+    """Short messages go by LL at both levels, with its shorter steps; long ones by `simple`."""
+    fabric, choices = NodeRails(node="dgx_h100").build(), CollectiveChoices("auto" if op == "all_to_all" else "ring")
+    for size_bytes in (2**10, 2**30):
+        closed, flows = (run_collective(fabric, op, size_bytes, 8, by, choices=choices) for by in ("analytic", "flow"))
+        assert closed.protocol == flows.protocol == ("ll" if size_bytes == 2**10 else "simple")
+        simple = run_collective(
+            fabric, op, size_bytes, 8, "flow", choices=CollectiveChoices(choices.algorithm, "simple")
+        )
+        assert flows.seconds < simple.seconds / 3 if size_bytes == 2**10 else flows.seconds == simple.seconds
+
+
+def test_flows_of_low_latency_protocols_reach_no_more_than_those_do():
+    fabric = NodeRails(node="dgx_h100").build()
+    for protocol, limit in (("ll", 60e9), ("ll128", 280e9)):
+        run = run_collective(fabric, "all_reduce", 2**28, 8, "flow", choices=CollectiveChoices("ring", protocol))
+        assert run.bus_bytes_per_s == pytest.approx(limit, rel=0.05)
+        assert run.bus_bytes_per_s < limit

@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.network.fabric import NodeKind, check, connected_groups, without
 from windtunnel.network.topology import (
@@ -17,6 +18,7 @@ from windtunnel.network.topology import (
     Topology,
     Torus,
     TwoTier,
+    fabric_of,
 )
 
 EVERY: list[Topology] = [
@@ -144,3 +146,32 @@ def test_parameters_that_cannot_be_are_refused(schema: type, fields: dict[str, o
 def test_sizes_that_do_not_fit_are_refused(topology: Topology, message: str) -> None:
     with pytest.raises(InputError, match=message):
         topology.build()
+
+
+@pytest.mark.parametrize(
+    ("text", "node"),
+    [
+        ("dgx_b200", "hgx_b200"),
+        ("hgx_h100:num_servers=2", "dgx_h100"),
+        ("DGX-H200", "hgx_h200"),
+        ("p5.48xlarge", "aws_p5"),
+        ("p6-b200", "aws_p6_b200"),
+        ("dgx_gb200", "gb200_nvl72"),
+    ],
+)
+def test_names_of_vendors_and_clouds_are_known(text, node):
+    assert fabric_of(text).name.startswith(f"{node}_")
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [("h100", "its usual node is dgx_h100"), ("tpu_v5p", "its usual node is tpu_v5p_host"), ("dgx_b20", "dgx_b200")],
+)
+def test_other_names_are_refused_with_the_nearest(text, hint):
+    with pytest.raises(InputError) as caught:
+        fabric_of(text)
+    assert hint in caught.value.hint
+
+
+def test_every_other_name_has_a_node():
+    assert set(catalog.other_names("nodes").values()) <= set(catalog.names("nodes"))

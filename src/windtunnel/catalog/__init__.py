@@ -4,6 +4,7 @@ A catalog is a folder with `models/`, `devices/`, `nodes/`, `engines/`, `traces/
 `calibrations/`. The folders in the environment variable `WINDTUNNEL_CATALOG` (separated as in `PATH`) come first and
 the shipped one last. A model is its Hugging Face `config.json` under the name `organisation--model.json`;
 `models/aliases.yaml` gives further names, and checkpoints that differ from a base model in their formats only;
+`aliases.yaml` of nodes and devices has other names of theirs;
 `models/generation.yaml` has what they publish about sampling. A shipped or installed engine is a folder of its own,
 with its `defaults.yaml` beside its code (`ENGINES`).
 """
@@ -31,6 +32,8 @@ from windtunnel.schema import Schema, decode, read_yaml
 
 KINDS = ("models", "devices", "nodes", "engines", "traces", "clients", "providers", "calibrations")
 """Kinds of entries: the names of a catalog's folders."""
+ALIASED = ("devices", "nodes")
+"""Kinds whose `aliases.yaml` gives nothing but further names of entries."""
 
 ENGINES = Registry("windtunnel.engines", "windtunnel.serving.engines", "engine", folders=True)
 """Folders of engines. One without `defaults.yaml` has schedulers alone and is no engine of the catalog."""
@@ -101,16 +104,21 @@ def spelling(kind: str, name: str) -> str:
         InputError: there is no such entry; the hint names near ones.
     """
     entries = _files(kind)
-    by_slug = {_slug(entry): entry for entry in entries}
-    if kind == "devices" and _slug(name) not in by_slug:
-        by_slug |= {_slug(alias): device for alias, device in read_yaml(_SHIPPED / kind / "aliases.yaml").items()}
+    others = other_names(kind)
+    by_slug = {_slug(other): found for other, found in others.items()} | {_slug(entry): entry for entry in entries}
     if _slug(name) not in by_slug:
         kind_of_thing = kind.removesuffix("s")
         raise InputError(
             f"there is no {kind_of_thing} {name!r} in the catalog",
-            did_you_mean(name, entries, f"list them with `windtunnel catalog {kind}`"),
+            did_you_mean(name, [*entries, *others], f"list them with `windtunnel catalog {kind}`"),
         )
     return by_slug[_slug(name)]
+
+
+def other_names(kind: str) -> dict[str, str]:
+    """Return further names (`dgx_b200`, `NVIDIA H100 80GB HBM3`) -> entry; the first folder of the search path wins."""
+    files = [folder / kind / "aliases.yaml" for folder in reversed(search_path())] if kind in ALIASED else []
+    return {other: name for file in files if file.is_file() for other, name in entry(file, dict[str, str]).items()}
 
 
 def known_name(kind: str, name: str) -> str:

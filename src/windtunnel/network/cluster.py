@@ -12,7 +12,7 @@ from windtunnel.model import operators as ops
 from windtunnel.network.collectives.call import Ranks
 from windtunnel.network.collectives.closed_forms import closed_form
 from windtunnel.network.collectives.run import groups_seconds
-from windtunnel.network.fabric import Fabric
+from windtunnel.network.fabric import Fabric, with_joined_switches
 from windtunnel.network.flows import flows_of
 from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import ClusterNetwork
@@ -93,7 +93,7 @@ def network_of(settings: ClusterNetwork, node: Node, num_devices: int) -> Networ
             f"network: a server of {fabric.name} has {per_server.max()} of the devices; one {node.name} has {expected}",
             "give a node and a topology that agree",
         )
-    return Network(fabric, settings, num_devices)
+    return Network(with_joined_switches(fabric), settings, num_devices)
 
 
 def handoff_bytes_per_s(network: Network, senders: NDArray[np.integer], receivers: NDArray[np.integer]) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,6 +153,50 @@ def without(fabric: Fabric, links: tuple[tuple[int, int], ...] = (), nodes: tupl
             raise InputError(f"there is no link between {a} and {b} to fail")
         gone |= hit
     return with_links(fabric, ~gone)
+
+
+def _scale_up_switch_of(fabric: Fabric) -> NDArray[np.int64]:
+    """Return (num_nodes,) for each scale-up switch the first of its server that has links; every other node itself."""
+    is_up, node = fabric.kind == NodeKind.SCALE_UP_SWITCH, np.arange(fabric.num_nodes)
+    linked = is_up & (np.bincount(np.concatenate([fabric.link_a, fabric.link_b]), minlength=fabric.num_nodes) > 0)
+    first = np.full(fabric.num_servers, fabric.num_nodes)
+    np.minimum.at(first, fabric.server[linked], node[linked])
+    return np.where(linked, np.minimum(first[fabric.server], fabric.num_nodes - 1), node)
+
+
+@lru_cache(maxsize=8)
+def with_joined_switches(fabric: Fabric) -> Fabric:
+    """Return the fabric with one link from a GPU to all scale-up switches of its server, at the sum of their rates.
+
+    A GPU spreads its traffic to each peer over all NVSwitches of the server, by address, so that its links fill evenly
+    (Ishii et al., "NVSwitch and DGX-2", Hot Chips 30, 2018): equal links carry what one of their sum does. Nodes keep
+    their ids; the first switch of a server has the links. The fabric itself where each server has one switch.
+    """
+    switch = _scale_up_switch_of(fabric)
+    a, b = switch[fabric.link_a], switch[fabric.link_b]
+    if np.array_equal(a, fabric.link_a) and np.array_equal(b, fabric.link_b):
+        return fabric
+    pair = np.minimum(a, b) * fabric.num_nodes + np.maximum(a, b)
+    _, first, link = np.unique(pair, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place, first = np.argsort(order)[link], first[order]
+    rate, latency_s, lost = np.zeros(len(first)), np.zeros(len(first)), np.zeros(len(first))
+    np.add.at(rate, place, fabric.bandwidth_bytes_per_s)
+    np.maximum.at(latency_s, place, fabric.latency_s)
+    np.maximum.at(lost, place, fabric.error_fraction)
+    ends = a[first].astype(np.int32), b[first].astype(np.int32)
+    return replace(
+        fabric, link_a=ends[0], link_b=ends[1], bandwidth_bytes_per_s=rate, latency_s=latency_s, error_fraction=lost
+    )
+
+
+@lru_cache(maxsize=8)
+def with_scale_up_share(fabric: Fabric, share: float) -> Fabric:
+    """Return the fabric whose links inside servers carry a share of their rate."""
+    server, is_up = fabric.server, fabric.kind == NodeKind.SCALE_UP_SWITCH
+    inside = is_up[fabric.link_a] | is_up[fabric.link_b]
+    inside |= (server[fabric.link_a] == server[fabric.link_b]) & (server[fabric.link_a] >= 0)
+    return replace(fabric, bandwidth_bytes_per_s=fabric.bandwidth_bytes_per_s * np.where(inside, share, 1.0))
 
 
 def with_links(fabric: Fabric, keep: NDArray[np.bool_]) -> Fabric:

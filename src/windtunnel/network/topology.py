@@ -500,11 +500,22 @@ def fabric_from(raw: Any, source: str) -> Fabric:
     raw = {**raw, "type": kind}
     if kind not in KINDS:
         otherwise = f"a file, a node of `windtunnel catalog nodes`, or one of: {', '.join(KINDS)}"
-        check_known(kind, [*KINDS, *catalog.names("nodes")], f"there is no topology {kind!r}", otherwise)
+        _check_no_device(kind)
+        nodes = [*catalog.names("nodes"), *catalog.other_names("nodes")]
+        check_known(kind, [*KINDS, *nodes], f"there is no topology {kind!r}", otherwise)
         raw |= {"type": "node", "node": kind}
     schema: Any = Topology
     fabric: Fabric = decode(raw, schema, source).build()
     return fabric
+
+
+def _check_no_device(name: str) -> None:
+    """Raise InputError where a node is asked for by the name of a device that is not one (`h100`, `tpu_v5p`)."""
+    devices, known = catalog.names("devices"), [*catalog.names("nodes"), *catalog.other_names("nodes")]
+    device = next((each for each in (name, f"{name}_sxm") if each in devices and name not in known), None)
+    if device is not None:
+        node = catalog.default_node(catalog.device(device)).name
+        raise InputError(f"{name!r} is a device, and no topology", f"its usual node is {node}")
 
 
 def _parameters(text: str, name: str) -> dict[str, Any]:

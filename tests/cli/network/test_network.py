@@ -220,8 +220,9 @@ def test_algorithm_and_protocol_can_be_chosen(windtunnel: Command) -> None:
     assert by_ring["simple"] < by_ring["ll128"] < by_ring["ll"]
     assert seconds("--algorithm", "collnet") < by_ring["simple"]
     flow = ("--backend", "flow", "--algorithm", "ring")
-    # LL's flags double what is sent.
-    assert 1.5 < seconds(*flow, "--protocol", "ll") / seconds(*flow) < 2.0
+    # LL reaches 60 GB/s of bus bandwidth inside a server, where NCCL's rings of `simple` reach most of eight NICs.
+    assert seconds(*flow, "--protocol", "ll") == pytest.approx(by_ring["ll"], rel=0.15)
+    assert seconds(*flow) == pytest.approx(by_ring["simple"], rel=0.15)
 
 
 def test_failures_slow_what_crosses_them(windtunnel: Command) -> None:

@@ -7,10 +7,12 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.hardware import meets_all
 from windtunnel.network.collectives.call import CollectiveChoices
+from windtunnel.network.collectives.closed_forms import closed_form
+from windtunnel.network.collectives.placement import place_of
 from windtunnel.network.collectives.rings import link_rings
 from windtunnel.network.collectives.run import groups_seconds, run_collective
-from windtunnel.network.fabric import without
-from windtunnel.network.settings import NetworkSettings
+from windtunnel.network.fabric import with_joined_switches, without
+from windtunnel.network.settings import SIMAI_SETTINGS, NetworkSettings
 from windtunnel.network.topology import NodeRails, NvLinkDomains, Torus
 
 
@@ -57,8 +59,52 @@ def test_a_pair_of_a_mesh_has_one_link():
 
 
 def test_flows_use_the_links_of_a_mesh():
-    assert bus_bytes_per_s("mi300x", 8, backend="flow") == pytest.approx(6 * 64e9, rel=0.05)
-    assert bus_bytes_per_s("mi300x", 16, 2, "flow") == pytest.approx(400e9, rel=0.05)
+    # Six of seven links, at the rate that was measured between two.
+    assert bus_bytes_per_s("mi300x", 8, backend="flow") == pytest.approx(6 * 47.7e9, rel=0.05)
+    assert bus_bytes_per_s("mi300x", 16, 2, "flow") == pytest.approx(8 * 47.7e9, rel=0.05)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("backend", ["flow", "packet"])
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "all_to_all"])
+def test_flows_use_all_switches_of_a_server(backend, op):
+    """NVL domains as 18 switches carry what the same links drawn to one do; as SimAI a flow has one switch."""
+    eighteen, one = NvLinkDomains(num_gpus=72).build(), NodeRails(node="gb200_nvl72").build()
+    choices = CollectiveChoices("auto" if op == "all_to_all" else "ring")
+    spread, joined = (
+        run_collective(fabric, op, 2**26, 8, backend, choices=choices).seconds for fabric in (eighteen, one)
+    )
+    assert spread == pytest.approx(joined, rel=0.01)
+    if backend == "flow":
+        as_simai = run_collective(eighteen, op, 2**26, 8, backend, SIMAI_SETTINGS, choices=choices).seconds
+        assert as_simai > 2 * spread
+
+
+def test_failed_switches_take_their_share():
+    domain = NvLinkDomains(num_gpus=72).build()
+    whole, part = (
+        run_collective(fabric, "all_to_all", 2**30, 8, "flow").seconds
+        for fabric in (domain, without(domain, nodes=tuple(range(72, 81))))
+    )
+    # A rate below what rings reach of the data sheet's is taken for that of rings.
+    assert part == pytest.approx(whole * 0.81 / (9 / 18), rel=0.01)
+
+
+def test_joined_switches_keep_nodes_and_rates():
+    domain = NvLinkDomains(num_gpus=144).build()
+    joined = with_joined_switches(domain)
+    assert (joined.num_nodes, joined.num_links) == (domain.num_nodes, domain.num_links - 17 * 144)
+    assert joined.bandwidth_bytes_per_s[joined.link_b == 144].tolist() == [900e9] * 72
+    assert with_joined_switches(joined) is joined
+
+
+@pytest.mark.parametrize(("node", "measured"), [("dgx_h100", 365e9), ("hgx_b200", 682e9), ("dgx_a100", 234e9)])
+def test_flows_and_closed_forms_of_rings_agree_with_what_was_measured(node, measured):
+    # nccl-tests at 8 GiB and more without NVLS, as benchmarks/collective_accuracy.py reads them.
+    fabric, choices = NodeRails(node=node).build(), CollectiveChoices("ring")
+    for backend in ("analytic", "flow"):
+        run = run_collective(fabric, "all_reduce", 2**33, 8, backend, choices=choices)
+        assert run.bus_bytes_per_s == pytest.approx(measured, rel=0.08)
 
 
 def test_pairs_of_nvlink_meet_others_by_the_host():
@@ -172,3 +218,19 @@ def test_switches_that_add_take_flows_as_long_as_measured(node, num_ranks, size_
     fabric, choices = NodeRails(node=node).build(), CollectiveChoices("nvls")
     run = run_collective(fabric, "all_reduce", size_mib * 2**20, num_ranks, "flow", choices=choices)
     assert run.seconds == pytest.approx(measured_us * 1e-6, rel=0.1)
+
+
+@pytest.mark.parametrize("backend", ["analytic", "flow"])
+@pytest.mark.parametrize("node", ["gb200_nvl72", "dgx_h100"])
+def test_switches_add_short_buffers_in_no_more_than_the_latency(backend, node):
+    """Stages of NVLS are apart by the bytes that there are, not by those of a long buffer."""
+    fabric, choices = NodeRails(node=node).build(), CollectiveChoices("nvls")
+    run = run_collective(fabric, "all_reduce", 2**12, fabric.num_gpus, backend, choices=choices)
+    assert run.seconds < 30e-6
+
+
+@pytest.mark.parametrize(("size_mib", "measured_us"), [(16, 123.8), (128, 586.4), (1024, 4029.4), (16384, 62648.0)])
+def test_the_closed_form_of_switches_that_add_is_what_was_measured(size_mib, measured_us):
+    # nccl-tests on eight H100, as benchmarks/collective_accuracy.py reads them.
+    ranks = place_of(NodeRails(node="dgx_h100").build(), np.arange(8, dtype=np.int32))
+    assert closed_form("all_reduce", size_mib * 2**20, ranks, "nvls")[0] == pytest.approx(measured_us * 1e-6, rel=0.1)

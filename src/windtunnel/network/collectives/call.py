@@ -51,6 +51,12 @@ class Ranks:
     """Whether a switch joins the ranks of a server, not links between them."""
     nvls: bool = True
     """Whether switches inside the server can add (NVSwitch since Hopper)."""
+    nvls_channels: int = 16
+    """Channels by which switches add."""
+    nvls_share: float = 0.95
+    """Bus bandwidth of long buffers that switches add, over the rate of the links."""
+    scale_up_share: float = 1.0
+    """Of the rate of the links inside its server, what a ring's flows reach."""
 
     @property
     def per_server(self) -> int:
@@ -64,7 +70,7 @@ class CollectiveChoices:
     algorithm: str = "auto"
     """A name in `ALGORITHMS`; `auto` takes the choice of NCCL."""
     protocol: str = "auto"
-    """`simple`, `ll` or `ll128`. Flows are of `simple` unless another is given, whose flags they then carry."""
+    """`simple`, `ll` or `ll128`; `auto` takes the choice of NCCL. Flows carry its flags and have its latency."""
     pxn: bool = False
     """Whether SimAI's rings hand off to the GPU on the right rail before they leave a server."""
     launch_s: float = 0.0

@@ -129,6 +129,14 @@ def _bus_bytes_per_s(form: ClosedForm, protocol: str, size_bytes: float, ranks: 
     return min(inside, network) if ranks.per_server > 1 else network
 
 
+def protocol_share(op: str, protocol: str, ranks: Ranks) -> float:
+    """Return the rate at which a protocol's data and flags leave a rank inside its server, over that of a ring."""
+    if op == "all_to_all" or protocol not in _LOW_LATENCY_BYTES_PER_S or ranks.per_server == 1:
+        return 1.0
+    sent_bytes_per_s = _LOW_LATENCY_BYTES_PER_S[protocol] / PROTOCOL_SHARE[protocol]
+    return min(1.0, sent_bytes_per_s / (ranks.scale_up_bytes_per_s * RING_SHARE))
+
+
 def _all_to_all_seconds(latency: Latency, protocol: str, size_bytes: float, ranks: Ranks) -> float:
     """Time an exchange of every rank with all others, inside the servers and between them in parallel."""
     each = size_bytes / ranks.num_ranks

@@ -18,6 +18,9 @@ LINK_SHARE = {"ici": 0.89, "other": 0.75}
 100 GB/s to two others (AI-Hypercomputer/tpu-recipes, microbenchmarks/ironwood); 47.7 of 64 between two MI300X."""
 MOST_USUAL_LATENCY_S = 2e-6
 """Link latencies up to this are part of the network steps that closed forms have; EFA's are beyond."""
+_NVLS = {"hopper": (16, 1.07), "blackwell": (32, 0.95)}
+"""Architecture -> channels of NVLS (NCCL src/transport/nvls.cc, NVLS_NCHANNELS_SM90 and _SM100), and bus bandwidth over
+NVLink's rate: 480 of 450 GB/s on eight H100 and H200, 846 of 900 on eight B200 (nccl-tests, 16 GiB)."""
 _NVLS_BYTES_PER_S = 150e9
 """Slower scale-up links are PCIe or bridges, whose switches do not add."""
 
@@ -46,10 +49,12 @@ def place_of(fabric: Fabric, gpus: NDArray[np.int32]) -> Ranks:
             f"servers hold {per_server.min()} to {per_server.max()} of the ranks; equal numbers are needed"
         )
     device = device_of(fabric)
-    hopper_on = device is not None and device.architecture in ("hopper", "blackwell")
-    up, is_direct = _scale_up(fabric, gpus, int(per_server[0]))
+    architecture = device.architecture if device else ""
+    channels, nvls_share = _NVLS.get(architecture, (0, 0.0))
+    link_bytes_per_s, is_direct = _scale_up(fabric, gpus, int(per_server[0]))
+    up = link_bytes_per_s
     if is_direct:
-        share = LINK_SHARE["ici" if device is not None and device.architecture == "tpu" else "other"]
+        share = LINK_SHARE["ici" if architecture == "tpu" else "other"]
         up *= share / RING_SHARE
     else:
         # Topology files often give the rate that a ring reaches in place of the data sheet's.
@@ -62,8 +67,11 @@ def place_of(fabric: Fabric, gpus: NDArray[np.int32]) -> Ranks:
         scale_up_bytes_per_s=up,
         network_bytes_per_s=out,
         switched=not is_direct,
-        nvls=hopper_on and not is_direct and up >= _NVLS_BYTES_PER_S,
+        nvls=channels > 0 and not is_direct and up >= _NVLS_BYTES_PER_S,
         network_latency_us=late_s / US,
+        nvls_channels=channels,
+        nvls_share=nvls_share,
+        scale_up_share=min(up * RING_SHARE / link_bytes_per_s, 1.0) if link_bytes_per_s else 1.0,
     )
 
 

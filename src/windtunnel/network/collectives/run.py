@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,12 +20,13 @@ from windtunnel.network.collectives.call import (
     CollectiveRun,
     check_operation,
 )
-from windtunnel.network.collectives.closed_forms import PROTOCOL_SHARE, closed_form
+from windtunnel.network.collectives.closed_forms import PROTOCOL_SHARE, ClosedForm, closed_form, protocol_share
 from windtunnel.network.collectives.placement import chosen_gpus, place_of
-from windtunnel.network.fabric import Fabric
+from windtunnel.network.fabric import Fabric, with_joined_switches, with_scale_up_share
 from windtunnel.network.flows import Flows, together
 from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import BACKENDS, NetworkSettings
+from windtunnel.units import US
 
 USUAL_ALGORITHMS = {
     **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), "ring"),
@@ -79,7 +81,8 @@ def run_collective(
         run: CollectiveRun = timer.run_collective(call)
         return run
     algorithm = _algorithm(call)
-    protocol = "simple" if choices.protocol == "auto" else choices.protocol
+    protocol = _protocol(call, algorithm)
+    call = _carried(call, algorithm, protocol)
     sent = replace(call, size_bytes=int(np.ceil(size_bytes / PROTOCOL_SHARE[protocol])))
     seconds, work = _time_calls([sent], algorithm, backend)
     return CollectiveRun(call, seconds, algorithm, protocol, backend, f"{backend} level, {work}")
@@ -110,6 +113,37 @@ def _algorithm(call: CollectiveCall) -> str:
     return best if op in ALGORITHMS.get(best).OPERATIONS else usual
 
 
+def _protocol(call: CollectiveCall, algorithm: str) -> str:
+    """Return the protocol of a call's flows: for `auto` that of NCCL's model for the algorithm, if it has a form."""
+    if call.choices.protocol != "auto":
+        return call.choices.protocol
+    if call.settings.compat == "simai" or getattr(ALGORITHMS.get(algorithm), "CLOSED_FORM", None) is None:
+        return "simple"
+    try:
+        return closed_form(call.op, call.size_bytes, call.ranks, algorithm)[2]
+    except InputError:  # NCCL has no such algorithm there
+        return "simple"
+
+
+def _carried(call: CollectiveCall, algorithm: str, protocol: str) -> CollectiveCall:
+    """Return the call on links as collectives use them: switches of a server joined, at the rate that kernels reach.
+
+    LL and LL128 wait less before each step, by NCCL's model, and reach less. SimAI hashes each flow to one switch, at
+    the rate of the topology file, and has one protocol.
+    """
+    if call.settings.compat == "simai":
+        return call
+    fabric, settings, layout = with_joined_switches(call.fabric), call.settings, ALGORITHMS.get(algorithm)
+    if not getattr(layout, "AT_LINK_RATE", False):
+        share = call.ranks.scale_up_share * protocol_share(call.op, protocol, call.ranks)
+        fabric = with_scale_up_share(fabric, share)
+    form: ClosedForm | None = getattr(layout, "CLOSED_FORM", None)
+    if form is not None and protocol in form.latencies:
+        sooner_s = (form.latencies["simple"].scale_up - form.latencies[protocol].scale_up) * US
+        settings = msgspec.structs.replace(settings, send_latency_s=max(settings.send_latency_s - sooner_s, 0.0))
+    return replace(call, fabric=fabric, settings=settings)
+
+
 def _time_calls(calls: Sequence[CollectiveCall], algorithm: str, backend: str) -> tuple[float, str]:
     """Return when calls of one kind at once are complete, and what was simulated: classes of connections, or flows."""
     layout, call = ALGORITHMS.get(algorithm), calls[0]
@@ -128,7 +162,8 @@ def groups_seconds(
 ) -> float:
     """Return when a collective has completed in several groups that run it at the same time; 0 where nothing moves.
 
-    Groups inside servers of their own do not meet, so one stands for all. In closed form one always does.
+    Groups inside servers of their own do not meet, so one stands for all. In closed form one always does. Flows are of
+    NCCL's protocol `simple`.
 
     Args:
         groups: (num_groups, num_ranks) GPU ids; for send_recv, sender and receiver.
@@ -146,7 +181,8 @@ def groups_seconds(
         groups = groups[:1]
     calls = [CollectiveCall(fabric, op, size_bytes, group, place, settings) for group in groups]
     algorithm = _algorithm(calls[0]) if fabric.gpus_forward else USUAL_ALGORITHMS[op]
-    return _time_calls(calls, algorithm, settings.backend)[0]
+    carried = [_carried(call, algorithm, "simple") for call in calls]
+    return _time_calls(carried, algorithm, settings.backend)[0]
 
 
 def flows_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings, backend: str) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.network.collectives.run import groups_seconds, run_collective
+from windtunnel.network.collectives.run import groups_seconds
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.settings import NetworkSettings
 
@@ -230,8 +230,9 @@ def _pipeline_ns(workload: LayerWorkload, fabric: Fabric, settings: NetworkSetti
     if workload.pp == 1 or workload.pp_bytes == 0:
         return 0.0
     ends = (0, workload.num_gpus // workload.pp)
-    send = run_collective(fabric, "send_recv", workload.pp_bytes, ends, settings.backend, settings)
-    return 2 * workload.num_micro_batches * workload.vpp * send.seconds * 1e9
+    pair = np.array([ends], np.int32)
+    send_s = groups_seconds(fabric, "send_recv", workload.pp_bytes, pair, settings)
+    return 2 * workload.num_micro_batches * workload.vpp * send_s * 1e9
 
 
 def _timeline(workload: LayerWorkload, nanoseconds: Callable[[Communication], int]) -> tuple[LayerTimes, ...]:

@@ -19,7 +19,7 @@ from windtunnel.network.collectives.call import CollectiveCall
 from windtunnel.network.collectives.placement import place_of
 from windtunnel.network.collectives.ring_classes import ring_connections
 from windtunnel.network.collectives.run import groups_seconds
-from windtunnel.network.fabric import Fabric
+from windtunnel.network.fabric import Fabric, with_joined_switches
 from windtunnel.network.flows import Flows, together
 from windtunnel.network.paths import Paths, data_bytes_per_s, find_paths
 from windtunnel.network.settings import NetworkSettings
@@ -170,7 +170,7 @@ def run_jobs(
     """
     if settings.compat is not None:
         raise InputError("SimAI runs one job at a time", "leave --compat out, or give one workload")
-    wire = _Wire(fabric, settings)
+    wire = _Wire(with_joined_switches(fabric), settings)
     programs = [wire.program(job) for job in jobs]
     alone = [_together([program], [0.0], wire, 1)[0][0] for program in programs]
     begins = [seconds * (index * PHASE % 1.0) for index, seconds in enumerate(alone)]

@@ -8,6 +8,7 @@ A module defines what it can do; an installed one joins by an entry point in the
 - `CLOSED_FORM` (optional): the `ClosedForm` by which NCCL chooses, and which the analytic backend times.
 - `seconds(calls, backend) -> float | None` (optional): when all of some calls that run at once are complete, where the
   backend can tell without all flows; None where it cannot.
+- `AT_LINK_RATE` (optional): whether its flows take the whole rate of links inside a server, not what rings reach.
 - `NCCL_CODE` (optional): the number in SimCCL's flow tables, `NCCL_ALGO_*` of NCCL.
 
 The flows of `compat: simai` are those of SimAI 1.6's `MockNcclGroup.cc`, which mocks NCCL 2.20; the tables that both

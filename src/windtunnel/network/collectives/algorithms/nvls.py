@@ -11,18 +11,31 @@ from windtunnel.network.flows import Flows, Hop, Ids, flows_of, in_channels, par
 
 OPERATIONS = ("all_reduce",)
 NCCL_CODE = 4
-NVLS_SHARE = 0.93
-"""Of NVLink, when NVSwitches add: 840 of 900 GB/s on eight B200 and on NVL72 (nccl-tests); H100 reaches 480 of 450."""
-NVLS_HALF_BYTES = 3e6
-"""Bytes of a rank at which NVLS reaches half of that: 2.7 to 3.2 MB on eight H100 between 64 and 256 MiB."""
+AT_LINK_RATE = True
+_MOST_HEADS = 32
+"""Ranks among which a channel divides a buffer (NCCL src/include/device.h, NCCL_MAX_NVLS_ARITY)."""
+_CHUNKS = ((64, 131072), (8, 65536), (2, 32768))
+"""(Rounds, bytes): the chunk of a channel and head where the buffer fills that many rounds of such chunks, else 16 KiB
+(NCCL src/enqueue.cc, `NCCL_ALGO_NVLS`)."""
+_STAGES = 4
+"""Scatter, reduce, broadcast and gather, each by its own warps, work on rounds that follow each other (NCCL
+src/device/all_reduce.h, `NCCL_ALGO_NVLS`): the last round leaves three rounds after it came."""
 NVLS_CHUNKS = {"hopper": 2}
 """Architecture -> chunks whose sums go down while the next go up, else one: of the time in which all go up and then
 down, H100 and H200 take 0.82 and B200 and GB200 0.94 to 1.06 between 4 and 16 GiB (nccl-tests)."""
 
 
+def fill_bytes(ranks: Ranks, size_bytes: float) -> float:
+    """Return the bytes of the rounds that the stages are apart: a round is a chunk of every channel and head."""
+    at_once = ranks.nvls_channels * min(ranks.per_server, _MOST_HEADS)
+    chunk = next((chunk for rounds, chunk in _CHUNKS if size_bytes >= rounds * at_once * chunk), 16384)
+    return (_STAGES - 1) * min(at_once * chunk, size_bytes)
+
+
 def nvls_bytes_per_s(ranks: Ranks, rank_bytes: float) -> float:
-    """Return the rate of a rank whose switches add."""
-    return ranks.scale_up_bytes_per_s * NVLS_SHARE * rank_bytes / (rank_bytes + NVLS_HALF_BYTES)
+    """Return the rate of a rank whose switches add, with the time in which the stages fill."""
+    size_bytes = rank_bytes * ranks.num_ranks
+    return ranks.scale_up_bytes_per_s * ranks.nvls_share * size_bytes / (size_bytes + fill_bytes(ranks, size_bytes))
 
 
 CLOSED_FORM = ClosedForm(
@@ -38,14 +51,15 @@ def flows(call: CollectiveCall) -> Flows:
     fabric, gpu = call.fabric, int(call.gpus[0])
     if call.ranks.num_servers > 1 or not call.ranks.nvls:
         raise InputError("nvls needs one server whose switches add", "use ring or tree")
-    switches = np.flatnonzero((fabric.kind == NodeKind.SCALE_UP_SWITCH) & (fabric.server == fabric.server[gpu]))
+    source, target = fabric.directions
+    switches = np.unique(target[(source == gpu) & (fabric.kind[target] == NodeKind.SCALE_UP_SWITCH)])
     if len(switches) == 0:
         raise InputError(f"GPU {gpu} of {fabric.name} has no scale-up switch, which nvls needs", "use ring")
     if call.settings.compat == "simai":
         return nvls(call.gpus, int(switches[0]), call.size_bytes)  # sums go down while the next go up
-    device, n = device_of(fabric), call.ranks.num_ranks
+    device = device_of(fabric)
     num_chunks = NVLS_CHUNKS.get(device.architecture, 1) if device else 1
-    fill_s = (n - 1) * NVLS_HALF_BYTES / (NVLS_SHARE * call.ranks.scale_up_bytes_per_s)
+    fill_s = fill_bytes(call.ranks, call.size_bytes) / call.ranks.scale_up_bytes_per_s
     part_bytes = max(call.size_bytes // len(switches), 1)
     parts = switches[: call.size_bytes].tolist()
     return in_channels([nvls(call.gpus, each, part_bytes, min(num_chunks, part_bytes), fill_s) for each in parts])

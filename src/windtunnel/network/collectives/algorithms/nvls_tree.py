@@ -2,13 +2,24 @@
 
 from math import log2
 
-from windtunnel.network.collectives.algorithms.nvls import nvls_bytes_per_s
+from windtunnel.network.collectives.call import Ranks
 from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
 
 OPERATIONS = ()
+NVLS_SHARE = 0.93
+"""Of NVLink, when NVSwitches add and a tree is between them."""
+NVLS_HALF_BYTES = 3e6
+"""Bytes of a rank at which it reaches half of its rate."""
+
+
+def nvls_tree_bytes_per_s(ranks: Ranks, rank_bytes: float) -> float:
+    """Return the rate of a rank inside its server, whose switches add."""
+    return ranks.scale_up_bytes_per_s * NVLS_SHARE * rank_bytes / (rank_bytes + NVLS_HALF_BYTES)
+
+
 CLOSED_FORM = ClosedForm(
     latencies={"simple": Latency(0.0, 25.0, 20.9)},
     applies=lambda op, ranks: op == "all_reduce" and ranks.num_servers > 1 and ranks.nvls and ranks.per_server > 4,
     steps_us=lambda _op, ranks, near, far: near + 2 * log2(ranks.num_servers) * far,
-    scale_up_bytes_per_s=nvls_bytes_per_s,
+    scale_up_bytes_per_s=nvls_tree_bytes_per_s,
 )
