@@ -8,7 +8,7 @@ import yaml
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.schema import encode
-from windtunnel.serving.calibration import Calibration, calibration_for, load_calibration, outside
+from windtunnel.serving.calibration import Calibration, acceptance_of, calibration_for, load_calibration, outside
 from windtunnel.serving.deployment import HostOverheads
 from windtunnel.serving.scenario import resolve
 from windtunnel.serving.shorthand import scenario
@@ -140,9 +140,12 @@ def test_versions_outside_all_runs_take_the_nearest_and_say_so(version: str) -> 
 def test_what_ships_says_how_many_draft_tokens_are_accepted() -> None:
     """Without it `validate` refuses every run with drafts that did not record it."""
     for name in catalog.names("calibrations"):
-        shares = load_calibration(name).acceptance
-        assert "deepseek-ai/DeepSeek-R1-0528" in shares, name
-        assert len(shares) == 3
+        learnt = load_calibration(name).acceptance
+        assert len(learnt) == 6
+        three = acceptance_of(learnt, "deepseek-ai/DeepSeek-R1-0528", 4)
+        assert three is not None, name
+        assert three.num_draft_tokens == 3
+        assert acceptance_of(learnt, "meta-llama/Llama-3.1-8B", 3) is None
 
 
 def test_a_newer_release_takes_half_of_the_overheads() -> None:
