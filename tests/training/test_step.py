@@ -186,6 +186,10 @@ def test_a_job_that_does_not_fit_is_told_every_kind_of_split(changes: dict[str, 
         ({"num_devices": None, "parallelism": {"tp": 8, "dp": 8}}, "parallelism.pp=2, parallelism.dp=4"),
         ({**JOB, "num_devices": 8, "parallelism": {}, "micro_batch": 2}, "parallelism.tp=4"),
         ({"num_devices": 64, "parallelism": {"tp": 8}, "num_microbatches": 16}, "sharding.zero=2"),
+        (
+            {"num_devices": 64, "parallelism": {"tp": 4, "pp": 4, "virtual_stages": 5}},
+            "recompute={granularity: selective, modules: [norms, activation]}",
+        ),
     ],
 )
 def test_a_change_set_by_its_name_gives_the_step_that_it_was_offered_with(changes: dict[str, Any], change: str) -> None:

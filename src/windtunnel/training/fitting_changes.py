@@ -7,7 +7,7 @@ import msgspec
 
 from windtunnel.errors import InputError
 from windtunnel.model.shape import ModelSpec
-from windtunnel.training.job import Recompute, TrainingJob
+from windtunnel.training.job import Recompute, RecomputedModule, TrainingJob
 from windtunnel.training.pricing import TrainingPricer
 from windtunnel.training.setup import resolve, with_framework_defaults
 from windtunnel.training.step import TrainingResult, simulate_with
@@ -56,9 +56,11 @@ def _changes(job: TrainingJob, model: ModelSpec, factors: tuple[int, ...] = (2,)
         return
     parallelism, recompute = job.parallelism, job.recompute
     if recompute.granularity == "none":
-        modules = ("core_attention", "norms", "activation")
+        # Flash attention keeps no scores that recomputing it would save.
+        scores: tuple[RecomputedModule, ...] = ("core_attention",) if filled.kernels.attention == "unfused" else ()
+        modules: tuple[RecomputedModule, ...] = (*scores, "norms", "activation")
         selective = replace(recompute, granularity="selective", modules=modules)
-        words = "recompute={granularity: selective, modules: [core_attention, norms, activation]}"
+        words = f"recompute={{granularity: selective, modules: [{', '.join(modules)}]}}"
         yield words, replace(job, recompute=selective)
     if recompute.granularity != "full":
         yield "recompute={granularity: full}", replace(job, recompute=Recompute(granularity="full"))
