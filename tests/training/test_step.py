@@ -1,11 +1,13 @@
 """A simulated training step: its parts add up, faster with better means, and it is as fast to simulate as promised."""
 
+import re
 import time
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import yaml
 
 from windtunnel.metrics.uncertainty import Spread
 from windtunnel.pricing.estimator import RooflineEstimator
@@ -13,7 +15,7 @@ from windtunnel.pricing.roofline import Roofline
 from windtunnel.schema import decode
 from windtunnel.training.campaign import campaign
 from windtunnel.training.fitting_changes import fitting_changes
-from windtunnel.training.job import TrainingJob
+from windtunnel.training.job import TrainingJob, load
 from windtunnel.training.layers.chunks import LayerChunk, chunk_parameters, chunks
 from windtunnel.training.layers.part import Task
 from windtunnel.training.layers.rank import Rank
@@ -175,6 +177,32 @@ def test_a_job_that_does_not_fit_is_told_every_kind_of_split(changes: dict[str, 
     result = simulate_with(setup, prices)
     assert not result.fits
     assert change in [name for name, _ in fitting_changes(result, prices)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "change"),
+    [
+        ({"num_devices": 64, "parallelism": {}}, "recompute={granularity: full}, sharding.zero=3"),
+        ({"num_devices": None, "parallelism": {"tp": 8, "dp": 8}}, "parallelism.pp=2, parallelism.dp=4"),
+        ({**JOB, "num_devices": 8, "parallelism": {}, "micro_batch": 2}, "parallelism.tp=4"),
+        ({"num_devices": 64, "parallelism": {"tp": 8}, "num_microbatches": 16}, "sharding.zero=2"),
+        (
+            {"num_devices": 64, "parallelism": {"tp": 4, "pp": 4, "virtual_stages": 5}},
+            "recompute={granularity: selective, modules: [norms, activation]}",
+        ),
+    ],
+)
+def test_a_change_set_by_its_name_gives_the_step_that_it_was_offered_with(changes: dict[str, Any], change: str) -> None:
+    raw = {**JOB, "model": "meta-llama/Llama-3.1-70B", "global_batch": 128, **changes}
+    setup = resolve(load(raw))
+    prices = training_prices(setup)
+    found = dict(fitting_changes(simulate_with(setup, prices), prices))
+    assert change in found
+    for name, changed in found.items():
+        settings = (part.split("=", 1) for part in re.split(r", (?=[a-z_.]+=)", name))
+        again = resolve(load(raw, {path: yaml.safe_load(value) for path, value in settings}))
+        assert (again.job, again.degrees) == (changed.setup.job, changed.setup.degrees)
+        assert again.degrees.num_devices == setup.degrees.num_devices
 
 
 def test_stragglers_cost_the_expected_largest_deviation() -> None:

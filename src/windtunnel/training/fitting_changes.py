@@ -6,18 +6,26 @@ from itertools import product
 import msgspec
 
 from windtunnel.errors import InputError
-from windtunnel.training.job import Recompute, TrainingJob
+from windtunnel.model.shape import ModelSpec
+from windtunnel.training.job import Recompute, RecomputedModule, TrainingJob
 from windtunnel.training.pricing import TrainingPricer
-from windtunnel.training.setup import resolve
+from windtunnel.training.setup import resolve, with_framework_defaults
 from windtunnel.training.step import TrainingResult, simulate_with
 
 
 def fitting_changes(result: TrainingResult, prices: TrainingPricer) -> list[tuple[str, TrainingResult]]:
-    """Return up to four changes that make the job fit, fastest first, with their steps; pairs where none does alone."""
-    job = result.setup.job
-    changes = list(_that_fit(_changes(job, (2, 4, 8)), prices))
+    """Return up to four changes that make the job fit, fastest first, with their steps; pairs where none does alone.
+
+    Names are options of `--set`. They change the job as it was written, so that the framework's defaults follow them.
+    """
+    setup = result.setup
+    changes = list(_that_fit(_changes(setup.given, setup.model, (2, 4, 8)), prices))
     if not changes:
-        pairs = ((f"{name}, {other}", both) for name, changed in _changes(job) for other, both in _changes(changed))
+        pairs = (
+            (f"{name}, {other}", both)
+            for name, changed in _changes(setup.given, setup.model)
+            for other, both in _changes(changed, setup.model)
+        )
         changes = list(_that_fit(pairs, prices))
     return sorted(changes, key=lambda change: change[1].step_s)[:4]
 
@@ -39,31 +47,48 @@ def _that_fit(
             yield name, changed
 
 
-def _changes(job: TrainingJob, factors: tuple[int, ...] = (2,)) -> Iterator[tuple[str, TrainingJob]]:
+def _changes(job: TrainingJob, model: ModelSpec, factors: tuple[int, ...] = (2,)) -> Iterator[tuple[str, TrainingJob]]:
     """Yield single changes; degrees become larger by each of the factors."""
     replace = msgspec.structs.replace
+    try:
+        filled = with_framework_defaults(job, model)
+    except InputError:
+        return
     parallelism, recompute = job.parallelism, job.recompute
     if recompute.granularity == "none":
-        modules = ("core_attention", "norms", "activation")
+        # Flash attention keeps no scores that recomputing it would save.
+        scores: tuple[RecomputedModule, ...] = ("core_attention",) if filled.kernels.attention == "unfused" else ()
+        modules: tuple[RecomputedModule, ...] = (*scores, "norms", "activation")
         selective = replace(recompute, granularity="selective", modules=modules)
-        words = "recompute={granularity: selective, modules: [core_attention, norms, activation]}"
+        words = f"recompute={{granularity: selective, modules: [{', '.join(modules)}]}}"
         yield words, replace(job, recompute=selective)
     if recompute.granularity != "full":
         yield "recompute={granularity: full}", replace(job, recompute=Recompute(granularity="full"))
     if job.micro_batch > 1:
-        yield f"micro_batch={job.micro_batch // 2}", _again(job, micro_batch=job.micro_batch // 2)
-    zero = job.sharding.zero or 0
+        yield _named(job, {"micro_batch": job.micro_batch // 2})
+    zero = filled.sharding.zero or 0
     for stage in (1, 2, 3):
         if stage > zero and (parallelism.pp == 1 or stage == 1):
             yield f"sharding.zero={stage}", replace(job, sharding=replace(job.sharding, zero=stage))
     if job.sharding.group:
         yield "sharding.group=null", replace(job, sharding=replace(job.sharding, group=None))
-    free = replace(parallelism, dp=None, experts_dp=None)
     for name, factor in product(("tp", "pp", "cp", "ep"), factors):
-        split = {name: getattr(free, name) * factor} | ({"layers_per_stage": None} if name == "pp" else {})
-        yield f"parallelism.{name}={split[name]}", _again(job, parallelism=replace(free, **split))
+        split: dict[str, object] = {name: getattr(parallelism, name) * factor}
+        if parallelism.dp and name != "ep":
+            if parallelism.dp % factor:
+                continue
+            split["dp"] = parallelism.dp // factor
+        idle = ("experts_dp", *(("layers_per_stage",) if name == "pp" else ()))
+        split |= {other: None for other in idle if getattr(parallelism, other) is not None}
+        yield _named(job, {f"parallelism.{key}": value for key, value in split.items()})
 
 
-def _again(job: TrainingJob, **changes: object) -> TrainingJob:
-    """Return the job with other degrees, without the number of micro-batches that followed from the old ones."""
-    return msgspec.structs.replace(job, num_microbatches=None, **changes)
+def _named(job: TrainingJob, changes: dict[str, object]) -> tuple[str, TrainingJob]:
+    """Return changes as options of `--set`, and the job with them; its micro-batches follow from its new degrees."""
+    if job.num_microbatches is not None:
+        changes["num_microbatches"] = None
+    own = {name: value for name, value in changes.items() if "." not in name}
+    split = {name.removeprefix("parallelism."): value for name, value in changes.items() if "." in name}
+    words = ", ".join(f"{name}={'null' if value is None else value}" for name, value in changes.items())
+    parallelism = msgspec.structs.replace(job.parallelism, **split)
+    return words, msgspec.structs.replace(job, parallelism=parallelism, **own)

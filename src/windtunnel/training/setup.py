@@ -34,6 +34,8 @@ from windtunnel.units import format_count
 class TrainingSetup:
     """A job with its names looked up, its framework's defaults filled in and its degrees known."""
 
+    given: TrainingJob
+    """As a person wrote it."""
     job: TrainingJob
     """Nothing in it that has a default is None."""
     model: ModelSpec
@@ -50,6 +52,7 @@ def resolve(job: TrainingJob, allow_download: bool = False) -> TrainingSetup:
     Raises:
         InputError: an unknown name, or degrees, a split or a schedule that this model and these devices cannot have.
     """
+    given = job
     model, device, node = look_up(job, allow_download)
     job = with_uneven_stages(with_framework_defaults(job, model), model)
     check_node(node, device)
@@ -66,7 +69,7 @@ def resolve(job: TrainingJob, allow_download: bool = False) -> TrainingSetup:
             f"set precision.compute to one of {', '.join(formats)}",
         )
     check_reach(node, known.num_devices, "the job")
-    return TrainingSetup(job, model, device, node, known, layers_per_chunk(job, known, model))
+    return TrainingSetup(given, job, model, device, node, known, layers_per_chunk(job, known, model))
 
 
 def look_up(job: TrainingJob, allow_download: bool = False) -> tuple[ModelSpec, Device, Node]:
