@@ -19,8 +19,9 @@ LINK_SHARE = {"ici": 0.89, "other": 0.75}
 MOST_USUAL_LATENCY_S = 2e-6
 """Link latencies up to this are part of the network steps that closed forms have; EFA's are beyond."""
 _NVLS = {"hopper": (16, 1.07), "blackwell": (32, 0.95)}
-"""Architecture -> channels of NVLS (NCCL src/transport/nvls.cc, NVLS_NCHANNELS_SM90 and _SM100), and bus bandwidth over
-NVLink's rate: 480 of 450 GB/s on eight H100 and H200, 846 of 900 on eight B200 (nccl-tests, 16 GiB)."""
+"""Architecture -> channels of NVLS (NCCL src/transport/nvls.cc, NVLS_NCHANNELS_SM90 and _SM100; later releases take 24
+in one NVLink domain of Blackwell, with which `benchmarks/collective_accuracy.py` is further off), and bus bandwidth
+over NVLink's rate: 480 of 450 GB/s on eight H100 and H200, 846 of 900 on eight B200 (nccl-tests, 16 GiB)."""
 _NVLS_BYTES_PER_S = 150e9
 """Slower scale-up links are PCIe or bridges, whose switches do not add."""
 
