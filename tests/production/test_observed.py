@@ -46,6 +46,8 @@ def test_what_prompts_share_is_read_from_the_workload_beside_the_requests(tmp_pa
     assert drawn is not None
     assert prefixes.request_node.tolist() == drawn.request_node.tolist()
     assert len(set(prefixes.request_node.tolist())) == 3
+    (tmp_path / "run" / "scenario.yaml").write_text("of: another tool\n", encoding="utf-8")
+    assert read_requests(tmp_path / "run").prefixes is None
     (tmp_path / "run" / "scenario.yaml").unlink()
     assert read_requests(tmp_path / "run").prefixes is None
 

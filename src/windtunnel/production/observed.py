@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,9 @@ def read_requests(path: Path) -> Observed:
         raise InputError(f"{path} is of no known kind", hint)
     found = observed(columns, str(path))
     beside = path.with_name(SCENARIO)
-    return replace(found, prefixes=sent_prefixes(load(beside), found)) if beside.is_file() else found
+    with suppress(InputError):  # it may be another file than the client's
+        return replace(found, prefixes=sent_prefixes(load(beside), found))
+    return found
 
 
 def sent_prefixes(scenario: Scenario, recorded: Observed) -> PrefixArrays | None:

@@ -48,14 +48,18 @@ def fleets(outcome: SearchOutcome, load: float, limit: int, is_sure: bool = Fals
     """
     options = []
     for index in outcome.ranking:
-        mean, least = outcome.mean(index), outcome.at_least(index)
-        held = (least or 0.0) if is_sure else mean.load
-        if held <= 0:
-            continue
-        price, devices = mean.figures.get("usd_per_hour"), round(mean.figures["devices"])
-        alone = FleetSize(index, 1, devices, price, 0.0, mean.load, least)
-        options.append(_times(alone, math.ceil(load / held * (1 - 1e-9)), load))
+        one = alone(outcome, index)
+        held = (one.load_at_least or 0.0) if is_sure else one.load
+        if held > 0:
+            options.append(_times(one, math.ceil(load / held * (1 - 1e-9)), load))
     return cheapest(options)[:limit]
+
+
+def alone(outcome: SearchOutcome, index: int) -> FleetSize:
+    """Return a single copy of a point."""
+    mean = outcome.mean(index)
+    price, devices = mean.figures.get("usd_per_hour"), round(mean.figures["devices"])
+    return FleetSize(index, 1, devices, price, 0.0, mean.load, outcome.at_least(index))
 
 
 def surest(outcome: SearchOutcome, load: float, best: FleetSize) -> FleetSize | None:
@@ -72,16 +76,16 @@ def cheapest(options: Sequence[FleetSize]) -> list[FleetSize]:
     )
 
 
-def _times(alone: FleetSize, copies: int, load: float) -> FleetSize:
+def _times(one: FleetSize, copies: int, load: float) -> FleetSize:
     """Count copies of one: each sustains what it does alone."""
     return replace(
-        alone,
+        one,
         copies=copies,
-        devices=copies * alone.devices,
-        usd_per_hour=None if alone.usd_per_hour is None else copies * alone.usd_per_hour,
-        headroom_fraction=1 - load / (copies * alone.load),
-        load=copies * alone.load,
-        load_at_least=None if alone.load_at_least is None else max(copies * alone.load_at_least, 0.0),
+        devices=copies * one.devices,
+        usd_per_hour=None if one.usd_per_hour is None else copies * one.usd_per_hour,
+        headroom_fraction=1 - load / (copies * one.load),
+        load=copies * one.load,
+        load_at_least=None if one.load_at_least is None else max(copies * one.load_at_least, 0.0),
     )
 
 
@@ -171,13 +175,13 @@ class FleetSimulator:
     def _streams(self, counted: FleetSize) -> list[Stream]:
         """Return the streams that the finalists met, as long for the copies together as they were for one; empty where
         they are over too soon, and where nothing is to be simulated."""
-        space, alone = self.study.space, self.outcome.evaluations[counted.index]
+        space, evaluation = self.study.space, self.outcome.evaluations[counted.index]
         workload = self._scenario(counted.index).workload
         is_one = counted.copies == 1 or space.load == "given" or self._scenario(counted.index).deployment.pools
         if is_one or not is_drawn(workload):
             return []
-        num_requests = min(counted.copies * alone.stream_requests, MOST_REQUESTS)
-        e2e_s = alone.stream_requests / alone.load / alone.figures.get("stream_over_e2e", math.inf)
+        num_requests = min(counted.copies * evaluation.stream_requests, MOST_REQUESTS)
+        e2e_s = evaluation.stream_requests / evaluation.load / evaluation.figures.get("stream_over_e2e", math.inf)
         while not burst_of(num_requests, num_requests / self.load / e2e_s if e2e_s else math.inf):
             try:
                 return [

@@ -10,7 +10,7 @@ from windtunnel.report.numbers import number, percent
 from windtunnel.report.search.figures import figure_title, held_text, is_closed_loop, limit_text, limits_text
 from windtunnel.search.answers import confidence_between
 from windtunnel.search.confidence import CONFIDENCE
-from windtunnel.search.fleets import FleetSize, fleets, surest
+from windtunnel.search.fleets import FleetSize, alone, fleets, surest
 from windtunnel.search.prices import ApiPrice
 from windtunnel.search.recommend import AS_IT_IS, CAPACITY, DEPLOYMENT
 from windtunnel.search.scores import score
@@ -183,19 +183,7 @@ def _ways(outcome: SearchOutcome, load: float | None) -> list[FleetSize]:
     """Return replicas for the load, the least money first; one copy of each point in their order without a load."""
     if load is not None:
         return fleets(outcome, load, len(outcome.ranking))
-    figures = [(index, outcome.mean(index).figures) for index in outcome.ranking]
-    return [
-        FleetSize(
-            index,
-            1,
-            round(known["devices"]),
-            known.get("usd_per_hour"),
-            0.0,
-            outcome.mean(index).load,
-            outcome.at_least(index),
-        )
-        for index, known in figures
-    ]
+    return [alone(outcome, index) for index in outcome.ranking]
 
 
 def _way_text(study: Study, outcome: SearchOutcome, way: FleetSize) -> str:
