@@ -156,6 +156,13 @@ def model(name: Path | str | ModelSpec | Mapping[str, Any], allow_download: bool
     return _resolve(_known_model(name, entries), entries)
 
 
+def check_is_file(path: Path) -> None:
+    """Raise InputError where there is no file `path`, and a model has that name; the hint names its option."""
+    for name in () if path.exists() else names("models"):
+        if str(path).lower() in (name.lower(), name.lower().rpartition("/")[2]):
+            raise InputError(f"there is no file {path}", f"the model of that name is given by --model {name}")
+
+
 def _inline_model(keys: Mapping[str, Any]) -> ModelSpec:
     """Read the model that `keys` describe: those of a `ModelSpec`, which lists its layers, or of a config.json."""
     if isinstance(keys.get("layers"), list | tuple):
