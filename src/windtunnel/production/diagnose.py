@@ -501,22 +501,25 @@ class _Search:
 
     def findings(self, progress: Progress | None) -> tuple[list[Finding], list[Finding]]:
         """Return the causes that explain the run, and the next best ones."""
-        chosen: dict[str, float] = {}
         loss = self.loss(Change())
-        alone: dict[str, tuple[float, float]] = {}
         served = served_by(self.replay, self.healthy, {"e2e": self.recorded.e2e_s}, self.has_before)
         first_token_s = float((self.recorded.arrival_s + self.recorded.ttft_s).min())
         served = replace(served, launch_slowness=self._launch_slowness(served, loss), first_token_s=first_token_s)
+        tried = self._round({}, served)
+        alone = {name: pair for name, pair in tried.items() if loss - pair[0] > LEAST_GAIN}
+        certain = self._certain(served) if self.late() else {}
+        chosen = dict(certain)
+        if certain:
+            loss, tried = self.loss(self._joined(chosen, served)), self._round(chosen, served)
         for round_ in range(MOST_CAUSES):
-            tried = self._round(chosen, served)
+            tried = self._round(chosen, served) if round_ else tried
             if progress is not None:
                 progress(round_ + 1, MOST_CAUSES)
-            alone = alone or {name: pair for name, pair in tried.items() if loss - pair[0] > LEAST_GAIN}
             best = min(tried, key=lambda name: tried[name][0], default="")
             if not best or not self.late() or loss - tried[best][0] < LEAST_GAIN:
                 break
             loss, chosen[best] = tried[best]
-            loss = self._exchanged(chosen, loss, served)
+            loss = self._exchanged(chosen, certain, loss, served)
         late = self.late() or ["e2e"]
         found = [self._finding(name, chosen, served) for name in chosen]
         found = [finding for finding in found if finding.shares[late[0]] > LEAST_SHARE]
@@ -540,9 +543,17 @@ class _Search:
                     tried[name] = loss, severity
         return tried
 
-    def _exchanged(self, chosen: dict[str, float], loss: float, served: Served) -> float:
-        """Exchange each of several chosen causes for one that explains more beside the others; returns the loss."""
-        for name in list(chosen) if len(chosen) > 1 else ():
+    def _certain(self, served: Served) -> dict[str, float]:
+        """Return what the server itself says: that its cache found too little, where this made the run slower."""
+        name = "prefix_cache_cold"
+        told = CAUSES[name].severities(served) if served.hits_lost is not None else ()
+        return dict.fromkeys([name], told[0]) if told and self._helps(name, told[0], Change(), served) else {}
+
+    def _exchanged(self, chosen: dict[str, float], certain: Mapping[str, float], loss: float, served: Served) -> float:
+        """Exchange each of several chosen causes that are not certain for one that explains more beside the others, and
+        return the loss.
+        """
+        for name in [name for name in chosen if name not in certain] if len(chosen) > 1 else ():
             rest = {other: severity for other, severity in chosen.items() if other != name}
             tried = self._round(rest, served)
             best = min(tried, key=lambda other: tried[other][0], default=name)
