@@ -11,12 +11,13 @@ import msgspec
 from windtunnel.errors import InputError, check_known
 from windtunnel.limits import check_size
 from windtunnel.search.asker import Asker, Count
-from windtunnel.search.capacity.load import burst_of
+from windtunnel.search.capacity.load import burst_of, is_drawn
 from windtunnel.search.confidence import confidence_above, lower_bound, margin
 from windtunnel.search.evaluation.schema import Evaluation, Question
 from windtunnel.search.executors import HERE, Means, start_workers
+from windtunnel.search.race import NUM_BEST
 from windtunnel.search.scores import most_promising, objectives_of, ranked, score, sure_score
-from windtunnel.search.space.space import STRATEGIES, Point, Space, point_at, workload_names
+from windtunnel.search.space.space import STRATEGIES, Point, Space, point_at, scenario_at, workload_names
 from windtunnel.search.store import Store
 
 SURE = 0.95
@@ -34,7 +35,7 @@ class SearchOutcome:
 
     workload: str | None
     evaluations: dict[int, Evaluation]
-    """Point -> its answer with the whole first stream, refusals included."""
+    """Point -> its answer with the whole first stream, lengthened for the best points; refusals included."""
     seeds: dict[int, list[Evaluation]]
     """Point -> its answers, one per stream, for points that met several streams: the finalists and, in an exhaustive
     search, points on the frontier and the best point with each setting."""
@@ -125,7 +126,9 @@ def _search_workload(asker: Asker, workload: str | None) -> SearchOutcome:
     space, strategy = asker.space, STRATEGIES.get(asker.space.strategy)
     evaluations = strategy.evaluate(asker, workload)
     asker.check_some(workload, evaluations)
-    finalists = ranked(evaluations, space.objective)[: space.finalists]
+    if strategy.IS_EXHAUSTIVE and not space.is_training and space.load == "capacity":
+        evaluations |= _lengthened(asker, workload, evaluations)
+    finalists = best_first(evaluations, space.objective)[: space.finalists]
     seeds = _finalists(asker, workload, finalists, evaluations)
     outcome = outcome_of(space, workload, evaluations, seeds)
     if not strategy.IS_EXHAUSTIVE or outcome.num_streams == 1:
@@ -137,15 +140,35 @@ def _search_workload(asker: Asker, workload: str | None) -> SearchOutcome:
     return outcome_of(space, workload, evaluations, seeds)
 
 
+def _lengthened(asker: Asker, workload: str | None, evaluations: dict[int, Evaluation]) -> dict[int, Evaluation]:
+    """Return new answers, with lengthened streams, of the points that count: the best, those on the frontier and the
+    best with each value of a setting. Of requests that are not drawn there are no more: no answers."""
+    space = asker.space
+    best = ranked(evaluations, space.objective)[: max(NUM_BEST, space.finalists)]
+    points = list(dict.fromkeys([*best, *most_promising(space, evaluations)]))
+    if not points or not is_drawn(scenario_at(space, point_at(space, points[0]).settings, workload).workload):
+        return {}
+    near = {index: evaluations[index].load for index in points}
+    return asker.ask(workload, points, Question(lengthens=True), near)
+
+
+def best_first(evaluations: dict[int, Evaluation], objective: str) -> list[int]:
+    """Return the points that hold the limits: those with lengthened streams first, as loads of short streams are too
+    high to compare with theirs; each part best first."""
+    ranking = ranked(evaluations, objective)
+    return sorted(ranking, key=lambda index: not evaluations[index].is_lengthened)
+
+
 def outcome_of(
     space: Space, workload: str | None, evaluations: dict[int, Evaluation], seeds: dict[int, list[Evaluation]]
 ) -> SearchOutcome:
     """Rank points by what they answered: the finalists first, each by the lower bound of the objective."""
-    ranking = ranked(evaluations, space.objective)
+    ranking = best_first(evaluations, space.objective)
     sure = {index: sure_score(seeds.get(index, [evaluations[index]]), space.objective) for index in ranking}
-    parts = ranking[: space.finalists], ranking[space.finalists :]
-    order = [index for part in parts for index in sorted(part, key=lambda index: (-sure[index], index))]
-    return SearchOutcome(workload, evaluations, seeds, order, len(parts[0]))
+    finalists, others = ranking[: space.finalists], ranking[space.finalists :]
+    order = sorted(finalists, key=lambda index: (-sure[index], index))
+    order += sorted(others, key=lambda index: (not evaluations[index].is_lengthened, -sure[index], index))
+    return SearchOutcome(workload, evaluations, seeds, order, len(finalists))
 
 
 def _finalists(
