@@ -127,8 +127,14 @@ def misconfiguration(study: Study, store: Store) -> list[list[float]]:
             equal = equally_good(study, outcome)
             row = []
             for other, theirs in zip(study.outcomes, best, strict=True):
-                missing = [index for index in equal if index not in other.evaluations]
-                answers = other.evaluations | (asker.ask(other.workload, missing, Question()) if missing else {})
+                known = {
+                    index: answer
+                    for index, answer in other.evaluations.items()
+                    if answer.is_lengthened == theirs.is_lengthened
+                }
+                missing = [index for index in equal if index not in known]
+                question = Question(lengthens=theirs.is_lengthened)
+                answers = known | (asker.ask(other.workload, missing, question) if missing else {})
                 reached = max(score(answers[index], space.objective) for index in equal)
                 row.append(min(ratio(reached, score(theirs, space.objective)), 1.0))
             rows.append(row)

@@ -141,10 +141,13 @@ def _search_workload(asker: Asker, workload: str | None) -> SearchOutcome:
 
 
 def _lengthened(asker: Asker, workload: str | None, evaluations: dict[int, Evaluation]) -> dict[int, Evaluation]:
-    """Return new answers, with lengthened streams, of the points that count: the best, those on the frontier and the
-    best with each value of a setting. Of requests that are not drawn there are no more: no answers."""
+    """Return new answers, with lengthened streams, of the points that count: the best and all as good as the first,
+    those on the frontier and the best with each value of a setting. Of requests that are not drawn there are no more:
+    no answers."""
     space = asker.space
-    best = ranked(evaluations, space.objective)[: max(NUM_BEST, space.finalists)]
+    scores = {index: score(evaluations[index], space.objective) for index in ranked(evaluations, space.objective)}
+    best = [index for index in scores if scores[index] == max(scores.values())]
+    best += list(scores)[: max(NUM_BEST, space.finalists)]
     points = list(dict.fromkeys([*best, *most_promising(space, evaluations)]))
     if not points or not is_drawn(scenario_at(space, point_at(space, points[0]).settings, workload).workload):
         return {}

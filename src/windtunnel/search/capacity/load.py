@@ -50,6 +50,9 @@ STEADY = 0.02
 """Relative change of a load with more requests up to which it counts as steady."""
 LEAST_TAIL = 100
 """Requests beyond a limited percentile from which its tail counts as filled: their number then varies by 10%."""
+MOST_OF_MANY = 16_000
+"""Requests that a stream is lengthened to at most for each of many deployments, unless it would still be a burst: twice
+as many change a load by 1% and take twice the time."""
 SETTLED_REQUESTS = 10_000
 """Requests from which a stream that was given is not lengthened only to see whether the load changes."""
 
@@ -59,11 +62,11 @@ def is_drawn(workload: Workload) -> bool:
     return isinstance(workload.arrivals, Poisson | Gamma | Static) and workload.num_requests is not None
 
 
-def lengthened(workload: Workload, num_requests: int) -> int | None:
-    """Return the requests of a stream four times as long, within `MOST_REQUESTS`; None where there can be no more."""
-    if not is_drawn(workload) or num_requests >= MOST_REQUESTS:
+def lengthened(workload: Workload, num_requests: int, most: int = MOST_REQUESTS) -> int | None:
+    """Return the requests of a stream four times as long, `most` of them; None where there can be no more."""
+    if not is_drawn(workload) or num_requests >= most:
         return None
-    return min(4 * num_requests, MOST_REQUESTS)
+    return min(4 * num_requests, most)
 
 
 def is_steady(num_requests: int, times: float, limits: Sequence[Limit], change: float | None) -> bool:

@@ -16,7 +16,16 @@ from windtunnel.errors import InputError
 from windtunnel.metrics.limits import limits_from
 from windtunnel.schema import Schema, decode
 from windtunnel.search.capacity.capacity import Capacity, capacity
-from windtunnel.search.capacity.load import AMPLE_STREAM, Stream, are_sent_at_once, is_steady, lengthened, stream_of
+from windtunnel.search.capacity.load import (
+    AMPLE_STREAM,
+    MOST_OF_MANY,
+    MOST_REQUESTS,
+    Stream,
+    are_sent_at_once,
+    is_steady,
+    lengthened,
+    stream_of,
+)
 from windtunnel.search.capacity.probe import probe
 from windtunnel.search.evaluation.duplicates import Neighbours
 from windtunnel.search.evaluation.figures import Deployed, check_budget, figures, load_worth, taken_by
@@ -135,9 +144,9 @@ class Evaluator:
             if self._is_enough(question, whole, times, change):
                 return msgspec.structs.replace(whole, is_lengthened=question.lengthens)
             given = self.deployed(point_at(self.space, index), workload).scenario.workload
-            answer = self._longer(
-                index, workload, question, neighbours, whole, lengthened(given, whole.stream_requests)
-            )
+            most = MOST_REQUESTS if times < AMPLE_STREAM else MOST_OF_MANY
+            num_requests = lengthened(given, whole.stream_requests, most)
+            answer = self._longer(index, workload, question, neighbours, whole, num_requests)
             if answer is None:
                 break
             work = {name: getattr(whole, name) + getattr(answer, name) for name in ("num_runs", "num_requests")}
