@@ -72,8 +72,7 @@ def deployment_of(study: Study, index: int) -> str | int:
 
 
 def lengthened(study: Study, outcome: SearchOutcome, load: float, limit: int) -> SearchOutcome:
-    """Lengthen the streams of the points that `ways` names, where other points' were: loads of short streams are too
-    high to compare with theirs."""
+    """Lengthen the streams of the points that `ways` names, where other points' were."""
     evaluations, evaluator, question = outcome.evaluations, Evaluator(study.space), Question(lengthens=True)
     if not any(answer.is_lengthened for answer in evaluations.values()):
         return outcome

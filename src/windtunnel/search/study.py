@@ -44,6 +44,12 @@ class SearchOutcome:
     num_finalists: int = 0
 
     @property
+    def comparable(self) -> dict[int, Evaluation]:
+        """The answers with lengthened streams, where there are some, else all: loads of short streams are too high."""
+        longer = {index: answer for index, answer in self.evaluations.items() if answer.is_lengthened}
+        return longer or self.evaluations
+
+    @property
     def num_streams(self) -> int:
         return max((len(runs) for runs in self.seeds.values()), default=1)
 
@@ -133,7 +139,7 @@ def _search_workload(asker: Asker, workload: str | None) -> SearchOutcome:
     outcome = outcome_of(space, workload, evaluations, seeds)
     if not strategy.IS_EXHAUSTIVE or outcome.num_streams == 1:
         return outcome
-    others = [index for index in most_promising(space, evaluations) if index not in seeds]
+    others = [index for index in most_promising(space, outcome.comparable) if index not in seeds]
     seeds |= {index: [evaluations[index]] for index in others}
     for seed in range(1, outcome.num_streams):
         _meet(asker, workload, seeds, others, seed)
@@ -156,8 +162,7 @@ def _lengthened(asker: Asker, workload: str | None, evaluations: dict[int, Evalu
 
 
 def best_first(evaluations: dict[int, Evaluation], objective: str) -> list[int]:
-    """Return the points that hold the limits: those with lengthened streams first, as loads of short streams are too
-    high to compare with theirs; each part best first."""
+    """Return the points that hold the limits: those with lengthened streams first; each part best first."""
     ranking = ranked(evaluations, objective)
     return sorted(ranking, key=lambda index: not evaluations[index].is_lengthened)
 
