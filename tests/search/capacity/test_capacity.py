@@ -101,6 +101,14 @@ def test_a_closed_loops_capacity_is_a_number_of_clients() -> None:
 
 
 @pytest.mark.compiled
+def test_a_long_closed_loop_is_not_given_up_for_requests_that_are_not_sent_yet() -> None:
+    closed = {"workload.trace": None, "workload.input_tokens": 512, "workload.output_tokens": 16}
+    closed |= {"workload.arrivals": {"type": "closed_loop", "concurrency": 8}, "workload.num_requests": 6000}
+    answer = capacities(scenario_at(space(), closed), parse_limits("ttft_p99=1s"), num_seeds=1)
+    assert answer.load > 8
+
+
+@pytest.mark.compiled
 def test_without_limits_the_queue_alone_decides() -> None:
     answer = capacities(scenario_at(space(), {}), (), num_seeds=1).streams[0]
     assert answer.beyond is not None
