@@ -267,7 +267,7 @@ class Capacities(Shown):
     @property
     def drift(self) -> float | None:
         """Relative change of the load when the streams were last lengthened, where it is not steady yet; else None."""
-        return None if self.steady.is_steady else self.steady.change
+        return None if self.steady.is_steady or not self.load else self.steady.change
 
     @property
     def load(self) -> float:
