@@ -121,6 +121,13 @@ def other_names(kind: str) -> dict[str, str]:
     return {other: name for file in files if file.is_file() for other, name in entry(file, dict[str, str]).items()}
 
 
+def product_labels(device: str) -> list[str]:
+    """Return the values of the Kubernetes label nvidia.com/gpu.product that nodes with a device may have: its names as
+    nvidia-smi prints them, with hyphens. Empty where none is known."""
+    printed = [other for other, name in other_names("devices").items() if name == device]
+    return [name.replace(" ", "-") for name in printed if name.startswith(("NVIDIA ", "Tesla "))]
+
+
 def known_name(kind: str, name: str) -> str:
     """Return the name of an entry as the catalog spells it; unlike in the functions below, no path is a name.
 
