@@ -225,7 +225,7 @@ def test_a_recorded_stream_stays_as_it_is_and_is_said_to() -> None:
     replay = msgspec.structs.replace(replay, workload=msgspec.structs.replace(replay.workload, num_requests=1000))
     found = capacities(replay, parse_limits("ttft_p99=1s"))
     assert (found.num_requests, found.drift) == (1000, None)
-    assert "1,000, as given: only requests drawn at a rate are made more" in text_of(found)
+    assert "1,000, as given: only drawn requests are made more" in text_of(found)
 
 
 @pytest.mark.compiled

@@ -1,5 +1,6 @@
 """A deployment's capacity: its report and its document."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,7 +87,7 @@ def _rest_text(capacities: Capacities) -> str:
     change, several = capacities.steady.change, len(capacities.streams) > 1
     each = f"{capacities.num_requests:,}{' in each stream' if several else ''}"
     if not is_drawn(capacities.scenario.workload):
-        return f"{each}, as given: only requests drawn at a rate are made more, until the load is steady"
+        return f"{each}, as given: only drawn requests are made more, until the load is steady"
     if capacities.drift is not None:
         return f"{each}; {drift_text(capacities.drift)}"
     if change is None:
@@ -117,7 +118,7 @@ def capacity_section(document: Mapping[str, Any]) -> Section:
 
 
 def _load(is_closed: bool, load: float) -> str:
-    return f"{load:,.4g}" if is_closed else number(load)
+    return f"{math.floor(load + 1e-9):,}" if is_closed else number(load)
 
 
 def capacity_document(capacities: Capacities) -> dict[str, Any]:

@@ -393,7 +393,7 @@ def rest_text(outcome: SearchOutcome, points: Sequence[int]) -> str:
     sizes = sorted({answer.stream_requests for answer in answers_of})
     each = " to ".join(f"{size:,}" for size in dict.fromkeys([sizes[0], sizes[-1]]))
     if not any(answer.is_lengthened for answer in answers_of):
-        return f"These loads rest on {each} requests as given: only requests drawn at a rate are made more."
+        return f"These loads rest on {each} requests as given: only drawn requests are made more."
     drifts = [answer.drift for answer in answers_of if answer.drift]
     text = f"These loads rest on {each} requests in each stream"
     if not drifts:

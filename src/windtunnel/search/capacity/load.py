@@ -59,7 +59,8 @@ SETTLED_REQUESTS = 10_000
 
 def is_drawn(workload: Workload) -> bool:
     """Whether requests are drawn one by one, so that there may be more of them."""
-    return isinstance(workload.arrivals, Poisson | Gamma | Static) and workload.num_requests is not None
+    drawn = Poisson | Gamma | Static | ClosedLoop
+    return isinstance(workload.arrivals, drawn) and workload.num_requests is not None
 
 
 def lengthened(workload: Workload, num_requests: int, most: int = MOST_REQUESTS) -> int | None:
