@@ -106,6 +106,16 @@ def _scale_out(fabric: Fabric, gpus: NDArray[np.int32]) -> tuple[float, float]:
     return float(np.bincount(source[leaves], rate[leaves], fabric.num_nodes)[gpus].min()), late_s
 
 
+def path_latencies_s(fabric: Fabric, gpus: NDArray[np.int32]) -> tuple[float, float]:
+    """Return the most that data travels between two ranks of a server, and between two through one switch outside."""
+    source, target = fabric.directions
+    inside = fabric.server[source] == fabric.server[target]
+    hops = np.where(inside & (fabric.kind[target] == NodeKind.GPU), 1, 2) * np.repeat(fabric.latency_s, 2)
+    of_ranks = np.isin(source, gpus)
+    near, far = (float(hops[of_ranks & where].max(initial=0.0)) for where in (inside, ~inside))
+    return near, far
+
+
 def device_of(fabric: Fabric) -> Device | None:
     """Return the catalog's device of a fabric's GPU type (`H100`, `h100_sxm`), None where it has none."""
     known, gpu_type = catalog.names("devices"), fabric.gpu_type.lower()

@@ -21,7 +21,7 @@ from windtunnel.network.collectives.call import (
     check_operation,
 )
 from windtunnel.network.collectives.closed_forms import PROTOCOL_SHARE, ClosedForm, closed_form, protocol_share
-from windtunnel.network.collectives.placement import chosen_gpus, place_of
+from windtunnel.network.collectives.placement import chosen_gpus, path_latencies_s, place_of
 from windtunnel.network.fabric import Fabric, with_joined_switches, with_scale_up_share
 from windtunnel.network.flows import Flows, together
 from windtunnel.network.paths import run_flows
@@ -82,9 +82,10 @@ def run_collective(
         return run
     algorithm = _algorithm(call)
     protocol = _protocol(call, algorithm)
-    call = _carried(call, algorithm, protocol)
-    sent = replace(call, size_bytes=int(np.ceil(size_bytes / PROTOCOL_SHARE[protocol])))
+    call, kernel_s = _carried(call, algorithm, protocol)
+    sent = _sent(call, protocol)
     seconds, work = _time_calls([sent], algorithm, backend)
+    seconds += kernel_s + choices.launch_s
     return CollectiveRun(call, seconds, algorithm, protocol, backend, f"{backend} level, {work}")
 
 
@@ -125,23 +126,39 @@ def _protocol(call: CollectiveCall, algorithm: str) -> str:
         return "simple"
 
 
-def _carried(call: CollectiveCall, algorithm: str, protocol: str) -> CollectiveCall:
-    """Return the call on links as collectives use them: switches of a server joined, at the rate that kernels reach.
+def _sent(call: CollectiveCall, protocol: str) -> CollectiveCall:
+    """Return the call of a protocol's data and flags."""
+    size_bytes = int(np.ceil(call.size_bytes / PROTOCOL_SHARE[protocol]))
+    return replace(call, size_bytes=size_bytes, choices=replace(call.choices, protocol=protocol))
 
-    LL and LL128 wait less before each step, by NCCL's model, and reach less. SimAI hashes each flow to one switch, at
-    the rate of the topology file, and has one protocol.
+
+def _carried(call: CollectiveCall, algorithm: str, protocol: str) -> tuple[CollectiveCall, float]:
+    """Return the call on links as collectives use them, and the seconds of its kernel beside its flows.
+
+    Switches of a server are joined, at the rate that kernels reach. A step takes as long as in NCCL's model, the path
+    through one switch included; `send_latency_s` adds what it is above its default. SimAI hashes each flow to one
+    switch, at the rate of the topology file, and has one protocol.
     """
     if call.settings.compat == "simai":
-        return call
+        return call, 0.0
     fabric, settings, layout = with_joined_switches(call.fabric), call.settings, ALGORITHMS.get(algorithm)
-    if not getattr(layout, "AT_LINK_RATE", False):
+    at_link_rate = getattr(layout, "AT_LINK_RATE", False)
+    if not at_link_rate:
         share = call.ranks.scale_up_share * protocol_share(call.op, protocol, call.ranks)
         fabric = with_scale_up_share(fabric, share)
     form: ClosedForm | None = getattr(layout, "CLOSED_FORM", None)
-    if form is not None and protocol in form.latencies:
-        sooner_s = (form.latencies["simple"].scale_up - form.latencies[protocol].scale_up) * US
-        settings = msgspec.structs.replace(settings, send_latency_s=max(settings.send_latency_s - sooner_s, 0.0))
-    return replace(call, fabric=fabric, settings=settings)
+    if form is None or protocol not in form.latencies:
+        return replace(call, fabric=fabric), 0.0
+    latency, later_s = form.latencies[protocol], settings.send_latency_s - NetworkSettings().send_latency_s
+    if at_link_rate:  # all its stages are one step
+        near_s, far_s, kernel_us = later_s, later_s, latency.base + latency.scale_up
+    else:
+        near_path_s, far_path_s = path_latencies_s(call.fabric, call.gpus)
+        near_s = latency.scale_up * US - near_path_s + later_s
+        far_s = (latency.network + call.ranks.network_latency_us) * US - far_path_s + later_s
+        kernel_us = latency.base
+    waits = {"send_latency_s": max(near_s, 0.0), "network_send_latency_s": max(far_s, 0.0)}
+    return replace(call, fabric=fabric, settings=msgspec.structs.replace(settings, **waits)), kernel_us * US
 
 
 def _time_calls(calls: Sequence[CollectiveCall], algorithm: str, backend: str) -> tuple[float, str]:
@@ -182,7 +199,7 @@ def groups_seconds(
     calls = [CollectiveCall(fabric, op, size_bytes, group, place, settings) for group in groups]
     algorithm = _algorithm(calls[0]) if fabric.gpus_forward else USUAL_ALGORITHMS[op]
     carried = [_carried(call, algorithm, "simple") for call in calls]
-    return _time_calls(carried, algorithm, settings.backend)[0]
+    return _time_calls([call for call, _ in carried], algorithm, settings.backend)[0] + carried[0][1]
 
 
 def flows_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings, backend: str) -> float:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.network.collectives.call import CollectiveCall
 from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
-from windtunnel.network.collectives.rings import by_server, num_chunks_of
+from windtunnel.network.collectives.rings import CHUNK_BYTES, by_server, num_chunks_of
 from windtunnel.network.flows import Flows, Hop, Ids, flows_of, in_channels, parents_from
 
 OPERATIONS = ("all_reduce",)
@@ -20,6 +20,8 @@ CLOSED_FORM = ClosedForm(
 )
 MOST_FLOWS = 2_000_000
 """Chunks are made larger where there would be more."""
+_LL_CHUNK_BYTES = 64 * 1024
+"""Of data and flags of the protocol LL: 8 lines of 16 bytes for each of 512 threads (NCCL src/include/device.h)."""
 
 
 def flows(call: CollectiveCall) -> Flows:
@@ -35,8 +37,9 @@ def flows(call: CollectiveCall) -> Flows:
     if call.ranks.num_servers == 1:
         local = local.T
     nodes, size = local.shape
-    num_chunks = max(1, min(num_chunks_of(call.size_bytes // (2 * size)), MOST_FLOWS // (4 * size * num_ranks)))
-    each = call.size_bytes // (2 * size) // num_chunks
+    each = call.size_bytes // (2 * size)
+    num_chunks = max(1, min(_num_chunks(each, call), MOST_FLOWS // (4 * size * num_ranks)))
+    each //= num_chunks
     if num_ranks < 2 or each < 1:
         raise InputError(f"a tree all-reduce of {call.size_bytes} bytes over {num_ranks} ranks sends nothing")
     tables = []
@@ -47,8 +50,35 @@ def flows(call: CollectiveCall) -> Flows:
             names = np.arange(nodes)
             if tree == 1:
                 names = names[::-1] if nodes % 2 == 0 else (names + 1) % nodes
-            tables.append(_tree(order[names].ravel(), _with_chains(_binary_tree(nodes), size), each, num_chunks))
+            up = _with_chains(_binary_tree(nodes), size)
+            in_turn = call.settings.compat == "simai"
+            tables.append(_tree(order[names].ravel(), up, each, num_chunks, in_turn=in_turn))
     return in_channels(tables)
+
+
+def _num_chunks(share_bytes: int, call: CollectiveCall) -> int:
+    """Return in how many chunks NCCL sends a tree's share of a channel: smaller ones where they fill too few steps.
+
+    Source: NCCL src/enqueue.cc, `ncclPatternTreeUpDown` of the protocols simple and LL128.
+    """
+    size, nodes = call.ranks.per_server, call.ranks.num_servers
+    if call.settings.compat == "simai":
+        return num_chunks_of(share_bytes)
+    if nodes == 1:
+        size, nodes = 1, call.ranks.num_ranks
+    if call.choices.protocol == "ll":
+        return num_chunks_of(share_bytes, chunk_bytes=_LL_CHUNK_BYTES)
+    if call.choices.protocol == "ll128":
+        steps = 1 + int(log2(nodes)) + 0.1 * size
+        limits = ((steps * 64 / size, 131072), (steps * 16 / size, 32768))
+    else:
+        depth = size - 1 + int(log2(nodes))
+        limits = ((depth * 8, 131072), (depth * 4, 65536), (depth, 32768))
+    chunk_bytes = CHUNK_BYTES
+    for least_chunks, least_bytes in limits:
+        while share_bytes // chunk_bytes < least_chunks and chunk_bytes > least_bytes:
+            chunk_bytes //= 2
+    return num_chunks_of(share_bytes, chunk_bytes=chunk_bytes)
 
 
 def _with_chains(up: NDArray[np.int64], size: int) -> NDArray[np.int64]:
@@ -72,8 +102,11 @@ def _binary_tree(n: int) -> NDArray[np.int64]:
     return up
 
 
-def _tree(ranks: Ids, up: NDArray[np.int64], chunk_bytes: int, num_chunks: int) -> Flows:
-    """Send chunks up a tree and down again: flow k of a chunk is that of the k-th rank that has a parent."""
+def _tree(ranks: Ids, up: NDArray[np.int64], chunk_bytes: int, num_chunks: int, *, in_turn: bool) -> Flows:
+    """Send chunks up a tree and down again: flow k of a chunk is that of the k-th rank that has a parent.
+
+    A connection sends one chunk after the other; `in_turn`, as in SimAI, once the chunk before has arrived.
+    """
     inner = np.flatnonzero(up >= 0)
     count = len(inner)
     position = np.full(len(up), -1)
@@ -87,10 +120,11 @@ def _tree(ranks: Ids, up: NDArray[np.int64], chunk_bytes: int, num_chunks: int) 
     rows = np.full((2 * count, max(map(len, parents))), -1)
     for flow, each in enumerate(parents):
         rows[flow, : len(each)] = each
-    # From the second chunk on, a flow also follows that of the chunk before on the same pair.
     first = 2 * count * np.arange(num_chunks)[:, None, None]
-    before = np.where(first > 0, first - 2 * count + np.arange(2 * count)[:, None], -1)
-    table = np.concatenate([np.where(rows >= 0, first + rows, -1), before], axis=2)
+    table = np.where(rows >= 0, first + rows, -1)
+    if in_turn:
+        before = np.where(first > 0, first - 2 * count + np.arange(2 * count)[:, None], -1)
+        table = np.concatenate([table, before], axis=2)
     source = np.concatenate([ranks[inner], ranks[up[inner]]])
     destination = np.concatenate([ranks[up[inner]], ranks[inner]])
     return flows_of(
