@@ -22,6 +22,14 @@ _NVLS = {"hopper": (16, 1.07), "blackwell": (32, 0.95)}
 """Architecture -> channels of NVLS (NCCL src/transport/nvls.cc, NVLS_NCHANNELS_SM90 and _SM100; later releases take 24
 in one NVLink domain of Blackwell, with which `benchmarks/collective_accuracy.py` is further off), and bus bandwidth
 over NVLink's rate: 480 of 450 GB/s on eight H100 and H200, 846 of 900 on eight B200 (nccl-tests, 16 GiB)."""
+_LL_BYTES_PER_S = {
+    "volta": (39e9, 39e9, 20.4e9),
+    "ampere": (87.7e9, 22.5e9, 19e9),
+    "hopper": (141e9, 45e9, 35e9),
+    "blackwell": (282e9, 90e9, 70e9),
+}
+"""Architecture -> most bus bandwidth of the protocol LL in one server, in two and in more (NCCL src/graph/tuning.cc,
+`llMaxBws`); other devices are taken for Ampere."""
 _NVLS_BYTES_PER_S = 150e9
 """Slower scale-up links are PCIe or bridges, whose switches do not add."""
 
@@ -72,6 +80,7 @@ def place_of(fabric: Fabric, gpus: NDArray[np.int32]) -> Ranks:
         network_latency_us=late_s / US,
         nvls_channels=channels,
         nvls_share=nvls_share,
+        ll_bytes_per_s=_LL_BYTES_PER_S.get(architecture, _LL_BYTES_PER_S["ampere"])[min(len(per_server), 3) - 1],
         scale_up_share=min(up * RING_SHARE / link_bytes_per_s, 1.0) if link_bytes_per_s else 1.0,
     )
 

@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -106,12 +106,17 @@ def _algorithm(call: CollectiveCall) -> str:
             names = [name for name, algorithm in ALGORITHMS.every().items() if op in algorithm.OPERATIONS]
             raise InputError(f"the algorithm {choice!r} has no flows of {op}", f"these have: {', '.join(names)}")
         return choice
-    if usual != "ring" or call.settings.compat == "simai" or not call.ranks.switched:
-        return usual  # trees leave most links between the ranks of a server idle
+    best = _best(call)
+    return best if best and op in ALGORITHMS.get(best).OPERATIONS else usual
+
+
+def _best(call: CollectiveCall) -> str:
+    """Return the algorithm of NCCL's model, or of XLA on a torus; nothing where only the usual one is there."""
+    if USUAL_ALGORITHMS[call.op] != "ring" or call.settings.compat == "simai" or not call.ranks.switched:
+        return ""  # trees leave most links between the ranks of a server idle
     if call.fabric.gpus_forward:
-        return usual if torus.rings_of(call.fabric, call.gpus) is None else "torus"
-    _, best, _ = closed_form(op, call.size_bytes, call.ranks)
-    return best if op in ALGORITHMS.get(best).OPERATIONS else usual
+        return "" if torus.rings_of(call.fabric, call.gpus) is None else "torus"
+    return closed_form(call.op, call.size_bytes, call.ranks)[1]
 
 
 def _protocol(call: CollectiveCall, algorithm: str) -> str:
@@ -150,15 +155,13 @@ def _carried(call: CollectiveCall, algorithm: str, protocol: str) -> tuple[Colle
     if form is None or protocol not in form.latencies:
         return replace(call, fabric=fabric), 0.0
     latency, later_s = form.latencies[protocol], settings.send_latency_s - NetworkSettings().send_latency_s
-    if at_link_rate:  # all its stages are one step
-        near_s, far_s, kernel_us = later_s, later_s, latency.base + latency.scale_up
-    else:
+    near_s = far_s = later_s
+    if not at_link_rate:  # else its flows have the latency
         near_path_s, far_path_s = path_latencies_s(call.fabric, call.gpus)
-        near_s = latency.scale_up * US - near_path_s + later_s
-        far_s = (latency.network + call.ranks.network_latency_us) * US - far_path_s + later_s
-        kernel_us = latency.base
+        near_s += latency.scale_up * US - near_path_s
+        far_s += (latency.network + call.ranks.network_latency_us) * US - far_path_s
     waits = {"send_latency_s": max(near_s, 0.0), "network_send_latency_s": max(far_s, 0.0)}
-    return replace(call, fabric=fabric, settings=msgspec.structs.replace(settings, **waits)), kernel_us * US
+    return replace(call, fabric=fabric, settings=msgspec.structs.replace(settings, **waits)), latency.base * US
 
 
 def _time_calls(calls: Sequence[CollectiveCall], algorithm: str, backend: str) -> tuple[float, str]:
@@ -174,13 +177,29 @@ def _time_calls(calls: Sequence[CollectiveCall], algorithm: str, backend: str) -
     return flows_seconds(call.fabric, flows, call.settings, backend), f"{num_flows} flows"
 
 
-def groups_seconds(
+@dataclass(frozen=True)
+class GroupsRun:
+    """Groups that ran a collective at the same time."""
+
+    seconds: float
+    algorithm: str = ""
+    protocol: str = ""
+    without_flows: str = ""
+    """The algorithm that NCCL's model finds faster, but that has no flows."""
+
+    def __str__(self) -> str:
+        """Return the choice in words: `ring, simple (NCCL's nvls_tree has no flows)`."""
+        instead = f" (NCCL's {self.without_flows} has no flows)" if self.without_flows else ""
+        return f"{self.algorithm}, {self.protocol}{instead}"
+
+
+def run_groups(
     fabric: Fabric, op: str, size_bytes: int, groups: NDArray[np.int32], settings: NetworkSettings
-) -> float:
+) -> GroupsRun:
     """Return when a collective has completed in several groups that run it at the same time; 0 where nothing moves.
 
-    Groups inside servers of their own do not meet, so one stands for all. In closed form one always does. Flows are of
-    NCCL's protocol `simple`.
+    Groups inside servers of their own do not meet, so one stands for all. In closed form one always does. Algorithm and
+    protocol are those of `run_collective`; with `compat: simai` those of SimAI.
 
     Args:
         groups: (num_groups, num_ranks) GPU ids; for send_recv, sender and receiver.
@@ -189,17 +208,30 @@ def groups_seconds(
         InputError: a group does not spread evenly over servers, is not connected, or all make too many flows.
     """
     if groups.shape[1] == 1 or size_bytes == 0:
-        return 0.0
+        return GroupsRun(0.0)
     place = place_of(fabric, groups[0])
     if hasattr(BACKENDS.get(settings.backend), "run_collective"):
-        return run_collective(fabric, op, size_bytes, groups[0].tolist(), settings.backend, settings).seconds
+        run = run_collective(fabric, op, size_bytes, groups[0].tolist(), settings.backend, settings)
+        return GroupsRun(run.seconds, run.algorithm, run.protocol)
     check_operation(op)
     if place.num_servers == 1:
         groups = groups[:1]
-    calls = [CollectiveCall(fabric, op, size_bytes, group, place, settings) for group in groups]
-    algorithm = _algorithm(calls[0]) if fabric.gpus_forward else USUAL_ALGORITHMS[op]
-    carried = [_carried(call, algorithm, "simple") for call in calls]
-    return _time_calls([call for call, _ in carried], algorithm, settings.backend)[0] + carried[0][1]
+    calls = [
+        CollectiveCall(fabric, op, size_bytes, group, place, settings, num_together=len(groups)) for group in groups
+    ]
+    algorithm, best = _algorithm(calls[0]), _best(calls[0])
+    protocol = _protocol(calls[0], algorithm)
+    carried = [_carried(call, algorithm, protocol) for call in calls]
+    seconds, _ = _time_calls([_sent(call, protocol) for call, _ in carried], algorithm, settings.backend)
+    without_flows = best if best and best != algorithm else ""
+    return GroupsRun(seconds + carried[0][1], algorithm, protocol, without_flows)
+
+
+def groups_seconds(
+    fabric: Fabric, op: str, size_bytes: int, groups: NDArray[np.int32], settings: NetworkSettings
+) -> float:
+    """Return the seconds of `run_groups`, whose arguments and errors these are."""
+    return run_groups(fabric, op, size_bytes, groups, settings).seconds
 
 
 def flows_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings, backend: str) -> float:

@@ -207,12 +207,7 @@ def _nodes(fabric: Fabric, packet: PacketSettings, links: Table) -> Table:
 
 
 def _flow_table(
-    fabric: Fabric,
-    flows: Flows,
-    settings: NetworkSettings,
-    paths: Paths,
-    replies: Paths,
-    rows: NDArray[np.int32] | int,
+    fabric: Fabric, flows: Flows, settings: NetworkSettings, paths: Paths, replies: Paths, rows: NDArray[np.int32] | int
 ) -> Table:
     after = followers(flows) if settings.compat == "simai" else np.full(len(flows), -1, np.int32)
     table = new_table(

@@ -37,8 +37,8 @@ def flows(call: CollectiveCall) -> Flows:
 def _on_rails(pairs: Flows, fabric: Fabric, gpus: Ids) -> Flows:
     """Return the flows of pairs where those to another rail leave by the rank on that rail, which has them by NVLink.
 
-    NCCL does so by default (PXN, NCCL_P2P_PXN_LEVEL = 2, src/graph/search.cc), so that nothing crosses from rail to rail
-    between switches. It passes chunks on as they come: both parts are on the way at once.
+    NCCL does so by default (PXN, `NCCL_P2P_PXN_LEVEL` 2 in src/graph/search.cc): nothing crosses from rail to rail
+    between switches. It passes chunks on as they come, so both parts are on the way at once.
     """
     place = _places(fabric)
     rank_at = np.full((fabric.num_servers, int(place.max()) + 1), -1, np.int32)
@@ -48,13 +48,7 @@ def _on_rails(pairs: Flows, fabric: Fabric, gpus: Ids) -> Flows:
     hops = (fabric.server[source] != fabric.server[destination]) & (relay >= 0) & (relay != source)
     leaving = with_columns(pairs, connection=place[source])
     leaving = replace(leaving, source=np.where(hops, relay, source).astype(np.int32))
-    inside = flows_of(
-        source[hops],
-        relay[hops],
-        pairs.size_bytes[hops],
-        hop=Hop.PXN_INIT,
-        connection=destination[hops],
-    )
+    inside = flows_of(source[hops], relay[hops], pairs.size_bytes[hops], hop=Hop.PXN_INIT, connection=destination[hops])
     return replace(together([leaving, inside]), group=np.zeros(len(leaving) + len(inside), np.int32))
 
 

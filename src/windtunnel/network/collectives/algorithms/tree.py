@@ -38,7 +38,7 @@ def flows(call: CollectiveCall) -> Flows:
         local = local.T
     nodes, size = local.shape
     each = call.size_bytes // (2 * size)
-    num_chunks = max(1, min(_num_chunks(each, call), MOST_FLOWS // (4 * size * num_ranks)))
+    num_chunks = max(1, min(_num_chunks(each, call), MOST_FLOWS // (4 * size * num_ranks * call.num_together)))
     each //= num_chunks
     if num_ranks < 2 or each < 1:
         raise InputError(f"a tree all-reduce of {call.size_bytes} bytes over {num_ranks} ranks sends nothing")
@@ -70,10 +70,10 @@ def _num_chunks(share_bytes: int, call: CollectiveCall) -> int:
         return num_chunks_of(share_bytes, chunk_bytes=_LL_CHUNK_BYTES)
     if call.choices.protocol == "ll128":
         steps = 1 + int(log2(nodes)) + 0.1 * size
-        limits = ((steps * 64 / size, 131072), (steps * 16 / size, 32768))
+        limits = [(steps * 64 / size, 131072), (steps * 16 / size, 32768)]
     else:
         depth = size - 1 + int(log2(nodes))
-        limits = ((depth * 8, 131072), (depth * 4, 65536), (depth, 32768))
+        limits = [(depth * 8, 131072), (depth * 4, 65536), (depth, 32768)]
     chunk_bytes = CHUNK_BYTES
     for least_chunks, least_bytes in limits:
         while share_bytes // chunk_bytes < least_chunks and chunk_bytes > least_bytes:
