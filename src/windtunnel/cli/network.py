@@ -177,10 +177,10 @@ def _token_traffic(options: Options, tokens: dict[str, Any]) -> TokenTraffic:
 
 def _run(options: Options, fabric: Fabric, ranks: int | list[int], settings: NetworkSettings) -> CollectiveRun:
     """Run a collective whose ranks all have the same share of `--size`."""
-    has_launch = hasattr(BACKENDS.get(settings.backend), "run_collective")
+    has_launch, is_closed = settings.compat is None, hasattr(BACKENDS.get(settings.backend), "run_collective")
     if options.cuda_graph and not has_launch:
-        raise InputError("--cuda-graph leaves out the host's launch, which only the analytic backend has")
-    if has_launch and (options.fail_links or options.fail_nodes):
+        raise InputError("--cuda-graph leaves out the host's launch, which SimAI has not", "leave out --compat")
+    if is_closed and (options.fail_links or options.fail_nodes):
         remark("note: closed forms know what fails at a GPU, not between switches; --backend flow knows both")
     choices = CollectiveChoices(
         algorithm=options.algorithm or "auto",

@@ -164,7 +164,7 @@ class TrainingPricer:
             if group is not None and isinstance(op, ops.Collective) and op.span_nodes > 1 and self.network is not None
             for choice in [price.source.removeprefix(f"{self.network.network.source}: ")]
         ]
-        return sorted(rows, key=lambda row: (row.group, row.op, row.message_bytes))
+        return sorted(dict.fromkeys(rows), key=lambda row: (row.group, row.op, row.message_bytes))
 
     def task(self, task: Task) -> TaskCost:
         """Return the cost of one task."""

@@ -133,6 +133,6 @@ def by_server(ranks: Ids, num_servers: int) -> Ids:
     return np.asarray(ranks, np.int32).reshape(num_servers, -1)
 
 
-def num_chunks_of(size_bytes: int, limit: int = 64, chunk_bytes: int = CHUNK_BYTES) -> int:
+def num_chunks_of(size_bytes: int, limit: int = 64) -> int:
     """Return in how many chunks NCCL pipelines a number of bytes."""
-    return min(max(size_bytes // chunk_bytes, 1), limit)
+    return min(max(size_bytes // CHUNK_BYTES, 1), limit)

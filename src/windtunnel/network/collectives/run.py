@@ -194,7 +194,12 @@ class GroupsRun:
 
 
 def run_groups(
-    fabric: Fabric, op: str, size_bytes: int, groups: NDArray[np.int32], settings: NetworkSettings
+    fabric: Fabric,
+    op: str,
+    size_bytes: int,
+    groups: NDArray[np.int32],
+    settings: NetworkSettings,
+    choices: CollectiveChoices | None = None,
 ) -> GroupsRun:
     """Return when a collective has completed in several groups that run it at the same time; 0 where nothing moves.
 
@@ -211,13 +216,15 @@ def run_groups(
         return GroupsRun(0.0)
     place = place_of(fabric, groups[0])
     if hasattr(BACKENDS.get(settings.backend), "run_collective"):
-        run = run_collective(fabric, op, size_bytes, groups[0].tolist(), settings.backend, settings)
+        run = run_collective(fabric, op, size_bytes, groups[0].tolist(), settings.backend, settings, choices)
         return GroupsRun(run.seconds, run.algorithm, run.protocol)
     check_operation(op)
     if place.num_servers == 1:
         groups = groups[:1]
+    choices, num_together = choices or CollectiveChoices(), len(groups)
     calls = [
-        CollectiveCall(fabric, op, size_bytes, group, place, settings, num_together=len(groups)) for group in groups
+        CollectiveCall(fabric, op, size_bytes, group, place, settings, choices, num_together=num_together)
+        for group in groups
     ]
     algorithm, best = _algorithm(calls[0]), _best(calls[0])
     protocol = _protocol(calls[0], algorithm)

@@ -18,6 +18,7 @@ CLOSED_FORM = ClosedForm(
     applies=lambda op, ranks: op == "all_reduce" and ranks.num_servers > 1,
     steps_us=lambda _op, ranks, near, far: 2 * ((ranks.per_server - 1) * near + log2(ranks.num_servers) * far),
 )
+MOST_CHUNKS = 64
 MOST_FLOWS = 2_000_000
 """Chunks are made larger where there would be more."""
 _LL_CHUNK_BYTES = 64 * 1024
@@ -37,10 +38,10 @@ def flows(call: CollectiveCall) -> Flows:
     if call.ranks.num_servers == 1:
         local = local.T
     nodes, size = local.shape
-    each = call.size_bytes // (2 * size)
-    num_chunks = max(1, min(_num_chunks(each, call), MOST_FLOWS // (4 * size * num_ranks * call.num_together)))
-    each //= num_chunks
-    if num_ranks < 2 or each < 1:
+    share_bytes = call.size_bytes // (2 * size)
+    most_chunks = max(1, min(MOST_CHUNKS, MOST_FLOWS // (4 * size * num_ranks * call.num_together)))
+    chunks = _chunks(share_bytes, most_chunks, call)
+    if num_ranks < 2 or share_bytes < 1:
         raise InputError(f"a tree all-reduce of {call.size_bytes} bytes over {num_ranks} ranks sends nothing")
     tables = []
     for channel in range(size):
@@ -52,33 +53,33 @@ def flows(call: CollectiveCall) -> Flows:
                 names = names[::-1] if nodes % 2 == 0 else (names + 1) % nodes
             up = _with_chains(_binary_tree(nodes), size)
             in_turn = call.settings.compat == "simai"
-            tables.append(_tree(order[names].ravel(), up, each, num_chunks, in_turn=in_turn))
+            tables.append(_tree(order[names].ravel(), up, chunks, in_turn=in_turn))
     return in_channels(tables)
 
 
-def _num_chunks(share_bytes: int, call: CollectiveCall) -> int:
-    """Return in how many chunks NCCL sends a tree's share of a channel: smaller ones where they fill too few steps.
+def _chunks(share_bytes: int, most_chunks: int, call: CollectiveCall) -> NDArray[np.int64]:
+    """Return the bytes of the chunks in which NCCL sends a tree's share of a channel; the last one is what is left.
 
-    Source: NCCL src/enqueue.cc, `ncclPatternTreeUpDown` of the protocols simple and LL128.
+    Chunks are smaller where they fill too few steps. Source: NCCL src/enqueue.cc, `ncclPatternTreeUpDown` of the
+    protocol simple, and LL128.
     """
-    size, nodes = call.ranks.per_server, call.ranks.num_servers
     if call.settings.compat == "simai":
-        return num_chunks_of(share_bytes)
+        num_chunks = min(num_chunks_of(share_bytes), most_chunks)
+        return np.full(num_chunks, share_bytes // num_chunks)
+    size, nodes = call.ranks.per_server, call.ranks.num_servers
     if nodes == 1:
         size, nodes = 1, call.ranks.num_ranks
-    if call.choices.protocol == "ll":
-        return num_chunks_of(share_bytes, chunk_bytes=_LL_CHUNK_BYTES)
+    steps, depth = 1 + int(log2(nodes)) + 0.1 * size, size - 1 + int(log2(nodes))
+    limits: list[tuple[float, int]] = [(depth * 8, 131072), (depth * 4, 65536), (depth, 32768)]
     if call.choices.protocol == "ll128":
-        steps = 1 + int(log2(nodes)) + 0.1 * size
         limits = [(steps * 64 / size, 131072), (steps * 16 / size, 32768)]
-    else:
-        depth = size - 1 + int(log2(nodes))
-        limits = [(depth * 8, 131072), (depth * 4, 65536), (depth, 32768)]
-    chunk_bytes = CHUNK_BYTES
-    for least_chunks, least_bytes in limits:
+    chunk_bytes = _LL_CHUNK_BYTES if call.choices.protocol == "ll" else CHUNK_BYTES
+    for least_chunks, least_bytes in limits if call.choices.protocol != "ll" else []:
         while share_bytes // chunk_bytes < least_chunks and chunk_bytes > least_bytes:
             chunk_bytes //= 2
-    return num_chunks_of(share_bytes, chunk_bytes=chunk_bytes)
+    chunk_bytes = max(chunk_bytes, -(-share_bytes // most_chunks), 1)
+    full, rest = divmod(share_bytes, chunk_bytes)
+    return np.array([chunk_bytes] * full + [rest] * (rest > 0))
 
 
 def _with_chains(up: NDArray[np.int64], size: int) -> NDArray[np.int64]:
@@ -102,12 +103,12 @@ def _binary_tree(n: int) -> NDArray[np.int64]:
     return up
 
 
-def _tree(ranks: Ids, up: NDArray[np.int64], chunk_bytes: int, num_chunks: int, *, in_turn: bool) -> Flows:
+def _tree(ranks: Ids, up: NDArray[np.int64], chunks: NDArray[np.int64], *, in_turn: bool) -> Flows:
     """Send chunks up a tree and down again: flow k of a chunk is that of the k-th rank that has a parent.
 
     A connection sends one chunk after the other; `in_turn`, as in SimAI, once the chunk before has arrived.
     """
-    inner = np.flatnonzero(up >= 0)
+    inner, num_chunks = np.flatnonzero(up >= 0), len(chunks)
     count = len(inner)
     position = np.full(len(up), -1)
     position[inner] = np.arange(count)
@@ -130,7 +131,7 @@ def _tree(ranks: Ids, up: NDArray[np.int64], chunk_bytes: int, num_chunks: int, 
     return flows_of(
         np.tile(source, num_chunks),
         np.tile(destination, num_chunks),
-        chunk_bytes,
+        np.repeat(chunks, 2 * count),
         parents=parents_from(table.reshape(-1, table.shape[2])),
         step=np.repeat(np.arange(num_chunks), 2 * count),
         hop=Hop.TREE,
