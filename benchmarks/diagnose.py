@@ -151,11 +151,11 @@ def main() -> None:
         done += 1
         name, _severity, faulty = fault
         healthy = replay.latencies(Change())
-        before = None
+        before = []
         if has_before:
             # Which prompts share their beginning is known of the scenario's own requests alone.
             others = sent(scenario, scenario.seed + (scenario.workload.shared_prompts is None))
-            before = noisy(replay_of(scenario, others).latencies(Change()), others, noise)
+            before.append(noisy(replay_of(scenario, others).latencies(Change()), others, noise))
         started_s = time.perf_counter()
         found = diagnose(scenario, noisy(faulty, requests, noise), before)
         times.append(time.perf_counter() - started_s)

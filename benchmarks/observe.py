@@ -1,10 +1,10 @@
 """What `windtunnel observe` learns from recorded steps, from metrics alone and from requests, and how it sees drift.
 
-    python benchmarks/observe.py [DIR] [SHARE]
+    python benchmarks/observe.py [DIR] [--learn SHARE] [--page docs/guides/observe.md]
 
 DIR holds `engine_steps/` (vLLM 0.20.1 on B300) and `serving/per_request/`; it is also taken from
 WINDTUNNEL_REFERENCE. SHARE of each run's steps is learnt from, 0.2 where it is not given. Errors of the others are
-those of the calibration file, priced again.
+those of the calibration file, priced again. `--page` replaces the three tables between this benchmark's marks.
 
 Metrics are made of the steps as the server would have exported them each second: sums and buckets of the time between
 tokens and of the tokens of a step, counts of tokens and prompts, and the KV cache's use at the scrape; lengths are
@@ -16,6 +16,7 @@ For drift, all times from a random step on get 5% longer or shorter, behind the 
 from. Of attention data-parallel runs one rank is recorded, and a step waits for all of them: they are counted apart.
 """
 
+import argparse
 import csv
 import gzip
 import os
@@ -48,6 +49,7 @@ GAPS_S = np.array(
     [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, np.inf]
 )
 SHIFT, WITHIN, NUM_SHIFTS = 1.05, 200, 20
+SHOWN = ("decode", "mixed")
 
 
 def counted(values: np.ndarray, bounds: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
@@ -165,15 +167,15 @@ def later_intervals(run: StepRun, record: ServerRecord) -> float:
     return float(np.median(np.abs(priced.errors[priced.kind.size // 2 :])))
 
 
-def main() -> None:
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("WINDTUNNEL_REFERENCE", "../shared/reference"))
-    share = float(sys.argv[2]) if len(sys.argv) > 2 else 0.2
+def learnt_from_steps(folder: Path, share: float) -> tuple[str, str]:
+    """Return Markdown on what is learnt from steps and from metrics, and on drift."""
     lengths, shared = lengths_of(folder / "engine_steps" / "requests.csv.gz"), PricedDeployments()
     every = read_step_runs(folder / "engine_steps", {}, {"device": "b300_sxm"})
     medians: dict[str, list[tuple[float, float]]] = defaultdict(list)
     watched: dict[bool, list[tuple[int, list[tuple[int | None, bool]]]]] = {True: [], False: []}
     refused, random_ = [], np.random.default_rng(0)
-    print(f"| run | from steps | from metrics | {' | '.join(KINDS)} |\n|---|---|---|{'---|' * len(KINDS)}")
+    lines = ["| run | learnt from steps | from metrics | decode: before -> from steps, from metrics | mixed |"]
+    lines.append("|---|---|---|---|---|")
     for run in every:
         try:
             by_steps = observe_steps(run, share, shared)
@@ -184,47 +186,83 @@ def main() -> None:
             continue
         judged = scores(later_steps(run, by_metrics, share))
         cells = []
-        for kind in KINDS:
+        for kind in SHOWN:
             cells.append("")
             if kind in by_steps.after and kind in judged:
                 values = by_steps.before[kind].median, by_steps.after[kind].median, judged[kind].median
                 cells[-1] = f"{values[0]:.1%} -> {values[1]:.1%}, {values[2]:.1%}"
                 medians[kind].append(values[1:])
-        print(f"| {run.label} | {by_steps.learnt} | {by_metrics.learnt} | {' | '.join(cells)} |", flush=True)
+        lines.append(f"| {run.label} | {by_steps.learnt} | {by_metrics.learnt} | {' | '.join(cells)} |")
         later = later_steps(run, by_steps, share)
         if (later.kind == 0).sum() > 2 * WITHIN:
             watched[not run.remarks].append(drifts(later, random_))
-    print(f"\n{len(every) - len(refused)} of {len(every)} runs; refused: {'; '.join(refused) or 'none'}")
+    lines.append(f"\n{len(every) - len(refused)} of {len(every)} runs; refused: {'; '.join(refused) or 'none'}.")
     for kind, pairs in medians.items():
         steps, metrics = np.array(pairs).mean(axis=0)
-        print(
-            f"{kind}: mean of medians {steps:.1%} from steps, {metrics:.1%} from metrics: {metrics / steps:.2f} times"
+        lines.append(
+            f"Mean of the medians of {kind} steps: {steps:.1%} from steps, {metrics:.1%} from metrics, "
+            f"{metrics / steps:.2f} times."
         )
+    return "\n".join(lines), drift_table(watched)
+
+
+def drift_table(watched: Mapping[bool, list[tuple[int, list[tuple[int | None, bool]]]]]) -> str:
+    """Return Markdown on the shifts noticed and the alarms without one; `watched` by whether all ranks are recorded."""
+    lines = [
+        f"| recorded | shifts noticed within {WITHIN} steps | at graph sizes seen before | median | alarms without |",
+        "|---|---:|---:|---:|---:|",
+    ]
     for is_whole, results in watched.items():
         if not results:
             continue
         shifts = [shift for _, of_run in results for shift in of_run]
         noticed = [delay for delay, _ in shifts if delay is not None]
         known = [delay is not None for delay, is_known in shifts if is_known]
-        what = "all ranks recorded" if is_whole else "one of several ranks recorded"
-        print(
-            f"drift, {what}: {len(noticed)} of {len(shifts)} shifts noticed within {WITHIN} steps, median "
-            f"{np.median(noticed):.0f}; {sum(known)} of {len(known)} at graph sizes seen before; "
-            f"alarms without a shift in {len(results)} runs: {[each for each, _ in results]}"
+        what = "all ranks" if is_whole else "one of several data-parallel ranks"
+        unclear = "" if is_whole else ", as unclear"
+        lines.append(
+            f"| {what}, {len(results)} runs | {len(noticed)} of {len(shifts)}{unclear} | {sum(known)} of {len(known)} "
+            f"| {np.median(noticed):.0f} steps | {sum(alarms for alarms, _ in results)} in {len(results)} runs |"
         )
-    print(
-        "\n| requests of | learnt | intervals | decode | mixed | all, learnt from the log |\n|---|---|---|---|---|---|"
-    )
-    for run, record in real_requests(folder / "serving" / "per_request"):
+    return "\n".join(lines)
+
+
+def learnt_from_requests(folder: Path) -> str:
+    """Return Markdown on what is learnt from requests and from logs."""
+    lines = ["| requests of | learnt | decode | mixed | all, learnt from the log |", "|---|---|---|---|---|"]
+    shared = PricedDeployments()
+    for run, record in real_requests(folder):
         made = observe_record(run, record, priced=shared)
         cells = [
             f"{made.before[kind].median:.1%} -> {made.after[kind].median:.1%}" if kind in made.after else ""
-            for kind in ("decode", "mixed")
+            for kind in SHOWN
         ]
-        if (log := logged(folder / "serving" / "per_request", run.name)) is not None:
+        cells.append("")
+        if (log := logged(folder, run.name)) is not None:
             by_log = with_calibration(run, observe_record(run, log, priced=shared).calibration)
-            cells.append(f"{later_intervals(run, record):.1%} -> {later_intervals(by_log, record):.1%}")
-        print(f"| {run.name} | {made.learnt} | {made.num_judged} | {' | '.join(cells)} |", flush=True)
+            cells[-1] = f"{later_intervals(run, record):.1%} -> {later_intervals(by_log, record):.1%}"
+        lines.append(f"| {run.name} | {made.learnt} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = os.environ.get("WINDTUNNEL_REFERENCE", "../shared/reference")
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(default), metavar="DIR")
+    parser.add_argument("--learn", type=float, default=0.2, metavar="SHARE")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="a Markdown page to write the tables into")
+    arguments = parser.parse_args()
+    steps, drift = learnt_from_steps(arguments.folder, arguments.learn)
+    requests = learnt_from_requests(arguments.folder / "serving" / "per_request")
+    tables = {"steps": steps, "requests": requests, "drift": drift}
+    for name, table in tables.items():
+        print(f"{table}\n")
+        if arguments.page is not None:
+            begin, end = f"<!-- {name}, written by benchmarks/observe.py -->", f"<!-- end of {name} -->"
+            head, mark, rest = arguments.page.read_text(encoding="utf-8").partition(begin)
+            if not mark:
+                sys.exit(f"error: {arguments.page} has no mark for {name}\nhint: {begin} ... {end}")
+            arguments.page.write_text(f"{head}{begin}\n\n{table}\n\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -37,6 +37,8 @@ from windtunnel.search.study import Study, search
 from windtunnel.units import format_count
 
 SEED, NUM_CASES, NUM_STREAMS = 20, 20, 5
+NUM_REQUESTS = 8_000
+"""Requests of the streams that deployments are priced with: as many as the trace of code has, in thousands."""
 MODELS = ("llama-3.1-8b", "qwen3-8b", "qwen3-32b", "qwen3-30b-a3b", "llama-3.1-70b", "gpt-oss-20b", "qwen2.5-7b")
 DEVICES = ("h100_sxm", "h200_sxm", "a100_sxm", "l40s", "b200_sxm", "l4")
 TTFTS, TPOTS = ("200ms", "500ms", "1s", "2s"), ("20ms", "30ms", "50ms", "100ms")
@@ -106,7 +108,9 @@ def winners(space: Space, load: float | None) -> list[int]:
 def cost(space: Space, index: int, load: float | None) -> float:
     """Return USD of a million requests, by the mean capacity over the streams; infinity where a limit is broken."""
     evaluator = Evaluator(space)
-    runs = [evaluator.evaluate(index, None, Question(seed=seed)) for seed in range(NUM_STREAMS)]
+    runs = [
+        evaluator.evaluate(index, None, Question(seed=seed, num_requests=NUM_REQUESTS)) for seed in range(NUM_STREAMS)
+    ]
     if not all(run.holds for run in runs):
         return math.inf
     mean_load, price = fmean(run.load for run in runs), runs[0].figures["usd_per_hour"]

@@ -116,6 +116,12 @@ def test_a_space_is_searched(tmp_path: Path) -> None:
         wt.save(evidence, tmp_path / "searched")
 
 
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
+def test_a_recommendation_is_for_a_rate_above_0(rate: float) -> None:
+    with pytest.raises(InputError, match="rate_per_s is "):
+        wt.recommend("llama-3.1-8b", ["l40s"], "ttft_p90=1s", rate_per_s=rate, input_tokens=64, output_tokens=8)
+
+
 def test_a_deployment_is_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("windtunnel.search.recommend.TOKEN_BUDGETS", (None,))
     options = {"input_tokens": 256, "output_tokens": 32, "num_requests": 40}

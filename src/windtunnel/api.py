@@ -77,7 +77,8 @@ def recommend(
         options: the workload and the engine, as `scenario` takes them.
     """
     devices = devices.split(",") if isinstance(devices, str) else devices
-    shared = encode(scenario(model=model, device=devices[0], rate_per_s=rate_per_s or 1.0, **options))
+    first_rate = 1.0 if rate_per_s is None else rate_per_s
+    shared = encode(scenario(model=model, device=devices[0], rate_per_s=first_rate, **options))
     space = deployments_space(shared, devices, parse_limits(slo), {})
     return _search(space, workers, 5, rate_per_s, True)
 

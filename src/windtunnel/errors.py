@@ -126,15 +126,16 @@ def _too_long(path: Path) -> InputError:
 
 def did_you_mean(word: str, known: Iterable[str], fallback: str | None = None) -> str | None:
     """Return a hint that names the known words nearest to `word`, or `fallback` where none is near."""
-    names = list(known)
+    names, asked = list(known), word.lower()
+    behind = asked.rsplit("/", 1)[-1]
+    wholes, parts = {name.lower(): name for name in names}, {name.lower().rsplit("/", 1)[-1]: name for name in names}
+    longer = [name for name in names if len(asked) > 2 and name.lower().startswith(asked)]
+    longer += [name for part, name in parts.items() if len(behind) > 2 and part.startswith(behind)]
     # Where no whole name is near, what is behind the last slash may be.
-    for part in (str, lambda name: name.rsplit("/", 1)[-1]):
-        by_lower = {part(name.lower()): name for name in names}
-        asked = part(word.lower())
-        longer = [name for name in by_lower if name.startswith(asked) and len(asked) > 2]
-        near = list(dict.fromkeys([*longer, *difflib.get_close_matches(asked, by_lower, n=3, cutoff=0.55)]))[:3]
-        if near:
-            return f"did you mean {_either(by_lower[name] for name in near)}?"
+    for of, what in ((wholes, asked), (parts, behind)):
+        near = [of[each] for each in difflib.get_close_matches(what, of, n=3, cutoff=0.55)]
+        if near or longer:
+            return f"did you mean {_either(list(dict.fromkeys([*longer, *near]))[:3])}?"
     return fallback
 
 

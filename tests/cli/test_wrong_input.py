@@ -45,8 +45,9 @@ CASES = {
     "engine too old": ({"--engine-version": "0.1.0"}, "0.1.0 is older than", ""),
     "no model": ({"--model": None}, "--model is missing", "catalog models"),
     "no device": ({"--device": None}, "--device is missing", "catalog devices"),
-    "no load": ({"--concurrency": None}, "--rate, --concurrency or --trace is missing", ""),
-    "no lengths": ({"--input-tokens": None}, "--input-tokens is missing", ""),
+    "no load": ({"--concurrency": None}, "--rate, --concurrency or --trace is missing", "--concurrency 16"),
+    "no lengths": ({"--input-tokens": None}, "--input-tokens is missing", "--input-tokens 1024"),
+    "part of a name": ({"--model": "mistral-small-24b"}, "no model", "did you mean mistralai/Mistral-Small-24B"),
     "tp that splits a head": ({"--tp": "3"}, "tp = 3 does not divide the 32 attention heads", "possible: 1, 2, 4, 8"),
     "tp of zero": ({"--tp": "0"}, "tp is 0; at least 1 is needed", ""),
     "more stages than layers": ({"--pp": "64"}, "pp = 64, but meta-llama/Llama-3.1-8B has 32 layers", ""),
@@ -63,10 +64,18 @@ CASES = {
     "memory share above one": ({"--gpu-memory-utilization": "1.5"}, "gpu_memory_utilization", ""),
     "zero requests": ({"--num-requests": "0"}, "num_requests is 0; from 1 to", ""),
     "zero concurrency": ({"--concurrency": "0"}, "concurrency is 0; from 1 to", ""),
-    "negative rate": ({"--concurrency": None, "--rate": "-1"}, "rate_per_s is -1; more than 0 is needed", ""),
-    "rate that is no number": ({"--concurrency": None, "--rate": "nan"}, "--rate is nan; a finite number", ""),
-    "rate of zero under a cap": ({"--rate": "0"}, "rate_per_s is 0; more than 0 is needed", ""),
-    "rate below all others": ({"--concurrency": None, "--rate": "-inf"}, "--rate is -inf; a finite number", ""),
+    "negative rate": ({"--concurrency": None, "--rate": "-1"}, "--rate is -1; more than 0 requests/s", "--rate 2"),
+    "rate that is no number": (
+        {"--concurrency": None, "--rate": "nan"},
+        "--rate is nan; more than 0 requests/s",
+        "0.5",
+    ),
+    "rate of zero under a cap": ({"--rate": "0"}, "--rate is 0; more than 0 requests/s", "0.5"),
+    "rate below all others": (
+        {"--concurrency": None, "--rate": "-inf"},
+        "--rate is -inf; more than 0 requests/s",
+        "0.5",
+    ),
     "prompt of nothing": ({"--input-tokens": "0"}, "input_tokens is 0; from 1 to", ""),
     "table that is none": ({"--set": "deployment=3"}, "$.deployment is 3; a table of keys", ""),
     "estimator of no profile": ({"--estimator": "forest"}, "--profile is missing", ""),
@@ -95,6 +104,7 @@ CASES = {
     "replicas without end": ({"--replicas": "10000000000"}, "replicas is 10000000000; from 1 to 100000", ""),
     "a number without end": ({"--replicas": "9" * 300}, "--replicas is 1e+300; at most 9.22e+18 is needed", ""),
     "missing scenario": ({"": "scenaro.yaml"}, "no file scenaro.yaml", ""),
+    "model for a scenario": ({"": "qwen3-32b"}, "no file qwen3-32b", "--model Qwen/Qwen3-32B"),
 }
 
 

@@ -72,6 +72,14 @@ def test_a_cache_that_finds_too_little_is_named_with_what_it_lost() -> None:
 
 
 @pytest.mark.full
+def test_a_cache_that_finds_too_little_is_named_however_slow_the_run_is_beside() -> None:
+    """A slow device alone would explain twice the latencies of a cold cache better."""
+    before, now = recorded(described(True, seed=1)), recorded(described(True, **COLD), slower=2.0)
+    found = diagnose(described(True), now, before).findings
+    assert [finding.name for finding in found] == ["prefix_cache_cold", "host_stall"]
+
+
+@pytest.mark.full
 def test_a_cache_that_finds_what_it_should_is_not_to_blame() -> None:
     diagnosis = diagnose(described(True), recorded(described(True), slower=4.0))
     assert diagnosis.late

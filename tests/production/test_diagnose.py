@@ -64,7 +64,7 @@ def diagnosed(name: str, severity: float, has_before: bool = True, **options: An
     replay = replay_of(scenario, requests)
     served = served_by(replay, replay.healthy(), replay.latencies(Change()))
     change = CAUSES[name].change(severity, served) if name else Change()
-    before = recorded(replay_of(scenario, others), others, Change(), seed=2) if has_before else None
+    before = [recorded(replay_of(scenario, others), others, Change(), seed=2)] if has_before else []
     return diagnose(scenario, recorded(replay, requests, change), before)
 
 
@@ -108,6 +108,26 @@ def test_without_an_earlier_run_a_fault_within_the_interval_is_only_a_candidate(
     assert diagnosis.widths["tpot"] > diagnosis.gaps["tpot"] > 0.15
     assert verdict(diagnosis).startswith("Unclear: end to end is ")
     assert diagnosis_report(diagnosis).is_good is None
+
+
+def slowed(run: Observed, times: float) -> Observed:
+    return replace(run, ttft_s=run.ttft_s * times, e2e_s=run.e2e_s * times)
+
+
+def test_earlier_runs_that_differ_hide_a_difference_as_large() -> None:
+    """One of a run 20% slower stands out beside runs that agree, and not beside runs 25% apart."""
+    scenario = described()
+    requests, others = sent(scenario), sent(scenario, seed=5)
+    now = slowed(recorded(replay_of(scenario, requests), requests, Change()), 1.2)
+    before = recorded(replay_of(scenario, others), others, Change(), seed=2)
+    again = recorded(replay_of(scenario, others), others, Change(), seed=3)
+    assert diagnose(scenario, now, before).late == diagnose(scenario, now, [before]).late != ()
+    steady = diagnose(scenario, now, [before, again])
+    assert steady.late
+    unsteady = diagnose(scenario, now, [before, slowed(again, 1.25)])
+    assert not unsteady.late
+    assert unsteady.widths["e2e"] > 0.25 > diagnose(scenario, now, before).widths["e2e"] > steady.widths["e2e"]
+    assert "2 earlier healthy runs" in str(diagnosis_report(unsteady))
 
 
 @pytest.mark.full

@@ -37,6 +37,13 @@ def test_five_percent_is_noticed_within_200_steps(change: float) -> None:
         assert drift.change == pytest.approx(change, abs=0.01)
 
 
+def test_a_change_may_be_noticed_in_the_last_step() -> None:
+    values = residuals(1500, 0.05)
+    (drift,) = watch(values, states(), STEPS).drifts
+    upto = drift.noticed + 1
+    assert watch(values[:upto], states()[:upto], STEPS).drifts == [drift]
+
+
 def test_nothing_is_noticed_where_nothing_changes() -> None:
     for seed in range(10):
         values = residuals(seed=seed)

@@ -1,5 +1,6 @@
 """The deployments that a recommendation tries, and the sentence that it ends in."""
 
+import re
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,11 +14,11 @@ from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.formats.launch.scripts import launch_script
 from windtunnel.metrics.limits import parse_limits
 from windtunnel.report.search.recommendation import recommendation
-from windtunnel.report.search.study import engine_versions
+from windtunnel.report.search.study import engine_versions, rest_text
 from windtunnel.report.search.study_files import point_document
 from windtunnel.search.answers import scenario_of
 from windtunnel.search.capacity.capacity import capacities
-from windtunnel.search.fleets import FleetSimulator, FleetSize, copied, fleets
+from windtunnel.search.fleets import FleetSimulator, FleetSize, copied, fleets, lengthened, ways
 from windtunnel.search.recommend import AS_IT_IS, CAPACITY, DEPLOYMENT, changes_space, deployments_space, layouts
 from windtunnel.search.space.space import CHANGE, Space, point_at, scenario_at, space_from
 from windtunnel.search.store import Store
@@ -206,12 +207,13 @@ def test_a_load_that_is_not_sure_is_said_with_the_least_that_is(study: Study) ->
 
 @pytest.mark.compiled
 def test_a_closed_loop_is_said_in_clients_and_costs_by_the_request() -> None:
-    """Ten requests let no more than ten clients be tried, whatever the deployment."""
+    """Ten requests are lengthened until their number does not decide how many clients are held."""
     scenario = shared()
     scenario["workload"] |= {"arrivals": {"type": "closed_loop", "concurrency": 2}, "num_requests": 10}
     closed = search(deployments_space(scenario, ["h100_sxm"], LIMITS, {"devices": 1}), Store(None, print))
     outcome, text = closed.outcomes[0], recommendation(closed, None)
-    assert "/h holds 10.0 clients, one for each request of the workload (--num-requests gives more)" in text
+    assert re.search(r"/h holds \d{3} clients\.", text)
+    assert "one for each request" not in text
     best, *others = [(closed.point(i).choice[DEPLOYMENT], outcome.mean(i).figures) for i in outcome.ranking]
     other = next(figures for name, figures in others if name != best[0])
     assert f"costs {best[1]['requests_per_usd'] / other['requests_per_usd'] - 1:.1%} more" in text
@@ -348,16 +350,32 @@ def test_pools_have_settings_of_their_own() -> None:
 
 
 @pytest.mark.compiled
+def test_the_points_that_count_rest_on_long_streams() -> None:
+    """Few requests give loads that are too high: points that were lengthened are compared with one another."""
+    limits = parse_limits("ttft_p99=1s,tpot_p99=50ms")
+    study = search(deployments_space(shared(), ["h100_sxm", "l4"], limits, {"devices": 2}), Store(None, print))
+    outcome = study.outcomes[0]
+    lengths = [outcome.evaluations[index].is_lengthened for index in outcome.ranking]
+    assert lengths == sorted(lengths, reverse=True)
+    assert 10 <= sum(lengths) < len(lengths)
+    assert {run.stream_requests for index in outcome.seeds for run in outcome.runs(index)} == {16_000}
+    assert "rest on 16,000 requests in each stream" in rest_text(outcome, outcome.ranking[:5])
+    named = ways(study, lengthened(study, outcome, 300.0, 5), 300.0, 5)
+    sized = lengthened(study, outcome, 300.0, 5)
+    assert all(sized.evaluations[way.index].is_lengthened for way in named)
+
+
+@pytest.mark.compiled
 def test_the_change_that_gains_most_is_named() -> None:
-    space = changes_space(served(), LIMITS)
+    space = changes_space(served(max_num_seqs=32), LIMITS)
     text = recommendation(search(space, Store(None, print)), None)
-    assert text.startswith("Set --max-num-seqs 256 (now 64): +")  # 64 at a time leave two devices idle
+    assert text.startswith("Set --max-num-seqs 128 (now 32): +")  # 32 at a time leave two devices idle
     assert " requests/$, " in text
 
 
 @pytest.mark.compiled
 def test_a_changed_deployment_is_said_to_hold_the_load_or_not() -> None:
-    study = search(changes_space(served(), LIMITS), Store(None, print))
+    study = search(changes_space(served(max_num_seqs=32), LIMITS), Store(None, print))
     outcome = study.outcomes[0]
     best = outcome.mean(outcome.ranking[0]).load
     present = outcome.mean(next(i for i in outcome.ranking if study.point(i).choice[CHANGE] == AS_IT_IS)).load

@@ -25,7 +25,8 @@ def test_half_a_search_is_half_the_answers(tmp_path: Path) -> None:
     outcome = watched.study(path).outcomes[0]
     assert (outcome.evaluations, outcome.ranking) == (complete.evaluations, complete.ranking)
     with sqlite3.connect(path) as connection:
-        connection.execute("delete from evaluations where key = ?", (watched.keys[None][complete.ranking[0]],))
+        keys = [(key,) for key in watched.keys[None][complete.ranking[0]]]
+        connection.executemany("delete from evaluations where key = ?", keys)
     connection.close()
     before = path.read_bytes()
     outcome = watched.study(path).outcomes[0]

@@ -121,6 +121,13 @@ def other_names(kind: str) -> dict[str, str]:
     return {other: name for file in files if file.is_file() for other, name in entry(file, dict[str, str]).items()}
 
 
+def product_labels(device: str) -> list[str]:
+    """Return the values of the Kubernetes label nvidia.com/gpu.product that nodes with a device may have: its names as
+    nvidia-smi prints them, with hyphens. Empty where none is known."""
+    printed = [other for other, name in other_names("devices").items() if name == device]
+    return [name.replace(" ", "-") for name in printed if name.startswith(("NVIDIA ", "Tesla "))]
+
+
 def known_name(kind: str, name: str) -> str:
     """Return the name of an entry as the catalog spells it; unlike in the functions below, no path is a name.
 
@@ -154,6 +161,13 @@ def model(name: Path | str | ModelSpec | Mapping[str, Any], allow_download: bool
     if allow_download and _match_model(name, entries) is None:
         return _download(name)
     return _resolve(_known_model(name, entries), entries)
+
+
+def check_is_file(path: Path) -> None:
+    """Raise InputError where there is no file `path`, and a model has that name; the hint names its option."""
+    for name in () if path.exists() else names("models"):
+        if str(path).lower() in (name.lower(), name.lower().rpartition("/")[2]):
+            raise InputError(f"there is no file {path}", f"the model of that name is given by --model {name}")
 
 
 def _inline_model(keys: Mapping[str, Any]) -> ModelSpec:

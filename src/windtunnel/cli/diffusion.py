@@ -7,8 +7,8 @@ from windtunnel.cli.options import assignments
 from windtunnel.cli.output import answer
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
-from windtunnel.schema import read_table, set_path
-from windtunnel.serving.scenario import SCENARIO_HINT
+from windtunnel.schema import set_path
+from windtunnel.serving.scenario import read_raw
 
 KIND = "diffusion"
 OPTIONS = {"top"}
@@ -18,7 +18,7 @@ OPTIONS = {"top"}
 def diffusion_file(path: Path | None) -> dict[str, Any] | None:
     """Return the keys of a file that describes a diffusion job; None for another file, or none."""
     try:
-        raw = {} if path is None else read_table(path, "a scenario", SCENARIO_HINT)
+        raw = {} if path is None else read_raw(path)
     except InputError:
         return None  # the readers of scenarios and spaces say what is wrong
     kind = raw.get("kind", KIND)

@@ -9,10 +9,10 @@ from windtunnel.cli.output import remark, remark_left_out, remark_node
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import read_launch_command
-from windtunnel.schema import parse_yaml, read_table
+from windtunnel.schema import parse_yaml
 from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
 from windtunnel.serving.engines.defaults import newer_than_known
-from windtunnel.serving.scenario import SCENARIO_HINT, Scenario, pool_scenario, scenario_from
+from windtunnel.serving.scenario import Scenario, pool_scenario, read_raw, scenario_from
 from windtunnel.serving.shorthand import PATHS, lay_over, raw_scenario
 from windtunnel.units import parse_quantity
 
@@ -34,7 +34,7 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
     file = options.scenario
     given = options.given(*SCENARIO)
     try:
-        raw = read_table(file, "a scenario", SCENARIO_HINT) if file is not None else {}
+        raw = read_raw(file) if file is not None else {}
         lay_over(raw, base or {})
         if "estimator" in given and not (given.get("profile") or _value_at(raw, "deployment", "profile", "folder")):
             raise InputError("--estimator says how a profile is read, and --profile is missing")
@@ -144,17 +144,17 @@ def _require_enough(raw: Mapping[str, Any]) -> None:
     needed = [
         ("--model", "model" in raw, "list them with `windtunnel catalog models`"),
         ("--device", "device" in deployment, "list them with `windtunnel catalog devices`"),
-        ("--rate, --concurrency or --trace", has_whole or "arrivals" in workload, None),
-        ("--input-tokens", has_whole or "input_tokens" in workload, None),
+        ("--rate, --concurrency or --trace", has_whole or "arrivals" in workload, "for instance --concurrency 16"),
+        ("--input-tokens", has_whole or "input_tokens" in workload, "for instance --input-tokens 1024"),
         (
             "--output-tokens",
             has_whole or "output_tokens" in workload or pools,
-            "or --task embed for vectors of prompts",
+            "for instance --output-tokens 256; or --task embed for vectors of prompts",
         ),
     ]
     for name, is_given, hint in needed:
         if not is_given:
-            raise InputError(f"{name} is missing", hint or "give it, a --trace, or a scenario file")
+            raise InputError(f"{name} is missing", hint)
 
 
 def _as_typed(message: str, typed: set[str]) -> str:

@@ -35,16 +35,28 @@ class Whole(type(click.INT)):  # type: ignore[misc]
         return super().convert(value, param, ctx)
 
 
+class Rate(type(click.FLOAT)):  # type: ignore[misc]
+    """Requests a second, above 0."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        rate = super().convert(value, param, ctx)
+        if not rate > 0:
+            name = param.opts[0] if param is not None else "the rate"
+            raise InputError(f"{name} is {rate:g}; more than 0 requests/s are needed", f"for instance {name} 2, or 0.5")
+        return rate
+
+
 TYPES = {
     "text": str,
     "int": Whole(),
     "positive": click.IntRange(min=1),
     "float": float,
+    "rate": Rate(),
     "path": click.Path(path_type=Path),
     "written_file": WrittenFile(path_type=Path),
 }
 """Types of values as the YAML files name them; a flag has none."""
-METAVARS = {"int": "N", "float": "X", "path": "FILE", "written_file": "FILE"}
+METAVARS = {"int": "N", "float": "X", "rate": "X", "path": "FILE", "written_file": "FILE"}
 """Type of an option -> how `--help` shows its value; others are a NAME."""
 
 

@@ -245,15 +245,18 @@ def swept(scenario: Scenario) -> Sweep:
     pools = scenario.deployment.pools
     setup = resolve(pool_scenario(scenario, scenario.deployment.groups[0]))
     server_of = partial(PricedDeployments().server, scenario, setup=None if pools else setup)
-    stream, sustained = steady(
-        lambda stream, near: capacity(server_of(stream.unit), stream, limits, near=near, checks=CHECKS), stream
+    answer = steady(
+        lambda stream, near: capacity(server_of(stream.unit), stream, limits, near=near, checks=CHECKS),
+        [stream],
+        limits,
     )
+    stream = answer.streams[0]
     server = server_of(stream.unit)
-    base = sustained.load or stream.usual_load
+    base = answer.found[0].load or stream.usual_load
     loads = sorted({max(round(share * base), 1) if stream.is_closed else share * base for share in SWEPT_SHARES})
     max_load = float(stream.unit.num_requests) if stream.is_closed else np.inf
     probes = [probe(server, stream, load, limits, is_patient=True) for load in loads if load <= max_load]
-    return Sweep(Capacities(scenario, setup, limits, [sustained], stream.is_closed, 0.0), probes)
+    return Sweep(Capacities(scenario, setup, limits, answer, 0.0), probes)
 
 
 def sweep_document(sweep: Sweep) -> dict[str, Any]:

@@ -79,8 +79,8 @@ class MeasurementTable:
         is_fitted: the seconds are a regression's, so that no row is a measurement; not kept in files.
         steps: site -> where along the last axis its engine begins to call another kernel; not kept in files.
         longest_share: of a kernel of decode attention that gives every request as many blocks, so that it ends with the
-            longest one: the share of the device on which one of many equal requests keeps the memory busy. 0.0 of one
-            that balances unequal requests; not kept in files.
+            longest one: what that one alone takes of the time of as many as it. 0.0 of one that balances unequal
+            requests; not kept in files.
 
     Raises:
         InputError: a column of another length, or a time that is not a positive finite number.

@@ -120,6 +120,8 @@ class Diagnosis(Shown):
     """Fewest of several replicas that would serve the requests within `SLOWER` as fast; None where all are needed."""
     hits: tuple[float, float] | None = None
     """Share of the prompt tokens that were in the prefix cache, recorded and predicted; None where nothing is known."""
+    num_before: int = 0
+    """Earlier healthy runs that it is compared with."""
 
     @property
     def is_underprovisioned(self) -> bool:
@@ -232,12 +234,12 @@ class Replay:
         return lower
 
 
-def replay_of(scenario: Scenario, recorded: Observed, before: Observed | None = None) -> Replay:
+def replay_of(scenario: Scenario, recorded: Observed, before: Sequence[Observed] = ()) -> Replay:
     """Return the recorded requests, sent again to a scenario's deployment as they were sent.
 
     Their common beginnings are those of the client, or of the scenario's workload where that makes requests of the same
-    lengths. Elsewhere they find in the prefix cache what the server says, or the same share of each prompt as `before`
-    if that is more.
+    lengths. Elsewhere they find in the prefix cache what the server says, or the same share of each prompt as on
+    average in the runs `before` if that is more.
 
     Raises:
         InputError: the deployment cannot serve them.
@@ -251,7 +253,8 @@ def replay_of(scenario: Scenario, recorded: Observed, before: Observed | None = 
     if found is None or hits is None:
         return replay
     if requests.prefixes is None:
-        hits_before = (before and before.cache_hit_fraction) or 0.0
+        known = [run.cache_hit_fraction for run in before if run.cache_hit_fraction is not None]
+        hits_before = sum(known) / max(len(known), 1)
         is_less = hits < hits_before * (1 - LEAST_LOST)
         expected = (recorded.input_tokens * hits_before).astype(np.int64) if is_less else found
         requests = replace(requests, prefixes=beginnings_of(expected))
@@ -316,24 +319,25 @@ def _other_versions(setup: Setup) -> tuple[str, ...]:
 
 
 def diagnose(
-    scenario: Scenario, recorded: Observed, before: Observed | None = None, progress: Progress | None = None
+    scenario: Scenario, recorded: Observed, before: Observed | Sequence[Observed] = (), progress: Progress | None = None
 ) -> Diagnosis:
     """Explain the latencies of recorded requests.
 
     Args:
         scenario: the deployment as it is described; its workload counts only for common beginnings of prompts.
         recorded: what was measured.
-        before: an earlier run of the same deployment that was healthy: what it is off by is taken off, and smaller
-            differences are found.
+        before: earlier runs of the same deployment that were healthy: what they are off by is taken off, and smaller
+            differences are found; the more they differ among themselves, the larger one must be.
         progress: called with the causes tried so far and those in all.
 
     Raises:
         InputError: the deployment cannot serve the recorded requests.
     """
+    before = (before,) if isinstance(before, Observed) else before or ()
     replay = replay_of(scenario, recorded, before)
     healthy = replay.healthy()
     bias, widths = _bias(scenario, healthy, before)
-    search = _Search(replay, recorded, bias, widths, healthy, before is not None)
+    search = _Search(replay, recorded, bias, widths, healthy, bool(before))
     found, others = search.findings(progress)
     usd = healthy.summary.cost
     means = search.means(Change())
@@ -351,6 +355,7 @@ def diagnose(
         waiting=float(healthy.requests["queueing_s"].mean() / healthy.requests["e2e_s"].mean()),
         enough_replicas=_enough_replicas(search, served_by(replay, healthy, replay.latencies(Change())).num_replicas),
         hits=_hits(replay, healthy),
+        num_before=len(before),
     )
 
 
@@ -366,19 +371,40 @@ def _enough_replicas(search: "_Search", num_replicas: int) -> int | None:
 
 
 BEFORE_WIDTH: Mapping[str, float] = {"ttft": 0.12, "tpot": 0.025, "e2e": 0.03}
-"""Relative half widths where a healthy run of the same deployment is known: repeated runs differ by no more."""
+"""Relative half widths where one healthy run of the same deployment is known: repeated runs differ by no more."""
+PRIOR_RUNS = 4
+"""How many further runs the deviation behind `BEFORE_WIDTH` counts for, beside those that are known."""
 UNSURE_WIDTH = 0.7
 """Logarithm of the half width where a prediction has no interval."""
 
 
-def _bias(scenario: Scenario, healthy: Result, before: Observed | None) -> tuple[dict[str, float], dict[str, float]]:
+def _bias(scenario: Scenario, healthy: Result, before: Sequence[Observed]) -> tuple[dict[str, float], dict[str, float]]:
     """Return latency -> the logarithm of what healthy runs are over their predictions, and its half width (99%)."""
-    if before is not None:
-        replay = replay_of(scenario, before)
-        simulated = replay.latencies(Change())
-        bias = {name: float(np.nanmedian(_logs(before, simulated, name))) for name in LATENCIES}
-        return bias, {name: math.log1p(width) for name, width in BEFORE_WIDTH.items()}
-    return dict.fromkeys(LATENCIES, 0.0), widths_of(healthy)
+    if not before:
+        return dict.fromkeys(LATENCIES, 0.0), widths_of(healthy)
+    simulated = [replay_of(scenario, run).latencies(Change()) for run in before]
+    offs = {
+        name: np.array([np.nanmedian(_logs(run, times, name)) for run, times in zip(before, simulated, strict=True)])
+        for name in LATENCIES
+    }
+    widths = {name: _width(off, math.log1p(BEFORE_WIDTH[name])) for name, off in offs.items()}
+    return {name: float(off.mean()) for name, off in offs.items()}, widths
+
+
+def _width(offs: Floats, of_one: float) -> float:
+    """Return the half width of the 99% interval of one more healthy run around the mean of those known, `of_one` where
+    one is: Student's, as `PRIOR_RUNS` runs of a known deviation and these are drawn from one normal distribution
+    (Gelman et al., Bayesian Data Analysis, 3.3).
+    """
+    from scipy.stats import t
+
+    def quantile(freedom: int) -> float:
+        return float(t.ppf(0.995, freedom))
+
+    variance = (of_one / quantile(PRIOR_RUNS)) ** 2 / 2
+    freedom = PRIOR_RUNS + offs.size - 1
+    variance = (PRIOR_RUNS * variance + float(((offs - offs.mean()) ** 2).sum())) / freedom
+    return quantile(freedom) * math.sqrt(variance * (1 + 1 / offs.size))
 
 
 def widths_of(healthy: Result) -> dict[str, float]:
@@ -475,22 +501,25 @@ class _Search:
 
     def findings(self, progress: Progress | None) -> tuple[list[Finding], list[Finding]]:
         """Return the causes that explain the run, and the next best ones."""
-        chosen: dict[str, float] = {}
         loss = self.loss(Change())
-        alone: dict[str, tuple[float, float]] = {}
         served = served_by(self.replay, self.healthy, {"e2e": self.recorded.e2e_s}, self.has_before)
         first_token_s = float((self.recorded.arrival_s + self.recorded.ttft_s).min())
         served = replace(served, launch_slowness=self._launch_slowness(served, loss), first_token_s=first_token_s)
+        tried = self._round({}, served)
+        alone = {name: pair for name, pair in tried.items() if loss - pair[0] > LEAST_GAIN}
+        certain = self._certain(served) if self.late() else {}
+        chosen = dict(certain)
+        if certain:
+            loss, tried = self.loss(self._joined(chosen, served)), self._round(chosen, served)
         for round_ in range(MOST_CAUSES):
-            tried = self._round(chosen, served)
+            tried = self._round(chosen, served) if round_ else tried
             if progress is not None:
                 progress(round_ + 1, MOST_CAUSES)
-            alone = alone or {name: pair for name, pair in tried.items() if loss - pair[0] > LEAST_GAIN}
             best = min(tried, key=lambda name: tried[name][0], default="")
             if not best or not self.late() or loss - tried[best][0] < LEAST_GAIN:
                 break
             loss, chosen[best] = tried[best]
-            loss = self._exchanged(chosen, loss, served)
+            loss = self._exchanged(chosen, certain, loss, served)
         late = self.late() or ["e2e"]
         found = [self._finding(name, chosen, served) for name in chosen]
         found = [finding for finding in found if finding.shares[late[0]] > LEAST_SHARE]
@@ -514,9 +543,17 @@ class _Search:
                     tried[name] = loss, severity
         return tried
 
-    def _exchanged(self, chosen: dict[str, float], loss: float, served: Served) -> float:
-        """Exchange each of several chosen causes for one that explains more beside the others; returns the loss."""
-        for name in list(chosen) if len(chosen) > 1 else ():
+    def _certain(self, served: Served) -> dict[str, float]:
+        """Return what the server itself says: that its cache found too little, where this made the run slower."""
+        name = "prefix_cache_cold"
+        told = CAUSES[name].severities(served) if served.hits_lost is not None else ()
+        return dict.fromkeys([name], told[0]) if told and self._helps(name, told[0], Change(), served) else {}
+
+    def _exchanged(self, chosen: dict[str, float], certain: Mapping[str, float], loss: float, served: Served) -> float:
+        """Exchange each of several chosen causes that are not certain for one that explains more beside the others, and
+        return the loss.
+        """
+        for name in [name for name in chosen if name not in certain] if len(chosen) > 1 else ():
             rest = {other: severity for other, severity in chosen.items() if other != name}
             tried = self._round(rest, served)
             best = min(tried, key=lambda other: tried[other][0], default=name)

@@ -176,7 +176,7 @@ def watch(residuals: Floats, states: NDArray[np.int64], counts: Counts) -> _Watc
         counts: rows that the parts take.
     """
     found, start = _Watching(), 0
-    while (drift := _next(residuals, states, counts, start, found)) is not None:
+    while start < residuals.size and (drift := _next(residuals, states, counts, start, found)) is not None:
         found.drifts.append(drift)
         start = drift.noticed + 1
     return found

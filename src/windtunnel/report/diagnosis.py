@@ -13,6 +13,7 @@ from windtunnel.schema import fields_of
 from windtunnel.units import format_seconds
 
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
+SMALLER = "smaller faults show beside an earlier healthy run"
 MOST_SHARE = 0.995
 CLEAR_GAP = 0.15
 """Gap of the end-to-end time, as a share, from which a server is not called healthy, alarm or none."""
@@ -112,8 +113,12 @@ def _notes(diagnosis: Diagnosis) -> list[str]:
     if diagnosis.hits is not None:
         found, expected = (percent(hits) for hits in diagnosis.hits)
         notes.append(f"{found} of the prompt tokens were in the prefix cache, as the server says; predicted {expected}")
-    if not diagnosis.late:
-        notes.append("smaller faults show beside an earlier healthy run: --before")
+    if diagnosis.num_before > 1:
+        unsure = percent(diagnosis.widths["e2e"])
+        notes.append(f"{diagnosis.num_before} earlier healthy runs tell the end-to-end time of another within {unsure}")
+    elif not diagnosis.late:
+        more = "a second earlier healthy run tells how much they differ" if diagnosis.num_before else SMALLER
+        notes.append(f"{more}: --before")
     if provision := _provision(diagnosis):
         notes.append(provision)
     if diagnosis.late_s > 0.1 * diagnosis.recorded_s["ttft"]:

@@ -1,5 +1,7 @@
 """A training job's prediction: the step and its parts, memory, the whole run, and the pipeline drawn."""
 
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import groupby
@@ -14,10 +16,12 @@ from windtunnel.report.render.json import version
 from windtunnel.report.report import Bars, Block, Figures, OnPage, OnTerminal, Report, Section, Table
 from windtunnel.report.serving.setup import network_lines
 from windtunnel.schema import encode, fields_of
+from windtunnel.serving.shorthand import JOB_PATHS
 from windtunnel.training.campaign import Campaign, campaign
 from windtunnel.training.costs import PHASES
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.fitting_changes import fitting_changes
+from windtunnel.training.job import TrainingJob
 from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, PAIRED, WEIGHT
 from windtunnel.training.setup import TrainingSetup
 from windtunnel.training.step import Timeline, TrainingResult, step_interval, training_prices
@@ -183,8 +187,21 @@ def _fitting_changes(result: TrainingResult, changes: Changes) -> Section:
     if not changes:
         text = f"It does not fit {title}, and no change or pair of changes tried makes it fit: "
         return Section("", [f"{text}let --search try every layout, or use more devices."])
-    rows = [{"name": name, "result": changed} for name, changed in changes]
+    rows = [{"name": _options(name, result.setup.given), "result": changed} for name, changed in changes]
     return Section(f"It would fit {title} with one of", [table_of(rows, LAYOUT["changes"])])
+
+
+def _options(change: str, job: TrainingJob) -> str:
+    """Return a change as what is typed: a field's own option, or else `--set` with its path."""
+    own = {path: name for name, path in JOB_PATHS.items()}
+    words: list[str] = []
+    for part in re.split(r", (?=[a-z_.]+=)", change):
+        path, _, value = part.partition("=")
+        if part == "recompute={granularity: full}" and job.recompute.granularity == "none":
+            path, value = "recompute.granularity", "full"
+        is_option = path in own and value != "null"
+        words += [f"--{own[path].replace('_', '-')}", value] if is_option else ["--set", shlex.quote(part)]
+    return " ".join(words)
 
 
 def _task_sections(tasks: list[dict[str, Any]]) -> list[Section]:

@@ -43,7 +43,8 @@ def best_by_objective(outcome: SearchOutcome, objectives: Sequence[str]) -> dict
     """Objective -> the best point in it; objectives without a figure are left out."""
     best = {}
     for name in objectives:
-        scored = [(score(outcome.evaluations[index], name), -index) for index in outcome.ranking]
+        known = outcome.comparable
+        scored = [(score(known[index], name), -index) for index in outcome.ranking if index in known]
         if scored and max(scored)[0] > -math.inf:
             best[name] = -max(scored)[1]
     return best
@@ -68,7 +69,8 @@ def worths(space: Space, outcome: SearchOutcome) -> dict[str, dict[str, Worth]]:
     if not outcome.ranking:
         return {}
     scores = {index: score(outcome.mean(index), space.objective) for index in outcome.seeds if outcome.num_streams > 1}
-    first = {index: score(evaluation, space.objective) for index, evaluation in outcome.evaluations.items()}
+    first = dict.fromkeys(outcome.evaluations, -math.inf)
+    first |= {index: score(evaluation, space.objective) for index, evaluation in outcome.comparable.items()}
     best_points = best_by_value(space, first)
     known = best_by_value(space, scores) if scores else best_points
     best = max(scores or first, key=lambda index: (scores or first)[index])
@@ -127,8 +129,10 @@ def misconfiguration(study: Study, store: Store) -> list[list[float]]:
             equal = equally_good(study, outcome)
             row = []
             for other, theirs in zip(study.outcomes, best, strict=True):
-                missing = [index for index in equal if index not in other.evaluations]
-                answers = other.evaluations | (asker.ask(other.workload, missing, Question()) if missing else {})
+                known = other.comparable
+                missing = [index for index in equal if index not in known]
+                question = Question(lengthens=theirs.is_lengthened)
+                answers = known | (asker.ask(other.workload, missing, question) if missing else {})
                 reached = max(score(answers[index], space.objective) for index in equal)
                 row.append(min(ratio(reached, score(theirs, space.objective)), 1.0))
             rows.append(row)

@@ -14,6 +14,9 @@ from windtunnel.search.capacity.capacity import capacity
 from windtunnel.search.capacity.load import MOST_REQUESTS, Stream, at_load, burst_of, is_drawn, own_load, stream_of
 from windtunnel.search.capacity.probe import probe
 from windtunnel.search.confidence import lower_bound
+from windtunnel.search.evaluation.evaluate import Evaluator
+from windtunnel.search.evaluation.schema import Question
+from windtunnel.search.recommend import DEPLOYMENT
 from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.prepared import PreparedDeployment
 from windtunnel.serving.priced_deployments import PricedDeployments
@@ -53,6 +56,35 @@ def fleets(outcome: SearchOutcome, load: float, limit: int, is_sure: bool = Fals
         if held > 0:
             options.append(_times(one, math.ceil(load / held * (1 - 1e-9)), load))
     return cheapest(options)[:limit]
+
+
+def ways(study: Study, outcome: SearchOutcome, load: float, limit: int) -> list[FleetSize]:
+    """Return the cheapest ways to take `load`, once for each deployment."""
+    best: dict[str | int, FleetSize] = {}
+    for way in fleets(outcome, load, len(outcome.ranking)):
+        best.setdefault(deployment_of(study, way.index), way)
+    return list(best.values())[:limit]
+
+
+def deployment_of(study: Study, index: int) -> str | int:
+    """Return the name of a point's whole deployment, without its token budget; the point where it has none."""
+    return str(study.point(index).choice[DEPLOYMENT]) if DEPLOYMENT in study.space.vary else index
+
+
+def lengthened(study: Study, outcome: SearchOutcome, load: float, limit: int) -> SearchOutcome:
+    """Lengthen the streams of the points that `ways` names, where other points' were."""
+    evaluations, evaluator, question = outcome.evaluations, Evaluator(study.space), Question(lengthens=True)
+    if not any(answer.is_lengthened for answer in evaluations.values()):
+        return outcome
+    while True:
+        named = [way.index for way in ways(study, outcome, load, limit)]
+        short = {index: evaluations[index].load for index in named if not evaluations[index].is_lengthened}
+        if not short:
+            return outcome
+        for index, near in short.items():
+            evaluations = evaluations | {index: evaluator.evaluate(index, outcome.workload, question, near=near)}
+        ranking = [index for index in outcome.ranking if evaluations[index].holds]
+        outcome = replace(outcome, evaluations=evaluations, ranking=ranking)
 
 
 def alone(outcome: SearchOutcome, index: int) -> FleetSize:

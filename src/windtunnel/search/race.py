@@ -59,9 +59,10 @@ class Race:
         return {index: answer for index, answer in self.answers.items() if answer.refused}
 
     def exactly(self) -> dict[int, Evaluation]:
-        """Evaluate the best points again at full precision; return their answers and the refusals."""
+        """Evaluate the best points again, at full precision and with lengthened streams; return their answers and the
+        refusals."""
         near = {index: self.answers[index].load for index in self.best[: max(NUM_BEST, self.asker.space.finalists)]}
-        return self.refused() | self.asker.ask(self.workload, sorted(near), Question(), near)
+        return self.refused() | self.asker.ask(self.workload, sorted(near), Question(lengthens=True), near)
 
 
 def spread_points(num_points: int, num_taken: int) -> list[int]:

@@ -11,12 +11,13 @@ import msgspec
 from windtunnel.errors import InputError, check_known
 from windtunnel.limits import check_size
 from windtunnel.search.asker import Asker, Count
-from windtunnel.search.capacity.load import burst_of
+from windtunnel.search.capacity.load import burst_of, is_drawn
 from windtunnel.search.confidence import confidence_above, lower_bound, margin
 from windtunnel.search.evaluation.schema import Evaluation, Question
 from windtunnel.search.executors import HERE, Means, start_workers
+from windtunnel.search.race import NUM_BEST
 from windtunnel.search.scores import most_promising, objectives_of, ranked, score, sure_score
-from windtunnel.search.space.space import STRATEGIES, Point, Space, point_at, workload_names
+from windtunnel.search.space.space import STRATEGIES, Point, Space, point_at, scenario_at, workload_names
 from windtunnel.search.store import Store
 
 SURE = 0.95
@@ -34,13 +35,19 @@ class SearchOutcome:
 
     workload: str | None
     evaluations: dict[int, Evaluation]
-    """Point -> its answer with the whole first stream, refusals included."""
+    """Point -> its answer with the whole first stream, lengthened for the best points; refusals included."""
     seeds: dict[int, list[Evaluation]]
     """Point -> its answers, one per stream, for points that met several streams: the finalists and, in an exhaustive
     search, points on the frontier and the best point with each setting."""
     ranking: list[int]
     """Points that hold the limits, best first: finalists by the lower bound of the objective, then the others by it."""
     num_finalists: int = 0
+
+    @property
+    def comparable(self) -> dict[int, Evaluation]:
+        """The answers with lengthened streams, where there are some, else all: loads of short streams are too high."""
+        longer = {index: answer for index, answer in self.evaluations.items() if answer.is_lengthened}
+        return longer or self.evaluations
 
     @property
     def num_streams(self) -> int:
@@ -125,27 +132,51 @@ def _search_workload(asker: Asker, workload: str | None) -> SearchOutcome:
     space, strategy = asker.space, STRATEGIES.get(asker.space.strategy)
     evaluations = strategy.evaluate(asker, workload)
     asker.check_some(workload, evaluations)
-    finalists = ranked(evaluations, space.objective)[: space.finalists]
+    if strategy.IS_EXHAUSTIVE and not space.is_training and space.load == "capacity":
+        evaluations |= _lengthened(asker, workload, evaluations)
+    finalists = best_first(evaluations, space.objective)[: space.finalists]
     seeds = _finalists(asker, workload, finalists, evaluations)
     outcome = outcome_of(space, workload, evaluations, seeds)
     if not strategy.IS_EXHAUSTIVE or outcome.num_streams == 1:
         return outcome
-    others = [index for index in most_promising(space, evaluations) if index not in seeds]
+    others = [index for index in most_promising(space, outcome.comparable) if index not in seeds]
     seeds |= {index: [evaluations[index]] for index in others}
     for seed in range(1, outcome.num_streams):
         _meet(asker, workload, seeds, others, seed)
     return outcome_of(space, workload, evaluations, seeds)
 
 
+def _lengthened(asker: Asker, workload: str | None, evaluations: dict[int, Evaluation]) -> dict[int, Evaluation]:
+    """Return new answers, with lengthened streams, of the points that count: the best and all as good as the first,
+    those on the frontier and the best with each value of a setting. Of requests that are not drawn there are no more:
+    no answers."""
+    space = asker.space
+    scores = {index: score(evaluations[index], space.objective) for index in ranked(evaluations, space.objective)}
+    best = [index for index in scores if scores[index] == max(scores.values())]
+    best += list(scores)[: max(NUM_BEST, space.finalists)]
+    points = list(dict.fromkeys([*best, *most_promising(space, evaluations)]))
+    if not points or not is_drawn(scenario_at(space, point_at(space, points[0]).settings, workload).workload):
+        return {}
+    near = {index: evaluations[index].load for index in points}
+    return asker.ask(workload, points, Question(lengthens=True), near)
+
+
+def best_first(evaluations: dict[int, Evaluation], objective: str) -> list[int]:
+    """Return the points that hold the limits: those with lengthened streams first; each part best first."""
+    ranking = ranked(evaluations, objective)
+    return sorted(ranking, key=lambda index: not evaluations[index].is_lengthened)
+
+
 def outcome_of(
     space: Space, workload: str | None, evaluations: dict[int, Evaluation], seeds: dict[int, list[Evaluation]]
 ) -> SearchOutcome:
     """Rank points by what they answered: the finalists first, each by the lower bound of the objective."""
-    ranking = ranked(evaluations, space.objective)
+    ranking = best_first(evaluations, space.objective)
     sure = {index: sure_score(seeds.get(index, [evaluations[index]]), space.objective) for index in ranking}
-    parts = ranking[: space.finalists], ranking[space.finalists :]
-    order = [index for part in parts for index in sorted(part, key=lambda index: (-sure[index], index))]
-    return SearchOutcome(workload, evaluations, seeds, order, len(parts[0]))
+    finalists, others = ranking[: space.finalists], ranking[space.finalists :]
+    order = sorted(finalists, key=lambda index: (-sure[index], index))
+    order += sorted(others, key=lambda index: (not evaluations[index].is_lengthened, -sure[index], index))
+    return SearchOutcome(workload, evaluations, seeds, order, len(finalists))
 
 
 def _finalists(

@@ -11,10 +11,9 @@ from windtunnel.errors import InputError
 from windtunnel.search.asker import Count
 from windtunnel.search.evaluation.evaluate import Evaluator
 from windtunnel.search.evaluation.schema import Evaluation, Question
-from windtunnel.search.scores import ranked
 from windtunnel.search.space.space import Space, workload_names
 from windtunnel.search.store import Store
-from windtunnel.search.study import SearchOutcome, Study
+from windtunnel.search.study import SearchOutcome, Study, best_first
 from windtunnel.units import format_count
 
 MOST_POINTS = 20_000
@@ -67,13 +66,15 @@ class Watched:
             raise InputError(f"the space has {format_count(space.num_points, 'point')}; {MOST_POINTS:,} can be watched")
         self.space = space
         self.refused: dict[str | None, dict[int, Evaluation]] = {}
-        self.keys: dict[str | None, dict[int, str]] = {}
+        self.keys: dict[str | None, dict[int, list[str]]] = {}
+        """Workload -> point -> keys of its answers, the one that counts first: with lengthened streams."""
         evaluator = Evaluator(space)
         for workload in workload_names(space):
             refused, keys = self.refused.setdefault(workload, {}), self.keys.setdefault(workload, {})
             for index in range(space.num_points):
                 try:
-                    keys[index] = evaluator.key(index, workload, Question())
+                    questions = Question(lengthens=True), Question()
+                    keys[index] = [evaluator.key(index, workload, question) for question in questions]
                 except InputError as error:
                     refused[index] = Evaluation(refused=error.message)
 
@@ -81,7 +82,8 @@ class Watched:
         """Read the answers that the store at `path` has by now, without the finalists' further streams."""
         store = Store(path, lambda _: None, is_read_only=True)
         try:
-            return self.study_of(store.find(list({key: None for keys in self.keys.values() for key in keys.values()})))
+            wanted = (key for keys in self.keys.values() for both in keys.values() for key in both)
+            return self.study_of(store.find(list(dict.fromkeys(wanted))))
         finally:
             store.close()
 
@@ -89,6 +91,7 @@ class Watched:
         """Return the study of the answers that are known by now, by key."""
         outcomes = []
         for workload, keys in self.keys.items():
-            answers = self.refused[workload] | {index: known[key] for index, key in keys.items() if key in known}
-            outcomes.append(SearchOutcome(workload, answers, {}, ranked(answers, self.space.objective)))
+            best = {index: next((key for key in both if key in known), None) for index, both in keys.items()}
+            answers = self.refused[workload] | {index: known[key] for index, key in best.items() if key is not None}
+            outcomes.append(SearchOutcome(workload, answers, {}, best_first(answers, self.space.objective)))
         return Study(self.space, outcomes, Count())

@@ -138,11 +138,21 @@ def load(path: Path | str, overrides: dict[str, Any] | None = None) -> Scenario:
         InputError: the file is missing or wrong, or an override names no field.
     """
     path = Path(path)
-    raw = read_table(path, "a scenario", SCENARIO_HINT)
+    raw = read_raw(path)
     for dotted, value in (overrides or {}).items():
         set_path(raw, dotted, value)
     keep_published_formats(raw)
     return scenario_from(raw, str(path), path.parent)
+
+
+def read_raw(path: Path) -> dict[str, Any]:
+    """Read the keys of a scenario's file.
+
+    Raises:
+        InputError: the file is missing, is no YAML or JSON, or holds no keys; the hint knows a model's name.
+    """
+    catalog.check_is_file(path)
+    return read_table(path, "a scenario", SCENARIO_HINT)
 
 
 Described = Scenario | Mapping[str, Any] | Path | str

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Node
 from windtunnel.model.precision import Format
@@ -267,6 +268,7 @@ def load(path: Mapping[str, Any] | Path | str | None, overrides: dict[str, Any] 
     if path is None or isinstance(path, Mapping):
         raw, path = copy.deepcopy(dict(path or {})), None
     else:
+        catalog.check_is_file(Path(path))
         raw = read_table(Path(path), "a training job", JOB_HINT)
     for dotted, value in (overrides or {}).items():
         set_path(raw, dotted, value)

@@ -56,15 +56,24 @@ def test_a_step_costs_what_explain_says(tmp_path: Path, row: str, step: tuple[in
 
 
 @pytest.mark.parametrize(("device", "waits"), [("b200_sxm", True), ("h100_sxm", False)])
-def test_unequal_contexts_lengthen_attention_where_the_kernel_waits(tmp_path: Path, device: str, waits: bool) -> None:
-    """By the law of `decode_attention_s`, once, and in the family of decode attention alone."""
-    options = {**SMALL, "device": device}
-    equal = priced(tmp_path, ["0,1,0,0,0,0,32,131040,0,0.01"], options)
-    unequal = priced(tmp_path, [f"0,1,0,0,0,0,32,131040,{4096.0**2},0.01"], options)
-    added_s = {name: unequal.families_s[name][0] - equal.families_s[name][0] for name in equal.families_s}
-    factor = 0.45 * (1 + np.sqrt(2 * np.log(32))) if waits else 1.0
-    attention_s = equal.families_s["attention decode"][0]
-    assert added_s.pop("attention decode") == pytest.approx((factor - 1) * attention_s, rel=1e-9)
+@pytest.mark.parametrize(("prompt", "requests", "padded"), [(0, 32, 32), (0, 18, 24), (16, 18, 18)])
+def test_unequal_contexts_lengthen_attention_where_the_kernel_waits(
+    tmp_path: Path, device: str, waits: bool, prompt: int, requests: int, padded: int
+) -> None:
+    """To a share of what the requests of the graph take that are all as long as the longest; of that family alone."""
+    options, mean, deviation = {**SMALL, "device": device}, 2000, 6000.0
+    longest = round(mean + deviation * np.sqrt(2 * np.log(requests))) + 1
+
+    def families_s(prompt: int, requests: int, context: int, variance: float = 0.0) -> dict[str, float]:
+        row = f"0,1,{prompt},{min(prompt, 1)},0,0,{requests},{requests * (context - 1)},{variance},0.01"
+        return {name: float(seconds[0]) for name, seconds in priced(tmp_path, [row], options).families_s.items()}
+
+    equal, unequal = families_s(prompt, requests, mean), families_s(prompt, requests, mean, deviation**2)
+    added_s = {name: unequal[name] - equal[name] for name in equal}
+    last_s = 0.48 * families_s(prompt, padded, longest)["attention decode"] if waits else 0.0
+    assert last_s > equal["attention decode"] or not waits
+    expected_s = max(last_s - equal["attention decode"], 0.0)
+    assert added_s.pop("attention decode") == pytest.approx(expected_s, rel=2e-3, abs=1e-12)
     added_s.pop("host floor")  # of so small a model the host hides some of it
     assert all(abs(seconds) < 1e-12 for seconds in added_s.values())
 

@@ -80,6 +80,17 @@ def test_whatif_says_which_loads_are_over_too_soon(windtunnel: Command) -> None:
     assert "Over too soon to tell: 1 of the 2 (give --num-requests " in " ".join(done.stdout.split())
 
 
+@pytest.mark.parametrize("load", ["0", "-1", "nan", "inf"])
+def test_a_load_to_size_for_is_a_number_above_0(windtunnel: Command, space: str, load: str) -> None:
+    traffic = ("--slo", "ttft_p90=1s", "--input-tokens", "64", "--output-tokens", "8")
+    commands = {"--load": ("search", space), "--rate": ("recommend", "llama-3.1-8b", "--devices", "l40s", *traffic)}
+    for option, command in commands.items():
+        done = windtunnel(*command, option, load)
+        assert (done.code, done.stdout) == (2, "")
+        assert f"error: {option}" in done.stderr
+        assert "hint: " in done.stderr
+
+
 @pytest.mark.full
 def test_a_search_writes_what_it_found(windtunnel: Command, space: str, tmp_path: Path) -> None:
     out = tmp_path / "found"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import shlex
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,7 +69,19 @@ def test_no_file_is_needed(windtunnel: Command) -> None:
     )
     assert done.code == 0
     assert "It would fit" in done.stdout
-    assert "recompute={granularity: full}" in done.stdout
+    assert "--recompute full " in done.stdout
+
+
+def test_what_makes_a_job_fit_is_said_as_it_is_typed(windtunnel: Command) -> None:
+    job = ("train", "--model", "llama-3.1-70b", "--device", "h100_sxm", "--num-devices", "64", "--tp", "4", "--pp", "4")
+    job = (*job, "--vpp", "5", "--sequence-tokens", "8192", "--global-batch", "128")
+    lines = windtunnel(*job).stdout.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("option ")) + 2
+    changes = [line.split("  ")[0] for line in itertools.takewhile(bool, lines[first:])]
+    assert "--tp 8" in changes
+    assert any(change.startswith("--set 'recompute={granularity: selective") for change in changes)
+    for change in changes:
+        assert "Does not fit" not in windtunnel(*job, *shlex.split(change)).stdout
 
 
 def test_the_layout_of_a_search_is_simulated_as_it_is_named(

@@ -82,6 +82,7 @@ def started(scenario: Scenario, folder: Path, monkeypatch: pytest.MonkeyPatch) -
     found = read_launch_command("launch.sh")
     in_cluster = read_launch_command("served.yaml")
     del in_cluster.raw["deployment"]["engine"]["version"]  # its image's
+    assert in_cluster.raw["deployment"].pop("device") == "h100_sxm"  # its nodes'
     assert in_cluster.raw == found.raw
     assert found.unknown == []
     assert found.not_modelled == []
@@ -317,6 +318,39 @@ def documents_of(scenario: Scenario) -> dict[tuple[str, str], dict[str, Any]]:
     return {(document["kind"], document["metadata"]["name"]): document for document in documents}
 
 
+def test_pods_select_the_nodes_with_their_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the label of the only name of the device, by any of several, or by what a remark says is to be filled in."""
+
+    def pod(device: str) -> tuple[dict[str, Any], str]:
+        scenario = scenario_with({"name": "vllm"}, "llama-3.1-8b", device=device)
+        (deployment,) = (each for (kind, _), each in documents_of(scenario).items() if kind == "Deployment")
+        return deployment["spec"]["template"]["spec"], deployment["metadata"]["annotations"]["windtunnel/to-do"]
+
+    one, notes = pod("h100_sxm")
+    assert one["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    assert "affinity" not in one
+    assert "nodeSelector" not in notes
+    unknown, notes = pod("mi300x")
+    assert unknown["nodeSelector"] == {}
+    assert "fill in nodeSelector: the label of the nodes with AMD " in notes
+    (tmp_path / "devices").mkdir()
+    (tmp_path / "devices" / "aliases.yaml").write_text("NVIDIA A100-SXM-80GB: a100_sxm\nbig: a100_sxm\n")
+    monkeypatch.setenv("WINDTUNNEL_CATALOG", str(tmp_path))
+    several, notes = pod("a100_sxm")
+    assert several["nodeSelector"] == {}
+    assert "nodeSelector" not in notes
+    (term,) = several["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    (expression,) = term["matchExpressions"]
+    names = {"NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-SXM-80GB"}
+    assert (expression["key"], expression["operator"]) == ("nvidia.com/gpu.product", "In")
+    assert set(expression["values"]) == names
+    scenario = scenario_with({"name": "vllm"}, "llama-3.1-8b", device="a100_sxm")
+    (tmp_path / "served.yaml").write_text(kubernetes_manifests(scenario, VERSIONS))
+    assert read_launch_command(str(tmp_path / "served.yaml")).raw["deployment"]["device"] == "a100_sxm"
+    values = yaml.safe_load(helm_chart(scenario, VERSIONS)["values.yaml"])
+    assert values["server"]["affinity"] == several["affinity"]
+
+
 def test_several_replicas_stand_behind_a_router() -> None:
     deployment = {"engine": {"name": "vllm"}, "replicas": 3, "router": "least_outstanding"}
     documents = documents_of(scenario_with(**deployment, model="llama-3.1-8b"))
@@ -340,7 +374,6 @@ def test_a_router_that_nginx_lacks_is_left_to_the_reader() -> None:
     deployment = {"engine": {"name": "vllm"}, "replicas": 2, "router": "least_kv"}
     documents = documents_of(scenario_with(**deployment, model="llama-3.1-8b"))
     notes = documents["Deployment", "llama-3-1-8b-server"]["metadata"]["annotations"]["windtunnel/to-do"]
-    assert "choose the nodes with NVIDIA " in notes
     assert "nginx cannot route as least_kv does" in notes
 
 

@@ -80,12 +80,13 @@ class Prices:
         if repeated_tokens > 0 and self.cost.repeated_share < 1:
             read *= max(1 - repeated_tokens / context_tokens, self.cost.repeated_share)
         attention_s = _interpolate(self.cost.context_nodes, grid[num_decodes], read)
-        longest = mean + deviation_tokens * math.sqrt(2 * math.log(num_decodes))
-        extra = self.cost.longest_share * longest / mean - 1
-        if extra > 0:
-            attention_s += extra * _interpolate(
-                self.cost.context_nodes, self.cost.waiting_attention_s[num_decodes], read
-            )
+        if deviation_tokens > 0:
+            nodes, waiting = self.cost.context_nodes, self.cost.waiting_attention_s
+            above = deviation_tokens * min(math.sqrt(2 * math.log(num_decodes)), math.sqrt(num_decodes - 1))
+            longest = read * (1 + above / mean)
+            row = num_decodes if is_mixed else int(self.cost.padded_requests[num_decodes])
+            last_s = self.cost.longest_share * _interpolate(nodes, waiting[row], longest)
+            attention_s += max(last_s - _interpolate(nodes, waiting[num_decodes], read), 0.0)
         return attention_s
 
     def prefill_attention_s(self, num_tokens: int, num_pairs: float) -> float:

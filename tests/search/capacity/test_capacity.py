@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,14 +15,15 @@ from spaces_of_search import space
 from windtunnel.errors import InputError
 from windtunnel.metrics.limits import limit_of, limits_of, parse_limits
 from windtunnel.metrics.slo import Slo
-from windtunnel.report.numbers import number
-from windtunnel.report.search.capacity import capacity_document, verdict_of
-from windtunnel.search.capacity.capacity import CHECKS, TOLERANCE, _Search, capacities, capacity
-from windtunnel.search.capacity.load import LEAST_STREAM, at_load, own_load, stream_of
+from windtunnel.report.numbers import number, percent
+from windtunnel.report.search.capacity import _capacity_rows, capacity_document, verdict_of
+from windtunnel.search.capacity.capacity import CHECKS, TOLERANCE, Capacities, _Search, capacities, capacity
+from windtunnel.search.capacity.load import LEAST_STREAM, STEADY, at_load, lengthened, own_load, stream_of
 from windtunnel.search.capacity.probe import MOST_GROWTH, STABILITY, Probe, growth, probe
 from windtunnel.search.confidence import confidence_above, lower_bound, margin
 from windtunnel.search.space.space import scenario_at
 from windtunnel.serving.priced_deployments import PricedDeployments
+from windtunnel.serving.scenario import Scenario
 from windtunnel.serving.simulate import simulate
 from windtunnel.workload.arrivals import ClosedLoop
 from windtunnel.workload.schema import Workload
@@ -99,6 +101,14 @@ def test_a_closed_loops_capacity_is_a_number_of_clients() -> None:
 
 
 @pytest.mark.compiled
+def test_a_long_closed_loop_is_not_given_up_for_requests_that_are_not_sent_yet() -> None:
+    closed = {"workload.trace": None, "workload.input_tokens": 512, "workload.output_tokens": 16}
+    closed |= {"workload.arrivals": {"type": "closed_loop", "concurrency": 8}, "workload.num_requests": 6000}
+    answer = capacities(scenario_at(space(), closed), parse_limits("ttft_p99=1s"), num_seeds=1)
+    assert answer.load > 8
+
+
+@pytest.mark.compiled
 def test_without_limits_the_queue_alone_decides() -> None:
     answer = capacities(scenario_at(space(), {}), (), num_seeds=1).streams[0]
     assert answer.beyond is not None
@@ -160,6 +170,70 @@ def test_a_drawn_stream_is_lengthened_until_it_shows_a_steady_load() -> None:
     assert document["burst"] is None
     assert str(verdict_of(document)[0]).startswith("Sustains ")
     assert all(stream.passing and stream.passing.served for stream in few.streams)
+
+
+def text_of(capacities: Capacities) -> str:
+    return " ".join(" ".join(str(part) for part in row) for row in _capacity_rows(capacities, "requests/s"))
+
+
+LONG_TAILED = wt.scenario(
+    model="llama-3.1-8b", device="h100_sxm", rate_per_s=1.0, input_tokens="512-4096", output_tokens="64-512"
+)
+
+
+def sized(num_requests: int) -> Scenario:
+    workload = msgspec.structs.replace(LONG_TAILED.workload, num_requests=num_requests)
+    return msgspec.structs.replace(LONG_TAILED, workload=workload)
+
+
+@pytest.mark.compiled
+def test_a_thousand_requests_give_the_capacity_of_many() -> None:
+    """Ten requests decide a 99th percentile of 1,000, and queues near capacity have not filled: 5% too much."""
+    limits = parse_limits("ttft_p99=1s,tpot_p99=50ms")
+    few, many = (capacities(sized(number), limits) for number in (1000, 16_000))
+    assert few.load == pytest.approx(many.load, rel=0.03)
+    assert few.num_requests == many.num_requests == 16_000
+    assert (few.drift, many.drift) == (None, None)
+    assert few.steady.change is not None
+    assert abs(few.steady.change) <= STEADY
+    facts = text_of(few)
+    assert "16,000 in each stream, enough for a steady load: the last lengthening changed it by" in facts
+
+
+@pytest.mark.compiled
+def test_a_median_is_steady_with_fewer_requests_than_a_tail() -> None:
+    found = capacities(sized(1000), parse_limits("tpot_p50=20ms"))
+    assert (found.num_requests, found.drift) == (4000, None)
+
+
+@pytest.mark.compiled
+def test_a_load_that_still_moves_at_the_longest_stream_says_which_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lengthened, "__defaults__", (4000,))
+    found = capacities(sized(1000), parse_limits("ttft_mean=200ms"))
+    assert found.num_requests == 4000
+    assert found.drift is not None
+    assert found.drift < -STEADY
+    document = capacity_document(found)
+    assert (document["requests_per_stream"], document["drift"]) == (4000, found.drift)
+    text = f"not steady yet: it fell by {percent(-found.drift)} when the streams were last lengthened, so expect less"
+    assert str(verdict_of(document)[0]).endswith(f"It is {text}.")
+
+
+@pytest.mark.compiled
+def test_a_recorded_stream_stays_as_it_is_and_is_said_to() -> None:
+    replay = wt.scenario(model="llama-3.1-8b", device="h100_sxm", trace="azure2023_conv")
+    replay = msgspec.structs.replace(replay, workload=msgspec.structs.replace(replay.workload, num_requests=1000))
+    found = capacities(replay, parse_limits("ttft_p99=1s"))
+    assert (found.num_requests, found.drift) == (1000, None)
+    assert "1,000, as given: only drawn requests are made more" in text_of(found)
+
+
+@pytest.mark.compiled
+def test_lengths_of_a_trace_are_lengthened_as_far_as_it_goes() -> None:
+    """The trace of code has 8,819 rows: 8,000 requests and not 16,000."""
+    drawn = wt.scenario(model="qwen3-8b", device="a100_sxm", rate_per_s=1.0, trace="azure2023_code")
+    drawn = msgspec.structs.replace(drawn, workload=msgspec.structs.replace(drawn.workload, num_requests=1000))
+    assert capacities(drawn, parse_limits("ttft_p99=2s"), num_seeds=1).num_requests == 8000
 
 
 @pytest.mark.compiled

@@ -305,6 +305,7 @@ def random_cost(
         mixed_decode_attention_s=np.cumsum(rng.random((requests.size, lengths.size)), axis=1) * 2e-3,
         longest_share=float(rng.choice([0.0, 0.5])),
         waiting_attention_s=np.cumsum(rng.random((requests.size, lengths.size)), axis=1) * 1e-3,
+        padded_requests=np.minimum(-(-requests // 4) * 4, max_num_seqs),
         unhidden_step_s=float(rng.choice([0.0, 3e-4])),
         repeated_share=0.3 if max_num_seqs % 2 else 1.0,
     )

@@ -18,7 +18,7 @@ def command(options: Options) -> None:
         _answer_runs(options)
         return
     recorded = read_requests(options.requests)
-    before = None if options.before is None else read_requests(options.before)
+    before = [read_requests(path) for path in options.before]
     launch = launched(options)
     if options.scenario is None:
         _name_load(options, launch.raw)
@@ -60,7 +60,7 @@ def _answer_runs(options: Options) -> None:
     from windtunnel.report.slow_steps import steps_document, steps_report
 
     path = options.requests
-    if options.before is not None:
+    if options.before:
         raise InputError("--before is for requests", "leave it out")
     if path.suffix == ".jsonl" and path.is_file() and is_run_file(path):
         with counted("predicting", "runs") as progress:

@@ -18,7 +18,7 @@ from windtunnel.errors import InputError, check_known
 from windtunnel.formats.clients.read import ClientResult, read_client_results
 from windtunnel.metrics.limits import limit_of, limits_of, named_values, parse_limits, share_of
 from windtunnel.schema import read_table
-from windtunnel.serving.scenario import SCENARIO_HINT, Scenario
+from windtunnel.serving.scenario import SCENARIO_HINT, Scenario, read_raw
 from windtunnel.serving.shorthand import lay_over
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _gate_measured(options: Options) -> Any:
 
 def _deployment(options: Options) -> dict[str, Any]:
     """Return the deployment behind measured runs: the scenario's or the server's, without its workload."""
-    raw = {} if options.scenario is None else read_table(options.scenario, "a scenario", SCENARIO_HINT)
+    raw = {} if options.scenario is None else read_raw(options.scenario)
     lay_over(raw, launched(options).raw)
     raw = with_load(raw, options.given("deployment"), None)
     raw.pop("workload", None)

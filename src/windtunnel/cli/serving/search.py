@@ -1,5 +1,6 @@
 """`windtunnel search`: the best deployment, or training job, of a declared space."""
 
+import math
 import os
 from contextlib import suppress
 from dataclasses import replace
@@ -33,6 +34,8 @@ def command(options: Options) -> None:
         search_file(options, raw)
         return
     check_folder(options.out, options.overwrite)
+    if options.load == math.inf:
+        raise InputError("--load inf has no number of replicas that serves it", "give requests a second")
     means, store = means_of(options), store_of(options)
     launch = launched(options)
     space = _resumed_space(store) if options.resume else _space(options, launch.raw)

@@ -33,6 +33,10 @@ NAMELESS = ("items", "services", "servingEngineSpec", "modelSpec")
 """Keys that name no object."""
 
 
+PRODUCT, REQUIRED = "nvidia.com/gpu.product", "requiredDuringSchedulingIgnoredDuringExecution"
+"""Label of a node that names its GPU, by NVIDIA's gpu-feature-discovery; key of an affinity that must hold."""
+
+
 @dataclass(frozen=True)
 class Command:
     """One command, and what runs it."""
@@ -210,6 +214,16 @@ def _num_devices(text: str) -> int | None:
     return int(value) if value.isdecimal() else None
 
 
+def _product(node: dict[str, Any]) -> str:
+    """Return the GPU that a pod's nodes must have, by its label; of several that an affinity allows, the first."""
+    needed = _table(_table(node.get("affinity")).get("nodeAffinity")).get(REQUIRED)
+    terms = _table(needed).get("nodeSelectorTerms") or []
+    matches = [match for term in terms for match in _table(term).get("matchExpressions") or [] if _table(match)]
+    allowed = [match.get("values") for match in matches if (match.get("key"), match.get("operator")) == (PRODUCT, "In")]
+    values = [str(value) for some in allowed for value in some or []]
+    return str(_table(node.get("nodeSelector")).get(PRODUCT, next(iter(values), "")))
+
+
 def _containers(node: Any, around: Command) -> Iterator[Command]:
     """Yield every container below a table or list, with the name and replicas of the tables around it."""
     if isinstance(node, list):
@@ -225,8 +239,7 @@ def _containers(node: Any, around: Command) -> Iterator[Command]:
     replicas = _table(node.get("deploy")).get("replicas") if replicas is None else replicas
     copies = around.replicas if replicas is None else _whole("replicas", replicas)
     routing = str(_table(node.get("routerSpec")).get("routingLogic", around.routing))
-    product = str(_table(node.get("nodeSelector")).get("nvidia.com/gpu.product", around.product))
-    around = replace(around, product=product)
+    around = replace(around, product=_product(node) or around.product)
     around = replace(around, name=str(name), replicas=copies, routing=routing, served=_served(node, around.served))
     image = node.get("image", node if "repository" in node else "")
     if any(key in node for key in ("image", "repository", "modelFormat")):

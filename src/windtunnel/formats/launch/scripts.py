@@ -14,6 +14,7 @@ import yaml
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
+from windtunnel.formats.launch.containers import PRODUCT
 from windtunnel.formats.launch.read import servers
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import ModelSpec
@@ -184,7 +185,9 @@ def _documents(scenario: Scenario, version: dict[str, str], value: Value) -> lis
         app, content = _label(scenario.model_name, name), _file(scenario, deployment)
         has_router = deployment.most_replicas > 1 and role not in REMARKS
         remarks = [*([REMARKS[role]] if role in REMARKS else []), *_unsaid(scenario, deployment)]
-        remarks.append(f"choose the nodes with {catalog.device(deployment.device).title} by nodeSelector")
+        device = catalog.device(deployment.device)
+        if not catalog.product_labels(device.name):
+            remarks.append(f"fill in nodeSelector: the label of the nodes with {device.title}, and its value")
         if has_router and scenario.deployment.router not in templates["balance"]:
             remarks.append(f"nginx cannot route as {scenario.deployment.router} does: it takes turns")
         if server.waiting_metric:
@@ -205,8 +208,11 @@ def _documents(scenario: Scenario, version: dict[str, str], value: Value) -> lis
             values["data"] = {_file_name(engine): of_part("config", yaml.safe_dump(content, sort_keys=False))}
             documents.append(_filled(templates["config"], values))
         server_document = _filled(templates["deployment"], values)
+        pod = server_document["spec"]["template"]["spec"]
+        if len(products := catalog.product_labels(device.name)) > 1:
+            pod["affinity"] = of_part("affinity", _filled(templates["affinity"], {"products": products}))
         if content:
-            _mount(server_document["spec"]["template"]["spec"], app)
+            _mount(pod, app)
         routed = ("replicas", "router_config", "router", "router_service") if has_router else ("service",)
         kinds = ("cache", *routed, *(("autoscaler",) if server.waiting_metric else ()))
         documents += [server_document, *(_filled(templates[kind], values) for kind in kinds)]
@@ -216,6 +222,7 @@ def _documents(scenario: Scenario, version: dict[str, str], value: Value) -> lis
 def _settings(deployment: Deployment, server: Options, of_part: Callable[[str, Any], Any]) -> dict[str, Any]:
     """Return what depends on the cluster: devices, environment, replicas, and the volume of the checkpoint."""
     device, num_devices = catalog.device(deployment.device), deployment.parallelism.num_devices
+    products = catalog.product_labels(device.name)
     resource = RESOURCES.get(device.vendor.lower(), "nvidia.com/gpu")
     least, most = deployment.fewest_replicas, deployment.most_replicas
     return {
@@ -226,7 +233,7 @@ def _settings(deployment: Deployment, server: Options, of_part: Callable[[str, A
         "waitingMetric": server.waiting_metric,
         "env": of_part("env", [TOKEN, {"name": "HF_HOME", "value": "/cache"}]),
         "devices": of_part("devices", {resource: num_devices}),
-        "nodeSelector": of_part("nodeSelector", {}),
+        "nodeSelector": of_part("nodeSelector", {PRODUCT: products[0]} if len(products) == 1 else {}),
         "accessModes": of_part("cacheAccessModes", ["ReadWriteMany"]),
         "storage": of_part("cacheSize", f"{ceil(num_devices * device.memory_bytes / 2**30)}Gi"),
     }

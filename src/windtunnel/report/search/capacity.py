@@ -1,5 +1,6 @@
 """A deployment's capacity: its report and its document."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from windtunnel.report.serving.run import limit_card
 from windtunnel.report.serving.setup import deployment_line, deployment_text, load_line, model_line
 from windtunnel.schema import encode
 from windtunnel.search.capacity.capacity import Capacities
+from windtunnel.search.capacity.load import is_drawn
 from windtunnel.search.capacity.probe import MOST_GROWTH, growth
 from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.units import format_count, format_seconds
@@ -47,7 +49,8 @@ def verdict_of(document: Mapping[str, Any]) -> tuple[str, bool | None]:
         return f"Holds {held_text(document['capacity'], [*document['burst'].values()])}.", None
     if not broken:
         return f"Sustains {load}, as many as the workload has requests: --num-requests gives more.", True
-    return f"Sustains {load}; above it, {broken}.", True
+    drift = document["drift"]
+    return f"Sustains {load}; above it, {broken}.{'' if drift is None else f' It is {drift_text(drift)}.'}", True
 
 
 def _capacity_rows(capacities: Capacities, unit: str) -> list[tuple[str, str]]:
@@ -68,13 +71,34 @@ def _capacity_rows(capacities: Capacities, unit: str) -> list[tuple[str, str]]:
     num_runs = sum(stream.num_runs for stream in capacities.streams)
     tried = f"{format_count(num_runs, 'run')} of up to {format_count(first.passing.served.arrival_s.size, 'request')}"
     streams = ", ".join(_load(capacities.is_closed, stream.load) for stream in capacities.streams)
+    rests = _rest_text(capacities)
     apart = "" if capacities.is_closed else f", loads {percent(capacities.tolerance)} apart"
     return [
         ("capacity", f"{_load(capacities.is_closed, capacities.load)} {unit}{sure}"),
         ("limits", limits + stable),
         ("limited by", "all requests that the workload has" if first.beyond is None else f"above this load {beyond}"),
         ("streams", f"{streams}; {tried}{apart}{'' if len(capacities.streams) > 1 else ONE_STREAM}"),
+        ("requests", rests),
     ]
+
+
+def _rest_text(capacities: Capacities) -> str:
+    """Say how many requests the answer rests on, and whether more of them would change it."""
+    change, several = capacities.steady.change, len(capacities.streams) > 1
+    each = f"{capacities.num_requests:,}{' in each stream' if several else ''}"
+    if not is_drawn(capacities.scenario.workload):
+        return f"{each}, as given: only drawn requests are made more, until the load is steady"
+    if capacities.drift is not None:
+        return f"{each}; {drift_text(capacities.drift)}"
+    if change is None:
+        return each if capacities.steady.is_steady else f"{each}; there are no more of them to see a steady load"
+    return f"{each}, enough for a steady load: the last lengthening changed it by {change:+.1%}"
+
+
+def drift_text(change: float) -> str:
+    """Say that a load is not steady yet, and which way it moves; `change` is relative, by the last lengthening."""
+    way, more = ("fell", "less") if change < 0 else ("rose", "more")
+    return f"not steady yet: it {way} by {percent(abs(change))} when the streams were last lengthened, so expect {more}"
 
 
 def capacity_section(document: Mapping[str, Any]) -> Section:
@@ -94,7 +118,7 @@ def capacity_section(document: Mapping[str, Any]) -> Section:
 
 
 def _load(is_closed: bool, load: float) -> str:
-    return f"{load:,.4g}" if is_closed else number(load)
+    return f"{math.floor(load + 1e-9):,}" if is_closed else number(load)
 
 
 def capacity_document(capacities: Capacities) -> dict[str, Any]:
@@ -115,6 +139,8 @@ def capacity_document(capacities: Capacities) -> dict[str, Any]:
         "latencies": {f"{name}_s": values for name, values in latencies.items()},
         "stream_over_e2e": None if served is None else served.stream_over_e2e,
         "burst": burst_document(capacities.burst),
+        "requests_per_stream": capacities.num_requests,
+        "drift": capacities.drift,
         "queue_growth": None if served is None else growth(served),
         "num_runs": sum(stream.num_runs for stream in capacities.streams),
     }

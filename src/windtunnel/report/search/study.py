@@ -24,8 +24,7 @@ from windtunnel.search import answers
 from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.evaluation.training import MEMORY
-from windtunnel.search.fleets import FleetSimulator, FleetSize, cheapest, copied
-from windtunnel.search.fleets import fleets as counted_fleets
+from windtunnel.search.fleets import FleetSimulator, FleetSize, cheapest, copied, deployment_of, lengthened, ways
 from windtunnel.search.prices import ApiPrice, Price
 from windtunnel.search.recommend import AS_IT_IS, DEPLOYMENT
 from windtunnel.search.scores import frontier_names, is_more_better
@@ -98,6 +97,8 @@ class SearchEvidence(Shown):
 def evidence_of(study: Study, store: Store, top: int, load: float | None = None, **shown: Any) -> SearchEvidence:
     """Explain the `top` points of a study, and size fleets for a `load` in requests/s; `shown` are other fields."""
     are_several = len(study.outcomes) > 1 and all(outcome.ranking for outcome in study.outcomes)
+    if load is not None:
+        study = replace(study, outcomes=[lengthened(study, each, load, SHOWN_FLEETS) for each in study.outcomes])
     simulators = [] if load is None else [FleetSimulator(study, outcome, load) for outcome in study.outcomes]
     fleets = [_fleets(simulator) for simulator in simulators]
     evidence = SearchEvidence(
@@ -117,15 +118,7 @@ def evidence_of(study: Study, store: Store, top: int, load: float | None = None,
 def _fleets(simulator: FleetSimulator) -> list[FleetSize]:
     """Return the cheapest replicas that take a load, once for each deployment, simulated where they can be."""
     study, outcome, load = simulator.study, simulator.outcome, simulator.load
-    best: dict[str | int, FleetSize] = {}
-    for way in counted_fleets(outcome, load, len(outcome.ranking)):
-        best.setdefault(_deployment(study, way.index), way)
-    return cheapest([simulator.fewest(way) for way in list(best.values())[:SHOWN_FLEETS]])
-
-
-def _deployment(study: Study, index: int) -> str | int:
-    """Return the name of a point's whole deployment, without its token budget; the point where it has none."""
-    return str(study.point(index).choice[DEPLOYMENT]) if DEPLOYMENT in study.space.vary else index
+    return cheapest([simulator.fewest(way) for way in ways(study, outcome, load, SHOWN_FLEETS)])
 
 
 def _idle(study: Study, outcome: SearchOutcome) -> list[int]:
@@ -143,7 +136,7 @@ def _listed(evidence: SearchEvidence, place: int) -> list[int]:
         idle = _idle(study, outcome)
         return [index for index in outcome.ranking if index not in idle][: evidence.top]
     ranking, winner = outcome.ranking, outcome.ranking[winner_rank(evidence, place)]
-    points = {_deployment(study, index): index for index in [*reversed(ranking), winner]}.values()
+    points = {deployment_of(study, index): index for index in [*reversed(ranking), winner]}.values()
     shown = sorted(points, key=ranking.index)
     devices = {study.point(index).settings[PATHS["device"]]: index for index in reversed(shown)}
     return sorted({*shown[: evidence.top], *devices.values()}, key=ranking.index)
@@ -291,12 +284,14 @@ def _best(evidence: SearchEvidence, place: int, why: Why) -> list[Block]:
     winner, idle = outcome.ranking[winner_rank(evidence, place)], _idle(study, outcome)
     points = [(str(rank), study.point(index).title) for rank, index in enumerate(listed, start=1)]
     sureness = sureness_texts(study, outcome) if why else []
+    space_finds_loads = bool(why) and not study.space.is_training and study.space.load == "capacity"
     return [
         *([OnPage(lambda: _winner(study, outcome, winner, bool(evidence.fleets)))] if why else []),
         OnTerminal(lambda: [Facts(points, RANK_WIDTH), best_table(study, outcome, listed)]),
         OnPage(lambda: [best_table(study, outcome, listed, is_on_page=True, winner=winner)]),
         *([f"No effect: {'; '.join(study.point(index).title for index in idle)}."] if idle else []),
         *_burst_texts(evidence, outcome),
+        *([rest_text(outcome, listed)] if space_finds_loads else []),
         *([Text(sureness)] if sureness else []),
     ]
 
@@ -390,6 +385,21 @@ def _burst_texts(evidence: SearchEvidence, outcome: SearchOutcome) -> list[str]:
     bursts = [burst for index in outcome.ranking[: evidence.top] if (burst := outcome.burst(index)) is not None]
     text = "which are over too soon to tell what is sustained; give --num-requests"
     return [f"{len(bursts)} of these loads are held in bursts, {text} {max(bursts)[1]}"] if bursts else []
+
+
+def rest_text(outcome: SearchOutcome, points: Sequence[int]) -> str:
+    """Say how many requests the loads of points rest on, and which of them are not steady yet."""
+    answers_of = [outcome.evaluations[index] for index in points]
+    sizes = sorted({answer.stream_requests for answer in answers_of})
+    each = " to ".join(f"{size:,}" for size in dict.fromkeys([sizes[0], sizes[-1]]))
+    if not any(answer.is_lengthened for answer in answers_of):
+        return f"These loads rest on {each} requests as given: only drawn requests are made more."
+    drifts = [answer.drift for answer in answers_of if answer.drift]
+    text = f"These loads rest on {each} requests in each stream"
+    if not drifts:
+        return f"{text}, enough for them to be steady."
+    moved = " to ".join(f"{drift:+.1%}" for drift in dict.fromkeys([min(drifts), max(drifts)]))
+    return f"{text}. {len(drifts)} of them moved by {moved} in the last lengthening, and may move a little further."
 
 
 def sureness_texts(study: Study, outcome: SearchOutcome) -> list[str]:

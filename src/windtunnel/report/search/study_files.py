@@ -125,7 +125,8 @@ def _write_points(study: Study, path: Path) -> None:
     choices = [study.point(index).choice for _, index, *_ in rows]
     for name in study.space.vary:
         columns[f"vary.{name}"] = [label_of(choice[name]) for choice in choices]
-    for column in ("holds", "load", "limited_by", "refused", "num_runs", "num_requests", "stream_requests"):
+    of_runs = ("num_runs", "num_requests", "stream_requests", "is_lengthened", "drift")
+    for column in ("holds", "load", "limited_by", "refused", *of_runs):
         columns[column] = [getattr(evaluation, column) for *_, evaluation in rows]
     for name in sorted({name for *_, evaluation in rows for name in evaluation.figures}):
         columns[name] = np.array([evaluation.figures.get(name, np.nan) for *_, evaluation in rows])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from windtunnel.errors import InputError
 from windtunnel.metrics.limits import Limit
 from windtunnel.notebook import Shown
-from windtunnel.search.capacity.load import Stream, burst_of, check_has_one_load, longer, stream_of
+from windtunnel.search.capacity.load import Stream, burst_of, check_has_one_load, is_steady, lengthened, stream_of
 from windtunnel.search.capacity.probe import Probe, probe, serve_requests
 from windtunnel.search.confidence import MOST_SEEDS, lower_bound
 from windtunnel.serving.prepared import PreparedDeployment
@@ -93,24 +93,61 @@ def served_at_once(server: PreparedDeployment, stream: Stream) -> float:
     return served.arrival_s.size / float((served.arrival_s + served.e2e_s).max())
 
 
-def steady(find: Callable[[Stream, float | None], Capacity], stream: Stream) -> tuple[Stream, Capacity]:
-    """Find a capacity with a stream that lasts long enough, as far as it can be lengthened; return both, with all runs.
+@dataclass(frozen=True, eq=False)
+class Steady:
+    """Capacities of some streams that were lengthened until their mean was steady, as far as they can be."""
+
+    streams: list[Stream]
+    found: list[Capacity]
+    """With the runs of all lengths."""
+    change: float | None
+    """Relative change of the mean when the streams were last lengthened; None: they were not."""
+    is_steady: bool
+
+
+def steady(
+    find: Callable[[Stream, float | None], Capacity], streams: Sequence[Stream], limits: Sequence[Limit]
+) -> Steady:
+    """Find the capacity of each stream, and lengthen all of them until the mean is steady.
+
+    A longer stream is searched from the load that the shorter one sustains.
 
     Args:
         find: returns the capacity for a stream, from a load to begin at.
+        streams: of one workload, with a seed each.
+        limits: what the requests must keep.
     """
-    given, found, num_runs = stream.workload, find(stream, None), 0
-    while (passing := found.passing) is not None and passing.served is not None:
-        num_requests = longer(given, stream.workload.num_requests or 0, passing.served.stream_over_e2e)
-        try:
-            further = None if num_requests is None else stream_of(given, stream.seed, num_requests)
-            answer = found if further is None else find(further, found.load)
-        except InputError:
-            break
+    found: list[Capacity] = []
+    for stream in streams:
+        found.append(find(stream, found[0].load or None if found else None))
+    answer = Steady(list(streams), found, None, False)
+    while True:
+        served = [each.passing.served for each in answer.found if each.passing is not None and each.passing.served]
+        if len(served) < len(streams):
+            return answer
+        size, times = served[0].arrival_s.size, min(each.stream_over_e2e for each in served)
+        answer = replace(answer, is_steady=is_steady(size, times, limits, answer.change))
+        further = None if answer.is_steady else _lengthened(answer.streams)
         if further is None:
-            break
-        stream, found, num_runs = further, answer, num_runs + found.num_runs
-    return stream, replace(found, num_runs=num_runs + found.num_runs)
+            return answer
+        num_runs = [each.num_runs for each in answer.found]
+        loads = [each.load for each in answer.found]
+        found = [find(stream, load) for stream, load in zip(further, loads, strict=True)]
+        change = sum(each.load for each in found) / sum(loads) - 1
+        found = [replace(each, num_runs=each.num_runs + runs) for each, runs in zip(found, num_runs, strict=True)]
+        answer = Steady(further, found, change, False)
+
+
+def _lengthened(streams: Sequence[Stream]) -> list[Stream] | None:
+    """Return streams four times as long, or twice where a trace has too few lengths for that; None: there are none."""
+    first = streams[0]
+    num_requests = lengthened(first.workload, first.workload.num_requests or 0)
+    while num_requests is not None and num_requests > (first.workload.num_requests or 0):
+        try:
+            return [stream_of(stream.workload, stream.seed, num_requests) for stream in streams]
+        except InputError:
+            num_requests //= 2
+    return None
 
 
 class _Search:
@@ -209,10 +246,28 @@ class Capacities(Shown):
     setup: Setup
     """The first pool's setup, where the deployment has pools."""
     limits: Sequence[Limit]
-    streams: list[Capacity]
-    """Capacity of each stream; the first has the scenario's seed."""
-    is_closed: bool
+    steady: Steady
     tolerance: float
+
+    @property
+    def streams(self) -> list[Capacity]:
+        """Capacity of each stream; the first has the scenario's seed."""
+        return self.steady.found
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the load is a number of clients."""
+        return self.steady.streams[0].is_closed
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of each stream that the answer rests on."""
+        return self.steady.streams[0].unit.num_requests
+
+    @property
+    def drift(self) -> float | None:
+        """Relative change of the load when the streams were last lengthened, where it is not steady yet; else None."""
+        return None if self.steady.is_steady or not self.load else self.steady.change
 
     @property
     def load(self) -> float:
@@ -253,18 +308,17 @@ def capacities(
     pools = scenario.deployment.pools
     setup = resolve(pool_scenario(scenario, scenario.deployment.groups[0]), allow_download)
 
-    def of_stream(stream: Stream, near: float | None) -> Capacity:
-        server = priced.server(scenario, stream.unit, None if pools else setup)
-        near = near or (streams[0].load or None if streams else None)
-        return capacity(server, stream, limits, tolerance, near, CHECKS)
-
-    streams: list[Capacity] = []
     first = stream_of(scenario.workload, scenario.seed)
-    for seed in range(num_seeds):
-        stream = stream_of(scenario.workload, scenario.seed + seed, first.workload.num_requests) if seed else first
-        if seed and stream.has_requests_of(first):
+
+    def of_stream(stream: Stream, near: float | None) -> Capacity:
+        checks = CHECKS if stream.unit.num_requests == first.unit.num_requests else 0
+        server = priced.server(scenario, stream.unit, None if pools else setup)
+        return capacity(server, stream, limits, tolerance, near, checks)
+
+    streams = [first]
+    for seed in range(1, num_seeds):
+        stream = stream_of(scenario.workload, scenario.seed + seed)
+        if stream.has_requests_of(first):
             break
-        stream, found = steady(of_stream, stream)
-        first = first if seed else stream
-        streams.append(found)
-    return Capacities(scenario, setup, limits, streams, stream.is_closed, tolerance)
+        streams.append(stream)
+    return Capacities(scenario, setup, limits, steady(of_stream, streams, limits), tolerance)

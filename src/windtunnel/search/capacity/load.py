@@ -1,6 +1,7 @@
 """A workload at any load: the same requests, sent faster or slower."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,6 +9,7 @@ import msgspec
 import numpy as np
 
 from windtunnel.errors import InputError
+from windtunnel.metrics.limits import Limit
 from windtunnel.workload.arrivals import Arrivals, Burst, ClosedLoop, Gamma, Poisson, RateCurve, Recorded, Static
 from windtunnel.workload.generate.requests import RequestArrays, generate
 from windtunnel.workload.schema import Workload
@@ -44,19 +46,42 @@ AMPLE_STREAM = 8.0
 the load sustained for hours, that of 8 up to 4%."""
 MOST_REQUESTS = 32_768
 """Requests that a stream is lengthened to at most."""
+STEADY = 0.02
+"""Relative change of a load with more requests up to which it counts as steady."""
+LEAST_TAIL = 100
+"""Requests beyond a limited percentile from which its tail counts as filled: their number then varies by 10%."""
+MOST_OF_MANY = 16_000
+"""Requests that a stream is lengthened to at most for each of many deployments, unless it would still be a burst: twice
+as many change a load by 1% and take twice the time."""
+SETTLED_REQUESTS = 10_000
+"""Requests from which a stream that was given is not lengthened only to see whether the load changes."""
 
 
 def is_drawn(workload: Workload) -> bool:
     """Whether requests are drawn one by one, so that there may be more of them."""
-    return isinstance(workload.arrivals, Poisson | Gamma | Static) and workload.num_requests is not None
+    drawn = Poisson | Gamma | Static | ClosedLoop
+    return isinstance(workload.arrivals, drawn) and workload.num_requests is not None
 
 
-def longer(workload: Workload, num_requests: int, times: float) -> int | None:
-    """Return the requests of the next longer stream to try, where `num_requests` last `times` mean end-to-end times;
-    None where they last long enough, or are not drawn."""
-    if not is_drawn(workload) or num_requests >= MOST_REQUESTS or times >= AMPLE_STREAM:
+def lengthened(workload: Workload, num_requests: int, most: int = MOST_REQUESTS) -> int | None:
+    """Return the requests of a stream four times as long, `most` of them; None where there can be no more."""
+    if not is_drawn(workload) or num_requests >= most:
         return None
-    return min(num_requests * (2 if 4 * times >= AMPLE_STREAM else 4), MOST_REQUESTS)
+    return min(4 * num_requests, most)
+
+
+def is_steady(num_requests: int, times: float, limits: Sequence[Limit], change: float | None) -> bool:
+    """Whether a load would hardly be another with more requests.
+
+    Args:
+        times: span of the stream, in mean end-to-end times.
+        limits: a limited percentile needs `LEAST_TAIL` requests beyond it; those between tokens fill sooner.
+        change: relative change of the load when the stream was last lengthened; None: it never was.
+    """
+    tails = [1 - limit.quantile for limit in limits if limit.metric != "itl" and 0 < limit.quantile < 1]
+    fewest = min(LEAST_TAIL / min(tails, default=1.0), MOST_REQUESTS)
+    settled = num_requests >= SETTLED_REQUESTS if change is None else abs(change) <= STEADY
+    return settled and times >= AMPLE_STREAM and num_requests >= round(fewest)
 
 
 def burst_of(num_requests: int, times: float) -> tuple[int, int] | None:

@@ -94,13 +94,14 @@ def probe(
 ) -> Probe:
     """Serve `stream` at `load`, and compare the result with `limits` and with the growth of the queue.
 
-    A long run is given up once it can no longer hold a limit, unless `is_patient`.
+    A long run is given up once it can no longer hold a limit, unless `is_patient` or its requests wait for clients:
+    these are not late before they are sent.
     """
     requests = stream.at(load)
     is_short = requests.num_requests <= PATIENT_REQUESTS
     # A long run can be given up by a limit on the wait for a first token.
     waits = (limit for limit in limits if limit.metric in ("ttft", "e2e", "queueing") and limit.quantile > 0)
-    patience = None if is_patient or is_short else next(waits, None)
+    patience = None if is_patient or is_short or stream.is_closed else next(waits, None)
     served = serve_requests(server, requests, None if patience is None else _hopeless(patience, requests))
     if served is None:
         assert patience is not None, "only a limit gives a run up"

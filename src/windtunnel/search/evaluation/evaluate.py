@@ -16,7 +16,16 @@ from windtunnel.errors import InputError
 from windtunnel.metrics.limits import limits_from
 from windtunnel.schema import Schema, decode
 from windtunnel.search.capacity.capacity import Capacity, capacity
-from windtunnel.search.capacity.load import Stream, are_sent_at_once, longer, stream_of
+from windtunnel.search.capacity.load import (
+    AMPLE_STREAM,
+    MOST_OF_MANY,
+    MOST_REQUESTS,
+    Stream,
+    are_sent_at_once,
+    is_steady,
+    lengthened,
+    stream_of,
+)
 from windtunnel.search.capacity.probe import probe
 from windtunnel.search.evaluation.duplicates import Neighbours
 from windtunnel.search.evaluation.figures import Deployed, check_budget, figures, load_worth, taken_by
@@ -120,7 +129,8 @@ class Evaluator:
     ) -> Evaluation:
         """Evaluate one point; a refusal is an answer too.
 
-        A stream that is too short to show a steady load is lengthened, where it is all of a drawn one.
+        A stream that is too short to show a steady load is lengthened, where it is all of a drawn one: a burst, and for
+        a question that `lengthens` any whose load would be another with more requests.
 
         Args:
             workload: name of a workload; None is the scenario's own.
@@ -128,17 +138,46 @@ class Evaluator:
             near: a load to begin at, such as the one that the point sustained with fewer requests.
         """
         neighbours = neighbours or Neighbours()
-        whole = self._answer(index, workload, question, neighbours, near)
-        while question.num_requests is None and whole.stream_requests:
+        whole, change = self._answer(index, workload, question, neighbours, near), None
+        while question.num_requests is None and whole.figures and whole.stream_requests:
+            times = whole.figures.get("stream_over_e2e", math.inf)
+            if self._is_enough(question, whole, times, change):
+                return msgspec.structs.replace(whole, is_lengthened=question.lengthens)
             given = self.deployed(point_at(self.space, index), workload).scenario.workload
-            num_requests = longer(given, whole.stream_requests, whole.figures.get("stream_over_e2e", math.inf))
-            further = msgspec.structs.replace(question, num_requests=num_requests)
-            answer = whole if num_requests is None else self._answer(index, workload, further, neighbours, whole.load)
-            if num_requests is None or answer.refused:
+            most = MOST_REQUESTS if times < AMPLE_STREAM else MOST_OF_MANY
+            num_requests = lengthened(given, whole.stream_requests, most)
+            answer = self._longer(index, workload, question, neighbours, whole, num_requests)
+            if answer is None:
                 break
             work = {name: getattr(whole, name) + getattr(answer, name) for name in ("num_runs", "num_requests")}
+            change = answer.load / whole.load - 1
             whole = msgspec.structs.replace(answer, **work)
-        return whole
+        drift = change if question.lengthens and change is not None else 0.0
+        return msgspec.structs.replace(whole, is_lengthened=question.lengthens, drift=drift)
+
+    def _is_enough(self, question: Question, answer: Evaluation, times: float, change: float | None) -> bool:
+        """Whether a stream that lasts `times` mean end-to-end times is long enough for a question."""
+        if not question.lengthens:
+            return times >= AMPLE_STREAM
+        return is_steady(answer.stream_requests, times, limits_from(self.space.limits), change)
+
+    def _longer(
+        self,
+        index: int,
+        workload: str | None,
+        question: Question,
+        neighbours: Neighbours,
+        known: Evaluation,
+        num_requests: int | None,
+    ) -> Evaluation | None:
+        """Evaluate a point with so many requests, or with as many as a trace has; None where there are no more."""
+        while num_requests is not None and num_requests > known.stream_requests:
+            further = msgspec.structs.replace(question, num_requests=num_requests)
+            answer = self._answer(index, workload, further, neighbours, known.load)
+            if not answer.refused:
+                return answer
+            num_requests //= 2
+        return None
 
     def _answer(
         self, index: int, workload: str | None, question: Question, neighbours: Neighbours, near: float | None

@@ -27,12 +27,16 @@ class Evaluation(Schema):
     """Requests simulated in all runs together."""
     stream_requests: int = 0
     """Requests of the stream that sustains `load`: more than the workload has, where these are over too soon."""
+    is_lengthened: bool = False
+    """Whether the stream was lengthened until the load is steady, as far as it can be (`Question.lengthens`)."""
+    drift: float = _NOTHING
+    """Relative change of the load when the stream was last lengthened, where it is not steady yet; else 0."""
     refused: str = ""
     """Reason why the point cannot be deployed; nothing was simulated then."""
 
     def check(self) -> None:
         # Encoding leaves out a default that is the same object, which a decoded 0.0 is not.
-        for name in ("load", "beaten_by"):
+        for name in ("load", "beaten_by", "drift"):
             if getattr(self, name) == 0.0:
                 force_setattr(self, name, _NOTHING)
 
@@ -42,6 +46,8 @@ class Question(Schema):
 
     num_requests: int | None = None
     """First requests of the workload to serve; None: all."""
+    lengthens: bool = False
+    """Whether a drawn stream is lengthened until the load is steady; else only where it is a burst."""
     seed: int = 0
     """Seed of the stream of requests, the same for all points."""
     tolerance: float = TOLERANCE

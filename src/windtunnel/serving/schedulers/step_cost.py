@@ -49,9 +49,11 @@ def decode_attention_s(
 
     Memory is read once for what requests share, the L2 cache for every request: the slower of the two counts.
 
-    A kernel that gives every request as many blocks ends with its longest one, whose blocks read alone at last. The
-    longest of n contexts exceeds the mean by sqrt(2 ln n) deviations (the Gumbel limit of normal maxima; David and
-    Nagaraja, Order Statistics, 10.5); a share `longest_share` of the device would read at the memory's full rate.
+    A kernel that gives every request as many blocks ends with its longest one, whose blocks read alone at last: it
+    takes a share `longest_share` of the time of equal requests of that length, as many as the CUDA graph was captured
+    for, since the graph's size decides how many blocks each gets. The longest of n contexts exceeds the mean by
+    sqrt(2 ln n) deviations (the Gumbel limit of normal maxima; David and Nagaraja, Order Statistics, 10.5), and by
+    sqrt(n - 1) at most (Samuelson, 1968).
     """
     if num_decodes == 0:
         return 0.0
@@ -63,11 +65,14 @@ def decode_attention_s(
         read_tokens *= max(1.0 - repeated_tokens / context_tokens, cost.repeated_share)
     attention_s = interpolate_row(cost.context_nodes, grid[num_decodes], read_tokens)
     if deviation_tokens > 0.0:
-        longest_tokens = mean_tokens + deviation_tokens * np.sqrt(2.0 * np.log(num_decodes))
-        factor = cost.longest_share * longest_tokens / mean_tokens
-        if factor > 1.0:
-            row = cost.waiting_attention_s[num_decodes]
-            attention_s += (factor - 1.0) * interpolate_row(cost.context_nodes, row, read_tokens)
+        above_mean = min(np.sqrt(2.0 * np.log(num_decodes)), np.sqrt(num_decodes - 1.0))
+        longest_tokens = read_tokens * (1.0 + above_mean * deviation_tokens / mean_tokens)
+        num_equal = cost.padded_requests[num_decodes] if prompt_tokens == 0 else num_decodes
+        last_s = cost.longest_share * interpolate_row(
+            cost.context_nodes, cost.waiting_attention_s[num_equal], longest_tokens
+        )
+        waiting_s = interpolate_row(cost.context_nodes, cost.waiting_attention_s[num_decodes], read_tokens)
+        attention_s += max(last_s - waiting_s, 0.0)
     return attention_s
 
 

@@ -164,6 +164,11 @@ class StepPrices:
         is_split = tokens >= (self.engine.overlap_decode_tokens or 1)
         return np.where(is_split[:, None], 2 * cores_s - further_s, decode_s)
 
+    def _waiting(self, waiting: Floats, tokens: NDArray[np.int64]) -> dict[str, Any]:
+        """Return the fields of `StepCost` on kernels that wait; `tokens` of decode steps, as padded to a graph."""
+        padded = np.minimum(-(-tokens // self.queries), tokens.size - 1)
+        return {"waiting_attention_s": self._at_every_batch(waiting), "padded_requests": padded}
+
     def _split_in_two(self, least_tokens: int | None) -> tuple[Split, Floats]:
         """Return `token` and `group` where steps of at least so many tokens are computed in halves."""
         if self.halves is None:
@@ -227,7 +232,7 @@ class StepPrices:
             mixed_decode_attention_s=mixed_s,
             longest_share=self.longest_share,
             repeated_share=self.repeated_share,
-            waiting_attention_s=np.zeros((0, 0)) if self.waiting is None else self._at_every_batch(self.waiting),
+            **({} if self.waiting is None else self._waiting(self.waiting, verified)),
             unhidden_step_s=unhidden_step_s,
         )
         return LoweredSteps(

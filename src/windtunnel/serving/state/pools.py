@@ -365,6 +365,7 @@ def cost_of(pools: Pools, pool: int) -> StepCost:
         cost.mixed_decode_attention_s[pool],
         cost.longest_share[pool],
         cost.waiting_attention_s[pool],
+        cost.padded_requests[pool],
         cost.unhidden_step_s[pool],
         cost.repeated_share[pool],
         cost.encode_s[pool],

@@ -372,11 +372,14 @@ class StepCost(NamedTuple):
     mixed_decode_attention_s: Floats = np.zeros((0, 0))
     """[max_num_seqs + 1, c] decode attention in a step whose rank prefills too; `[0, 0]` where it is the same."""
     longest_share: float = 0.0
-    """Share of the device on which one of many equal requests keeps the memory busy; see `decode_attention_s`. 0.0: no
-    kernel waits for its longest request."""
+    """What the longest request alone takes of the time of as many as it; see `decode_attention_s`. 0.0: no kernel waits
+    for its longest request."""
     waiting_attention_s: Floats = np.zeros((0, 0))
     """[max_num_seqs + 1, c] the part of `decode_attention_s` of kernels that wait for their longest request; `[0, 0]`
     where none does."""
+    padded_requests: Ints = np.zeros(0, np.int64)
+    """[max_num_seqs + 1] requests that the CUDA graph of a decode step was captured for, `max_num_seqs` at most; `[0]`
+    where no kernel waits."""
     unhidden_step_s: float = 0.0
     """Work of the host in every step that nothing hides."""
     repeated_share: float = 1.0
