@@ -248,7 +248,8 @@ def show(
         share = statistics.mean(
             statistics.mean(held[index][id(row)] for row in scored if row.table == t) for t in tables
         )
-        print(f"80% intervals without their own {what} hold {share:.0%}, mean of data sets")
+        of_runs = statistics.mean(held[index].values())
+        print(f"80% intervals without their own {what} hold {share:.0%}, mean of data sets; {of_runs:.0%} of runs")
     num_refused = sum(reasons.total() for reasons in refused.values())
     print(f"\nrefused: {num_refused} of {num_refused + len(memory)} rows")
     for table, reasons in sorted(refused.items()):

@@ -177,21 +177,25 @@ def _token_traffic(options: Options, tokens: dict[str, Any]) -> TokenTraffic:
 
 def _run(options: Options, fabric: Fabric, ranks: int | list[int], settings: NetworkSettings) -> CollectiveRun:
     """Run a collective whose ranks all have the same share of `--size`."""
-    has_launch = hasattr(BACKENDS.get(settings.backend), "run_collective")
-    if options.cuda_graph and not has_launch:
-        raise InputError("--cuda-graph leaves out the host's launch, which only the analytic backend has")
-    if has_launch and (options.fail_links or options.fail_nodes):
+    is_closed, launch_s = hasattr(BACKENDS.get(settings.backend), "run_collective"), _launch_s(options, settings)
+    if is_closed and (options.fail_links or options.fail_nodes):
         remark("note: closed forms know what fails at a GPU, not between switches; --backend flow knows both")
     choices = CollectiveChoices(
-        algorithm=options.algorithm or "auto",
-        protocol=options.protocol or "auto",
-        pxn=options.pxn,
-        launch_s=LAUNCH_S if has_launch and not options.cuda_graph else 0.0,
+        algorithm=options.algorithm or "auto", protocol=options.protocol or "auto", pxn=options.pxn, launch_s=launch_s
     )
     size_bytes = parse_quantity("size_bytes", options.size)
     if size_bytes != int(size_bytes):
         raise InputError(f"--size: {options.size!r} is not a whole number of bytes")
     return run_collective(fabric, options.op.lower(), int(size_bytes), ranks, settings.backend, settings, choices)
+
+
+def _launch_s(options: Options, settings: NetworkSettings) -> float:
+    """Return the seconds of the host's launch."""
+    if settings.compat == "simai":
+        if options.cuda_graph:
+            raise InputError("--cuda-graph leaves out the host's launch, which SimAI has not", "leave out --compat")
+        return 0.0
+    return 0.0 if options.cuda_graph else LAUNCH_S
 
 
 def _run_traffic(options: Options, fabric: Fabric, ranks: int | list[int], settings: NetworkSettings) -> CollectiveRun:
@@ -200,7 +204,7 @@ def _run_traffic(options: Options, fabric: Fabric, ranks: int | list[int], setti
         raise InputError(f"--traffic is an all-to-all's; it does not go with --op {options.op}")
     matrix = read_traffic(options.traffic, len(chosen_gpus(fabric, ranks)))
     most_bytes = int((matrix.sum(axis=1) - matrix.diagonal()).max())
-    choices = CollectiveChoices(options.algorithm or "auto")
+    choices = CollectiveChoices(options.algorithm or "auto", launch_s=_launch_s(options, settings))
     return run_collective(fabric, "all_to_all", most_bytes, ranks, settings.backend, settings, choices, matrix)
 
 

@@ -11,7 +11,7 @@ from windtunnel.hardware import Node
 from windtunnel.model import operators as ops
 from windtunnel.network.collectives.call import Ranks
 from windtunnel.network.collectives.closed_forms import closed_form
-from windtunnel.network.collectives.run import groups_seconds
+from windtunnel.network.collectives.run import GroupsRun, run_groups
 from windtunnel.network.fabric import Fabric, with_joined_switches
 from windtunnel.network.flows import flows_of
 from windtunnel.network.paths import run_flows
@@ -39,15 +39,15 @@ class Network:
     fabric: Fabric
     settings: ClusterNetwork
     num_devices: int
-    _known: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
+    _known: dict[tuple[str, int, int, int], GroupsRun] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
         """Source of an estimate."""
         return f"{self.fabric.name}, {self.settings.backend} level"
 
-    def seconds(self, op: ops.Collective, message_bytes: float, stride: int = 1) -> float:
-        """Return the seconds of a collective in all groups of ranks that lie `stride` apart, at work at the same time.
+    def run(self, op: ops.Collective, message_bytes: float, stride: int = 1) -> GroupsRun:
+        """Run a collective in all groups of ranks that lie `stride` apart, at work at the same time.
 
         Raises:
             InputError: a group does not spread evenly over servers, or is not connected.
@@ -55,8 +55,12 @@ class Network:
         key = (op.op, round(message_bytes), op.num_ranks, stride)
         if key not in self._known:
             groups = groups_of(op, self.num_devices, stride)
-            self._known[key] = groups_seconds(self.fabric, op.op, key[1], groups, self.settings)
+            self._known[key] = run_groups(self.fabric, op.op, key[1], groups, self.settings)
         return self._known[key]
+
+    def seconds(self, op: ops.Collective, message_bytes: float, stride: int = 1) -> float:
+        """Return the seconds of `run`, whose errors this has."""
+        return self.run(op, message_bytes, stride).seconds
 
 
 def groups_of(op: ops.Collective, num_devices: int, stride: int) -> NDArray[np.int32]:

@@ -221,9 +221,15 @@ def data_bytes_per_s(fabric: Fabric, settings: NetworkSettings) -> NDArray[np.fl
     return np.asarray(packet_bytes / np.maximum(data_ns + answer_ns, 1) * 1e9)
 
 
-def send_delay_s(settings: NetworkSettings) -> float:
-    """Return the time from the data being there to its first byte on the wire."""
-    return settings.send_latency_s + (SIMAI_SEND_DELAY_S if settings.compat == "simai" else 0.0)
+def send_delays_s(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> NDArray[np.float64]:
+    """Return (num_flows,) seconds from the data of a flow being there to its first byte on the wire."""
+    near_s, far_s = settings.send_latency_s, settings.network_send_latency_s
+    if settings.compat == "simai":
+        near_s += SIMAI_SEND_DELAY_S
+    if far_s is None:
+        return flows.delay_s + near_s
+    leaves = fabric.server[flows.source] != fabric.server[flows.destination]
+    return flows.delay_s + np.where(leaves, far_s, near_s)
 
 
 class PathSeconds(NamedTuple):

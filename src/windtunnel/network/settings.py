@@ -145,7 +145,10 @@ class NetworkSettings(Schema):
     routing: Literal["ecmp", "spray"] = "ecmp"
     """`ecmp`: one of the shortest paths, by hash; `spray`: all of them evenly (packet spraying, adaptive routing)."""
     send_latency_s: NonNegative = 3e-6
-    """Time from the data being there to its first byte on the wire; SimAI's `AS_SEND_LAT`."""
+    """Time from the data being there to its first byte on the wire; SimAI's `AS_SEND_LAT`. Steps of NCCL's algorithms
+    take as long as NCCL's model says, and what this is above 3 us."""
+    network_send_latency_s: NonNegative | None = None
+    """The same of a flow to another server; None: `send_latency_s`."""
     payload_bytes: AtLeastOne = 4096
     """Payload of a full packet. SimAI's `PACKET_PAYLOAD_SIZE` is 9000."""
     header_bytes: Annotated[int, check_non_negative] = 66

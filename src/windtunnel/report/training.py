@@ -52,6 +52,8 @@ def training_document(result: TrainingResult, run: Campaign | None, tasks: list[
         "memory": [asdict(stage) | {"total_bytes": stage.total_bytes} for stage in result.memory],
         "coverage_s": {how.value: seconds for how, seconds in result.by_coverage.items()},
     }
+    if result.collectives:
+        document["collectives"] = [asdict(each) for each in result.collectives]
     if run is not None:
         document["run"] = asdict(run)
     if tasks:
@@ -84,6 +86,10 @@ def training_report(
     if run is not None and result.fits:
         facts = facts_of(asdict(run) | {"price": _price(document)}, LAYOUT["run"])
         sections.append(Section(f"To {number(run.total_tokens / 1e9)} billion tokens", [facts]))
+    if result.collectives:
+        sections.append(
+            Section("Collectives on the network", [table_of(result.collectives, LAYOUT["collectives"], left=2)])
+        )
     total_s = sum(result.by_coverage.values())
     known = ", ".join(
         f"{how.value} {percent(seconds / total_s)}" for how, seconds in sorted(result.by_coverage.items())

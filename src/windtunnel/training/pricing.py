@@ -34,6 +34,20 @@ class TaskCost:
     relative_error: float
 
 
+@dataclass(frozen=True)
+class NetworkCollective:
+    """A collective of a kind of group on the network between nodes."""
+
+    group: Group
+    op: str
+    message_bytes: float
+    """As NCCL counts."""
+    num_ranks: int
+    seconds: float
+    choice: str
+    """The algorithm and protocol that ran, as NCCL would choose."""
+
+
 _sums = partial(defaultdict[Any, float], float)
 
 
@@ -100,8 +114,8 @@ class JobNetwork:
     def estimate(self, op: ops.Collective, group: Group) -> Estimate:
         """Return the seconds of a collective in every group of a kind at once; over all ranks there is one group."""
         num_ranks, stride = self.rank.layout(group)
-        seconds = self.network.seconds(op, float(op.message_bytes), stride if op.num_ranks == num_ranks else 1)
-        return Estimate(seconds, Coverage.ROOFLINE, self.network.source, FABRIC_ERROR)
+        run = self.network.run(op, float(op.message_bytes), stride if op.num_ranks == num_ranks else 1)
+        return Estimate(run.seconds, Coverage.ROOFLINE, f"{self.network.source}: {run}", FABRIC_ERROR)
 
 
 @dataclass(frozen=True)
@@ -140,6 +154,17 @@ class TrainingPricer:
         if known.network is None or known.network.rank.setup is rank.setup:
             return known
         return replace(known, network=replace(known.network, rank=rank), _known={})
+
+    @property
+    def collectives(self) -> list[NetworkCollective]:
+        """Every collective that ran on the network, from the shortest to the longest of each group."""
+        rows = [
+            NetworkCollective(group, op.op, float(op.message_bytes), op.num_ranks, float(price.seconds), choice)
+            for (op, group, *_), price in self._known.items()
+            if group is not None and isinstance(op, ops.Collective) and op.span_nodes > 1 and self.network is not None
+            for choice in [price.source.removeprefix(f"{self.network.network.source}: ")]
+        ]
+        return sorted(dict.fromkeys(rows), key=lambda row: (row.group, row.op, row.message_bytes))
 
     def task(self, task: Task) -> TaskCost:
         """Return the cost of one task."""

@@ -28,7 +28,14 @@ from windtunnel.training.memory import StageMemory, stage_memory
 from windtunnel.training.pipeline import kernel as pipeline
 from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, WEIGHT
 from windtunnel.training.pipeline.schedules import Schedule, schedule
-from windtunnel.training.pricing import FastestEstimator, JobNetwork, PassCost, TrainingPricer, pricer
+from windtunnel.training.pricing import (
+    FastestEstimator,
+    JobNetwork,
+    NetworkCollective,
+    PassCost,
+    TrainingPricer,
+    pricer,
+)
 from windtunnel.training.setup import TrainingSetup, resolve
 from windtunnel.units import format_seconds
 
@@ -103,6 +110,8 @@ class TrainingResult(Shown):
     relative_error: float
     """Expected error of the step's estimates, were they all wrong the same way."""
     num_parameters: float
+    collectives: tuple[NetworkCollective, ...] = ()
+    """Those that ran on the job's network."""
 
     def __repr__(self) -> str:
         """Return a summary for notebooks: the costs and the timeline alone would be thousands of numbers."""
@@ -297,6 +306,7 @@ def _result(
         by_coverage=all_passes.by_coverage,
         relative_error=all_passes.error_s / total if total else 0.0,
         num_parameters=float(count_parameters(setup.model).total),
+        collectives=tuple(prices.collectives),
     )
 
 

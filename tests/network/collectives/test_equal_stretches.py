@@ -11,7 +11,8 @@ from windtunnel import limits
 from windtunnel.errors import InputError
 from windtunnel.network.backends import packet as backend
 from windtunnel.network.collectives import equal_stretches as stretches
-from windtunnel.network.collectives.run import groups_seconds
+from windtunnel.network.collectives.call import CollectiveChoices
+from windtunnel.network.collectives.run import run_groups
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.packet.long_messages import LONG_PACKETS, long_seconds
 from windtunnel.network.settings import GBPS, SIMAI_PACKETS, SIMAI_SETTINGS, NetworkSettings, PacketSettings
@@ -35,7 +36,8 @@ def with_packets(compat: str | None, **packet: object) -> NetworkSettings:
 
 
 def seconds(fabric: Fabric, op: str, size_bytes: int, groups: np.ndarray, network: NetworkSettings) -> float:
-    return groups_seconds(fabric, op, size_bytes, groups, network)
+    choices = CollectiveChoices("auto" if op == "all_to_all" else "ring")
+    return run_groups(fabric, op, size_bytes, groups, network, choices).seconds
 
 
 def is_shortened(monkeypatch: pytest.MonkeyPatch) -> list[bool]:

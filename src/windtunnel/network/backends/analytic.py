@@ -3,6 +3,8 @@
 from dataclasses import replace
 from math import ceil
 
+import numpy as np
+
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model.operators import COLLECTIVES, Collective
@@ -16,9 +18,12 @@ from windtunnel.network.flows import Flows
 from windtunnel.network.paths import FlowTimes
 from windtunnel.network.settings import NetworkSettings
 from windtunnel.pricing.aiconfigurator.estimator import nccl_estimator
+from windtunnel.pricing.estimator import Estimate, Estimator
 
 MOST_MEASURED_RANKS = 8
 """Most ranks with which a device's collectives were measured."""
+_SIZES = 2.0 ** np.arange(8, 35)
+"""Bytes with which collectives were measured."""
 
 
 def run_flows(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> FlowTimes:
@@ -36,13 +41,24 @@ def run_collective(call: CollectiveCall) -> CollectiveRun:
     may_choose = choices.algorithm == choices.protocol == "auto" and ranks.num_servers == 1
     if device is not None and device.measured_as and may_choose and op in COLLECTIVES:
         num_ranks = min(ranks.num_ranks, MOST_MEASURED_RANKS)
-        collective = Collective(op, size_bytes, num_ranks)
-        estimate = nccl_estimator(device, catalog.default_node(device)).estimate(collective)
+        estimate = _rising(nccl_estimator(device, catalog.default_node(device)), Collective(op, size_bytes, num_ranks))
         # More ranks take no less time than those that were measured, but where the switch adds, for any number of them.
         if num_ranks == ranks.num_ranks or (op != "all_reduce" and estimate.seconds > seconds):
             of = f" of {num_ranks} ranks" if num_ranks < ranks.num_ranks else ""
             seconds, source = float(estimate.seconds), f"{estimate.coverage.value}: {estimate.source}{of}"
     return CollectiveRun(call, seconds + choices.launch_s, algorithm, protocol, "analytic", source)
+
+
+def _rising(estimator: Estimator, collective: Collective) -> Estimate:
+    """Return an estimate of a collective that never falls with its size, where single measurements do.
+
+    It lies half way between the longest of smaller ones and the shortest of larger ones.
+    """
+    size_bytes = float(collective.message_bytes)
+    sizes = np.append(_SIZES, size_bytes)
+    seconds = np.asarray(estimator.estimate(replace(collective, message_bytes=sizes)).seconds)
+    middle = (seconds[sizes <= size_bytes].max() + seconds[sizes >= size_bytes].min()) / 2
+    return replace(estimator.estimate(collective), seconds=float(middle))
 
 
 def _run_on_torus(call: CollectiveCall) -> CollectiveRun:

@@ -55,6 +55,8 @@ class Ranks:
     """Channels by which switches add."""
     nvls_share: float = 0.95
     """Bus bandwidth of long buffers that switches add, over the rate of the links."""
+    ll_bytes_per_s: float = 141e9
+    """Most bus bandwidth of the protocol LL: here of Hopper, in one server."""
     scale_up_share: float = 1.0
     """Of the rate of the links inside its server, what a ring's flows reach."""
 
@@ -92,6 +94,8 @@ class CollectiveCall:
     choices: CollectiveChoices = field(default_factory=CollectiveChoices)
     traffic_bytes: NDArray[np.int64] | None = None
     """(num_ranks, num_ranks) from each rank to each other, where an all-to-all is not balanced."""
+    num_together: int = 1
+    """Calls of its kind at once."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,8 +20,6 @@ same size in a graph, 11 to 23 us; a seventh, with a process for each GPU, takes
 
 PROTOCOL_SHARE = {"ll": 0.5, "ll128": 120 / 128, "simple": 1.0}
 """Data in what is sent: LL has a flag for each 4 bytes, LL128 8 bytes in each line of 128."""
-_LOW_LATENCY_BYTES_PER_S = {"ll": 60e9, "ll128": 280e9}
-"""Most that the protocols reach on Hopper over NVLink (busBw limits of tuning.cc, 8 GPUs)."""
 
 RING_SHARE = 0.81
 """Of NVLink, in a ring: 365 of 450 GB/s on H100 and H200, 234 of 300 on A100, 680 of 900 on B200 (nccl-tests)."""
@@ -120,8 +118,9 @@ def _seconds(form: ClosedForm, protocol: str, op: str, size_bytes: float, ranks:
 
 def _bus_bytes_per_s(form: ClosedForm, protocol: str, size_bytes: float, ranks: Ranks) -> float:
     inside = form.scale_up_bytes_per_s(ranks, size_bytes / ranks.num_ranks)
-    if protocol in _LOW_LATENCY_BYTES_PER_S:
-        inside = min(inside * PROTOCOL_SHARE[protocol], _LOW_LATENCY_BYTES_PER_S[protocol])
+    inside *= PROTOCOL_SHARE[protocol]
+    if protocol == "ll":
+        inside = min(inside, ranks.ll_bytes_per_s)
     if ranks.num_servers == 1:
         return inside
     network = ranks.network_bytes_per_s * NETWORK_SHARE * min(ranks.per_server, NETWORK_RINGS)
@@ -131,10 +130,9 @@ def _bus_bytes_per_s(form: ClosedForm, protocol: str, size_bytes: float, ranks: 
 
 def protocol_share(op: str, protocol: str, ranks: Ranks) -> float:
     """Return the rate at which a protocol's data and flags leave a rank inside its server, over that of a ring."""
-    if op == "all_to_all" or protocol not in _LOW_LATENCY_BYTES_PER_S or ranks.per_server == 1:
+    if op == "all_to_all" or protocol != "ll" or ranks.per_server == 1:
         return 1.0
-    sent_bytes_per_s = _LOW_LATENCY_BYTES_PER_S[protocol] / PROTOCOL_SHARE[protocol]
-    return min(1.0, sent_bytes_per_s / (ranks.scale_up_bytes_per_s * RING_SHARE))
+    return min(1.0, ranks.ll_bytes_per_s / PROTOCOL_SHARE[protocol] / (ranks.scale_up_bytes_per_s * RING_SHARE))
 
 
 def _all_to_all_seconds(latency: Latency, protocol: str, size_bytes: float, ranks: Ranks) -> float:

@@ -11,6 +11,7 @@ acknowledgements of other connections there.
 
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,7 +22,7 @@ from windtunnel.network.fabric import Fabric, NodeKind, between_switches
 from windtunnel.network.flows import with_columns
 from windtunnel.network.packet.runner import PacketOutcome, run_in_parts
 from windtunnel.network.packet.tables import PS_PER_S, PacketTables, reduction_cycle, tables_of
-from windtunnel.network.paths import Paths, find_ways
+from windtunnel.network.paths import Paths, find_ways, send_delays_s
 from windtunnel.network.settings import NetworkSettings, PacketSettings
 
 Ids = NDArray[np.int64]
@@ -49,6 +50,8 @@ class _Stretch:
     classes: Classes
     replies: Paths
     """Paths of the acknowledgements."""
+    delay_s: NDArray[np.float64]
+    """(classes,) from the data being there to its first byte on the wire, of the connection on the whole fabric."""
     num_copies: int
     """Most stretches whose packets a switch may hold at once."""
 
@@ -71,7 +74,7 @@ def ring_seconds(
     shift = _least_shift(fabric, rings, crossed)
     if shift == rings.num_ranks:
         return None
-    stretch = _stretch(fabric, rings, crossed, shift)
+    stretch = _stretch(fabric, rings, crossed, shift, settings)
     first = rings.order.min() if settings.compat == "simai" else None
 
     num_packets = len(stretch.classes.before) * -(-chunk_bytes // settings.payload_bytes)
@@ -154,7 +157,7 @@ def _least(moved: Ids) -> Ids:
         least, reach = smaller, reach[reach]
 
 
-def _stretch(fabric: Fabric, rings: Rings, crossed: _Crossed, shift: int) -> _Stretch:
+def _stretch(fabric: Fabric, rings: Rings, crossed: _Crossed, shift: int, settings: NetworkSettings) -> _Stretch:
     num_channels, num_ranks = rings.order.shape
     links, own = crossed.links, crossed.own
     nodes, of_link = (
@@ -190,7 +193,8 @@ def _stretch(fabric: Fabric, rings: Rings, crossed: _Crossed, shift: int) -> _St
         np.bincount(target[np.unique(each[each >= 0])], minlength=fabric.num_nodes) for each in (links, chosen)
     )
     num_copies = -(-int(entered.max()) // max(1, int(entered_here[entered_here > 0].min())))
-    return _Stretch(_with_copies(fabric, chosen[is_copied]), classes, replies, num_copies)
+    delay_s = send_delays_s(fabric, ring_connections(rings), settings).reshape(rings.order.shape)[channel, order]
+    return _Stretch(_with_copies(fabric, chosen[is_copied]), classes, replies, delay_s.ravel(), num_copies)
 
 
 def _paths(links: Ids) -> Paths:
@@ -239,6 +243,9 @@ def _tables(
     flows = with_columns(class_flows(classes, chunk_bytes, num_steps), channel=channel, reduction=rings.reduction)
     of_flow = np.tile(classes.paths.of_flow, num_steps)
     routes = replace(classes.paths, of_flow=of_flow), replace(stretch.replies, of_flow=of_flow)
+    if settings.network_send_latency_s is not None:
+        flows = with_columns(flows, delay_s=np.tile(stretch.delay_s, num_steps))
+        settings = msgspec.structs.replace(settings, send_latency_s=0.0, network_send_latency_s=None)
     tables = tables_of(stretch.fabric, flows, settings, packet, routes)
     ranks = np.sort(rings.order[0])
     tables.channels.cycle = reduction_cycle(stretch.fabric, int(ranks[1] - ranks[0]), len(ranks))

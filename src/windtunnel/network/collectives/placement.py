@@ -22,6 +22,14 @@ _NVLS = {"hopper": (16, 1.07), "blackwell": (32, 0.95)}
 """Architecture -> channels of NVLS (NCCL src/transport/nvls.cc, NVLS_NCHANNELS_SM90 and _SM100; later releases take 24
 in one NVLink domain of Blackwell, with which `benchmarks/collective_accuracy.py` is further off), and bus bandwidth
 over NVLink's rate: 480 of 450 GB/s on eight H100 and H200, 846 of 900 on eight B200 (nccl-tests, 16 GiB)."""
+_LL_BYTES_PER_S = {
+    "volta": (39e9, 39e9, 20.4e9),
+    "ampere": (87.7e9, 22.5e9, 19e9),
+    "hopper": (141e9, 45e9, 35e9),
+    "blackwell": (282e9, 90e9, 70e9),
+}
+"""Architecture -> most bus bandwidth of the protocol LL in one server, in two and in more (NCCL src/graph/tuning.cc,
+`llMaxBws`); other devices are taken for Ampere."""
 _NVLS_BYTES_PER_S = 150e9
 """Slower scale-up links are PCIe or bridges, whose switches do not add."""
 
@@ -72,6 +80,7 @@ def place_of(fabric: Fabric, gpus: NDArray[np.int32]) -> Ranks:
         network_latency_us=late_s / US,
         nvls_channels=channels,
         nvls_share=nvls_share,
+        ll_bytes_per_s=_LL_BYTES_PER_S.get(architecture, _LL_BYTES_PER_S["ampere"])[min(len(per_server), 3) - 1],
         scale_up_share=min(up * RING_SHARE / link_bytes_per_s, 1.0) if link_bytes_per_s else 1.0,
     )
 
@@ -104,6 +113,16 @@ def _scale_out(fabric: Fabric, gpus: NDArray[np.int32]) -> tuple[float, float]:
         return 0.0, 0.0
     late_s = 2 * max(float(latency[leaves].max()) - MOST_USUAL_LATENCY_S, 0.0)
     return float(np.bincount(source[leaves], rate[leaves], fabric.num_nodes)[gpus].min()), late_s
+
+
+def path_latencies_s(fabric: Fabric, gpus: NDArray[np.int32]) -> tuple[float, float]:
+    """Return the most that data travels between two ranks of a server, and between two through one switch outside."""
+    source, target = fabric.directions
+    inside = fabric.server[source] == fabric.server[target]
+    hops = np.where(inside & (fabric.kind[target] == NodeKind.GPU), 1, 2) * np.repeat(fabric.latency_s, 2)
+    of_ranks = np.isin(source, gpus)
+    near, far = (float(hops[of_ranks & where].max(initial=0.0)) for where in (inside, ~inside))
+    return near, far
 
 
 def device_of(fabric: Fabric) -> Device | None:

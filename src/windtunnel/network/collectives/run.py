@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,7 @@ from windtunnel.network.collectives.call import (
     check_operation,
 )
 from windtunnel.network.collectives.closed_forms import PROTOCOL_SHARE, ClosedForm, closed_form, protocol_share
-from windtunnel.network.collectives.placement import chosen_gpus, place_of
+from windtunnel.network.collectives.placement import chosen_gpus, path_latencies_s, place_of
 from windtunnel.network.fabric import Fabric, with_joined_switches, with_scale_up_share
 from windtunnel.network.flows import Flows, together
 from windtunnel.network.paths import run_flows
@@ -82,9 +82,10 @@ def run_collective(
         return run
     algorithm = _algorithm(call)
     protocol = _protocol(call, algorithm)
-    call = _carried(call, algorithm, protocol)
-    sent = replace(call, size_bytes=int(np.ceil(size_bytes / PROTOCOL_SHARE[protocol])))
+    call, kernel_s = _carried(call, algorithm, protocol)
+    sent = _sent(call, protocol)
     seconds, work = _time_calls([sent], algorithm, backend)
+    seconds += kernel_s + choices.launch_s
     return CollectiveRun(call, seconds, algorithm, protocol, backend, f"{backend} level, {work}")
 
 
@@ -105,12 +106,17 @@ def _algorithm(call: CollectiveCall) -> str:
             names = [name for name, algorithm in ALGORITHMS.every().items() if op in algorithm.OPERATIONS]
             raise InputError(f"the algorithm {choice!r} has no flows of {op}", f"these have: {', '.join(names)}")
         return choice
-    if usual != "ring" or call.settings.compat == "simai" or not call.ranks.switched:
-        return usual  # trees leave most links between the ranks of a server idle
+    best = _best(call)
+    return best if best and op in ALGORITHMS.get(best).OPERATIONS else usual
+
+
+def _best(call: CollectiveCall) -> str:
+    """Return the algorithm of NCCL's model, or of XLA on a torus; nothing where only the usual one is there."""
+    if USUAL_ALGORITHMS[call.op] != "ring" or call.settings.compat == "simai" or not call.ranks.switched:
+        return ""  # trees leave most links between the ranks of a server idle
     if call.fabric.gpus_forward:
-        return usual if torus.rings_of(call.fabric, call.gpus) is None else "torus"
-    _, best, _ = closed_form(op, call.size_bytes, call.ranks)
-    return best if op in ALGORITHMS.get(best).OPERATIONS else usual
+        return "" if torus.rings_of(call.fabric, call.gpus) is None else "torus"
+    return closed_form(call.op, call.size_bytes, call.ranks)[1]
 
 
 def _protocol(call: CollectiveCall, algorithm: str) -> str:
@@ -125,23 +131,37 @@ def _protocol(call: CollectiveCall, algorithm: str) -> str:
         return "simple"
 
 
-def _carried(call: CollectiveCall, algorithm: str, protocol: str) -> CollectiveCall:
-    """Return the call on links as collectives use them: switches of a server joined, at the rate that kernels reach.
+def _sent(call: CollectiveCall, protocol: str) -> CollectiveCall:
+    """Return the call of a protocol's data and flags."""
+    size_bytes = int(np.ceil(call.size_bytes / PROTOCOL_SHARE[protocol]))
+    return replace(call, size_bytes=size_bytes, choices=replace(call.choices, protocol=protocol))
 
-    LL and LL128 wait less before each step, by NCCL's model, and reach less. SimAI hashes each flow to one switch, at
-    the rate of the topology file, and has one protocol.
+
+def _carried(call: CollectiveCall, algorithm: str, protocol: str) -> tuple[CollectiveCall, float]:
+    """Return the call on links as collectives use them, and the seconds of its kernel beside its flows.
+
+    Switches of a server are joined, at the rate that kernels reach. A step takes as long as in NCCL's model, the path
+    through one switch included; `send_latency_s` adds what it is above its default. SimAI hashes each flow to one
+    switch, at the rate of the topology file, and has one protocol.
     """
     if call.settings.compat == "simai":
-        return call
+        return call, 0.0
     fabric, settings, layout = with_joined_switches(call.fabric), call.settings, ALGORITHMS.get(algorithm)
-    if not getattr(layout, "AT_LINK_RATE", False):
+    at_link_rate = getattr(layout, "AT_LINK_RATE", False)
+    if not at_link_rate:
         share = call.ranks.scale_up_share * protocol_share(call.op, protocol, call.ranks)
         fabric = with_scale_up_share(fabric, share)
     form: ClosedForm | None = getattr(layout, "CLOSED_FORM", None)
-    if form is not None and protocol in form.latencies:
-        sooner_s = (form.latencies["simple"].scale_up - form.latencies[protocol].scale_up) * US
-        settings = msgspec.structs.replace(settings, send_latency_s=max(settings.send_latency_s - sooner_s, 0.0))
-    return replace(call, fabric=fabric, settings=settings)
+    if form is None or protocol not in form.latencies:
+        return replace(call, fabric=fabric), 0.0
+    latency, later_s = form.latencies[protocol], settings.send_latency_s - NetworkSettings().send_latency_s
+    near_s = far_s = later_s
+    if not at_link_rate:  # else its flows have the latency
+        near_path_s, far_path_s = path_latencies_s(call.fabric, call.gpus)
+        near_s += latency.scale_up * US - near_path_s
+        far_s += (latency.network + call.ranks.network_latency_us) * US - far_path_s
+    waits = {"send_latency_s": max(near_s, 0.0), "network_send_latency_s": max(far_s, 0.0)}
+    return replace(call, fabric=fabric, settings=msgspec.structs.replace(settings, **waits)), latency.base * US
 
 
 def _time_calls(calls: Sequence[CollectiveCall], algorithm: str, backend: str) -> tuple[float, str]:
@@ -157,13 +177,34 @@ def _time_calls(calls: Sequence[CollectiveCall], algorithm: str, backend: str) -
     return flows_seconds(call.fabric, flows, call.settings, backend), f"{num_flows} flows"
 
 
-def groups_seconds(
-    fabric: Fabric, op: str, size_bytes: int, groups: NDArray[np.int32], settings: NetworkSettings
-) -> float:
+@dataclass(frozen=True)
+class GroupsRun:
+    """Groups that ran a collective at the same time."""
+
+    seconds: float
+    algorithm: str = ""
+    protocol: str = ""
+    without_flows: str = ""
+    """The algorithm that NCCL's model finds faster, but that has no flows."""
+
+    def __str__(self) -> str:
+        """Return the choice in words: `ring, simple (NCCL's nvls_tree has no flows)`."""
+        instead = f" (NCCL's {self.without_flows} has no flows)" if self.without_flows else ""
+        return f"{self.algorithm}, {self.protocol}{instead}"
+
+
+def run_groups(
+    fabric: Fabric,
+    op: str,
+    size_bytes: int,
+    groups: NDArray[np.int32],
+    settings: NetworkSettings,
+    choices: CollectiveChoices | None = None,
+) -> GroupsRun:
     """Return when a collective has completed in several groups that run it at the same time; 0 where nothing moves.
 
-    Groups inside servers of their own do not meet, so one stands for all. In closed form one always does. Flows are of
-    NCCL's protocol `simple`.
+    Groups inside servers of their own do not meet, so one stands for all. In closed form one always does. Algorithm and
+    protocol are those of `run_collective`; with `compat: simai` those of SimAI.
 
     Args:
         groups: (num_groups, num_ranks) GPU ids; for send_recv, sender and receiver.
@@ -172,17 +213,32 @@ def groups_seconds(
         InputError: a group does not spread evenly over servers, is not connected, or all make too many flows.
     """
     if groups.shape[1] == 1 or size_bytes == 0:
-        return 0.0
+        return GroupsRun(0.0)
     place = place_of(fabric, groups[0])
     if hasattr(BACKENDS.get(settings.backend), "run_collective"):
-        return run_collective(fabric, op, size_bytes, groups[0].tolist(), settings.backend, settings).seconds
+        run = run_collective(fabric, op, size_bytes, groups[0].tolist(), settings.backend, settings, choices)
+        return GroupsRun(run.seconds, run.algorithm, run.protocol)
     check_operation(op)
     if place.num_servers == 1:
         groups = groups[:1]
-    calls = [CollectiveCall(fabric, op, size_bytes, group, place, settings) for group in groups]
-    algorithm = _algorithm(calls[0]) if fabric.gpus_forward else USUAL_ALGORITHMS[op]
-    carried = [_carried(call, algorithm, "simple") for call in calls]
-    return _time_calls(carried, algorithm, settings.backend)[0]
+    choices, num_together = choices or CollectiveChoices(), len(groups)
+    calls = [
+        CollectiveCall(fabric, op, size_bytes, group, place, settings, choices, num_together=num_together)
+        for group in groups
+    ]
+    algorithm, best = _algorithm(calls[0]), _best(calls[0])
+    protocol = _protocol(calls[0], algorithm)
+    carried = [_carried(call, algorithm, protocol) for call in calls]
+    seconds, _ = _time_calls([_sent(call, protocol) for call, _ in carried], algorithm, settings.backend)
+    without_flows = best if best and best != algorithm else ""
+    return GroupsRun(seconds + carried[0][1], algorithm, protocol, without_flows)
+
+
+def groups_seconds(
+    fabric: Fabric, op: str, size_bytes: int, groups: NDArray[np.int32], settings: NetworkSettings
+) -> float:
+    """Return the seconds of `run_groups`, whose arguments and errors these are."""
+    return run_groups(fabric, op, size_bytes, groups, settings).seconds
 
 
 def flows_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings, backend: str) -> float:

@@ -23,7 +23,7 @@ from windtunnel.network.paths import (
     pairs_of,
     path_seconds,
     reported_s,
-    send_delay_s,
+    send_delays_s,
     trace,
     wire_bytes,
 )
@@ -163,7 +163,7 @@ def lower(fabric: Fabric, flows: Flows, settings: NetworkSettings, pairs: Pairs 
     packet = packets_of(settings)
     header_bytes = settings.header_bytes + CONTROL_HEADER_BYTES.get(packet.congestion, 0)
     settings = msgspec.structs.replace(settings, header_bytes=header_bytes)
-    waiting, delay_s, follower = np.diff(flows.parent_ptr), flows.delay_s + send_delay_s(settings), followers(flows)
+    waiting, delay_s, follower = np.diff(flows.parent_ptr), send_delays_s(fabric, flows, settings), followers(flows)
     ready_s = flows.start_s + np.where(waiting == 0, delay_s, 0.0)
     waiting[follower[follower >= 0]] += 1
     table = new_table(

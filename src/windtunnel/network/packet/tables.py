@@ -15,7 +15,7 @@ from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flows import Flows, flows_of
 from windtunnel.network.packet.kernel import codes, groups, state
 from windtunnel.network.packet.tie_breaking import begin_order, partitions, senders
-from windtunnel.network.paths import Paths, find_paths, find_ways, followers, graph_of, send_delay_s
+from windtunnel.network.paths import Paths, find_paths, find_ways, followers, graph_of, send_delays_s
 from windtunnel.network.settings import GBPS, NetworkSettings, PacketSettings
 
 Ints = NDArray[np.int64]
@@ -66,7 +66,7 @@ def tables_of(
     is_lossy = bool(fabric.error_fraction.any()) or not packet.pfc
     graph = graph_of(fabric)
     rows, distances = _distances(fabric, flows) if settings.routing == "spray" else (0, np.zeros((1, 1), np.int16))
-    records = _flow_table(flows, settings, paths, replies, rows)
+    records = _flow_table(fabric, flows, settings, paths, replies, rows)
     round_trip_s, window_bytes = windows_of(fabric, settings, packet, paths)
     records.channel = channel
     first = np.flatnonzero(records.parents_left == 0)
@@ -207,7 +207,7 @@ def _nodes(fabric: Fabric, packet: PacketSettings, links: Table) -> Table:
 
 
 def _flow_table(
-    flows: Flows, settings: NetworkSettings, paths: Paths, replies: Paths, rows: NDArray[np.int32] | int
+    fabric: Fabric, flows: Flows, settings: NetworkSettings, paths: Paths, replies: Paths, rows: NDArray[np.int32] | int
 ) -> Table:
     after = followers(flows) if settings.compat == "simai" else np.full(len(flows), -1, np.int32)
     table = new_table(
@@ -223,7 +223,7 @@ def _flow_table(
     )
     # One after the other: with a row for each flow, what is still to be copied counts.
     table.start_ps = np.rint(flows.start_s * PS_PER_S)
-    table.delay_ps = np.rint((flows.delay_s + send_delay_s(settings)) * PS_PER_S)
+    table.delay_ps = np.rint(send_delays_s(fabric, flows, settings) * PS_PER_S)
     table.queue = _send_queues(flows, settings)
     table.parents_left = np.diff(flows.parent_ptr)
     table.parents_left[after[after >= 0]] += 1

@@ -8,11 +8,14 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.network.collectives.algorithms import ring
 from windtunnel.network.collectives.call import CollectiveCall
-from windtunnel.network.flows import Flows, Ids, flows_of
+from windtunnel.network.fabric import Fabric, NodeKind
+from windtunnel.network.flows import Flows, Hop, Ids, flows_of, together, with_columns
 
 OPERATIONS = ("all_to_all", "send_recv")
 NCCL_CODE = 1
 """SimCCL writes an all-to-all as a ring."""
+NVLINK_BYTES_PER_S = 150e9
+"""Slower links of a rank inside its server are PCIe or bridges, over which NCCL relays nothing."""
 CLOSED_FORM = replace(
     ring.CLOSED_FORM,
     applies=lambda op, _ranks: op in OPERATIONS,
@@ -24,7 +27,39 @@ def flows(call: CollectiveCall) -> Flows:
     """Return the flows of all pairs, or of the first rank to the last."""
     if call.op == "send_recv":
         return flows_of(call.gpus[:1], call.gpus[-1:], call.size_bytes)
-    return all_to_all(call.gpus, call.size_bytes if call.traffic_bytes is None else call.traffic_bytes)
+    pairs = all_to_all(call.gpus, call.size_bytes if call.traffic_bytes is None else call.traffic_bytes)
+    ranks = call.ranks
+    if call.settings.compat == "simai" or ranks.num_servers == 1 or ranks.scale_up_bytes_per_s < NVLINK_BYTES_PER_S:
+        return pairs
+    return _on_rails(pairs, call.fabric, call.gpus)
+
+
+def _on_rails(pairs: Flows, fabric: Fabric, gpus: Ids) -> Flows:
+    """Return the flows of pairs where those to another rail leave by the rank on that rail, which has them by NVLink.
+
+    NCCL does so by default (PXN, `NCCL_P2P_PXN_LEVEL` 2 in src/graph/search.cc): nothing crosses from rail to rail
+    between switches. It passes chunks on as they come, so both parts are on the way at once.
+    """
+    place = _places(fabric)
+    rank_at = np.full((fabric.num_servers, int(place.max()) + 1), -1, np.int32)
+    rank_at[fabric.server[gpus], place[gpus]] = gpus
+    source, destination = pairs.source, pairs.destination
+    relay = rank_at[fabric.server[source], place[destination]]
+    hops = (fabric.server[source] != fabric.server[destination]) & (relay >= 0) & (relay != source)
+    leaving = with_columns(pairs, connection=place[source])
+    leaving = replace(leaving, source=np.where(hops, relay, source).astype(np.int32))
+    inside = flows_of(source[hops], relay[hops], pairs.size_bytes[hops], hop=Hop.PXN_INIT, connection=destination[hops])
+    return replace(together([leaving, inside]), group=np.zeros(len(leaving) + len(inside), np.int32))
+
+
+def _places(fabric: Fabric) -> Ids:
+    """Return (num_nodes,) the position of each GPU in its server, which says its rail."""
+    gpus = fabric.nodes_of(NodeKind.GPU)
+    first = np.full(fabric.num_servers, fabric.num_nodes)
+    np.minimum.at(first, fabric.server[gpus], gpus)
+    place = np.zeros(fabric.num_nodes, np.int32)
+    place[gpus] = gpus - first[fabric.server[gpus]]
+    return place
 
 
 def all_to_all(ranks: Ids, size_bytes: int | NDArray[np.integer]) -> Flows:

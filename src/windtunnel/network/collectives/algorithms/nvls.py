@@ -3,11 +3,12 @@
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.network.collectives.call import CollectiveCall, Ranks
+from windtunnel.network.collectives.call import CollectiveCall, Ranks, bus_factor
 from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
 from windtunnel.network.collectives.placement import device_of
 from windtunnel.network.fabric import NodeKind
 from windtunnel.network.flows import Flows, Hop, Ids, flows_of, in_channels, parents_from
+from windtunnel.units import US
 
 OPERATIONS = ("all_reduce",)
 NCCL_CODE = 4
@@ -33,13 +34,18 @@ def fill_bytes(ranks: Ranks, size_bytes: float) -> float:
 
 
 def nvls_bytes_per_s(ranks: Ranks, rank_bytes: float) -> float:
-    """Return the rate of a rank whose switches add, with the time in which the stages fill."""
+    """Return the rate of a rank whose switches add, with what the stages take longer to fill than `_LATENCY` has."""
     size_bytes = rank_bytes * ranks.num_ranks
-    return ranks.scale_up_bytes_per_s * ranks.nvls_share * size_bytes / (size_bytes + fill_bytes(ranks, size_bytes))
+    full = ranks.scale_up_bytes_per_s * ranks.nvls_share
+    known_bytes = _LATENCY.scale_up * US * full / bus_factor("all_reduce", ranks.num_ranks)
+    return full * size_bytes / (size_bytes + max(fill_bytes(ranks, size_bytes) - known_bytes, 0.0))
 
 
+_LATENCY = Latency(8.4, 16.6, 18.0)
+"""Together the 25 us of NCCL's model, which knows no fill of the stages: of them 8.4 us are any kernel's of the
+protocol simple, and the others, or the fill where that is longer, pass until the first bytes are there."""
 CLOSED_FORM = ClosedForm(
-    latencies={"simple": Latency(0.0, 25.0, 18.0)},
+    latencies={"simple": _LATENCY},
     applies=lambda op, ranks: op == "all_reduce" and ranks.num_servers == 1 and ranks.nvls and ranks.num_ranks > 4,
     steps_us=lambda _op, _ranks, near, _far: near,
     scale_up_bytes_per_s=nvls_bytes_per_s,
@@ -60,6 +66,7 @@ def flows(call: CollectiveCall) -> Flows:
     device = device_of(fabric)
     num_chunks = NVLS_CHUNKS.get(device.architecture, 1) if device else 1
     fill_s = fill_bytes(call.ranks, call.size_bytes) / call.ranks.scale_up_bytes_per_s
+    fill_s = max(fill_s, _LATENCY.scale_up * US / 2)
     part_bytes = max(call.size_bytes // len(switches), 1)
     parts = switches[: call.size_bytes].tolist()
     return in_channels([nvls(call.gpus, each, part_bytes, min(num_chunks, part_bytes), fill_s) for each in parts])

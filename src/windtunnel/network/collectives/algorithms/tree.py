@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.network.collectives.call import CollectiveCall
 from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
-from windtunnel.network.collectives.rings import by_server, num_chunks_of
+from windtunnel.network.collectives.rings import CHUNK_BYTES, by_server, num_chunks_of
 from windtunnel.network.flows import Flows, Hop, Ids, flows_of, in_channels, parents_from
 
 OPERATIONS = ("all_reduce",)
@@ -18,8 +18,11 @@ CLOSED_FORM = ClosedForm(
     applies=lambda op, ranks: op == "all_reduce" and ranks.num_servers > 1,
     steps_us=lambda _op, ranks, near, far: 2 * ((ranks.per_server - 1) * near + log2(ranks.num_servers) * far),
 )
+MOST_CHUNKS = 64
 MOST_FLOWS = 2_000_000
 """Chunks are made larger where there would be more."""
+_LL_CHUNK_BYTES = 64 * 1024
+"""Of data and flags of the protocol LL: 8 lines of 16 bytes for each of 512 threads (NCCL src/include/device.h)."""
 
 
 def flows(call: CollectiveCall) -> Flows:
@@ -35,9 +38,10 @@ def flows(call: CollectiveCall) -> Flows:
     if call.ranks.num_servers == 1:
         local = local.T
     nodes, size = local.shape
-    num_chunks = max(1, min(num_chunks_of(call.size_bytes // (2 * size)), MOST_FLOWS // (4 * size * num_ranks)))
-    each = call.size_bytes // (2 * size) // num_chunks
-    if num_ranks < 2 or each < 1:
+    share_bytes = call.size_bytes // (2 * size)
+    most_chunks = max(1, min(MOST_CHUNKS, MOST_FLOWS // (4 * size * num_ranks * call.num_together)))
+    chunks = _chunks(share_bytes, most_chunks, call)
+    if num_ranks < 2 or share_bytes < 1:
         raise InputError(f"a tree all-reduce of {call.size_bytes} bytes over {num_ranks} ranks sends nothing")
     tables = []
     for channel in range(size):
@@ -47,8 +51,35 @@ def flows(call: CollectiveCall) -> Flows:
             names = np.arange(nodes)
             if tree == 1:
                 names = names[::-1] if nodes % 2 == 0 else (names + 1) % nodes
-            tables.append(_tree(order[names].ravel(), _with_chains(_binary_tree(nodes), size), each, num_chunks))
+            up = _with_chains(_binary_tree(nodes), size)
+            in_turn = call.settings.compat == "simai"
+            tables.append(_tree(order[names].ravel(), up, chunks, in_turn=in_turn))
     return in_channels(tables)
+
+
+def _chunks(share_bytes: int, most_chunks: int, call: CollectiveCall) -> NDArray[np.int64]:
+    """Return the bytes of the chunks in which NCCL sends a tree's share of a channel; the last one is what is left.
+
+    Chunks are smaller where they fill too few steps. Source: NCCL src/enqueue.cc, `ncclPatternTreeUpDown` of the
+    protocol simple, and LL128.
+    """
+    if call.settings.compat == "simai":
+        num_chunks = min(num_chunks_of(share_bytes), most_chunks)
+        return np.full(num_chunks, share_bytes // num_chunks)
+    size, nodes = call.ranks.per_server, call.ranks.num_servers
+    if nodes == 1:
+        size, nodes = 1, call.ranks.num_ranks
+    steps, depth = 1 + int(log2(nodes)) + 0.1 * size, size - 1 + int(log2(nodes))
+    limits: list[tuple[float, int]] = [(depth * 8, 131072), (depth * 4, 65536), (depth, 32768)]
+    if call.choices.protocol == "ll128":
+        limits = [(steps * 64 / size, 131072), (steps * 16 / size, 32768)]
+    chunk_bytes = _LL_CHUNK_BYTES if call.choices.protocol == "ll" else CHUNK_BYTES
+    for least_chunks, least_bytes in limits if call.choices.protocol != "ll" else []:
+        while share_bytes // chunk_bytes < least_chunks and chunk_bytes > least_bytes:
+            chunk_bytes //= 2
+    chunk_bytes = max(chunk_bytes, -(-share_bytes // most_chunks), 1)
+    full, rest = divmod(share_bytes, chunk_bytes)
+    return np.array([chunk_bytes] * full + [rest] * (rest > 0))
 
 
 def _with_chains(up: NDArray[np.int64], size: int) -> NDArray[np.int64]:
@@ -72,9 +103,12 @@ def _binary_tree(n: int) -> NDArray[np.int64]:
     return up
 
 
-def _tree(ranks: Ids, up: NDArray[np.int64], chunk_bytes: int, num_chunks: int) -> Flows:
-    """Send chunks up a tree and down again: flow k of a chunk is that of the k-th rank that has a parent."""
-    inner = np.flatnonzero(up >= 0)
+def _tree(ranks: Ids, up: NDArray[np.int64], chunks: NDArray[np.int64], *, in_turn: bool) -> Flows:
+    """Send chunks up a tree and down again: flow k of a chunk is that of the k-th rank that has a parent.
+
+    A connection sends one chunk after the other; `in_turn`, as in SimAI, once the chunk before has arrived.
+    """
+    inner, num_chunks = np.flatnonzero(up >= 0), len(chunks)
     count = len(inner)
     position = np.full(len(up), -1)
     position[inner] = np.arange(count)
@@ -87,16 +121,17 @@ def _tree(ranks: Ids, up: NDArray[np.int64], chunk_bytes: int, num_chunks: int) 
     rows = np.full((2 * count, max(map(len, parents))), -1)
     for flow, each in enumerate(parents):
         rows[flow, : len(each)] = each
-    # From the second chunk on, a flow also follows that of the chunk before on the same pair.
     first = 2 * count * np.arange(num_chunks)[:, None, None]
-    before = np.where(first > 0, first - 2 * count + np.arange(2 * count)[:, None], -1)
-    table = np.concatenate([np.where(rows >= 0, first + rows, -1), before], axis=2)
+    table = np.where(rows >= 0, first + rows, -1)
+    if in_turn:
+        before = np.where(first > 0, first - 2 * count + np.arange(2 * count)[:, None], -1)
+        table = np.concatenate([table, before], axis=2)
     source = np.concatenate([ranks[inner], ranks[up[inner]]])
     destination = np.concatenate([ranks[up[inner]], ranks[inner]])
     return flows_of(
         np.tile(source, num_chunks),
         np.tile(destination, num_chunks),
-        chunk_bytes,
+        np.repeat(chunks, 2 * count),
         parents=parents_from(table.reshape(-1, table.shape[2])),
         step=np.repeat(np.arange(num_chunks), 2 * count),
         hop=Hop.TREE,
