@@ -80,7 +80,7 @@ class Prices:
         if repeated_tokens > 0 and self.cost.repeated_share < 1:
             read *= max(1 - repeated_tokens / context_tokens, self.cost.repeated_share)
         attention_s = _interpolate(self.cost.context_nodes, grid[num_decodes], read)
-        if deviation_tokens > 0:
+        if deviation_tokens > 0 and self.cost.longest_share > 0:
             nodes, waiting = self.cost.context_nodes, self.cost.waiting_attention_s
             above = deviation_tokens * min(math.sqrt(2 * math.log(num_decodes)), math.sqrt(num_decodes - 1))
             longest = read * (1 + above / mean)

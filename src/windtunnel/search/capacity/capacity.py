@@ -127,12 +127,16 @@ def steady(
             return answer
         size, times = served[0].arrival_s.size, min(each.stream_over_e2e for each in served)
         answer = replace(answer, is_steady=is_steady(size, times, limits, answer.change))
-        further = None if answer.is_steady else _lengthened(answer.streams)
+        is_endless = not limits and streams[0].is_closed  # as many clients as there are requests
+        further = None if answer.is_steady or is_endless else _lengthened(answer.streams)
         if further is None:
             return answer
         num_runs = [each.num_runs for each in answer.found]
         loads = [each.load for each in answer.found]
-        found = [find(stream, load) for stream, load in zip(further, loads, strict=True)]
+        try:
+            found = [find(stream, load) for stream, load in zip(further, loads, strict=True)]
+        except InputError:  # more than may be computed
+            return answer
         change = sum(each.load for each in found) / sum(loads) - 1
         found = [replace(each, num_runs=each.num_runs + runs) for each, runs in zip(found, num_runs, strict=True)]
         answer = Steady(further, found, change, False)
