@@ -140,37 +140,22 @@ def session_state(requests: RequestArrays) -> state.Sessions | None:
     if requests.previous is None and requests.session is None and requests.ready_s is None:
         return None
     size = requests.arrival_s.size
-    if requests.ready_s is not None:
-        return _delayed(requests, requests.ready_s)
-    nobody = np.full(size, state.NONE)
+    nobody, time_s, turn = np.full(size, state.NONE), np.zeros(size + 1), np.zeros(size + 1, np.int64)
     previous = nobody if requests.previous is None else requests.previous
     think_s = np.zeros(size) if requests.think_s is None else requests.think_s
     session = nobody if requests.session is None else requests.session
     follows, following = previous >= 0, nobody.copy()
     following[previous[follows]] = np.flatnonzero(follows)
-    return state.Sessions(
-        previous,
-        following,
-        think_s,
-        float(think_s[follows].min(initial=np.inf)),
-        session,
-        replica=np.full(max(int(session.max(initial=state.NONE)) + 1, 1), state.NONE),
-        time_s=np.zeros(size + 1),
-        turn=np.zeros(size + 1, np.int64),
-    )
-
-
-def _delayed(requests: RequestArrays, ready_s: NDArray[np.float64]) -> state.Sessions:
-    """Return requests of which some reach the router later than they arrive, as turns that are under way already."""
-    size, is_late = requests.arrival_s.size, ready_s > requests.arrival_s
-    late = np.flatnonzero(is_late)
-    late = late[np.argsort(ready_s[late], kind="stable")]
-    nobody, time_s, turn = np.full(size, state.NONE), np.zeros(size + 1), np.zeros(size + 1, np.int64)
-    time_s[: late.size], turn[: late.size] = ready_s[late], late
-    session = nobody if requests.session is None else requests.session
+    least_think_s = float(think_s[follows].min(initial=np.inf))
     replica = np.full(max(int(session.max(initial=state.NONE)) + 1, 1), state.NONE)
-    previous = np.where(is_late, np.arange(size), state.NONE)
-    return state.Sessions(previous, nobody, np.zeros(size), np.inf, session, replica, time_s, turn)
+    if requests.ready_s is not None:
+        # Requests that reach the router later than they arrive are turns that are under way already; none has others.
+        is_late = requests.ready_s > requests.arrival_s
+        late = np.flatnonzero(is_late)
+        late = late[np.argsort(requests.ready_s[late], kind="stable")]
+        time_s[: late.size], turn[: late.size] = requests.ready_s[late], late
+        previous = np.where(is_late, np.arange(size), state.NONE)
+    return state.Sessions(previous, following, think_s, least_think_s, session, replica, time_s, turn)
 
 
 @dataclass(frozen=True, eq=False)
