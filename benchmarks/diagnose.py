@@ -26,8 +26,9 @@ import numpy as np
 import windtunnel as wt
 from windtunnel.errors import InputError
 from windtunnel.production.causes import CAUSES, Change
-from windtunnel.production.diagnose import LATENCIES, Replay, diagnose, replay_of, served_by, widths_of
+from windtunnel.production.diagnose import LATENCIES, diagnose, served_by, widths_of
 from windtunnel.production.observed import Observed
+from windtunnel.production.replay import Replay, replay_of
 from windtunnel.serving.scenario import Scenario
 from windtunnel.serving.shorthand import parse_lengths
 from windtunnel.workload.generate.requests import generate

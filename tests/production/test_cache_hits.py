@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import windtunnel as wt
-from windtunnel.production.diagnose import beginnings_of, diagnose, replay_of
+from windtunnel.production.diagnose import diagnose
 from windtunnel.production.observed import Observed, observed
+from windtunnel.production.replay import beginnings_of, replay_of
 from windtunnel.report.diagnosis import diagnosis_document, diagnosis_report, evidence
 from windtunnel.serving.scenario import Scenario
 from windtunnel.serving.shorthand import parse_lengths

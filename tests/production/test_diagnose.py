@@ -9,8 +9,9 @@ import pytest
 
 import windtunnel as wt
 from windtunnel.production.causes import CAUSES, TEXTS, Change
-from windtunnel.production.diagnose import LATENCIES, Diagnosis, Replay, diagnose, replay_of, served_by
+from windtunnel.production.diagnose import LATENCIES, Diagnosis, diagnose, served_by
 from windtunnel.production.observed import Observed
+from windtunnel.production.replay import Replay, replay_of
 from windtunnel.report.diagnosis import change_of, diagnosis_document, diagnosis_report, evidence, verdict
 from windtunnel.serving.scenario import Scenario
 from windtunnel.serving.shorthand import parse_lengths

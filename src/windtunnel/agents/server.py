@@ -190,11 +190,11 @@ def diagnose(
     device: Device,
     command: Command = None,
     deployment: Deployment = None,
-    before: Annotated[list[str], Field(description="Earlier, healthy runs of the same deployment.")] = [],  # noqa: B006
+    before: Annotated[list[str] | None, Field(description="Earlier, healthy runs of the same deployment.")] = None,
 ) -> dict[str, Any]:
     """Say why a server is slow, from its recorded requests, and what to change."""
     scenario = _scenario(device, {"input_tokens": 1, "output_tokens": 1, "rate_per_s": 1.0}, command, deployment, None)
-    earlier = [read_requests(Path(run)) for run in before]
+    earlier = [read_requests(Path(run)) for run in before or ()]
     return {
         **diagnosis_document(explain_latencies(scenario, read_requests(Path(requests)), earlier)),
         **_remarks(command),
