@@ -53,7 +53,7 @@ def decode_attention_s(
     takes a share `longest_share` of the time of equal requests of that length, as many as the CUDA graph was captured
     for, since the graph's size decides how many blocks each gets. The longest of n contexts exceeds the mean by
     sqrt(2 ln n) deviations (the Gumbel limit of normal maxima; David and Nagaraja, Order Statistics, 10.5), and by
-    sqrt(n - 1) at most (Samuelson, 1968).
+    sqrt(n - 1) at most (Samuelson, How Deviant Can You Be?, 1968).
     """
     if num_decodes == 0:
         return 0.0
