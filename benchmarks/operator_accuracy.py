@@ -46,7 +46,7 @@ from windtunnel.model.attention.latent import (
     SparseLatentPrefill,
 )
 from windtunnel.model.attention.mamba2 import CausalConvolution
-from windtunnel.model.feed_forward.experts import Experts
+from windtunnel.model.feed_forward.experts import Experts, MegaMoe
 from windtunnel.model.operators import HyperConnection
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import Collection
@@ -98,6 +98,7 @@ def probes() -> Iterator[tuple[Class, ops.Op]]:
         yield ("gemm", weights.value), ops.Gemm(1, 1, 1, weights)
     for weights in (Format.BF16, Format.FP8, Format.FP8_BLOCK, Format.NVFP4, Format.INT4, Format.MXFP4):
         yield ("experts", weights.value), Experts(1, 1, 1, 1, 1, format=weights)
+    yield ("mega_moe", "mxfp4"), MegaMoe(1, 1, 1, 1, 1, format=Format.MXFP4)
     for kv in (Format.BF16, Format.FP8):
         yield ("prefill_attention", kv.value), PrefillAttention(1, 1, 1, 1, 1, kv_format=kv)
         yield ("decode_attention", kv.value), DecodeAttention(1, 1, 1, 1, 1, kv_format=kv)

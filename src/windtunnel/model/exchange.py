@@ -14,7 +14,9 @@ DEEPEP_NORMAL, DEEPEP_LOW_LATENCY = "deepep_normal", "deepep_low_latency"
 DEEPEP_AUTO = "deepep_auto"
 """Low-latency kernels up to `LOW_LATENCY_TOKENS` tokens a rank, normal ones beyond."""
 DEEPEP = (DEEPEP_NORMAL, DEEPEP_LOW_LATENCY, DEEPEP_AUTO)
-EXCHANGES = (ALL_GATHER, *DEEPEP, "nvlink_one_sided", "nvlink_two_sided")
+MEGA_MOE = "mega_moe"
+"""DeepGEMM's Mega MoE: one kernel dispatches tokens, computes experts and combines their outputs."""
+EXCHANGES = (ALL_GATHER, *DEEPEP, MEGA_MOE, "nvlink_one_sided", "nvlink_two_sided")
 """Known values of `EngineSettings.all2all_backend`."""
 
 LOW_LATENCY_TOKENS = 128
@@ -61,6 +63,23 @@ def normal_buffer_bytes(hidden_size: int, num_ranks: int) -> float:
     return in_node + (channels * nodes * 2 * (between * (token + 16) + 72) + MIB if nodes > 1 else 0.0)
 
 
+def mega_moe_buffer_bytes(most_tokens: int, hidden_size: int, num_experts: int, top_k: int, num_ranks: int) -> float:
+    """Return the memory of Mega MoE's buffers on a rank for at most so many tokens of each rank: a bf16 output for each
+    choice of its tokens, these in fp8 with a scale for each 32 values, and the sources of all tokens that may arrive
+    (`MegaMoEBuffer`, deep_gemm/include/deep_gemm/layout/mega_moe.cuh, 2026-09).
+
+    The ring of tokens between the two products is not counted; it is as long as its blocks in flight.
+    """
+    tokens = -(-most_tokens // _MEGA_MOE_ALIGNED_TOKENS) * _MEGA_MOE_ALIGNED_TOKENS
+    own = tokens * (top_k * (2.0 * hidden_size + 8 + 4) + hidden_size * (1 + 1 / 32))
+    arriving = num_ranks * tokens * min(top_k, num_experts // num_ranks)
+    return own + 4.0 * num_experts * tokens + 12.0 * arriving
+
+
+_MEGA_MOE_ALIGNED_TOKENS = 1920
+"""`kLCMCandidateBlockM` of the same file."""
+
+
 @dataclass(frozen=True)
 class TokenExchange(Op):
     """One dispatch of a rank's tokens to their experts, or one combine of the experts' outputs."""
@@ -95,12 +114,12 @@ class TokenExchange(Op):
     def copies(self) -> tuple[Size, Size]:
         """Copies of tokens that a rank sends between nodes, and inside its node.
 
-        Low-latency kernels send one to each chosen expert, normal ones one to each node that needs it and from there
-        to each rank, others one to each rank (https://github.com/deepseek-ai/DeepEP; TensorRT-LLM 1.3
-        `communication/nvlink_one_sided.py`). Experts are chosen at random.
+        Low-latency kernels and Mega MoE send one to each chosen expert, normal ones one to each node that needs it and
+        from there to each rank, others one to each rank (https://github.com/deepseek-ai/DeepEP; DeepGEMM; TensorRT-LLM
+        1.3 `communication/nvlink_one_sided.py`). Experts are chosen at random.
         """
         ranks, inside, top_k = self.num_ranks, self.ranks_per_node, self.experts_per_token
-        if self.name == DEEPEP_LOW_LATENCY:
+        if self.name in (DEEPEP_LOW_LATENCY, MEGA_MOE):
             return low_latency_copies(self.num_tokens * top_k, ranks, inside)
         nodes, reached = self.span_nodes, ranks * (1.0 - (1.0 - 1.0 / ranks) ** top_k)
         if self.name == DEEPEP_NORMAL:

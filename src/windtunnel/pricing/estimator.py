@@ -15,8 +15,9 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model import operators as ops
 from windtunnel.model.exchange import TokenExchange
+from windtunnel.model.feed_forward.experts import MegaMoe
 from windtunnel.model.precision import Format, computed_as
-from windtunnel.pricing.exchange import EXCHANGE_ERROR
+from windtunnel.pricing.exchange import EXCHANGE_ERROR, MEGA_MOE_ERROR
 from windtunnel.pricing.interpolate import Curve, Interpolated, Point, Surface, bend, corner_sites, gaps, nearest_sites
 from windtunnel.pricing.roofline import CPU, CPU_MEDIAN_ERROR, KINDS, UNFITTED_ERROR, Roofline, fit_for, has_closed_form
 from windtunnel.pricing.table import Floats, MeasurementTable, operator_type, site_fields, site_names, site_of
@@ -108,6 +109,8 @@ class RooflineEstimator:
             return Estimate(seconds, Coverage.ROOFLINE, "roofline of a processor, not calibrated", CPU_MEDIAN_ERROR)
         if isinstance(op, TokenExchange):
             return Estimate(seconds, Coverage.ROOFLINE, "closed form of DeepEP's published times", EXCHANGE_ERROR)
+        if isinstance(op, MegaMoe):
+            return Estimate(seconds, Coverage.ROOFLINE, "closed form of Mega MoE's published times", MEGA_MOE_ERROR)
         if not has_closed_form(op):
             return Estimate(seconds, Coverage.ROOFLINE, f"plain roofline, not fitted to {op.kind}", UNFITTED_ERROR)
         fit = fit_for(op)
@@ -338,7 +341,7 @@ def _same_work(
     return {**axes, "batch": axes["batch"] * site[index] / other[index]}
 
 
-_STRAIGHT = ("experts",)
+_STRAIGHT = ("experts", "mega_moe")
 """Kinds whose curves are straighter than their closed form: leaving out points inside, the median error of experts is
 2.2 % along straight lines and 2.9 % along the form. Others do as well or better with it (prefill 2.7 % to 3.9 %)."""
 

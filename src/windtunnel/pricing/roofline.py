@@ -29,10 +29,10 @@ from windtunnel.model.attention.grouped_query import DecodeAttention, PrefillAtt
 from windtunnel.model.attention.latent import LatentDecodeAttention, LatentPrefillAttention, SparseLatent
 from windtunnel.model.attention.mamba2 import CausalConvolution
 from windtunnel.model.exchange import TokenExchange
-from windtunnel.model.feed_forward.experts import Experts
+from windtunnel.model.feed_forward.experts import Experts, MegaMoe
 from windtunnel.model.precision import ACTIVATION_BITS, BITS, COMPUTE, Format, computed_as
 from windtunnel.model.sampling import TokenFilter
-from windtunnel.pricing.exchange import PCIE_BYTES_PER_S, exchange_seconds
+from windtunnel.pricing.exchange import PCIE_BYTES_PER_S, exchange_seconds, fused_seconds
 from windtunnel.schema import read_yaml
 
 Coefficients = Mapping[str, float]
@@ -463,6 +463,9 @@ class Roofline:
         """Return the seconds of `op`; arrays along its axes give an array."""
         if isinstance(op, TokenExchange):
             return exchange_seconds(op, self.device, self.node)
+        if isinstance(op, MegaMoe):
+            on = machine(self.device, op.compute_format)
+            return fused_seconds(op, on.flops_per_s, on.bytes_per_s, self.device, self.node)
         if self.device.architecture == CPU and not isinstance(op, ops.Collective):
             return plain_seconds(op, machine(self.device, op.compute_format))
         return self.seconds_with(op, fit_for(op).on(self.device))

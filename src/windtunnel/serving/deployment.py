@@ -254,9 +254,10 @@ class EngineSettings(Schema):
     """One of `MOE_BACKENDS`; None takes the fastest measured, as an autotuned engine does [moe_config.backend,
     moe_runner_backend]."""
     all2all_backend: str | None = None
-    """Exchange of tokens between attention data-parallel ranks that hold whole experts, one of `EXCHANGES`:
-    `all_gather` and a reduce-scatter; DeepEP's kernels; one- or two-sided NVLink kernels of TensorRT-LLM and FlashInfer
-    [moe-a2a-backend, deepep-mode]."""
+    """Exchange of tokens between ranks that hold whole experts, one of `EXCHANGES`: `all_gather` and a reduce-scatter;
+    DeepEP's kernels; DeepGEMM's Mega MoE, which computes the experts too; one- or two-sided NVLink kernels of
+    TensorRT-LLM and FlashInfer. Without attention data parallelism only SGLang and Mega MoE exchange tokens
+    [moe-a2a-backend, deepep-mode, moe-backend]."""
     num_redundant_experts: Whole | None = None
     """Further copies of the most used experts of each layer, placed so that ranks compute equally many tokens
     [eplb_config.num_redundant_experts, ep-num-redundant-experts, load_balancer.num_slots less the experts]."""

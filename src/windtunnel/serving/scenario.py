@@ -12,9 +12,9 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Node, check_node, check_reach
 from windtunnel.metrics.slo import Slo
-from windtunnel.model.exchange import DEEPEP
+from windtunnel.model.exchange import DEEPEP, MEGA_MOE
 from windtunnel.model.parallelism import Parallelism
-from windtunnel.model.precision import COMPUTE, Precision, computed_as
+from windtunnel.model.precision import COMPUTE, Format, Precision, computed_as
 from windtunnel.model.sampling import GREEDY, Sampling
 from windtunnel.model.shape import ModelSpec
 from windtunnel.network.settings import ClusterNetwork
@@ -301,6 +301,8 @@ def _check(setup: Setup) -> None:
         )
     if setup.engine.two_batch_overlap:
         check_overlap(setup.parallelism, setup.engine)
+    if setup.engine.all2all_backend == MEGA_MOE:
+        check_mega_moe(setup.model, setup.parallelism, setup.precision, setup.device)
     if setup.parallelism.ffn is not None:
         check_two_sides(setup.model, setup.engine)
     check_formats(setup.precision, setup.device)
@@ -413,6 +415,28 @@ def check_overlap(parallelism: Parallelism, engine: EngineSettings) -> None:
             "engine.two_batch_overlap hides the exchange of tokens by DeepEP, and there is none here",
             f"set parallelism.attention_dp and ep, and engine.all2all_backend to one of {', '.join(DEEPEP)}",
         )
+
+
+def check_mega_moe(model: ModelSpec, parallelism: Parallelism, precision: Precision, device: Device) -> None:
+    """Raise InputError where Mega MoE does not run: a rank holds experts whole, in a format that it has kernels for."""
+    if not model.has_experts or parallelism.ep == 1 or parallelism.experts_tp > 1:
+        raise InputError(
+            "engine.all2all_backend is mega_moe, for ranks that hold different experts whole, and there are none",
+            f"set parallelism.ep to {parallelism.tp * parallelism.attention_dp}, or leave all2all_backend out",
+        )
+    if precision.experts_format not in FORMATS_OF_MEGA_MOE.get(device.architecture or "", ()):
+        known = (f"{', '.join(formats)} on {name.title()}" for name, formats in FORMATS_OF_MEGA_MOE.items())
+        raise InputError(
+            f"Mega MoE has no kernel for experts in {precision.experts_format} on {device.title}",
+            f"it has {' and '.join(known)}; leave engine.all2all_backend out",
+        )
+
+
+FORMATS_OF_MEGA_MOE = {
+    "blackwell": (Format.MXFP4, Format.NVFP4, Format.MXFP4A4),
+    "hopper": (Format.FP8, Format.FP8_BLOCK, Format.MXFP4),
+}
+"""Architecture -> formats of experts (DeepGEMM `csrc/jit_kernels/impls/`, 2026-09; on Hopper mxfp4 is FlashInfer's)."""
 
 
 def check_two_sides(model: ModelSpec, engine: EngineSettings) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from serving.test_simulate import PlainRoofline
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import read_launch_command
-from windtunnel.model.exchange import SMS_OF_NORMAL_KERNELS
+from windtunnel.model.exchange import SMS_OF_NORMAL_KERNELS, TokenExchange
 from windtunnel.model.launches.forward import decode_launches, head_launches, token_launches
 from windtunnel.serving.explain import explain_step, step_batch
 from windtunnel.serving.scenario import Setup, resolve, scenario_from
@@ -159,3 +159,24 @@ def test_command_lines_say_it(command: str, decode_tokens: int | None) -> None:
     engine = read_launch_command(command).engine
     assert engine["two_batch_overlap"] is True
     assert engine.get("overlap_decode_tokens") == decode_tokens
+
+
+@pytest.mark.parametrize("attention", ["--dp 8 --enable-dp-attention", ""])
+def test_sglang_spreads_experts_over_all_ranks_that_exchange_tokens(attention: str) -> None:
+    """`--moe-a2a-backend` sets `--ep-size`; with attention in heads alone each rank sends its share of the tokens."""
+    command = f"sglang serve --model-path deepseek-ai/DeepSeek-V3 --tp 8 {attention} --moe-a2a-backend deepep"
+    split = read_launch_command(command).raw["deployment"]["parallelism"]
+    assert split["ep"] == 8
+    engine = {"name": "sglang", "all2all_backend": "deepep_auto"}
+    deployment = {"device": "h200_sxm", "parallelism": split, "engine": engine}
+    workload = {"arrivals": {"type": "closed_loop", "concurrency": 8}, "input_tokens": 64, "output_tokens": 4}
+    raw = {"model": "deepseek-ai/DeepSeek-V3", "deployment": deployment, "workload": workload | {"num_requests": 8}}
+    shard = shard_of(resolve(scenario_from(raw)))
+    launches = {launch.name: launch.op for launch in token_launches(shard, 64.0)}
+    assert {"dispatch", "combine"} <= set(launches)
+    assert "experts_all_reduce" not in launches
+    assert isinstance(launches["dispatch"], TokenExchange)
+    assert launches["dispatch"].num_tokens == (64 if attention else 8)
+    engine["name"] = "vllm"
+    shard = shard_of(resolve(scenario_from(raw)))
+    assert ("dispatch" in {launch.name for launch in token_launches(shard, 64.0)}) == bool(attention)

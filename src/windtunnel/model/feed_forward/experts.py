@@ -74,10 +74,47 @@ class Experts(Op):
         return f"{size_text(self.num_tokens)} x {experts}, {self.hidden_size} x {width} {self.format}"
 
 
+@dataclass(frozen=True)
+class MegaMoe(Experts):
+    """The same with the exchange of tokens in one kernel, which computes some while others are on their way (DeepGEMM's
+    Mega MoE); `num_tokens` are those of all `ep` ranks.
+    """
+
+    kind: ClassVar[str] = "mega_moe"
+    ranks_per_node: int = 8
+    """Ranks that one node holds."""
+
+    @property
+    def compute_format(self) -> Format:
+        """Activations have eight bits beside weights of four."""
+        return Format.FP8 if self.format is Format.MXFP4 else self.format
+
+    @property
+    def num_kernels(self) -> int:
+        """Tokens are quantised into the kernel's buffer first."""
+        return 2
+
+    @property
+    def exchanges(self) -> tuple[TokenExchange, TokenExchange]:
+        """Its dispatch and its combine."""
+        dispatch = TokenExchange(
+            op="dispatch",
+            name=exchange.MEGA_MOE,
+            num_tokens=self.num_tokens / self.ep,
+            hidden_size=self.hidden_size,
+            num_experts=self.num_experts,
+            experts_per_token=self.experts_per_token,
+            num_ranks=self.ep,
+            ranks_per_node=self.ranks_per_node,
+            format=Format.FP8,
+        )
+        return dispatch, replace(dispatch, op="combine", format=Format.BF16)
+
+
 class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
     """A mixture of experts: a router, `num_experts` routed experts of which each token uses some, and shared ones."""
 
-    operators: ClassVar[tuple[type[Op], ...]] = (Experts, TokenExchange)
+    operators: ClassVar[tuple[type[Op], ...]] = (Experts, MegaMoe, TokenExchange)
     layer_types: ClassVar[tuple[str, ...]] = ("moe",)
     shared_modules: ClassVar[tuple[Names, ...]] = (
         (
@@ -219,20 +256,7 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
             bits = ACTIVATION_BITS[form if form in shard.gathers_quantised else Format.BF16]
             gathered = all_tokens * latent * bits / 8
             yield Launch("dispatch_all_gather", shard.collective("all_gather", gathered, ranks))
-        yield Launch(
-            "experts",
-            Experts(
-                num_tokens=all_tokens,
-                hidden_size=latent,
-                intermediate_size=self.intermediate_size,
-                num_experts=self.num_experts + shard.redundant_experts,
-                experts_per_token=self.experts_per_token,
-                tp=parallelism.experts_tp,
-                ep=parallelism.ep,
-                format=shard.precision.experts_format,
-                gated=self.gated,
-            ),
-        )
+        yield Launch("experts", self._routed(shard, all_tokens))
         if self.shared_intermediate_size:
             adds = np.where(np.asarray(num_tokens) <= shard.beside_tokens, 0.0, 1.0)
             for launch in matrix_launches(shard, num_tokens, self.shared_intermediate_size, self.gated, "shared_"):
@@ -241,6 +265,23 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
             if self.has_dense:
                 yield from shard.all_reduce("shared_all_reduce", num_tokens)
         yield from self._combined(shard, num_tokens, message)
+
+    def _routed(self, shard: Shard, all_tokens: Size) -> Experts:
+        experts = Experts(
+            num_tokens=all_tokens,
+            hidden_size=self.latent_size or shard.model.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_experts=self.num_experts + shard.redundant_experts,
+            experts_per_token=self.experts_per_token,
+            tp=shard.parallelism.experts_tp,
+            ep=shard.parallelism.ep,
+            format=shard.precision.experts_format,
+            gated=self.gated,
+        )
+        is_fused = shard.all2all_backend == exchange.MEGA_MOE
+        if not is_fused:
+            return experts
+        return MegaMoe(**vars(experts), ranks_per_node=min(shard.devices_per_node, experts.ep))
 
     def _combined(self, shard: Shard, num_tokens: Size, message: Size) -> Iterator[Launch]:
         """Yield the sum of experts' outputs over ranks and the projection back from the latent width. What is normed in
@@ -255,7 +296,7 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         if latent and self.latent_norm:
             yield shard.elementwise("latent_norm", num_tokens, 2 * latent * BF16_BYTES)
         share = num_tokens * width * BF16_BYTES
-        if shard.parallelism.attention_dp == 1 and ranks > 1:
+        if shard.parallelism.attention_dp == 1 and ranks > 1 and not is_exchanged(shard):
             share += num_tokens * latent * BF16_BYTES if latent and self.latent_norm else 0.0
             yield Launch("experts_all_reduce", shard.collective("all_reduce", share, ranks))
         elif shard.tp > 1 and ranks > 1:
@@ -263,8 +304,11 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
             yield Launch("tokens_all_gather", shard.collective("all_gather", share, shard.tp))
 
     def _exchange(self, shard: Shard, phase: str, num_tokens: Size) -> Iterator[Launch]:
-        """Yield the dispatch or combine of the tokens that each of a group's ranks has, by the kernels for so many."""
+        """Yield the dispatch or combine of the tokens that each of a group's ranks has, by the kernels for so many;
+        nothing where the experts' kernel does both."""
         ranks, backend = shard.num_group_ranks, shard.all2all_backend
+        if backend == exchange.MEGA_MOE:
+            return
         tokens = num_tokens / shard.tp
         is_few = np.asarray(tokens) <= exchange.LOW_LATENCY_TOKENS
         chosen: dict[str, Size] = {backend: 1.0}
@@ -316,8 +360,7 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
 
 def is_exchanged(shard: Shard) -> bool:
     """Whether tokens go only to the ranks with their experts, each of which is whole on one rank."""
-    parallelism = shard.parallelism
-    is_spread = parallelism.attention_dp > 1 and parallelism.ep > 1 and parallelism.experts_tp == 1
+    is_spread = shard.parallelism.ep > 1 and shard.parallelism.experts_tp == 1
     return is_spread and shard.all2all_backend != exchange.ALL_GATHER
 
 

@@ -65,6 +65,7 @@ class MeasuredKernels(Schema, frozen=True):
     moe_backends: dict[str, tuple[str, ...]]
     attention_backends: dict[str, tuple[str, ...]]
     longest_share: dict[str, float]
+    same_silicon: dict[str, str]
     same_all_reduce: dict[str, tuple[str, str]]
     one_shot_below_bytes: dict[str, dict[int, float]]
     bare_gemms_of: dict[str, str]

@@ -28,7 +28,7 @@ from windtunnel.pricing.aiconfigurator.collection import (
 from windtunnel.pricing.aiconfigurator.collectives import collective_table, nccl_table
 from windtunnel.pricing.aiconfigurator.described import described_table
 from windtunnel.pricing.aiconfigurator.exchange import exchange_table
-from windtunnel.pricing.aiconfigurator.experts import experts_table
+from windtunnel.pricing.aiconfigurator.experts import experts_table, mega_moe_table
 from windtunnel.pricing.aiconfigurator.gemms import elementwise_table, gemm_table
 from windtunnel.pricing.aiconfigurator.latent_attention import latent_decode_table, latent_prefill_table, sparse_table
 from windtunnel.pricing.aiconfigurator.published import fetched_folders
@@ -49,6 +49,7 @@ _READERS: Mapping[str, Reader] = {
     "sparse_latent_prefill": sparse_table,
     "sparse_latent_decode": sparse_table,
     "experts": experts_table,
+    "mega_moe": mega_moe_table,
     "elementwise": elementwise_table,
     "collective": collective_table,
     "token_exchange": exchange_table,

@@ -5,6 +5,7 @@ Older engine versions compute them with kernels that no table of these versions 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import reduce
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from windtunnel.hardware import Device
 from windtunnel.model import operators as ops
 from windtunnel.model.exchange import DEEPEP_LOW_LATENCY, DEEPEP_NORMAL
-from windtunnel.model.feed_forward.experts import Experts
+from windtunnel.model.feed_forward.experts import Experts, MegaMoe
 from windtunnel.model.precision import BITS, Format
 from windtunnel.pricing.aiconfigurator.collection import (
     BALANCED,
@@ -525,6 +526,10 @@ def _deepep_rows(collection: Collection, op: Experts) -> Rows | None:
     return rows.replaced(num_tokens=tokens / load)
 
 
+DEVICES_PER_SERVER = 8
+"""Of a server that shares its devices with `KERNELS.same_silicon`."""
+
+
 def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:
     """Return mixtures of experts, one kernel at every point, of the nearest version that was measured sanely."""
     collection = replace(collection, files={})
@@ -539,7 +544,36 @@ def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:
     return _table_of(op, rows, collection.label("moe", rows) + remark + older)
 
 
-def _table_of(op: Experts, rows: Rows, label: str) -> MeasurementTable:
+def mega_moe_table(collection: Collection, op: MegaMoe) -> MeasurementTable | None:
+    """Return the kernel of DeepGEMM that exchanges tokens and computes experts.
+
+    Evenly spread tokens were timed. Real text's follow from them by the law of `as_text`, in prompts too: with a power
+    law in their place, 32 ranks take three times as long, which no placement of experts leaves.
+    """
+    if op.format is not Format.MXFP4:
+        return None
+    words = {"moe_dtype": "w4a8_mxfp4_mxfp8", "distribution": BALANCED}
+    systems = (collection.system.name, KERNELS.same_silicon.get(collection.system.name))
+    found: list[Rows] = []
+    labels: list[str] = []
+    for name in (name for name in systems if name is not None):
+        system = replace(collection, system=collection.system.with_name(name))
+        rows = system.first_rows("moe", "dsv4_megamoe_module_perf", MOE_POINT, [words])
+        if rows is not None:
+            is_near = rows["moe_ep_size"] <= (DEVICES_PER_SERVER if systems[1] else math.inf)
+            found.append(rows.where(is_near))
+            labels.append(system.label("moe", rows))
+    if not found:
+        return None
+    rows = reduce(Rows.joined, found)
+    rows = rows.replaced(num_tokens=rows["num_tokens"] * rows["moe_ep_size"])  # files have those of one rank
+    unknown = rows.where(np.zeros(len(rows), dtype=bool))
+    if collection.expert_distribution != BALANCED:
+        rows = as_text(rows, unknown, collection.num_redundant_experts, _gini(collection))
+    return _table_of(op, rows, " and ".join(labels), ranks_per_node=rows["moe_ep_size"])
+
+
+def _table_of(op: Experts, rows: Rows, label: str, **further: Floats) -> MeasurementTable:
     is_gated = ~np.isin(rows["inter_size"] * 1000 + rows["topk"], KERNELS.not_gated)
     return table_of(
         op,
@@ -551,4 +585,5 @@ def _table_of(op: Experts, rows: Rows, label: str) -> MeasurementTable:
         tp=rows["moe_tp_size"],
         ep=rows["moe_ep_size"],
         gated=is_gated.astype(np.float64),
+        **further,
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from windtunnel import catalog
+from windtunnel.model.exchange import MEGA_MOE
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import Schema, set_path
@@ -203,6 +204,14 @@ class Reading:
             set_path(self.raw, "deployment.replicas", dp)
         if self.later.get("expert_parallel") and self.has_experts:
             set_path(self.raw, f"{SPLIT}ep", tp * (dp if is_attention else 1))
+
+    def set_moe_backend(self) -> None:
+        """Set the kernels of experts that an option named; those of Mega MoE exchange tokens too."""
+        backend = self.later.get("moe_backend")
+        if backend == MEGA_MOE:
+            self.set_engine(all2all_backend=MEGA_MOE)
+        elif backend is not None:
+            self.set_engine(moe_backend=backend)
 
 
 NO_COMMAND = Reading()

@@ -106,6 +106,9 @@ class Behaviour(Schema):
     """None: serving adapters with it is not modelled."""
     gathers_quantised: tuple[Format, ...] = ()
     """Formats of experts for which ranks quantise their tokens before they gather those of all ranks; else bf16."""
+    exchanges_without_attention_dp: bool = False
+    """Tokens are exchanged by the kernels of `all2all_backend` where attention is split by heads alone too: each rank
+    sends its share of them. Others compute the experts of all tokens and sum over ranks."""
     low_latency_tokens: int = 0
     """Tokens of a rank that DeepEP's low-latency buffers have room for; 0: their memory is not counted."""
     normal_buffer_bytes: Whole | None = None

@@ -4,7 +4,7 @@ import math
 from collections.abc import Hashable
 from pathlib import Path
 
-from windtunnel.model.exchange import ALL_GATHER, DEEPEP_AUTO, DEEPEP_LOW_LATENCY, DEEPEP_NORMAL
+from windtunnel.model.exchange import ALL_GATHER, DEEPEP_AUTO, DEEPEP_LOW_LATENCY, DEEPEP_NORMAL, MEGA_MOE
 from windtunnel.model.feed_forward.experts import is_exchanged
 from windtunnel.model.operators import BF16_BYTES
 from windtunnel.model.sampling import Sampler
@@ -32,13 +32,20 @@ def shard_of(setup: Setup) -> Shard:
         parallelism=setup.parallelism,
         devices_per_node=setup.node.num_devices,
         tf32=bool(setup.engine.tf32),
-        all2all_backend=setup.engine.all2all_backend or ALL_GATHER,
+        all2all_backend=exchange_of(setup),
         gathers_quantised=behaviour_of(setup.engine.name).gathers_quantised,
         redundant_experts=setup.engine.num_redundant_experts or 0 if setup.model.has_experts else 0,
         beside_tokens=setup.engine.shared_experts_beside_tokens or 0,
         sampler=Sampler(setup.sampling, sampler_kernel(setup)),
         lora=None if lora is None else LoraShape(**fields_of(lora, "rank", "target_modules", "fully_sharded")),
     )
+
+
+def exchange_of(setup: Setup) -> str:
+    """Return the kernels that exchange tokens; most engines sum over ranks where attention is not data-parallel."""
+    backend = setup.engine.all2all_backend or ALL_GATHER
+    exchanges = behaviour_of(setup.engine.name).exchanges_without_attention_dp or backend == MEGA_MOE
+    return backend if exchanges or setup.parallelism.attention_dp > 1 else ALL_GATHER
 
 
 def sampler_kernel(setup: Setup) -> str:

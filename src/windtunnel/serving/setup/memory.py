@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
 from windtunnel.model import exchange
-from windtunnel.model.feed_forward.experts import is_exchanged
+from windtunnel.model.feed_forward.experts import ExpertsFeedForward, is_exchanged
 from windtunnel.model.launches.lora import lora_bytes
 from windtunnel.model.memory import loaded_bytes, recurrent_state_bytes, value_bytes
 from windtunnel.model.operators import FP32_BYTES
@@ -232,14 +232,22 @@ def profiled_memory(
 
 
 def _exchange_bytes(shard: Shard, engine: EngineSettings) -> float:
-    """Return the memory of DeepEP's buffers: of its low-latency kernels, of its normal ones, or of both."""
-    known, kernels, total = behaviour_of(engine.name), engine.all2all_backend, 0.0
-    if not known.low_latency_tokens or kernels not in exchange.DEEPEP or not is_exchanged(shard):
+    """Return the memory of buffers for tokens: of DeepEP's low-latency kernels, of its normal ones, or of both; or of
+    Mega MoE's for the tokens of the largest step."""
+    known, kernels, total = behaviour_of(engine.name), shard.all2all_backend, 0.0
+    if not is_exchanged(shard):
         return total
     width, ranks = shard.model.hidden_size, shard.num_group_ranks
+    _, experts = max(shard.model.feed_forwards, key=lambda group: group[1].num_experts)
+    num_placed = experts.num_experts + shard.redundant_experts
+    if kernels == exchange.MEGA_MOE:
+        assert isinstance(experts, ExpertsFeedForward)
+        most = -(-(engine.max_num_batched_tokens or 1) // shard.tp)
+        latent = experts.latent_size or width
+        return exchange.mega_moe_buffer_bytes(most, latent, num_placed, experts.experts_per_token, ranks)
+    if not known.low_latency_tokens or kernels not in exchange.DEEPEP:
+        return total
     if kernels != exchange.DEEPEP_NORMAL:
-        num_experts = max(feed_forward.num_experts for _, feed_forward in shard.model.feed_forwards)
-        num_placed = num_experts + shard.redundant_experts
         total = exchange.low_latency_buffer_bytes(known.low_latency_tokens, width, num_placed)
     if kernels != exchange.DEEPEP_LOW_LATENCY:
         kinds_of_links = min(-(-ranks // shard.devices_per_node), 2)

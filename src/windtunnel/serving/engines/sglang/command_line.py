@@ -5,6 +5,7 @@ from typing import Any
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
+from windtunnel.model.exchange import ALL_GATHER, DEEPEP, MEGA_MOE
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.serving.deployment import EngineSettings, Speculative
 from windtunnel.serving.engines.command_line import CommandLine, Reading, plain_split
@@ -25,13 +26,15 @@ def read(reading: Reading) -> None:
         if tp % dp:
             raise InputError(f"--from-command: --dp-size {dp} does not divide --tp-size {tp}")
         tp //= dp
+    if reading.engine.get("all2all_backend", ALL_GATHER) != ALL_GATHER:
+        reading.later["expert_parallel"] = True  # `ep_size` becomes `tp_size` (0.5 `server_args.py`)
     reading.split(tp, dp, is_attention)
     if "lora" in reading.later:
         reading.set_engine(lora=reading.engine.get("lora") or {})
     read_task(reading)
     if reading.later.get("fused_all_reduce"):
         reading.set_engine(fused_all_reduce=True)
-    if mode := reading.later.get("deepep_mode"):
+    if (mode := reading.later.get("deepep_mode")) and reading.engine.get("all2all_backend") in DEEPEP:
         reading.set_engine(all2all_backend=mode)
     if (chunk := reading.later.get("chunked_prefill")) is not None:
         reading.set_engine(enable_chunked_prefill=chunk > 0)
@@ -50,8 +53,11 @@ def write_rest(engine: EngineSettings, weights: str | None, kv_cache: str | None
     chunk = -1 if engine.enable_chunked_prefill is False else engine.max_num_batched_tokens
     if chunk is not None:
         yield "chunked-prefill-size", chunk
-    if engine.all2all_backend in DEEPEP_MODES:
+    if engine.all2all_backend == MEGA_MOE:
+        yield "moe-a2a-backend", "megamoe"
+    if engine.all2all_backend in DEEPEP:
         yield "moe-a2a-backend", "deepep"
+    if engine.all2all_backend in DEEPEP_MODES:
         yield "deepep-mode", DEEPEP_MODES[engine.all2all_backend]
     if weights == "fp8":
         yield "quantization", "fp8"

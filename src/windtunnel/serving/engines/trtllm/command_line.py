@@ -6,6 +6,7 @@ from typing import Any
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
+from windtunnel.model.exchange import MEGA_MOE
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.schema import set_path
 from windtunnel.serving.deployment import (
@@ -27,6 +28,7 @@ def read(reading: Reading) -> None:
         reading.split(1, tp, is_attention=True)
     else:
         reading.split(tp)
+    reading.set_moe_backend()
     if reading.later.get("balance"):
         reading.set_engine(
             attention_dp_timeout_iters=reading.later.get("balance_timeout", BALANCE_TIMEOUT_ITERS),
@@ -69,6 +71,12 @@ def _keep_windows(reading: Reading, listed: Sequence[int]) -> None:
         reading.not_modelled.append(f"{WINDOWS} (other windows than those of {model.name})")
 
 
+def _moe_backend(engine: EngineSettings) -> str | None:
+    if engine.all2all_backend == MEGA_MOE:
+        return "MEGAMOE_DEEPGEMM"
+    return engine.moe_backend.upper() if engine.moe_backend else None
+
+
 def write_file(engine: EngineSettings, parallelism: Parallelism, kv_cache: str | None) -> dict[str, Any]:
     """Return the content of the YAML file for `trtllm-serve --config`: settings without a command-line option."""
     balance, largest = engine.attention_dp_timeout_iters, engine.max_cudagraph_capture_size
@@ -87,7 +95,7 @@ def write_file(engine: EngineSettings, parallelism: Parallelism, kv_cache: str |
         ("attention_dp_config", balances if balance else None),
         ("torch_compile_config.enable_piecewise_cuda_graph", engine.piecewise_cudagraphs or None),
         ("torch_compile_config.capture_num_tokens", engine.piecewise_sizes and list(engine.piecewise_sizes)),
-        ("moe_config.backend", engine.moe_backend.upper() if engine.moe_backend else None),
+        ("moe_config.backend", _moe_backend(engine)),
         ("cuda_graph_config.batch_sizes", engine.cudagraph_sizes and list(engine.cudagraph_sizes)),
         ("cuda_graph_config.max_batch_size", largest if engine.cudagraph_sizes is None and largest else None),
         ("cuda_graph_config.enable_padding", True if engine.cudagraph_padding else None),

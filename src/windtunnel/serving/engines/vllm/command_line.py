@@ -6,6 +6,7 @@ from typing import Any
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
+from windtunnel.model.exchange import MEGA_MOE
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.serving.deployment import Deployment, EngineSettings
 from windtunnel.serving.engines.command_line import CommandLine, Reading
@@ -13,6 +14,8 @@ from windtunnel.serving.engines.workloads import GENERATE, lora_options, read_ta
 
 DRAFTS = "speculative-config"
 """The option that holds JSON, or a field of it in each of `speculative-config.method`, ..."""
+MOE_BACKENDS = {"triton": "triton", "deepgemm": "deep_gemm", "trtllm": "flashinfer_trtllm", "marlin": "marlin"}
+"""Kernels of experts -> vLLM's word; `cutlass` is two of its backends."""
 METHODS = {"ngram": "ngram", "mtp": "mtp", "draft_model": "draft_model", "None": "draft_model"}
 """Word for a method of drafting -> ours; `deepseek_mtp` and the like are `mtp`."""
 
@@ -24,6 +27,7 @@ def read(reading: Reading) -> None:
     """
     dp = reading.later.get("data_parallel", 1)
     reading.split(reading.later.get("tp", 1), dp, is_attention=dp > 1 and reading.has_experts)
+    reading.set_moe_backend()
     if "active_seqs" in reading.later:
         reading.set_engine(max_num_seqs=reading.later["active_seqs"])
     if graphs := reading.later.get("graph_sizes"):
@@ -78,6 +82,10 @@ def write_split(split: Parallelism) -> dict[str, Any]:
 
 def write_rest(engine: EngineSettings, weights: str | None, kv_cache: str | None) -> Iterator[tuple[str, Any]]:
     """Yield the formats, and the drafts without their acceptance, for which there is no option."""
+    if engine.all2all_backend == MEGA_MOE:
+        yield "moe-backend", "deep_gemm_mega_moe"
+    elif engine.moe_backend in MOE_BACKENDS:
+        yield "moe-backend", MOE_BACKENDS[engine.moe_backend]
     if weights == "fp8":
         yield "quantization", "fp8"
     if kv_cache == "fp8":
