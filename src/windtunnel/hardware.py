@@ -94,3 +94,12 @@ def check_reach(node: Node, num_devices: int, what: str) -> None:
             f"{node.name} has {node.num_devices} and no link to others",
             "use fewer, or a node with scale_out",
         )
+
+
+HOST_BYTES_PER_S = 25e9
+"""Rate of copies to a device whose node does not name its link to host memory: PCIe 4.0 x16, measured (assumed)."""
+
+
+def host_bytes_per_s(node: Node) -> float:
+    """Return the rate at which each device copies from its node's host memory."""
+    return HOST_BYTES_PER_S if node.host is None else node.host.bytes_per_s

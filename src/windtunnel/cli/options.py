@@ -75,7 +75,13 @@ def launched(options: Options) -> Reading:
 
     The answer names the settings that are not predicted; beside JSON, so does stderr.
     """
-    launch = NO_COMMAND if options.from_command is None else read_launch_command(options.from_command)
+    accepted = getattr(options, "acceptance_fraction", None)
+    if accepted is not None and options.from_command is None:
+        raise InputError(
+            "--acceptance-fraction belongs to a server that --from-command describes",
+            "in a scenario it is engine.speculative.acceptance_fraction",
+        )
+    launch = NO_COMMAND if options.from_command is None else read_launch_command(options.from_command, accepted)
     for line in launch.remarks if getattr(options, "json", False) else ():
         remark(line)
     return launch

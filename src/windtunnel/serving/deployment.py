@@ -66,9 +66,9 @@ class HostOverheads(Schema):
 class Speculative(Schema):
     """Speculative decoding: `num_draft_tokens` are guessed for every request and verified in one step."""
 
-    method: Literal["mtp", "draft_model", "ngram"]
-    """`mtp`: the model's own draft layer, run once a token; `draft_model`: a smaller model; `ngram`: looked up in the
-    text so far, at no cost."""
+    method: Literal["mtp", "eagle", "draft_model", "ngram"]
+    """`mtp`: the model's own draft layer, run once a token; `eagle`: a layer trained apart; `draft_model`: a smaller
+    model; `ngram`: looked up in the text so far, at no cost."""
     num_draft_tokens: Annotated[int, partial(check_between, 1, MAX_DRAFT_TOKENS)]
     acceptance_fraction: float | tuple[float, ...]
     """Share of draft tokens that are right if those before them are: one for all, or one for each position."""
@@ -112,16 +112,22 @@ class KvTier(Schema):
     Computed blocks are written there beside the device's work, and loaded again once the device has evicted them.
     """
 
-    capacity_bytes: AtLeastOne
+    capacity_bytes: AtLeastOne | None = None
     """Of all devices of a replica, or of the deployment where `shared_by` says so [kv_offloading_size]."""
-    bandwidth_bytes_per_s: Annotated[float, partial(check_at_least, 1)]
-    """Loading bandwidth to each device."""
+    capacity_ratio: Positive | None = None
+    """Multiple of the KV cache on the devices, in place of `capacity_bytes` [hicache-ratio]."""
+    bandwidth_bytes_per_s: Annotated[float, partial(check_at_least, 1)] | None = None
+    """Loading bandwidth to each device; None takes the node's link to host memory."""
     name: str = "host"
     shared_by: Literal["replica", "deployment"] = "replica"
 
     def check(self) -> None:
         if self.name == "device":
             raise ValueError("a KV tier cannot be named 'device': that is the pool above all tiers")
+        if (self.capacity_bytes is None) == (self.capacity_ratio is None):
+            raise ValueError(f"the KV tier {self.name!r} needs either capacity_bytes or capacity_ratio")
+        if self.capacity_ratio is not None and self.shared_by == "deployment":
+            raise ValueError(f"the KV tier {self.name!r} of the deployment needs capacity_bytes")
 
 
 class Lora(Schema):
@@ -200,6 +206,8 @@ class EngineSettings(Schema):
     """Longest prompt and output together; None takes the model's."""
     block_size: AtLeastOne | None = None
     """Tokens of one KV block [page_size, tokens_per_block]."""
+    kv_cache_memory_bytes: AtLeastOne | None = None
+    """Memory of the KV cache on each device; None: what `gpu_memory_utilization` leaves [kv-cache-memory-bytes]."""
     num_gpu_blocks: AtLeastOne | None = None
     """KV blocks of one rank; None plans them from memory."""
     window_kv: WindowKv | None = None

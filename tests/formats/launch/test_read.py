@@ -100,7 +100,7 @@ OPTIONS = [
     (
         """--speculative-config '{"method":"suffix","acceptance_fraction":0.8}'""",
         {},
-        ["not modelled: --speculative-config (method suffix is not modelled without a model)"],
+        ["not modelled: --speculative-config (suffix is not modelled so)"],
     ),
 ]
 
@@ -414,11 +414,10 @@ def test_every_option_of_published_commands_is_known(text: str) -> None:
     command = read_launch_command(text)
     assert command.unknown == []
     num_options = sum(word.startswith("-") for word in text.split()) - text.startswith("python")
-    fields = [name for name in command.not_modelled if "acceptance_fraction" in name]
     named = len(command.taken) - 1 + len(command.without_effect) + len(command.not_modelled)
     is_named = "--model" in text.replace("--model-path", "--model")
-    # Two fields of the drafts are one remark.
-    assert named + is_named == num_options - (len(fields) if "speculative-config." in text else 0)
+    fields = text.count("--speculative-config.")  # are one remark
+    assert named + is_named == num_options - max(fields - 1, 0)
 
 
 def test_drafts_are_read_field_by_field() -> None:
@@ -433,3 +432,88 @@ def test_names_of_options_are_whole() -> None:
     known = other_options()
     for names in (known.without_effect, known.not_modelled, known.switches):
         assert not [name for name in names if " " in name or name.endswith("-")]
+
+
+@pytest.mark.parametrize(
+    ("text", "engine"),
+    [
+        (
+            """vllm serve m -cc '{"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 8]}'""",
+            {"piecewise_cudagraphs": False, "cudagraph_sizes": [1, 2, 8]},
+        ),
+        ("vllm serve m --compilation-config.cudagraph_mode=NONE", {"max_cudagraph_capture_size": 0}),
+        (
+            """vllm serve m --compilation-config '{"pass_config": {"fuse_allreduce_rms": true}}'""",
+            {"fused_all_reduce": True},
+        ),
+        (
+            """vllm serve m --compilation-config '{"pass_config": {"fuse_allreduce_rms": false}}'""",
+            {"fused_all_reduce": False},
+        ),
+        ("VLLM_ALL2ALL_BACKEND=deepep_low_latency vllm serve m", {"all2all_backend": "deepep_low_latency"}),
+        ("vllm serve m --kv-cache-memory-bytes 17179869184", {"kv_cache_memory_bytes": 2**34}),
+        ("vllm serve m --kv-offloading-size 64", {"kv_tiers": [{"capacity_bytes": 64 * 2**30}]}),
+        ("sglang serve --model m --enable-hierarchical-cache", {"kv_tiers": [{"capacity_ratio": 2.0}]}),
+        (
+            "sglang serve --model m --tp 4 --enable-hierarchical-cache --hicache-size 30 --hicache-ratio 3",
+            {"kv_tiers": [{"capacity_bytes": 120_000_000_000}]},
+        ),
+        ("sglang serve --model m --moe-runner-backend flashinfer_mxfp4", {"moe_backend": "trtllm"}),
+    ],
+)
+def test_options_of_published_recipes_are_settings(text: str, engine: dict[str, object]) -> None:
+    command = read_launch_command(text.replace(" m", f" {MODEL}", 1))
+    assert command.engine == engine | {"name": "sglang" if "sglang" in text else "vllm"}
+    assert command.remarks == []
+
+
+def test_expert_parallelism_of_older_sglang() -> None:
+    text = (
+        "python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 8 --dp-size 8 --enable-dp-attention"
+    )
+    split = read_launch_command(f"{text} --enable-ep-moe").raw["deployment"]["parallelism"]
+    assert split == {"tp": 1, "attention_dp": 8, "ep": 8}
+
+
+DRAFTING = [
+    (
+        "sglang serve --model m --speculative-algo EAGLE --speculative-num-steps 3 --speculative-eagle-topk 1",
+        "eagle",
+        3,
+    ),
+    (
+        """vllm serve m --speculative-config '{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 2}'""",
+        "eagle",
+        2,
+    ),
+    ("trtllm-serve m --config file.yaml", "mtp", 1),
+]
+
+
+@pytest.mark.parametrize(("text", "method", "number"), DRAFTING, ids=[text[:12] for text, _, _ in DRAFTING])
+def test_the_acceptance_of_drafts_may_be_given_beside_the_command(
+    text: str, method: str, number: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text("speculative_config: {decoding_type: MTP, num_nextn_predict_layers: 1}\n")
+    text = text.replace(" m ", f" {MODEL} ", 1).replace("file.yaml", str(file))
+    command = read_launch_command(text, 0.8)
+    drafts = {"method": method, "num_draft_tokens": number, "acceptance_fraction": 0.8}
+    assert command.engine["speculative"] == drafts
+    assert command.not_modelled == []
+    assert read_launch_command(f"{text} --acceptance-fraction 0.8").engine["speculative"] == drafts
+    without = read_launch_command(text)
+    assert "speculative" not in without.engine
+    assert "say how often drafts are right: --acceptance-fraction 0.7" in without.not_modelled[-1]
+
+
+def test_drafts_in_a_tree_are_not_modelled() -> None:
+    text = f"sglang serve --model {MODEL} --speculative-algorithm EAGLE --speculative-num-steps 5"
+    command = read_launch_command(f"{text} --speculative-eagle-topk 8", 0.8)
+    assert "speculative" not in command.engine
+    assert command.not_modelled[-1] == "--speculative-eagle-topk (EAGLE with a tree of drafts is not modelled so)"
+
+
+def test_acceptance_without_drafts_is_refused() -> None:
+    with pytest.raises(InputError, match="how often draft tokens are right, and the server makes none"):
+        read_launch_command(f"vllm serve {MODEL}", 0.8)

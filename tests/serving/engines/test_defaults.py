@@ -40,7 +40,16 @@ TENSORRTS_OWN = {
 }
 OTHER_SCHEDULERS_OWN = {"watermark_fraction", "max_waiting_steps"}
 UNSET = {
-    *("max_model_len", "num_gpu_blocks", "cudagraph_sizes", "moe_backend", "kv_tiers", "speculative", "lora"),
+    *(
+        "max_model_len",
+        "num_gpu_blocks",
+        "kv_cache_memory_bytes",
+        "cudagraph_sizes",
+        "moe_backend",
+        "kv_tiers",
+        "speculative",
+        "lora",
+    ),
     *("window_pool_ratio", "attention_backend"),
     *("two_batch_overlap", "overlap_decode_tokens", "overlap_prefill_tokens"),  # vLLM's and SGLang's
     *VLLMS_OWN,

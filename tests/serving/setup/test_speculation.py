@@ -189,3 +189,14 @@ def test_speculation_that_cannot_work_is_refused(speculative: dict[str, object],
 def test_a_model_without_a_prediction_layer_drafts_nothing(model: object) -> None:
     with pytest.raises(InputError, match="has no prediction layer"):
         simulated(model, method="mtp", num_draft_tokens=1, acceptance_fraction=0.7)
+
+
+def test_the_head_of_eagle_is_a_dense_layer() -> None:
+    """As wide as the experts of a token: of Mixtral's eight, two."""
+    mixtral = catalog.model_config("mistralai/Mixtral-8x7B-v0.1") | {"name": "mixing", "num_nextn_predict_layers": 1}
+    blocks = {
+        method: simulated(mixtral, method=method, num_draft_tokens=2, acceptance_fraction=0.7).memory.num_blocks
+        for method in ("ngram", "eagle", "mtp")
+    }
+    head, layer = blocks["ngram"] - blocks["eagle"], blocks["ngram"] - blocks["mtp"]
+    assert 0.2 < head / layer < 0.35

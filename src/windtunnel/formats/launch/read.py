@@ -19,7 +19,7 @@ from windtunnel.errors import InputError
 from windtunnel.files import is_file, is_folder, read_text
 from windtunnel.formats.launch.containers import Command, commands_of
 from windtunnel.schema import Schema, decode, parse_yaml, read_yaml, set_path
-from windtunnel.serving.engines.command_line import Options, Reading
+from windtunnel.serving.engines.command_line import DRAFTS, Options, Reading
 from windtunnel.serving.engines.contract import engine_of
 from windtunnel.units import format_count
 
@@ -51,13 +51,14 @@ def other_options() -> OtherOptions:
     return decode(read_yaml(path), OtherOptions, path.name)
 
 
-def read_launch_command(text: str) -> Reading:
+def read_launch_command(text: str, acceptance_fraction: float | None = None) -> Reading:
     """Read how a server is started as a deployment.
 
     Args:
         text: `vllm serve ...`, `python -m vllm.entrypoints.openai.api_server ...`, `python -m sglang.launch_server ...`
             or `trtllm-serve ...`, alone, in a script or behind `docker run ...`; a Kubernetes manifest, Helm values or
             a compose file; or the path of a file with one of these, or of the folder of a Helm chart.
+        acceptance_fraction: share of draft tokens that are right, of speculative decoding, which no command says.
 
     Raises:
         InputError: no such command or several, no model, or a value that its option does not take.
@@ -72,8 +73,17 @@ def read_launch_command(text: str) -> Reading:
         _take(reading, server, name, value)
     if "model" not in reading.raw:
         raise InputError("--from-command: the command names no model")
+    if acceptance_fraction is not None:
+        reading.later["acceptance_fraction"] = acceptance_fraction
     reading.set_engine(name=engine)
     engine_of(engine).command_line.read(reading)
+    if "acceptance_fraction" in reading.later and not (
+        reading.engine.get("speculative") or any(name.startswith(DRAFTS) for name in reading.not_modelled)
+    ):
+        raise InputError(
+            "--acceptance-fraction is how often draft tokens are right, and the server makes none",
+            "leave it out, or add the options of speculative decoding to the command",
+        )
     if file is not None and file != Path(text):
         reading.container.append(f"read {file}; the templates of the chart are not rendered")
     _note_container(reading, engine, server, command)

@@ -27,6 +27,9 @@ DEPLOYMENT = "deployment."
 ENGINE = f"{DEPLOYMENT}engine."
 SPLIT = f"{DEPLOYMENT}parallelism."
 
+DRAFTS = "--speculative"
+"""How the options of speculative decoding begin."""
+
 
 def sizes(text: str) -> list[int]:
     """Read `1 2 4`, `1,2,4` or `[1, 2, 4]`."""
@@ -204,6 +207,22 @@ class Reading:
             set_path(self.raw, "deployment.replicas", dp)
         if self.later.get("expert_parallel") and self.has_experts:
             set_path(self.raw, f"{SPLIT}ep", tp * (dp if is_attention else 1))
+
+    def set_drafts(self, word: str, method: str | None, num_drafts: int | None, draft_model: str | None) -> None:
+        """Set the speculative decoding that the server calls `word`; without method or number it is not modelled.
+
+        How often drafts are right is no option of a server, so that it must be said.
+        """
+        acceptance = self.later.get("acceptance_fraction")
+        if method is None or num_drafts is None or acceptance is None:
+            options = dict.fromkeys(name.partition(".")[0] for name in self.taken if name.startswith(DRAFTS))
+            self.taken = {name: value for name, value in self.taken.items() if not name.startswith(DRAFTS)}
+            missing = "say how often drafts are right: --acceptance-fraction 0.7" if method and num_drafts else ""
+            *others, last = options
+            self.not_modelled += [*others, f"{last} ({missing or f'{word} is not modelled so'})"]
+            return
+        drafts = {"method": method, "num_draft_tokens": num_drafts, "acceptance_fraction": acceptance}
+        self.set_engine(speculative=drafts | ({"draft_model": draft_model} if method == "draft_model" else {}))
 
     def set_moe_backend(self) -> None:
         """Set the kernels of experts that an option named; those of Mega MoE exchange tokens too."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from windtunnel.errors import InputError
+from windtunnel.hardware import host_bytes_per_s
 from windtunnel.metrics.summary import AdapterSummary
 from windtunnel.model.launches.lora import lora_bytes, lora_launches
 from windtunnel.model.shape import Shard
@@ -19,9 +20,6 @@ from windtunnel.serving.setup.step_prices import geometric_nodes, price_launch
 from windtunnel.serving.state.adapters import AdapterLimits, AdapterPlan, Adapters
 from windtunnel.serving.state.records import KernelSettings
 from windtunnel.workload.generate.requests import RequestArrays
-
-HOST_BYTES_PER_S = 25e9
-"""Rate of copies to a device whose node does not name its link to host memory: PCIe 4.0 x16, measured (assumed)."""
 
 
 def refuse_with_adapters(deployment: Deployment, pool: Pool, setup: Setup, requests: RequestArrays) -> None:
@@ -94,8 +92,7 @@ def adapter_plan(
         each_s = np.asarray(price_launch(estimator, launch).estimate.seconds, np.float64)
         each_s = each_s + gap_s * launch.op.num_kernels
         priced[1 : most + 1] += launch.count * np.broadcast_to(each_s, tokens.size).reshape(tokens.shape)
-    link = setup.node.host
-    bytes_per_s = lora.host_bytes_per_s or (HOST_BYTES_PER_S if link is None else link.bytes_per_s)
+    bytes_per_s = lora.host_bytes_per_s or host_bytes_per_s(setup.node)
     on_devices = lora_bytes(shard)
     host_load_s, disk_load_s = on_devices / bytes_per_s, on_devices * shard.tp / lora.disk_bytes_per_s
     limits = AdapterLimits(max_loras, lora.max_cpu_loras, host_load_s, disk_load_s)

@@ -174,7 +174,8 @@ def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_
     """
     assert engine.block_size is not None
     part = profiled_memory(shard, device, engine, max_model_len)
-    pool_bytes = _pool_bytes(engine, part)
+    given_bytes = engine.kv_cache_memory_bytes
+    pool_bytes = _pool_bytes(engine, part) if given_bytes is None else float(given_bytes)
     groups = group_layers(shard, engine, max_model_len)
     state_bytes = recurrent_state_bytes(shard)
     # A model of recurrences only has no per-token cost; a block then is one request with its state.

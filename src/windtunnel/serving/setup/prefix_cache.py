@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from windtunnel.compiled.records import new_table
 from windtunnel.errors import InputError
+from windtunnel.hardware import host_bytes_per_s
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.memory import MemoryPlan
 from windtunnel.serving.state import records as state
@@ -45,17 +46,20 @@ def kv_tiers(setup: Setup, memory: MemoryPlan, settings: state.KernelSettings) -
     rank_bytes = block_bytes * parallelism.tp * parallelism.pp
     tiers = new_table(state.Tier, len(engine.kv_tiers or ()))
     for row, tier in zip(tiers, engine.kv_tiers or (), strict=True):
-        if not rank_bytes or tier.capacity_bytes < rank_bytes:
-            raise InputError(
-                f"the KV tier {tier.name!r} of {format_bytes(tier.capacity_bytes)} holds no block: one takes "
-                f"{format_bytes(rank_bytes)}",
-                "raise its capacity_bytes, or leave it out where no layer's KV cache grows with the context",
-            )
-        row.capacity_blocks = tier.capacity_bytes // rank_bytes
-        row.block_s = block_bytes / tier.bandwidth_bytes_per_s
         replicas = settings.num_replicas if tier.shared_by == "deployment" else 1
+        ranks = settings.ranks_per_replica * replicas
+        above_bytes = rank_bytes * memory.num_blocks * ranks
+        capacity_bytes = tier.capacity_bytes or int((tier.capacity_ratio or 0.0) * above_bytes)
+        if not rank_bytes or capacity_bytes < rank_bytes:
+            raise InputError(
+                f"the KV tier {tier.name!r} of {format_bytes(capacity_bytes)} holds no block: one takes "
+                f"{format_bytes(rank_bytes)}",
+                "raise its capacity, or leave it out where no layer's KV cache grows with the context",
+            )
+        row.capacity_blocks = capacity_bytes // rank_bytes
+        row.block_s = block_bytes / (tier.bandwidth_bytes_per_s or host_bytes_per_s(setup.node))
         row.outlives = tier.shared_by == "deployment"
-        row.ranks_per_pool = settings.ranks_per_replica * replicas
+        row.ranks_per_pool = ranks
     return tiers
 
 

@@ -6,9 +6,11 @@ import msgspec
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
+from windtunnel.model.feed_forward.dense import DenseFeedForward
+from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.memory import weight_bytes
 from windtunnel.model.sampling import GREEDY_SAMPLER
-from windtunnel.model.shape import Shard
+from windtunnel.model.shape import LayerGroup, Shard
 from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS, OTHER_SCHEDULERS
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.state.records import Speculation
@@ -45,7 +47,8 @@ def drafter_of(setup: Setup, shard: Shard) -> Shard | None:
     None for n-grams. It drafts the likeliest token, whatever the requests' sampling.
 
     DeepSeek-V3's module (technical report, section 2.2) is a layer like the last ones, with the model's embedding and
-    head. Its projection of two hidden states to one is left out.
+    head. Its projection of two hidden states to one is left out. EAGLE's head (Li et al., arXiv 2401.15077 and
+    2503.01840) is such a layer too, dense whatever the model's are; EAGLE-3's smaller vocabulary is left out.
 
     Raises:
         InputError: there is no such model, or it does not split over as many devices; a model without such a layer.
@@ -53,13 +56,15 @@ def drafter_of(setup: Setup, shard: Shard) -> Shard | None:
     speculative = setup.engine.speculative
     if speculative is None or speculative.method == "ngram":
         return None
-    if speculative.method == "mtp":
-        if shard.model.prediction_layers == 0:
+    if speculative.method in ("mtp", "eagle"):
+        if speculative.method == "mtp" and shard.model.prediction_layers == 0:
             raise InputError(
                 f"{shard.model.name} has no prediction layer (num_nextn_predict_layers) for the method mtp",
-                "draft_model names a model that drafts; ngram needs none",
+                "eagle drafts with a layer trained apart; draft_model names a model that drafts; ngram needs none",
             )
         last = msgspec.structs.replace(shard.model.layers[-1], num_layers=1)
+        if speculative.method == "eagle":
+            last = _with_dense(last)
         return replace(shard, model=msgspec.structs.replace(shard.model, layers=(last,)), sampler=GREEDY_SAMPLER)
     model = catalog.model(str(speculative.draft_model))
     if model.vocab_size != shard.model.vocab_size:
@@ -68,6 +73,15 @@ def drafter_of(setup: Setup, shard: Shard) -> Shard | None:
             "a draft model needs the same vocabulary",
         )
     return replace(shard, model=model, precision=model.precision, sampler=GREEDY_SAMPLER)
+
+
+def _with_dense(layer: LayerGroup) -> LayerGroup:
+    """Return the layer with a dense feed-forward as wide as the experts that a token uses, where it has experts."""
+    experts = layer.feed_forward
+    if not isinstance(experts, ExpertsFeedForward):
+        return layer
+    width = experts.experts_per_token * experts.intermediate_size + experts.shared_intermediate_size
+    return msgspec.structs.replace(layer, feed_forward=DenseFeedForward(intermediate_size=width))
 
 
 def with_drafter(setup: Setup, drafter: Shard | None) -> Setup:

@@ -10,9 +10,16 @@ from windtunnel.model.parallelism import Parallelism
 from windtunnel.serving.deployment import EngineSettings, Speculative
 from windtunnel.serving.engines.command_line import CommandLine, Reading, plain_split
 from windtunnel.serving.engines.workloads import lora_options, read_task
+from windtunnel.units import GB
 
 ALGORITHMS = {"mtp": "EAGLE", "draft_model": "STANDALONE"}
 """Our name of a method of drafting -> SGLang's algorithm."""
+
+ONE_LAYER = ("EAGLE", "EAGLE3", "NEXTN")
+"""Algorithms whose drafts come from one layer behind the model, its own or one that was trained apart."""
+
+HICACHE_RATIO = 2.0
+"""Default of `--hicache-ratio`."""
 
 DEEPEP_MODES = {"deepep_normal": "normal", "deepep_low_latency": "low_latency"}
 """Kernels of DeepEP -> their mode; the automatic choice is the default."""
@@ -36,10 +43,33 @@ def read(reading: Reading) -> None:
         reading.set_engine(fused_all_reduce=True)
     if (mode := reading.later.get("deepep_mode")) and reading.engine.get("all2all_backend") in DEEPEP:
         reading.set_engine(all2all_backend=mode)
+    if reading.later.get("hicache"):
+        _keep_on_host(reading, tp * (dp if is_attention else 1))
+    if algorithm := reading.later.get("algorithm"):
+        _speculate(reading, algorithm)
     if (chunk := reading.later.get("chunked_prefill")) is not None:
         reading.set_engine(enable_chunked_prefill=chunk > 0)
         if chunk > 0:
             reading.set_engine(max_num_batched_tokens=chunk)
+
+
+def _keep_on_host(reading: Reading, num_ranks: int) -> None:
+    """Set HiCache's blocks in host memory: so many GB for each rank, or a multiple of the device's (0.5
+    `server_args.py`)."""
+    size, ratio = reading.later.get("hicache_size"), reading.later.get("hicache_ratio", HICACHE_RATIO)
+    capacity = {"capacity_bytes": round(size * GB) * num_ranks} if size else {"capacity_ratio": ratio}
+    reading.set_engine(kv_tiers=[capacity])
+
+
+def _speculate(reading: Reading, algorithm: str) -> None:
+    """Set a chain of drafts; drafts in a tree, and n-grams, which are one, are not modelled."""
+    draft_model, steps = reading.later.get("draft_model"), reading.later.get("draft_steps")
+    is_chain = reading.later.get("draft_topk", 1) == 1
+    method = "draft_model" if algorithm == "STANDALONE" and draft_model else None
+    if algorithm in ONE_LAYER:
+        method = "eagle" if draft_model or reading.model.prediction_layers == 0 else "mtp"
+    word = algorithm if is_chain else f"{algorithm} with a tree of drafts"
+    reading.set_drafts(word, method if is_chain else None, steps, draft_model)
 
 
 def write_split(split: Parallelism) -> dict[str, Any]:

@@ -36,6 +36,10 @@ def read(reading: Reading) -> None:
         )
     if "num_slots" in reading.later:
         _balance_experts(reading, reading.later["num_slots"])
+    if algorithm := reading.later.get("algorithm"):
+        words = {"MTP": "mtp", "Eagle": "eagle", "Eagle3": "eagle", "NGram": "ngram", "Draft_Target": "draft_model"}
+        drafts = reading.later.get("draft_tokens"), reading.later.get("draft_model")
+        reading.set_drafts(algorithm, words.get(algorithm), *drafts)
     if "windows" in reading.later:
         _keep_windows(reading, reading.later["windows"])
 
@@ -104,7 +108,7 @@ def write_file(engine: EngineSettings, parallelism: Parallelism, kv_cache: str |
             set_path(content, path, value)
     if engine.cudagraph_sizes is None and largest == 0:
         content["cuda_graph_config"] = None
-    if engine.speculative is not None:
+    if engine.speculative is not None and writes_drafts(engine.speculative):
         content["speculative_config"] = _drafts(engine.speculative)
     return content
 
@@ -136,6 +140,9 @@ def remaining_work(deployment: Deployment) -> Iterator[str]:
         yield "set attn_backend and kv_cache_config.max_attention_window as the scenario has them"
 
 
-COMMAND_LINE = CommandLine(
-    read=read, write_file=write_file, writes_drafts=lambda _: True, remaining_work=remaining_work
-)
+def writes_drafts(drafts: Speculative) -> bool:
+    """Whether the file can say these drafts: the scenario does not name EAGLE's head."""
+    return drafts.method != "eagle"
+
+
+COMMAND_LINE = CommandLine(read=read, write_file=write_file, writes_drafts=writes_drafts, remaining_work=remaining_work)

@@ -1,7 +1,7 @@
 """vLLM's command line: data parallelism, drafts and formats."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from windtunnel import catalog
@@ -11,13 +11,20 @@ from windtunnel.model.parallelism import Parallelism
 from windtunnel.serving.deployment import Deployment, EngineSettings
 from windtunnel.serving.engines.command_line import CommandLine, Reading
 from windtunnel.serving.engines.workloads import GENERATE, lora_options, read_task
+from windtunnel.units import GIB
 
 DRAFTS = "speculative-config"
 """The option that holds JSON, or a field of it in each of `speculative-config.method`, ..."""
 MOE_BACKENDS = {"triton": "triton", "deepgemm": "deep_gemm", "trtllm": "flashinfer_trtllm", "marlin": "marlin"}
 """Kernels of experts -> vLLM's word; `cutlass` is two of its backends."""
-METHODS = {"ngram": "ngram", "mtp": "mtp", "draft_model": "draft_model", "None": "draft_model"}
+METHODS = {name: name for name in ("ngram", "mtp", "eagle", "draft_model")} | {"eagle3": "eagle", "None": "draft_model"}
 """Word for a method of drafting -> ours; `deepseek_mtp` and the like are `mtp`."""
+GRAPHS: Mapping[str, Mapping[str, Any]] = {
+    "none": {"max_cudagraph_capture_size": 0},
+    "decode_only": {"piecewise_cudagraphs": False},
+    "with_pieces": {"piecewise_cudagraphs": True},
+}
+"""What CUDA graphs hold (`CUDAGraphMode`, vllm/config/compilation.py) -> our settings."""
 
 
 def read(reading: Reading) -> None:
@@ -33,6 +40,9 @@ def read(reading: Reading) -> None:
     if graphs := reading.later.get("graph_sizes"):
         largest = {"max_cudagraph_capture_size": graphs[0]}
         reading.set_engine(**(largest if len(graphs) == 1 else {"cudagraph_sizes": graphs}))
+    reading.set_engine(**GRAPHS.get(reading.later.get("graph_mode", ""), {}))
+    if size := reading.later.get("kv_offloading"):
+        reading.set_engine(kv_tiers=[{"capacity_bytes": round(size * GIB)}])
     if "lora" in reading.later:
         reading.set_engine(lora=reading.engine.get("lora") or {})
     if reading.engine.get("num_redundant_experts") and not reading.engine.get("enable_eplb"):
@@ -46,26 +56,21 @@ def read(reading: Reading) -> None:
 
 
 def _speculate(reading: Reading, config: dict[str, Any]) -> None:
-    """Set speculative decoding from vLLM's JSON; the acceptance of drafts is not a setting, so it must be given."""
-    word, acceptance = str(config.get("method")), config.get("acceptance_fraction")
-    method = METHODS.get("mtp" if word.endswith("_mtp") else word, "draft_model" if "model" in config else None)
-    if acceptance is None or method is None or (method == "draft_model" and "model" not in config):
-        reading.taken = {name: value for name, value in reading.taken.items() if DRAFTS not in name}
-        missing = 'say how often drafts are right: "acceptance_fraction": 0.7'
-        missing = missing if acceptance is None else f"method {word} is not modelled without a model"
-        reading.not_modelled.append(f"--{DRAFTS} ({missing})")
-        return
+    """Set speculative decoding from vLLM's JSON, which may hold our `acceptance_fraction` too."""
+    word, draft_model = str(config.get("method")), config.get("model")
+    method = METHODS.get("mtp" if word.endswith("_mtp") else word, "draft_model" if draft_model else None)
     try:
-        numbers = int(config.get("num_speculative_tokens", 1)), float(acceptance)
+        num_drafts = int(config.get("num_speculative_tokens", 1))
+        if "acceptance_fraction" in config:
+            reading.later["acceptance_fraction"] = float(config["acceptance_fraction"])
     except (OverflowError, TypeError, ValueError):
         raise InputError(
             f"--from-command: --{DRAFTS} has no numbers as num_speculative_tokens and acceptance_fraction",
             '--speculative-config \'{"method": "mtp", "num_speculative_tokens": 1, "acceptance_fraction": 0.7}\'',
         ) from None
-    speculative = {"method": method, "num_draft_tokens": numbers[0], "acceptance_fraction": numbers[1]}
-    if method == "draft_model":
-        speculative["draft_model"] = config["model"]
-    reading.set_engine(speculative=speculative)
+    if method == "draft_model" and not draft_model:
+        method = None
+    reading.set_drafts(word, method, num_drafts, draft_model)
 
 
 def write_split(split: Parallelism) -> dict[str, Any]:
@@ -90,7 +95,7 @@ def write_rest(engine: EngineSettings, weights: str | None, kv_cache: str | None
         yield "quantization", "fp8"
     if kv_cache == "fp8":
         yield "kv-cache-dtype", "fp8"
-    if (drafts := engine.speculative) is not None:
+    if (drafts := engine.speculative) is not None and drafts.method != "eagle":
         config: dict[str, Any] = {"method": drafts.method, "num_speculative_tokens": drafts.num_draft_tokens}
         if drafts.draft_model:
             config["model"] = catalog.model(drafts.draft_model).name
@@ -123,6 +128,6 @@ COMMAND_LINE = CommandLine(
     write_split=write_split,
     write_rest=write_rest,
     write_task=write_task,
-    writes_drafts=lambda _: True,
+    writes_drafts=lambda drafts: drafts.method != "eagle",  # whose head the scenario does not name
     remaining_work=remaining_work,
 )
