@@ -39,12 +39,17 @@ class Parallelism(Schema):
     pp: AtLeastOne = 1
     ep: AtLeastOne = 1
     attention_dp: AtLeastOne = 1
+    dcp: AtLeastOne = 1
+    """Ranks of `tp` that hold parts of each context, where they would hold equal keys and values (decode context
+    parallelism) [decode-context-parallel-size]."""
     ffn: FeedForwardSide | None = None
     """Devices beside these that compute the feed-forwards; None: each device computes both."""
 
     def check(self) -> None:
         if (self.tp * self.attention_dp) % self.ep:
             raise ValueError(f"ep = {self.ep} does not divide tp x attention_dp = {self.tp * self.attention_dp}")
+        if self.tp % self.dcp:
+            raise ValueError(f"dcp = {self.dcp} does not divide tp = {self.tp}, among whose ranks it divides contexts")
         if self.ffn is not None and (self.ep > 1 or self.pp > 1):
             raise ValueError("with ffn, experts are on its devices and there are no stages: leave ep and pp at 1")
 

@@ -101,6 +101,11 @@ class Attention(LayerKind):
         return None
 
     @property
+    def divided_widths(self) -> tuple[int, int] | None:
+        """Values of a head's query and output where ranks hold parts of a context; None where they cannot."""
+        return None
+
+    @property
     def window_tokens(self) -> int | None:
         """Sliding window; None keeps every token."""
         return None

@@ -384,6 +384,7 @@ def check_parallelism(model: ModelSpec, parallelism: Parallelism, node: Node, nu
                 f"tp = {tp} neither divides the {kv_heads} key/value heads of {model.name} nor is a multiple",
                 "the key/value heads must spread evenly over the ranks, or each be repeated as often",
             )
+    check_divided(model, parallelism)
     if ep > 1 and not model.has_experts:
         raise InputError(f"ep = {ep}, but {model.name} has no experts", "leave ep out")
     for _, feed_forward in model.feed_forwards:
@@ -405,6 +406,26 @@ def check_parallelism(model: ModelSpec, parallelism: Parallelism, node: Node, nu
                 experts = feed_forward.num_experts
                 raise InputError(f"ffn.ep = {groups} does not divide the {experts} experts of {model.name}")
     check_reach(node, parallelism.num_devices, "one replica")
+
+
+def check_divided(model: ModelSpec, parallelism: Parallelism) -> None:
+    """Raise InputError where ranks cannot hold parts of each context: they would not hold equal keys and values, or a
+    kind of attention cannot add partial outputs."""
+    tp, dcp = parallelism.tp, parallelism.dcp
+    for _, attention in model.attentions if dcp > 1 else ():
+        if attention.divided_widths is None:
+            raise InputError(
+                f"dcp = {dcp} divides contexts over ranks, and {model.name} has windows, an indexer or recurrent "
+                "states, which stay whole",
+                "leave dcp out",
+            )
+        copies = max(tp // (attention.shared_kv_heads or 1), 1)
+        if copies % dcp:
+            raise InputError(
+                f"dcp = {dcp} divides contexts over ranks that would hold equal keys and values: with tp = {tp} those "
+                f"of {model.name} are held {format_count(copies, 'time')}",
+                f"dcp must divide {copies}; raise tp, or leave dcp out",
+            )
 
 
 def check_overlap(parallelism: Parallelism, engine: EngineSettings) -> None:

@@ -387,6 +387,8 @@ def _unsaid(scenario: Scenario, deployment: Deployment) -> list[str]:
     if drafts is not None and not line.writes_drafts(drafts):
         work.append(f"add speculative decoding: {drafts.method}, {drafts.num_draft_tokens} draft tokens a step")
     work += line.remaining_work(deployment)
+    if split.dcp > 1 and "parallelism.dcp" not in line.write_split(split):
+        work.append(f"divide each context over {split.dcp} ranks (decode context parallelism)")
     if engine.kv_tiers:
         names = ", ".join(tier.name for tier in engine.kv_tiers)
         work.append(f"let the engine keep KV blocks below its devices ({names}): the command does not say so")

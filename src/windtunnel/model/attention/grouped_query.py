@@ -263,7 +263,7 @@ class SharedHeads(Schema, Attention):
 
     def bytes_per_token(self, shard: Shard) -> float:
         width = self.head_dim + self._value_width
-        return self.rank_kv_heads(shard.tp) * width * BITS[shard.precision.kv_cache] / 8
+        return self.rank_kv_heads(shard.tp) * width * BITS[shard.precision.kv_cache] / 8 / shard.parallelism.dcp
 
 
 class GroupedQueryAttention(SharedHeads, tag="grouped_query", tag_field="type"):
@@ -271,6 +271,10 @@ class GroupedQueryAttention(SharedHeads, tag="grouped_query", tag_field="type"):
 
     operators: ClassVar[tuple[type[Op], ...]] = (PrefillAttention, DecodeAttention, EncoderAttention)
     layer_types: ClassVar[tuple[str, ...]] = ("full_attention", "sliding_attention", "chunked_attention", "attention")
+
+    @property
+    def divided_widths(self) -> tuple[int, int] | None:
+        return None if self.window_tokens else (self.head_dim, self._value_width)
 
 
 def _head_dim(reader: ConfigReader, num_heads: int) -> int:

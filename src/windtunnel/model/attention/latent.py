@@ -356,7 +356,11 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
         """The latent vector, not split over `tp`, and the indexer's key, fp8 with its fp32 scale (vLLM 0.24
         `DeepseekV32IndexerCache`)."""
         index_bytes = self.indexer.head_dim + 4 if self.indexer and not self.indexer.is_shared else 0
-        return self.latent_size * BITS[shard.precision.kv_cache] / 8 + index_bytes
+        return (self.latent_size * BITS[shard.precision.kv_cache] / 8 + index_bytes) / shard.parallelism.dcp
+
+    @property
+    def divided_widths(self) -> tuple[int, int] | None:
+        return None if self.indexer else (self.latent_size, self.kv_lora_rank)
 
 
 def _indexer(reader: ConfigReader, index: int) -> Indexer:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from windtunnel.model.launches import context_parallel
 from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Collective, Gemm, Launch, Size
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Format
@@ -61,12 +62,18 @@ def head_launches(shard: Shard, num_sampled: Size) -> list[Launch]:
 def decode_launches(shard: Shard, batch: Size, context_tokens: Size) -> list[Launch]:
     """Return the attention cores of `batch` decoding requests with `context_tokens` keys each, the new one included."""
     attentions = shard.model.attentions
+    if shard.parallelism.dcp > 1:
+        divided = context_parallel.decode_launches
+        return _repeated((num, divided(kind, shard, batch, context_tokens)) for num, kind in attentions)
     return _repeated((num, kind.decode_launches(shard, batch, context_tokens)) for num, kind in attentions)
 
 
 def prefill_launches(shard: Shard, batch: Size, num_tokens: Size) -> list[Launch]:
     """Return the attention cores of prefill chunks, `batch` and `num_tokens` as in `operators.PrefillBatch`."""
     attentions = shard.model.attentions
+    if shard.parallelism.dcp > 1:
+        divided = context_parallel.prefill_launches
+        return _repeated((num, divided(kind, shard, batch, num_tokens)) for num, kind in attentions)
     return _repeated((num, kind.prefill_launches(shard, batch, num_tokens)) for num, kind in attentions)
 
 

@@ -67,6 +67,7 @@ def split_text(parallelism: Parallelism) -> str:
     """Return the degrees of parallelism, ` (TP 4, PP 2)`; empty on a single device."""
     degrees = {
         "TP": parallelism.tp,
+        "DCP": parallelism.dcp,
         "PP": parallelism.pp,
         "EP": parallelism.ep,
         "attention DP": parallelism.attention_dp,

@@ -82,6 +82,8 @@ def write_split(split: Parallelism) -> dict[str, Any]:
         degrees["[expert_parallel]"] = True
     if split.pp > 1:
         degrees["parallelism.pp"] = split.pp
+    if split.dcp > 1:
+        degrees["parallelism.dcp"] = split.dcp
     return degrees
 
 
