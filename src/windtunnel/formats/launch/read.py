@@ -18,6 +18,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.files import is_file, is_folder, read_text
 from windtunnel.formats.launch.containers import Command, commands_of
+from windtunnel.formats.launch.roles import as_pools, roles_of
 from windtunnel.schema import Schema, decode, parse_yaml, read_yaml, set_path
 from windtunnel.serving.engines.command_line import DRAFTS, Options, Reading
 from windtunnel.serving.engines.contract import engine_of
@@ -64,7 +65,17 @@ def read_launch_command(text: str, acceptance_fraction: float | None = None) -> 
         InputError: no such command or several, no model, or a value that its option does not take.
     """
     file = _file(text)
-    engine, server, command = _only_server(text, file)
+    found = _servers_in(text, file)
+    readings = [_read(*server, acceptance_fraction) for server in found]
+    roles = roles_of([command for *_, command in found]) if len(found) > 1 else None
+    reading = readings[0] if roles is None else as_pools(readings, roles)
+    if file is not None and file != Path(text):
+        reading.container.append(f"read {file}; the templates of the chart are not rendered")
+    return reading
+
+
+def _read(engine: str, server: Options, command: Command, acceptance_fraction: float | None) -> Reading:
+    """Read the words of one server."""
     reading = Reading()
     for variable, option in server.environment.items():
         if variable in command.environment:
@@ -84,8 +95,6 @@ def read_launch_command(text: str, acceptance_fraction: float | None = None) -> 
             "--acceptance-fraction is how often draft tokens are right, and the server makes none",
             "leave it out, or add the options of speculative decoding to the command",
         )
-    if file is not None and file != Path(text):
-        reading.container.append(f"read {file}; the templates of the chart are not rendered")
     _note_container(reading, engine, server, command)
     return reading
 
@@ -151,19 +160,23 @@ def _file(text: str) -> Path | None:
     return path / "values.yaml"
 
 
-def _only_server(text: str, file: Path | None) -> tuple[str, Options, Command]:
-    """Return the engine of the only server that a text, or its `file`, starts, and the words behind its program."""
+def _servers_in(text: str, file: Path | None) -> list[tuple[str, Options, Command]]:
+    """Return the engine of the server that a text, or its `file`, starts, and the words behind its program; of several
+    only where some prefill for others that decode."""
     commands = commands_of(
         text if file is None else read_text(file), file is not None and file.suffix in (".yaml", ".yml")
     )
     known = servers()
     found = [server for command in commands for server in _started(known, command)]
-    if len(found) == 1:
-        return found[0]
+    if len(found) == 1 or (found and roles_of([command for *_, command in found]) is not None):
+        return found
     if found:
         names = ", ".join(command.name or f"{engine} {' '.join(command.words)}"[:40] for engine, _, command in found)
         what = "the text" if file is None else str(file)
-        raise InputError(f"--from-command: {what} starts {len(found)} servers: {names}", "keep the one to predict")
+        hint = (
+            "keep the one to predict; of servers that prefill and that decode, options or names must say which do what"
+        )
+        raise InputError(f"--from-command: {what} starts {len(found)} servers: {names}", hint)
     shown = str(file) if file is not None else repr(" ".join(commands[0].words[:4]) if commands else text[:60])
     if file is not None and file != Path(text):
         rendered = f"render it: helm template {shlex.quote(text)} > manifests.yaml; then --from-command manifests.yaml"
