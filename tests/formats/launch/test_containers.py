@@ -481,3 +481,53 @@ def test_the_nodes_that_a_pod_selects_say_its_device() -> None:
     unknown = read("NVIDIA-Z9")
     assert "device" not in unknown.raw["deployment"]
     assert any("the GPU NVIDIA-Z9 of nodeSelector is not known" in remark for remark in unknown.container)
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "says"),
+    [
+        ("/model-cache/deepseek-r1-fp4", "nvidia/DeepSeek-R1-FP4", "its path says"),
+        (
+            "/models/current --served-model-name openai/gpt-oss-120b mine",
+            "openai/gpt-oss-120b",
+            "--served-model-name says",
+        ),
+        ("/root/hub/models--Qwen--Qwen3-8B/snapshots/9c925d64", "Qwen/Qwen3-8B", "its path says"),
+    ],
+)
+def test_a_path_of_another_machine_says_which_model_it_is(words: str, model: str, says: str) -> None:
+    reading = read_launch_command(f"vllm serve {words}")
+    assert reading.raw["model"] == model
+    path = words.split(maxsplit=1)[0]
+    assert f"{path} is not on this machine: {says} {model}" in reading.remarks
+
+
+def test_a_path_that_says_nothing_stays_as_it_is(tmp_path: Path) -> None:
+    assert read_launch_command("vllm serve /models/current").raw["model"] == "/models/current"
+    here = tmp_path / "deepseek-r1"
+    here.mkdir()
+    assert read_launch_command(f"vllm serve {here}").raw["model"] == str(here)
+
+
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [
+        ("nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.8.1", "0.12.0"),
+        ("nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.8.99", None),
+        ("nvcr.io/nvidia/ai-dynamo/sglang-runtime:0.8.1", None),
+        ("mine/other-runtime:0.8.1", None),
+    ],
+)
+def test_dynamos_images_have_the_engines_of_their_release(image: str, version: str | None) -> None:
+    reading = read_launch_command(f"docker run {image} python3 -m dynamo.vllm --model qwen3-8b")
+    assert reading.engine.get("version") == version
+    said = f"has vllm {version}" if version else "names no version of vllm"
+    assert said in reading.remarks[-1]
+
+
+def test_arrays_stand_in_arrays() -> None:
+    script = "ARGS=(--tp 4)\nARGS+=(\n  --max-running-requests 64\n)\nCMD=(\n  python3 -m sglang.launch_server\n"
+    script += '  --model-path qwen3-8b\n  # more\n  "${ARGS[@]}"\n)\n"${CMD[@]}" >> log 2>&1 &\n'
+    reading = read_launch_command(script)
+    assert reading.raw["deployment"]["parallelism"] == {"tp": 4}
+    assert reading.engine == {"name": "sglang", "max_num_seqs": 64}

@@ -94,10 +94,13 @@ def _here_documents(text: str) -> tuple[str, dict[str, str]]:
 def _without_arrays(text: str) -> str:
     """Return a script with the words of its arrays in place of `"${ARRAY[@]}"`."""
     arrays: dict[str, str] = {}
+
+    def expanded(words: str) -> str:
+        return re.sub(r"\"?\$\{(\w+)\[[@*]\]\}\"?", lambda match: arrays.get(match[1], match[0]), words)
+
     for name, appends, words in ARRAY.findall(text):
-        arrays[name] = f"{arrays.get(name, '') if appends else ''} {' '.join(words.split())}"
-    text = ARRAY.sub("", text)
-    return re.sub(r"\"?\$\{(\w+)\[[@*]\]\}\"?", lambda match: arrays.get(match[1], match[0]), text)
+        arrays[name] = f"{arrays.get(name, '') if appends else ''} {expanded(' '.join(words.split()))}"
+    return expanded(ARRAY.sub("", text))
 
 
 def _documents(text: str, is_yaml: bool) -> list[Any]:

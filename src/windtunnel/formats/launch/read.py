@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -45,6 +46,24 @@ class OtherOptions(Schema):
         return not is_silent and any(fnmatchcase(name, each) for each in self.environment)
 
 
+class DynamoImages(Schema):
+    """`dynamo_images.yaml`."""
+
+    images: dict[str, str]
+    releases: dict[str, dict[str, str]]
+
+    def version(self, engine: str, repository: str, tag: str) -> str | None:
+        """Return the version of an engine in an image of NVIDIA Dynamo; None for others and for unknown releases."""
+        is_own = f"/{repository}".endswith(f"/{self.images.get(engine)}")
+        return self.releases.get(tag, {}).get(engine) if is_own else None
+
+
+@cache
+def dynamo_images() -> DynamoImages:
+    """Return the engines in the images of NVIDIA Dynamo."""
+    return catalog.entry(catalog.shipped("dynamo_images.yaml"), DynamoImages)
+
+
 @cache
 def other_options() -> OtherOptions:
     """Return the options that are reported and not taken."""
@@ -80,10 +99,12 @@ def _read(engine: str, server: Options, command: Command, acceptance_fraction: f
     for variable, option in server.environment.items():
         if variable in command.environment:
             _take(reading, server, option, command.environment[variable])
-    for name, value in _options_of(server, command):
+    options = _options_of(server, command)
+    for name, value in options:
         _take(reading, server, name, value)
     if "model" not in reading.raw:
         raise InputError("--from-command: the command names no model")
+    _name_model(reading, next((str(value) for name, value in options if name == "served-model-name"), ""))
     if acceptance_fraction is not None:
         reading.later["acceptance_fraction"] = acceptance_fraction
     reading.set_engine(name=engine)
@@ -99,12 +120,33 @@ def _read(engine: str, server: Options, command: Command, acceptance_fraction: f
     return reading
 
 
+def _name_model(reading: Reading, served: str) -> None:
+    """Take a path of another machine for the model that it says, by its last part or as a folder of Hugging Face's
+    cache, or for the one that the server says it serves, and say so."""
+    path = str(reading.raw["model"])
+    if "/" not in path or is_file(Path(path)) or is_folder(Path(path)) or not path.startswith(("/", "./", "~", "$")):
+        return
+    cached = re.search(r"models--([^/]+)", path)
+    says = {
+        "its path": cached[1].replace("--", "/") if cached else path.rstrip("/").rpartition("/")[2],
+        "--served-model-name": served.split(maxsplit=1)[0] if served else "",
+    }
+    for source, name in says.items():
+        with suppress(InputError):
+            reading.raw["model"] = catalog.known_name("models", name)
+            reading.container.append(f"{path} is not on this machine: {source} says {reading.raw['model']}")
+            return
+
+
 def _note_container(reading: Reading, engine: str, server: Options, command: Command) -> None:
     """Take the version and the replicas of the server's container; note GPUs and variables that are not taken."""
     repository, tag, known = *_parted(command.image), server.image.rpartition(":")[0]
     version = re.match(r"v?(\d+\.\d+\.\d+(?:\.?(?:post|rc|dev|a|b)\d+)?)", tag)
     if version and f"/{repository}".endswith(f"/{known}"):
         reading.set_engine(version=version[1])
+    elif of_dynamo := dynamo_images().version(engine, repository, tag):
+        reading.set_engine(version=of_dynamo)
+        reading.container.append(f"the image {command.image} has {engine} {of_dynamo}")
     elif command.image:
         reading.container.append(f"the image {command.image} names no version of {engine}: --engine-version gives one")
     deployment = reading.raw["deployment"]
