@@ -531,3 +531,41 @@ def test_arrays_stand_in_arrays() -> None:
     reading = read_launch_command(script)
     assert reading.raw["deployment"]["parallelism"] == {"tp": 4}
     assert reading.engine == {"name": "sglang", "max_num_seqs": 64}
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [("A * B", "16"), ("${A}+3*B-1", "25"), ("A", "2"), ("(A + 1) * B", None), ("B / A", None), ("A * UNKNOWN", None)],
+)
+def test_sums_and_products_of_a_script_are_computed(expression: str, value: str | None) -> None:
+    (command,) = [each for each in commands_of(f"A=2\nB=8\nserve --size $(({expression}))") if each.words[0] == "serve"]
+    assert command.words[-1] == (value or command.words[-1])
+    assert command.words[-1].isdecimal() == (value is not None)
+
+
+def test_a_group_of_hosts_says_its_size(tmp_path: Path) -> None:
+    """LeaderWorkerSet sets the number of hosts, by which scripts multiply the ranks of one."""
+    file = tmp_path / "group.yaml"
+    file.write_text(
+        """kind: LeaderWorkerSet
+spec:
+  leaderWorkerTemplate:
+    size: 2
+    workerTemplate:
+      spec:
+        containers:
+          - name: vllm
+            image: vllm/vllm-openai:v0.11.0
+            command: [/bin/bash, -c]
+            args:
+              - |-
+                exec vllm serve deepseek-ai/DeepSeek-R1 --enable-expert-parallel --max-num-seqs=${UNSET-} \\
+                  --data-parallel-size $((LWS_GROUP_SIZE * LOCAL))
+            env: [{name: LOCAL, value: "8"}]
+            resources: {limits: {nvidia.com/gpu: "8"}}
+"""
+    )
+    reading = read_launch_command(str(file))
+    assert reading.raw["deployment"]["parallelism"] == {"tp": 1, "attention_dp": 16, "ep": 16}
+    assert "max_num_seqs" not in reading.engine
+    assert reading.remarks == []

@@ -3,6 +3,7 @@
 In YAML, every table with an image is a container; replicas come from the tables around it.
 """
 
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,7 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 ARRAY = re.compile(r"(?m)^[ \t]*(\w+)(\+?)=\(([^()]*)\)")
 HERE_DOCUMENT = re.compile(r"(?ms)^([^\n]*)<<-?\s*(['\"]?)(\w+)\2([^\n]*)\n(.*?)^[ \t]*\3[ \t]*$")
 VARIABLE = re.compile(r"\$(?:\((\w+)\)|\{(\w+)(?::?-([^}]*))?\}|(\w+))")
+ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 APART = ("image", "initContainers", "leaderTemplate", "workerTemplate")
 """Keys below which no container of a server stands; the leader of a group is looked at, its workers are not."""
@@ -116,6 +118,7 @@ def _documents(text: str, is_yaml: bool) -> list[Any]:
 def _split(text: str) -> list[list[str]]:
     """Return the words of each simple command of a script; a line that begins with a dash continues the one above."""
     text = re.sub(r"\\\r?\n", " ", _here_documents(text)[0])
+    text = ARITHMETIC.sub(lambda match: re.sub(r"\s", "", match[0]), text)
     text = _without_arrays(re.sub(r"(?m)(?:^|(?<=\s))#.*$|^ExecStart=[-@:+!]*", "", text))
     lexer = shlex.shlex(
         re.sub(r"(?<=\s)[12&]?>>?(&[12]|\s*[^\s;|&]+)", "", text), posix=True, punctuation_chars=SEPARATORS
@@ -183,7 +186,17 @@ def _filled(text: str, environment: Mapping[str, str]) -> str:
         default = match[0] if match[3] is None else match[3]
         return environment.get(match[1] or match[2] or match[4], default)
 
-    return VARIABLE.sub(value, text)
+    return ARITHMETIC.sub(lambda match: _computed(match, environment), VARIABLE.sub(value, text))
+
+
+def _computed(match: re.Match[str], environment: Mapping[str, str]) -> str:
+    """Return the value of `$((...))`, sums and products of whole numbers; the text itself where a variable is not known
+    or there is more in it."""
+    text = re.sub(r"[A-Za-z_]\w*", lambda name: environment.get(name[0], name[0]), match[1])
+    if not re.fullmatch(r"\s*\d+(\s*[-+*]\s*\d+)*\s*", text):
+        return match[0]
+    products = re.findall(r"([+-]?)\s*(\d+(?:\s*\*\s*\d+)*)", text)
+    return str(sum(int(f"{sign}1") * math.prod(map(int, product.split("*"))) for sign, product in products))
 
 
 def _docker_run(command: Command, words: list[str]) -> Command:
@@ -259,7 +272,8 @@ def _containers(node: Any, around: Command) -> Iterator[Command]:
     if (group := node.get("leaderTemplate") or node.get("workerTemplate")) is not None:
         hosts = _whole("size", node.get("size", 1))
         for leader in _containers(group, around):
-            yield replace(leader, gpus=leader.gpus and leader.gpus * hosts)
+            around_leader = {"LWS_GROUP_SIZE": str(hosts)} | leader.environment
+            yield replace(leader, gpus=leader.gpus and leader.gpus * hosts, environment=around_leader)
 
 
 def _served(node: Mapping[str, Any], around: tuple[str, ...]) -> tuple[str, ...]:

@@ -49,12 +49,12 @@ class OtherOptions(Schema):
 class DynamoImages(Schema):
     """`dynamo_images.yaml`."""
 
-    images: dict[str, str]
+    images: dict[str, tuple[str, ...]]
     releases: dict[str, dict[str, str]]
 
     def version(self, engine: str, repository: str, tag: str) -> str | None:
         """Return the version of an engine in an image of NVIDIA Dynamo; None for others and for unknown releases."""
-        is_own = f"/{repository}".endswith(f"/{self.images.get(engine)}")
+        is_own = repository.rpartition("/")[2] in self.images.get(engine, ())
         return self.releases.get(tag, {}).get(engine) if is_own else None
 
 
@@ -320,6 +320,8 @@ def _take(reading: Reading, server: Options, name: str, value: Any) -> None:
     """Take an option, or note why it is not; the value of a switch is True."""
     if not name:
         raise InputError("--from-command: dashes without a name", "was the command line cut?")
+    if value == "":  # of a variable that is not set
+        return
     option, _, key = name.partition(".")
     flag, of_json = server.flag(name), server.flag(option)
     if key and of_json is not None and of_json.type == "json":
