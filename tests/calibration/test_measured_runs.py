@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from windtunnel.calibration.measured_runs import read_client_files, read_table
+from windtunnel.calibration.run_files import read_measurements
 from windtunnel.errors import InputError
 from windtunnel.formats.clients.read import read_client_results
+from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.workload.arrivals import Arrivals, ClosedLoop, Gamma, Poisson, Static
 from windtunnel.workload.lengths import Uniform
@@ -319,3 +321,40 @@ def test_a_broken_parquet_file_says_what_is_wrong_with_it(tmp_path: Path) -> Non
     path.write_text("no table of runs", encoding="utf-8")
     with pytest.raises(InputError, match="readable Parquet file: Parquet magic bytes not found in footer"):
         read_table(path)
+
+
+COMMANDS = "id,device,command,input_tokens,output_tokens,concurrency,max_num_seqs,tpot_ms"
+
+
+def test_a_row_s_command_says_what_served_it(tmp_path: Path) -> None:
+    rows = "a,h100_sxm,vllm serve llama-3.1-8b -tp 2 --max-num-seqs 64,1024,256,16,,8\n"
+    rows += 'b,h200_sxm,"sglang serve --model-path qwen3-8b --tp 4",1024,256,16,32,8'
+    one, other = read_table(table_of(tmp_path, COMMANDS, rows))
+    assert one.scenario is not None
+    assert one.scenario.model == "llama-3.1-8b"
+    assert one.scenario.deployment.parallelism.tp == 2
+    assert one.scenario.deployment.engine.max_num_seqs == 64
+    assert other.scenario is not None
+    assert other.scenario.deployment.engine.name == "sglang"
+    assert other.scenario.deployment.engine.max_num_seqs == 32
+    with pytest.raises(InputError, match="row 1: device is empty"):
+        read_table(table_of(tmp_path, COMMANDS, rows.replace("h100_sxm", "")))
+
+
+def test_one_command_may_stand_for_all_files(tmp_path: Path) -> None:
+    table = table_of(tmp_path, "id,input_tokens,output_tokens,concurrency,tpot_ms", "a,1024,256,16,8")
+    result = tmp_path / "result.json"
+    result.write_text(json.dumps(VLLM), encoding="utf-8")
+    server = read_launch_command("vllm serve qwen3-8b -tp 2 --max-num-seqs 64").raw
+    for run in read_measurements([table, result], {"device": "h100_sxm", "tp": 4}, server):
+        assert run.scenario is not None
+        assert run.scenario.model == "qwen3-8b"
+        assert run.scenario.deployment.device == "h100_sxm"
+        assert run.scenario.deployment.parallelism.tp == 4
+        assert run.scenario.deployment.engine.max_num_seqs == 64
+    with pytest.raises(InputError, match="no column 'model'"):
+        read_measurements([table], {"device": "h100_sxm"})
+    training = tmp_path / "training.csv"
+    training.write_text("model,accelerator,n_gpus,gbs\nllama-3.1-8b,h100_sxm,8,8\n")
+    with pytest.raises(InputError, match=r"training\.csv holds training runs, which --from-command cannot describe"):
+        read_measurements([training], {}, server)

@@ -11,6 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.files import read_bytes, read_text, write_text
 from windtunnel.formats.clients.read import MS, read_client_results
+from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.pricing.table import read_parquet
 from windtunnel.schema import Schema, decode, encode, fields_of, read_yaml, set_path
@@ -144,8 +146,15 @@ def reason_of(error: InputError) -> str:
     return f"{error.message}; {hint}" if hint.startswith("did you mean") else error.message
 
 
-def read_table(path: Path, rows: Sequence[Mapping[str, str]] | None = None) -> list[Measurement]:
+def read_table(
+    path: Path, rows: Sequence[Mapping[str, str]] | None = None, server: Mapping[str, Any] | None = None
+) -> list[Measurement]:
     """Return the runs of a CSV or Parquet file with `COLUMNS`, whose rows may have been read before.
+
+    Args:
+        path: the file.
+        rows: its rows.
+        server: what served them all, as a scenario in builtins, where neither columns nor a row's command say more.
 
     Raises:
         InputError: an unknown or missing column, or a value that is none; names the row.
@@ -160,13 +169,21 @@ def read_table(path: Path, rows: Sequence[Mapping[str, str]] | None = None) -> l
             f"{path.name} is a table of published runs, which does not hold their settings",
             f"convert it first: python benchmarks/measured_runs.py {path.name} --out runs.jsonl",
         )
-    check_columns(path, rows[0], COLUMNS)
-    runs = [_measurement(f"{path.name} row {number}", str(number), row) for number, row in enumerate(rows, 1)]
+    check_columns(path, rows[0], COLUMNS, OF_SERVER if server or "command" in rows[0] else ())
+    runs = [
+        _measurement(f"{path.name} row {number}", str(number), row, server or {}) for number, row in enumerate(rows, 1)
+    ]
     check_ids(runs, path, "give each its own, or leave the column out")
     return runs
 
 
-def check_columns(path: Path, row: Mapping[str, str], columns: Mapping[str, Column]) -> None:
+OF_SERVER = ("model", "device")
+"""Needed columns that a command says, or the options of a server."""
+
+
+def check_columns(
+    path: Path, row: Mapping[str, str], columns: Mapping[str, Column], may_lack: Sequence[str] = ()
+) -> None:
     """Raise InputError where a row has a column that is not among `columns`, or lacks a needed one."""
     unknown = [name for name in row if name not in columns and not name.startswith("_")]
     if unknown:
@@ -177,8 +194,11 @@ def check_columns(path: Path, row: Mapping[str, str], columns: Mapping[str, Colu
         hint = hint or did_you_mean(unknown[0], columns, known)
         raise InputError(f"{path.name} has a column {unknown[0]!r}, which is not known", hint)
     for name, column in columns.items():
-        if column.needed and name not in row:
-            raise InputError(f"{path.name} has no column {name!r}", f"known: {', '.join(columns)}")
+        if column.needed and name not in row and name not in may_lack:
+            hint = f"known: {', '.join(columns)}"
+            if columns is COLUMNS and name in OF_SERVER:
+                hint = f"--from-command or a column `command` names the server of each run; {hint}"
+            raise InputError(f"{path.name} has no column {name!r}", hint)
 
 
 def check_ids(runs: Sequence[Measurement], path: Path, hint: str) -> None:
@@ -227,10 +247,17 @@ def text_rows(path: Path) -> Iterator[dict[str, str]]:
         yield {name: value.strip() for name, value in line.items()}
 
 
-def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measurement:
+def _measurement(where: str, identity: str, row: Mapping[str, str], server: Mapping[str, Any]) -> Measurement:
     given = {name: row[name] for name in COLUMNS if row.get(name)}
     unknown = tuple(name for name, value in given.items() if COLUMNS[name].may_be_unknown and value == UNKNOWN)
     given = {name: value for name, value in given.items() if name not in unknown}
+    started = read_launch_command(given["command"]).raw if "command" in given else server
+    raw: dict[str, Any] = deepcopy(dict(started))
+    if "model" in given:
+        raw["model"] = given["model"]
+    for name in OF_SERVER:
+        said = raw.get("model") if name == "model" else raw.get("deployment", server.get("deployment", {})).get(name)
+        given |= {name: str(said)} if said and name not in given else {}
     for name, column in COLUMNS.items():
         if column.needed and name not in given:
             raise InputError(f"{where}: {name} is empty", _meaning(name))
@@ -245,7 +272,6 @@ def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measureme
     if statistic not in STATISTICS:
         raise InputError(f"{where}: statistic is {statistic!r}; known: {', '.join(STATISTICS)}", _meaning("statistic"))
     values = _client_values(where, given)
-    raw: dict[str, Any] = {"model": given["model"]}
     for name, text in given.items():
         if COLUMNS[name].sets and not COLUMNS[name].pool:
             set_path(raw, COLUMNS[name].sets, text if COLUMNS[name].is_text else _typed(where, name, text))

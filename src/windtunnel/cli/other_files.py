@@ -19,7 +19,8 @@ _READERS = {
     "server telemetry": ("observe", "diagnose"),
 }
 """What a file is read as -> the verbs that do, the usual one first."""
-_RUNS = {name for name, column in COLUMNS.items() if column.needed}
+_RUNS = {name for name, column in COLUMNS.items() if column.needed and column.of_client}
+_METRICS = {name for name, column in COLUMNS.items() if column.metric}
 
 
 def reader_of(path: Path, verb: str) -> str | None:
@@ -42,7 +43,7 @@ def _kind_of(path: Path) -> tuple[str, ...]:
         header = header_of(path)
         if header[:2] == ["Metric", "avg"]:
             return "GenAI-Perf's table", "`windtunnel validate` reads the JSON file that is written beside it"
-        if set(header) >= _RUNS:
+        if set(header) >= _RUNS and _METRICS & set(header):
             return "a table of measured runs", _reads(f"validate {path}"), "validate", "calibrate", "diagnose"
         if {"isl", "osl"} <= {name.lower() for name in header}:
             needs = "`windtunnel validate` says which columns of it to rename, as a CSV file"

@@ -7,6 +7,7 @@ from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.calibration.profiles import profiles
 from windtunnel.calibration.settings_inference import with_acceptances
 from windtunnel.calibration.transfers import tells_of_transfers, with_transfers
+from windtunnel.cli.options import launched
 from windtunnel.cli.output import answer
 from windtunnel.cli.progress import status
 from windtunnel.cli.serving.measured_runs import measurements_of
@@ -24,7 +25,9 @@ def command(options: Options) -> None:
     out = options.out
     check_writable(out / "profile.yaml" if _is_folder(out) else out)
     source = options.source or ", ".join(path.name for path in options.runs)
-    calibrations, num_runs, num_priced = _fitted(measurements_of(options, options.of("deployment"))[0], source)
+    launch = launched(options)
+    runs, _ = measurements_of(options, options.of("deployment"), launch.raw)
+    calibrations, num_runs, num_priced = _fitted(runs, source)
     chosen = _chosen(calibrations, out)
     for name, calibration in chosen.items():
         write_calibration(calibration, out / f"{name}.yaml" if _is_folder(out) else out)
@@ -32,6 +35,7 @@ def command(options: Options) -> None:
         options,
         lambda: {name: encode(calibration) for name, calibration in chosen.items()},
         lambda: calibration_report(chosen, num_runs, num_priced, out),
+        launch=launch,
     )
 
 

@@ -13,17 +13,20 @@ Run = TypeVar("Run")
 _SHOWN_IDS = 5
 
 
-def measurements_of(options: Options, deployment: Mapping[str, Any]) -> tuple[list[Measurement], dict[str, int]]:
+def measurements_of(
+    options: Options, deployment: Mapping[str, Any], server: Mapping[str, Any] | None = None
+) -> tuple[list[Measurement], dict[str, int]]:
     """Return the runs of all files that `--use` and `--only` choose, and the number of runs left out by their use.
 
     Args:
         options: of the group `run_choice`, and the argument `runs`.
         deployment: of the runs of clients' files.
+        server: what a command says of the deployment of all runs, as a scenario in builtins.
 
     Raises:
         InputError: a file that is missing or malformed, a use that no run has, or no run is left.
     """
-    runs = with_id(read_measurements(options.runs, deployment), options.only, lambda run: run.id)
+    runs = with_id(read_measurements(options.runs, deployment, server), options.only, lambda run: run.id)
     counts = Counter(run.use for run in runs)
     uses = SCORED if options.use is None else tuple(name.strip() for name in options.use.split(","))
     for name in uses if options.use is not None else ():

@@ -39,7 +39,9 @@ def _validate_runs(options: Options) -> list[str]:
 
     if calibration not in (None, NONE):
         load_calibration(calibration)
-    measurements, left_out = measurements_of(options, options.of("deployment") | {"calibration": None})
+    launch = launched(options)
+    given = options.of("deployment") | {"calibration": None}
+    measurements, left_out = measurements_of(options, given, launch.raw)
     with counted("predicting", "runs") as progress:
         predictions = with_odd_runs(predict_runs(measurements, calibration, options.processes or 1, progress))
     if not limits and all(prediction.refused for prediction in predictions):
@@ -48,7 +50,8 @@ def _validate_runs(options: Options) -> list[str]:
         raise InputError(f"no run could be predicted: {reasons}", hint)
     source = ", ".join(path.name for path in options.runs)
     shown = predictions, left_out, source
-    answer(options, lambda *_: validation.validation_document(*shown[:2]), validation.validation_report, *shown)
+    document = validation.validation_document
+    answer(options, lambda *_: document(*shown[:2]), validation.validation_report, *shown, launch=launch)
     return exceeded(predictions, limits)
 
 
