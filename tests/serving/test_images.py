@@ -1,5 +1,7 @@
 """Images in a workload: tokens of the prompt, and the encoder's time in the step that begins them."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -217,3 +219,37 @@ def test_impossible_encoder_caches_are_refused(engine: dict[str, Any], message: 
     base = {"name": "vllm", "version": "0.24.0"}
     with pytest.raises(InputError, match=message):
         simulate(scenario_of(deployment={"device": "h100_sxm", "engine": base | engine}, images=IMAGE))
+
+
+def test_images_of_a_trace_are_simulated_as_drawn_ones(tmp_path: Path) -> None:
+    """The same requests from a file give the same run to the bit: tokens, prices, encoder cache and prefix cache."""
+    caching = {"name": "vllm", "version": "0.24.0", "enable_prefix_caching": True, "max_num_batched_tokens": 600}
+    deployment = {"device": "h100_sxm", "engine": caching}
+    images = {"count": 2, "sizes": SIZES, "distinct": 20, "position": "start"}
+    drawn = scenario_of(deployment=deployment, images=images, num_requests=12)
+    requests = generate(drawn.workload, drawn.seed)
+    assert requests.media is not None
+    path = tmp_path / "trace.jsonl"
+    with path.open("w") as file:
+        for arrival_s, row in zip(requests.arrival_s.tolist(), requests.media.tolist(), strict=True):
+            sizes = [(SIZES[kind]["width"], SIZES[kind]["height"], f"image {number}") for kind, number, _ in row]
+            request = {"arrival_s": arrival_s, "input_tokens": 100, "output_tokens": 20, "images": sizes}
+            file.write(json.dumps(request) + "\n")
+    recorded = {"trace": {"path": str(path)}, "images": {"position": "start"}}
+    read = scenario_from({"model": "Qwen3-VL-8B-Instruct", "deployment": deployment, "workload": recorded})
+    one, other = simulate(drawn), simulate(read)
+    assert encoder_s(one) > 0
+    for name in ("arrival_s", "first_token_s", "finish_s", "cached_tokens"):
+        np.testing.assert_array_equal(one.requests[name], other.requests[name])
+    assert encoder_s(one) == encoder_s(other)
+    assert other.trace_remarks[0].startswith("12 of 12 requests have 24 images of 2 sizes; ")
+
+
+def test_images_of_a_trace_need_an_engine_that_encodes(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"arrival_s": 0, "input_tokens": 9, "output_tokens": 2, "images": [[64, 64]]}\n')
+    engine = {"name": "vllm", "version": "0.24.0", "scheduler": "orca"}
+    deployment = {"device": "h100_sxm", "engine": engine}
+    raw = {"model": "Qwen3-VL-8B-Instruct", "deployment": deployment, "workload": {"trace": {"path": str(path)}}}
+    with pytest.raises(InputError, match="has no vision tower in its steps"):
+        simulate(scenario_from(raw))

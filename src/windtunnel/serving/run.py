@@ -326,7 +326,8 @@ def media_of(requests: RequestArrays, num_replicas: int) -> state.Media | None:
     kinds, numbers, begins = np.moveaxis(requests.media, 2, 0)
     same = np.argmax(numbers[:, :, None] == numbers[:, None, :], axis=2) if kinds.size else kinds
     items = np.stack([kinds, numbers, begins, same], axis=2)
-    return state.Media(np.ascontiguousarray(items), np.zeros(num_replicas))
+    num_kinds = len(requests.media_tokens)
+    return state.Media(np.ascontiguousarray(items), np.zeros(num_replicas), np.zeros(num_kinds, np.int64))
 
 
 def encoder_caches(plans: Sequence[PoolPlan], media: state.Media | None, media_tokens: Sequence[int]) -> Any:

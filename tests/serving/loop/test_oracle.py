@@ -111,7 +111,7 @@ def media_cases(draw: st.DrawFn) -> Case:
     """Prompts that end with images and videos, whose tokens may be computed in several steps."""
     case = draw(cases())
     rng, size = np.random.default_rng(draw(st.integers(0, 2**32))), case.requests.arrival_s.size
-    tokens = [draw(st.integers(1, 9)) for _ in range(draw(st.integers(2, 3)))]
+    tokens = [draw(st.integers(1, 9)) for _ in range(draw(st.sampled_from([2, 3, 12])))]
     media = np.full((size, 8, 3), -1)
     distinct = draw(st.sampled_from([2, 10, 1000]))
     for row, prompt in zip(media, case.requests.input_tokens.tolist(), strict=True):

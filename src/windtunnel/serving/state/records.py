@@ -500,6 +500,8 @@ class Media(NamedTuple):
     first token; place of the same image's first one in the prompt."""
     encoded_s: Floats
     """[replica] Time of its towers so far."""
+    counts: Ints
+    """[kind] Those to encode in the step that is being priced; all 0 between steps."""
 
 
 class EncoderEntry(Protocol):
