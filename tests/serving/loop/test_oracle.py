@@ -127,6 +127,9 @@ def media_cases(draw: st.DrawFn) -> Case:
     if settings.scheduler == codes.VLLM_V1 and draw(st.booleans()):
         budget, room = draw(st.integers(max(tokens), 40)), draw(st.integers(max(tokens), 60))
         settings = settings._replace(encoder_cache_tokens=room, encoder_budget_tokens=budget)
+    elif settings.scheduler == codes.SGLANG and draw(st.booleans()):
+        room, by_request = draw(st.integers(0, 60)), int(draw(st.booleans()))
+        settings = settings._replace(embedding_cache_tokens=room, embeddings_by_request=by_request)
     return replace(
         case,
         settings=settings,

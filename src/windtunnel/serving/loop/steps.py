@@ -10,6 +10,7 @@ from windtunnel.serving.cluster.slots import IDLE, set_busy
 from windtunnel.serving.codes import SGLANG, TRTLLM
 from windtunnel.serving.engines.sglang.scheduler import decay_new_token_ratio
 from windtunnel.serving.engines.trtllm.balance import count_balance
+from windtunnel.serving.kv.embedding_cache import count_missing
 from windtunnel.serving.kv.windows import give_back, has_blocks, take_blocks
 from windtunnel.serving.schedulers.adapters import adapters_s, count_steps, take_load_s
 from windtunnel.serving.schedulers.batch import decode_step_blocks, gained_tokens, passed_of_step, take_decode_step
@@ -228,7 +229,9 @@ def encoder_s(pool: PoolTables, cost: StepCost, requests: Requests, media: Media
         rank_s = 0.0
         if pool.encoder is not None:
             take_counts(pool.encoder, media, settings.first_rank + rank)
-        if settings.encoder_cache_tokens == 0:
+            if settings.embedding_cache_tokens >= 0:
+                count_missing(pool, requests, media, slot, settings.first_rank + rank)
+        if settings.encoder_cache_tokens == 0 and settings.embedding_cache_tokens < 0:
             count_begun(pool, requests, media, slot)
         for kind in range(min(cost.encode_s.shape[0], media.counts.size)):
             if media.counts[kind] > 0:

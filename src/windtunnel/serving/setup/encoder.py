@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.model.launches.encoder import encoder_launches
-from windtunnel.model.operators import Launch
+from windtunnel.model.operators import BF16_BYTES, Launch
 from windtunnel.model.shape import ModelSpec, Shard
 from windtunnel.model.towers import VisionTower
 from windtunnel.pricing.estimator import Estimator
@@ -94,16 +94,12 @@ def encoder_limits(scenario: Scenario, setup: Setup, requests: RequestArrays) ->
     if not is_vllm and given:
         raise InputError(
             f"engine.encoder_cache_tokens and max_num_encoder_input_tokens are vLLM's; the scheduler is "
-            f"{engine.scheduler}, which encodes an image in the step that begins it",
-            "leave both out, or take engine.name: vllm",
+            f"{engine.scheduler}",
+            "leave both out, or take engine.name: vllm; SGLang's cache is of encoder_cache_bytes",
         )
     if requests.media is None or not is_vllm or not (given or images_repeat(workload, requests)):
         return 0, 0
-    if comes_and_goes(scenario.deployment):
-        raise InputError(
-            "an encoder cache is lost with its replica, and replicas that come and go are simulated without one",
-            "leave out autoscaling and faults, or images.distinct and the engine's encoder_cache_tokens",
-        )
+    _refuse_lost_caches(scenario)
     needed = max(requests.media_tokens)
     largest = max(needed, _largest_image_tokens(setup.model))
     most = max(engine.max_num_batched_tokens or 0, largest)
@@ -116,6 +112,47 @@ def encoder_limits(scenario: Scenario, setup: Setup, requests: RequestArrays) ->
             f"raise it to {needed} at least",
         )
     return cache, budget
+
+
+def _refuse_lost_caches(scenario: Scenario) -> None:
+    if comes_and_goes(scenario.deployment):
+        raise InputError(
+            "an encoder cache is lost with its replica, and replicas that come and go are simulated without one",
+            "leave out autoscaling and faults, or images that come again and the size of the engine's encoder cache",
+        )
+
+
+def encoder_cache(scenario: Scenario, setup: Setup, given: EngineSettings, requests: RequestArrays) -> dict[str, int]:
+    """Return the kernel's settings of a pool's encoder cache, vLLM's or SGLang's.
+
+    SGLang's is of bytes: an embedding has the width of the language model, in bf16, and with DeepStack as many of them
+    as the tower has mergers.
+
+    Args:
+        scenario: the whole one.
+        setup: of the pool.
+        given: its engine's settings before defaults fill the gaps.
+        requests: of the workload.
+
+    Raises:
+        InputError: settings of another engine, a cache that is too small, or replicas that come and go.
+    """
+    cache_tokens, budget_tokens = encoder_limits(scenario, setup, requests)
+    engine, is_given = setup.engine, given.encoder_cache_bytes is not None or given.encoder_cache_unit is not None
+    if engine.scheduler != codes.SCHEDULERS[codes.SGLANG]:
+        if is_given:
+            raise InputError(
+                f"engine.encoder_cache_bytes and encoder_cache_unit are SGLang's; the scheduler is {engine.scheduler}",
+                "leave both out, or take engine.name: sglang",
+            )
+    elif requests.media is not None and (is_given or images_repeat(scenario.workload, requests)):
+        _refuse_lost_caches(scenario)
+        tower = setup.model.vision
+        assert tower is not None, "models without one are refused before"
+        tokens = (engine.encoder_cache_bytes or 0) // (tower.output_size * tower.num_mergers * BF16_BYTES)
+        by_request = int(engine.encoder_cache_unit == "request")
+        return {"embedding_cache_tokens": int(tokens), "embeddings_by_request": by_request}
+    return {"encoder_cache_tokens": cache_tokens, "encoder_budget_tokens": budget_tokens}
 
 
 def images_repeat(workload: Workload, requests: RequestArrays) -> bool:

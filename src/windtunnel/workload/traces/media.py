@@ -100,6 +100,8 @@ class MediaReading:
             InputError: a value of the wrong shape or out of range; names its row.
         """
         columns = {key: values_of(batch[name]) for key, name in self.names.items()}
+        if all(value is None for column in columns.values() for value in column):
+            return RowMedia(np.zeros(rows.size + 1, np.int64), np.zeros((0, 5), np.int64))
         offsets, items = [0], list[list[int]]()
         for index, row in enumerate(rows.tolist()):
             values = {

@@ -10,6 +10,8 @@ from windtunnel.serving.deployment import EngineSettings, Speculative
 from windtunnel.serving.engines.command_line import CommandLine, Reading, plain_split
 from windtunnel.serving.engines.workloads import lora_options, read_task
 
+MIB = 1 << 20
+CACHE_SIZE = "SGLANG_VLM_CACHE_SIZE_MB"
 ALGORITHMS = {"mtp": "EAGLE", "draft_model": "STANDALONE"}
 """Our name of a method of drafting -> SGLang's algorithm."""
 
@@ -33,6 +35,8 @@ def read(reading: Reading) -> None:
         reading.set_engine(fused_all_reduce=True)
     if mode := reading.later.get("deepep_mode"):
         reading.set_engine(all2all_backend=mode)
+    if (cache_mib := reading.later.get("encoder_cache_mib")) is not None:
+        reading.set_engine(encoder_cache_bytes=cache_mib * MIB)
     if (chunk := reading.later.get("chunked_prefill")) is not None:
         reading.set_engine(enable_chunked_prefill=chunk > 0)
         if chunk > 0:
@@ -72,6 +76,13 @@ def write_rest(engine: EngineSettings, weights: str | None, kv_cache: str | None
     yield "speculative-num-draft-tokens", drafts.num_draft_tokens + 1
 
 
+def write_environment(engine: EngineSettings) -> dict[str, str]:
+    """Return the size of the cache of embeddings, for which there is no option."""
+    if engine.encoder_cache_bytes is None:
+        return {}
+    return {CACHE_SIZE: str(round(engine.encoder_cache_bytes / MIB))}
+
+
 def write_task(task: str, is_encoder: bool) -> Iterator[tuple[str, Any]]:
     """Yield the switch of embeddings; a decoder scores by the probability of its next token, without it."""
     if task == "embed" or (task == "rerank" and is_encoder):
@@ -84,5 +95,10 @@ def writes_drafts(drafts: Speculative) -> bool:
 
 
 COMMAND_LINE = CommandLine(
-    read=read, write_split=write_split, write_rest=write_rest, write_task=write_task, writes_drafts=writes_drafts
+    read=read,
+    write_split=write_split,
+    write_rest=write_rest,
+    write_environment=write_environment,
+    write_task=write_task,
+    writes_drafts=writes_drafts,
 )
