@@ -99,7 +99,8 @@ def recorded_kinds(
         except InputError as error:
             raise InputError(f"{path} row {recorded[has][item, ROW]}: {error.message}", error.hint) from None
     known = sorted(set(patches))
-    kind_of_size = np.array([known.index(each) for each in patches], np.int64)
+    place = {each: kind for kind, each in enumerate(known)}
+    kind_of_size = np.array([place[each] for each in patches], np.int64)
     kinds = np.full(has.shape, -1, np.int64)
     kinds[has] = kind_of_size[of_item.ravel()]
     return kinds, known
