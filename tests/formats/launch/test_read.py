@@ -433,3 +433,16 @@ def test_names_of_options_are_whole() -> None:
     known = other_options()
     for names in (known.without_effect, known.not_modelled, known.switches):
         assert not [name for name in names if " " in name or name.endswith("-")]
+
+
+def test_the_size_of_sglangs_cache_is_a_variable_of_the_environment() -> None:
+    command = "docker run -e SGLANG_VLM_CACHE_SIZE_MB={} lmsysorg/sglang:v0.5.14 sglang serve Qwen/Qwen3-0.6B"
+    reading = read_launch_command(command.format(512))
+    assert reading.engine["encoder_cache_bytes"] == 512 << 20
+    assert reading.remarks == []
+    assert read_launch_command(command.format(0)).engine["encoder_cache_bytes"] == 0
+    with pytest.raises(InputError, match="--from-command: SGLANG_VLM_CACHE_SIZE_MB is -3; a whole number is needed"):
+        read_launch_command(command.format(-3))
+    reading = read_launch_command("sglang serve Qwen/Qwen3-0.6B --SGLANG_VLM_CACHE_SIZE_MB 5")
+    assert "encoder_cache_bytes" not in reading.engine
+    assert len(reading.unknown) == 1
