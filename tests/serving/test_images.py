@@ -283,8 +283,8 @@ def test_sglang_encoded_all_images_with_the_first_chunk() -> None:
     assert encoding_steps("image") == 4
 
 
-@pytest.mark.parametrize(("version", "unit"), [("0.5.10", "request"), ("0.5.11", "image"), ("0.5.14", "image")])
-def test_sglang_looks_each_image_up_from_0_5_11_on(version: str, unit: str) -> None:
+@pytest.mark.parametrize(("version", "unit"), [("0.5.9", "request"), ("0.5.10", "image"), ("0.5.14", "image")])
+def test_sglang_looks_each_image_up_from_0_5_10_on(version: str, unit: str) -> None:
     engine = resolve(scenario_of(deployment={"device": "h100_sxm", "engine": SGLANG | {"version": version}})).engine
     assert (engine.encoder_cache_unit, engine.encoder_cache_bytes) == (unit, 100 << 20)
 

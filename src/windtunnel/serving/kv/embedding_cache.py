@@ -5,10 +5,10 @@ last use, and drops the oldest until a new one fits; one that is larger than the
 `_get_chunked_prefill_embedding` (python/sglang/srt/managers/mm_utils.py) looks images up in the step that computes
 their tokens:
 
-- to 0.5.10 by the hashes of all images of a request together: a chunk before the end of its last image encodes them all
+- to 0.5.9 by the hashes of all images of a request together: a chunk before the end of its last image encodes them all
   unless that set is cached;
-- from 0.5.11 (pull requests 22038 and 24013) each image by its own hash, and only those of which the chunk has tokens.
-  All that a step lacks are encoded in one call, each once, and kept in the order of the batch.
+- from 0.5.10 (pull request 22038) each image by its own hash, and only those of which the chunk has tokens. All that a
+  step lacks are encoded once, then kept in the order of the batch, as from pull request 24013 (July 2026) on.
 
 The engine looks the images of a request up apart from its videos; here they are one set.
 """
