@@ -1,5 +1,7 @@
 """Images in a workload: tokens of the prompt, and the encoder's time in the step that begins them."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,7 +11,7 @@ import pytest
 from windtunnel.errors import InputError
 from windtunnel.serving.prepared import prepare
 from windtunnel.serving.results import Result
-from windtunnel.serving.scenario import Scenario, scenario_from
+from windtunnel.serving.scenario import Scenario, resolve, scenario_from
 from windtunnel.serving.simulate import simulate
 from windtunnel.workload.generate.requests import generate
 
@@ -217,3 +219,112 @@ def test_impossible_encoder_caches_are_refused(engine: dict[str, Any], message: 
     base = {"name": "vllm", "version": "0.24.0"}
     with pytest.raises(InputError, match=message):
         simulate(scenario_of(deployment={"device": "h100_sxm", "engine": base | engine}, images=IMAGE))
+
+
+SGLANG = {"name": "sglang", "version": "0.5.14", "enable_prefix_caching": False}
+BYTES_PER_TOKEN = 4096 * 4 * 2
+"""Of Qwen3-VL-8B: the width of its language model, once for each of four mergers, in bf16."""
+
+
+def sglang_s(engine: dict[str, Any], numbers: list[int] | None = None, **load: Any) -> float:
+    """Return the time of the encoder for requests with the images `numbers`, one each."""
+    deployment = {"device": "h100_sxm", "engine": SGLANG | engine}
+    images = {"images": {**IMAGE, "distinct": 3}} | load
+    scenario = scenario_of(deployment=deployment, num_requests=len(numbers) if numbers else 3, **images)
+    requests = generate(scenario.workload, 0)
+    if numbers is not None:
+        assert requests.media is not None
+        requests.media[:, 0, 1] = numbers
+    return float(prepare(scenario, requests).serve(requests).encoded_s.sum())  # type: ignore[union-attr]
+
+
+def test_sglang_keeps_the_embeddings_that_it_used_last() -> None:
+    """100 MiB by default are 3,200 tokens, four images; a cache of two keeps those used last, not those made last."""
+    one_s = sglang_s({}, [0])
+    assert sglang_s({}, [0, 1, 2, 3] * 3) == pytest.approx(4 * one_s)
+    assert sglang_s({}, [0, 1, 2, 3, 4] * 3) == pytest.approx(15 * one_s)
+    two = {"encoder_cache_bytes": 2 * TOKENS * BYTES_PER_TOKEN}
+    assert sglang_s(two, [0, 1, 0, 2, 0, 1]) == pytest.approx(4 * one_s)
+    less = {"encoder_cache_bytes": 2 * TOKENS * BYTES_PER_TOKEN - 1}
+    assert sglang_s(less, [0, 1, 0, 0]) == pytest.approx(3 * one_s)
+    assert sglang_s({"encoder_cache_bytes": 0}, [0, 0, 0]) == pytest.approx(3 * one_s)
+
+
+def test_sglang_looked_all_images_of_a_request_up_together() -> None:
+    """Two images a request, one of them in both: by themselves three are encoded, together four."""
+    images = {"images": {"count": 2, "distinct": 3, **IMAGE}}
+
+    def encoded_s(unit: str) -> float:
+        deployment = {"device": "h100_sxm", "engine": SGLANG | {"encoder_cache_unit": unit}}
+        scenario = scenario_of(deployment=deployment, num_requests=3, **images)
+        requests = generate(scenario.workload, 0)
+        assert requests.media is not None
+        requests.media[..., 1] = [[0, 1], [1, 2], [0, 1]]
+        return float(prepare(scenario, requests).serve(requests).encoded_s.sum())  # type: ignore[union-attr]
+
+    pair_s, one_s = encoded_s("request") / 2, sglang_s({}, [0])
+    assert one_s < pair_s
+    assert encoded_s("image") == pytest.approx(pair_s + one_s)
+
+
+def test_sglang_encoded_all_images_with_the_first_chunk() -> None:
+    """Four images of 768 tokens in chunks of 512: looked up by themselves, a step encodes those that it begins."""
+
+    def encoding_steps(unit: str) -> int:
+        engine = SGLANG | {"encoder_cache_unit": unit, "max_num_batched_tokens": 512, "encoder_cache_bytes": 1 << 30}
+        deployment = {"device": "h100_sxm", "engine": engine}
+        images = {"count": 4, **IMAGE}
+        image = simulate(scenario_of(deployment=deployment, images=images, num_requests=1))
+        text = simulate(scenario_of(deployment=deployment, input_tokens=100 + 4 * TOKENS, num_requests=1))
+        longer_s = image.steps["duration_s"] - text.steps["duration_s"]
+        return int((longer_s > 1e-3).sum())
+
+    assert encoding_steps("request") == 1
+    assert encoding_steps("image") == 4
+
+
+@pytest.mark.parametrize(("version", "unit"), [("0.5.9", "request"), ("0.5.10", "image"), ("0.5.14", "image")])
+def test_sglang_looks_each_image_up_from_0_5_10_on(version: str, unit: str) -> None:
+    engine = resolve(scenario_of(deployment={"device": "h100_sxm", "engine": SGLANG | {"version": version}})).engine
+    assert (engine.encoder_cache_unit, engine.encoder_cache_bytes) == (unit, 100 << 20)
+
+
+@pytest.mark.parametrize("setting", [{"encoder_cache_bytes": 1 << 20}, {"encoder_cache_unit": "image"}])
+def test_a_cache_of_bytes_is_sglangs(setting: dict[str, Any]) -> None:
+    engine = {"name": "vllm", "version": "0.24.0"} | setting
+    with pytest.raises(InputError, match="encoder_cache_bytes and encoder_cache_unit are SGLang's"):
+        simulate(scenario_of(deployment={"device": "h100_sxm", "engine": engine}, images=IMAGE))
+
+
+def test_images_of_a_trace_are_simulated_as_drawn_ones(tmp_path: Path) -> None:
+    """The same requests from a file give the same run to the bit: tokens, prices, encoder cache and prefix cache."""
+    caching = {"name": "vllm", "version": "0.24.0", "enable_prefix_caching": True, "max_num_batched_tokens": 600}
+    deployment = {"device": "h100_sxm", "engine": caching}
+    images = {"count": 2, "sizes": SIZES, "distinct": 20, "position": "start"}
+    drawn = scenario_of(deployment=deployment, images=images, num_requests=12)
+    requests = generate(drawn.workload, drawn.seed)
+    assert requests.media is not None
+    path = tmp_path / "trace.jsonl"
+    with path.open("w") as file:
+        for arrival_s, row in zip(requests.arrival_s.tolist(), requests.media.tolist(), strict=True):
+            sizes = [(SIZES[kind]["width"], SIZES[kind]["height"], f"image {number}") for kind, number, _ in row]
+            request = {"arrival_s": arrival_s, "input_tokens": 100, "output_tokens": 20, "images": sizes}
+            file.write(json.dumps(request) + "\n")
+    recorded = {"trace": {"path": str(path)}, "images": {"position": "start"}}
+    read = scenario_from({"model": "Qwen3-VL-8B-Instruct", "deployment": deployment, "workload": recorded})
+    one, other = simulate(drawn), simulate(read)
+    assert encoder_s(one) > 0
+    for name in ("arrival_s", "first_token_s", "finish_s", "cached_tokens"):
+        np.testing.assert_array_equal(one.requests[name], other.requests[name])
+    assert encoder_s(one) == encoder_s(other)
+    assert other.trace_remarks[0].startswith("12 of 12 requests have 24 images of 2 sizes; ")
+
+
+def test_images_of_a_trace_need_an_engine_that_encodes(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"arrival_s": 0, "input_tokens": 9, "output_tokens": 2, "images": [[64, 64]]}\n')
+    engine = {"name": "vllm", "version": "0.24.0", "scheduler": "orca"}
+    deployment = {"device": "h100_sxm", "engine": engine}
+    raw = {"model": "Qwen3-VL-8B-Instruct", "deployment": deployment, "workload": {"trace": {"path": str(path)}}}
+    with pytest.raises(InputError, match="has no vision tower in its steps"):
+        simulate(scenario_from(raw))

@@ -20,6 +20,7 @@ from windtunnel.serving.engines.defaults import engine_defaults
 from windtunnel.units import format_si, units_for
 from windtunnel.workload.client import client_entry
 from windtunnel.workload.schema import Trace
+from windtunnel.workload.traces.media import described
 from windtunnel.workload.traces.requests import read_requests
 
 LAYOUT = layouts_beside(__file__)
@@ -162,6 +163,7 @@ def _trace(name: str) -> dict[str, Any]:
         "duration_s": float(requests.arrival_s[-1] - requests.arrival_s[0]),
         "mean_input_tokens": float(requests.input_tokens.mean()),
         "mean_output_tokens": float(requests.output_tokens.mean()),
+        **({} if requests.media is None else {"media": described(requests.media.padded())}),
     }
 
 

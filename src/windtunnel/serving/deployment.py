@@ -299,6 +299,12 @@ class EngineSettings(Schema):
     encoder_cache_tokens: AtLeastOne | None = None
     """vLLM: embeddings of images that are kept, so that an image that comes again is not encoded again. None: as
     `max_num_encoder_input_tokens`. Where images never come twice and neither is given, steps encode without limit."""
+    encoder_cache_bytes: Whole | None = None
+    """SGLang: embeddings of images that are kept, those used last, so that an image that comes again is not encoded
+    again [SGLANG_VLM_CACHE_SIZE_MB]. Simulated where images come again, or where it is given."""
+    encoder_cache_unit: Literal["image", "request"] | None = None
+    """SGLang: whether each image is looked up by itself, or all of a request together, which are then encoded with the
+    first chunk of the prompt."""
     speculative: Speculative | None = None
     """None: every step gives one token."""
     lora: Lora | None = None

@@ -172,7 +172,7 @@ def explain_step(
     if shard.lora is not None:  # as many adapters as may run together
         launches += lora_launches(shard, batch.num_tokens, min(adapter_slots(setup.engine), num_running))
     encoder: list[Launch] = []
-    if workload is not None and workload.has_media:
+    if workload is not None and workload.draws_media:
         encoder = media_launches(shard, workload, 0 if workload.images is not None else 1, 1)
     return Explanation(
         setup=setup,

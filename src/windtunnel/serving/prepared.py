@@ -22,7 +22,7 @@ from windtunnel.serving.run import BUILT_IN, UNWATCHED, Custom, LoopRun, Watch, 
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
 from windtunnel.serving.setup.adapters import adapter_plan, refuse_with_adapters
 from windtunnel.serving.setup.encode_pool import EncodePool, encode_pool_of
-from windtunnel.serving.setup.encoder import encoder_limits, encoder_prices
+from windtunnel.serving.setup.encoder import encoder_cache, encoder_prices
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.fleet_plan import FleetRun, fleet_plan, has_fleet, start_fleet
 from windtunnel.serving.setup.kernel_settings import kernel_settings
@@ -244,7 +244,7 @@ def _encoder_of(
         return None
     setup = resolve(pool_scenario(scenario, pool), allow_download)
     shard, link = shard_of(setup), embedding_link(scenario, setup, setups)
-    prices = encoder_prices(estimator_of(setup), shard, setup.engine, scenario.workload)
+    prices = encoder_prices(estimator_of(setup), shard, setup.engine, scenario.workload, requests)
     return encode_pool_of(scenario, pool, (setup, shard), requests, prices, link)
 
 
@@ -268,8 +268,8 @@ def _prepared(
             setup, memory, pool.most_replicas, requests, scenario.deployment.router, scenario.seed
         )
         if scenario.deployment.encoder is None:
-            cache_tokens, budget_tokens = encoder_limits(scenario, setup)
-            settings = settings._replace(encoder_cache_tokens=cache_tokens, encoder_budget_tokens=budget_tokens)
+            given = pool_scenario(scenario, pool).deployment.engine
+            settings = settings._replace(**encoder_cache(scenario, setup, given, requests))
         check_served(scenario, pool, setup, memory, requests)
         refuse_with_adapters(scenario.deployment, pool, setup, requests)
         retention = KvRetention(
@@ -295,8 +295,9 @@ def _prepared(
     estimator = estimator_of(setup)
     lowered = lower(estimator, DeployedModel(setup.device, shard, reach, setup.max_model_len, drafter))
     cost = lowered.cost
-    if scenario.workload.has_media and scenario.deployment.encoder is None:
-        cost = cost._replace(encode_s=encoder_prices(estimator, shard, setup.engine, scenario.workload))
+    if requests.media is not None and scenario.deployment.encoder is None:
+        prices = encoder_prices(estimator, shard, setup.engine, scenario.workload, requests)
+        cost = cost._replace(encode_s=prices)
     plan = PoolPlan(
         settings,
         _without_shared_reads(cost) if _transfers_kv(scenario.deployment, pool) else cost,

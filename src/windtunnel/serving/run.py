@@ -326,7 +326,8 @@ def media_of(requests: RequestArrays, num_replicas: int) -> state.Media | None:
     kinds, numbers, begins = np.moveaxis(requests.media, 2, 0)
     same = np.argmax(numbers[:, :, None] == numbers[:, None, :], axis=2) if kinds.size else kinds
     items = np.stack([kinds, numbers, begins, same], axis=2)
-    return state.Media(np.ascontiguousarray(items), np.zeros(num_replicas))
+    num_kinds = len(requests.media_tokens)
+    return state.Media(np.ascontiguousarray(items), np.zeros(num_replicas), np.zeros(num_kinds, np.int64))
 
 
 def encoder_caches(plans: Sequence[PoolPlan], media: state.Media | None, media_tokens: Sequence[int]) -> Any:
@@ -335,12 +336,16 @@ def encoder_caches(plans: Sequence[PoolPlan], media: state.Media | None, media_t
     Raises:
         InputError: too many images for the number of ranks.
     """
-    if media is None or not any(plan.settings.encoder_cache_tokens for plan in plans):
-        return None
     every = [plan.settings for plan in plans]
+    if media is None or not any(one.encoder_cache_tokens or one.embedding_cache_tokens >= 0 for one in every):
+        return None
     num_ranks = [settings.num_replicas * settings.ranks_per_replica for settings in every]
-    free = np.repeat([settings.encoder_cache_tokens for settings in every], num_ranks)
-    num_images = int(media.items[..., 1].max(initial=0)) + 1
+    rooms = [max(settings.encoder_cache_tokens, settings.embedding_cache_tokens) for settings in every]
+    free, numbers = np.repeat(rooms, num_ranks), media.items[..., 1]
+    num_images, together = int(numbers.max(initial=0)) + 1, np.zeros(len(numbers), np.int64)
+    if any(settings.embeddings_by_request for settings in every):
+        together = num_images + np.unique(numbers, axis=0, return_inverse=True)[1].ravel()
+        num_images = int(together.max(initial=0)) + 1
     if free.size * num_images > MAX_CACHED_IMAGES:
         raise InputError(
             f"{num_images:,} images on {free.size:,} ranks are too many for the encoder caches",
@@ -353,6 +358,7 @@ def encoder_caches(plans: Sequence[PoolPlan], media: state.Media | None, media_t
         new_table(state.EncoderEntry, free.size * num_images),
         new_table(state.EncoderRank, free.size, first=state.NONE, last=state.NONE, **room),
         counts=np.zeros((free.size, len(media_tokens)), np.int64),
+        together=together,
         used=np.zeros(media.items.shape[:2], np.int64),
     )
 

@@ -31,8 +31,9 @@ from windtunnel.serving.engines.defaults import (
 from windtunnel.serving.engines.workloads import for_pooling, with_lora
 from windtunnel.units import format_count
 from windtunnel.workload.client import Client, client_of, name_of
-from windtunnel.workload.media import media_patches
+from windtunnel.workload.media import media_patches, vision_of
 from windtunnel.workload.schema import Workload
+from windtunnel.workload.traces.peek import may_have_media
 
 
 class Scenario(Schema):
@@ -51,10 +52,22 @@ class Scenario(Schema):
         check_seed(self.seed)
         if isinstance(self.model, Mapping):
             msgspec.structs.force_setattr(self, "model", catalog.model(self.model))
-        if self.workload.has_media and (model := _known_model(self.model)) is not None:
-            patches = media_patches(model, self.workload.images, self.workload.videos)
-            tokens = tuple(each.tokens for each in patches)
-            msgspec.structs.force_setattr(self, "workload", msgspec.structs.replace(self.workload, media_tokens=tokens))
+        self._fill_in_media()
+
+    def _fill_in_media(self) -> None:
+        """Fill in the tokens of drawn images, or the model that sees those of a trace."""
+        workload, filled = self.workload, dict[str, Any](media_tokens=None, vision=None)
+        if not workload.draws_media and not any(map(may_have_media, workload.traces)):
+            if workload.vision is None:
+                return
+        elif (model := _known_model(self.model)) is None:
+            return
+        elif workload.draws_media:
+            patches = media_patches(model, workload.images, workload.videos)
+            filled["media_tokens"] = tuple(each.tokens for each in patches)
+        else:
+            filled["vision"] = vision_of(model)
+        msgspec.structs.force_setattr(self, "workload", msgspec.structs.replace(workload, **filled))
 
     @property
     def model_name(self) -> str:

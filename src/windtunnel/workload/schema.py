@@ -24,7 +24,7 @@ from windtunnel.schema import Fraction, NonNegative, Positive, Schema, check_bet
 from windtunnel.workload.arrivals import Arrivals, Burst, ClosedLoop, Count, Rate, Recorded
 from windtunnel.workload.client import Client
 from windtunnel.workload.lengths import MAX_TOKENS, Lengths, Tokens, Uniform
-from windtunnel.workload.media import Images, Videos
+from windtunnel.workload.media import NEEDS_SIZES, Images, Videos, Vision
 from windtunnel.workload.sessions import Sessions, SharedPrompts
 
 LENGTHS = ("input_tokens", "output_tokens")
@@ -80,6 +80,18 @@ class TraceColumns(Schema):
     """Conversation of a request, for routers that keep it on one replica; times stay as recorded."""
     hash_ids: str | None = None
     """List of block ids of a prompt; each id stands for its block and all blocks before it."""
+    images: str | None = None
+    """List of a request's images, each `[width, height]`, `[width, height, id]` or an object of these; an id that comes
+    again is the same image. In CSV, as JSON."""
+    videos: str | None = None
+    """List of a request's videos, each an object of `width`, `height`, `frames` (or `seconds` and `fps`) and `id`."""
+    num_images: str | None = None
+    """Number of a request's images, in place of `images`, where all have the size of the next two columns."""
+    image_width: str | None = None
+    """Pixels, before the model's processor resizes it."""
+    image_height: str | None = None
+    image_id: str | None = None
+    """Id of a request's only image; an id that comes again is the same image."""
 
 
 class Trace(Schema):
@@ -110,6 +122,15 @@ class Trace(Schema):
     """Requests without output. None leaves them out where the trace's publisher says that they failed (BurstGPT)."""
     characters_per_token: Positive | None = None
     """Characters counted as one token, in files that hold conversations as text, such as ShareGPT."""
+    media: Literal["read", "leave_out"] = "read"
+    """Images and videos of the file's requests."""
+    input_includes_media: bool = False
+    """Whether the file's prompt lengths count the tokens of images and videos, as a server's `prompt_tokens` do; else
+    these come on top."""
+
+    def check(self) -> None:
+        if self.input_includes_media and (self.input_scale != 1 or self.max_tokens is not None):
+            raise ValueError("input_scale and max_tokens change text alone; leave them or input_includes_media out")
 
 
 class RequestSource(Schema):
@@ -243,6 +264,8 @@ class Workload(RequestSource):
     """None: all requests use the model itself."""
     media_tokens: tuple[int, ...] | None = None
     """Tokens of one image of each size and of one video; filled in from the model, whatever is given."""
+    vision: Vision | None = None
+    """The model that sees the images and videos of a trace; filled in, whatever is given."""
     sampling: Sampling | None = None
     """Sampling parameters of every request. None: greedy, as benchmark clients ask, where lengths are drawn; the
     model's generation config for real traffic, which a trace or a model of clients gives."""
@@ -253,8 +276,11 @@ class Workload(RequestSource):
         self._check_lengths_seed()
         if self.has_media and self.sessions is not None and self.sessions.max_context_tokens is not None:
             raise ValueError("max_context_tokens of sessions counts text alone; leave it out where there are images")
-        if self.images is not None and self.images.position == "start" and (self.tenants or self.trace is not None):
-            raise ValueError("images at the start need drawn prompts: leave out trace and tenants")
+        if self.images is not None and self.images.position == "start" and self.tenants:
+            raise ValueError("images at the start need a workload without tenants; leave tenants or position out")
+        if self.draws_media and self.images is not None and self.images.position == "start" and self.trace is not None:
+            raise ValueError("images at the start need drawn prompts: leave out trace")
+        self._check_media()
         if self.clients is not None:
             self._check_clients()
         elif self.tenants and not all(tenant.is_label for tenant in self.tenants):
@@ -287,12 +313,30 @@ class Workload(RequestSource):
     @property
     def has_media(self) -> bool:
         """Whether requests have images or videos."""
-        return self.images is not None or self.videos is not None
+        return self.draws_media or self.vision is not None
+
+    @property
+    def draws_media(self) -> bool:
+        """Whether images and videos are drawn: those of a trace are then left out."""
+        return any(media is not None and media.is_drawn for media in (self.images, self.videos))
+
+    @property
+    def traces(self) -> tuple[Trace, ...]:
+        """The traces of the workload and of its tenants."""
+        return tuple(source.trace for source in (self, *self.tenants) if source.trace is not None)
+
+    def _check_media(self) -> None:
+        undrawn = [media for media in (self.images, self.videos) if media is not None and not media.is_drawn]
+        if undrawn and self.draws_media:
+            raise ValueError("of images and videos one has a size and the other has none; give both, or leave one out")
+        if undrawn and not self.traces:
+            what = NEEDS_SIZES if self.images is not None else "a video needs width and height"
+            raise ValueError(f"{what}, or a trace that has them")
 
     @property
     def is_real_traffic(self) -> bool:
         """Whether lengths come from recorded requests, and not from distributions."""
-        return self.clients is not None or any(source.trace is not None for source in (self, *self.tenants))
+        return self.clients is not None or bool(self.traces)
 
     def has_random_tokens(self, client: Client) -> bool:
         """Whether prompts are random tokens: as given, or as `client` sends where no requests were recorded."""

@@ -517,3 +517,16 @@ def test_drafts_in_a_tree_are_not_modelled() -> None:
 def test_acceptance_without_drafts_is_refused() -> None:
     with pytest.raises(InputError, match="how often draft tokens are right, and the server makes none"):
         read_launch_command(f"vllm serve {MODEL}", 0.8)
+
+
+def test_the_size_of_sglangs_cache_is_a_variable_of_the_environment() -> None:
+    command = "docker run -e SGLANG_VLM_CACHE_SIZE_MB={} lmsysorg/sglang:v0.5.14 sglang serve Qwen/Qwen3-0.6B"
+    reading = read_launch_command(command.format(512))
+    assert reading.engine["encoder_cache_bytes"] == 512 << 20
+    assert reading.remarks == []
+    assert read_launch_command(command.format(0)).engine["encoder_cache_bytes"] == 0
+    with pytest.raises(InputError, match="--from-command: SGLANG_VLM_CACHE_SIZE_MB is -3; a whole number is needed"):
+        read_launch_command(command.format(-3))
+    reading = read_launch_command("sglang serve Qwen/Qwen3-0.6B --SGLANG_VLM_CACHE_SIZE_MB 5")
+    assert "encoder_cache_bytes" not in reading.engine
+    assert len(reading.unknown) == 1

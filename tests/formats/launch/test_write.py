@@ -13,6 +13,7 @@ import yaml
 
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.formats.launch.scripts import (
+    changed_options,
     helm_chart,
     kubernetes_manifests,
     launch_script,
@@ -33,6 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "max_prefill_tokens": 9000,
         "schedule_conservativeness": 0.5,
         "receive_interval_steps": 4,
+        "encoder_cache_bytes": 4 << 30,
         "scheduling_policy": "lpm",
         "moe_backend": "trtllm",
         "cudagraph_padding": False,
@@ -108,6 +110,13 @@ def test_what_is_written_is_read_as_the_same_settings(
         own, again = getattr(expected.engine, name), getattr(restarted.engine, name)
         # TensorRT-LLM's file says the second of two settings that go together; none is zero.
         assert (own or 0) == (again or 0) if name == "attention_dp_batching_wait_iters" else own == again, name
+
+
+def test_a_setting_without_an_option_is_a_variable_of_the_environment() -> None:
+    scenario = scenario_with({"name": "sglang", "encoder_cache_bytes": 4 << 30})
+    assert "\nSGLANG_VLM_CACHE_SIZE_MB=4096 python -m sglang.launch_server " in launch_script(scenario, VERSIONS)
+    assert "name: SGLANG_VLM_CACHE_SIZE_MB\n          value: '4096'" in kubernetes_manifests(scenario, VERSIONS)
+    assert changed_options(scenario_with({"name": "sglang"}), scenario) == "Add SGLANG_VLM_CACHE_SIZE_MB 4096"
 
 
 @pytest.mark.parametrize(

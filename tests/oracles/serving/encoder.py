@@ -1,4 +1,5 @@
-"""vLLM's encoder cache in plain Python, after `EncoderCacheManager` and `Scheduler._try_schedule_encoder_inputs`."""
+"""Encoder caches in plain Python: vLLM's, after `EncoderCacheManager` and `Scheduler._try_schedule_encoder_inputs`, and
+SGLang's, after `MultiModalStaticCache`."""
 
 from collections import OrderedDict
 from typing import Any, NamedTuple
@@ -74,3 +75,42 @@ class EncoderCache:
             if not self.users[item.number]:
                 self.freeable[item.number] = item.tokens
                 self.freeable_tokens += item.tokens
+
+
+class EmbeddingCache:
+    """SGLang's cache of one rank: embeddings of images, or of all images of a request, by their last use."""
+
+    def __init__(self, num_tokens: int, by_request: bool) -> None:
+        self.num_tokens, self.by_request = num_tokens, by_request
+        self.kept: OrderedDict[Any, int] = OrderedDict()
+
+    def get(self, key: Any) -> bool:
+        if key in self.kept:
+            self.kept.move_to_end(key)
+        return key in self.kept
+
+    def set(self, key: Any, tokens: int) -> None:
+        while self.kept and sum(self.kept.values()) + tokens > self.num_tokens:
+            self.kept.popitem(last=False)
+        if tokens <= self.num_tokens:
+            self.kept[key] = tokens
+
+    def encoded(self, chunks: list[tuple[Any, int, int]]) -> list[int]:
+        """Return the kinds of the images that a step encodes for (request, begin, end) of its chunks."""
+        kinds: list[int] = []
+        if self.by_request:
+            for request, begin, _ in chunks:
+                key = tuple(item.number for item in request.media)
+                if any(item.begin + item.tokens > begin for item in request.media) and not self.get(key):
+                    kinds += [item.kind for item in request.media]
+                    self.set(key, sum(item.tokens for item in request.media))
+            return kinds
+        missing: dict[int, Item] = {}
+        for request, begin, end in chunks:
+            for item in request.media:
+                if item.begin < end and item.begin + item.tokens > begin and not self.get(item.number):
+                    missing.setdefault(item.number, item)
+        for number, item in missing.items():
+            kinds.append(item.kind)
+            self.set(number, item.tokens)
+        return kinds

@@ -12,7 +12,7 @@ from typing import Any
 from oracles.serving.adapters import RankAdapters
 from oracles.serving.cache import Segment, TierPool
 from oracles.serving.cost import Prices
-from oracles.serving.encoder import EncoderCache
+from oracles.serving.encoder import EmbeddingCache, EncoderCache
 from oracles.serving.sglang import Sglang
 from oracles.serving.state import Chunk, Rank, Request, Step
 from oracles.serving.vllm_v1 import VllmV1
@@ -90,6 +90,8 @@ class EnginePool(VllmV1, Sglang):
         has_cache = s.encoder_cache_tokens > 0
         encoder = EncoderCache(int(s.encoder_cache_tokens), int(s.encoder_budget_tokens)) if has_cache else None
         rank = Rank(s.num_blocks, s.num_window_blocks, [{} for _ in range(s.num_stages)], encoder)
+        if s.embedding_cache_tokens >= 0:
+            rank.embeddings = EmbeddingCache(int(s.embedding_cache_tokens), bool(s.embeddings_by_request))
         rank.adapters = None if self.adapters is None else RankAdapters(self.adapters.limits, self.num_adapters)
         return rank
 
@@ -327,9 +329,14 @@ class EnginePool(VllmV1, Sglang):
         kinds: list[int] = []
         if rank.encoder is not None:
             kinds, rank.encoder.encoded = rank.encoder.encoded, []
-        for index, chunk in rank.batches[slot].items() if rank.encoder is None else ():
-            request = self.requests[index]
-            if not chunk.decodes and math.isnan(request.first_token_s):
+        prefills = [(self.requests[i], chunk) for i, chunk in rank.batches[slot].items() if not chunk.decodes]
+        if rank.embeddings is not None:
+            kinds = rank.embeddings.encoded(
+                [(request, c.computed_before, c.computed_before + c.tokens) for request, c in prefills]
+            )
+            prefills = []
+        for request, chunk in prefills if rank.encoder is None else ():
+            if math.isnan(request.first_token_s):
                 end = chunk.computed_before + chunk.tokens
                 kinds += [item.kind for item in request.media if chunk.computed_before <= item.begin < end]
         return sum(self.prices.encode_s(kind, kinds.count(kind)) for kind in range(len(self.cost.encode_s)))

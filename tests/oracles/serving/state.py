@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oracles.serving.cache import RankCache, Segment
-from oracles.serving.encoder import EncoderCache, Item
+from oracles.serving.encoder import EmbeddingCache, EncoderCache, Item
 
 
 @dataclass(eq=False)
@@ -103,6 +103,7 @@ class Rank:
     batches: list[dict[int, Chunk]]
     """Per slot, request index -> its part of the step under way."""
     encoder: EncoderCache | None = None
+    embeddings: EmbeddingCache | None = None
     cache: RankCache = field(default_factory=RankCache)
     running: list[Request] = field(default_factory=list)
     waiting: list[Request] = field(default_factory=list)

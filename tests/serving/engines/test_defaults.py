@@ -30,7 +30,10 @@ VLLMS_OWN = {
     "max_num_encoder_input_tokens",
     "encoder_cache_tokens",
 }
-SGLANGS_OWN = {"max_prefill_tokens", "schedule_conservativeness", "receive_interval_steps"}
+SGLANGS_OWN = {
+    *("max_prefill_tokens", "schedule_conservativeness", "receive_interval_steps"),
+    *("encoder_cache_bytes", "encoder_cache_unit"),
+}
 TENSORRTS_OWN = {
     "batch_wait_timeout_iters",
     "batch_wait_max_tokens_ratio",

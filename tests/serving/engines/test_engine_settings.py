@@ -125,6 +125,8 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "overlap_prefill_tokens": (100_000, DEEPEP | {ENGINE + "two_batch_overlap": True}),
     "max_num_encoder_input_tokens": (1, PICTURES),
     "encoder_cache_tokens": (400, PICTURES),
+    "encoder_cache_bytes": (0, PICTURES),
+    "encoder_cache_unit": ("request", PICTURES),
     "tf32": (
         True,
         {"deployment.device": "h200_sxm", "model": "MiniMaxAI/MiniMax-M2.5", "deployment.parallelism": {"tp": 4}},
@@ -190,7 +192,16 @@ def test_the_table_has_every_setting() -> None:
 
 
 OWN_FORMS = [
-    *((name, "sglang") for name in ("max_num_encoder_input_tokens", "encoder_cache_tokens", "speculative")),
+    *(
+        (name, "sglang")
+        for name in (
+            "max_num_encoder_input_tokens",
+            "encoder_cache_tokens",
+            "encoder_cache_bytes",
+            "encoder_cache_unit",
+            "speculative",
+        )
+    ),
     *(
         (name, scheduler)
         for name in ("attention_dp_timeout_iters", "attention_dp_batching_wait_iters")

@@ -111,7 +111,7 @@ def media_cases(draw: st.DrawFn) -> Case:
     """Prompts that end with images and videos, whose tokens may be computed in several steps."""
     case = draw(cases())
     rng, size = np.random.default_rng(draw(st.integers(0, 2**32))), case.requests.arrival_s.size
-    tokens = [draw(st.integers(1, 9)) for _ in range(draw(st.integers(2, 3)))]
+    tokens = [draw(st.integers(1, 9)) for _ in range(draw(st.sampled_from([2, 3, 12])))]
     media = np.full((size, 8, 3), -1)
     distinct = draw(st.sampled_from([2, 10, 1000]))
     for row, prompt in zip(media, case.requests.input_tokens.tolist(), strict=True):
@@ -127,6 +127,9 @@ def media_cases(draw: st.DrawFn) -> Case:
     if settings.scheduler == codes.VLLM_V1 and draw(st.booleans()):
         budget, room = draw(st.integers(max(tokens), 40)), draw(st.integers(max(tokens), 60))
         settings = settings._replace(encoder_cache_tokens=room, encoder_budget_tokens=budget)
+    elif settings.scheduler == codes.SGLANG and draw(st.booleans()):
+        room, by_request = draw(st.integers(0, 60)), int(draw(st.booleans()))
+        settings = settings._replace(embedding_cache_tokens=room, embeddings_by_request=by_request)
     return replace(
         case,
         settings=settings,

@@ -80,6 +80,8 @@ def _measured(
     `text_seed` draws the text of the prompts: a server's prefix cache knows those that it has seen.
     """
     before, sampling = _counters(endpoint), request_sampling(scenario)
+    if load.media is not None:
+        remark("note: images and videos are not sent; text of as many tokens stands for them")
     with status() as say:
         progress = lambda done, total: say(f"{done:,} of {total:,} answered")  # noqa: E731
         warning = f"; a request fails after {endpoint.timeout_s:g} s (--timeout)"

@@ -324,6 +324,7 @@ def _take(reading: Reading, server: Options, name: str, value: Any) -> None:
         return
     option, _, key = name.partition(".")
     flag, of_json = server.flag(name), server.flag(option)
+    spelling = name if name in server.environment else f"--{name}"
     if key and of_json is not None and of_json.type == "json":
         reading.later.setdefault(of_json.word, {})[key.replace("-", "_")] = value
     elif flag is None:
@@ -336,7 +337,7 @@ def _take(reading: Reading, server: Options, name: str, value: Any) -> None:
         converted: Any = flag.value
         if converted is None:
             if value is True:
-                raise InputError(f"--from-command: --{name} has no value")
+                raise InputError(f"--from-command: {spelling} has no value")
             try:
                 converted = flag.read(str(value))
             except ValueError as error:
@@ -344,10 +345,10 @@ def _take(reading: Reading, server: Options, name: str, value: Any) -> None:
                     reading.not_modelled.append(f"--{name} {value}")
                     return
                 raise InputError(
-                    f"--from-command: --{name} is {value}; {error}", "mend it in the command line"
+                    f"--from-command: {spelling} is {value}; {error}", "mend it in the command line"
                 ) from None
         if not flag.path:
             reading.later[flag.word] = converted
         elif converted is not None:
             set_path(reading.raw, flag.path, converted)
-    reading.taken[f"--{name}"] = "" if value is True and flag is not None else str(value)
+    reading.taken[spelling] = "" if value is True and flag is not None else str(value)

@@ -132,7 +132,9 @@ def launch_script(scenario: Scenario, version: dict[str, str]) -> str:
         lines += [f"# {REMARKS[role]}"] if role in REMARKS else []
         if content := _file(scenario, deployment):
             lines += [f"cat > {_file_name(engine)} <<'END'", yaml.safe_dump(content, sort_keys=False).rstrip(), "END"]
-        lines += [shlex.join(_words(scenario, deployment)), *(f"# {text}" for text in _unsaid(scenario, deployment))]
+        variables = "".join(f"{name}={value} " for name, value in _environment(engine).items())
+        lines += [f"{variables}{shlex.join(_words(scenario, deployment))}"]
+        lines += [f"# {text}" for text in _unsaid(scenario, deployment)]
     return "\n".join(lines) + "\n"
 
 
@@ -223,6 +225,7 @@ def _settings(deployment: Deployment, server: Options, of_part: Callable[[str, A
     """Return what depends on the cluster: devices, environment, replicas, and the volume of the checkpoint."""
     device, num_devices = catalog.device(deployment.device), deployment.parallelism.num_devices
     products = catalog.product_labels(device.name)
+    variables = [{"name": name, "value": text} for name, text in _environment(deployment.engine).items()]
     resource = RESOURCES.get(device.vendor.lower(), "nvidia.com/gpu")
     least, most = deployment.fewest_replicas, deployment.most_replicas
     return {
@@ -231,7 +234,7 @@ def _settings(deployment: Deployment, server: Options, of_part: Callable[[str, A
         "minReplicas": of_part("minReplicas", least),
         "maxReplicas": of_part("maxReplicas", most if most > least else 2 * most),
         "waitingMetric": server.waiting_metric,
-        "env": of_part("env", [TOKEN, {"name": "HF_HOME", "value": "/cache"}]),
+        "env": of_part("env", [TOKEN, {"name": "HF_HOME", "value": "/cache"}, *variables]),
         "devices": of_part("devices", {resource: num_devices}),
         "nodeSelector": of_part("nodeSelector", {PRODUCT: products[0]} if len(products) == 1 else {}),
         "accessModes": of_part("cacheAccessModes", ["ReadWriteMany"]),
@@ -336,6 +339,11 @@ def _words(scenario: Scenario, deployment: Deployment) -> tuple[str, ...]:
     return (*words, "--config", _file_name(deployment.engine)) if _file(scenario, deployment) else words
 
 
+def _environment(engine: EngineSettings) -> dict[str, str]:
+    """Return the variables of a server's environment that say its settings."""
+    return engine_of(engine.name).command_line.write_environment(engine)
+
+
 def _file(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
     """Return the content of the YAML file beside the command; empty where it needs none."""
     line = engine_of(deployment.engine.name).command_line
@@ -370,6 +378,7 @@ def _options(scenario: Scenario) -> dict[str, str]:
             options[name] = f"{options[name]} {shlex.quote(word)}".strip()
     options.pop("--config", None)
     file, content = _file_name(deployment.engine), dotted(_file(scenario, deployment))
+    options |= _environment(deployment.engine)
     return options | {f"{path}: {json.dumps(value)} in {file}": "" for path, value in content.items()}
 
 

@@ -124,14 +124,14 @@ class Options(Schema):
     other_names: dict[str, str] = {}
     """Other name of an option, or its path in the engine's YAML file -> its name in `flags`."""
     environment: dict[str, str] = {}
-    """Variable of the environment -> the option that it stands for."""
+    """Variable of the environment -> the option that it stands for, or its own name in `flags`."""
     model_option: str = "model"
     config_options: tuple[str, ...] = ("config",)
     """Options that name a YAML file of further options."""
     waiting_metric: str = ""
     """Number of waiting requests, as an adapter of Prometheus names it; empty where the server reports none."""
     in_file_only: frozenset[str] = frozenset()
-    """Options that the server takes from its YAML file and not from its command line."""
+    """Options that the server takes from its YAML file or environment and not from its command line."""
     listening: tuple[str, ...] = ()
     """Options without which the server answers its own machine only."""
     spelt_with_underscores: bool = False
@@ -261,6 +261,8 @@ class CommandLine:
     """`Flag.sets` -> value of the options of the parallelism, in order; True for a switch."""
     write_rest: Callable[[EngineSettings, str | None, str | None], Iterable[tuple[str, Any]]] = lambda *_: ()
     """(settings, format of the weights, format of the KV cache) -> options that several settings decide."""
+    write_environment: Callable[[EngineSettings], dict[str, str]] = lambda _: {}
+    """(settings) -> variables of the environment, for settings without an option."""
     write_file: Callable[[EngineSettings, Parallelism, str | None], dict[str, Any]] = lambda *_: {}
     """(settings, parallelism, format of the KV cache) -> content of the YAML file that the server needs beside it."""
     write_task: Callable[[str, bool], Iterable[tuple[str, Any]]] = lambda *_: ()

@@ -10,6 +10,7 @@ from windtunnel.serving.cluster.slots import IDLE, set_busy
 from windtunnel.serving.codes import SGLANG, TRTLLM
 from windtunnel.serving.engines.sglang.scheduler import decay_new_token_ratio
 from windtunnel.serving.engines.trtllm.balance import count_balance
+from windtunnel.serving.kv.embedding_cache import count_missing
 from windtunnel.serving.kv.windows import give_back, has_blocks, take_blocks
 from windtunnel.serving.schedulers.adapters import adapters_s, count_steps, take_load_s
 from windtunnel.serving.schedulers.batch import decode_step_blocks, gained_tokens, passed_of_step, take_decode_step
@@ -32,6 +33,7 @@ from windtunnel.serving.state.records import (
     BATCH_TOKENS,
     FINISH_KEY,
     NONE,
+    EncoderCache,
     Media,
     Requests,
     Slot,
@@ -225,31 +227,41 @@ def encoder_s(pool: PoolTables, cost: StepCost, requests: Requests, media: Media
     for rank in range(first, first + settings.ranks_per_replica):
         slot = rank * settings.num_stages + stage
         rank_s = 0.0
-        for kind in range(cost.encode_s.shape[0]):
-            num_begun = int64(0)
-            if pool.encoder is not None:
-                num_begun += pool.encoder.counts[settings.first_rank + rank, kind]
-                pool.encoder.counts[settings.first_rank + rank, kind] = 0
-            if settings.encoder_cache_tokens == 0:
-                num_begun += begun(pool, requests, media, slot, kind)
-            rank_s += encode_s(cost, kind, num_begun)
+        if pool.encoder is not None:
+            take_counts(pool.encoder, media, settings.first_rank + rank)
+            if settings.embedding_cache_tokens >= 0:
+                count_missing(pool, requests, media, slot, settings.first_rank + rank)
+        if settings.encoder_cache_tokens == 0 and settings.embedding_cache_tokens < 0:
+            count_begun(pool, requests, media, slot)
+        for kind in range(min(cost.encode_s.shape[0], media.counts.size)):
+            if media.counts[kind] > 0:
+                rank_s += encode_s(cost, kind, media.counts[kind])
+                media.counts[kind] = 0
         slowest_s = max(slowest_s, rank_s)
     return slowest_s
 
 
 @inner
-def begun(pool: PoolTables, requests: Requests, media: Media, slot: int, kind: int) -> int:
-    """Count the images (or videos) of a kind whose first tokens are in a slot's batch."""
-    num_begun = int64(0)
+def take_counts(cache: EncoderCache, media: Media, here: int) -> None:
+    """Move what a rank's cache lacked of each kind to the counts of the step."""
+    for kind in range(cache.counts.shape[1]):
+        media.counts[kind] += cache.counts[here, kind]
+        cache.counts[here, kind] = 0
+
+
+@inner
+def count_begun(pool: PoolTables, requests: Requests, media: Media, slot: int) -> None:
+    """Count the images and videos of each kind whose first tokens are in a slot's batch."""
     for position in range(pool.slots[slot].batch_size):
         i = pool.lists[slot, BATCH, position]
         if is_unset(requests[i].first_token_s):
             end = requests[i].computed_tokens
             begin = end - pool.lists[slot, BATCH_TOKENS, position]
             for item in range(media.items.shape[1]):
-                if media.items[i, item, 0] == kind and begin <= media.items[i, item, 2] < end:
-                    num_begun += 1
-    return num_begun
+                if media.items[i, item, 0] == NONE:
+                    break
+                if begin <= media.items[i, item, 2] < end:
+                    media.counts[media.items[i, item, 0]] += 1
 
 
 @inner

@@ -174,7 +174,7 @@ def encode_pool_of(
             f"fit {device.title}",
             "use a larger device, or more of them (parallelism.tp)",
         )
-    cache_tokens, budget_tokens = encoder_limits(scenario, setup)
+    cache_tokens, budget_tokens = encoder_limits(scenario, setup, requests)
     return EncodePool(
         pool=pool,
         setup=setup,

@@ -119,6 +119,10 @@ class KernelSettings(NamedTuple):
     """vLLM V1: embeddings of images that a rank keeps; 0: it has no encoder cache."""
     encoder_budget_tokens: int = 0
     """And those that it encodes in one step at most."""
+    embedding_cache_tokens: int = -1
+    """SGLang: embeddings that a rank keeps by their last use; -1: it has no such cache."""
+    embeddings_by_request: int = 0
+    """1: those of a request are one entry."""
 
 
 class Request(Protocol):
@@ -500,6 +504,8 @@ class Media(NamedTuple):
     first token; place of the same image's first one in the prompt."""
     encoded_s: Floats
     """[replica] Time of its towers so far."""
+    counts: Ints
+    """[kind] Those to encode in the step that is being priced; all 0 between steps."""
 
 
 class EncoderEntry(Protocol):
@@ -527,7 +533,7 @@ class EncoderRank(Protocol):
 
 
 class EncoderCache(NamedTuple):
-    """The encoder caches of all ranks, see `serving.kv.encoder_cache`."""
+    """The encoder caches of all ranks, see `serving.kv.encoder_cache` and `serving.kv.embedding_cache`."""
 
     items: Ints
     """As in `Media`."""
@@ -538,6 +544,8 @@ class EncoderCache(NamedTuple):
     ranks: Records[EncoderRank]
     counts: Ints
     """[rank, kind] Images to encode in the batch that is being formed."""
+    together: Ints
+    """[request] Number of its images together, for caches by request: behind those of the images."""
     used: Ints
     """[request, n] 1 while the request needs the image, at the image's first place in the prompt."""
 

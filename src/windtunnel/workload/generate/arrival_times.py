@@ -60,7 +60,7 @@ def gamma_gaps(rng: np.random.Generator, cv: float) -> Callable[[int], Seconds]:
 
 def _recorded_times(arrivals: Recorded, limit: int | None) -> Seconds:
     columns = TraceColumns(arrival=arrivals.column, arrival_unit=arrivals.unit)
-    arrival_s = read_requests(Trace(path=arrivals.path, columns=columns), ("arrival",)).arrival_s
+    arrival_s = read_requests(Trace(path=arrivals.path, columns=columns), ("arrival",), with_media=False).arrival_s
     assert arrival_s is not None, "the arrivals are read"
     arrival_s = (arrival_s[np.searchsorted(arrival_s, arrivals.start_s) :] - arrivals.start_s) * arrivals.time_scale
     if limit is not None and limit > len(arrival_s):

@@ -1,11 +1,16 @@
-"""Draws of images and videos: which images each request brings, of which sizes, and where their tokens stand."""
+"""Images and videos of requests, drawn or of a trace: which each brings, and where their tokens stand."""
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.errors import InputError
+from windtunnel.model.towers import Patches
 from windtunnel.workload.generate.draws import Counts, child, draw_counts, draw_indices
-from windtunnel.workload.media import Images
+from windtunnel.workload.media import Images, Videos, Vision, recorded_patches
 from windtunnel.workload.schema import Workload
+from windtunnel.workload.traces.media import NUMBER, ROW
 
 MEDIA_KEY = 2000
 """Images and videos are drawn from the seed's child of this number."""
@@ -56,12 +61,68 @@ def own_begins(media: Counts, tokens: Counts, images: Images | None, own_text: C
         images: says whether images stand before the text.
         own_text: tokens of each request's text.
     """
-    sizes = np.where(media[..., 0] >= 0, tokens[media[..., 0]], 0)
-    begins = np.cumsum(sizes, axis=1) - sizes
-    is_behind = np.ones(begins.shape, bool)
+    is_behind = np.ones(media.shape[:2], bool)
     if images is not None and images.position == "start":
         is_behind = media[..., 0] >= len(images.every_size)
-    return begins + np.where(is_behind, own_text[:, None], 0), sizes.sum(axis=1)
+    begins, sizes = placed(media[..., 0], tokens, is_behind, own_text)
+    return begins, sizes.sum(axis=1)
+
+
+def placed(kinds: Counts, tokens: Counts, is_behind: NDArray[np.bool_], text: Counts) -> tuple[Counts, Counts]:
+    """Return where the tokens of each image begin and how many they are, behind the text or before it."""
+    sizes = np.where(kinds >= 0, tokens[kinds], 0)
+    return np.cumsum(sizes, axis=1) - sizes + np.where(is_behind, text[:, None], 0), sizes
+
+
+def recorded_kinds(
+    recorded: Counts, vision: Vision, seen: tuple[Images | None, Videos | None], path: str
+) -> tuple[Counts, list[Patches]]:
+    """Return the kind of each image and video of a trace, -1 behind the last, and the patches of each kind.
+
+    Images of equal patches and tokens are of one kind, whatever their pixels.
+
+    Args:
+        recorded: `[num_requests, most of a request, 5]` as in `RowMedia.padded`.
+        vision: the model.
+        seen: how its processor sees images and videos.
+        path: of the trace.
+
+    Raises:
+        InputError: the model's rule does not take a size; names the first row that has it.
+    """
+    has = recorded[..., ROW] >= 0
+    sizes, first, of_item = np.unique(recorded[has][:, :NUMBER], axis=0, return_index=True, return_inverse=True)
+    patches = list[Patches]()
+    for size, item in zip(sizes.tolist(), first.tolist(), strict=True):
+        try:
+            patches += recorded_patches(vision, *seen, [(size[0], size[1], size[2])])
+        except InputError as error:
+            raise InputError(f"{path} row {recorded[has][item, ROW]}: {error.message}", error.hint) from None
+    known = sorted(set(patches))
+    place = {each: kind for kind, each in enumerate(known)}
+    kind_of_size = np.array([place[each] for each in patches], np.int64)
+    kinds = np.full(has.shape, -1, np.int64)
+    kinds[has] = kind_of_size[of_item.ravel()]
+    return kinds, known
+
+
+def merged_media(parts: Sequence[Counts | None], sizes: Sequence[int]) -> Counts | None:
+    """Join the recorded images and videos of several streams, one behind the other; None where none has any.
+
+    Streams have no image in common.
+    """
+    known = [part for part in parts if part is not None]
+    if not known:
+        return None
+    most, num_images = max(part.shape[1] for part in known), 0
+    joined = np.full((sum(sizes), most, known[0].shape[2]), -1, np.int64)
+    for part, end, size in zip(parts, np.cumsum(sizes), sizes, strict=True):
+        if part is not None:
+            rows = joined[end - size : end, : part.shape[1]]
+            rows[:] = part
+            rows[..., NUMBER] += np.where(part[..., NUMBER] >= 0, num_images, 0)
+            num_images += int(part[..., NUMBER].max(initial=-1)) + 1
+    return joined
 
 
 def with_earlier(own: Counts, begin: Counts, previous: Counts, added: Counts) -> tuple[Counts, Counts]:

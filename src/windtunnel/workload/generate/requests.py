@@ -10,16 +10,27 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.limits import check_size
+from windtunnel.model.towers import Patches
 from windtunnel.workload.arrivals import ClosedLoop
 from windtunnel.workload.generate.arrival_times import draw_times
 from windtunnel.workload.generate.clients import draw_clients
 from windtunnel.workload.generate.draws import Counts, Seconds, child, client_lengths, draw_indices, draw_lengths, spawn
-from windtunnel.workload.generate.media import draw_media, image_nodes, own_begins, with_earlier
+from windtunnel.workload.generate.media import (
+    draw_media,
+    image_nodes,
+    merged_media,
+    own_begins,
+    placed,
+    recorded_kinds,
+    with_earlier,
+)
 from windtunnel.workload.generate.prefixes import REQUEST_NODES, PrefixArrays, forest, inverse
 from windtunnel.workload.generate.turns import Turns, begins, draw_prompts, draw_turns, within
 from windtunnel.workload.lengths import Lengths
+from windtunnel.workload.media import tower_of
 from windtunnel.workload.schema import RequestSource, Trace, Workload, WorkloadAdapters
 from windtunnel.workload.sessions import SharedPrompts
+from windtunnel.workload.traces.media import FRAMES, NUMBER, ROW, described
 from windtunnel.workload.traces.requests import RecordedRequests, read_requests
 
 _WARMUP = {
@@ -72,7 +83,12 @@ class RequestArrays:
     position in `media_tokens`; number of the image, equal numbers being the same image; position of its first token in
     the prompt); kind -1 behind the last. None: requests of text."""
     media_tokens: tuple[int, ...] = (0, 0)
-    """Tokens of one image of each size, and of one video."""
+    """Tokens of one image of each size, and of one video; of each kind that a trace has."""
+    media_patches: tuple[Patches, ...] = ()
+    """Patches of each kind that a trace has; empty where images are drawn."""
+    recorded_media: Counts | None = None
+    """`[num_requests, most of a request, 5]` Images and videos of a trace, as in `RowMedia.padded`, until a model makes
+    them `media`."""
     ready_s: Seconds | None = None
     """When each request reaches a replica at the earliest, in an open loop; None: on its arrival."""
     adapter: Counts | None = None
@@ -126,14 +142,17 @@ def generate(workload: Workload, seed: np.random.SeedSequence | int) -> RequestA
     elif workload.tenants and not all(tenant.is_label for tenant in workload.tenants):
         requests = _tenant_requests(workload, root)
     else:
-        requests = stream_requests(workload, root, workload.num_requests, workload.duration_s)
+        limits = workload.num_requests, workload.duration_s
+        requests = stream_requests(workload, root, *limits, with_media=not workload.draws_media)
     if workload.lengths_seed is not None:
         lengths = (workload.input_tokens, workload.output_tokens)
         inputs, outputs = client_lengths(*lengths, requests.num_requests, workload.lengths_seed)
         requests = replace(requests, input_tokens=inputs, output_tokens=outputs)
     requests = _with_limits(requests, workload)
-    if workload.has_media:
+    if workload.draws_media:
         requests = _with_media(requests, workload, root)
+    else:
+        requests = _with_recorded_media(requests, workload)
     if workload.documents > 1:
         requests = requests.mapped(lambda _, column: np.repeat(column, workload.documents, axis=0))
     if workload.adapters is not None:
@@ -148,6 +167,7 @@ def stream_requests(
     limit: int | None,
     duration_s: float | None,
     arrival_s: Seconds | None = None,
+    with_media: bool = True,
 ) -> RequestArrays:
     """Generate the requests of one stream: a workload without tenants, or one of its tenants.
 
@@ -156,11 +176,14 @@ def stream_requests(
         seed: seed of all its draws.
         limit, duration_s: end of the stream.
         arrival_s: arrival times of requests (or sessions) that were drawn elsewhere.
+        with_media: whether to read the images and videos of a trace.
     """
     rngs = spawn(seed)
     if arrival_s is None and source.arrivals is not None and source.trace and source.trace.order == "resampled":
         arrival_s = arrival_times(source, None, limit, duration_s, rngs["arrivals"])
-    recorded = _read_trace(source, source.trace, limit, arrival_s, rngs["order"]) if source.trace else None
+    recorded = None
+    if source.trace:
+        recorded = _read_trace(source, source.trace, limit, arrival_s, rngs["order"], with_media)
     if arrival_s is None:
         arrival_s = arrival_times(source, recorded, limit, duration_s, rngs["arrivals"])
     if source.sessions is not None:
@@ -181,6 +204,7 @@ def _with_recorded(requests: RequestArrays, recorded: RecordedRequests) -> Reque
         priority=requests.priority if recorded.priority is None else recorded.priority[first],
         session=None if recorded.session is None else recorded.session[first],
         prefixes=None if recorded.blocks is None else forest(recorded.blocks, recorded.input_tokens, first),
+        recorded_media=None if recorded.media is None else recorded.media.take(first).padded(),
         tenant=None if recorded.tenant is None else recorded.tenant[first],
         tenant_names=recorded.tenant_names,
         remarks=recorded.remarks,
@@ -247,7 +271,7 @@ def _tenant_requests(workload: Workload, seed: np.random.SeedSequence) -> Reques
         if arrival_s is not None and not arrival_s.size:
             continue
         try:
-            part = stream_requests(tenant, tenant_seed, limit, duration_s, arrival_s)
+            part = stream_requests(tenant, tenant_seed, limit, duration_s, arrival_s, not workload.draws_media)
         except InputError as error:
             raise InputError(f"tenant {tenant.name}: {error.message}", error.hint) from None
         parts.append(replace(part, tenant=np.full(part.num_requests, index, np.int64)))
@@ -281,7 +305,9 @@ def _merged(parts: Sequence[RequestArrays]) -> RequestArrays:
         moved = [_moved(part.session, size, end) for part, size, end in zip(parts, sizes, ends, strict=False)]
         columns["session"] = np.concatenate(moved)
     remarks = tuple(dict.fromkeys(remark for part in parts for remark in part.remarks))
-    merged = RequestArrays(**columns, prefixes=_merged_forests(parts), remarks=remarks)  # type: ignore[arg-type]
+    media = merged_media([part.recorded_media for part in parts], sizes)
+    forests = _merged_forests(parts)
+    merged = RequestArrays(**columns, prefixes=forests, recorded_media=media, remarks=remarks)  # type: ignore[arg-type]
     return merged.mapped(lambda _, column: column[order])
 
 
@@ -374,10 +400,7 @@ def _with_adapters(requests: RequestArrays, adapter: Counts) -> RequestArrays:
 def _with_media(requests: RequestArrays, workload: Workload, seed: np.random.SeedSequence) -> RequestArrays:
     """Put images and videos into the prompts; a turn of a session also has those of the turns before it."""
     if workload.media_tokens is None:
-        raise InputError(
-            "images and videos become tokens by the rule of a model, which is not known here",
-            "name a model of the catalog, or the path of its config.json",
-        )
+        raise _no_model()
     tokens, images, prefixes = np.array(workload.media_tokens), workload.images, requests.prefixes
     drawn = draw_media(workload, requests.num_requests, seed)
     own_text = requests.input_tokens
@@ -394,7 +417,7 @@ def _with_media(requests: RequestArrays, workload: Workload, seed: np.random.See
         node_tokens[prefixes.request_node] += added
         prefixes = replace(prefixes, node_tokens=node_tokens)
     elif images is not None and images.position == "start" and images.distinct is not None:
-        prefixes = _with_image_nodes(prefixes, drawn, tokens)
+        prefixes = _with_image_nodes(prefixes, np.where(drawn[..., :1] < tokens.size - 1, drawn, -1), tokens)
     return replace(
         requests,
         input_tokens=requests.input_tokens + added + earlier,
@@ -404,12 +427,71 @@ def _with_media(requests: RequestArrays, workload: Workload, seed: np.random.See
     )
 
 
-def _with_image_nodes(prefixes: PrefixArrays | None, drawn: Counts, tokens: Counts) -> PrefixArrays:
-    """Let prompts share the images that they begin with, behind a shared prompt."""
-    none = np.full(len(drawn), -1, np.int64)
+def _with_recorded_media(requests: RequestArrays, workload: Workload) -> RequestArrays:
+    """Put the images and videos of a trace into its prompts."""
+    paths = " and ".join(trace.path for trace in workload.traces)
+    if requests.recorded_media is None or requests.recorded_media.shape[1] == 0:
+        undrawn = next((name for name in ("images", "videos") if getattr(workload, name) is not None), None)
+        if undrawn is not None:
+            raise InputError(
+                f"workload.{undrawn} gives no width and height, and {paths} has no images or videos",
+                f"give workload.{undrawn}: {{width: 1024, height: 768}}, or leave it out",
+            )
+        return replace(requests, recorded_media=None)
+    vision, images, found = workload.vision, workload.images, requests.recorded_media
+    if vision is None:
+        raise _no_model()
+    first = int(np.argmax(found[:, 0, ROW] >= 0))
+    tower_of(vision, f"{paths} row {found[first, 0, ROW]}", "set workload.trace.media to leave_out")
+    kinds, patches = recorded_kinds(found, vision, (images, workload.videos), paths)
+    tokens = np.array([each.tokens for each in patches], np.int64)
+    media = np.stack([kinds, found[..., NUMBER]], axis=2)
+    includes = workload.trace is not None and workload.trace.input_includes_media
+    added = placed(kinds, tokens, kinds >= 0, requests.input_tokens)[1].sum(axis=1)
+    own_text = requests.input_tokens - added if includes else requests.input_tokens
+    if (own_text < 1).any():
+        row = int(np.argmax(own_text < 1))
+        raise InputError(
+            f"{paths} row {found[row, 0, ROW]}: {added[row]:,} tokens of images and videos, and a prompt of "
+            f"{requests.input_tokens[row]:,} tokens that includes them",
+            "leave workload.trace.input_includes_media out, if the file counts text alone",
+        )
+    at_start = images is not None and images.position == "start"
+    prefixes = requests.prefixes
+    if at_start and not includes and prefixes is not None:
+        raise InputError(
+            f"{paths} says by hash_ids what its prompts of text share, and images at their start would part them",
+            "leave workload.images.position out, or say that lengths and hash_ids count images: "
+            "workload.trace.input_includes_media: true",
+        )
+    is_video = found[..., FRAMES] > 0
+    begins, _ = placed(kinds, tokens, is_video | (not at_start), own_text)
+    if at_start and prefixes is None:
+        prefixes = _with_image_nodes(None, np.where(is_video[..., None], -1, media), tokens)
+    return replace(
+        requests,
+        input_tokens=own_text + added,
+        prefixes=prefixes,
+        media=np.concatenate([media, np.where(kinds < 0, -1, begins)[..., None]], axis=2),
+        media_tokens=tuple(tokens.tolist()),
+        media_patches=tuple(patches),
+        recorded_media=None,
+        remarks=(*requests.remarks, described(found)),
+    )
+
+
+def _no_model() -> InputError:
+    return InputError(
+        "images and videos become tokens by the rule of a model, which is not known here",
+        "name a model of the catalog, or the path of its config.json",
+    )
+
+
+def _with_image_nodes(prefixes: PrefixArrays | None, images: Counts, tokens: Counts) -> PrefixArrays:
+    """Let prompts share the images that they begin with, behind a shared prompt; kinds of others are -1."""
+    none = np.full(len(images), -1, np.int64)
     before = prefixes or PrefixArrays(none[:0], none[:0], none, none)
-    is_image = drawn[..., :1] < tokens.size - 1
-    nodes = image_nodes(np.where(is_image, drawn, -1), tokens, before.request_node, before.node_parent.size)
+    nodes = image_nodes(images, tokens, before.request_node, before.node_parent.size)
     return PrefixArrays(
         node_parent=np.concatenate([before.node_parent, nodes[0]]),
         node_tokens=np.concatenate([before.node_tokens, nodes[1]]),
@@ -431,7 +513,12 @@ def _behind_client(requests: RequestArrays, client: ClosedLoop) -> RequestArrays
 
 
 def _read_trace(
-    source: RequestSource, trace: Trace, limit: int | None, arrival_s: Seconds | None, rng: np.random.Generator
+    source: RequestSource,
+    trace: Trace,
+    limit: int | None,
+    arrival_s: Seconds | None,
+    rng: np.random.Generator,
+    with_media: bool,
 ) -> RecordedRequests:
     """Read the columns that `source` leaves to its trace, from `start_s` on and in the trace's order."""
     lengths_given = source.total_tokens is not None
@@ -442,7 +529,8 @@ def _read_trace(
     }
     in_order = trace.order == "file"
     max_rows = limit if in_order and source.arrivals is None and trace.start_s == 0 else None
-    recorded = read_requests(trace, [stream for stream, is_given in given.items() if not is_given], max_rows)
+    needed_streams = [stream for stream, is_given in given.items() if not is_given]
+    recorded = read_requests(trace, needed_streams, max_rows, with_media)
     if recorded.leaves_blocks:
         raise InputError(
             f"{trace.path} says by hash_ids what its prompts share, and prompts of drawn lengths would share nothing",

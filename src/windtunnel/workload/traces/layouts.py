@@ -15,6 +15,7 @@ from windtunnel.plugins import Registry
 from windtunnel.schema import read_yaml
 from windtunnel.workload.schema import TraceColumns
 from windtunnel.workload.traces.columns import shown
+from windtunnel.workload.traces.peek import MEDIA
 
 INSTALLED = Registry("windtunnel.traces", None, "trace layout", "LAYOUT")
 DEFAULT = "windtunnel"
@@ -22,7 +23,7 @@ DEFAULT = "windtunnel"
 
 LENGTHS = ("input_tokens", "output_tokens")
 STREAMS = ("arrival", *LENGTHS)
-_FURTHER = ("priority", "tenant", "session", "session_parent", "hash_ids")
+_FURTHER = ("priority", "tenant", "session", "session_parent", "hash_ids", *MEDIA)
 """Columns that are read where a file has them."""
 
 
@@ -163,7 +164,10 @@ def find_columns(
     Raises:
         InputError: the file has no column for a needed stream, or two of the same name.
     """
-    names = {stream: getattr(given, stream, None) or getattr(layout, stream) for stream in (*needed, *_FURTHER)}
+    names = {
+        stream: getattr(given, stream, None) or (stream if stream in MEDIA else getattr(layout, stream))
+        for stream in (*needed, *_FURTHER)
+    }
     columns = {stream: name for stream, name in names.items() if name in header}
     if missing := [stream for stream in (*LENGTHS, "arrival") if stream in needed and stream not in columns]:
         raise _no_stream(path, header, missing[0], layout)

@@ -16,14 +16,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.limits import check_size
 from windtunnel.workload.lengths import MAX_TOKENS
 from windtunnel.workload.schema import Trace, TraceColumns
 from windtunnel.workload.traces.columns import Column, column_of, dates_s, integers, tokens_of
 from windtunnel.workload.traces.layouts import LENGTHS, STREAMS, Layout, find_columns, recognise
-from windtunnel.workload.traces.table_file import BLOCK_BYTES, PACKED, Batch, batches_of, header_of, text_of
+from windtunnel.workload.traces.media import SHAPES, MediaReading, RowMedia, joined
+from windtunnel.workload.traces.peek import MEDIA, find_trace, is_json
+from windtunnel.workload.traces.table_file import BLOCK_BYTES, PACKED, Batch, batches_of, header_of, text_of, values_of
 
 UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 UNIX_TIME_UP_TO_S = 4_102_444_800.0
@@ -66,6 +67,8 @@ class RecordedRequests:
     """Number of the session, from 0; -1 where the file names none."""
     tenant_names: tuple[str, ...] = ()
     blocks: BlockIds | None = None
+    media: RowMedia | None = None
+    """None: no request has images or videos."""
     leaves_blocks: bool = False
     """Whether the file has block ids of prompts that were not asked for."""
     remarks: tuple[str, ...] = ()
@@ -81,10 +84,13 @@ class RecordedRequests:
         """Return the requests `rows`, in that order."""
         names = ("arrival_s", "input_tokens", "output_tokens", "priority", "tenant", "session")
         columns = {name: getattr(self, name)[rows] for name in names if getattr(self, name) is not None}
-        return replace(self, **columns, blocks=None if self.blocks is None else self.blocks.take(rows))
+        blocks = None if self.blocks is None else self.blocks.take(rows)
+        return replace(self, **columns, blocks=blocks, media=None if self.media is None else self.media.take(rows))
 
 
-def read_requests(trace: Trace, needed: Sequence[str] = STREAMS, limit: int | None = None) -> RecordedRequests:
+def read_requests(
+    trace: Trace, needed: Sequence[str] = STREAMS, limit: int | None = None, with_media: bool = True
+) -> RecordedRequests:
     """Read the requests in `trace.path`, every row checked, lengths scaled and shortened as `trace` says.
 
     `start_s`, `time_scale` and `order` are left to the caller.
@@ -93,19 +99,27 @@ def read_requests(trace: Trace, needed: Sequence[str] = STREAMS, limit: int | No
         trace: place of the file and names of its columns.
         needed: which of `STREAMS` to read; priorities, tenants, sessions and blocks are read where the file has them.
         limit: maximum number of requests; None reads all.
+        with_media: whether to read images and videos too.
 
     Raises:
         InputError: a missing, empty or broken file, an unknown layout, a missing column, or an impossible value; names
             the file and the row.
     """
-    path = _find(trace.path)
+    path, with_media = find_trace(trace.path), with_media and trace.media == "read"
     header = header_of(path)
     layout = recognise(path, header, trace.columns, needed)
     names = find_columns(path, header, layout, trace.columns, needed)
+    known = frozenset(names.values())
+    if with_media and is_json(path):  # a key may come in later rows alone
+        names |= {what: getattr(trace.columns, what) or what for what in SHAPES}
+    media = MediaReading(path, {key: name for key, name in names.items() if key in MEDIA}, known)
+    names = {stream: name for stream, name in names.items() if stream not in MEDIA}
+    if not with_media:
+        media = replace(media, names={})
     if layout.texts_of is None:
-        recorded = _rows(path, names, layout, trace, limit)
+        recorded = _rows(path, names, layout, trace, limit, media)
     else:
-        recorded = _texts(path, layout.input_tokens, layout.texts_of, trace)
+        recorded = _texts(path, layout.input_tokens, layout.texts_of, trace, media)
     return _fitted(recorded, trace)
 
 
@@ -115,19 +129,14 @@ def read_lengths(path: str, column: str | None, stream: str) -> NDArray[np.int64
     Raises:
         InputError: as `read_requests`.
     """
-    columns = msgspec.structs.replace(TraceColumns(), **{stream: column})
-    lengths: NDArray[np.int64] = getattr(read_requests(Trace(path=path, columns=columns), (stream,)), stream)
+    trace = Trace(path=path, columns=msgspec.structs.replace(TraceColumns(), **{stream: column}))
+    lengths: NDArray[np.int64] = getattr(read_requests(trace, (stream,), with_media=False), stream)
     return lengths
 
 
-def _find(name: str) -> Path:
-    """Return the file at the path `name`, or the trace of the catalog where `name` is a bare word that is no file."""
-    path = Path(name)
-    is_word = path.suffix == "" and path.name == name
-    return catalog.find("traces", name) if is_word and not path.exists() else path
-
-
-def _rows(path: Path, names: dict[str, str], layout: Layout, trace: Trace, limit: int | None) -> RecordedRequests:
+def _rows(
+    path: Path, names: dict[str, str], layout: Layout, trace: Trace, limit: int | None, media: MediaReading
+) -> RecordedRequests:
     """Read the rows of a file whose columns are `names`."""
     leaves_blocks = "hash_ids" in names and "input_tokens" not in names
     if leaves_blocks:
@@ -135,11 +144,11 @@ def _rows(path: Path, names: dict[str, str], layout: Layout, trace: Trace, limit
     unit_s = UNITS_S[trace.columns.arrival_unit if trace.columns.arrival else layout.arrival_unit]
     drops_failed = layout.zero_output_failed if trace.failed is None else trace.failed == "leave_out"
     block_tokens = trace.hash_block_tokens or layout.block_tokens
-    rows_with = layout.rows_with if ".json" in path.name.lower() else {}
-    reading = _Reading(path, names, unit_s, drops_failed, block_tokens, rows_with, layout.is_sorted)
+    rows_with = layout.rows_with if is_json(path) else {}
+    reading = _Reading(path, names, unit_s, drops_failed, block_tokens, rows_with, media, layout.is_sorted)
     states_block = isinstance(block_tokens, str) and "hash_ids" in names
     further = [*rows_with, *([str(block_tokens)] if states_block else [])]
-    for batch in batches_of(path, list(dict.fromkeys([*names.values(), *further]))):
+    for batch in batches_of(path, list(dict.fromkeys([*names.values(), *further, *media.names.values()]))):
         if num_rows := reading.add(batch):
             _check_rows(path, num_rows, reading.num_requests, limit)
         if limit is not None and layout.is_sorted and reading.num_requests >= limit:
@@ -167,6 +176,7 @@ class _Reading:
     block_tokens: int | str
     """Or the column that states them."""
     rows_with: Mapping[str, str | None]
+    media: MediaReading
     is_sorted: bool = True
     num_requests: int = 0
     num_rows: int = 0
@@ -199,7 +209,9 @@ class _Reading:
             if isinstance(self.block_tokens, str):
                 self.block_tokens = self._stated_block(batch[self.block_tokens], rows)
             prompts = Column(self.path, self.names["hash_ids"], checked["input_tokens"], rows)
-            checked["hash_ids"] = _block_ids(prompts, _values(batch[prompts.name]), self.block_tokens)
+            checked["hash_ids"] = _block_ids(prompts, values_of(batch[prompts.name]), self.block_tokens)
+        if self.media.names:
+            checked["media"] = self.media.read(batch, rows)
         for stream, values in checked.items():
             self.parts.setdefault(stream, []).append(values)
         self.num_requests += rows.size
@@ -210,7 +222,7 @@ class _Reading:
         rows = self.num_rows + 1 + np.arange(len(next(iter(batch.values()))))
         self.num_rows += rows.size
         for name, value in self.rows_with.items():
-            keep = np.array([found == value for found in _values(batch[name])], bool)
+            keep = np.array([found == value for found in values_of(batch[name])], bool)
             batch, rows = self._kept(batch, rows, keep, f"{name} is {'given' if value is None else f'not {value}'}")
         if self.drops_failed and "output_tokens" in self.names and rows.size:
             name = self.names["output_tokens"]
@@ -236,6 +248,7 @@ class _Reading:
             why = "; all of them failed" if self.num_rows else ""
             raise InputError(f"{self.path} has no requests{why}")
         blocks = _joined(self.parts.pop("hash_ids")) if "hash_ids" in self.parts else None
+        media = joined(self.parts.pop("media")) if "media" in self.parts else None
         columns: dict[str, Any] = {
             {"arrival": "arrival_s"}.get(stream, stream): np.concatenate(parts) for stream, parts in self.parts.items()
         }
@@ -243,7 +256,7 @@ class _Reading:
             f"{number:,} of {self.num_rows:,} rows left out: {why}" for why, number in self.num_left_out.items()
         )
         names = tuple(self.codes["tenant"])
-        recorded = RecordedRequests(**columns, tenant_names=names, blocks=blocks, remarks=remarks)
+        recorded = RecordedRequests(**columns, tenant_names=names, blocks=blocks, media=media, remarks=remarks)
         if self.is_sorted or recorded.arrival_s is None:
             return recorded
         recorded = recorded.take(np.argsort(recorded.arrival_s, kind="stable"))
@@ -290,18 +303,13 @@ class _Reading:
         import pyarrow as pa
 
         known = self.codes[stream]
-        values = [text_of(value) for value in _values(column)]
+        values = [text_of(value) for value in values_of(column)]
         if parent is not None:
-            for value, above in zip(values, map(text_of, _values(parent)), strict=True):
+            for value, above in zip(values, map(text_of, values_of(parent)), strict=True):
                 known.setdefault(value, known.get(above, len(known)))
         names = pa.array(values, pa.string()).dictionary_encode()
         numbers = [known.setdefault(name, len(known)) if name else -1 for name in names.dictionary.to_pylist()]
         return np.asarray(np.array(numbers)[np.asarray(names.indices)], np.int64)
-
-
-def _values(column: Any) -> list[Any]:
-    """Return a block of a column as Python values."""
-    return column if isinstance(column, list) else column.to_pylist()
 
 
 def _block_ids(prompts: Column, lists: list[Any], block_tokens: int) -> BlockIds:
@@ -334,7 +342,7 @@ def _joined(parts: list[BlockIds]) -> BlockIds:
 
 
 def _texts(
-    path: Path, column: str, texts_of: Callable[[Any], tuple[str, str] | None], trace: Trace
+    path: Path, column: str, texts_of: Callable[[Any], tuple[str, str] | None], trace: Trace, media: MediaReading
 ) -> RecordedRequests:
     """Read prompts and answers as texts; their lengths are estimated from their characters."""
     if trace.characters_per_token is None:
@@ -343,20 +351,28 @@ def _texts(
             "say how long a token is: --set workload.trace.characters_per_token=4 suits English; or count the tokens",
         )
     lengths: list[tuple[int, int]] = []
-    values, row = (value for batch in batches_of(path, [column]) for value in _values(batch[column])), 0
-    for row, value in enumerate(values, start=1):
-        try:
-            texts = texts_of(value)
-        except ValueError as error:
-            raise InputError(f"{path} row {row}: {error}") from None
-        if texts is not None:
-            lengths.append((len(texts[0]), len(texts[1])))
+    parts: list[RowMedia] = []
+    row = 0
+    for batch in batches_of(path, list(dict.fromkeys([column, *media.names.values()]))):
+        kept, first = [], row + 1
+        for row, value in enumerate(values_of(batch[column]), start=first):
+            try:
+                texts = texts_of(value)
+            except ValueError as error:
+                raise InputError(f"{path} row {row}: {error}") from None
+            if texts is not None:
+                lengths.append((len(texts[0]), len(texts[1])))
+                kept.append(row - first)
+        if media.names:
+            parts.append(media.read(batch, first + np.arange(len(batch[column]))).take(np.array(kept, np.int64)))
     if not lengths:
         raise InputError(f"{path} has no requests: no conversation of two texts")
     tokens = np.maximum(np.ceil(np.array(lengths) / trace.characters_per_token).astype(np.int64), 1)
     remark = f"{row - len(lengths):,} of {row:,} rows left out: no prompt with an answer"
     remarks = (remark,) if row > len(lengths) else ()
-    return RecordedRequests(input_tokens=tokens[:, 0], output_tokens=tokens[:, 1], remarks=remarks)
+    return RecordedRequests(
+        input_tokens=tokens[:, 0], output_tokens=tokens[:, 1], media=joined(parts) if parts else None, remarks=remarks
+    )
 
 
 def _scaled(blocks: BlockIds | None, scale: float) -> BlockIds | None:

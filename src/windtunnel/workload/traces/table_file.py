@@ -23,7 +23,7 @@ PACKED = (".gz", ".zst")
 BLOCK_ROWS = 1 << 18
 """Rows of a block of Parquet."""
 HEADER_ROWS = 100
-"""Rows of JSON Lines whose names are those of the columns, beside the first."""
+"""Rows of JSON and JSON Lines whose names are those of the columns, beside the first."""
 
 Batch = dict[str, Any]
 """Column -> pyarrow array of a block of rows; a list where its values are lists or objects."""
@@ -64,6 +64,11 @@ def read_columns(path: Path, names: list[str] | None = None) -> dict[str, NDArra
 def text_of(value: Any) -> str:
     """Return a value as text; empty where it is missing."""
     return "" if value is None or (isinstance(value, float) and math.isnan(value)) else str(value)
+
+
+def values_of(column: Any) -> list[Any]:
+    """Return a block of a column as Python values."""
+    return column if isinstance(column, list) else column.to_pylist()
 
 
 def _array_of(column: Any) -> NDArray[Any]:
@@ -278,7 +283,8 @@ def _json(path: Path, names: list[str] | None) -> Iterator[Any]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         hint = "one object for each request is needed; a client's result is for windtunnel validate, lines are .jsonl"
         raise InputError(f"{path} is not a JSON list of objects: {error}".replace("`", ""), hint) from None
-    yield _names_of(next(iter(rows), {})) if names is None else _columns(rows, names)
+    header = dict.fromkeys(name for row in rows[: HEADER_ROWS + 1] for name in _names_of(row))
+    yield list(header) if names is None else _columns(rows, names)
 
 
 def _parquet(path: Path, names: list[str] | None) -> Iterator[Any]:

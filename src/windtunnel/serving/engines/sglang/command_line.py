@@ -12,6 +12,8 @@ from windtunnel.serving.engines.command_line import CommandLine, Reading, plain_
 from windtunnel.serving.engines.workloads import lora_options, read_task
 from windtunnel.units import GB
 
+MIB = 1 << 20
+CACHE_SIZE = "SGLANG_VLM_CACHE_SIZE_MB"
 ALGORITHMS = {"mtp": "EAGLE", "draft_model": "STANDALONE"}
 """Our name of a method of drafting -> SGLang's algorithm."""
 
@@ -47,6 +49,8 @@ def read(reading: Reading) -> None:
         _keep_on_host(reading, tp * (dp if is_attention else 1))
     if algorithm := reading.later.get("algorithm"):
         _speculate(reading, algorithm)
+    if (cache_mib := reading.later.get("encoder_cache_mib")) is not None:
+        reading.set_engine(encoder_cache_bytes=cache_mib * MIB)
     if (chunk := reading.later.get("chunked_prefill")) is not None:
         reading.set_engine(enable_chunked_prefill=chunk > 0)
         if chunk > 0:
@@ -108,6 +112,13 @@ def write_rest(engine: EngineSettings, weights: str | None, kv_cache: str | None
     yield "speculative-num-draft-tokens", drafts.num_draft_tokens + 1
 
 
+def write_environment(engine: EngineSettings) -> dict[str, str]:
+    """Return the size of the cache of embeddings, for which there is no option."""
+    if engine.encoder_cache_bytes is None:
+        return {}
+    return {CACHE_SIZE: str(round(engine.encoder_cache_bytes / MIB))}
+
+
 def write_task(task: str, is_encoder: bool) -> Iterator[tuple[str, Any]]:
     """Yield the switch of embeddings; a decoder scores by the probability of its next token, without it."""
     if task == "embed" or (task == "rerank" and is_encoder):
@@ -120,5 +131,10 @@ def writes_drafts(drafts: Speculative) -> bool:
 
 
 COMMAND_LINE = CommandLine(
-    read=read, write_split=write_split, write_rest=write_rest, write_task=write_task, writes_drafts=writes_drafts
+    read=read,
+    write_split=write_split,
+    write_rest=write_rest,
+    write_environment=write_environment,
+    write_task=write_task,
+    writes_drafts=writes_drafts,
 )
