@@ -1,7 +1,6 @@
 """Schema of a scenario, everything that decides a run's result; and the setup that it resolves to."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,25 +59,16 @@ class Scenario(Schema):
         if not workload.draws_media and not any(map(may_have_media, workload.traces)):
             if workload.vision is None:
                 return
-        elif (model := _known_model(self.model)) is None:
-            return
         elif workload.draws_media:
-            patches = media_patches(model, workload.images, workload.videos)
+            patches = media_patches(catalog.model(self.model), workload.images, workload.videos)
             filled["media_tokens"] = tuple(each.tokens for each in patches)
         else:
-            filled["vision"] = vision_of(model)
+            filled["vision"] = vision_of(catalog.model(self.model))
         msgspec.structs.force_setattr(self, "workload", msgspec.structs.replace(workload, **filled))
 
     @property
     def model_name(self) -> str:
         return self.model if isinstance(self.model, str) else self.model.name
-
-
-def _known_model(model: str | ModelSpec) -> ModelSpec | None:
-    """Return the model; None where the catalog has none of that name, which is an error once it is looked up."""
-    with suppress(InputError):
-        return catalog.model(model)
-    return None
 
 
 SCENARIO_HINT = "`windtunnel init serving` writes one to begin with"
