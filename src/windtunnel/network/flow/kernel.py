@@ -153,7 +153,7 @@ TOGETHER_S = 1e-12
 ROUNDING = 1e-12
 """Rates that differ by no more than this fraction are equal."""
 ALMOST = 1e-9
-"""Fraction by which a rate, or a sum kept up to date, may be off where a closer look follows."""
+"""Fraction by which a sum that is kept up to date may be off where a closer look follows."""
 NO_WEIGHT = 1e-12
 """Shares of no flow, but for rounding."""
 
@@ -287,11 +287,14 @@ def _set_rate(state: FluidState, now_s: float, slot: int, rate: float, num_sendi
 def _bound(link: FluidLink) -> float:
     """Return a lower bound of the level at which a link is full or reaches the level that it had.
 
-    Flows that have kept their rates may turn out to want more than it, so the link may be full later.
+    Flows that have kept their rates may turn out to want more than it, so the link may be full later; one that is too
+    full, because others rose, takes from these in any case.
     """
-    if link.weight > NO_WEIGHT and _binds(link):
+    if not _binds(link):
+        return link.level
+    if link.weight > NO_WEIGHT:
         return min(link.level, link.left / link.weight * (1 - ALMOST))
-    return link.level
+    return link.level if link.left >= -ROUNDING * link.rate else 0.0
 
 
 @inner
@@ -337,9 +340,10 @@ def _level_of(state: FluidState, number: int, level: float, stamp: int) -> float
         hop = int64(link.last)
         while hop >= 0:
             slot, share = slots[hops[hop].slot], hops[hop].share
-            if (slot.stamp == stamp and slot.frozen == 0) or slot.rate >= link.level * (1 - ALMOST):
+            is_frozen = slot.stamp == stamp and slot.frozen == 1
+            if not is_frozen and (slot.stamp == stamp or slot.rate >= link.level * (1 - 10 * ROUNDING)):
                 weight += share
-            elif slot.rate > level:
+            elif not is_frozen and slot.rate > level:
                 weight += share
                 slowest = min(slowest, slot.rate)
             else:
@@ -378,7 +382,7 @@ def _loosen(state: FluidState, number: int, stamp: int, waiting: int) -> int:
     hop = int64(link.last)
     while hop >= 0:
         slot = int64(hops[hop].slot)
-        if slots[slot].stamp != stamp and slots[slot].rate >= former * (1 - ALMOST):
+        if slots[slot].stamp != stamp and slots[slot].rate >= former * (1 - 10 * ROUNDING):
             waiting = _open(state, slot, former, stamp, waiting)
         hop = int64(hops[hop].before)
     return waiting

@@ -87,7 +87,9 @@ def run_lowered(lowered: Lowered, seed: int, options: FlowOptions = FlowOptions(
 def _run_course(course: Course, options: FlowOptions) -> FlowTimes:
     course.table.path = course.paths.of_flow
     rates = data_bytes_per_s(course.fabric, course.settings)
-    links = new_table(flow_kernel.FluidLink, 2 * len(rates), rate=np.inf, first=-1, last=-1, stamp=-1, level=np.inf, due=np.inf)
+    links = new_table(
+        flow_kernel.FluidLink, 2 * len(rates), rate=np.inf, first=-1, last=-1, stamp=-1, level=np.inf, due=np.inf
+    )
     if options.shared:
         links.rate = np.repeat(rates, 2)
     links.left = links.rate
