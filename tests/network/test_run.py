@@ -23,7 +23,7 @@ from windtunnel.network.collectives.rings import nccl_rings, simai_rings
 from windtunnel.network.collectives.run import flows_seconds, run_collective
 from windtunnel.network.fabric import NodeKind
 from windtunnel.network.flow.kernel import FluidFlow
-from windtunnel.network.flow.run import run_flow_level
+from windtunnel.network.flow.run import FlowOptions, run_flow_level
 from windtunnel.network.flows import Flows, flows_of, together
 from windtunnel.network.packet.kernel.state import PacketFlow
 from windtunnel.network.paths import find_paths, run_flows, wire_bytes
@@ -142,6 +142,26 @@ def test_random_flows_end_when_the_slow_twin_says(data: st.DataObject) -> None:
     links = [paths.link[paths.pointer[p] : paths.pointer[p + 1]].tolist() for p in paths.of_flow]
     expected = slow_twin(np.repeat(fabric.bandwidth_bytes_per_s, 2), links, flows.size_bytes, np.array(starts))
     np.testing.assert_allclose(run_flow_level(fabric, flows, PLAIN, paths).sent_s, expected, rtol=1e-9)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("seed", range(6))
+def test_many_coupled_flows_end_when_the_slow_twin_says(seed: int) -> None:
+    """Flows of different sizes, most of which a change of one reaches: an event changes only some of their rates."""
+    draw = np.random.default_rng(seed)
+    fabric, count = DcnPlus(num_gpus=32, gpus_per_leaf=8, num_spines=2).build(), 120
+    source = draw.integers(0, 32, count)
+    starts = draw.integers(0, 3, count) * 1e-5
+    destination = (source + draw.integers(1, 32, count)) % 32
+    sizes = draw.integers(1_000_000, 9_000_000, count)
+    flows = flows_of(source, destination, sizes, connection=np.arange(count), start_s=starts)
+    paths = find_paths(fabric, flows, PLAIN)
+    links = [paths.link[paths.pointer[p] : paths.pointer[p + 1]].tolist() for p in paths.of_flow]
+    expected = slow_twin(np.repeat(fabric.bandwidth_bytes_per_s, 2), links, sizes, starts)
+    uncontrolled = FlowOptions(watches_control=False)
+    np.testing.assert_allclose(
+        run_flow_level(fabric, flows, PLAIN, paths, options=uncontrolled).sent_s, expected, rtol=1e-9
+    )
 
 
 def test_paths_are_shortest_and_stay_in_the_server_where_they_can() -> None:

@@ -2,9 +2,12 @@
 
 A flow starts when its parents have completed and its delay has passed, sends at the rate that max-min fairness gives
 it, and completes a fixed time after its last byte has left: the latency of its path. Rates change only when flows start
-or end, and only those of flows that a binding link connects with them. A link binds if its flows could together send
-more than it carries; all others are never looked at. That is exact: what cannot be a bottleneck does not change the
-allocation (Bertsekas and Gallager, "Data Networks", 2nd ed., section 6.5.2).
+or end. A link binds if its flows could together send more than it carries; only those can be bottlenecks.
+
+An allocation is max-min fair if and only if every flow has a bottleneck: a full link on which no flow is faster, or its
+own maximum (Bertsekas and Gallager, "Data Networks", 2nd ed., section 6.5.2). So a flow keeps its rate for as long as
+it has one, and an event sets only the rates of those that lost theirs, and of those that are faster than what a link
+now has for each (`_fill`).
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -42,8 +45,8 @@ class Slot(Protocol):
     end_s: F8
     flow: I4
     place: I4  # in the heap of ends
-    stamp: I4  # the event at which it was last collected
-    frozen: I4  # 1: its rate is set in this event
+    stamp: I4  # the event at which it last gave up its rate
+    frozen: I4  # 1: its rate is set again in that event
 
 
 class FluidHop(Protocol):
@@ -61,8 +64,10 @@ class FluidLink(Protocol):
 
     rate: F8  # bytes/s it carries
     demand: F8  # bytes/s that its flows could send together
-    left: F8  # bytes/s not yet given away in this event
-    weight: F8  # shares of its flows without a rate in this event
+    left: F8  # bytes/s not given away
+    weight: F8  # shares of its flows without a rate
+    level: F8  # bytes/s of the flows whose bottleneck it is; infinite if it is none
+    due: F8  # level at which the filling looks at it next; infinite for none
     bytes: F8  # out: carried in all
     in_flight: F8  # bytes that the windows of its flows let be under way
     most_in_flight: F8  # out: the most while it was full
@@ -131,13 +136,13 @@ class FluidState(NamedTuple):
     ready_s: NDArray[np.float64]
     """Heap of the times of flows that wait for nothing but their time; `ready` is which."""
     ready: NDArray[np.int64]
-    members: NDArray[np.int32]
-    """(slots,) scratch: the slots whose rates may change; `entered` those that begin to send."""
     entered: NDArray[np.int32]
+    """(slots,) scratch: the slots that begin to send."""
     touched: NDArray[np.int32]
-    """(2 x num_links,) scratch: links whose flows changed, and those that binding links connect with them."""
+    """(2 x num_links,) scratch: binding links whose flows changed."""
     levels: NDArray[np.float64]
-    """(links + slots,) scratch: heap of rates at which a link is full or a flow at its maximum; `fillers` is which."""
+    """(links + slots x (max_hops + 1),) scratch: heap of rates at which a link may be full, or a flow at its maximum;
+    `fillers` is which: links, and after their numbers the slots."""
     fillers: NDArray[np.int64]
     one_after_the_other: bool
     """Whether a follower may begin when the flow before it is sent, or when that one begins."""
@@ -145,6 +150,12 @@ class FluidState(NamedTuple):
 
 TOGETHER_S = 1e-12
 """Events closer than a picosecond happen together: only rounding separates them."""
+ROUNDING = 1e-12
+"""Rates that differ by no more than this fraction are equal."""
+ALMOST = 1e-9
+"""Fraction by which a sum that is kept up to date may be off where a closer look follows."""
+NO_WEIGHT = 1e-12
+"""Shares of no flow, but for rounding."""
 
 
 @inner
@@ -186,10 +197,16 @@ def take_first(state: SendingState, num_sending: int) -> int:
 
 
 @inner
+def _binds(link: FluidLink) -> bool:
+    """Whether a link's flows could together send more than it carries."""
+    return link.demand > link.rate * (1 + 1e-9)
+
+
+@inner
 def _touch(state: FluidState, number: int, num_touched: int, stamp: int) -> int:
     """Add a link to the touched ones if it binds and is not among them; return their number."""
     link = state.links[number]
-    if link.stamp != stamp and link.demand > link.rate * (1 + 1e-9):
+    if link.stamp != stamp and _binds(link):
         link.stamp = stamp
         state.touched[num_touched] = number
         num_touched += 1
@@ -223,8 +240,9 @@ def _enter(state: FluidState, slot: int, flow: int, num_touched: int, stamp: int
         hops[hop].link, hops[hop].slot, hops[hop].share = number, slot, share
         append(hops, links[number], hop)
         links[number].demand += path.rate * share
+        links[number].weight += share
         links[number].in_flight += flight_bytes(state.flows[flow], path) * share
-        if links[number].demand > links[number].rate * (1 + 1e-9):
+        if _binds(links[number]):
             links[number].most_in_flight = max(links[number].most_in_flight, links[number].in_flight)
         num_touched = _touch(state, number, num_touched, stamp)
     return num_touched
@@ -242,46 +260,19 @@ def _leave(state: FluidState, slot: int, num_touched: int, stamp: int) -> int:
         num_touched = _touch(state, number, num_touched, stamp)
         remove(hops, links[number], hop)
         links[number].demand -= path.rate * share
+        links[number].left += state.slots[slot].rate * share
         links[number].in_flight -= flight_bytes(state.flows[flow], path) * share
         if links[number].first < 0:
-            links[number].demand = links[number].in_flight = 0.0
+            links[number].demand = links[number].in_flight = links[number].weight = 0.0
+            links[number].left = links[number].rate
         links[number].bytes += state.flows[flow].size_bytes * share
     return num_touched
 
 
 @inner
-def _collect(state: FluidState, num_touched: int, stamp: int) -> tuple[int, int]:
-    """Collect the flows that binding links connect with the touched ones, in `members`; `touched` grows by their links.
-
-    Returns the numbers of members and of touched links.
-    """
-    slots, hops, links = state.slots, state.hops, state.links
-    num_members = 0
-    position = 0
-    while position < num_touched:
-        number = state.touched[position]
-        position += 1
-        links[number].left = links[number].rate
-        links[number].weight = 0.0
-        hop = links[number].last
-        while hop >= 0:
-            slot = hops[hop].slot
-            links[number].weight += hops[hop].share
-            if slots[slot].stamp != stamp:
-                slots[slot].stamp = stamp
-                slots[slot].frozen = 0
-                state.members[num_members] = slot
-                num_members += 1
-                for k in range(state.paths[state.flows[slots[slot].flow].path].count):
-                    num_touched = _touch(state, hops[slot * state.max_hops + k].link, num_touched, stamp)
-            hop = hops[hop].before
-    return num_members, num_touched
-
-
-@inner
 def _set_rate(state: FluidState, now_s: float, slot: int, rate: float, num_sending: int) -> None:
     slots = state.slots
-    if abs(rate - slots[slot].rate) <= 1e-12 * rate and slots[slot].end_s < np.inf:
+    if abs(rate - slots[slot].rate) <= ROUNDING * rate and slots[slot].end_s < np.inf:
         return
     slots[slot].left_bytes -= slots[slot].rate * (now_s - slots[slot].since_s)
     if slots[slot].left_bytes < 0:
@@ -293,70 +284,192 @@ def _set_rate(state: FluidState, now_s: float, slot: int, rate: float, num_sendi
 
 
 @inner
-def _next_levels(state: FluidState, num_touched: int, num_members: int) -> int:
-    """Make the heap of rates at which a touched link is full or a member at its maximum; return its size."""
-    members, touched, levels, fillers = state.members, state.touched, state.levels, state.fillers
-    size = 0
-    for i in range(num_touched):
-        link = state.links[touched[i]]
-        if link.weight > 1e-12:
-            size = push(levels, fillers, size, link.left / link.weight, int64(touched[i]))
-    for i in range(num_members):
-        limit = state.paths[state.flows[state.slots[members[i]].flow].path].rate
-        size = push(levels, fillers, size, limit, int64(len(state.links) + members[i]))
-    return size
+def _bound(link: FluidLink) -> float:
+    """Return a lower bound of the level at which a link is full or reaches the level that it had.
+
+    Flows that have kept their rates may turn out to want more than it, so the link may be full later; one that is too
+    full, because others rose, takes from these in any case.
+    """
+    if not _binds(link):
+        return link.level
+    if link.weight > NO_WEIGHT:
+        return min(link.level, link.left / link.weight * (1 - ALMOST))
+    return link.level if link.left >= -ROUNDING * link.rate else 0.0
 
 
 @inner
-def _fill(state: FluidState, now_s: float, num_touched: int, num_members: int, num_sending: int) -> None:
-    """Set the rates of the collected flows by progressive filling: the fullest link sets the rate of its flows, then
+def _queue(state: FluidState, number: int, level: float, waiting: int) -> int:
+    """Look at a link when the filling, now at `level`, reaches its bound; returns the size of the heap."""
+    link = state.links[number]
+    due = max(_bound(link), level)
+    if due < link.due:
+        link.due = due
+        waiting = push(state.levels, state.fillers, waiting, due, number)
+    return waiting
+
+
+@inner
+def _open(state: FluidState, slot: int, level: float, stamp: int, waiting: int) -> int:
+    """Let a flow give up its rate for this event; returns the size of the heap."""
+    slots, hops, links = state.slots, state.hops, state.links
+    path = state.paths[state.flows[slots[slot].flow].path]
+    slots[slot].stamp, slots[slot].frozen = stamp, 0
+    waiting = push(state.levels, state.fillers, waiting, path.rate, int64(len(links) + slot))
+    for hop in range(slot * state.max_hops, slot * state.max_hops + path.count):
+        link = links[hops[hop].link]
+        link.left += slots[slot].rate * hops[hop].share
+        link.weight += hops[hop].share
+        waiting = _queue(state, int64(hops[hop].link), level, waiting)
+    return waiting
+
+
+@inner
+def _level_of(state: FluidState, number: int, level: float, stamp: int) -> float:
+    """Return the level at which a link is full: what each of its flows may send that wants more.
+
+    A flow that has kept its rate wants no more than that, unless the link itself holds it there. The level rises from
+    a lower bound, as flows turn out to want less.
+    """
+    slots, hops, link = state.slots, state.hops, state.links[number]
+    if not _binds(link):
+        return np.inf
+    if link.weight > NO_WEIGHT:
+        level = max(level, link.left / link.weight * (1 - ALMOST))
+    while True:
+        left, weight, slowest = link.rate, 0.0, np.inf
+        hop = int64(link.last)
+        while hop >= 0:
+            slot, share = slots[hops[hop].slot], hops[hop].share
+            is_frozen = slot.stamp == stamp and slot.frozen == 1
+            if not is_frozen and (slot.stamp == stamp or slot.rate >= link.level * (1 - 10 * ROUNDING)):
+                weight += share
+            elif not is_frozen and slot.rate > level:
+                weight += share
+                slowest = min(slowest, slot.rate)
+            else:
+                left -= slot.rate * share
+            hop = int64(hops[hop].before)
+        if weight <= NO_WEIGHT:
+            return np.inf
+        level = max(level, left / weight)
+        if slowest >= level:
+            return level
+
+
+@inner
+def _take(state: FluidState, slot: int) -> None:
+    """Take what a flow sends from its links, and the flow off those without a rate."""
+    slots, hops, links = state.slots, state.hops, state.links
+    path = state.paths[state.flows[slots[slot].flow].path]
+    for hop in range(slot * state.max_hops, slot * state.max_hops + path.count):
+        links[hops[hop].link].left -= slots[slot].rate * hops[hop].share
+        links[hops[hop].link].weight -= hops[hop].share
+
+
+@inner
+def _freeze(state: FluidState, now_s: float, slot: int, level: float, num_sending: int) -> None:
+    """Give a flow the rate `level`."""
+    state.slots[slot].frozen = 1
+    _set_rate(state, now_s, slot, level, num_sending)
+    _take(state, slot)
+
+
+@inner
+def _loosen(state: FluidState, number: int, stamp: int, waiting: int) -> int:
+    """Let the flows give up their rates whose bottleneck a link no longer is; returns the size of the heap."""
+    slots, hops, link = state.slots, state.hops, state.links[number]
+    former, link.level = link.level, np.inf
+    hop = int64(link.last)
+    while hop >= 0:
+        slot = int64(hops[hop].slot)
+        if slots[slot].stamp != stamp and slots[slot].rate >= former * (1 - 10 * ROUNDING):
+            waiting = _open(state, slot, former, stamp, waiting)
+        hop = int64(hops[hop].before)
+    return waiting
+
+
+@inner
+def _saturate(
+    state: FluidState, now_s: float, number: int, level: float, stamp: int, num_sending: int, waiting: int
+) -> int:
+    """Make a link the bottleneck of its flows without a rate and of those above `level`; returns the heap's size."""
+    slots, hops, link = state.slots, state.hops, state.links[number]
+    if not abs(level - link.level) <= ROUNDING * level:
+        link.level = level
+    left = link.rate
+    hop = int64(link.last)
+    while hop >= 0:
+        slot = int64(hops[hop].slot)
+        if slots[slot].stamp != stamp and slots[slot].rate > level * (1 + ROUNDING):
+            waiting = _open(state, slot, level, stamp, waiting)
+        if slots[slot].stamp == stamp and slots[slot].frozen == 0:
+            _freeze(state, now_s, slot, level, num_sending)
+        left -= slots[slot].rate * hops[hop].share
+        hop = int64(hops[hop].before)
+    link.left = left
+    return waiting
+
+
+@inner
+def _begin(state: FluidState, num_entered: int, stamp: int) -> int:
+    """Let the flows without a rate that have begun on a touched link wait for one; returns the size of the heap."""
+    slots, hops, waiting = state.slots, state.hops, 0
+    for i in range(num_entered):
+        slot = state.entered[i]
+        path = state.paths[state.flows[slots[slot].flow].path]
+        for hop in range(slot * state.max_hops, slot * state.max_hops + path.count):
+            if state.links[hops[hop].link].stamp == stamp and slots[slot].stamp != stamp:
+                slots[slot].stamp, slots[slot].frozen = stamp, 0
+                waiting = push(state.levels, state.fillers, waiting, path.rate, int64(len(state.links) + slot))
+    return waiting
+
+
+@inner
+def _fill(state: FluidState, now_s: float, num_touched: int, num_entered: int, num_sending: int, stamp: int) -> None:
+    """Set the rates that an event changes by progressive filling: the fullest link sets the rate of its flows, then
     the next.
 
-    `levels` and `fillers` are a heap of what may be full next: links, and after their numbers the slots, for each flow
-    has a maximum of its own. A link's level only rises as its flows freeze below it, so that a stale one is recognised
-    when it is taken, and put back.
+    The filling rises past whatever stays as it was. Flows that begin have no rate. A link that reaches the level it
+    had, and is not full there, lets its flows give up their rates; a full one takes from flows that are faster. The
+    links of all flows that change are looked at again, at this level or above it, until every flow has a bottleneck.
+    `levels` and `fillers` are a heap of what is to be looked at.
     """
-    slots, hops, links = state.slots, state.hops, state.links
-    levels, fillers = state.levels, state.fillers
-    frozen, level = 0, 0.0
-    waiting = _next_levels(state, num_touched, num_members)
-    while frozen < num_members:
-        next_level, filler = levels[0], fillers[0]
+    slots, links, levels, fillers = state.slots, state.links, state.levels, state.fillers
+    waiting, level = _begin(state, num_entered, stamp), 0.0
+    for i in range(num_touched):
+        waiting = _queue(state, int64(state.touched[i]), level, waiting)
+    while waiting > 0:
+        due, filler = levels[0], fillers[0]
         waiting = pop(levels, fillers, waiting)
-        if filler < len(links):
-            if links[filler].weight <= 1e-12:
-                continue
-            current = links[filler].left / links[filler].weight
-            if current > next_level * (1 + 1e-12):
-                waiting = push(levels, fillers, waiting, current, filler)
-                continue
-            # What is full at the same level up to rounding gives the same rate.
-            if current > level * (1 + 1e-12):
-                level = current
-            hop = links[filler].last
-            while hop >= 0:
-                slot = hops[hop].slot
-                if slots[slot].frozen == 0:
-                    frozen += _freeze(state, now_s, slot, level, num_sending)
-                hop = hops[hop].before
-        elif slots[filler - len(links)].frozen == 0:
-            if next_level > level * (1 + 1e-12):
-                level = next_level
-            frozen += _freeze(state, now_s, filler - len(links), level, num_sending)
-
-
-@inner
-def _freeze(state: FluidState, now_s: float, slot: int, level: float, num_sending: int) -> int:
-    """Fix the rate of a flow at `level` and take it off its links' filling; returns 1."""
-    slots, hops, links = state.slots, state.hops, state.links
-    slots[slot].frozen = 1
-    for k in range(state.paths[state.flows[slots[slot].flow].path].count):
-        hop = slot * state.max_hops + k
-        number = hops[hop].link
-        links[number].left -= level * hops[hop].share
-        links[number].weight -= hops[hop].share
-    _set_rate(state, now_s, slot, level, num_sending)
-    return 1
+        if filler >= len(links):
+            if slots[filler - len(links)].frozen == 0:
+                # What is full at the same level up to rounding gives the same rate.
+                level = due if due > level * (1 + ROUNDING) else level
+                _freeze(state, now_s, filler - len(links), level, num_sending)
+            continue
+        link = links[filler]
+        if due != link.due:
+            continue
+        bound, full = _bound(link), np.inf
+        if waiting == 0 or bound <= levels[0]:
+            full = _level_of(state, filler, level, stamp)
+            bound = min(full, link.level)
+        if waiting > 0 and bound > levels[0]:
+            link.due = bound
+            if bound < np.inf:
+                waiting = push(levels, fillers, waiting, bound, filler)
+        elif full > link.level * (1 + ROUNDING):
+            link.due = 0.0
+            waiting = _loosen(state, filler, stamp, waiting)
+            link.due = np.inf
+            waiting = _queue(state, filler, level, waiting)
+        elif full < np.inf:
+            link.due = 0.0
+            level = full if full > level * (1 + ROUNDING) else level
+            waiting = _saturate(state, now_s, filler, level, stamp, num_sending, waiting)
+            link.due = np.inf
+        else:
+            link.due = np.inf
 
 
 @inner
@@ -454,11 +567,11 @@ def run_flows(state: FluidState) -> tuple[int, int]:
             num_entered += 1
             events += 1
         if num_touched > 0:
-            num_members, num_touched = _collect(state, num_touched, stamp)
-            _fill(state, now_s, num_touched, num_members, num_sending)
+            _fill(state, now_s, num_touched, num_entered, num_sending, stamp)
         for i in range(num_entered):
             slot = state.entered[i]
             if slots[slot].stamp != stamp:
+                _take(state, slot)
                 slots[slot].end_s = slots[slot].since_s + slots[slot].left_bytes / slots[slot].rate
                 place(state, num_sending, slots[slot].place)
     return done, events

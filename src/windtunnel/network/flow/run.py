@@ -87,9 +87,12 @@ def run_lowered(lowered: Lowered, seed: int, options: FlowOptions = FlowOptions(
 def _run_course(course: Course, options: FlowOptions) -> FlowTimes:
     course.table.path = course.paths.of_flow
     rates = data_bytes_per_s(course.fabric, course.settings)
-    links = new_table(flow_kernel.FluidLink, 2 * len(rates), rate=np.inf, first=-1, last=-1, stamp=-1)
+    links = new_table(
+        flow_kernel.FluidLink, 2 * len(rates), rate=np.inf, first=-1, last=-1, stamp=-1, level=np.inf, due=np.inf
+    )
     if options.shared:
         links.rate = np.repeat(rates, 2)
+    links.left = links.rate
     state = _state(course, _path_table(course, rates, by_chance=options.by_chance), links, 0)
     watches, at_once = options.shared and options.watches_control, len(course.child) == 0
     if watches and at_once and may_act(course, state, in_flight_at_once(course, state)):
@@ -133,6 +136,7 @@ def _controlled_times(course: Course, rows: Table, links: Table, num_events: int
 def _state(course: Course, path: Table, links: Table, num_slots: int) -> flow_kernel.FluidState:
     """Return the state of the kernel before the first event, with room for so many flows to send at once."""
     num_flows, max_hops = len(course.table), int(path["count"].max(initial=1))
+    most_levels = 2 * len(links) + num_slots * (max_hops + 1)
     return flow_kernel.FluidState(
         flows=course.table,
         child_ptr=course.child_ptr,
@@ -149,11 +153,10 @@ def _state(course: Course, path: Table, links: Table, num_slots: int) -> flow_ke
         ends_s=np.empty(num_slots),
         ready_s=np.empty(num_flows),
         ready=np.empty(num_flows, np.int64),
-        members=np.empty(num_slots, np.int32),
         entered=np.empty(num_slots, np.int32),
         touched=np.empty(len(links), np.int32),
-        levels=np.empty(len(links) + num_slots),
-        fillers=np.empty(len(links) + num_slots, np.int64),
+        levels=np.empty(most_levels),
+        fillers=np.empty(most_levels, np.int64),
         one_after_the_other=course.settings.compat is None,
     )
 
