@@ -7,12 +7,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace as changed
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.formats.launch.scripts import launch_script
 from windtunnel.metrics.limits import parse_limits
+from windtunnel.model.parallelism import Parallelism
 from windtunnel.report.search.recommendation import recommendation
 from windtunnel.report.search.study import engine_versions, rest_text
 from windtunnel.report.search.study_files import point_document
@@ -342,11 +344,56 @@ def test_changes_are_named_as_they_are_typed(command: str, expected: set[str]) -
     assert len(set(space.vary[CHANGE])) == space.num_points
 
 
-def test_pools_have_settings_of_their_own() -> None:
-    raw = shared()
-    raw["deployment"]["pools"] = [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]
-    with pytest.raises(InputError, match="pools are not tried"):
-        changes_space(scenario_from(raw, ""), LIMITS)
+def pooled(prefill: str = "", decode: str = "", **changes: Any) -> Scenario:
+    """A scenario of the pools that two commands start, with other settings of the prefill pool."""
+    roles = {"producer": prefill, "consumer": decode}
+    config = """--kv-transfer-config '{{"kv_connector": "NixlConnector", "kv_role": "kv_{}"}}'"""
+    script = "".join(f"vllm serve qwen3-30b-a3b {config.format(role)} {text} &\n" for role, text in roles.items())
+    raw = shared("qwen3-30b-a3b") | read_launch_command(script).raw
+    raw["deployment"]["device"] = "h100_sxm"
+    raw["deployment"]["pools"][0] |= changes
+    return scenario_from(raw, "")
+
+
+def test_pools_are_changed_one_by_one() -> None:
+    scenario = pooled("-tp 2 --max-num-batched-tokens 4096", "-tp 2 --enable-expert-parallel --max-num-seqs 64")
+    space = changes_space(scenario, LIMITS)
+    changes = space.vary[CHANGE]
+    assert isinstance(changes, dict)
+    deployments = {
+        name: scenario_at(space, point_at(space, index).settings).deployment for index, name in enumerate(changes)
+    }
+    assert deployments[AS_IT_IS] == scenario.deployment
+    prefill, decode = scenario.deployment.pools
+    after = deployments["prefill: Set --max-num-batched-tokens 8192 (now 4096)"].pools
+    assert after == (changed(prefill, engine=changed(prefill.engine, max_num_batched_tokens=8192)), decode)
+    after = deployments["decode: Set --tensor-parallel-size 4 (now 2)"].pools
+    assert after == (prefill, changed(decode, parallelism=Parallelism(tp=4, ep=4)))
+    assert "decode: Remove --enable-expert-parallel" in changes
+    assert "prefill: Add --enable-expert-parallel" in changes
+    assert deployments["2 replicas of decode (now 1)"].pools == (prefill, changed(decode, replicas=2))
+    assert "Add --kv-cache-dtype fp8" in changes  # of both at once: they hand caches over
+    assert not any("--kv-cache-dtype" in name for name in changes if ":" in name)
+    (both,) = deployments["No pools: 2 replicas of decode that prefill as well"].pools
+    assert both.role == "both"
+    assert (both.engine.max_num_seqs, both.engine.max_num_batched_tokens) == (64, 4096)
+
+
+def test_pools_that_scale_or_differ_have_fewer_changes() -> None:
+    scaling = {"type": "target", "metric": "waiting", "target": 2, "min_replicas": 1, "max_replicas": 4}
+    changes = changes_space(pooled("-tp 2", "-tp 4", autoscaling=scaling), LIMITS).vary[CHANGE]
+    assert not any("of prefill (now" in name for name in changes)
+    assert not any("No pools" in name for name in changes_space(pooled("-tp 2", "-tp 4"), LIMITS).vary[CHANGE])
+
+
+def test_experts_stay_apart_where_tokens_are_exchanged() -> None:
+    raw = shared("qwen3-30b-a3b")
+    split = {"tp": 1, "attention_dp": 4, "ep": 4}
+    raw["deployment"] |= {"parallelism": split, "engine": {"all2all_backend": "deepep_low_latency"}}
+    changes = changes_space(scenario_from(raw, ""), LIMITS).vary[CHANGE]
+    assert isinstance(changes, dict)
+    assert not any(settings.get("ep") == 1 for settings in changes.values())
+    assert changes["Set --tensor-parallel-size 2 (now 1)"] == {"tp": 2, "ep": 8}
 
 
 @pytest.mark.compiled

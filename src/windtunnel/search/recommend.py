@@ -1,6 +1,7 @@
 """Search spaces that no file names: the deployments of a model on some devices, and the changes to one deployment."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -12,13 +13,15 @@ from windtunnel.formats.launch.read import servers
 from windtunnel.formats.launch.scripts import changed_options
 from windtunnel.hardware import Device
 from windtunnel.metrics.limits import Limit
+from windtunnel.model.exchange import DEEPEP, MEGA_MOE
 from windtunnel.model.precision import COMPUTE, Format, computed_as
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import encode
-from windtunnel.search.space.space import CHANGE, Space, point_at, scenario_at, space_from, value_text
+from windtunnel.search.space.space import CHANGE, SHORT_PATHS, Space, point_at, scenario_at, space_from, value_text
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.contract import split_columns
-from windtunnel.serving.scenario import Scenario, Setup, resolve
+from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
+from windtunnel.units import format_count
 
 DEPLOYMENT = "deployment"
 """Name of the setting in `vary` whose values are whole deployments."""
@@ -78,31 +81,87 @@ def deployments_space(
     return space_from(raw, "windtunnel recommend")
 
 
-def changes_space(scenario: Scenario, limits: Sequence[Limit], objective: str = "requests_per_usd") -> Space:
-    """Return the space of single changes to a deployment: engine settings, formats, and parallelism.
+def changes_space(
+    scenario: Scenario, limits: Sequence[Limit], objective: str = "requests_per_usd", budget: Mapping[str, Any] = {}
+) -> Space:
+    """Return the space of single changes to a deployment: engine settings, formats, parallelism; of pools, each pool's.
 
-    Each is named by the options of the server's command line that make it, where there are some.
-
-    Raises:
-        InputError: the deployment has pools, whose settings are their own.
+    Each is named by the options of the server's command line that make it, where there are some. `budget` holds fields
+    of `Budget`.
     """
-    if scenario.deployment.pools:
-        raise InputError("changes of a deployment of pools are not tried", "vary them: windtunnel search")
     raw = {**encode(scenario), "limits": {limit.name: limit.most_s for limit in limits}}
     raw.pop("slo", None)
-    changes = _changes(resolve(scenario))
-    space = space_from({**raw, "vary": {CHANGE: changes}, "objective": objective}, "windtunnel recommend")
+    pools = scenario.deployment.pools
+    changes = _changes_of_pools(scenario) if pools else _changes(resolve(scenario))
+    raw |= {"vary": {CHANGE: changes}, "objective": objective, "budget": dict(budget)}
+    space = space_from(raw, "windtunnel recommend")
     named: dict[str, dict[str, Any]] = {}
     for index, (name, settings) in enumerate(changes.items()):
         after = scenario_at(space, point_at(space, index).settings)
-        has_command = catalog.spelling("engines", scenario.deployment.engine.name) in servers()
-        named[(changed_options(scenario, after) if has_command else "") or name] = settings
+        named[_options_of(scenario, after) or name] = settings
     return replace(space, vary={CHANGE: named})
+
+
+def _options_of(before: Scenario, after: Scenario) -> str:
+    """Return the changed options of command lines, those of a pool behind its name; empty where no option says it."""
+    pools, others = before.deployment.pools, after.deployment.pools
+    if len(pools) != len(others) or [pool.replicas for pool in pools] != [pool.replicas for pool in others]:
+        return ""
+    texts: dict[str, str] = {}
+    for pool, other in zip(pools or (None,), others or (None,), strict=True):
+        one, two = (
+            each if part is None else pool_scenario(each, part) for each, part in ((before, pool), (after, other))
+        )
+        is_server = catalog.spelling("engines", one.deployment.engine.name) in servers()
+        texts["" if pool is None else f"{pool.name}: "] = changed_options(one, two) if is_server else ""
+    if texts and len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return "; ".join(f"{name}{text}" for name, text in texts.items() if text)
+
+
+def _changes_of_pools(scenario: Scenario) -> dict[str, dict[str, Any]]:
+    """Return name -> settings of each change of a pool's replicas or settings, of formats, and of none."""
+    found: dict[str, dict[str, Any]] = {AS_IT_IS: {}}
+    for index, pool in enumerate(scenario.deployment.pools):
+        place, alone = f"{DEPLOYMENT}.pools.{index}.", pool_scenario(scenario, pool)
+        if pool.autoscaling is None:
+            for replicas in filter(None, (pool.replicas - 1, pool.replicas + 1)):
+                name = f"{format_count(replicas, 'replica')} of {pool.name} (now {pool.replicas})"
+                found[name] = {f"{place}replicas": replicas}
+        if pool.role == "encode":
+            continue
+        split = {f"{place}parallelism": encode(alone.deployment.parallelism)}
+        for name, settings in _changes(resolve(alone)).items():
+            paths = {SHORT_PATHS.get(path, path): value for path, value in settings.items()}
+            own = {path.removeprefix(f"{DEPLOYMENT}."): value for path, value in paths.items() if DEPLOYMENT in path}
+            if not own:
+                found[name] = settings
+                continue
+            first = split if any(path.startswith("parallelism.") for path in own) else {}
+            found[f"{pool.name}: {name}"] = first | {place + path: value for path, value in own.items()}
+    return found | _without_pools(scenario)
+
+
+def _without_pools(scenario: Scenario) -> dict[str, dict[str, Any]]:
+    """Return the change to equal replicas on as many devices, as the one pool that decodes runs and with the token
+    budget of the one that prefills; nothing where they are on other devices or do not divide them."""
+    pools = scenario.deployment.pools
+    if [pool.role for pool in sorted(pools, key=lambda pool: pool.role)] != ["decode", "prefill"]:
+        return {}
+    prefill, decode = sorted(pools, key=lambda pool: pool.role != "prefill")
+    one, other = (pool_scenario(scenario, pool).deployment for pool in (prefill, decode))
+    replicas, left = divmod(scenario.deployment.num_devices, other.parallelism.num_devices)
+    if left or (one.device, one.engine.name) != (other.device, other.engine.name) or decode.autoscaling:
+        return {}
+    engine = replace(decode.engine, max_num_batched_tokens=one.engine.max_num_batched_tokens)
+    both = replace(decode, name="all", role="both", replicas=replicas, engine=engine)
+    text = f"No pools: {format_count(replicas, 'replica')} of {decode.name} that prefill as well"
+    return {text: {f"{DEPLOYMENT}.pools": [encode(both)]}}
 
 
 def _changes(setup: Setup) -> dict[str, dict[str, Any]]:
     """Return name -> settings of each change, and of none."""
-    engine, tp = setup.engine, setup.parallelism.tp
+    engine = setup.engine
     found: dict[str, dict[str, Any]] = {AS_IT_IS: {}}
 
     def add(name: str, values: Iterable[Any], present: Any) -> None:
@@ -124,15 +183,34 @@ def _changes(setup: Setup) -> dict[str, dict[str, Any]]:
     for checkpoint, model in catalog.checkpoints(setup.model.name).items():
         if _is_native(setup.device, model) and model.precision.weights != setup.precision.weights:
             found[f"model {checkpoint}"] = {"model": checkpoint, "precision": kept}
-    within_node = [degree for degree in (tp // 2, tp * 2) if 1 <= degree <= setup.node.num_devices]
-    widest = [attention.widest_tp for _, attention in setup.model.attentions]
-    experts, spread = setup.precision.experts_format, setup.parallelism
-    parts = {n: max(n * spread.attention_dp // spread.ep, 1) for n in within_node}
-    whole = [n for n in within_node if split_columns(engine.name, setup.model, experts, parts[n]) is None]
-    add("tp", [degree for degree in whole if not any(heads % degree for heads in widest)], tp)
-    ranks = tp * setup.parallelism.attention_dp
-    add("ep", [ranks] if setup.model.has_experts and ranks > 1 else [], setup.parallelism.ep)
-    return found
+    return found | _splits(setup)
+
+
+def _splits(setup: Setup) -> dict[str, dict[str, Any]]:
+    """Return name -> settings of half and twice the tensor parallelism, and of experts divided otherwise.
+
+    Where all devices hold different experts they go on to. DeepEP and Mega MoE need such.
+    """
+    split, model, name = setup.parallelism, setup.model, setup.engine.name
+    widest = [attention.widest_tp for _, attention in model.attentions]
+    ranks, found = split.tp * split.attention_dp, dict[str, dict[str, Any]]()
+    for degree in (split.tp // 2, split.tp * 2):
+        is_spread = split.ep > 1 and split.ep == ranks
+        settings = {"tp": degree} | ({"ep": degree * split.attention_dp} if is_spread else {})
+        if 1 <= degree <= setup.node.num_devices and not any(heads % degree for heads in widest):
+            found[f"tp {degree}"] = settings
+    for degree in (ranks, 1) if model.has_experts else ():
+        if degree != split.ep and (degree > 1 or setup.engine.all2all_backend not in (*DEEPEP, MEGA_MOE)):
+            found[f"ep {degree}"] = {"ep": degree}
+    return {title: settings for title, settings in found.items() if _starts(name, setup, settings)}
+
+
+def _starts(engine: str, setup: Setup, settings: Mapping[str, int]) -> bool:
+    """Whether the degrees go together, and an engine starts with experts that are divided so."""
+    with suppress(ValueError):
+        after = replace(setup.parallelism, **settings)
+        return split_columns(engine, setup.model, setup.precision.experts_format, after.experts_tp) is None
+    return False
 
 
 def _priced(device: Device, usd_per_hour: float | None) -> Device:

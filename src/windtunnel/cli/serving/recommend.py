@@ -38,17 +38,17 @@ def command(options: Options) -> None:
 
 def _space(options: Options, server: dict[str, Any], devices: list[str], prices: Mapping[str, Price]) -> Space:
     limits, usd = parse_limits(options.slo), {name: price.usd_per_hour for name, price in prices.items()}
+    budget = {"devices": options.max_devices, "usd_per_hour": options.max_usd_per_hour}
     if not server:
         shared = encode(_scenario(options, {}, devices[0]))
         if shared["workload"].get("arrivals", {}).get("type") == "poisson":
             shared["workload"]["arrivals"]["rate_per_s"] = 1.0  # a capacity depends on no rate: answers serve all
-        budget = {"devices": options.max_devices, "usd_per_hour": options.max_usd_per_hour}
         return deployments_space(shared, devices, limits, budget, usd, options.split)
     if len(devices) > 1 or options.model is not None:
         raise InputError("--from-command is one server on one device: give no MODEL and one of --devices")
     if devices[0] in usd:
         lay_over(server, {"deployment": {"price_usd_per_hour": usd[devices[0]]}})
-    return changes_space(_scenario(options, server, devices[0]), limits)
+    return changes_space(_scenario(options, server, devices[0]), limits, budget=budget)
 
 
 def _scenario(options: Options, base: dict[str, Any], device: str) -> Scenario:
