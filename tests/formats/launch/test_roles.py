@@ -103,13 +103,87 @@ def test_both_sides_are_pools(text: str, engine: str, pools: list[dict[str, obje
     assert [pool.role for pool in scenario_from(raw).deployment.groups] == [pool["role"] for pool in pools]
 
 
-def test_sides_of_several_servers_have_names_of_their_own() -> None:
+def test_equal_servers_of_a_side_are_replicas_and_others_have_names_of_their_own() -> None:
     prefill = "sglang serve --model-path qwen3-8b --disaggregation-mode prefill"
     decode = prefill.replace("prefill", "decode")
-    names = [
-        pool["name"] for pool in read_launch_command(" & ".join((prefill, prefill, decode))).raw["deployment"]["pools"]
+    pools = read_launch_command(" & ".join((prefill, prefill, decode, f"{decode} --tp 2"))).raw["deployment"]["pools"]
+    assert [(pool["name"], pool.get("replicas", 1)) for pool in pools] == [
+        *(("prefill", 2), ("decode", 1), ("decode-2", 1))
     ]
-    assert names == ["prefill", "prefill-2", "decode"]
+
+
+PROXIED = """CUDA_VISIBLE_DEVICES=0 vllm serve qwen3-8b --port 8100 &
+CUDA_VISIBLE_DEVICES=1 vllm serve qwen3-8b --port 8200 --max-num-seqs 64 &
+"""
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(8100, 8200), (8200, 8100)])
+@pytest.mark.parametrize(
+    "proxy",
+    [
+        "proxy.py --port 8192 --prefiller-hosts a --prefiller-ports {} --decoder-hosts b --decoder-ports {}",
+        "vllm-router --prefill http://127.0.0.1:{} --decode http://127.0.0.1:{} --port 8192",
+        "python3 proxy.py --prefill localhost:{} --decode=localhost:{}",
+    ],
+)
+def test_the_ports_that_a_proxy_names_say_the_roles(proxy: str, prefill: int, decode: int) -> None:
+    pools = read_launch_command(PROXIED + proxy.format(prefill, decode)).raw["deployment"]["pools"]
+    roles = {pool["role"]: pool.get("engine") for pool in pools}
+    assert roles[("prefill", "decode")[decode == 8200]] == {"max_num_seqs": 64}
+    assert set(roles) == {"prefill", "decode"}
+
+
+def test_ports_that_no_proxy_names_say_nothing() -> None:
+    with pytest.raises(InputError, match="starts 2 servers"):
+        read_launch_command(PROXIED + "python proxy.py --prefill localhost:9100 --decode localhost:9200")
+
+
+TRTLLM = """hostname: localhost
+port: 8000
+model: qwen3-8b
+context_servers:
+  num_instances: 2
+  max_num_tokens: 4096
+  urls: [localhost:8001, localhost:8002]
+generation_servers:
+  num_instances: 1
+  tensor_parallel_size: 2
+  max_batch_size: 64
+  urls: [localhost:8003]
+"""
+
+
+def test_the_file_of_tensorrt_llm_s_proxy_describes_its_servers(tmp_path: Path) -> None:
+    file = tmp_path / "both.yaml"
+    file.write_text(TRTLLM)
+    command = f"trtllm-serve disaggregated -c {file}"
+    reading = read_launch_command(command)
+    assert reading.raw["model"] == "qwen3-8b"
+    assert reading.raw["deployment"]["pools"] == [
+        {"name": "prefill", "role": "prefill", "parallelism": {"tp": 1}, "replicas": 2}
+        | {"engine": {"max_num_batched_tokens": 4096}},
+        {"name": "decode", "role": "decode", "parallelism": {"tp": 2}, "engine": {"max_num_seqs": 64}},
+    ]
+    assert reading.remarks == []
+    file.write_text(TRTLLM.replace("num_instances: 2", "num_instances: two"))
+    with pytest.raises(InputError, match=r"context_servers\.num_instances is 'two'; a number above zero is needed"):
+        read_launch_command(command)
+    file.write_text(TRTLLM.partition("generation_servers")[0])
+    with pytest.raises(InputError, match=r"has no file \(-c\) that describes generation_servers"):
+        read_launch_command(command)
+
+
+def test_servers_behind_tensorrt_llm_s_proxy_have_its_roles() -> None:
+    servers = "".join(
+        f"trtllm-serve qwen3-8b --port 800{n} --config {'ctx' if n < 3 else 'gen'}.yml &\n" for n in (1, 2, 3)
+    )
+    files = 'echo -e "max_num_tokens: 2048\\nmax_batch_size: 8" > ctx.yml\necho "max_batch_size: 32" > gen.yml\n'
+    script = f"{files}{servers}cat > both.yaml <<EOF\n{TRTLLM}EOF\ntrtllm-serve disaggregated -c both.yaml\n"
+    assert read_launch_command(script).raw["deployment"]["pools"] == [
+        {"name": "prefill", "role": "prefill", "parallelism": {"tp": 1}, "replicas": 2}
+        | {"engine": {"max_num_seqs": 8, "max_num_batched_tokens": 2048}},
+        {"name": "decode", "role": "decode", "parallelism": {"tp": 1}, "engine": {"max_num_seqs": 32}},
+    ]
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ DOCKER_SWITCHES = re.compile(
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 ARRAY = re.compile(r"(?m)^[ \t]*(\w+)(\+?)=\(([^()]*)\)")
 HERE_DOCUMENT = re.compile(r"(?ms)^([^\n]*)<<-?\s*(['\"]?)(\w+)\2([^\n]*)\n(.*?)^[ \t]*\3[ \t]*$")
+ECHO = re.compile(r"""(?m)^\s*echo\s+(?:-\w+\s+)?(["'])((?:(?!\1).)*)\1\s*>\s*(\S+)""", re.DOTALL)
 VARIABLE = re.compile(r"\$(?:\((\w+)\)|\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
@@ -72,6 +73,7 @@ def commands_of(text: str, is_yaml: bool = False) -> list[Command]:
         InputError: unbalanced quotes, YAML that is not valid, or a number of replicas or GPUs that is none.
     """
     files = _here_documents(text)[1]
+    files |= {path.rpartition("/")[2]: words.replace("\\n", "\n") for _, words, path in ECHO.findall(text)}
     documents = [*_documents(text, is_yaml), *_documents(files.pop("", ""), False)]
     maps = [document["data"] for document in map(_table, documents) if isinstance(document.get("data"), dict)]
     around = Command([], files=files | {str(name): str(content) for part in maps for name, content in part.items()})

@@ -19,7 +19,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.files import is_file, is_folder, read_text
 from windtunnel.formats.launch.containers import Command, commands_of
-from windtunnel.formats.launch.roles import as_pools, roles_of
+from windtunnel.formats.launch.roles import PROXY, as_pools, roles_of, servers_of
 from windtunnel.schema import Schema, decode, parse_yaml, read_yaml, set_path
 from windtunnel.serving.engines.command_line import DRAFTS, Options, Reading
 from windtunnel.serving.engines.contract import engine_of
@@ -84,9 +84,8 @@ def read_launch_command(text: str, acceptance_fraction: float | None = None) -> 
         InputError: no such command or several, no model, or a value that its option does not take.
     """
     file = _file(text)
-    found = _servers_in(text, file)
+    found, roles = _servers_in(text, file)
     readings = [_read(*server, acceptance_fraction) for server in found]
-    roles = roles_of([command for *_, command in found]) if len(found) > 1 else None
     reading = readings[0] if roles is None else as_pools(readings, roles)
     if file is not None and file != Path(text):
         reading.container.append(f"read {file}; the templates of the chart are not rendered")
@@ -183,6 +182,10 @@ def servers() -> dict[str, Options]:
     return {name: catalog.entry(file, Options) for name, file in files.items() if file is not None}
 
 
+Started = tuple[str, Options, Command]
+"""An engine, the options that it knows, and the words behind its program."""
+
+
 def _file(text: str) -> Path | None:
     """Return the file that a text names, or the values of the Helm chart whose folder it names; None for a command.
 
@@ -202,16 +205,20 @@ def _file(text: str) -> Path | None:
     return path / "values.yaml"
 
 
-def _servers_in(text: str, file: Path | None) -> list[tuple[str, Options, Command]]:
-    """Return the engine of the server that a text, or its `file`, starts, and the words behind its program; of several
-    only where some prefill for others that decode."""
+def _servers_in(text: str, file: Path | None) -> tuple[list[Started], list[str] | None]:
+    """Return the server that a text, or its `file`, starts, and no role; or several, some of which prefill for others
+    that decode, with the role of each."""
     commands = commands_of(
         text if file is None else read_text(file), file is not None and file.suffix in (".yaml", ".yml")
     )
     known = servers()
-    found = [server for command in commands for server in _started(known, command)]
-    if len(found) == 1 or (found and roles_of([command for *_, command in found]) is not None):
-        return found
+    started = [server for command in commands for server in _started(known, command)]
+    found = [server for server in started if server[2].words[:1] != [PROXY]]
+    if not found:
+        found = [(engine, options, each) for engine, options, proxy in started for each in servers_of(proxy)]
+    roles = roles_of([command for *_, command in found], commands) if len(found) > 1 else None
+    if len(found) == 1 or roles is not None:
+        return found, roles
     if found:
         names = ", ".join(command.name or f"{engine} {' '.join(command.words)}"[:40] for engine, _, command in found)
         what = "the text" if file is None else str(file)

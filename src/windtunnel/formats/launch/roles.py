@@ -1,42 +1,104 @@
 """Servers of one deployment that prefill and that decode: what says which does, and the pools that they are."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.containers import Command
+from windtunnel.schema import parse_yaml, read_yaml
 from windtunnel.serving.engines.command_line import Reading
 
 PREFILL, DECODE = "prefill", "decode"
 SAID_BY_POOLS = ("--disaggregation-", "--is-prefill-worker", "--is-decode-worker", "--kv-transfer-config")
 """How the options begin that pools stand for."""
+SAID = {
+    PREFILL: r"disaggregation-mode[= ]prefill|is-prefill-worker|kv_producer",
+    DECODE: r"disaggregation-mode[= ]decode|is-decode-worker|kv_consumer",
+}
+"""What of a server's options says its role."""
 
 
-def roles_of(commands: Sequence[Command]) -> list[str] | None:
+ROUTED = {PREFILL: ("--prefill", "context_servers"), DECODE: ("--decode", "generation_servers")}
+"""How the options of a proxy begin that name the servers of a role, and the key of TensorRT-LLM's `disaggregated`."""
+OF_PROXY = {"hostname", "port", "urls", "num_instances", "router", "conditional_disagg_config", "disagg_cluster"}
+"""Keys of TensorRT-LLM's `disaggregated` that set nothing of a server."""
+DEFAULT_PORT = "8000"
+PROXY = "disaggregated"
+"""Subcommand of `trtllm-serve` that stands before the servers, and serves nothing."""
+
+
+def roles_of(commands: Sequence[Command], proxies: Sequence[Command] = ()) -> list[str] | None:
     """Return the role of each of several servers; None where they are not the two sides of one deployment.
 
     An option says it (SGLang's and Dynamo's `--disaggregation-mode`, Dynamo's `--is-prefill-worker`, the `kv_role` of
-    vLLM's `--kv-transfer-config`), else the name of the container or of what holds it. Where only prefill is said, as
-    in Dynamo's manifests, the others decode.
+    vLLM's `--kv-transfer-config`), else a proxy that names their ports, else the name of the container or of what holds
+    it. Where only prefill is said, as in Dynamo's manifests, the others decode.
     """
-    roles = [_role(command) for command in commands]
+    ports = {role: set[str]().union(*(_ports(proxy, role) for proxy in proxies)) for role in ROUTED}
+    roles = [_role(command, ports) for command in commands]
     if PREFILL in roles:
         roles = [role or DECODE for role in roles]
     found = [role for role in roles if role is not None]
     return found if len(found) == len(roles) and set(found) == {PREFILL, DECODE} else None
 
 
-def _role(command: Command) -> str | None:
+def _role(command: Command, ports: Mapping[str, set[str]]) -> str | None:
     words = " ".join(command.words).lower()
-    for text in (words, command.name.lower()):
-        for role, says in (
-            (PREFILL, r"disaggregation-mode[= ]prefill|is-prefill-worker|kv_producer"),
-            (DECODE, r"disaggregation-mode[= ]decode|is-decode-worker|kv_consumer"),
-        ):
-            if re.search(says if text is words else role, text):
-                return role
-    return None
+    option = re.search(r"--port[= ](\d+)", words)
+    of_port = [role for role, named in ports.items() if (option[1] if option else DEFAULT_PORT) in named]
+    said = [
+        [role for role, says in SAID.items() if re.search(says, words)],
+        of_port if len(of_port) == 1 else [],
+        [role for role in SAID if role in command.name.lower()],
+    ]
+    return next((roles[0] for roles in said if roles), None)
+
+
+def _ports(proxy: Command, role: str) -> set[str]:
+    """Return the ports of the servers that a proxy sends the work of a role to."""
+    option, key = ROUTED[role]
+    urls = _table(_config(proxy).get(key)).get("urls")
+    named, is_named = list(map(str, urls)) if isinstance(urls, list) else [], False
+    for word in proxy.words:
+        is_named = word.startswith(option) if word.startswith("-") else is_named
+        named += [word] if is_named else []
+    return {match[1] for word in named if (match := re.search(r"(?:^|[:=])(\d{2,5})/?$", word))}
+
+
+def _config(command: Command) -> dict[str, Any]:
+    """Return what the file says that `trtllm-serve disaggregated` is given; nothing of another command, or without."""
+    words = command.words
+    path = next((words[i + 1] for i, word in enumerate(words[:-1]) if word in ("-c", "--config", "--config_file")), "")
+    if PROXY not in words or not path:
+        return {}
+    name = path.rpartition("/")[2]
+    return _table(parse_yaml(command.files[name]) if name in command.files else read_yaml(Path(path)))
+
+
+def servers_of(proxy: Command) -> list[Command]:
+    """Return the servers whose settings stand in the file of `trtllm-serve disaggregated`, as the commands of each."""
+    content, servers = _config(proxy), []
+    shared = {key: value for key, value in content.items() if key not in OF_PROXY and not isinstance(value, dict)}
+    for role, (_, key) in ROUTED.items():
+        if not _table(content.get(key)):
+            raise InputError(f"--from-command: trtllm-serve {PROXY} has no file (-c) that describes {key}")
+        settings, name = shared | content[key], f"{role}.yaml"
+        own = {key: value for key, value in settings.items() if key not in OF_PROXY}
+        replicas = settings.get("num_instances", 1)
+        if not isinstance(replicas, int) or replicas < 1:
+            raise InputError(f"--from-command: {key}.num_instances is {replicas!r}; a number above zero is needed")
+        words, files = ["--config", name], {**proxy.files, name: yaml.safe_dump(own)}
+        servers.append(replace(proxy, words=words, name=role, replicas=replicas, files=files))
+    return servers
+
+
+def _table(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def as_pools(readings: Sequence[Reading], roles: Sequence[str]) -> Reading:
@@ -68,11 +130,19 @@ def as_pools(readings: Sequence[Reading], roles: Sequence[str]) -> Reading:
     pools: list[dict[str, Any]] = []
     for role, each in zip(roles, deployments, strict=True):
         engine = {name: value for name, value in each.pop("engine").items() if name not in shared}
-        same = [pool for pool in pools if pool["role"] == role]
         kept = {name: value for name, value in each.items() if name != "device" or "device" not in deployment}
-        name = f"{role}-{len(same) + 1}" if same else role
-        pools.append({"name": name, "role": role, **kept, **({"engine": engine} if engine else {})})
-    deployment["pools"] = pools
+        replicas = kept.pop("replicas", 1)
+        settings = {"role": role, **kept, **({"engine": engine} if engine else {})}
+        others = [pool for pool in pools if pool["role"] == role]
+        equal = next((pool for pool in others if settings.items() <= pool.items()), None)
+        if equal is not None:
+            equal["replicas"] += replicas
+        else:
+            name = f"{role}-{len(others) + 1}" if others else role
+            pools.append({"name": name, **settings, "replicas": replicas})
+    deployment["pools"] = [
+        {name: value for name, value in pool.items() if (name, value) != ("replicas", 1)} for pool in pools
+    ]
     joined = Reading({**first.raw, "deployment": deployment}, taken=first.taken)
     for field in ("without_effect", "not_modelled", "unknown", "container"):
         every = (line for reading in readings for line in getattr(reading, field))
