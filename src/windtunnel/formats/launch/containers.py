@@ -75,7 +75,7 @@ def commands_of(text: str, is_yaml: bool = False) -> list[Command]:
     files = _here_documents(text)[1]
     files |= {path.rpartition("/")[2]: words.replace("\\n", "\n") for _, words, path in ECHO.findall(text)}
     documents = [*_documents(text, is_yaml), *_documents(files.pop("", ""), False)]
-    maps = [document["data"] for document in map(_table, documents) if isinstance(document.get("data"), dict)]
+    maps = [document["data"] for document in map(table, documents) if isinstance(document.get("data"), dict)]
     around = Command([], files=files | {str(name): str(content) for part in maps for name, content in part.items()})
     found = [command for document in documents for command in _containers(document, around)]
     found = found or [replace(around, words=words) for words in _split(text)]
@@ -234,12 +234,12 @@ def _num_devices(text: str) -> int | None:
 
 def _product(node: dict[str, Any]) -> str:
     """Return the GPU that a pod's nodes must have, by its label; of several that an affinity allows, the first."""
-    needed = _table(_table(node.get("affinity")).get("nodeAffinity")).get(REQUIRED)
-    terms = _table(needed).get("nodeSelectorTerms") or []
-    matches = [match for term in terms for match in _table(term).get("matchExpressions") or [] if _table(match)]
+    needed = table(table(node.get("affinity")).get("nodeAffinity")).get(REQUIRED)
+    terms = table(needed).get("nodeSelectorTerms") or []
+    matches = [match for term in terms for match in table(term).get("matchExpressions") or [] if table(match)]
     allowed = [match.get("values") for match in matches if (match.get("key"), match.get("operator")) == (PRODUCT, "In")]
     values = [str(value) for some in allowed for value in some or []]
-    return str(_table(node.get("nodeSelector")).get(PRODUCT, next(iter(values), "")))
+    return str(table(node.get("nodeSelector")).get(PRODUCT, next(iter(values), "")))
 
 
 def _containers(node: Any, around: Command) -> Iterator[Command]:
@@ -251,12 +251,12 @@ def _containers(node: Any, around: Command) -> Iterator[Command]:
         return
     if node.get("create") is False:  # llm-d's prefill pool
         return
-    name = _table(node.get("metadata")).get("name") or around.name or node.get("name") or ""
+    name = table(node.get("metadata")).get("name") or around.name or node.get("name") or ""
     counts = ("replicas", "replicaCount", "scale", "minReplicas")
     replicas = next((node[key] for key in counts if node.get(key) is not None), None)
-    replicas = _table(node.get("deploy")).get("replicas") if replicas is None else replicas
+    replicas = table(node.get("deploy")).get("replicas") if replicas is None else replicas
     copies = around.replicas if replicas is None else _whole("replicas", replicas)
-    routing = str(_table(node.get("routerSpec")).get("routingLogic", around.routing))
+    routing = str(table(node.get("routerSpec")).get("routingLogic", around.routing))
     around = replace(around, product=_product(node) or around.product)
     around = replace(around, name=str(name), replicas=copies, routing=routing, served=_served(node, around.served))
     image = node.get("image", node if "repository" in node else "")
@@ -281,7 +281,7 @@ def _containers(node: Any, around: Command) -> Iterator[Command]:
 def _served(node: Mapping[str, Any], around: tuple[str, ...]) -> tuple[str, ...]:
     """Return the words of a model and its parallelism that a table gives beside its containers: of KServe's
     InferenceService (`model.storageUri`) and LLMInferenceService (`model.uri`), and of llm-d (`modelArtifacts.uri`)."""
-    model, split = _table(node.get("model") or node.get("modelArtifacts")), _table(node.get("parallelism"))
+    model, split = table(node.get("model") or node.get("modelArtifacts")), table(node.get("parallelism"))
     uri = str(model.get("uri") or model.get("storageUri") or "")
     words = [uri.partition("://")[2] if uri.startswith("hf://") else uri] if uri or "modelFormat" in model else []
     for key in ("tensor", "pipeline", "data") if words or around else ():
@@ -292,19 +292,19 @@ def _served(node: Mapping[str, Any], around: tuple[str, ...]) -> tuple[str, ...]
 def _words(node: Mapping[str, Any]) -> list[str]:
     """Return the words of a container's command; `modelURL` and `vllmConfig` are those of vLLM's production stack."""
     words = ["vllm", "serve", str(node["modelURL"])] if "modelURL" in node else []
-    config = dict(_table(node.get("vllmConfig")))
+    config = dict(table(node.get("vllmConfig")))
     extra = [config.pop("extraArgs", None), node.get("extraArgs")]
-    if _table(node.get("lmcacheConfig")).get("enabled"):
+    if table(node.get("lmcacheConfig")).get("enabled"):
         extra.append(["--kv-transfer-config", "LMCacheConnectorV1"])
     if node.get("enableLoRA"):
         extra.append(["--enable-lora"])
-    command = _table(node.get("image")).get("command")
+    command = table(node.get("image")).get("command")
     for part in (node.get("entrypoint"), command, node.get("command"), node.get("args"), config, *extra):
         if isinstance(part, str):
             words += [word for line in _split(part.replace("\n", " ")) for word in line]
         elif isinstance(part, list):
             words += [str(word) for word in part]
-        for key, value in _table(part).items():
+        for key, value in table(part).items():
             option = re.sub(r"(?<=[a-z])[A-Z]", lambda match: f"-{match[0].lower()}", str(key))
             is_off = value is False
             words.append(f"--{'no-' if is_off else ''}{option}")
@@ -320,19 +320,19 @@ def _environment(node: Mapping[str, Any]) -> dict[str, str]:
     variables = {}
     for part in given if isinstance(given, list) else []:
         name, _, value = str(part).partition("=")
-        table = _table(part)
-        variables[str(table.get("name", name))] = str(table.get("value", "")) if table else value
+        entry = table(part)
+        variables[str(entry.get("name", name))] = str(entry.get("value", "")) if entry else value
     return variables
 
 
 def _gpus(node: Mapping[str, Any]) -> int | None:
     """Return the GPUs of a container: of its resources, of `gpus` and devices in a compose file, or `requestGPU`."""
-    resources = _table(node.get("resources"))
-    named = _table(resources.get("requests")) | _table(resources.get("limits"))
+    resources = table(node.get("resources"))
+    named = table(resources.get("requests")) | table(resources.get("limits"))
     counts = [count for name, count in named.items() if str(name).endswith(("/gpu", "/gaudi", "/tpu"))]
-    reservations = _table(_table(_table(node.get("deploy")).get("resources")).get("reservations"))
+    reservations = table(table(table(node.get("deploy")).get("resources")).get("reservations"))
     devices = reservations.get("devices")
-    for device in map(_table, devices if isinstance(devices, list) else []):
+    for device in map(table, devices if isinstance(devices, list) else []):
         ids = device.get("device_ids")
         counts.append(len(ids) if isinstance(ids, list) else device.get("count", "all"))
     counts += [node[key] for key in ("gpus", "requestGPU") if node.get(key) is not None]
@@ -340,7 +340,8 @@ def _gpus(node: Mapping[str, Any]) -> int | None:
     return known[0] if known else None
 
 
-def _table(value: Any) -> dict[str, Any]:
+def table(value: Any) -> dict[str, Any]:
+    """Return a table; an empty one in place of anything else."""
     return value if isinstance(value, dict) else {}
 
 

@@ -19,6 +19,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.files import is_file, is_folder, read_text
 from windtunnel.formats.launch.containers import Command, commands_of
+from windtunnel.formats.launch.recipes import recipe_commands
 from windtunnel.formats.launch.roles import PROXY, as_pools, roles_of, servers_of
 from windtunnel.schema import Schema, decode, parse_yaml, read_yaml, set_path
 from windtunnel.serving.engines.command_line import DRAFTS, Options, Reading
@@ -77,7 +78,8 @@ def read_launch_command(text: str, acceptance_fraction: float | None = None) -> 
     Args:
         text: `vllm serve ...`, `python -m vllm.entrypoints.openai.api_server ...`, `python -m sglang.launch_server ...`
             or `trtllm-serve ...`, alone, in a script or behind `docker run ...`; a Kubernetes manifest, Helm values or
-            a compose file; or the path of a file with one of these, or of the folder of a Helm chart.
+            a compose file; or the path of a file with one of these, of a recipe of srt-slurm, or of a Helm chart's
+            folder.
         acceptance_fraction: share of draft tokens that are right, of speculative decoding, which no command says.
 
     Raises:
@@ -108,6 +110,7 @@ def _read(engine: str, server: Options, command: Command, acceptance_fraction: f
         reading.later["acceptance_fraction"] = acceptance_fraction
     reading.set_engine(name=engine)
     engine_of(engine).command_line.read(reading)
+    _keep_published_weights(reading)
     if "acceptance_fraction" in reading.later and not (
         reading.engine.get("speculative") or any(name.startswith(DRAFTS) for name in reading.not_modelled)
     ):
@@ -117,6 +120,17 @@ def _read(engine: str, server: Options, command: Command, acceptance_fraction: f
         )
     _note_container(reading, engine, server, command)
     return reading
+
+
+def _keep_published_weights(reading: Reading) -> None:
+    """Leave the weights as published where an option names their format, or that of the experts: it quantises none."""
+    precision = reading.raw.get("precision", {})
+    with suppress(InputError):  # an unknown model is an error once it is looked up
+        published = reading.model.precision if "weights" in precision else None
+        if published and precision["weights"] in (str(published.weights), str(published.experts)):
+            del precision["weights"]
+    if not precision:
+        reading.raw.pop("precision", None)
 
 
 def _name_model(reading: Reading, served: str) -> None:
@@ -208,9 +222,9 @@ def _file(text: str) -> Path | None:
 def _servers_in(text: str, file: Path | None) -> tuple[list[Started], list[str] | None]:
     """Return the server that a text, or its `file`, starts, and no role; or several, some of which prefill for others
     that decode, with the role of each."""
-    commands = commands_of(
-        text if file is None else read_text(file), file is not None and file.suffix in (".yaml", ".yml")
-    )
+    content = text if file is None else read_text(file)
+    is_yaml = file is not None and file.suffix in (".yaml", ".yml")
+    commands = (recipe_commands(content) if is_yaml else []) or commands_of(content, is_yaml)
     known = servers()
     started = [server for command in commands for server in _started(known, command)]
     found = [server for server in started if server[2].words[:1] != [PROXY]]
@@ -306,7 +320,9 @@ def _in_parts(server: Options, files: Mapping[str, str], name: str, value: Any) 
     if not isinstance(content, dict):
         raise InputError(f"{value} holds no options: keys and values are needed")
     parts = _flattened(server, content, f"{name}." if has_parts else "")
-    return [(part, "true" if has_parts and each is True else each) for part, each in parts]
+    if has_parts:
+        return [(part, "true" if each is True else each) for part, each in parts]
+    return [pair for part, each in parts for pair in _in_parts(server, {}, part, each)]
 
 
 def _flattened(server: Options, content: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:

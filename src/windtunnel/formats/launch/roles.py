@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from windtunnel.errors import InputError
-from windtunnel.formats.launch.containers import Command
+from windtunnel.formats.launch.containers import Command, table
 from windtunnel.schema import parse_yaml, read_yaml
 from windtunnel.serving.engines.command_line import Reading
 
@@ -62,7 +62,7 @@ def _role(command: Command, ports: Mapping[str, set[str]]) -> str | None:
 def _ports(proxy: Command, role: str) -> set[str]:
     """Return the ports of the servers that a proxy sends the work of a role to."""
     option, key = ROUTED[role]
-    urls = _table(_config(proxy).get(key)).get("urls")
+    urls = table(_config(proxy).get(key)).get("urls")
     named, is_named = list(map(str, urls)) if isinstance(urls, list) else [], False
     for word in proxy.words:
         is_named = word.startswith(option) if word.startswith("-") else is_named
@@ -77,7 +77,7 @@ def _config(command: Command) -> dict[str, Any]:
     if PROXY not in words or not path:
         return {}
     name = path.rpartition("/")[2]
-    return _table(parse_yaml(command.files[name]) if name in command.files else read_yaml(Path(path)))
+    return table(parse_yaml(command.files[name]) if name in command.files else read_yaml(Path(path)))
 
 
 def servers_of(proxy: Command) -> list[Command]:
@@ -85,7 +85,7 @@ def servers_of(proxy: Command) -> list[Command]:
     content, servers = _config(proxy), []
     shared = {key: value for key, value in content.items() if key not in OF_PROXY and not isinstance(value, dict)}
     for role, (_, key) in ROUTED.items():
-        if not _table(content.get(key)):
+        if not table(content.get(key)):
             raise InputError(f"--from-command: trtllm-serve {PROXY} has no file (-c) that describes {key}")
         settings, name = shared | content[key], f"{role}.yaml"
         own = {key: value for key, value in settings.items() if key not in OF_PROXY}
@@ -95,10 +95,6 @@ def servers_of(proxy: Command) -> list[Command]:
         words, files = ["--config", name], {**proxy.files, name: yaml.safe_dump(own)}
         servers.append(replace(proxy, words=words, name=role, replicas=replicas, files=files))
     return servers
-
-
-def _table(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def as_pools(readings: Sequence[Reading], roles: Sequence[str]) -> Reading:
