@@ -16,7 +16,8 @@ DEEPEP_AUTO = "deepep_auto"
 DEEPEP = (DEEPEP_NORMAL, DEEPEP_LOW_LATENCY, DEEPEP_AUTO)
 MEGA_MOE = "mega_moe"
 """DeepGEMM's Mega MoE: one kernel dispatches tokens, computes experts and combines their outputs."""
-EXCHANGES = (ALL_GATHER, *DEEPEP, MEGA_MOE, "nvlink_one_sided", "nvlink_two_sided")
+NVLINK_ONE_SIDED = "nvlink_one_sided"
+EXCHANGES = (ALL_GATHER, *DEEPEP, MEGA_MOE, NVLINK_ONE_SIDED, "nvlink_two_sided")
 """Known values of `EngineSettings.all2all_backend`."""
 
 LOW_LATENCY_TOKENS = 128

@@ -459,6 +459,7 @@ def test_names_of_options_are_whole() -> None:
             {"kv_tiers": [{"capacity_bytes": 120_000_000_000}]},
         ),
         ("sglang serve --model m --moe-runner-backend flashinfer_mxfp4", {"moe_backend": "trtllm"}),
+        ("sglang serve --model m --tp 2 --moe-a2a-backend flashinfer", {"all2all_backend": "nvlink_one_sided"}),
     ],
 )
 def test_options_of_published_recipes_are_settings(text: str, engine: dict[str, object]) -> None:

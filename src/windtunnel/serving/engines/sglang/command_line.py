@@ -5,7 +5,7 @@ from typing import Any
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.model.exchange import ALL_GATHER, DEEPEP, MEGA_MOE
+from windtunnel.model.exchange import ALL_GATHER, DEEPEP, MEGA_MOE, NVLINK_ONE_SIDED
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.serving.deployment import EngineSettings, Speculative
 from windtunnel.serving.engines.command_line import CommandLine, Reading, plain_split
@@ -89,6 +89,8 @@ def write_rest(engine: EngineSettings, weights: str | None, kv_cache: str | None
         yield "chunked-prefill-size", chunk
     if engine.all2all_backend == MEGA_MOE:
         yield "moe-a2a-backend", "megamoe"
+    if engine.all2all_backend == NVLINK_ONE_SIDED:
+        yield "moe-a2a-backend", "flashinfer"
     if engine.all2all_backend in DEEPEP:
         yield "moe-a2a-backend", "deepep"
     if engine.all2all_backend in DEEPEP_MODES:
