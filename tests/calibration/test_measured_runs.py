@@ -345,10 +345,10 @@ def test_one_command_may_stand_for_all_files(tmp_path: Path) -> None:
     table = table_of(tmp_path, "id,input_tokens,output_tokens,concurrency,tpot_ms", "a,1024,256,16,8")
     result = tmp_path / "result.json"
     result.write_text(json.dumps(VLLM), encoding="utf-8")
-    server = read_launch_command("vllm serve qwen3-8b -tp 2 --max-num-seqs 64").raw
+    server = read_launch_command("vllm serve llama-3.1-8b -tp 2 --max-num-seqs 64").raw
     for run in read_measurements([table, result], {"device": "h100_sxm", "tp": 4}, server):
         assert run.scenario is not None
-        assert run.scenario.model == "qwen3-8b"
+        assert run.scenario.model == "llama-3.1-8b"
         assert run.scenario.deployment.device == "h100_sxm"
         assert run.scenario.deployment.parallelism.tp == 4
         assert run.scenario.deployment.engine.max_num_seqs == 64
@@ -358,3 +358,40 @@ def test_one_command_may_stand_for_all_files(tmp_path: Path) -> None:
     training.write_text("model,accelerator,n_gpus,gbs\nllama-3.1-8b,h100_sxm,8,8\n")
     with pytest.raises(InputError, match=r"training\.csv holds training runs, which --from-command cannot describe"):
         read_measurements([training], {}, server)
+
+
+def test_what_is_said_twice_or_of_another_model_is_refused(tmp_path: Path) -> None:
+    table = table_of(
+        tmp_path, "model,device,tp,input_tokens,output_tokens,concurrency,tpot_ms", "qwen3-8b,l4,1,9,9,1,8"
+    )
+    with pytest.raises(InputError, match=r"has a column 'tp', and --tp is given too"):
+        read_measurements([table], {"tp": 2})
+    (run,) = read_measurements([table], {"engine": "sglang"})
+    assert run.scenario is not None
+    assert run.scenario.deployment.engine.name == "sglang"
+    server = read_launch_command("vllm serve qwen3-8b").raw
+    commands = table_of(tmp_path, COMMANDS, "a,h100_sxm,vllm serve llama-3.1-8b,1024,256,16,,8")
+    with pytest.raises(InputError, match=r"has a column 'command', and --from-command is given too"):
+        read_measurements([commands], {}, server)
+    training = tmp_path / "training.csv"
+    training.write_text("model,accelerator,n_gpus,gbs\nllama-3.1-8b,h100_sxm,8,8\n")
+    with pytest.raises(InputError, match=r"training\.csv holds training runs, which --tp cannot describe"):
+        read_measurements([training], {"tp": 8})
+    result = tmp_path / "result.json"
+    result.write_text(json.dumps(VLLM), encoding="utf-8")
+    with pytest.raises(
+        InputError, match=r"requests to meta-llama/Llama-3.1-8B, and Qwen/Qwen3-8B is said to have served"
+    ):
+        read_measurements([result], {"device": "h100_sxm"}, server)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("echo hello", "runs.csv row 1: command: 'echo hello' starts no server that is known"),
+        ("vllm serve llama-3.1-8b --kv-cash-dtype fp8", "runs.csv row 1: command: --kv-cash-dtype is not known"),
+    ],
+)
+def test_a_command_that_cannot_be_read_names_its_row(command: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        read_table(table_of(tmp_path, COMMANDS, f"a,h100_sxm,{command},1024,256,16,,8"))

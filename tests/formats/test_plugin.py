@@ -69,7 +69,7 @@ def test_several_documents_are_runs_of_their_own(tmp_path: Path) -> None:
     with installed_plugin(tmp_path, GROUP, "storm", CLIENT):
         assert [measured.id for measured in read_client_files(path, base)] == ["file", "file:2"]
         written(tmp_path, json.dumps({"first_ms": 50.0, "users": 10}))
-        with pytest.raises(InputError, match="file lacks or misstates 'next_ms'"):
+        with pytest.raises(InputError, match="file lacks 'next_ms'"):
             read_client_files(path, base)
 
 

@@ -169,7 +169,8 @@ def read_table(
             f"{path.name} is a table of published runs, which does not hold their settings",
             f"convert it first: python benchmarks/measured_runs.py {path.name} --out runs.jsonl",
         )
-    check_columns(path, rows[0], COLUMNS, OF_SERVER if server or "command" in rows[0] else ())
+    said = {"model": (server or {}).get("model"), "device": (server or {}).get("deployment", {}).get("device")}
+    check_columns(path, rows[0], COLUMNS, [name for name in OF_SERVER if "command" in rows[0] or said[name]])
     runs = [
         _measurement(f"{path.name} row {number}", str(number), row, server or {}) for number, row in enumerate(rows, 1)
     ]
@@ -197,7 +198,7 @@ def check_columns(
         if column.needed and name not in row and name not in may_lack:
             hint = f"known: {', '.join(columns)}"
             if columns is COLUMNS and name in OF_SERVER:
-                hint = f"--from-command or a column `command` names the server of each run; {hint}"
+                hint = f"--{name}, --from-command or a column `command` may say it as well; {hint}"
             raise InputError(f"{path.name} has no column {name!r}", hint)
 
 
@@ -247,11 +248,22 @@ def text_rows(path: Path) -> Iterator[dict[str, str]]:
         yield {name: value.strip() for name, value in line.items()}
 
 
+def _started_by(where: str, command: str) -> Mapping[str, Any]:
+    try:
+        reading = read_launch_command(command)
+    except InputError as error:
+        message = error.message.removeprefix("--from-command: ")
+        raise InputError(f"{where}: command: {message}", error.hint) from None
+    if reading.unknown:
+        raise InputError(f"{where}: command: {reading.unknown[0]} is not known", "mend it, or leave it out")
+    return reading.raw
+
+
 def _measurement(where: str, identity: str, row: Mapping[str, str], server: Mapping[str, Any]) -> Measurement:
     given = {name: row[name] for name in COLUMNS if row.get(name)}
     unknown = tuple(name for name, value in given.items() if COLUMNS[name].may_be_unknown and value == UNKNOWN)
     given = {name: value for name, value in given.items() if name not in unknown}
-    started = read_launch_command(given["command"]).raw if "command" in given else server
+    started = _started_by(where, given["command"]) if "command" in given else server
     raw: dict[str, Any] = deepcopy(dict(started))
     if "model" in given:
         raw["model"] = given["model"]

@@ -1,10 +1,12 @@
 """Files of measured runs of any kind: tables of serving or training runs, files of runs, results of clients."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from windtunnel import catalog
 from windtunnel.calibration.measured_runs import (
     Measurement,
     is_run_file,
@@ -33,22 +35,27 @@ def read_measurements(
     if not paths:
         raise InputError("there are no runs", f"give {_KINDS}")
     check_paths(paths)
+    of_clients = [path for path in paths if path.suffix in (".json", ".jsonl") and not is_run_file(path)]
+    alone = {} if of_clients else options
     runs: list[Measurement] = []
     for path in paths:
         if not path.exists():
             raise missing_file(path)
         if path.suffix == ".jsonl" and is_run_file(path):
-            _check_alone(path, "the scenario of each run", server)
+            _check_alone(path, "the scenario of each run", server, alone)
             runs += read_run_file(path)
         elif path.suffix in (".json", ".jsonl"):
             runs += read_client_files(path, _deployment(path, options, server or {}))
         elif path.suffix in (".csv", ".parquet"):
             rows = list(text_rows(path))
             if rows and TELLING_COLUMN in rows[0]:
-                _check_alone(path, "training runs", server)
+                _check_alone(path, "training runs", server, alone)
                 runs += read_training_rows(path, rows)
             else:
-                runs += read_table(path, rows, _with_options(server, options) if server else None)
+                header = rows[0] if rows else {}
+                _check_columns(path, header, server, alone)
+                of_table = {name: value for name, value in options.items() if name not in header}
+                runs += read_table(path, rows, _with_options(server or {}, of_table))
         else:
             raise InputError(f"{path} is of no known kind", f"give {_KINDS}")
     return runs
@@ -74,11 +81,23 @@ def _deployment(path: Path, options: Mapping[str, Any], server: Mapping[str, Any
     given = recorded | {name: value for name, value in options.items() if value is not None}
     for name in ("model", "device"):
         if name not in given and not said[name]:
+            instance = {"model": "--model llama-3.1-8b", "device": "--device h100_sxm"}[name]
             raise InputError(
-                f"{path.name} does not say what served it: --{name} is missing",
-                "for instance --model llama-3.1-8b --device h100_sxm --tp 1 --engine vllm",
+                f"{path.name} does not say what served it: --{name} is missing", f"for instance {instance}"
             )
+    _check_model(path, str(result.model), str(given.get("model", said["model"])))
     return _with_options(server, given)
+
+
+def _check_model(path: Path, sent_to: str, served: str) -> None:
+    """Raise InputError where a client sent to one model of the catalog, and another one is said to have served it."""
+    is_other = False
+    with suppress(InputError):  # a name of the server's own
+        sent_to, served = (catalog.known_name("models", name) for name in (sent_to, served))
+        is_other = sent_to not in (served, *catalog.checkpoints(served))
+    if is_other:
+        message = f"{path.name} has requests to {sent_to}, and {served} is said to have served them"
+        raise InputError(message, "name the server of these requests")
 
 
 def _with_options(server: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,6 +105,22 @@ def _with_options(server: Mapping[str, Any], options: Mapping[str, Any]) -> dict
     return raw_scenario(deepcopy(dict(server)), given, None, None, None, {}, {}, allow_download=False)
 
 
-def _check_alone(path: Path, holds: str, server: Mapping[str, Any] | None) -> None:
-    if server:
-        raise InputError(f"{path.name} holds {holds}, which --from-command cannot describe", "leave --from-command out")
+def _check_alone(path: Path, holds: str, server: Mapping[str, Any] | None, options: Mapping[str, Any]) -> None:
+    given = ["from-command"] if server else [name for name, value in options.items() if value is not None]
+    if given:
+        name = f"--{given[0].replace('_', '-')}"
+        raise InputError(f"{path.name} holds {holds}, which {name} cannot describe", f"leave {name} out")
+
+
+def _check_columns(
+    path: Path, row: Mapping[str, str], server: Mapping[str, Any] | None, options: Mapping[str, Any]
+) -> None:
+    """Raise InputError for an option that a column of a table says too."""
+    given = {name for name, value in options.items() if value is not None}
+    twice = next((name for name in row if name in given), None)
+    if twice is None and "command" in row and (server or given - {"device", "node"}):
+        twice = "command"
+    if twice is not None:
+        option = twice if twice in given else "from-command" if server else min(given)
+        option = f"--{option.replace('_', '-')}"
+        raise InputError(f"{path.name} has a column {twice!r}, and {option} is given too", "leave one of them out")

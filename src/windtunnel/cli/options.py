@@ -79,7 +79,7 @@ def launched(options: Options) -> Reading:
     if accepted is not None and options.from_command is None:
         raise InputError(
             "--acceptance-fraction belongs to a server that --from-command describes",
-            "in a scenario it is engine.speculative.acceptance_fraction",
+            "in a scenario it is deployment.engine.speculative.acceptance_fraction",
         )
     launch = NO_COMMAND if options.from_command is None else read_launch_command(options.from_command, accepted)
     for line in launch.remarks if getattr(options, "json", False) else ():

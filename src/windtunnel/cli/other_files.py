@@ -20,7 +20,7 @@ _READERS = {
 }
 """What a file is read as -> the verbs that do, the usual one first."""
 _RUNS = {name for name, column in COLUMNS.items() if column.needed and column.of_client}
-_METRICS = {name for name, column in COLUMNS.items() if column.metric}
+_METRICS = {each for name, column in COLUMNS.items() if column.metric for each in (name, column.metric, *column.also)}
 
 
 def reader_of(path: Path, verb: str) -> str | None:

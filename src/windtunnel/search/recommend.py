@@ -13,7 +13,7 @@ from windtunnel.formats.launch.read import servers
 from windtunnel.formats.launch.scripts import changed_options
 from windtunnel.hardware import Device
 from windtunnel.metrics.limits import Limit
-from windtunnel.model.exchange import DEEPEP, MEGA_MOE
+from windtunnel.model.exchange import ALL_GATHER, DEEPEP, MEGA_MOE
 from windtunnel.model.precision import COMPUTE, Format, computed_as
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import encode
@@ -155,7 +155,7 @@ def _without_pools(scenario: Scenario) -> dict[str, dict[str, Any]]:
         return {}
     engine = replace(decode.engine, max_num_batched_tokens=one.engine.max_num_batched_tokens)
     both = replace(decode, name="all", role="both", replicas=replicas, engine=engine)
-    text = f"No pools: {format_count(replicas, 'replica')} of {decode.name} that prefill as well"
+    text = f"No pools: {format_count(replicas, 'replica')} of {decode.name}, each serving whole requests"
     return {text: {f"{DEPLOYMENT}.pools": [encode(both)]}}
 
 
@@ -199,16 +199,23 @@ def _splits(setup: Setup) -> dict[str, dict[str, Any]]:
         settings = {"tp": degree} | ({"ep": degree * split.attention_dp} if is_spread else {})
         if 1 <= degree <= setup.node.num_devices and not any(heads % degree for heads in widest):
             found[f"tp {degree}"] = settings
+    whole, apart = {"tp": ranks, "attention_dp": 1}, {"tp": 1, "attention_dp": ranks, "ep": ranks}
+    if split.attention_dp > 1 and not any(heads % ranks for heads in widest):
+        found[f"tp {ranks} in place of attention data parallelism"] = whole
+    if split.attention_dp == 1 and model.has_experts and ranks > 1 and not _caches_apart(model):
+        found[f"attention data parallelism of {ranks}"] = apart
+    if setup.engine.all2all_backend in DEEPEP:
+        found["no DeepEP"] = {"deployment.engine.all2all_backend": ALL_GATHER}
     for degree in (ranks, 1) if model.has_experts else ():
         if degree != split.ep and (degree > 1 or setup.engine.all2all_backend not in (*DEEPEP, MEGA_MOE)):
             found[f"ep {degree}"] = {"ep": degree}
     return {title: settings for title, settings in found.items() if _starts(name, setup, settings)}
 
 
-def _starts(engine: str, setup: Setup, settings: Mapping[str, int]) -> bool:
+def _starts(engine: str, setup: Setup, settings: Mapping[str, Any]) -> bool:
     """Whether the degrees go together, and an engine starts with experts that are divided so."""
     with suppress(ValueError):
-        after = replace(setup.parallelism, **settings)
+        after = replace(setup.parallelism, **{name: n for name, n in settings.items() if "." not in name})
         return split_columns(engine, setup.model, setup.precision.experts_format, after.experts_tp) is None
     return False
 
@@ -274,13 +281,17 @@ def layouts(model: ModelSpec, num_devices: int) -> Iterator[dict[str, int]]:
     """Yield the degrees of parallelism that fit a node: tensor parallelism, with expert parallelism, and attention data
     parallelism where all ranks would cache the same keys and values."""
     widest = [attention.widest_tp for _, attention in model.attentions]
-    caches_apart = all(attention.shared_kv_heads is not None for _, attention in model.attentions)
     degree = 1
     while degree <= num_devices:
         if all(heads % degree == 0 for heads in widest):
             yield {"tp": degree}
             if model.has_experts and degree > 1:
                 yield {"tp": degree, "ep": degree}
-        if model.has_experts and degree > 1 and not caches_apart:
+        if model.has_experts and degree > 1 and not _caches_apart(model):
             yield {"tp": 1, "attention_dp": degree, "ep": degree}
         degree *= 2
+
+
+def _caches_apart(model: ModelSpec) -> bool:
+    """Whether ranks of tensor parallelism cache keys and values of their own."""
+    return all(attention.shared_kv_heads is not None for _, attention in model.attentions)

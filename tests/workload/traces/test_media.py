@@ -203,7 +203,7 @@ def test_tokens_follow_the_models_rule(tmp_path: Path) -> None:
     assert requests.media is not None
     assert requests.media[0, :, 2].tolist() == [100, 868]
     assert requests.media[0, 0, 1] == requests.media[4, 0, 1] != requests.media[3, 0, 1]
-    assert requests.remarks == ("3 of 5 requests have 4 images of 2 sizes and 1 video of 1 size; 1 of them again",)
+    assert requests.remarks == ("3 of 5 requests have 4 images of 2 sizes and 1 video of 1 size; 1 are repeats",)
     others = requests_of(tmp_path / "trace.jsonl", images={"max_pixels": 256 * 1024, "tokens_per_image": None})
     assert others.input_tokens[0] == 100 + 18 * 13 + 256
 

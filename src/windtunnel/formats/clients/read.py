@@ -67,8 +67,13 @@ def of_documents(read: Callable[[str, dict[str, Any]], list[ClientResult]]) -> C
             name = path.stem if number == 0 else f"{path.stem}:{number + 1}"
             try:
                 results += read(name, document)
-            except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
-                raise InputError(f"{path}: {name} lacks or misstates {error}") from None
+            except KeyError as error:
+                raise InputError(f"{path}: {name} lacks {error}", "was the run interrupted?") from None
+            except (TypeError, AttributeError) as error:
+                message = f"{path}: {name} has a value of another kind than the client writes: {error}"
+                raise InputError(message, "has it been edited? the client's own file is needed") from None
+            except (ValueError, ZeroDivisionError) as error:
+                raise InputError(f"{path}: {name} misstates {error}") from None
         return results
 
     return read_file

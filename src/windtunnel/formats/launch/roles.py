@@ -41,7 +41,8 @@ def roles_of(commands: Sequence[Command], proxies: Sequence[Command] = ()) -> li
     """
     ports = {role: set[str]().union(*(_ports(proxy, role) for proxy in proxies)) for role in ROUTED}
     roles = [_role(command, ports) for command in commands]
-    if PREFILL in roles:
+    words = " ".join(word for command in commands for word in command.words)
+    if PREFILL in roles and not re.search(r"kv_role\W+(?!kv_(?:producer|consumer|both)\b)\w", words):
         roles = [role or DECODE for role in roles]
     found = [role for role in roles if role is not None]
     return found if len(found) == len(roles) and set(found) == {PREFILL, DECODE} else None

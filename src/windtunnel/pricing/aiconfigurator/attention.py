@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -58,7 +59,8 @@ def _rows(collection: Collection, op: Any, table: str, numbers: tuple[str, ...])
         return None
     choices = [{"kv_cache_dtype": kv, "attn_dtype": name} for name in ("bfloat16", kv)]
     if collection.attention_backend is None:
-        return collection.first_rows("attention", table, numbers, choices)
+        rows = _of_shape(op, collection.all_rows("attention", table, numbers, choices))
+        return None if rows is None else rows.main_kernel_only(numbers)
     names = KERNELS.attention_backends[collection.attention_backend]
     rows = None
     for rows in collection.all_rows("attention", table, numbers, choices):
@@ -71,6 +73,19 @@ def _rows(collection: Collection, op: Any, table: str, numbers: tuple[str, ...])
         f"attention_backend {collection.attention_backend} was not measured on {collection.system.name}",
         "leave engine.attention_backend out for the kernels that the engine chooses",
     )
+
+
+def _of_shape(op: Any, found: Iterator[Rows]) -> Rows | None:
+    """Return the first rows; of two formats of queries in one file, the first that has rows of the op's head dimension.
+
+    SGLang's FA3 and `trtllm_mha` read an fp8 cache with fp8 queries, and its other kernels, which a few shapes take,
+    with either.
+    """
+    first = next(found, None)
+    other = None if first is None else next(found, None)
+    if first is None or other is None or other.place != first.place:
+        return first
+    return other if op.head_dim in other["head_dim"] and op.head_dim not in first["head_dim"] else first
 
 
 def _before_fp8_tiles(collection: Collection, rows: Rows, numbers: tuple[str, ...]) -> Rows:

@@ -7,7 +7,7 @@ from windtunnel import catalog
 from windtunnel.metrics.limits import limits_from
 from windtunnel.metrics.summary import SECONDS_PER_HOUR
 from windtunnel.report.numbers import number, percent
-from windtunnel.report.search.figures import figure_title, held_text, is_closed_loop, limit_text, limits_text
+from windtunnel.report.search.figures import figure_title, held_text, is_closed_loop, limit_text
 from windtunnel.search.answers import confidence_between
 from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.search.fleets import FleetSize, alone, fleets, surest
@@ -117,12 +117,12 @@ def _changes_text(study: Study, outcome: SearchOutcome) -> str:
     """Say which single change gains most over the deployment as it is."""
     names = {index: str(study.point(index).choice[CHANGE]) for index in outcome.evaluations}
     present = next(index for index, name in names.items() if name == AS_IT_IS)
-    limits = limits_text(study.space)
     if present not in outcome.ranking:
+        why = _why_not(study, outcome, present)
         if not outcome.ranking:
-            return f"As it is, the deployment does not keep {limits} at any load, and no change tried mends it."
+            return f"As it is, {why}, and no change tried mends it."
         held = _held(study, outcome, outcome.ranking[0])
-        return f"{names[outcome.ranking[0]]}: holds {held}. As it is, it does not keep {limits}."
+        return f"{names[outcome.ranking[0]]}: holds {held}. As it is, {why}."
     best = outcome.ranking[0]
     before, after = (outcome.mean(index) for index in (present, best))
     objective, gain = study.space.objective, gains_of(study, outcome)[best]
@@ -140,6 +140,14 @@ def _changes_text(study: Study, outcome: SearchOutcome) -> str:
     if outcome.burst(best):
         return f"{text}. It holds {_held(study, outcome, best)}."
     return f"{text}. Sure at {certainty(sure)}." if sure is not None else f"{text}."
+
+
+def _why_not(study: Study, outcome: SearchOutcome, index: int) -> str:
+    """Say why a point holds no load: it cannot run, or breaks a limit even when hardly anything is sent."""
+    answer = outcome.evaluations[index]
+    if answer.refused:
+        return f"it cannot run ({answer.refused.partition(': weights')[0]})"
+    return f"{limit_text(str(answer.limited_by), limits_from(study.space.limits))} even when hardly anything is sent"
 
 
 def _enough_text(study: Study, outcome: SearchOutcome, load: float) -> str:

@@ -559,7 +559,11 @@ def _fleet_sections(evidence: SearchEvidence, fleets: Sequence[FleetSize]) -> li
 
 def _refusals(outcome: SearchOutcome, heading: str) -> list[Section]:
     """Return how many points cannot run, by kind of reason."""
-    ordered = Counter(_kind_of(reason) for reason, points in outcome.refusals.items() for _ in points).most_common()
+    of_kind: dict[str, Counter[str]] = {}
+    for reason, points in outcome.refusals.items():
+        of_kind.setdefault(_kind_of(reason), Counter())[reason.partition(": weights")[0]] += len(points)
+    alike = {(next(iter(some)) if len(some) == 1 else kind): some.total() for kind, some in of_kind.items()}
+    ordered = Counter(alike).most_common()
     rows = [(reason, f"{count:,}") for reason, count in ordered[:SHOWN_REFUSALS]]
     more = [f"and {len(ordered) - SHOWN_REFUSALS} more reasons"] if len(ordered) > SHOWN_REFUSALS else []
     return [Section("", [Table(("cannot run", "points"), rows, notes=more)], heading)] if rows else []
@@ -567,4 +571,4 @@ def _refusals(outcome: SearchOutcome, heading: str) -> list[Section]:
 
 def _kind_of(reason: str) -> str:
     """Return a reason without the numbers that differ from point to point."""
-    return re.sub(r"(?<=[ $])\d[\d,.]*(?: [KMGT]iB)?", "…", reason.partition(": weights")[0])
+    return re.sub(r"(?<=[ $])\d[\d,.]*(?: [KMGT]iB)?(?!\w)", "…", reason.partition(": weights")[0])

@@ -67,9 +67,10 @@ def described(media: NDArray[np.int64]) -> str:
             num_sizes = len(np.unique(of_kind[:, :NUMBER], axis=0))
             parts.append(f"{format_count(len(of_kind), name)} of {format_count(num_sizes, 'size')}")
     num_again = len(items) - np.unique(items[:, NUMBER]).size
-    again = f"; {num_again:,} of them again" if num_again else ""
+    again = f"; {num_again:,} are repeats" if num_again else ""
     num_requests = int((media[..., ROW] >= 0).any(axis=1).sum())
-    return f"{num_requests:,} of {len(media):,} requests have {' and '.join(parts)}{again}"
+    has = "has" if num_requests == 1 else "have"
+    return f"{num_requests:,} of {len(media):,} requests {has} {' and '.join(parts)}{again}"
 
 
 def joined(parts: Sequence[RowMedia]) -> RowMedia | None:
@@ -137,10 +138,12 @@ class MediaReading:
     def _equal(self, values: Mapping[str, Any], is_listed: bool, row: int) -> list[tuple[str, Any]]:
         """Return the images of a row that are a number, a width and a height in columns of their own."""
         given = values.get("num_images")
-        count = 0 if given is None else self._whole(self.names["num_images"], given, row, (0, MOST_OF_REQUEST))
+        if "num_images" not in self.names and any(values.get(key) for key in ("image_width", "image_height")):
+            given = 1  # a size alone is one image
+        count = 0 if given is None else self._whole(self.names.get("num_images", ""), given, row, (0, MOST_OF_REQUEST))
         if not count:
             return []
-        name = f"{self.path} row {row}: {self.names['num_images']}"
+        name = f"{self.path} row {row}: {self.names.get('num_images', 'num_images')}"
         if is_listed:
             raise InputError(f"{name} is given beside images or videos", "give one of them")
         if missing := [key for key in ("image_width", "image_height") if values.get(key) is None]:
