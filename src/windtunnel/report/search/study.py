@@ -562,8 +562,8 @@ def _refusals(outcome: SearchOutcome, heading: str) -> list[Section]:
     of_kind: dict[str, Counter[str]] = {}
     for reason, points in outcome.refusals.items():
         of_kind.setdefault(_kind_of(reason), Counter())[reason.partition(": weights")[0]] += len(points)
-    alike = {(next(iter(some)) if len(some) == 1 else kind): some.total() for kind, some in of_kind.items()}
-    ordered = Counter(alike).most_common()
+    shown = {(next(iter(some)) if len(some) == 1 else kind): some.total() for kind, some in of_kind.items()}
+    ordered = Counter(shown).most_common()
     rows = [(reason, f"{count:,}") for reason, count in ordered[:SHOWN_REFUSALS]]
     more = [f"and {len(ordered) - SHOWN_REFUSALS} more reasons"] if len(ordered) > SHOWN_REFUSALS else []
     return [Section("", [Table(("cannot run", "points"), rows, notes=more)], heading)] if rows else []
