@@ -348,6 +348,7 @@ def test_pools_are_written_as_servers_of_their_own() -> None:
     )
     script = launch_script(scenario, {"vllm": "0.24.0"})
     assert script.count("vllm serve meta-llama/Llama-3.1-8B") == 2
+    assert [pool["role"] for pool in read_launch_command(script).raw["deployment"]["pools"]] == ["prefill", "decode"]
     assert "--tensor-parallel-size 2" in script
     documents = list(yaml.safe_load_all(kubernetes_manifests(scenario, {"vllm": "0.24.0"})))
     deployments = [document for document in documents if document["kind"] == "Deployment"]

@@ -34,8 +34,8 @@ ROUTER_IMAGE = "nginx:1.29"
 TOKEN = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf-token", "key": "token", "optional": True}}}
 TOKEN_REMARK = "# For a gated checkpoint: kubectl create secret generic hf-token --from-literal=token=YOUR_TOKEN\n"
 REMARKS = {
-    "prefill": "requests reach it first; its KV cache goes to the decode pool: add your engine's KV connector",
-    "decode": "takes requests that were prefilled elsewhere: add your engine's KV connector",
+    "prefill": "requests reach it first; its KV cache goes to the decode pool",
+    "decode": "takes requests that were prefilled elsewhere",
 }
 
 
@@ -129,13 +129,19 @@ def launch_script(scenario: Scenario, version: dict[str, str]) -> str:
         copies = f"{deployment.replicas} replica{'s' if deployment.replicas > 1 else ''}"
         what = f"{copies} of {deployment.parallelism.num_devices} x {deployment.device}"
         lines += ["", f"# {name}: {what}; simulated as {engine.name} {version[engine.name]}"]
-        lines += [f"# {REMARKS[role]}"] if role in REMARKS else []
+        lines += [f"# {_role_remark(server_of(engine), role)}"] if role in REMARKS else []
         if content := _file(scenario, deployment):
             lines += [f"cat > {_file_name(engine)} <<'END'", yaml.safe_dump(content, sort_keys=False).rstrip(), "END"]
         variables = "".join(f"{name}={value} " for name, value in _environment(engine).items())
-        lines += [f"{variables}{shlex.join(_words(scenario, deployment))}"]
+        words = (*_words(scenario, deployment), *server_of(engine).roles.get(role, ()))
+        lines += [f"{variables}{shlex.join(words)}"]
         lines += [f"# {text}" for text in _unsaid(scenario, deployment)]
     return "\n".join(lines) + "\n"
+
+
+def _role_remark(server: Options, role: str) -> str:
+    """Say what a server of a role does, and what remains to be done for it."""
+    return f"{REMARKS[role]}: {'put a proxy before both' if server.roles else 'add the KV connector of your engine'}"
 
 
 Value = Callable[[str, str, Any], Any]
@@ -186,7 +192,8 @@ def _documents(scenario: Scenario, version: dict[str, str], value: Value) -> lis
         engine, server, of_part = deployment.engine, server_of(deployment.engine), partial(value, name)
         app, content = _label(scenario.model_name, name), _file(scenario, deployment)
         has_router = deployment.most_replicas > 1 and role not in REMARKS
-        remarks = [*([REMARKS[role]] if role in REMARKS else []), *_unsaid(scenario, deployment)]
+        role_remarks = [_role_remark(server, role)] if role in REMARKS else []
+        remarks = [*role_remarks, *_unsaid(scenario, deployment)]
         device = catalog.device(deployment.device)
         if not catalog.product_labels(device.name):
             remarks.append(f"fill in nodeSelector: the label of the nodes with {device.title}, and its value")
@@ -200,7 +207,9 @@ def _documents(scenario: Scenario, version: dict[str, str], value: Value) -> lis
             "app": app,
             "metadata": {"name": app} | ({"annotations": {"windtunnel/to-do": "; ".join(remarks)}} if remarks else {}),
             "image": of_part("image", server.image.format(version=version[engine.name])),
-            "command": of_part("command", [*_words(scenario, deployment), *server.listening]),
+            "command": of_part(
+                "command", [*_words(scenario, deployment), *server.roles.get(role, ()), *server.listening]
+            ),
             **_settings(deployment, server, of_part),
             **{f"{kind}Name": f"{app}-{kind}" for kind in ("cache", "replicas", "router")},
             "routerConfig": nginx,

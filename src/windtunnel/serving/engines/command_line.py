@@ -135,6 +135,8 @@ class Options(Schema):
     listening: tuple[str, ...] = ()
     """Options without which the server answers its own machine only."""
     spelt_with_underscores: bool = False
+    roles: dict[str, tuple[str, ...]] = {}
+    """Role of a pool -> words that give a server that role; empty where other programs give it."""
 
     def flag(self, name: str) -> Flag | None:
         """Return the option of that name, or None."""
