@@ -133,8 +133,7 @@ def launch_script(scenario: Scenario, version: dict[str, str]) -> str:
         if content := _file(scenario, deployment):
             lines += [f"cat > {_file_name(engine)} <<'END'", yaml.safe_dump(content, sort_keys=False).rstrip(), "END"]
         variables = "".join(f"{name}={value} " for name, value in _environment(engine).items())
-        words = (*_words(scenario, deployment), *server_of(engine).roles.get(role, ()))
-        lines += [f"{variables}{shlex.join(words)}"]
+        lines += [f"{variables}{shlex.join(_command(scenario, deployment, role))}"]
         lines += [f"# {text}" for text in _unsaid(scenario, deployment)]
     return "\n".join(lines) + "\n"
 
@@ -207,9 +206,7 @@ def _documents(scenario: Scenario, version: dict[str, str], value: Value) -> lis
             "app": app,
             "metadata": {"name": app} | ({"annotations": {"windtunnel/to-do": "; ".join(remarks)}} if remarks else {}),
             "image": of_part("image", server.image.format(version=version[engine.name])),
-            "command": of_part(
-                "command", [*_words(scenario, deployment), *server.roles.get(role, ()), *server.listening]
-            ),
+            "command": of_part("command", [*_command(scenario, deployment, role), *server.listening]),
             **_settings(deployment, server, of_part),
             **{f"{kind}Name": f"{app}-{kind}" for kind in ("cache", "replicas", "router")},
             "routerConfig": nginx,
@@ -346,6 +343,11 @@ def _words(scenario: Scenario, deployment: Deployment) -> tuple[str, ...]:
     served = *_formats(scenario), scenario.workload.task, checkpoint.is_encoder
     words = write_launch_command(checkpoint.name, deployment.parallelism, deployment.engine, *served)
     return (*words, "--config", _file_name(deployment.engine)) if _file(scenario, deployment) else words
+
+
+def _command(scenario: Scenario, deployment: Deployment, role: str) -> tuple[str, ...]:
+    """Return the words that start a replica in its role."""
+    return (*_words(scenario, deployment), *server_of(deployment.engine).roles.get(role, ()))
 
 
 def _environment(engine: EngineSettings) -> dict[str, str]:
