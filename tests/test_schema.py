@@ -129,7 +129,7 @@ def test_a_word_for_a_table_names_what_the_table_may_hold() -> None:
     raw = raw_scenario(deployment={"device": "h100_sxm", "parallelism": 4})
     found, hint = message(raw, Scenario)
     assert found == "$.deployment.parallelism is 4; a table of keys and values is needed"
-    assert hint == "its keys: tp, pp, ep, attention_dp, ffn"
+    assert hint == "its keys: tp, pp, ep, attention_dp, dcp, ffn"
     raw = raw_scenario()
     raw["workload"]["arrivals"] = "poisson"  # type: ignore[index]
     found, hint = message(raw, Scenario)
