@@ -373,6 +373,12 @@ def test_what_is_said_twice_or_of_another_model_is_refused(tmp_path: Path) -> No
     commands = table_of(tmp_path, COMMANDS, "a,h100_sxm,vllm serve llama-3.1-8b,1024,256,16,,8")
     with pytest.raises(InputError, match=r"has a column 'command', and --from-command is given too"):
         read_measurements([commands], {}, server)
+    commands = table_of(
+        tmp_path, "command,input_tokens,output_tokens,concurrency,tpot_ms", "vllm serve qwen3-8b,9,9,1,8"
+    )
+    (run,) = read_measurements([commands], {"device": "l4"})
+    assert run.scenario is not None
+    assert (run.scenario.model, run.scenario.deployment.device) == ("qwen3-8b", "l4")
     training = tmp_path / "training.csv"
     training.write_text("model,accelerator,n_gpus,gbs\nllama-3.1-8b,h100_sxm,8,8\n")
     with pytest.raises(InputError, match=r"training\.csv holds training runs, which --tp cannot describe"):

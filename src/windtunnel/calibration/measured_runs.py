@@ -29,6 +29,7 @@ from windtunnel.schema import Schema, decode, encode, fields_of, read_yaml, set_
 from windtunnel.serving.deployment import EngineSettings, Pool
 from windtunnel.serving.engines.contract import behaviour_of
 from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from
+from windtunnel.serving.shorthand import lay_over
 from windtunnel.training.job import TrainingJob
 
 METRICS = ("tpot", "ttft", "e2e", "throughput", "step", "rate")
@@ -248,7 +249,7 @@ def text_rows(path: Path) -> Iterator[dict[str, str]]:
         yield {name: value.strip() for name, value in line.items()}
 
 
-def _started_by(where: str, command: str) -> Mapping[str, Any]:
+def _started_by(where: str, command: str) -> dict[str, Any]:
     try:
         reading = read_launch_command(command)
     except InputError as error:
@@ -263,12 +264,12 @@ def _measurement(where: str, identity: str, row: Mapping[str, str], server: Mapp
     given = {name: row[name] for name in COLUMNS if row.get(name)}
     unknown = tuple(name for name, value in given.items() if COLUMNS[name].may_be_unknown and value == UNKNOWN)
     given = {name: value for name, value in given.items() if name not in unknown}
-    started = _started_by(where, given["command"]) if "command" in given else server
-    raw: dict[str, Any] = deepcopy(dict(started))
+    raw: dict[str, Any] = deepcopy(dict(server))
+    if "command" in given:
+        lay_over(raw, _started_by(where, given["command"]))
     if "model" in given:
         raw["model"] = given["model"]
-    for name in OF_SERVER:
-        said = raw.get("model") if name == "model" else raw.get("deployment", server.get("deployment", {})).get(name)
+    for name, said in (("model", raw.get("model")), ("device", raw.get("deployment", {}).get("device"))):
         given |= {name: str(said)} if said and name not in given else {}
     for name, column in COLUMNS.items():
         if column.needed and name not in given:

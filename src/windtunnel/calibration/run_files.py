@@ -96,8 +96,8 @@ def _check_model(path: Path, sent_to: str, served: str) -> None:
         sent_to, served = (catalog.known_name("models", name) for name in (sent_to, served))
         is_other = sent_to not in (served, *catalog.checkpoints(served))
     if is_other:
-        message = f"{path.name} has requests to {sent_to}, and {served} is said to have served them"
-        raise InputError(message, "name the server of these requests")
+        said = f"{path.name} has requests to {sent_to}, and {served} is said to have served them"
+        raise InputError(said, "name the server of these requests")
 
 
 def _with_options(server: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,5 +122,5 @@ def _check_columns(
         twice = "command"
     if twice is not None:
         option = twice if twice in given else "from-command" if server else min(given)
-        option = f"--{option.replace('_', '-')}"
-        raise InputError(f"{path.name} has a column {twice!r}, and {option} is given too", "leave one of them out")
+        said = f"{path.name} has a column {twice!r}, and --{option.replace('_', '-')} is given too"
+        raise InputError(said, "leave one of them out")

@@ -91,8 +91,7 @@ def changes_space(
     """
     raw = {**encode(scenario), "limits": {limit.name: limit.most_s for limit in limits}}
     raw.pop("slo", None)
-    pools = scenario.deployment.pools
-    changes = _changes_of_pools(scenario) if pools else _changes(resolve(scenario))
+    changes = _changes_of_pools(scenario) if scenario.deployment.pools else _changes(resolve(scenario))
     raw |= {"vary": {CHANGE: changes}, "objective": objective, "budget": dict(budget)}
     space = space_from(raw, "windtunnel recommend")
     named: dict[str, dict[str, Any]] = {}
@@ -104,19 +103,17 @@ def changes_space(
 
 def _options_of(before: Scenario, after: Scenario) -> str:
     """Return the changed options of command lines, those of a pool behind its name; empty where no option says it."""
-    pools, others = before.deployment.pools, after.deployment.pools
-    if len(pools) != len(others) or [pool.replicas for pool in pools] != [pool.replicas for pool in others]:
+    pools, others = before.deployment.groups, after.deployment.groups
+    if [pool.replicas for pool in pools] != [pool.replicas for pool in others]:
         return ""
     texts: dict[str, str] = {}
-    for pool, other in zip(pools or (None,), others or (None,), strict=True):
-        one, two = (
-            each if part is None else pool_scenario(each, part) for each, part in ((before, pool), (after, other))
-        )
+    for pool, other in zip(pools, others, strict=True):
+        one, two = pool_scenario(before, pool), pool_scenario(after, other)
         is_server = catalog.spelling("engines", one.deployment.engine.name) in servers()
-        texts["" if pool is None else f"{pool.name}: "] = changed_options(one, two) if is_server else ""
-    if texts and len(set(texts.values())) == 1:
+        texts[pool.name] = changed_options(one, two) if is_server else ""
+    if len(set(texts.values())) == 1:
         return next(iter(texts.values()))
-    return "; ".join(f"{name}{text}" for name, text in texts.items() if text)
+    return "; ".join(f"{name}: {text}" for name, text in texts.items() if text)
 
 
 def _changes_of_pools(scenario: Scenario) -> dict[str, dict[str, Any]]:

@@ -108,6 +108,11 @@ def test_gpus_that_the_options_do_not_take_are_named(tmp_path: Path) -> None:
     assert read(recipe, tmp_path).container == ["the container has 4 GPUs, and its command takes 2"]
 
 
+@pytest.mark.parametrize("gpus", [{"gpus_per_agg": 2, "gpus_per_node": 1}, {"agg_nodes": 0}])
+def test_gpus_that_are_said_or_shared_are_not_counted_from_nodes(gpus: dict[str, int], tmp_path: Path) -> None:
+    assert read(VLLM | {"resources": VLLM["resources"] | gpus}, tmp_path).container == []
+
+
 @pytest.mark.parametrize(
     ("resources", "message"),
     [

@@ -133,6 +133,13 @@ def test_the_ports_that_a_proxy_names_say_the_roles(proxy: str, prefill: int, de
     assert set(roles) == {"prefill", "decode"}
 
 
+def test_a_server_without_a_port_listens_where_its_engine_does() -> None:
+    servers = "sglang serve --model-path qwen3-8b --port 30001 & sglang serve --model-path qwen3-8b --tp 2 & "
+    proxy = "python -m sglang_router.launch_router --prefill http://a:30001 --decode http://b:30000"
+    prefill, decode = read_launch_command(servers + proxy).raw["deployment"]["pools"]
+    assert (prefill["role"], decode["role"], decode["parallelism"]) == ("prefill", "decode", {"tp": 2})
+
+
 def test_ports_that_no_proxy_names_say_nothing() -> None:
     with pytest.raises(InputError, match="starts 2 servers"):
         read_launch_command(PROXIED + "python proxy.py --prefill localhost:9100 --decode localhost:9200")

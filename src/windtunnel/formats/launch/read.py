@@ -230,7 +230,7 @@ def _servers_in(text: str, file: Path | None) -> tuple[list[Started], list[str] 
     found = [server for server in started if server[2].words[:1] != [PROXY]]
     if not found:
         found = [(engine, options, each) for engine, options, proxy in started for each in servers_of(proxy)]
-    roles = roles_of([command for *_, command in found], commands) if len(found) > 1 else None
+    roles = roles_of([(command, server.port) for _, server, command in found], commands) if len(found) > 1 else None
     if len(found) == 1 or roles is not None:
         return found, roles
     if found:

@@ -46,7 +46,7 @@ def _command(
 ) -> Command:
     resources, model, name = table(recipe["resources"]), table(recipe.get("model")), ROLES[role]
     workers, nodes = (_count(resources, f"{name}_{what}", 1) for what in ("workers", "nodes"))
-    gpus = _count(resources, f"gpus_per_{role}", nodes * _count(resources, "gpus_per_node", 0) // workers)
+    gpus = _count(resources, f"gpus_per_{name}", nodes * _count(resources, "gpus_per_node", 0) // workers)
     options = {str(key).replace("_", "-"): value for key, value in options.items()}
     named = [options.pop("model-path", None), model.get("path"), options.get("served-model-name")]
     checkpoint = _checkpoint([str(each) for each in named if each], str(model.get("precision")))
@@ -69,7 +69,7 @@ def _count(resources: Mapping[str, Any], name: str, default: int) -> int:
         return default
     if not isinstance(value, int) or value < 0 or (value == 0 and name.endswith("_workers")):
         raise InputError(f"--from-command: resources.{name} is {value!r}; a number is needed")
-    return value or default
+    return value
 
 
 def _checkpoint(names: list[str], precision: str) -> str:

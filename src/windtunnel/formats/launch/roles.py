@@ -27,31 +27,31 @@ ROUTED = {PREFILL: ("--prefill", "context_servers"), DECODE: ("--decode", "gener
 """How the options of a proxy begin that name the servers of a role, and the key of TensorRT-LLM's `disaggregated`."""
 OF_PROXY = {"hostname", "port", "urls", "num_instances", "router", "conditional_disagg_config", "disagg_cluster"}
 """Keys of TensorRT-LLM's `disaggregated` that set nothing of a server."""
-DEFAULT_PORT = "8000"
 PROXY = "disaggregated"
 """Subcommand of `trtllm-serve` that stands before the servers, and serves nothing."""
 
 
-def roles_of(commands: Sequence[Command], proxies: Sequence[Command] = ()) -> list[str] | None:
+def roles_of(servers: Sequence[tuple[Command, int]], proxies: Sequence[Command] = ()) -> list[str] | None:
     """Return the role of each of several servers; None where they are not the two sides of one deployment.
 
     An option says it (SGLang's and Dynamo's `--disaggregation-mode`, Dynamo's `--is-prefill-worker`, the `kv_role` of
     vLLM's `--kv-transfer-config`), else a proxy that names their ports, else the name of the container or of what holds
-    it. Where only prefill is said, as in Dynamo's manifests, the others decode.
+    it. Where only prefill is said, as in Dynamo's manifests, the others decode. Beside each server
+    stands the port where it listens unless its options say otherwise.
     """
-    ports = {role: set[str]().union(*(_ports(proxy, role) for proxy in proxies)) for role in ROUTED}
-    roles = [_role(command, ports) for command in commands]
-    words = " ".join(word for command in commands for word in command.words)
+    named = {role: set[str]().union(*(_ports(proxy, role) for proxy in proxies)) for role in ROUTED}
+    roles = [_role(command, str(port), named) for command, port in servers]
+    words = " ".join(word for command, _ in servers for word in command.words)
     if PREFILL in roles and not re.search(r"kv_role\W+(?!kv_(?:producer|consumer|both)\b)\w", words):
         roles = [role or DECODE for role in roles]
     found = [role for role in roles if role is not None]
     return found if len(found) == len(roles) and set(found) == {PREFILL, DECODE} else None
 
 
-def _role(command: Command, ports: Mapping[str, set[str]]) -> str | None:
+def _role(command: Command, port: str, ports: Mapping[str, set[str]]) -> str | None:
     words = " ".join(command.words).lower()
     option = re.search(r"--port[= ](\d+)", words)
-    of_port = [role for role, named in ports.items() if (option[1] if option else DEFAULT_PORT) in named]
+    of_port = [role for role, named in ports.items() if (option[1] if option else port) in named]
     said = [
         [role for role, says in SAID.items() if re.search(says, words)],
         of_port if len(of_port) == 1 else [],

@@ -561,7 +561,8 @@ def _refusals(outcome: SearchOutcome, heading: str) -> list[Section]:
     """Return how many points cannot run, by kind of reason."""
     of_kind: dict[str, Counter[str]] = {}
     for reason, points in outcome.refusals.items():
-        of_kind.setdefault(_kind_of(reason), Counter())[reason.partition(": weights")[0]] += len(points)
+        short = reason.partition(": weights")[0]
+        of_kind.setdefault(_kind_of(short), Counter())[short] += len(points)
     shown = {(next(iter(some)) if len(some) == 1 else kind): some.total() for kind, some in of_kind.items()}
     ordered = Counter(shown).most_common()
     rows = [(reason, f"{count:,}") for reason, count in ordered[:SHOWN_REFUSALS]]
@@ -571,4 +572,4 @@ def _refusals(outcome: SearchOutcome, heading: str) -> list[Section]:
 
 def _kind_of(reason: str) -> str:
     """Return a reason without the numbers that differ from point to point."""
-    return re.sub(r"(?<=[ $])\d[\d,.]*(?: [KMGT]iB)?(?!\w)", "…", reason.partition(": weights")[0])
+    return re.sub(r"(?<=[ $])\d[\d,.]*(?: [KMGT]iB)?(?!\w)", "…", reason)
