@@ -75,6 +75,7 @@ def test_a_change_is_judged_on_the_same_requests() -> None:
     assert document["after"]["e2e"]["p90"]["value"] > document["before"]["e2e"]["p90"]["value"]
 
 
+@pytest.mark.full
 def test_a_recorded_run_is_diagnosed(tmp_path: Path) -> None:
     options = {"model": "qwen2.5-0.5b", "device": "h100_sxm", "max_cudagraph_capture_size": 0}
     settings = {"deployment.engine.max_cudagraph_capture_size": options.pop("max_cudagraph_capture_size")}
@@ -114,6 +115,7 @@ def test_wrong_input_is_answered_with_its_sentence(tool: str, arguments: dict[st
     assert "pydantic" not in result.content[0].text
 
 
+@pytest.mark.full
 def test_the_command_serves_over_its_pipe() -> None:
     parameters = StdioServerParameters(command=sys.executable, args=["-m", "windtunnel", "mcp"], env=dict(os.environ))
     result = call(stdio_client(parameters), "catalog", {"kind": "engines"})

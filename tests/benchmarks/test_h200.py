@@ -15,6 +15,7 @@ def test_a_profile_meets_whole_steps(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out.startswith("\nprofile: 19 whole steps, median 0.6%")
 
 
+@pytest.mark.full
 def test_loads_are_read_with_their_servers() -> None:
     found = dict(h200.loads("none"))
     assert len(found) == 15

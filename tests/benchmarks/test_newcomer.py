@@ -13,6 +13,7 @@ def test_each_task_takes_few_commands() -> None:
     assert all(1 <= len(task.commands) <= newcomer.MOST_COMMANDS for task in newcomer.TASKS.values())
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 @pytest.mark.parametrize("name", ["check", "trace", "config"])
 def test_a_task_is_answered_in_time(name: str) -> None:

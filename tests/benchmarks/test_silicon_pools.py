@@ -134,6 +134,7 @@ def test_pools_that_leave_open_what_was_run_are_refused(prefill: str, reason: st
     assert caught.value.message.startswith(reason)
 
 
+@pytest.mark.full
 def test_nearly_every_row_of_separate_pools_is_a_scenario(reference: Path) -> None:
     """Refused are those of which no limit was recorded, and speculative ones that do not say how much they draft. The
     places where requests decode are those that others counted.

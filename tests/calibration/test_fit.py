@@ -87,6 +87,7 @@ def test_a_priced_server_predicts_what_the_simulator_does(runs: list[PricedServe
     assert found["e2e"] == pytest.approx(result.summary.e2e_s.mean, rel=1e-9)
 
 
+@pytest.mark.full
 def test_a_fit_explains_what_was_put_in(runs: list[PricedServer]) -> None:
     before = np.abs(errors(runs, [predict(priced, Fit({})) for priced in runs]))
     fit = fit_runs(runs).fit
@@ -95,11 +96,13 @@ def test_a_fit_explains_what_was_put_in(runs: list[PricedServer]) -> None:
     assert np.median(after) < 0.01
 
 
+@pytest.mark.full
 def test_runs_that_agree_with_the_defaults_move_nothing() -> None:
     fit = fit_runs(measured(Fit({})), num_rounds=1).fit
     assert max(map(abs, fit.effects.values())) < 1e-6
 
 
+@pytest.mark.full
 def test_a_wild_run_does_not_move_the_others(runs: list[PricedServer]) -> None:
     wild = {name: 8 * value for name, value in runs[0].measurement.measured.items()}
     spoilt = [replace(runs[0], measurement=replace(runs[0].measurement, measured=wild)), *runs[1:]]
@@ -107,6 +110,7 @@ def test_a_wild_run_does_not_move_the_others(runs: list[PricedServer]) -> None:
     assert np.median(np.abs(errors(runs[1:], [predict(priced, fit) for priced in runs[1:]]))) < 0.03
 
 
+@pytest.mark.full
 def test_a_fold_holds_whole_configurations_and_fits_see_none_of_it(runs: list[PricedServer]) -> None:
     fold = folds(runs, count=3)
     assert len(set(fold.tolist())) == 3
@@ -121,6 +125,7 @@ def test_a_fold_holds_whole_configurations_and_fits_see_none_of_it(runs: list[Pr
     assert np.median(np.abs(errors(runs, held))) < 0.05
 
 
+@pytest.mark.full
 def test_a_fit_is_the_mean_of_those_under_all_priors_and_sees_the_kept_runs_only(runs: list[PricedServer]) -> None:
     whole, kept = fit_runs(runs), np.arange(len(runs)) != 0
     found = averaged_fit(runs, whole, kept)
@@ -161,6 +166,7 @@ def of_client(runs: list[PricedServer], name: str, fit: Fit) -> list[PricedServe
     return found
 
 
+@pytest.mark.full
 def test_what_one_clients_runs_show_is_that_clients_and_not_the_engines(runs: list[PricedServer]) -> None:
     slow = Fit({("client.first_token_s", "inferencex"): 1.5})
     made = profiles(of_client(runs, "inferencex", slow), "runs.csv")["vllm-h100_sxm"]
@@ -171,6 +177,7 @@ def test_what_one_clients_runs_show_is_that_clients_and_not_the_engines(runs: li
     assert set(made.clients) == {"inferencex"}
 
 
+@pytest.mark.full
 def test_what_several_clients_share_moves_the_engines_part_more(runs: list[PricedServer]) -> None:
     server = Fit({("host.first_token_s", "vllm"): 1.0})
     one = fit_runs(of_client(runs, "inferencex", server)).fit
@@ -180,6 +187,7 @@ def test_what_several_clients_share_moves_the_engines_part_more(runs: list[Price
     assert several.effects[effect] > 1.5 * one.effects[effect] > 0
 
 
+@pytest.mark.full
 def test_a_release_is_trusted_by_the_models_that_show_it_and_not_by_their_runs(runs: list[PricedServer]) -> None:
     def fitted(names: tuple[str, ...]) -> float:
         chosen = []
@@ -196,6 +204,7 @@ def test_a_release_is_trusted_by_the_models_that_show_it_and_not_by_their_runs(r
     assert 0 < one < 0.8 * several
 
 
+@pytest.mark.full
 def test_overheads_of_a_release_are_its_own_and_others_keep_what_all_share(runs: list[PricedServer]) -> None:
     def of(version: str, fit: Fit) -> list[PricedServer]:
         # Of as many models as runs, as a release's effect is trusted by its models.
@@ -221,6 +230,7 @@ def test_overheads_of_a_release_are_its_own_and_others_keep_what_all_share(runs:
     assert made.releases["0.19"].unhidden_step_s < made.host.unhidden_step_s < made.releases["0.10"].unhidden_step_s
 
 
+@pytest.mark.full
 def test_profiles_carry_their_record(runs: list[PricedServer]) -> None:
     made = profiles(runs, "runs.csv")
     assert set(made) == {"vllm", "vllm-h100_sxm"}

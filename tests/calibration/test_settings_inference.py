@@ -75,17 +75,20 @@ def limited() -> list[PricedServer]:
     return ran((4, 32, 64), SHORT, UNKNOWN, max_num_seqs=16)
 
 
+@pytest.mark.full
 def test_a_limit_that_nobody_recorded_is_found_again(limited: list[PricedServer]) -> None:
     learnt = learnt_from(limited)
     assert {series: taken.values for series, taken in learnt.items()} == {SERIES: (("max_num_seqs", 16.0),)}
     assert [values_of(priced, learnt) for priced in limited] == [(("max_num_seqs", 16.0),)] * 6
 
 
+@pytest.mark.full
 def test_runs_that_agree_with_the_defaults_change_no_setting() -> None:
     assert learnt_from(ran((4, 64), SHORT, UNKNOWN)) == {}
     assert learnt_from(ran((4, 64), SHORT)) == {}
 
 
+@pytest.mark.full
 def test_a_setting_is_not_taken_that_other_configurations_speak_against(limited: list[PricedServer]) -> None:
     plain = ran((4, 32, 64), SHORT, UNKNOWN)
     mixed = [*limited[:3], *plain[3:]]
@@ -105,6 +108,7 @@ def test_a_setting_that_one_run_of_a_series_recorded_is_chosen_for_none(limited:
         assert names <= {"max_num_batched_tokens"}
 
 
+@pytest.mark.full
 def test_runs_left_out_are_predicted_with_what_the_others_say(limited: list[PricedServer]) -> None:
     around, fold = fit_runs(limited, num_rounds=1), folds(limited, count=2)
     held = held_out(limited, around, fold)
@@ -126,6 +130,7 @@ def test_memory_kept_from_the_cache_is_found_again_where_the_cache_is_full() -> 
     assert learnt_from(ran((4, 8), LONG, reserved_bytes=12 * GIB)) == {}
 
 
+@pytest.mark.full
 def test_a_device_without_runs_keeps_what_the_engine_does_on_others() -> None:
     runs = ran((256, 512, 640), LONG, reserved_bytes=12 * GIB)
     device = msgspec.structs.replace(runs[0].setup.device, name="another")
@@ -134,6 +139,7 @@ def test_a_device_without_runs_keeps_what_the_engine_does_on_others() -> None:
     assert values_of(other, learnt) == (("reserved_bytes", 12 * GIB),)
 
 
+@pytest.mark.full
 def test_a_profile_serves_a_deployment_with_what_was_learnt(limited: list[PricedServer], tmp_path) -> None:  # type: ignore[no-untyped-def]
     made = profiles(limited, "runs.csv")["vllm-h100_sxm"]
     assert [one.settings for one in made.inferred] == [{"max_num_seqs": 16}]

@@ -79,6 +79,7 @@ def test_a_table_with_a_column_that_is_not_known_is_refused(tmp_path):
         read_measurements(table(tmp_path, "model,accelerator,n_gpus,gbs,seq_len,gpus\na,b,1,1,1,1\n"), {})
 
 
+@pytest.mark.full
 def test_published_runs_are_met_as_their_benchmark_says(reference):
     from measured_runs import training_measurements
 

@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.yaml")) if "workload" in path.read_text()]
 
 
+@pytest.mark.full
 def test_the_page_of_keys_is_current() -> None:
     command = [sys.executable, ROOT / "docs/write_keys.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

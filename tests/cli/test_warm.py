@@ -18,6 +18,7 @@ from windtunnel.twin.start import twin_app
 pytestmark = pytest.mark.compiled
 
 
+@pytest.mark.full
 def test_it_names_every_form_and_runs_of_these_forms_compile_nothing_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(windtunnel, ["warm"])
     assert done.exit_code == 0, done.output
@@ -54,6 +55,7 @@ print("ran")
 """A schedule of a pipeline, whose loop compiles in a tenth of the serving loop's time."""
 
 
+@pytest.mark.full
 def test_shipped_code_is_run_where_a_first_run_would_compile(tmp_path: Path) -> None:
     shipped, generic = tmp_path / "shipped", warm.ANY_PROCESSOR
 
@@ -81,6 +83,7 @@ def test_a_users_function_is_never_taken_from_a_wheel() -> None:
     assert jit.Entry(policy)._shipped_path(()) is None
 
 
+@pytest.mark.full
 def test_a_server_says_what_it_compiles(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with progress.compiling(2):
         for announce in jit.ON_COMPILE:

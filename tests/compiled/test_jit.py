@@ -69,6 +69,7 @@ def take_one(clock: Clock) -> int:
     return take_next(clock)
 
 
+@pytest.mark.full
 def test_what_an_entry_calls_can_be_called_by_others() -> None:
     """As an entry's own it has fewer arguments, and whoever took it for the other would read wild addresses."""
     clock = new_clock(16, 8, 2)

@@ -188,6 +188,7 @@ def test_large_bodies_are_not_read(ask: Ask, server: DashboardServer) -> None:
     assert ask("/").status == 200
 
 
+@pytest.mark.full
 def test_slow_and_many_clients_keep_nobody_waiting(ask: Ask, server: DashboardServer) -> None:
     """Clients that send a header a byte at a time, or nothing, hold no thread."""
     with contextlib.ExitStack() as stack:

@@ -12,6 +12,7 @@ import pytest
 from dashboard.conftest import SERVED, Ask
 
 
+@pytest.mark.full
 def test_the_runs_page_names_every_result(ask: Ask) -> None:
     page = ask("/").text
     for name in ("served/slow", "served/fast", "real", "found", "capacity.json", "grid.json", "torn", "half"):
@@ -26,6 +27,7 @@ def test_an_empty_folder_says_so(serve: object, tmp_path: Path) -> None:
     assert "no result below this folder yet" in page.text
 
 
+@pytest.mark.full
 def test_a_runs_document_is_its_summary(ask: Ask, folder: Path) -> None:
     assert ask("/api/run/served/slow").text == (folder / "served" / "slow" / "summary.json").read_text()
 

@@ -43,6 +43,7 @@ def awaited(ask: Ask, number: int = 1) -> Any:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_the_answer_is_the_verbs(serve: Callable[[Path], Ask], tmp_path: Path) -> None:
     ask = serve(tmp_path)
@@ -60,6 +61,7 @@ def test_the_answer_is_the_verbs(serve: Callable[[Path], Ask], tmp_path: Path) -
     assert ">done<" in ask("/recommend").text
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_a_search_that_is_stopped_keeps_the_best_so_far() -> None:
     space, load = space_of(FORM)
@@ -83,6 +85,7 @@ def test_a_search_that_is_stopped_keeps_the_best_so_far() -> None:
     assert known.shown().why
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_what_is_stopped_before_anything_is_found_says_so(
     serve: Callable[[Path], Ask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

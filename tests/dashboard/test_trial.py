@@ -160,6 +160,7 @@ def test_a_run_that_takes_too_long_is_ended(ask: Ask, monkeypatch: pytest.Monkey
     assert "requests are simulated" in answer.document["error"]
 
 
+@pytest.mark.full
 def test_a_sweep_ends_at_the_capacity() -> None:
     found = sweep_document(swept(wanted()))
     assert found["capacity"] == capacities(wanted(), limits_of(wanted().slo), 1).load
@@ -171,6 +172,7 @@ def test_a_sweep_ends_at_the_capacity() -> None:
     assert found["loads"][-1]["load"] > found["capacity"]
 
 
+@pytest.mark.full
 def test_a_sweep_of_clients_has_whole_loads(ask: Ask) -> None:
     found = ask("/api/sweep", post={**FORM, "arrivals": "concurrency", "load": "4", "num_requests": "40"}).document
     assert found["load"] == "concurrency"
@@ -178,6 +180,7 @@ def test_a_sweep_of_clients_has_whole_loads(ask: Ask) -> None:
     assert max(one["load"] for one in found["loads"]) > 40
 
 
+@pytest.mark.full
 def test_a_sweep_is_shown(ask: Ask) -> None:
     page = ask("/sweep", post=FORM)
     assert page.status == 200

@@ -47,6 +47,7 @@ def complete(folder: Path, *words: str) -> None:
     assert process.returncode == 0, said.decode()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kinds", [kills.KINDS[:4], kills.REAL_KINDS], ids=["predict", "measure"])
 def test_a_killed_command_is_done_again_to_the_same_bytes(kinds: tuple[str, ...]) -> None:
     if kinds == kills.REAL_KINDS:
@@ -57,6 +58,7 @@ def test_a_killed_command_is_done_again_to_the_same_bytes(kinds: tuple[str, ...]
     assert done.stdout.count(f"{KILLS} of {KILLS} killed commands were done again") == len(kinds)
 
 
+@pytest.mark.full
 def test_two_searches_share_a_store(tmp_path: Path) -> None:
     alone, folder = inputs(tmp_path / "alone"), inputs(tmp_path / "both")
     words = ("search", "space.json", "--store", "kept.sqlite", "--out")
@@ -162,6 +164,7 @@ def of_a_library(requests, waiting, ready, engine):
 """Policies that let no thread run: what numba compiles holds the interpreter, and so does a call through PyDLL."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["compiled", "of_a_library"])
 @pytest.mark.parametrize("verb", ["simulate", "search"])
 def test_a_policy_that_lets_no_thread_run_is_ended_and_named(name: str, verb: str, tmp_path: Path) -> None:

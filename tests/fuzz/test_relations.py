@@ -47,6 +47,7 @@ def served(**fields: Any) -> Any:
     return wt.simulate(wt.scenario(**{"num_requests": 6, **fields}))
 
 
+@pytest.mark.full
 @settings(max_examples=cases_to_try(15))
 @given(DEPLOYMENTS, LENGTHS, st.sampled_from([20.0, 300.0, 5000.0]))
 def test_company_is_never_faster_than_being_alone(deployment: Any, lengths: Any, rate_per_s: float) -> None:
@@ -59,6 +60,7 @@ def test_company_is_never_faster_than_being_alone(deployment: Any, lengths: Any,
         assert list(nonsense(run_document(result))) == []
 
 
+@pytest.mark.full
 @settings(max_examples=cases_to_try(15))
 @given(DEPLOYMENTS, LENGTHS, st.sampled_from([2, 3, 10]))
 def test_a_longer_request_is_never_cheaper(deployment: Any, lengths: Any, factor: int) -> None:
@@ -70,6 +72,7 @@ def test_a_longer_request_is_never_cheaper(deployment: Any, lengths: Any, factor
         assert more.summary.ttft_s.mean >= ALMOST * one.summary.ttft_s.mean
 
 
+@pytest.mark.full
 @settings(max_examples=cases_to_try(15))
 @given(DEPLOYMENTS, st.integers(1, 2000), st.integers(1, 64), st.sampled_from([2, 4]))
 def test_a_larger_step_is_never_cheaper(deployment: Any, context: int, batch: int, factor: int) -> None:
@@ -148,6 +151,7 @@ def printed(folder: Path, hash_seed: str, *words: str) -> str:
     return subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.full
 def test_equal_seeds_give_equal_bytes_in_other_processes(tmp_path: Path) -> None:
     (tmp_path / "space.json").write_text(json.dumps(SPACE))
     (tmp_path / "run.json").write_text(json.dumps({name: SPACE[name] for name in ("model", "deployment", "workload")}))

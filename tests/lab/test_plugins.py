@@ -38,6 +38,7 @@ HTTPServer(("127.0.0.1", int(sys.argv[3])), Handler).serve_forever()
 """
 
 
+@pytest.mark.full
 def test_an_engine_is_one_file(tmp_path: Path) -> None:
     pytest.importorskip("httpx", reason="httpx is not installed; the client speaks with it")
     load = RequestArrays(np.zeros(2), np.full(2, 4), np.full(2, 1), np.zeros(2, np.int64))

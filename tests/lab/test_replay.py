@@ -56,6 +56,7 @@ def test_every_collective_gives_what_it_must(feed_forward: dict[str, Any], field
     assert done.num_checked >= done.num_ranks * received - received
 
 
+@pytest.mark.full
 def test_a_job_with_too_many_ranks() -> None:
     pytest.importorskip("torch", reason="torch is not installed; a replay runs on its gloo")
     with pytest.raises(InputError, match="has 32 ranks; a replay takes at most 16"):

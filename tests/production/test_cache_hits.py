@@ -49,6 +49,7 @@ def test_made_up_beginnings_are_found_as_they_were() -> None:
     np.testing.assert_array_equal(replay.healthy().requests["cached_tokens"][2:], run.cached_tokens[2:])
 
 
+@pytest.mark.full
 def test_what_the_cache_had_is_taken_as_given_where_the_scenario_says_nothing() -> None:
     """Without it, prompts are taken to be computed whole, and the server seems twice as fast as it could be."""
     told = diagnose(described(False), recorded(described(True)))
@@ -60,6 +61,7 @@ def test_what_the_cache_had_is_taken_as_given_where_the_scenario_says_nothing() 
     assert told.hits[1] == pytest.approx(told.hits[0], abs=0.01)
 
 
+@pytest.mark.full
 def test_a_cache_that_finds_too_little_is_named_with_what_it_lost() -> None:
     diagnosis = diagnose(described(True), recorded(described(True, **COLD)))
     first = diagnosis.findings[0]

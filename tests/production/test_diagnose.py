@@ -88,6 +88,7 @@ def test_a_fault_is_found_with_its_severity_and_its_share(name: str, severity: f
     assert first.without_s[diagnosis.late[0]] == pytest.approx(diagnosis.healthy_s[diagnosis.late[0]], rel=0.15)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("has_before", [True, False])
 def test_a_healthy_run_raises_no_alarm(has_before: bool) -> None:
     diagnosis = diagnosed("", 0.0, has_before)
@@ -103,6 +104,7 @@ def test_experts_out_of_balance_are_told_from_other_operators() -> None:
     assert "experts" in {finding.name for finding in best}
 
 
+@pytest.mark.full
 def test_without_an_earlier_run_a_fault_within_the_interval_is_only_a_candidate() -> None:
     diagnosis = diagnosed("slow_rank", 1.3, has_before=False)
     assert not diagnosis.findings
@@ -115,6 +117,7 @@ def slowed(run: Observed, times: float) -> Observed:
     return replace(run, ttft_s=run.ttft_s * times, e2e_s=run.e2e_s * times)
 
 
+@pytest.mark.full
 def test_earlier_runs_that_differ_hide_a_difference_as_large() -> None:
     """One of a run 20% slower stands out beside runs that agree, and not beside runs 25% apart."""
     scenario = described()
@@ -237,6 +240,7 @@ def test_another_version_is_found_beside_an_earlier_run() -> None:
     assert evidence(first) == "latencies are those of version 0.8 with its defaults"
 
 
+@pytest.mark.full
 def test_a_deployment_with_too_many_replicas_or_too_few_is_named() -> None:
     spare = diagnosed("", 1.0, **{**REPLICAS, "rate_per_s": 3.0})
     assert spare.enough_replicas in (1, 2)

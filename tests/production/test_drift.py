@@ -74,6 +74,7 @@ def watched(folder: Path, later: float) -> Watch:
     return watch_steps(with_calibration(recorded(folder, 1200, scale=1.2 * later, noise=0.01), made.calibration))
 
 
+@pytest.mark.full
 def test_a_server_as_calibrated_is_said_to_be(tmp_path: Path) -> None:
     seen = watched(tmp_path, 1.0)
     assert not seen.has_drifted
@@ -92,6 +93,7 @@ def test_a_server_that_was_slow_from_the_start_is_off(tmp_path: Path) -> None:
     assert "Off its calibration" in verdict(seen)
 
 
+@pytest.mark.full
 def test_one_of_several_ranks_tells_of_large_changes_alone(tmp_path: Path) -> None:
     """Steps of a rank wait for the others, which may have become busier."""
     made = observe_steps(recorded(tmp_path, 1200, scale=1.2, noise=0.01))

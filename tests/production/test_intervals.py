@@ -39,6 +39,7 @@ def emitted(folder: Path, factor: float = 1.0, late_s: float = 0.0, **given: Any
     return record_of([scrape_text(text, np.nan) for text in served(scenario, every_s=1.0)[2]])
 
 
+@pytest.mark.full
 def test_slow_operators_are_learnt_from_metrics_alone(tmp_path: Path) -> None:
     observation = observe_record(server(), emitted(tmp_path, factor=1.3))
     assert "operators" in observation.learnt
@@ -47,12 +48,14 @@ def test_slow_operators_are_learnt_from_metrics_alone(tmp_path: Path) -> None:
     assert observation.after["mixed"].median < 0.03
 
 
+@pytest.mark.full
 def test_late_steps_are_learnt_from_metrics_alone(tmp_path: Path) -> None:
     observation = observe_record(server(), emitted(tmp_path, late_s=3e-3))
     assert observation.before["mixed"].median > 0.2
     assert observation.after["mixed"].median < 0.05
 
 
+@pytest.mark.full
 def test_next_to_nothing_is_learnt_from_a_server_as_it_is_priced(tmp_path: Path) -> None:
     observation = observe_record(server(), emitted(tmp_path))
     assert all(factor == pytest.approx(1, abs=0.05) for factor in observation.calibration.factors.values())
@@ -60,6 +63,7 @@ def test_next_to_nothing_is_learnt_from_a_server_as_it_is_priced(tmp_path: Path)
     assert "unequal contexts" in observation.unidentified
 
 
+@pytest.mark.full
 def test_the_written_scenario_serves_as_the_server_did(tmp_path: Path) -> None:
     record = emitted(tmp_path, factor=1.3)
     observation = observe_record(server(), record)
@@ -73,6 +77,7 @@ def test_the_written_scenario_serves_as_the_server_did(tmp_path: Path) -> None:
     assert summary.itl_s.mean == pytest.approx(measured_s, rel=0.05)
 
 
+@pytest.mark.full
 def test_the_load_is_reconstructed(tmp_path: Path) -> None:
     record = emitted(tmp_path)
     load = load_of(record)

@@ -32,6 +32,7 @@ def diagnosed(run: str) -> Diagnosis:
     return diagnose(described(), read_requests(LOADS / server / load), read_requests(LOADS / "llama-8b" / load))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("run", "cause", "severity", "gap"),
     [
@@ -50,12 +51,14 @@ def test_a_fault_that_was_made_is_found(run: str, cause: str, severity: float, g
     assert diagnosis.gaps["e2e"] == pytest.approx(gap, rel=0.1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("run", ["llama-8b/chat", "llama-8b/open", "small-cache/open"])
 def test_a_healthy_server_is_called_healthy(run: str) -> None:
     # The small cache holds what arrives in the open loop.
     assert not diagnosed(run).findings
 
 
+@pytest.mark.full
 def test_a_server_far_faster_than_described_is_not_called_healthy() -> None:
     slower = msgspec.structs.replace(described().deployment, device="l4")
     diagnosis = diagnose(
@@ -89,6 +92,7 @@ def diagnosed_on_h100(run: str, before: str) -> Diagnosis:
     return diagnose(server, read_requests(H100 / "loads" / run), earlier)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("run", "before", "cause", "severity"),
     [
@@ -105,6 +109,7 @@ def test_a_fault_that_was_made_on_an_h100_is_found(run: str, before: str, cause:
     assert first.severity == pytest.approx(severity, rel=0.05)
 
 
+@pytest.mark.full
 def test_a_healthy_server_on_an_h100_is_called_healthy() -> None:
     assert not diagnosed_on_h100("healthy/prefix", "").findings
     assert not diagnosed_on_h100("healthy/open", "").findings

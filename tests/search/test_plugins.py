@@ -54,6 +54,7 @@ def loads_by_router(routers: list[str]) -> list[float]:
     return [outcome.evaluations[point].load for point in range(len(routers))]
 
 
+@pytest.mark.full
 def test_a_search_asks_routers_of_ones_own(tmp_path: Path) -> None:
     """They were refused, as replicas that come and go are, which have no capacity of their own."""
     with installed_plugin(tmp_path, "windtunnel.routers", "in_turn", ROUTER, attribute="in_turn"):
@@ -62,6 +63,7 @@ def test_a_search_asks_routers_of_ones_own(tmp_path: Path) -> None:
     assert 0.3 * built_in < first < 0.6 * built_in
 
 
+@pytest.mark.full
 def test_a_search_tries_a_router_that_holds_requests_back() -> None:
     """A limit that no replica reaches changes nothing; a limit of one request lets replicas run without batches."""
     vary = {"deployment.replicas": [2], "deployment.router": ["deferred"], "deployment.router_limit": [1, 100_000]}

@@ -129,6 +129,7 @@ def space() -> Space:
     return deployments_space(shared, ["l40s"], parse_limits("ttft_p90=1s"), {"devices": 1}, {"l40s": 1.8})
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_owning_pays_from_the_load_at_which_the_api_costs_as_much(space: Space) -> None:
     study = search(space, Store(None, print))

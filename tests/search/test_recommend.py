@@ -129,6 +129,7 @@ def study() -> Study:
     return search(space, Store(None, print))
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_the_sentence_names_the_cheapest_and_what_the_next_costs(study: Study) -> None:
     outcome = study.outcomes[0]
@@ -142,6 +143,7 @@ def test_the_sentence_names_the_cheapest_and_what_the_next_costs(study: Study) -
     assert f"{point_at(study.space, other).choice[DEPLOYMENT]}, costs {more:.1%} more" in text
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_a_load_takes_as_many_replicas_as_it_needs(study: Study) -> None:
     load = 500.0
@@ -163,6 +165,7 @@ def holds(study: Study, fleet: FleetSize, copies: int, load: float) -> list[bool
     return [run.summary.goodput is not None and run.summary.goodput.is_held for run in runs]
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_replicas_are_simulated_behind_their_router() -> None:
     """A replica serves one request at a time, so that a queue of its own keeps it idle most of the time."""
@@ -180,6 +183,7 @@ def test_replicas_are_simulated_behind_their_router() -> None:
     assert f"Simulated behind one router, {found.copies - 1} replicas do not hold the load" in text
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_more_replicas_are_taken_where_the_counted_ones_fail(study: Study) -> None:
     """Half of what one holds alone is not enough, and more are tried."""
@@ -207,6 +211,7 @@ def test_a_load_that_is_not_sure_is_said_with_the_least_that_is(study: Study) ->
     assert "To be 95% sure" not in recommendation(study, least * 0.999)
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_a_closed_loop_is_said_in_clients_and_costs_by_the_request() -> None:
     """Ten requests are lengthened until their number does not decide how many clients are held."""
@@ -231,6 +236,7 @@ def test_nothing_is_recommended_where_nothing_holds() -> None:
     assert "TTFT p90 <= 1.00 us is not met. Try other devices" in text
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_a_load_that_is_held_in_a_burst_is_called_so() -> None:
     """The arrivals of a curve are not lengthened, and all 40 are taken in at once."""
@@ -396,6 +402,7 @@ def test_experts_stay_apart_where_tokens_are_exchanged() -> None:
     assert changes["Set --tensor-parallel-size 2 (now 1)"] == {"tp": 2, "ep": 8}
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_the_points_that_count_rest_on_long_streams() -> None:
     """Few requests give loads that are too high: points that were lengthened are compared with one another."""
@@ -412,6 +419,7 @@ def test_the_points_that_count_rest_on_long_streams() -> None:
     assert all(sized.evaluations[way.index].is_lengthened for way in named)
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_the_change_that_gains_most_is_named() -> None:
     space = changes_space(served(max_num_seqs=32), LIMITS)
@@ -420,6 +428,7 @@ def test_the_change_that_gains_most_is_named() -> None:
     assert " requests/$, " in text
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_a_changed_deployment_is_said_to_hold_the_load_or_not() -> None:
     study = search(changes_space(served(max_num_seqs=32), LIMITS), Store(None, print))
@@ -431,6 +440,7 @@ def test_a_changed_deployment_is_said_to_hold_the_load_or_not() -> None:
     assert recommendation(study, 100 * best).endswith("requests/s asked for: it takes more replicas.")
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_a_deployment_that_breaks_its_limits_is_mended() -> None:
     """One device reads its weights too slowly; two, or weights of half the size, do not."""

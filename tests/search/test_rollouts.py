@@ -37,12 +37,14 @@ def division() -> Division:
     return divide(batch(), 4, FIXED)
 
 
+@pytest.mark.full
 def test_every_division_runs_in_every_way(division: Division) -> None:
     found = [(each.way, each.rollouts.num_devices, each.training.num_devices) for each in division.iterations]
     apart = [(1, 3), (2, 2), (3, 1)]
     assert found == [("colocated", 4, 4), *[(way, *pair) for way in ("one_step_off", "asynchronous") for pair in apart]]
 
 
+@pytest.mark.full
 def test_the_parts_are_those_of_the_simulators(division: Division) -> None:
     each = next(each for each in division.iterations if (each.way, each.rollouts.num_devices) == ("one_step_off", 1))
     alone = simulate(batch())
@@ -123,6 +125,7 @@ def test_what_cannot_be_divided_is_refused(scenario: Scenario, num_devices: int,
         divide(scenario, num_devices, job)
 
 
+@pytest.mark.full
 def test_the_rate_of_replicas_that_never_wait_is_that_of_the_tokens() -> None:
     """Answers of one length on one replica: a batch takes as long again as it adds tokens to a closed loop."""
     equal = divide(batch(output_tokens=50), 2, FIXED)
@@ -147,6 +150,7 @@ def test_an_own_price_counts(division: Division) -> None:
     assert division.usd_per_hour == 4 * 2.95
 
 
+@pytest.mark.full
 def test_layouts_are_searched_where_the_job_names_none() -> None:
     searched = divide(replace(batch(), seed=1), 2, {})
     assert {each.training.result.setup.degrees.num_devices for each in searched.iterations} == {1, 2}

@@ -51,6 +51,7 @@ def found_of(study: Study) -> object:
     return bare, found.ranking
 
 
+@pytest.mark.full
 def test_the_same_seed_gives_the_same_frontier(study: Study) -> None:
     again = search(space(), quiet())
     assert answers(again) == answers(study)
@@ -59,6 +60,7 @@ def test_the_same_seed_gives_the_same_frontier(study: Study) -> None:
     assert answers(search(space(seed=1), quiet())) != answers(study)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "means",
     [Means("threads", 2), pytest.param(Means("processes", 2), marks=pytest.mark.slow)],
@@ -88,6 +90,7 @@ def test_a_scenarios_limits_are_those_of_its_search_unless_it_has_others() -> No
         space_from({**raw, "slo": {"ttft_ms": 500}}, "file")
 
 
+@pytest.mark.full
 def test_every_latency_with_a_limit_is_among_the_figures() -> None:
     """Also of statistics that are not always kept."""
     limits = {"ttft_p90": "2s", "ttft_p95": "2s", "itl_p95": "500ms", "e2e_max": "300s"}
@@ -99,6 +102,7 @@ def test_every_latency_with_a_limit_is_among_the_figures() -> None:
         assert evaluation.figures["itl_p90"] <= evaluation.figures["itl_p95"] <= evaluation.figures["itl_p99"]
 
 
+@pytest.mark.full
 def test_every_point_is_asked_and_refusals_say_why(study: Study) -> None:
     outcome = study.outcomes[0]
     assert sorted(outcome.evaluations) == list(range(18))
@@ -128,6 +132,7 @@ def test_a_point_simulated_alone_gives_the_figures_of_the_search(study: Study) -
         assert summary.tpot_s.p99 <= 0.05
 
 
+@pytest.mark.full
 def test_what_is_taken_for_a_neighbours_run_is_what_a_run_gives() -> None:
     """The oracle of the shortcut: every point evaluated alone, without neighbours."""
     wide = {**VARY, "tp": [1], "gpu_memory_utilization": [0.5, 0.9], "max_num_seqs": [16, 128, 256, 512]}
@@ -144,6 +149,7 @@ def test_what_is_taken_for_a_neighbours_run_is_what_a_run_gives() -> None:
     assert num_duplicates >= 4
 
 
+@pytest.mark.full
 def test_sglang_and_other_schedulers_and_pools_are_searched() -> None:
     pools = [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]
     kinds = {
@@ -172,6 +178,7 @@ def test_answers_are_found_again_across_searches(tmp_path: Path) -> None:
     assert search(space(limits={"ttft_p90": "0.5s"}), quiet(path)).count.num_known == 0
 
 
+@pytest.mark.full
 def test_an_interrupted_search_goes_on_to_the_same_answers(study: Study, tmp_path: Path) -> None:
     path, seen = tmp_path / "kept.sqlite", []
 
@@ -192,6 +199,7 @@ def test_an_interrupted_search_goes_on_to_the_same_answers(study: Study, tmp_pat
     assert store.unfinished() is None
 
 
+@pytest.mark.full
 def test_a_damaged_entry_is_run_again_with_a_message(study: Study, tmp_path: Path) -> None:
     path = tmp_path / "kept.sqlite"
     search(space(), quiet(path))
@@ -208,6 +216,7 @@ def test_a_damaged_entry_is_run_again_with_a_message(study: Study, tmp_path: Pat
     assert again.count.num_runs > 0
 
 
+@pytest.mark.full
 def test_a_damaged_file_and_a_full_disk_are_survived_with_a_message(study: Study, tmp_path: Path) -> None:
     path = tmp_path / "broken.sqlite"
     path.write_bytes(b"this is no database, but it is long enough to look at" * 100)
@@ -370,6 +379,7 @@ def test_what_is_sure_of_a_load_is_counted_by_the_lower_bound() -> None:
     assert [(fleet.index, fleet.copies) for fleet in fleets(outcome, 10.0, 2, is_sure=True)] == [(0, 2)]
 
 
+@pytest.mark.full
 def test_several_workloads_have_a_matrix_of_what_the_others_best_is_worth() -> None:
     short = {**BASE["workload"], "input_tokens": 100, "output_tokens": 300, "num_requests": 100}
     long = {**BASE["workload"], "input_tokens": 3000, "output_tokens": 5, "num_requests": 100}
@@ -379,6 +389,7 @@ def test_several_workloads_have_a_matrix_of_what_the_others_best_is_worth() -> N
     assert all(0 <= share <= 1 for row in matrix for share in row)
 
 
+@pytest.mark.full
 def test_budgets_refuse() -> None:
     outcome = search(space(budget={"devices": 1}), quiet()).outcomes[0]
     assert all(outcome.evaluations[index].refused == "2 devices; the budget is 1" for index in range(6, 12))

@@ -63,6 +63,7 @@ def test_steps(row, tmp_path):
     assert predicted(row, tmp_path).step_s == pytest.approx(measured, rel=within)
 
 
+@pytest.mark.full
 def test_a_host_bounds_eager_steps_of_small_models_only(tmp_path):
     waits = [predicted(row, tmp_path).breakdown_s.get("launches", 0.0) > 0 for row in ROWS]
     assert waits == [is_bound_by_the_host(row) for row in ROWS]

@@ -22,6 +22,7 @@ def free_port() -> int:
         return port
 
 
+@pytest.mark.full
 def test_events_add_up_to_what_is_cached() -> None:
     app = twin_app(scenario_of({"engine": {"num_gpu_blocks": 300}}), None, max_requests=16)
     port = free_port()

@@ -115,6 +115,7 @@ def test_hits_of_the_prefix_cache_are_counted(app: TwinApp) -> None:
     assert found['vllm:prefix_cache_hits_total{model_name="llama",engine="0"}'] == 96
 
 
+@pytest.mark.full
 def test_a_day_leaves_no_memory_behind() -> None:
     """Rows, chunks and steps are used again: what a twin holds is the same after thousands of requests."""
     twin = Twin(prepare_live(scenario_of({"engine": {"num_gpu_blocks": 400}}), max_requests=64), TwinClock(None), 64)

@@ -81,6 +81,7 @@ def test_a_router_that_fails_is_named() -> None:
     assert "replicas that are up: 0, 1" in second.json()["error"]["message"]
 
 
+@pytest.mark.full
 def test_one_that_chooses_nothing_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     app = app_of(engine={"scheduler": "own_functions:idle"})
 

@@ -110,6 +110,7 @@ def test_wrong_options_are_refused(options: list[str], words: str, capsys: pytes
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_every_replica_may_have_a_port_of_its_own() -> None:
     app = twin_app(scenario_of({"replicas": 3, "router": "least_outstanding"}), 1.0, max_requests=64, by_port=True)
     with TwinServer(app, num_ports=3) as server:

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import httpx
+import pytest
 
 from live_twins import client_of, scenario_of
 from windtunnel.twin.start import twin_app
@@ -41,6 +42,7 @@ def wanted(answer: dict[str, Any]) -> int:
     return min(max(math.ceil(value / THRESHOLD), LEAST), MOST)
 
 
+@pytest.mark.full
 def test_replicas_follow_the_load_that_the_metrics_show() -> None:
     app = twin_app(scenario_of({"replicas": MOST}), 1.0, max_requests=4096, by_port=True)
     twin, clock = app.twin, app.twin.clock

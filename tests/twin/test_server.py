@@ -102,6 +102,7 @@ def test_the_next_turn_finds_the_conversation_in_the_cache(app: TwinApp) -> None
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == known // 16 * 16
 
 
+@pytest.mark.full
 def test_a_tool_is_called_where_the_request_demands_it(app: TwinApp) -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 3}}}
     tools = [{"type": "function", "function": {"name": "weather", "parameters": schema}}]

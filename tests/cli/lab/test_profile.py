@@ -142,6 +142,7 @@ def test_a_bench_with_failed_requests_fails(windtunnel: Command, tmp_path: Path)
     assert (tmp_path / "run" / "summary.json").is_file()
 
 
+@pytest.mark.full
 def test_a_server_that_hangs_is_told_of(windtunnel: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("httpx", reason="httpx is not installed; the client speaks with it")
     monkeypatch.setattr(client, "SILENCE_S", 0.2)

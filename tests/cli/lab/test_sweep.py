@@ -70,6 +70,7 @@ def test_levels_are_kept_and_not_measured_again(windtunnel: Command, tmp_path: P
     assert "TTFT p99 over the load" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.full
 def test_no_load_finds_the_prompts_of_another_in_the_servers_cache(windtunnel: Command) -> None:
     with fake_server(0.01, 0.002, metrics=True) as (url, seen):
         shared = ("bench", "--endpoint", url, *SHAPE, "--rate", "100")

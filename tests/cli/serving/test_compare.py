@@ -39,6 +39,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.full
 def test_a_scenario_is_compared_as_its_result_is(windtunnel: Command, files: Path) -> None:
     (files / "one.json").write_text(windtunnel("simulate", "one.yaml", "--json").stdout)
     assert windtunnel("simulate", "one.yaml", "--out", "folder").code == 0

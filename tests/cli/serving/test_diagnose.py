@@ -25,6 +25,7 @@ def simulate(windtunnel: Command, folder: Path, *options: str) -> str:
     return str(folder)
 
 
+@pytest.mark.full
 def test_an_eager_server_is_told_what_to_change(windtunnel: Command, tmp_path: Path) -> None:
     slow = simulate(windtunnel, tmp_path / "slow", "--set", "deployment.engine.max_cudagraph_capture_size=0")
     healthy = simulate(windtunnel, tmp_path / "healthy", "--seed", "3")
@@ -38,6 +39,7 @@ def test_an_eager_server_is_told_what_to_change(windtunnel: Command, tmp_path: P
     assert "Remove --enforce-eager" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.full
 def test_a_server_as_predicted_is_healthy(windtunnel: Command, tmp_path: Path) -> None:
     run = simulate(windtunnel, tmp_path / "run")
     done = windtunnel("diagnose", run, "--from-command", SERVER, "--device", "h100_sxm")

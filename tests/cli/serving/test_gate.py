@@ -59,6 +59,7 @@ def test_a_change_that_breaks_the_slo_fails_with_its_reason(windtunnel: Command)
     assert "engine.max_num_seqs" in done.stdout
 
 
+@pytest.mark.full
 def test_a_scenario_file_may_be_what_was_before(windtunnel: Command, tmp_path: Path) -> None:
     windtunnel("init", "serving", str(tmp_path / "old.yaml"))
     old = str(tmp_path / "old.yaml")

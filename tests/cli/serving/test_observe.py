@@ -28,6 +28,7 @@ def steps(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.full
 def test_what_is_learnt_is_written_and_simulated(windtunnel: Command, steps: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     load = ("--rate", "20", "--num-requests", "40", "--input-tokens", "64", "--output-tokens", "16")
@@ -67,6 +68,7 @@ def test_saved_scrapes_give_a_calibration_and_a_scenario(
     assert json.loads(watched.stdout)["has_drifted"] is False
 
 
+@pytest.mark.full
 def test_a_live_server_is_scraped(windtunnel: Command, scrapes: list[str]) -> None:
     left = iter(scrapes)
 

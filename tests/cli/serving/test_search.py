@@ -48,6 +48,7 @@ def scenario(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.full
 def test_capacity_says_what_limits_it(windtunnel: Command, scenario: str) -> None:
     done = windtunnel("capacity", scenario, "--slo", "ttft_p90=1s,tpot_p99=50ms", "--seeds", "2", "--json")
     found = json.loads(done.stdout)
@@ -238,6 +239,7 @@ def test_several_servers_are_refused(windtunnel: Command, space: str, verb: str,
     assert "compose.yaml starts 2 servers: b, c\nhint: keep the one to predict" in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("slo", ["ttft_p90=500ms,tpot_p99=50ms", "ttft_p90:0.5,tpot=50ms"])
 def test_limits_are_spelt_the_same_in_every_verb(windtunnel: Command, space: str, scenario: str, slo: str) -> None:
     def documented(*command: str) -> dict[str, Any]:
@@ -257,6 +259,7 @@ def test_limits_are_spelt_the_same_in_every_verb(windtunnel: Command, space: str
     assert {limit.name: limit.most_s for limit in limits_from(searched)} == limits
 
 
+@pytest.mark.full
 def test_a_scenario_says_the_share_that_must_keep_a_limit(windtunnel: Command, scenario: str) -> None:
     """At one load TTFT p50 is within the limit and p99 is not."""
     load = ("--set", "workload.arrivals.rate_per_s=20", "--set", "slo.ttft_s=100ms")
@@ -304,6 +307,7 @@ def test_wrong_input_is_answered(
 RECOMMEND = ("recommend", "llama-3.1-8b", "--input-tokens", "512", "--output-tokens", "64", "--num-requests", "100")
 
 
+@pytest.mark.full
 def test_a_recommendation_leads_with_its_sentence(windtunnel: Command, tmp_path: Path) -> None:
     given = (*RECOMMEND, "--devices", "h100_sxm,l40s", "--slo", "ttft_p90=1s", "--max-devices", "1", "--no-store")
     done = windtunnel(*given, "--rate", "300", "--out", str(tmp_path / "found"))
@@ -326,6 +330,7 @@ def test_a_recommendation_leads_with_its_sentence(windtunnel: Command, tmp_path:
     assert "Holds the SLO: " in windtunnel("simulate", str(tmp_path / "found" / "scenario.yaml")).stdout
 
 
+@pytest.mark.full
 def test_the_answers_of_one_rate_serve_another(windtunnel: Command, tmp_path: Path) -> None:
     given = (*RECOMMEND, "--devices", "l40s", "--slo", "ttft_p90=1s", "--max-devices", "1")
     for rate, took in ((3, " runs of "), (4, "0 runs of 0 requests in all; ")):
@@ -341,6 +346,7 @@ def test_capacity_needs_no_load_beside_another_setting(windtunnel: Command) -> N
     assert done.stdout.splitlines()[1].startswith("Sustains ")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("has_images", [False, True])
 def test_a_recommendation_says_once_what_is_left_out(windtunnel: Command, has_images: bool) -> None:
     """The vision tower is not left out where requests have images."""
@@ -352,6 +358,7 @@ def test_a_recommendation_says_once_what_is_left_out(windtunnel: Command, has_im
     assert done.stderr.count("is predicted without its vision tower") == (not has_images)
 
 
+@pytest.mark.full
 def test_a_recommendation_takes_prices_of_a_file_and_of_an_api(windtunnel: Command, tmp_path: Path) -> None:
     prices = tmp_path / "prices.yaml"
     prices.write_text("l40s: {cloud: {on_demand_usd_per_hour: 5, spot_usd_per_hour: 0.5}}\nh100_sxm: 9\n")
@@ -367,12 +374,14 @@ def test_a_recommendation_takes_prices_of_a_file_and_of_an_api(windtunnel: Comma
     assert (refused.code, "l40s has no price reserved" in refused.stderr) == (2, True)
 
 
+@pytest.mark.full
 def test_a_recommendation_is_for_the_named_engine(windtunnel: Command, tmp_path: Path) -> None:
     given = ("--devices", "rtx_4090", "--slo", "ttft_p90=1s", "--max-devices", "1", "--no-store", "--engine", "sglang")
     assert windtunnel(*RECOMMEND, *given, "--out", str(tmp_path / "found")).code == 0
     assert "sglang.launch_server" in (tmp_path / "found" / "launch.sh").read_text()
 
 
+@pytest.mark.full
 def test_a_server_command_is_told_what_to_change(windtunnel: Command) -> None:
     lengths = ("--input-tokens", "512", "--output-tokens", "64", "--num-requests", "100", "--no-store")
     given = ("--devices", "h100_sxm", "--slo", "ttft_p90=1s,tpot_p99=30ms", *lengths)
@@ -389,6 +398,7 @@ def test_a_server_command_is_told_what_to_change(windtunnel: Command) -> None:
     assert "one server on one device" in refused.stderr
 
 
+@pytest.mark.full
 def test_changes_of_a_command_line_are_ranked(
     windtunnel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -259,6 +259,7 @@ def test_a_run_that_is_over_too_soon_for_its_rate_says_so(windtunnel: Command) -
     assert "Too short" not in windtunnel(*command, "--rate", "20").stdout
 
 
+@pytest.mark.full
 def test_it_says_which_setting_requests_wait_for(windtunnel: Command) -> None:
     """Not with prompts alone, of which a batch takes as many as its tokens allow, nor with all clients in a batch."""
     command = ("simulate", "--model", "llama-3.1-8b", "--device", "h100_sxm", "--num-requests", "200", "--rate", "200")

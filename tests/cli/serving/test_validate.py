@@ -131,6 +131,7 @@ def test_runs_without_ttft_and_tpot_teach_nothing(windtunnel: Command, tmp_path:
     assert not (tmp_path / "profile.yaml").exists()
 
 
+@pytest.mark.full
 def test_one_file_does_not_hold_two_devices(windtunnel: Command, tmp_path: Path) -> None:
     header, *_ = RUNS.splitlines()
     lines = [

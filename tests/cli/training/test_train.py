@@ -72,6 +72,7 @@ def test_no_file_is_needed(windtunnel: Command) -> None:
     assert "--recompute full " in done.stdout
 
 
+@pytest.mark.full
 def test_what_makes_a_job_fit_is_said_as_it_is_typed(windtunnel: Command) -> None:
     job = ("train", "--model", "llama-3.1-70b", "--device", "h100_sxm", "--num-devices", "64", "--tp", "4", "--pp", "4")
     job = (*job, "--vpp", "5", "--sequence-tokens", "8192", "--global-batch", "128")
@@ -106,6 +107,7 @@ def test_the_layout_of_a_search_is_simulated_as_it_is_named(
     assert "let --search find the best layout" in refused.stderr
 
 
+@pytest.mark.full
 def test_a_search_of_layouts_leads_with_the_step_and_the_run(
     windtunnel: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

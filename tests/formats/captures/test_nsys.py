@@ -126,6 +126,7 @@ def test_ranges_on_the_host_are_those_of_nsys_stats(capture: Capture) -> None:
     assert ours == expected
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("version", ["2022.4.2", "2023.4.4"])
 def test_the_whole_schema_gives_the_same(version: str, reference: Path, tmp_path: Path) -> None:
     schema = (reference / "profiler" / f"nsys_schema_{version}.sql").read_text()

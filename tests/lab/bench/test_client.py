@@ -176,6 +176,7 @@ def test_the_result_is_read_as_that_of_vllms_client(tmp_path: Path) -> None:
     assert [len(gaps) for gaps in document["itls"]] == [3] * 5
 
 
+@pytest.mark.full
 def test_an_engine_that_dies_says_why(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="'vlm' cannot be started"), started("vlm", "model"):
         pass

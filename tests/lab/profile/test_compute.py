@@ -125,6 +125,7 @@ def test_a_journal_that_was_cut_in_its_first_line_begins_anew(left: str, tmp_pat
     assert path.read_text() == '{"device": "cpu"}\n'
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("attention", [GROUPED, LATENT], ids=["grouped query", "latent"])
 @pytest.mark.parametrize("feed_forward", [DENSE, EXPERTS], ids=["dense", "experts"])
 @pytest.mark.parametrize("shape", [StepShape(3, 40), StepShape(2, 0, 8), StepShape(1, 16, 8)], ids=str)
@@ -144,6 +145,7 @@ def test_the_forward_executes_the_operators_that_a_step_is_priced_by(
     assert {mark for mark in marks if mark} == priced
 
 
+@pytest.mark.full
 def test_attention_of_the_forward_is_that_of_its_definition() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed; operators are measured with it")
     from windtunnel.lab.profile.attention import sdpa

@@ -43,6 +43,7 @@ def test_a_normal_kernel_takes_as_long_as_the_smallest_exchange() -> None:
     assert run.seconds > 5e-6
 
 
+@pytest.mark.full
 def test_sending_once_for_each_server_halves_the_bytes_of_the_network() -> None:
     each, once = (
         run_expert_all_to_all(fabric_of(4), TokenTraffic(4096, dedup_per_server=dedup), 32) for dedup in (False, True)
@@ -56,6 +57,7 @@ def published() -> list[Any]:
     return [("v1.1", "normal", 0.12), ("v1.1", "low_latency", 0.12), ("v1 first table +", "low_latency", 0.075)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("version", "mode", "tolerance"), published())
 def test_published_times_of_deepep(reference: Path, version: str, mode: str, tolerance: float) -> None:
     with (reference / "collectives/deepep_published.csv").open() as file:

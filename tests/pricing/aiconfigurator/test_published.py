@@ -167,6 +167,7 @@ def test_older_tables_price_nothing(index: Index) -> None:
     assert price("0.16.0")[0] == price("0.25.0")[0] == pytest.approx(2e-6)
 
 
+@pytest.mark.full
 def test_what_was_converted_stays_when_a_fetch_breaks_off_and_nothing_prices_by_half_a_wheel(index: Index) -> None:
     names = [f"tiny/data/h100/vllm/0.{minor}.0/gemm_perf.txt" for minor in (25, 26)]
     texts = (gemm_text("0.25.0", 0.004), gemm_text("0.26.0", 0.004))
@@ -195,6 +196,7 @@ def test_another_file_under_the_same_name_is_refused(index: Index) -> None:
     assert not (index.cache / "tiny-1.0").exists()
 
 
+@pytest.mark.full
 def test_offline_gives_one_error_and_exit_code_2(index: Index) -> None:
     index.offer({"1.0": {}})
     next(index.folder.glob("*.whl")).unlink()

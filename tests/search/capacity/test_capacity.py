@@ -158,6 +158,7 @@ BUSY: dict[str, Any] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_a_drawn_stream_is_lengthened_until_it_shows_a_steady_load() -> None:
     """300 requests last less than an end-to-end time at the load that is taken in as a burst, nearly twice this one."""
@@ -186,6 +187,7 @@ def sized(num_requests: int) -> Scenario:
     return msgspec.structs.replace(LONG_TAILED, workload=workload)
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_a_thousand_requests_give_the_capacity_of_many() -> None:
     """Ten requests decide a 99th percentile of 1,000, and queues near capacity have not filled: 5% too much."""
@@ -352,6 +354,7 @@ def test_a_load_that_fails_below_others_that_pass_ends_the_capacity() -> None:
     assert not answer.beyond.passes
 
 
+@pytest.mark.full
 def test_a_replay_has_one_stream(tmp_path: Path) -> None:
     """Three equal streams would look like certainty."""
     (tmp_path / "trace.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,30,3\n0.5,40,2\n1,20,4\n")

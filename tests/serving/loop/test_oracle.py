@@ -437,6 +437,7 @@ def test_the_scheduler_is_blind_to_output_lengths(case: Case) -> None:
 
 
 @pytest.mark.compiled
+@pytest.mark.full
 def test_a_run_in_which_a_request_is_preempted_for_ever_ends_with_an_error() -> None:
     """A scenario is refused if a request does not fit the KV cache; this loop is given one all the same."""
     own = state.KernelSettings(codes.VLLM_V1, 1, 1, 1, 32, block_size=16, num_blocks=3, chunked_prefill=1)

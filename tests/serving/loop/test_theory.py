@@ -94,6 +94,7 @@ def test_deterministic_service_waits_as_m_d_1(load: float, scheduler: int) -> No
     assert wait_s == pytest.approx(load * STEP_S / (2 * (1 - load)), rel=0.03)
 
 
+@pytest.mark.full
 def test_random_service_waits_by_pollaczek_and_khinchine() -> None:
     """M/G/1 with geometric service: lambda E[S^2] / 2 (1 - rho), twice the wait of constant service and more."""
     tokens = np.random.default_rng(1).geometric(1 / 8, 400_000)

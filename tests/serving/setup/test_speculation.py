@@ -191,6 +191,7 @@ def test_a_model_without_a_prediction_layer_drafts_nothing(model: object) -> Non
         simulated(model, method="mtp", num_draft_tokens=1, acceptance_fraction=0.7)
 
 
+@pytest.mark.full
 def test_the_head_of_eagle_is_a_dense_layer() -> None:
     """As wide as the experts of a token: of Mixtral's eight, two."""
     mixtral = catalog.model_config("mistralai/Mixtral-8x7B-v0.1") | {"name": "mixing", "num_nextn_predict_layers": 1}

@@ -381,6 +381,7 @@ def test_what_changes_far_into_a_file_is_read_or_refused(
             read_requests(Trace(path=str(path)))
 
 
+@pytest.mark.full
 def test_only_the_rows_that_are_wanted_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     row = '{"arrival_s": 1, "input_tokens": 2, "output_tokens": 3}\n'
