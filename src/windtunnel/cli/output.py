@@ -1,6 +1,6 @@
 """Results on stdout, as tables or JSON, and remarks on stderr."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,13 @@ def remark_left_out(model: ModelSpec, has_images: bool = False) -> None:
         uncounted = [part for part in left_out if part != "vision tower" or not model.tower_parameters]
         memory = f"; the memory of its {' and '.join(uncounted)} is not counted" if uncounted else ""
         remark(f"note: {model.name} is predicted without its {' and '.join(left_out)}: {how}{memory}")
+
+
+def remark_unread(names: Sequence[str], most: int = 8) -> None:
+    """Say on stderr which options of another tool's job change no prediction, or were not read."""
+    if names:
+        more = f" and {len(names) - most} more" if len(names) > most else ""
+        remark(f"without effect on a prediction, or not read: {', '.join(names[:most])}{more}")
 
 
 def remark_node(device: Device, node: str | Node | None) -> None:

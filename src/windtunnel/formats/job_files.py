@@ -1,7 +1,7 @@
 """Our own training jobs as files, beside other tools' descriptions of jobs; the messages of a job."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from windtunnel.errors import InputError
 from windtunnel.formats.collective_calls import CollectiveCall, Contents, totals
 from windtunnel.formats.recognise import FileContent, FileFormat
 from windtunnel.model import operators as ops
+from windtunnel.schema import encode
 from windtunnel.training.job import TrainingJob, load
 from windtunnel.training.layers.rank import Rank
 from windtunnel.training.program import device_program
@@ -22,17 +23,15 @@ class JobLaunch:
 
     device: str | None = None
     num_devices: int | None = None
-    overrides: Mapping[str, Any] | None = None
-    """Overrides of our own file: dotted path -> value."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the job: dotted path -> value."""
 
     def device_or(self, device: str | None, missing: str) -> str:
         """Return the device, or else the file's own; `missing` says why there is none.
 
         Raises:
-            InputError: there is none, or there are overrides, which are for our own file.
+            InputError: there is none.
         """
-        if self.overrides:
-            raise InputError("--set changes a job's file; these are arguments", "write them with --write job first")
         if (self.device or device) is None:
             raise InputError(f"--device is missing: {missing}", "windtunnel catalog devices")
         return str(self.device or device)
@@ -40,8 +39,20 @@ class JobLaunch:
 
 def read_job(path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...]]:
     """Read our own YAML or JSON of a job; none of it is ignored."""
-    given = {"device": launch.device, "num_devices": launch.num_devices, **(launch.overrides or {})}
+    given = {"device": launch.device, "num_devices": launch.num_devices, **launch.overrides}
     return load(path, {name: value for name, value in given.items() if value is not None}), ()
+
+
+def read_any_job(kind: FileFormat, path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...]]:
+    """Read a job of any format, with the overrides, and what was ignored.
+
+    Raises:
+        InputError: as the format's reader does, or an override names no field.
+    """
+    if kind.read is read_job:
+        return read_job(path, launch)
+    job, ignored = kind.read(path, launch)
+    return load(encode(job), dict(launch.overrides)) if launch.overrides else job, ignored
 
 
 def _is_job(file: FileContent) -> bool:

@@ -62,6 +62,28 @@ def test_options_override_the_file(windtunnel: Command, job: Path) -> None:
     assert document["hfu"] > document["mfu"]
 
 
+SCRIPT = """
+torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 \\
+    --num-attention-heads 32 --seq-length 4096 --swiglu --untie-embeddings-and-output-weights --vocab-size 32000 \\
+    --micro-batch-size 1 --global-batch-size 64 --tensor-model-parallel-size 4 --use-distributed-optimizer \\
+    --bf16 --lr 1e-4
+"""
+
+
+def test_a_script_of_a_framework_is_predicted_with_options_over_it(windtunnel: Command, tmp_path: Path) -> None:
+    script = tmp_path / "pretrain.sh"
+    script.write_text(SCRIPT)
+    options = ("--device", "h100_sxm", "--micro-batch", "2", "--set", "recompute.granularity=full")
+    done = windtunnel("train", str(script), *options)
+    assert "16 x NVIDIA H100 SXM5 80GB (TP 4, DP 4, ZeRO-1); megatron" in done.stdout
+    assert "8 micro-batches of 2 on each rank; recompute full" in done.stdout
+    assert "--lr" in done.stderr
+    assert "16 x NVIDIA B200" in windtunnel("train", str(script), "--device", "b200_sxm").stdout
+    without = windtunnel("train", str(script))
+    assert (without.code, without.stdout) == (2, "")
+    assert "--device is missing" in without.stderr
+
+
 def test_no_file_is_needed(windtunnel: Command) -> None:
     done = windtunnel(
         *("train", "--model", "llama-3.1-8b", "--device", "h100_sxm", "--num-devices", "8"),

@@ -167,7 +167,6 @@ def test_arguments_become_jobs(windtunnel: Command, aicb: str, megatron: str, tm
             "the job has 2,048 ranks, and as many traces",
         ),
         (("{job}", "--set", "parallelism.tp=3"), "tp = 3 does not divide"),
-        (("{aicb}", "--set", "global_batch=3"), "--set changes a job's file"),
         (("{job}", "--write", "simay"), "simay"),
         (("{text}",), "is no workload or trace that is known: it begins with 'what'"),
         (("{list}",), "is not a training job"),

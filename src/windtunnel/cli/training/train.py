@@ -1,11 +1,15 @@
 """`windtunnel train`: a training job from a file and options, one step of it, its summary."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from windtunnel.catalog import check_is_file
 from windtunnel.cli.options import assignments
-from windtunnel.cli.output import answer, remark, remark_left_out, remark_node
+from windtunnel.cli.output import answer, remark, remark_left_out, remark_node, remark_unread
 from windtunnel.cli.verbs import Options
 from windtunnel.files import check_replaceable
+from windtunnel.formats.job_files import JobLaunch, read_any_job
+from windtunnel.formats.recognise import find_format
 from windtunnel.formats.timeline.file import SUFFIXES
 from windtunnel.formats.timeline.training import write_step_timeline
 from windtunnel.report.render.json import version
@@ -22,8 +26,7 @@ if TYPE_CHECKING:
 
 def command(options: Options) -> None:
     """Predict a training step, or search the layouts of a job."""
-    given = {JOB_PATHS[name]: value for name, value in options.given("job").items()}
-    described = load(options.job, given | assignments(options.settings))
+    described = _job(options)
     if options.search:
         _search(described, options)
         return
@@ -31,6 +34,19 @@ def command(options: Options) -> None:
     remark_left_out(setup.model)
     check_replaceable(options.timeline, options.overwrite, *SUFFIXES)
     _predict(setup, options)
+
+
+def _job(options: Options) -> TrainingJob:
+    """Return the job of a file of any format and of the options over it, or of the options alone."""
+    given = {JOB_PATHS[name]: value for name, value in options.given("job").items()} | assignments(options.settings)
+    if options.job is None:
+        return load(None, given)
+    file = Path(options.job)
+    check_is_file(file)
+    launch = JobLaunch(given.pop("device", None), given.pop("num_devices", None), given)
+    job, unread = read_any_job(find_format(file, "training job"), file, launch)
+    remark_unread(unread)
+    return job
 
 
 def _predict(setup: TrainingSetup, options: Options) -> None:

@@ -6,7 +6,7 @@ import click
 import yaml
 
 from windtunnel.cli.options import assignments
-from windtunnel.cli.output import answer, remark
+from windtunnel.cli.output import answer, remark, remark_unread
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.files import check_replaceable, read_text, write_text
@@ -16,7 +16,7 @@ from windtunnel.formats.aicb.csv_records import records_text
 from windtunnel.formats.aicb.job import training_records
 from windtunnel.formats.aicb.write import GeneratedFile, generate
 from windtunnel.formats.chakra.training import write_training_traces
-from windtunnel.formats.job_files import JobLaunch, job_contents
+from windtunnel.formats.job_files import JobLaunch, job_contents, read_any_job
 from windtunnel.formats.recognise import find_format
 from windtunnel.formats.simai.training import left_out, training_workload
 from windtunnel.formats.simai.workload import workload_text
@@ -45,10 +45,8 @@ def command(options: Options) -> None:
             raise InputError(f"--compat aicb is for AICB's commands; {file} is a {kind.name}", "leave it out")
         _deliver(generate(read_command(read_text(file)), options.times), options)
         return
-    job, unread = kind.read(file, launch)
-    if unread:
-        more = f" and {len(unread) - 8} more" if len(unread) > 8 else ""
-        remark(f"without effect on a prediction, or not read: {', '.join(unread[:8])}{more}")
+    job, unread = read_any_job(kind, file, launch)
+    remark_unread(unread)
     if target is None:
         answer(options, contents_document, contents_report, job_contents(resolve(job), options.stage))
     else:

@@ -1,0 +1,138 @@
+"""Job files of torchtitan are read as what torchtitan does with them."""
+
+from pathlib import Path
+
+import pytest
+
+from windtunnel.errors import InputError
+from windtunnel.formats.job_files import JobLaunch, read_any_job
+from windtunnel.formats.recognise import find_format
+from windtunnel.training.job import TrainingJob
+from windtunnel.training.setup import resolve
+from windtunnel.training.step import simulate_training
+
+DENSE = """
+[job]
+description = "a run"
+[model]
+name = "llama3"
+flavor = "8B"
+converters = ["quantize.linear.float8"]
+[training]
+local_batch_size = 2
+seq_len = 8192
+steps = 100
+[parallelism]
+data_parallel_replicate_degree = 2
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 2
+enable_async_tensor_parallel = true
+context_parallel_degree = 2
+context_parallel_rotate_method = "alltoall"
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+[compile]
+enable = true
+[quantize.linear.float8]
+enable_fsdp_float8_all_gather = true
+filter_fqns = ["output"]
+"""
+EXPERTS = """
+[model]
+name = "deepseek_v3"
+flavor = "16B"
+[training]
+batch_size = 8
+global_batch_size = 64
+seq_len = 4096
+dtype = "bfloat16"
+mixed_precision_reduce = "bfloat16"
+[parallelism]
+data_parallel_shard_degree = 4
+expert_parallel_degree = 4
+pipeline_parallel_degree = 2
+pipeline_parallel_schedule = "Interleaved1F1B"
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = 2
+"""
+
+
+def read(folder: Path, text: str, num_devices: int | None = None, **overrides: object) -> tuple[TrainingJob, list[str]]:
+    path = folder / "job.toml"
+    path.write_text(text)
+    kind = find_format(path, "training job")
+    job, unread = read_any_job(kind, path, JobLaunch("h100_sxm", num_devices, overrides))
+    return job, list(unread)
+
+
+def test_a_dense_job_is_read(tmp_path: Path) -> None:
+    job, unread = read(tmp_path, DENSE, 16)
+    assert unread == ["quantize.linear.float8.filter_fqns"]
+    assert (job.model, job.framework, job.num_devices) == ("meta-llama/Llama-3.1-8B", "fsdp2", 16)
+    assert (job.sequence_tokens, job.micro_batch, job.global_batch) == (8192, 2, 2 * 4)
+    assert job.total_tokens == 100 * 8 * 8192
+    split = job.parallelism
+    assert (split.tp, split.cp, split.cp_method, split.pp) == (2, 2, "ring", 1)
+    # Of 16 devices, 2 x 2 are tensor and context parallel; two replicas leave 2 shards, over contexts too 4.
+    assert (job.sharding.zero, job.sharding.group, job.sharding.reshard_after_forward) == (3, 4, True)
+    assert (job.precision.compute, job.precision.parameter_gather) == ("fp8_current", "fp8")
+    assert (job.precision.gradients, job.precision.gradient_reduce) == ("fp32", "fp32")
+    assert job.recompute.granularity == "selective"
+    assert job.recompute.modules == ("norms", "activation", "every_second_product")
+    assert job.overlap.tensor_parallel is True
+    assert (job.kernels.fused, job.kernels.cross_entropy) == (True, "separate")
+    assert simulate_training(job).step_s > 0
+
+
+def test_a_job_of_experts_with_a_pipeline_is_read(tmp_path: Path) -> None:
+    job, unread = read(tmp_path, EXPERTS)
+    assert unread == []
+    assert (job.model, job.num_devices) == ("deepseek-ai/DeepSeek-V2-Lite", 8)
+    assert (job.micro_batch, job.global_batch) == (1, 64)
+    assert (job.schedule, job.parallelism.pp, job.parallelism.virtual_stages, job.parallelism.ep) == (
+        "interleaved",
+        2,
+        2,
+        4,
+    )
+    assert (job.recompute.granularity, job.recompute.num_layers) == ("full", 4)
+    assert job.parallelism.layers_per_stage == (7, 7, 7, 6)  # 29 with embedding and head
+    assert job.sharding.reshard_after_forward is False
+    assert (job.precision.master_weights, job.precision.moments, job.precision.gradient_reduce) == (
+        "bf16",
+        "bf16",
+        "bf16",
+    )
+    assert resolve(job).degrees.num_microbatches == 16
+
+
+def test_options_go_over_the_file(tmp_path: Path) -> None:
+    job, _ = read(tmp_path, EXPERTS, **{"parallelism.ep": 2, "recompute": {"granularity": "none"}})
+    assert (job.parallelism.ep, job.recompute.granularity) == (2, "none")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('flavor = "8B"', 'flavor = "9B"', "llama3 9B is not known"),
+        ("[training]", "[training", "is no TOML"),
+        ("tensor_parallel_degree = 2", "tensor_parallel_degree = 0", "tensor_parallel_degree is 0"),
+        ("seq_len = 8192", 'seq_len = "8k"', "training.seq_len is '8k'"),
+        ('mode = "selective"', 'mode = "some"', "activation_checkpoint.mode is 'some'"),
+        ('converters = ["quantize.linear.float8"]', 'converters = ["int4"]', "model.converters has int4"),
+        ('"alltoall"', '"ring"', "context_parallel_rotate_method is 'ring'"),
+    ],
+)
+def test_what_is_not_known_is_refused(before: str, after: str, message: str, tmp_path: Path) -> None:
+    assert before in DENSE
+    with pytest.raises(InputError, match=message):
+        read(tmp_path, DENSE.replace(before, after, 1) + "\n# [model] [training] flavor", 16)
+
+
+def test_the_devices_must_be_known_and_fit(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="number of devices is not in the file"):
+        read(tmp_path, DENSE)
+    with pytest.raises(InputError, match="no multiple of the file's 8 ranks"):
+        read(tmp_path, DENSE, 12)
