@@ -84,6 +84,25 @@ def test_a_script_of_a_framework_is_predicted_with_options_over_it(windtunnel: C
     assert "--device is missing" in without.stderr
 
 
+def test_the_best_layout_of_a_script_is_said_in_its_words(windtunnel: Command, tmp_path: Path) -> None:
+    script = tmp_path / "pretrain.sh"
+    script.write_text(SCRIPT.replace("--bf16", "--bf16 --recompute-granularity full"))
+    done = windtunnel("train", str(script), "--device", "h100_sxm", "--search")
+    said = re.search(r"in Megatron's arguments: (.*); without (.*)", done.stderr)
+    assert said is not None
+    changed, dropped = said[1], said[2].split(", ")
+    best = re.search(r"Best: tp (\d+), pp (\d+)", done.stdout)
+    assert best is not None
+    assert f"--tensor-model-parallel-size {best[1]}" in changed
+    assert "--recompute-granularity" in dropped
+    # The script with these changes is the best layout.
+    edited = SCRIPT.replace("--tensor-model-parallel-size 4", changed.replace("$", ""))
+    script.write_text(edited)
+    step = re.search(r"A step takes ([\d.]+ \w+)", done.stdout)
+    assert step is not None
+    assert f"A step takes {step[1]}" in windtunnel("train", str(script), "--device", "h100_sxm").stdout
+
+
 def test_no_file_is_needed(windtunnel: Command) -> None:
     done = windtunnel(
         *("train", "--model", "llama-3.1-8b", "--device", "h100_sxm", "--num-devices", "8"),

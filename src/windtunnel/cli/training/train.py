@@ -9,6 +9,8 @@ from windtunnel.cli.output import answer, remark, remark_left_out, remark_node, 
 from windtunnel.cli.verbs import Options
 from windtunnel.files import check_replaceable
 from windtunnel.formats.job_files import JobLaunch, read_any_job
+from windtunnel.formats.megatron import ARGUMENTS
+from windtunnel.formats.megatron.write import changed_arguments
 from windtunnel.formats.recognise import find_format
 from windtunnel.formats.timeline.file import SUFFIXES
 from windtunnel.formats.timeline.training import write_step_timeline
@@ -26,9 +28,9 @@ if TYPE_CHECKING:
 
 def command(options: Options) -> None:
     """Predict a training step, or search the layouts of a job."""
-    described = _job(options)
+    described, is_script = _job(options)
     if options.search:
-        _search(described, options)
+        _search(described, options, is_script)
         return
     setup = resolve(described, allow_download=options.hub)
     remark_left_out(setup.model)
@@ -36,17 +38,21 @@ def command(options: Options) -> None:
     _predict(setup, options)
 
 
-def _job(options: Options) -> TrainingJob:
-    """Return the job of a file of any format and of the options over it, or of the options alone."""
+def _job(options: Options) -> tuple[TrainingJob, bool]:
+    """Return the job of a file of any format and of the options over it, or of the options alone.
+
+    With it: whether the file has arguments of Megatron-LM.
+    """
     given = {JOB_PATHS[name]: value for name, value in options.given("job").items()} | assignments(options.settings)
     if options.job is None:
-        return load(None, given)
+        return load(None, given), False
     file = Path(options.job)
     check_is_file(file)
     launch = JobLaunch(given.pop("device", None), given.pop("num_devices", None), given)
-    job, unread = read_any_job(find_format(file, "training job"), file, launch)
+    kind = find_format(file, "training job")
+    job, unread = read_any_job(kind, file, launch)
     remark_unread(unread)
-    return job
+    return job, kind.name == ARGUMENTS
 
 
 def _predict(setup: TrainingSetup, options: Options) -> None:
@@ -72,15 +78,23 @@ def _predict(setup: TrainingSetup, options: Options) -> None:
     answer(options, lambda: training_document(result, run, tasks), report)
 
 
-def _search(job: TrainingJob, options: Options) -> None:
-    """Print the best layouts of a job, as `windtunnel search` with `vary: {layouts: all}` and no store."""
+def _search(job: TrainingJob, options: Options, is_script: bool) -> None:
+    """Print the best layouts of a job, as `windtunnel search` with `vary: {layouts: all}` and no store.
+
+    `is_script`: the job comes from Megatron's arguments, which say the best layout too.
+    """
     from windtunnel.cli.serving.search import show_study
     from windtunnel.search.executors import HERE
     from windtunnel.search.space.space import ALL, LAYOUTS, space_from
     from windtunnel.search.store import Store
 
     space = space_from({**encode(job), "vary": {LAYOUTS: ALL}})
-    show_study(options, space, Store(None, lambda text: remark(f"warning: {text}")), HERE)
+    evidence = show_study(options, space, Store(None, lambda text: remark(f"warning: {text}")), HERE)
+    best = evidence.winner(0)
+    if is_script and isinstance(best, TrainingJob):
+        changed, dropped = changed_arguments(resolve(job), resolve(best))
+        without = f"; without {', '.join(dropped)}" if dropped else ""
+        remark(f"in Megatron's arguments: {' '.join(changed) or 'as it is'}{without}")
 
 
 def _write_timeline(result: "TrainingResult", options: Options) -> None:

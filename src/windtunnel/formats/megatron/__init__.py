@@ -12,6 +12,8 @@ from windtunnel.formats.job_files import JobLaunch
 from windtunnel.formats.megatron.read import MegatronJob, read_megatron_arguments
 from windtunnel.formats.recognise import FileContent, FileFormat
 
+ARGUMENTS = "Megatron arguments"
+
 
 def _is_arguments(file: FileContent) -> bool:
     """Whether a text has Megatron's arguments, as a command or as a log prints them."""
@@ -24,4 +26,4 @@ def _read_job(path: Path, launch: JobLaunch) -> MegatronJob:
     return read_megatron_arguments(read_text(path), device, launch.num_devices)
 
 
-FORMATS = (FileFormat("Megatron arguments", "training job", _is_arguments, _read_job, is_certain=False),)
+FORMATS = (FileFormat(ARGUMENTS, "training job", _is_arguments, _read_job, is_certain=False),)

@@ -44,6 +44,13 @@ def megatron_arguments(setup: TrainingSetup) -> list[tuple[str, ...]]:
     return [_words(name, value) for name, value in options if value is not None and value is not False]
 
 
+def changed_arguments(before: TrainingSetup, after: TrainingSetup) -> tuple[list[str], list[str]]:
+    """Return the arguments of `after` that `before` has not, as they are typed, and the names of those it lacks."""
+    old, new = megatron_arguments(before), megatron_arguments(after)
+    names = {option[0] for option in new}
+    return [shlex.join(option) for option in new if option not in old], [one[0] for one in old if one[0] not in names]
+
+
 def _words(name: str, value: Any) -> tuple[str, ...]:
     values = value if isinstance(value, tuple) else () if value is True else (str(value),)
     return (f"--{name}", *values)
