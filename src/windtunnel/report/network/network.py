@@ -1,7 +1,7 @@
 """Fabrics, collectives and iterations for people and as documents; flows, links and queues as CSV files."""
 
 from collections.abc import Iterable, Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ from windtunnel.network.collectives.call import CollectiveRun
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flows import Flows
 from windtunnel.network.paths import FlowTimes
+from windtunnel.report.chart import Axis, Chart, Series
 from windtunnel.report.layout import facts_of, filled, layouts_beside, rows_of, table_of
 from windtunnel.report.network.drawing import GPU, SWITCHES, drawing
 from windtunnel.report.numbers import percent
 from windtunnel.report.render.json import version
-from windtunnel.report.report import Facts, Figures, OnPage, Report, Section, Table
+from windtunnel.report.report import Block, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.schema import fields_of
 from windtunnel.training.iteration.layers import Iteration
 from windtunnel.training.iteration.shared_fabric import SharedJob
@@ -98,6 +99,29 @@ def collective_document(run: CollectiveRun) -> dict[str, Any]:
     work = fields_of(run.call, "op", "size_bytes") | fields_of(run.call.ranks, "num_ranks", "num_servers")
     answer = fields_of(run, "seconds", "algorithm_bytes_per_s", "bus_bytes_per_s")
     return {"windtunnel": version(), **work, **answer, **fields_of(run, "algorithm", "protocol", "backend", "source")}
+
+
+def sizes_report(runs: Sequence[CollectiveRun]) -> Report:
+    """Return the table of a collective by its size, as nccl-tests prints it."""
+    rows = [collective_document(run) for run in runs]
+    best = max(rows, key=itemgetter("bus_bytes_per_s"))
+    least = min(row["size_bytes"] for row in rows if row["bus_bytes_per_s"] >= best["bus_bytes_per_s"] / 2)
+    known = {**best, "fabric": runs[0].call.fabric.name, "half": least if least < best["size_bytes"] else None}
+
+    def curve() -> list[Block]:
+        sizes, rates = ([row[name] for row in rows] for name in ("size_bytes", "bus_bytes_per_s"))
+        line = Series("", [size / 2**20 for size in sizes], [rate / 1e9 for rate in rates], "marked")
+        axes = Axis("MiB", is_log=True), Axis("bus bandwidth, GB/s", low=0.0)
+        return [Figures([(Chart(*axes, [line]), "bus bandwidth over the size")])]
+
+    table = Section("", [OnPage(curve), table_of(rows, LAYOUT["sizes"])], is_open=True)
+    return Report(f"{best['op']} by size", [], [table], verdict=filled(LAYOUT["sizes_verdict"], known))
+
+
+def sizes_document(runs: Sequence[CollectiveRun]) -> dict[str, Any]:
+    """Document a collective of several sizes."""
+    rows = [{name: value for name, value in collective_document(run).items() if name != "windtunnel"} for run in runs]
+    return {"windtunnel": version(), "runs": rows}
 
 
 def iteration_report(iteration: Iteration) -> Report:
