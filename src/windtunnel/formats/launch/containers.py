@@ -146,13 +146,16 @@ def _split(text: str) -> list[list[str]]:
 def _unwrapped(command: Command) -> Iterator[Command]:
     """Yield the simple commands that a command runs: in a container, behind `sh -c`, or itself.
 
-    Variables that are set before it join its environment, which the commands of a script share, and fill in its words.
+    Variables that are set before it join its environment, which the commands of a script share, and fill in its words;
+    that of a loop has all of its values.
     """
     words, environment = list(command.words), command.environment
     while words and (words[0] in ("export", "env", "exec", "sudo", "nohup") or ASSIGNMENT.fullmatch(words[0])):
         if assignment := ASSIGNMENT.fullmatch(words.pop(0)):
             before = environment.get(assignment[1], "") if assignment[2] else ""
             environment[assignment[1]] = before + _filled(assignment[3], environment)
+    if words[:1] == ["for"] and words[2:3] == ["in"]:
+        environment[words[1]] = " ".join(_filled(word, environment) for word in words[3:])
     programs = [word.rpartition("/")[2] for word in words]
     for index, program in enumerate(programs):
         following = words[index + 1 :]

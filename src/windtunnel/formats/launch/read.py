@@ -7,7 +7,7 @@ has one that is not modelled; or it is unknown. All four are reported.
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -18,8 +18,9 @@ from typing import Any
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.files import is_file, is_folder, read_text
-from windtunnel.formats.launch.containers import Command, commands_of
-from windtunnel.formats.launch.recipes import recipe_commands
+from windtunnel.formats.launch.containers import Command, commands_of, table
+from windtunnel.formats.launch.loads import client_load, recipe_load
+from windtunnel.formats.launch.recipes import read_recipe, recipe_commands
 from windtunnel.formats.launch.roles import PROXY, as_pools, roles_of, servers_of
 from windtunnel.schema import Schema, decode, parse_yaml, read_yaml, set_path
 from windtunnel.serving.engines.command_line import DRAFTS, Options, Reading
@@ -85,11 +86,18 @@ def read_launch_command(text: str, acceptance_fraction: float | None = None) -> 
     Raises:
         InputError: no such command or several, no model, or a value that its option does not take.
     """
-    file = _file(text)
-    found, roles = _servers_in(text, file)
+    file, variant = _file(text)
+    content = text if file is None else read_text(file)
+    is_yaml = file is not None and file.suffix in (".yaml", ".yml")
+    recipe = read_recipe(content, variant, str(file)) if is_yaml else {}
+    if variant and not recipe:
+        raise InputError(f"--from-command: {file} is no recipe with variants", f"leave :{variant} out")
+    commands = recipe_commands(recipe) or commands_of(content, is_yaml)
+    found, roles = _servers_in(commands, text, file)
     readings = [_read(*server, acceptance_fraction) for server in found]
     reading = readings[0] if roles is None else as_pools(readings, roles)
-    if file is not None and file != Path(text):
+    reading.load = recipe_load(table(recipe.get("benchmark"))) if recipe else client_load(commands)
+    if file is not None and file != Path(text) and not variant:
         reading.container.append(f"read {file}; the templates of the chart are not rendered")
     return reading
 
@@ -200,31 +208,31 @@ Started = tuple[str, Options, Command]
 """An engine, the options that it knows, and the words behind its program."""
 
 
-def _file(text: str) -> Path | None:
-    """Return the file that a text names, or the values of the Helm chart whose folder it names; None for a command.
+def _file(text: str) -> tuple[Path | None, str]:
+    """Return the file that a text names, or the values of the Helm chart whose folder it names, None for a command; and
+    the variant of a recipe behind a colon.
 
     Raises:
         InputError: the folder holds no chart.
     """
-    path = Path(text)
+    path, match = Path(text), re.fullmatch(r"(\S+\.ya?ml):(.+)", text)
+    if match and is_file(Path(match[1])):
+        return Path(match[1]), match[2]
     is_path = is_folder(path) or is_file(path) or re.fullmatch(r"\S+\.(ya?ml|json|sh)", text)
     if not text or "\n" in text or not is_path:
-        return None
+        return None, ""
     if not is_folder(path):
-        return path
+        return path, ""
     if not is_file(path / "Chart.yaml"):
         files = sorted(each.name for each in path.iterdir() if each.suffix in (".yaml", ".yml", ".sh"))
         hint = f"name one of its files: {', '.join(files[:6])}" if files else "name a file"
         raise InputError(f"--from-command: {text} is a folder without a Helm chart (Chart.yaml)", hint)
-    return path / "values.yaml"
+    return path / "values.yaml", ""
 
 
-def _servers_in(text: str, file: Path | None) -> tuple[list[Started], list[str] | None]:
-    """Return the server that a text, or its `file`, starts, and no role; or several, some of which prefill for others
-    that decode, with the role of each."""
-    content = text if file is None else read_text(file)
-    is_yaml = file is not None and file.suffix in (".yaml", ".yml")
-    commands = (recipe_commands(content) if is_yaml else []) or commands_of(content, is_yaml)
+def _servers_in(commands: Sequence[Command], text: str, file: Path | None) -> tuple[list[Started], list[str] | None]:
+    """Return the server that the commands of a text, or of its `file`, start, and no role; or several, some of which
+    prefill for others that decode, with the role of each."""
     known = servers()
     started = [server for command in commands for server in _started(known, command)]
     found = [server for server in started if server[2].words[:1] != [PROXY]]
