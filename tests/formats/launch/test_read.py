@@ -165,7 +165,8 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 def test_trtllms_file_is_read_and_written(tmp_path: Path) -> None:
     content = {
         "enable_attention_dp": True,
-        "kv_cache_config": {"free_gpu_memory_fraction": 0.8, "enable_block_reuse": False, "dtype": "fp8"},
+        "kv_cache_config": {"free_gpu_memory_fraction": 0.8, "enable_block_reuse": False, "dtype": "fp8"}
+        | {"max_tokens": 8000},
         "cuda_graph_config": {"batch_sizes": [1, 8, 16], "enable_padding": True},
         "attention_dp_config": {"enable_balance": True, "timeout_iters": 60},
         "torch_compile_config": {"enable_piecewise_cuda_graph": True, "capture_num_tokens": [256, 1152]},
@@ -180,6 +181,7 @@ def test_trtllms_file_is_read_and_written(tmp_path: Path) -> None:
     assert engine == {
         "name": "trtllm",
         "gpu_memory_utilization": 0.8,
+        "max_kv_tokens": 8000,
         "enable_prefix_caching": False,
         "cudagraph_sizes": [1, 8, 16],
         "cudagraph_padding": True,
@@ -191,7 +193,7 @@ def test_trtllms_file_is_read_and_written(tmp_path: Path) -> None:
         "async_scheduling": False,
     }
     written = write_file(decode(engine, EngineSettings), decode({"attention_dp": 8}, Parallelism), "fp8")
-    assert written["kv_cache_config"] == {"enable_block_reuse": False, "dtype": "fp8"}
+    assert written["kv_cache_config"] == {"enable_block_reuse": False, "dtype": "fp8", "max_tokens": 8000}
     assert written["enable_attention_dp"] is True
     assert written["cuda_graph_config"] == {"batch_sizes": [1, 8, 16], "enable_padding": True}
     assert written["disable_overlap_scheduler"] is True
@@ -228,7 +230,8 @@ def test_every_option_is_one_of_four() -> None:
         assert not server.flags.keys() & other.without_effect
     command = read_launch_command("vllm serve llama-3.1-8b --port 1 --cpu-offload-gb 4 --what --seed 3")
     assert command.without_effect == ["--port", "--seed"]
-    assert command.not_modelled == ["--cpu-offload-gb"]
+    assert command.not_modelled == ["--cpu-offload-gb (every step waits for weights over the host's link)"]
+    assert other.effects.keys() <= other.not_modelled
     assert command.unknown == ["--what"]
 
 
@@ -459,6 +462,7 @@ def test_names_of_options_are_whole() -> None:
             "sglang serve --model m --tp 4 --enable-hierarchical-cache --hicache-size 30 --hicache-ratio 3",
             {"kv_tiers": [{"capacity_bytes": 120_000_000_000}]},
         ),
+        ("sglang serve --model m --max-total-tokens 65536 --enable-dp-lm-head", {"max_kv_tokens": 65536}),
         ("sglang serve --model m --moe-runner-backend flashinfer_mxfp4", {"moe_backend": "trtllm"}),
         ("sglang serve --model m --tp 2 --moe-a2a-backend flashinfer", {"all2all_backend": "nvlink_one_sided"}),
     ],

@@ -34,6 +34,8 @@ class OtherOptions(Schema):
     sources: dict[str, str]
     without_effect: frozenset[str]
     not_modelled: frozenset[str]
+    effects: dict[str, str]
+    """Option that is not modelled -> what it would do."""
     switches: frozenset[str]
     several: frozenset[str]
     environment: tuple[str, ...]
@@ -362,7 +364,9 @@ def _take(reading: Reading, server: Options, name: str, value: Any) -> None:
         known = other_options()
         lists = ((known.without_effect, reading.without_effect), (known.not_modelled, reading.not_modelled))
         dashes = "-" if len(option) == 1 or name[0].isupper() else "--"
-        next((into for names, into in lists if {name, option} & names), reading.unknown).append(f"{dashes}{name}")
+        effect = f" ({known.effects[name]})" if name in known.effects else ""
+        into = next((into for names, into in lists if {name, option} & names), reading.unknown)
+        into.append(f"{dashes}{name}{effect}")
         return
     else:
         converted: Any = flag.value
