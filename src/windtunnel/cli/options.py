@@ -109,7 +109,9 @@ def with_read_load(options: Options, launch: Reading, is_sized: bool = False) ->
         given |= {"arrivals"} | ({"num_requests"} if values["concurrency"] is None and not load.num_requests else set())
     given |= {text.partition("=")[0].split(".")[1] for text in options.settings if text.startswith("workload.")}
     if is_sized:
-        given |= {"num_requests"} | ({"arrivals"} if workload["arrivals"]["type"] == "burst" else set())
+        # A space's requests are its file's: no option says them.
+        given |= {"num_requests"} if hasattr(options, "num_requests") else set()
+        given |= {"arrivals"} if workload["arrivals"]["type"] == "burst" else set()
     taken = {name: value for name, value in workload.items() if name not in given}
     if raw.get("workload", {}).get("task", "generate") != "generate":
         taken.pop("output_tokens", None)

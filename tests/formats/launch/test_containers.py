@@ -569,3 +569,17 @@ spec:
     assert reading.raw["deployment"]["parallelism"] == {"tp": 1, "attention_dp": 16, "ep": 16}
     assert "max_num_seqs" not in reading.engine
     assert reading.remarks == []
+
+
+@pytest.mark.parametrize(
+    ("script", "named"),
+    [
+        ("VLLM_A=1\nvllm serve qwen3-8b", []),
+        ("export VLLM_A=1\nvllm serve qwen3-8b", ["VLLM_A of the environment"]),
+        ("VLLM_A=1\nexport VLLM_A\nvllm serve qwen3-8b", ["VLLM_A of the environment"]),
+        ("VLLM_A=1 vllm serve qwen3-8b", ["VLLM_A of the environment"]),
+        ("export VLLM_A=1\nVLLM_A=2\nvllm serve qwen3-8b", ["VLLM_A of the environment"]),
+    ],
+)
+def test_a_variable_of_a_script_is_none_of_the_server_unless_exported(script: str, named: list[str]) -> None:
+    assert read_launch_command(script).not_modelled == named

@@ -49,6 +49,8 @@ class Command:
     """Name of its container, or of the object that has one."""
     image: str = ""
     environment: dict[str, str] = field(default_factory=dict)
+    of_shell: set[str] = field(default_factory=set)
+    """Variables of a script that are not exported: they fill in words, and no program sees them."""
     replicas: int = 1
     gpus: int | None = None
     """GPUs of all hosts of a replica; None: not said, or all."""
@@ -150,10 +152,16 @@ def _unwrapped(command: Command) -> Iterator[Command]:
     that of a loop has all of its values.
     """
     words, environment = list(command.words), command.environment
+    is_exported, known, names = words[:1] == ["export"], set(environment), set[str]()
     while words and (words[0] in ("export", "env", "exec", "sudo", "nohup") or ASSIGNMENT.fullmatch(words[0])):
         if assignment := ASSIGNMENT.fullmatch(words.pop(0)):
             before = environment.get(assignment[1], "") if assignment[2] else ""
             environment[assignment[1]] = before + _filled(assignment[3], environment)
+            names.add(assignment[1])
+    if is_exported:
+        command.of_shell.difference_update(names, words)
+    elif not words:
+        command.of_shell.update(names - known)
     if words[:1] == ["for"] and words[2:3] == ["in"]:
         environment[words[1]] = " ".join(_filled(word, environment) for word in words[3:])
     programs = [word.rpartition("/")[2] for word in words]

@@ -189,7 +189,8 @@ def _note_container(reading: Reading, engine: str, server: Options, command: Com
         reading.container.append(
             f"the router's logic {command.routing} is not taken: --set deployment.router=... gives one"
         )
-    variables = {name: value for name, value in command.environment.items() if name not in server.environment}
+    apart = command.of_shell | server.environment.keys()
+    variables = {name: value for name, value in command.environment.items() if name not in apart}
     changing = (name for name, value in variables.items() if other_options().changes_times(name, value))
     reading.not_modelled += [f"{name} of the environment" for name in changing]
 

@@ -186,9 +186,9 @@ class Reading:
     @property
     def document(self) -> dict[str, dict[str, list[str]]]:
         """The same, option by option; empty without a command line."""
-        lists = ("unknown", "not_modelled", "without_effect", "container", "load_taken")
-        kept = {name: getattr(self, name) for name in lists if name != "load_taken" or self.load_taken}
-        return {"from_command": kept} if self.taken else {}
+        lists = ("unknown", "not_modelled", "without_effect", "container")
+        loads = {"load": self.load_taken} if self.load_taken else {}
+        return {"from_command": {name: getattr(self, name) for name in lists} | loads} if self.taken else {}
 
     @cached_property
     def model(self) -> ModelSpec:
