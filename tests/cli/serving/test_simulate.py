@@ -366,7 +366,7 @@ def test_every_verb_with_a_load_takes_it(windtunnel: Command, script: tuple[str,
         (("whatif", *script, *slo), closed),
         (("search", str(space), *script[:2], "--set", "deployment.device=h100_sxm", "--no-store"), closed),
         (("whatif", *script, "--vary", "concurrency=2,4"), "prompts of 64 tokens, outputs of 8 tokens, 20 requests"),
-        (("gate", *script, "--before", "vllm serve llama-3.1-8b"), "concurrency 4, 20 requests"),
+        (("gate", *script, "--before", "vllm serve llama-3.1-8b --max-num-seqs 64"), "concurrency 4, 20 requests"),
     ):
         done = windtunnel(*verb)
         assert done.code == 0, (verb, done.stderr)
