@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from windtunnel import catalog
@@ -103,6 +104,8 @@ def with_read_load(options: Options, launch: Reading, is_sized: bool = False) ->
     file = getattr(options, "scenario", None) or values["space"]
     if load is None or values["trace"] or (file and {"workload", "workloads"} & read_raw(file).keys()):
         return raw
+    if is_sized and load.concurrencies:
+        load = replace(load, rate_per_s=None)  # the most clients are looked for, and each sends as it can
     workload = load.workload(values["concurrency"])
     given = {name for name in OF_LOAD if values[name] is not None}
     if (values["rate"], values["concurrency"]) != (None, None):

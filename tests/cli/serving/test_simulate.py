@@ -357,11 +357,16 @@ def test_a_load_that_is_not_read_is_said_before_it_is_missed(windtunnel: Command
 
 def test_every_verb_with_a_load_takes_it(windtunnel: Command, script: tuple[str, ...], tmp_path: Path) -> None:
     slo, closed = ("--slo", "tpot_p99=50ms"), "prompts of 64 tokens, outputs of 8 tokens, a closed loop"
+    capped = "vllm serve llama-3.1-8b & vllm bench serve --max-concurrency 4 --request-rate 9"
     space = tmp_path / "space.yaml"
     space.write_text("vary: {max_num_seqs: [4, 64]}\nlimits: {tpot_p99: 50ms}")
     devices = (*script[:2], "--devices", "h100_sxm", "--no-store")
     for verb, said in (
         (("capacity", *script, *slo), closed),
+        (
+            ("capacity", "--from-command", capped, *script[2:], *slo),
+            "prompts of 1,024 tokens, outputs of 128 tokens, a closed",
+        ),
         (("recommend", *devices, *slo, "--top", "1"), closed),
         (("whatif", *script, *slo), closed),
         (("search", str(space), *script[:2], "--set", "deployment.device=h100_sxm", "--no-store"), closed),
@@ -371,3 +376,15 @@ def test_every_verb_with_a_load_takes_it(windtunnel: Command, script: tuple[str,
         done = windtunnel(*verb)
         assert done.code == 0, (verb, done.stderr)
         assert said in " ".join((done.stdout + done.stderr).split()), verb
+
+
+def test_concurrencies_are_compared_over_the_requests_of_the_largest(windtunnel: Command) -> None:
+    load = ("--model", "llama-3.1-8b", "--device", "h100_sxm", "--input-tokens", "64", "--output-tokens", "8")
+    done = windtunnel("whatif", *load, "--vary", "concurrency=2,16", "--json")
+    assert json.loads(done.stdout)["space"]["workload"]["num_requests"] == 160
+
+
+def test_a_server_of_embeddings_is_sized_without_outputs(windtunnel: Command) -> None:
+    server = ("--from-command", "vllm serve Qwen/Qwen3-Embedding-8B --task embed", "--devices", "h100_sxm")
+    done = windtunnel("recommend", *server, "--slo", "e2e_p99=1s", "--input-tokens", "64", "--top", "1", "--no-store")
+    assert (done.code, done.stderr) == (0, "")
