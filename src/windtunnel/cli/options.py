@@ -114,7 +114,7 @@ def with_read_load(options: Options, launch: Reading, is_sized: bool = False) ->
     if is_sized:
         # A space's requests are its file's: no option says them.
         given |= {"num_requests"} if hasattr(options, "num_requests") else set()
-        given |= {"arrivals"} if workload["arrivals"]["type"] == "burst" else set()
+        given |= {"arrivals"} if workload.get("arrivals") == {"type": "burst"} else set()
     taken = {name: value for name, value in workload.items() if name not in given}
     if raw.get("workload", {}).get("task", "generate") != "generate":
         taken.pop("output_tokens", None)

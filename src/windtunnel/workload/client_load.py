@@ -49,7 +49,7 @@ class ClientLoad:
         fields = {
             "input_tokens": self.input_tokens,
             "output_tokens": self.output_tokens,
-            "arrivals": self._arrivals(clients),
+            "arrivals": self._arrivals(clients) if clients or self.rate_per_s or self.num_requests else None,
             "num_requests": self.most_requests(clients) or None,
             "client": self.program,
             "shared_prompts": {"tokens": self.shared_tokens} if self.shared_tokens else None,

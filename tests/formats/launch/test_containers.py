@@ -535,9 +535,20 @@ def test_arrays_stand_in_arrays() -> None:
 
 @pytest.mark.parametrize(
     ("expression", "value"),
-    [("A * B", "16"), ("${A}+3*B-1", "25"), ("A", "2"), ("(A + 1) * B", None), ("B / A", None), ("A * UNKNOWN", None)],
+    [
+        *(
+            ("A * B", "16"),
+            ("${A}+3*B-1", "25"),
+            ("A", "2"),
+            ("(A + 1) * B", "24"),
+            ("(B + 1) / A", "4"),
+            ("-B % 5", "2"),
+        ),
+        *(("A > B ? A : B", "8"), ("A < B ? A : B", "2")),
+        *(("A * UNKNOWN", None), ("A ** B", None), ("A / 0", None), ("A <", None), ("A > B > 1", None)),
+    ],
 )
-def test_sums_and_products_of_a_script_are_computed(expression: str, value: str | None) -> None:
+def test_arithmetic_of_a_script_is_computed(expression: str, value: str | None) -> None:
     (command,) = [each for each in commands_of(f"A=2\nB=8\nserve --size $(({expression}))") if each.words[0] == "serve"]
     assert command.words[-1] == (value or command.words[-1])
     assert command.words[-1].isdecimal() == (value is not None)

@@ -536,3 +536,9 @@ def test_the_size_of_sglangs_cache_is_a_variable_of_the_environment() -> None:
     reading = read_launch_command("sglang serve Qwen/Qwen3-0.6B --SGLANG_VLM_CACHE_SIZE_MB 5")
     assert "encoder_cache_bytes" not in reading.engine
     assert len(reading.unknown) == 1
+
+
+def test_variables_that_the_text_does_not_set_are_named_together() -> None:
+    with pytest.raises(InputError, match=r"the text does not set \$MODEL, \$TP$") as refused:
+        read_launch_command('A=1\nvllm serve "$MODEL" -tp $TP --max-num-seqs $A --served-model-name $NAME')
+    assert refused.value.hint == "write before the command: MODEL=... TP=..."

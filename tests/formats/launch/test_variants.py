@@ -73,6 +73,8 @@ def test_several_variants_are_listed(tmp_path: Path) -> None:
         read(OVERRIDES, tmp_path)
     assert refused.value.hint is not None
     assert refused.value.hint.endswith("recipe.yaml:override_wide'")
+    with pytest.raises(InputError, match="describes 2 variants: zip_override_seqs"):
+        read(OVERRIDES, tmp_path, "zip_override_seqs")
     with pytest.raises(InputError, match="has no variant 'override_thin'"):
         read(OVERRIDES, tmp_path, "override_thin")
 
@@ -98,6 +100,9 @@ def test_a_sweep_over_settings_is_several(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="describes 2 variants: seqs=16, seqs=32"):
         read(recipe, tmp_path)
     assert read(recipe, tmp_path, "seqs=32").raw["deployment"]["engine"]["max_num_seqs"] == 32
+    recipe |= {"benchmark": SWEPT["benchmark"], "sweep": {"conc": [4, 8], "seqs": [16, 32]}}
+    reading = read(recipe, tmp_path, "seqs=32")
+    assert (reading.raw["deployment"]["engine"]["max_num_seqs"], reading.load.concurrencies) == (32, (4, 8))
 
 
 @pytest.mark.parametrize(

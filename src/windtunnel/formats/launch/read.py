@@ -111,6 +111,7 @@ def _read(engine: str, server: Options, command: Command, acceptance_fraction: f
         if variable in command.environment:
             _take(reading, server, option, command.environment[variable])
     options = _options_of(server, command)
+    _check_set(server, options)
     for name, value in options:
         _take(reading, server, name, value)
     if "model" not in reading.raw:
@@ -130,6 +131,17 @@ def _read(engine: str, server: Options, command: Command, acceptance_fraction: f
         )
     _note_container(reading, engine, server, command)
     return reading
+
+
+def _check_set(server: Options, options: Sequence[tuple[str, Any]]) -> None:
+    """Raise InputError where the model or a number is a variable that the text does not set."""
+    flags = ((server.flag(name), name == server.model_option, str(value)) for name, value in options)
+    values = [value for flag, is_model, value in flags if flag and (is_model or flag.type in ("whole", "number"))]
+    unset = dict.fromkeys(name for value in values for name in re.findall(r"^\$\{?([A-Za-z_]\w*)\}?$", value))
+    if unset:
+        names = ", ".join(f"${name}" for name in unset)
+        hint = f"write before the command: {' '.join(f'{name}=...' for name in unset)}"
+        raise InputError(f"--from-command: the text does not set {names}", hint)
 
 
 def _keep_published_weights(reading: Reading) -> None:

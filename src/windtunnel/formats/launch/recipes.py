@@ -82,7 +82,7 @@ def _command(
     gpus = _count(resources, f"gpus_per_{name}", nodes * _count(resources, "gpus_per_node", 0) // workers)
     options = {str(key).replace("_", "-"): value for key, value in options.items()}
     named = [options.pop("model-path", None), model.get("path"), options.get("served-model-name")]
-    checkpoint = _checkpoint([str(each) for each in named if each], str(model.get("precision")))
+    checkpoint = _checkpoint([str(each).removeprefix("hf:") for each in named if each], str(model.get("precision")))
     product = str(resources.get("gpu_type", ""))
     return Command(
         words=[f"dynamo.{engine}", checkpoint, "--config", f"{role}.yaml", *map(str, extra or ())],

@@ -41,7 +41,7 @@ def chosen_variant(recipe: dict[str, Any], variant: str, file: str) -> dict[str,
     if list(every) == [""] and not variant:
         return recipe
     names = [name for name in every if name != "base"] or list(every)
-    found = [variant] if variant in every else [name for name in names if fnmatchcase(name, variant or "*")]
+    found = [variant] if variant in every else [name for name in names if _is_meant(name, variant)]
     if not found:
         raise InputError(f"--from-command: {file} has no variant {variant!r}", _hint(file, list(every)))
     if len(found) > 1 and (joined := _joined([every[name] for name in found])) is not None:
@@ -50,6 +50,12 @@ def chosen_variant(recipe: dict[str, Any], variant: str, file: str) -> dict[str,
         shown = ", ".join(found[:MOST_SHOWN]) + (", ..." if len(found) > MOST_SHOWN else "")
         raise InputError(f"--from-command: {file} describes {len(found)} variants: {shown}", _hint(file, found))
     return every[found[0]]
+
+
+def _is_meant(name: str, variant: str) -> bool:
+    """Whether a variant is among those that a pattern, the name of a group, or some values of a sweep mean."""
+    of_sweep = "=" in variant and set(variant.split(",")) <= set(name.split(","))
+    return of_sweep or any(fnmatchcase(each, variant or "*") for each in (name, re.sub(r"\[\d+\]", "", name)))
 
 
 def _hint(file: str, names: list[str]) -> str:
