@@ -539,6 +539,6 @@ def test_the_size_of_sglangs_cache_is_a_variable_of_the_environment() -> None:
 
 
 def test_variables_that_the_text_does_not_set_are_named_together() -> None:
-    with pytest.raises(InputError, match=r"the text does not set \$MODEL, \$TP$") as refused:
+    with pytest.raises(InputError, match=r"the text does not set \$MODEL, \$TP") as refused:
         read_launch_command('A=1\nvllm serve "$MODEL" -tp $TP --max-num-seqs $A --served-model-name $NAME')
     assert refused.value.hint == "write before the command: MODEL=... TP=..."
