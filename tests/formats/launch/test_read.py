@@ -255,6 +255,11 @@ def test_drafts_need_to_be_told_how_often_they_are_right() -> None:
         ("vllm serve m --kv-cache-dtype int3", "--kv-cache-dtype is int3"),
         ("vllm serve 'm", "in the command line"),
         ("vllm serve m --config none.yaml", "there is no file"),
+        ("cat > a.yaml <<END\nx: [1\nEND\nvllm serve m --config a.yaml", "a.yaml is not valid YAML"),
+        (
+            "sglang serve --model qwen3-8b --tp 8 --dp 0 --enable-dp-attention",
+            "--dp-size 0 does not divide --tp-size 8",
+        ),
     ],
 )
 def test_wrong_commands_are_named(text: str, message: str) -> None:

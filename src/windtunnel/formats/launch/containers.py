@@ -222,10 +222,10 @@ def _num_devices(text: str) -> int | None:
 def _product(node: dict[str, Any]) -> str:
     """Return the GPU that a pod's nodes must have, by its label; of several that an affinity allows, the first."""
     needed = table(table(node.get("affinity")).get("nodeAffinity")).get(REQUIRED)
-    terms = table(needed).get("nodeSelectorTerms") or []
-    matches = [match for term in terms for match in table(term).get("matchExpressions") or [] if table(match)]
+    terms = _list(table(needed).get("nodeSelectorTerms"))
+    matches = [match for term in terms for match in _list(table(term).get("matchExpressions")) if table(match)]
     allowed = [match.get("values") for match in matches if (match.get("key"), match.get("operator")) == (PRODUCT, "In")]
-    values = [str(value) for some in allowed for value in some or []]
+    values = [str(value) for some in allowed for value in _list(some)]
     return str(table(node.get("nodeSelector")).get(PRODUCT, next(iter(values), "")))
 
 
@@ -327,9 +327,25 @@ def _gpus(node: Mapping[str, Any]) -> int | None:
     return known[0] if known else None
 
 
+def parsed(name: str, text: str) -> Any:
+    """Return the YAML of a file that a text writes or holds.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        return parse_yaml(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"--from-command: {name} is not valid YAML: {getattr(error, 'problem', error)}") from None
+
+
 def table(value: Any) -> dict[str, Any]:
     """Return a table; an empty one in place of anything else."""
     return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _whole(name: str, value: Any) -> int:

@@ -18,11 +18,11 @@ from typing import Any
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.files import is_file, is_folder, read_text
-from windtunnel.formats.launch.containers import Command, commands_of, table
+from windtunnel.formats.launch.containers import Command, commands_of, parsed, table
 from windtunnel.formats.launch.loads import client_load, recipe_load
 from windtunnel.formats.launch.recipes import read_recipe, recipe_commands
 from windtunnel.formats.launch.roles import PROXY, as_pools, roles_of, servers_of
-from windtunnel.schema import Schema, decode, parse_yaml, read_yaml, set_path
+from windtunnel.schema import Schema, decode, read_yaml, set_path
 from windtunnel.serving.engines.command_line import DRAFTS, Options, Reading
 from windtunnel.serving.engines.contract import engine_of
 from windtunnel.units import format_count
@@ -337,7 +337,9 @@ def _in_parts(server: Options, files: Mapping[str, str], name: str, value: Any) 
         return [(name, value)]
     try:
         text = files.get(Path(str(value)).name)
-        content = json.loads(value) if has_parts else read_yaml(Path(str(value))) if text is None else parse_yaml(text)
+        content = (
+            json.loads(value) if has_parts else read_yaml(Path(str(value))) if text is None else parsed(value, text)
+        )
     except json.JSONDecodeError as error:
         raise InputError(f"--from-command: --{name} is no JSON object: {error}") from None
     if not isinstance(content, dict):

@@ -93,8 +93,10 @@ def _computed(match: re.Match[str], environment: Environment) -> str:
     text = re.sub(r"[A-Za-z_]\w*", lambda name: environment.get(name[0], name[0]), match[1])
     choice = re.fullmatch(r"([^?:]*)\?([^?:]*):([^?:]*)", text)
     python = f"({choice[2]}) if ({choice[1]}) else ({choice[3]})" if choice else text
+    is_plain = re.fullmatch(r"[\d\s()+*/%<>=!?:-]*", text) is not None
     with suppress(SyntaxError, ValueError, ArithmeticError, KeyError, RecursionError):
-        return str(int(_number(ast.parse(python.strip()[:LONGEST], mode="eval").body)))
+        if is_plain and len(python) <= LONGEST:
+            return str(int(_number(ast.parse(python.strip(), mode="eval").body)))
     return match[0]
 
 
