@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.containers import commands_of
@@ -594,3 +595,12 @@ spec:
 )
 def test_a_variable_of_a_script_is_none_of_the_server_unless_exported(script: str, named: list[str]) -> None:
     assert read_launch_command(script).not_modelled == named
+
+
+@pytest.mark.parametrize("terms", [3, [{"matchExpressions": 2}], [{"matchExpressions": [{"values": 1}]}]])
+def test_an_affinity_that_is_none_selects_no_device(terms: Any, tmp_path: Path) -> None:
+    needed = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    container = {"image": "vllm/vllm-openai:v0.11.0", "args": ["--model", "qwen3-8b"]}
+    file = tmp_path / "pod.yaml"
+    file.write_text(yaml.safe_dump({"spec": {"affinity": {"nodeAffinity": needed}, "containers": [container]}}))
+    assert "device" not in read_launch_command(str(file)).raw["deployment"]
