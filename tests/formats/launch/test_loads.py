@@ -142,7 +142,7 @@ def test_clients_one_after_the_other_are_runs_of_one_load_or_the_largest_is_take
     assert load_of(runs).concurrencies == (2, 8)
     load = load_of(f"{runs}\nvllm bench serve --random-input-len 10 --num-prompts 3")
     assert load.concurrencies == (2, 8)
-    assert load.left_out == ("1 other load of the text are left out: --input-tokens and others say one",)
+    assert load.left_out == ("1 other load of the text is left out: --input-tokens and others say one",)
 
 
 def test_what_a_script_does_not_set_is_said() -> None:

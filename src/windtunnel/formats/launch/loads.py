@@ -77,7 +77,8 @@ def client_load(commands: Sequence[Command]) -> ClientLoad | None:
     runs = [load for load in loads if (load.client, load.lengths) == (chosen.client, chosen.lengths)]
     several = tuple(sorted({number for run in runs for number in run.concurrencies}))
     others = len(loads) - len(runs)
-    note = (f"{others} other load{'s' * (others > 1)} of the text are left out: --input-tokens and others say one",)
+    left_out = "1 other load of the text is" if others == 1 else f"{others} other loads of the text are"
+    note = (f"{left_out} left out: --input-tokens and others say one",)
     return replace(chosen, concurrencies=several, left_out=(*chosen.left_out, *(note if others else ())))
 
 
