@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from windtunnel import catalog
@@ -18,6 +19,8 @@ from windtunnel.units import parse_quantity
 
 SCENARIO = ("deployment", "load", "requests", "sampling", "general", "hub")
 """Groups of options that describe a scenario."""
+OF_LOAD = ("input_tokens", "output_tokens", "num_requests")
+"""Fields of a workload that are options too."""
 
 
 def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] | None = None) -> Scenario:
@@ -85,6 +88,42 @@ def launched(options: Options) -> Reading:
     for line in launch.remarks if getattr(options, "json", False) else ():
         remark(line)
     return launch
+
+
+def with_read_load(options: Options, launch: Reading, is_sized: bool = False) -> dict[str, Any]:
+    """Return the server that was read, with the load of the client beside it where neither a scenario nor options give
+    another; the answer says what is taken.
+
+    Args:
+        options: of a command with a load.
+        launch: what `launched` read.
+        is_sized: whether the greatest load is looked for, with requests as it needs them.
+    """
+    load, raw = launch.load, dict(launch.raw)
+    values = {name: getattr(options, name, None) for name in (*OF_LOAD, "trace", "rate", "concurrency", "space")}
+    file = getattr(options, "scenario", None) or values["space"]
+    if load is None or values["trace"] or (file and {"workload", "workloads"} & read_raw(file).keys()):
+        return raw
+    if is_sized and load.concurrencies:
+        load = replace(load, rate_per_s=None)  # the most clients are looked for, and each sends as it can
+    workload = load.workload(values["concurrency"])
+    given = {name for name in OF_LOAD if values[name] is not None}
+    if (values["rate"], values["concurrency"]) != (None, None):
+        given |= {"arrivals"} | ({"num_requests"} if values["concurrency"] is None and not load.num_requests else set())
+    given |= {text.partition("=")[0].split(".")[1] for text in options.settings if text.startswith("workload.")}
+    if is_sized:
+        # A space's requests are its file's: no option says them.
+        given |= {"num_requests"} if hasattr(options, "num_requests") else set()
+        given |= {"arrivals"} if workload.get("arrivals") == {"type": "burst"} else set()
+    taken = {name: value for name, value in workload.items() if name not in given}
+    if raw.get("workload", {}).get("task", "generate") != "generate":
+        taken.pop("output_tokens", None)
+    raw["workload"] = raw.get("workload", {}) | taken
+    sentences = [load.sentence(workload, taken, is_sized), *load.left_out]
+    launch.load_taken = [sentence for sentence in sentences if sentence]
+    for line in launch.load_taken if options.json or None in load.lengths else ():
+        remark(line)
+    return raw
 
 
 def with_load(raw: dict[str, Any], given: Mapping[str, Any], slo: str | None) -> dict[str, Any]:

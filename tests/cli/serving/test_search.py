@@ -184,7 +184,7 @@ def test_a_pasted_command_is_simulated_and_what_is_left_out_is_named(windtunnel:
     assert scenario["deployment"]["engine"]["max_num_seqs"] == 64
     assert done.stderr.splitlines() == [
         "unknown, ignored: --bogus",
-        "not modelled: --cpu-offload-gb",
+        "not modelled: --cpu-offload-gb (every step waits for weights over the host's link)",
         "without effect on time: --port",
     ]
 

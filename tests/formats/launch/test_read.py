@@ -165,7 +165,8 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 def test_trtllms_file_is_read_and_written(tmp_path: Path) -> None:
     content = {
         "enable_attention_dp": True,
-        "kv_cache_config": {"free_gpu_memory_fraction": 0.8, "enable_block_reuse": False, "dtype": "fp8"},
+        "kv_cache_config": {"free_gpu_memory_fraction": 0.8, "enable_block_reuse": False, "dtype": "fp8"}
+        | {"max_tokens": 8000},
         "cuda_graph_config": {"batch_sizes": [1, 8, 16], "enable_padding": True},
         "attention_dp_config": {"enable_balance": True, "timeout_iters": 60},
         "torch_compile_config": {"enable_piecewise_cuda_graph": True, "capture_num_tokens": [256, 1152]},
@@ -180,6 +181,7 @@ def test_trtllms_file_is_read_and_written(tmp_path: Path) -> None:
     assert engine == {
         "name": "trtllm",
         "gpu_memory_utilization": 0.8,
+        "max_kv_tokens": 8000,
         "enable_prefix_caching": False,
         "cudagraph_sizes": [1, 8, 16],
         "cudagraph_padding": True,
@@ -191,7 +193,7 @@ def test_trtllms_file_is_read_and_written(tmp_path: Path) -> None:
         "async_scheduling": False,
     }
     written = write_file(decode(engine, EngineSettings), decode({"attention_dp": 8}, Parallelism), "fp8")
-    assert written["kv_cache_config"] == {"enable_block_reuse": False, "dtype": "fp8"}
+    assert written["kv_cache_config"] == {"enable_block_reuse": False, "dtype": "fp8", "max_tokens": 8000}
     assert written["enable_attention_dp"] is True
     assert written["cuda_graph_config"] == {"batch_sizes": [1, 8, 16], "enable_padding": True}
     assert written["disable_overlap_scheduler"] is True
@@ -228,7 +230,8 @@ def test_every_option_is_one_of_four() -> None:
         assert not server.flags.keys() & other.without_effect
     command = read_launch_command("vllm serve llama-3.1-8b --port 1 --cpu-offload-gb 4 --what --seed 3")
     assert command.without_effect == ["--port", "--seed"]
-    assert command.not_modelled == ["--cpu-offload-gb"]
+    assert command.not_modelled == ["--cpu-offload-gb (every step waits for weights over the host's link)"]
+    assert other.effects.keys() <= other.not_modelled
     assert command.unknown == ["--what"]
 
 
@@ -252,6 +255,11 @@ def test_drafts_need_to_be_told_how_often_they_are_right() -> None:
         ("vllm serve m --kv-cache-dtype int3", "--kv-cache-dtype is int3"),
         ("vllm serve 'm", "in the command line"),
         ("vllm serve m --config none.yaml", "there is no file"),
+        ("cat > a.yaml <<END\nx: [1\nEND\nvllm serve m --config a.yaml", "a.yaml is not valid YAML"),
+        (
+            "sglang serve --model qwen3-8b --tp 8 --dp 0 --enable-dp-attention",
+            "--dp-size 0 does not divide --tp-size 8",
+        ),
     ],
 )
 def test_wrong_commands_are_named(text: str, message: str) -> None:
@@ -459,6 +467,7 @@ def test_names_of_options_are_whole() -> None:
             "sglang serve --model m --tp 4 --enable-hierarchical-cache --hicache-size 30 --hicache-ratio 3",
             {"kv_tiers": [{"capacity_bytes": 120_000_000_000}]},
         ),
+        ("sglang serve --model m --max-total-tokens 65536 --enable-dp-lm-head", {"max_kv_tokens": 65536}),
         ("sglang serve --model m --moe-runner-backend flashinfer_mxfp4", {"moe_backend": "trtllm"}),
         ("sglang serve --model m --tp 2 --moe-a2a-backend flashinfer", {"all2all_backend": "nvlink_one_sided"}),
     ],
@@ -532,3 +541,9 @@ def test_the_size_of_sglangs_cache_is_a_variable_of_the_environment() -> None:
     reading = read_launch_command("sglang serve Qwen/Qwen3-0.6B --SGLANG_VLM_CACHE_SIZE_MB 5")
     assert "encoder_cache_bytes" not in reading.engine
     assert len(reading.unknown) == 1
+
+
+def test_variables_that_the_text_does_not_set_are_named_together() -> None:
+    with pytest.raises(InputError, match=r"the text does not set \$MODEL, \$TP") as refused:
+        read_launch_command('A=1\nvllm serve "$MODEL" -tp $TP --max-num-seqs $A --served-model-name $NAME')
+    assert refused.value.hint == "write before the command: MODEL=... TP=..."

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from windtunnel.cli.options import launched, scenario_of
+from windtunnel.cli.options import launched, scenario_of, with_read_load
 from windtunnel.cli.serving.search import means_of, show_study, store_of, write_evidence
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
@@ -30,7 +30,9 @@ def command(options: Options) -> None:
     devices = names_in(options.devices) or [options.devices]
     api = None if options.api_price is None else parse_api_price(options.api_price)
     prices = asked_prices(options.prices, options.provider, options.price_term, devices)
-    space, store, means = _space(options, launch.raw, devices, prices), store_of(options), means_of(options)
+    options.scenario = None
+    server = with_read_load(options, launch, is_sized=True)
+    space, store, means = _space(options, server, devices, prices), store_of(options), means_of(options)
     shown = {"recommends": True, "prices": tuple(prices.values()), "api": api}
     evidence = show_study(options, space, store, means, options.top, options.rate, launch, **shown)
     write_evidence(options, evidence)
@@ -54,9 +56,9 @@ def _space(options: Options, server: dict[str, Any], devices: list[str], prices:
 def _scenario(options: Options, base: dict[str, Any], device: str) -> Scenario:
     """Return the scenario of the options on a device, at the rate of 1 where they give no load."""
     model = None if options.model is None else str(options.model)
-    vars(options).update(scenario=None, model=model)
+    options.model = model
     engine = {"name": options.engine, "version": options.engine_version}
     lay_over(base, {"deployment": {"device": device, "engine": {k: v for k, v in engine.items() if v is not None}}})
     if not any((options.rate, options.concurrency, options.trace)):
-        base["workload"] = {"arrivals": {"type": "poisson", "rate_per_s": 1.0}}
+        base["workload"] = {"arrivals": {"type": "poisson", "rate_per_s": 1.0}} | base.get("workload", {})
     return scenario_of(options, base=base)

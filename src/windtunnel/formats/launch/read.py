@@ -7,7 +7,7 @@ has one that is not modelled; or it is unknown. All four are reported.
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -18,10 +18,11 @@ from typing import Any
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.files import is_file, is_folder, read_text
-from windtunnel.formats.launch.containers import Command, commands_of
-from windtunnel.formats.launch.recipes import recipe_commands
+from windtunnel.formats.launch.containers import Command, commands_of, parsed, table
+from windtunnel.formats.launch.loads import client_load, recipe_load
+from windtunnel.formats.launch.recipes import read_recipe, recipe_commands
 from windtunnel.formats.launch.roles import PROXY, as_pools, roles_of, servers_of
-from windtunnel.schema import Schema, decode, parse_yaml, read_yaml, set_path
+from windtunnel.schema import Schema, decode, read_yaml, set_path
 from windtunnel.serving.engines.command_line import DRAFTS, Options, Reading
 from windtunnel.serving.engines.contract import engine_of
 from windtunnel.units import format_count
@@ -33,6 +34,8 @@ class OtherOptions(Schema):
     sources: dict[str, str]
     without_effect: frozenset[str]
     not_modelled: frozenset[str]
+    effects: dict[str, str]
+    """Option that is not modelled -> what it would do."""
     switches: frozenset[str]
     several: frozenset[str]
     environment: tuple[str, ...]
@@ -85,11 +88,18 @@ def read_launch_command(text: str, acceptance_fraction: float | None = None) -> 
     Raises:
         InputError: no such command or several, no model, or a value that its option does not take.
     """
-    file = _file(text)
-    found, roles = _servers_in(text, file)
+    file, variant = _file(text)
+    content = text if file is None else read_text(file)
+    is_yaml = file is not None and file.suffix in (".yaml", ".yml")
+    recipe = read_recipe(content, variant, str(file)) if is_yaml else {}
+    if variant and not recipe:
+        raise InputError(f"--from-command: {file} is no recipe with variants", f"leave :{variant} out")
+    commands = recipe_commands(recipe) or commands_of(content, is_yaml)
+    found, roles = _servers_in(commands, text, file)
     readings = [_read(*server, acceptance_fraction) for server in found]
     reading = readings[0] if roles is None else as_pools(readings, roles)
-    if file is not None and file != Path(text):
+    reading.load = recipe_load(table(recipe.get("benchmark"))) if recipe else client_load(commands)
+    if file is not None and file != Path(text) and not variant:
         reading.container.append(f"read {file}; the templates of the chart are not rendered")
     return reading
 
@@ -101,6 +111,7 @@ def _read(engine: str, server: Options, command: Command, acceptance_fraction: f
         if variable in command.environment:
             _take(reading, server, option, command.environment[variable])
     options = _options_of(server, command)
+    _check_set(server, options)
     for name, value in options:
         _take(reading, server, name, value)
     if "model" not in reading.raw:
@@ -120,6 +131,17 @@ def _read(engine: str, server: Options, command: Command, acceptance_fraction: f
         )
     _note_container(reading, engine, server, command)
     return reading
+
+
+def _check_set(server: Options, options: Sequence[tuple[str, Any]]) -> None:
+    """Raise InputError where the model or a number is a variable that the text does not set."""
+    flags = ((server.flag(name), name == server.model_option, str(value)) for name, value in options)
+    values = [value for flag, is_model, value in flags if flag and (is_model or flag.type in ("whole", "number"))]
+    unset = dict.fromkeys(name for value in values for name in re.findall(r"^\$\{?([A-Za-z_]\w*)\}?$", value))
+    if unset:
+        names = ", ".join(f"${name}" for name in unset)
+        hint = f"write before the command: {' '.join(f'{name}=...' for name in unset)}"
+        raise InputError(f"--from-command: the text does not set {names}", hint)
 
 
 def _keep_published_weights(reading: Reading) -> None:
@@ -179,7 +201,8 @@ def _note_container(reading: Reading, engine: str, server: Options, command: Com
         reading.container.append(
             f"the router's logic {command.routing} is not taken: --set deployment.router=... gives one"
         )
-    variables = {name: value for name, value in command.environment.items() if name not in server.environment}
+    apart = command.of_shell | server.environment.keys()
+    variables = {name: value for name, value in command.environment.items() if name not in apart}
     changing = (name for name, value in variables.items() if other_options().changes_times(name, value))
     reading.not_modelled += [f"{name} of the environment" for name in changing]
 
@@ -200,31 +223,31 @@ Started = tuple[str, Options, Command]
 """An engine, the options that it knows, and the words behind its program."""
 
 
-def _file(text: str) -> Path | None:
-    """Return the file that a text names, or the values of the Helm chart whose folder it names; None for a command.
+def _file(text: str) -> tuple[Path | None, str]:
+    """Return the file that a text names, or the values of the Helm chart whose folder it names, None for a command; and
+    the variant of a recipe behind a colon.
 
     Raises:
         InputError: the folder holds no chart.
     """
-    path = Path(text)
+    path, match = Path(text), re.fullmatch(r"(\S+\.ya?ml):(.+)", text)
+    if match and is_file(Path(match[1])):
+        return Path(match[1]), match[2]
     is_path = is_folder(path) or is_file(path) or re.fullmatch(r"\S+\.(ya?ml|json|sh)", text)
     if not text or "\n" in text or not is_path:
-        return None
+        return None, ""
     if not is_folder(path):
-        return path
+        return path, ""
     if not is_file(path / "Chart.yaml"):
         files = sorted(each.name for each in path.iterdir() if each.suffix in (".yaml", ".yml", ".sh"))
         hint = f"name one of its files: {', '.join(files[:6])}" if files else "name a file"
         raise InputError(f"--from-command: {text} is a folder without a Helm chart (Chart.yaml)", hint)
-    return path / "values.yaml"
+    return path / "values.yaml", ""
 
 
-def _servers_in(text: str, file: Path | None) -> tuple[list[Started], list[str] | None]:
-    """Return the server that a text, or its `file`, starts, and no role; or several, some of which prefill for others
-    that decode, with the role of each."""
-    content = text if file is None else read_text(file)
-    is_yaml = file is not None and file.suffix in (".yaml", ".yml")
-    commands = (recipe_commands(content) if is_yaml else []) or commands_of(content, is_yaml)
+def _servers_in(commands: Sequence[Command], text: str, file: Path | None) -> tuple[list[Started], list[str] | None]:
+    """Return the server that the commands of a text, or of its `file`, start, and no role; or several, some of which
+    prefill for others that decode, with the role of each."""
     known = servers()
     started = [server for command in commands for server in _started(known, command)]
     found = [server for server in started if server[2].words[:1] != [PROXY]]
@@ -314,7 +337,9 @@ def _in_parts(server: Options, files: Mapping[str, str], name: str, value: Any) 
         return [(name, value)]
     try:
         text = files.get(Path(str(value)).name)
-        content = json.loads(value) if has_parts else read_yaml(Path(str(value))) if text is None else parse_yaml(text)
+        content = (
+            json.loads(value) if has_parts else read_yaml(Path(str(value))) if text is None else parsed(value, text)
+        )
     except json.JSONDecodeError as error:
         raise InputError(f"--from-command: --{name} is no JSON object: {error}") from None
     if not isinstance(content, dict):
@@ -354,7 +379,9 @@ def _take(reading: Reading, server: Options, name: str, value: Any) -> None:
         known = other_options()
         lists = ((known.without_effect, reading.without_effect), (known.not_modelled, reading.not_modelled))
         dashes = "-" if len(option) == 1 or name[0].isupper() else "--"
-        next((into for names, into in lists if {name, option} & names), reading.unknown).append(f"{dashes}{name}")
+        effect = f" ({known.effects[name]})" if name in known.effects else ""
+        into = next((into for names, into in lists if {name, option} & names), reading.unknown)
+        into.append(f"{dashes}{name}{effect}")
         return
     else:
         converted: Any = flag.value

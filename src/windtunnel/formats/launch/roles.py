@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from windtunnel.errors import InputError
-from windtunnel.formats.launch.containers import Command, table
-from windtunnel.schema import parse_yaml, read_yaml
+from windtunnel.formats.launch.containers import Command, parsed, table
+from windtunnel.schema import read_yaml
 from windtunnel.serving.engines.command_line import Reading
 
 PREFILL, DECODE = "prefill", "decode"
@@ -78,7 +78,7 @@ def _config(command: Command) -> dict[str, Any]:
     if PROXY not in words or not path:
         return {}
     name = path.rpartition("/")[2]
-    return table(parse_yaml(command.files[name]) if name in command.files else read_yaml(Path(path)))
+    return table(parsed(name, command.files[name]) if name in command.files else read_yaml(Path(path)))
 
 
 def servers_of(proxy: Command) -> list[Command]:

@@ -19,6 +19,7 @@ from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import Schema, set_path
 from windtunnel.serving.deployment import Deployment, EngineSettings, Speculative
 from windtunnel.units import whole
+from windtunnel.workload.client_load import ClientLoad
 
 Words = Mapping[str, str | None]
 """Words that an option takes, and our name of each; None: as if the option were left out."""
@@ -166,21 +167,28 @@ class Reading:
     container: list[str] = field(default_factory=list)
     """Sentences on the server's container: an image without a version, GPUs that its command does not take."""
 
+    load: ClientLoad | None = None
+    """Load of the benchmark client beside the server."""
+    load_taken: list[str] = field(default_factory=list)
+    """Sentences on what of that load is taken."""
+
     @property
     def remarks(self) -> list[str]:
-        """Sentences that name the options which are not in the prediction."""
+        """Sentences on the load that is taken, and those that name the options which are not in the prediction."""
         reasons = {
             "unknown, ignored": self.unknown,
             "not modelled": self.not_modelled,
             "without effect on time": self.without_effect,
         }
-        return [*(f"{reason}: {', '.join(names)}" for reason, names in reasons.items() if names), *self.container]
+        lists = [f"{reason}: {', '.join(names)}" for reason, names in reasons.items() if names]
+        return [*self.load_taken, *lists, *self.container]
 
     @property
     def document(self) -> dict[str, dict[str, list[str]]]:
         """The same, option by option; empty without a command line."""
         lists = ("unknown", "not_modelled", "without_effect", "container")
-        return {"from_command": {name: getattr(self, name) for name in lists}} if self.taken else {}
+        loads = {"load": self.load_taken} if self.load_taken else {}
+        return {"from_command": {name: getattr(self, name) for name in lists} | loads} if self.taken else {}
 
     @cached_property
     def model(self) -> ModelSpec:
