@@ -194,6 +194,10 @@ def _command(name: str, verb: Mapping[str, Any]) -> click.Command:
             getattr(import_module(f"windtunnel.cli.{module}"), function or "command")(Options(**values))
         except InputError as error:
             error.hint = _reader_of_any(values, error) or error.hint
+            if values.get("from_command"):
+                from windtunnel.formats.launch.read import name_options
+
+                name_options(error, values["from_command"])
             raise
 
     return Verb(

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from windtunnel.errors import InputError
-from windtunnel.formats.launch.read import other_options, read_launch_command, servers
+from windtunnel.formats.launch.read import name_options, other_options, read_launch_command, servers
 from windtunnel.formats.launch.scripts import kubernetes_manifests, launch_script, write_launch_command
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.schema import decode
@@ -78,6 +78,7 @@ COMMANDS = [
 
 
 MODEL = "meta-llama/Llama-3.1-70B"
+EXPERTS = "deepseek-ai/DeepSeek-V3"
 OPTIONS = [
     ("--served-model-name llama llama-3.1-8b", {}, ["without effect on time: --served-model-name"]),
     ("--lora-modules sql=/x chat=/y --max-num-seqs 8", {"max_num_seqs": 8}, ["not modelled: --lora-modules"]),
@@ -507,6 +508,72 @@ def test_the_acceptance_of_drafts_may_be_given_beside_the_command(
     without = read_launch_command(text)
     assert "speculative" not in without.engine
     assert "say how often drafts are right: --acceptance-fraction 0.7" in without.not_modelled[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_read_as"), [("60%", 0.6), ("0.8, 60%", (0.8, 0.6)), ("0.8 0.6", (0.8, 0.6)), ("[0.8,0.6]", (0.8, 0.6))]
+)
+def test_acceptance_is_a_share_a_percentage_or_one_for_each_position(text: str, is_read_as: object) -> None:
+    config = '{"method": "ngram", "num_speculative_tokens": 2}'
+    command = read_launch_command(f"vllm serve {MODEL} --speculative-config '{config}'", text)
+    assert command.engine["speculative"]["acceptance_fraction"] == is_read_as
+    said = config[:-1] + ', "acceptance_fraction": [0.8, 0.6]}'
+    within = read_launch_command(f"vllm serve {MODEL} --speculative-config '{said}'")
+    assert within.engine["speculative"]["acceptance_fraction"] == (0.8, 0.6)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("often", "shares from 0 to 1 are needed"),
+        ("60", "shares from 0 to 1 are needed"),
+        ("", "shares from 0 to 1 are needed"),
+        ("nan", "shares from 0 to 1 are needed"),
+        ("0.8,0.6,0.4", "has 3 shares, and the server drafts 2 tokens a step"),
+    ],
+)
+def test_an_acceptance_that_is_none_is_refused(text: str, says: str) -> None:
+    config = '{"method": "ngram", "num_speculative_tokens": 2}'
+    with pytest.raises(InputError, match=f"--acceptance-fraction .*{says}"):
+        read_launch_command(f"vllm serve {MODEL} --speculative-config '{config}'", text)
+
+
+REFUSED_SETTINGS = [
+    (
+        "vllm serve m -tp 8 --moe-backend deep_gemm_mega_moe",
+        "engine.all2all_backend is mega_moe",
+        "set parallelism.ep to 8, or leave engine.all2all_backend out",
+        "engine.all2all_backend (--moe-backend) is mega_moe",
+        "set parallelism.ep (--enable-expert-parallel) to 8, or leave engine.all2all_backend (--moe-backend) out",
+    ),
+    (
+        "sglang serve --model m --moe-a2a-backend megamoe",
+        "engine.all2all_backend is mega_moe",
+        "set parallelism.ep to 8",
+        "engine.all2all_backend (--moe-a2a-backend) is mega_moe",
+        "set parallelism.ep (--ep-size) to 8",
+    ),
+    (
+        "trtllm-serve m --config file.yaml",
+        "$.deployment.engine.all2all_backend is mega_moe",
+        "set parallelism.tp and parallelism.ep",
+        "$.deployment.engine.all2all_backend (moe_config.backend) is mega_moe",
+        "set parallelism.tp (--tp_size) and parallelism.ep (--ep_size)",
+    ),
+    ("vllm serve m -tp 0", "tp is 0 at $.deployment.parallelism", None, "tp (--tensor-parallel-size) is 0", None),
+    ("vllm serve", "no engine.max_num_seqs", "mend it", "no engine.max_num_seqs", "mend it"),
+]
+
+
+@pytest.mark.parametrize(("text", "message", "hint", "named", "named_hint"), REFUSED_SETTINGS)
+def test_an_error_about_a_setting_names_the_option_that_decides_it(
+    text: str, message: str, hint: str | None, named: str, named_hint: str | None, tmp_path: Path
+) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text("moe_config: {backend: MEGAMOE_DEEPGEMM}\n")
+    error = InputError(message, hint)
+    name_options(error, text.replace(" m", f" {EXPERTS}", 1).replace("file.yaml", str(file)))
+    assert (error.message, error.hint) == (named, named_hint)
 
 
 def test_drafts_in_a_tree_are_not_modelled() -> None:

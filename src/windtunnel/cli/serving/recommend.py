@@ -44,8 +44,19 @@ def _space(options: Options, server: dict[str, Any], devices: list[str], prices:
         if shared["workload"].get("arrivals", {}).get("type") == "poisson":
             shared["workload"]["arrivals"]["rate_per_s"] = 1.0  # a capacity depends on no rate: answers serve all
         return deployments_space(shared, devices, limits, budget, usd, options.split)
-    if len(devices) > 1 or options.model is not None:
-        raise InputError("--from-command is one server on one device: give no MODEL and one of --devices")
+    model = server["model"]
+    if options.model is not None:
+        raise InputError(
+            f"--from-command serves {model}, and MODEL is {options.model}",
+            "leave MODEL out; to choose a deployment anew, leave --from-command out",
+        )
+    if len(devices) > 1:
+        servers = "pools of --from-command are" if "pools" in server["deployment"] else "server of --from-command is"
+        raise InputError(
+            f"the {servers} on one device, and --devices names {len(devices)}: {', '.join(devices)}",
+            f"for changes to the command: --devices {devices[0]}; to compare devices, without --from-command: "
+            f"windtunnel recommend {model} --devices {','.join(devices)}",
+        )
     if devices[0] in usd:
         lay_over(server, {"deployment": {"price_usd_per_hour": usd[devices[0]]}})
     return changes_space(_scenario(options, server, devices[0]), limits, budget=budget)

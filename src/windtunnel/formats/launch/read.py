@@ -15,14 +15,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace as replace_field
+
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.files import is_file, is_folder, read_text
 from windtunnel.formats.launch.containers import Command, commands_of
 from windtunnel.formats.launch.recipes import recipe_commands
 from windtunnel.formats.launch.roles import PROXY, as_pools, roles_of, servers_of
-from windtunnel.schema import Schema, decode, parse_yaml, read_yaml, set_path
-from windtunnel.serving.engines.command_line import DRAFTS, Options, Reading
+from windtunnel.model.parallelism import Parallelism
+from windtunnel.schema import Schema, decode, dotted, parse_yaml, read_yaml, set_path
+from windtunnel.serving.engines.command_line import DRAFTS, SPLIT, Options, Reading, shares
 from windtunnel.serving.engines.contract import engine_of
 from windtunnel.units import format_count
 
@@ -72,7 +75,7 @@ def other_options() -> OtherOptions:
     return decode(read_yaml(path), OtherOptions, path.name)
 
 
-def read_launch_command(text: str, acceptance_fraction: float | None = None) -> Reading:
+def read_launch_command(text: str, acceptance_fraction: float | str | None = None) -> Reading:
     """Read how a server is started as a deployment.
 
     Args:
@@ -80,7 +83,8 @@ def read_launch_command(text: str, acceptance_fraction: float | None = None) -> 
             or `trtllm-serve ...`, alone, in a script or behind `docker run ...`; a Kubernetes manifest, Helm values or
             a compose file; or the path of a file with one of these, of a recipe of srt-slurm, or of a Helm chart's
             folder.
-        acceptance_fraction: share of draft tokens that are right, of speculative decoding, which no command says.
+        acceptance_fraction: share of draft tokens that are right, of speculative decoding, which no command says: one
+            for all, or one for each position as `0.8,0.6`.
 
     Raises:
         InputError: no such command or several, no model, or a value that its option does not take.
@@ -94,20 +98,71 @@ def read_launch_command(text: str, acceptance_fraction: float | None = None) -> 
     return reading
 
 
-def _read(engine: str, server: Options, command: Command, acceptance_fraction: float | None) -> Reading:
-    """Read the words of one server."""
+def name_options(error: InputError, text: str) -> None:
+    """Put, behind each setting that an error names, the options of the command in `text` that decide it."""
+    with suppress(InputError):
+        for engine, server, command in _servers_in(text, _file(text))[0]:
+            options = _options_of_settings(engine, server, command)
+
+            def named(match: re.Match[str], options: Mapping[str, str] = options) -> str:
+                return f"{match[0]} ({option})" if (option := options.get(match[1])) else match[0]
+
+            pattern = r"(?<![\w.])(?:\$\.)?(?:deployment\.)?((?:engine|parallelism|precision)\.\w+(?:\.\w+)*)(?! \()"
+            error.message = re.sub(pattern, named, error.message)
+            error.hint = error.hint and re.sub(pattern, named, error.hint)
+            if (at := re.fullmatch(r"(\w+)( .*) at \$\.deployment\.(\w+)", error.message)) is not None:
+                option = options.get(f"{at[3]}.{at[1]}")
+                error.message = f"{at[1]} ({option}){at[2]}" if option else error.message
+
+
+def _options_of_settings(engine: str, server: Options, command: Command) -> dict[str, str]:
+    """Return path of a setting below `deployment`, or of a format -> the option that sets it, or the options of this
+    command without which an engine's setting is read as another value."""
+    flags = {name: flag for name in server.flags if (flag := server.flag(name)) is not None}
+    found = {flag.path: name for name, flag in reversed(flags.items()) if flag.path}
+    write_split, several = engine_of(engine).command_line.write_split, Parallelism(tp=2)
+    for degree in ("tp", "pp", "ep", "attention_dp", "dcp"):
+        split = write_split(Parallelism() if degree == "tp" else several)
+        wider = write_split(replace_field(several, **{degree: 2}))
+        found |= {f"{SPLIT}{degree}": server.option(sets) for sets, to in wider.items() if split.get(sets) != to}
+    names = {path.removeprefix("deployment."): _spelt(server, name) for path, name in found.items()}
+    present, deciding = dotted(_read(engine, server, command, None).raw), dict[str, list[str]]()
+    for name in dict.fromkeys(name for name, _ in _options_of(server, command)):
+        with suppress(InputError):
+            without = dotted(_read(engine, server, command, None, leaves_out=name).raw)
+            for path in present.keys() | without.keys():
+                if present.get(path) != without.get(path) and not path.startswith(SPLIT):
+                    deciding.setdefault(path.removeprefix("deployment."), []).append(_spelt(server, name))
+    return names | {path: ", ".join(options) for path, options in deciding.items()}
+
+
+def _spelt(server: Options, name: str) -> str:
+    """Return an option as its server spells it: in its YAML file where it stands there only."""
+    if name in server.in_file_only:
+        return next((path for path, to in server.other_names.items() if to == name), name).replace("-", "_")
+    option, dot, key = name.partition(".")
+    return f"--{option.replace('-', '_') if server.spelt_with_underscores else option}{dot}{key.replace('-', '_')}"
+
+
+def _read(
+    engine: str, server: Options, command: Command, acceptance_fraction: float | str | None, leaves_out: str = ""
+) -> Reading:
+    """Read the words of one server, but for the option that it `leaves_out`."""
     reading = Reading()
     for variable, option in server.environment.items():
         if variable in command.environment:
             _take(reading, server, option, command.environment[variable])
-    options = _options_of(server, command)
+    options = [pair for pair in _options_of(server, command) if pair[0] != leaves_out]
     for name, value in options:
         _take(reading, server, name, value)
     if "model" not in reading.raw:
         raise InputError("--from-command: the command names no model")
     _name_model(reading, next((str(value) for name, value in options if name == "served-model-name"), ""))
     if acceptance_fraction is not None:
-        reading.later["acceptance_fraction"] = acceptance_fraction
+        try:
+            reading.later["acceptance_fraction"] = shares(acceptance_fraction)
+        except ValueError as error:
+            raise InputError(f"--acceptance-fraction is {acceptance_fraction}; {error}") from None
     reading.set_engine(name=engine)
     engine_of(engine).command_line.read(reading)
     _keep_published_weights(reading)

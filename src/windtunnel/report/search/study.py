@@ -17,7 +17,7 @@ from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside,
 from windtunnel.report.numbers import number, percent, words
 from windtunnel.report.report import Block, Card, Cards, Cell, Facts, OnPage, OnTerminal, Report, Section, Table, Text
 from windtunnel.report.search import figures as naming
-from windtunnel.report.search.recommendation import against_api, certainty, gains_of, nothing_text, recommendation
+from windtunnel.report.search.recommendation import against_api, certainty, nothing_text, recommendation
 from windtunnel.report.serving.run import limit_card
 from windtunnel.schema import fields_of, short_path
 from windtunnel.search import answers
@@ -26,7 +26,7 @@ from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.evaluation.training import MEMORY
 from windtunnel.search.fleets import FleetSimulator, FleetSize, cheapest, copied, deployment_of, lengthened, ways
 from windtunnel.search.prices import ApiPrice, Price
-from windtunnel.search.recommend import AS_IT_IS, DEPLOYMENT
+from windtunnel.search.recommend import DEPLOYMENT
 from windtunnel.search.scores import frontier_names, is_more_better
 from windtunnel.search.space.space import CHANGE, Space, value_text
 from windtunnel.search.store import Store
@@ -121,19 +121,13 @@ def _fleets(simulator: FleetSimulator) -> list[FleetSize]:
     return cheapest([simulator.fewest(way) for way in ways(study, outcome, load, SHOWN_FLEETS)])
 
 
-def _idle(study: Study, outcome: SearchOutcome) -> list[int]:
-    """Return the changes to a deployment that gain and lose nothing."""
-    gains = gains_of(study, outcome)
-    return [index for index, gain in gains.items() if not gain and study.point(index).choice[CHANGE] != AS_IT_IS]
-
-
 def _listed(evidence: SearchEvidence, place: int) -> list[int]:
     """Return the best points to show, best first: one for each deployment, and at least one for each device that a
     recommendation tries.
     """
     study, outcome = evidence.study, evidence.study.outcomes[place]
     if DEPLOYMENT not in study.space.vary or not outcome.ranking:
-        idle = _idle(study, outcome)
+        idle = answers.idle_changes(study, outcome)
         return [index for index in outcome.ranking if index not in idle][: evidence.top]
     ranking, winner = outcome.ranking, outcome.ranking[winner_rank(evidence, place)]
     points = {deployment_of(study, index): index for index in [*reversed(ranking), winner]}.values()
@@ -281,7 +275,7 @@ def _nothing_text(evidence: SearchEvidence, outcome: SearchOutcome) -> str:
 def _best(evidence: SearchEvidence, place: int, why: Why) -> list[Block]:
     """Return the best points with their figures, and how sure their order is."""
     study, outcome, listed = evidence.study, evidence.study.outcomes[place], _listed(evidence, place)
-    winner, idle = outcome.ranking[winner_rank(evidence, place)], _idle(study, outcome)
+    winner, idle = outcome.ranking[winner_rank(evidence, place)], answers.idle_changes(study, outcome)
     points = [(str(rank), study.point(index).title) for rank, index in enumerate(listed, start=1)]
     sureness = sureness_texts(study, outcome) if why else []
     space_finds_loads = bool(why) and not study.space.is_training and study.space.load == "capacity"
@@ -289,11 +283,16 @@ def _best(evidence: SearchEvidence, place: int, why: Why) -> list[Block]:
         *([OnPage(lambda: _winner(study, outcome, winner, bool(evidence.fleets)))] if why else []),
         OnTerminal(lambda: [Facts(points, RANK_WIDTH), best_table(study, outcome, listed)]),
         OnPage(lambda: [best_table(study, outcome, listed, is_on_page=True, winner=winner)]),
-        *([f"No effect: {'; '.join(study.point(index).title for index in idle)}."] if idle else []),
+        *([_idle_text([study.point(index).title for index in idle])] if idle else []),
         *_burst_texts(evidence, outcome),
         *([rest_text(outcome, listed)] if space_finds_loads else []),
         *([Text(sureness)] if sureness else []),
     ]
+
+
+def _idle_text(titles: Sequence[str]) -> str:
+    """Say how many changes made no difference, and which."""
+    return f"{format_count(len(titles), 'change')} made no difference: {'; '.join(titles)}."
 
 
 def _winner(study: Study, outcome: SearchOutcome, index: int, has_copies: bool) -> list[Block]:
@@ -338,7 +337,7 @@ def best_table(
         left_out = {"devices" if are_alike else "", "tokens_per_usd" if "run_usd" in names else ""}
         names = [name for name in names if name not in left_out or name == study.space.objective]
     rows: list[list[str | Cell]] = []
-    gains = gains_of(study, outcome)
+    gains = answers.gains_of(study, outcome)
     for rank, index in enumerate(points, start=1):
         mean, bound = outcome.mean(index), outcome.at_least(index)
         figures = [naming.figure_cell(mean, name) for name in names]
