@@ -12,7 +12,7 @@ from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.schema import parse_yaml
 from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
 from windtunnel.serving.engines.defaults import newer_than_known
-from windtunnel.serving.scenario import Scenario, pool_scenario, read_raw, scenario_from
+from windtunnel.serving.scenario import DEVICE_HINT, Scenario, pool_scenario, read_raw, scenario_from
 from windtunnel.serving.shorthand import PATHS, lay_over, raw_scenario
 from windtunnel.units import parse_quantity
 
@@ -48,7 +48,8 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
         with suppress(InputError):
             if file is not None and hasattr(options, "from_command") and read_launch_command(str(file)).raw:
                 error.hint = f"it starts a server: --from-command {file}"
-        raise InputError(_as_typed(error.message, set(given)), error.hint) from None
+        hint = f"--device h100_sxm, or in the file {error.hint}" if error.hint == DEVICE_HINT else error.hint
+        raise InputError(_as_typed(error.message, set(given)), hint) from None
     # A model that cannot be read is refused where the scenario is resolved.
     with suppress(InputError):
         model = catalog.model(scenario.model)

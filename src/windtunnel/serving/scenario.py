@@ -1,5 +1,6 @@
 """Schema of a scenario, everything that decides a run's result; and the setup that it resolves to."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -182,6 +183,10 @@ def as_scenario(described: Described) -> Scenario:
     return described
 
 
+DEVICE_HINT = "deployment: {device: h100_sxm}, for instance; `windtunnel catalog devices` lists them"
+"""Where a scenario has no device."""
+
+
 def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = None) -> Scenario:
     """Decode a scenario from builtins, as YAML or the command line gives them.
 
@@ -202,7 +207,11 @@ def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = N
         devices = [pool.get("device") if isinstance(pool, dict) else None for pool in deployment["pools"]]
         if devices and all(devices):  # no pool takes the deployment's
             raw = raw | {"deployment": {**deployment, "device": devices[0]}}
-    return decode(raw, Scenario, source)
+    try:
+        return decode(raw, Scenario, source)
+    except InputError as error:
+        lacks_device = re.search(r"\$\.deployment(\.device)? is (missing|nothing)", error.message)
+        raise (error.or_hint(DEVICE_HINT) if lacks_device else error) from None
 
 
 def beside(raw: Any, folder: Path) -> Any:

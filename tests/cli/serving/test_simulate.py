@@ -283,3 +283,16 @@ def test_a_few_requests_show_no_overload(windtunnel: Command, tmp_path: Path) ->
     done = windtunnel("simulate", "--model", "llama-3.1-8b", "--device", "h100_sxm", "--trace", trace)
     assert done.code == 0
     assert "Overloaded" not in done.stdout
+
+
+@pytest.mark.parametrize("deployment", ["", "deployment: {}", "deployment: {device: }"])
+def test_a_file_without_a_device_is_told_the_option_that_gives_one(
+    windtunnel: Command, tmp_path: Path, deployment: str
+) -> None:
+    path = tmp_path / "scenario.yaml"
+    workload = "{arrivals: {type: poisson, rate_per_s: 4}, input_tokens: 64, output_tokens: 8, num_requests: 20}"
+    path.write_text(f"model: llama-3.1-8b\nworkload: {workload}\n{deployment}\n")
+    done = windtunnel("simulate", str(path))
+    assert (done.code, done.stdout) == (2, "")
+    assert "hint: --device h100_sxm, or in the file deployment: {device: h100_sxm}" in done.stderr
+    assert windtunnel("simulate", str(path), "--device", "h100_sxm").code == 0

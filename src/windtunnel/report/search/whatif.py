@@ -102,7 +102,9 @@ def _plot(space: Space, answers: dict[int, Evaluation], figure_name: str) -> Cha
     limits = [Limit("y", limit.most_s, "limit") for limit in limits_from(space.limits) if limit.name == figure_name]
     y = Axis(figure_title(figure_name), "s" if figure_name.partition("_")[0] in METRICS else "")
     has_counts = all(isinstance(value, int) for value in space.vary.get(across, ()))
-    return Chart(Axis(head or "point", "count" if has_counts else "", is_log=None), y, lines_across(points, head or None), limits)
+    return Chart(
+        Axis(head or "point", "count" if has_counts else "", is_log=None), y, lines_across(points, head or None), limits
+    )
 
 
 def grid_document(space: Space, answers: dict[int, Evaluation]) -> dict[str, Any]:
