@@ -388,7 +388,10 @@ def test_a_recommendation_is_for_the_named_engine(windtunnel: Command, tmp_path:
 def test_a_server_command_is_told_what_to_change(windtunnel: Command) -> None:
     lengths = ("--input-tokens", "512", "--output-tokens", "64", "--num-requests", "100", "--no-store")
     given = ("--devices", "h100_sxm", "--slo", "ttft_p90=1s,tpot_p99=30ms", *lengths)
-    done = windtunnel("recommend", "--from-command", SERVER, *given, "--rate", "2")
+    own = f"{SERVER} --served-model-name chat --port 9000"
+    done = windtunnel("recommend", "--from-command", own, *given, "--rate", "2")
+    assert "\nChanged command: Se" in done.stdout
+    assert "--served-model-name chat --port 9000" in done.stdout.partition("Changed command: ")[2]
     assert done.code == 0
     assert done.stdout.startswith("Set --")
     listed, _, below = done.stdout.partition(" made no difference: ")

@@ -7,7 +7,7 @@ import yaml
 
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import name_options, other_options, read_launch_command, servers
-from windtunnel.formats.launch.scripts import kubernetes_manifests, launch_script, write_launch_command
+from windtunnel.formats.launch.scripts import kubernetes_manifests, launch_script, shown_script, write_launch_command
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.schema import decode
 from windtunnel.serving.deployment import EngineSettings
@@ -536,6 +536,72 @@ def test_an_acceptance_that_is_none_is_refused(text: str, says: str) -> None:
     config = '{"method": "ngram", "num_speculative_tokens": 2}'
     with pytest.raises(InputError, match=f"--acceptance-fraction .*{says}"):
         read_launch_command(f"vllm serve {MODEL} --speculative-config '{config}'", text)
+
+
+KEPT = {
+    f"vllm serve {MODEL} -tp 2 --port 9000 --host=0.0.0.0 --trust-remote-code --served-model-name a b -O3 --new 1": (
+        "--port 9000 --host 0.0.0.0 --trust-remote-code --served-model-name a b -O3 --new 1"
+    ),
+    f"docker run -p 9000:9000 vllm/vllm-openai:v0.11.0 --model {MODEL} --seed -1 --speculative-config "
+    """'{"method":"ngram","num_speculative_tokens":3}'""": (
+        """--seed -1 --speculative-config '{"method":"ngram","num_speculative_tokens":3}'"""
+    ),
+    f"python -m sglang.launch_server --model-path {MODEL} --tp 2 --port 9000 --enable-metrics": (
+        "--port 9000 --enable-metrics"
+    ),
+    f"trtllm-serve {MODEL} --tp_size 2 --log_level info": "--log_level info",
+    f"python3 -m dynamo.vllm --model {MODEL} --dyn-tool-call-parser hermes --port 9000": "--port 9000",
+    "compose.yaml": "--port 9000 --trust-remote-code",
+    "deployment.yaml": "--port 9000 --trust-remote-code",
+    "values.yaml": "--port 9000 --trust-remote-code",
+    f"vllm serve {MODEL} --config options.yaml": "--port 9000 --trust-remote-code",
+}
+ARGUMENTS = f"[--model, {MODEL}, --max-num-seqs, '8', --port, '9000', --trust-remote-code]"
+CONTAINER = f"{{name: server, image: 'vllm/vllm-openai:v0.11.0', args: {ARGUMENTS}}}"
+FILES = {
+    "compose.yaml": f"services: {{vllm: {{image: 'vllm/vllm-openai:v0.11.0', command: {ARGUMENTS}}}}}",
+    "deployment.yaml": "{apiVersion: apps/v1, kind: Deployment, metadata: {name: m}, "
+    f"spec: {{template: {{spec: {{containers: [{CONTAINER}]}}}}}}}}",
+    "values.yaml": f"image: {{repository: vllm/vllm-openai, tag: v0.11.0, command: {ARGUMENTS}}}",
+    "options.yaml": "{max-num-seqs: 8, port: 9000, trust-remote-code: true}",
+}
+
+
+@pytest.mark.parametrize(("text", "words"), KEPT.items(), ids=[text[:24] for text in KEPT])
+def test_options_that_decide_nothing_stay_in_a_changed_command(text: str, words: str, tmp_path: Path) -> None:
+    for name, content in FILES.items():
+        (tmp_path / name).write_text(content)
+        text = text.replace(name, str(tmp_path / name))
+    reading = read_launch_command(text)
+    reading.raw["deployment"]["device"] = "h100_sxm"
+    load = {"arrivals": {"type": "poisson", "rate_per_s": 1}, "input_tokens": 8, "output_tokens": 8, "num_requests": 2}
+    scenario = scenario_from({**reading.raw, "workload": load})
+    version = {reading.engine["name"]: "1.0"}
+    script = launch_script(scenario, version, reading.others)
+    assert script.endswith(f" {words}\n")
+    shown = "\n".join(shown_script(script, 40))
+    assert " \\\n  " in shown
+    assert shown.replace(" \\\n  ", " ").splitlines() == script.splitlines()[2:]
+    again = read_launch_command(script)
+    assert again.others == reading.others
+    documents = list(yaml.safe_load_all(kubernetes_manifests(scenario, version, reading.others)))
+    services = [document["spec"]["ports"] for document in documents if document["kind"] == "Service"]
+    assert all(port["port"] == 9000 for ports in services for port in ports) == ("--port" in words)
+
+
+def test_pools_keep_the_options_of_each_server() -> None:
+    server = 'vllm serve {} --port 8{} --kv-transfer-config \'{{"kv_connector":"X","kv_role":"kv_{}"}}\'\n'
+    lines = (server.format(MODEL, number, side) for number, side in ((100, "producer"), (200, "consumer")))
+    reading = read_launch_command("".join(lines))
+    assert {name: words[:2] for name, words in reading.others.items()} == {
+        "prefill": ("--port", "8100"),
+        "decode": ("--port", "8200"),
+    }
+    reading.raw["deployment"]["device"] = "h100_sxm"
+    load = {"arrivals": {"type": "poisson", "rate_per_s": 1}, "input_tokens": 8, "output_tokens": 8, "num_requests": 2}
+    script = launch_script(scenario_from({**reading.raw, "workload": load}), {"vllm": "0.24.0"}, reading.others)
+    assert script.count("--kv-transfer-config") == 2
+    assert "NixlConnector" not in script
 
 
 REFUSED_SETTINGS = [

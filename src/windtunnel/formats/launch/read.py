@@ -25,7 +25,7 @@ from windtunnel.formats.launch.recipes import recipe_commands
 from windtunnel.formats.launch.roles import PROXY, as_pools, roles_of, servers_of
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.schema import Schema, decode, dotted, parse_yaml, read_yaml, set_path
-from windtunnel.serving.engines.command_line import DRAFTS, SPLIT, Options, Reading, shares
+from windtunnel.serving.engines.command_line import DRAFTS, PLAIN, SERVER, SPLIT, Options, Reading, shares
 from windtunnel.serving.engines.contract import engine_of
 from windtunnel.units import format_count
 
@@ -174,7 +174,23 @@ def _read(
             "leave it out, or add the options of speculative decoding to the command",
         )
     _note_container(reading, engine, server, command)
+    reading.others = {SERVER: tuple(_other_words(reading, engine, server, command))}
     return reading
+
+
+def _other_words(reading: Reading, engine: str, server: Options, command: Command) -> Iterator[str]:
+    """Yield the words of the options that decide no setting, as the server spells them on a command line.
+
+    Those of a YAML file are among them, but for an engine that reads some from its file only.
+    """
+    has_file = engine_of(engine).command_line.write_file is not PLAIN.write_file
+    for name, value in _typed_options(server, command):
+        is_file = name in server.config_options
+        for part, each in [] if is_file and has_file else _in_parts(server, command.files, name, value):
+            if f"--{part}" not in reading.taken and part != server.model_option and not part.startswith(OF_DYNAMO):
+                spelt = _spelt(server, part)
+                yield spelt[1:] if len(part) == 1 or part[0].isupper() else spelt
+                yield from () if each is True else str(each).split() if part in other_options().several else [str(each)]
 
 
 def _keep_published_weights(reading: Reading) -> None:
@@ -251,6 +267,8 @@ def servers() -> dict[str, Options]:
     return {name: catalog.entry(file, Options) for name, file in files.items() if file is not None}
 
 
+OF_DYNAMO = ("dyn-", "is-prefill-worker", "is-decode-worker", "connector")
+"""How the options begin that Dynamo's workers have, and not the servers of the engines."""
 Started = tuple[str, Options, Command]
 """An engine, the options that it knows, and the words behind its program."""
 
@@ -325,7 +343,13 @@ def _started(known: dict[str, Options], command: Command) -> Iterator[tuple[str,
 
 
 def _options_of(server: Options, command: Command) -> list[tuple[str, Any]]:
-    """Return (name, value) of every option; True for a switch. A word alone is the model."""
+    """Return (name, value) of every option, and of those in YAML files and in JSON."""
+    typed = _typed_options(server, command)
+    return [pair for name, value in typed for pair in _in_parts(server, command.files, name, value)]
+
+
+def _typed_options(server: Options, command: Command) -> list[tuple[str, Any]]:
+    """Return (name, value) of every option of a command; True for a switch. A word alone is the model."""
     options: list[tuple[str, Any]] = []
     words, position = command.words, 0
     while position < len(words):
@@ -346,14 +370,15 @@ def _options_of(server: Options, command: Command) -> list[tuple[str, Any]]:
         is_switch = flag.value is not None if flag else name in other_options().switches
         values: list[str] = []
         several = flag.type == "sizes" if flag else name in other_options().several
-        while not is_switch and position < len(words) and not _is_option(words[position]) and (several or not values):
+        while not is_switch and position < len(words) and not is_option(words[position]) and (several or not values):
             values.append(words[position])
             position += 1
         options.append((name, " ".join(values) if values else True))
-    return [pair for name, value in options for pair in _in_parts(server, command.files, name, value)]
+    return options
 
 
-def _is_option(word: str) -> bool:
+def is_option(word: str) -> bool:
+    """Whether a word is an option's name, and no negative number."""
     return word.startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", word)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from windtunnel.formats.launch.scripts import launch_script
+from windtunnel.formats.launch.scripts import launch_script, shown_script
 from windtunnel.metrics.limits import METRICS, limits_from
 from windtunnel.notebook import Shown
 from windtunnel.report import report as all_blocks
@@ -26,7 +26,7 @@ from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.evaluation.training import MEMORY
 from windtunnel.search.fleets import FleetSimulator, FleetSize, cheapest, copied, deployment_of, lengthened, ways
 from windtunnel.search.prices import ApiPrice, Price
-from windtunnel.search.recommend import DEPLOYMENT
+from windtunnel.search.recommend import AS_IT_IS, DEPLOYMENT
 from windtunnel.search.scores import frontier_names, is_more_better
 from windtunnel.search.space.space import CHANGE, Space, value_text
 from windtunnel.search.store import Store
@@ -280,14 +280,25 @@ def _best(evidence: SearchEvidence, place: int, why: Why) -> list[Block]:
     sureness = sureness_texts(study, outcome) if why else []
     space_finds_loads = bool(why) and not study.space.is_training and study.space.load == "capacity"
     return [
-        *([OnPage(lambda: _winner(study, outcome, winner, bool(evidence.fleets)))] if why else []),
+        *([OnPage(lambda: _winner(evidence, outcome, winner))] if why else []),
         OnTerminal(lambda: [Facts(points, RANK_WIDTH), best_table(study, outcome, listed)]),
         OnPage(lambda: [best_table(study, outcome, listed, is_on_page=True, winner=winner)]),
         *([_idle_text([study.point(index).title for index in idle])] if idle else []),
         *_burst_texts(evidence, outcome),
         *([rest_text(outcome, listed)] if space_finds_loads else []),
         *([Text(sureness)] if sureness else []),
+        *([OnTerminal(lambda: _command(evidence, outcome, winner))] if why and evidence.launch.taken else []),
     ]
+
+
+def _command(evidence: SearchEvidence, outcome: SearchOutcome, index: int) -> list[Block]:
+    """Return what starts a changed server, with the options of its command that change no time."""
+    study = evidence.study
+    if study.point(index).choice.get(CHANGE, AS_IT_IS) == AS_IT_IS:
+        return []
+    scenario = answers.scenario_of(study, outcome, index)
+    script = launch_script(scenario, engine_versions(scenario), evidence.launch.others)
+    return [Text([f"Changed command: {study.point(index).title}", *shown_script(script)])]
 
 
 def _idle_text(titles: Sequence[str]) -> str:
@@ -295,9 +306,9 @@ def _idle_text(titles: Sequence[str]) -> str:
     return f"{format_count(len(titles), 'change')} made no difference: {'; '.join(titles)}."
 
 
-def _winner(study: Study, outcome: SearchOutcome, index: int, has_copies: bool) -> list[Block]:
+def _winner(evidence: SearchEvidence, outcome: SearchOutcome, index: int) -> list[Block]:
     """Return the headline figures of the point that the answer names, or of one copy, and what launches it."""
-    best = outcome.mean(index)
+    study, best = evidence.study, outcome.mean(index)
     if study.space.is_training:
         return [
             Cards([Card(naming.figure_text(best, name), naming.figure_title(name)) for name in LAYOUT["job_cards"]])
@@ -307,9 +318,11 @@ def _winner(study: Study, outcome: SearchOutcome, index: int, has_copies: bool) 
         limit_card(best.figures[limit.name], limit.most_s, naming.figure_title(limit.name)) for limit in limits
     ]
     scenario = answers.scenario_of(study, outcome, index)
-    launch = all_blocks.Code(launch_script(scenario, engine_versions(scenario)), "Launch the best point")
+    script = launch_script(scenario, engine_versions(scenario), evidence.launch.others)
+    launch = all_blocks.Code(script, "Launch the best point")
     cards = {
-        filled(label, {"copy": "one copy" if has_copies else None}): card for label, card in LAYOUT["cards"].items()
+        filled(label, {"copy": "one copy" if evidence.fleets else None}): card
+        for label, card in LAYOUT["cards"].items()
     }
     return [Cards([*of_limits, *cards_of({**best.figures, "load": best.load}, cards).facts]), launch]
 

@@ -29,6 +29,9 @@ DEPLOYMENT = "deployment."
 ENGINE = f"{DEPLOYMENT}engine."
 SPLIT = f"{DEPLOYMENT}parallelism."
 
+SERVER = "server"
+"""Name of what serves where there are no pools."""
+
 DRAFTS = "--speculative"
 """How the options of speculative decoding begin."""
 
@@ -182,6 +185,8 @@ class Reading:
     unknown: list[str] = field(default_factory=list)
     container: list[str] = field(default_factory=list)
     """Sentences on the server's container: an image without a version, GPUs that its command does not take."""
+    others: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Name of a pool, `SERVER` without pools -> words of the options that decide no setting, for a changed command."""
 
     @property
     def remarks(self) -> list[str]:
