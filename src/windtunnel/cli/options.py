@@ -33,6 +33,12 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
     """
     file = options.scenario
     given = options.given(*SCENARIO)
+    if "," in str(given.get("device", "")):
+        names = str(given["device"])
+        compare = (
+            f"to compare them: windtunnel whatif ... --vary device={names}, or windtunnel recommend --devices {names}"
+        )
+        raise InputError(f"--device is one device, and {names} are several", compare)
     try:
         raw = read_raw(file) if file is not None else {}
         lay_over(raw, base or {})
@@ -168,5 +174,8 @@ def _as_typed(message: str, typed: set[str]) -> str:
     """Replace paths in the scenario by the options that set them."""
     paths = {**PATHS, "rate": "workload.arrivals.rate_per_s", "concurrency": "workload.arrivals.concurrency"}
     for name in typed & paths.keys():
-        message = message.replace(f"$.{paths[name]}", f"--{name.replace('_', '-')}")
+        option, (place, _, field) = f"--{name.replace('_', '-')}", paths[name].rpartition(".")
+        message = message.replace(f"$.{paths[name]}", option)
+        if message.startswith(f"{field} ") and message.endswith(f" at $.{place}"):
+            message = f"{option}{message.removeprefix(field).removesuffix(f' at $.{place}')}"
     return message

@@ -198,6 +198,9 @@ def _command(name: str, verb: Mapping[str, Any]) -> click.Command:
                 from windtunnel.formats.launch.read import name_options
 
                 name_options(error, values["from_command"])
+                if any(option.name == "model" for option in options):
+                    said = "give the path of its config.json"
+                    error.hint = error.hint and error.hint.replace(said, f"{said}, or a model like it, by --model")
             raise
 
     return Verb(

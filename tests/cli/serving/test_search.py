@@ -426,6 +426,34 @@ def test_changes_to_a_command_are_for_one_device(windtunnel: Command, tmp_path: 
     )
 
 
+def test_changes_to_a_manifest_are_for_the_device_that_it_names(windtunnel: Command, tmp_path: Path) -> None:
+    command = "[vllm, serve, llama-3.1-8b, --max-num-seqs, '1']"
+    spec = "nodeSelector: {nvidia.com/gpu.product: NVIDIA-L40S}, "
+    pod = f"spec: {{NODES containers: [{{name: a, image: vllm/vllm-openai, command: {command}}}]}}"
+    for name, nodes in (("named", spec), ("unnamed", "")):
+        text = f"{{apiVersion: v1, kind: Pod, metadata: {{name: a}}, {pod.replace('NODES ', nodes)}}}"
+        (tmp_path / f"{name}.yaml").write_text(text)
+    load = ("--slo", "ttft=1s", "--input-tokens", "64", "--output-tokens", "8", "--num-requests", "20", "--no-store")
+    done = windtunnel("recommend", "--from-command", str(tmp_path / "named.yaml"), *load, "--json")
+    assert done.code == 0, done.stderr
+    assert json.loads(done.stdout)["space"]["deployment"]["device"] == "l40s"
+    refused = windtunnel("recommend", "--from-command", str(tmp_path / "unnamed.yaml"), *load)
+    assert (refused.code, "error: --devices is missing\nhint: for instance" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("vllm serve --port 1", "hint: as in vllm serve Qwen/Qwen3-8B"),
+        ("vllm serve mine/other", "or a model like it, by --model"),
+    ],
+)
+def test_a_command_without_a_known_model_says_what_to_do(windtunnel: Command, command: str, hint: str) -> None:
+    done = windtunnel("simulate", "--from-command", command, *ON, "--rate", "4")
+    assert (done.code, done.stdout) == (2, "")
+    assert hint in done.stderr
+
+
 def test_a_refused_setting_of_a_command_is_named_by_its_option(windtunnel: Command) -> None:
     mega = "vllm serve llama-3.1-8b --moe-backend deep_gemm_mega_moe"
     done = windtunnel("simulate", "--from-command", mega, *ON, "--rate", "4")

@@ -296,3 +296,19 @@ def test_a_file_without_a_device_is_told_the_option_that_gives_one(
     assert (done.code, done.stdout) == (2, "")
     assert "hint: --device h100_sxm, or in the file deployment: {device: h100_sxm}" in done.stderr
     assert windtunnel("simulate", str(path), "--device", "h100_sxm").code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--device", "h100_sxm,l40s"), "--device is one device, and h100_sxm,l40s are several\nhint: to compare them"),
+        (("--device", "h100_sxm", "--concurrency", "0"), "--concurrency is 0; from 1 to"),
+        (("--device", "h100_sxm", "--tp", "0"), "--tp is 0; at least 1 is needed\n"),
+        (("--device", "h100_sxm", "--gpu-memory-utilization", "3"), "--gpu-memory-utilization is 3; "),
+    ],
+)
+def test_a_wrong_value_is_named_by_its_option(windtunnel: Command, options: tuple[str, ...], message: str) -> None:
+    load = ("--rate", "4", "--input-tokens", "64", "--output-tokens", "8", "--num-requests", "20")
+    done = windtunnel("simulate", "--model", "llama-3.1-8b", *load, *options)
+    assert (done.code, done.stdout) == (2, "")
+    assert f"error: {message}" in done.stderr

@@ -14,6 +14,7 @@ from windtunnel.schema import encode
 from windtunnel.search.prices import Price, asked_prices, names_in, parse_api_price
 from windtunnel.search.recommend import changes_space, deployments_space
 from windtunnel.search.space.space import Space
+from windtunnel.serving.engines.command_line import Reading
 from windtunnel.serving.scenario import Scenario
 from windtunnel.serving.shorthand import lay_over
 
@@ -27,13 +28,26 @@ def command(options: Options) -> None:
             "give requests a second; for a batch, windtunnel whatif --rate inf --vary device=... compares devices",
         )
     launch = launched(options)
-    devices = names_in(options.devices) or [options.devices]
+    named = options.devices or _device_in(launch)
+    devices = names_in(named) or [named]
     api = None if options.api_price is None else parse_api_price(options.api_price)
     prices = asked_prices(options.prices, options.provider, options.price_term, devices)
     space, store, means = _space(options, launch.raw, devices, prices), store_of(options), means_of(options)
     shown = {"recommends": True, "prices": tuple(prices.values()), "api": api}
     evidence = show_study(options, space, store, means, options.top, options.rate, launch, **shown)
     write_evidence(options, evidence)
+
+
+def _device_in(launch: Reading) -> str:
+    """Return the device that a server's manifest names.
+
+    Raises:
+        InputError: it names none, or another for each pool.
+    """
+    deployment = launch.raw["deployment"]
+    if "device" not in deployment:
+        raise InputError("--devices is missing", "for instance --devices h100_sxm; all: windtunnel catalog devices")
+    return str(deployment["device"])
 
 
 def _space(options: Options, server: dict[str, Any], devices: list[str], prices: Mapping[str, Price]) -> Space:

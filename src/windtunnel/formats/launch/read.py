@@ -156,7 +156,9 @@ def _read(
     for name, value in options:
         _take(reading, server, name, value)
     if "model" not in reading.raw:
-        raise InputError("--from-command: the command names no model")
+        raise InputError(
+            "--from-command: the command names no model", f"as in {' '.join(server.command)} Qwen/Qwen3-8B"
+        )
     _name_model(reading, next((str(value) for name, value in options if name == "served-model-name"), ""))
     if acceptance_fraction is not None:
         try:
