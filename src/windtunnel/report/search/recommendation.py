@@ -167,6 +167,11 @@ def certainty(share: float) -> str:
     return percent(share) if share < 0.999 else "more than 99.9%"
 
 
+def gain_text(share: float) -> str:
+    """Return a gain in percent with its sign; a loss that rounds to nothing is `+0.0%`."""
+    return f"{share:+z.1%}"
+
+
 def _difference_text(best: float | None, other: float | None) -> str:
     """Compare the mean costs of a request; the order goes by what is sure, so that the second may cost less."""
     if not best or not other:

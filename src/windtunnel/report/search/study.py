@@ -17,7 +17,7 @@ from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside,
 from windtunnel.report.numbers import number, percent, words
 from windtunnel.report.report import Block, Card, Cards, Cell, Facts, OnPage, OnTerminal, Report, Section, Table, Text
 from windtunnel.report.search import figures as naming
-from windtunnel.report.search.recommendation import against_api, certainty, nothing_text, recommendation
+from windtunnel.report.search.recommendation import against_api, certainty, gain_text, nothing_text, recommendation
 from windtunnel.report.serving.run import limit_card
 from windtunnel.schema import fields_of, short_path
 from windtunnel.search import answers
@@ -359,7 +359,7 @@ def best_table(
             rows.append([point, *figures])
             continue
         limit = naming.limit_name(outcome.evaluations[index].limited_by)
-        gain = [f"{gains[index]:+.1%}"] if gains else []
+        gain = [gain_text(gains[index])] if gains else []
         rows.append(
             [point, *gain, number(mean.load), "" if bound is None else number(max(bound, 0.0)), *figures, limit]
         )

@@ -57,7 +57,13 @@ def _headline(space: Space, answers: Mapping[int, Evaluation], best: int | None)
     text = f"{len(held)} of {format_count(len(answers), 'point')}"
     text += " meet the limits" if space.limits else " can run"
     if best is not None:
-        text += f"; the cheapest per request is {point_at(space, best).title}"
+        figures = {index: answers[index].figures.get("requests_per_usd") for index in held}
+        equal = [index for index in held if figures[index] == figures[best]]
+        others = f", and {len(equal) - 1} more cost the same" if len(equal) > 1 else ""
+        is_one = len(equal) == len(held) > 1
+        text += (
+            "; all cost the same" if is_one else f"; the cheapest per request is {point_at(space, best).title}{others}"
+        )
     spans = ((answers[index].num_requests, answers[index].figures.get("stream_over_e2e", math.inf)) for index in held)
     if bursts := [burst for span in spans if (burst := burst_of(*span)) is not None]:
         most = max(needed for _, needed in bursts)
