@@ -539,6 +539,7 @@ def test_an_acceptance_that_is_none_is_refused(text: str, says: str) -> None:
 
 
 KEPT = {
+    f"vllm serve {MODEL} -tp 2 --dtype bfloat16 --kv-cache-dtype auto": "--dtype bfloat16",
     f"vllm serve {MODEL} -tp 2 --port 9000 --host=0.0.0.0 --trust-remote-code --served-model-name a b -O3 --new 1": (
         "--port 9000 --host 0.0.0.0 --trust-remote-code --served-model-name a b -O3 --new 1"
     ),
@@ -583,7 +584,8 @@ def test_options_that_decide_nothing_stay_in_a_changed_command(text: str, words:
     assert " \\\n  " in shown
     assert shown.replace(" \\\n  ", " ").splitlines() == script.splitlines()[2:]
     again = read_launch_command(script)
-    assert again.others == reading.others
+    again.raw["deployment"]["device"] = "h100_sxm"
+    assert launch_script(scenario_from({**again.raw, "workload": load}), version, again.others) == script
     documents = list(yaml.safe_load_all(kubernetes_manifests(scenario, version, reading.others)))
     services = [document["spec"]["ports"] for document in documents if document["kind"] == "Service"]
     assert all(port["port"] == 9000 for ports in services for port in ports) == ("--port" in words)

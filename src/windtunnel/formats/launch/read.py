@@ -176,7 +176,8 @@ def _read(
             "leave it out, or add the options of speculative decoding to the command",
         )
     _note_container(reading, engine, server, command)
-    reading.others = {SERVER: tuple(_other_words(reading, engine, server, command))}
+    if not leaves_out:
+        reading.others = {SERVER: tuple(_other_words(reading, engine, server, command))}
     return reading
 
 
@@ -189,10 +190,21 @@ def _other_words(reading: Reading, engine: str, server: Options, command: Comman
     for name, value in _typed_options(server, command):
         is_file = name in server.config_options
         for part, each in [] if is_file and has_file else _in_parts(server, command.files, name, value):
-            if f"--{part}" not in reading.taken and part != server.model_option and not part.startswith(OF_DYNAMO):
+            flag = server.flag(part)
+            is_format = flag is not None and flag.path.startswith("precision.")  # of one checkpoint
+            if part == server.model_option or part.startswith(OF_DYNAMO) or is_format:
+                continue
+            if f"--{part}" not in reading.taken or _decides_nothing(reading, engine, server, command, part):
                 spelt = _spelt(server, part)
                 yield spelt[1:] if len(part) == 1 or part[0].isupper() else spelt
                 yield from () if each is True else str(each).split() if part in other_options().several else [str(each)]
+
+
+def _decides_nothing(reading: Reading, engine: str, server: Options, command: Command, name: str) -> bool:
+    """Whether a command is read the same without an option."""
+    with suppress(InputError):
+        return _read(engine, server, command, None, leaves_out=name).raw == reading.raw
+    return False
 
 
 def _keep_published_weights(reading: Reading) -> None:
