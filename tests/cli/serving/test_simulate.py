@@ -126,7 +126,7 @@ def test_sampling_lengthens_the_steps_and_is_named(windtunnel: Command, small: t
     assert greedy["sampling"]["text"] == "greedy"
     wrong = windtunnel("simulate", *small, "--top-p", "1.5")
     assert wrong.code == 2
-    assert "top_p is 1.5; from 0 to 1 is needed" in wrong.stderr
+    assert "--top-p is 1.5; from 0 to 1 is needed" in wrong.stderr
 
 
 def test_overwrite_replaces_a_former_run_and_nothing_else(
