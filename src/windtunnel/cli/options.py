@@ -167,6 +167,7 @@ def _require_enough(raw: Mapping[str, Any]) -> None:
     ]
     for name, is_given, hint in needed:
         if not is_given:
+            catalog.check_makes_text(str(raw.get("model", "")))
             raise InputError(f"{name} is missing", hint)
 
 

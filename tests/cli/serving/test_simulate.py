@@ -312,3 +312,12 @@ def test_a_wrong_value_is_named_by_its_option(windtunnel: Command, options: tupl
     done = windtunnel("simulate", "--model", "llama-3.1-8b", *load, *options)
     assert (done.code, done.stdout) == (2, "")
     assert f"error: {message}" in done.stderr
+
+
+@pytest.mark.parametrize("load", [(), ("--rate", "4", "--input-tokens", "64", "--output-tokens", "8")])
+def test_a_diffusion_model_is_told_its_job(windtunnel: Command, load: tuple[str, ...]) -> None:
+    done = windtunnel("simulate", "--model", "flux.1-dev", "--device", "h100_sxm", *load)
+    assert (done.code, done.stdout) == (2, "")
+    assert "FLUX.1-dev makes images or videos" in done.stderr
+    assert "hint: windtunnel init diffusion" in done.stderr
+    assert "makes images" in windtunnel("catalog", "models", "FLUX.1-dev").stderr
