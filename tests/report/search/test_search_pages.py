@@ -105,7 +105,7 @@ def test_a_grid_marks_its_best_point_and_leaves_out_figures_that_are_the_same_ev
     [
         ([1.0, 2.0, 1.0], "; the cheapest per request is tp 2."),
         ([2.0, 1.0, 2.0], "; the cheapest per request is tp 1, and 1 more cost the same."),
-        ([2.0, 2.0, 2.0], "; all cost the same."),
+        ([2.0, 2.0, 2.0], "; all cost the same per request."),
     ],
 )
 def test_a_grid_says_which_points_cost_the_same(usd: list[float], says: str) -> None:

@@ -62,7 +62,9 @@ def _headline(space: Space, answers: Mapping[int, Evaluation], best: int | None)
         others = f", and {len(equal) - 1} more cost the same" if len(equal) > 1 else ""
         is_one = len(equal) == len(held) > 1
         text += (
-            "; all cost the same" if is_one else f"; the cheapest per request is {point_at(space, best).title}{others}"
+            "; all cost the same per request"
+            if is_one
+            else f"; the cheapest per request is {point_at(space, best).title}{others}"
         )
     spans = ((answers[index].num_requests, answers[index].figures.get("stream_over_e2e", math.inf)) for index in held)
     if bursts := [burst for span in spans if (burst := burst_of(*span)) is not None]:
