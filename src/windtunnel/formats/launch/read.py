@@ -145,7 +145,11 @@ def _spelt(server: Options, name: str) -> str:
 
 
 def _read(
-    engine: str, server: Options, command: Command, acceptance_fraction: float | str | None, leaves_out: str = ""
+    engine: str,
+    server: Options,
+    command: Command,
+    acceptance_fraction: float | str | None,
+    leaves_out: str | None = None,
 ) -> Reading:
     """Read the words of one server, but for the option that it `leaves_out`."""
     reading = Reading()
@@ -176,7 +180,7 @@ def _read(
             "leave it out, or add the options of speculative decoding to the command",
         )
     _note_container(reading, engine, server, command)
-    if not leaves_out:
+    if leaves_out is None:
         reading.others = {SERVER: tuple(_other_words(reading, engine, server, command))}
     return reading
 
