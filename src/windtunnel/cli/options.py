@@ -13,7 +13,7 @@ from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.schema import parse_yaml
 from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
 from windtunnel.serving.engines.defaults import newer_than_known
-from windtunnel.serving.scenario import Scenario, pool_scenario, read_raw, scenario_from
+from windtunnel.serving.scenario import DEVICE_HINT, Scenario, pool_scenario, read_raw, scenario_from
 from windtunnel.serving.shorthand import PATHS, lay_over, raw_scenario
 from windtunnel.units import parse_quantity
 
@@ -36,6 +36,12 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
     """
     file = options.scenario
     given = options.given(*SCENARIO)
+    if "," in str(given.get("device", "")):
+        names = str(given["device"])
+        compare = (
+            f"to compare them: windtunnel whatif ... --vary device={names}, or windtunnel recommend --devices {names}"
+        )
+        raise InputError(f"--device is one device, and {names} are several", compare)
     try:
         raw = read_raw(file) if file is not None else {}
         lay_over(raw, base or {})
@@ -51,7 +57,8 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
         with suppress(InputError):
             if file is not None and hasattr(options, "from_command") and read_launch_command(str(file)).raw:
                 error.hint = f"it starts a server: --from-command {file}"
-        raise InputError(_as_typed(error.message, set(given)), error.hint) from None
+        hint = f"--device h100_sxm, or in the file {error.hint}" if error.hint == DEVICE_HINT else error.hint
+        raise InputError(_as_typed(error.message, set(given)), hint) from None
     # A model that cannot be read is refused where the scenario is resolved.
     with suppress(InputError):
         model = catalog.model(scenario.model)
@@ -199,6 +206,7 @@ def _require_enough(raw: Mapping[str, Any]) -> None:
     ]
     for name, is_given, hint in needed:
         if not is_given:
+            catalog.check_makes_text(str(raw.get("model", "")))
             raise InputError(f"{name} is missing", hint)
 
 
@@ -206,5 +214,8 @@ def _as_typed(message: str, typed: set[str]) -> str:
     """Replace paths in the scenario by the options that set them."""
     paths = {**PATHS, "rate": "workload.arrivals.rate_per_s", "concurrency": "workload.arrivals.concurrency"}
     for name in typed & paths.keys():
-        message = message.replace(f"$.{paths[name]}", f"--{name.replace('_', '-')}")
+        option, (place, _, field) = f"--{name.replace('_', '-')}", paths[name].rpartition(".")
+        message = message.replace(f"$.{paths[name]}", option)
+        if message.startswith(f"{field} ") and message.endswith(f" at $.{place}"):
+            message = f"{option}{message.removeprefix(field).removesuffix(f' at $.{place}')}"
     return message

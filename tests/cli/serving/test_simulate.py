@@ -126,7 +126,7 @@ def test_sampling_lengthens_the_steps_and_is_named(windtunnel: Command, small: t
     assert greedy["sampling"]["text"] == "greedy"
     wrong = windtunnel("simulate", *small, "--top-p", "1.5")
     assert wrong.code == 2
-    assert "top_p is 1.5; from 0 to 1 is needed" in wrong.stderr
+    assert "--top-p is 1.5; from 0 to 1 is needed" in wrong.stderr
 
 
 def test_overwrite_replaces_a_former_run_and_nothing_else(
@@ -388,3 +388,41 @@ def test_a_server_of_embeddings_is_sized_without_outputs(windtunnel: Command) ->
     server = ("--from-command", "vllm serve Qwen/Qwen3-Embedding-8B --task embed", "--devices", "h100_sxm")
     done = windtunnel("recommend", *server, "--slo", "e2e_p99=1s", "--input-tokens", "64", "--top", "1", "--no-store")
     assert (done.code, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("deployment", ["", "deployment: {}", "deployment: {device: }"])
+def test_a_file_without_a_device_is_told_the_option_that_gives_one(
+    windtunnel: Command, tmp_path: Path, deployment: str
+) -> None:
+    path = tmp_path / "scenario.yaml"
+    workload = "{arrivals: {type: poisson, rate_per_s: 4}, input_tokens: 64, output_tokens: 8, num_requests: 20}"
+    path.write_text(f"model: llama-3.1-8b\nworkload: {workload}\n{deployment}\n")
+    done = windtunnel("simulate", str(path))
+    assert (done.code, done.stdout) == (2, "")
+    assert "hint: --device h100_sxm, or in the file deployment: {device: h100_sxm}" in done.stderr
+    assert windtunnel("simulate", str(path), "--device", "h100_sxm").code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--device", "h100_sxm,l40s"), "--device is one device, and h100_sxm,l40s are several\nhint: to compare them"),
+        (("--device", "h100_sxm", "--concurrency", "0"), "--concurrency is 0; from 1 to"),
+        (("--device", "h100_sxm", "--tp", "0"), "--tp is 0; at least 1 is needed\n"),
+        (("--device", "h100_sxm", "--gpu-memory-utilization", "3"), "--gpu-memory-utilization is 3; "),
+    ],
+)
+def test_a_wrong_value_is_named_by_its_option(windtunnel: Command, options: tuple[str, ...], message: str) -> None:
+    load = ("--rate", "4", "--input-tokens", "64", "--output-tokens", "8", "--num-requests", "20")
+    done = windtunnel("simulate", "--model", "llama-3.1-8b", *load, *options)
+    assert (done.code, done.stdout) == (2, "")
+    assert f"error: {message}" in done.stderr
+
+
+@pytest.mark.parametrize("load", [(), ("--rate", "4", "--input-tokens", "64", "--output-tokens", "8")])
+def test_a_diffusion_model_is_told_its_job(windtunnel: Command, load: tuple[str, ...]) -> None:
+    done = windtunnel("simulate", "--model", "flux.1-dev", "--device", "h100_sxm", *load)
+    assert (done.code, done.stdout) == (2, "")
+    assert "FLUX.1-dev makes images or videos" in done.stderr
+    assert "hint: windtunnel init diffusion" in done.stderr
+    assert "makes images" in windtunnel("catalog", "models", "FLUX.1-dev").stderr

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from windtunnel.errors import InputError
-from windtunnel.formats.launch.read import other_options, read_launch_command, servers
-from windtunnel.formats.launch.scripts import kubernetes_manifests, launch_script, write_launch_command
+from windtunnel.formats.launch.read import name_options, other_options, read_launch_command, servers
+from windtunnel.formats.launch.scripts import kubernetes_manifests, launch_script, shown_script, write_launch_command
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.schema import decode
 from windtunnel.serving.deployment import EngineSettings
@@ -78,6 +78,7 @@ COMMANDS = [
 
 
 MODEL = "meta-llama/Llama-3.1-70B"
+EXPERTS = "deepseek-ai/DeepSeek-V3"
 OPTIONS = [
     ("--served-model-name llama llama-3.1-8b", {}, ["without effect on time: --served-model-name"]),
     ("--lora-modules sql=/x chat=/y --max-num-seqs 8", {"max_num_seqs": 8}, ["not modelled: --lora-modules"]),
@@ -516,6 +517,140 @@ def test_the_acceptance_of_drafts_may_be_given_beside_the_command(
     without = read_launch_command(text)
     assert "speculative" not in without.engine
     assert "say how often drafts are right: --acceptance-fraction 0.7" in without.not_modelled[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_read_as"), [("60%", 0.6), ("0.8, 60%", (0.8, 0.6)), ("0.8 0.6", (0.8, 0.6)), ("[0.8,0.6]", (0.8, 0.6))]
+)
+def test_acceptance_is_a_share_a_percentage_or_one_for_each_position(text: str, is_read_as: object) -> None:
+    config = '{"method": "ngram", "num_speculative_tokens": 2}'
+    command = read_launch_command(f"vllm serve {MODEL} --speculative-config '{config}'", text)
+    assert command.engine["speculative"]["acceptance_fraction"] == is_read_as
+    said = config[:-1] + ', "acceptance_fraction": [0.8, 0.6]}'
+    within = read_launch_command(f"vllm serve {MODEL} --speculative-config '{said}'")
+    assert within.engine["speculative"]["acceptance_fraction"] == (0.8, 0.6)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("often", "shares from 0 to 1 are needed"),
+        ("60", "shares from 0 to 1 are needed"),
+        ("", "shares from 0 to 1 are needed"),
+        ("nan", "shares from 0 to 1 are needed"),
+        ("0.8,0.6,0.4", "has 3 shares, and the server drafts 2 tokens a step"),
+    ],
+)
+def test_an_acceptance_that_is_none_is_refused(text: str, says: str) -> None:
+    config = '{"method": "ngram", "num_speculative_tokens": 2}'
+    with pytest.raises(InputError, match=f"--acceptance-fraction .*{says}"):
+        read_launch_command(f"vllm serve {MODEL} --speculative-config '{config}'", text)
+
+
+KEPT = {
+    f"vllm serve {MODEL} -tp 2 --dtype bfloat16 --kv-cache-dtype auto": "--dtype bfloat16",
+    f"vllm serve {MODEL} -tp 2 --port 9000 --host=0.0.0.0 --trust-remote-code --served-model-name a b -O3 --new 1": (
+        "--port 9000 --host 0.0.0.0 --trust-remote-code --served-model-name a b -O3 --new 1"
+    ),
+    f"docker run -p 9000:9000 vllm/vllm-openai:v0.11.0 --model {MODEL} --seed -1 --speculative-config "
+    """'{"method":"ngram","num_speculative_tokens":3}'""": (
+        """--seed -1 --speculative-config '{"method":"ngram","num_speculative_tokens":3}'"""
+    ),
+    f"python -m sglang.launch_server --model-path {MODEL} --tp 2 --port 9000 --enable-metrics": (
+        "--port 9000 --enable-metrics"
+    ),
+    f"trtllm-serve {MODEL} --tp_size 2 --log_level info": "--log_level info",
+    f"python3 -m dynamo.vllm --model {MODEL} --dyn-tool-call-parser hermes --port 9000": "--port 9000",
+    "compose.yaml": "--port 9000 --trust-remote-code",
+    "deployment.yaml": "--port 9000 --trust-remote-code",
+    "values.yaml": "--port 9000 --trust-remote-code",
+    f"vllm serve {MODEL} --config options.yaml": "--port 9000 --trust-remote-code",
+}
+ARGUMENTS = f"[--model, {MODEL}, --max-num-seqs, '8', --port, '9000', --trust-remote-code]"
+CONTAINER = f"{{name: server, image: 'vllm/vllm-openai:v0.11.0', args: {ARGUMENTS}}}"
+FILES = {
+    "compose.yaml": f"services: {{vllm: {{image: 'vllm/vllm-openai:v0.11.0', command: {ARGUMENTS}}}}}",
+    "deployment.yaml": "{apiVersion: apps/v1, kind: Deployment, metadata: {name: m}, "
+    f"spec: {{template: {{spec: {{containers: [{CONTAINER}]}}}}}}}}",
+    "values.yaml": f"image: {{repository: vllm/vllm-openai, tag: v0.11.0, command: {ARGUMENTS}}}",
+    "options.yaml": "{max-num-seqs: 8, port: 9000, trust-remote-code: true}",
+}
+
+
+@pytest.mark.parametrize(("text", "words"), KEPT.items(), ids=[text[:24] for text in KEPT])
+def test_options_that_decide_nothing_stay_in_a_changed_command(text: str, words: str, tmp_path: Path) -> None:
+    for name, content in FILES.items():
+        (tmp_path / name).write_text(content)
+        text = text.replace(name, str(tmp_path / name))
+    reading = read_launch_command(text)
+    reading.raw["deployment"]["device"] = "h100_sxm"
+    load = {"arrivals": {"type": "poisson", "rate_per_s": 1}, "input_tokens": 8, "output_tokens": 8, "num_requests": 2}
+    scenario = scenario_from({**reading.raw, "workload": load})
+    version = {reading.engine["name"]: "1.0"}
+    script = launch_script(scenario, version, reading.others)
+    assert script.endswith(f" {words}\n")
+    shown = "\n".join(shown_script(script, 40))
+    assert " \\\n  " in shown
+    assert shown.replace(" \\\n  ", " ").splitlines() == script.splitlines()[2:]
+    again = read_launch_command(script)
+    again.raw["deployment"]["device"] = "h100_sxm"
+    assert launch_script(scenario_from({**again.raw, "workload": load}), version, again.others) == script
+    documents = list(yaml.safe_load_all(kubernetes_manifests(scenario, version, reading.others)))
+    services = [document["spec"]["ports"] for document in documents if document["kind"] == "Service"]
+    assert all(port["port"] == 9000 for ports in services for port in ports) == ("--port" in words)
+
+
+def test_pools_keep_the_options_of_each_server() -> None:
+    server = 'vllm serve {} --port 8{} --kv-transfer-config \'{{"kv_connector":"X","kv_role":"kv_{}"}}\'\n'
+    lines = (server.format(MODEL, number, side) for number, side in ((100, "producer"), (200, "consumer")))
+    reading = read_launch_command("".join(lines))
+    assert {name: words[:2] for name, words in reading.others.items()} == {
+        "prefill": ("--port", "8100"),
+        "decode": ("--port", "8200"),
+    }
+    reading.raw["deployment"]["device"] = "h100_sxm"
+    load = {"arrivals": {"type": "poisson", "rate_per_s": 1}, "input_tokens": 8, "output_tokens": 8, "num_requests": 2}
+    script = launch_script(scenario_from({**reading.raw, "workload": load}), {"vllm": "0.24.0"}, reading.others)
+    assert script.count("--kv-transfer-config") == 2
+    assert "NixlConnector" not in script
+
+
+REFUSED_SETTINGS = [
+    (
+        "vllm serve m -tp 8 --moe-backend deep_gemm_mega_moe",
+        "engine.all2all_backend is mega_moe",
+        "set parallelism.ep to 8, or leave engine.all2all_backend out",
+        "engine.all2all_backend (--moe-backend) is mega_moe",
+        "set parallelism.ep (--enable-expert-parallel) to 8, or leave engine.all2all_backend (--moe-backend) out",
+    ),
+    (
+        "sglang serve --model m --moe-a2a-backend megamoe",
+        "engine.all2all_backend is mega_moe",
+        "set parallelism.ep to 8",
+        "engine.all2all_backend (--moe-a2a-backend) is mega_moe",
+        "set parallelism.ep (--ep-size) to 8",
+    ),
+    (
+        "trtllm-serve m --config file.yaml",
+        "$.deployment.engine.all2all_backend is mega_moe",
+        "set parallelism.tp and parallelism.ep",
+        "$.deployment.engine.all2all_backend (moe_config.backend) is mega_moe",
+        "set parallelism.tp (--tp_size) and parallelism.ep (--ep_size)",
+    ),
+    ("vllm serve m -tp 0", "tp is 0 at $.deployment.parallelism", None, "tp (--tensor-parallel-size) is 0", None),
+    ("vllm serve", "no engine.max_num_seqs", "mend it", "no engine.max_num_seqs", "mend it"),
+]
+
+
+@pytest.mark.parametrize(("text", "message", "hint", "named", "named_hint"), REFUSED_SETTINGS)
+def test_an_error_about_a_setting_names_the_option_that_decides_it(
+    text: str, message: str, hint: str | None, named: str, named_hint: str | None, tmp_path: Path
+) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text("moe_config: {backend: MEGAMOE_DEEPGEMM}\n")
+    error = InputError(message, hint)
+    name_options(error, text.replace(" m", f" {EXPERTS}", 1).replace("file.yaml", str(file)))
+    assert (error.message, error.hint) == (named, named_hint)
 
 
 def test_drafts_in_a_tree_are_not_modelled() -> None:

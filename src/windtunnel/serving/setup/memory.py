@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
+from math import ceil
 
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
@@ -280,11 +281,14 @@ def adapter_slots(engine: EngineSettings) -> int:
 
 def _does_not_fit(shard: Shard, device: Device, part: MemoryPlan) -> InputError:
     model = f"{shard.model.name} in {shard.precision.weights} over tp = {shard.tp}, pp = {shard.parallelism.pp}"
+    parts = shard.tp * shard.parallelism.pp
+    least = ceil(part.weight_bytes * parts / part.usable_bytes)
+    degrees = f"tp x pp of {least} or more for the weights alone" if least > parts else "tp, pp"
     return InputError(
         f"{model} does not fit {device.title}: weights {format_bytes(part.weight_bytes)}, activations "
         f"{format_bytes(part.activation_bytes)}, reserve {format_bytes(part.reserved_bytes)} of "
         f"{format_bytes(part.usable_bytes)}",
-        "use more devices (tp, pp), a smaller format, or fewer max_num_batched_tokens",
+        f"use more devices ({degrees}), a smaller format, or fewer max_num_batched_tokens",
     )
 
 
