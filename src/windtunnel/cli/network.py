@@ -12,6 +12,7 @@ from windtunnel.cli.output import answer, remark, remark_node
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.files import check_replaceable, write_text
+from windtunnel.formats.nccl_tests import NcclLog, read_nccl_log
 from windtunnel.formats.simai.analytical import read_layers, run_simai_analytical, simai_options
 from windtunnel.formats.simai.conf import read_simai_conf
 from windtunnel.formats.simai.report import end_to_end_csv, flow_table_csv
@@ -139,7 +140,12 @@ def _share(options: Options, jobs: list[LayerWorkload], settings: NetworkSetting
 
 def collective(options: Options) -> None:
     """Run a collective, write its flows and print its time."""
-    tokens = _given(options.of("token_traffic"))
+    tokens, log = _given(options.of("token_traffic")), None
+    if options.measured is not None:
+        log = read_nccl_log(options.measured, options.op and options.op.lower())
+        options.op, options.ranks = log.op, options.ranks or str(log.num_ranks)
+        if options.topology is None:
+            _take_hosts(options, log)
     topology, chosen = _devices(options) if options.topology is None else (options.topology, options.ranks)
     fabric = fabric_with_failures(options, topology)
     ranks = chosen_ranks(chosen, fabric.num_gpus)
@@ -149,16 +155,34 @@ def collective(options: Options) -> None:
         return
     settings = network_settings(options)
     _check_has_flows(settings.backend, [name for name in ("times", "links") if getattr(options, name)])
-    sizes = [] if options.traffic is not None else _sizes(options.size)
-    if len(sizes) > 1:
+    sizes = list(log.seconds) if log else [] if options.traffic is not None else _sizes(options.size)
+    if log or len(sizes) > 1:
         _refuse_flow_files(options)
         runs = [_run(options, fabric, ranks, settings, size) for size in sizes]
-        answer(options, report.sizes_document, report.sizes_report, runs)
+        answer(options, report.sizes_document, report.sizes_report, runs, log.seconds if log else {})
         return
     made = _run(options, fabric, ranks, settings, sizes[0]) if sizes else _run_traffic(options, fabric, ranks, settings)
     if any(options.of("flow_files").values()):
         _write_flow_files(options, made)
     answer(options, report.collective_document, report.collective_report, made)
+
+
+MOST_OF_A_HOST = 16
+"""GPUs of the largest server; nodes with more are racks, whose trays a log calls hosts."""
+
+
+def _take_hosts(options: Options, log: NcclLog) -> None:
+    """Take as many usual nodes of the log's GPU as it has hosts, and as many GPUs of each as it has ranks there."""
+    options.device = options.device or log.gpu
+    num_each = catalog.default_node(catalog.device(options.device)).num_devices
+    if num_each > MOST_OF_A_HOST:
+        options.num_devices = log.num_ranks
+        return
+    options.num_devices = log.num_hosts * num_each
+    used, rest = divmod(log.num_ranks, log.num_hosts)
+    if not rest and used <= num_each:
+        ids = [host * num_each + gpu for host in range(log.num_hosts) for gpu in range(used)]
+        options.ranks = ",".join(map(str, ids))
 
 
 def _devices(options: Options) -> tuple[str, str | None]:

@@ -96,6 +96,36 @@ def test_a_collective_of_many_sizes_is_a_table(windtunnel: Command, tmp_path: Pa
     assert [run["size_bytes"] for run in two] == [3 * 2**20, 5 * 2**20]
 
 
+def nccl_log(gpu: str, num_hosts: int) -> str:
+    """What nccl-tests prints of eight ranks; times as published of eight H100 (benchmarks/collective_accuracy.py)."""
+    ranks = "".join(
+        f"#  Rank {rank:2d} Group  0 Pid {rank:6d} on   host{rank * num_hosts // 8} device  {rank} [0000:8d:00] {gpu}\n"
+        for rank in range(8)
+    )
+    return f"""# Collective test starting: all_reduce_perf
+{ranks}
+     1048576        262144     float     sum      -1    27.37   38.31   67.04      0    26.90   38.98   68.22      0
+   134217728      33554432     float     sum      -1    586.4  228.88  400.53      0    585.1  229.39  401.43    N/A
+"""
+
+
+@pytest.mark.parametrize(
+    ("gpu", "num_hosts", "num_servers"),
+    [("NVIDIA H100 80GB HBM3", 1, 1), ("NVIDIA H100 80GB HBM3", 2, 2), ("NVIDIA GB200", 2, 1)],
+)
+def test_a_log_of_nccl_tests_is_compared_size_by_size(
+    windtunnel: Command, tmp_path: Path, gpu: str, num_hosts: int, num_servers: int
+) -> None:
+    log = tmp_path / "nccl.log"
+    log.write_text(nccl_log(gpu, num_hosts))
+    runs = json.loads(windtunnel("collective", "--measured", str(log), "--json").stdout)["runs"]
+    assert [(run["num_ranks"], run["num_servers"]) for run in runs] == [(8, num_servers)] * 2
+    assert [run["measured_bus_bytes_per_s"] / 1e9 for run in runs] == pytest.approx([67.04, 400.53], rel=1e-3)
+    assert [run["error"] for run in runs] == [run["seconds"] / run["measured_s"] - 1 for run in runs]
+    shown = windtunnel("collective", "--measured", str(log)).stdout
+    assert "reached 401 GB/s of bus bandwidth, and" in shown
+
+
 def test_a_device_has_its_usual_nodes(windtunnel: Command) -> None:
     def ranks(*words: str) -> tuple[int, int]:
         done = json.loads(windtunnel("collective", "--op", "all_reduce", "--size", "1MiB", "--json", *words).stdout)
@@ -185,6 +215,8 @@ def test_compat_simai_needs_no_topology(windtunnel: Command, workload: str) -> N
         (["topology", "check", "dgx_h100", "--fail-link", "0"], "is not two node ids"),
         (["topology"], "missing command"),
         (["collective", "--op", "all_reduce", "--size", "1GiB"], "--topology is missing"),
+        (["collective", "--measured", "nccl.log", "--size", "1MiB"], "--size does not go with it"),
+        (["collective", "--measured", "nothing.log"], "there is no file nothing.log"),
         (["collective", "--op", "sum", "--size", "2MiB..1MiB", "--device", "h100_sxm"], "is not a range"),
         (["collective", "--op", "all_reduce", "--size", "1MiB", "--num-devices", "8"], "--topology is missing"),
         (

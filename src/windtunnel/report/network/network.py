@@ -1,6 +1,6 @@
 """Fabrics, collectives and iterations for people and as documents; flows, links and queues as CSV files."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
@@ -101,26 +101,39 @@ def collective_document(run: CollectiveRun) -> dict[str, Any]:
     return {"windtunnel": version(), **work, **answer, **fields_of(run, "algorithm", "protocol", "backend", "source")}
 
 
-def sizes_report(runs: Sequence[CollectiveRun]) -> Report:
-    """Return the table of a collective by its size, as nccl-tests prints it."""
-    rows = [collective_document(run) for run in runs]
+def sizes_report(runs: Sequence[CollectiveRun], measured: Mapping[int, float]) -> Report:
+    """Return the table of a collective by its size, as nccl-tests prints it, beside what was `measured` (s by size)."""
+    rows = sizes_document(runs, measured)["runs"]
     best = max(rows, key=itemgetter("bus_bytes_per_s"))
     least = min(row["size_bytes"] for row in rows if row["bus_bytes_per_s"] >= best["bus_bytes_per_s"] / 2)
     known = {**best, "fabric": runs[0].call.fabric.name, "half": least if least < best["size_bytes"] else None}
+    if measured:
+        known["error"] = float(np.median([abs(row["error"]) for row in rows]))
 
     def curve() -> list[Block]:
-        sizes, rates = ([row[name] for row in rows] for name in ("size_bytes", "bus_bytes_per_s"))
-        line = Series("", [size / 2**20 for size in sizes], [rate / 1e9 for rate in rates], "marked")
         axes = Axis("MiB", is_log=True), Axis("bus bandwidth, GB/s", low=0.0)
-        return [Figures([(Chart(*axes, [line]), "bus bandwidth over the size")])]
+        names = {"bus_bytes_per_s": "predicted", "measured_bus_bytes_per_s": "measured"}
+        lines = [
+            Series(label if measured else "", [row["size_bytes"] / 2**20 for row in rows], rates, "marked")
+            for name, label in names.items()
+            if (rates := [row[name] / 1e9 for row in rows if name in row])
+        ]
+        return [Figures([(Chart(*axes, lines), "bus bandwidth over the size")])]
 
-    table = Section("", [OnPage(curve), table_of(rows, LAYOUT["sizes"])], is_open=True)
-    return Report(f"{best['op']} by size", [], [table], verdict=filled(LAYOUT["sizes_verdict"], known))
+    columns, verdict = ("measured_sizes", "measured_verdict") if measured else ("sizes", "sizes_verdict")
+    table = Section("", [OnPage(curve), table_of(rows, LAYOUT[columns])], is_open=True)
+    return Report(f"{best['op']} by size", [], [table], verdict=filled(LAYOUT[verdict], known))
 
 
-def sizes_document(runs: Sequence[CollectiveRun]) -> dict[str, Any]:
-    """Document a collective of several sizes."""
-    rows = [{name: value for name, value in collective_document(run).items() if name != "windtunnel"} for run in runs]
+def sizes_document(runs: Sequence[CollectiveRun], measured: Mapping[int, float]) -> dict[str, Any]:
+    """Document a collective of several sizes, with what was `measured` (s by size) and the errors."""
+    rows = []
+    for run in runs:
+        row = {name: value for name, value in collective_document(run).items() if name != "windtunnel"}
+        if (taken_s := measured.get(run.call.size_bytes)) is not None:
+            rate = run.bus_bytes_per_s * run.seconds / taken_s
+            row |= {"measured_s": taken_s, "measured_bus_bytes_per_s": rate, "error": run.seconds / taken_s - 1}
+        rows.append(row)
     return {"windtunnel": version(), "runs": rows}
 
 
