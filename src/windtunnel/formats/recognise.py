@@ -79,6 +79,8 @@ class FileFormat:
     """Whether a file is of this kind."""
     read: Callable[..., Any]
     """Read a file; see `Use`."""
+    changed: Callable[..., tuple[list[str], list[str]]] | None = None
+    """For jobs: what to write in such a file, and what to leave out of it, to turn one `TrainingSetup` into another."""
     is_certain: bool = True
     """False where others may look the same: such a kind is taken where no certain one matches."""
 

@@ -124,6 +124,10 @@ RecomputedModule = Literal[
 ]
 """What selective recomputation can drop; `every_second_product` is what torchtitan calls selective checkpointing."""
 
+BY_OPERATOR: tuple[RecomputedModule, ...] = ("norms", "activation", "every_second_product")
+"""What torchtitan's `selective_ac_option = "op"` computes again: all but attention, every other product and what ranks
+exchange."""
+
 
 class Recompute(Schema):
     """What the backward pass computes again so as not to keep it (arXiv:2205.05198, section 5)."""

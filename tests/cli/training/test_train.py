@@ -88,7 +88,7 @@ def test_the_best_layout_of_a_script_is_said_in_its_words(windtunnel: Command, t
     script = tmp_path / "pretrain.sh"
     script.write_text(SCRIPT.replace("--bf16", "--bf16 --recompute-granularity full"))
     done = windtunnel("train", str(script), "--device", "h100_sxm", "--search")
-    said = re.search(r"in Megatron's arguments: (.*); without (.*)", done.stderr)
+    said = re.search(r"change in \S+pretrain.sh: (.*); without (.*)", done.stderr)
     assert said is not None
     changed, dropped = said[1], said[2].split(", ")
     best = re.search(r"Best: tp (\d+), pp (\d+)", done.stdout)
@@ -96,7 +96,7 @@ def test_the_best_layout_of_a_script_is_said_in_its_words(windtunnel: Command, t
     assert f"--tensor-model-parallel-size {best[1]}" in changed
     assert "--recompute-granularity" in dropped
     # The script with these changes is the best layout.
-    edited = SCRIPT.replace("--tensor-model-parallel-size 4", changed.replace("$", ""))
+    edited = SCRIPT.replace("--tensor-model-parallel-size 4", changed.replace(", ", " "))
     script.write_text(edited)
     step = re.search(r"A step takes ([\d.]+ \w+)", done.stdout)
     assert step is not None

@@ -1,13 +1,16 @@
 """Job files of torchtitan are read as what torchtitan does with them."""
 
+import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.formats.job_files import JobLaunch, read_any_job
 from windtunnel.formats.recognise import find_format
-from windtunnel.training.job import TrainingJob
+from windtunnel.formats.torchtitan.read import Job, changed_keys
+from windtunnel.training.job import BY_OPERATOR, Recompute, TrainingJob
 from windtunnel.training.setup import resolve
 from windtunnel.training.step import simulate_training
 
@@ -136,3 +139,29 @@ def test_the_devices_must_be_known_and_fit(tmp_path: Path) -> None:
         read(tmp_path, DENSE)
     with pytest.raises(InputError, match="no multiple of the file's 8 ranks"):
         read(tmp_path, DENSE, 12)
+
+
+def test_another_layout_is_written_as_keys_that_read_as_it(tmp_path: Path) -> None:
+    """The keys that differ, put in place of the file's own, are read as the other layout."""
+    job, _ = read(tmp_path, EXPERTS)
+    split = msgspec.structs.replace(job.parallelism, pp=1, virtual_stages=1, layers_per_stage=None, ep=2)
+    other = msgspec.structs.replace(
+        job,
+        parallelism=split,
+        schedule=None,
+        micro_batch=4,
+        recompute=Recompute(granularity="selective", modules=BY_OPERATOR),
+    )
+    changed, dropped = changed_keys(resolve(job), resolve(other))
+    assert dropped == []
+    sections = tomllib.loads(EXPERTS)
+    for line in changed:
+        name, _, value = line.partition(" = ")
+        section, key = name.split(".")
+        sections[section][key] = tomllib.loads(f"x = {value}")["x"]
+    sections["training"].pop("batch_size")
+    sections["parallelism"]["data_parallel_shard_degree"] = 8
+    fields = Job(sections, None).fields()
+    assert fields["parallelism"] == {"tp": 1, "cp": 1, "cp_method": "all_gather", "pp": 1, "ep": 2, "experts_tp": 1}
+    assert (fields["micro_batch"], fields["global_batch"], fields["num_devices"]) == (4, 64, 8)
+    assert fields["recompute"] == {"granularity": "selective", "modules": list(BY_OPERATOR)}

@@ -9,9 +9,7 @@ from windtunnel.cli.output import answer, remark, remark_left_out, remark_node, 
 from windtunnel.cli.verbs import Options
 from windtunnel.files import check_replaceable
 from windtunnel.formats.job_files import JobLaunch, read_any_job
-from windtunnel.formats.megatron import ARGUMENTS
-from windtunnel.formats.megatron.write import changed_arguments
-from windtunnel.formats.recognise import find_format
+from windtunnel.formats.recognise import FileFormat, find_format
 from windtunnel.formats.timeline.file import SUFFIXES
 from windtunnel.formats.timeline.training import write_step_timeline
 from windtunnel.report.render.json import version
@@ -28,9 +26,9 @@ if TYPE_CHECKING:
 
 def command(options: Options) -> None:
     """Predict a training step, or search the layouts of a job."""
-    described, is_script = _job(options)
+    described, kind = _job(options)
     if options.search:
-        _search(described, options, is_script)
+        _search(described, options, kind)
         return
     setup = resolve(described, allow_download=options.hub)
     remark_left_out(setup.model)
@@ -38,21 +36,18 @@ def command(options: Options) -> None:
     _predict(setup, options)
 
 
-def _job(options: Options) -> tuple[TrainingJob, bool]:
-    """Return the job of a file of any format and of the options over it, or of the options alone.
-
-    With it: whether the file has arguments of Megatron-LM.
-    """
+def _job(options: Options) -> tuple[TrainingJob, FileFormat | None]:
+    """Return the job of a file and of the options over it, and the file's format; or the job of the options alone."""
     given = {JOB_PATHS[name]: value for name, value in options.given("job").items()} | assignments(options.settings)
     if options.job is None:
-        return load(None, given), False
+        return load(None, given), None
     file = Path(options.job)
     check_is_file(file)
     launch = JobLaunch(given.pop("device", None), given.pop("num_devices", None), given)
     kind = find_format(file, "training job")
     job, unread = read_any_job(kind, file, launch)
     remark_unread(unread)
-    return job, kind.name == ARGUMENTS
+    return job, kind
 
 
 def _predict(setup: TrainingSetup, options: Options) -> None:
@@ -78,10 +73,10 @@ def _predict(setup: TrainingSetup, options: Options) -> None:
     answer(options, lambda: training_document(result, run, tasks), report)
 
 
-def _search(job: TrainingJob, options: Options, is_script: bool) -> None:
+def _search(job: TrainingJob, options: Options, kind: FileFormat | None) -> None:
     """Print the best layouts of a job, as `windtunnel search` with `vary: {layouts: all}` and no store.
 
-    `is_script`: the job comes from Megatron's arguments, which say the best layout too.
+    The best one is said in the words of the job's file, where its format `kind` has them.
     """
     from windtunnel.cli.serving.search import show_study
     from windtunnel.search.executors import HERE
@@ -91,10 +86,10 @@ def _search(job: TrainingJob, options: Options, is_script: bool) -> None:
     space = space_from({**encode(job), "vary": {LAYOUTS: ALL}})
     evidence = show_study(options, space, Store(None, lambda text: remark(f"warning: {text}")), HERE)
     best = evidence.winner(0)
-    if is_script and isinstance(best, TrainingJob):
-        changed, dropped = changed_arguments(resolve(job), resolve(best))
+    if kind is not None and kind.changed is not None and isinstance(best, TrainingJob):
+        changed, dropped = kind.changed(resolve(job), resolve(best))
         without = f"; without {', '.join(dropped)}" if dropped else ""
-        remark(f"in Megatron's arguments: {' '.join(changed) or 'as it is'}{without}")
+        remark(f"change in {options.job}: {', '.join(changed) or 'nothing'}{without}")
 
 
 def _write_timeline(result: "TrainingResult", options: Options) -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 from windtunnel.files import read_text
 from windtunnel.formats.job_files import JobLaunch
 from windtunnel.formats.megatron.read import MegatronJob, read_megatron_arguments
+from windtunnel.formats.megatron.write import changed_arguments
 from windtunnel.formats.recognise import FileContent, FileFormat
-
-ARGUMENTS = "Megatron arguments"
 
 
 def _is_arguments(file: FileContent) -> bool:
@@ -26,4 +25,6 @@ def _read_job(path: Path, launch: JobLaunch) -> MegatronJob:
     return read_megatron_arguments(read_text(path), device, launch.num_devices)
 
 
-FORMATS = (FileFormat(ARGUMENTS, "training job", _is_arguments, _read_job, is_certain=False),)
+FORMATS = (
+    FileFormat("Megatron arguments", "training job", _is_arguments, _read_job, changed_arguments, is_certain=False),
+)

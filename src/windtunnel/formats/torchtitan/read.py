@@ -11,16 +11,14 @@ from windtunnel.errors import InputError
 from windtunnel.files import read_text
 from windtunnel.formats.job_files import JobLaunch
 from windtunnel.schema import decode, read_yaml
-from windtunnel.training.job import CHUNKED_SCHEDULES, V_SCHEDULES, TrainingJob
+from windtunnel.training.job import BY_OPERATOR, CHUNKED_SCHEDULES, V_SCHEDULES, TrainingJob
+from windtunnel.training.setup import TrainingSetup
 
 WORDS: Mapping[str, dict[str, Any]] = read_yaml(Path(__file__).with_name("words.yaml"))
 _WIDTHS = ("tensor_parallel_degree", "context_parallel_degree", "pipeline_parallel_degree")
 ENDS = ("first", "last")
 CHUNKS_OF_A_LOOP = 2
 """Stages of each rank of a looped schedule without `pipeline_parallel_layers_per_stage`."""
-
-RECOMPUTED_BY_OPERATOR = ("norms", "activation", "every_second_product")
-"""What `selective_ac_option = "op"` computes again: all but attention, every other product, and reductions of ranks."""
 
 
 def read_job(path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...]]:
@@ -34,12 +32,12 @@ def read_job(path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path} is no TOML: {error}") from None
     device = launch.device_or(None, "torchtitan's files do not name one")
-    job = _Job(raw, launch.num_devices)
+    job = Job(raw, launch.num_devices)
     fields = {"device": device, **job.fields()}
     return decode(fields, TrainingJob, str(path)), job.unread()
 
 
-class _Job:
+class Job:
     """A file's keys, which of them were read, and what they mean."""
 
     def __init__(self, raw: dict[str, Any], num_devices: int | None) -> None:
@@ -165,6 +163,11 @@ class _Job:
             **experts,
         }
 
+    def schedule(self, text: str) -> str:
+        names: dict[str, str] = WORDS["schedule_names"]
+        name = next((name for name in names if name.lower() == text.lower()), text)
+        return self.choice(name, "schedule_names", "parallelism.pipeline_parallel_schedule")
+
     def pipeline(self, pp: int, num_layers: int) -> tuple[str | None, list[int]]:
         """Return the schedule and the layers of each chunk, where embedding and head count as layers."""
         text = self.value("parallelism", "pipeline_parallel_schedule", "1F1B")
@@ -172,7 +175,7 @@ class _Job:
         first, last = (self.value("parallelism", f"pipeline_parallel_{end}_stage_less_layers", 1) for end in ENDS)
         if pp == 1:
             return None, [num_layers]
-        schedule, counted = self.choice(text.lower(), "schedules", "the schedule"), num_layers + first + last
+        schedule, counted = self.schedule(text), num_layers + first + last
         of_a_rank = CHUNKS_OF_A_LOOP if schedule in (*CHUNKED_SCHEDULES, *V_SCHEDULES) else 1
         num_chunks = pp * (ceil(counted / layers / pp) if layers and schedule in CHUNKED_SCHEDULES else of_a_rank)
         share, rest = divmod(counted, num_chunks)
@@ -223,13 +226,46 @@ class _Job:
         if mode not in ("none", "selective", "full"):
             raise InputError(f"activation_checkpoint.mode is {mode!r}", "it is none, selective or full")
         if mode != "selective" or option == "op":
-            modules = {"modules": list(RECOMPUTED_BY_OPERATOR)} if mode == "selective" else {}
+            modules = {"modules": list(BY_OPERATOR)} if mode == "selective" else {}
             return {"granularity": mode, **modules}
         if not option.isdecimal() or int(option) < 1:
             raise InputError(
                 f"activation_checkpoint.selective_ac_option is {option!r}", "it is op or a number of layers"
             )
         return {"granularity": "full", "num_layers": ceil(layers_of_a_chunk / int(option))}
+
+
+def changed_keys(before: TrainingSetup, after: TrainingSetup) -> tuple[list[str], list[str]]:
+    """Return the keys of a job file that differ, with their values; none is left out."""
+    old, new = _keys(before), _keys(after)
+    return [f"{name} = {value}" for name, value in new.items() if value != old.get(name)], []
+
+
+def _keys(setup: TrainingSetup) -> dict[str, str]:
+    """Return the keys of a layout, as a job file has them."""
+    split, job = setup.degrees, setup.job
+    local = split.micro_batch * (split.num_microbatches if split.pp > 1 else 1)
+    keys: dict[str, Any] = {
+        "tensor_parallel_degree": split.tp,
+        "context_parallel_degree": split.cp,
+        "pipeline_parallel_degree": split.pp,
+        "expert_parallel_degree": split.ep,
+    }
+    if split.pp > 1:
+        named = {ours: theirs for theirs, ours in WORDS["schedule_names"].items()}
+        keys |= {
+            "pipeline_parallel_microbatch_size": split.micro_batch,
+            "pipeline_parallel_schedule": f'"{named[job.schedule]}"',
+            "pipeline_parallel_layers_per_stage": ceil((setup.model.num_layers + 2) / split.num_chunks),
+        }
+    training = {"local_batch_size": local, "global_batch_size": job.global_batch}
+    found = {f"parallelism.{name}": str(value) for name, value in keys.items()}
+    found |= {f"training.{name}": str(value) for name, value in training.items()}
+    is_by_layer = job.recompute.granularity == "full" and job.recompute.num_layers is not None
+    found["activation_checkpoint.mode"] = '"selective"' if is_by_layer else f'"{job.recompute.granularity}"'
+    if found["activation_checkpoint.mode"] == '"selective"':
+        found["activation_checkpoint.selective_ac_option"] = "by layer" if is_by_layer else '"op"'
+    return found
 
 
 def _chunks(pp: int, layers: list[int]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from windtunnel.schema import (
 from windtunnel.search.confidence import MOST_SEEDS
 from windtunnel.serving.scenario import Scenario, beside, keep_published_formats, scenario_from
 from windtunnel.serving.shorthand import JOB_PATHS, PATHS
-from windtunnel.training.job import CHUNKED_SCHEDULES, TrainingJob
+from windtunnel.training.job import BY_OPERATOR, CHUNKED_SCHEDULES, TrainingJob
 from windtunnel.training.setup import look_up
 from windtunnel.units import format_count
 
@@ -426,6 +426,10 @@ def _recompute(job: TrainingJob, model: ModelSpec) -> dict[str, dict[str, Any]]:
     has_experts = model.has_experts
     can_drop_activation = has_experts or job.framework != "megatron"
     modules = [name for name in CHEAP_MODULES if name != "activation" or can_drop_activation]
+    if job.framework == "fsdp2":
+        modules = list(BY_OPERATOR)
+    if job.recompute.granularity == "selective" and job.recompute.modules is not None:
+        modules = list(job.recompute.modules)
     only_full = {"recompute.num_layers": None, "recompute.distribute": False}
     return {
         "none": {"recompute.granularity": "none", "recompute.modules": None, **only_full},
