@@ -6,6 +6,7 @@ from typing import Any
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
+from windtunnel.files import parse_whole
 from windtunnel.formats.fine_tuning.sources import WORDS, Source
 from windtunnel.formats.job_files import JobLaunch
 from windtunnel.schema import decode
@@ -75,7 +76,7 @@ class FineTuning:
             raise InputError(f"{name} is {value!r}; it is true or false")
         return self.is_on(setting)
 
-    def number(self, setting: str, default: int | None = None) -> int:
+    def number(self, setting: str, default: int | None = None, least: int = 0) -> int:
         name, value = self.find(setting)
         value = default if value is None else value
         if value is None:
@@ -83,7 +84,7 @@ class FineTuning:
         if not re.fullmatch(r"\d+(\.0*)?(e\+?\d\d?)?", str(value)):
             hint = "the variable is not assigned here" if "$" in str(value) else None
             raise InputError(f"{name} is {value!r}; a whole number is needed", hint)
-        return int(float(value))
+        return parse_whole(float(value), name, least)
 
     def choice(self, setting: str, kind: str, default: str) -> Any:
         name, value = self.find(setting)
@@ -92,11 +93,11 @@ class FineTuning:
     def fields(self, device: str) -> dict[str, Any]:
         self.choice("stage", "stages", "sft")
         model, num_devices, tokens = self.model(), self.num_devices(), self.sequence_tokens()
-        split, micro_batch = self.parallelism(), self.number("micro_batch")
+        split, micro_batch = self.parallelism(), self.number("micro_batch", least=1)
         dp, rest = divmod(num_devices, split["tp"] * split["cp"])
         if rest:
             raise InputError(f"{num_devices} devices are no multiple of {split['tp']} x {split['cp']} ranks (tp x cp)")
-        global_batch = micro_batch * self.number("accumulation", 1) * dp
+        global_batch = micro_batch * self.number("accumulation", 1, least=1) * dp
         num_steps = self.number("steps") if self.words("steps") not in ([], ["-1"]) else 0
         is_zero = any((self.is_on("deepspeed"), self.flag("use_deepspeed"), self.find("zero")[1] is not None))
         framework = "deepspeed" if is_zero else "fsdp2"
@@ -150,7 +151,7 @@ class FineTuning:
         given = self.launch.overrides.get("sequence_tokens")
         if given is None and self.find("sequence_tokens")[1] is None:
             raise InputError(f"the length of sequences is not in {self.source.path}", "give --sequence-tokens")
-        tokens = int(given or self.number("sequence_tokens"))
+        tokens = int(given or self.number("sequence_tokens", least=1))
         self.notes.append(f"lengths of examples (sequences are packed or padded to {tokens:,} tokens)")
         self.find("packing")
         return tokens
@@ -230,7 +231,11 @@ class FineTuning:
             return None
         targets, dropout = " ".join(self.words("lora_targets")), self.words("lora_dropout")
         is_all = self.flag("lora_linear") or any(word in targets for word in WORDS["all_linear"])
-        return {"rank": self.number("lora_rank"), "all_linear": is_all, "dropout": dropout not in ([], ["0"], ["0.0"])}
+        return {
+            "rank": self.number("lora_rank", least=1),
+            "all_linear": is_all,
+            "dropout": dropout not in ([], ["0"], ["0.0"]),
+        }
 
     def kernels(self) -> dict[str, Any]:
         """Return the kernels; Liger's, of the loss too, take the place of eager ones."""

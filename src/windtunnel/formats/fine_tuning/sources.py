@@ -105,13 +105,12 @@ def _completed(path: Path, keys: dict[str, Any]) -> dict[str, Any]:
     """Return the keys, over those of the files of accelerate, DeepSpeed and FSDP that they name."""
     if "config_file" in keys:
         keys = {**dotted(_table(path, keys.pop("config_file"))), **keys}
-    keys = {re.sub(r"^(fsdp_config\.)?fsdp_(?!config)", "fsdp_config.", key): keys[key] for key in keys}
-    keys = {key.removeprefix("parallelism_config."): value for key, value in keys.items()}
     for prefix, names in (("deepspeed", WORDS["settings"]["deepspeed"]), ("fsdp_config", ["fsdp_config"])):
         file = next((keys[name] for name in names if keys.get(name)), None)
         if file is not None and str(file).lower() not in WORDS["switched_off"]:
             keys = {**dotted(_table(path, file), f"{prefix}."), **keys}
-    return keys
+    keys = {re.sub(r"^(fsdp_config\.)?fsdp_(?!config)", "fsdp_config.", key): keys[key] for key in keys}
+    return {key.removeprefix("parallelism_config."): value for key, value in keys.items()}
 
 
 def _table(path: Path, name: Any) -> dict[str, Any]:
@@ -123,8 +122,7 @@ def _table(path: Path, name: Any) -> dict[str, Any]:
     text = str(name)
     if text in WORDS["zero_by_name"]:
         return dict(WORDS["zero_by_name"][text])
-    folders = (path.parent, *path.resolve().parents)
-    files = (folder / part for part in (text, Path(text).name) for folder in folders)
+    files = (*(folder / text for folder in (path.parent, *path.resolve().parents)), path.parent / Path(text).name)
     file = next(filter(is_file, files), None)
     if file is None:
         raise InputError(f"{path} names {text}, which is not there", f"put {Path(text).name} beside {path.name}")
