@@ -9,6 +9,7 @@ import pytest
 from windtunnel.errors import InputError
 from windtunnel.formats.job_files import JobLaunch, read_any_job
 from windtunnel.formats.recognise import find_format
+from windtunnel.schema import parse_yaml
 from windtunnel.training.job import Lora, TrainingJob
 from windtunnel.training.setup import resolve
 from windtunnel.training.step import simulate_training
@@ -185,6 +186,7 @@ def test_lora_of_llama_factory_is_read(tmp_path: Path) -> None:
     assert (job.framework, job.sharding.zero, job.recompute.granularity) == ("fsdp2", 0, "full")
     assert (job.micro_batch, job.global_batch) == (2, 2 * 4 * 8)
     assert (job.precision.gradients, job.precision.master_weights) == ("fp32", None)
+    assert read(tmp_path, json.dumps(parse_yaml(FACTORY)), 8)[0] == job
     job, _ = read(tmp_path, FACTORY.replace("q_proj,v_proj", "all") + "disable_gradient_checkpointing: true\n", 8)
     assert job.lora == Lora(rank=16)
     assert job.recompute.granularity == "none"
@@ -247,7 +249,25 @@ def test_kernels_that_the_options_name(tmp_path: Path) -> None:
     assert kernels("--attn_implementation sdpa").attention is None
 
 
-def test_the_model_of_a_mirror_is_that_of_the_catalog(tmp_path: Path) -> None:
+def test_fp8_and_muon_of_llama_factory(tmp_path: Path) -> None:
+    text = FACTORY.replace("finetuning_type: lora", "finetuning_type: full\nfsdp: full_shard auto_wrap\nuse_muon: true")
+    job, unread = read(tmp_path, f"{text}fp8: true\nfp8_enable_fsdp_float8_all_gather: true\n", 8)
+    assert unread[1:] == ["lora_rank", "lora_target"]
+    assert (job.precision.compute, job.precision.parameter_gather, job.optimizer) == ("fp8_current", "fp8", "muon")
+    assert resolve(job).degrees.dp == 8
+
+
+def test_plugins_of_axolotl_that_change_the_loss(tmp_path: Path) -> None:
+    text = AXOLOTL.replace("liger_rms_norm: true\nliger_fused_linear_cross_entropy: true\n", "")
+    assert read(tmp_path, text, 1)[0].kernels.cross_entropy is None
+    job, _ = read(tmp_path, text.replace("liger.LigerPlugin", "cut_cross_entropy.CutCrossEntropyPlugin"), 1)
+    assert (job.kernels.cross_entropy, job.kernels.fused) == ("chunked", False)
+
+
+def test_a_copy_of_a_model_is_that_of_the_catalog(tmp_path: Path) -> None:
+    job, unread = read(tmp_path, AXOLOTL.replace("meta-llama/", "/data/models/"), 1)
+    assert job.model == "meta-llama/Llama-3.2-1B"
+    assert unread[0] == "/data/models (the model is read as meta-llama/Llama-3.2-1B)"
     job, unread = read(tmp_path, AXOLOTL.replace("meta-llama/", "NousResearch/"), 1)
     assert job.model == "meta-llama/Llama-3.2-1B"
     assert unread[0] == "NousResearch (the model is read as meta-llama/Llama-3.2-1B)"
@@ -283,6 +303,7 @@ def test_quantised_weights_are_refused_until_another_format_is_named(tmp_path: P
         ("finetuning_type: lora", "finetuning_type: freeze", "finetuning_type is 'freeze'"),
         ("bf16: true", "bf16: perhaps", "bf16 is 'perhaps'; it is true or false"),
         ("cutoff_len: 1024", "cutoff_len: 1k", "cutoff_len is '1k'; a whole number is needed"),
+        ("cutoff_len: 1024", "cutoff_len: 1e30", "cutoff_len|sequence_tokens"),
         ("cutoff_len: 1024", "cutoff_len: 10.5", "cutoff_len is 10.5; a whole number is needed"),
         ("cutoff_len: 1024", "optim: lion_8bit", "optim is 'lion_8bit', which is not read"),
         ("cutoff_len: 1024", "flash_attn: slow", "flash_attn is 'slow'"),

@@ -15,7 +15,7 @@ from windtunnel.formats.job_files import JobLaunch
 from windtunnel.formats.recognise import FileContent, FileFormat
 from windtunnel.training.job import TrainingJob
 
-_KEYS = re.compile(r'^\s*"?(?:model_name_or_path|base_model)"?\s*:', re.M)
+_KEYS = re.compile(r'(?:^|[{,])\s*"?(?:model_name_or_path|base_model)"?\s*:', re.M)
 
 
 def _has_keys(file: FileContent) -> bool:

@@ -1,12 +1,14 @@
 """Say what the keys of a fine-tuning job mean as a training job."""
 
 import re
+from contextlib import suppress
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.files import parse_whole
+from windtunnel.files import is_folder, parse_whole
 from windtunnel.formats.fine_tuning.sources import WORDS, Source
 from windtunnel.formats.job_files import JobLaunch
 from windtunnel.schema import decode
@@ -121,24 +123,23 @@ class FineTuning:
             "precision": {**precision, **({"moments": moments} if moments else {})},
             "recompute": self.recompute(model),
             "lora": lora,
-            "optimizer": optimizer,
+            "optimizer": "muon" if self.flag("muon") else optimizer,
             "kernels": self.kernels(),
         }
 
     def model(self) -> str:
-        """Return the model's name; a copy by another organisation is taken for the catalog's."""
+        """Return the model's name; that of a copy, in a folder of another machine or by a mirror, is the catalog's."""
         name = str(self.launch.overrides.get("model") or self.find("model")[1] or "")
         if not name:
             raise InputError(f"{self.source.path} names no model", "give --model")
-        organisation, _, rest = name.partition("/")
-        if organisation.lower() not in WORDS["mirrors"]:
-            return name
-        try:
-            known = catalog.known_name("models", rest)
-        except InputError:
-            return name
-        self.notes.append(f"{organisation} (the model is read as {known})")
-        return known
+        folders, _, rest = name.rstrip("/").rpartition("/")
+        is_path = name.startswith(("/", ".", "~", "$")) and not is_folder(Path(name))
+        if is_path or folders.lower() in WORDS["mirrors"]:
+            with suppress(InputError):
+                known = catalog.known_name("models", rest)
+                self.notes.append(f"{folders} (the model is read as {known})")
+                return known
+        return name
 
     def num_devices(self) -> int:
         num_devices = self.launch.num_devices or self.source.num_devices
@@ -214,7 +215,9 @@ class FineTuning:
         if not is_lora and weights != "fp32" and (not zero or mixed is None):
             own = ("gradients", "gradient_reduce", "master_weights", "moments")
             return {"compute": compute, **dict.fromkeys(own, "bf16")}
-        return {"compute": compute, "gradients": "fp32", "gradient_reduce": "bf16" if zero and mixed else "fp32"}
+        gather = {"parameter_gather": "fp8"} if zero and self.flag("fp8") and self.flag("fp8_gather") else {}
+        reduce = "bf16" if zero and mixed else "fp32"
+        return {"compute": compute, "gradients": "fp32", "gradient_reduce": reduce, **gather}
 
     def recompute(self, model: str) -> dict[str, Any]:
         granularity, is_offloaded = self.choice("checkpointing", "checkpointing", "false")
@@ -241,7 +244,10 @@ class FineTuning:
         """Return the kernels; Liger's, of the loss too, take the place of eager ones."""
         compiled, liger = self.is_on("compile"), self.flag("liger")
         chunked, in_place, layers = (self.flag(name) for name in ("chunked_loss", "loss_in_place", "liger_layers"))
-        loss = "chunked" if chunked or liger else "in_place" if in_place else "separate" if compiled else None
+        by_plugin = "cut_cross_entropy" in " ".join(self.words("plugins"))
+        loss = (
+            "chunked" if chunked or liger or by_plugin else "in_place" if in_place else "separate" if compiled else None
+        )
         named = self.choice("attention", "attentions", "auto")
         attention = "unfused" if self.flag("eager_attention") else "flash2" if self.flag("flash_attention") else named
         return {"fused": compiled or liger or layers, "cross_entropy": loss, "attention": attention}
