@@ -178,6 +178,20 @@ def test_a_file_of_deepspeed_is_read(tmp_path: Path) -> None:
     resolve(job)
 
 
+def test_a_model_that_is_not_in_the_catalog_can_still_be_downloaded(tmp_path: Path) -> None:
+    (tmp_path / "z3.json").write_text(json.dumps(ZERO))
+    job, unread = read(tmp_path, f"{FACTORY.replace('meta-llama/', 'some/')}deepspeed: z3.json\n", 8)
+    assert (job.model, job.sharding.reduce_bucket_elements) == ("some/Llama-3.1-8B-Instruct", None)
+    assert "what follows from the size of a model that is not in the catalog" in unread
+
+
+def test_activations_that_wait_in_the_hosts_memory(tmp_path: Path) -> None:
+    job, _ = read(tmp_path, AXOLOTL.replace("checkpointing: true", "checkpointing: offload"), 1)
+    assert (job.recompute.granularity, job.recompute.offload_layers) == ("full", 16)
+    job, _ = read(tmp_path, AXOLOTL + "fsdp: full_shard\nfsdp_config: {fsdp_activation_checkpointing: true}\n", 2)
+    assert (job.recompute.granularity, job.recompute.offload_layers) == ("full", 0)
+
+
 def test_lora_of_llama_factory_is_read(tmp_path: Path) -> None:
     job, unread = read(tmp_path, FACTORY, 8)
     assert unread == ["lengths of examples (sequences are packed or padded to 1,024 tokens)"]

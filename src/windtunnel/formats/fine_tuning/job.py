@@ -11,6 +11,7 @@ from windtunnel.errors import InputError
 from windtunnel.files import is_folder, parse_whole
 from windtunnel.formats.fine_tuning.sources import WORDS, Source
 from windtunnel.formats.job_files import JobLaunch
+from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import decode
 from windtunnel.training.job import TrainingJob
 
@@ -141,6 +142,14 @@ class FineTuning:
                 return known
         return name
 
+    def shape(self, model: str) -> ModelSpec | None:
+        """Return the model, of which some values are multiples; None where it must be downloaded first."""
+        try:
+            return catalog.model(model)
+        except InputError:
+            self.notes.append("what follows from the size of a model that is not in the catalog")
+            return None
+
     def num_devices(self) -> int:
         num_devices = self.launch.num_devices or self.source.num_devices
         if num_devices is None:
@@ -182,13 +191,13 @@ class FineTuning:
 
     def zero(self, model: str) -> tuple[dict[str, Any], dict[str, bool]]:
         """Return DeepSpeed's sharding and overlap; transformers fills in `auto` from the hidden size."""
-        stage = self.number("zero", 0)
+        stage, shape = self.number("zero", 0), self.shape(model)
         fields: dict[str, Any] = {"zero": stage}
         for name, setting in WORDS["zero_settings"].items():
             words = self.words(name) if stage in setting["stages"] else []
-            if words == ["auto"] and setting["auto"]:
+            if words == ["auto"] and setting["auto"] and shape:
                 factor, power = setting["auto"]
-                fields[name] = int(factor * catalog.model(model).hidden_size ** power)
+                fields[name] = int(factor * shape.hidden_size**power)
             elif words and words != ["auto"]:
                 fields[name] = self.number(name)
         # DeepSpeed overlaps by default where it shards parameters (runtime/zero/config.py).
@@ -208,46 +217,39 @@ class FineTuning:
         if is_lora and framework != "deepspeed" and self.choice("frozen_weights", "formats", "float32") == "fp32":
             self.notes.append("frozen weights in fp32 (taken as bf16)")
         if compute == "fp32":
-            gather = "fp32" if zero else None
-            return {"compute": compute, "gradients": "fp32", "gradient_reduce": "fp32", "parameter_gather": gather}
+            gathered = "fp32" if zero else None
+            return {"compute": compute, "gradients": "fp32", "gradient_reduce": "fp32", "parameter_gather": gathered}
         if framework == "deepspeed":
             return {"compute": compute}
         if not is_lora and weights != "fp32" and (not zero or mixed is None):
             own = ("gradients", "gradient_reduce", "master_weights", "moments")
             return {"compute": compute, **dict.fromkeys(own, "bf16")}
-        gather = {"parameter_gather": "fp8"} if zero and self.flag("fp8") and self.flag("fp8_gather") else {}
-        reduce = "bf16" if zero and mixed else "fp32"
-        return {"compute": compute, "gradients": "fp32", "gradient_reduce": reduce, **gather}
+        gathered = "fp8" if zero and self.flag("fp8") and self.flag("fp8_gather") else None
+        reduced = "bf16" if zero and mixed else "fp32"
+        return {"compute": compute, "gradients": "fp32", "gradient_reduce": reduced, "parameter_gather": gathered}
 
     def recompute(self, model: str) -> dict[str, Any]:
         granularity, is_offloaded = self.choice("checkpointing", "checkpointing", "false")
-        is_offloaded = is_offloaded or self.flag("offloaded_activations")
-        waiting = {"offload_layers": catalog.model(model).num_layers} if is_offloaded else {}
-        is_off = self.flag("no_checkpointing") and not self.flag("fsdp_checkpointing")
-        return {
-            "granularity": "none" if is_off else "full" if self.flag("fsdp_checkpointing") else granularity,
-            **waiting,
-        }
+        is_off, is_full = self.flag("no_checkpointing"), self.flag("fsdp_checkpointing")
+        shape = self.shape(model) if is_offloaded or self.flag("offloaded_activations") else None
+        offloaded = shape.num_layers if shape else 0
+        return {"granularity": "full" if is_full else "none" if is_off else granularity, "offload_layers": offloaded}
 
     def lora(self) -> dict[str, Any] | None:
         if self.choice("adapter", "adapters", "full") == "full":
             return None
         targets, dropout = " ".join(self.words("lora_targets")), self.words("lora_dropout")
         is_all = self.flag("lora_linear") or any(word in targets for word in WORDS["all_linear"])
-        return {
-            "rank": self.number("lora_rank", least=1),
-            "all_linear": is_all,
-            "dropout": dropout not in ([], ["0"], ["0.0"]),
-        }
+        has_dropout, rank = dropout not in ([], ["0"], ["0.0"]), self.number("lora_rank", least=1)
+        return {"rank": rank, "all_linear": is_all, "dropout": has_dropout}
 
     def kernels(self) -> dict[str, Any]:
         """Return the kernels; Liger's, of the loss too, take the place of eager ones."""
         compiled, liger = self.is_on("compile"), self.flag("liger")
         chunked, in_place, layers = (self.flag(name) for name in ("chunked_loss", "loss_in_place", "liger_layers"))
         by_plugin = "cut_cross_entropy" in " ".join(self.words("plugins"))
-        loss = (
-            "chunked" if chunked or liger or by_plugin else "in_place" if in_place else "separate" if compiled else None
-        )
+        by_tool = "in_place" if in_place else "separate" if compiled else None
+        loss = "chunked" if chunked or liger or by_plugin else by_tool
         named = self.choice("attention", "attentions", "auto")
         attention = "unfused" if self.flag("eager_attention") else "flash2" if self.flag("flash_attention") else named
         return {"fused": compiled or liger or layers, "cross_entropy": loss, "attention": attention}
