@@ -191,6 +191,26 @@ def test_a_figure_zooms_hovers_hides_series_and_is_saved(
     assert all(float(row[1]) >= 0 for row in rows)
 
 
+def test_an_axis_of_counts_has_whole_numbers(browse: Browse[list[str]], reports: dict[str, Path]) -> None:
+    record = """window.drawn = [];
+        CanvasRenderingContext2D.prototype.fillText = function (text) { window.drawn.push(text); };"""
+
+    def drawn(browser: Any) -> list[str]:
+        with Tab(browser, reports["validate"].as_uri()) as tab:
+            figure = tab.page.locator("figure", has_text="runs by error").first
+            figure.scroll_into_view_if_needed()
+            tab.page.evaluate(record)
+            figure.get_by_text("zoom").click()
+            figure.get_by_text("reset").click()
+            tab.page.wait_for_function("window.drawn.includes('runs')")
+            texts: list[str] = tab.page.evaluate("window.drawn")
+            return texts
+
+    texts = browse(drawn)
+    assert "1" in texts
+    assert not [text for text in texts if "." in str(text)]
+
+
 def test_bars_are_saved_as_a_picture_and_as_their_shares(
     browse: Browse[None], reports: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -65,7 +65,51 @@ def test_a_shape_that_the_row_gives_stands_for_a_name_that_the_catalog_lacks(tmp
     assert (run.job.model.hidden_size, run.job.model.num_layers) == (2304, 24)
     head, row = "model,layers,accelerator,n_gpus,gbs,seq_len,iter_time_s", "llama-3.1-8b,8,h100_sxm,8,8,8192,1"
     (run,) = read_measurements(table(tmp_path, f"{head}\n{row}\n"), {})
-    assert run.refused == "meta-llama/Llama-3.1-8B has 32 layers, and the row says 8"
+    assert run.job is not None
+    assert (run.job.model.num_layers, run.job.model.hidden_size) == (8, 4096)  # shortened
+    row = "gemma-3-12b,8,h100_sxm,8,8,8192,1"
+    (run,) = read_measurements(table(tmp_path, f"{head}\n{row}\n"), {})
+    assert run.refused == "google/gemma-3-12b-it has 48 layers, and the row says 8"
+
+
+NAMED = """model,accelerator,n_gpus,precision,mbs,ga,seq_len,tp,pp,vp,framework,task,act_ckpt,iter_time_s
+LLAMA3_70B,DGX-GB200,64,FP8_CS,1,8,8192,2,4,5,NeMo,pretrain,,3
+Llama 3.1 405b 24.09,DGX-H100,256,fp8 mx,1,4,8192,8,8,8,NeMo,,,3
+Nemotron4 15b 24.11,H100-SXM5-80GB 700W (RoCE),16,BF16,2,1,4096,1,1,,torchtitan,SFT,full,3
+MPT-7b,A100-SXM4-80GB,8,amp_bf16,4,2,2048,1,1,,fsdp,,,3
+DeepSeekV3 (tokendrop),DGX-GB200,256,FP8,1,16,4096,1,4,4,Megatron-Bridge,LoRA,selective+sequence-parallel,3
+"""
+
+
+def test_names_formats_and_frameworks_are_read_as_tables_write_them(tmp_path):
+    first, second, third, fourth, fifth = (run.job for run in read_measurements(table(tmp_path, NAMED), {}))
+    assert (first.model, first.device, first.node) == ("meta-llama/Meta-Llama-3-70B", "gb200", "gb200_nvl72")
+    assert (first.precision.compute, first.overlap.tensor_parallel) == ("fp8_current", True)
+    assert first.global_batch == 64 // (2 * 4) * 1 * 8
+    assert (second.model, second.precision.compute) == ("meta-llama/Llama-3.1-405B", "mxfp8")
+    # 126 layers over 64 chunks, embedding and head counted as a layer each.
+    assert second.parallelism.layers_per_stage == (1, *[2] * 62, 1)
+    assert (third.model, third.device, third.recompute.granularity) == ("nvidia/Nemotron-4-15B", "h100_sxm", "full")
+    assert (fourth.model.num_layers, fourth.model.hidden_size, fourth.precision.compute) == (32, 4096, "bf16")
+    assert (fifth.model, fifth.lora is not None) == ("deepseek-ai/DeepSeek-V3", True)
+    assert (fifth.precision.compute, fifth.parallelism.experts_exchange) == ("fp8_current", "by_node")
+    assert fifth.parallelism.sequence_parallel is True
+    assert sum(fifth.parallelism.layers_per_stage) == 61
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ("FP8_CS", "fp7", "the precision 'fp7' is not known"),
+        ("NeMo,pretrain", "NeMo,RLHF", "a step of 'RLHF' is not known"),
+        ("FP8_CS,1,8", "FP8_CS,,8", "gbs is empty, and so is mbs"),
+        ("selective+sequence-parallel", "selective+other", "no recomputation 'selective+other'"),
+    ],
+)
+def test_what_a_row_says_and_nobody_knows_refuses_it(before, after, reason, tmp_path):
+    assert before in NAMED
+    runs = read_measurements(table(tmp_path, NAMED.replace(before, after)), {})
+    assert [reason in run.refused for run in runs].count(True) == 1
 
 
 def test_runs_with_jobs_are_written_and_read(tmp_path):

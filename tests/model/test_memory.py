@@ -311,6 +311,20 @@ def test_given_blocks_do_not_make_weights_fit() -> None:
         plan(shard(LLAMA_70B), num_gpu_blocks=1000)
 
 
+def test_a_cap_on_tokens_makes_the_cache_smaller_and_never_larger() -> None:
+    whole = plan(shard(LLAMA))
+    assert plan(shard(LLAMA), max_kv_tokens=10**9) == whole
+    capped = plan(shard(LLAMA), max_kv_tokens=10_000)
+    assert (capped.kv_tokens, capped.weight_bytes) == (10_000, whole.weight_bytes)
+    # Layers with a window keep a tenth of the tokens, so that the others keep more than the cap.
+    windows = plan(shard(GPT_OSS), window_kv="own_pool", window_pool_ratio=0.1, max_kv_tokens=11_000, block_size=1)
+    assert (windows.num_blocks, windows.num_window_blocks) == (20_000, 2_000)
+    # Recurrent states have memory of their own.
+    states = plan(shard(NEXT, tp=4), max_kv_tokens=10_000, max_num_seqs=8)
+    of_states = 8 * states.state_bytes_per_request / states.kv_bytes_per_token
+    assert states.kv_tokens == pytest.approx(10_000 + of_states, abs=states.block_size)
+
+
 def test_activations_grow_with_the_widest_layer() -> None:
     settings = with_defaults(EngineSettings(max_num_seqs=1), H100)
     part = activations(shard(LLAMA), H100, settings, 8192)

@@ -27,6 +27,7 @@ def test_every_short_name_leads_to_a_field() -> None:
         "pp": 2,
         "ep": 4,
         "attention_dp": 2,
+        "dcp": 2,
         "engine": "sglang",
         "task": "generate",
         "engine_version": "0.5.14",

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from readers.training.runs import catalog_name
 from windtunnel import catalog
+from windtunnel.calibration.training_runs import model_name
 from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import decode
@@ -64,7 +64,7 @@ def _job(row: Row) -> dict[str, Any]:
         found = re.search(rf"(?<![a-z]){name}(\d+)", row["case"])
         return int(found[1]) if found else usual
 
-    model = cut(catalog.model(catalog_name(row["model"])), int(row["layer_num"]))
+    model = cut(catalog.model(model_name(row["model"])), int(row["layer_num"]))
     split: dict[str, Any] = {name: degree(name) for name in ("tp", "pp", "cp", "ep")}
     split["virtual_stages"] = int(row["vp_size"] or 1)
     if split["cp"] > 1:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from readers.training.sources import Shape
+from windtunnel.calibration.training_runs import Shape
 
 Row = Mapping[str, str]
 

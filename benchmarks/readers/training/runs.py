@@ -12,8 +12,8 @@ import csv
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,30 +23,30 @@ from readers.training import bloom as bloom_runs
 from readers.training import maxtext, mlperf
 from readers.training.bridge_recipes import RECIPES
 from readers.training.sources import (
-    BY_FRAMEWORK,
-    CATALOG_NAMES,
     DEVICES,
     FINE_TUNED_ON_TOKENS,
-    FORMAT_WORDS,
-    FORMATS,
-    IDLE_WORDS,
     LORA_OF_MLPERF,
     OTHER_MODULES,
-    SAME_SHAPE,
-    SHAPES,
     SOURCES,
     TASKS,
-    Shape,
     Source,
 )
 from windtunnel import catalog
+from windtunnel.calibration.training_runs import (
+    Shape,
+    format_of,
+    framework_of,
+    model_name,
+    plain_name,
+    shape_of,
+    uneven_layers,
+    words_of,
+)
 from windtunnel.errors import InputError, unreadable
 from windtunnel.hardware import Device, Link
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
-from windtunnel.model.feed_forward.dense import DenseFeedForward
-from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.parameters import count_parameters
-from windtunnel.model.shape import LayerGroup, ModelSpec
+from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import decode
 from windtunnel.training.job import TrainingJob
 
@@ -165,9 +165,9 @@ def _source(row: Row) -> Source:
     for start in sorted(SOURCES, key=len, reverse=True):
         if name.startswith(start):
             return SOURCES[start]
-    for word, known in BY_FRAMEWORK.items():
-        if word in row["framework"].lower():
-            return known
+    with suppress(InputError):
+        usual = framework_of(row["framework"])
+        return Source(usual["framework"], usual.get("settings", {}), fp8=usual.get("fp8", "fp8"))
     raise _TooLittleSaidError(f"the source {name!r} is not known")
 
 
@@ -294,14 +294,9 @@ def _job(row: Row, source: Source) -> dict[str, Any]:
 def _compute_format(row: Row, source: Source) -> str:
     if "parenthesised" in row["precision"]:
         return "mxfp8" if re.search("B[23]00", row["accelerator"]) else "fp8"
-    written = " ".join(_words(row["precision"]))
-    found = (recipe for words, recipe in FORMAT_WORDS if re.search(rf"\b({words})\b", written))
-    compute = FORMATS.get(row["precision"].lower().replace("_", "-")) or next(found, None)
-    if compute is None:
-        raise _TooLittleSaidError(f"the precision {row['precision']!r} is not known")
-    if compute == "fp8":
-        return "fp8_rowwise" if "rowwise" in row["note"] else source.fp8
-    return compute
+    if "rowwise" in row["note"] and format_of(row["precision"]) == "fp8":
+        return "fp8_rowwise"
+    return format_of(row["precision"], source.fp8)
 
 
 def _task(row: Row) -> dict[str, Any]:
@@ -353,25 +348,12 @@ def _parallelism(row: Row, source: Source, model: str | ModelSpec) -> dict[str, 
         degrees["virtual_stages"] = chunks
         num_layers = (model if isinstance(model, ModelSpec) else catalog.model(model)).num_layers
         if num_layers % (pp * chunks):
-            split = bloom_runs.layers_per_stage if bloom_runs.is_bloom(row) else _uneven
+            split = bloom_runs.layers_per_stage if bloom_runs.is_bloom(row) else uneven_layers
             degrees["layers_per_stage"] = split(num_layers, pp * chunks)
     if (ep := _whole(row, "ep", 1)) > 1:
         degrees["ep"] = ep
         degrees["experts_tp"] = _whole(row, "etp", 1)
     return degrees
-
-
-def _uneven(num_layers: int, num_chunks: int) -> list[int]:
-    """Spread layers evenly where embedding and head count as a layer each (Megatron-Core
-    `account_for_embedding_in_pipeline_split`).
-    """
-    share, rest = divmod(num_layers + 2, num_chunks)
-    layers = [share + (1 if 0 < index <= rest else 0) for index in range(num_chunks)]
-    layers[0] -= 1
-    layers[-1] -= 1
-    if min(layers) < 0:
-        raise _TooLittleSaidError(f"{num_layers} layers do not spread over {num_chunks} chunks")
-    return layers
 
 
 def _recompute(row: Row) -> dict[str, Any]:
@@ -387,7 +369,7 @@ def _recompute(row: Row) -> dict[str, Any]:
 
 
 def _hardware(row: Row, source: Source) -> dict[str, Any]:
-    words = {*_words(re.sub("(?i)tpu(?=v)", "tpu ", row["accelerator"]).replace(".", " "))}
+    words = {*words_of(re.sub("(?i)tpu(?=v)", "tpu ", row["accelerator"]).replace(".", " "))}
     called = [key for key in (*DEVICES, *OTHER_MODULES) if words.issuperset(key.split())]
     known = DEVICES.get(max(called, key=len, default=""))
     if known is None:
@@ -401,11 +383,6 @@ def _hardware(row: Row, source: Source) -> dict[str, Any]:
     if source.scale_out_bytes_per_s:
         return {"device": device.name, "node": _other_network(device, source.scale_out_bytes_per_s)}
     return {"device": device.name}
-
-
-def _words(text: str) -> list[str]:
-    """Return the words of a text in lower case, cut at whatever is no letter, digit or point."""
-    return re.findall(r"[a-z0-9.]+", text.lower())
 
 
 def _other_network(device: Device, bytes_per_s: float) -> dict[str, Any]:
@@ -422,13 +399,13 @@ def _model(row: Row, source: Source, sequence: int) -> str | ModelSpec:
         vocab = source.vocab_size or _whole(row, "vocab", 51200)
         heads = _whole(row, "heads", _usual_heads(int(hidden), _whole(row, "tp", 1)))
         shape = Shape(int(layers), int(hidden), heads, heads, int(4 * hidden), vocab)
-        return _plain_model(row["model"], shape, sequence)
+        return shape.model(row["model"], sequence)
     if scale := maxtext.scale_of(row):
-        return _plain_model(row["model"], maxtext.shape(scale), sequence)
-    if published := _shapes().get(plain_name(name)):
-        return _plain_model(row["model"], published, sequence)
+        return maxtext.shape(scale).model(row["model"], sequence)
+    if published := shape_of(name):
+        return published.model(row["model"], sequence)
     try:
-        known = catalog_name(name)
+        known = model_name(name)
     except InputError:
         if hidden and layers and (written := _number(row, "heads")):
             return _written_model(row, source, sequence, int(written))
@@ -448,68 +425,12 @@ def _written_model(row: Row, source: Source, sequence: int, heads: int) -> Model
     is_gated = ffn != 4 * hidden
     kv_heads = _whole(row, "kv_heads", heads)
     shape = Shape(_whole(row, "layers"), hidden, heads, kv_heads, ffn, vocab, not is_gated, not is_gated, is_gated)
-    return _plain_model(row["model"], shape, sequence)
-
-
-def catalog_name(name: str) -> str:
-    """Return the catalog's name of a model, as a table may write it.
-
-    Raises:
-        InputError: the catalog has no such model.
-    """
-    key = plain_name(name)
-    return catalog.model(CATALOG_NAMES.get(key) or _by_plain_name().get(key) or name).name
-
-
-def plain_name(name: str) -> str:
-    """Return a model's name as every table may write it: letters and digits, without words that change no shape."""
-    words = _words(name.rsplit("/", maxsplit=1)[-1])
-    return re.sub(r"[^a-z0-9]", "", "".join(word for word in words if word.replace(".", "") not in IDLE_WORDS))
-
-
-@cache
-def _shapes() -> dict[str, Shape]:
-    """Return the published shapes by plain names, those of other names included."""
-    shapes = SHAPES | {other: SHAPES[name] for other, name in SAME_SHAPE.items()}
-    return {plain_name(name): shape for name, shape in shapes.items()}
-
-
-@cache
-def _by_plain_name() -> dict[str, str]:
-    """Return the catalog's models by their plain names; of several with one, the shortest."""
-    named = sorted(catalog.names("models"), key=len, reverse=True)
-    return {plain_name(name): catalog.model(name).name for name in named}
+    return shape.model(row["model"], sequence)
 
 
 def _usual_heads(hidden: int, tp: int) -> int:
     """Return a number of heads of about 128 that a width and a tensor-parallel degree divide."""
     return min((n for n in range(tp, hidden + 1, tp) if hidden % n == 0), key=lambda n: abs(hidden / n - 128))
-
-
-def _plain_model(name: str, shape: Shape, sequence: int) -> ModelSpec:
-    attention = GroupedQueryAttention(
-        num_heads=shape.heads,
-        num_kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim or shape.hidden // shape.heads,
-        qkv_bias=shape.bias,
-        output_bias=shape.bias,
-    )
-    feed_forward: DenseFeedForward | ExpertsFeedForward = DenseFeedForward(
-        intermediate_size=shape.ffn, gated=shape.gated, bias=shape.bias
-    )
-    if shape.experts:
-        feed_forward = ExpertsFeedForward(
-            num_experts=shape.experts, experts_per_token=shape.per_token, intermediate_size=shape.ffn, gated=shape.gated
-        )
-    return ModelSpec(
-        name=name,
-        hidden_size=shape.hidden,
-        vocab_size=shape.vocab,
-        max_context_tokens=sequence,
-        layers=(LayerGroup(num_layers=shape.layers, attention=attention, feed_forward=feed_forward),),
-        tie_word_embeddings=shape.tied,
-        norm_bias=not shape.gated,
-    )
 
 
 def _number(row: Row, name: str) -> float | None:

@@ -343,10 +343,21 @@ def _match_model(name: str, entries: Mapping[str, ModelEntry]) -> str | None:
     return tails[0] if tails else None
 
 
+def check_makes_text(name: str) -> None:
+    """Raise InputError for the name of a diffusion model, with or without its organisation."""
+    for full in read_yaml(shipped("diffusion.yaml")):
+        if name.lower() in (full.lower(), full.lower().rpartition("/")[2]):
+            raise InputError(
+                f"{full} makes images or videos, and this is for models of text",
+                f"windtunnel init diffusion writes a job: set model: {full}, then windtunnel simulate diffusion.yaml",
+            )
+
+
 def _known_model(name: str, entries: Mapping[str, ModelEntry]) -> str:
     """Return the entry that `name` means; raise InputError where there is none."""
     match = _match_model(name, entries)
     if match is None:
+        check_makes_text(name)
         near, own = (
             did_you_mean(name, entries),
             "give the path of its config.json, or list models with `windtunnel catalog models`",

@@ -1,15 +1,18 @@
 """`windtunnel topology`, `collective` and `network run`: networks of GPUs, one collective, SimAI's job."""
 
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import click
 
+from windtunnel import catalog
 from windtunnel.cli.options import assignments
-from windtunnel.cli.output import answer, remark
+from windtunnel.cli.output import answer, remark, remark_node
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.files import check_replaceable, write_text
+from windtunnel.formats.nccl_tests import NcclLog, read_nccl_log
 from windtunnel.formats.simai.analytical import read_layers, run_simai_analytical, simai_options
 from windtunnel.formats.simai.conf import read_simai_conf
 from windtunnel.formats.simai.report import end_to_end_csv, flow_table_csv
@@ -137,21 +140,59 @@ def _share(options: Options, jobs: list[LayerWorkload], settings: NetworkSetting
 
 def collective(options: Options) -> None:
     """Run a collective, write its flows and print its time."""
-    tokens = _given(options.of("token_traffic"))
-    fabric = fabric_with_failures(options, options.topology)
+    tokens, log = _given(options.of("token_traffic")), None
+    if options.measured is not None:
+        log = read_nccl_log(options.measured, options.op and options.op.lower())
+        options.op, options.ranks = log.op, options.ranks or str(log.num_ranks)
+        if options.topology is None:
+            _take_hosts(options, log)
+    topology, chosen = _devices(options) if options.topology is None else (options.topology, options.ranks)
+    fabric = fabric_with_failures(options, topology)
+    ranks = chosen_ranks(chosen, fabric.num_gpus)
     if tokens:
-        made = run_expert_all_to_all(
-            fabric, _token_traffic(options, tokens), chosen_ranks(options.ranks, fabric.num_gpus)
-        )
+        made = run_expert_all_to_all(fabric, _token_traffic(options, tokens), ranks)
         answer(options, report.collective_document, report.collective_report, made)
         return
     settings = network_settings(options)
     _check_has_flows(settings.backend, [name for name in ("times", "links") if getattr(options, name)])
-    ranks = chosen_ranks(options.ranks, fabric.num_gpus)
-    made = (_run if options.traffic is None else _run_traffic)(options, fabric, ranks, settings)
+    sizes = list(log.seconds) if log else [] if options.traffic is not None else _sizes(options.size)
+    if log or len(sizes) > 1:
+        _refuse_flow_files(options)
+        runs = [_run(options, fabric, ranks, settings, size) for size in sizes]
+        answer(options, report.sizes_document, report.sizes_report, runs, log.seconds if log else {})
+        return
+    made = _run(options, fabric, ranks, settings, sizes[0]) if sizes else _run_traffic(options, fabric, ranks, settings)
     if any(options.of("flow_files").values()):
         _write_flow_files(options, made)
     answer(options, report.collective_document, report.collective_report, made)
+
+
+MOST_OF_A_HOST = 16
+"""GPUs of the largest server; nodes with more are racks, whose trays a log calls hosts."""
+
+
+def _take_hosts(options: Options, log: NcclLog) -> None:
+    """Take as many usual nodes of the log's GPU as it has hosts, and as many GPUs of each as it has ranks there."""
+    options.device = options.device or log.gpu
+    num_each = catalog.default_node(catalog.device(options.device)).num_devices
+    if num_each > MOST_OF_A_HOST:
+        options.num_devices = log.num_ranks
+        return
+    options.num_devices = log.num_hosts * num_each
+    used, rest = divmod(log.num_ranks, log.num_hosts)
+    if not rest and used <= num_each:
+        ids = [host * num_each + gpu for host in range(log.num_hosts) for gpu in range(used)]
+        options.ranks = ",".join(map(str, ids))
+
+
+def _devices(options: Options) -> tuple[str, str | None]:
+    """Return the topology of as many of a device's usual nodes as its devices need, and the ranks."""
+    device = catalog.device(options.device)
+    remark_node(device, None, "--topology")
+    node = catalog.default_node(device)
+    wanted = options.num_devices or node.num_devices
+    ranks = str(wanted) if options.ranks is None and wanted % node.num_devices else options.ranks
+    return f"{node.name}:num_servers={ceil(wanted / node.num_devices)}", ranks
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
@@ -175,18 +216,42 @@ def _token_traffic(options: Options, tokens: dict[str, Any]) -> TokenTraffic:
     return TokenTraffic(**{names.get(name, name): value for name, value in tokens.items()})
 
 
-def _run(options: Options, fabric: Fabric, ranks: int | list[int], settings: NetworkSettings) -> CollectiveRun:
-    """Run a collective whose ranks all have the same share of `--size`."""
+def _sizes(text: str) -> list[int]:
+    """Read `8MiB`, several sizes `1MiB,1GiB`, or those that double from the first to the last, `8..1GiB`."""
+    first, dots, last = text.partition("..")
+    if not dots:
+        return [_size(part.strip()) for part in text.split(",")]
+    size, end = _size(first), _size(last)
+    if not 0 < size <= end:
+        raise InputError(f"--size: {text!r} is not a range", "the smaller size first: 1MiB..1GiB")
+    return [size << power for power in range((end // size).bit_length())]
+
+
+def _size(text: str) -> int:
+    size_bytes = parse_quantity("size_bytes", text)
+    if size_bytes != int(size_bytes):
+        raise InputError(f"--size: {text!r} is not a whole number of bytes")
+    return int(size_bytes)
+
+
+def _refuse_flow_files(options: Options) -> None:
+    """Refuse files of flows, which are those of one size."""
+    given = next((name for name, file in options.of("flow_files").items() if file), None)
+    if given is not None:
+        raise InputError(f"--{given} is for one size", "give one to --size")
+
+
+def _run(
+    options: Options, fabric: Fabric, ranks: int | list[int], settings: NetworkSettings, size_bytes: int
+) -> CollectiveRun:
+    """Run a collective whose ranks all have the same share of `size_bytes`."""
     is_closed, launch_s = hasattr(BACKENDS.get(settings.backend), "run_collective"), _launch_s(options, settings)
     if is_closed and (options.fail_links or options.fail_nodes):
         remark("note: closed forms know what fails at a GPU, not between switches; --backend flow knows both")
     choices = CollectiveChoices(
         algorithm=options.algorithm or "auto", protocol=options.protocol or "auto", pxn=options.pxn, launch_s=launch_s
     )
-    size_bytes = parse_quantity("size_bytes", options.size)
-    if size_bytes != int(size_bytes):
-        raise InputError(f"--size: {options.size!r} is not a whole number of bytes")
-    return run_collective(fabric, options.op.lower(), int(size_bytes), ranks, settings.backend, settings, choices)
+    return run_collective(fabric, options.op.lower(), size_bytes, ranks, settings.backend, settings, choices)
 
 
 def _launch_s(options: Options, settings: NetworkSettings) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from windtunnel import catalog
@@ -12,12 +13,14 @@ from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.schema import parse_yaml
 from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
 from windtunnel.serving.engines.defaults import newer_than_known
-from windtunnel.serving.scenario import Scenario, pool_scenario, read_raw, scenario_from
+from windtunnel.serving.scenario import DEVICE_HINT, Scenario, pool_scenario, read_raw, scenario_from
 from windtunnel.serving.shorthand import PATHS, lay_over, raw_scenario
 from windtunnel.units import parse_quantity
 
 SCENARIO = ("deployment", "load", "requests", "sampling", "general", "hub")
 """Groups of options that describe a scenario."""
+OF_LOAD = ("input_tokens", "output_tokens", "num_requests")
+"""Fields of a workload that are options too."""
 
 
 def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] | None = None) -> Scenario:
@@ -33,6 +36,12 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
     """
     file = options.scenario
     given = options.given(*SCENARIO)
+    if "," in str(given.get("device", "")):
+        names = str(given["device"])
+        compare = (
+            f"to compare them: windtunnel whatif ... --vary device={names}, or windtunnel recommend --devices {names}"
+        )
+        raise InputError(f"--device is one device, and {names} are several", compare)
     try:
         raw = read_raw(file) if file is not None else {}
         lay_over(raw, base or {})
@@ -48,7 +57,8 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
         with suppress(InputError):
             if file is not None and hasattr(options, "from_command") and read_launch_command(str(file)).raw:
                 error.hint = f"it starts a server: --from-command {file}"
-        raise InputError(_as_typed(error.message, set(given)), error.hint) from None
+        hint = f"--device h100_sxm, or in the file {error.hint}" if error.hint == DEVICE_HINT else error.hint
+        raise InputError(_as_typed(error.message, set(given)), hint) from None
     # A model that cannot be read is refused where the scenario is resolved.
     with suppress(InputError):
         model = catalog.model(scenario.model)
@@ -85,6 +95,42 @@ def launched(options: Options) -> Reading:
     for line in launch.remarks if getattr(options, "json", False) else ():
         remark(line)
     return launch
+
+
+def with_read_load(options: Options, launch: Reading, is_sized: bool = False) -> dict[str, Any]:
+    """Return the server that was read, with the load of the client beside it where neither a scenario nor options give
+    another; the answer says what is taken.
+
+    Args:
+        options: of a command with a load.
+        launch: what `launched` read.
+        is_sized: whether the greatest load is looked for, with requests as it needs them.
+    """
+    load, raw = launch.load, dict(launch.raw)
+    values = {name: getattr(options, name, None) for name in (*OF_LOAD, "trace", "rate", "concurrency", "space")}
+    file = getattr(options, "scenario", None) or values["space"]
+    if load is None or values["trace"] or (file and {"workload", "workloads"} & read_raw(file).keys()):
+        return raw
+    if is_sized and load.concurrencies:
+        load = replace(load, rate_per_s=None)  # the most clients are looked for, and each sends as it can
+    workload = load.workload(values["concurrency"])
+    given = {name for name in OF_LOAD if values[name] is not None}
+    if (values["rate"], values["concurrency"]) != (None, None):
+        given |= {"arrivals"} | ({"num_requests"} if values["concurrency"] is None and not load.num_requests else set())
+    given |= {text.partition("=")[0].split(".")[1] for text in options.settings if text.startswith("workload.")}
+    if is_sized:
+        # A space's requests are its file's: no option says them.
+        given |= {"num_requests"} if hasattr(options, "num_requests") else set()
+        given |= {"arrivals"} if workload.get("arrivals") == {"type": "burst"} else set()
+    taken = {name: value for name, value in workload.items() if name not in given}
+    if raw.get("workload", {}).get("task", "generate") != "generate":
+        taken.pop("output_tokens", None)
+    raw["workload"] = raw.get("workload", {}) | taken
+    sentences = [load.sentence(workload, taken, is_sized), *load.left_out]
+    launch.load_taken = [sentence for sentence in sentences if sentence]
+    for line in launch.load_taken if options.json or None in load.lengths else ():
+        remark(line)
+    return raw
 
 
 def with_load(raw: dict[str, Any], given: Mapping[str, Any], slo: str | None) -> dict[str, Any]:
@@ -160,6 +206,7 @@ def _require_enough(raw: Mapping[str, Any]) -> None:
     ]
     for name, is_given, hint in needed:
         if not is_given:
+            catalog.check_makes_text(str(raw.get("model", "")))
             raise InputError(f"{name} is missing", hint)
 
 
@@ -167,5 +214,8 @@ def _as_typed(message: str, typed: set[str]) -> str:
     """Replace paths in the scenario by the options that set them."""
     paths = {**PATHS, "rate": "workload.arrivals.rate_per_s", "concurrency": "workload.arrivals.concurrency"}
     for name in typed & paths.keys():
-        message = message.replace(f"$.{paths[name]}", f"--{name.replace('_', '-')}")
+        option, (place, _, field) = f"--{name.replace('_', '-')}", paths[name].rpartition(".")
+        message = message.replace(f"$.{paths[name]}", option)
+        if message.startswith(f"{field} ") and message.endswith(f" at $.{place}"):
+            message = f"{option}{message.removeprefix(field).removesuffix(f' at $.{place}')}"
     return message

@@ -73,7 +73,10 @@ def remark_unread(names: Sequence[str], most: int = 8) -> None:
         remark(f"without effect on a prediction, or not read: {', '.join(names[:most])}{more}")
 
 
-def remark_node(device: Device, node: str | Node | None) -> None:
-    """Say on stderr that the links of a device, for which no node is named or known, are assumed to be PCIe."""
+def remark_node(device: Device, node: str | Node | None, option: str = "--node") -> None:
+    """Say on stderr that the links of a device, for which no node is named or known, are assumed to be PCIe.
+
+    `option` names another.
+    """
     if node is None and catalog.default_node(device).name == catalog.GENERIC_NODE:
-        remark(f"note: no node of {device.name} is known, so eight devices on PCIe are assumed; --node names another")
+        remark(f"note: no node of {device.name} is known, so eight devices on PCIe are assumed; {option} names another")

@@ -179,7 +179,9 @@ def _command(name: str, verb: Mapping[str, Any]) -> click.Command:
         for argument, settings in verb.get("arguments", {}).items()
     ]
     options = [option for group in (*verb["options"], "limits") for option in options_in(group)]
-    other_names = {} if verb.get("keeps_names_of_vllm") else declared("other_names")
+    flags = {flag.lstrip("-") for option in options for flag in (*option.opts, *option.secondary_opts)}
+    named = {} if verb.get("keeps_names_of_vllm") else declared("other_names")
+    other_names = {other: name for other, name in named.items() if name in flags}
 
     def normalised(name: str) -> str:
         dashed = name.replace("_", "-")
@@ -194,6 +196,13 @@ def _command(name: str, verb: Mapping[str, Any]) -> click.Command:
             getattr(import_module(f"windtunnel.cli.{module}"), function or "command")(Options(**values))
         except InputError as error:
             error.hint = _reader_of_any(values, error) or error.hint
+            if values.get("from_command"):
+                from windtunnel.formats.launch.read import name_options
+
+                name_options(error, values["from_command"])
+                if any(option.name == "model" for option in options):
+                    said = "give the path of its config.json"
+                    error.hint = error.hint and error.hint.replace(said, f"{said}, or a model like it, by --model")
             raise
 
     return Verb(

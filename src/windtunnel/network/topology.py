@@ -270,7 +270,8 @@ class NodeRails(Schema, tag="node"):
             wiring.link_spines(size, num_spines, out.bytes_per_s * num_servers / num_spines, SCALE_OUT_LATENCY_S)
             tiers = [size, num_spines]
         # Chips of a torus pass on what is for others.
-        return wiring.fabric(f"{node.name}_{num_servers}servers", tiers, gpus_forward=node.scale_up.name == "ici")
+        servers = "" if num_servers == 1 else f"_{num_servers}servers"
+        return wiring.fabric(f"{node.name}{servers}", tiers, gpus_forward=node.scale_up.name == "ici")
 
 
 class Torus(Schema, tag="torus"):

@@ -15,7 +15,8 @@ class Axis:
 
     label: str
     unit: str = ""
-    """`s`: seconds, shown in the unit that fits; `share`: fractions, shown in percent; else the label names it."""
+    """`s`: seconds, shown in the unit that fits; `share`: fractions, shown in percent; `count`: whole numbers on the
+    axis; else the label names it."""
     is_log: bool | None = False
     """None: where the largest value lies far beyond the median."""
     low: float | None = None
@@ -109,4 +110,4 @@ def histogram(values: Sequence[float], edges: Sequence[float], x: Axis, y_label:
     known = np.array([value for value in values if math.isfinite(value)])
     counts, _ = np.histogram(np.clip(known, edges[0], edges[-1]), edges)
     centres = (np.array(edges[:-1]) + np.array(edges[1:])) / 2
-    return Chart(x, Axis(y_label, low=0.0), [Series(y_label, centres.tolist(), counts.tolist(), "bars")])
+    return Chart(x, Axis(y_label, "count", low=0.0), [Series(y_label, centres.tolist(), counts.tolist(), "bars")])

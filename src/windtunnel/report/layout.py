@@ -29,6 +29,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
     "time": format_seconds,
     "duration": duration,
     "percent": percent,
+    "signed percent": lambda share: f"{'+' if share > 0 else ''}{percent(share)}",
     "number": number,
     "bytes": format_bytes,
     "SI": lambda value: format_si(value, "").rstrip(),

@@ -17,8 +17,9 @@ from windtunnel.search.evaluation.evaluate import Evaluator
 from windtunnel.search.evaluation.schema import Question
 from windtunnel.search.evaluation.training import TrainingEvaluator
 from windtunnel.search.executors import start_workers
+from windtunnel.search.recommend import AS_IT_IS
 from windtunnel.search.scores import best_by_value, score, undominated
-from windtunnel.search.space.space import Space
+from windtunnel.search.space.space import CHANGE, Space
 from windtunnel.search.store import Store
 from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.results import Result
@@ -169,3 +170,18 @@ def why(study: Study, outcome: SearchOutcome, points: Sequence[int]) -> list[tup
     if study.space.is_training:
         return [(index, simulate_training(job_of(study, index))) for index in points]
     return [(index, simulate(scenario_of(study, outcome, index))) for index in points]
+
+
+def gains_of(study: Study, outcome: SearchOutcome) -> dict[int, float]:
+    """Return point -> gain in the objective over the deployment as it is; empty where no changes are tried."""
+    present = next((i for i in outcome.ranking if study.point(i).choice.get(CHANGE) == AS_IT_IS), None)
+    if present is None:
+        return {}
+    scores = {index: score(outcome.mean(index), study.space.objective) for index in outcome.ranking}
+    return {index: value / scores[present] - 1 for index, value in scores.items()}
+
+
+def idle_changes(study: Study, outcome: SearchOutcome) -> list[int]:
+    """Return the changes to a deployment that gain and lose nothing."""
+    gains = gains_of(study, outcome)
+    return [index for index, gain in gains.items() if not gain and study.point(index).choice[CHANGE] != AS_IT_IS]

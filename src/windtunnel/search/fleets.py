@@ -9,7 +9,7 @@ import msgspec
 
 from windtunnel.errors import InputError
 from windtunnel.metrics.limits import limits_from
-from windtunnel.search.answers import scenario_of
+from windtunnel.search.answers import idle_changes, scenario_of
 from windtunnel.search.capacity.capacity import capacity
 from windtunnel.search.capacity.load import MOST_REQUESTS, Stream, at_load, burst_of, is_drawn, own_load, stream_of
 from windtunnel.search.capacity.probe import probe
@@ -59,10 +59,12 @@ def fleets(outcome: SearchOutcome, load: float, limit: int, is_sure: bool = Fals
 
 
 def ways(study: Study, outcome: SearchOutcome, load: float, limit: int) -> list[FleetSize]:
-    """Return the cheapest ways to take `load`, once for each deployment."""
+    """Return the cheapest ways to take `load`, once for each deployment; changes that make no difference are none."""
     best: dict[str | int, FleetSize] = {}
+    idle = idle_changes(study, outcome)
     for way in fleets(outcome, load, len(outcome.ranking)):
-        best.setdefault(deployment_of(study, way.index), way)
+        if way.index not in idle:
+            best.setdefault(deployment_of(study, way.index), way)
     return list(best.values())[:limit]
 
 

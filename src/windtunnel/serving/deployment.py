@@ -210,6 +210,9 @@ class EngineSettings(Schema):
     """Memory of the KV cache on each device; None: what `gpu_memory_utilization` leaves [kv-cache-memory-bytes]."""
     num_gpu_blocks: AtLeastOne | None = None
     """KV blocks of one rank; None plans them from memory."""
+    max_kv_tokens: AtLeastOne | None = None
+    """Most tokens of one rank's KV cache; None: as many as memory holds [max-total-tokens,
+    kv_cache_config.max_tokens]."""
     window_kv: WindowKv | None = None
     """KV of layers with a sliding window: `full`, every token, as in other layers [disable-hybrid-kv-cache-manager,
     disable-hybrid-swa-memory, no max_attention_window]; `shared_pool`, the window alone, in groups of layers that share

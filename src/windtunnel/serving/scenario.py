@@ -1,5 +1,6 @@
 """Schema of a scenario, everything that decides a run's result; and the setup that it resolves to."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -182,6 +183,10 @@ def as_scenario(described: Described) -> Scenario:
     return described
 
 
+DEVICE_HINT = "deployment: {device: h100_sxm}, for instance; `windtunnel catalog devices` lists them"
+"""Where a scenario has no device."""
+
+
 def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = None) -> Scenario:
     """Decode a scenario from builtins, as YAML or the command line gives them.
 
@@ -202,7 +207,11 @@ def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = N
         devices = [pool.get("device") if isinstance(pool, dict) else None for pool in deployment["pools"]]
         if devices and all(devices):  # no pool takes the deployment's
             raw = raw | {"deployment": {**deployment, "device": devices[0]}}
-    return decode(raw, Scenario, source)
+    try:
+        return decode(raw, Scenario, source)
+    except InputError as error:
+        lacks_device = re.search(r"\$\.deployment(\.device)? is (missing|nothing)", error.message)
+        raise (error.or_hint(DEVICE_HINT) if lacks_device else error) from None
 
 
 def beside(raw: Any, folder: Path) -> Any:
@@ -299,8 +308,8 @@ def _check(setup: Setup) -> None:
     check_parallelism(setup.model, setup.parallelism, setup.node, setup.engine.num_redundant_experts or 0)
     if setup.engine.enable_eplb and setup.parallelism.ep == 1:
         raise InputError(
-            "engine.enable_eplb places experts on ranks by their load, and ep is 1",
-            "set parallelism.ep, or leave enable_eplb out",
+            "engine.enable_eplb places experts on ranks by their load, and parallelism.ep is 1",
+            "set parallelism.ep, or leave engine.enable_eplb out",
         )
     if setup.engine.two_batch_overlap:
         check_overlap(setup.parallelism, setup.engine)
@@ -427,7 +436,7 @@ def check_divided(model: ModelSpec, parallelism: Parallelism) -> None:
             raise InputError(
                 f"dcp = {dcp} divides contexts over ranks that would hold equal keys and values: with tp = {tp} those "
                 f"of {model.name} are held {format_count(copies, 'time')}",
-                f"dcp must divide {copies}; raise tp, or leave dcp out",
+                f"make tp a multiple of {(attention.shared_kv_heads or 1) * dcp}, or leave dcp out",
             )
 
 
@@ -437,16 +446,20 @@ def check_overlap(parallelism: Parallelism, engine: EngineSettings) -> None:
     if not is_spread or engine.all2all_backend not in DEEPEP:
         raise InputError(
             "engine.two_batch_overlap hides the exchange of tokens by DeepEP, and there is none here",
-            f"set parallelism.attention_dp and ep, and engine.all2all_backend to one of {', '.join(DEEPEP)}",
+            f"set parallelism.attention_dp, parallelism.ep, and engine.all2all_backend to one of {', '.join(DEEPEP)}",
         )
 
 
 def check_mega_moe(model: ModelSpec, parallelism: Parallelism, precision: Precision, device: Device) -> None:
     """Raise InputError where Mega MoE does not run: a rank holds experts whole, in a format that it has kernels for."""
     if not model.has_experts or parallelism.ep == 1 or parallelism.experts_tp > 1:
+        ranks = parallelism.tp * parallelism.attention_dp
+        several = (
+            f"set parallelism.ep to {ranks}, or" if ranks > 1 else "take several devices, parallelism.ep as many, or"
+        )
         raise InputError(
             "engine.all2all_backend is mega_moe, for ranks that hold different experts whole, and there are none",
-            f"set parallelism.ep to {parallelism.tp * parallelism.attention_dp}, or leave all2all_backend out",
+            f"{several if model.has_experts else ''} leave engine.all2all_backend out".strip(),
         )
     if precision.experts_format not in FORMATS_OF_MEGA_MOE.get(device.architecture or "", ()):
         known = (f"{', '.join(formats)} on {name.title()}" for name, formats in FORMATS_OF_MEGA_MOE.items())

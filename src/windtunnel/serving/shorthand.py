@@ -26,6 +26,7 @@ class Options(TypedDict, total=False):
     pp: Annotated[int | None, "deployment.parallelism.pp"]
     ep: Annotated[int | None, "deployment.parallelism.ep"]
     attention_dp: Annotated[int | None, "deployment.parallelism.attention_dp"]
+    dcp: Annotated[int | None, "deployment.parallelism.dcp"]
     engine: Annotated[str | None, "deployment.engine.name"]
     engine_version: Annotated[str | None, "deployment.engine.version"]
     calibration: Annotated[Path | str | None, "deployment.calibration"]

@@ -78,6 +78,69 @@ def test_collective_prints_nccl_tests_bandwidths(windtunnel: Command, backend: s
     assert "busbw" in windtunnel(*words).stdout
 
 
+def test_a_collective_of_many_sizes_is_a_table(windtunnel: Command, tmp_path: Path) -> None:
+    words = ("collective", "--op", "all_reduce", "--device", "h100_sxm")
+    page = tmp_path / "sizes.html"
+    many = windtunnel(*words, "--size", "1MiB..1GiB", "--json", "--html", str(page))
+    assert many.code == 0
+    runs = json.loads(many.stdout)["runs"]
+    assert [run["size_bytes"] for run in runs] == [2**power for power in range(20, 31)]
+    one = json.loads(windtunnel(*words, "--size", "1GiB", "--json").stdout)
+    assert runs[-1] == {name: value for name, value in one.items() if name != "windtunnel"}
+    rates = [run["bus_bytes_per_s"] for run in runs]
+    shown = windtunnel(*words, "--size", "1MiB..1GiB").stdout
+    half = next(run["size_bytes"] for run in runs if run["bus_bytes_per_s"] >= max(rates) / 2)
+    assert f"half of it from {half // 2**20}.0 MiB on" in shown
+    assert "bus bandwidth over the size" in page.read_text()
+    two = json.loads(windtunnel(*words, "--size", "3MiB, 5MiB", "--json").stdout)["runs"]
+    assert [run["size_bytes"] for run in two] == [3 * 2**20, 5 * 2**20]
+
+
+def nccl_log(gpu: str, num_hosts: int) -> str:
+    """What nccl-tests prints of eight ranks; times as published of eight H100 (benchmarks/collective_accuracy.py)."""
+    ranks = "".join(
+        f"#  Rank {rank:2d} Group  0 Pid {rank:6d} on   host{rank * num_hosts // 8} device  {rank} [0000:8d:00] {gpu}\n"
+        for rank in range(8)
+    )
+    return f"""# Collective test starting: all_reduce_perf
+{ranks}
+     1048576        262144     float     sum      -1    27.37   38.31   67.04      0    26.90   38.98   68.22      0
+   134217728      33554432     float     sum      -1    586.4  228.88  400.53      0    585.1  229.39  401.43    N/A
+"""
+
+
+@pytest.mark.parametrize(
+    ("gpu", "num_hosts", "num_servers"),
+    [("NVIDIA H100 80GB HBM3", 1, 1), ("NVIDIA H100 80GB HBM3", 2, 2), ("NVIDIA GB200", 2, 1)],
+)
+def test_a_log_of_nccl_tests_is_compared_size_by_size(
+    windtunnel: Command, tmp_path: Path, gpu: str, num_hosts: int, num_servers: int
+) -> None:
+    log = tmp_path / "nccl.log"
+    log.write_text(nccl_log(gpu, num_hosts))
+    runs = json.loads(windtunnel("collective", "--measured", str(log), "--json").stdout)["runs"]
+    assert [(run["num_ranks"], run["num_servers"]) for run in runs] == [(8, num_servers)] * 2
+    assert [run["measured_bus_bytes_per_s"] / 1e9 for run in runs] == pytest.approx([67.04, 400.53], rel=1e-3)
+    assert [run["error"] for run in runs] == [run["seconds"] / run["measured_s"] - 1 for run in runs]
+    shown = windtunnel("collective", "--measured", str(log)).stdout
+    assert "reached 401 GB/s of bus bandwidth, and" in shown
+
+
+def test_a_device_has_its_usual_nodes(windtunnel: Command) -> None:
+    def ranks(*words: str) -> tuple[int, int]:
+        done = json.loads(windtunnel("collective", "--op", "all_reduce", "--size", "1MiB", "--json", *words).stdout)
+        return done["num_ranks"], done["num_servers"]
+
+    assert ranks("--device", "h100_sxm") == (8, 1)
+    assert ranks("--device", "h100_sxm", "--num-devices", "64") == (64, 8)
+    assert ranks("--device", "h100_sxm", "--num-devices", "4") == (4, 1)
+    assert ranks("--device", "gb200", "--num-devices", "16") == (16, 1)
+    assert (
+        "--topology names another"
+        in windtunnel(*("collective", "--op", "all_reduce", "--size", "1MiB", "--device", "rtx_4090")).stderr
+    )
+
+
 def test_collective_writes_simccls_table(windtunnel: Command, tmp_path: Path) -> None:
     path = tmp_path / "flows.csv"
     done = windtunnel(
@@ -152,6 +215,18 @@ def test_compat_simai_needs_no_topology(windtunnel: Command, workload: str) -> N
         (["topology", "check", "dgx_h100", "--fail-link", "0"], "is not two node ids"),
         (["topology"], "missing command"),
         (["collective", "--op", "all_reduce", "--size", "1GiB"], "--topology is missing"),
+        (["collective", "--measured", "nccl.log", "--size", "1MiB"], "--size does not go with it"),
+        (["collective", "--measured", "nothing.log"], "there is no file nothing.log"),
+        (["collective", "--op", "sum", "--size", "2MiB..1MiB", "--device", "h100_sxm"], "is not a range"),
+        (["collective", "--op", "all_reduce", "--size", "1MiB", "--num-devices", "8"], "--topology is missing"),
+        (
+            ["collective", "--op", "all_reduce", "--size", "1MiB", "--num-devices", "8", "--topology", "dgx_h100"],
+            "--num-devices does not go with it",
+        ),
+        (
+            [*["collective", "--op", "all_reduce", "--size", "1,2", "--device", "h100_sxm", "--flows", "flows.csv"]],
+            "--flows is for one size",
+        ),
         (["collective", "--op", "sum", "--size", "1GiB", "--topology", "dgx_h100"], "there is no collective 'sum'"),
         (["collective", "--op", "all_reduce", "--size", "1.5", "--topology", "dgx_h100"], "whole number of bytes"),
         (["collective", "--op", "all_to_all", "--size", "1", "--topology", "torus"], "has no switches"),

@@ -74,6 +74,18 @@ def test_a_capacity_that_nothing_limits_says_how_to_try_more(windtunnel: Command
     assert "Sustains 32,768 clients, as many as the workload has requests: --num-requests gives more." in done.stdout
 
 
+def test_decode_context_parallelism_has_a_short_name(windtunnel: Command) -> None:
+    on = ("--model", "deepseek-v3", "--device", "b200_sxm", "--quant", "nvfp4", "--tp", "8")
+    given, named = (
+        json.loads(windtunnel("simulate", *on, *LOAD, "--rate", "4", *dcp, "--json").stdout)
+        for dcp in (("--decode-context-parallel-size", "2"), ("--dcp", "2"))
+    )
+    assert given == named
+    assert given["scenario"]["deployment"]["parallelism"]["dcp"] == 2
+    varied = windtunnel("whatif", *on, *LOAD, "--rate", "4", "--vary", "dcp=1,2", "--json")
+    assert varied.code == 0, varied.stderr
+
+
 def test_whatif_says_which_loads_are_over_too_soon(windtunnel: Command) -> None:
     """60 requests at 100/s come within 0.6 s, and one takes 0.9 s."""
     load = ("--input-tokens", "64", "--output-tokens", "128", "--num-requests", "60", "--vary", "rate=2,100")
@@ -184,7 +196,7 @@ def test_a_pasted_command_is_simulated_and_what_is_left_out_is_named(windtunnel:
     assert scenario["deployment"]["engine"]["max_num_seqs"] == 64
     assert done.stderr.splitlines() == [
         "unknown, ignored: --bogus",
-        "not modelled: --cpu-offload-gb",
+        "not modelled: --cpu-offload-gb (every step waits for weights over the host's link)",
         "without effect on time: --port",
     ]
 
@@ -385,17 +397,77 @@ def test_a_recommendation_is_for_the_named_engine(windtunnel: Command, tmp_path:
 def test_a_server_command_is_told_what_to_change(windtunnel: Command) -> None:
     lengths = ("--input-tokens", "512", "--output-tokens", "64", "--num-requests", "100", "--no-store")
     given = ("--devices", "h100_sxm", "--slo", "ttft_p90=1s,tpot_p99=30ms", *lengths)
-    done = windtunnel("recommend", "--from-command", SERVER, *given)
+    own = f"{SERVER} --served-model-name chat --port 9000"
+    done = windtunnel("recommend", "--from-command", own, *given, "--rate", "2")
+    assert "\nChanged command: Se" in done.stdout
+    assert "--served-model-name chat --port 9000" in done.stdout.partition("Changed command: ")[2]
     assert done.code == 0
     assert done.stdout.startswith("Set --")
-    listed, _, below = done.stdout.partition("No effect: ")
-    idle = " ".join(below.partition("\n\n")[0].split()).removesuffix(".").split("; ")
-    assert idle[0]
-    assert not any(change in listed for change in idle)
+    listed, _, below = done.stdout.partition(" made no difference: ")
+    named, _, rest = below.partition("\n\n")
+    idle = " ".join(named.split()).removesuffix(".").split("; ")
+    assert listed.endswith(f"\n{len(idle)} changes")
+    assert not any(change in listed or change in rest for change in idle)
     assert "as it is" in listed
+    assert "for 2.00 requests/s" in rest
     refused = windtunnel("recommend", "llama-3.1-8b", "--from-command", SERVER, *given)
     assert refused.code == 2
-    assert "one server on one device" in refused.stderr
+    assert (
+        "--from-command serves meta-llama/Llama-3.1-8B, and MODEL is llama-3.1-8b\nhint: leave MODEL out"
+        in refused.stderr
+    )
+
+
+@pytest.mark.parametrize("servers", ["server", "pools"])
+def test_changes_to_a_command_are_for_one_device(windtunnel: Command, tmp_path: Path, servers: str) -> None:
+    command = SERVER
+    if servers == "pools":
+        role = """{image: vllm/vllm-openai, command: '--model llama-3.1-8b --kv-transfer-config.kv_role kv_%s'}"""
+        (tmp_path / "pools.yaml").write_text(f"services:\n  p: {role % 'producer'}\n  d: {role % 'consumer'}\n")
+        command = str(tmp_path / "pools.yaml")
+    load = ("--slo", "ttft=1s", "--input-tokens", "512", "--output-tokens", "64")
+    done = windtunnel("recommend", "--from-command", command, "--devices", "h100_sxm,l40s", *load)
+    assert (done.code, done.stdout) == (2, "")
+    assert f"the {servers} of --from-command" in done.stderr
+    assert (
+        "one device, and --devices names 2: h100_sxm, l40s\nhint: for changes to the command: --devices h100_sxm"
+        in (done.stderr)
+    )
+
+
+def test_changes_to_a_manifest_are_for_the_device_that_it_names(windtunnel: Command, tmp_path: Path) -> None:
+    command = "[vllm, serve, llama-3.1-8b, --max-num-seqs, '1']"
+    spec = "nodeSelector: {nvidia.com/gpu.product: NVIDIA-L40S}, "
+    pod = f"spec: {{NODES containers: [{{name: a, image: vllm/vllm-openai, command: {command}}}]}}"
+    for name, nodes in (("named", spec), ("unnamed", "")):
+        text = f"{{apiVersion: v1, kind: Pod, metadata: {{name: a}}, {pod.replace('NODES ', nodes)}}}"
+        (tmp_path / f"{name}.yaml").write_text(text)
+    load = ("--slo", "ttft=1s", "--input-tokens", "64", "--output-tokens", "8", "--num-requests", "20", "--no-store")
+    done = windtunnel("recommend", "--from-command", str(tmp_path / "named.yaml"), *load, "--json")
+    assert done.code == 0, done.stderr
+    assert json.loads(done.stdout)["space"]["deployment"]["device"] == "l40s"
+    refused = windtunnel("recommend", "--from-command", str(tmp_path / "unnamed.yaml"), *load)
+    assert (refused.code, "error: --devices is missing\nhint: for instance" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("vllm serve --port 1", "hint: as in vllm serve Qwen/Qwen3-8B"),
+        ("vllm serve mine/other", "or a model like it, by --model"),
+    ],
+)
+def test_a_command_without_a_known_model_says_what_to_do(windtunnel: Command, command: str, hint: str) -> None:
+    done = windtunnel("simulate", "--from-command", command, *ON, "--rate", "4")
+    assert (done.code, done.stdout) == (2, "")
+    assert hint in done.stderr
+
+
+def test_a_refused_setting_of_a_command_is_named_by_its_option(windtunnel: Command) -> None:
+    mega = "vllm serve llama-3.1-8b --moe-backend deep_gemm_mega_moe"
+    done = windtunnel("simulate", "--from-command", mega, *ON, "--rate", "4")
+    assert done.code == 2
+    assert "hint: leave engine.all2all_backend (--moe-backend) out" in done.stderr
 
 
 @pytest.mark.full

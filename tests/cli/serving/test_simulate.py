@@ -126,7 +126,7 @@ def test_sampling_lengthens_the_steps_and_is_named(windtunnel: Command, small: t
     assert greedy["sampling"]["text"] == "greedy"
     wrong = windtunnel("simulate", *small, "--top-p", "1.5")
     assert wrong.code == 2
-    assert "top_p is 1.5; from 0 to 1 is needed" in wrong.stderr
+    assert "--top-p is 1.5; from 0 to 1 is needed" in wrong.stderr
 
 
 def test_overwrite_replaces_a_former_run_and_nothing_else(
@@ -284,3 +284,145 @@ def test_a_few_requests_show_no_overload(windtunnel: Command, tmp_path: Path) ->
     done = windtunnel("simulate", "--model", "llama-3.1-8b", "--device", "h100_sxm", "--trace", trace)
     assert done.code == 0
     assert "Overloaded" not in done.stdout
+
+
+SCRIPT = """ISL=64
+vllm serve llama-3.1-8b --max-num-seqs 64 &
+for CONC in 2 4; do
+  vllm bench serve --random-input-len $ISL --random-output-len 8 --num-prompts $((CONC * 5)) --max-concurrency $CONC
+done
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> tuple[str, ...]:
+    file = tmp_path / "serve.sh"
+    file.write_text(SCRIPT)
+    return ("--from-command", str(file), "--device", "h100_sxm")
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "expected"),
+    [
+        (
+            (),
+            "prompts of 64 tokens, outputs of 8 tokens, concurrency 4, 20 requests; the largest of its",
+            {"input_tokens": 64, "num_requests": 20, "arrivals": {"type": "closed_loop", "concurrency": 4}},
+        ),
+        (
+            ("--concurrency", "2"),
+            "prompts of 64 tokens, outputs of 8 tokens, 10 requests",
+            {"num_requests": 10, "arrivals": {"type": "closed_loop", "concurrency": 2}},
+        ),
+        (
+            ("--rate", "3", "--input-tokens", "32", "--num-requests", "7"),
+            "outputs of 8 tokens",
+            {"input_tokens": 32, "num_requests": 7, "arrivals": {"type": "poisson", "rate_per_s": 3.0}},
+        ),
+        (
+            ("--set", "workload.output_tokens=4", "--num-requests", "7"),
+            "prompts of 64 tokens, concurrency 4; the largest",
+            {"output_tokens": 4, "num_requests": 7},
+        ),
+    ],
+)
+def test_the_load_of_the_client_beside_the_server_is_taken_where_no_option_says_another(
+    windtunnel: Command, script: tuple[str, ...], options: tuple[str, ...], said: str, expected: dict[str, object]
+) -> None:
+    done = windtunnel("simulate", *script, *options)
+    assert (done.code, done.stderr) == (0, "")
+    assert f"load of vllm bench serve: {said}" in " ".join(done.stdout.split())
+    document = json.loads(windtunnel("simulate", *script, *options, "--json").stdout)
+    assert expected.items() <= document["scenario"]["workload"].items()
+    assert document["scenario"]["workload"]["client"] == "vllm"
+    assert document["from_command"]["load"][0].startswith(f"load of vllm bench serve: {said}")
+
+
+def test_a_trace_or_a_scenario_keeps_its_load(windtunnel: Command, script: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "scenario.yaml"
+    file.write_text("workload: {input_tokens: 9, output_tokens: 2, num_requests: 3, arrivals: {type: burst}}")
+    for load in ((str(file),), ("--trace", "azure2023_conv", "--num-requests", "5")):
+        done = windtunnel("simulate", *load, *script)
+        assert done.code == 0
+        assert "load of vllm" not in done.stdout
+
+
+def test_a_load_that_is_not_read_is_said_before_it_is_missed(windtunnel: Command) -> None:
+    text = "vllm serve llama-3.1-8b & vllm bench serve --dataset-name sharegpt"
+    done = windtunnel("simulate", "--from-command", text, "--device", "h100_sxm")
+    assert done.code == 2
+    assert "the data set of vllm bench serve is not read (sharegpt)" in done.stderr
+    assert "--input-tokens is missing" in done.stderr
+
+
+def test_every_verb_with_a_load_takes_it(windtunnel: Command, script: tuple[str, ...], tmp_path: Path) -> None:
+    slo, closed = ("--slo", "tpot_p99=50ms"), "prompts of 64 tokens, outputs of 8 tokens, a closed loop"
+    capped = "vllm serve llama-3.1-8b & vllm bench serve --max-concurrency 4 --request-rate 9"
+    space = tmp_path / "space.yaml"
+    space.write_text("vary: {max_num_seqs: [4, 64]}\nlimits: {tpot_p99: 50ms}")
+    devices = (*script[:2], "--devices", "h100_sxm", "--no-store")
+    for verb, said in (
+        (("capacity", *script, *slo), closed),
+        (
+            ("capacity", "--from-command", capped, *script[2:], *slo),
+            "prompts of 1,024 tokens, outputs of 128 tokens, a closed",
+        ),
+        (("recommend", *devices, *slo, "--top", "1"), closed),
+        (("whatif", *script, *slo), closed),
+        (("search", str(space), *script[:2], "--set", "deployment.device=h100_sxm", "--no-store"), closed),
+        (("whatif", *script, "--vary", "concurrency=2,4"), "prompts of 64 tokens, outputs of 8 tokens, 20 requests"),
+        (("gate", *script, "--before", "vllm serve llama-3.1-8b --max-num-seqs 64"), "concurrency 4, 20 requests"),
+    ):
+        done = windtunnel(*verb)
+        assert done.code == 0, (verb, done.stderr)
+        assert said in " ".join((done.stdout + done.stderr).split()), verb
+
+
+def test_concurrencies_are_compared_over_the_requests_of_the_largest(windtunnel: Command) -> None:
+    load = ("--model", "llama-3.1-8b", "--device", "h100_sxm", "--input-tokens", "64", "--output-tokens", "8")
+    done = windtunnel("whatif", *load, "--vary", "concurrency=2,16", "--json")
+    assert json.loads(done.stdout)["space"]["workload"]["num_requests"] == 160
+
+
+def test_a_server_of_embeddings_is_sized_without_outputs(windtunnel: Command) -> None:
+    server = ("--from-command", "vllm serve Qwen/Qwen3-Embedding-8B --task embed", "--devices", "h100_sxm")
+    done = windtunnel("recommend", *server, "--slo", "e2e_p99=1s", "--input-tokens", "64", "--top", "1", "--no-store")
+    assert (done.code, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("deployment", ["", "deployment: {}", "deployment: {device: }"])
+def test_a_file_without_a_device_is_told_the_option_that_gives_one(
+    windtunnel: Command, tmp_path: Path, deployment: str
+) -> None:
+    path = tmp_path / "scenario.yaml"
+    workload = "{arrivals: {type: poisson, rate_per_s: 4}, input_tokens: 64, output_tokens: 8, num_requests: 20}"
+    path.write_text(f"model: llama-3.1-8b\nworkload: {workload}\n{deployment}\n")
+    done = windtunnel("simulate", str(path))
+    assert (done.code, done.stdout) == (2, "")
+    assert "hint: --device h100_sxm, or in the file deployment: {device: h100_sxm}" in done.stderr
+    assert windtunnel("simulate", str(path), "--device", "h100_sxm").code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--device", "h100_sxm,l40s"), "--device is one device, and h100_sxm,l40s are several\nhint: to compare them"),
+        (("--device", "h100_sxm", "--concurrency", "0"), "--concurrency is 0; from 1 to"),
+        (("--device", "h100_sxm", "--tp", "0"), "--tp is 0; at least 1 is needed\n"),
+        (("--device", "h100_sxm", "--gpu-memory-utilization", "3"), "--gpu-memory-utilization is 3; "),
+    ],
+)
+def test_a_wrong_value_is_named_by_its_option(windtunnel: Command, options: tuple[str, ...], message: str) -> None:
+    load = ("--rate", "4", "--input-tokens", "64", "--output-tokens", "8", "--num-requests", "20")
+    done = windtunnel("simulate", "--model", "llama-3.1-8b", *load, *options)
+    assert (done.code, done.stdout) == (2, "")
+    assert f"error: {message}" in done.stderr
+
+
+@pytest.mark.parametrize("load", [(), ("--rate", "4", "--input-tokens", "64", "--output-tokens", "8")])
+def test_a_diffusion_model_is_told_its_job(windtunnel: Command, load: tuple[str, ...]) -> None:
+    done = windtunnel("simulate", "--model", "flux.1-dev", "--device", "h100_sxm", *load)
+    assert (done.code, done.stdout) == (2, "")
+    assert "FLUX.1-dev makes images or videos" in done.stderr
+    assert "hint: windtunnel init diffusion" in done.stderr
+    assert "makes images" in windtunnel("catalog", "models", "FLUX.1-dev").stderr

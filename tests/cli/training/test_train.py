@@ -122,6 +122,14 @@ def test_a_fine_tuning_job_is_predicted(windtunnel: Command, tmp_path: Path) -> 
     assert "quantization_bit = 4 is not modelled" in refused.stderr
 
 
+def test_megatrons_names_of_options_are_known(windtunnel: Command) -> None:
+    words = "--model llama-3.1-8b --device h100_sxm --num-devices 16 --tensor-model-parallel-size 2"
+    done = windtunnel("train", *words.split(), "--seq-length", "4096", "--global-batch-size", "32")
+    assert "16 x NVIDIA H100 SXM5 80GB (TP 2, DP 8, ZeRO-1)" in done.stdout
+    # Another command has no such option by either name.
+    assert "there is no option --seq-length" in windtunnel("simulate", "--seq-length", "4096").stderr
+
+
 def test_no_file_is_needed(windtunnel: Command) -> None:
     done = windtunnel(
         *("train", "--model", "llama-3.1-8b", "--device", "h100_sxm", "--num-devices", "8"),

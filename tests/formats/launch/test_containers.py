@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.containers import commands_of
@@ -535,9 +536,20 @@ def test_arrays_stand_in_arrays() -> None:
 
 @pytest.mark.parametrize(
     ("expression", "value"),
-    [("A * B", "16"), ("${A}+3*B-1", "25"), ("A", "2"), ("(A + 1) * B", None), ("B / A", None), ("A * UNKNOWN", None)],
+    [
+        *(
+            ("A * B", "16"),
+            ("${A}+3*B-1", "25"),
+            ("A", "2"),
+            ("(A + 1) * B", "24"),
+            ("(B + 1) / A", "4"),
+            ("-B % 5", "2"),
+        ),
+        *(("A > B ? A : B", "8"), ("A < B ? A : B", "2")),
+        *(("A * UNKNOWN", None), ("A ** B", None), ("A / 0", None), ("A <", None), ("A > B > 1", None)),
+    ],
 )
-def test_sums_and_products_of_a_script_are_computed(expression: str, value: str | None) -> None:
+def test_arithmetic_of_a_script_is_computed(expression: str, value: str | None) -> None:
     (command,) = [each for each in commands_of(f"A=2\nB=8\nserve --size $(({expression}))") if each.words[0] == "serve"]
     assert command.words[-1] == (value or command.words[-1])
     assert command.words[-1].isdecimal() == (value is not None)
@@ -569,3 +581,26 @@ spec:
     assert reading.raw["deployment"]["parallelism"] == {"tp": 1, "attention_dp": 16, "ep": 16}
     assert "max_num_seqs" not in reading.engine
     assert reading.remarks == []
+
+
+@pytest.mark.parametrize(
+    ("script", "named"),
+    [
+        ("VLLM_A=1\nvllm serve qwen3-8b", []),
+        ("export VLLM_A=1\nvllm serve qwen3-8b", ["VLLM_A of the environment"]),
+        ("VLLM_A=1\nexport VLLM_A\nvllm serve qwen3-8b", ["VLLM_A of the environment"]),
+        ("VLLM_A=1 vllm serve qwen3-8b", ["VLLM_A of the environment"]),
+        ("export VLLM_A=1\nVLLM_A=2\nvllm serve qwen3-8b", ["VLLM_A of the environment"]),
+    ],
+)
+def test_a_variable_of_a_script_is_none_of_the_server_unless_exported(script: str, named: list[str]) -> None:
+    assert read_launch_command(script).not_modelled == named
+
+
+@pytest.mark.parametrize("terms", [3, [{"matchExpressions": 2}], [{"matchExpressions": [{"values": 1}]}]])
+def test_an_affinity_that_is_none_selects_no_device(terms: Any, tmp_path: Path) -> None:
+    needed = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    container = {"image": "vllm/vllm-openai:v0.11.0", "args": ["--model", "qwen3-8b"]}
+    file = tmp_path / "pod.yaml"
+    file.write_text(yaml.safe_dump({"spec": {"affinity": {"nodeAffinity": needed}, "containers": [container]}}))
+    assert "device" not in read_launch_command(str(file)).raw["deployment"]

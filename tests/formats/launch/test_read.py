@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from windtunnel.errors import InputError
-from windtunnel.formats.launch.read import other_options, read_launch_command, servers
-from windtunnel.formats.launch.scripts import kubernetes_manifests, launch_script, write_launch_command
+from windtunnel.formats.launch.read import name_options, other_options, read_launch_command, servers
+from windtunnel.formats.launch.scripts import kubernetes_manifests, launch_script, shown_script, write_launch_command
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.schema import decode
 from windtunnel.serving.deployment import EngineSettings
@@ -78,6 +78,7 @@ COMMANDS = [
 
 
 MODEL = "meta-llama/Llama-3.1-70B"
+EXPERTS = "deepseek-ai/DeepSeek-V3"
 OPTIONS = [
     ("--served-model-name llama llama-3.1-8b", {}, ["without effect on time: --served-model-name"]),
     ("--lora-modules sql=/x chat=/y --max-num-seqs 8", {"max_num_seqs": 8}, ["not modelled: --lora-modules"]),
@@ -165,7 +166,8 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 def test_trtllms_file_is_read_and_written(tmp_path: Path) -> None:
     content = {
         "enable_attention_dp": True,
-        "kv_cache_config": {"free_gpu_memory_fraction": 0.8, "enable_block_reuse": False, "dtype": "fp8"},
+        "kv_cache_config": {"free_gpu_memory_fraction": 0.8, "enable_block_reuse": False, "dtype": "fp8"}
+        | {"max_tokens": 8000},
         "cuda_graph_config": {"batch_sizes": [1, 8, 16], "enable_padding": True},
         "attention_dp_config": {"enable_balance": True, "timeout_iters": 60},
         "torch_compile_config": {"enable_piecewise_cuda_graph": True, "capture_num_tokens": [256, 1152]},
@@ -180,6 +182,7 @@ def test_trtllms_file_is_read_and_written(tmp_path: Path) -> None:
     assert engine == {
         "name": "trtllm",
         "gpu_memory_utilization": 0.8,
+        "max_kv_tokens": 8000,
         "enable_prefix_caching": False,
         "cudagraph_sizes": [1, 8, 16],
         "cudagraph_padding": True,
@@ -191,7 +194,7 @@ def test_trtllms_file_is_read_and_written(tmp_path: Path) -> None:
         "async_scheduling": False,
     }
     written = write_file(decode(engine, EngineSettings), decode({"attention_dp": 8}, Parallelism), "fp8")
-    assert written["kv_cache_config"] == {"enable_block_reuse": False, "dtype": "fp8"}
+    assert written["kv_cache_config"] == {"enable_block_reuse": False, "dtype": "fp8", "max_tokens": 8000}
     assert written["enable_attention_dp"] is True
     assert written["cuda_graph_config"] == {"batch_sizes": [1, 8, 16], "enable_padding": True}
     assert written["disable_overlap_scheduler"] is True
@@ -228,7 +231,8 @@ def test_every_option_is_one_of_four() -> None:
         assert not server.flags.keys() & other.without_effect
     command = read_launch_command("vllm serve llama-3.1-8b --port 1 --cpu-offload-gb 4 --what --seed 3")
     assert command.without_effect == ["--port", "--seed"]
-    assert command.not_modelled == ["--cpu-offload-gb"]
+    assert command.not_modelled == ["--cpu-offload-gb (every step waits for weights over the host's link)"]
+    assert other.effects.keys() <= other.not_modelled
     assert command.unknown == ["--what"]
 
 
@@ -252,6 +256,11 @@ def test_drafts_need_to_be_told_how_often_they_are_right() -> None:
         ("vllm serve m --kv-cache-dtype int3", "--kv-cache-dtype is int3"),
         ("vllm serve 'm", "in the command line"),
         ("vllm serve m --config none.yaml", "there is no file"),
+        ("cat > a.yaml <<END\nx: [1\nEND\nvllm serve m --config a.yaml", "a.yaml is not valid YAML"),
+        (
+            "sglang serve --model qwen3-8b --tp 8 --dp 0 --enable-dp-attention",
+            "--dp-size 0 does not divide --tp-size 8",
+        ),
     ],
 )
 def test_wrong_commands_are_named(text: str, message: str) -> None:
@@ -459,6 +468,7 @@ def test_names_of_options_are_whole() -> None:
             "sglang serve --model m --tp 4 --enable-hierarchical-cache --hicache-size 30 --hicache-ratio 3",
             {"kv_tiers": [{"capacity_bytes": 120_000_000_000}]},
         ),
+        ("sglang serve --model m --max-total-tokens 65536 --enable-dp-lm-head", {"max_kv_tokens": 65536}),
         ("sglang serve --model m --moe-runner-backend flashinfer_mxfp4", {"moe_backend": "trtllm"}),
         ("sglang serve --model m --tp 2 --moe-a2a-backend flashinfer", {"all2all_backend": "nvlink_one_sided"}),
     ],
@@ -509,6 +519,140 @@ def test_the_acceptance_of_drafts_may_be_given_beside_the_command(
     assert "say how often drafts are right: --acceptance-fraction 0.7" in without.not_modelled[-1]
 
 
+@pytest.mark.parametrize(
+    ("text", "is_read_as"), [("60%", 0.6), ("0.8, 60%", (0.8, 0.6)), ("0.8 0.6", (0.8, 0.6)), ("[0.8,0.6]", (0.8, 0.6))]
+)
+def test_acceptance_is_a_share_a_percentage_or_one_for_each_position(text: str, is_read_as: object) -> None:
+    config = '{"method": "ngram", "num_speculative_tokens": 2}'
+    command = read_launch_command(f"vllm serve {MODEL} --speculative-config '{config}'", text)
+    assert command.engine["speculative"]["acceptance_fraction"] == is_read_as
+    said = config[:-1] + ', "acceptance_fraction": [0.8, 0.6]}'
+    within = read_launch_command(f"vllm serve {MODEL} --speculative-config '{said}'")
+    assert within.engine["speculative"]["acceptance_fraction"] == (0.8, 0.6)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("often", "shares from 0 to 1 are needed"),
+        ("60", "shares from 0 to 1 are needed"),
+        ("", "shares from 0 to 1 are needed"),
+        ("nan", "shares from 0 to 1 are needed"),
+        ("0.8,0.6,0.4", "has 3 shares, and the server drafts 2 tokens a step"),
+    ],
+)
+def test_an_acceptance_that_is_none_is_refused(text: str, says: str) -> None:
+    config = '{"method": "ngram", "num_speculative_tokens": 2}'
+    with pytest.raises(InputError, match=f"--acceptance-fraction .*{says}"):
+        read_launch_command(f"vllm serve {MODEL} --speculative-config '{config}'", text)
+
+
+KEPT = {
+    f"vllm serve {MODEL} -tp 2 --dtype bfloat16 --kv-cache-dtype auto": "--dtype bfloat16",
+    f"vllm serve {MODEL} -tp 2 --port 9000 --host=0.0.0.0 --trust-remote-code --served-model-name a b -O3 --new 1": (
+        "--port 9000 --host 0.0.0.0 --trust-remote-code --served-model-name a b -O3 --new 1"
+    ),
+    f"docker run -p 9000:9000 vllm/vllm-openai:v0.11.0 --model {MODEL} --seed -1 --speculative-config "
+    """'{"method":"ngram","num_speculative_tokens":3}'""": (
+        """--seed -1 --speculative-config '{"method":"ngram","num_speculative_tokens":3}'"""
+    ),
+    f"python -m sglang.launch_server --model-path {MODEL} --tp 2 --port 9000 --enable-metrics": (
+        "--port 9000 --enable-metrics"
+    ),
+    f"trtllm-serve {MODEL} --tp_size 2 --log_level info": "--log_level info",
+    f"python3 -m dynamo.vllm --model {MODEL} --dyn-tool-call-parser hermes --port 9000": "--port 9000",
+    "compose.yaml": "--port 9000 --trust-remote-code",
+    "deployment.yaml": "--port 9000 --trust-remote-code",
+    "values.yaml": "--port 9000 --trust-remote-code",
+    f"vllm serve {MODEL} --config options.yaml": "--port 9000 --trust-remote-code",
+}
+ARGUMENTS = f"[--model, {MODEL}, --max-num-seqs, '8', --port, '9000', --trust-remote-code]"
+CONTAINER = f"{{name: server, image: 'vllm/vllm-openai:v0.11.0', args: {ARGUMENTS}}}"
+FILES = {
+    "compose.yaml": f"services: {{vllm: {{image: 'vllm/vllm-openai:v0.11.0', command: {ARGUMENTS}}}}}",
+    "deployment.yaml": "{apiVersion: apps/v1, kind: Deployment, metadata: {name: m}, "
+    f"spec: {{template: {{spec: {{containers: [{CONTAINER}]}}}}}}}}",
+    "values.yaml": f"image: {{repository: vllm/vllm-openai, tag: v0.11.0, command: {ARGUMENTS}}}",
+    "options.yaml": "{max-num-seqs: 8, port: 9000, trust-remote-code: true}",
+}
+
+
+@pytest.mark.parametrize(("text", "words"), KEPT.items(), ids=[text[:24] for text in KEPT])
+def test_options_that_decide_nothing_stay_in_a_changed_command(text: str, words: str, tmp_path: Path) -> None:
+    for name, content in FILES.items():
+        (tmp_path / name).write_text(content)
+        text = text.replace(name, str(tmp_path / name))
+    reading = read_launch_command(text)
+    reading.raw["deployment"]["device"] = "h100_sxm"
+    load = {"arrivals": {"type": "poisson", "rate_per_s": 1}, "input_tokens": 8, "output_tokens": 8, "num_requests": 2}
+    scenario = scenario_from({**reading.raw, "workload": load})
+    version = {reading.engine["name"]: "1.0"}
+    script = launch_script(scenario, version, reading.others)
+    assert script.endswith(f" {words}\n")
+    shown = "\n".join(shown_script(script, 40))
+    assert " \\\n  " in shown
+    assert shown.replace(" \\\n  ", " ").splitlines() == script.splitlines()[2:]
+    again = read_launch_command(script)
+    again.raw["deployment"]["device"] = "h100_sxm"
+    assert launch_script(scenario_from({**again.raw, "workload": load}), version, again.others) == script
+    documents = list(yaml.safe_load_all(kubernetes_manifests(scenario, version, reading.others)))
+    services = [document["spec"]["ports"] for document in documents if document["kind"] == "Service"]
+    assert all(port["port"] == 9000 for ports in services for port in ports) == ("--port" in words)
+
+
+def test_pools_keep_the_options_of_each_server() -> None:
+    server = 'vllm serve {} --port 8{} --kv-transfer-config \'{{"kv_connector":"X","kv_role":"kv_{}"}}\'\n'
+    lines = (server.format(MODEL, number, side) for number, side in ((100, "producer"), (200, "consumer")))
+    reading = read_launch_command("".join(lines))
+    assert {name: words[:2] for name, words in reading.others.items()} == {
+        "prefill": ("--port", "8100"),
+        "decode": ("--port", "8200"),
+    }
+    reading.raw["deployment"]["device"] = "h100_sxm"
+    load = {"arrivals": {"type": "poisson", "rate_per_s": 1}, "input_tokens": 8, "output_tokens": 8, "num_requests": 2}
+    script = launch_script(scenario_from({**reading.raw, "workload": load}), {"vllm": "0.24.0"}, reading.others)
+    assert script.count("--kv-transfer-config") == 2
+    assert "NixlConnector" not in script
+
+
+REFUSED_SETTINGS = [
+    (
+        "vllm serve m -tp 8 --moe-backend deep_gemm_mega_moe",
+        "engine.all2all_backend is mega_moe",
+        "set parallelism.ep to 8, or leave engine.all2all_backend out",
+        "engine.all2all_backend (--moe-backend) is mega_moe",
+        "set parallelism.ep (--enable-expert-parallel) to 8, or leave engine.all2all_backend (--moe-backend) out",
+    ),
+    (
+        "sglang serve --model m --moe-a2a-backend megamoe",
+        "engine.all2all_backend is mega_moe",
+        "set parallelism.ep to 8",
+        "engine.all2all_backend (--moe-a2a-backend) is mega_moe",
+        "set parallelism.ep (--ep-size) to 8",
+    ),
+    (
+        "trtllm-serve m --config file.yaml",
+        "$.deployment.engine.all2all_backend is mega_moe",
+        "set parallelism.tp and parallelism.ep",
+        "$.deployment.engine.all2all_backend (moe_config.backend) is mega_moe",
+        "set parallelism.tp (--tp_size) and parallelism.ep (--ep_size)",
+    ),
+    ("vllm serve m -tp 0", "tp is 0 at $.deployment.parallelism", None, "tp (--tensor-parallel-size) is 0", None),
+    ("vllm serve", "no engine.max_num_seqs", "mend it", "no engine.max_num_seqs", "mend it"),
+]
+
+
+@pytest.mark.parametrize(("text", "message", "hint", "named", "named_hint"), REFUSED_SETTINGS)
+def test_an_error_about_a_setting_names_the_option_that_decides_it(
+    text: str, message: str, hint: str | None, named: str, named_hint: str | None, tmp_path: Path
+) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text("moe_config: {backend: MEGAMOE_DEEPGEMM}\n")
+    error = InputError(message, hint)
+    name_options(error, text.replace(" m", f" {EXPERTS}", 1).replace("file.yaml", str(file)))
+    assert (error.message, error.hint) == (named, named_hint)
+
+
 def test_drafts_in_a_tree_are_not_modelled() -> None:
     text = f"sglang serve --model {MODEL} --speculative-algorithm EAGLE --speculative-num-steps 5"
     command = read_launch_command(f"{text} --speculative-eagle-topk 8", 0.8)
@@ -532,3 +676,9 @@ def test_the_size_of_sglangs_cache_is_a_variable_of_the_environment() -> None:
     reading = read_launch_command("sglang serve Qwen/Qwen3-0.6B --SGLANG_VLM_CACHE_SIZE_MB 5")
     assert "encoder_cache_bytes" not in reading.engine
     assert len(reading.unknown) == 1
+
+
+def test_variables_that_the_text_does_not_set_are_named_together() -> None:
+    with pytest.raises(InputError, match=r"the text does not set \$MODEL, \$TP") as refused:
+        read_launch_command('A=1\nvllm serve "$MODEL" -tp $TP --max-num-seqs $A --served-model-name $NAME')
+    assert refused.value.hint == "write before the command: MODEL=... TP=..."

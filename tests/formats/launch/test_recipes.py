@@ -33,7 +33,7 @@ backend:
       skip-server-warmup: false
 """)
 TRTLLM: dict[str, Any] = yaml.safe_load("""
-model: {path: deepseek-ai/DeepSeek-R1, precision: fp4}
+model: {path: "hf:deepseek-ai/DeepSeek-R1", precision: fp4}
 resources:
   {gpu_type: h100, gpus_per_node: 8, prefill_nodes: 1, prefill_workers: 2, gpus_per_prefill: 4, decode_nodes: 1,
    decode_workers: 1}

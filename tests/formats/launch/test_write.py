@@ -32,6 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sglang": {
         "attention_backend": "trtllm",
         "max_prefill_tokens": 9000,
+        "max_kv_tokens": 20_000,
         "schedule_conservativeness": 0.5,
         "receive_interval_steps": 4,
         "encoder_cache_bytes": 4 << 30,

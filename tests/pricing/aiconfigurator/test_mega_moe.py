@@ -114,6 +114,7 @@ def test_tensor_parallel_ranks_exchange_their_shares() -> None:
     ("change", "message"),
     [
         ({"parallelism": {"tp": 8}}, "for ranks that hold different experts whole, and there are none"),
+        ({"parallelism": {"tp": 1}}, "for ranks that hold different experts whole, and there are none"),
         ({"device": "mi355x"}, "no kernel for experts in mxfp4 on AMD Instinct MI355X"),
         ({"precision": {"weights": "bf16"}}, "no kernel for experts in bf16 on NVIDIA B300"),
     ],
@@ -121,8 +122,10 @@ def test_tensor_parallel_ranks_exchange_their_shares() -> None:
 def test_what_has_no_such_kernel_is_refused(change: dict[str, Any], message: str) -> None:
     raw = _scenario() | ({"precision": change["precision"]} if "precision" in change else {})
     raw["deployment"] |= {name: value for name, value in change.items() if name != "precision"}
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as refused:
         resolve(decode(raw, Scenario))
+    assert "leave engine.all2all_backend out" in str(refused.value.hint)
+    assert "parallelism.ep to 1" not in str(refused.value.hint)
 
 
 V4 = "deepseek-ai/DeepSeek-V4-Pro"

@@ -8,7 +8,7 @@ import pytest
 
 from dashboard.conftest import SPACE as SEARCHED
 from windtunnel.report.render.html import page
-from windtunnel.report.search.recommendation import nothing_text
+from windtunnel.report.search.recommendation import gain_text, nothing_text
 from windtunnel.report.search.study import evidence_of, search_report
 from windtunnel.report.search.whatif import grid_report, shown_figures
 from windtunnel.search.evaluation.schema import Evaluation
@@ -98,3 +98,24 @@ def test_a_grid_marks_its_best_point_and_leaves_out_figures_that_are_the_same_ev
     assert ">$/h</th>" in text
     assert len(charts(text)) == 1
     assert "requests_per_s" in shown_figures(None, space_from(SPACE))
+
+
+@pytest.mark.parametrize(
+    ("usd", "says"),
+    [
+        ([1.0, 2.0, 1.0], "; the cheapest per request is tp 2."),
+        ([2.0, 1.0, 2.0], "; the cheapest per request is tp 1, and 1 more cost the same."),
+        ([2.0, 2.0, 2.0], "; all cost the same per request."),
+    ],
+)
+def test_a_grid_says_which_points_cost_the_same(usd: list[float], says: str) -> None:
+    space = space_from({**SPACE, "vary": {"tp": [1, 2, 4]}, "limits": {"tpot_p99": "50ms"}})
+    answers = {
+        index: Evaluation(holds=True, load=1.0, num_requests=9, figures={"requests_per_usd": worth, "ttft_p90": 1.0})
+        for index, worth in enumerate(usd)
+    }
+    assert says in str(grid_report(space, answers, ("ttft_p90",)).verdict)
+
+
+def test_a_loss_that_rounds_to_nothing_has_no_minus() -> None:
+    assert [gain_text(share) for share in (-0.0004, 0.0, 0.125, -0.3)] == ["+0.0%", "+0.0%", "+12.5%", "-30.0%"]

@@ -46,6 +46,7 @@ UNSET = {
     *(
         "max_model_len",
         "num_gpu_blocks",
+        "max_kv_tokens",
         "kv_cache_memory_bytes",
         "cudagraph_sizes",
         "moe_backend",

@@ -76,6 +76,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "block_size": (256, TIGHT),
     "num_gpu_blocks": (110, TIGHT),
     "kv_cache_memory_bytes": (20_000_000, BUSY | {ENGINE + "num_gpu_blocks": None}),
+    "max_kv_tokens": (1800, BUSY | {ENGINE + "num_gpu_blocks": None}),
     "window_kv": (OTHER, PLANNED),
     "window_pool_ratio": (0.3, PLANNED | {ENGINE + "window_kv": "own_pool"}),
     "gpu_memory_utilization": (FEWER, PLANNED),

@@ -320,8 +320,9 @@ def test_drawn_prompts_do_not_drop_what_a_trace_says_that_prompts_share(tmp_path
 
 
 def test_a_trace_that_is_too_short_is_refused(trace_path: str) -> None:
-    with pytest.raises(InputError, match=r"(?m)asks for 5 requests, but .*requests.csv has 4$"):
+    with pytest.raises(InputError, match=r"(?m)asks for 5 requests, but .*requests.csv has 4$") as refused:
         generate(Workload(trace=Trace(path=trace_path), num_requests=5), seed=0)
+    assert "--set workload.trace.order=resampled) with arrivals (--rate)" in str(refused.value.hint)
     with pytest.raises(InputError, match=r"(?m)has 3 from 2 s on$"):
         generate(Workload(trace=Trace(path=trace_path, start_s=2), num_requests=4), seed=0)
 
@@ -351,7 +352,7 @@ def test_a_resampled_trace_has_as_many_pairs_as_there_are_arrivals(tmp_path: Pat
     assert set(generate(decode(shuffled, Workload), seed=0).input_tokens) == {10, 20, 40}
     with pytest.raises(InputError, match=r"asks for 4 requests, but .* has 3") as refused:
         generate(decode({**shuffled, "num_requests": 4}, Workload), seed=0)
-    assert "resampled" in str(refused.value.hint)
+    assert str(refused.value.hint).endswith("(--set workload.trace.order=resampled)")
 
 
 def test_total_lengths_are_split_in_a_ratio() -> None:

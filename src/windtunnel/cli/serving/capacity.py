@@ -1,6 +1,6 @@
 """`windtunnel capacity`: find the greatest load that a deployment sustains."""
 
-from windtunnel.cli.options import launched, scenario_of
+from windtunnel.cli.options import launched, scenario_of, with_read_load
 from windtunnel.cli.output import answer
 from windtunnel.cli.progress import status
 from windtunnel.cli.verbs import Options
@@ -15,10 +15,12 @@ def command(options: Options) -> None:
     arrives = any(
         text.startswith(("workload.arrivals", "workload.trace", "workload.clients")) for text in options.settings
     )
+    launch = launched(options)
+    server = with_read_load(options, launch, is_sized=True)
+    arrives = arrives or "arrivals" in server.get("workload", {})
     if options.scenario is None and not any((options.rate, options.concurrency, options.trace, arrives)):
         options.rate = 1.0
-    launch = launched(options)
-    deployment = scenario_of(options, base=launch.raw)
+    deployment = scenario_of(options, base=server)
     limits = parse_limits(options.slo) if options.slo is not None else limits_of(deployment.slo)
 
     # Loading the engine takes most of a second; wrong input is answered before.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import launched, scenario_of, with_load
+from windtunnel.cli.options import launched, scenario_of, with_load, with_read_load
 from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
@@ -18,6 +18,7 @@ from windtunnel.errors import InputError, check_known
 from windtunnel.formats.clients.read import ClientResult, read_client_results
 from windtunnel.metrics.limits import limit_of, limits_of, named_values, parse_limits, share_of
 from windtunnel.schema import read_table
+from windtunnel.serving.engines.command_line import NO_COMMAND
 from windtunnel.serving.scenario import SCENARIO_HINT, Scenario, read_raw
 from windtunnel.serving.shorthand import lay_over
 
@@ -32,7 +33,7 @@ def command(options: Options) -> None:
     if options.measured:
         _answer(options, _gate_measured(options))
         return
-    before, after = None if options.before is None else _scenario(_options_before(options)), _scenario(options)
+    before, after = _scenarios(options)
 
     # Loading the engine takes most of a second; wrong input is answered before.
     from windtunnel.production.gate import gate_change
@@ -62,8 +63,19 @@ def _answer(options: Options, gate: Any) -> None:
         click.get_current_context().exit(1)
 
 
-def _scenario(options: Options) -> Scenario:
-    return scenario_of(options, base=launched(options).raw)
+def _scenarios(options: Options) -> tuple[Scenario | None, Scenario]:
+    """Return what was before, and the change; the load that a file of either says is that of both."""
+    sides = [options] if options.before is None else [options, _options_before(options)]
+    launches = [launched(side) for side in sides]
+    load = next((launch.load for launch in launches if launch.load is not None), None)
+    described = []
+    for side, launch in zip(sides, launches, strict=True):
+        if launch is not NO_COMMAND:
+            launch.load = load
+        described.append(scenario_of(side, base=with_read_load(side, launch)))
+    for line in () if options.json else dict.fromkeys(line for launch in launches for line in launch.load_taken):
+        remark(line)
+    return described[1] if len(described) > 1 else None, described[0]
 
 
 def _options_before(options: Options) -> Options:

@@ -11,7 +11,7 @@ import msgspec
 from windtunnel import catalog
 from windtunnel.cli import INTERRUPTED
 from windtunnel.cli.diffusion import diffusion_file, search_file
-from windtunnel.cli.options import assignments, launched
+from windtunnel.cli.options import assignments, launched, with_read_load
 from windtunnel.cli.output import answer, remark, remark_left_out
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
@@ -38,7 +38,7 @@ def command(options: Options) -> None:
         raise InputError("--load inf has no number of replicas that serves it", "give requests a second")
     means, store = means_of(options), store_of(options)
     launch = launched(options)
-    space = _resumed_space(store) if options.resume else _space(options, launch.raw)
+    space = _resumed_space(store) if options.resume else _space(options, with_read_load(options, launch, is_sized=True))
     if space.is_training and (options.load is not None or launch.raw):
         given = "--load is a load" if options.load is not None else "--from-command is a server"
         raise InputError(f"{given} of requests", "vary num_devices to see what more devices give")

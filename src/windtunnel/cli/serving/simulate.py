@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from windtunnel.cli.diffusion import diffusion_file, simulate_file
-from windtunnel.cli.options import launched, scenario_of
+from windtunnel.cli.options import launched, scenario_of, with_read_load
 from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
@@ -24,7 +24,7 @@ def command(options: Options) -> None:
         simulate_file(options, raw, "server_command", "deployment", "load", "requests", "sampling", "slo", "run_files")
         return
     launch = launched(options)
-    described = scenario_of(options, options.slo, launch.raw)
+    described = scenario_of(options, options.slo, with_read_load(options, launch))
 
     # Loading the engine takes most of a second; a wrong scenario is answered before.
     from windtunnel.report.serving.run import check_folder, run_document, run_report, write_run

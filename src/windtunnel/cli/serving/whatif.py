@@ -1,8 +1,6 @@
 """`windtunnel whatif`: run every combination of a few settings, and compare."""
 
-from typing import Any
-
-from windtunnel.cli.options import launched, scenario_of
+from windtunnel.cli.options import launched, scenario_of, with_read_load
 from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
@@ -21,7 +19,7 @@ def command(options: Options) -> None:
     if launch.raw and not options.vary:
         _rank_changes(options, launch)
         return
-    space = _space(options, launch.raw)
+    space = _space(options, launch)
 
     # Loading the engine takes most of a second; wrong input is answered before.
     from windtunnel.report.search.whatif import grid_document, grid_report, shown_figures
@@ -40,9 +38,11 @@ def command(options: Options) -> None:
 
 def _rank_changes(options: Options, launch: Reading) -> None:
     """Rank single changes of a server's command line by the capacity that they gain."""
-    if not any((options.rate, options.concurrency, options.trace, options.settings)):
+    server = with_read_load(options, launch, is_sized=True)
+    arrives = options.settings or "arrivals" in server.get("workload", {})
+    if not any((options.rate, options.concurrency, options.trace, arrives)):
         options.rate = 1.0
-    scenario = scenario_of(options, base=launch.raw)
+    scenario = scenario_of(options, base=server)
     limits = parse_limits(options.slo) if options.slo is not None else limits_of(scenario.slo)
 
     from windtunnel.cli.serving.search import show_study
@@ -54,14 +54,17 @@ def _rank_changes(options: Options, launch: Reading) -> None:
     show_study(options, space, Store(None, remark), HERE, launch=launch, recommends=True)
 
 
-def _space(options: Options, server: dict[str, Any]) -> Space:
+def _space(options: Options, launch: Reading) -> Space:
     """Return the grid of settings around a scenario, with its limits."""
     if options.scenario is None:
         firsts = {name: values[0] for name, values in axes_of(options.vary).items() if name in NEEDED and values}
+        if "concurrency" in firsts:  # its number of requests is that of every point
+            numbers = [value for value in axes_of(options.vary)["concurrency"] if isinstance(value, int)]
+            firsts["concurrency"] = max(numbers, default=firsts["concurrency"])
         for name, value in firsts.items():
             if getattr(options, name) is None:
                 setattr(options, name, str(value) if name.endswith("_tokens") else value)
-    base = scenario_of(options, base=server)
+    base = scenario_of(options, base=with_read_load(options, launch))
     limits = parse_limits(options.slo) if options.slo is not None else limits_of(base.slo)
     raw = {**encode(base), "limits": {limit.name: limit.most_s for limit in limits}}
     raw.pop("slo", None)

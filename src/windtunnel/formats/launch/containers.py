@@ -3,10 +3,9 @@
 In YAML, every table with an image is a container; replicas come from the tables around it.
 """
 
-import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from textwrap import dedent
 from typing import Any
@@ -14,6 +13,16 @@ from typing import Any
 import yaml
 
 from windtunnel.errors import InputError
+from windtunnel.formats.launch.shell import (
+    ARITHMETIC,
+    ASSIGNMENT,
+    Part,
+    assigned,
+    filled,
+    live,
+    unfolded,
+    with_arrays_as_variables,
+)
 from windtunnel.schema import parse_yaml
 
 SEPARATORS = ";|&\n"
@@ -22,12 +31,8 @@ DOCKER_SWITCHES = re.compile(
     r"-[ditPq]+|--(rm|detach|interactive|tty|privileged|init|read-only|publish-all|quiet|no-healthcheck|oom-kill-disable)"
 )
 """Options of `docker run` that have no value."""
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-ARRAY = re.compile(r"(?m)^[ \t]*(\w+)(\+?)=\(([^()]*)\)")
 HERE_DOCUMENT = re.compile(r"(?ms)^([^\n]*)<<-?\s*(['\"]?)(\w+)\2([^\n]*)\n(.*?)^[ \t]*\3[ \t]*$")
 ECHO = re.compile(r"""(?m)^\s*echo\s+(?:-\w+\s+)?(["'])((?:(?!\1).)*)\1\s*>\s*(\S+)""", re.DOTALL)
-VARIABLE = re.compile(r"\$(?:\((\w+)\)|\{(\w+)(?::?-([^}]*))?\}|(\w+))")
-ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 APART = ("image", "initContainers", "leaderTemplate", "workerTemplate")
 """Keys below which no container of a server stands; the leader of a group is looked at, its workers are not."""
@@ -49,6 +54,8 @@ class Command:
     """Name of its container, or of the object that has one."""
     image: str = ""
     environment: dict[str, str] = field(default_factory=dict)
+    of_shell: set[str] = field(default_factory=set)
+    """Variables of a script that are not exported: they fill in words, and no program sees them."""
     replicas: int = 1
     gpus: int | None = None
     """GPUs of all hosts of a replica; None: not said, or all."""
@@ -77,8 +84,8 @@ def commands_of(text: str, is_yaml: bool = False) -> list[Command]:
     documents = [*_documents(text, is_yaml), *_documents(files.pop("", ""), False)]
     maps = [document["data"] for document in map(table, documents) if isinstance(document.get("data"), dict)]
     around = Command([], files=files | {str(name): str(content) for part in maps for name, content in part.items()})
-    found = [command for document in documents for command in _containers(document, around)]
-    found = found or [replace(around, words=words) for words in _split(text)]
+    found: Iterable[Command] = [command for document in documents for command in _containers(document, around)]
+    found = found or (replace(around, words=words) for words in live(_parts(text), around.environment))
     return [command for line in found for command in _unwrapped(line)]
 
 
@@ -95,18 +102,6 @@ def _here_documents(text: str) -> tuple[str, dict[str, str]]:
     return HERE_DOCUMENT.sub(take, text), files
 
 
-def _without_arrays(text: str) -> str:
-    """Return a script with the words of its arrays in place of `"${ARRAY[@]}"`."""
-    arrays: dict[str, str] = {}
-
-    def expanded(words: str) -> str:
-        return re.sub(r"\"?\$\{(\w+)\[[@*]\]\}\"?", lambda match: arrays.get(match[1], match[0]), words)
-
-    for name, appends, words in ARRAY.findall(text):
-        arrays[name] = f"{arrays.get(name, '') if appends else ''} {expanded(' '.join(words.split()))}"
-    return expanded(ARRAY.sub("", text))
-
-
 def _documents(text: str, is_yaml: bool) -> list[Any]:
     try:
         return [parse_yaml(part) for part in re.split(r"(?m)^---.*$", text)]
@@ -118,41 +113,56 @@ def _documents(text: str, is_yaml: bool) -> list[Any]:
 
 
 def _split(text: str) -> list[list[str]]:
-    """Return the words of each simple command of a script; a line that begins with a dash continues the one above."""
+    """Return the words of each simple command of a script."""
+    return [words for _, words in _parts(text)]
+
+
+def _parts(text: str) -> list[Part]:
+    """Return the simple commands of a script; a line that begins with a dash continues the one above."""
     text = re.sub(r"\\\r?\n", " ", _here_documents(text)[0])
     text = ARITHMETIC.sub(lambda match: re.sub(r"\s", "", match[0]), text)
-    text = _without_arrays(re.sub(r"(?m)(?:^|(?<=\s))#.*$|^ExecStart=[-@:+!]*", "", text))
+    text = with_arrays_as_variables(re.sub(r"(?m)(?:^|(?<=\s))#.*$|^ExecStart=[-@:+!]*", "", text))
     lexer = shlex.shlex(
         re.sub(r"(?<=\s)[12&]?>>?(&[12]|\s*[^\s;|&]+)", "", text), posix=True, punctuation_chars=SEPARATORS
     )
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
-    commands: list[list[str]] = [[]]
+    commands: list[Part] = [("", [])]
     is_over = False
     try:
         for word in lexer:
             if word and not word.strip(SEPARATORS):
                 is_over = is_over or bool(word.strip("\n"))
-                commands.append([])
+                commands.append((word, []))
                 continue
-            while word.startswith("-") and not is_over and not commands[-1] and len(commands) > 1:
+            while word.startswith("-") and not is_over and not commands[-1][1] and len(commands) > 1:
                 commands.pop()
             is_over = False
-            commands[-1].append(word)
+            commands[-1][1].append(word)
     except ValueError as error:
         raise InputError(f"--from-command: {error} in the command line") from None
-    return [words for words in commands if words]
+    return [(before, words) for before, words in commands if words]
 
 
 def _unwrapped(command: Command) -> Iterator[Command]:
     """Yield the simple commands that a command runs: in a container, behind `sh -c`, or itself.
 
-    Variables that are set before it join its environment, which the commands of a script share, and fill in its words.
+    Variables that are set before it join its environment, which the commands of a script share, and fill in its words;
+    that of a loop has all of its values.
     """
-    words, environment = list(command.words), command.environment
+    environment = command.environment
+    words = [part for word in command.words for part in unfolded(word, environment)]
+    is_exported, known, names = words[:1] == ["export"], set(environment), set[str]()
     while words and (words[0] in ("export", "env", "exec", "sudo", "nohup") or ASSIGNMENT.fullmatch(words[0])):
         if assignment := ASSIGNMENT.fullmatch(words.pop(0)):
             before = environment.get(assignment[1], "") if assignment[2] else ""
-            environment[assignment[1]] = before + _filled(assignment[3], environment)
+            environment[assignment[1]] = before + assigned(assignment[1], assignment[3], environment)
+            names.add(assignment[1])
+    if is_exported:
+        command.of_shell.difference_update(names, words)
+    elif not words:
+        command.of_shell.update(names - known)
+    if words[:1] == ["for"] and words[2:3] == ["in"]:
+        environment[words[1]] = " ".join(filled(word, environment) for word in words[3:])
     programs = [word.rpartition("/")[2] for word in words]
     for index, program in enumerate(programs):
         following = words[index + 1 :]
@@ -160,45 +170,22 @@ def _unwrapped(command: Command) -> Iterator[Command]:
             yield from _unwrapped(_docker_run(command, following[following.index("run") + 1 :]))
             return
         if program in SHELLS and len(following) > 1 and re.fullmatch(r"-[a-z]*c", following[0]):
-            for script in _split(following[1]):
+            for script in live(_parts(following[1]), environment):
                 yield from _unwrapped(replace(command, words=script))
             return
     gpus = command.gpus
     for name in VISIBLE_DEVICES:
         gpus = _num_devices(f"device={environment[name]}") if name in environment and gpus is None else gpus
     if words:
-        filled, image = (
-            [part for word in words for part in _fields(word, environment)],
-            _filled(command.image, environment),
-        )
-        files = {name: _filled(content, environment) for name, content in command.files.items()}
-        yield replace(command, words=filled, image=image, gpus=gpus, files=files)
+        fields, image = [part for word in words for part in _fields(word, environment)], command.image
+        files = {name: filled(content, environment) for name, content in command.files.items()}
+        yield replace(command, words=fields, image=filled(image, environment), gpus=gpus, files=files)
 
 
 def _fields(word: str, environment: Mapping[str, str]) -> list[str]:
     """Return a word with its variables in place: several words where a variable alone holds options."""
-    text = _filled(word, environment)
+    text = filled(word, environment)
     return shlex.split(text) if word.startswith("$") and text.lstrip().startswith("-") else [text]
-
-
-def _filled(text: str, environment: Mapping[str, str]) -> str:
-    """Return a text with the variables that are known, or have a default, in place."""
-
-    def value(match: re.Match[str]) -> str:
-        default = match[0] if match[3] is None else match[3]
-        return environment.get(match[1] or match[2] or match[4], default)
-
-    return ARITHMETIC.sub(lambda match: _computed(match, environment), VARIABLE.sub(value, text))
-
-
-def _computed(match: re.Match[str], environment: Mapping[str, str]) -> str:
-    """Return the value of `$((...))`, sums and products of whole numbers; the text itself where a variable is not known
-    or there is more in it."""
-    text = re.sub(r"[A-Za-z_]\w*", lambda name: environment.get(name[0], name[0]), match[1])
-    if not re.fullmatch(r"\s*\d+(\s*[-+*]\s*\d+)*\s*", text):
-        return match[0]
-    products = re.findall(r"([+-]?)\s*(\d+(?:\s*\*\s*\d+)*)", text)
-    return str(sum(int(f"{sign}1") * math.prod(map(int, product.split("*"))) for sign, product in products))
 
 
 def _docker_run(command: Command, words: list[str]) -> Command:
@@ -235,10 +222,10 @@ def _num_devices(text: str) -> int | None:
 def _product(node: dict[str, Any]) -> str:
     """Return the GPU that a pod's nodes must have, by its label; of several that an affinity allows, the first."""
     needed = table(table(node.get("affinity")).get("nodeAffinity")).get(REQUIRED)
-    terms = table(needed).get("nodeSelectorTerms") or []
-    matches = [match for term in terms for match in table(term).get("matchExpressions") or [] if table(match)]
+    terms = _list(table(needed).get("nodeSelectorTerms"))
+    matches = [match for term in terms for match in _list(table(term).get("matchExpressions")) if table(match)]
     allowed = [match.get("values") for match in matches if (match.get("key"), match.get("operator")) == (PRODUCT, "In")]
-    values = [str(value) for some in allowed for value in some or []]
+    values = [str(value) for some in allowed for value in _list(some)]
     return str(table(node.get("nodeSelector")).get(PRODUCT, next(iter(values), "")))
 
 
@@ -340,9 +327,25 @@ def _gpus(node: Mapping[str, Any]) -> int | None:
     return known[0] if known else None
 
 
+def parsed(name: str, text: str) -> Any:
+    """Return the YAML of a file that a text writes or holds.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        return parse_yaml(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"--from-command: {name} is not valid YAML: {getattr(error, 'problem', error)}") from None
+
+
 def table(value: Any) -> dict[str, Any]:
     """Return a table; an empty one in place of anything else."""
     return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _whole(name: str, value: Any) -> int:

@@ -7,7 +7,7 @@ has one that is not modelled; or it is unknown. All four are reported.
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -15,14 +15,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace as replace_field
+
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.files import is_file, is_folder, read_text
-from windtunnel.formats.launch.containers import Command, commands_of
-from windtunnel.formats.launch.recipes import recipe_commands
+from windtunnel.formats.launch.containers import Command, commands_of, parsed, table
+from windtunnel.formats.launch.loads import client_load, recipe_load
+from windtunnel.formats.launch.recipes import read_recipe, recipe_commands
 from windtunnel.formats.launch.roles import PROXY, as_pools, roles_of, servers_of
-from windtunnel.schema import Schema, decode, parse_yaml, read_yaml, set_path
-from windtunnel.serving.engines.command_line import DRAFTS, Options, Reading
+from windtunnel.model.parallelism import Parallelism
+from windtunnel.schema import Schema, decode, dotted, read_yaml, set_path
+from windtunnel.serving.engines.command_line import DRAFTS, PLAIN, SERVER, SPLIT, Options, Reading, shares
 from windtunnel.serving.engines.contract import engine_of
 from windtunnel.units import format_count
 
@@ -33,6 +37,8 @@ class OtherOptions(Schema):
     sources: dict[str, str]
     without_effect: frozenset[str]
     not_modelled: frozenset[str]
+    effects: dict[str, str]
+    """Option that is not modelled -> what it would do."""
     switches: frozenset[str]
     several: frozenset[str]
     environment: tuple[str, ...]
@@ -72,7 +78,7 @@ def other_options() -> OtherOptions:
     return decode(read_yaml(path), OtherOptions, path.name)
 
 
-def read_launch_command(text: str, acceptance_fraction: float | None = None) -> Reading:
+def read_launch_command(text: str, acceptance_fraction: float | str | None = None) -> Reading:
     """Read how a server is started as a deployment.
 
     Args:
@@ -80,34 +86,107 @@ def read_launch_command(text: str, acceptance_fraction: float | None = None) -> 
             or `trtllm-serve ...`, alone, in a script or behind `docker run ...`; a Kubernetes manifest, Helm values or
             a compose file; or the path of a file with one of these, of a recipe of srt-slurm, or of a Helm chart's
             folder.
-        acceptance_fraction: share of draft tokens that are right, of speculative decoding, which no command says.
+        acceptance_fraction: share of draft tokens that are right, of speculative decoding, which no command says: one
+            for all, or one for each position as `0.8,0.6`.
 
     Raises:
         InputError: no such command or several, no model, or a value that its option does not take.
     """
-    file = _file(text)
-    found, roles = _servers_in(text, file)
+    file, variant = _file(text)
+    commands, recipe = _commands_in(text, file, variant)
+    found, roles = _servers_in(commands, text, file)
     readings = [_read(*server, acceptance_fraction) for server in found]
     reading = readings[0] if roles is None else as_pools(readings, roles)
-    if file is not None and file != Path(text):
+    reading.load = recipe_load(table(recipe.get("benchmark"))) if recipe else client_load(commands)
+    if file is not None and file != Path(text) and not variant:
         reading.container.append(f"read {file}; the templates of the chart are not rendered")
     return reading
 
 
-def _read(engine: str, server: Options, command: Command, acceptance_fraction: float | None) -> Reading:
-    """Read the words of one server."""
+def _commands_in(text: str, file: Path | None, variant: str) -> tuple[list[Command], dict[str, Any]]:
+    """Return the commands of a text, or of its `file`, and the recipe that they come from, or nothing."""
+    content = text if file is None else read_text(file)
+    is_yaml = file is not None and file.suffix in (".yaml", ".yml")
+    recipe = read_recipe(content, variant, str(file)) if is_yaml else {}
+    if variant and not recipe:
+        raise InputError(f"--from-command: {file} is no recipe with variants", f"leave :{variant} out")
+    return recipe_commands(recipe) or commands_of(content, is_yaml), recipe
+
+
+def name_options(error: InputError, text: str) -> None:
+    """Put, behind each setting that an error names, the options of the command in `text` that decide it."""
+    with suppress(InputError):
+        file, variant = _file(text)
+        commands, _ = _commands_in(text, file, variant)
+        for engine, server, command in _servers_in(commands, text, file)[0]:
+            options = _options_of_settings(engine, server, command)
+
+            def named(match: re.Match[str], options: Mapping[str, str] = options) -> str:
+                return f"{match[0]} ({option})" if (option := options.get(match[1])) else match[0]
+
+            pattern = r"(?<![\w.])(?:\$\.)?(?:deployment\.)?((?:engine|parallelism|precision)\.\w+(?:\.\w+)*)(?! \()"
+            error.message = re.sub(pattern, named, error.message)
+            error.hint = error.hint and re.sub(pattern, named, error.hint)
+            if (at := re.fullmatch(r"(\w+)( .*) at \$\.deployment\.(\w+)", error.message)) is not None:
+                option = options.get(f"{at[3]}.{at[1]}")
+                error.message = f"{at[1]} ({option}){at[2]}" if option else error.message
+
+
+def _options_of_settings(engine: str, server: Options, command: Command) -> dict[str, str]:
+    """Return path of a setting below `deployment`, or of a format -> the option that sets it, or the options of this
+    command without which an engine's setting is read as another value."""
+    flags = {name: flag for name in server.flags if (flag := server.flag(name)) is not None}
+    found = {flag.path: name for name, flag in reversed(flags.items()) if flag.path}
+    write_split, several = engine_of(engine).command_line.write_split, Parallelism(tp=2)
+    for degree in ("tp", "pp", "ep", "attention_dp", "dcp"):
+        split = write_split(Parallelism() if degree == "tp" else several)
+        wider = write_split(replace_field(several, **{degree: 2}))
+        found |= {f"{SPLIT}{degree}": server.option(sets) for sets, to in wider.items() if split.get(sets) != to}
+    names = {path.removeprefix("deployment."): _spelt(server, name) for path, name in found.items()}
+    present, deciding = dotted(_read(engine, server, command, None).raw), dict[str, list[str]]()
+    for name in dict.fromkeys(name for name, _ in _options_of(server, command)):
+        with suppress(InputError):
+            without = dotted(_read(engine, server, command, None, leaves_out=name).raw)
+            for path in present.keys() | without.keys():
+                if present.get(path) != without.get(path) and not path.startswith(SPLIT):
+                    deciding.setdefault(path.removeprefix("deployment."), []).append(_spelt(server, name))
+    return names | {path: ", ".join(options) for path, options in deciding.items()}
+
+
+def _spelt(server: Options, name: str) -> str:
+    """Return an option as its server spells it: in its YAML file where it stands there only."""
+    if name in server.in_file_only:
+        return next((path for path, to in server.other_names.items() if to == name), name).replace("-", "_")
+    option, dot, key = name.partition(".")
+    return f"--{option.replace('-', '_') if server.spelt_with_underscores else option}{dot}{key.replace('-', '_')}"
+
+
+def _read(
+    engine: str,
+    server: Options,
+    command: Command,
+    acceptance_fraction: float | str | None,
+    leaves_out: str | None = None,
+) -> Reading:
+    """Read the words of one server, but for the option that it `leaves_out`."""
     reading = Reading()
     for variable, option in server.environment.items():
         if variable in command.environment:
             _take(reading, server, option, command.environment[variable])
-    options = _options_of(server, command)
+    options = [pair for pair in _options_of(server, command) if pair[0] != leaves_out]
+    _check_set(server, options)
     for name, value in options:
         _take(reading, server, name, value)
     if "model" not in reading.raw:
-        raise InputError("--from-command: the command names no model")
+        raise InputError(
+            "--from-command: the command names no model", f"as in {' '.join(server.command)} Qwen/Qwen3-8B"
+        )
     _name_model(reading, next((str(value) for name, value in options if name == "served-model-name"), ""))
     if acceptance_fraction is not None:
-        reading.later["acceptance_fraction"] = acceptance_fraction
+        try:
+            reading.later["acceptance_fraction"] = shares(acceptance_fraction)
+        except ValueError as error:
+            raise InputError(f"--acceptance-fraction is {acceptance_fraction}; {error}") from None
     reading.set_engine(name=engine)
     engine_of(engine).command_line.read(reading)
     _keep_published_weights(reading)
@@ -119,7 +198,46 @@ def _read(engine: str, server: Options, command: Command, acceptance_fraction: f
             "leave it out, or add the options of speculative decoding to the command",
         )
     _note_container(reading, engine, server, command)
+    if leaves_out is None:
+        reading.others = {SERVER: tuple(_other_words(reading, engine, server, command))}
     return reading
+
+
+def _check_set(server: Options, options: Sequence[tuple[str, Any]]) -> None:
+    """Raise InputError where the model or a number is a variable that the text does not set."""
+    flags = ((server.flag(name), name == server.model_option, str(value)) for name, value in options)
+    values = [value for flag, is_model, value in flags if flag and (is_model or flag.type in ("whole", "number"))]
+    unset = dict.fromkeys(name for value in values for name in re.findall(r"^\$\{?([A-Za-z_]\w*)\}?$", value))
+    if unset:
+        names = ", ".join(f"${name}" for name in unset)
+        hint = f"write before the command: {' '.join(f'{name}=...' for name in unset)}"
+        raise InputError(f"--from-command: the text does not set {names}", hint)
+
+
+def _other_words(reading: Reading, engine: str, server: Options, command: Command) -> Iterator[str]:
+    """Yield the words of the options that decide no setting, as the server spells them on a command line.
+
+    Those of a YAML file are among them, but for an engine that reads some from its file only.
+    """
+    has_file = engine_of(engine).command_line.write_file is not PLAIN.write_file
+    for name, value in _typed_options(server, command):
+        is_file = name in server.config_options
+        for part, each in [] if is_file and has_file else _in_parts(server, command.files, name, value):
+            flag = server.flag(part)
+            is_format = flag is not None and flag.path.startswith("precision.")  # of one checkpoint
+            if part == server.model_option or part.startswith(OF_DYNAMO) or is_format:
+                continue
+            if f"--{part}" not in reading.taken or _decides_nothing(reading, engine, server, command, part):
+                spelt = _spelt(server, part)
+                yield spelt[1:] if len(part) == 1 or part[0].isupper() else spelt
+                yield from () if each is True else str(each).split() if part in other_options().several else [str(each)]
+
+
+def _decides_nothing(reading: Reading, engine: str, server: Options, command: Command, name: str) -> bool:
+    """Whether a command is read the same without an option."""
+    with suppress(InputError):
+        return _read(engine, server, command, None, leaves_out=name).raw == reading.raw
+    return False
 
 
 def _keep_published_weights(reading: Reading) -> None:
@@ -179,7 +297,8 @@ def _note_container(reading: Reading, engine: str, server: Options, command: Com
         reading.container.append(
             f"the router's logic {command.routing} is not taken: --set deployment.router=... gives one"
         )
-    variables = {name: value for name, value in command.environment.items() if name not in server.environment}
+    apart = command.of_shell | server.environment.keys()
+    variables = {name: value for name, value in command.environment.items() if name not in apart}
     changing = (name for name, value in variables.items() if other_options().changes_times(name, value))
     reading.not_modelled += [f"{name} of the environment" for name in changing]
 
@@ -196,35 +315,37 @@ def servers() -> dict[str, Options]:
     return {name: catalog.entry(file, Options) for name, file in files.items() if file is not None}
 
 
+OF_DYNAMO = ("dyn-", "is-prefill-worker", "is-decode-worker", "connector")
+"""How the options begin that Dynamo's workers have, and not the servers of the engines."""
 Started = tuple[str, Options, Command]
 """An engine, the options that it knows, and the words behind its program."""
 
 
-def _file(text: str) -> Path | None:
-    """Return the file that a text names, or the values of the Helm chart whose folder it names; None for a command.
+def _file(text: str) -> tuple[Path | None, str]:
+    """Return the file that a text names, or the values of the Helm chart whose folder it names, None for a command; and
+    the variant of a recipe behind a colon.
 
     Raises:
         InputError: the folder holds no chart.
     """
-    path = Path(text)
+    path, match = Path(text), re.fullmatch(r"(\S+\.ya?ml):(.+)", text)
+    if match and is_file(Path(match[1])):
+        return Path(match[1]), match[2]
     is_path = is_folder(path) or is_file(path) or re.fullmatch(r"\S+\.(ya?ml|json|sh)", text)
     if not text or "\n" in text or not is_path:
-        return None
+        return None, ""
     if not is_folder(path):
-        return path
+        return path, ""
     if not is_file(path / "Chart.yaml"):
         files = sorted(each.name for each in path.iterdir() if each.suffix in (".yaml", ".yml", ".sh"))
         hint = f"name one of its files: {', '.join(files[:6])}" if files else "name a file"
         raise InputError(f"--from-command: {text} is a folder without a Helm chart (Chart.yaml)", hint)
-    return path / "values.yaml"
+    return path / "values.yaml", ""
 
 
-def _servers_in(text: str, file: Path | None) -> tuple[list[Started], list[str] | None]:
-    """Return the server that a text, or its `file`, starts, and no role; or several, some of which prefill for others
-    that decode, with the role of each."""
-    content = text if file is None else read_text(file)
-    is_yaml = file is not None and file.suffix in (".yaml", ".yml")
-    commands = (recipe_commands(content) if is_yaml else []) or commands_of(content, is_yaml)
+def _servers_in(commands: Sequence[Command], text: str, file: Path | None) -> tuple[list[Started], list[str] | None]:
+    """Return the server that the commands of a text, or of its `file`, start, and no role; or several, some of which
+    prefill for others that decode, with the role of each."""
     known = servers()
     started = [server for command in commands for server in _started(known, command)]
     found = [server for server in started if server[2].words[:1] != [PROXY]]
@@ -270,7 +391,13 @@ def _started(known: dict[str, Options], command: Command) -> Iterator[tuple[str,
 
 
 def _options_of(server: Options, command: Command) -> list[tuple[str, Any]]:
-    """Return (name, value) of every option; True for a switch. A word alone is the model."""
+    """Return (name, value) of every option, and of those in YAML files and in JSON."""
+    typed = _typed_options(server, command)
+    return [pair for name, value in typed for pair in _in_parts(server, command.files, name, value)]
+
+
+def _typed_options(server: Options, command: Command) -> list[tuple[str, Any]]:
+    """Return (name, value) of every option of a command; True for a switch. A word alone is the model."""
     options: list[tuple[str, Any]] = []
     words, position = command.words, 0
     while position < len(words):
@@ -291,14 +418,15 @@ def _options_of(server: Options, command: Command) -> list[tuple[str, Any]]:
         is_switch = flag.value is not None if flag else name in other_options().switches
         values: list[str] = []
         several = flag.type == "sizes" if flag else name in other_options().several
-        while not is_switch and position < len(words) and not _is_option(words[position]) and (several or not values):
+        while not is_switch and position < len(words) and not is_option(words[position]) and (several or not values):
             values.append(words[position])
             position += 1
         options.append((name, " ".join(values) if values else True))
-    return [pair for name, value in options for pair in _in_parts(server, command.files, name, value)]
+    return options
 
 
-def _is_option(word: str) -> bool:
+def is_option(word: str) -> bool:
+    """Whether a word is an option's name, and no negative number."""
     return word.startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", word)
 
 
@@ -314,7 +442,9 @@ def _in_parts(server: Options, files: Mapping[str, str], name: str, value: Any) 
         return [(name, value)]
     try:
         text = files.get(Path(str(value)).name)
-        content = json.loads(value) if has_parts else read_yaml(Path(str(value))) if text is None else parse_yaml(text)
+        content = (
+            json.loads(value) if has_parts else read_yaml(Path(str(value))) if text is None else parsed(value, text)
+        )
     except json.JSONDecodeError as error:
         raise InputError(f"--from-command: --{name} is no JSON object: {error}") from None
     if not isinstance(content, dict):
@@ -354,7 +484,9 @@ def _take(reading: Reading, server: Options, name: str, value: Any) -> None:
         known = other_options()
         lists = ((known.without_effect, reading.without_effect), (known.not_modelled, reading.not_modelled))
         dashes = "-" if len(option) == 1 or name[0].isupper() else "--"
-        next((into for names, into in lists if {name, option} & names), reading.unknown).append(f"{dashes}{name}")
+        effect = f" ({known.effects[name]})" if name in known.effects else ""
+        into = next((into for names, into in lists if {name, option} & names), reading.unknown)
+        into.append(f"{dashes}{name}{effect}")
         return
     else:
         converted: Any = flag.value

@@ -3,8 +3,9 @@
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise, takewhile
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ import yaml
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.containers import PRODUCT
-from windtunnel.formats.launch.read import servers
+from windtunnel.formats.launch.read import is_option, servers
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import dotted, read_yaml
 from windtunnel.serving.deployment import Deployment, EngineSettings
-from windtunnel.serving.engines.command_line import ENGINE, Options, Reading
+from windtunnel.serving.engines.command_line import ENGINE, SERVER, Options, Reading
 from windtunnel.serving.engines.contract import behaviour_of, engine_of, split_columns
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
 from windtunnel.serving.setup.estimators import shard_of
@@ -116,12 +117,13 @@ def _engine_options(server: Options, engine: EngineSettings) -> Iterator[tuple[s
             written.add(setting)
 
 
-def launch_script(scenario: Scenario, version: dict[str, str]) -> str:
+def launch_script(scenario: Scenario, version: dict[str, str], others: Mapping[str, Sequence[str]] = {}) -> str:
     """Return a shell script with the command of one replica of each kind, and comments on the remaining work.
 
     Args:
         scenario: the scenario as requested: missing settings are the engine's defaults.
         version: engine -> simulated version.
+        others: name of a pool -> words of options that decide no setting, as in `Reading.others`.
     """
     lines = ["#!/bin/sh", f"# {scenario.model_name}: each command starts one replica."]
     for name, role, deployment in _parts(scenario):
@@ -133,7 +135,7 @@ def launch_script(scenario: Scenario, version: dict[str, str]) -> str:
         if content := _file(scenario, deployment):
             lines += [f"cat > {_file_name(engine)} <<'END'", yaml.safe_dump(content, sort_keys=False).rstrip(), "END"]
         variables = "".join(f"{name}={value} " for name, value in _environment(engine).items())
-        lines += [f"{variables}{shlex.join(_command(scenario, deployment, role))}"]
+        lines += [f"{variables}{shlex.join(_command(scenario, deployment, role, others.get(name, ())))}"]
         lines += [f"# {text}" for text in _unsaid(scenario, deployment)]
     return "\n".join(lines) + "\n"
 
@@ -147,15 +149,30 @@ Value = Callable[[str, str, Any], Any]
 """Turns a server's name, a setting's name and its value into the manifest's value."""
 
 
-def kubernetes_manifests(scenario: Scenario, version: dict[str, str]) -> str:
+def shown_script(script: str, width: int = 78) -> list[str]:
+    """Return the lines of a launch script below its head, long commands broken before their options."""
+    lines: list[str] = []
+    for line in script.splitlines()[2:]:
+        words = [] if len(line) <= width or line.startswith("#") else shlex.split(line)
+        lines.append(shlex.quote(words[0]) if words else line)
+        for place, word in enumerate(words[1:], start=1):
+            group = shlex.join([word, *takewhile(lambda each: not is_option(each), words[place + 1 :])])
+            if is_option(word) and len(lines[-1]) + len(group) > width - 3:
+                lines[-1] += " \\"
+                lines.append(" ")
+            lines[-1] += f" {shlex.quote(word)}"
+    return lines
+
+
+def kubernetes_manifests(scenario: Scenario, version: dict[str, str], others: Mapping[str, Sequence[str]] = {}) -> str:
     """Return what serves each kind of replica, as YAML for `kubectl apply -f`.
 
     A Deployment, a Service, a volume for the checkpoint and an autoscaler; before several replicas, nginx as a router.
     """
-    return TOKEN_REMARK + _text(_documents(scenario, version, lambda _server, _name, value: value))
+    return TOKEN_REMARK + _text(_documents(scenario, version, lambda _server, _name, value: value, others))
 
 
-def helm_chart(scenario: Scenario, version: dict[str, str]) -> dict[str, str]:
+def helm_chart(scenario: Scenario, version: dict[str, str], others: Mapping[str, Sequence[str]] = {}) -> dict[str, str]:
     """Return the same manifests as a Helm chart: path -> text. Settings of the cluster are in `values.yaml`."""
     values: dict[str, dict[str, Any]] = {}
 
@@ -164,7 +181,7 @@ def helm_chart(scenario: Scenario, version: dict[str, str]) -> dict[str, str]:
         values.setdefault(key, {})[name] = value
         return f"{{{{ .Values.{key}.{name} | toJson }}}}"
 
-    template = _text(_documents(scenario, version, placeholder))
+    template = _text(_documents(scenario, version, placeholder, others))
     model = scenario.model_name.rsplit("/", 1)[-1]
     chart = {
         "apiVersion": "v2",
@@ -184,7 +201,9 @@ def _text(documents: list[dict[str, Any]]) -> str:
     return yaml.safe_dump_all(documents, sort_keys=False, width=120)
 
 
-def _documents(scenario: Scenario, version: dict[str, str], value: Value) -> list[dict[str, Any]]:
+def _documents(
+    scenario: Scenario, version: dict[str, str], value: Value, others: Mapping[str, Sequence[str]] = {}
+) -> list[dict[str, Any]]:
     templates: dict[str, Any] = read_yaml(Path(__file__).with_name("manifests.yaml"))
     documents: list[dict[str, Any]] = []
     for name, role, deployment in _parts(scenario):
@@ -201,13 +220,18 @@ def _documents(scenario: Scenario, version: dict[str, str], value: Value) -> lis
         if server.waiting_metric:
             remarks.append(f"the autoscaler needs the metric {server.waiting_metric}, by an adapter of Prometheus")
         balance = templates["balance"].get(scenario.deployment.router, "")
-        nginx = templates["nginx"] % {"balance": balance, "replicas": f"{app}-replicas", "port": server.port}
+        # Where it listens is the pod's matter: at all its addresses.
+        words = _command(scenario, deployment, role, _without(others.get(name, ()), server.listening))
+        port = next(
+            (int(value) for option, value in pairwise(words) if option == "--port" and value.isdigit()), server.port
+        )
+        nginx = templates["nginx"] % {"balance": balance, "replicas": f"{app}-replicas", "port": port}
         values = {
             "app": app,
             "metadata": {"name": app} | ({"annotations": {"windtunnel/to-do": "; ".join(remarks)}} if remarks else {}),
             "image": of_part("image", server.image.format(version=version[engine.name])),
-            "command": of_part("command", [*_command(scenario, deployment, role), *server.listening]),
-            **_settings(deployment, server, of_part),
+            "command": of_part("command", [*words, *server.listening]),
+            **_settings(deployment, server, port, of_part),
             **{f"{kind}Name": f"{app}-{kind}" for kind in ("cache", "replicas", "router")},
             "routerConfig": nginx,
             "routerImage": of_part("routerImage", ROUTER_IMAGE) if has_router else "",
@@ -227,7 +251,7 @@ def _documents(scenario: Scenario, version: dict[str, str], value: Value) -> lis
     return documents
 
 
-def _settings(deployment: Deployment, server: Options, of_part: Callable[[str, Any], Any]) -> dict[str, Any]:
+def _settings(deployment: Deployment, server: Options, port: int, of_part: Callable[[str, Any], Any]) -> dict[str, Any]:
     """Return what depends on the cluster: devices, environment, replicas, and the volume of the checkpoint."""
     device, num_devices = catalog.device(deployment.device), deployment.parallelism.num_devices
     products = catalog.product_labels(device.name)
@@ -235,7 +259,7 @@ def _settings(deployment: Deployment, server: Options, of_part: Callable[[str, A
     resource = RESOURCES.get(device.vendor.lower(), "nvidia.com/gpu")
     least, most = deployment.fewest_replicas, deployment.most_replicas
     return {
-        "port": server.port,
+        "port": port,
         "replicas": of_part("replicas", deployment.replicas),
         "minReplicas": of_part("minReplicas", least),
         "maxReplicas": of_part("maxReplicas", most if most > least else 2 * most),
@@ -273,7 +297,7 @@ def _parts(scenario: Scenario) -> list[tuple[str, str, Deployment]]:
             "leave the pool with role encode out",
         )
     groups = scenario.deployment.groups
-    return [(pool.name or "server", pool.role, _startable(pool_scenario(scenario, pool))) for pool in groups]
+    return [(pool.name or SERVER, pool.role, _startable(pool_scenario(scenario, pool))) for pool in groups]
 
 
 def start_remark(scenario: Scenario, reading: Reading) -> str:
@@ -345,9 +369,20 @@ def _words(scenario: Scenario, deployment: Deployment) -> tuple[str, ...]:
     return (*words, "--config", _file_name(deployment.engine)) if _file(scenario, deployment) else words
 
 
-def _command(scenario: Scenario, deployment: Deployment, role: str) -> tuple[str, ...]:
-    """Return the words that start a replica in its role."""
-    return (*_words(scenario, deployment), *server_of(deployment.engine).roles.get(role, ()))
+def _command(scenario: Scenario, deployment: Deployment, role: str, others: Sequence[str]) -> tuple[str, ...]:
+    """Return the words that start a replica in its role, with those of `others` that are not among them."""
+    words = _words(scenario, deployment)
+    further = _without(others, words)
+    return (*words, *further, *_without(server_of(deployment.engine).roles.get(role, ()), further))
+
+
+def _without(words: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Return words of options, and their values, but for the options among `others`."""
+    kept, is_kept = list[str](), True
+    for word in words:
+        is_kept = word not in others if is_option(word) else is_kept
+        kept += [word] if is_kept else []
+    return kept
 
 
 def _environment(engine: EngineSettings) -> dict[str, str]:

@@ -14,6 +14,8 @@
   const MOST_COLOURS = COLOURS.length;
   const MOST_PANELS = 24;
   const NEAR_PIXELS = 24;
+  // Steps between the ticks of counts.
+  const WHOLE = Array.from({ length: 10 }, (_, power) => [1, 2, 5].map((by) => by * 10 ** power)).flat();
   const figures = [];
 
   const make = (name, className, text) => {
@@ -110,6 +112,7 @@
         labelFont: "12px system-ui", labelSize: 20, size: name === "x" ? 34 : 52, space: name === "x" ? (holder.clientWidth < 300 ? 36 : 64) : height < 200 ? 24 : 32,
         label: axes[name].label + (unit ? ` (${unit})` : ""),
         values: (_, splits) => splits.map((value) => (value === null ? null : value && short(value * scale, axes[name].isLog ? undefined : Math.max(...splits.map(Math.abs)) * scale))),
+        ...(axes[name].unit === "count" && { incrs: WHOLE }),
         ...(axes[name].isLog && { splits: (_u, _at, low, high) => logTicks(low, high), filter: (_, splits) => splits }),
         ...(spec.axis && spec.axis[name]),
       };

@@ -1,7 +1,7 @@
 """Fabrics, collectives and iterations for people and as documents; flows, links and queues as CSV files."""
 
-from collections.abc import Iterable, Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ from windtunnel.network.collectives.call import CollectiveRun
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flows import Flows
 from windtunnel.network.paths import FlowTimes
+from windtunnel.report.chart import Axis, Chart, Series
 from windtunnel.report.layout import facts_of, filled, layouts_beside, rows_of, table_of
 from windtunnel.report.network.drawing import GPU, SWITCHES, drawing
 from windtunnel.report.numbers import percent
 from windtunnel.report.render.json import version
-from windtunnel.report.report import Facts, Figures, OnPage, Report, Section, Table
+from windtunnel.report.report import Block, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.schema import fields_of
 from windtunnel.training.iteration.layers import Iteration
 from windtunnel.training.iteration.shared_fabric import SharedJob
@@ -98,6 +99,42 @@ def collective_document(run: CollectiveRun) -> dict[str, Any]:
     work = fields_of(run.call, "op", "size_bytes") | fields_of(run.call.ranks, "num_ranks", "num_servers")
     answer = fields_of(run, "seconds", "algorithm_bytes_per_s", "bus_bytes_per_s")
     return {"windtunnel": version(), **work, **answer, **fields_of(run, "algorithm", "protocol", "backend", "source")}
+
+
+def sizes_report(runs: Sequence[CollectiveRun], measured: Mapping[int, float]) -> Report:
+    """Return the table of a collective by its size, as nccl-tests prints it, beside what was `measured` (s by size)."""
+    rows = sizes_document(runs, measured)["runs"]
+    best = max(rows, key=itemgetter("bus_bytes_per_s"))
+    least = min(row["size_bytes"] for row in rows if row["bus_bytes_per_s"] >= best["bus_bytes_per_s"] / 2)
+    known = {**best, "fabric": runs[0].call.fabric.name, "half": least if least < best["size_bytes"] else None}
+    if measured:
+        known["error"] = float(np.median([abs(row["error"]) for row in rows]))
+
+    def curve() -> list[Block]:
+        axes = Axis("MiB", is_log=True), Axis("bus bandwidth, GB/s", low=0.0)
+        names = {"bus_bytes_per_s": "predicted", "measured_bus_bytes_per_s": "measured"}
+        lines = [
+            Series(label if measured else "", [row["size_bytes"] / 2**20 for row in rows], rates, "marked")
+            for name, label in names.items()
+            if (rates := [row[name] / 1e9 for row in rows if name in row])
+        ]
+        return [Figures([(Chart(*axes, lines), "bus bandwidth over the size")])]
+
+    columns, verdict = ("measured_sizes", "measured_verdict") if measured else ("sizes", "sizes_verdict")
+    table = Section("", [OnPage(curve), table_of(rows, LAYOUT[columns])], is_open=True)
+    return Report(f"{best['op']} by size", [], [table], verdict=filled(LAYOUT[verdict], known))
+
+
+def sizes_document(runs: Sequence[CollectiveRun], measured: Mapping[int, float]) -> dict[str, Any]:
+    """Document a collective of several sizes, with what was `measured` (s by size) and the errors."""
+    rows = []
+    for run in runs:
+        row = {name: value for name, value in collective_document(run).items() if name != "windtunnel"}
+        if (taken_s := measured.get(run.call.size_bytes)) is not None:
+            rate = run.bus_bytes_per_s * run.seconds / taken_s
+            row |= {"measured_s": taken_s, "measured_bus_bytes_per_s": rate, "error": run.seconds / taken_s - 1}
+        rows.append(row)
+    return {"windtunnel": version(), "runs": rows}
 
 
 def iteration_report(iteration: Iteration) -> Report:

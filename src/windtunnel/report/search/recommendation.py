@@ -8,12 +8,11 @@ from windtunnel.metrics.limits import limits_from
 from windtunnel.metrics.summary import SECONDS_PER_HOUR
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.search.figures import figure_title, held_text, is_closed_loop, limit_text
-from windtunnel.search.answers import confidence_between
+from windtunnel.search.answers import confidence_between, gains_of
 from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.search.fleets import FleetSize, alone, fleets, surest
 from windtunnel.search.prices import ApiPrice
 from windtunnel.search.recommend import AS_IT_IS, CAPACITY, DEPLOYMENT
-from windtunnel.search.scores import score
 from windtunnel.search.space.space import CHANGE
 from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.shorthand import PATHS
@@ -168,13 +167,9 @@ def certainty(share: float) -> str:
     return percent(share) if share < 0.999 else "more than 99.9%"
 
 
-def gains_of(study: Study, outcome: SearchOutcome) -> dict[int, float]:
-    """Return point -> gain in the objective over the deployment as it is; empty where no changes are tried."""
-    present = next((i for i in outcome.ranking if study.point(i).choice.get(CHANGE) == AS_IT_IS), None)
-    if present is None:
-        return {}
-    scores = {index: score(outcome.mean(index), study.space.objective) for index in outcome.ranking}
-    return {index: value / scores[present] - 1 for index, value in scores.items()}
+def gain_text(share: float) -> str:
+    """Return a gain in percent with its sign; a loss that rounds to nothing is `+0.0%`."""
+    return f"{share:+z.1%}"
 
 
 def _difference_text(best: float | None, other: float | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from windtunnel.formats.launch.scripts import launch_script
+from windtunnel.formats.launch.scripts import launch_script, shown_script
 from windtunnel.metrics.limits import METRICS, limits_from
 from windtunnel.notebook import Shown
 from windtunnel.report import report as all_blocks
@@ -17,7 +17,7 @@ from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside,
 from windtunnel.report.numbers import number, percent, words
 from windtunnel.report.report import Block, Card, Cards, Cell, Facts, OnPage, OnTerminal, Report, Section, Table, Text
 from windtunnel.report.search import figures as naming
-from windtunnel.report.search.recommendation import against_api, certainty, gains_of, nothing_text, recommendation
+from windtunnel.report.search.recommendation import against_api, certainty, gain_text, nothing_text, recommendation
 from windtunnel.report.serving.run import limit_card
 from windtunnel.schema import fields_of, short_path
 from windtunnel.search import answers
@@ -121,19 +121,13 @@ def _fleets(simulator: FleetSimulator) -> list[FleetSize]:
     return cheapest([simulator.fewest(way) for way in ways(study, outcome, load, SHOWN_FLEETS)])
 
 
-def _idle(study: Study, outcome: SearchOutcome) -> list[int]:
-    """Return the changes to a deployment that gain and lose nothing."""
-    gains = gains_of(study, outcome)
-    return [index for index, gain in gains.items() if not gain and study.point(index).choice[CHANGE] != AS_IT_IS]
-
-
 def _listed(evidence: SearchEvidence, place: int) -> list[int]:
     """Return the best points to show, best first: one for each deployment, and at least one for each device that a
     recommendation tries.
     """
     study, outcome = evidence.study, evidence.study.outcomes[place]
     if DEPLOYMENT not in study.space.vary or not outcome.ranking:
-        idle = _idle(study, outcome)
+        idle = answers.idle_changes(study, outcome)
         return [index for index in outcome.ranking if index not in idle][: evidence.top]
     ranking, winner = outcome.ranking, outcome.ranking[winner_rank(evidence, place)]
     points = {deployment_of(study, index): index for index in [*reversed(ranking), winner]}.values()
@@ -281,24 +275,40 @@ def _nothing_text(evidence: SearchEvidence, outcome: SearchOutcome) -> str:
 def _best(evidence: SearchEvidence, place: int, why: Why) -> list[Block]:
     """Return the best points with their figures, and how sure their order is."""
     study, outcome, listed = evidence.study, evidence.study.outcomes[place], _listed(evidence, place)
-    winner, idle = outcome.ranking[winner_rank(evidence, place)], _idle(study, outcome)
+    winner, idle = outcome.ranking[winner_rank(evidence, place)], answers.idle_changes(study, outcome)
     points = [(str(rank), study.point(index).title) for rank, index in enumerate(listed, start=1)]
     sureness = sureness_texts(study, outcome) if why else []
     space_finds_loads = bool(why) and not study.space.is_training and study.space.load == "capacity"
     return [
-        *([OnPage(lambda: _winner(study, outcome, winner, bool(evidence.fleets)))] if why else []),
+        *([OnPage(lambda: _winner(evidence, outcome, winner))] if why else []),
         OnTerminal(lambda: [Facts(points, RANK_WIDTH), best_table(study, outcome, listed)]),
         OnPage(lambda: [best_table(study, outcome, listed, is_on_page=True, winner=winner)]),
-        *([f"No effect: {'; '.join(study.point(index).title for index in idle)}."] if idle else []),
+        *([_idle_text([study.point(index).title for index in idle])] if idle else []),
         *_burst_texts(evidence, outcome),
         *([rest_text(outcome, listed)] if space_finds_loads else []),
         *([Text(sureness)] if sureness else []),
+        *([OnTerminal(lambda: _command(evidence, outcome, winner))] if why and evidence.launch.taken else []),
     ]
 
 
-def _winner(study: Study, outcome: SearchOutcome, index: int, has_copies: bool) -> list[Block]:
+def _command(evidence: SearchEvidence, outcome: SearchOutcome, index: int) -> list[Block]:
+    """Return what starts a changed server, with the options of its command that change no time."""
+    study = evidence.study
+    if study.point(index).choice.get(CHANGE, AS_IT_IS) == AS_IT_IS:
+        return []
+    scenario = answers.scenario_of(study, outcome, index)
+    script = launch_script(scenario, engine_versions(scenario), evidence.launch.others)
+    return [Text([f"Changed command: {study.point(index).title}", *shown_script(script)])]
+
+
+def _idle_text(titles: Sequence[str]) -> str:
+    """Say how many changes made no difference, and which."""
+    return f"{format_count(len(titles), 'change')} made no difference: {'; '.join(titles)}."
+
+
+def _winner(evidence: SearchEvidence, outcome: SearchOutcome, index: int) -> list[Block]:
     """Return the headline figures of the point that the answer names, or of one copy, and what launches it."""
-    best = outcome.mean(index)
+    study, best = evidence.study, outcome.mean(index)
     if study.space.is_training:
         return [
             Cards([Card(naming.figure_text(best, name), naming.figure_title(name)) for name in LAYOUT["job_cards"]])
@@ -308,9 +318,11 @@ def _winner(study: Study, outcome: SearchOutcome, index: int, has_copies: bool) 
         limit_card(best.figures[limit.name], limit.most_s, naming.figure_title(limit.name)) for limit in limits
     ]
     scenario = answers.scenario_of(study, outcome, index)
-    launch = all_blocks.Code(launch_script(scenario, engine_versions(scenario)), "Launch the best point")
+    script = launch_script(scenario, engine_versions(scenario), evidence.launch.others)
+    launch = all_blocks.Code(script, "Launch the best point")
     cards = {
-        filled(label, {"copy": "one copy" if has_copies else None}): card for label, card in LAYOUT["cards"].items()
+        filled(label, {"copy": "one copy" if evidence.fleets else None}): card
+        for label, card in LAYOUT["cards"].items()
     }
     return [Cards([*of_limits, *cards_of({**best.figures, "load": best.load}, cards).facts]), launch]
 
@@ -338,7 +350,7 @@ def best_table(
         left_out = {"devices" if are_alike else "", "tokens_per_usd" if "run_usd" in names else ""}
         names = [name for name in names if name not in left_out or name == study.space.objective]
     rows: list[list[str | Cell]] = []
-    gains = gains_of(study, outcome)
+    gains = answers.gains_of(study, outcome)
     for rank, index in enumerate(points, start=1):
         mean, bound = outcome.mean(index), outcome.at_least(index)
         figures = [naming.figure_cell(mean, name) for name in names]
@@ -347,7 +359,7 @@ def best_table(
             rows.append([point, *figures])
             continue
         limit = naming.limit_name(outcome.evaluations[index].limited_by)
-        gain = [f"{gains[index]:+.1%}"] if gains else []
+        gain = [gain_text(gains[index])] if gains else []
         rows.append(
             [point, *gain, number(mean.load), "" if bound is None else number(max(bound, 0.0)), *figures, limit]
         )

@@ -1,5 +1,6 @@
 """The document and the folder of files of a search."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,16 +92,16 @@ def write_study(evidence: SearchEvidence, folder: Path) -> None:
                     if job.framework == "megatron":
                         (draft / "launch.sh").write_text(megatron_script(resolve_job(job)), encoding="utf-8")
                 case Scenario() as scenario:
-                    _write_winner(scenario, draft, outcome.workload)
+                    _write_winner(scenario, evidence.launch.others, draft, outcome.workload)
 
 
-def _write_winner(scenario: Scenario, folder: Path, workload: str | None) -> None:
+def _write_winner(scenario: Scenario, others: Mapping[str, Sequence[str]], folder: Path, workload: str | None) -> None:
     prefix = "" if workload is None else f"{workload}-"
     versions = report.engine_versions(scenario)
     save(scenario, folder / f"{prefix}scenario.yaml")
-    (folder / f"{prefix}launch.sh").write_text(launch_script(scenario, versions), encoding="utf-8")
-    (folder / f"{prefix}kubernetes.yaml").write_text(kubernetes_manifests(scenario, versions), encoding="utf-8")
-    for path, text in helm_chart(scenario, versions).items():
+    (folder / f"{prefix}launch.sh").write_text(launch_script(scenario, versions, others), encoding="utf-8")
+    (folder / f"{prefix}kubernetes.yaml").write_text(kubernetes_manifests(scenario, versions, others), encoding="utf-8")
+    for path, text in helm_chart(scenario, versions, others).items():
         file = folder / f"{prefix}chart" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")

@@ -57,7 +57,15 @@ def _headline(space: Space, answers: Mapping[int, Evaluation], best: int | None)
     text = f"{len(held)} of {format_count(len(answers), 'point')}"
     text += " meet the limits" if space.limits else " can run"
     if best is not None:
-        text += f"; the cheapest per request is {point_at(space, best).title}"
+        figures = {index: answers[index].figures.get("requests_per_usd") for index in held}
+        equal = [index for index in held if figures[index] == figures[best]]
+        others = f", and {len(equal) - 1} more cost the same" if len(equal) > 1 else ""
+        is_one = len(equal) == len(held) > 1
+        text += (
+            "; all cost the same per request"
+            if is_one
+            else f"; the cheapest per request is {point_at(space, best).title}{others}"
+        )
     spans = ((answers[index].num_requests, answers[index].figures.get("stream_over_e2e", math.inf)) for index in held)
     if bursts := [burst for span in spans if (burst := burst_of(*span)) is not None]:
         most = max(needed for _, needed in bursts)
@@ -101,7 +109,10 @@ def _plot(space: Space, answers: dict[int, Evaluation], figure_name: str) -> Cha
     head = short_path(across)
     limits = [Limit("y", limit.most_s, "limit") for limit in limits_from(space.limits) if limit.name == figure_name]
     y = Axis(figure_title(figure_name), "s" if figure_name.partition("_")[0] in METRICS else "")
-    return Chart(Axis(head or "point", is_log=None), y, lines_across(points, head or None), limits)
+    has_counts = all(isinstance(value, int) for value in space.vary.get(across, ()))
+    return Chart(
+        Axis(head or "point", "count" if has_counts else "", is_log=None), y, lines_across(points, head or None), limits
+    )
 
 
 def grid_document(space: Space, answers: dict[int, Evaluation]) -> dict[str, Any]:

@@ -7,18 +7,21 @@ features) and nvidia.github.io/TensorRT-LLM (features, 1.4).
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from windtunnel import catalog
+from windtunnel.errors import InputError
 from windtunnel.model.exchange import MEGA_MOE
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import Schema, set_path
 from windtunnel.serving.deployment import Deployment, EngineSettings, Speculative
 from windtunnel.units import whole
+from windtunnel.workload.client_load import ClientLoad
 
 Words = Mapping[str, str | None]
 """Words that an option takes, and our name of each; None: as if the option were left out."""
@@ -26,6 +29,9 @@ Words = Mapping[str, str | None]
 DEPLOYMENT = "deployment."
 ENGINE = f"{DEPLOYMENT}engine."
 SPLIT = f"{DEPLOYMENT}parallelism."
+
+SERVER = "server"
+"""Name of what serves where there are no pools."""
 
 DRAFTS = "--speculative"
 """How the options of speculative decoding begin."""
@@ -44,6 +50,20 @@ def table(text: str) -> dict[str, Any]:
     return value
 
 
+def shares(value: Any) -> float | tuple[float, ...]:
+    """Read `0.7` or `70%`, or one share for each position, `0.8,0.6,0.4`; of JSON, a number or a list of them.
+
+    Raises:
+        ValueError: it is none of these, or a share is not from 0 to 1.
+    """
+    parts = re.split(r"\s*,\s*|\s+", str(value).strip("[] "))
+    with suppress(ValueError):
+        found = tuple(float(part.rstrip("%")) / (100 if part.endswith("%") else 1) for part in parts)
+        if all(0 <= share <= 1 for share in found):
+            return found if len(found) > 1 else found[0]
+    raise ValueError("shares from 0 to 1 are needed: 0.7, 70%, or one for each position: 0.8,0.6,0.4")
+
+
 READERS: Mapping[str, Callable[[str], Any]] = {
     "whole": whole,
     "signed": int,
@@ -51,6 +71,7 @@ READERS: Mapping[str, Callable[[str], Any]] = {
     "text": str,
     "sizes": sizes,
     "json": table,
+    "shares": shares,
 }
 
 
@@ -60,7 +81,7 @@ class Flag(Schema):
     sets: str
     """Path in a scenario below `deployment`, or `model`, or `precision.FORMAT`; or a word in brackets that is resolved
     once all options are known."""
-    type: Literal["whole", "signed", "number", "text", "sizes", "json"] = "whole"
+    type: Literal["whole", "signed", "number", "text", "sizes", "json", "shares"] = "whole"
     words: dict[str, str | None] | str | None = None
     """Words that it takes, or the name of a list in `words.yaml`; None: any text of the type."""
     value: bool | int | str | None = None
@@ -165,22 +186,31 @@ class Reading:
     unknown: list[str] = field(default_factory=list)
     container: list[str] = field(default_factory=list)
     """Sentences on the server's container: an image without a version, GPUs that its command does not take."""
+    others: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Name of a pool, `SERVER` without pools -> words of the options that decide no setting, for a changed command."""
+
+    load: ClientLoad | None = None
+    """Load of the benchmark client beside the server."""
+    load_taken: list[str] = field(default_factory=list)
+    """Sentences on what of that load is taken."""
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences that name the options which are not in the prediction."""
+        """Sentences on the load that is taken, and those that name the options which are not in the prediction."""
         reasons = {
             "unknown, ignored": self.unknown,
             "not modelled": self.not_modelled,
             "without effect on time": self.without_effect,
         }
-        return [*(f"{reason}: {', '.join(names)}" for reason, names in reasons.items() if names), *self.container]
+        lists = [f"{reason}: {', '.join(names)}" for reason, names in reasons.items() if names]
+        return [*self.load_taken, *lists, *self.container]
 
     @property
     def document(self) -> dict[str, dict[str, list[str]]]:
         """The same, option by option; empty without a command line."""
         lists = ("unknown", "not_modelled", "without_effect", "container")
-        return {"from_command": {name: getattr(self, name) for name in lists}} if self.taken else {}
+        loads = {"load": self.load_taken} if self.load_taken else {}
+        return {"from_command": {name: getattr(self, name) for name in lists} | loads} if self.taken else {}
 
     @cached_property
     def model(self) -> ModelSpec:
@@ -223,6 +253,11 @@ class Reading:
             *others, last = options
             self.not_modelled += [*others, f"{last} ({missing or f'{word} is not modelled so'})"]
             return
+        if isinstance(acceptance, tuple) and len(acceptance) != num_drafts:
+            raise InputError(
+                f"--acceptance-fraction has {len(acceptance)} shares, and the server drafts {num_drafts} tokens a step",
+                f"give one share for all, or {num_drafts}",
+            )
         drafts = {"method": method, "num_draft_tokens": num_drafts, "acceptance_fraction": acceptance}
         self.set_engine(speculative=drafts | ({"draft_model": draft_model} if method == "draft_model" else {}))
 

@@ -157,8 +157,8 @@ def with_defaults(
 ) -> EngineSettings:
     """Replace every `None` in `settings` by the default of that engine and version on `device`.
 
-    Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `kv_cache_memory_bytes`, `cudagraph_sizes`,
-    `attention_backend`, `moe_backend`, `kv_tiers`, `window_pool_ratio`) stay `None`.
+    Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `max_kv_tokens`, `kv_cache_memory_bytes`,
+    `cudagraph_sizes`, `attention_backend`, `moe_backend`, `kv_tiers`, `window_pool_ratio`) stay `None`.
 
     Args:
         settings: as given; what they say stays.

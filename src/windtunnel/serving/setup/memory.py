@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
+from math import ceil
 
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
@@ -178,6 +179,8 @@ def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_
     pool_bytes = _pool_bytes(engine, part) if given_bytes is None else float(given_bytes)
     groups = group_layers(shard, engine, max_model_len)
     state_bytes = recurrent_state_bytes(shard)
+    if engine.max_kv_tokens is not None:
+        pool_bytes = min(pool_bytes, _capped_bytes(engine, groups, state_bytes))
     # A model of recurrences only has no per-token cost; a block then is one request with its state.
     block_size = engine.block_size if groups.block_bytes_per_token else max_model_len
     block_bytes = groups.block_bytes_per_token * block_size or state_bytes
@@ -201,6 +204,19 @@ def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_
         num_window_groups=groups.num_window_groups,
         num_window_blocks=num_window_blocks,
     )
+
+
+def _capped_bytes(engine: EngineSettings, groups: LayerGroups, state_bytes: float) -> float:
+    """Return the bytes of `max_kv_tokens`, in the layers of a model and in its recurrent states, which have memory of
+    their own.
+
+    The cap counts tokens as if all layers kept them: a pool of the windows' own makes the other's tokens more (SGLang
+    `init_memory_pool` and `set_num_token_hybrid`, model_runner.py, 0.5.8 to 0.5.14).
+    """
+    assert engine.max_kv_tokens is not None
+    of_windows = groups.window_bytes_per_token if groups.pool_ratio else 0.0
+    token_bytes = groups.num_groups * groups.block_bytes_per_token + of_windows
+    return engine.max_kv_tokens * token_bytes + state_bytes * (engine.max_num_seqs or 0)
 
 
 def _without_cache(shard: Shard, device: Device, engine: EngineSettings, part: MemoryPlan) -> MemoryPlan:
@@ -265,11 +281,14 @@ def adapter_slots(engine: EngineSettings) -> int:
 
 def _does_not_fit(shard: Shard, device: Device, part: MemoryPlan) -> InputError:
     model = f"{shard.model.name} in {shard.precision.weights} over tp = {shard.tp}, pp = {shard.parallelism.pp}"
+    parts = shard.tp * shard.parallelism.pp
+    least = ceil(part.weight_bytes * parts / part.usable_bytes)
+    degrees = f"tp x pp of {least} or more for the weights alone" if least > parts else "tp, pp"
     return InputError(
         f"{model} does not fit {device.title}: weights {format_bytes(part.weight_bytes)}, activations "
         f"{format_bytes(part.activation_bytes)}, reserve {format_bytes(part.reserved_bytes)} of "
         f"{format_bytes(part.usable_bytes)}",
-        "use more devices (tp, pp), a smaller format, or fewer max_num_batched_tokens",
+        f"use more devices ({degrees}), a smaller format, or fewer max_num_batched_tokens",
     )
 
 

@@ -544,9 +544,11 @@ def _read_trace(
     needed = limit if arrival_s is None else len(arrival_s)
     if needed is not None and needed > recorded.num_requests and trace.order != "resampled":
         from_start = f" from {trace.start_s:g} s on" if trace.start_s else ""
+        arrivals = " with arrivals (--rate)" if source.arrivals is None else ""
         raise InputError(
             f"the workload asks for {needed} requests, but {trace.path} has {recorded.num_requests}{from_start}",
-            "take rows more than once with arrivals and trace.order: resampled",
+            f"ask for at most {recorded.num_requests}, or take rows more than once: trace.order: resampled "
+            f"(--set workload.trace.order=resampled){arrivals}",
         )
     if trace.order == "shuffled":
         recorded = recorded.take(rng.permutation(recorded.num_requests))

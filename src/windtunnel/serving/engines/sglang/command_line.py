@@ -32,7 +32,7 @@ def read(reading: Reading) -> None:
     tp, dp = reading.later.get("tp", 1), reading.later.get("data_parallel", 1)
     is_attention = bool(reading.later.get("attention_dp"))
     if is_attention:
-        if tp % dp:
+        if dp < 1 or tp % dp:
             raise InputError(f"--from-command: --dp-size {dp} does not divide --tp-size {tp}")
         tp //= dp
     if reading.engine.get("all2all_backend", ALL_GATHER) != ALL_GATHER:

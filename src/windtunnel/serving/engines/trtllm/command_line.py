@@ -90,6 +90,7 @@ def write_file(engine: EngineSettings, parallelism: Parallelism, kv_cache: str |
     for path, value in (
         ("kv_cache_config.enable_block_reuse", engine.enable_prefix_caching),
         ("kv_cache_config.tokens_per_block", engine.block_size),
+        ("kv_cache_config.max_tokens", engine.max_kv_tokens),
         ("kv_cache_config.dtype", "fp8" if kv_cache == "fp8" else None),
         ("enable_attention_dp", True if parallelism.attention_dp > 1 else None),
         ("disable_overlap_scheduler", True if engine.async_scheduling is False else None),

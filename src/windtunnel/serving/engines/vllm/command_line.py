@@ -9,7 +9,7 @@ from windtunnel.errors import InputError
 from windtunnel.model.exchange import MEGA_MOE
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.serving.deployment import Deployment, EngineSettings
-from windtunnel.serving.engines.command_line import CommandLine, Reading
+from windtunnel.serving.engines.command_line import CommandLine, Reading, shares
 from windtunnel.serving.engines.workloads import GENERATE, lora_options, read_task
 from windtunnel.units import GIB
 
@@ -62,7 +62,7 @@ def _speculate(reading: Reading, config: dict[str, Any]) -> None:
     try:
         num_drafts = int(config.get("num_speculative_tokens", 1))
         if "acceptance_fraction" in config:
-            reading.later["acceptance_fraction"] = float(config["acceptance_fraction"])
+            reading.later["acceptance_fraction"] = shares(config["acceptance_fraction"])
     except (OverflowError, TypeError, ValueError):
         raise InputError(
             f"--from-command: --{DRAFTS} has no numbers as num_speculative_tokens and acceptance_fraction",
