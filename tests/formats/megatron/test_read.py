@@ -206,10 +206,39 @@ def test_arguments_and_what_they_set(extra: str, wanted: dict[str, Any]) -> None
         (f"{GPT3} --recompute-granularity some", "it is selective or full"),
         (f"{GPT3} --recompute-granularity selective --recompute-modules core", "--recompute-modules has 'core'"),
         (f"{GPT3} --seq-length", "a value is missing after --seq-length"),
-        (f"{GPT3} --x 'unfinished", "this is no shell command"),
+        (f"{GPT3} --x 'unfinished", "No closing quotation"),
     ],
 )
 def test_commands_that_are_refused(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         resolve(read(text).job)
     assert message in f"{caught.value.message}; {caught.value.hint}"
+
+
+SLURM = r"""#!/bin/bash
+#SBATCH --nodes=4 --ntasks-per-node=8
+TP=4; PP=2
+MODEL=${1:-8b}
+if [ "$MODEL" = "8b" ]; then
+  LAYERS=32; HIDDEN=4096
+else
+  LAYERS=80; HIDDEN=8192
+fi
+EXTRA=(--use-distributed-optimizer)
+if [[ $TP -gt 1 ]]; then EXTRA+=(--sequence-parallel); fi
+options=" --num-layers $LAYERS --hidden-size $HIDDEN --num-attention-heads 32 --seq-length 8192 --vocab-size 128256 \
+  --micro-batch-size 1 --global-batch-size $((32 / TP / PP * 16)) --bf16"
+srun python pretrain_gpt.py $options ${EXTRA[@]} --tensor-model-parallel-size $TP \
+  --pipeline-model-parallel-size $PP 2>&1 | tee log.txt
+"""
+
+
+def test_a_script_of_slurm_is_run_as_its_shell_does() -> None:
+    job = read_megatron_arguments(SLURM, "h100_sxm").job
+    assert isinstance(job.model, ModelSpec)
+    assert (job.model.num_layers, job.model.hidden_size, job.num_devices, job.global_batch) == (32, 4096, 32, 64)
+    assert (job.parallelism.tp, job.parallelism.pp, job.parallelism.sequence_parallel) == (4, 2, True)
+    assert job.sharding.zero == 1
+    larger = read_megatron_arguments(SLURM.replace("${1:-8b}", "70b"), "h100_sxm").job
+    assert isinstance(larger.model, ModelSpec)
+    assert (larger.model.num_layers, larger.model.hidden_size) == (80, 8192)

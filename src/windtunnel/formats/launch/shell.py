@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from windtunnel.errors import InputError
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*(?:\[@\])?)(\+?)=(.*)", re.DOTALL)
-ARRAY = re.compile(r"(?m)^[ \t]*(\w+)(\+?)=\(([^()]*)\)")
+ARRAY = re.compile(r"(?m)(^|;|&&|\bthen|\belse|\bdo)[ \t]*(\w+)(\+?)=\(([^()]*)\)")
 OF_ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 VARIABLE = re.compile(r"\$(?:\((\w+)\)|\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
@@ -50,7 +50,7 @@ LONGEST = 200
 
 def with_arrays_as_variables(text: str) -> str:
     """Return a script whose arrays are assigned as one word, which `unfolded` takes apart."""
-    return ARRAY.sub(lambda match: f"{match[1]}[@]{match[2]}={shlex.quote(' '.join(match[3].split()) + ' ')}", text)
+    return ARRAY.sub(lambda at: f"{at[1]} {at[2]}[@]{at[3]}={shlex.quote(' '.join(at[4].split()) + ' ')}", text)
 
 
 def unfolded(word: str, environment: Environment) -> list[str]:

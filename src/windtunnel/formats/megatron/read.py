@@ -3,13 +3,13 @@
 import ast
 import math
 import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from windtunnel.errors import InputError
 from windtunnel.files import parse_whole
+from windtunnel.formats.launch.containers import commands_of
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.attention.latent import LatentAttention
 from windtunnel.model.feed_forward.dense import DenseFeedForward
@@ -55,7 +55,7 @@ def _from_log(text: str) -> dict[str, list[str]]:
             continue
         name, value = match[1].replace("_", "-"), match[2]
         if value not in ("None", "False", "[]"):
-            options[name] = [] if value == "True" else _words(value.strip("[]").replace(",", " "))
+            options[name] = [] if value == "True" else value.strip("[]").replace(",", " ").split()
     if "num-layers" not in options:
         return {}
     # The log names the value where the command names its opposite.
@@ -65,64 +65,30 @@ def _from_log(text: str) -> dict[str, list[str]]:
 
 
 def _from_shell(text: str) -> dict[str, list[str]]:
-    variables: dict[str, list[str]] = {}
     options: dict[str, list[str]] = {}
-    for statement in _statements(text):
-        assignment = re.match(r"(?:export\s+)?(\w+)(\+?)=(\(.*\)|.*)$", statement, re.DOTALL)
-        if assignment and (assignment[3][:1] in ("(", '"', "'") or not re.search(r"\s", assignment[3])):
-            name, adds, value = assignment.groups()
-            words = [word for raw in _words(value.strip("()")) for word in _filled(raw, variables)]
-            variables[name] = [*(variables.get(name, []) if adds else []), *words]
-            continue
-        words = [word for raw in _words(statement) for word in _filled(raw, variables)]
-        if any(word.startswith("--num-layers") for word in words):
-            options = _options(words)
+    try:
+        commands = commands_of(text)
+    except InputError as error:
+        raise InputError(error.message.removeprefix("--from-command: "), error.hint) from None
+    for command in commands:
+        if any(word.startswith("--num-layers") for word in command.words):
+            options = _options(command.words)
     if not options:
         raise InputError(
             "there is no Megatron command here: nothing has --num-layers",
             "give the script or command that starts pretrain_gpt.py, or the arguments that its log prints",
         )
+    if options.keys().isdisjoint(_LAUNCHERS) and (num_tasks := _slurm_tasks(text)):
+        options["world-size"] = [str(num_tasks)]
     return options
 
 
-def _statements(text: str) -> list[str]:
-    """Return the statements of a script: continued lines and arrays over several lines joined, comments left out."""
-    statements: list[str] = []
-    for line in re.sub(r"\\\n", " ", text).splitlines():
-        bare = re.sub(r"(^|\s)#.*$", "", line).strip()
-        if statements and statements[-1].count("(") > statements[-1].count(")"):
-            statements[-1] += f" {bare}"
-        elif bare:
-            statements.append(bare)
-    return statements
-
-
-def _words(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise InputError(f"this is no shell command: {error}: {text[:60]!r}") from None
-
-
-_VARIABLE = re.compile(r"\$\{(\w+)(?:\[@\]|\[\*\])?(?::-([^}]*))?\}|\$(\w+)")
-
-
-def _filled(word: str, variables: Mapping[str, list[str]]) -> list[str]:
-    """Fill variables into a word; an array, or options in one variable, become several words."""
-    variable = _VARIABLE.fullmatch(word)
-    if variable:
-        value = variables.get(variable[1] or variable[3])
-        if value is not None:
-            return [part for element in value for part in element.split()]
-        return variable[2].split() if variable[2] is not None else [word]
-
-    def text_of(match: re.Match[str]) -> str:
-        value = variables.get(match[1] or match[3])
-        if value is not None:
-            return " ".join(value)
-        return match[2] if match[2] is not None else match[0]
-
-    return [_VARIABLE.sub(text_of, word)]
+def _slurm_tasks(text: str) -> int:
+    """Return the tasks that the `#SBATCH` lines of a script start, each with a device; 0 where they do not say it."""
+    lines = re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE)
+    said = dict(re.findall(r"--?([\w-]+)[= ]\s*(\d+)", " ".join(lines)))
+    each = said.get("ntasks-per-node") or said.get("gpus-per-node") or "0"
+    return int(said.get("nodes") or said.get("N") or 1) * int(each)
 
 
 def _options(words: list[str]) -> dict[str, list[str]]:
