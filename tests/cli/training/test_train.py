@@ -103,6 +103,25 @@ def test_the_best_layout_of_a_script_is_said_in_its_words(windtunnel: Command, t
     assert f"A step takes {step[1]}" in windtunnel("train", str(script), "--device", "h100_sxm").stdout
 
 
+def test_a_fine_tuning_job_is_predicted(windtunnel: Command, tmp_path: Path) -> None:
+    (tmp_path / "zero.json").write_text('{"zero_optimization": {"stage": 2}}')
+    job = tmp_path / "sft.yaml"
+    text = "model_name_or_path: llama-3.1-8b\nfinetuning_type: lora\ncutoff_len: 1024\nbf16: true\nneat_packing: true\n"
+    job.write_text(f"{text}per_device_train_batch_size: 2\ndeepspeed: zero.json\nuse_rslora: true\n")
+    done = windtunnel("train", str(job), "--device", "h100_sxm", "--num-devices", "8", "--set", "lora.rank=64")
+    assert "8 x NVIDIA H100 SXM5 80GB (DP 8, ZeRO-2); deepspeed" in done.stdout
+    assert "LoRA rank 64" in done.stdout
+    assert "sequences are packed or padded to 1,024 tokens" in done.stderr
+    assert "use_rslora" in done.stderr
+    without = windtunnel("train", str(job), "--device", "h100_sxm")
+    assert (without.code, without.stdout) == (2, "")
+    assert "give --num-devices" in without.stderr
+    job.write_text(f"{text}quantization_bit: 4\n")
+    refused = windtunnel("train", str(job), "--device", "h100_sxm", "--num-devices", "8")
+    assert (refused.code, refused.stdout) == (2, "")
+    assert "quantization_bit = 4 is not modelled" in refused.stderr
+
+
 def test_megatrons_names_of_options_are_known(windtunnel: Command) -> None:
     words = "--model llama-3.1-8b --device h100_sxm --num-devices 16 --tensor-model-parallel-size 2"
     done = windtunnel("train", *words.split(), "--seq-length", "4096", "--global-batch-size", "32")
