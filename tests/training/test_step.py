@@ -169,6 +169,13 @@ def test_memory_peaks_on_the_first_stage_and_fitting_changes_fit() -> None:
         ({"model": "mistralai/Mixtral-8x7B-v0.1", "sequence_tokens": 1024, "parallelism": {}}, "parallelism.ep=8"),
         ({"framework": "fsdp2", "parallelism": {}, "sharding": {"zero": 3, "group": 2}}, "sharding.group=null"),
         ({"model": "meta-llama/Llama-3.1-70B", "parallelism": {"tp": 2}}, "parallelism.tp=16"),
+        (
+            {
+                **{"device": "rtx_4090", "node": None, "num_devices": 1, "framework": "fsdp2", "sharding": {"zero": 0}},
+                **{"parallelism": {}, "lora": {}, "recompute": {"granularity": "full"}, "micro_batch": 2},
+            },
+            "kernels.cross_entropy=chunked",
+        ),
     ],
 )
 def test_a_job_that_does_not_fit_is_told_every_kind_of_split(changes: dict[str, Any], change: str) -> None:

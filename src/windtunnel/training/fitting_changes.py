@@ -64,6 +64,8 @@ def _changes(job: TrainingJob, model: ModelSpec, factors: tuple[int, ...] = (2,)
         yield words, replace(job, recompute=selective)
     if recompute.granularity != "full":
         yield "recompute={granularity: full}", replace(job, recompute=Recompute(granularity="full"))
+    if filled.kernels.cross_entropy in ("eager", "fp32", "separate"):
+        yield "kernels.cross_entropy=chunked", replace(job, kernels=replace(job.kernels, cross_entropy="chunked"))
     if job.micro_batch > 1:
         yield _named(job, {"micro_batch": job.micro_batch // 2})
     zero = filled.sharding.zero or 0
