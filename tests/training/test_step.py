@@ -171,8 +171,15 @@ def test_memory_peaks_on_the_first_stage_and_fitting_changes_fit() -> None:
         ({"model": "meta-llama/Llama-3.1-70B", "parallelism": {"tp": 2}}, "parallelism.tp=16"),
         (
             {
-                **{"device": "rtx_4090", "node": None, "num_devices": 1, "framework": "fsdp2", "sharding": {"zero": 0}},
-                **{"parallelism": {}, "lora": {}, "recompute": {"granularity": "full"}, "micro_batch": 2},
+                "device": "rtx_4090",
+                "node": None,
+                "num_devices": 1,
+                "framework": "fsdp2",
+                "sharding": {"zero": 0},
+                "parallelism": {},
+                "lora": {},
+                "recompute": {"granularity": "full"},
+                "micro_batch": 2,
             },
             "kernels.cross_entropy=chunked",
         ),
