@@ -181,7 +181,7 @@ def _command(name: str, verb: Mapping[str, Any]) -> click.Command:
     options = [option for group in (*verb["options"], "limits") for option in options_in(group)]
     flags = {flag.lstrip("-") for option in options for flag in (*option.opts, *option.secondary_opts)}
     named = {} if verb.get("keeps_names_of_vllm") else declared("other_names")
-    other_names = {other: name for other, name in named.items() if name in flags}
+    other_names = {other: name for other, name in named.items() if name in flags and other not in flags}
 
     def normalised(name: str) -> str:
         dashed = name.replace("_", "-")

@@ -48,6 +48,16 @@ def scenario(tmp_path: Path) -> str:
     return str(path)
 
 
+def test_one_device_is_several_of_one(windtunnel: Command) -> None:
+    """`--device`, as other commands call it, is read as `--devices`; a command that has both keeps them apart."""
+    load = ("--device", "nothing", "--input-tokens", "64", "--output-tokens", "8")
+    searched = windtunnel("recommend", "llama-3.1-8b", *load, "--slo", "tpot_p99=50ms")
+    simulated = windtunnel("simulate", "--model", "llama-3.1-8b", *load, "--rate", "1")
+    for done in (searched, simulated):
+        assert done.code == 2
+        assert "there is no device 'nothing'" in done.stderr
+
+
 @pytest.mark.full
 def test_capacity_says_what_limits_it(windtunnel: Command, scenario: str) -> None:
     done = windtunnel("capacity", scenario, "--slo", "ttft_p90=1s,tpot_p99=50ms", "--seeds", "2", "--json")
