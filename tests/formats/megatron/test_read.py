@@ -226,6 +226,13 @@ else
 fi
 EXTRA=(--use-distributed-optimizer)
 if [[ $TP -gt 1 ]]; then EXTRA+=(--sequence-parallel); fi
+if [[ "$MODEL" == "none" ]] || [[ -n "$MODEL" ]]; then
+    EXTRA+=(
+        "--fp8-format hybrid"      # as one word
+        # "--fp8-recipe blockwise" is for later
+        "--recompute-activations"
+    )
+fi
 options=" --num-layers $LAYERS --hidden-size $HIDDEN --num-attention-heads 32 --seq-length 8192 --vocab-size 128256 \
   --micro-batch-size 1 --global-batch-size $((32 / TP / PP * 16)) --bf16"
 srun python pretrain_gpt.py $options ${EXTRA[@]} --tensor-model-parallel-size $TP \
@@ -238,7 +245,7 @@ def test_a_script_of_slurm_is_run_as_its_shell_does() -> None:
     assert isinstance(job.model, ModelSpec)
     assert (job.model.num_layers, job.model.hidden_size, job.num_devices, job.global_batch) == (32, 4096, 32, 64)
     assert (job.parallelism.tp, job.parallelism.pp, job.parallelism.sequence_parallel) == (4, 2, True)
-    assert job.sharding.zero == 1
+    assert (job.sharding.zero, job.precision.compute, job.recompute.granularity) == (1, "fp8", "selective")
     larger = read_megatron_arguments(SLURM.replace("${1:-8b}", "70b"), "h100_sxm").job
     assert isinstance(larger.model, ModelSpec)
     assert (larger.model.num_layers, larger.model.hidden_size) == (80, 8192)

@@ -72,7 +72,7 @@ def _from_shell(text: str) -> dict[str, list[str]]:
         raise InputError(error.message.removeprefix("--from-command: "), error.hint) from None
     for command in commands:
         if any(word.startswith("--num-layers") for word in command.words):
-            options = _options(command.words)
+            options = _options(_split(command.words))
     if not options:
         raise InputError(
             "there is no Megatron command here: nothing has --num-layers",
@@ -81,6 +81,11 @@ def _from_shell(text: str) -> dict[str, list[str]]:
     if options.keys().isdisjoint(_LAUNCHERS) and (num_tasks := _slurm_tasks(text)):
         options["world-size"] = [str(num_tasks)]
     return options
+
+
+def _split(words: list[str]) -> list[str]:
+    """Return the words of options that stand in an array with their value, `"--fp8-format hybrid"`, one by one."""
+    return [part for word in words for part in (word.split() if word.startswith("--") else [word])]
 
 
 def _slurm_tasks(text: str) -> int:
