@@ -1,8 +1,8 @@
 """Results on stdout, as tables or JSON, and remarks on stderr."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -15,7 +15,19 @@ from windtunnel.report.report import Report
 from windtunnel.schema import json_text
 
 if TYPE_CHECKING:
-    from windtunnel.serving.engines.command_line import Reading
+    pass
+
+
+class Remarks(Protocol):
+    """What a command line or a file says beside what is predicted."""
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences on it."""
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The same for JSON."""
 
 
 def answer(
@@ -23,12 +35,12 @@ def answer(
     document: Callable[..., Any],
     report: Callable[..., Report],
     *result: Any,
-    launch: "Reading | None" = None,
+    launch: Remarks | None = None,
 ) -> None:
     """Write the page of a result where `options` name one, and print the result to stdout.
 
-    `document(*result)` is printed as JSON, or else the report `report(*result)`. All of them name the options of the
-    server's command line `launch` that are not in the prediction.
+    `document(*result)` is printed as JSON, or else the report `report(*result)`. All of them name what `launch`, the
+    command line or file that was read, has beside what is in the prediction.
     """
     html = getattr(options, "html", None)
     if html is not None:
@@ -45,8 +57,8 @@ def answer(
         show(noted(report(*result), launch))
 
 
-def noted(report: Report, launch: "Reading | None") -> Report:
-    """Return a report with the lines on what a server's command line says and the prediction leaves out."""
+def noted(report: Report, launch: Remarks | None) -> Report:
+    """Return a report with the lines on what a command line or a file says and the prediction leaves out."""
     return report if launch is None else replace(report, lead=[*report.lead, *launch.remarks])
 
 
@@ -64,13 +76,6 @@ def remark_left_out(model: ModelSpec, has_images: bool = False) -> None:
         uncounted = [part for part in left_out if part != "vision tower" or not model.tower_parameters]
         memory = f"; the memory of its {' and '.join(uncounted)} is not counted" if uncounted else ""
         remark(f"note: {model.name} is predicted without its {' and '.join(left_out)}: {how}{memory}")
-
-
-def remark_unread(names: Sequence[str], most: int = 8) -> None:
-    """Say on stderr which options of another tool's job change no prediction, or were not read."""
-    if names:
-        more = f" and {len(names) - most} more" if len(names) > most else ""
-        remark(f"without effect on a prediction, or not read: {', '.join(names[:most])}{more}")
 
 
 def remark_node(device: Device, node: str | Node | None, option: str = "--node") -> None:

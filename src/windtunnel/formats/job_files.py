@@ -43,16 +43,36 @@ def read_job(path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...
     return load(path, {name: value for name, value in given.items() if value is not None}), ()
 
 
-def read_any_job(kind: FileFormat, path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...]]:
+@dataclass(frozen=True)
+class JobRead:
+    """A job, and what of its file is not in a prediction."""
+
+    job: TrainingJob
+    kind: FileFormat | None = None
+    """Format of the file; None without one."""
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def remarks(self) -> list[str]:
+        """A sentence that names what was ignored."""
+        return [f"without effect on a prediction, or not read: {', '.join(self.ignored)}"] if self.ignored else []
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The same, option by option."""
+        return {"job_file": {"format": self.kind.name, "ignored": list(self.ignored)}} if self.kind else {}
+
+
+def read_any_job(kind: FileFormat, path: Path, launch: JobLaunch) -> JobRead:
     """Read a job of any format, with the overrides, and what was ignored.
 
     Raises:
         InputError: as the format's reader does, or an override names no field.
     """
     if kind.read is read_job:
-        return read_job(path, launch)
+        return JobRead(read_job(path, launch)[0])
     job, ignored = kind.read(path, launch)
-    return load(encode(job), dict(launch.overrides)) if launch.overrides else job, ignored
+    return JobRead(load(encode(job), dict(launch.overrides)) if launch.overrides else job, kind, tuple(ignored))
 
 
 def _is_job(file: FileContent) -> bool:

@@ -77,7 +77,11 @@ def test_a_script_of_a_framework_is_predicted_with_options_over_it(windtunnel: C
     done = windtunnel("train", str(script), *options)
     assert "16 x NVIDIA H100 SXM5 80GB (TP 4, DP 4, ZeRO-1); megatron" in done.stdout
     assert "8 micro-batches of 2 on each rank; recompute full" in done.stdout
-    assert "--lr" in done.stderr
+    assert "without effect on a prediction, or not read: --lr" in done.stdout
+    page = tmp_path / "page.html"
+    document = json.loads(windtunnel("train", str(script), *options, "--json", "--html", str(page)).stdout)
+    assert document["job_file"] == {"format": "Megatron arguments", "ignored": ["--lr"]}
+    assert "not read: --lr" in page.read_text()
     assert "16 x NVIDIA B200" in windtunnel("train", str(script), "--device", "b200_sxm").stdout
     without = windtunnel("train", str(script))
     assert (without.code, without.stdout) == (2, "")
@@ -111,7 +115,7 @@ def test_a_fine_tuning_job_is_predicted(windtunnel: Command, tmp_path: Path) -> 
     done = windtunnel("train", str(job), "--device", "h100_sxm", "--num-devices", "8", "--set", "lora.rank=64")
     assert "8 x NVIDIA H100 SXM5 80GB (DP 8, ZeRO-2); deepspeed" in done.stdout
     assert "LoRA rank 64" in done.stdout
-    assert "sequences are packed or padded to 1,024 tokens" in done.stderr
+    assert "sequences are packed or padded to 1,024 tokens" in done.stdout
     assert "use_rslora" in done.stderr
     without = windtunnel("train", str(job), "--device", "h100_sxm")
     assert (without.code, without.stdout) == (2, "")

@@ -74,8 +74,8 @@ def read(
     path = folder / name
     path.write_text(text)
     kind = find_format(path, "training job")
-    job, unread = read_any_job(kind, path, JobLaunch("h100_sxm", num_devices, overrides))
-    return job, list(unread)
+    found = read_any_job(kind, path, JobLaunch("h100_sxm", num_devices, overrides))
+    return found.job, list(found.ignored)
 
 
 def read_command(folder: Path, text: str, num_devices: int | None = None) -> tuple[TrainingJob, list[str]]:

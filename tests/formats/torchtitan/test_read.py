@@ -66,8 +66,8 @@ def read(folder: Path, text: str, num_devices: int | None = None, **overrides: o
     path = folder / "job.toml"
     path.write_text(text)
     kind = find_format(path, "training job")
-    job, unread = read_any_job(kind, path, JobLaunch("h100_sxm", num_devices, overrides))
-    return job, list(unread)
+    found = read_any_job(kind, path, JobLaunch("h100_sxm", num_devices, overrides))
+    return found.job, list(found.ignored)
 
 
 def test_a_dense_job_is_read(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 from windtunnel.catalog import check_is_file
 from windtunnel.cli.options import assignments
-from windtunnel.cli.output import answer, remark, remark_left_out, remark_node, remark_unread
+from windtunnel.cli.output import answer, remark, remark_left_out, remark_node
 from windtunnel.cli.verbs import Options
 from windtunnel.files import check_replaceable
-from windtunnel.formats.job_files import JobLaunch, read_any_job
-from windtunnel.formats.recognise import FileFormat, find_format
+from windtunnel.formats.job_files import JobLaunch, JobRead, read_any_job
+from windtunnel.formats.recognise import find_format
 from windtunnel.formats.timeline.file import SUFFIXES
 from windtunnel.formats.timeline.training import write_step_timeline
 from windtunnel.report.render.json import version
@@ -26,31 +26,28 @@ if TYPE_CHECKING:
 
 def command(options: Options) -> None:
     """Predict a training step, or search the layouts of a job."""
-    described, kind = _job(options)
+    read = _job(options)
     if options.search:
-        _search(described, options, kind)
+        _search(read, options)
         return
-    setup = resolve(described, allow_download=options.hub)
+    setup = resolve(read.job, allow_download=options.hub)
     remark_left_out(setup.model)
     check_replaceable(options.timeline, options.overwrite, *SUFFIXES)
-    _predict(setup, options)
+    _predict(setup, options, read)
 
 
-def _job(options: Options) -> tuple[TrainingJob, FileFormat | None]:
-    """Return the job of a file and of the options over it, and the file's format; or the job of the options alone."""
+def _job(options: Options) -> JobRead:
+    """Return the job of a file of any format and of the options over it, or of the options alone."""
     given = {JOB_PATHS[name]: value for name, value in options.given("job").items()} | assignments(options.settings)
     if options.job is None:
-        return load(None, given), None
+        return JobRead(load(None, given))
     file = Path(options.job)
     check_is_file(file)
     launch = JobLaunch(given.pop("device", None), given.pop("num_devices", None), given)
-    kind = find_format(file, "training job")
-    job, unread = read_any_job(kind, file, launch)
-    remark_unread(unread)
-    return job, kind
+    return read_any_job(find_format(file, "training job"), file, launch)
 
 
-def _predict(setup: TrainingSetup, options: Options) -> None:
+def _predict(setup: TrainingSetup, options: Options, read: JobRead) -> None:
     """Simulate a step, write its files and print it. Loads the engine, which takes most of a second."""
     from windtunnel.report.training import training_document, training_report
     from windtunnel.training.campaign import campaign
@@ -70,24 +67,26 @@ def _predict(setup: TrainingSetup, options: Options) -> None:
     def report() -> Report:
         return training_report(result, run, [] if result.fits else fitting_changes(result, prices), tasks)
 
-    answer(options, lambda: training_document(result, run, tasks), report)
+    answer(options, lambda: training_document(result, run, tasks), report, launch=read)
 
 
-def _search(job: TrainingJob, options: Options, kind: FileFormat | None) -> None:
+def _search(read: JobRead, options: Options) -> None:
     """Print the best layouts of a job, as `windtunnel search` with `vary: {layouts: all}` and no store.
 
-    The best one is said in the words of the job's file, where its format `kind` has them.
+    The best one is said in the words of the job's file, where its format has them.
     """
     from windtunnel.cli.serving.search import show_study
     from windtunnel.search.executors import HERE
     from windtunnel.search.space.space import ALL, LAYOUTS, space_from
     from windtunnel.search.store import Store
 
-    space = space_from({**encode(job), "vary": {LAYOUTS: ALL}})
+    space = space_from({**encode(read.job), "vary": {LAYOUTS: ALL}})
+    for text in read.remarks:
+        remark(text)
     evidence = show_study(options, space, Store(None, lambda text: remark(f"warning: {text}")), HERE)
     best = evidence.winner(0)
-    if kind is not None and kind.changed is not None and isinstance(best, TrainingJob):
-        changed, dropped = kind.changed(resolve(job), resolve(best))
+    if read.kind is not None and read.kind.changed is not None and isinstance(best, TrainingJob):
+        changed, dropped = read.kind.changed(resolve(read.job), resolve(best))
         without = f"; without {', '.join(dropped)}" if dropped else ""
         remark(f"change in {options.job}: {', '.join(changed) or 'nothing'}{without}")
 

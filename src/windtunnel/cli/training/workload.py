@@ -6,7 +6,7 @@ import click
 import yaml
 
 from windtunnel.cli.options import assignments
-from windtunnel.cli.output import answer, remark, remark_unread
+from windtunnel.cli.output import answer, remark
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.files import check_replaceable, read_text, write_text
@@ -45,12 +45,13 @@ def command(options: Options) -> None:
             raise InputError(f"--compat aicb is for AICB's commands; {file} is a {kind.name}", "leave it out")
         _deliver(generate(read_command(read_text(file)), options.times), options)
         return
-    job, unread = read_any_job(kind, file, launch)
-    remark_unread(unread)
+    read = read_any_job(kind, file, launch)
     if target is None:
-        answer(options, contents_document, contents_report, job_contents(resolve(job), options.stage))
-    else:
-        _write(job, options)
+        answer(options, contents_document, contents_report, job_contents(resolve(read.job), options.stage), launch=read)
+        return
+    for text in read.remarks:
+        remark(text)
+    _write(read.job, options)
 
 
 def _refuse_idle(is_job: bool, options: Options) -> None:
