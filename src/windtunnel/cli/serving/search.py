@@ -72,7 +72,8 @@ def show_study(
     # A model that cannot be read is refused in the search; one of the points, in its own answer.
     with suppress(InputError):
         if not shown.get("recommends"):  # its scenario was remarked on
-            requests = space.scenario.get("workload") or {}
+            given = space.scenario.get("workload")
+            requests = given if isinstance(given, dict) else {}
             remark_left_out(catalog.model(space.model), "images" in requests or "videos" in requests)
     with counted("searching", "points") as callback:
         try:
