@@ -294,6 +294,7 @@ ROW = '{"arrival_s": 1, "input_tokens": 2, "output_tokens": 3}\n'
 BAD = {
     "empty file": ("a.csv", "", r"a\.csv is empty"),
     "no rows": ("a.csv", HEADER, r"a\.csv has no requests"),
+    "no objects": ("a.json", "[]", r"a\.json has no requests"),
     "missing column": ("a.csv", "arrival_s,input_tokens\n1,2\n", "trace: windtunnel lacks output_tokens; it has arr"),
     "times of unknown unit": ("a.csv", "timestamp,input_tokens,output_tokens\n1,2,3\n", "has no arrival times"),
     "unknown columns": ("a.csv", "x,y\n1,2\n", "of no known trace \\(azure, .*x, y"),
