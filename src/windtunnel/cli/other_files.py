@@ -50,7 +50,9 @@ def _kind_of(path: Path) -> tuple[str, ...]:
         if {"isl", "osl"} <= {name.lower() for name in header}:
             needs = "`windtunnel validate` says which columns of it to rename, as a CSV file"
             return "a table of InferenceX's runs", needs, *(["validate"] if path.suffix == ".csv" else [])
-        recognise(path, header, TraceColumns(), LENGTHS)
+        layout = recognise(path, header, TraceColumns(), LENGTHS)
+        if _METRICS & set(header) and layout.arrival not in header:
+            return "", ""  # measured, but not request by request
         answered = ("diagnose", "observe") if TTFT & set(header) else ()
         return "a trace of requests", _reads(f"simulate --trace {path}"), "--trace", *answered
     return "", ""
