@@ -14,7 +14,7 @@ from windtunnel.production.observed import is_request_table, read_requests
 def command(options: Options) -> None:
     """Compare recorded requests with their simulation, and name the causes of the difference."""
     if str(options.requests).startswith(("http:/", "https:/")):
-        hint = "`windtunnel bench --endpoint URL --out FOLDER` records some; `windtunnel observe URL` reads a server's metrics"
+        hint = "`windtunnel bench --endpoint URL --out FOLDER` records some; `windtunnel observe URL` reads metrics"
         raise InputError("diagnose takes recorded requests or steps, and no address of a server", hint)
     if _is_of_runs(options.requests):
         _answer_runs(options)
