@@ -14,6 +14,7 @@ from windtunnel.errors import InputError
 from windtunnel.workload.schema import Trace, TraceColumns
 from windtunnel.workload.traces.layouts import LENGTHS, shipped
 from windtunnel.workload.traces.requests import read_lengths, read_requests
+from windtunnel.workload.traces.table_file import header_of
 
 
 def read(
@@ -336,6 +337,14 @@ def test_bad_files_are_refused_in_one_sentence(tmp_path: Path, name: str, conten
         read(tmp_path / name, content)
     assert str(tmp_path / name) in refused.value.message
     assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize(("name", "hint"), [("a.csv", "a line of column names"), ("a.jsonl.gz", "one object a line")])
+def test_an_empty_file_is_told_what_its_kind_needs(tmp_path: Path, name: str, hint: str) -> None:
+    (tmp_path / name).write_text("\n")
+    with pytest.raises(InputError, match="is empty") as refused:
+        header_of(tmp_path / name)
+    assert str(refused.value.hint).startswith(hint)
 
 
 def test_hints_name_what_is_near(tmp_path: Path) -> None:
