@@ -107,6 +107,7 @@ def test_it_has_a_version(windtunnel: Command) -> None:
             "got unexpected extra argument (b.yaml)",
             "see `windtunnel simulate --help`",
         ),
+        (["bench", "http://a/v1"], "got unexpected extra argument (http://a/v1)", "did you mean --endpoint URL?"),
         (["vidur", "config.json"], "--tables is missing", "see `windtunnel vidur --help`"),
         (["profile", "check"], "FOLDER is missing", "see `windtunnel profile check --help`"),
         (["catalog", "device"], "the catalog has no 'device'", "did you mean devices?"),

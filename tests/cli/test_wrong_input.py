@@ -350,6 +350,14 @@ def test_the_command_that_reads_a_file_is_named(
     assert (reader if "`" in reader else f"`windtunnel {reader}` reads it") in done.stderr
 
 
+def test_a_run_without_a_load_is_not_called_a_trace(windtunnel: Command, tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("model,device,input_tokens,output_tokens,ttft_ms\nllama-3.1-8b,h100_sxm,64,8,20\n")
+    done = windtunnel("validate", str(path))
+    assert "neither concurrency nor rate_per_s is given" in done.stderr
+    assert "--trace" not in done.stderr
+
+
 def test_columns_that_others_publish_are_named(windtunnel: Command, tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text(INFERENCEX, encoding="utf-8")
     done = windtunnel("validate", str(tmp_path / "runs.csv"))

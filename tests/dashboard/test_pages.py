@@ -5,11 +5,14 @@ import re
 import sqlite3
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from dashboard.conftest import SERVED, Ask
+from windtunnel.search.space.space import Space
+from windtunnel.search.store import Store
 
 
 @pytest.mark.full
@@ -183,6 +186,15 @@ def test_a_capacity_shows_what_it_takes_of_its_limits(ask: Ask) -> None:
     assert re.search(
         r"<span>TTFT p99</span><small>[\d.]+% of the limit, 1.00 s</small>", ask("/run/capacity.json").text
     )
+
+
+def test_a_search_of_training_jobs_names_its_model(serve: object, tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.sqlite", print)
+    store.begin("a", msgspec.json.encode(Space(job={"model": "qwen3-8b"}, vary={"tp": [1]})).decode())
+    store.close()
+    page = serve(tmp_path)("/search").text  # type: ignore[operator]
+    assert "<td>qwen3-8b</td>" in re.sub(r"<td[^>]*>", "<td>", page)
+    assert "last answer" not in page  # the store keeps no time of each search
 
 
 def test_what_is_no_store_is_named(serve: object, tmp_path: Path) -> None:

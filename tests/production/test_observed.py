@@ -8,7 +8,8 @@ import pytest
 
 import windtunnel as wt
 from windtunnel.errors import InputError
-from windtunnel.production.observed import observed, read_requests
+from windtunnel.files import write_bytes
+from windtunnel.production.observed import is_request_table, observed, read_record, read_requests
 from windtunnel.workload.generate.requests import generate
 
 COLUMNS = "arrival_s,input_tokens,output_tokens,ttft_s,e2e_s\n"
@@ -74,7 +75,7 @@ def test_a_simulated_folder_is_read_without_its_warm_up(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("requests.csv", "arrival_s,input_tokens\n1,2\n", "has no column output_tokens"),
-        ("requests.csv", COLUMNS + "0,1,1,0.1,0.2\n", "has 1 answered requests"),
+        ("requests.csv", COLUMNS + "0,1,1,0.1,0.2\n", "has 1 answered requests; 20 are needed"),
         ("requests.csv", COLUMNS + "0,1,2,0.3,0.2\n" * 30, "ends before its first token"),
         ("result.json", "{}", "has no list of every request"),
         ("requests.txt", "", "is of no known kind"),
@@ -84,6 +85,17 @@ def test_other_files_are_refused(tmp_path: Path, name: str, text: str, message: 
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=message):
         read_requests(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["requests.csv", "requests.csv.gz"])
+def test_a_table_may_have_milliseconds_and_be_gzipped(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    write_bytes(path, ("\ufeff" + COLUMNS.replace("_s", "_ms") + "4,1,2,100,300\r\n" * 30).encode())
+    assert is_request_table(path)
+    assert read_record(path) is not None
+    run = read_requests(path)
+    np.testing.assert_allclose(run.ttft_s, 0.1)
+    np.testing.assert_allclose(run.e2e_s, 0.3)
 
 
 def test_requests_without_an_answer_do_not_count() -> None:

@@ -113,10 +113,10 @@ def test_the_verdict_names_the_fastest_way(division: Division, capsys: pytest.Ca
     [
         (batch(arrivals={"type": "poisson", "rate_per_s": 3}), 4, {}, "a batch that is sent at once"),
         (batch(), 1, {}, "1 device cannot be divided: a replica has 1"),
-        (batch(), 4, {"device": "b200_sxm"}, "device of the training job follows from the rollouts"),
+        (batch(), 4, {"device": "b200_sxm"}, "the rollouts decide device of the training job"),
         (batch(), 4, {"paralelism": {"tp": 2}}, r"unknown key \$.paralelism"),
         (batch(task="embed", output_tokens=None), 4, {}, "task is 'embed', whose requests have no answers"),
-        (batch(), 4, {"global_batch": 8}, "global_batch of the training job follows from the rollouts"),
+        (batch(), 4, {"global_batch": 8, "device": "x", "node": "y"}, "decide device, node, global_batch of"),
         (batch(), 4, {"parallelism": {"tp": 8}}, "no division of 4 devices can train the model"),
     ],
 )

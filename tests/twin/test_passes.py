@@ -35,6 +35,7 @@ def recorded(path: Path, replicas: int = 1) -> Twin:
         twin.run_to(1e9)
 
     asyncio.run(send())
+    assert path.read_bytes().count(b"\n") == sum(passes._counters)  # before the end too
     passes.close()
     return twin
 

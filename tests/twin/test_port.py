@@ -126,5 +126,10 @@ def test_every_replica_may_have_a_port_of_its_own() -> None:
     totals = [next(line for line in text.splitlines() if line.startswith("vllm:generation_tokens")) for text in texts]
     assert [line.rpartition(" ")[2] for line in totals] == ["0.0", "0.0", "8.0"]
     assert all('engine="0"' in line for line in totals)
+    for text in texts:  # of the process: the same at every port
+        lines = [line for line in text.splitlines() if line.startswith("windtunnel:")]
+        assert any("lateness_seconds_count" in line and line.endswith(" 8") for line in lines)
+        assert any(line.startswith("windtunnel:simulated_seconds_total") for line in lines)
+        assert len({line.rpartition(" ")[0] for line in lines}) == len(lines)
     with pytest.raises(InputError, match="cannot choose among replicas"):
         twin_app(scenario_of({"replicas": 2, "router": "deferred"}), by_port=True)

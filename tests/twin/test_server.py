@@ -147,7 +147,7 @@ def test_a_demanded_text_ends_where_it_is_complete_or_is_cut_at_max_tokens(app: 
 
 
 def test_several_answers_to_one_prompt(app: TwinApp) -> None:
-    asked = HELLO | {"n": 3, "max_tokens": 6, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    asked = HELLO | {"n": 3, "max_tokens": 6, "ignore_eos": True}
     whole = post(app, CHAT, asked).json()
     texts = [choice["message"]["content"] for choice in whole["choices"]]
     assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2]
@@ -156,12 +156,18 @@ def test_several_answers_to_one_prompt(app: TwinApp) -> None:
     assert (
         whole["usage"]["prompt_tokens"] == post(app, CHAT, HELLO | {"max_tokens": 1}).json()["usage"]["prompt_tokens"]
     )
-    chunks = events(post(app, CHAT, asked | {"stream": True}))
+    chunks = events(post(app, CHAT, asked | {"stream": True, "stream_options": {"include_usage": True}}))
     assert chunks[-1]["usage"]["completion_tokens"] == 18
     for index in range(3):
         own = [chunk["choices"][0] for chunk in chunks[:-1] if chunk["choices"][0]["index"] == index]
         assert own[0]["delta"]["role"] == "assistant"
         assert [choice["finish_reason"] for choice in own] == [None] * 6 + ["length"]
+
+
+def test_null_leaves_a_completion_all_the_context(app: TwinApp) -> None:
+    body = {"prompt": [1] * 4046, "ignore_eos": True}
+    for more, num_tokens in (({}, 16), ({"max_tokens": None}, 50)):
+        assert post(app, "/v1/completions", body | more).json()["usage"]["completion_tokens"] == num_tokens
 
 
 def test_a_prompt_may_be_part_of_the_text(app: TwinApp) -> None:
@@ -247,6 +253,13 @@ def test_log_probabilities_have_the_form_of_the_api(app: TwinApp) -> None:
             400,
             "min_tokens is 10, which is more than max_tokens of 2",
         ),
+        (
+            CHAT,
+            {"messages": [{"content": [{"type": "image_url"}]}]},
+            400,
+            "a part of type 'image_url' is not simulated",
+        ),
+        (CHAT, HELLO | {"stream_options": {"include_usage": True}}, 400, "only be defined when `stream=True`"),
         ("/v1/nothing", {}, 404, "Not Found"),
         ("/health", {}, 405, "Method Not Allowed"),
     ],
@@ -258,6 +271,8 @@ def test_what_cannot_be_served_is_answered_with_a_reason(
     assert answer.status_code == status
     assert words in answer.json()["error"]["message"]
     assert answer.json()["error"]["code"] == status
+    if "Not" in words:  # as of vLLM's routes
+        assert answer.json()["error"]["type"] == words
 
 
 def test_a_prompt_that_is_surely_too_long_is_not_cut_into_tokens(app: TwinApp, monkeypatch: pytest.MonkeyPatch) -> None:

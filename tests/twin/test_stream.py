@@ -18,13 +18,16 @@ class Connection:
 
     def __init__(self) -> None:
         self.transport = self.flow = self
-        self.write_paused = False
+        self.write_paused = self.is_closed = False
         self.written: list[bytes] = []
         self.messages: list[dict[str, Any]] = []
         self.drained: asyncio.Future[None] | None = None
 
     def write(self, data: bytes) -> None:
         self.written.append(data)
+
+    def is_closing(self) -> bool:
+        return self.is_closed
 
     async def send(self, message: Any) -> None:
         if self.write_paused:
@@ -62,6 +65,18 @@ def test_pieces_go_to_the_transport_and_wait_for_a_slow_client() -> None:
         stream.write(b"e", True)
         assert connection.messages[-1] == {"type": "http.response.body", "body": b"e", "more_body": False}
         assert stream.done.done()
+
+    asyncio.run(talk())
+
+
+def test_nothing_is_written_for_a_client_that_has_left() -> None:
+    async def talk() -> None:
+        connection = Connection()
+        stream = Stream(connection.send, asyncio.get_running_loop().create_future())
+        stream.begin(is_chunked=True)
+        connection.is_closed = True
+        stream.write(b"a", False)
+        assert not connection.written
 
     asyncio.run(talk())
 

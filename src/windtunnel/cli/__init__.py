@@ -151,7 +151,11 @@ def _usage_error(error: "click.UsageError") -> tuple[str, str | None]:
         if comma is not None:
             see = f"without a comma: {comma[1]}{'.' if comma[3] == 'float' else ''}{comma[2]}"
         return f"{error.param.opts[0]}: {_sentence(error.message)}", see
-    return _sentence(error.format_message()), see
+    message = _sentence(error.format_message())
+    if error.ctx and message.startswith("got unexpected extra") and "(http" in message:
+        urls = [option.opts[0] for option in error.ctx.command.params if getattr(option, "metavar", None) == "URL"]
+        see = f"did you mean {urls[0]} URL?" if urls else see
+    return message, see
 
 
 def _sentence(message: str) -> str:

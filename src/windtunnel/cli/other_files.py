@@ -8,6 +8,7 @@ from windtunnel.calibration.measured_runs import COLUMNS
 from windtunnel.errors import InputError
 from windtunnel.files import read_bytes
 from windtunnel.formats.recognise import Use, find_format
+from windtunnel.production.observed import TTFT
 from windtunnel.workload.schema import TraceColumns
 from windtunnel.workload.traces.layouts import LENGTHS, recognise
 from windtunnel.workload.traces.table_file import header_of
@@ -49,8 +50,11 @@ def _kind_of(path: Path) -> tuple[str, ...]:
         if {"isl", "osl"} <= {name.lower() for name in header}:
             needs = "`windtunnel validate` says which columns of it to rename, as a CSV file"
             return "a table of InferenceX's runs", needs, *(["validate"] if path.suffix == ".csv" else [])
-        recognise(path, header, TraceColumns(), LENGTHS)
-        return "a trace of requests", _reads(f"simulate --trace {path}"), "--trace"
+        layout = recognise(path, header, TraceColumns(), LENGTHS)
+        if _METRICS & set(header) and layout.arrival not in header:
+            return "", ""  # measured, but not request by request
+        answered = ("diagnose", "observe") if TTFT & set(header) else ()
+        return "a trace of requests", _reads(f"simulate --trace {path}"), "--trace", *answered
     return "", ""
 
 

@@ -183,9 +183,10 @@ def _what_changes(before: Result, after: Result) -> list[str]:
             for value, known in zip(values, usual, strict=True)
         )
         texts.append(f"{path.removeprefix('deployment.')} {old} -> {new}")
-    num_hidden = len(changed) - len(texts[:MOST_CHANGES])
-    hidden = f", and {num_hidden} more" if num_hidden else ""
-    return [f"changed: {', '.join(texts[:MOST_CHANGES]) or 'nothing'}{hidden}"]
+    hidden = f", and {len(texts) - MOST_CHANGES} more" if len(texts) > MOST_CHANGES else ""
+    follow = ", ".join(path.removeprefix("deployment.") for path in changed if causes and path not in causes)
+    follow = follow and f"; what follows: {follow}"
+    return [f"changed: {', '.join(texts[:MOST_CHANGES]) or 'nothing'}{hidden}{follow}"]
 
 
 def statistic(result: Result, limit: Limit) -> float:

@@ -20,11 +20,14 @@ from windtunnel.pricing.table import numeric_column, read_parquet, require_colum
 from windtunnel.serving.scenario import Scenario, load
 from windtunnel.workload.generate.prefixes import PrefixArrays
 from windtunnel.workload.generate.requests import generate
+from windtunnel.workload.traces.table_file import header_of
 
 Floats = NDArray[np.float64]
 NEEDED = ("arrival_s", "input_tokens", "output_tokens", "ttft_s", "e2e_s")
 SCENARIO = "scenario.yaml"
 """What `windtunnel bench` and `simulate` write beside their requests."""
+TTFT = {"ttft_s", "ttft_ms"}
+"""A table of requests has one of these columns; times may all be in milliseconds, under names that end in `_ms`."""
 LEAST_REQUESTS = 20
 """Fewer requests tell nothing."""
 
@@ -79,7 +82,7 @@ def read_requests(path: Path) -> Observed:
         raise missing_file(path)
     if path.suffix == ".json":
         columns = _detailed(path)
-    elif path.suffix in (".parquet", ".csv"):
+    elif path.name.endswith((".parquet", ".csv", ".csv.gz")):
         columns = _columns(path)
     else:
         hint = "a requests.parquet or its folder, a .csv with its columns, or the JSON of vllm bench --save-detailed"
@@ -115,26 +118,22 @@ def read_record(path: Path) -> ServerRecord | None:
         return None if (path / RUNS).is_file() else read_scrapes(path)
     start = FileContent(path).start
     if is_step_table(path) and b"resourceSpans" not in start:
-        is_of_requests = path.suffix in (".csv", ".parquet") and "ttft_s" in _column_names(path)
-        return _record_of(read_requests(path)) if is_of_requests else None
+        return _record_of(read_requests(path)) if is_request_table(path) else None
     if path.suffix == ".json" and b"resourceSpans" not in start and '"ttfts"' in FileContent(path).text:
         return _record_of(read_requests(path))
     record: ServerRecord = find_format(path, "server telemetry").read(path)
     return record
 
 
+def is_request_table(path: Path) -> bool:
+    """Whether the columns of a table are those of answered requests; it may be one of steps otherwise."""
+    return path.name.endswith((".csv", ".csv.gz", ".parquet")) and bool(TTFT & set(header_of(path)))
+
+
 def _record_of(recorded: Observed) -> ServerRecord:
     names = ["arrival_s", "input_tokens", "output_tokens", "ttft_s", "e2e_s"]
     names += [] if recorded.cached_tokens is None else ["cached_tokens"]
     return record_of_requests("recorded requests", {name: getattr(recorded, name) for name in names})
-
-
-def _column_names(path: Path) -> list[str]:
-    import pyarrow.parquet as pq
-
-    if path.suffix == ".parquet":
-        return [str(name) for name in pq.read_schema(path).names]
-    return FileContent(path).start.decode("utf-8", "replace").partition("\n")[0].strip().split(",")
 
 
 def observed(columns: Mapping[str, NDArray[Any]], where: str = "the run") -> Observed:
@@ -149,7 +148,7 @@ def observed(columns: Mapping[str, NDArray[Any]], where: str = "the run") -> Obs
         if name in columns:
             keep &= ~np.asarray(columns[name], bool)
     if keep.sum() < LEAST_REQUESTS:
-        raise InputError(f"{where} has {int(keep.sum())} answered requests", f"{LEAST_REQUESTS} are needed")
+        raise InputError(f"{where} has {int(keep.sum())} answered requests; {LEAST_REQUESTS} are needed")
     if (columns["e2e_s"][keep] < columns["ttft_s"][keep]).any() or (columns["ttft_s"][keep] <= 0).any():
         raise InputError(f"{where}: a request ends before its first token", "ttft_s and e2e_s are seconds from sending")
     order = np.argsort(columns["arrival_s"][keep], kind="stable")
@@ -177,14 +176,19 @@ def _columns(path: Path) -> dict[str, NDArray[Any]]:
             rows = pc.read_csv(pa.BufferReader(read_bytes(path)))
         except pa.ArrowInvalid as error:
             raise InputError(f"{path} is no readable table: {str(error).splitlines()[0]}") from None
+    scale = dict.fromkeys(rows.column_names, 1.0)
+    for name in [name for name in scale if name.endswith("_ms")]:
+        seconds = f"{name.removesuffix('ms')}s"
+        if seconds not in scale:
+            rows, scale[seconds] = rows.append_column(seconds, rows[name]), 1e-3
     require_columns(path, rows.column_names, NEEDED)
     others = [name for name in ("is_warmup", "failed", "sent_late_s", "cached_tokens") if name in rows.column_names]
     return {
-        name: np.array([np.nan if value is None else float(value) for value in rows[name].to_pylist()])
+        name: np.array([np.nan if value is None else float(value) for value in rows[name].to_pylist()]) * scale[name]
         if name in ("ttft_s", "e2e_s")
         else np.array(rows[name].to_pylist(), bool)
         if name in ("is_warmup", "failed")
-        else numeric_column(rows, name, path)
+        else numeric_column(rows, name, path) * scale[name]
         for name in (*NEEDED, *others)
     }
 

@@ -237,9 +237,8 @@ def _check(scenario: Scenario, job: Mapping[str, Any], num_devices: int) -> None
         raise InputError(f"task is {scenario.workload.task!r}, whose requests have no answers to train on")
     if deployment.pools or deployment.autoscaling is not None or deployment.faults is not None:
         raise InputError("rollouts are divided over equal replicas", "leave out pools, autoscaling and faults")
-    given = next((name for name in DERIVED if job.get(name) is not None), None)
-    if given is not None:
-        raise InputError(f"{given} of the training job follows from the rollouts", "leave it out")
+    if given := [name for name in DERIVED if job.get(name) is not None]:
+        raise InputError(f"the rollouts decide {', '.join(given)} of the training job", "leave that out")
     size = resolve(scenario).parallelism.num_devices
     if num_devices < 2 * size:
         raise InputError(

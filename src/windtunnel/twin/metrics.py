@@ -11,6 +11,8 @@ from windtunnel.formats.telemetry.prometheus import DECLARED
 from windtunnel.twin.clock import TwinClock
 from windtunnel.twin.engine import Answer, Twin
 
+OF_PROCESS = tuple(about["name"] for about in DECLARED["twin"].values())
+"""Metrics of the process that serves, whatever its replicas; at the ports of all."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -144,8 +146,13 @@ class Metrics:
             lines += _cache_lines(twin, self.measures["cache"])
         if replica is not None:
             own = f'engine="{replica}"'
-            lines = [line.replace(own, 'engine="0"') for line in lines if line.startswith("#") or own in line]
+            is_own = [line.startswith(("#", *OF_PROCESS)) or own in line for line in lines]
+            lines = [line.replace(own, 'engine="0"') for line, stays in zip(lines, is_own, strict=True) if stays]
         return "\n".join(lines) + "\n"
+
+    def _labels_of(self, name: str) -> Sequence[str]:
+        """Return the labels of a metric: of all replicas, or of the first where it is of the whole process."""
+        return self.labels[:1] if name in OF_PROCESS else self.labels
 
     def _lines(self, measure: str) -> Iterator[str]:
         about = self.measures[measure]
@@ -156,11 +163,11 @@ class Metrics:
         if kind != "histogram":
             values = self.values[measure]
             if "label" not in about:
-                values = dict.fromkeys(self.labels if measure != "seconds" else self.labels[:1], 0) | values
+                values = dict.fromkeys(self._labels_of(name), 0) | values
             for labels, value in values.items():
                 yield f"{name}{{{labels}}} {_number(value)}"
             return
-        for labels, histogram in zip(self.labels, self.histograms[measure], strict=True):
+        for labels, histogram in zip(self._labels_of(name), self.histograms[measure], strict=False):
             seen = 0
             for bound, count in zip([*histogram.bounds, math.inf], histogram.counts, strict=True):
                 seen += count

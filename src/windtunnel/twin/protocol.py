@@ -32,6 +32,8 @@ RANGES = {
 }
 """Field -> type, least and largest value (those of `vllm/sampling_params.py`), and how these are called."""
 FORMATS = (None, "text", "json_object", "json_schema", "structural_tag")
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
+"""Types of the parts of a message that are text, from vLLM's `chat_utils.py`; the rest are images, audio, videos."""
 
 
 class RequestError(Exception):
@@ -165,6 +167,8 @@ def _check_fields(body: Mapping[str, Any]) -> None:
         raise RequestError(f"response_format must be one of {', '.join(FORMATS[1:])}", param="response_format")
     if choice not in (None, "none", "auto", "required") and not isinstance(choice, dict):
         raise RequestError("tool_choice must be none, auto, required or name a function", param="tool_choice")
+    if body.get("stream_options") and not body.get("stream"):
+        raise RequestError("Stream options can only be defined when `stream=True`.", param="stream_options")
     if choice not in (None, "none") and not body.get("tools"):
         raise RequestError("tool_choice needs tools", param="tool_choice")
 
@@ -210,6 +214,12 @@ def chat_prompt(body: Mapping[str, Any], tokenizer: Tokenizer, most: float = mat
         raise RequestError("messages must be a list of messages", param="messages")
     if not messages:
         return []
+    for content in (message.get("content") for message in messages):
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and (kind := part.get("type", "text")) not in TEXT_PARTS:
+                raise RequestError(
+                    f"a part of type {kind!r:.40} is not simulated: this server takes text", param="messages"
+                )
     _check_length([json.dumps(body.get("tools") or ""), *map(text_of, messages)], tokenizer, most)
     try:
         return tokenizer.chat(messages, body.get("tools"))
@@ -270,8 +280,8 @@ def _output_tokens(
     name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     most = _whole(body, name)
     room = limits.max_model_len - input_tokens
-    if most is None and kind == "completion":
-        most = 16  # the OpenAI API's default, vLLM's too
+    if most is None and kind == "completion" and name not in body:
+        most = 16  # the OpenAI API's default, vLLM's too; null leaves as much as the context has room for
     if most is not None and most < 1:
         raise RequestError(f"{name} must be at least 1, got {most}.", param=name)
     if room < 1 or (most is not None and most > room):

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -68,6 +69,8 @@ class Stream:
     def write(self, body: bytes, is_last: bool) -> None:
         """Send a piece now, or once the client has read those before it."""
         if not (is_last or self._is_waiting or self._transport is None or self._flow.write_paused):
+            if self._transport.is_closing():
+                return  # the client has left: asyncio warns on the terminal of every write from the fifth on
             self._transport.write(b"%x\r\n%b\r\n" % (len(body), body))
             return
         self._ended = self._ended or is_last
@@ -197,7 +200,8 @@ class TwinApp:
         else:
             known = [*(path for _, path in self._pages), "/metrics", "/v1/chat/completions", "/v1/completions"]
             status = 405 if path in [*known, "/v1/embeddings", *RERANKING] else 404
-            raise RequestError("Method Not Allowed" if status == 405 else "Not Found", status, "NotFoundError")
+            phrase = HTTPStatus(status).phrase  # vLLM's `http_exception_handler` gives it as message and type
+            raise RequestError(phrase, status, phrase)
 
     async def _apart(self, size: int, function: Callable[..., Result], *arguments: Any) -> Result:
         """Call a function that is busy with so many bytes: where they are many in a thread, so that tokens leave."""

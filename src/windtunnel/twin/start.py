@@ -82,6 +82,7 @@ class ForwardPasses:
                 }
                 lines.append(self._encode(row) + b"\n")
         self._file.write(b"".join(lines))
+        self._file.flush()  # whoever follows the file sees a step when it begins
 
     def close(self) -> None:
         """Write what is left."""

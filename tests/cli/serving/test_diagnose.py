@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from cli.conftest import Command
 
+COLUMNS = "arrival_s,input_tokens,output_tokens"
 SERVER = "vllm serve qwen2.5-0.5b"
 LOAD = (
     *("--device", "h100_sxm", "--rate", "30", "--num-requests", "60"),
@@ -52,6 +53,7 @@ def test_a_server_as_predicted_is_healthy(windtunnel: Command, tmp_path: Path) -
         (("missing.csv", "--model", "qwen2.5-0.5b", "--device", "h100_sxm"), "there is no file missing.csv"),
         (("README.md", "--model", "qwen2.5-0.5b", "--device", "h100_sxm"), "is of no known kind"),
         ((), "requests is missing"),
+        (("http://localhost:8000/metrics",), "windtunnel observe URL"),
     ],
 )
 def test_what_cannot_be_read_is_refused(windtunnel: Command, arguments: tuple[str, ...], message: str) -> None:
@@ -65,3 +67,21 @@ def test_what_served_must_be_named(windtunnel: Command, tmp_path: Path) -> None:
     done = windtunnel("diagnose", run, "--device", "h100_sxm")
     assert done.code == 2
     assert "--model is missing" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "message"),
+    [
+        ("ttft_ms,latency_ms", "0,64,8,20,200", "has no column e2e_s"),
+        ("ttft_s,e2e_s", "0,64,8,0.1,0.2", "has 1 answered requests; 20 are needed"),
+    ],
+)
+def test_a_table_of_requests_is_not_taken_for_steps(
+    windtunnel: Command, tmp_path: Path, columns: str, row: str, message: str
+) -> None:
+    path = tmp_path / "requests.csv"
+    path.write_text(f"{COLUMNS},{columns}\n{row}\n")
+    done = windtunnel("diagnose", str(path), "--model", "qwen2.5-0.5b", "--device", "h100_sxm")
+    assert done.code == 2
+    assert message in done.stderr
+    assert "simulate --trace" not in done.stderr

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from live_twins import scenario_of, served
+from windtunnel.errors import InputError
+from windtunnel.formats.telemetry import prometheus
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,6 +121,18 @@ def test_wrong_options_are_refused(windtunnel: Command, steps: str, arguments: t
     done = windtunnel("observe", steps, "--from-command", SERVER, "--device", "h100_sxm", *arguments)
     assert done.code == 2
     assert message in done.stderr
+
+
+def test_the_seconds_of_scraping_are_told_and_a_page_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int]] = []
+    text = 'vllm:prompt_tokens_total{engine="0"} 7\n'
+    monkeypatch.setattr(prometheus, "answer_of", lambda _: text)
+    prometheus.poll("http://a/metrics", 1.0, 0.2, lambda *done: told.append(done))
+    assert told[0] == (0, 1)
+    assert told[-1] == (1, 1)
+    text = "<html>Not here</html>"
+    with pytest.raises(InputError, match="answers no Prometheus metrics"):
+        prometheus.poll("http://a/", 1000.0, 1.0)
 
 
 def test_a_server_that_does_not_answer_is_named(windtunnel: Command) -> None:

@@ -249,6 +249,16 @@ def test_a_search_shows_the_fastest_layouts_that_fit(windtunnel: Command) -> Non
     assert all(point["holds"] and point["figures"]["memory_fraction"] < 1 for point in points)
 
 
+@pytest.mark.full
+def test_the_options_of_the_best_layout_give_its_step(windtunnel: Command) -> None:
+    given = ("--model", "qwen2.5-0.5b", "--device", "h100_sxm", "--num-devices", "2", "--sequence-tokens", "8192")
+    shown = windtunnel("train", *given, "--global-batch", "8", "--search").stdout
+    options = re.search(r"as options of `windtunnel train`: (.*?)\n\n", shown, re.DOTALL)
+    assert options
+    done = windtunnel("train", *given, "--global-batch", "8", *shlex.split(options[1]))
+    assert re.findall(r"A step takes [\d.]+ m?s", done.stdout) == re.findall(r"A step takes [\d.]+ m?s", shown)
+
+
 def test_a_job_that_needs_more_than_may_be_used_says_how_much_that_is(windtunnel: Command) -> None:
     shape = ("--num-devices", "8", "--sequence-tokens", "4096", "--global-batch", "32")
     done = windtunnel("train", "--model", "llama-3-8b", "--device", "h100_sxm", *shape)

@@ -166,9 +166,10 @@ def test_the_result_is_read_as_that_of_vllms_client(tmp_path: Path) -> None:
     summary = client_summary(run.requests, run.tokens)
     path = tmp_path / "result.json"
     sent = ClosedLoop(concurrency=9, rate_per_s=100.0, cv=2.0)
-    path.write_text(json.dumps(vllm_document(summary, run.requests, run.tokens, sent)))
+    path.write_text(json.dumps(vllm_document(summary, run.requests, run.tokens, sent, run.model)))
     (found,) = read_client_results(path)
     assert found.num_requests == 5
+    assert found.model == run.model
     assert (found.rate_per_s, found.gap_cv, found.concurrency) == (100.0, 2.0, 9)
     assert found.measured["ttft"] == pytest.approx(summary.ttft_s.mean)
     assert found.measured["throughput"] == pytest.approx(summary.output_tokens_per_s)

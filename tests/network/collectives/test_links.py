@@ -234,3 +234,10 @@ def test_the_closed_form_of_switches_that_add_is_what_was_measured(size_mib, mea
     # nccl-tests on eight H100, as benchmarks/collective_accuracy.py reads them.
     ranks = place_of(NodeRails(node="dgx_h100").build(), np.arange(8, dtype=np.int32))
     assert closed_form("all_reduce", size_mib * 2**20, ranks, "nvls")[0] == pytest.approx(measured_us * 1e-6, rel=0.1)
+
+
+def test_ranks_that_fill_servers_unevenly_are_refused_with_a_number_that_does() -> None:
+    fabric = NodeRails(node="dgx_h100", num_servers=2).build()
+    with pytest.raises(InputError, match="hold 4 to 8 of the 12 ranks") as refused:
+        place_of(fabric, np.arange(12, dtype=np.int32))
+    assert refused.value.hint == "for instance 16 ranks"

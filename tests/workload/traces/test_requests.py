@@ -14,6 +14,7 @@ from windtunnel.errors import InputError
 from windtunnel.workload.schema import Trace, TraceColumns
 from windtunnel.workload.traces.layouts import LENGTHS, shipped
 from windtunnel.workload.traces.requests import read_lengths, read_requests
+from windtunnel.workload.traces.table_file import header_of
 
 
 def read(
@@ -294,6 +295,7 @@ ROW = '{"arrival_s": 1, "input_tokens": 2, "output_tokens": 3}\n'
 BAD = {
     "empty file": ("a.csv", "", r"a\.csv is empty"),
     "no rows": ("a.csv", HEADER, r"a\.csv has no requests"),
+    "no objects": ("a.json", "[]", r"a\.json has no requests"),
     "missing column": ("a.csv", "arrival_s,input_tokens\n1,2\n", "trace: windtunnel lacks output_tokens; it has arr"),
     "times of unknown unit": ("a.csv", "timestamp,input_tokens,output_tokens\n1,2,3\n", "has no arrival times"),
     "unknown columns": ("a.csv", "x,y\n1,2\n", "of no known trace \\(azure, .*x, y"),
@@ -335,6 +337,14 @@ def test_bad_files_are_refused_in_one_sentence(tmp_path: Path, name: str, conten
         read(tmp_path / name, content)
     assert str(tmp_path / name) in refused.value.message
     assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize(("name", "hint"), [("a.csv", "a line of column names"), ("a.jsonl.gz", "one object a line")])
+def test_an_empty_file_is_told_what_its_kind_needs(tmp_path: Path, name: str, hint: str) -> None:
+    (tmp_path / name).write_text("\n")
+    with pytest.raises(InputError, match="is empty") as refused:
+        header_of(tmp_path / name)
+    assert str(refused.value.hint).startswith(hint)
 
 
 def test_hints_name_what_is_near(tmp_path: Path) -> None:

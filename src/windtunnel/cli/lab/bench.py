@@ -62,7 +62,7 @@ def command(options: Options) -> None:
         write_bench(options.out, run.requests, run.tokens, document, scenario)
         remark(f"wrote {options.out}")
     if options.save_result is not None:
-        document_of_vllm = vllm_document(summary, run.requests, run.tokens, scenario.workload.arrivals)
+        document_of_vllm = vllm_document(summary, run.requests, run.tokens, scenario.workload.arrivals, run.model)
         write_text(options.save_result, json_text(document_of_vllm) + "\n")
         remark(f"wrote {options.save_result}")
     about = {name: value for name, value in document.items() if isinstance(value, str) and name != "windtunnel"}

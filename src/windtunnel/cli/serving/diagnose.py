@@ -8,12 +8,14 @@ from windtunnel.cli.output import answer
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
-from windtunnel.files import read_text
-from windtunnel.production.observed import read_requests
+from windtunnel.production.observed import is_request_table, read_requests
 
 
 def command(options: Options) -> None:
     """Compare recorded requests with their simulation, and name the causes of the difference."""
+    if str(options.requests).startswith(("http:/", "https:/")):
+        hint = "`windtunnel bench --endpoint URL --out FOLDER` records some; `windtunnel observe URL` reads metrics"
+        raise InputError("diagnose takes recorded requests or steps, and no address of a server", hint)
     if _is_of_runs(options.requests):
         _answer_runs(options)
         return
@@ -44,11 +46,9 @@ def _is_of_runs(path: Path) -> bool:
     """Whether a file holds measured runs or recorded steps, and not the requests of one run."""
     if path.is_dir():
         return (path / RUNS).is_file()
-    if path.name.endswith((".jsonl", ".jsonl.gz", ".csv.gz")):
+    if path.name.endswith((".jsonl", ".jsonl.gz")):
         return True
-    if path.suffix == ".csv" and path.is_file():
-        return "ttft_s" not in read_text(path).partition("\n")[0].split(",")
-    return False
+    return path.name.endswith((".csv", ".csv.gz")) and path.is_file() and not is_request_table(path)
 
 
 def _answer_runs(options: Options) -> None:

@@ -8,6 +8,7 @@ import click
 from windtunnel.calibration.steps.read import StepRun, read_step_runs, run_without_steps
 from windtunnel.cli.options import launched, with_load
 from windtunnel.cli.output import answer, remark
+from windtunnel.cli.progress import counted
 from windtunnel.cli.serving.measured_runs import with_id
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
@@ -73,7 +74,8 @@ def _recorded(options: Options, server: dict[str, object]) -> tuple[StepRun, Ser
         deployment["calibration"] = options.watch
     if options.recorded.startswith(("http://", "https://")):
         run = run_without_steps(options.recorded, server, deployment)
-        return run, poll(options.recorded, options.seconds, options.every)
+        with counted("scraping", "seconds") as progress:
+            return run, poll(options.recorded, options.seconds, options.every, progress)
     path = Path(options.recorded)
     record = read_record(path)
     if record is not None:

@@ -36,7 +36,7 @@ def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
             rows += [_row(name, path, search) for search in kept_searches(path)]
         except InputError as error:
             problems.append((name or str(path), error.message))
-    heads = ("search", "store", "model", "varied", "objective", "points", "state", "last answer")
+    heads = ("search", "store", "model", "varied", "objective", "points", "state", "store written")
     table: Block = Table(heads, rows, left=5) if rows else "No store has a search: windtunnel search space.yaml."
     sections = [Section("Searches", [table])]
     if problems:
@@ -85,7 +85,7 @@ def _row(name: str, path: Path, search: Kept) -> list[str | Cell]:
     return [
         Cell(f"{search.number}", float(search.number), href=link("search", store=name, search=search.name[:SHORT])),
         name or "the user's own",
-        str(space.scenario.get("model", "")),
+        space.model,
         ", ".join(short_path(setting) for setting in space.vary),
         objective_text(space.objective),
         Cell(f"{space.num_points:,}", float(space.num_points)),
@@ -120,7 +120,7 @@ def _search_view(dashboard: Dashboard, query: Query) -> View:
     kept, path = _kept(dashboard, query)
     study = _watched(dashboard, kept).study(path)
     state = _state(kept, path.stat().st_mtime)
-    title = f"Search {kept.number}: {study.space.scenario.get('model', '')}"
+    title = f"Search {kept.number}: {study.space.model}"
     progress = [progress_of(study, outcome, state) for outcome in study.outcomes]
     report = replace(search_report(SearchEvidence(study, TOP)), title=title)
     return View(report, template="search.html", values={"progress": progress, "stop": ""}, is_live=True)

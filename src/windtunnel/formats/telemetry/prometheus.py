@@ -5,7 +5,7 @@ import math
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -247,8 +247,10 @@ def _record_of_matrix(document: Any, where: str) -> ServerRecord:
     return record_of([scrape_of(samples, time_s) for time_s, samples in moments.items()])
 
 
-def poll(url: str, seconds: float, every_s: float) -> ServerRecord:
+def poll(url: str, seconds: float, every_s: float, progress: Callable[[int, int], None] | None = None) -> ServerRecord:
     """Scrape a live server for some time, or ask a Prometheus server once, if `url` is a range query.
+
+    `progress` is called after each scrape with the seconds so far and those in all.
 
     Raises:
         InputError: no answer, or one that holds no metrics of an engine.
@@ -265,8 +267,12 @@ def poll(url: str, seconds: float, every_s: float) -> ServerRecord:
             if not _is_matrix(document):
                 raise InputError(f"{url} answers JSON that is no range query", "give .../api/v1/query_range?query=...")
             return _record_of_matrix(document, url)
+        if next(parse_text(text), None) is None:
+            raise InputError(f"{url} answers no Prometheus metrics", "is it http://HOST:PORT/metrics?")
         scrapes.append(scrape_text(text, time_s))
         left_s = started_s + seconds - time.monotonic()
+        if progress is not None:
+            progress(int(seconds - max(left_s, 0)), int(seconds))
         if left_s <= 0 and len(scrapes) > 1:
             return record_of(scrapes)
         time.sleep(min(every_s, max(left_s, 0.05)))

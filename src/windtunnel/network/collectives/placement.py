@@ -55,7 +55,8 @@ def place_of(fabric: Fabric, gpus: NDArray[np.int32]) -> Ranks:
     _, per_server = np.unique(fabric.server[gpus], return_counts=True)
     if len(np.unique(per_server)) > 1:
         raise InputError(
-            f"servers hold {per_server.min()} to {per_server.max()} of the ranks; equal numbers are needed"
+            f"servers hold {per_server.min()} to {per_server.max()} of the {len(gpus)} ranks; equal numbers are needed",
+            f"for instance {per_server.max() * len(per_server)} ranks",
         )
     device = device_of(fabric)
     architecture = device.architecture if device else ""

@@ -42,7 +42,7 @@ def bench_document(summary: ClientSummary, about: Mapping[str, str], scenario: S
 
 
 def vllm_document(
-    summary: ClientSummary, requests: Records, tokens: Records, arrivals: Arrivals | None
+    summary: ClientSummary, requests: Records, tokens: Records, arrivals: Arrivals | None, model: str
 ) -> dict[str, Any]:
     """Document a run as `vllm bench serve --save-result --save-detailed` (vLLM 0.10 to 0.32) does; milliseconds.
 
@@ -53,6 +53,7 @@ def vllm_document(
     rows = np.flatnonzero(measured)
     answered = requests.where(measured & ~requests["failed"])
     document: dict[str, Any] = {
+        "model_id": model,
         "num_prompts": int(measured.sum()),
         "request_rate": getattr(arrivals, "rate_per_s", None) or "inf",
         "burstiness": "inf" if gap_cv == 0 else gap_cv**-2,
@@ -76,8 +77,7 @@ def vllm_document(
         ms = seconds * 1e3 if seconds.size else np.zeros(1)
         document |= {f"mean_{name}_ms": float(ms.mean()), f"median_{name}_ms": float(np.median(ms))}
         document |= {f"std_{name}_ms": float(ms.std()), f"p99_{name}_ms": float(np.percentile(ms, 99))}
-    ends = np.searchsorted(tokens["request"], rows, side="right")
-    starts = np.searchsorted(tokens["request"], rows)
+    starts, ends = (np.searchsorted(tokens["request"], rows, side=side) for side in ("left", "right"))
     document["input_lens"] = requests["input_tokens"][rows].tolist()
     document["output_lens"] = requests["output_tokens"][rows].tolist()
     document["ttfts"] = np.nan_to_num(requests["ttft_s"][rows]).tolist()

@@ -1,6 +1,7 @@
 """A search: its best points, how sure they are, what each setting is worth, what cannot run; its folder of files."""
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -287,8 +288,16 @@ def _best(evidence: SearchEvidence, place: int, why: Why) -> list[Block]:
         *_burst_texts(evidence, outcome),
         *([rest_text(outcome, listed)] if space_finds_loads else []),
         *([Text(sureness)] if sureness else []),
+        *([Text([_job_options(study.point(winner).settings)])] if why and study.space.is_training else []),
         *([OnTerminal(lambda: _command(evidence, outcome, winner))] if why and evidence.launch.taken else []),
     ]
+
+
+def _job_options(settings: Mapping[str, Any]) -> str:
+    """Return what makes a training job the best point: the label of its recomputation does not say the modules."""
+    given = [(path, value) for path, value in settings.items() if value is not None and value is not False]
+    texts = (f"{path}={value_text(value)}".replace("'", "") for path, value in reversed(given))
+    return f"The best as options of `windtunnel train`: {' '.join(f'--set {shlex.quote(text)}' for text in texts)}"
 
 
 def _command(evidence: SearchEvidence, outcome: SearchOutcome, index: int) -> list[Block]:

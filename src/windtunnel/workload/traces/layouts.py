@@ -194,6 +194,8 @@ def _no_stream(path: Path, header: Sequence[str], stream: str, layout: Layout) -
 
 def _unknown(path: Path, header: Sequence[str], layouts: dict[str, Layout]) -> InputError:
     """Return the error for a file of no known layout, with what the nearest ones lack."""
+    if not header:
+        return InputError(f"{path} has no requests")
     lacking = {name: layout.missing(header, TraceColumns(), LENGTHS) for name, layout in layouts.items()}
     near = [
         name

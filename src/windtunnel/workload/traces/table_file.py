@@ -112,7 +112,9 @@ def _first_line(path: Path, file: BinaryIO) -> bytes:
 
 
 def _is_empty(path: Path) -> InputError:
-    return InputError(f"{path} is empty", "a line of column names is needed, and a line for each row")
+    is_csv = _suffix(path) == ".csv"
+    hint = "a line of column names is needed, and a line for each row" if is_csv else "one object a line is needed"
+    return InputError(f"{path} is empty", hint)
 
 
 def _csv_names(path: Path, line: bytes) -> list[str]:
