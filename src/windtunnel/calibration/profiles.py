@@ -124,7 +124,7 @@ def profile(
         reserve=reserve(runs, learnt, engine, device),
         spread=_spreads_of(runs, left_out, recorded, engine),
         spread_assumed=_spreads_of(runs, left_out, kin(runs, engine, device, assumed=True), engine),
-        provenance=_provenance(covered, source),
+        provenance=_provenance(covered, source, fit),
     )
 
 
@@ -156,15 +156,17 @@ def _factors(names: Collection[str], fit: Fit, place: Scope) -> dict[str, float]
     return {name: float(f"{value:.4g}") for name, value in sorted(factors.items())}
 
 
-def _provenance(pairs: Sequence[tuple[PricedServer, Mapping[str, float]]], source: str) -> Provenance:
+def _provenance(pairs: Sequence[tuple[PricedServer, Mapping[str, float]]], source: str, fit: Fit) -> Provenance:
     """Record the runs of a calibration, given with their predictions by fits that did not see them."""
     runs, left_out = [priced for priced, _ in pairs], [predicted for _, predicted in pairs]
     setups = [priced.setup for priced in runs]
+    num_configurations = len({by_configuration(priced) for priced in runs})
+    own = [fits.predict(priced, fit) for priced in runs] if num_configurations == 1 else []
     formats = {str(form) for setup in setups for form in (setup.precision.weights, setup.precision.experts_format)}
     return Provenance(
         fitted_on=source,
         num_runs=len(runs),
-        num_configurations=len({by_configuration(priced) for priced in runs}),
+        num_configurations=num_configurations,
         models=tuple(sorted({setup.model.name for setup in setups})),
         models_on={
             device: tuple(sorted({setup.model.name for setup in setups if setup.device.name == device}))
@@ -176,6 +178,7 @@ def _provenance(pairs: Sequence[tuple[PricedServer, Mapping[str, float]]], sourc
         devices=tuple(sorted({setup.device.name for setup in setups})),
         median_error=_median_errors(runs, left_out),
         median_error_before=_median_errors(runs, [fits.predict(priced, Fit({})) for priced in runs]),
+        median_error_fitted=_median_errors(runs, own) if own else {},
     )
 
 

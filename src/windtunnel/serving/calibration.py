@@ -45,6 +45,9 @@ class Provenance(schema.Schema):
     """Metric -> median |error| of runs left out."""
     median_error_before: dict[str, float] = {}
     """Metric -> median |error| without calibration."""
+    median_error_fitted: dict[str, float] = {}
+    """Metric -> median |error| of the runs that were fitted, where they are one configuration, which none can be left
+    out of; else empty."""
 
 
 class Inferred(schema.Schema):

@@ -196,7 +196,7 @@ class TwinApp:
         elif (method, path) in self._pages:
             given, size = await self._object(receive) if method == "POST" else (None, 0)
             page = self._pages[method, path]
-            await _reply(send, 200, await self._apart(size, lambda: self._encode(page(given))))
+            await _reply(send, 200, await self._apart(size, lambda: self._body(page(given))))
         else:
             known = [*(path for _, path in self._pages), "/metrics", "/v1/chat/completions", "/v1/completions"]
             status = 405 if path in [*known, "/v1/embeddings", *RERANKING] else 404
@@ -259,10 +259,13 @@ class TwinApp:
         if self.twin.failure is not None and any(answer.is_cancelled for answer in answers):
             raise self.twin.failure
 
-    def _health(self) -> dict[str, Any]:
+    def _body(self, value: Any) -> bytes:
+        return b"" if value is None else self._encode(value)
+
+    def _health(self) -> None:
+        """Answer nothing, as vLLM does, or raise where the twin has failed."""
         if self.twin.failure is not None:
             raise _refusal(self.twin.failure, 503)
-        return {}
 
     def _submit(self, asked: Asked, on_tokens: Sequence[OnTokens], answers: list[Answer]) -> None:
         """Send a request to the twin, once for each answer that it asks for, and add these to `answers`."""

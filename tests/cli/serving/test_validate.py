@@ -307,8 +307,14 @@ def test_a_use_leaves_runs_out(windtunnel: Command, tmp_path: Path) -> None:
 
 
 def test_one_configuration_says_that_none_was_left_out(windtunnel: Command, runs: str, tmp_path: Path) -> None:
-    done = windtunnel("calibrate", runs, "--only", "one", "--out", str(tmp_path / "profile.yaml"))
-    assert "one configuration only, so that none was left out" in " ".join(done.stdout.split())
+    profile = tmp_path / "profile.yaml"
+    said = " ".join(windtunnel("calibrate", runs, "--only", "one", "--out", str(profile)).stdout.split())
+    assert "one configuration only, so that none was left out" in said
+    # The error on the runs that were fitted is what `validate` finds with the calibration.
+    check = json.loads(windtunnel("validate", runs, "--only", "one", "--calibration", str(profile), "--json").stdout)
+    off = {name: f"{check['scores'][name]['median']:.1%}" for name in ("tpot", "ttft")}
+    assert f"TPOT is {off['tpot']} off (before" in said
+    assert f"TTFT is {off['ttft']} off (before" in said
 
 
 def test_a_clients_file_names_its_model_and_another_file_is_refused_first(windtunnel: Command, tmp_path: Path) -> None:

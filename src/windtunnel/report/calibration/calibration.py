@@ -30,11 +30,11 @@ def calibration_report(made: Mapping[str, Calibration], num_runs: int, num_fitte
     """Return the report of a fit: the errors on left-out runs before and after, then the fitted values."""
     rows = [{"name": name, **encode(calibration.provenance)} for name, calibration in made.items()]
     alone = [name for name, calibration in made.items() if calibration.provenance.num_configurations == 1]
-    notes = []
-    if alone:
-        notes.append(f"{', '.join(alone)}: one configuration only, so that none was left out: after equals before.")
+    notes = [filled(LAYOUT["alone"], row) for row in rows if row["name"] in alone]
     largest = max(rows, key=itemgetter("num_runs"))
-    verdict = notes.pop() if largest["name"] in alone else filled(LAYOUT["verdict"], largest)
+    is_alone = largest["name"] in alone
+    verdict = filled(LAYOUT["alone"], largest) if is_alone else filled(LAYOUT["verdict"], largest)
+    notes = [note for note in notes if note != verdict]
     notes += [f"{name}: {worse}" for name, calibration in made.items() if (worse := _worse(calibration.provenance))]
     transfers = [{"name": name, **encode(each.transfer)} for name, each in made.items() if each.transfer is not None]
     notes += [filled(LAYOUT["transfer"], transfer) for transfer in transfers]
