@@ -221,7 +221,7 @@ def _sizes(text: str) -> list[int]:
     first, dots, last = text.partition("..")
     if not dots:
         return [_size(part.strip()) for part in text.split(",")]
-    size, end = _size(first), _size(last)
+    size, end = (0, 0) if ".." in last else (_size(first), _size(last))
     if not 0 < size <= end:
         raise InputError(f"--size: {text!r} is not a range", "the smaller size first: 1MiB..1GiB")
     return [size << power for power in range((end // size).bit_length())]

@@ -218,6 +218,7 @@ def test_compat_simai_needs_no_topology(windtunnel: Command, workload: str) -> N
         (["collective", "--measured", "nccl.log", "--size", "1MiB"], "--size does not go with it"),
         (["collective", "--measured", "nothing.log"], "there is no file nothing.log"),
         (["collective", "--op", "sum", "--size", "2MiB..1MiB", "--device", "h100_sxm"], "is not a range"),
+        (["collective", "--op", "sum", "--size", "1..2..3", "--device", "h100_sxm"], "'1..2..3' is not a range"),
         (["collective", "--op", "all_reduce", "--size", "1MiB", "--num-devices", "8"], "--topology is missing"),
         (
             ["collective", "--op", "all_reduce", "--size", "1MiB", "--num-devices", "8", "--topology", "dgx_h100"],
