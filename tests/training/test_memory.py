@@ -8,9 +8,10 @@ import pytest
 
 from readers.training.b200_memory import cut, read_measured_steps
 from windtunnel import catalog
+from windtunnel.calibration.training_runs import shape_of
 from windtunnel.pricing.estimator import RooflineEstimator
 from windtunnel.pricing.roofline import Roofline
-from windtunnel.schema import decode
+from windtunnel.schema import decode, encode
 from windtunnel.training.costs import LAUNCHES
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.fitting_changes import fitting_changes
@@ -134,6 +135,32 @@ def test_activations_in_the_hosts_memory_do_not_count() -> None:
 def test_frozen_weights_may_be_there_in_8_bit_only() -> None:
     wide, narrow = (memory(lora={}, precision={"frozen_weights": each}) for each in ("bf16", "fp8"))
     assert narrow.parameters_bytes == wide.parameters_bytes / 2
+
+
+def test_frozen_weights_of_4_bits_are_those_of_layers_and_are_unpacked_for_every_product() -> None:
+    """QLoRA's paper fine-tunes a model of 65 B parameters on a GPU of 48 GB (arXiv:2305.14314, abstract)."""
+    wide, packed = (memory(lora={}, precision={"frozen_weights": each}) for each in ("bf16", "nf4"))
+    model = catalog.model("meta-llama/Llama-3.1-8B")
+    ends = 2 * model.vocab_size * model.hidden_size
+    share = 2 * packed.parameters_bytes / wide.parameters_bytes
+    assert share == pytest.approx((1 - ends / 8.03e9) * 0.5159 + 2 * ends / 8.03e9, rel=0.01)
+    shape = shape_of("llama-65b")
+    assert shape is not None
+    raw = {
+        "model": encode(shape.model("llama-65b", 512)),
+        "device": "l40s",
+        "num_devices": 1,
+        "sequence_tokens": 512,
+        "global_batch": 16,
+        "framework": "fsdp2",
+        "sharding": {"zero": 0},
+        "recompute": {"granularity": "full"},
+    }
+    jobs = [{**raw, "lora": {"rank": 16}, "precision": {"frozen_weights": each}} for each in ("nf4", "bf16")]
+    small, large = (simulate_training(resolve(decode(job, TrainingJob))) for job in jobs)
+    assert small.fits
+    assert not large.fits
+    assert small.step_s > large.step_s
 
 
 def test_a_master_copy_may_be_what_a_bf16_parameter_lacks() -> None:

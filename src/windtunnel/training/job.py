@@ -115,8 +115,9 @@ class TrainingPrecision(Schema):
     """Tokens on their way to experts in the forward pass."""
     activation_input: Literal["bf16", "fp8"] | None = None
     """In which an activation's input is kept (Megatron-Core's `activation_func_fp8_input_store`)."""
-    frozen_weights: Literal["bf16", "fp8"] = "bf16"
-    """Weights that LoRA does not train."""
+    frozen_weights: Literal["bf16", "fp8", "nf4"] = "bf16"
+    """Weights that LoRA does not train. nf4: 4 bits with quantised scales (QLoRA, arXiv:2305.14314), which every
+    product first unpacks to bf16; embedding and head stay in bf16."""
 
 
 RecomputedModule = Literal[

@@ -10,7 +10,7 @@ from windtunnel.model.operators import Gemm
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.layers.chunks import LayerChunk, Parameters, chunk_parameters, layer_parameters, trained
 from windtunnel.training.layers.parts import Work, ends_work, head_parts, layer_work
-from windtunnel.training.layers.rank import BF16_BYTES, WIRE_BYTES, Group, Rank
+from windtunnel.training.layers.rank import BF16_BYTES, NF4_BYTES, WIRE_BYTES, Group, Rank
 from windtunnel.training.layers.sharding import STATE_BYTES, gathered_layer, owned
 
 
@@ -45,8 +45,10 @@ class StageMemory:
         return self.allocated_bytes + self.reserve_bytes
 
 
-def state_bytes(rank: Rank, held: Parameters) -> tuple[float, float, float]:
-    """Return the bytes of parameters, gradients and optimizer state of one rank that holds `held`."""
+def state_bytes(rank: Rank, held: Parameters, num_in_ends: float = 0.0) -> tuple[float, float, float]:
+    """Return the bytes of parameters, gradients and optimizer state of one rank that holds `held`, so many of them in
+    embedding and head.
+    """
     job = rank.setup.job
     precision, zero = job.precision, job.sharding.zero or 0
     learnt = trained(rank, held)
@@ -55,7 +57,12 @@ def state_bytes(rank: Rank, held: Parameters) -> tuple[float, float, float]:
     # A recipe in fp8 keeps 16-bit parameters beside what it multiplies; sharded fp32 parameters are their own master.
     parameters = BF16_BYTES * held.total if zero < 3 else 0.0
     if job.lora is not None:
-        parameters = WIRE_BYTES[precision.frozen_weights] * (owned(rank, held) if zero == 3 else held.total)
+        num_here = owned(rank, held) if zero == 3 else held.total
+        if precision.frozen_weights == "nf4":
+            packed = 1.0 - num_in_ends / held.total
+            parameters = num_here * (packed * NF4_BYTES + (1.0 - packed) * BF16_BYTES)
+        else:
+            parameters = WIRE_BYTES[precision.frozen_weights] * num_here
     gradients = gradient * (num_owned if zero >= 2 else learnt.total)
     if job.framework == "deepspeed" and precision.gradients == "fp32" and zero < 3:
         # DeepSpeed's bf16_optimizer.py lets autograd fill 16-bit gradients and adds them to its fp32 ones.
@@ -192,7 +199,8 @@ def stage_memory(
 ) -> StageMemory:
     """Return one stage's memory; `activations_bytes` is the peak from the schedule's replay."""
     held = sum((chunk_parameters(rank, chunk) for chunk in held_chunks), Parameters())
-    parameters, gradients, optimizer = state_bytes(rank, held)
+    ends = sum((chunk_parameters(rank, replace(chunk, layers=())) for chunk in held_chunks), Parameters())
+    parameters, gradients, optimizer = state_bytes(rank, held, ends.total)
     in_head, in_layer = transient_bytes(rank, held_chunks)
     moments: list[tuple[float, ...]] = [(activations_bytes, gradients, max(in_head, in_layer))]
     if _frees_gradients(rank):

@@ -300,14 +300,26 @@ def test_frozen_weights_in_fp32_are_said(tmp_path: Path) -> None:
     assert job.lora == Lora(rank=16, all_linear=False, dropout=True)
 
 
-def test_quantised_weights_are_refused_until_another_format_is_named(tmp_path: Path) -> None:
-    text = AXOLOTL.replace("adapter:", "adapter: qlora\nload_in_4bit: true\nlora_r: 8\nlora_target_linear: true")
-    with pytest.raises(InputError, match="load_in_4bit = true is not modelled") as error:
+@pytest.mark.parametrize(
+    "said", ["adapter: qlora", "adapter: lora\nload_in_4bit: true", "adapter: lora\nquantization_bit: 4"]
+)
+def test_frozen_weights_of_4_bits_are_taken(said: str, tmp_path: Path) -> None:
+    job, unread = read(tmp_path, AXOLOTL.replace("adapter:", f"{said}\nlora_r: 8\nlora_target_linear: true"), 1)
+    assert (job.precision.frozen_weights, job.lora) == ("nf4", Lora(rank=8))
+    assert (
+        unread
+        == read(tmp_path, AXOLOTL.replace("adapter:", "adapter: lora\nlora_r: 8\nlora_target_linear: true"), 1)[1]
+    )
+
+
+def test_weights_of_8_bits_are_refused_until_another_format_is_named(tmp_path: Path) -> None:
+    text = AXOLOTL.replace("adapter:", "adapter: lora\nload_in_8bit: true\nlora_r: 8\nlora_target_linear: true")
+    with pytest.raises(InputError, match="load_in_8bit = true is not modelled") as error:
         read(tmp_path, text, 1)
     assert "--set precision.frozen_weights=fp8" in str(error.value.hint)
     job, unread = read(tmp_path, text, 1, **{"precision.frozen_weights": "fp8"})
     assert (job.precision.frozen_weights, job.lora) == ("fp8", Lora(rank=8))
-    assert "load_in_4bit" in unread
+    assert "load_in_8bit" in unread
 
 
 @pytest.mark.parametrize(
@@ -321,7 +333,7 @@ def test_quantised_weights_are_refused_until_another_format_is_named(tmp_path: P
         ("cutoff_len: 1024", "cutoff_len: 10.5", "cutoff_len is 10.5; a whole number is needed"),
         ("cutoff_len: 1024", "optim: lion_8bit", "optim is 'lion_8bit', which is not read"),
         ("cutoff_len: 1024", "flash_attn: slow", "flash_attn is 'slow'"),
-        ("cutoff_len: 1024", "quantization_bit: 4", "quantization_bit = 4 is not modelled"),
+        ("cutoff_len: 1024", "quantization_bit: 8", "quantization_bit = 8 is not modelled"),
         ("cutoff_len: 1024", "use_galore: true", "use_galore = true is not modelled"),
         ("cutoff_len: 1024", "fsdp: full_shard offload", "fsdp is 'offload', which is not read"),
         ("cutoff_len: 1024", "deepspeed: absent.json", "names absent.json, which is not there"),

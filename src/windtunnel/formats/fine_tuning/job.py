@@ -109,6 +109,8 @@ class FineTuning:
         lora = self.lora()
         optimizer, moments = self.choice("optimizer", "optimizers", "adamw_torch")
         precision = self.precision(framework, sharding["zero"], lora is not None)
+        if self.has_four_bits():
+            precision["frozen_weights"] = "nf4"
         return {
             "model": model,
             "device": device,
@@ -227,6 +229,11 @@ class FineTuning:
         gathered = "fp8" if zero and self.flag("fp8") and self.flag("fp8_gather") else None
         reduced = "bf16" if zero and mixed else "fp32"
         return {"compute": compute, "gradients": "fp32", "gradient_reduce": reduced, "parameter_gather": gathered}
+
+    def has_four_bits(self) -> bool:
+        """Whether frozen weights are in bitsandbytes' 4 bits."""
+        named, flagged = self.words("quantised_bits") == ["4"], self.flag("four_bits")
+        return named or flagged or self.words("adapter") == ["qlora"]
 
     def recompute(self, model: str) -> dict[str, Any]:
         granularity, is_offloaded = self.choice("checkpointing", "checkpointing", "false")

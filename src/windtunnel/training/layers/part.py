@@ -10,7 +10,10 @@ from functools import partial
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import ACTIVATION_BITS, Format
 from windtunnel.training.figures import FIGURES
-from windtunnel.training.layers.rank import BF16_BYTES, WIRE_BYTES, Group, Rank
+from windtunnel.training.layers.rank import BF16_BYTES, NF4_BYTES, WIRE_BYTES, Group, Rank
+
+NEVER_PACKED = ("lm_head", "router")
+"""Linear layers that quantisation leaves as they are."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ def linear(
         down = Task(f"{name}_adapter", ops.Gemm(rows, lora.rank, num_inputs))
         up = Task(f"{name}_adapter_up", ops.Gemm(rows, num_outputs, lora.rank))
         adapts = lora.all_linear or name in ("qkv_proj", "o_proj")
-        if name in ("lm_head", "router") or not adapts:
+        if name in NEVER_PACKED or not adapts:
             return Part(name, forward, backward, module=module)
         # A frozen layer keeps no input; its adapter keeps the 16-bit one. Dropout and the sum are kernels of their own.
         if lora.dropout:
@@ -168,11 +171,19 @@ def products(
     forward = quantised(rank, f"{name}_input", rows, num_inputs, gemm_format)
     backward = quantised(rank, f"{name}_gradient", rows, num_outputs, gemm_format)
     weight = accumulated(rank, name, (num_groups or 1) * num_outputs * num_inputs)
+    packed = unpacked(rank, name, (num_groups or 1) * num_outputs * num_inputs)
     return (
-        (*forward, gemm("", each, num_outputs, num_inputs)),
-        (*backward, gemm("_dgrad", each, num_inputs, num_outputs)),
+        (*forward, *packed, gemm("", each, num_outputs, num_inputs)),
+        (*backward, *packed, gemm("_dgrad", each, num_inputs, num_outputs)),
         (gemm("_wgrad", num_outputs, num_inputs, int(each)), *weight),
     )
+
+
+def unpacked(rank: Rank, name: str, num_values: float) -> tuple[Task, ...]:
+    """Write frozen weights of 4 bits in 16 for a product: bitsandbytes does so for every product of a layer."""
+    if rank.setup.job.lora is None or rank.setup.job.precision.frozen_weights != "nf4" or name in NEVER_PACKED:
+        return ()
+    return (Task(f"{name}_unpack", ops.Elementwise("unpack", num_values, NF4_BYTES + BF16_BYTES)),)
 
 
 def accumulated(rank: Rank, name: str, num_values: float) -> tuple[Task, ...]:

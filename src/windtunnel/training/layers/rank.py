@@ -13,6 +13,8 @@ from windtunnel.training.setup import TrainingSetup
 
 BF16_BYTES, FP32_BYTES = 2.0, 4.0
 WIRE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
+NF4_BYTES = (4 + 8 / 64 + 32 / (64 * 256)) / 8
+"""A weight, its share of the 8-bit scale of 64, and of the 32-bit scale of 256 such (arXiv:2305.14314, section 3)."""
 
 
 class Group(StrEnum):

@@ -15,7 +15,7 @@ from windtunnel.model.shape import LayerGroup
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.layers.chunks import Parameters, layer_parameters, trained
 from windtunnel.training.layers.part import Task, collective
-from windtunnel.training.layers.rank import WIRE_BYTES, Group, Rank
+from windtunnel.training.layers.rank import NF4_BYTES, WIRE_BYTES, Group, Rank
 
 STATE_BYTES = {"fp32": 4.0, "bf16": 2.0, "remainder": 2.0, "fp8": 1.0}
 
@@ -67,6 +67,8 @@ def gather_tasks(rank: Rank, held: Parameters, beside: str | None = None) -> tup
         return ()
     held = held if job.sharding.zero == 3 else trained(rank, held)
     wire = WIRE_BYTES[job.precision.parameter_gather or "bf16"]
+    if job.lora is not None and job.precision.frozen_weights == "nf4" and job.sharding.zero == 3:
+        wire = NF4_BYTES
     bucket = job.sharding.prefetch_bucket_elements if job.sharding.zero == 3 else job.sharding.gather_bucket_elements
     tasks = []
     for name, group, elements, num_ranks in (
