@@ -151,11 +151,10 @@ def format_of(text: str, fp8: str = "fp8") -> str:
     Raises:
         InputError: it is none that is known.
     """
-    plain = re.sub(r"[ _]", "-", text.strip().lower())
-    written = " ".join(words_of(text))
+    plain, written = re.sub(r"[ _]", "-", text.strip().lower()), " ".join(words_of(text))
     found = (recipe for words, recipe in WORDS["format_words"] if re.search(rf"\b({words})\b", written))
-    recipe: str | None = plain.replace("-", "_") if plain.replace("-", "_") in GEMM_FORMATS else None
-    recipe = WORDS["formats"].get(plain) or recipe or next(found, None)
+    ours = plain.replace("-", "_")
+    recipe = WORDS["formats"].get(plain) or (ours if ours in GEMM_FORMATS else next(found, None))
     if recipe is None:
         raise InputError(f"the precision {text!r} is not known", f"known are {', '.join(GEMM_FORMATS)}")
     return fp8 if recipe == "fp8" else recipe

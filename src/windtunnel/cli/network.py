@@ -143,9 +143,10 @@ def collective(options: Options) -> None:
     tokens, log = _given(options.of("token_traffic")), None
     if options.measured is not None:
         log = read_nccl_log(options.measured, options.op and options.op.lower())
-        options.op, options.ranks = log.op, options.ranks or str(log.num_ranks)
+        options.op = log.op
         if options.topology is None:
             _take_hosts(options, log)
+        options.ranks = options.ranks or str(log.num_ranks)
     topology, chosen = _devices(options) if options.topology is None else (options.topology, options.ranks)
     fabric = fabric_with_failures(options, topology)
     ranks = chosen_ranks(chosen, fabric.num_gpus)
@@ -157,7 +158,8 @@ def collective(options: Options) -> None:
     _check_has_flows(settings.backend, [name for name in ("times", "links") if getattr(options, name)])
     sizes = list(log.seconds) if log else [] if options.traffic is not None else _sizes(options.size)
     if log or len(sizes) > 1:
-        _refuse_flow_files(options)
+        if file := next((name for name, file in options.of("flow_files").items() if file), None):
+            raise InputError(f"--{file} is for one size", "give one to --size")
         runs = [_run(options, fabric, ranks, settings, size) for size in sizes]
         answer(options, report.sizes_document, report.sizes_report, runs, log.seconds if log else {})
         return
@@ -168,7 +170,7 @@ def collective(options: Options) -> None:
 
 
 MOST_OF_A_HOST = 16
-"""GPUs of the largest server; nodes with more are racks, whose trays a log calls hosts."""
+"""GPUs of the largest server (DGX-2); nodes with more are racks, whose trays a log calls hosts."""
 
 
 def _take_hosts(options: Options, log: NcclLog) -> None:
@@ -180,7 +182,7 @@ def _take_hosts(options: Options, log: NcclLog) -> None:
         return
     options.num_devices = log.num_hosts * num_each
     used, rest = divmod(log.num_ranks, log.num_hosts)
-    if not rest and used <= num_each:
+    if options.ranks is None and not rest and used <= num_each:
         ids = [host * num_each + gpu for host in range(log.num_hosts) for gpu in range(used)]
         options.ranks = ",".join(map(str, ids))
 
@@ -232,13 +234,6 @@ def _size(text: str) -> int:
     if size_bytes != int(size_bytes):
         raise InputError(f"--size: {text!r} is not a whole number of bytes")
     return int(size_bytes)
-
-
-def _refuse_flow_files(options: Options) -> None:
-    """Refuse files of flows, which are those of one size."""
-    given = next((name for name, file in options.of("flow_files").items() if file), None)
-    if given is not None:
-        raise InputError(f"--{given} is for one size", "give one to --size")
 
 
 def _run(

@@ -122,6 +122,8 @@ def test_a_log_of_nccl_tests_is_compared_size_by_size(
     assert [(run["num_ranks"], run["num_servers"]) for run in runs] == [(8, num_servers)] * 2
     assert [run["measured_bus_bytes_per_s"] / 1e9 for run in runs] == pytest.approx([67.04, 400.53], rel=1e-3)
     assert [run["error"] for run in runs] == [run["seconds"] / run["measured_s"] - 1 for run in runs]
+    chosen = json.loads(windtunnel("collective", "--measured", str(log), "--ranks", "0,1", "--json").stdout)["runs"]
+    assert [(run["num_ranks"], run["num_servers"]) for run in chosen] == [(2, 1)] * 2  # as asked for
     shown = windtunnel("collective", "--measured", str(log)).stdout
     assert "reached 401 GB/s of bus bandwidth, and" in shown
 
@@ -216,6 +218,7 @@ def test_compat_simai_needs_no_topology(windtunnel: Command, workload: str) -> N
         (["topology"], "missing command"),
         (["collective", "--op", "all_reduce", "--size", "1GiB"], "--topology is missing"),
         (["collective", "--measured", "nccl.log", "--size", "1MiB"], "--size does not go with it"),
+        (["collective", "--measured", "nccl.log", "--num-devices", "8"], "--num-devices does not go with it"),
         (["collective", "--measured", "nothing.log"], "there is no file nothing.log"),
         (["collective", "--op", "sum", "--size", "2MiB..1MiB", "--device", "h100_sxm"], "is not a range"),
         (["collective", "--op", "sum", "--size", "1..2..3", "--device", "h100_sxm"], "'1..2..3' is not a range"),

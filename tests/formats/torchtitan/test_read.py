@@ -123,6 +123,7 @@ def test_options_go_over_the_file(tmp_path: Path) -> None:
         ("[training]", "[training", "is no TOML"),
         ("tensor_parallel_degree = 2", "tensor_parallel_degree = 0", "tensor_parallel_degree is 0"),
         ("seq_len = 8192", 'seq_len = "8k"', "training.seq_len is '8k'"),
+        ("steps = 100", "enable_cpu_offload = true", "enable_cpu_offload = true is not modelled"),
         ('mode = "selective"', 'mode = "some"', "activation_checkpoint.mode is 'some'"),
         ('converters = ["quantize.linear.float8"]', 'converters = ["int4"]', "model.converters has int4"),
         ('"alltoall"', '"ring"', "context_parallel_rotate_method is 'ring'"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.files import is_file, parse_whole, read_text
-from windtunnel.formats.launch.containers import Command, commands_of
+from windtunnel.formats.launch.containers import Command, commands_in_script
 from windtunnel.schema import dotted, read_table, read_yaml
 
 WORDS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("words.yaml"))
@@ -52,10 +52,7 @@ def read_command(path: Path) -> Source:
     Raises:
         InputError: there is none or several, or it names a file that is missing or wrong.
     """
-    try:
-        commands = commands_of(read_text(path))
-    except InputError as error:
-        raise InputError(f"{path}: {error.message.removeprefix('--from-command: ')}", error.hint) from None
+    commands = commands_in_script(read_text(path), f"{path}: ")
     found = [command for command in commands if TRAINS.search(" ".join(command.words))]
     if len(found) != 1:
         raise InputError(

@@ -69,6 +69,14 @@ class Command:
     """The router's `routingLogic`, of vLLM's production stack; empty where none is said."""
 
 
+def commands_in_script(text: str, about: str = "") -> list[Command]:
+    """Return the commands of a script; errors say `about`, not `--from-command: `, first."""
+    try:
+        return commands_of(text)
+    except InputError as error:
+        raise InputError(f"{about}{error.message.removeprefix('--from-command: ')}", error.hint) from None
+
+
 def commands_of(text: str, is_yaml: bool = False) -> list[Command]:
     """Return every command of a text.
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from windtunnel.errors import InputError
 from windtunnel.files import parse_whole
-from windtunnel.formats.launch.containers import commands_of
+from windtunnel.formats.launch.containers import commands_in_script
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.attention.latent import LatentAttention
 from windtunnel.model.feed_forward.dense import DenseFeedForward
@@ -66,11 +66,7 @@ def _from_log(text: str) -> dict[str, list[str]]:
 
 def _from_shell(text: str) -> dict[str, list[str]]:
     options: dict[str, list[str]] = {}
-    try:
-        commands = commands_of(text)
-    except InputError as error:
-        raise InputError(error.message.removeprefix("--from-command: "), error.hint) from None
-    for command in commands:
+    for command in commands_in_script(text):
         if any(word.startswith("--num-layers") for word in command.words):
             options = _options(_split(command.words))
     if not options:

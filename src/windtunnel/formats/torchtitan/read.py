@@ -88,6 +88,8 @@ class Job:
     def fields(self) -> dict[str, Any]:
         replicas, shards = self.data_parallelism()
         dp = replicas * shards
+        if self.value("training", "enable_cpu_offload", False):
+            raise InputError("training.enable_cpu_offload = true is not modelled", "switch it off")
         local = self.first(8, ("training", "local_batch_size"), ("training", "batch_size"))
         declared = self.value("training", "global_batch_size", -1)
         sequences, steps = self.value("training", "seq_len", 2048), self.value("training", "steps", 10000)
@@ -148,8 +150,8 @@ class Job:
         return {"fused": compiled, **({"cross_entropy": "separate"} if is_loss_compiled else {})}
 
     def asynchronous_tensors(self) -> bool:
-        name = "enable_async_tensor_parallel"
-        return bool(self.first(False, ("parallelism", name), ("experimental", name)))
+        sections = ("parallelism", "experimental")
+        return bool(self.first(False, *((section, "enable_async_tensor_parallel") for section in sections)))
 
     def parallelism(self, pp: int) -> dict[str, Any]:
         method = self.value("parallelism", "context_parallel_rotate_method", "allgather")
