@@ -34,7 +34,6 @@ from windtunnel.calibration.training_runs import (
     plain_name,
     recompute_of,
     shape_of,
-    uneven_layers,
     usual_heads,
 )
 from windtunnel.calibration.training_usual import add_missing
@@ -43,6 +42,7 @@ from windtunnel.hardware import Link
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import decode
 from windtunnel.training.job import TrainingJob
+from windtunnel.training.setup import uneven_layers
 
 Row = Mapping[str, str]
 

@@ -25,6 +25,7 @@ from windtunnel.model.parameters import count_parameters
 from windtunnel.model.shape import LayerGroup, ModelSpec
 from windtunnel.schema import decode, encode, read_yaml, set_path
 from windtunnel.training.job import GEMM_FORMATS, TrainingJob
+from windtunnel.training.setup import uneven_layers
 
 COLUMNS: Mapping[str, Column] = columns_of(Column, Path(__file__).with_name("training_columns.yaml"))
 TELLING_COLUMN = "n_gpus"
@@ -167,22 +168,6 @@ def recompute_of(policy: str, framework: Mapping[str, Any] = {}) -> dict[str, An
     name = re.sub(r"\(.*\)$", "", policy.strip().lower())
     check_known(name, known, f"there is no recomputation {policy!r}")
     return dict(known[name])
-
-
-def uneven_layers(num_layers: int, num_chunks: int) -> list[int]:
-    """Return layers by chunk where embedding and head count as a layer each (Megatron-Core's
-    `account_for_embedding_in_pipeline_split` and `account_for_loss_in_pipeline_split`).
-
-    Raises:
-        InputError: there are more chunks than layers.
-    """
-    share, rest = divmod(num_layers + 2, num_chunks)
-    layers = [share + (1 if 0 < index <= rest else 0) for index in range(num_chunks)]
-    layers[0] -= 1
-    layers[-1] -= 1
-    if min(layers) < 0:
-        raise InputError(f"{num_layers} layers do not spread over {num_chunks} chunks")
-    return layers
 
 
 def _replicas(given: Mapping[str, str]) -> int:
