@@ -64,7 +64,7 @@ def test_embedding_and_head_count_as_a_layer_each_where_no_even_inside_is_left()
     split = {"pp": 4, "virtual_stages": 4, "ep": 16}
     raw = {"model": "deepseek-ai/DeepSeek-V3", "num_devices": 64, "parallelism": split}
     assert resolve(job(**raw)).layers_per_chunk == (2, *[4] * 14, 3)
-    with pytest.raises(InputError, match="61 layers of .* do not split evenly"):
+    with pytest.raises(InputError, match=r"61 layers of .* do not split evenly"):
         resolve(job(**{**raw, "parallelism": {**split, "virtual_stages": 16}}))
 
 
