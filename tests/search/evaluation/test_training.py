@@ -128,6 +128,8 @@ def test_every_layout_of_a_model_with_experts() -> None:
     assert asked.vary["micro_batch"] == [1]
     assert list(asked.vary["recompute"]) == ["none", "selective", "full"]
     assert space_from(as_builtins(asked)) == asked
+    long = jobs({"layouts": "all"}, num_devices=256, sequence_tokens=1 << 18)
+    assert long.vary["cp"] == [1, 2, 4, 8, 16, 32]  # parts of 8,192 tokens
     dense = jobs({"layouts": "all"}, parallelism={"dp": 4, "tp": 2})
     assert "ep" not in dense.vary
     assert dense.job["parallelism"] == {"tp": 2, "cp": 1, "ep": 1}

@@ -364,7 +364,7 @@ MICRO_BATCHES = (1, 2, 4)
 VIRTUAL_STAGES = (1, 2, 3, 4, 5, 6, 8)
 MOST_STAGES, MOST_CONTEXT, MOST_RANKS = 64, 8, 1024
 LONG_SEQUENCE_TOKENS = 8192
-"""Shortest sequences that are split among devices too."""
+"""Shortest sequences that are split among devices too, and the shortest part of those beyond `MOST_CONTEXT`."""
 CHEAP_MODULES = ("core_attention", "norms", "activation")
 """Modules that selective recomputation drops: much memory, little time; Megatron-Core drops activations of experts."""
 FOLLOWING = ("dp", "experts_dp", "experts_tp", "layers_per_stage")
@@ -393,11 +393,12 @@ def vary_layouts(raw: dict[str, Any], varied: dict[str, Any], source: str) -> di
     model, _, node = look_up(job)
     divisors = [n for n in range(1, min(max(counts), MOST_RANKS) + 1) if any(count % n == 0 for count in counts)]
     num_heads = [getattr(group.attention, "num_heads", 0) for group in model.layers]
+    most_context = max(MOST_CONTEXT, job.sequence_tokens // LONG_SEQUENCE_TOKENS)
     long = job.sequence_tokens >= LONG_SEQUENCE_TOKENS
     chunked = job.schedule in (None, *CHUNKED_SCHEDULES)
     values: dict[str, Any] = {
         "tp": [n for n in divisors if n <= min(node.num_devices, 16) and all(heads % n == 0 for heads in num_heads)],
-        "cp": [n for n in divisors if n <= MOST_CONTEXT and n & (n - 1) == 0] if long else [1],
+        "cp": [n for n in divisors if n <= most_context and n & (n - 1) == 0] if long else [1],
         "pp": [n for n in divisors if n <= min(MOST_STAGES, model.num_layers)],
         "vpp": [n for n in VIRTUAL_STAGES if 2 * n <= model.num_layers] if chunked else [1],
         "ep": [n for n in divisors if _divides_experts(model, n)],
