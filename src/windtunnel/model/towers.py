@@ -233,7 +233,7 @@ def _merge(config: Mapping[str, Any], tower: Mapping[str, Any]) -> int:
     """Return the side, in patches, of the square that becomes one token."""
     kernel = tower.get("merge_kernel_size")
     if isinstance(kernel, list) and kernel and isinstance(kernel[0], int):
-        return kernel[0]
+        return _size({"merge_kernel_size": kernel[0]}, "merge_kernel_size", default=1)
     ratio = tower.get("pixel_shuffle_ratio", config.get("downsample_ratio"))
     if isinstance(ratio, float) and 0.01 < ratio <= 1:
         return round(1 / ratio)
@@ -270,9 +270,8 @@ def _size(part: Mapping[str, Any], *keys: str, default: int = 0) -> int:
         if isinstance(value, list) and value and value == value[:1] * len(value):
             value = value[0]
         if isinstance(value, int):
-            if not 0 <= value <= MOST:
-                raise InputError(
-                    f"{key} of the vision tower is {value}, which is not plausible; at most {MOST:,} is read"
-                )
+            least = min(default, 1)  # what has a usual value divides something
+            if not least <= value <= MOST:
+                raise InputError(f"{key} of the vision tower is {value}; {least} to {MOST:,} is needed")
             return value
     return default
