@@ -289,10 +289,9 @@ def _too_long(most: float, given: str, param: str | None) -> RequestError:
 
 def _prompts(body: Mapping[str, Any], tokenizer: Tokenizer, limits: Limits) -> list[list[int]]:
     """Return the ids of each prompt: a text, ids, or a list of texts or of lists of ids."""
-    prompt = body.get("prompt")
-    is_several = isinstance(prompt, list) and all(isinstance(each, str | list) for each in prompt)
-    ids = list[list[int]]()
-    for each in prompt if is_several else [prompt]:
+    prompt, ids = body.get("prompt"), list[list[int]]()
+    several = prompt if isinstance(prompt, list) and all(isinstance(each, str | list) for each in prompt) else [prompt]
+    for each in several:
         if isinstance(each, str):
             _check_length([each], tokenizer, limits.max_model_len)
             ids.append(tokenizer.encode(each))

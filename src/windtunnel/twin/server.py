@@ -199,9 +199,9 @@ class TwinApp:
             self.twin.run_to(self.twin.clock.now_s())
             text = self.metrics.text(self.twin, self.twin.clock, replica)
             await _reply(send, 200, text.encode(), ((b"content-type", CONTENT_TYPE.encode()),))
-        elif method == "OPTIONS" and b"access-control-request-method" in (given := dict(scope["headers"])):
-            headers = given.get(b"access-control-request-headers", b"authorization, content-type")
-            await _reply(send, 200, b"OK", (*PREFLIGHT, (b"access-control-allow-headers", headers)))
+        elif method == "OPTIONS" and b"access-control-request-method" in (headers := dict(scope["headers"])):
+            allowed = headers.get(b"access-control-request-headers", b"authorization, content-type")
+            await _reply(send, 200, b"OK", (*PREFLIGHT, (b"access-control-allow-headers", allowed)))
         elif (method, path) in self._pages:
             given, size = await self._object(receive) if method == "POST" else (None, 0)
             page = self._pages[method, path]

@@ -150,7 +150,7 @@ class ModelTokenizer:
             return ""
 
     def has(self, token: int) -> bool:
-        return token < self._own.get_vocab_size()
+        return bool(token < self._own.get_vocab_size())
 
     def chat(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[int]:
         if self._template is not None:
