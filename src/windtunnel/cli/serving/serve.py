@@ -18,8 +18,8 @@ DEFAULTS = {"input_tokens": "1024", "output_tokens": "256", "rate": 1.0}
 """Load of a command line that gives none: only the lengths of answers that end by themselves come from it."""
 NUM_PARTS = 3
 """Kernels of a twin: the loop, the tokens that it has given, and cancelling."""
-JSON_NAME = re.compile(r'"name"\s*:\s*"([^"]+)"')
-"""Of a LoRA adapter that vLLM's `--lora-modules` describes as JSON."""
+JSON_NAMED = re.compile(r'\{[^}]*"name"\s*:\s*"([^"]+)"[^}]*\}')
+"""A LoRA adapter that vLLM's `--lora-modules` describes as JSON."""
 GC_THRESHOLDS = 100_000, 20, 20
 """Objects, and collections of younger ones, between looks for garbage: answers leave none that needs one."""
 
@@ -78,17 +78,17 @@ def command(options: Options) -> None:
 
 
 def _names_of(launch: Reading, model: str) -> list[str]:
-    """Return the names under which a command serves its model, then those of its LoRA adapters."""
-    names: dict[str, list[str]] = {"served-model-name": [], "lora-modules": [], "lora-paths": []}
+    """Return the names under which a command serves its model, then those of its LoRA adapters: NAME=PATH or JSON."""
+    values = {"served-model-name": "", "lora-modules": "", "lora-paths": ""}
     option = ""
     for word in (word for words in launch.others.values() for word in words):
         if word.startswith("--"):
             option = word[2:].replace("_", "-")
-        elif option in names:
-            of_json = JSON_NAME.search(word)
-            names[option].append(of_json[1] if of_json else word.partition("=")[0])
-    served, *adapters = names.values()
-    return [*(served or [model]), *(name for each in adapters for name in each)]
+        elif option in values:
+            values[option] += f" {word}"
+    served = values.pop("served-model-name").split() or [model]
+    adapters = (JSON_NAMED.sub(r"\1", text) for text in values.values())
+    return [*served, *(word.partition("=")[0] for text in adapters for word in text.split())]
 
 
 def _with_load(options: Options) -> Options:
