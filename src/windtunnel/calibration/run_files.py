@@ -6,6 +6,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from windtunnel import catalog
 from windtunnel.calibration.measured_runs import (
     Measurement,
@@ -90,11 +92,14 @@ def _deployment(path: Path, options: Mapping[str, Any], server: Mapping[str, Any
 
 
 def _check_model(path: Path, sent_to: str, served: str) -> None:
-    """Raise InputError where a client sent to one model of the catalog, and another one is said to have served it."""
+    """Raise InputError where a client sent to one model of the catalog, and one of another shape is said to have
+    served it.
+    """
     is_other = False
     with suppress(InputError):  # a name of the server's own
         sent_to, served = (catalog.known_name("models", name) for name in (sent_to, served))
-        is_other = sent_to not in (served, *catalog.checkpoints(served))
+        shapes = [msgspec.structs.replace(catalog.model(name), name="") for name in (sent_to, served)]
+        is_other = sent_to not in (served, *catalog.checkpoints(served)) and shapes[0] != shapes[1]
     if is_other:
         said = f"{path.name} has requests to {sent_to}, and {served} is said to have served them"
         raise InputError(said, "name the server of these requests")
