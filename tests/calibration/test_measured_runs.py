@@ -446,6 +446,9 @@ def test_what_is_said_twice_or_of_another_model_is_refused(tmp_path: Path) -> No
     result.write_text(json.dumps(VLLM | {"model_id": "meta-llama/Llama-3.1-8B-Instruct"}), encoding="utf-8")
     (run,) = read_measurements([result], {"device": "h100_sxm", "model": "llama-3.1-8b"})  # of the same shape
     assert run.scenario is not None
+    result.write_text(json.dumps(VLLM | {"model_id": "prod"}), encoding="utf-8")
+    with pytest.raises(InputError, match=r"served it \('prod' is the server's name for it\): --model is missing"):
+        read_measurements([result], {"device": "h100_sxm"})
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,14 @@ def test_a_table_may_have_milliseconds_and_be_gzipped(tmp_path: Path, name: str)
     np.testing.assert_allclose(run.e2e_s, 0.3)
 
 
+def test_requests_under_other_names_are_no_steps(tmp_path: Path) -> None:
+    path = tmp_path / "requests.csv"
+    path.write_text(COLUMNS.upper() + "4,1,2,0.1,0.3\n" * 30, encoding="utf-8")
+    assert is_request_table(path)
+    with pytest.raises(InputError, match="has no column arrival_s"):
+        read_requests(path)
+
+
 def test_requests_without_an_answer_do_not_count() -> None:
     count = 40
     columns = {
