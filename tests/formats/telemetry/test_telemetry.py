@@ -151,6 +151,19 @@ def test_polling_goes_on_when_scrapes_fail_and_keeps_what_it_has(
         polled(failure)
 
 
+def test_a_saved_scrape_that_has_failed_is_left_out(scrapes: list[str], tmp_path: Path) -> None:
+    for number, text in enumerate([scrapes[0], "", scrapes[1], "<html>502</html>"]):
+        (tmp_path / f"{number}.prom").write_text(text)
+    (tmp_path / ".hidden").write_text("x")
+    record = read_scrapes(tmp_path)
+    assert record.intervals.size == 1
+    assert record.notes == [f"2 of 4 files left out: {tmp_path}/1.prom is empty"]
+    for number in (0, 2):
+        (tmp_path / f"{number}.prom").unlink()
+    with pytest.raises(InputError, match=r"1\.prom is empty"):
+        read_scrapes(tmp_path)
+
+
 def test_a_port_of_another_protocol_is_no_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -235,6 +248,21 @@ def test_other_content_is_refused(tmp_path: Path, name: str, text: str, message:
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=message):
         read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"status": "error", "error": "parse error"}, "is an error of Prometheus: parse error"),
+        ({"status": "success", "data": {"resultType": "vector", "result": []}}, "holds a vector and no range"),
+        ({"status": "success", "data": []}, "holds nothing and no range"),
+    ],
+)
+def test_other_answers_of_prometheus_are_refused(tmp_path: Path, document: dict[str, Any], message: str) -> None:
+    path = tmp_path / "answer.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        read(path)
 
 
 def test_two_models_are_refused() -> None:

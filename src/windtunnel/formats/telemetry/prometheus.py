@@ -218,28 +218,36 @@ def read_text_file(path: Path) -> ServerRecord:
 
 
 def read_scrapes(folder: Path) -> ServerRecord:
-    """Read the scrapes of a folder.
+    """Read the scrapes of a folder; a note names what is none, as where a scrape has failed.
 
     Raises:
-        InputError: no file, or one that is no scrape.
+        InputError: no scrape, or a file of another kind that is known.
     """
-    paths = sorted(path for path in folder.iterdir() if path.is_file())
-    for path in paths:
-        if find_format(path, "server telemetry").name != TEXT:
+    scrapes, failed = list[Scrape](), list[InputError]()
+    for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
+        try:
+            known = find_format(path, "server telemetry").name
+        except InputError as error:
+            failed.append(error)
+            continue
+        if known != TEXT:
             raise InputError(f"{path} is no scrape", f"a folder holds files of {TEXT}; give other files alone")
-    if not paths:
-        raise InputError(f"{folder} is empty", "a folder of scrapes, or of runs with runs.csv, is needed")
-    return record_of([read_scrape(path) for path in paths])
+        scrapes.append(read_scrape(path))
+    if not scrapes:
+        empty = InputError(f"{folder} is empty", "a folder of scrapes, or of runs with runs.csv, is needed")
+        raise failed[0] if failed else empty
+    record, num_files = record_of(scrapes), format_count(len(scrapes) + len(failed), "file")
+    notes = [f"{len(failed)} of {num_files} left out: {failed[0].message}"] if failed else []
+    return replace(record, notes=[*notes, *record.notes])
 
 
 def is_range_query(file: FileContent) -> bool:
-    """Whether a file is the answer to a range query."""
-    return file.is_json and len(file.documents) == 1 and _is_matrix(file.documents[0])
+    """Whether a file is the answer to a range query, or Prometheus's to another one."""
+    return file.is_json and len(file.documents) == 1 and _is_answer(file.documents[0])
 
 
-def _is_matrix(document: Any) -> bool:
-    data = document.get("data") if isinstance(document, dict) else None
-    return isinstance(data, dict) and data.get("resultType") == "matrix"
+def _is_answer(document: Any) -> bool:
+    return isinstance(document, dict) and document.get("status") in ("success", "error")
 
 
 def read_range_query(path: Path) -> ServerRecord:
@@ -249,6 +257,14 @@ def read_range_query(path: Path) -> ServerRecord:
 
 def _record_of_matrix(document: Any, where: str) -> ServerRecord:
     moments: dict[float, list[Sample]] = defaultdict(list)
+    if document["status"] == "error":
+        raise InputError(f"{where} is an error of Prometheus: {document.get('error')}", "mend the query")
+    data = document.get("data")
+    kind = data.get("resultType") if isinstance(data, dict) else None
+    if kind != "matrix":
+        raise InputError(
+            f"{where} holds {f'a {kind}' if kind else 'nothing'} and no range", "give .../api/v1/query_range?query=..."
+        )
     try:
         for series in document["data"]["result"]:
             labels = dict(series["metric"])
@@ -312,7 +328,7 @@ def _record_of_answer(text: str, url: str) -> ServerRecord:
         document = json.loads(text)
     except ValueError:
         document = None
-    if not _is_matrix(document):
+    if not _is_answer(document):
         raise InputError(f"{url} answers JSON that is no range query", "give .../api/v1/query_range?query=...")
     return _record_of_matrix(document, url)
 
