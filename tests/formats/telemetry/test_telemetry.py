@@ -253,9 +253,11 @@ def test_other_content_is_refused(tmp_path: Path, name: str, text: str, message:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({"status": "error", "error": "parse error"}, "is an error of Prometheus: parse error"),
+        (
+            {"status": "error", "errorType": "bad_data", "error": "parse error"},
+            "is an error of Prometheus: parse error",
+        ),
         ({"status": "success", "data": {"resultType": "vector", "result": []}}, "holds a vector and no range"),
-        ({"status": "success", "data": []}, "holds nothing and no range"),
     ],
 )
 def test_other_answers_of_prometheus_are_refused(tmp_path: Path, document: dict[str, Any], message: str) -> None:

@@ -247,7 +247,8 @@ def is_range_query(file: FileContent) -> bool:
 
 
 def _is_answer(document: Any) -> bool:
-    return isinstance(document, dict) and document.get("status") in ("success", "error")
+    data = document.get("data") if isinstance(document, dict) else None
+    return isinstance(document, dict) and ("errorType" in document or (isinstance(data, dict) and "resultType" in data))
 
 
 def read_range_query(path: Path) -> ServerRecord:
@@ -257,14 +258,10 @@ def read_range_query(path: Path) -> ServerRecord:
 
 def _record_of_matrix(document: Any, where: str) -> ServerRecord:
     moments: dict[float, list[Sample]] = defaultdict(list)
-    if document["status"] == "error":
+    if "errorType" in document:
         raise InputError(f"{where} is an error of Prometheus: {document.get('error')}", "mend the query")
-    data = document.get("data")
-    kind = data.get("resultType") if isinstance(data, dict) else None
-    if kind != "matrix":
-        raise InputError(
-            f"{where} holds {f'a {kind}' if kind else 'nothing'} and no range", "give .../api/v1/query_range?query=..."
-        )
+    if (kind := document["data"]["resultType"]) != "matrix":
+        raise InputError(f"{where} holds a {kind} and no range", "give .../api/v1/query_range?query=...")
     try:
         for series in document["data"]["result"]:
             labels = dict(series["metric"])
