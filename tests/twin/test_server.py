@@ -283,6 +283,8 @@ def test_log_probabilities_have_the_form_of_the_api(app: TwinApp) -> None:
         (CHAT, HELLO | {"stream": True, "stream_options": 5}, 400, "stream_options must be an object"),
         (CHAT, HELLO | {"tools": 5}, 400, "tools must be a list"),
         (CHAT, HELLO | {"logit_bias": 5}, 400, "logit_bias must be an object"),
+        (CHAT, HELLO | {"structured_outputs": {"choice": []}}, 400, "structured_outputs cannot be read"),
+        (CHAT, HELLO | {"structured_outputs": {"json": "{bad"}}, 400, "structured_outputs cannot be read"),
         (CHAT, HELLO | {"structured_outputs": {"regex": "a+"}}, 400, "structured_outputs.regex is not simulated"),
         (CHAT, {"messages": [{"content": "a"}]}, 400, "a message needs a role"),
         (CHAT, {"messages": [{"role": "user", "content": 5}]}, 400, "a content of text or parts"),
@@ -399,6 +401,7 @@ def test_embeddings_have_the_size_that_was_asked_for(app: TwinApp) -> None:
     answer = post(app, "/v1/embeddings", asked).json()
     vectors = [entry["embedding"] for entry in answer["data"]]
     assert [len(vector) for vector in vectors] == [32, 32]
+    assert post(app, "/v1/embeddings", {"input": [10**9]}).json()["error"]["param"] == "input"
     assert vectors[0] != vectors[1]
     coded = post(app, "/v1/embeddings", asked | {"encoding_format": "base64"}).json()
     assert len(base64.b64decode(coded["data"][0]["embedding"])) == 4 * 32

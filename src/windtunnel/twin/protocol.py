@@ -353,12 +353,12 @@ def _demanded(body: Mapping[str, Any]) -> tuple[str | None, str]:
             return None, text_for({"type": "object"})
         if formatted.get("type") == "json_schema":
             return None, text_for((formatted.get("json_schema") or {}).get("schema") or {})
-        if structured.get("choice"):
-            return None, str(structured["choice"][0])
+        if (choices := structured.get("choice")) is not None:
+            return None, str(choices[0])
         if (schema := structured.get("json")) is not None:
             return None, text_for(json.loads(schema) if isinstance(schema, str) else schema)
     except (AttributeError, LookupError, TypeError, ValueError):
-        raise RequestError("the tools, the tool_choice or the response_format cannot be read") from None
+        raise RequestError("the tools, tool_choice, response_format or structured_outputs cannot be read") from None
     return None, ""
 
 

@@ -356,7 +356,11 @@ class TwinApp:
             raise RequestError(f"dimensions must be a whole number from 1 to {MOST_DIMENSIONS}", param="dimensions")
         if body.get("encoding_format") not in (None, "float", "base64"):
             raise RequestError("encoding_format must be float or base64", param="encoding_format")
-        pooled = await self._pool(body.get("model"), inputs or (), replica, receive)
+        try:
+            pooled = await self._pool(body.get("model"), inputs or (), replica, receive)
+        except RequestError as error:
+            error.param = "input" if error.param == "prompt" else error.param
+            raise
         if pooled is None:
             return
         asked, total = pooled
