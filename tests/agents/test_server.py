@@ -99,6 +99,13 @@ def test_the_catalog_lists_names() -> None:
         ("simulate", {"device": "h100_sxm"}, "load is missing"),
         (
             "simulate",
+            {**SERVER, "tp": 4},
+            "simulate has no argument tp (known: device, load, command, deployment, slo; ",
+        ),
+        ("catalog", {"kind": "devices", "name": "h100"}, "catalog has no argument name (known: kind)"),
+        ("simulate", {"device": "h100_sxm", "load": LOAD}, "no model is given (give `command`, or `deployment`"),
+        (
+            "simulate",
             {"load": LOAD, "slo": {"ttft_p99": "1ms"}},
             "device is missing; slo is an object; a text is needed",
         ),

@@ -9,7 +9,7 @@ import pytest
 from windtunnel.calibration.measured_runs import read_client_files, read_table
 from windtunnel.calibration.run_files import read_measurements
 from windtunnel.errors import InputError
-from windtunnel.formats.clients.read import read_client_results
+from windtunnel.formats.clients.read import ClientResult, read_client_results
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.workload.arrivals import Arrivals, ClosedLoop, Gamma, Poisson, Static
@@ -75,8 +75,33 @@ GUIDELLM = {
 }
 
 
+INFERENCE_PERF: dict[str, Any] = {
+    "load_summary": {"count": 100, "requested_rate": 1.0, "achieved_rate": 0.9, "concurrency": 10},
+    "successes": {
+        "count": 100,
+        "latency": {
+            "request_latency": {"mean": 1.642},
+            "normalized_time_per_output_token": {"mean": 0.00821},
+            "time_per_output_token": {"mean": 0.008},
+            "time_to_first_token": {"mean": 0.05},
+        },
+        "throughput": {"output_tokens_per_sec": 1000.0},
+        "prompt_len": {"mean": 1000.0},
+        "output_len": {"mean": 200.0},
+    },
+    "failures": {"count": 3},
+}
+
+
 @pytest.mark.parametrize(
-    ("document", "client"), [(VLLM, "vllm"), (SGLANG, "sglang"), (AIPERF, "aiperf"), (GUIDELLM, "guidellm")]
+    ("document", "client"),
+    [
+        (VLLM, "vllm"),
+        (SGLANG, "sglang"),
+        (AIPERF, "aiperf"),
+        (GUIDELLM, "guidellm"),
+        (INFERENCE_PERF, "inference-perf"),
+    ],
 )
 def test_every_client_gives_the_same_run(tmp_path: Path, document: dict[str, Any], client: str) -> None:
     path = tmp_path / "result.json"
@@ -94,6 +119,35 @@ def test_every_client_gives_the_same_run(tmp_path: Path, document: dict[str, Any
     else:
         assert workload.arrivals == ClosedLoop(concurrency=10)
         assert workload.input_tokens == Uniform(min_tokens=900, max_tokens=1100)
+
+
+def results_of(tmp_path: Path, document: dict[str, Any]) -> list[ClientResult]:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return read_client_results(path)
+
+
+def test_inference_perf_says_its_load_stage_by_stage(tmp_path: Path) -> None:
+    load = INFERENCE_PERF["load_summary"]
+    (result,) = results_of(tmp_path, INFERENCE_PERF | {"load_summary": load | {"concurrency": None}})
+    assert (result.concurrency, result.rate_per_s, result.gap_cv) == (None, 1.0, 0.0)
+    with pytest.raises(InputError, match="summary of all its stages"):
+        results_of(tmp_path, INFERENCE_PERF | {"load_summary": {"count": 100}})
+
+
+def test_requests_that_failed_are_counted(tmp_path: Path) -> None:
+    errored = {"benchmarks": [GUIDELLM["benchmarks"][0] | {"request_totals": {"successful": 100, "errored": 3}}]}
+    documents = VLLM | {"failed": 3}, VLLM | {"num_prompts": 103}, AIPERF | {"error_request_count": {"avg": 3.0}}
+    for document in (*documents, errored, INFERENCE_PERF):
+        assert [result.num_failed for result in results_of(tmp_path, document)] == [3]
+    assert results_of(tmp_path, SGLANG)[0].num_failed == 0
+
+
+def test_json_that_is_cut_off_is_said_to_be(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(VLLM)[:-40], encoding="utf-8")
+    with pytest.raises(InputError, match="it is broken JSON that begins with"):
+        read_client_results(path)
 
 
 def test_json_lines_hold_several_runs(tmp_path: Path) -> None:
@@ -389,6 +443,12 @@ def test_what_is_said_twice_or_of_another_model_is_refused(tmp_path: Path) -> No
         InputError, match=r"requests to meta-llama/Llama-3.1-8B, and Qwen/Qwen3-8B is said to have served"
     ):
         read_measurements([result], {"device": "h100_sxm"}, server)
+    result.write_text(json.dumps(VLLM | {"model_id": "meta-llama/Llama-3.1-8B-Instruct"}), encoding="utf-8")
+    (run,) = read_measurements([result], {"device": "h100_sxm", "model": "llama-3.1-8b"})  # of the same shape
+    assert run.scenario is not None
+    result.write_text(json.dumps(VLLM | {"model_id": "prod"}), encoding="utf-8")
+    with pytest.raises(InputError, match=r"served it \('prod' is the server's name for it\): --model is missing"):
+        read_measurements([result], {"device": "h100_sxm"})
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,22 @@ def test_a_run_is_outside_its_prediction_beyond_the_interval_of_99_percent() -> 
     assert failed(gate(most * 1.001)) == ["tpot"]
 
 
+def test_more_failed_requests_than_chance_explains_fail() -> None:
+    def gate(before: int, after: int) -> Gate:
+        runs = [replace(client_result(f"r{each}", tpot=0.01), num_failed=each) for each in (before, after)]
+        return gate_measured(runs[:1], runs[1:])
+
+    assert len(gate(0, 0).checks) == 1
+    assert failed(gate(0, 9)) == []
+    assert failed(gate(0, 60)) == ["failed"]
+    assert failed(gate(60, 60)) == failed(gate(60, 0)) == []
+    assert verdict(gate(0, 60)) == "Fails: 37.50% of the requests failed, 0.00% before; at most 8.12% is chance."
+    measurement = Measurement("run", None, "", {"tpot": 0.01}, {})
+    prediction = RunPrediction(measurement, "", {"tpot": 0.01}, {"tpot": Interval(0.009, 0.011)}, "vllm", {})
+    predicted = gate_predicted([prediction], [replace(client_result("run", tpot=0.01), num_failed=60)])
+    assert "37.50% of the requests failed, 0.00% predicted" in verdict(predicted)
+
+
 def test_a_value_just_above_its_limit_is_not_said_to_be_it() -> None:
     after = simulated()
     limit = replace(parse_limits("ttft_p90=1s")[0], most_s=float(np.quantile(after.requests["ttft_s"], 0.9)) * 0.99999)

@@ -75,9 +75,12 @@ def test_a_simulated_folder_is_read_without_its_warm_up(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("requests.csv", "arrival_s,input_tokens\n1,2\n", "has no column output_tokens"),
-        ("requests.csv", COLUMNS + "0,1,1,0.1,0.2\n", "has 1 answered requests; 20 are needed"),
-        ("requests.csv", COLUMNS + "0,1,2,0.3,0.2\n" * 30, "ends before its first token"),
+        ("requests.csv", COLUMNS + "0,1,1,0.1,0.2\n", "has 1 answered request; 20 are needed"),
+        ("requests.csv", COLUMNS + "0,1,2,0.3,0.2\n" * 30, "first token: request 1 has ttft_s 0.3 and e2e_s 0.2"),
+        ("requests.csv", COLUMNS, "requests.csv holds no request"),
+        ("requests.csv", COLUMNS + "1.7e12,1,2,0.1,0.2\n" * 30, "the last request arrives at 1.7e\\+12 s"),
         ("result.json", "{}", "has no list of every request"),
+        ("result.json", "[{}]", "has no list of every request: it is no JSON object"),
         ("requests.txt", "", "is of no known kind"),
     ],
 )
@@ -96,6 +99,14 @@ def test_a_table_may_have_milliseconds_and_be_gzipped(tmp_path: Path, name: str)
     run = read_requests(path)
     np.testing.assert_allclose(run.ttft_s, 0.1)
     np.testing.assert_allclose(run.e2e_s, 0.3)
+
+
+def test_requests_under_other_names_are_no_steps(tmp_path: Path) -> None:
+    path = tmp_path / "requests.csv"
+    path.write_text(COLUMNS.upper() + "4,1,2,0.1,0.3\n" * 30, encoding="utf-8")
+    assert is_request_table(path)
+    with pytest.raises(InputError, match="has no column arrival_s"):
+        read_requests(path)
 
 
 def test_requests_without_an_answer_do_not_count() -> None:

@@ -30,6 +30,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "top_logprobs": 2,
         "logprobs": True,
         "user": "u",
+        "structured_outputs": {"choice": ["a", "b"]},
     },
     "/v1/completions": {"prompt": "Hello", "max_tokens": 4, "logprobs": 1, "echo": True, "min_tokens": 1, "stop": "x"},
     "/v1/embeddings": {"input": ["a", "b"], "encoding_format": "base64"},

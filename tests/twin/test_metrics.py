@@ -52,6 +52,15 @@ def test_sums_and_counts_are_those_of_a_simulation(engine: str) -> None:
         assert found[f"vllm:request_queue_time_seconds_sum{labels}"] == pytest.approx(requests["queueing_s"].sum())
 
 
+def test_what_rates_are_taken_of_is_there_from_the_start() -> None:
+    app = twin_app(scenario_of({}), None, names=('a "b"\\c',))
+    found = values(app.metrics.text(app.twin, app.twin.clock))
+    labels = r'model_name="a \"b\"\\c",engine="0"'
+    for reason in ("stop", "length", "abort", "error"):
+        assert found[f'vllm:request_success_total{{{labels},finished_reason="{reason}"}}'] == 0
+    assert found[f"vllm:request_max_num_generation_tokens_count{{{labels}}}"] == 0
+
+
 def test_prompts_count_where_they_are_computed() -> None:
     pools = [{"name": name, "role": name, "replicas": 2 if name == "prefill" else 1} for name in ("prefill", "decode")]
     app = twin_app(scenario_of({"pools": pools}), None, names=("m",))

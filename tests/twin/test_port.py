@@ -13,7 +13,9 @@ import httpx
 import pytest
 
 from live_twins import scenario_of
+from windtunnel.cli.serving.serve import _names_of
 from windtunnel.errors import InputError
+from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.twin.server import TwinServer
 from windtunnel.twin.start import twin_app
 
@@ -91,6 +93,22 @@ def test_the_command_serves_until_it_is_told_to_end() -> None:
         assert httpx.get(f"{told['url']}/models").json()["data"][0]["id"] == told["models"][0] == "llama-3.1-8b"
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ("vllm serve llama-3.1-8b", ["m"]),
+        ("vllm serve llama-3.1-8b --served-model-name foo bar --port 9000", ["foo", "bar"]),
+        ('vllm serve llama-3.1-8b --lora-modules sql=/x \'{"name": "chat", "path": "/y"}\'', ["m", "sql", "chat"]),
+        (
+            "python -m sglang.launch_server --model-path llama-3.1-8b --served-model-name=foo --lora-paths a=/x",
+            ["foo", "a"],
+        ),
+    ],
+)
+def test_a_command_names_what_it_serves(command: str, names: list[str]) -> None:
+    assert _names_of(read_launch_command(command, None), "m") == names
 
 
 @pytest.mark.parametrize(

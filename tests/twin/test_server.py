@@ -164,6 +164,48 @@ def test_several_answers_to_one_prompt(app: TwinApp) -> None:
         assert [choice["finish_reason"] for choice in own] == [None] * 6 + ["length"]
 
 
+def test_several_prompts_have_their_answers_one_behind_the_other(app: TwinApp) -> None:
+    asked = {"prompt": ["Once upon a time", [5, 6, 7]], "n": 2, "max_tokens": 6, "ignore_eos": True, "echo": True}
+    whole = post(app, "/v1/completions", asked).json()
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
+    assert [choice["text"].startswith("Once upon a time") for choice in whole["choices"]] == [True, True, False, False]
+    alone = post(app, "/v1/completions", asked | {"prompt": "Once upon a time"}).json()["usage"]["prompt_tokens"]
+    assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (alone + 3, 24)
+    chunks = events(post(app, "/v1/completions", asked | {"stream": True, "stream_options": {"include_usage": True}}))
+    assert chunks[-1]["usage"] | {"prompt_tokens_details": 0} == whole["usage"] | {"prompt_tokens_details": 0}
+    for index in range(4):
+        own = [chunk["choices"][0] for chunk in chunks[:-1] if chunk["choices"][0]["index"] == index]
+        assert [choice["finish_reason"] for choice in own] == [None] * 5 + ["length"]
+
+
+def test_ids_of_a_prompt_are_the_models_or_the_tokenizers(app: TwinApp) -> None:
+    tokens = post(app, "/tokenize", {"prompt": "Grüße, 12345 wind tunnels", "return_token_strs": True}).json()
+    assert "".join(tokens["token_strs"]).startswith("Gr")
+    asked = {"prompt": [*tokens["tokens"], 128255], "max_tokens": 1}
+    assert post(app, "/v1/completions", asked).json()["usage"]["prompt_tokens"] == tokens["count"] + 1
+
+
+def test_an_answer_is_one_of_the_choices_that_are_demanded(app: TwinApp) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    forms = {"yes": {"choice": ["yes", "no"]}, '{"city": "lorem"}': {"json": schema}, "{}": {"json_object": True}}
+    for text, form in forms.items():
+        choice = post(app, CHAT, HELLO | {"structured_outputs": form}).json()["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
+
+
+def test_pages_of_any_site_may_ask(app: TwinApp) -> None:
+    origin = {"Origin": "http://localhost:3000"}
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+    before = run(app, lambda client: client.options(CHAT, headers=origin | asked))
+    assert before.status_code == 200
+    assert before.headers["access-control-allow-headers"] == "authorization,content-type"
+    assert "POST" in before.headers["access-control-allow-methods"]
+    answers = [before, *(post(app, CHAT, HELLO | more) for more in ({"stream": True}, {"max_tokens": 1}, {"n": 0}))]
+    answers += [run(app, lambda client: client.get("/metrics"))]
+    assert [each.headers.get_list("access-control-allow-origin") for each in answers] == [["*"]] * 5
+    assert run(app, lambda client: client.options(CHAT)).status_code == 405
+
+
 def test_null_leaves_a_completion_all_the_context(app: TwinApp) -> None:
     body = {"prompt": [1] * 4046, "ignore_eos": True}
     for more, num_tokens in (({}, 16), ({"max_tokens": None}, 50)):
@@ -225,14 +267,33 @@ def test_log_probabilities_have_the_form_of_the_api(app: TwinApp) -> None:
         (CHAT, {"messages": []}, 400, "the prompt is empty"),
         (CHAT, {"messages": "hello"}, 400, "messages must be a list"),
         (CHAT, [], 400, "the body must be a JSON object"),
-        ("/v1/completions", {"prompt": ["a", "b"]}, 400, "several prompts"),
+        ("/v1/completions", {"prompt": ["a", ""]}, 400, "the prompt is empty"),
+        ("/v1/completions", {"prompt": ["a", [1.5]]}, 400, "prompt must be a list of token ids"),
         ("/v1/completions", {"prompt": [1, -2]}, 400, "not negative"),
+        ("/v1/completions", {"prompt": [1, 128256]}, 400, "Token id 128256 is out of vocabulary"),
+        ("/v1/completions", {"prompt": [[1], [10**15]]}, 400, "out of vocabulary"),
+        ("/v1/completions", {"prompt": "a", "truncate_prompt_tokens": 5}, 400, "truncate_prompt_tokens=5 is not"),
+        ("/v1/completions", {"prompt": "a", "stream": "false"}, 400, "stream must be true or false, not 'false'"),
+        ("/detokenize", {"tokens": [10**18]}, 400, "out of vocabulary"),
+        ("/detokenize", {"tokens": [1], "model": "other"}, 404, "does not exist"),
+        ("/tokenize", {"prompt": "a", "model": "other"}, 404, "does not exist"),
+        ("/v1/embeddings", {"input": "a", "encoding_format": "xx"}, 400, "encoding_format must be float or base64"),
+        (CHAT, HELLO | {"n": 2, "temperature": 0}, 400, "n must be 1 when using greedy sampling, got 2."),
+        (CHAT, HELLO | {"stop": ["a", ""]}, 400, "none of them empty"),
+        (CHAT, HELLO | {"stream": True, "stream_options": 5}, 400, "stream_options must be an object"),
+        (CHAT, HELLO | {"tools": 5}, 400, "tools must be a list"),
+        (CHAT, HELLO | {"logit_bias": 5}, 400, "logit_bias must be an object"),
+        (CHAT, HELLO | {"structured_outputs": {"choice": []}}, 400, "structured_outputs cannot be read"),
+        (CHAT, HELLO | {"structured_outputs": {"json": "{bad"}}, 400, "structured_outputs cannot be read"),
+        (CHAT, HELLO | {"structured_outputs": {"regex": "a+"}}, 400, "structured_outputs.regex is not simulated"),
+        (CHAT, {"messages": [{"content": "a"}]}, 400, "a message needs a role"),
+        (CHAT, {"messages": [{"role": "user", "content": 5}]}, 400, "a content of text or parts"),
         ("/v1/completions", {"prompt": [1] * 5000}, 400, "maximum context length"),
         ("/detokenize", {"tokens": ["a"]}, 400, "a list of token ids"),
         (CHAT, HELLO | {"tools": [{"function": "f"}], "tool_choice": {"function": 5}}, 400, "cannot be read"),
         (CHAT, HELLO | {"response_format": {"type": "json_schema", "json_schema": 7}}, 400, "cannot be read"),
         ("/v1/embeddings", {"input": "a", "dimensions": 10**9}, 400, "dimensions must be a whole number"),
-        ("/v1/embeddings", {"input": {"a": 1}}, 400, "prompt must be a text"),
+        ("/v1/embeddings", {"input": {"a": 1}}, 400, "must be a list of token ids"),
         ("/v1/completions", {"prompt": "a", "min_tokens": "b"}, 400, "min_tokens must be a whole number"),
         (CHAT, HELLO | {"priority": 10**22}, 400, "priority must be a whole number of 64 bits"),
         ("/tokenize", {"messages": [5]}, 400, "messages must be a list of messages"),
@@ -255,7 +316,7 @@ def test_log_probabilities_have_the_form_of_the_api(app: TwinApp) -> None:
         ),
         (
             CHAT,
-            {"messages": [{"content": [{"type": "image_url"}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             400,
             "a part of type 'image_url' is not simulated",
         ),
@@ -340,6 +401,7 @@ def test_embeddings_have_the_size_that_was_asked_for(app: TwinApp) -> None:
     answer = post(app, "/v1/embeddings", asked).json()
     vectors = [entry["embedding"] for entry in answer["data"]]
     assert [len(vector) for vector in vectors] == [32, 32]
+    assert post(app, "/v1/embeddings", {"input": [10**9]}).json()["error"]["param"] == "input"
     assert vectors[0] != vectors[1]
     coded = post(app, "/v1/embeddings", asked | {"encoding_format": "base64"}).json()
     assert len(base64.b64decode(coded["data"][0]["embedding"])) == 4 * 32

@@ -5,6 +5,7 @@ the least: `measured` (on that device, of that shape), `interpolated` (between m
 them, or a roofline), each `calibrated` where the simulator's own error was fitted to measured runs.
 """
 
+import inspect
 from collections.abc import Mapping
 from functools import wraps
 from pathlib import Path
@@ -65,10 +66,15 @@ COMMANDS = {"before": "before_command", "after": "after_command", "deployment": 
 
 
 class _Server(MCPServer):
-    async def call_tool(self, *arguments: Any, **options: Any) -> Any:
-        """Call a tool; arguments of a wrong shape are answered with a sentence and a hint."""
+    async def call_tool(self, name: str, arguments: dict[str, Any], *others: Any, **options: Any) -> Any:
+        """Call a tool; unknown arguments and those of a wrong shape are answered with a sentence and a hint."""
+        known = next((list(inspect.signature(tool).parameters) for tool in TOOLS if _name(tool) == name), None)
+        unknown = next((each for each in arguments if known is not None and each not in known), None)
+        if unknown is not None:
+            into = "; settings such as tp go into deployment" if "deployment" in (known or ()) else ""
+            raise ToolError(f"{name} has no argument {unknown} (known: {', '.join(known or ())}{into})")
         try:
-            return await super().call_tool(*arguments, **options)
+            return await super().call_tool(name, arguments, *others, **options)
         except ToolError as error:
             if not isinstance(error.__cause__, ValidationError):
                 raise
@@ -89,9 +95,14 @@ def _shape_text(wrong: Mapping[str, Any]) -> str:
 def server() -> MCPServer:
     """Return the server with its tools."""
     made = _Server("windtunnel", instructions=INSTRUCTIONS, version=version())
-    for tool in (simulate, recommend, explain, compare, diagnose, names):
-        made.tool(name="catalog" if tool is names else tool.__name__)(_refusing(tool))
+    for tool in TOOLS:
+        made.tool(name=_name(tool))(_refusing(tool))
     return made
+
+
+def _name(tool: Any) -> str:
+    """Return the name of a tool."""
+    return "catalog" if tool is names else str(tool.__name__)
 
 
 def _refusing(tool: Any) -> Any:
@@ -207,11 +218,16 @@ def names(kind: Annotated[str, Field(description="models, devices, nodes, engine
     return {kind: list(catalog.names(kind))}
 
 
+TOOLS = (simulate, recommend, explain, compare, diagnose, names)
+
+
 def _scenario(
     device: str, load: Mapping[str, Any], command: str | None, deployment: Mapping[str, Any] | None, slo: str | None
 ) -> Scenario:
     base = {} if command is None else read_launch_command(command).raw
     options = {"device": device, **(deployment or {}), **load}
+    if "model" not in {*base, *options}:
+        raise InputError("no model is given", 'give `command`, or `deployment` with a model: {"model": "llama-3.1-8b"}')
     rate, clients, trace = (options.pop(name, None) for name in ("rate_per_s", "concurrency", "trace"))
     return scenario_from(raw_scenario(base, options, rate, clients, trace, slo))
 

@@ -6,6 +6,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from windtunnel import catalog
 from windtunnel.calibration.measured_runs import (
     Measurement,
@@ -77,24 +79,35 @@ def check_paths(paths: Sequence[Path]) -> None:
 def _deployment(path: Path, options: Mapping[str, Any], server: Mapping[str, Any]) -> dict[str, Any]:
     result = read_client_results(path)[0]
     said = {"model": server.get("model"), "device": server.get("deployment", {}).get("device")}
-    recorded = {"model": result.model} if result.model and not said["model"] else {}
+    recorded = {"model": result.model} if _is_known(result.model) and not said["model"] else {}
     given = recorded | {name: value for name, value in options.items() if value is not None}
     for name in ("model", "device"):
         if name not in given and not said[name]:
             instance = {"model": "--model llama-3.1-8b", "device": "--device h100_sxm"}[name]
+            named = f" ({result.model!r} is the server's name for it)" if result.model and name == "model" else ""
             raise InputError(
-                f"{path.name} does not say what served it: --{name} is missing", f"for instance {instance}"
+                f"{path.name} does not say what served it{named}: --{name} is missing", f"for instance {instance}"
             )
     _check_model(path, str(result.model), str(given.get("model", said["model"])))
     return _with_options(server, given)
 
 
+def _is_known(name: str | None) -> bool:
+    """Whether a client's name of a model is one of the catalog, or may be one of a hub; others are the server's own."""
+    with suppress(InputError):
+        return name is not None and ("/" in name or bool(catalog.known_name("models", name)))
+    return False
+
+
 def _check_model(path: Path, sent_to: str, served: str) -> None:
-    """Raise InputError where a client sent to one model of the catalog, and another one is said to have served it."""
+    """Raise InputError where a client sent to one model of the catalog, and one of another shape is said to have
+    served it.
+    """
     is_other = False
     with suppress(InputError):  # a name of the server's own
         sent_to, served = (catalog.known_name("models", name) for name in (sent_to, served))
-        is_other = sent_to not in (served, *catalog.checkpoints(served))
+        shapes = [msgspec.structs.replace(catalog.model(name), name="") for name in (sent_to, served)]
+        is_other = sent_to not in (served, *catalog.checkpoints(served)) and shapes[0] != shapes[1]
     if is_other:
         said = f"{path.name} has requests to {sent_to}, and {served} is said to have served them"
         raise InputError(said, "name the server of these requests")

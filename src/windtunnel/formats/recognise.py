@@ -101,7 +101,9 @@ def find_format(path: Path, *uses: Use) -> FileFormat:
         case [known]:
             return known
         case []:
-            what = f"it begins with {content.first_word[:40]!r}" if content.text else "it is not text"
+            is_cut = content.is_json and path.suffix == ".json" and not content.documents
+            begins = f"it {'is broken JSON that ' if is_cut else ''}begins with {content.first_word[:40]!r}"
+            what = begins if content.text else "it is not text"
             raise InputError(f"{path} is no {uses[0]} that is known: {what}", hint)
         case several:
             names = " and ".join(known.name for known in several)

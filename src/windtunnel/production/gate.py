@@ -71,7 +71,7 @@ def least_change(metric: str, before: Sequence[float], after: Sequence[float]) -
     return math.expm1(quantile * math.sqrt(squares / freedom * variance))
 
 
-COST, THROUGHPUT = "cost", "throughput"
+COST, THROUGHPUT, FAILED = "cost", "throughput", "failed"
 USUAL_INCREASES: Mapping[str, float] = {"ttft_p90": 0.1, "tpot_p90": 0.05, "e2e_p90": 0.05, COST: 0.05}
 """Figure -> share by which a predicted change may raise it, where nothing else is said."""
 USUAL_MEASURED: Mapping[str, float] = {"tpot": 0.02, "ttft": 0.1, "e2e": 0.02, THROUGHPUT: 0.02}
@@ -90,7 +90,8 @@ class Check:
     """One figure, and whether it is good enough."""
 
     name: str
-    """A latency and its statistic (`ttft_p90`), `cost` in USD per million output tokens, or a measured metric."""
+    """A latency and its statistic (`ttft_p90`), `cost` in USD per million output tokens, a measured metric, or the
+    share of requests that `failed`."""
     rule: str
     """`slo`: a limit of its own; `increase`: above what it was; `band`: above what the prediction leaves open;
     `expected`: above what it was, times its predicted change."""
@@ -248,6 +249,7 @@ def gate_measured(
             checks.append(Check(name, rule, centre(old), centre(new), most, by_chance, told))
     if not checks:
         raise InputError("the runs have no metric in common", f"one of {', '.join(USUAL_MEASURED)}")
+    checks += _failures(before, after)
     remarks = [f"{len(after)} measured beside {len(before)} earlier"]
     blind = [check for check in checks if check.name != "ttft" and (check.least_change or 0.0) > LEAST_SEEN]
     if blind:
@@ -258,6 +260,24 @@ def gate_measured(
 
 LEAST_SEEN = 0.05
 """Changes that a gate should be able to see."""
+
+
+def _failures(before: Sequence[ClientResult], after: Sequence[ClientResult]) -> list[Check]:
+    """Return the check of failed requests; none where all were answered.
+
+    Fisher's exact test: of as many failures in all, more than so many are after the change by chance in no more than
+    `FALSE_ALARMS` of comparisons. A prediction counts as as many requests, all of them answered.
+    """
+    from scipy.stats import hypergeom
+
+    failed = [sum(run.num_failed for run in side) for side in (before, after)]
+    old, new = (sum(run.num_requests + run.num_failed for run in side) for side in (before or after, after))
+    if not any(failed):
+        return []
+    most = 0
+    while most < new and hypergeom.sf(most, old + new, failed[0] + most + 1, new) > FALSE_ALARMS:
+        most += 1
+    return [Check(FAILED, "increase" if before else "band", failed[0] / old, failed[1] / new, most / new)]
 
 
 def _check_same_load(runs: Sequence[ClientResult]) -> None:
@@ -292,8 +312,12 @@ def _check_predicted(runs: Sequence[RunPrediction]) -> None:
             raise InputError(f"{run.measurement.id} cannot be predicted: {run.refused}")
 
 
-def gate_predicted(runs: Sequence[RunPrediction]) -> Gate:
+def gate_predicted(runs: Sequence[RunPrediction], results: Sequence[ClientResult] = ()) -> Gate:
     """Compare measured runs of one load with their prediction: worse than its 99% interval fails.
+
+    Args:
+        runs: with their predictions.
+        results: the same runs as the client recorded them, with the requests that failed.
 
     Raises:
         InputError: a run that cannot be predicted.
@@ -309,5 +333,6 @@ def gate_predicted(runs: Sequence[RunPrediction]) -> Gate:
             checks.append(Check(name, "band", expected, centre(values), most))
     if not checks:
         raise InputError("the prediction has no interval", "a calibration gives one; or compare with --baseline")
+    checks += _failures([], results)
     named = f"calibration: {runs[0].calibration or 'none'}"
     return Gate(f"{runs[0].measurement.id} against its prediction", checks, [named, *runs[0].remarks])

@@ -18,6 +18,7 @@ from windtunnel.formats.telemetry.prometheus import read_scrapes
 from windtunnel.formats.telemetry.record import ServerRecord, record_of_requests
 from windtunnel.pricing.table import numeric_column, read_parquet, require_columns
 from windtunnel.serving.scenario import Scenario, load
+from windtunnel.units import format_count
 from windtunnel.workload.generate.prefixes import PrefixArrays
 from windtunnel.workload.generate.requests import generate
 from windtunnel.workload.traces.table_file import header_of
@@ -30,6 +31,8 @@ TTFT = {"ttft_s", "ttft_ms"}
 """A table of requests has one of these columns; times may all be in milliseconds, under names that end in `_ms`."""
 LEAST_REQUESTS = 20
 """Fewer requests tell nothing."""
+LATEST_S = 1e11
+"""The year 5138: later times are in milliseconds or smaller units."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +130,8 @@ def read_record(path: Path) -> ServerRecord | None:
 
 def is_request_table(path: Path) -> bool:
     """Whether the columns of a table are those of answered requests; it may be one of steps otherwise."""
-    return path.name.endswith((".csv", ".csv.gz", ".parquet")) and bool(TTFT & set(header_of(path)))
+    is_table = path.name.endswith((".csv", ".csv.gz", ".parquet"))
+    return is_table and any("ttft" in name.lower() for name in header_of(path))
 
 
 def _record_of(recorded: Observed) -> ServerRecord:
@@ -148,9 +152,19 @@ def observed(columns: Mapping[str, NDArray[Any]], where: str = "the run") -> Obs
         if name in columns:
             keep &= ~np.asarray(columns[name], bool)
     if keep.sum() < LEAST_REQUESTS:
-        raise InputError(f"{where} has {int(keep.sum())} answered requests; {LEAST_REQUESTS} are needed")
-    if (columns["e2e_s"][keep] < columns["ttft_s"][keep]).any() or (columns["ttft_s"][keep] <= 0).any():
-        raise InputError(f"{where}: a request ends before its first token", "ttft_s and e2e_s are seconds from sending")
+        count = format_count(int(keep.sum()), "answered request")
+        raise InputError(f"{where} has {count}; {LEAST_REQUESTS} are needed")
+    ttft_s, e2e_s, latest_s = columns["ttft_s"], columns["e2e_s"], columns["arrival_s"][keep].max()
+    wrong = np.flatnonzero(keep & ((e2e_s < ttft_s) | (ttft_s <= 0)))
+    if wrong.size:
+        row = f"request {wrong[0] + 1} has ttft_s {ttft_s[wrong[0]]:g} and e2e_s {e2e_s[wrong[0]]:g}"
+        raise InputError(
+            f"{where}: a request ends before its first token: {row}",
+            "both are seconds from sending; columns in milliseconds are ttft_ms and e2e_ms",
+        )
+    if latest_s > LATEST_S:
+        hint = "arrival_s is in seconds; a column in milliseconds is arrival_ms"
+        raise InputError(f"{where}: the last request arrives at {latest_s:.4g} s", hint)
     order = np.argsort(columns["arrival_s"][keep], kind="stable")
     kept = {name: np.asarray(column)[keep][order] for name, column in columns.items()}
     return Observed(
@@ -176,6 +190,8 @@ def _columns(path: Path) -> dict[str, NDArray[Any]]:
             rows = pc.read_csv(pa.BufferReader(read_bytes(path)))
         except pa.ArrowInvalid as error:
             raise InputError(f"{path} is no readable table: {str(error).splitlines()[0]}") from None
+    if not rows.num_rows:
+        raise InputError(f"{path} holds no request", f"{LEAST_REQUESTS} are needed")
     scale = dict.fromkeys(rows.column_names, 1.0)
     for name in [name for name in scale if name.endswith("_ms")]:
         seconds = f"{name.removesuffix('ms')}s"
@@ -197,6 +213,8 @@ def _detailed(path: Path) -> dict[str, NDArray[Any]]:
     """Return the columns of a result of vLLM's client with its lists of every request."""
     try:
         document = json.loads(read_bytes(path))
+        if not isinstance(document, dict):
+            raise ValueError("it is no JSON object")
         sent, ttft = (np.array(document[name], np.float64) for name in ("start_times", "ttfts"))
         gaps = [float(np.sum(times)) for times in document["itls"]]
         counts = {f"{kind}_tokens": np.array(document[f"{kind}_lens"], np.float64) for kind in ("input", "output")}

@@ -110,6 +110,8 @@ def _causes(diagnosis: Diagnosis) -> Table:
 def _notes(diagnosis: Diagnosis) -> list[str]:
     calibration = diagnosis.healthy.setup.calibration_name or "none"
     notes = [f"{diagnosis.num_requests:,} requests; calibration: {calibration}"]
+    if all(500 < gap + 1 < 2000 for gap in diagnosis.gaps.values()):
+        notes.append("all times are about 1,000 times as long as predicted; milliseconds belong in ttft_ms and e2e_ms")
     if diagnosis.hits is not None:
         found, expected = (percent(hits) for hits in diagnosis.hits)
         notes.append(f"{found} of the prompt tokens were in the prefix cache, as the server says; predicted {expected}")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from windtunnel.metrics.limits import METRICS
-from windtunnel.production.gate import COST, THROUGHPUT, Check, Gate
+from windtunnel.production.gate import COST, FAILED, THROUGHPUT, Check, Gate
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Cell, Report, Section, Table
 from windtunnel.schema import fields_of
@@ -25,7 +25,7 @@ def verdict(gate: Gate) -> str:
     failed = [check for check in gate.checks if not check.holds]
     if not failed:
         return f"Passes: {len(gate.checks)} of {len(gate.checks)} checks hold."
-    worst = max(failed, key=lambda check: abs(check.after / check.most - 1))
+    worst = max(failed, key=lambda check: abs(check.after / (check.most or 1.0) - 1))
     others = f"; {len(failed) - 1} more fail" if len(failed) > 1 else ""
     return f"Fails: {reason(worst)}{others}."
 
@@ -40,6 +40,9 @@ def reason(check: Check) -> str:
         broke = check.before is not None and check.before > check.most
         return f"{name} is {after}, the SLO allows {most}{'; it broke before the change too' if broke else ''}"
     assert check.before is not None
+    if check.name == FAILED:
+        known = "predicted" if check.rule == "band" else "before"
+        return f"{after} of the requests failed, {text(check, check.before)} {known}; {bound} {most} is chance"
     assert check.change is not None
     if check.rule == "band":
         return f"{name} is {after}; predicted are {text(check, check.before)}, {bound} {most}"
@@ -53,8 +56,8 @@ def reason(check: Check) -> str:
 
 def title(name: str) -> str:
     """Return the name of a figure in words."""
-    if name in (COST, THROUGHPUT):
-        return {COST: "cost", THROUGHPUT: "throughput"}[name]
+    if name in (COST, THROUGHPUT, FAILED):
+        return {COST: "cost", THROUGHPUT: "throughput", FAILED: "failed requests"}[name]
     metric, _, statistic = name.partition("_")
     return f"{METRICS[metric]} {statistic or 'mean'}"
 
@@ -65,7 +68,8 @@ def text(check: Check, value: float) -> str:
 
 
 def _number(check: Check, value: float) -> str:
-    return {COST: f"${value:,.3g}", THROUGHPUT: f"{value:,.4g}"}.get(check.name) or format_seconds(value)
+    texts = {COST: f"${value:,.3g}", THROUGHPUT: f"{value:,.4g}", FAILED: f"{value:.2%}"}
+    return texts.get(check.name) or format_seconds(value)
 
 
 def _row(check: Check) -> list[str | Cell]:

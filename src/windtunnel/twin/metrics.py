@@ -47,6 +47,7 @@ class Metrics:
     """
 
     def __init__(self, engine: str, model: str, num_replicas: int, longest: int) -> None:
+        model = model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
         self.labels = [f'model_name="{model}",engine="{replica}"' for replica in range(num_replicas)]
         self._generated = [0] * num_replicas
         self.values: dict[str, dict[str, float]] = {}
@@ -110,6 +111,7 @@ class Metrics:
             "tpot": (answer.finish_s - first_s) / (tokens - 1) if tokens > 1 else math.nan,
             "request_prompt": answer.input_tokens,
             "request_generation": tokens,
+            "request_longest": tokens,
         }
         for measure, value in times.items():
             self.add(measure, replica, value)
@@ -162,8 +164,8 @@ class Metrics:
         yield f"# TYPE {name} {kind}"
         if kind != "histogram":
             values = self.values[measure]
-            if "label" not in about:
-                values = dict.fromkeys(self._labels_of(name), 0) | values
+            more = [f',{about["label"]}="{value}"' for value in about["values"]] if "label" in about else [""]
+            values = dict.fromkeys((labels + each for labels in self._labels_of(name) for each in more), 0) | values
             for labels, value in values.items():
                 yield f"{name}{{{labels}}} {_number(value)}"
             return

@@ -15,7 +15,16 @@ from windtunnel.twin.logprobs import MOST_LOGPROBS, Logprobs
 from windtunnel.twin.schema_text import text_for
 from windtunnel.twin.tokens import Tokenizer, answer_ids, text_of
 
-REFUSED = {"prompt_logprobs": (None,), "best_of": (None, 1), "suffix": (None, ""), "use_beam_search": (None, False)}
+REFUSED = {
+    "prompt_logprobs": (None,),
+    "best_of": (None, 1),
+    "suffix": (None, ""),
+    "use_beam_search": (None, False),
+    "truncate_prompt_tokens": (None,),
+    "prompt_embeds": (None,),
+    "return_token_ids": (None, False),
+    "return_tokens_as_token_ids": (None, False),
+}
 """Field -> the values that change nothing; others would need what a twin does not compute."""
 RANGES = {
     "n": (int, 1, 128, "from 1 to 128"),
@@ -31,6 +40,9 @@ RANGES = {
     "min_tokens": (int, 0, math.inf, "a whole number of at least 0"),
 }
 """Field -> type, least and largest value (those of `vllm/sampling_params.py`), and how these are called."""
+TRUTHS = ("stream", "ignore_eos", "echo")
+GREEDY = 1e-5
+"""Temperature below which vLLM's `SamplingParams` take the most likely token."""
 FORMATS = (None, "text", "json_object", "json_schema", "structural_tag")
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 """Types of the parts of a message that are text, from vLLM's `chat_utils.py`; the rest are images, audio, videos."""
@@ -59,17 +71,41 @@ class Limits:
     max_model_len: int
     output_tokens: Sequence[int]
     """Lengths of the answers that end by themselves, one after the other."""
+    vocab_size: int
+    """Of the model: the ids of prompts lie below, or are the tokenizer's own."""
+
+    def check_model(self, name: Any) -> str:
+        """Return the name of a model that is served; the first one where a request names none.
+
+        Raises:
+            RequestError: there is no such model.
+        """
+        model = name or self.models[0]
+        if model not in self.models:
+            raise RequestError(f"The model `{model}` does not exist.", 404, "NotFoundError", "model")
+        return str(model)
+
+    def check_ids(self, ids: Any, tokenizer: Tokenizer, param: str) -> list[int]:
+        """Return a list of token ids; RequestError where it is none, or one is outside the vocabulary, as in vLLM."""
+        if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
+            raise RequestError(f"{param} must be a list of token ids, which are not negative", param=param)
+        if (unknown := next((i for i in ids if i >= self.vocab_size and not tokenizer.has(i)), None)) is not None:
+            raise RequestError(f"Token id {unknown} is out of vocabulary", param=param)
+        return ids
 
 
 @dataclass
 class Choice:
-    """One answer to a request, which may ask for several."""
+    """One answer to a prompt of a request, which may ask for several, and have several prompts."""
 
+    prompt: list[int]
     ids: list[int]
     pieces: list[bytes]
     """Its text, escaped for JSON, one for each token."""
     finish_reason: str
     logprobs: Logprobs | None = None
+    echo: bytes = b""
+    """Text of the prompt, escaped for JSON, where it is part of the answer."""
 
 
 @dataclass
@@ -79,11 +115,11 @@ class Asked:
     kind: str
     """`chat` or `completion`."""
     model: str
-    prompt: list[int]
     choices: list[Choice]
+    """The answers to the first prompt, then those to the next one."""
+    num_answers: int
+    """To each prompt."""
     streams: bool
-    echo: bytes = b""
-    """Text of the prompt, escaped for JSON, where it is part of the answer."""
     includes_usage: bool = False
     usage_in_chunks: bool = False
     priority: int = 0
@@ -110,44 +146,43 @@ def ask(body: Mapping[str, Any], kind: str, tokenizer: Tokenizer, words: "Words"
     Raises:
         RequestError: it cannot be served.
     """
-    model = body.get("model") or limits.models[0]
-    if model not in limits.models:
-        raise RequestError(f"The model `{model}` does not exist.", 404, "NotFoundError", "model")
+    model = limits.check_model(body.get("model"))
     _check_fields(body)
-    prompt = (chat_prompt if kind == "chat" else _prompt)(body, tokenizer, limits.max_model_len)
-    if not prompt:
-        raise RequestError("the prompt is empty", param="messages" if kind == "chat" else "prompt")
-    has_echo = kind == "completion" and body.get("echo") is True
+    is_chat, count = kind == "chat", body.get("n") or 1
+    prompts = [chat_prompt(body, tokenizer, limits.max_model_len)] if is_chat else _prompts(body, tokenizer, limits)
+    if not prompts or not all(prompts):
+        raise RequestError("the prompt is empty", param="messages" if is_chat else "prompt")
+    has_echo = not is_chat and bool(body.get("echo"))
     tool, text = _demanded(body)
     own = tokenizer.encode(text)
     # What is demanded ends where it is complete, and not as long as the workload's answers.
     limits = replace(limits, output_tokens=[len(own)]) if text else limits
+    every = [prompt for prompt in prompts for _ in range(count)]
     asked = Asked(
         kind,
         model,
-        prompt,
-        [_choice(body, kind, prompt, words, limits, number + index, has_echo) for index in range(body.get("n") or 1)],
+        [_choice(body, kind, each, words, limits, number + index, has_echo) for index, each in enumerate(every)],
+        count,
         bool(body.get("stream")),
         priority=body.get("priority") or 0,
         session=None if body.get("user") is None else str(body["user"]),
         tool=tool,
     )
-    prompt_texts = [tokenizer.decode([token]) for token in prompt] if has_echo else []
-    asked.echo = escaped("".join(prompt_texts))
     options = body.get("stream_options") or {}
-    if isinstance(options, Mapping):
-        asked.includes_usage = bool(options.get("include_usage"))
-        asked.usage_in_chunks = bool(options.get("continuous_usage_stats"))
+    asked.includes_usage = bool(options.get("include_usage"))
+    asked.usage_in_chunks = bool(options.get("continuous_usage_stats"))
     # vLLM names tool calls as the reason only where the model chose the tool, or that it calls one.
     whole = "tool_calls" if tool and body["tool_choice"] == "required" else "stop"
     for choice in asked.choices if text else ():
         _shape(choice, text, own, "length" if body.get("ignore_eos") else whole)
     most = _num_logprobs(body, kind)
-    if most is not None:
-        for choice in asked.choices:
+    for choice in asked.choices if has_echo or most is not None else ():
+        prompt_texts = [tokenizer.decode([token]) for token in choice.prompt] if has_echo else []
+        choice.echo = escaped("".join(prompt_texts))
+        if most is not None:
             ids, texts = choice.ids, [json.loads(b'"' + piece + b'"') for piece in choice.pieces]
-            ids, texts = (prompt + ids, prompt_texts + texts) if has_echo else (ids, texts)
-            choice.logprobs = Logprobs(kind == "chat", most, ids, texts, len(prompt_texts), tokenizer.words)
+            ids = choice.prompt + ids if has_echo else ids
+            choice.logprobs = Logprobs(is_chat, most, ids, prompt_texts + texts, len(prompt_texts), tokenizer.words)
     return asked
 
 
@@ -160,9 +195,21 @@ def _check_fields(body: Mapping[str, Any]) -> None:
         value = body.get(name)
         if value is not None and not (type(value) in (int, kind) and least <= value <= largest):
             raise RequestError(f"{name} must be {words}, not {value!r:.40}", param=name)
+    for name in TRUTHS:
+        if body.get(name) not in (None, True, False):
+            raise RequestError(f"{name} must be true or false, not {body[name]!r:.40}", param=name)
+    for name, form in (("stream_options", dict), ("logit_bias", dict), ("structured_outputs", dict), ("tools", list)):
+        if not isinstance(body.get(name), form | None):
+            raise RequestError(f"{name} must be {'an object' if form is dict else 'a list'}", param=name)
+    for name in ("regex", "grammar", "structural_tag"):
+        if (body.get("structured_outputs") or {}).get(name):
+            raise RequestError(f"structured_outputs.{name} is not simulated", param="structured_outputs")
+    temperature = body.get("temperature")
+    if (body.get("n") or 1) > 1 and temperature is not None and temperature < GREEDY:
+        raise RequestError(f"n must be 1 when using greedy sampling, got {body['n']}.", param="n")
     stop, choice, formatted = body.get("stop"), body.get("tool_choice"), body.get("response_format") or {}
-    if not all(isinstance(text, str) for text in (stop if isinstance(stop, list) else [stop or ""])):
-        raise RequestError("stop must be a text or a list of texts", param="stop")
+    if not all(isinstance(text, str) and text for text in (stop if isinstance(stop, list) else [stop or "none"])):
+        raise RequestError("stop must be a text or a list of texts, none of them empty", param="stop")
     if not isinstance(formatted, dict) or formatted.get("type") not in FORMATS:
         raise RequestError(f"response_format must be one of {', '.join(FORMATS[1:])}", param="response_format")
     if choice not in (None, "none", "auto", "required") and not isinstance(choice, dict):
@@ -191,20 +238,14 @@ def _num_logprobs(body: Mapping[str, Any], kind: str) -> int | None:
 
 
 def _choice(
-    body: Mapping[str, Any],
-    kind: str,
-    prompt: Sequence[int],
-    words: "Words",
-    limits: Limits,
-    number: int,
-    has_echo: bool,
+    body: Mapping[str, Any], kind: str, prompt: list[int], words: "Words", limits: Limits, number: int, has_echo: bool
 ) -> Choice:
     """Return one answer; with `echo` and `max_tokens` of 0 it has a token that is computed and not shown, as vLLM's."""
     is_prompt_alone = has_echo and body.get("max_tokens") == 0
     body = {**body, "max_tokens": 1, "ignore_eos": True} if is_prompt_alone else body
     num_tokens, finish_reason = _output_tokens(body, kind, len(prompt), limits, number)
     ids, pieces = words.answer(number, num_tokens)
-    return Choice(ids, [b""] if is_prompt_alone else pieces, finish_reason)
+    return Choice(prompt, ids, [b""] if is_prompt_alone else pieces, finish_reason)
 
 
 def chat_prompt(body: Mapping[str, Any], tokenizer: Tokenizer, most: float = math.inf) -> list[int]:
@@ -214,7 +255,10 @@ def chat_prompt(body: Mapping[str, Any], tokenizer: Tokenizer, most: float = mat
         raise RequestError("messages must be a list of messages", param="messages")
     if not messages:
         return []
-    for content in (message.get("content") for message in messages):
+    for message in messages:
+        content = message.get("content")
+        if not isinstance(message.get("role"), str) or not isinstance(content, str | list | None):
+            raise RequestError("a message needs a role, and a content of text or parts", param="messages")
         for part in content if isinstance(content, list) else ():
             if isinstance(part, dict) and (kind := part.get("type", "text")) not in TEXT_PARTS:
                 raise RequestError(
@@ -243,21 +287,17 @@ def _too_long(most: float, given: str, param: str | None) -> RequestError:
     )
 
 
-def _prompt(body: Mapping[str, Any], tokenizer: Tokenizer, most: float) -> list[int]:
-    """Return the ids of a prompt: text, ids, or a list of one of these."""
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        _check_length([prompt], tokenizer, most)
-        return tokenizer.encode(prompt)
-    if isinstance(prompt, list) and all(type(token) is int for token in prompt):
-        if any(not 0 <= token < 1 << 62 for token in prompt):
-            raise RequestError("token ids must be whole numbers that are not negative", param="prompt")
-        return prompt
-    if isinstance(prompt, list) and len(prompt) > 1:
-        raise RequestError("several prompts in one request are not simulated", param="prompt")
-    raise RequestError("prompt must be a text or a list of token ids", param="prompt")
+def _prompts(body: Mapping[str, Any], tokenizer: Tokenizer, limits: Limits) -> list[list[int]]:
+    """Return the ids of each prompt: a text, ids, or a list of texts or of lists of ids."""
+    prompt, ids = body.get("prompt"), list[list[int]]()
+    several = prompt if isinstance(prompt, list) and all(isinstance(each, str | list) for each in prompt) else [prompt]
+    for each in several:
+        if isinstance(each, str):
+            _check_length([each], tokenizer, limits.max_model_len)
+            ids.append(tokenizer.encode(each))
+        else:
+            ids.append(limits.check_ids(each, tokenizer, "prompt"))
+    return ids
 
 
 def _whole(body: Mapping[str, Any], name: str) -> int | None:
@@ -301,6 +341,7 @@ def _output_tokens(
 def _demanded(body: Mapping[str, Any]) -> tuple[str | None, str]:
     """Return the function that the answer must call, and the JSON that it must be; empty where it is free."""
     choice, tools, formatted = body.get("tool_choice"), body.get("tools"), body.get("response_format") or {}
+    structured = body.get("structured_outputs") or {}
     try:
         if tools and (choice == "required" or isinstance(choice, dict)):
             name = None if choice == "required" else choice["function"]["name"]
@@ -308,12 +349,16 @@ def _demanded(body: Mapping[str, Any]) -> tuple[str | None, str]:
             if called is None:
                 raise RequestError("tool_choice names no function among the tools", param="tool_choice")
             return str(called["name"]), text_for(called.get("parameters") or {})
-        if formatted.get("type") == "json_object":
+        if formatted.get("type") == "json_object" or structured.get("json_object"):
             return None, text_for({"type": "object"})
         if formatted.get("type") == "json_schema":
             return None, text_for((formatted.get("json_schema") or {}).get("schema") or {})
+        if (choices := structured.get("choice")) is not None:
+            return None, str(choices[0])
+        if (schema := structured.get("json")) is not None:
+            return None, text_for(json.loads(schema) if isinstance(schema, str) else schema)
     except (AttributeError, LookupError, TypeError, ValueError):
-        raise RequestError("the tools, the tool_choice or the response_format cannot be read") from None
+        raise RequestError("the tools, tool_choice, response_format or structured_outputs cannot be read") from None
     return None, ""
 
 
@@ -344,14 +389,15 @@ class Words:
         return ids, [texts[i] for i in ids]
 
 
-def usage(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Return the tokens that a request has had, of all its answers to one prompt."""
-    first, tokens = answers[0], sum(answer.sent for answer in answers)
+def usage(answers: Sequence[Answer], num_answers: int = 1) -> dict[str, Any]:
+    """Return the tokens that a request has had, with so many answers to each prompt, which counts once."""
+    firsts, tokens = answers[::num_answers], sum(answer.sent for answer in answers)
+    prompt_tokens = sum(answer.input_tokens for answer in firsts)
     return {
-        "prompt_tokens": first.input_tokens,
+        "prompt_tokens": prompt_tokens,
         "completion_tokens": tokens,
-        "total_tokens": first.input_tokens + tokens,
-        "prompt_tokens_details": {"cached_tokens": first.cached_tokens},
+        "total_tokens": prompt_tokens + tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in firsts)},
     }
 
 
@@ -363,13 +409,13 @@ def document(asked: Asked, answers: Sequence[Answer]) -> dict[str, Any]:
         "created": asked.created,
         "model": asked.model,
         "choices": [_whole_choice(asked, index) for index in range(len(asked.choices))],
-        "usage": usage(answers),
+        "usage": usage(answers, asked.num_answers),
     }
 
 
 def _whole_choice(asked: Asked, index: int) -> dict[str, Any]:
     choice = asked.choices[index]
-    text = json.loads(b'"' + asked.echo + b"".join(choice.pieces) + b'"')
+    text = json.loads(b'"' + choice.echo + b"".join(choice.pieces) + b'"')
     logprobs = None if choice.logprobs is None else choice.logprobs.document(0, _num_shown(choice))
     reply = {"index": index, "logprobs": logprobs, "finish_reason": choice.finish_reason, "stop_reason": None}
     if asked.kind != "chat":
@@ -438,7 +484,7 @@ class Chunks:
         if self._is_plain and begin and not is_last:
             return self._before + text + self._after
         if begin == 0:
-            text = self.asked.echo + text
+            text = self.choice.echo + text
         logprobs, closing = b"null", self._end
         if self.choice.logprobs is not None:
             shown = min(end, _num_shown(self.choice))
@@ -453,4 +499,9 @@ class Chunks:
         """Return the events behind the last token of a request's answers."""
         if not self.asked.includes_usage:
             return b"data: [DONE]\n\n"
-        return self._head + b'[],"usage":' + _compact(usage(answers)).encode() + b"}\n\ndata: [DONE]\n\n"
+        return (
+            self._head
+            + b'[],"usage":'
+            + _compact(usage(answers, self.asked.num_answers)).encode()
+            + b"}\n\ndata: [DONE]\n\n"
+        )

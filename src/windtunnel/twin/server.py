@@ -31,7 +31,13 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Result = TypeVar("Result")
-HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+ANY_ORIGIN = ((b"access-control-allow-origin", b"*"),)
+"""vLLM's default, `--allowed-origins '["*"]'`: pages of any site may ask."""
+PREFLIGHT = (
+    (b"access-control-allow-methods", b"DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"),
+    (b"access-control-max-age", b"600"),
+)
+HEADERS = (*ANY_ORIGIN, (b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 
 
 class Stream:
@@ -193,6 +199,9 @@ class TwinApp:
             self.twin.run_to(self.twin.clock.now_s())
             text = self.metrics.text(self.twin, self.twin.clock, replica)
             await _reply(send, 200, text.encode(), ((b"content-type", CONTENT_TYPE.encode()),))
+        elif method == "OPTIONS" and b"access-control-request-method" in (headers := dict(scope["headers"])):
+            allowed = headers.get(b"access-control-request-headers", b"authorization, content-type")
+            await _reply(send, 200, b"OK", (*PREFLIGHT, (b"access-control-allow-headers", allowed)))
         elif (method, path) in self._pages:
             given, size = await self._object(receive) if method == "POST" else (None, 0)
             page = self._pages[method, path]
@@ -272,8 +281,7 @@ class TwinApp:
         self._number += len(asked.choices)
         try:
             for choice, sink in zip(asked.choices, on_tokens, strict=True):
-                lengths = len(asked.prompt), len(choice.ids)
-                ids = asked.prompt + choice.ids
+                lengths, ids = (len(choice.prompt), len(choice.ids)), choice.prompt + choice.ids
                 answers.append(self.twin.submit(lengths, sink, ids, asked.priority, asked.session, asked.replica or 0))
                 answers[-1].finish_reason = choice.finish_reason
         except InputError as error:
@@ -329,7 +337,7 @@ class TwinApp:
         if pooled is None:
             return
         asked, total = pooled
-        scores = [sum(each.prompt) * 2654435761 % 65536 / 65536 for each in asked]
+        scores = [sum(each.choices[0].prompt) * 2654435761 % 65536 / 65536 for each in asked]
         results = [
             {"index": index, "document": {"text": documents[index]}, "relevance_score": scores[index]}
             for index in sorted(range(len(scores)), key=lambda index: -scores[index])[:top]
@@ -346,7 +354,13 @@ class TwinApp:
         size = body.get("dimensions", EMBEDDING_SIZE)
         if type(size) is not int or not 1 <= size <= MOST_DIMENSIONS:
             raise RequestError(f"dimensions must be a whole number from 1 to {MOST_DIMENSIONS}", param="dimensions")
-        pooled = await self._pool(body.get("model"), inputs or (), replica, receive)
+        if body.get("encoding_format") not in (None, "float", "base64"):
+            raise RequestError("encoding_format must be float or base64", param="encoding_format")
+        try:
+            pooled = await self._pool(body.get("model"), inputs or (), replica, receive)
+        except RequestError as error:
+            error.param = "input" if error.param == "prompt" else error.param
+            raise
         if pooled is None:
             return
         asked, total = pooled
@@ -381,19 +395,19 @@ class TwinApp:
         }
 
     def _tokenize(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.limits.check_model(body.get("model"))
         if isinstance(body.get("messages"), list):
             ids = chat_prompt(body, self.tokenizer)
         elif isinstance(body.get("prompt"), str):
             ids = self.tokenizer.encode(body["prompt"])
         else:
             raise RequestError("give a prompt or messages", param="prompt")
-        return {"count": len(ids), "max_model_len": self.limits.max_model_len, "tokens": ids}
+        texts = [self.tokenizer.decode([i]) for i in ids] if body.get("return_token_strs") else None
+        return {"count": len(ids), "max_model_len": self.limits.max_model_len, "tokens": ids, "token_strs": texts}
 
     def _detokenize(self, body: dict[str, Any]) -> dict[str, Any]:
-        ids = body.get("tokens")
-        if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < 1 << 62 for i in ids):
-            raise RequestError("tokens must be a list of token ids", param="tokens")
-        return {"prompt": self.tokenizer.decode(ids)}
+        self.limits.check_model(body.get("model"))
+        return {"prompt": self.tokenizer.decode(self.limits.check_ids(body.get("tokens"), self.tokenizer, "tokens"))}
 
 
 def _refusal(error: WindtunnelError, status: int) -> RequestError:
@@ -417,7 +431,7 @@ def _whole(done: asyncio.Future[None], count: int) -> OnTokens:
 
 def _vector(asked: Asked, size: int, form: Any) -> list[float] | str:
     """Return an embedding, made from the prompt's ids, of length 1."""
-    ids = asked.prompt
+    ids = asked.choices[0].prompt
     numbers = [((ids[k % len(ids)] * 2654435761 + 40503 * k) % 65536) / 32768 - 1 for k in range(size)]
     length = sum(number * number for number in numbers) ** 0.5 or 1.0
     numbers = [number / length for number in numbers]
@@ -449,7 +463,7 @@ async def _body(receive: Receive) -> bytes:
 
 async def _reply(send: Send, status: int, body: bytes, headers: Any = _PLAIN) -> None:
     length = (b"content-length", str(len(body)).encode())
-    await send({"type": "http.response.start", "status": status, "headers": (*headers, length)})
+    await send({"type": "http.response.start", "status": status, "headers": (*ANY_ORIGIN, *headers, length)})
     await send({"type": "http.response.body", "body": body})
 
 

@@ -234,4 +234,5 @@ def twin_app(
     twin = Twin(deployment, clock, max_requests, metrics, faults, by_port)
     twin.live.on_steps = metrics.steps
     own = PieceTokenizer() if tokenizer is None else ModelTokenizer(tokenizer)
-    return TwinApp(twin, own, Limits(models, deployment.max_model_len, output_tokens), metrics)
+    limits = Limits(models, deployment.max_model_len, output_tokens, first.setup.model.vocab_size)
+    return TwinApp(twin, own, limits, metrics)

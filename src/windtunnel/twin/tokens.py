@@ -37,6 +37,9 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: Sequence[int]) -> str: ...
+    def has(self, token: int) -> bool:
+        """Whether it makes an id."""
+
     def chat(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[int]: ...
 
 
@@ -67,6 +70,10 @@ class PieceTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(i.to_bytes(8, "big").lstrip(b"\0")[1:] for i in ids).decode("utf-8", "replace")
+
+    def has(self, token: int) -> bool:
+        size = token.bit_length() // 8
+        return size < 5 and token >> 8 * size == 1 and PIECES.fullmatch(token.to_bytes(size + 1, "big")[1:]) is not None
 
     def chat(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[int]:
         ids = self.encode(json.dumps(tools)) if tools else []
@@ -141,6 +148,9 @@ class ModelTokenizer:
             return str(self._own.decode(list(ids), skip_special_tokens=False))
         except (OverflowError, TypeError):
             return ""
+
+    def has(self, token: int) -> bool:
+        return bool(token < self._own.get_vocab_size())
 
     def chat(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[int]:
         if self._template is not None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from windtunnel.pricing.table import read_parquet
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -73,7 +75,7 @@ def test_what_served_must_be_named(windtunnel: Command, tmp_path: Path) -> None:
     ("columns", "row", "message"),
     [
         ("ttft_ms,latency_ms", "0,64,8,20,200", "has no column e2e_s"),
-        ("ttft_s,e2e_s", "0,64,8,0.1,0.2", "has 1 answered requests; 20 are needed"),
+        ("ttft_s,e2e_s", "0,64,8,0.1,0.2", "has 1 answered request; 20 are needed"),
     ],
 )
 def test_a_table_of_requests_is_not_taken_for_steps(
@@ -85,3 +87,16 @@ def test_a_table_of_requests_is_not_taken_for_steps(
     assert done.code == 2
     assert message in done.stderr
     assert "simulate --trace" not in done.stderr
+
+
+def test_times_in_milliseconds_under_names_of_seconds_are_pointed_out(windtunnel: Command, tmp_path: Path) -> None:
+    simulate(windtunnel, tmp_path / "run")
+    requests = read_parquet(tmp_path / "run" / "requests.parquet").to_pylist()
+    rows = [
+        f"{row['arrival_s']},{row['input_tokens']},{row['output_tokens']},{1e3 * row['ttft_s']},{1e3 * row['e2e_s']}"
+        for row in requests
+    ]
+    path = tmp_path / "requests.csv"
+    path.write_text("\n".join([f"{COLUMNS},ttft_s,e2e_s", *rows]))
+    done = windtunnel("diagnose", str(path), "--model", "qwen2.5-0.5b", "--device", "h100_sxm")
+    assert "milliseconds belong in ttft_ms and e2e_ms" in done.stdout + done.stderr

@@ -1,6 +1,8 @@
 """What servers emit is read as intervals: metrics as text and as a range query, logs, and spans."""
 
 import json
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 from live_twins import scenario_of, served
 from windtunnel.errors import InputError
 from windtunnel.formats.recognise import find_format
-from windtunnel.formats.telemetry.prometheus import parse_text, read_scrapes, record_of, scrape_text
+from windtunnel.formats.telemetry import prometheus
+from windtunnel.formats.telemetry.prometheus import Scrape, parse_text, poll, read_scrapes, record_of, scrape_text
 from windtunnel.formats.telemetry.record import Buckets, ServerRecord, request_intervals
 
 LOG = (
@@ -90,11 +93,89 @@ def test_the_size_of_the_kv_cache_may_not_be_known_yet() -> None:
 
 
 def test_engines_are_counted_together() -> None:
-    lines = [f'vllm:num_requests_running{{engine="{engine}"}} 3\nvllm:prompt_tokens_total{{engine="{engine}"}} 7'
-             for engine in range(4)]  # fmt: skip
-    record = record_of([scrape_text("vllm:prompt_tokens_total 0", 0.0), scrape_text("\n".join(lines), 2.0)])
+    record = record_of([of_engines(0.0, *[0] * 4), of_engines(2.0, *[7] * 4)])
     assert record.num_engines == 4
     assert record.intervals["prompt_tokens"].tolist() == [28]
+
+
+def test_a_replica_that_is_restarted_or_missing_among_others_is_left_out() -> None:
+    counts = [(100, 100), (110, 110), (120,), (130, 130), (140, 140), (250, 50), (260, 60)]
+    record = record_of([of_engines(float(place), *each) for place, each in enumerate(counts)])
+    assert record.intervals["prompt_tokens"].tolist() == [20, 20, 20]
+    assert record.notes == ["3 intervals left out: a server was restarted, came or went"]
+    with pytest.raises(InputError, match="came or went between any two"):
+        record_of([of_engines(0.0, 1), of_engines(1.0, 1, 1)])
+    started = [scrape_text(f"process_start_time_seconds {s}\nvllm:prompt_tokens_total {10 * s}", s) for s in (1, 2)]
+    with pytest.raises(InputError, match="restarted"):
+        record_of(started)
+
+
+def of_engines(time_s: float, *prompt_tokens: int) -> Scrape:
+    """Return a scrape of engines that have computed so many prompt tokens."""
+    lines = [
+        f'vllm:num_requests_running{{engine="{engine}"}} 3\nvllm:prompt_tokens_total{{engine="{engine}"}} {tokens}'
+        for engine, tokens in enumerate(prompt_tokens)
+    ]
+    return scrape_text("\n".join(lines), time_s)
+
+
+def test_polling_goes_on_when_scrapes_fail_and_keeps_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, scrapes: list[str]
+) -> None:
+    failure = InputError("http://a does not answer: timed out")
+
+    def polled(*answers: Any, seconds: float = 0.2) -> ServerRecord:
+        """Poll a server that answers so, and the last one again and again."""
+        left = list(answers)
+
+        def answer(_: str) -> str:
+            given = left.pop(0) if len(left) > 1 else left[0]
+            if isinstance(given, BaseException):
+                raise given
+            return str(given)
+
+        monkeypatch.setattr(prometheus, "answer_of", answer)
+        return poll("http://a", seconds, 0.01)
+
+    record = polled(scrapes[0], failure, "<html>", scrapes[1], failure)
+    assert record.intervals.size == 1
+    assert "scrapes failed, the last one as http://a does not answer: timed out" in record.notes[0]
+    record = polled(*scrapes[:3], KeyboardInterrupt(), seconds=60)
+    assert record.intervals.size == 2
+    assert record.notes == ["ended after 0 of 60 s"]
+    with pytest.raises(KeyboardInterrupt):
+        polled(scrapes[0], KeyboardInterrupt())
+    with pytest.raises(InputError, match=r"only the first of .* scrapes was answered"):
+        polled(scrapes[0], failure)
+    with pytest.raises(InputError, match="timed out"):
+        polled(failure)
+
+
+def test_a_saved_scrape_that_has_failed_is_left_out(scrapes: list[str], tmp_path: Path) -> None:
+    for number, text in enumerate([scrapes[0], "", scrapes[1], "<html>502</html>"]):
+        (tmp_path / f"{number}.prom").write_text(text)
+    (tmp_path / ".hidden").write_text("x")
+    record = read_scrapes(tmp_path)
+    assert record.intervals.size == 1
+    assert record.notes == [f"2 of 4 files left out: {tmp_path}/1.prom is empty"]
+    for number in (0, 2):
+        (tmp_path / f"{number}.prom").unlink()
+    with pytest.raises(InputError, match=r"1\.prom is empty"):
+        read_scrapes(tmp_path)
+
+
+def test_a_port_of_another_protocol_is_no_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            with listener.accept()[0] as connection:
+                connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+        answering = threading.Thread(target=greet)
+        answering.start()
+        with pytest.raises(InputError, match="does not answer"):
+            prometheus.answer_of(f"http://127.0.0.1:{listener.getsockname()[1]}/metrics")
+        answering.join()
 
 
 def test_a_log_gives_the_time_between_tokens_by_what_runs(tmp_path: Path) -> None:
@@ -167,6 +248,23 @@ def test_other_content_is_refused(tmp_path: Path, name: str, text: str, message:
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=message):
         read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (
+            {"status": "error", "errorType": "bad_data", "error": "parse error"},
+            "is an error of Prometheus: parse error",
+        ),
+        ({"status": "success", "data": {"resultType": "vector", "result": []}}, "holds a vector and no range"),
+    ],
+)
+def test_other_answers_of_prometheus_are_refused(tmp_path: Path, document: dict[str, Any], message: str) -> None:
+    path = tmp_path / "answer.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        read(path)
 
 
 def test_two_models_are_refused() -> None:

@@ -128,7 +128,7 @@ def _gate_measured(options: Options) -> Any:
             before = predicted(options.baseline, _options_before(options))
             ratios = predicted_ratios(before, predicted(options.measured, options))
         return gate_measured(_results(options.baseline), _results(options.measured), increases, ratios)
-    return gate_predicted(predicted(options.measured, options))
+    return gate_predicted(predicted(options.measured, options), _results(options.measured))
 
 
 def _deployment(options: Options) -> dict[str, Any]:

@@ -39,7 +39,8 @@ def command(options: Options) -> None:
     check_folder(options.out, options.overwrite)
     launch = launched(options)
     run, record = _recorded(options, launch.raw)
-
+    for note in () if record is None else record.notes:
+        remark(f"note: {note}")
     if options.watch is not None:
         _watch(options, run, record)
         return

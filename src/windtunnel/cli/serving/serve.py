@@ -1,6 +1,7 @@
 """`windtunnel serve`: a server that answers as a scenario's deployment would."""
 
 import gc
+import re
 
 import click
 
@@ -10,12 +11,15 @@ from windtunnel.cli.progress import compiling
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import needing
 from windtunnel.schema import json_text
+from windtunnel.serving.engines.command_line import Reading
 from windtunnel.units import format_count
 
 DEFAULTS = {"input_tokens": "1024", "output_tokens": "256", "rate": 1.0}
 """Load of a command line that gives none: only the lengths of answers that end by themselves come from it."""
 NUM_PARTS = 3
 """Kernels of a twin: the loop, the tokens that it has given, and cancelling."""
+JSON_NAMED = re.compile(r'\{[^}]*"name"\s*:\s*"([^"]+)"[^}]*\}')
+"""A LoRA adapter that vLLM's `--lora-modules` describes as JSON."""
 GC_THRESHOLDS = 100_000, 20, 20
 """Objects, and collections of younger ones, between looks for garbage: answers leave none that needs one."""
 
@@ -33,7 +37,7 @@ def command(options: Options) -> None:
         from windtunnel.twin.server import TwinServer
         from windtunnel.twin.start import ForwardPasses, KvEvents, twin_app
 
-    names = options.served_names
+    names = options.served_names or _names_of(launch, described.model_name)
     own = options.tokenizer, names, options.hub, options.max_requests, faults, options.ports_per_replica
     with compiling(NUM_PARTS):
         app = twin_app(described, speed, *own)
@@ -71,6 +75,20 @@ def command(options: Options) -> None:
         finally:
             if passes is not None:
                 passes.close()
+
+
+def _names_of(launch: Reading, model: str) -> list[str]:
+    """Return the names under which a command serves its model, then those of its LoRA adapters: NAME=PATH or JSON."""
+    values = {"served-model-name": "", "lora-modules": "", "lora-paths": ""}
+    option = ""
+    for word in (word for words in launch.others.values() for word in words):
+        if word.startswith("--"):
+            option = word[2:].replace("_", "-")
+        elif option in values:
+            values[option] += f" {word}"
+    served = values.pop("served-model-name").split() or [model]
+    adapters = (JSON_NAMED.sub(r"\1", text) for text in values.values())
+    return [*served, *(word.partition("=")[0] for text in adapters for word in text.split())]
 
 
 def _with_load(options: Options) -> Options:

@@ -36,6 +36,8 @@ class ClientResult:
     """Coefficient of variation of the gaps between arrivals at a rate: 1 is Poisson, 0 equal gaps."""
     model: str | None = None
     """Name of the model that the client asked for; None: not recorded."""
+    num_failed: int = 0
+    """Requests besides that were not answered."""
 
     def __post_init__(self) -> None:
         for name in ("input_tokens", "output_tokens"):
@@ -118,6 +120,7 @@ def _bench_serving(name: str, document: dict[str, Any]) -> list[ClientResult]:
             range_ratio=document.get("random_range_ratio") if is_random else None,
             gap_cv=1 / math.sqrt(float(document.get("burstiness") or 1.0)),
             model=document.get("model_id"),
+            num_failed=max(int(document.get("failed") or document.get("num_prompts", num_requests) - num_requests), 0),
         )
     ]
 
@@ -168,6 +171,7 @@ def _aiperf(name: str, document: dict[str, Any]) -> list[ClientResult]:
                 throughput=mean_or_none("output_token_throughput"),
             ),
             gap_cv={"constant": 0.0, "gamma": 1 / math.sqrt(smoothness)}.get(pattern, 1.0),
+            num_failed=int(mean_or_none("error_request_count")),
         )
     ]
 
@@ -237,11 +241,55 @@ def _guidellm_run(name: str, run: dict[str, Any]) -> ClientResult:
             throughput=mean("output_tokens_per_second"),
         ),
         gap_cv=0.0 if kind == "constant" else 1.0,
+        num_failed=int(_totals(run).get("errored") or 0),
     )
 
 
+def _totals(run: dict[str, Any]) -> dict[str, Any]:
+    return dict(run.get("request_totals") or run["metrics"]["request_totals"])
+
+
 def _num_successful(run: dict[str, Any]) -> float:
-    return float((run.get("request_totals") or run["metrics"]["request_totals"])["successful"])
+    return float(_totals(run)["successful"])
+
+
+def _inference_perf(name: str, document: dict[str, Any]) -> list[ClientResult]:
+    """Read inference-perf's `stage_N_lifecycle_metrics.json` (0.2 to 0.4).
+
+    Its gaps are equal by default (`load.type`, which the file does not say).
+
+    Source: https://github.com/kubernetes-sigs/inference-perf, `inference_perf/reportgen/base.py`.
+    """
+    load, answered = document["load_summary"], document["successes"]
+    concurrency, rate = load.get("concurrency"), load.get("requested_rate")
+    if not answered["count"]:
+        return []
+    if not concurrency and not rate:
+        raise InputError(f"{name} is inference-perf's summary of all its stages", "give stage_0_lifecycle_metrics.json")
+
+    def mean(values: dict[str, Any], key: str) -> float:
+        return float((values.get(key) or {}).get("mean") or 0.0)
+
+    latency = answered["latency"]
+    return [
+        ClientResult(
+            id=name,
+            client="inference-perf",
+            input_tokens=mean(answered, "prompt_len"),
+            output_tokens=mean(answered, "output_len"),
+            num_requests=int(answered["count"]),
+            concurrency=int(concurrency) if concurrency else None,
+            rate_per_s=None if concurrency else float(rate),
+            measured=_known(
+                tpot=mean(latency, "time_per_output_token"),
+                ttft=mean(latency, "time_to_first_token"),
+                e2e=mean(latency, "request_latency"),
+                throughput=float(answered["throughput"]["output_tokens_per_sec"]),
+            ),
+            gap_cv=0.0,
+            num_failed=int(document["failures"]["count"]),
+        )
+    ]
 
 
 FORMATS = (
@@ -256,6 +304,12 @@ FORMATS = (
         "client result",
         has(lambda document: isinstance(document.get("time_to_first_token"), dict)),
         of_documents(_aiperf),
+    ),
+    FileFormat(
+        "inference-perf",
+        "client result",
+        has(lambda document: {"load_summary", "successes"} <= document.keys()),
+        of_documents(_inference_perf),
     ),
     FileFormat("guidellm", "client result", has(lambda document: "benchmarks" in document), of_documents(_guidellm)),
 )

@@ -6,7 +6,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +19,7 @@ from windtunnel.errors import InputError
 from windtunnel.formats.recognise import FileContent, find_format
 from windtunnel.formats.telemetry.record import INTERVAL, Buckets, ServerRecord
 from windtunnel.schema import read_yaml
+from windtunnel.units import format_count
 
 TEXT = "Prometheus text"
 SOURCE = "Prometheus metrics"
@@ -26,6 +27,7 @@ DECLARED: Mapping[str, Any] = read_yaml(Path(__file__).with_name("metrics.yaml")
 """Engine -> measure -> its name, help and buckets; buckets by name."""
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d+))?\s*$")
 _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
+_COUNTERS = ("prompt_tokens", "generation_tokens", "itl", "ttft")
 _LENGTHS = {"input_tokens": "request_prompt", "output_tokens": "request_generation"}
 LONGEST_ANSWER_BYTES = 1 << 28
 
@@ -56,6 +58,8 @@ class Scrape:
     num_engines: int = 1
     capacity_tokens: float = math.nan
     """Tokens that the KV caches hold."""
+    counters: dict[tuple[str, ...], float] = field(default_factory=dict)
+    """Measure and labels -> value of what only a restart lets fall."""
 
 
 def scrape_of(samples: Iterable[Sample], time_s: float) -> Scrape:
@@ -81,6 +85,8 @@ def scrape_of(samples: Iterable[Sample], time_s: float) -> Scrape:
         models.add(labels.get("model_name", ""))
         if measure == "running":
             engines.add(tuple(sorted(labels.items())))
+        if measure in _COUNTERS and part in ("", "count"):
+            scrape.counters[measure, *map("=".join, sorted(labels.items()))] = value
         if part == "bucket":
             bound = float(labels.get("le", "nan"))
             scrape.buckets[measure][bound] = scrape.buckets[measure].get(bound, 0.0) + value
@@ -117,7 +123,7 @@ def scrape_text(text: str, time_s: float) -> Scrape:
 def record_of(scrapes: Sequence[Scrape]) -> ServerRecord:
     """Return what happened between scrapes; of a single one, since the server's start.
 
-    Intervals in which the server was restarted, and its counters fell, are left out.
+    Intervals in which a server was restarted, came or went are left out, and a note says so.
 
     Raises:
         InputError: no time between scrapes, or none of an engine's metrics.
@@ -126,9 +132,12 @@ def record_of(scrapes: Sequence[Scrape]) -> ServerRecord:
     last = ordered[-1]
     if len(ordered) == 1:
         ordered.insert(0, Scrape(last.values.get("started_s", 0.0 if "seconds" in last.values else math.nan)))
-    pairs = [(one, two) for one, two in pairwise(ordered) if two.time_s > one.time_s and not _restarted(one, two)]
-    if not pairs:
+    timed = [(one, two) for one, two in pairwise(ordered) if two.time_s > one.time_s]
+    pairs = [pair for pair in timed if not _restarted(*pair)]
+    if not timed:
         raise InputError("no time passes between these metrics", "give scrapes of several moments, or a range query")
+    if not pairs:
+        raise InputError("a server was restarted, came or went between any two of these metrics", "scrape more often")
     if not any("prompt_tokens" in scrape.values or "itl.sum" in scrape.values for scrape in ordered):
         raise InputError("these metrics are not an engine's", "those of vllm: or sglang: are known")
     lengths = {name: known for name, measure in _LENGTHS.items() if (known := _lengths(pairs, measure)) is not None}
@@ -139,12 +148,19 @@ def record_of(scrapes: Sequence[Scrape]) -> ServerRecord:
         counts = np.array([_bucket_counts(*pair, measure, bounds) for pair in pairs])
         return (np.array(bounds), counts) if bounds else None
 
-    return ServerRecord(SOURCE, rows, last.num_engines, histograms("iteration"), histograms("itl"), lengths)
+    left_out = format_count(len(timed) - len(pairs), "interval")
+    notes = [f"{left_out} left out: a server was restarted, came or went"] if len(pairs) < len(timed) else []
+    steps, gaps = histograms("iteration"), histograms("itl")
+    return ServerRecord(SOURCE, rows, last.num_engines, steps, gaps, lengths, notes=notes)
 
 
 def _restarted(before: Scrape, after: Scrape) -> bool:
-    counters = ("prompt_tokens", "generation_tokens", "itl.count", "ttft.count")
-    return any(after.values.get(name, 0.0) < before.values.get(name, 0.0) for name in counters)
+    """Whether a server was restarted, came or went: sums over several servers would count what others did before."""
+    if not before.counters:
+        return False
+    is_other = before.counters.keys() != after.counters.keys()
+    is_later = "started_s" in before.values and before.values["started_s"] != after.values.get("started_s")
+    return is_other or is_later or any(after.counters[key] < value for key, value in before.counters.items())
 
 
 def _interval(before: Scrape, after: Scrape) -> tuple[float, ...]:
@@ -202,28 +218,37 @@ def read_text_file(path: Path) -> ServerRecord:
 
 
 def read_scrapes(folder: Path) -> ServerRecord:
-    """Read the scrapes of a folder.
+    """Read the scrapes of a folder; a note names what is none, as where a scrape has failed.
 
     Raises:
-        InputError: no file, or one that is no scrape.
+        InputError: no scrape, or a file of another kind that is known.
     """
-    paths = sorted(path for path in folder.iterdir() if path.is_file())
-    for path in paths:
-        if find_format(path, "server telemetry").name != TEXT:
+    scrapes, failed = list[Scrape](), list[InputError]()
+    for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
+        try:
+            known = find_format(path, "server telemetry").name
+        except InputError as error:
+            failed.append(error)
+            continue
+        if known != TEXT:
             raise InputError(f"{path} is no scrape", f"a folder holds files of {TEXT}; give other files alone")
-    if not paths:
-        raise InputError(f"{folder} is empty", "a folder of scrapes, or of runs with runs.csv, is needed")
-    return record_of([read_scrape(path) for path in paths])
+        scrapes.append(read_scrape(path))
+    if not scrapes:
+        empty = InputError(f"{folder} is empty", "a folder of scrapes, or of runs with runs.csv, is needed")
+        raise failed[0] if failed else empty
+    record, num_files = record_of(scrapes), format_count(len(scrapes) + len(failed), "file")
+    notes = [f"{len(failed)} of {num_files} left out: {failed[0].message}"] if failed else []
+    return replace(record, notes=[*notes, *record.notes])
 
 
 def is_range_query(file: FileContent) -> bool:
-    """Whether a file is the answer to a range query."""
-    return file.is_json and len(file.documents) == 1 and _is_matrix(file.documents[0])
+    """Whether a file is the answer to a range query, or Prometheus's to another one."""
+    return file.is_json and len(file.documents) == 1 and _is_answer(file.documents[0])
 
 
-def _is_matrix(document: Any) -> bool:
+def _is_answer(document: Any) -> bool:
     data = document.get("data") if isinstance(document, dict) else None
-    return isinstance(data, dict) and data.get("resultType") == "matrix"
+    return isinstance(document, dict) and ("errorType" in document or (isinstance(data, dict) and "resultType" in data))
 
 
 def read_range_query(path: Path) -> ServerRecord:
@@ -233,6 +258,10 @@ def read_range_query(path: Path) -> ServerRecord:
 
 def _record_of_matrix(document: Any, where: str) -> ServerRecord:
     moments: dict[float, list[Sample]] = defaultdict(list)
+    if "errorType" in document:
+        raise InputError(f"{where} is an error of Prometheus: {document.get('error')}", "mend the query")
+    if (kind := document["data"]["resultType"]) != "matrix":
+        raise InputError(f"{where} holds a {kind} and no range", "give .../api/v1/query_range?query=...")
     try:
         for series in document["data"]["result"]:
             labels = dict(series["metric"])
@@ -250,43 +279,67 @@ def _record_of_matrix(document: Any, where: str) -> ServerRecord:
 def poll(url: str, seconds: float, every_s: float, progress: Callable[[int, int], None] | None = None) -> ServerRecord:
     """Scrape a live server for some time, or ask a Prometheus server once, if `url` is a range query.
 
-    `progress` is called after each scrape with the seconds so far and those in all.
+    Scrapes that fail later than the first one, and Ctrl-C once there are two, cost nothing of what was read; notes of
+    the record tell of them. `progress` is called after each scrape with the seconds so far and those in all.
 
     Raises:
         InputError: no answer, or one that holds no metrics of an engine.
     """
-    started_s = time.monotonic()
-    scrapes = []
-    while True:
-        text, time_s = answer_of(url), time.time()
-        if text.lstrip().startswith("{"):
+    text = answer_of(url)
+    if text.lstrip().startswith("{"):
+        return _record_of_answer(text, url)
+    started_s, notes = time.monotonic(), list[str]()
+    scrapes, failures = [_scrape_of_answer(text, url)], list[str]()
+    try:
+        while (left_s := started_s + seconds - time.monotonic()) > 0 or not (failures or scrapes[1:]):
+            time.sleep(min(every_s, max(left_s, 0.05)))
             try:
-                document = json.loads(text)
-            except ValueError:
-                document = None
-            if not _is_matrix(document):
-                raise InputError(f"{url} answers JSON that is no range query", "give .../api/v1/query_range?query=...")
-            return _record_of_matrix(document, url)
-        if next(parse_text(text), None) is None:
-            raise InputError(f"{url} answers no Prometheus metrics", "is it http://HOST:PORT/metrics?")
-        scrapes.append(scrape_text(text, time_s))
-        left_s = started_s + seconds - time.monotonic()
-        if progress is not None:
-            progress(int(seconds - max(left_s, 0)), int(seconds))
-        if left_s <= 0 and len(scrapes) > 1:
-            return record_of(scrapes)
-        time.sleep(min(every_s, max(left_s, 0.05)))
+                scrapes.append(_scrape_of_answer(answer_of(url), url))
+            except InputError as error:
+                failures.append(error.message)
+            if progress is not None:
+                progress(int(min(time.monotonic() - started_s, seconds)), int(seconds))
+    except KeyboardInterrupt:
+        if not scrapes[1:]:
+            raise
+        notes.append(f"ended after {time.monotonic() - started_s:.0f} of {seconds:g} s")
+    num_scrapes = format_count(len(scrapes) + len(failures), "scrape")
+    if not scrapes[1:]:
+        raise InputError(f"only the first of {num_scrapes} was answered: {failures[-1]}", "is the server still there?")
+    if failures:
+        notes.append(f"{len(failures)} of {num_scrapes} failed, the last one as {failures[-1]}")
+    record = record_of(scrapes)
+    return replace(record, notes=[*notes, *record.notes])
+
+
+def _scrape_of_answer(text: str, url: str) -> Scrape:
+    """Return the scrape of what a server has just answered."""
+    if next(parse_text(text), None) is None:
+        raise InputError(f"{url} answers no Prometheus metrics", "is it http://HOST:PORT/metrics?")
+    return scrape_text(text, time.time())
+
+
+def _record_of_answer(text: str, url: str) -> ServerRecord:
+    """Return the record of a Prometheus server's answer."""
+    try:
+        document = json.loads(text)
+    except ValueError:
+        document = None
+    if not _is_answer(document):
+        raise InputError(f"{url} answers JSON that is no range query", "give .../api/v1/query_range?query=...")
+    return _record_of_matrix(document, url)
 
 
 def answer_of(url: str) -> str:
     """Return the text of a URL; raises InputError where there is none."""
     # Loading urllib.request takes 30 ms, and few runs need it.
+    from http.client import HTTPException
     from urllib.request import urlopen
 
     try:
         with urlopen(url, timeout=10) as answer:
             return str(answer.read(LONGEST_ANSWER_BYTES).decode("utf-8", "replace"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise InputError(
             f"{url} does not answer: {getattr(error, 'reason', error)}", "is it http://HOST:PORT/metrics?"
         ) from None

@@ -80,6 +80,8 @@ class ServerRecord:
     """Columns of the requests, where each is known: see `request_intervals`."""
     is_estimated: bool = False
     """Whether times between tokens are not measured, but follow from throughput and running requests."""
+    notes: Sequence[str] = ()
+    """What was left out."""
 
 
 def request_intervals(columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:

@@ -175,6 +175,9 @@ def _hint(error: str, url: str) -> str:
     """Return what to do about the error of every request."""
     if "status 404" in error and "model" in error.lower():
         return NAME_MODEL
+    for said, hint in (("vocabulary", "--vocabulary"), ("context length", "shorter --input-tokens, --output-tokens")):
+        if said in error:
+            return hint
     is_elsewhere = "status 404" in error and "/v1" not in url
     return "is /v1 in the address?" if is_elsewhere else "compare `--api`, `--words` and `--no-ignore-eos`"
 
