@@ -71,6 +71,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Public names are imported on first use, so that `windtunnel --help` is instant."""
+    if name == "__version__":
+        return import_module("windtunnel.report.render.json").version()
     if name not in _HOME:
         raise AttributeError(f"module 'windtunnel' has no attribute {name!r}")
     return getattr(import_module(f"windtunnel.{_HOME[name]}"), name)

@@ -28,7 +28,7 @@ from windtunnel.model.precision import Precision
 from windtunnel.model.sampling import Sampling
 from windtunnel.model.shape import ModelSpec
 from windtunnel.plugins import Registry
-from windtunnel.schema import Schema, decode, read_yaml
+from windtunnel.schema import Schema, checked, decode, read_yaml
 
 KINDS = ("models", "devices", "nodes", "engines", "traces", "clients", "providers", "calibrations")
 """Kinds of entries: the names of a catalog's folders."""
@@ -137,6 +137,7 @@ def known_name(kind: str, name: str) -> str:
     return _known_model(name, _models()) if kind == "models" else spelling(kind, name)
 
 
+@checked
 def model(name: Path | str | ModelSpec | Mapping[str, Any], allow_download: bool = False) -> ModelSpec:
     """Return the model called `name`, or described by it.
 
@@ -192,6 +193,7 @@ def model_config(name: str) -> dict[str, Any]:
     return _read_json(entry)
 
 
+@checked
 def device(name: Path | str) -> Device:
     """Return the device called `name` (`h100_sxm`), or the one in the YAML file at that path.
 
@@ -204,6 +206,7 @@ def device(name: Path | str) -> Device:
     return device
 
 
+@checked
 def node(name: Path | str) -> Node:
     """Return the node called `name` (`dgx_h100`), or the one in the YAML file at that path.
 

@@ -21,6 +21,7 @@ from windtunnel.model.shape import Shard
 from windtunnel.notebook import Shown
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.pricing.roofline import machine
+from windtunnel.schema import checked
 from windtunnel.serving.deployment import Deployment, Pool
 from windtunnel.serving.engines.launches import decode_tokens, num_batches, num_launches, unhidden_s
 from windtunnel.serving.scenario import Setup
@@ -135,6 +136,7 @@ class Explanation(Shown):
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
+@checked
 def explain_step(
     setup: Setup, batch: StepBatch, estimator: Estimator | None = None, workload: Workload | None = None
 ) -> Explanation:
@@ -232,6 +234,7 @@ def _launch_s(setup: Setup, shard: Shard, batch: StepBatch) -> float:
     return float((setup.engine.host.launch_s or 0.0) * launches)
 
 
+@checked
 def step_batch(
     decode_requests: int = 0, context_tokens: float = 0.0, prefill_tokens: int = 0, prefill_context_tokens: int = 0
 ) -> StepBatch:

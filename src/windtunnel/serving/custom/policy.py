@@ -72,7 +72,7 @@ def load_function(name: str, registry: Registry) -> Any:
         InputError: there is no such module or function, or the module cannot be imported.
     """
     if ":" not in name:
-        return registry.get(name)
+        return _function(registry.get(name), name, registry)
     module_name, _, function_name = name.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -90,7 +90,21 @@ def load_function(name: str, registry: Registry) -> Any:
             f"the module {module_name!r} has no function {function_name!r}",
             did_you_mean(function_name, functions, f"it has: {', '.join(functions)}" if functions else None),
         )
-    return policy
+    return _function(policy, name, registry)
+
+
+def _function(policy: Any, name: str, registry: Registry) -> Any:
+    if callable(policy) and not isinstance(policy, type):
+        return policy
+    kind = "a class" if isinstance(policy, type) else f"of type {type(policy).__name__}"
+    raise InputError(f"the {registry.what} {name!r} is {kind}, not a function", "name a function: module:function")
+
+
+def read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a view of an array of the loop that a user's function cannot change."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def policy_name(policy: Callable[..., Any]) -> str:
@@ -126,8 +140,11 @@ class PolicyCaller:
         self.decode_tokens = 1 if speculation is None else speculation.num_queries
         requests, progress = run.requests.view(np.ndarray), pool.sequences.view(np.ndarray)
         self.view = PolicyRequests(
-            *(requests[name] for name in ("arrival_s", "input_tokens", "output_tokens", "priority")),
-            *(progress[name] for name in ("prompt_tokens", "processed_tokens", "num_blocks", "is_prefilled")),
+            *(read_only(requests[name]) for name in ("arrival_s", "input_tokens", "output_tokens", "priority")),
+            *(
+                read_only(progress[name])
+                for name in ("prompt_tokens", "processed_tokens", "num_blocks", "is_prefilled")
+            ),
         )
         # A field of a record array costs 4 us a look; of its columns, seen as plain arrays, 0.1 us.
         registers, columns = run.clock.view(np.ndarray), pool.ranks.view(np.ndarray)
@@ -155,7 +172,8 @@ class PolicyCaller:
             settings.max_num_batched_tokens,
             self.decode_tokens,
         )
-        waiting, ready = self.waiting[: self.num_waiting[replica]], self.batches[row, 0, : self.num_ready[replica]]
+        waiting = read_only(self.waiting[: self.num_waiting[replica]])
+        ready = read_only(self.batches[row, 0, : self.num_ready[replica]])
         answer = self.call(engine.now_s, self.view, waiting, ready, engine)
         self.answered[0] = 1
         return self._as_pairs(answer)
