@@ -362,7 +362,7 @@ def _input_error(message: str, where: str, schema: type, raw: Any) -> InputError
     if match["unknown"]:
         known = _fields_at(schema, path, raw)
         hint = did_you_mean(field, known, f"known here: {', '.join(known)}" if known else None)
-        elsewhere = _paths_to(schema, field)
+        elsewhere = [other for other in _paths_to(schema, field) if other != f"{path}.{field}"]
         hint = f"it is {' or '.join(elsewhere)}" if len(elsewhere) in (1, 2) else hint
         return InputError(f"{where}unknown key {path}.{field}", hint)
     if field is not None:
