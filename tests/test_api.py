@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import windtunnel as wt
@@ -112,6 +113,10 @@ def test_a_space_is_searched(tmp_path: Path) -> None:
     assert wt.search({**SPACE, "limits": "ttft_p90=1s"}, top=1).winner() == evidence.winner()
     wt.save(evidence, tmp_path / "searched")
     assert wt.load(tmp_path / "searched/scenario.yaml") == evidence.winner()
+    points = evidence.to_arrow().to_pylist()
+    assert [(each["point"], each["vary.tp"]) for each in points] == [(0, "1"), (1, "2")]
+    assert points == pq.read_table(tmp_path / "searched/points.parquet").to_pylist()
+    assert wt.search({**SPACE, "vary": {"tp": range(1, 3)}}, top=1).winner() == evidence.winner()
     assert evidence.winner().slo == Slo(ttft_s=1.0, ttft_percentile=90.0)
     with pytest.raises(InputError, match="is not empty"):
         wt.save(evidence, tmp_path / "searched")

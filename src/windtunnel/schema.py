@@ -342,9 +342,11 @@ def _to_si(raw: Any, where: str, name: str = "", path: str = "$") -> Any:
 
 
 def builtin(value: Any) -> Any:
-    """Return a path as its text, and a number or an array of numpy or pandas as Python's; others as they are."""
+    """Return a path as its text, a range as a list, and numbers and arrays of numpy or pandas as Python's."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if isinstance(value, range):
+        return list(value)
     return value.tolist() if hasattr(value, "tolist") else value
 
 
