@@ -9,6 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -364,6 +365,14 @@ def test_a_training_job_may_be_of_a_model_written_out_and_of_another_tool(tmp_pa
     )
     with pytest.warns(UserWarning, match="odd"):
         assert wt.train(script, device="h100_sxm").setup.degrees.num_devices == 8
+
+
+def test_a_model_that_was_saved_is_read_by_its_file(tmp_path: Path) -> None:
+    model = msgspec.structs.replace(wt.model("qwen2.5-0.5b"), vocab_size=1024)
+    wt.save(model, tmp_path / "mine.yaml")
+    assert wt.model(tmp_path / "mine.yaml") == model
+    with pytest.raises(InputError, match=r"there is no file .*none\.yaml"):
+        wt.model(tmp_path / "none.yaml")
 
 
 def test_the_package_says_its_version() -> None:

@@ -28,7 +28,7 @@ from windtunnel.model.precision import Precision
 from windtunnel.model.sampling import Sampling
 from windtunnel.model.shape import ModelSpec
 from windtunnel.plugins import Registry
-from windtunnel.schema import Schema, checked, decode, read_yaml
+from windtunnel.schema import Schema, checked, decode, read_table, read_yaml
 
 KINDS = ("models", "devices", "nodes", "engines", "traces", "clients", "providers", "calibrations")
 """Kinds of entries: the names of a catalog's folders."""
@@ -144,8 +144,8 @@ def model(name: Path | str | ModelSpec | Mapping[str, Any], allow_download: bool
     Args:
         name: an id of the catalog (`meta-llama/Llama-3.1-8B`, letter case does not matter, the organisation may be left
             out where the rest is unique), or the path of a config.json or of a folder that holds one, with its
-            `hf_quant_config.json` if there is one; or the model itself: a `ModelSpec`, its keys, or the keys of a
-            config.json, which may have a `name`.
+            `hf_quant_config.json` if there is one, or of a YAML file that `windtunnel.save` wrote; or the model itself:
+            a `ModelSpec`, its keys, or the keys of a config.json, which may have a `name`.
         allow_download: fetch the config from huggingface.co where the catalog does not have it.
 
     Raises:
@@ -156,6 +156,8 @@ def model(name: Path | str | ModelSpec | Mapping[str, Any], allow_download: bool
     if isinstance(name, Mapping):
         return _inline_model(name)
     name = str(name)
+    if name.endswith((".yaml", ".yml")):
+        return _inline_model(read_table(_path(name), "a model", "windtunnel.save writes one"))
     if _looks_like_path(name):
         return _model_from_files(_path(name))
     entries = _models()

@@ -112,6 +112,8 @@ class RooflineEstimator:
         if isinstance(op, MegaMoe):
             return Estimate(seconds, Coverage.ROOFLINE, "closed form of Mega MoE's published times", MEGA_MOE_ERROR)
         if not has_closed_form(op):
+            if not all(np.all(np.isfinite(work) & (np.asarray(work) >= 0)) for work in (op.flops, op.num_bytes)):
+                raise InputError(f"{op.kind}: its arithmetic or its bytes are below 0 or no number")
             return Estimate(seconds, Coverage.ROOFLINE, f"plain roofline, not fitted to {op.kind}", UNFITTED_ERROR)
         fit = fit_for(op)
         return Estimate(seconds, Coverage.ROOFLINE, f"roofline fitted on {fit.fitted_on}{remark}", fit.median_error)
