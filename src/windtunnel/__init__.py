@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from windtunnel.training.job import TrainingJob
     from windtunnel.training.step import simulate_training
 
+    __version__: str
+
 _HOME = {
     name: module
     for module, names in {
