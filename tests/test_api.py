@@ -377,3 +377,16 @@ def test_a_model_that_was_saved_is_read_by_its_file(tmp_path: Path) -> None:
 
 def test_the_package_says_its_version() -> None:
     assert re.match(r"\d+\.\d+", wt.__version__)
+
+
+def test_results_are_compared(chat: Scenario, tmp_path: Path) -> None:
+    small, large = wt.simulate(chat), wt.simulate(chat, tp=2)
+    compared = wt.compare({"one": small, "two": large})
+    assert "two has" in repr(compared)
+    assert "deployment.parallelism.tp" in shown(compared)
+    wt.save(small, tmp_path / "small")
+    assert [run.name for run in wt.compare([tmp_path / "small", large])] == [str(tmp_path / "small"), "run 2"]
+    with pytest.raises(InputError, match="1 runs are given; 2 to 8 can be compared"):
+        wt.compare([small])
+    with pytest.raises(InputError, match="run is no result but a Scenario"):
+        wt.compare({"run": chat, "other": small})

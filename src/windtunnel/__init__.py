@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from windtunnel.api import capacity, explain, recommend, save, search, train, validate
+    from windtunnel.api import capacity, compare, explain, recommend, save, search, train, validate
     from windtunnel.catalog import device, model, node
     from windtunnel.errors import InputError, WindtunnelError
     from windtunnel.metrics.summary import Summary
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _HOME = {
     name: module
     for module, names in {
-        "api": ("capacity", "explain", "recommend", "save", "search", "train", "validate"),
+        "api": ("capacity", "compare", "explain", "recommend", "save", "search", "train", "validate"),
         "catalog": ("device", "model", "node"),
         "errors": ("InputError", "WindtunnelError"),
         "metrics.summary": ("Summary",),
@@ -65,9 +65,9 @@ _HOME = {
 
 __all__ = [
     "Coverage", "Estimate", "Estimator", "InputError", "Result", "Scenario", "Shard", "StepBatch", "Summary",
-    "TrainingJob", "WindtunnelError", "capacity", "device", "explain", "explain_step", "load", "measured_estimator",
-    "model", "node", "price_step", "recommend", "resolve", "save", "scenario", "search", "simulate",
-    "simulate_training", "step_batch", "train", "validate",
+    "TrainingJob", "WindtunnelError", "capacity", "compare", "device", "explain", "explain_step", "load",
+    "measured_estimator", "model", "node", "price_step", "recommend", "resolve", "save", "scenario", "search",
+    "simulate", "simulate_training", "step_batch", "train", "validate",
 ]  # fmt: skip
 
 

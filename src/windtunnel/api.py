@@ -12,9 +12,11 @@ from windtunnel.errors import InputError, check_known
 from windtunnel.formats.job_files import read_job_file
 from windtunnel.metrics.limits import limits_of, parse_limits
 from windtunnel.notebook import Shown
+from windtunnel.report.comparison import ComparedRun, check_runs, read_run
+from windtunnel.report.results import entry_of
 from windtunnel.report.search.study import SearchEvidence, evidence_of
 from windtunnel.report.search.study_files import write_study
-from windtunnel.report.serving.run import check_folder, write_run
+from windtunnel.report.serving.run import check_folder, run_document, write_run
 from windtunnel.schema import Schema, checked, encode
 from windtunnel.schema import save as write_yaml
 from windtunnel.search.capacity.capacity import Capacities, capacities
@@ -35,6 +37,12 @@ class Validation(Shown, list[RunPrediction]):
     """Measured runs with their predictions."""
 
     REPORT = "calibration.validation:validation_report"
+
+
+class Comparison(Shown, list[ComparedRun]):
+    """Results side by side; the others are compared with the first."""
+
+    REPORT = "comparison:comparison_report"
 
 
 Limits = str | Mapping[str, float | str]
@@ -128,6 +136,33 @@ def explain(
     chosen = pool_of_step(given.deployment, pool, is_decode=batch > 0)
     explanation = explain_step(resolve(pool_scenario(given, chosen)), step, workload=given.workload)
     return replace(explanation, pool=chosen.name)
+
+
+@checked
+def compare(runs: Mapping[str, Result | Path | str] | Sequence[Result | Path | str]) -> Comparison:
+    """Say which of several results is faster, and why: `compare({"small": run(1024), "large": run(8192)})`.
+
+    Args:
+        runs: 2 to 8 results of `simulate`, or folders that `save` or `--out` wrote, by name or in order.
+
+    Raises:
+        InputError: another number, or a folder without a result.
+    """
+    if not isinstance(runs, Mapping):
+        runs = {f"run {place}" if isinstance(run, Result) else str(run): run for place, run in enumerate(runs, 1)}
+    compared = Comparison(_compared(name, run) for name, run in runs.items())
+    check_runs(compared)
+    return compared
+
+
+def _compared(name: str, run: Result | Path | str) -> ComparedRun:
+    if isinstance(run, Path | str):
+        read = read_run(Path(run))
+        return replace(read, entry=replace(read.entry, name=name))
+    if not isinstance(run, Result):
+        raise InputError(f"{name} is no result but a {type(run).__name__}", "give what simulate returns, or a folder")
+    document = run_document(run)
+    return ComparedRun(entry_of(document, name), document, run.requests)
 
 
 @checked
