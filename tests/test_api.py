@@ -390,3 +390,19 @@ def test_results_are_compared(chat: Scenario, tmp_path: Path) -> None:
         wt.compare([small])
     with pytest.raises(InputError, match="run is no result but a Scenario"):
         wt.compare({"run": chat, "other": small})
+
+
+def test_functions_and_estimators_of_the_users_own_are_answered(chat: Scenario) -> None:
+    class Nothing:
+        def estimate(self, op: object) -> None: ...
+
+    for ask in (
+        lambda: wt.simulate(chat, estimator=Nothing()),
+        lambda: wt.explain_step(wt.resolve(chat), wt.step_batch(1, 64, 0), estimator=Nothing()),
+        lambda: wt.simulate_training(wt.train(num_devices=8, tp=2, **JOB).setup.job, estimator=Nothing()),
+    ):
+        with pytest.raises(InputError, match="the estimator Nothing returned None for .*, not an Estimate"):
+            ask()
+    with pytest.raises(InputError, match="router is function") as refused:
+        wt.capacity(chat, router=lambda request, replicas: 0)
+    assert "router=..." in str(refused.value.hint)

@@ -19,7 +19,7 @@ from windtunnel.model.operators import Elementwise, Launch, Op
 from windtunnel.model.sampling import SAMPLING_LAUNCHES, TokenFilter, mask_s
 from windtunnel.model.shape import Shard
 from windtunnel.notebook import Shown
-from windtunnel.pricing.estimator import Estimator
+from windtunnel.pricing.estimator import Estimator, users_estimator
 from windtunnel.pricing.roofline import machine
 from windtunnel.schema import checked
 from windtunnel.serving.deployment import Deployment, Pool
@@ -155,7 +155,7 @@ def explain_step(
     planned = plan_memory if setup.parallelism.ffn is None else plan_two_sides
     memory = planned(shard, setup.device, setup.engine, setup.max_model_len)
     _check_batch(setup, memory, batch)
-    estimator = estimator or estimator_for(setup)
+    estimator = users_estimator(estimator) if estimator else estimator_for(setup)
     num_tokens = _num_computed_tokens(setup, batch)
     sides, microbatches = None, 1
     if setup.parallelism.ffn is not None and not batch.prefill_tokens:

@@ -170,6 +170,7 @@ _HINTS = {
     r"\$\.deployment(\.device)? is (missing|nothing)": DEVICE_HINT,
     r"\$\.model is (missing|nothing)": "model: llama-3.1-8b, for instance; `windtunnel catalog models` lists them",
     r"arrivals is missing": "arrivals: {type: poisson, rate_per_s: 10}, for instance",
+    r"\.(scheduler|router) is function": "simulate takes functions: policy=..., router=...; elsewhere module:function",
     r"\.(device|node) is [A-Z]\w+; text is needed": "give its name, or the file that windtunnel.save writes of it",
 }
 """Message of a wrong scenario -> its hint."""

@@ -17,7 +17,7 @@ from windtunnel.metrics.records import POOL_COLUMNS, Table
 from windtunnel.metrics.tokens import ReplicaRows, rows_by_replica, with_token_times
 from windtunnel.model.launches.forward import attention_side
 from windtunnel.model.parallelism import Parallelism
-from windtunnel.pricing.estimator import Coverage, Estimator
+from windtunnel.pricing.estimator import Coverage, Estimator, users_estimator
 from windtunnel.schema import checked
 from windtunnel.serving.analysis.attribution import provenance, time_fractions
 from windtunnel.serving.analysis.device_use import side_uses, stage_uses, step_work, total_work
@@ -75,7 +75,12 @@ def simulate(
         scenario = msgspec.structs.replace(scenario, deployment=deployment)
     requests = generate(scenario.workload, scenario.seed)
     prepared = prepare(
-        scenario, requests, None, allow_download, lambda setup: estimator or estimator_for(setup), policy=policy
+        scenario,
+        requests,
+        None,
+        allow_download,
+        lambda setup: users_estimator(estimator) if estimator else estimator_for(setup),
+        policy=policy,
     )
     return serve_scenario(scenario, prepared, requests, progress, router)
 

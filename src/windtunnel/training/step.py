@@ -15,7 +15,7 @@ from windtunnel.model.precision import Format
 from windtunnel.network.cluster import network_of
 from windtunnel.notebook import Shown
 from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
-from windtunnel.pricing.estimator import Coverage, Estimator
+from windtunnel.pricing.estimator import Coverage, Estimator, users_estimator
 from windtunnel.pricing.roofline import machine
 from windtunnel.schema import Schema, checked, decode, read_yaml
 from windtunnel.training.costs import ChunkCost, chunk_costs, message_seconds
@@ -180,7 +180,7 @@ def simulate_training(
         InputError: an unknown name, or an impossible split or schedule.
     """
     setup = job if isinstance(job, TrainingSetup) else resolve(job, allow_download)
-    return simulate_with(setup, training_prices(setup, estimator))
+    return simulate_with(setup, training_prices(setup, estimator and users_estimator(estimator)))
 
 
 def training_prices(setup: TrainingSetup, estimator: Estimator | None = None) -> TrainingPricer:
