@@ -401,8 +401,8 @@ def test_functions_and_estimators_of_the_users_own_are_answered(chat: Scenario) 
         lambda: wt.explain_step(wt.resolve(chat), wt.step_batch(1, 64, 0), estimator=Nothing()),
         lambda: wt.simulate_training(wt.train(num_devices=8, tp=2, **JOB).setup.job, estimator=Nothing()),
     ):
-        with pytest.raises(InputError, match="the estimator Nothing returned None for .*, not an Estimate"):
+        with pytest.raises(InputError, match="the estimator Nothing returned None for "):
             ask()
     with pytest.raises(InputError, match="router is function") as refused:
-        wt.capacity(chat, router=lambda request, replicas: 0)
+        wt.capacity(chat, router=shown)
     assert "router=..." in str(refused.value.hint)

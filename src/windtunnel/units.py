@@ -7,6 +7,7 @@ dimension by the name's suffix.
 
 import math
 import re
+from functools import lru_cache
 
 from windtunnel.errors import InputError
 
@@ -34,6 +35,7 @@ UNITS_BY_SUFFIX: dict[str, dict[str, float]] = {
 _QUANTITY = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*$")
 
 
+@lru_cache(maxsize=4096)
 def units_for(name: str) -> dict[str, float] | None:
     """Return the units that a quantity called `name` accepts; None where its name has no unit."""
     return next((units for suffix, units in UNITS_BY_SUFFIX.items() if f"_{name}".endswith(suffix)), None)

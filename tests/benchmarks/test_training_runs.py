@@ -79,7 +79,7 @@ def test_what_a_row_does_not_say_is_not_guessed(tmp_path: Path) -> None:
     )
     runs, skipped = read_training_runs(table(tmp_path, *rows))
     assert not runs
-    words = ("shape", "layout", "accelerator", "source", "neither a time nor a rate")
+    words = ("shape", "layout", "device", "source", "neither a time nor a rate")
     assert all(word in found.reason for word, found in zip(words, skipped, strict=True))
 
 
@@ -332,7 +332,7 @@ def test_recipes_say_what_is_launched_as_a_graph_and_what_waits_in_the_host(tmp_
     [
         ({"model": "Unheard_56B"}, "the shape of 'Unheard_56B' is not known"),
         ({"model": "Flux.1-dev 12B"}, "the shape of 'Flux.1-dev 12B' is not known"),
-        ({"on": "A100-PCIe-40GB"}, "the accelerator 'A100-PCIe-40GB' is not known"),
+        ({"on": "A100-PCIe-40GB"}, "there is no device 'A100-PCIe-40GB' in the catalog"),
         ({"task": "GRPO"}, "a step of 'GRPO' is more than a forward and a backward pass"),
         ({"precision": "MXFP6"}, "the precision 'MXFP6' is not known"),
         ({"n": "nan"}, "n_gpus is 'nan'; a number above zero is needed"),

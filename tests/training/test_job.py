@@ -60,6 +60,14 @@ def test_llama_3_405b_splits_as_its_paper_says() -> None:
     assert resolve(job(**raw)).layers_per_chunk == (0, *[1] * 126, 0)
 
 
+def test_embedding_and_head_count_as_a_layer_each_where_no_even_inside_is_left() -> None:
+    split = {"pp": 4, "virtual_stages": 4, "ep": 16}
+    raw = {"model": "deepseek-ai/DeepSeek-V3", "num_devices": 64, "parallelism": split}
+    assert resolve(job(**raw)).layers_per_chunk == (2, *[4] * 14, 3)
+    with pytest.raises(InputError, match=r"61 layers of .* do not split evenly"):
+        resolve(job(**{**raw, "parallelism": {**split, "virtual_stages": 16}}))
+
+
 @pytest.mark.parametrize(
     ("device", "compute", "hint"),
     [

@@ -22,33 +22,27 @@ import msgspec
 from readers.training import bloom as bloom_runs
 from readers.training import maxtext, mlperf
 from readers.training.bridge_recipes import RECIPES
-from readers.training.sources import (
-    DEVICES,
-    FINE_TUNED_ON_TOKENS,
-    LORA_OF_MLPERF,
-    OTHER_MODULES,
-    SOURCES,
-    TASKS,
-    Source,
-)
+from readers.training.sources import FINE_TUNED_ON_TOKENS, LORA_OF_MLPERF, SOURCES, TASKS, Source
 from windtunnel import catalog
 from windtunnel.calibration.training_runs import (
     Shape,
     format_of,
     framework_of,
+    hardware_of,
     model_name,
+    nemo_flops,
     plain_name,
+    recompute_of,
     shape_of,
-    uneven_layers,
-    words_of,
+    usual_heads,
 )
+from windtunnel.calibration.training_usual import add_missing
 from windtunnel.errors import InputError, unreadable
-from windtunnel.hardware import Device, Link
-from windtunnel.model.attention.grouped_query import GroupedQueryAttention
-from windtunnel.model.parameters import count_parameters
+from windtunnel.hardware import Link
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import decode
 from windtunnel.training.job import TrainingJob
+from windtunnel.training.setup import uneven_layers
 
 Row = Mapping[str, str]
 
@@ -139,7 +133,7 @@ def _completed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
         if bloom_runs.is_bloom(row):
             row = bloom_runs.completed(row, shapes)
         if maxtext.is_maxtext(row):
-            row = maxtext.completed(row)
+            row = maxtext.completed(row, hardware_of(row["accelerator"]).called)
         copies = _COPIES.get((row["task"], plain_name(row["model"])), {})
         if copies and not row["tp"]:
             row = {**row, **{name: value for name, value in copies.items() if name in row}}
@@ -166,7 +160,7 @@ def _source(row: Row) -> Source:
         if name.startswith(start):
             return SOURCES[start]
     with suppress(InputError):
-        usual = framework_of(row["framework"])
+        _, usual = framework_of(row["framework"])
         return Source(usual["framework"], usual.get("settings", {}), fp8=usual.get("fp8", "fp8"))
     raise _TooLittleSaidError(f"the source {name!r} is not known")
 
@@ -188,7 +182,7 @@ def _run(index: int, row: Row) -> TrainingRun:
     if seconds is None and flops is not None and "2021 README" in row["source"]:
         seconds = _sc21_flops(job) / (flops * 1e12 * _whole(row, "n_gpus"))
     if seconds is None and flops is not None and row["release"] in ("24.03.01", "25.04.rc2"):
-        seconds = _nemo_flops(job) / (flops * 1e12 * _whole(row, "n_gpus"))
+        seconds = nemo_flops(job) / (flops * 1e12 * _whole(row, "n_gpus"))
     return TrainingRun(
         index,
         row["source"],
@@ -209,20 +203,6 @@ def _sc21_flops(job: TrainingJob) -> float:
     width, layers, length = model.hidden_size, model.num_layers, job.sequence_tokens
     factor = 1 + length / (6 * width) + model.vocab_size / (16 * layers * width)
     return 96.0 * job.global_batch * length * layers * width**2 * factor
-
-
-def _nemo_flops(job: TrainingJob) -> float:
-    """Return FLOPs by NeMo 2.0 `flops_formulas.py`: forward and backward, causal attention counted in full."""
-    model = job.model if isinstance(job.model, ModelSpec) else catalog.model(job.model)
-    tokens = job.global_batch * job.sequence_tokens
-    counted = count_parameters(model)
-    products = counted.active - counted.embedding - counted.norms
-    scores = sum(
-        12.0 * group.num_layers * group.attention.num_heads * group.attention.head_dim * job.sequence_tokens
-        for group in model.layers
-        if isinstance(group.attention, GroupedQueryAttention)
-    )
-    return tokens * (6.0 * products + scores)
 
 
 def _job(row: Row, source: Source) -> dict[str, Any]:
@@ -257,11 +237,11 @@ def _job(row: Row, source: Source) -> dict[str, Any]:
     if row["source"].startswith("Megatron-Bridge"):
         _merge_recipes(raw, row)
     if "lora" in row["model"].lower() and not is_sharded:
-        _merge(raw, LORA_OF_MLPERF)
+        add_missing(raw, LORA_OF_MLPERF)
         if row["accelerator"].startswith("AMD"):
             # RECOMPUTE_GRANULARITY=full, RECOMPUTE_METHOD=block, RECOMPUTE_NUM_LAYERS=21 of AMD's configurations.
             raw["recompute"] = {"granularity": "full", "num_layers": 21}
-    _merge(raw, source.settings)
+    add_missing(raw, source.settings)
     if not (model if isinstance(model, ModelSpec) else catalog.model(model)).has_experts:
         raw["parallelism"].pop("experts_exchange", None)
     if row["source"].startswith("NeMo") and row["release"] < "24.07":
@@ -320,14 +300,6 @@ def _global_batch(row: Row, raw: dict[str, Any], num_devices: int) -> int:
     return max(int(given) // each, 1) * each if bloom_runs.is_bloom(row) else int(given)
 
 
-def _merge(raw: dict[str, Any], settings: Mapping[str, Any]) -> None:
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            _merge(raw.setdefault(name, {}), value)
-        else:
-            raw.setdefault(name, value)
-
-
 def _merge_recipes(raw: dict[str, Any], row: Row) -> None:
     """Merge the recipes' settings of a row's run; the row's own recomputation stays."""
     said = {"recompute"} & set(raw)
@@ -335,7 +307,7 @@ def _merge_recipes(raw: dict[str, Any], row: Row) -> None:
     compute = raw["precision"]["compute"]
     for recipe in RECIPES:
         if recipe.applies(model, raw["device"], compute, raw["parallelism"], row["release"]):
-            _merge(raw, {name: value for name, value in recipe.settings.items() if name not in said})
+            add_missing(raw, {name: value for name, value in recipe.settings.items() if name not in said})
 
 
 def _parallelism(row: Row, source: Source, model: str | ModelSpec) -> dict[str, Any]:
@@ -357,36 +329,22 @@ def _parallelism(row: Row, source: Source, model: str | ModelSpec) -> dict[str, 
 
 
 def _recompute(row: Row) -> dict[str, Any]:
-    said = row["act_ckpt"]
-    if said in maxtext.KEPT:
-        return {"recompute": maxtext.KEPT[said]}
-    if said.startswith("full"):
-        return {"recompute": {"granularity": "full"}}
-    if said.startswith("selective") and "torchtitan" in row["source"]:
-        modules = ["norms", "activation", "every_second_product"]
-        return {"recompute": {"granularity": "selective", "modules": modules}}
-    return {"recompute": {"granularity": "selective"}} if said.startswith("selective") else {}
+    policy = re.split(r"[+(]", row["act_ckpt"])[0]
+    if not policy:
+        return {}
+    _, framework = framework_of("torchtitan" if "torchtitan" in row["source"] else "megatron")
+    return {"recompute": recompute_of(policy, framework)}
 
 
 def _hardware(row: Row, source: Source) -> dict[str, Any]:
-    words = {*words_of(re.sub("(?i)tpu(?=v)", "tpu ", row["accelerator"]).replace(".", " "))}
-    called = [key for key in (*DEVICES, *OTHER_MODULES) if words.issuperset(key.split())]
-    known = DEVICES.get(max(called, key=len, default=""))
-    if known is None:
-        raise _TooLittleSaidError(f"the accelerator {row['accelerator']!r} is not known")
-    device = catalog.device(known)
-    if "500W" in row["accelerator"]:
-        # Meta's part: HBM2e at 2.4 TB/s and 500 W (torchtitan, benchmarks/llama3_h100_202412).
-        slower = {"memory_bytes": 96_000_000_000, "memory_bytes_per_s": 2.4e12, "tdp_w": 500.0}
-        device = msgspec.structs.replace(device, **slower)
-        return {"device": msgspec.to_builtins(device)}
+    hardware = hardware_of(row["accelerator"])
     if source.scale_out_bytes_per_s:
-        return {"device": device.name, "node": _other_network(device, source.scale_out_bytes_per_s)}
-    return {"device": device.name}
+        return {"device": hardware.called, "node": _other_network(hardware.called, source.scale_out_bytes_per_s)}
+    return {"device": hardware.fields["device"]}
 
 
-def _other_network(device: Device, bytes_per_s: float) -> dict[str, Any]:
-    node = catalog.default_node(device)
+def _other_network(device: str, bytes_per_s: float) -> dict[str, Any]:
+    node = catalog.default_node(catalog.device(device))
     link = Link(name="own", bytes_per_s=bytes_per_s, latency_s=node.scale_out.latency_s if node.scale_out else 3e-6)
     built: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(node, scale_out=link))
     return built
@@ -397,11 +355,9 @@ def _model(row: Row, source: Source, sequence: int) -> str | ModelSpec:
     hidden, layers = _number(row, "hidden"), _number(row, "layers")
     if hidden and layers and name.startswith(("gpt", "turing", "megatron")):
         vocab = source.vocab_size or _whole(row, "vocab", 51200)
-        heads = _whole(row, "heads", _usual_heads(int(hidden), _whole(row, "tp", 1)))
+        heads = _whole(row, "heads", usual_heads(int(hidden), _whole(row, "tp", 1)))
         shape = Shape(int(layers), int(hidden), heads, heads, int(4 * hidden), vocab)
         return shape.model(row["model"], sequence)
-    if scale := maxtext.scale_of(row):
-        return maxtext.shape(scale).model(row["model"], sequence)
     if published := shape_of(name):
         return published.model(row["model"], sequence)
     try:
@@ -426,11 +382,6 @@ def _written_model(row: Row, source: Source, sequence: int, heads: int) -> Model
     kv_heads = _whole(row, "kv_heads", heads)
     shape = Shape(_whole(row, "layers"), hidden, heads, kv_heads, ffn, vocab, not is_gated, not is_gated, is_gated)
     return shape.model(row["model"], sequence)
-
-
-def _usual_heads(hidden: int, tp: int) -> int:
-    """Return a number of heads of about 128 that a width and a tensor-parallel degree divide."""
-    return min((n for n in range(tp, hidden + 1, tp) if hidden % n == 0), key=lambda n: abs(hidden / n - 128))
 
 
 def _number(row: Row, name: str) -> float | None:

@@ -134,61 +134,6 @@ SOURCES["NVIDIA DGX Cloud"] = SOURCES["NeMo"]
 # Its recipes are named FP8_CS (scripts/performance/configs).
 SOURCES["Megatron-Bridge"] = replace(SOURCES["NeMo"], fp8="fp8_current")
 
-
-DEVICES: dict[str, str] = {
-    "a100": "a100_sxm",
-    "a100 sxm4 40gb": "a100_40gb_sxm",
-    "a100 sxm 40gb": "a100_40gb_sxm",
-    "a100 40gb": "a100_40gb_sxm",
-    "a100 pcie": "a100_pcie",
-    "v100": "v100_sxm",
-    "h100": "h100_sxm",
-    "h100 pcie": "h100_pcie",
-    "h100 nvl": "h100_nvl",
-    "h200": "h200_sxm",
-    "h200 nvl": "h200_nvl",
-    "h800": "h800_sxm",
-    "h20": "h20",
-    "gh200": "gh200",
-    "b200": "b200_sxm",
-    "b300": "b300_sxm",
-    "gb200": "gb200",
-    "gb300": "gb300",
-    "l40": "l40",
-    "l40s": "l40s",
-    "rtx pro 6000": "rtx_pro_6000_server",
-    "mi250x": "mi250x",
-    "mi300x": "mi300x",
-    "mi325x": "mi325x",
-    "mi355x": "mi355x",
-    "gaudi2": "gaudi2",
-    "gaudi 2": "gaudi2",
-    "gaudi r 2": "gaudi2",
-    "gaudi3": "gaudi3",
-    "gaudi 3": "gaudi3",
-    "gaudi r 3": "gaudi3",
-    "tpu v4": "tpu_v4",
-    "tpu v5e": "tpu_v5e",
-    "tpu v5p": "tpu_v5p",
-    "tpu v6e": "tpu_v6e",
-    "trillium": "tpu_v6e",
-    "tpu v7": "tpu_v7",
-    "tpu v7x": "tpu_v7",
-    "tpu7x": "tpu_v7",
-    "ironwood": "tpu_v7",
-    # Instances of clouds.
-    "p4d": "a100_40gb_sxm",
-    "p4de": "a100_sxm",
-    "p5": "h100_sxm",
-    "p5e": "h200_sxm",
-    "p5en": "h200_sxm",
-    "p6 b200": "b200_sxm",
-}
-"""Words of what an accelerator is called, in lower case -> a device of the catalog. The entry with most letters counts;
-what says no more than `H100` is the SXM module."""
-OTHER_MODULES = ("a100 pcie 40gb", "v100 pcie", "v100 sxm2 16gb")
-"""Words of modules that the catalog lacks."""
-
 TASKS = ("", "pretrain", "SFT", "LoRA")
 FINE_TUNED_ON_TOKENS = 200
 """NeMo and Megatron-Bridge fine-tune on SQuAD, packed to the length of a sequence (Megatron-Bridge recipes, dataset

@@ -15,14 +15,17 @@ from msgspec.structs import replace
 
 from windtunnel import catalog
 from windtunnel.calibration.measured_runs import Column, Measurement, check_columns, check_ids, columns_of, reason_of
+from windtunnel.calibration.training_usual import add_missing, completed, shapes_of
 from windtunnel.errors import InputError, check_known
 from windtunnel.hardware import Device
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
+from windtunnel.model.parameters import count_parameters
 from windtunnel.model.shape import LayerGroup, ModelSpec
-from windtunnel.schema import decode, encode, flattened, read_yaml, set_path
+from windtunnel.schema import decode, encode, read_yaml, set_path
 from windtunnel.training.job import GEMM_FORMATS, TrainingJob
+from windtunnel.training.setup import uneven_layers
 
 COLUMNS: Mapping[str, Column] = columns_of(Column, Path(__file__).with_name("training_columns.yaml"))
 TELLING_COLUMN = "n_gpus"
@@ -34,8 +37,8 @@ SHARDING = {"full_shard": 3, "shard_grad_op": 2}
 TASKS = ("pretrain", "SFT", "LoRA")
 _REMARK = re.compile(r" \(.*| 2[0-9]\.\d\d\b.*")
 """A remark in brackets, or the release of a container (`24.09`), after a model's name."""
-SHAPE = ("layers", "hidden", "heads", "vocab")
-RECOMPUTE = {"full": "full", "selective": "selective", "none": "none", "": "none"}
+LAYOUT = ("tp", "pp", "dp", "fsdp")
+"""Columns that say how a job spreads over its devices; a row without any says nothing of it."""
 
 
 def read_training_rows(path: Path, rows: Sequence[Mapping[str, str]]) -> list[Measurement]:
@@ -45,7 +48,11 @@ def read_training_rows(path: Path, rows: Sequence[Mapping[str, str]]) -> list[Me
         InputError: a column is unknown or missing, or two runs have one id.
     """
     check_columns(path, rows[0], COLUMNS)
-    runs = [_measurement(row.get("id") or str(number), row) for number, row in enumerate(rows, 1)]
+    layout, shapes = [name for name in LAYOUT if any(row.get(name) for row in rows)], shapes_of(rows)
+    runs = [
+        _measurement(row.get("id") or str(number), row, layout, shapes.get(row["model"], {}))
+        for number, row in enumerate(rows, 1)
+    ]
     check_ids(runs, path, "give each its own, or leave the column out")
     return runs
 
@@ -64,85 +71,114 @@ def training_labels(job: TrainingJob) -> dict[str, str]:
     }
 
 
-def _measurement(identity: str, row: Mapping[str, str]) -> Measurement:
+def _measurement(identity: str, row: Mapping[str, str], layout: Sequence[str], shape: Mapping[str, str]) -> Measurement:
+    """Return a row's run; `layout` are the columns of `LAYOUT` that the table has, `shape` is that of its model."""
     given = {name: row[name] for name in COLUMNS if row.get(name)}
     use, source = given.get("use", "primary"), {"source": given["source"]} if "source" in given else {}
     try:
-        job = _job(given)
-        measured = _measured(given, job)
+        columns, job, taken = read_job(given, layout, shape)
+        measured = _measured(columns, job)
     except InputError as error:
-        labels = {name: given[name] for name in ("framework", "model") if name in given}
-        return Measurement(identity, None, reason_of(error), {}, labels | source, use)
-    return Measurement(identity, None, "", measured, training_labels(job) | source, use, job=job)
+        named = {name: row[name] for name in ("framework", "model") if row.get(name)}
+        return Measurement(identity, None, reason_of(error), {}, named | source, use)
+    labels = training_labels(job) | source | ({"assumed": ", ".join(taken)} if taken else {})
+    return Measurement(identity, None, "", measured, labels, use, job=job)
 
 
-def _job(given: Mapping[str, str]) -> TrainingJob:
+def read_job(
+    row: Mapping[str, str], layout: Sequence[str] = (), shape: Mapping[str, str] = {}
+) -> tuple[dict[str, str], TrainingJob, list[str]]:
+    """Return a row with what is usual for it, its job, and what was taken for columns that are empty.
+
+    Args:
+        layout: columns of which one is needed.
+        shape: layers and width that other rows of its model say.
+
+    Raises:
+        InputError: the row does not say enough, or names what is not known.
+    """
     for name, column in COLUMNS.items():
-        if column.needed and name not in given:
+        if column.needed and name not in row:
             raise InputError(f"{name} is empty")
-    check_known(given.get("task", "pretrain"), TASKS, f"a step of {given.get('task')!r} is not known")
+    check_known(row.get("task", "pretrain"), TASKS, f"a step of {row.get('task')!r} is not known")
+    hardware = hardware_of(row["accelerator"])
+    word, framework = framework_of(row.get("framework", "megatron"))
+    usual = completed(row, word, plain_name(_REMARK.sub("", row["model"])), hardware.called, shape)
+    given, taken = usual.columns, usual.taken
+    if hardware.is_usual:
+        taken.append(hardware.called)
+    if layout and not any(given.get(name) for name in layout):
+        raise InputError(f"its parallel layout is empty: {', '.join(layout)}")
+    if "seq_len" not in given:
+        raise InputError("seq_len is empty")
     model = _model(given)
     is_known = model.name in catalog.names("models") and model == catalog.model(model.name)
-    raw: dict[str, Any] = {"model": model.name if is_known else encode(model), **_hardware(given["accelerator"])}
+    raw: dict[str, Any] = {"model": model.name if is_known else encode(model), **hardware.fields}
     for name, text in given.items():
         if COLUMNS[name].sets:
             set_path(raw, COLUMNS[name].sets, text if COLUMNS[name].is_text else _whole(given, name))
-    framework = framework_of(given.get("framework", "megatron"))
     raw["framework"] = framework["framework"]
-    set_path(raw, "precision.compute", format_of(given.get("precision", "bf16"), framework.get("fp8", "fp8")))
+    compute = format_of(given.get("precision", "bf16"), framework.get("fp8", "fp8"))
+    set_path(raw, "precision.compute", "fp8_rowwise" if is_rowwise(given, compute) else compute)
     if given.get("task") == "LoRA":
-        raw["lora"] = {}
-    recompute, *beside = given.get("act_ckpt", "").lower().split("+")
-    check_known(recompute, RECOMPUTE, f"there is no recomputation {recompute!r}")
-    if beside == ["sequence-parallel"]:
-        set_path(raw, "parallelism.sequence_parallel", True)
-    elif beside:
-        raise InputError(f"there is no recomputation {given['act_ckpt']!r}")
-    set_path(raw, "recompute.granularity", RECOMPUTE[recompute])
+        raw["lora"] = usual.job.pop("lora", {})
+    _set_recompute(raw, given.get("act_ckpt", "none"), framework)
     if re.fullmatch(r"[01]?(\.0)?", given.get("fsdp", "")) is None:
         raw["sharding"] = _sharding(given)
     if "global_batch" not in raw:
         raw["global_batch"] = _global_batch(given)
     split = raw.get("parallelism", {})
+    if split.get("dp", ranks := _replicas(given)) != ranks:
+        split["dp"] = ranks
+        taken.append(f"dp {ranks}")
     num_chunks = split.get("pp", 1) * split.get("virtual_stages", 1)
     if model.num_layers % num_chunks:
         split["layers_per_stage"] = uneven_layers(model.num_layers, num_chunks)
-    _add_usual(raw, framework.get("settings", {}), model)
+    add_missing(raw, usual.job)
+    add_missing(raw, framework.get("settings", {}))
+    if not model.has_experts:
+        raw.get("parallelism", {}).pop("experts_exchange", None)
     job: TrainingJob = decode(raw, TrainingJob)
-    return job
+    return given, job, taken
 
 
-def _add_usual(raw: dict[str, Any], settings: Mapping[str, Any], model: ModelSpec) -> None:
-    """Add to a job's fields what is usual for its framework, where they do not say it."""
-    given = flattened(raw)
-    for path, value in flattened(settings).items() if settings else ():
-        if path not in given and (model.has_experts or path != "parallelism.experts_exchange"):
-            set_path(raw, path, value)
+def _set_recompute(raw: dict[str, Any], text: str, framework: Mapping[str, Any]) -> None:
+    """Set the recomputation of a job, and sequence parallelism where a table says it beside."""
+    policy, *beside = text.lower().split("+")
+    if beside == ["sequence-parallel"]:
+        set_path(raw, "parallelism.sequence_parallel", True)
+    elif beside:
+        raise InputError(f"there is no recomputation {text!r}")
+    if policy != "none":
+        raw["recompute"] = recompute_of(policy, framework)
 
 
-def uneven_layers(num_layers: int, num_chunks: int) -> list[int]:
-    """Return layers by chunk where embedding and head count as a layer each (Megatron-Core's
-    `account_for_embedding_in_pipeline_split` and `account_for_loss_in_pipeline_split`).
+def is_rowwise(given: Mapping[str, str], compute: str) -> bool:
+    """Whether the note of a row in FP8 says that its scales are by row."""
+    return compute.startswith("fp8") and "rowwise" in given.get("note", "").lower()
+
+
+def recompute_of(policy: str, framework: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """Return the recomputation that a table names, as this framework does it.
 
     Raises:
-        InputError: there are more chunks than layers.
+        InputError: it is none that is known.
     """
-    share, rest = divmod(num_layers + 2, num_chunks)
-    layers = [share + (1 if 0 < index <= rest else 0) for index in range(num_chunks)]
-    layers[0] -= 1
-    layers[-1] -= 1
-    if min(layers) < 0:
-        raise InputError(f"{num_layers} layers do not spread over {num_chunks} chunks")
-    return layers
+    known: dict[str, Any] = {**WORDS["recompute"], **framework.get("recompute", {})}
+    name = re.sub(r"\(.*\)$", "", policy.strip().lower())
+    check_known(name, known, f"there is no recomputation {policy!r}")
+    return dict(known[name])
+
+
+def _replicas(given: Mapping[str, str]) -> int:
+    return max(_whole(given, "n_gpus") // prod(_whole(given, name) for name in ("tp", "pp", "cp") if name in given), 1)
 
 
 def _global_batch(given: Mapping[str, str]) -> int:
     """Return the sequences of a step that the replicas, their micro-batch and the accumulation make."""
     if "mbs" not in given:
         raise InputError("gbs is empty, and so is mbs")
-    widths = [_whole(given, name) for name in ("tp", "pp", "cp") if name in given]
-    steps = _whole(given, "ga") if "ga" in given else 1
-    return _whole(given, "n_gpus") // prod(widths) * _whole(given, "mbs") * steps
+    return _replicas(given) * _whole(given, "mbs") * (_whole(given, "ga") if "ga" in given else 1)
 
 
 def format_of(text: str, fp8: str = "fp8") -> str:
@@ -221,7 +257,9 @@ def _model(given: Mapping[str, str]) -> ModelSpec:
     try:
         model = catalog.model(model_name(name))
     except InputError:
-        if (published := shape_of(name)) is None and not given.keys() >= set(SHAPE):
+        if (published := shape_of(name)) is None and not _says_shape(given):
+            if _GPT.match(name):
+                raise InputError(f"the shape of {name!r} is not known: layers and hidden are empty") from None
             raise
         model = (published or _own_shape(given)).model(name, tokens)
     num_layers = _whole(given, "layers") if "layers" in given else model.num_layers
@@ -232,16 +270,46 @@ def _model(given: Mapping[str, str]) -> ModelSpec:
     return replace(model, layers=(replace(model.layers[0], num_layers=num_layers),))
 
 
+_GPT = re.compile(r"(gpt|megatron|turing)[^a-z]", re.IGNORECASE)
+GPT_VOCAB = 51200
+"""Tokens of GPT-2 in multiples of 128 for every tensor-parallel rank of eight (Megatron-LM)."""
+
+
 def _own_shape(given: Mapping[str, str]) -> Shape:
-    """Return the shape that a row gives; a feed-forward that is not four times as wide as the model is gated."""
-    layers, hidden, heads, vocab = (_whole(given, name) for name in SHAPE)
-    ffn, kv_heads = (
-        _whole(given, name) if name in given else usual for name, usual in (("ffn", 4 * hidden), ("kv_heads", heads))
-    )
+    """Return the shape that a row gives; a feed-forward that is not four times as wide as the model is gated.
+
+    A model that is named GPT is one with learned positions and tied embeddings; where its size says its depth or width,
+    P = 12 l h^2 (arXiv:2104.04473, section 5), in layers that the stages divide and widths in steps of 1,024.
+    """
+    is_gpt, tp = _GPT.match(given["model"]) is not None, _whole(given, "tp") if "tp" in given else 1
+    size = _number(given, "params_B") * 1e9 if is_gpt and "params_B" in given else 0.0
+    layers, hidden = (_whole(given, name) if name in given else 0 for name in ("layers", "hidden"))
+    if size and layers and not hidden:
+        hidden = max(round((size / (12 * layers)) ** 0.5 / 1024), 1) * 1024
+    if size and hidden and not layers:
+        stages = _whole(given, "pp") if "pp" in given else 1
+        layers = max(round(size / (12 * hidden**2) / stages), 1) * stages
+    heads = _whole(given, "heads") if "heads" in given else usual_heads(hidden, tp)
     if hidden % heads:
         raise InputError(f"{heads} heads do not divide a width of {hidden}")
-    is_gated = ffn != 4 * hidden
-    return Shape(layers, hidden, heads, kv_heads, ffn, vocab, tied=False, bias=not is_gated, gated=is_gated)
+    ffn, kv_heads, vocab = (
+        _whole(given, name) if name in given else usual
+        for name, usual in (("ffn", 4 * hidden), ("kv_heads", heads), ("vocab", GPT_VOCAB))
+    )
+    is_plain = ffn == 4 * hidden
+    return Shape(layers, hidden, heads, kv_heads, ffn, vocab, tied=is_gpt, bias=is_plain, gated=not is_plain)
+
+
+def _says_shape(given: Mapping[str, str]) -> bool:
+    """Whether a row says enough to know the shape of a model that the catalog has not."""
+    if _GPT.match(given["model"]) is None:
+        return given.keys() >= {"layers", "hidden", "heads", "vocab"}
+    return len(given.keys() & {"layers", "hidden", "params_B"}) > 1 and bool(given.keys() & {"layers", "hidden"})
+
+
+def usual_heads(hidden: int, tp: int) -> int:
+    """Return a number of heads of about 128 that a width and a tensor-parallel degree divide."""
+    return min((n for n in range(tp, hidden + 1, tp) if hidden % n == 0), key=lambda n: abs(hidden / n - 128))
 
 
 def _sharding(given: Mapping[str, str]) -> dict[str, int]:
@@ -262,8 +330,36 @@ def _measured(given: Mapping[str, str], job: TrainingJob) -> dict[str, float]:
         tokens, rate = job.global_batch * job.sequence_tokens, _number(given, "tokens_per_s_per_gpu")
         return {"step": tokens / (rate * _whole(given, "n_gpus"))}
     if "tflops_per_gpu" in given:
-        return {"rate": _number(given, "tflops_per_gpu") * 1e12}
+        counts_recomputation = "hfu_pct" in given and "mfu_pct" not in given and job.recompute.granularity == "full"
+        rate = _number(given, "tflops_per_gpu") * 1e12
+        if framework_of(given.get("framework", "megatron"))[0] == "nemo":
+            return {"step": nemo_flops(job) / (rate * _whole(given, "n_gpus"))}
+        return {"rate": rate * (model_share(job) if counts_recomputation else 1.0)}
     raise InputError("nothing was measured: iter_time_s, tokens_per_s_per_gpu and tflops_per_gpu are empty")
+
+
+def nemo_flops(job: TrainingJob) -> float:
+    """Return FLOPs by NeMo 2.0 `flops_formulas.py`: forward and backward, causal attention counted in full."""
+    model = job.model if isinstance(job.model, ModelSpec) else catalog.model(job.model)
+    counted = count_parameters(model)
+    products = counted.active - counted.embedding - counted.norms
+    scores = sum(
+        12.0 * group.num_layers * group.attention.num_heads * group.attention.head_dim * job.sequence_tokens
+        for group in model.layers
+        if isinstance(group.attention, GroupedQueryAttention)
+    )
+    return job.global_batch * job.sequence_tokens * (6.0 * products + scores)
+
+
+def model_share(job: TrainingJob) -> float:
+    """Return the share of a fully recomputed step's FLOPs that are the model's: of layers three in four, of the head
+    all (arXiv:2104.04473, equation 3).
+    """
+    model = job.model if isinstance(job.model, ModelSpec) else catalog.model(job.model)
+    counted = count_parameters(model)
+    head = model.vocab_size * model.hidden_size
+    layers = counted.active - counted.embedding - counted.norms - (0 if model.tie_word_embeddings else head)
+    return 3 * (layers + head) / (4 * layers + 3 * head)
 
 
 def _number(given: Mapping[str, str], name: str) -> float:
@@ -283,8 +379,8 @@ def _whole(given: Mapping[str, str], name: str) -> int:
     return int(value)
 
 
-def framework_of(text: str) -> Mapping[str, Any]:
-    """Return the framework of a job, what is usual for it, and its name of FP8, by a framework's own name.
+def framework_of(text: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the word of `WORDS` in a framework's own name, with its job's framework, what is usual, its name of FP8.
 
     Raises:
         InputError: it is none that is known.
@@ -293,7 +389,8 @@ def framework_of(text: str) -> Mapping[str, Any]:
     parts = [part for part in known if part in text.lower()]
     if not parts:
         raise InputError(f"there is no framework {text!r}; known: {', '.join(known)}")
-    return known[max(parts, key=len)]
+    word = max(parts, key=len)
+    return word, known[word]
 
 
 def _described(device: Device) -> str:
@@ -341,25 +438,49 @@ def model_name(text: str) -> str:
         return catalog.model(known).name
 
 
+@dataclass(frozen=True)
+class Hardware:
+    """What a table calls an accelerator."""
+
+    called: str
+    """A device of the catalog."""
+    fields: Mapping[str, Any]
+    """Device and node of a job."""
+    is_usual: bool = False
+    """Whether the name fits several devices, of which this one is usually meant."""
+
+
 @cache
-def _hardware(text: str) -> dict[str, str]:
+def hardware_of(text: str) -> Hardware:
     """Return the device that a name means, and the node where it is one: `DGX-H100`.
 
-    A device may be named by words that only its title has, without what is in brackets.
+    A device may be named by words that only its title has, without what is in brackets, or by those of `WORDS`.
 
     Raises:
         InputError: the catalog has none, or several.
     """
     known = catalog.names("devices")
     if text in known:
-        return {"device": text}
+        return Hardware(text, {"device": text})
     named = (*catalog.names("nodes"), *catalog.other_names("nodes"))
     node = next((catalog.node(name) for name in named if _letters(name) == _letters(text)), None)
     if node is not None and node.device is not None:
-        return {"device": node.device, "node": node.name}
+        return Hardware(node.device, {"device": node.device, "node": node.name})
     words = set(re.findall(r"[a-z0-9]+", re.sub(r"\(.*?\)", "", text).lower()))
     titles = {name: set(re.findall(r"[a-z0-9]+", _described(catalog.device(name)).lower())) for name in known}
     found = [name for name, title in titles.items() if words and words <= title]
+    if len(found) == 1:
+        return Hardware(found[0], {"device": found[0]})
+    written = set(words_of(re.sub("(?i)tpu(?=v)", "tpu ", text).replace(".", " ")))
+    called = max((key for key in WORDS["devices"] if written.issuperset(key.split())), key=len, default="")
+    meant = WORDS["devices"].get(called)
+    if isinstance(meant, Mapping):
+        parts = {name: value for name, value in meant.items() if name != "like"}
+        device = decode(encode(catalog.device(meant["like"])) | parts, Device)
+        return Hardware(meant["like"], {"device": encode(device)})
+    if meant not in (None, "none"):
+        return Hardware(meant, {"device": meant}, is_usual=len(found) > 1)
     if len(found) > 1:
         raise InputError(f"{text!r} may be {', '.join(found)}", "name one of them")
-    return {"device": found[0] if found else catalog.device(text).name}
+    name = catalog.device(text).name
+    return Hardware(name, {"device": name})

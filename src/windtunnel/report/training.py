@@ -192,16 +192,22 @@ def _fitting_changes(result: TrainingResult, changes: Changes) -> Section:
 
 
 def _options(change: str, job: TrainingJob) -> str:
-    """Return a change as what is typed: a field's own option, or else `--set` with its path."""
-    own = {path: name for name, path in JOB_PATHS.items()}
+    """Return a change as what is typed."""
     words: list[str] = []
     for part in re.split(r", (?=[a-z_.]+=)", change):
         path, _, value = part.partition("=")
         if part == "recompute={granularity: full}" and job.recompute.granularity == "none":
             path, value = "recompute.granularity", "full"
-        is_option = path in own and value != "null"
-        words += [f"--{own[path].replace('_', '-')}", value] if is_option else ["--set", shlex.quote(part)]
+        words.append(option_text(path, value))
     return " ".join(words)
+
+
+def option_text(path: str, value: str) -> str:
+    """Return a field of a job as what is typed: its own option, or else `--set` with its path."""
+    own = next((name for name, to in JOB_PATHS.items() if to == path), None)
+    if own is None or value == "null":
+        return f"--set {shlex.quote(f'{path}={value}')}"
+    return f"--{own.replace('_', '-')} {value}"
 
 
 def _task_sections(tasks: list[dict[str, Any]]) -> list[Section]:

@@ -4,6 +4,7 @@ A chunk is run whole by one worker, its points in one order, so that no answer d
 which other points. Workers return answers; only the process that drives the search keeps them.
 """
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -78,6 +79,15 @@ class Means:
 
 
 HERE = Means()
+MANY_JOBS = 10_000
+"""Points of a space of training jobs, a few milliseconds each, from which every processor takes part."""
+
+
+def usual_means(space: Space) -> Means:
+    """Return the workers of a search that names none."""
+    num_processors = os.cpu_count() or 1
+    is_long = space.is_training and space.num_points >= MANY_JOBS
+    return Means("processes", num_processors) if is_long and num_processors > 1 else HERE
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.layers.chunks import LayerChunk, Parameters, chunk_parameters, chunks, layer_parameters
 from windtunnel.training.layers.part import Task, collective
+from windtunnel.training.layers.parts import Work
 from windtunnel.training.layers.rank import Group, Rank
 from windtunnel.training.layers.sharding import gather_tasks, gathered_layer, num_reductions, reduce_tasks
 from windtunnel.training.memory import chunk_work, kept_bytes
@@ -61,19 +62,12 @@ def _chunk_cost(rank: Rank, prices: TrainingPricer, chunk: LayerChunk) -> ChunkC
         backward_input.compute_s[LAUNCHES] += launches * num_waiting * 2 / 3
     is_split = rank.setup.job.schedule in SPLIT_SCHEDULES
     for work, count in chunk_work(rank, chunk):
-        forward.add(prices.of_pass(work.forward), count)
-        # Where weights' gradients are not split off, collectives may run beside them: both are one pass.
-        if is_split:
-            backward_input.add(prices.of_pass(work.backward_input), count)
-            backward_weight.add(prices.of_pass(work.backward_weight), count)
-        else:
-            backward_input.add(prices.of_pass(work.backward_input + work.backward_weight), count)
-        again = sum(task.flops for task in work.recomputed)
-        tasks = work.forward + work.backward_input + work.backward_weight
-        flops = sum(task.flops for task in tasks)
-        product_flops += sum(task.flops for task in tasks if getattr(task.op, "format", None) == rank.format) * count
-        model_flops += (flops - again) * count
-        hardware_flops += flops * count
+        cost = _work_cost(rank, prices, work)
+        for whole, part in zip((forward, backward_input, backward_weight), cost.passes, strict=True):
+            whole.add(part, count)
+        model_flops += cost.model_flops * count
+        hardware_flops += cost.hardware_flops * count
+        product_flops += cost.product_flops * count
     is_sharded = rank.setup.job.sharding.zero == 3
     if is_sharded or num_reductions(rank) > 1:
         _shard(rank, prices, chunk, forward, backward_weight if is_split and not is_sharded else backward_input)
@@ -95,6 +89,35 @@ def _chunk_cost(rank: Rank, prices: TrainingPricer, chunk: LayerChunk) -> ChunkC
         reduce_s=reduce_s,
         num_buckets=_num_buckets(rank, chunk, held),
     )
+
+
+@dataclass(frozen=True)
+class _WorkCost:
+    """A layer's, or the ends', share of a chunk's cost."""
+
+    passes: tuple[PassCost, PassCost, PassCost]
+    model_flops: float
+    hardware_flops: float
+    product_flops: float
+
+
+def _work_cost(rank: Rank, prices: TrainingPricer, work: Work) -> _WorkCost:
+    """Price work once for all chunks that share it."""
+    key = (id(prices), id(work))
+    if key not in rank.works:
+        tasks = work.forward + work.backward_input + work.backward_weight
+        flops = sum(task.flops for task in tasks)
+        products = sum(task.flops for task in tasks if getattr(task.op, "format", None) == rank.format)
+        # Where weights' gradients are not split off, collectives may run beside them: both are one pass.
+        backward = (work.backward_input, work.backward_weight)
+        if rank.setup.job.schedule not in SPLIT_SCHEDULES:
+            backward = (work.backward_input + work.backward_weight, ())
+        passes = (prices.of_pass(work.forward), prices.of_pass(backward[0]), prices.of_pass(backward[1]))
+        again = sum(task.flops for task in work.recomputed)
+        # Both are kept, so that no other object takes their identity.
+        rank.works[key] = (_WorkCost(passes, flops - again, flops, products), prices, work)
+    cost: _WorkCost = rank.works[key][0]
+    return cost
 
 
 def host_seconds(rank: Rank, chunk: LayerChunk) -> float:

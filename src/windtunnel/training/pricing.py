@@ -158,10 +158,12 @@ class TrainingPricer:
     @property
     def collectives(self) -> list[NetworkCollective]:
         """Every collective that ran on the network, from the shortest to the longest of each group."""
+        if self.network is None:
+            return []
         rows = [
             NetworkCollective(group, op.op, float(op.message_bytes), op.num_ranks, float(price.seconds), choice)
             for (op, group, *_), price in self._known.items()
-            if group is not None and isinstance(op, ops.Collective) and op.span_nodes > 1 and self.network is not None
+            if group is not None and isinstance(op, ops.Collective) and op.span_nodes > 1
             for choice in [price.source.removeprefix(f"{self.network.network.source}: ")]
         ]
         return sorted(dict.fromkeys(rows), key=lambda row: (row.group, row.op, row.message_bytes))

@@ -161,7 +161,7 @@ def without_idle_settings(given: TrainingJob, filled: TrainingJob, model: ModelS
             continue
         section, name = path.split(".")
         schema: Any = getattr(filled, section)
-        unset = next(field.default for field in msgspec.structs.fields(schema) if field.name == name)
+        unset = _default(schema.__class__, name)
         off = False if isinstance(getattr(schema, name), bool) and unset is None else unset
         value = getattr(schema, name)
         if getattr(getattr(given, section), name) not in (unset, off):
@@ -173,12 +173,18 @@ def without_idle_settings(given: TrainingJob, filled: TrainingJob, model: ModelS
     return filled
 
 
+@cache
+def _default(schema: Any, name: str) -> Any:
+    return next(field.default for field in msgspec.structs.fields(schema) if field.name == name)
+
+
 def with_uneven_stages(job: TrainingJob, model: ModelSpec) -> TrainingJob:
     """Return `job` with fewer layers on the first and last chunk of its pipeline, where layers do not split evenly.
 
     The ends also hold the embedding and the head. With one chunk on each device both ends give layers up as evenly as
     they can (Megatron's `--decoder-first-pipeline-num-layers` and `--decoder-last-pipeline-num-layers`); with several
-    they give up one each, as Llama 3 405B did (arXiv:2407.21783, section 3.3.2): 0, 126 x 1, 0. Else nothing changes.
+    they give up one each, as Llama 3 405B did (arXiv:2407.21783, section 3.3.2): 0, 126 x 1, 0; or embedding and head
+    count as a layer each (Megatron's `--pipeline-model-parallel-layout`). Else nothing changes.
     """
     degrees = job.parallelism
     num_chunks = degrees.pp * degrees.virtual_stages
@@ -188,10 +194,31 @@ def with_uneven_stages(job: TrainingJob, model: ModelSpec) -> TrainingJob:
     inner = -(-model.num_layers // num_chunks)
     ends = model.num_layers - inner * (num_chunks - 2)
     first, last = -(-ends // 2), ends // 2
-    if first > inner or (last < 1 if degrees.virtual_stages == 1 else not first == last == inner - 1):
+    if degrees.virtual_stages > 1 and not first == last == inner - 1:
+        if model.num_layers + 2 < num_chunks:
+            return job
+        layers = tuple(uneven_layers(model.num_layers, num_chunks))
+    elif first > inner or last < (1 if degrees.virtual_stages == 1 else 0):
         return job
-    layers = (first, *[inner] * (num_chunks - 2), last)
+    else:
+        layers = (first, *[inner] * (num_chunks - 2), last)
     return msgspec.structs.replace(job, parallelism=msgspec.structs.replace(degrees, layers_per_stage=layers))
+
+
+def uneven_layers(num_layers: int, num_chunks: int) -> list[int]:
+    """Return layers by chunk where embedding and head count as a layer each (Megatron-Core's
+    `account_for_embedding_in_pipeline_split` and `account_for_loss_in_pipeline_split`).
+
+    Raises:
+        InputError: there are more chunks than layers.
+    """
+    share, rest = divmod(num_layers + 2, num_chunks)
+    layers = [share + (1 if 0 < index <= rest else 0) for index in range(num_chunks)]
+    layers[0] -= 1
+    layers[-1] -= 1
+    if min(layers) < 0:
+        raise InputError(f"{num_layers} layers do not spread over {num_chunks} chunks")
+    return layers
 
 
 def layers_per_chunk(job: TrainingJob, known: Degrees, model: ModelSpec) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from windtunnel.report.search.study import SearchEvidence, evidence_of, search_r
 from windtunnel.report.search.study_files import study_document, write_study
 from windtunnel.report.serving.run import check_folder
 from windtunnel.schema import dotted
-from windtunnel.search.executors import EXECUTORS, Means
+from windtunnel.search.executors import EXECUTORS, Means, usual_means
 from windtunnel.search.space.space import Space, load_space
 from windtunnel.search.store import Store, default_path
 from windtunnel.search.study import search
@@ -42,6 +42,8 @@ def command(options: Options) -> None:
     if space.is_training and (options.load is not None or launch.raw):
         given = "--load is a load" if options.load is not None else "--from-command is a server"
         raise InputError(f"{given} of requests", "vary num_devices to see what more devices give")
+    if options.executor is None and options.workers is None and options.address is None:
+        means = usual_means(space)
     write_evidence(options, show_study(options, space, store, means, options.top, options.load, launch))
 
 

@@ -69,14 +69,14 @@ def _search(read: JobRead, options: Options) -> None:
     The best one is said in the words of the job's file, where its format has them.
     """
     from windtunnel.cli.serving.search import show_study
-    from windtunnel.search.executors import HERE
+    from windtunnel.search.executors import usual_means
     from windtunnel.search.space.space import ALL, LAYOUTS, space_from
     from windtunnel.search.store import Store
 
     space = space_from({**encode(read.job), "vary": {LAYOUTS: ALL}})
     for text in read.remarks:
         remark(text)
-    evidence = show_study(options, space, Store(None, lambda text: remark(f"warning: {text}")), HERE)
+    evidence = show_study(options, space, Store(None, lambda text: remark(f"warning: {text}")), usual_means(space))
     best = evidence.winner(0)
     if read.kind is not None and read.kind.changed is not None and isinstance(best, TrainingJob):
         changed, dropped = read.kind.changed(resolve(read.job), resolve(best))

@@ -54,6 +54,7 @@ def validation_document(
         "runs": len(predictions),
         "predicted": len(done) + len(drafting),
         "refused": refusals(predictions),
+        "taken": _taken(predictions),
         "left_out": dict(left_out or {}),
         "scores": {name: _score_document(done, name) for name in metrics},
         "scores_of_acceptance_fitted": {name: _score_document(drafting, name) for name in metrics if drafting},
@@ -125,6 +126,12 @@ def refusals(predictions: Sequence[RunPrediction]) -> dict[str, int]:
     return dict(Counter(run.refused for run in predictions if run.refused).most_common())
 
 
+def _taken(predictions: Sequence[RunPrediction]) -> dict[str, int]:
+    """Return what was taken as usual where a record is silent -> number of runs, the most frequent first."""
+    said = (run.measurement.labels.get("assumed", "") for run in predictions if not run.refused)
+    return dict(Counter(part for text in said for part in text.split(", ") if part).most_common())
+
+
 def validation_report(
     predictions: Sequence[RunPrediction], left_out: Mapping[str, int] | None = None, source: str = ""
 ) -> Report:
@@ -162,6 +169,7 @@ def validation_sections(document: Mapping[str, Any], apart: Collection[int] = ()
     drafting = [run for place, run in enumerate(document["rows"]) if not run["refused"] and place in apart]
     metrics = [name for name in NAMES if name in document["scores"]]
     refused = [(reason, str(count)) for reason, count in document["refused"].items()]
+    taken = [(setting, str(count)) for setting, count in document["taken"].items()]
     coverage = [(NAMES[name], f"{share:.0%}") for name, share in document["interval_coverage"].items()]
     return [
         Section("", [OnTerminal(lambda: [_score_table(document, done, drafting)])]),
@@ -170,6 +178,7 @@ def validation_sections(document: Mapping[str, Any], apart: Collection[int] = ()
         Section("Errors by group", [OnPage(lambda: [_wide_scores(document, len(drafting))])]),
         *([Section("Share of measured values within the 80% interval", [Facts(coverage)])] if coverage else []),
         *_run_sections([*done, *drafting], metrics),
+        *([Section("Not recorded, taken as usual", [Table(("setting", "runs"), taken)])] if taken else []),
         *([Section("Refused", [Table(("reason", "runs"), refused)])] if refused else []),
     ]
 

@@ -1,7 +1,6 @@
 """A search: its best points, how sure they are, what each setting is worth, what cannot run; its folder of files."""
 
 import re
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from windtunnel.report.report import Block, Card, Cards, Cell, Facts, OnPage, On
 from windtunnel.report.search import figures as naming
 from windtunnel.report.search.recommendation import against_api, certainty, gain_text, nothing_text, recommendation
 from windtunnel.report.serving.run import limit_card
+from windtunnel.report.training import option_text
 from windtunnel.schema import fields_of, short_path
 from windtunnel.search import answers
 from windtunnel.search.confidence import CONFIDENCE
@@ -303,8 +303,8 @@ def _best(evidence: SearchEvidence, place: int, why: Why) -> list[Block]:
 def _job_options(settings: Mapping[str, Any]) -> str:
     """Return what makes a training job the best point: the label of its recomputation does not say the modules."""
     given = [(path, value) for path, value in settings.items() if value is not None and value is not False]
-    texts = (f"{path}={value_text(value)}".replace("'", "") for path, value in reversed(given))
-    return f"The best as options of `windtunnel train`: {' '.join(f'--set {shlex.quote(text)}' for text in texts)}"
+    texts = (option_text(path, value_text(value).replace("'", "")) for path, value in reversed(given))
+    return f"The best as options of `windtunnel train`: {' '.join(texts)}"
 
 
 def _command(evidence: SearchEvidence, outcome: SearchOutcome, index: int) -> list[Block]:

@@ -213,9 +213,16 @@ def head_parts(rank: Rank) -> tuple[Part, ...]:
 
 def layer_work(rank: Rank, group: LayerGroup, recompute: str | None = None) -> Work:
     """Return one micro-batch through a layer, with what is recomputed; `recompute` overrides the job's granularity."""
+    key = (id(group), recompute)  # the rank's model keeps its groups
+    if key not in rank.works:
+        rank.works[key] = _layer_work(rank, group, recompute or rank.setup.job.recompute.granularity)
+    work: Work = rank.works[key]
+    return work
+
+
+def _layer_work(rank: Rank, group: LayerGroup, granularity: str) -> Work:
     job = rank.setup.job
     parts = layer_parts(rank, group)
-    granularity = recompute or job.recompute.granularity
     every_kept = sum(part.kept_bytes for part in parts)
     gradients = max(part.gradient_bytes for part in parts)
     if granularity == "full":
@@ -267,8 +274,12 @@ def _modules_of(part: Part) -> set[str | None]:
 
 def ends_work(rank: Rank, chunk: LayerChunk) -> Work:
     """Return the embedding and the head, where a chunk has them."""
-    parts = (embedding_parts(rank) if chunk.has_embedding else ()) + (head_parts(rank) if chunk.has_head else ())
-    return _work(parts, (), sum(part.kept_bytes for part in parts), 0.0)
+    key = (chunk.has_embedding, chunk.has_head)
+    if key not in rank.works:
+        parts = (embedding_parts(rank) if chunk.has_embedding else ()) + (head_parts(rank) if chunk.has_head else ())
+        rank.works[key] = _work(parts, (), sum(part.kept_bytes for part in parts), 0.0)
+    work: Work = rank.works[key]
+    return work
 
 
 def _work(parts: Iterable[Part], recomputed: tuple[Task, ...], kept_bytes: float, transient_bytes: float) -> Work:

@@ -1,7 +1,8 @@
 """One rank of a training job: its share of a micro-batch, its number formats, and the groups that it talks in."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.model import operators as ops
@@ -39,6 +40,8 @@ class Rank:
     """One rank of a job, as the operators of its layers need to know it."""
 
     setup: TrainingSetup
+    works: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What its layers and ends do, which many chunks share (`parts.layer_work`)."""
 
     @property
     def width(self) -> int:
