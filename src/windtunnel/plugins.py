@@ -93,15 +93,16 @@ class Registry:
             InputError: as `get` and the function; or an installed one has no such function, does not take these
                 arguments or answers something else.
         """
+        if name in self.shipped:
+            return getattr(self.get(name), function)(*arguments)
         called = getattr(self.get(name), function, None)
         if not callable(called):
             raise self._broken(name, f"defines no function {function}")
         try:
             answer = called(*arguments)
         except TypeError as error:
-            inside = error.__traceback__ and error.__traceback__.tb_next
-            if inside or name in self.shipped:
-                raise
+            if error.__traceback__ and error.__traceback__.tb_next:
+                raise  # inside the function
             raise self._broken(name, f"cannot be called: {error}") from error
         if not isinstance(answer, kind):
             raise self._broken(name, f"returned {answer!r:.60} from {function}, not a {kind.__name__}")

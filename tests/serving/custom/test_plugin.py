@@ -93,10 +93,14 @@ def test_what_is_no_function_is_named(tmp_path: Path, attribute: str, kind: str)
 
 @pytest.mark.interpreted
 def test_a_function_cannot_change_the_arrays_of_the_loop(tmp_path: Path) -> None:
-    changing = "def form(requests, waiting, ready, engine):\n    requests.num_blocks[0] = 3\n    return []\n"
+    changing = "def form(requests, waiting, ready, engine):\n    {}\n    return []\n"
     router = "def route(request, replicas):\n    replicas.num_waiting[0] = 5\n    return 0\n"
     for number, (group, source, settings) in enumerate(
-        [("schedulers", changing, {"engine.scheduler": "odd"}), ("routers", router, {"router": "odd", "replicas": 2})]
+        [
+            ("schedulers", changing.format("requests.num_blocks[0] = 3"), {"engine.scheduler": "odd"}),
+            ("schedulers", changing.format("waiting[0] = ready[:1] = 3"), {"engine.scheduler": "odd"}),
+            ("routers", router, {"router": "odd", "replicas": 2}),
+        ]
     ):
         folder = tmp_path / str(number)
         folder.mkdir()

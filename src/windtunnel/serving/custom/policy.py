@@ -136,7 +136,7 @@ class PolicyCaller:
     ) -> None:
         assert run.waiting is not None
         self.call = InTime(f"the scheduler {getattr(policy, '__name__', type(policy).__name__)}", policy, most_call_s)
-        self.settings, self.batches, self.waiting = pool.settings, pool.batches, run.waiting
+        self.settings, self.batches, self.waiting = pool.settings, read_only(pool.batches), read_only(run.waiting)
         self.decode_tokens = 1 if speculation is None else speculation.num_queries
         requests, progress = run.requests.view(np.ndarray), pool.sequences.view(np.ndarray)
         self.view = PolicyRequests(
@@ -172,8 +172,7 @@ class PolicyCaller:
             settings.max_num_batched_tokens,
             self.decode_tokens,
         )
-        waiting = read_only(self.waiting[: self.num_waiting[replica]])
-        ready = read_only(self.batches[row, 0, : self.num_ready[replica]])
+        waiting, ready = self.waiting[: self.num_waiting[replica]], self.batches[row, 0, : self.num_ready[replica]]
         answer = self.call(engine.now_s, self.view, waiting, ready, engine)
         self.answered[0] = 1
         return self._as_pairs(answer)
