@@ -136,6 +136,29 @@ def test_names_formats_and_frameworks_are_read_as_tables_write_them(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("model", "accelerator", "framework", "read"),
+    [
+        ("QWEN3_235B", "p4d.24xlarge", "megatron_bridge", ("Qwen/Qwen3-235B-A22B", "a100_40gb_sxm", "fp8_current")),
+        ("Mistral-Nemo", "AMD Instinct MI300X", "Primus", ("mistralai/Mistral-Nemo-Base-2407", "mi300x", "fp8")),
+        ("Llama2 34B", "TPU v5p", "NeMo", ("codellama/CodeLlama-34b-hf", "tpu_v5p", "fp8")),
+    ],
+)
+def test_names_that_go_on_elsewhere_are_read_and_said(model, accelerator, framework, read, tmp_path):
+    head = "model,accelerator,n_gpus,precision,gbs,seq_len,tp,framework,iter_time_s"
+    (run,) = read_measurements(table(tmp_path, f"{head}\n{model},{accelerator},8,FP8,8,4096,8,{framework},1\n"), {})
+    assert run.job is not None
+    assert (run.job.model, run.job.device, run.job.precision.compute) == read
+    assert ("Qwen/Qwen3-235B-A22B" in run.labels.get("assumed", "")) == (model == "QWEN3_235B")
+
+
+def test_a_framework_may_be_named_with_the_model(tmp_path):
+    head = "model,accelerator,n_gpus,gbs,seq_len,framework,iter_time_s"
+    (run,) = read_measurements(table(tmp_path, f"{head}\nPaxml GPT5B,h100_sxm,16,64,2048,NeMo,1\n"), {})
+    assert run.job is not None
+    assert (run.job.framework, run.job.micro_batch, run.job.model.hidden_size) == ("maxtext", 4, 4096)
+
+
+@pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
         ("FP8_CS", "fp7", "the precision 'fp7' is not known"),

@@ -21,7 +21,7 @@ from windtunnel.search.fleets import fleets
 from windtunnel.search.scores import OBJECTIVES, score
 from windtunnel.search.space.space import Point, Space, grid_of, load_space, point_at, space_from
 from windtunnel.search.store import Store
-from windtunnel.search.study import SearchOutcome, Study, _search_workload, search
+from windtunnel.search.study import InterruptedSearchError, SearchOutcome, Study, _search_workload, search
 from windtunnel.serving.simulate import simulate
 
 pytestmark = pytest.mark.compiled
@@ -187,8 +187,11 @@ def test_an_interrupted_search_goes_on_to_the_same_answers(study: Study, tmp_pat
         if done > 6:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(InterruptedSearchError) as interrupted:
         search(space(), quiet(path), Means(progress=interrupt))
+    (partial,) = interrupted.value.study.outcomes
+    assert 6 < len(partial.evaluations) < 12
+    assert partial.ranking
     store = quiet(path)
     unfinished = store.unfinished()
     assert unfinished is not None

@@ -102,7 +102,7 @@ def read_job(
             raise InputError(f"{name} is empty")
     check_known(row.get("task", "pretrain"), TASKS, f"a step of {row.get('task')!r} is not known")
     hardware = hardware_of(row["accelerator"])
-    word, framework = framework_of(row.get("framework", "megatron"))
+    word, framework = framework_of(row.get("framework", "megatron"), row["model"])
     usual = completed(row, word, plain_name(_REMARK.sub("", row["model"])), hardware.called, shape)
     given, taken = usual.columns, usual.taken
     if hardware.is_usual:
@@ -113,6 +113,9 @@ def read_job(
         raise InputError("seq_len is empty")
     model = _model(given)
     is_known = model.name in catalog.names("models") and model == catalog.model(model.name)
+    written = plain_name(_REMARK.sub("", given["model"]))
+    if is_known and plain_name(model.name) != written and written not in WORDS["models"]:
+        taken.append(model.name)
     raw: dict[str, Any] = {"model": model.name if is_known else encode(model), **hardware.fields}
     for name, text in given.items():
         if COLUMNS[name].sets:
@@ -379,14 +382,17 @@ def _whole(given: Mapping[str, str], name: str) -> int:
     return int(value)
 
 
-def framework_of(text: str) -> tuple[str, Mapping[str, Any]]:
+def framework_of(text: str, model: str = "") -> tuple[str, Mapping[str, Any]]:
     """Return the word of `WORDS` in a framework's own name, with its job's framework, what is usual, its name of FP8.
+
+    Some are named with the model, whatever else a table says: `Paxml GPT5B`.
 
     Raises:
         InputError: it is none that is known.
     """
     known: Mapping[str, Mapping[str, Any]] = WORDS["frameworks"]
-    parts = [part for part in known if part in text.lower()]
+    parts = [part for part in known if known[part].get("in_model") and part in model.lower()]
+    parts = parts or [part for part in known if _letters(part) in _letters(text)]
     if not parts:
         raise InputError(f"there is no framework {text!r}; known: {', '.join(known)}")
     word = max(parts, key=len)
@@ -420,6 +426,19 @@ def _by_plain_name() -> dict[str, str]:
     return {plain_name(name): name for name in named}
 
 
+def _begun_by(key: str) -> str | None:
+    """Return the catalog's model whose plain name goes on where `key`, which says a size, ends: `qwen3235b`.
+
+    Several are one where their layers are the same; else none is meant.
+    """
+    found = [name for plain, name in _by_plain_name().items() if plain.startswith(key)]
+    if re.search(r"\d[bt]$", key) is None or not found:
+        return None
+    models = [catalog.model(name) for name in found]
+    is_one = len({(model.hidden_size, model.vocab_size, model.layers) for model in models}) == 1
+    return min(found, key=len) if is_one else None
+
+
 @cache
 def model_name(text: str) -> str:
     """Return the catalog's model of a name as a table writes it, with a release or a remark in brackets after it.
@@ -432,7 +451,7 @@ def model_name(text: str) -> str:
         return name if name in catalog.names("models") else text  # a config.json
     except InputError as error:
         key = plain_name(_REMARK.sub("", text))
-        known = WORDS["models"].get(key) or _by_plain_name().get(key)
+        known = WORDS["models"].get(key) or _by_plain_name().get(key) or _begun_by(key)
         if known is None:
             raise error from None
         return catalog.model(known).name
@@ -464,16 +483,16 @@ def hardware_of(text: str) -> Hardware:
         return Hardware(text, {"device": text})
     named = (*catalog.names("nodes"), *catalog.other_names("nodes"))
     node = next((catalog.node(name) for name in named if _letters(name) == _letters(text)), None)
-    if node is not None and node.device is not None:
+    written = set(words_of(re.sub("(?i)tpu(?=v)", "tpu ", text).replace(".", " ")))
+    called = max((key for key in WORDS["devices"] if written.issuperset(key.split())), key=len, default="")
+    meant: str | Mapping[str, Any] | None = WORDS["devices"].get(called)
+    if node is not None and node.device and (meant is None or meant == node.device):
         return Hardware(node.device, {"device": node.device, "node": node.name})
     words = set(re.findall(r"[a-z0-9]+", re.sub(r"\(.*?\)", "", text).lower()))
     titles = {name: set(re.findall(r"[a-z0-9]+", _described(catalog.device(name)).lower())) for name in known}
-    found = [name for name, title in titles.items() if words and words <= title]
+    found = [name for name, title in titles.items() if title.issuperset(words or {""})]
     if len(found) == 1:
         return Hardware(found[0], {"device": found[0]})
-    written = set(words_of(re.sub("(?i)tpu(?=v)", "tpu ", text).replace(".", " ")))
-    called = max((key for key in WORDS["devices"] if written.issuperset(key.split())), key=len, default="")
-    meant = WORDS["devices"].get(called)
     if isinstance(meant, Mapping):
         parts = {name: value for name, value in meant.items() if name != "like"}
         device = decode(encode(catalog.device(meant["like"])) | parts, Device)

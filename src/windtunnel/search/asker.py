@@ -40,6 +40,8 @@ class Asker:
     run_chunks: RunChunks
     progress: Progress | None = None
     count: Count = field(default_factory=Count)
+    first_streams: dict[str | None, dict[int, Evaluation]] = field(default_factory=dict)
+    """Workload -> the answers so far, of points with their first stream of requests."""
 
     def __post_init__(self) -> None:
         self.evaluator = evaluator_of(self.space)
@@ -79,6 +81,9 @@ class Asker:
         missing = [index for index, key in keys.items() if key not in known]
         self.count.num_known += len(indices) - len(answers) - len(missing)
         chunks = self._chunks(workload, missing, question, near)
+        if question.seed == 0:
+            met = self.first_streams.setdefault(workload, {})
+            met |= answers | {index: known[key] for index, key in keys.items() if key in known}
         known |= self._run(chunks, keys, len(indices), len(indices) - len(missing))
         for key, same in by_key.items():
             answers |= dict.fromkeys(same, known[key])
@@ -93,6 +98,10 @@ class Asker:
             kept = {keys[index]: answer for index, answer in zip(indices, answers.evaluations, strict=True)}
             self.store.add(kept)
             by_key |= kept
+            if chunks[answers.chunk].question.seed == 0:
+                self.first_streams[chunks[answers.chunk].workload] |= dict(
+                    zip(indices, answers.evaluations, strict=True)
+                )
             for answer in answers.evaluations:
                 self.count.num_runs += answer.num_runs
                 self.count.num_requests += answer.num_requests

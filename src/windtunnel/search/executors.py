@@ -79,15 +79,18 @@ class Means:
 
 
 HERE = Means()
-MANY_JOBS = 10_000
-"""Points of a space of training jobs, a few milliseconds each, from which every processor takes part."""
+MANY_JOBS, MANY_SERVERS = 10_000, 200
+"""Points of a space of training jobs, of milliseconds each, and of servers, from which several processes take part."""
+MOST_USUAL_WORKERS = 8
+"""Of servers: every process reads the tables of every device."""
 
 
 def usual_means(space: Space) -> Means:
     """Return the workers of a search that names none."""
     num_processors = os.cpu_count() or 1
-    is_long = space.is_training and space.num_points >= MANY_JOBS
-    return Means("processes", num_processors) if is_long and num_processors > 1 else HERE
+    num_workers = num_processors if space.is_training else min(num_processors, MOST_USUAL_WORKERS)
+    is_long = space.num_points >= (MANY_JOBS if space.is_training else MANY_SERVERS)
+    return Means("processes", num_workers) if is_long and num_workers > 1 else HERE
 
 
 @contextmanager

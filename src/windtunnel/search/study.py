@@ -105,11 +105,19 @@ class Study:
         return point_at(self.space, index)
 
 
+class InterruptedSearchError(KeyboardInterrupt):
+    """Ctrl-C in a search; `study` has the answers so far."""
+
+    def __init__(self, study: Study) -> None:
+        self.study = study
+
+
 def search(space: Space, store: Store, means: Means = HERE) -> Study:
     """Search `space` by its strategy.
 
     Raises:
         InputError: the objective is unknown, or every point is refused.
+        InterruptedSearchError: Ctrl-C.
     """
     check_known(space.objective, objectives_of(space), f"there is no objective {space.objective!r}")
     check_size(points=space.num_points)
@@ -123,6 +131,9 @@ def search(space: Space, store: Store, means: Means = HERE) -> Study:
         except InputError:
             store.drop(name)
             raise
+        except KeyboardInterrupt:
+            outcomes = [outcome_of(space, workload, met, {}) for workload, met in asker.first_streams.items()]
+            raise InterruptedSearchError(Study(space, outcomes, asker.count)) from None
     store.finish(name)
     return Study(space, outcomes, asker.count)
 

@@ -8,9 +8,11 @@ import re
 import shlex
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from windtunnel.search.executors import run_chunk
 
 if TYPE_CHECKING:
     from cli.conftest import Command
@@ -275,3 +277,28 @@ def test_counts_are_read_as_for_servers(windtunnel: Command, job: Path) -> None:
     assert windtunnel("train", str(job), "--json").stdout == whole
     done = windtunnel("train", str(job), "--sequence-tokens", "8g")
     assert "--sequence-tokens: '8g' is not a valid integer" in done.stderr
+
+
+def test_ctrl_c_in_a_search_prints_the_best_so_far(windtunnel: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def run_some(evaluator: Any, number: int, chunk: Any) -> Any:
+        calls.append(number)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return run_chunk(evaluator, number, chunk)
+
+    monkeypatch.setattr("windtunnel.search.executors.run_chunk", run_some)
+    job = ("--model", "llama-3.1-8b", "--device", "h100_sxm", "--num-devices", "8", "--global-batch", "16")
+    done = windtunnel("train", *job, "--sequence-tokens", "4096", "--search")
+    assert done.code == 130
+    best = re.search(r"^Best: (.*) \(([\d,]+) tokens/s/device\)", done.stdout, re.MULTILINE)
+    assert best is not None
+    assert done.stdout.index("Best:") < done.stdout.index("points evaluated")
+    counts = re.search(r"interrupted: ([\d,]+) of ([\d,]+) points are evaluated; the best", done.stderr)
+    assert counts is not None
+    evaluated, points = (int(text.replace(",", "")) for text in counts.groups())
+    assert 0 < evaluated < points
+    calls.clear()
+    asked = windtunnel("train", *job, "--sequence-tokens", "4096", "--search", "--json")
+    assert (asked.code, asked.stdout) == (130, "")

@@ -34,7 +34,8 @@ def command(options: Options) -> None:
     prices = asked_prices(options.prices, options.provider, options.price_term, devices)
     options.scenario = None
     server = with_read_load(options, launch, is_sized=True)
-    space, store, means = _space(options, server, devices, prices), store_of(options), means_of(options)
+    space, store = _space(options, server, devices, prices), store_of(options)
+    means = means_of(options, space)
     shown = {"recommends": True, "prices": tuple(prices.values()), "api": api}
     evidence = show_study(options, space, store, means, options.top, options.rate, launch, **shown)
     write_evidence(options, evidence)

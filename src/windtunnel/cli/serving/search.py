@@ -17,6 +17,7 @@ from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, WindtunnelError, check_known
 from windtunnel.metrics.limits import limits_from, named_values
+from windtunnel.report.render.terminal import show
 from windtunnel.report.search.study import SearchEvidence, evidence_of, search_report
 from windtunnel.report.search.study_files import study_document, write_study
 from windtunnel.report.serving.run import check_folder
@@ -24,8 +25,9 @@ from windtunnel.schema import dotted
 from windtunnel.search.executors import EXECUTORS, Means, usual_means
 from windtunnel.search.space.space import Space, load_space
 from windtunnel.search.store import Store, default_path
-from windtunnel.search.study import search
+from windtunnel.search.study import InterruptedSearchError, Study, search
 from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
+from windtunnel.units import format_count
 
 
 def command(options: Options) -> None:
@@ -36,14 +38,12 @@ def command(options: Options) -> None:
     check_folder(options.out, options.overwrite)
     if options.load == math.inf:
         raise InputError("--load inf has no number of replicas that serves it", "give requests a second")
-    means, store = means_of(options), store_of(options)
-    launch = launched(options)
+    launch, store = launched(options), store_of(options)
     space = _resumed_space(store) if options.resume else _space(options, with_read_load(options, launch, is_sized=True))
     if space.is_training and (options.load is not None or launch.raw):
         given = "--load is a load" if options.load is not None else "--from-command is a server"
         raise InputError(f"{given} of requests", "vary num_devices to see what more devices give")
-    if options.executor is None and options.workers is None and options.address is None:
-        means = usual_means(space)
+    means = means_of(options, space)
     write_evidence(options, show_study(options, space, store, means, options.top, options.load, launch))
 
 
@@ -67,9 +67,9 @@ def show_study(
     launch: Reading = NO_COMMAND,
     **shown: Any,
 ) -> SearchEvidence:
-    """Search, print the best points and why they win; Ctrl-C leaves the answers so far in the store.
+    """Search, print the best points and why they win; Ctrl-C prints the best so far.
 
-    `shown` are other fields of the evidence.
+    The answers so far stay in the store. `shown` are other fields of the evidence.
     """
     # A model that cannot be read is refused in the search; one of the points, in its own answer.
     with suppress(InputError):
@@ -77,21 +77,33 @@ def show_study(
             given = space.scenario.get("workload")
             requests = given if isinstance(given, dict) else {}
             remark_left_out(catalog.model(space.model), "images" in requests or "videos" in requests)
+    study: Study | None = None
+    evidence: SearchEvidence | None = None
     with counted("searching", "points") as callback:
         try:
             study = search(space, store, replace(means, progress=callback))
-        except KeyboardInterrupt:
-            raise _interruption(store) from None
-        evidence = evidence_of(study, store, top, load, launch=launch, **shown)
+            evidence = evidence_of(study, store, top, load, launch=launch, **shown)
+        except KeyboardInterrupt as interruption:
+            study = interruption.study if isinstance(interruption, InterruptedSearchError) else study
+    if evidence is None:
+        if study is None:
+            raise KeyboardInterrupt
+        raise _interruption(options, store, SearchEvidence(study=study, top=top, load=load, launch=launch, **shown))
     answer(options, study_document, search_report, evidence)
     return evidence
 
 
-def _interruption(store: Store) -> WindtunnelError:
-    """Return the error for Ctrl-C during a search, whose answers so far may be kept."""
+def _interruption(options: Options, store: Store, partial: SearchEvidence) -> WindtunnelError:
+    """Print the best points so far, where a reader asked for text; return the error for Ctrl-C."""
+    best_is_shown = any(outcome.ranking for outcome in partial.study.outcomes) and not options.json
+    if best_is_shown:
+        show(search_report(partial))
     is_kept = store.connection is not None
+    done = max((len(outcome.evaluations) for outcome in partial.study.outcomes), default=0)
     error = WindtunnelError(
-        f"interrupted; {'what is answered so far is kept' if is_kept else 'nothing is kept'}",
+        f"interrupted: {done:,} of {format_count(partial.study.space.num_points, 'point')} are evaluated"
+        + ("; the best so far is above" if best_is_shown else "")
+        + ("" if is_kept else "; nothing is kept"),
         "go on with windtunnel search --resume" if is_kept else None,
     )
     error.exit_code = INTERRUPTED
@@ -117,9 +129,11 @@ def _space(options: Options, server: dict[str, Any]) -> Space:
     return load_space(options.space, dotted(server) | overrides)
 
 
-def means_of(options: Options) -> Means:
-    """Return the workers that the options of a search name."""
+def means_of(options: Options, space: Space | None = None) -> Means:
+    """Return the workers that the options of a search name, or else the usual ones of its space."""
     workers, address = options.workers, options.address
+    if space is not None and (options.executor, workers, address) == (None, None, None):
+        return usual_means(space)
     name = options.executor or ("ray" if address else "processes" if (workers or 1) > 1 else "here")
     check_known(name, EXECUTORS, f"--executor: there is no {name!r}")
 
