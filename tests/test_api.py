@@ -5,10 +5,13 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+import msgspec
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import windtunnel as wt
@@ -111,6 +114,10 @@ def test_a_space_is_searched(tmp_path: Path) -> None:
     assert wt.search({**SPACE, "limits": "ttft_p90=1s"}, top=1).winner() == evidence.winner()
     wt.save(evidence, tmp_path / "searched")
     assert wt.load(tmp_path / "searched/scenario.yaml") == evidence.winner()
+    points = evidence.to_arrow().to_pylist()
+    assert [(each["point"], each["vary.tp"]) for each in points] == [(0, "1"), (1, "2")]
+    assert points == pq.read_table(tmp_path / "searched/points.parquet").to_pylist()
+    assert wt.search({**SPACE, "vary": {"tp": range(1, 3)}}, top=1).winner() == evidence.winner()
     assert evidence.winner().slo == Slo(ttft_s=1.0, ttft_percentile=90.0)
     with pytest.raises(InputError, match="is not empty"):
         wt.save(evidence, tmp_path / "searched")
@@ -225,16 +232,12 @@ def test_a_scenario_may_be_a_file_or_its_keys(chat: Scenario, tmp_path: Path) ->
     (tmp_path / "other.json").write_text('{"mean_ttft_ms": 1}')
     with pytest.raises(InputError, match="is not a scenario: it has none of model, deployment and workload"):
         wt.load(tmp_path / "other.json")
-    for ask in (wt.simulate, wt.capacity, wt.explain):
-        with pytest.raises(InputError, match="a scenario is needed, not int"):
-            ask(3)
 
 
 def test_a_step_needs_no_workload(chat: Scenario) -> None:
     step = wt.explain(model="llama-3.1-8b", device="h100_sxm", batch=8, context=512)
     assert step.step_s == wt.explain(chat, batch=8, context=512).step_s
-    with pytest.raises(InputError, match="tp is given beside a scenario"):
-        wt.explain(chat, tp=2)
+    assert wt.explain(chat, batch=8, context=512, tp=2).step_s < step.step_s
 
 
 def test_a_run_and_a_capacity_need_no_scenario_where_options_say_it() -> None:
@@ -243,8 +246,6 @@ def test_a_run_and_a_capacity_need_no_scenario_where_options_say_it() -> None:
     again = wt.simulate(wt.scenario(**options, concurrency=2, num_requests=4))
     assert run.summary == again.summary
     assert wt.capacity(**options, num_requests=20, slo="ttft_p90=1s", num_streams=1).load > 0
-    with pytest.raises(InputError, match="tp is given beside a scenario"):
-        wt.simulate(run.scenario, tp=2)
     with pytest.raises(InputError, match="no scenario is given"):
         wt.capacity(slo="ttft_p90=1s")
 
@@ -274,3 +275,134 @@ def test_records_are_read_as_a_dictionary(chat: Scenario) -> None:
     assert list(requests) == list(dict(requests)) == list(requests.to_pandas())
     assert "ttft_s" in requests
     assert len(repr(chat)) < 500
+
+
+def test_options_change_a_scenario_that_is_given(chat: Scenario, tmp_path: Path) -> None:
+    """As on the command line, where they stand beside its file."""
+    changed = wt.scenario(chat, tp=2, rate_per_s=8, settings={"workload.output_tokens": 16}, slo={"ttft_p90": "1s"})
+    assert (changed.deployment.parallelism.tp, changed.workload.output_tokens) == (2, 16)
+    assert changed.slo == Slo(ttft_s=1.0, ttft_percentile=90)
+    assert changed.workload.num_requests == chat.workload.num_requests
+    assert chat.deployment.parallelism.tp == 1
+    keys, file = encode(chat), tmp_path / "scenario.yaml"
+    wt.save(chat, file)
+    for described in (chat, keys, file, str(file)):
+        assert wt.scenario(described, tp=2) == wt.scenario(chat, tp=2)
+        assert wt.simulate(described, tp=2).summary == wt.simulate(wt.scenario(chat, tp=2)).summary
+    assert keys == encode(chat)
+    assert wt.capacity(chat, "ttft_p90=500ms", 1, tp=2).scenario.deployment.parallelism.tp == 2
+    own = wt.scenario(chat, model=wt.model("qwen2.5-0.5b"))
+    assert wt.scenario(own, tp=2).model == own.model
+
+
+def test_names_of_routers_and_estimators_are_options_too(chat: Scenario) -> None:
+    result = wt.simulate(chat, replicas=2, router="least_outstanding")
+    assert result.scenario.deployment.router == "least_outstanding"
+    assert result.summary == wt.simulate(wt.scenario(chat, replicas=2, router="least_outstanding")).summary
+    with pytest.raises(InputError, match="folder is missing"):
+        wt.simulate(chat, estimator="forest")
+
+
+def test_a_misspelt_option_is_answered_with_the_names_of_its_function(chat: Scenario) -> None:
+    hints = {"batch": lambda: wt.explain(chat, bach=8), "policy": lambda: wt.simulate(chat, polcy=print)}
+    hints |= {"num_streams": lambda: wt.capacity(chat, num_steams=1), "tp": lambda: wt.train(tpp=2, **JOB)}
+    for name, ask in hints.items():
+        with pytest.raises(InputError, match="there is no option") as refused:
+            ask()
+        assert name in str(refused.value.hint).partition("did you mean")[2]
+
+
+def test_an_argument_of_a_wrong_type_is_refused_by_every_function() -> None:
+    for name in wt.__all__:
+        function = getattr(wt, name)
+        if isinstance(function, type):
+            continue
+        hints = {
+            key: hint
+            for key, hint in get_type_hints(function).items()
+            if key not in ("return", "options", "deployment")
+        }
+        needed = [each.name for each in signature(function).parameters.values() if each.default is each.empty]
+        for argument in (key for key, hint in hints.items() if hint is not Any):
+            given = {key: None for key in needed if key in hints} | {argument: object()}
+            with pytest.raises(InputError, match=rf"{'|'.join(given)} of {name} is .* is needed"):
+                function(**given)
+
+
+def test_a_wrong_argument_is_answered_in_words(chat: Scenario) -> None:
+    asks = {
+        "scenario of simulate is 3; a Scenario, a dictionary, a path or text is needed": lambda: wt.simulate(3),
+        "slo of capacity is a list; text or a dictionary is needed": lambda: wt.capacity(chat, ["tpot_p99=50ms"]),
+        "num_streams of capacity is '3'; a whole number is needed": lambda: wt.capacity(chat, num_streams="3"),
+        "policy of simulate is 5; a function is needed": lambda: wt.simulate(chat, policy=5),
+        "estimator of simulate is 5; an Estimator or text is needed": lambda: wt.simulate(chat, estimator=5),
+        "devices is empty": lambda: wt.recommend("llama-3.1-8b", [], "ttft_p90=1s"),
+        r"deployment\.device is Device; text is needed": lambda: wt.scenario(chat, device=wt.device("l40s")),
+        "^the space: nothing varies": lambda: wt.search({}),
+    }
+    for sentence, ask in asks.items():
+        with pytest.raises(InputError, match=sentence) as refused:
+            ask()
+        assert refused.value.hint
+    assert wt.explain(chat, batch=np.int64(8), context=np.float32(512)).batch.decode_requests == 8
+
+
+def test_a_place_that_cannot_be_written_is_refused(chat: Scenario, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be written: No such file or directory"):
+        wt.save(chat, tmp_path / "none" / "scenario.yaml")
+
+
+def test_a_training_job_may_be_of_a_model_written_out_and_of_another_tool(tmp_path: Path) -> None:
+    config = model_config("qwen2.5-0.5b")
+    step = wt.train(**{**JOB, "model": {**config, "name": "mine"}}, num_devices=8, settings={"parallelism.tp": 2})
+    assert repr(step).startswith("TrainingResult(mine on 8 x h100_sxm: ")
+    assert wt.train(step.setup.job, recompute="full").step_s > step.step_s
+    script = tmp_path / "pretrain.sh"
+    script.write_text(
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 1024 --num-attention-heads 16"
+        " --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 16"
+        " --bf16 --vocab-size 32000 --odd 1"
+    )
+    with pytest.warns(UserWarning, match="odd"):
+        assert wt.train(script, device="h100_sxm").setup.degrees.num_devices == 8
+
+
+def test_a_model_that_was_saved_is_read_by_its_file(tmp_path: Path) -> None:
+    model = msgspec.structs.replace(wt.model("qwen2.5-0.5b"), vocab_size=1024)
+    wt.save(model, tmp_path / "mine.yaml")
+    assert wt.model(tmp_path / "mine.yaml") == model
+    with pytest.raises(InputError, match=r"there is no file .*none\.yaml"):
+        wt.model(tmp_path / "none.yaml")
+
+
+def test_the_package_says_its_version() -> None:
+    assert re.match(r"\d+\.\d+", wt.__version__)
+
+
+def test_results_are_compared(chat: Scenario, tmp_path: Path) -> None:
+    small, large = wt.simulate(chat), wt.simulate(chat, tp=2)
+    compared = wt.compare({"one": small, "two": large})
+    assert "two has" in repr(compared)
+    assert "deployment.parallelism.tp" in shown(compared)
+    wt.save(small, tmp_path / "small")
+    assert [run.name for run in wt.compare([tmp_path / "small", large])] == [str(tmp_path / "small"), "run 2"]
+    with pytest.raises(InputError, match="1 runs are given; 2 to 8 can be compared"):
+        wt.compare([small])
+    with pytest.raises(InputError, match="run is no result but a Scenario"):
+        wt.compare({"run": chat, "other": small})
+
+
+def test_functions_and_estimators_of_the_users_own_are_answered(chat: Scenario) -> None:
+    class Nothing:
+        def estimate(self, op: object) -> None: ...
+
+    for ask in (
+        lambda: wt.simulate(chat, estimator=Nothing()),
+        lambda: wt.explain_step(wt.resolve(chat), wt.step_batch(1, 64, 0), estimator=Nothing()),
+        lambda: wt.simulate_training(wt.train(num_devices=8, tp=2, **JOB).setup.job, estimator=Nothing()),
+    ):
+        with pytest.raises(InputError, match="the estimator Nothing returned None for "):
+            ask()
+    with pytest.raises(InputError, match="router is function") as refused:
+        wt.capacity(chat, router=shown)
+    assert "router=..." in str(refused.value.hint)

@@ -1,3 +1,4 @@
+import re
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -114,3 +115,44 @@ def test_a_failure_inside_a_package_is_no_bug_of_ours(tmp_path: Path, capsys: py
         assert run([*arguments, "--algorithm", "odd"]) == 1
     told = capsys.readouterr().err
     assert "an installed package failed in plugin_odd, line 3: ValueError: oops" in told
+
+
+FLOWS = "OPERATIONS = ('all_reduce',)\n"
+BREACHES = {
+    ("collectives", "flows"): {
+        FLOWS: "defines no function flows",
+        FLOWS + "def flows(): return 1\n": r"cannot be called: flows\(\) takes 0 positional arguments but 1 was given",
+        FLOWS + "def flows(call): return [1]\n": r"returned \[1\] from flows, not a Flows",
+    },
+    ("network_backends", "run_flows"): {
+        "run_flows = 5\n": "defines no function run_flows",
+        "def run_flows(*_): return 1.5\n": r"returned 1\.5 from run_flows, not a FlowTimes",
+    },
+}
+"""Group and function -> source of a plug-in that breaks its contract -> what a command says of it."""
+
+
+@pytest.mark.parametrize(("kind", "source"), [(kind, source) for kind in BREACHES for source in BREACHES[kind]])
+def test_what_breaks_its_contract_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: tuple[str, str], source: str
+) -> None:
+    option = {"collectives": ["--backend", "flow", "--algorithm", "odd"], "network_backends": ["--backend", "odd"]}
+    arguments = ["collective", "--op", "all_reduce", "--size", "1MiB", "--topology", "dgx_h100", *option[kind[0]]]
+    with installed_plugin(tmp_path, f"windtunnel.{kind[0]}", "odd", source):
+        assert run(arguments) == 2
+    told = capsys.readouterr().err
+    assert re.search(rf"^error: the .* 'odd' \(plugin_odd\) {BREACHES[kind][source]}$", told, re.MULTILINE)
+
+
+def test_formats_are_all_of_their_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "odd.txt"
+    file.write_text("#odd\n")
+    head = "from windtunnel.formats.recognise import FileFormat\n"
+    unknown = f"{head}FORMATS = [FileFormat('odd', 'jobs', any, any)]\n"
+    told = {"FORMATS = (5,)\n": "is no FileFormat", unknown: "there is no use 'jobs' of a file"}
+    for number, (source, words) in enumerate(told.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with installed_plugin(folder, "windtunnel.formats", "odd", source), pytest.warns(UserWarning, match=words):
+            assert run(["workload", str(file)]) == 2
+    assert "is no workload or trace that is known" in capsys.readouterr().err

@@ -260,3 +260,11 @@ def test_a_number_below_its_range_is_refused_in_every_table(key: str) -> None:
     raw = {"model": "qwen3-8b", first: {second: table} if second else table}
     with pytest.raises(InputError, match=f"{last} is -1"):
         decode(raw, Scenario)
+
+
+def test_a_key_that_belongs_elsewhere_is_sent_there() -> None:
+    found, hint = message(raw_scenario(device="h100_sxm"), Scenario)
+    assert (found, hint) == ("unknown key $.device", "it is $.deployment.device")
+    raw = raw_scenario()
+    raw["workload"]["seed"] = 3  # type: ignore[index]
+    assert message(raw, Scenario) == ("unknown key $.workload.seed", "it is $.seed")

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from windtunnel.api import capacity, explain, recommend, save, search, train, validate
+    from windtunnel.api import capacity, compare, explain, recommend, save, search, train, validate
     from windtunnel.catalog import device, model, node
     from windtunnel.errors import InputError, WindtunnelError
     from windtunnel.metrics.summary import Summary
@@ -37,10 +37,12 @@ if TYPE_CHECKING:
     from windtunnel.training.job import TrainingJob
     from windtunnel.training.step import simulate_training
 
+    __version__: str
+
 _HOME = {
     name: module
     for module, names in {
-        "api": ("capacity", "explain", "recommend", "save", "search", "train", "validate"),
+        "api": ("capacity", "compare", "explain", "recommend", "save", "search", "train", "validate"),
         "catalog": ("device", "model", "node"),
         "errors": ("InputError", "WindtunnelError"),
         "metrics.summary": ("Summary",),
@@ -63,14 +65,16 @@ _HOME = {
 
 __all__ = [
     "Coverage", "Estimate", "Estimator", "InputError", "Result", "Scenario", "Shard", "StepBatch", "Summary",
-    "TrainingJob", "WindtunnelError", "capacity", "device", "explain", "explain_step", "load", "measured_estimator",
-    "model", "node", "price_step", "recommend", "resolve", "save", "scenario", "search", "simulate",
-    "simulate_training", "step_batch", "train", "validate",
+    "TrainingJob", "WindtunnelError", "capacity", "compare", "device", "explain", "explain_step", "load",
+    "measured_estimator", "model", "node", "price_step", "recommend", "resolve", "save", "scenario", "search",
+    "simulate", "simulate_training", "step_batch", "train", "validate",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     """Public names are imported on first use, so that `windtunnel --help` is instant."""
+    if name == "__version__":
+        return import_module("windtunnel.report.render.json").version()
     if name not in _HOME:
         raise AttributeError(f"module 'windtunnel' has no attribute {name!r}")
     return getattr(import_module(f"windtunnel.{_HOME[name]}"), name)

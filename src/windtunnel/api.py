@@ -8,13 +8,16 @@ from typing import Any
 
 from windtunnel.calibration.run_files import read_measurements
 from windtunnel.calibration.validate import RunPrediction, predict_runs, with_odd_runs
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, check_known
+from windtunnel.formats.job_files import read_job_file
 from windtunnel.metrics.limits import limits_of, parse_limits
 from windtunnel.notebook import Shown
+from windtunnel.report.comparison import ComparedRun, check_runs, read_run
+from windtunnel.report.results import entry_of
 from windtunnel.report.search.study import SearchEvidence, evidence_of
 from windtunnel.report.search.study_files import write_study
-from windtunnel.report.serving.run import check_folder, write_run
-from windtunnel.schema import Schema, encode
+from windtunnel.report.serving.run import check_folder, run_document, write_run
+from windtunnel.schema import Schema, checked, encode
 from windtunnel.schema import save as write_yaml
 from windtunnel.search.capacity.capacity import Capacities, capacities
 from windtunnel.search.executors import Means
@@ -36,29 +39,38 @@ class Validation(Shown, list[RunPrediction]):
     REPORT = "calibration.validation:validation_report"
 
 
+class Comparison(Shown, list[ComparedRun]):
+    """Results side by side; the others are compared with the first."""
+
+    REPORT = "comparison:comparison_report"
+
+
 Limits = str | Mapping[str, float | str]
 """Limits of latencies: `"ttft_p90=2s,tpot_p99=50ms"`, or `{"ttft_p90": 2, "tpot_p99": "50ms"}`."""
 
 
+@checked
 def capacity(
     described: Described | None = None, slo: Limits | None = None, num_streams: int = 3, **options: Any
 ) -> Capacities:
     """Find the greatest load that a deployment sustains, in requests/s, or in clients of a closed loop.
 
     Args:
-        described: the scenario, whose arrivals are scaled; None: `options` say it, as `scenario` takes them.
+        described: the scenario, whose arrivals are scaled; None: `options` say it.
         slo: limits to keep; None: the scenario's own.
         num_streams: streams of requests that are drawn.
+        options: as `scenario` takes them; they change a scenario that is given.
 
     Raises:
         InputError: a limit that there is not, an impossible deployment, or a workload without a load to change.
     """
-    if options and not options.keys() & {"rate_per_s", "concurrency", "trace", "settings"}:
+    if described is None and options and not options.keys() & {"rate_per_s", "concurrency", "trace", "settings"}:
         options["rate_per_s"] = 1.0
-    described = described_by(described, options)
+    described = described_by(described, options, ("num_streams",))
     return capacities(described, limits_of(described.slo) if slo is None else parse_limits(slo), num_streams, 0.005)
 
 
+@checked
 def search(space: Space | Mapping[str, Any] | Path | str, workers: int = 1, top: int = 10) -> SearchEvidence:
     """Find the best deployments, or layouts of a training job, of a space: a file's path, or what a file would say."""
     if isinstance(space, Path | str):
@@ -66,6 +78,7 @@ def search(space: Space | Mapping[str, Any] | Path | str, workers: int = 1, top:
     return _search(space if isinstance(space, Space) else space_from(dict(space)), workers, top)
 
 
+@checked
 def recommend(
     model: str, devices: Sequence[str], slo: Limits, rate_per_s: float | None = None, workers: int = 1, **options: Any
 ) -> SearchEvidence:
@@ -77,6 +90,8 @@ def recommend(
         options: the workload and the engine, as `scenario` takes them.
     """
     devices = devices.split(",") if isinstance(devices, str) else devices
+    if not devices:
+        raise InputError("devices is empty; a device at least is needed", "`windtunnel catalog devices` lists them")
     first_rate = 1.0 if rate_per_s is None else rate_per_s
     shared = encode(scenario(model=model, device=devices[0], rate_per_s=first_rate, **options))
     space = deployments_space(shared, devices, parse_limits(slo), {})
@@ -91,6 +106,7 @@ def _search(
     return evidence_of(search_space(space, store, means), store, top, load, recommends=recommends)
 
 
+@checked
 def explain(
     described: Described | None = None,
     batch: int = 64,
@@ -102,11 +118,12 @@ def explain(
     """Price one step operator by operator: `explain(model="llama-3.1-8b", device="h100_sxm", batch=8)`.
 
     Args:
-        described: what serves; None: `options` say it, as `scenario` takes them.
+        described: what serves; None: `options` say it.
         batch: requests that decode one token.
         context: tokens that each of them attends to.
         prefill_tokens: tokens of a prompt's chunk beside them.
         pool: name of the pool whose step it is; None: the first that does such steps.
+        options: as `scenario` takes them; they change a scenario that is given.
 
     Raises:
         InputError: an empty or impossible step, or a deployment that its model does not fit.
@@ -114,23 +131,69 @@ def explain(
     step = step_batch(batch, context, prefill_tokens)
     # A step has no workload, but a scenario has.
     load: dict[str, Any] = {"concurrency": max(batch, 1), "input_tokens": 1, "output_tokens": 1}
-    given = described_by(described, load | options if described is None else options)
+    load = load if described is None and options else {}
+    given = described_by(described, load | options, ("batch", "context", "prefill_tokens", "pool"))
     chosen = pool_of_step(given.deployment, pool, is_decode=batch > 0)
     explanation = explain_step(resolve(pool_scenario(given, chosen)), step, workload=given.workload)
     return replace(explanation, pool=chosen.name)
 
 
-def train(job: TrainingJob | Mapping[str, Any] | Path | str | None = None, **options: Any) -> TrainingResult:
-    """Predict a training step of a job, its file or keys, or options such as `model`, `num_devices`, `tp` (or both).
+@checked
+def compare(runs: Mapping[str, Result | Path | str] | Sequence[Result | Path | str]) -> Comparison:
+    """Say which of several results is faster, and why: `compare({"small": run(1024), "large": run(8192)})`.
+
+    Args:
+        runs: 2 to 8 results of `simulate`, or folders that `save` or `--out` wrote, by name or in order.
+
+    Raises:
+        InputError: another number, or a folder without a result.
+    """
+    if not isinstance(runs, Mapping):
+        runs = {f"run {place}" if isinstance(run, Result) else str(run): run for place, run in enumerate(runs, 1)}
+    compared = Comparison(_compared(name, run) for name, run in runs.items())
+    check_runs(compared)
+    return compared
+
+
+def _compared(name: str, run: Result | Path | str) -> ComparedRun:
+    if isinstance(run, Path | str):
+        read = read_run(Path(run))
+        return replace(read, entry=replace(read.entry, name=name))
+    if not isinstance(run, Result):
+        raise InputError(f"{name} is no result but a {type(run).__name__}", "give what simulate returns, or a folder")
+    document = run_document(run)
+    return ComparedRun(entry_of(document, name), document, run.requests)
+
+
+@checked
+def train(
+    job: TrainingJob | Mapping[str, Any] | Path | str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> TrainingResult:
+    """Predict a training step of a job, or what options such as `model`, `num_devices` and `tp` describe.
+
+    Args:
+        job: what to run: a job, its keys, or its file, which may be another tool's; None: `options` say it.
+        settings: dotted path -> value, for everything without a short name.
+        options: the names that the command line takes, and fields of a job; they change a job that is given.
 
     Raises:
         InputError: an unknown option, or a job whose parts do not go together; one that does not fit is predicted.
     """
-    if not isinstance(job, TrainingJob):
-        job = load(job, {JOB_PATHS.get(name, name): value for name, value in options.items()})
-    return simulate_training(job)
+    known = [*JOB_PATHS, *TrainingJob.__struct_fields__, "settings"]
+    for name in options:
+        check_known(name, known, f"there is no option {name!r}")
+    given = {JOB_PATHS.get(name, name): value for name, value in options.items()} | dict(settings or {})
+    if isinstance(job, Path | str):
+        read = read_job_file(Path(job), given)
+        for remark in read.remarks:
+            warnings.warn(f"{job}: {remark}", stacklevel=3)
+        return simulate_training(read.job)
+    return simulate_training(load(encode(job) if isinstance(job, TrainingJob) else job, given))
 
 
+@checked
 def save(thing: Any, path: Path | str) -> None:
     """Write a scenario, job, device or model as YAML, which reads back as an equal one; a result as `--out` does.
 
@@ -150,6 +213,7 @@ def save(thing: Any, path: Path | str) -> None:
         raise InputError(f"{type(thing).__name__} cannot be saved", "pickle keeps every result")
 
 
+@checked
 def validate(runs: Path | str | Sequence[Path | str], calibration: str | None = None, **deployment: Any) -> Validation:
     """Predict the measured runs of a table, or of a client's result file with the deployment behind it.
 

@@ -31,11 +31,11 @@ class Registry:
         group: entry point group of installed alternatives, such as `windtunnel.routers`.
         package: folder of the shipped ones, as a dotted name; None where none ships as a module.
         what: the field's word for one alternative, for messages.
-        needs: a name that each alternative defines; empty: none.
+        needs: names that each alternative defines.
         folders: whether each shipped one is a folder; the modules beside them are none.
     """
 
-    def __init__(self, group: str, package: str | None, what: str, needs: str = "", folders: bool = False) -> None:
+    def __init__(self, group: str, package: str | None, what: str, *needs: str, folders: bool = False) -> None:
         self.group, self.package, self.what, self.needs, self.folders = group, package, what, needs, folders
 
     @property
@@ -77,21 +77,48 @@ class Registry:
             return importlib.import_module(f"{self.package}.{name}")
         known = self.names()
         check_known(name, known, f"unknown {self.what} {name!r}", f"known: {', '.join(known) or 'none'}")
-        which = f"the {self.what} {name!r} ({installed[name].value})"
-        hint = "repair or uninstall the package that provides it"
         try:
             alternative = installed[name].load()
         except Exception as error:
-            raise InputError(f"{which} cannot be imported: {type(error).__name__}: {error}", hint) from error
-        if self.needs and not hasattr(alternative, self.needs):
-            raise InputError(f"{which} defines no {self.needs}", hint)
+            raise self._broken(name, f"cannot be imported: {type(error).__name__}: {error}") from error
+        for needed in self.needs:
+            if not hasattr(alternative, needed):
+                raise self._broken(name, f"defines no {needed}")
         return alternative
+
+    def call(self, name: str, function: str, kind: Any, *arguments: Any) -> Any:
+        """Call a function of the alternative of that name, whose answer is a `kind`.
+
+        Raises:
+            InputError: as `get` and the function; or an installed one has no such function, does not take these
+                arguments or answers something else.
+        """
+        if name in self.shipped:
+            return getattr(self.get(name), function)(*arguments)
+        called = getattr(self.get(name), function, None)
+        if not callable(called):
+            raise self._broken(name, f"defines no function {function}")
+        try:
+            answer = called(*arguments)
+        except TypeError as error:
+            if error.__traceback__ and error.__traceback__.tb_next:
+                raise  # inside the function
+            raise self._broken(name, f"cannot be called: {error}") from error
+        if not isinstance(answer, kind):
+            raise self._broken(name, f"returned {answer!r:.60} from {function}, not a {kind.__name__}")
+        return answer
+
+    def _broken(self, name: str, problem: str) -> InputError:
+        """Return the error of an installed alternative that is none."""
+        which = f"the {self.what} {name!r} ({_installed(self.group)[name].value})"
+        return InputError(f"{which} {problem}", "repair or uninstall the package that provides it")
 
     def every(self, kind: type = object) -> dict[str, Any]:
         """Import all alternatives, by name; installed ones that are broken are left out, with a warning each.
 
         Args:
-            kind: class of what each defines under the name `needs`, or a class above it.
+            kind: class of what each defines under the first name of `needs`, or of every entry where that is a tuple
+                or a list; or a class above it.
         """
         shipped = {name: importlib.import_module(f"{self.package}.{name}") for name in self.shipped}
         return shipped | {name: self.get(name) for name in sorted(_installed(self.group)) if _works(self, name, kind)}
@@ -111,13 +138,15 @@ def failed_plugin(error: BaseException) -> str | None:
 def _works(registry: Registry, name: str, kind: type) -> bool:
     """Whether an installed alternative can be had and is of its kind; warn where not."""
     try:
-        value = getattr(registry.get(name), registry.needs, None)
+        alternative = registry.get(name)
+        value = getattr(alternative, registry.needs[0]) if registry.needs else alternative
     except InputError as error:
         problem = error.message
     else:
-        if isinstance(value, kind) or (isinstance(value, type) and issubclass(value, kind)):
+        values = value if isinstance(value, tuple | list) else [value]
+        if all(isinstance(each, kind) or (isinstance(each, type) and issubclass(each, kind)) for each in values):
             return True
-        problem = f"{registry.needs} of the {registry.what} {name!r} is no {kind.__name__}"
+        problem = f"{registry.needs[0]} of the {registry.what} {name!r} is no {kind.__name__}"
     warnings.warn(f"{problem}; it is left out", stacklevel=3)
     return False
 

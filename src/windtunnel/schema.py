@@ -6,15 +6,29 @@ import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache, partial, wraps
+from inspect import signature
+from numbers import Integral, Real
 from operator import methodcaller
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar, dataclass_transform, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    ParamSpec,
+    Self,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 
 from windtunnel.disk_cache import home, keep, recall
-from windtunnel.errors import InputError, did_you_mean, unreadable
+from windtunnel.errors import InputError, did_you_mean, unreadable, unwritable
 from windtunnel.units import parse_quantity, units_for, whole
 
 
@@ -153,8 +167,15 @@ def yaml_text(struct: Any) -> str:
 
 
 def save(struct: Any, path: Path | str) -> None:
-    """Write a struct as YAML; loading the file gives an equal one."""
-    Path(path).write_text(yaml_text(struct), encoding="utf-8")
+    """Write a struct as YAML; loading the file gives an equal one.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    try:
+        Path(path).write_text(yaml_text(struct), encoding="utf-8")
+    except OSError as error:
+        raise unwritable(Path(path), error) from None
 
 
 def read_yaml(path: Path) -> Any:
@@ -224,6 +245,65 @@ def _shipped(path: Path, text: str) -> Any:
     return value
 
 
+Parameters = ParamSpec("Parameters")
+Answer = TypeVar("Answer")
+
+
+def checked(function: Callable[Parameters, Answer]) -> Callable[Parameters, Answer]:
+    """Let a public function refuse an argument whose type its annotation does not allow, with InputError."""
+    names = signature(function)
+
+    @wraps(function)
+    def call(*arguments: Parameters.args, **named: Parameters.kwargs) -> Answer:
+        for name, value in names.bind(*arguments, **named).arguments.items():
+            kinds = _argument_kinds(function).get(name, ())
+            if kinds and not any(_is_of(kind, value) for kind in kinds):
+                words = [word for kind in kinds if (word := _ARGUMENT_WORDS.get(kind, _with_article(kind)))]
+                needed = ", ".join(words[:-1]) + (" or " if words[1:] else "") + words[-1]
+                given = repr(value) if isinstance(value, str | int | float | NoneType) else _with_article(type(value))
+                message = f"{name} of {function.__name__} is {given:.{_MAX_SHOWN}}; {needed} is needed"
+                raise InputError(message, f"help({function.__name__}) says what each argument is")
+        return function(*arguments, **named)
+
+    return call
+
+
+def _with_article(kind: type) -> str:
+    return f"a{'n' if kind.__name__[0].lower() in 'aeiou' else ''} {kind.__name__}"
+
+
+_ARGUMENT_WORDS: dict[Any, str] = {
+    str: "text", Path: "a path", int: "a whole number", float: "a number", bool: "True or False", NoneType: "",
+    Mapping: "a dictionary", Sequence: "a list", Callable: "a function",
+}  # fmt: skip
+
+
+@cache
+def _argument_kinds(function: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
+    """Return argument -> classes that its annotation allows; none where it allows anything."""
+    hints = get_type_hints(function)
+    rest = {name for name, each in signature(function).parameters.items() if each.kind is each.VAR_KEYWORD}
+    kinds = {name: _classes(hint) for name, hint in hints.items() if name not in rest}
+    return {name: allowed for name, allowed in kinds.items() if object not in allowed}
+
+
+def _classes(hint: Any) -> tuple[Any, ...]:
+    origin = get_origin(hint)
+    if isinstance(hint, UnionType) or origin is Union:
+        return tuple(kind for part in get_args(hint) for kind in _classes(part))
+    kind = origin or hint
+    return (kind,) if isinstance(kind, type) and kind is not Any else (object,)
+
+
+def _is_of(kind: Any, value: Any) -> bool:
+    if kind is Callable:
+        return callable(value)
+    if getattr(kind, "_is_protocol", False):
+        return all(hasattr(value, name) for name in vars(kind) if not name.startswith("_"))
+    # numpy's numbers are none of Python's
+    return isinstance(value, {int: Integral, float: Real}.get(kind, kind))
+
+
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 """Characters that neither a file's name nor UTF-8 can hold."""
 
@@ -262,9 +342,11 @@ def _to_si(raw: Any, where: str, name: str = "", path: str = "$") -> Any:
 
 
 def builtin(value: Any) -> Any:
-    """Return a path as its text, and a number or an array of numpy or pandas as Python's; others as they are."""
+    """Return a path as its text, a range as a list, and numbers and arrays of numpy or pandas as Python's."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if isinstance(value, range):
+        return list(value)
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -282,6 +364,8 @@ def _input_error(message: str, where: str, schema: type, raw: Any) -> InputError
     if match["unknown"]:
         known = _fields_at(schema, path, raw)
         hint = did_you_mean(field, known, f"known here: {', '.join(known)}" if known else None)
+        elsewhere = [other for other in _paths_to(schema, field) if other != f"{path}.{field}"]
+        hint = f"it is {' or '.join(elsewhere)}" if len(elsewhere) in (1, 2) else hint
         return InputError(f"{where}unknown key {path}.{field}", hint)
     if field is not None:
         known = _tags_at(schema, f"{path}.{field}")
@@ -336,6 +420,23 @@ def _descend(kind: Any, step: str) -> list[Any]:
         return [kind.item_type]
     if isinstance(kind, msgspec.inspect.DictType):
         return [kind.value_type]
+    return []
+
+
+def _paths_to(schema: type, name: str) -> list[str]:
+    """Return the paths of the keys `name` that lie nearest to the top of a schema, at most three tables deep."""
+    level = [("$", msgspec.inspect.type_info(schema))]
+    for _ in range(3):
+        below = [
+            (f"{path}.{field.encode_name}", field.type)
+            for path, kind in level
+            for struct in _flatten([kind])
+            if isinstance(struct, msgspec.inspect.StructType)
+            for field in struct.fields
+        ]
+        if found := [path for path, _ in below if path.endswith(f".{name}")]:
+            return list(dict.fromkeys(found))
+        level = below
     return []
 
 

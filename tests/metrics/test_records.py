@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -70,6 +71,16 @@ def test_a_table_is_shown_by_its_shape_and_names_columns_that_are_near() -> None
     assert repr(records).startswith("Table(3 rows: request, arrival_s, ")
     with pytest.raises(KeyError, match="no column 'ttft'; did you mean ttft_s"):
         records["ttft"]
+
+
+def test_a_table_is_read_as_arrow_and_is_no_single_array() -> None:
+    latencies = Table({"ttft_s": np.array([0.5, 0.25])}, {"ttft_s": "time to first token"})
+    assert pa.table(latencies).to_pydict() == {"ttft_s": [0.5, 0.25]}
+    with pytest.raises(KeyError, match="there is no column 0; its columns have names"):
+        latencies[0]  # type: ignore[index]
+    for wrong in (np.asarray, pytest.importorskip("pandas").DataFrame):
+        with pytest.raises(TypeError, match=r"\.to_pandas\(\) or dict\(table\) has all columns"):
+            wrong(latencies)
 
 
 def test_units_are_in_the_names() -> None:

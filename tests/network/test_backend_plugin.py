@@ -74,3 +74,16 @@ def test_the_command_line_takes_its_name(capsys: pytest.CaptureFixture[str]) -> 
     assert windtunnel([*COMMAND.split(), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["backend"], answer["seconds"]) == ("hockney", pytest.approx(1.001e-3 + KERNEL_S))
+
+
+@pytest.mark.parametrize(
+    ("good", "wrong"),
+    [("= 1e-6,", "= float('nan'),"), ("= 1e-6,", "= -1.0,"), ("FlowTimes(begin,", "FlowTimes(begin[:0],")],
+)
+def test_times_that_no_flows_have_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], good: str, wrong: str
+) -> None:
+    assert good in HOCKNEY
+    with installed_plugin(tmp_path, "windtunnel.network_backends", "hockney", HOCKNEY.replace(good, wrong)):
+        assert windtunnel(COMMAND.split()) == 2
+    assert "the network backend 'hockney' returned times that no flows have" in capsys.readouterr().err

@@ -10,7 +10,15 @@ from windtunnel.model import operators as ops
 from windtunnel.model.attention.grouped_query import PrefillAttention
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.precision import Format
-from windtunnel.pricing.estimator import COVERAGES, Coverage, RooflineEstimator, TableEstimator, canonical
+from windtunnel.pricing.estimator import (
+    COVERAGES,
+    Coverage,
+    Estimate,
+    RooflineEstimator,
+    TableEstimator,
+    canonical,
+    users_estimator,
+)
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import Floats, MeasurementTable
 
@@ -202,3 +210,33 @@ def test_elementwise_kernels_are_told_apart_by_their_bytes_only() -> None:
     )
     assert canonical(norm, of_all) == canonical(rope, of_all)
     assert canonical(norm, of_norms) == norm
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (None, "returned None for gemm, not an Estimate"),
+        (Estimate(np.ones(2), Coverage.MEASURED, "mine", 0.1), r"seconds of shape \(2,\) for gemm of shape \(3,\)"),
+        (Estimate(float("nan"), Coverage.MEASURED, "mine", 0.1), "below 0 or no number"),
+        (Estimate(-1.0, Coverage.MEASURED, "mine", 0.1), "below 0 or no number"),
+    ],
+)
+def test_the_answers_of_a_users_estimator_are_checked(answer: Any, problem: str) -> None:
+    class Mine:
+        def estimate(self, op: ops.Op) -> Estimate:  # noqa: ARG002
+            return answer  # type: ignore[no-any-return]
+
+    op = ops.Gemm(m=np.array([1.0, 2.0, 3.0]), n=64, k=64, format=Format.BF16)
+    with pytest.raises(InputError, match=rf"the estimator Mine returned .*{problem}|the estimator Mine {problem}"):
+        users_estimator(Mine()).estimate(op)
+
+
+def test_one_number_of_a_users_estimator_holds_for_all_points() -> None:
+    class Mine:
+        def estimate(self, op: ops.Op) -> Estimate:  # noqa: ARG002
+            return Estimate(1e-6, Coverage.MEASURED, "mine", 0.1)
+
+    op = ops.Gemm(m=np.array([1.0, 2.0, 3.0]), n=64, k=64, format=Format.BF16)
+    assert np.asarray(users_estimator(Mine()).estimate(op).seconds).tolist() == [1e-6] * 3
+    shipped = RooflineEstimator(Roofline(catalog.device("h100_sxm")))
+    assert users_estimator(shipped) is shipped

@@ -46,6 +46,18 @@ def test_a_strategy_is_one_file(tmp_path: Path) -> None:
         space({"tp": [1, 2]}, strategy="last_only")
 
 
+@pytest.mark.parametrize(
+    ("returned", "problem"), [("None", "returned None from evaluate, not a dict"), ("{}", "evaluated no point")]
+)
+def test_a_strategy_that_evaluates_nothing_is_named(tmp_path: Path, returned: str, problem: str) -> None:
+    source = f"IS_EXHAUSTIVE = True\ndef evaluate(asker, workload):\n    return {returned}\n"
+    with (
+        installed_plugin(tmp_path, "windtunnel.strategies", "idle", source),
+        pytest.raises(InputError, match=rf"the search strategy 'idle'.* {problem}"),
+    ):
+        search(space({"tp": [1, 2]}, strategy="idle", finalist_seeds=1), store())
+
+
 def loads_by_router(routers: list[str]) -> list[float]:
     """Capacity of two replicas behind each router, every other setting the same."""
     vary = {"deployment.replicas": [2], "deployment.router": routers}

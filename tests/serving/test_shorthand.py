@@ -157,3 +157,11 @@ def test_the_name_of_a_column_is_no_count() -> None:
     described = scenario(model="llama-3.1-8b", device="h100_sxm", trace="requests.csv", settings=columns)
     assert described.workload.trace is not None
     assert described.workload.trace.columns.input_tokens == "column_k"
+
+
+def test_limits_have_the_names_of_the_command_line_too() -> None:
+    expected = Slo(ttft_s=0.5, ttft_percentile=90, tpot_s=0.05)
+    for slo in ("ttft_p90=500ms,tpot=50ms", {"ttft_p90": 0.5, "tpot": "50ms"}, {"ttft_p90": 0.5, "tpot_s": 0.05}):
+        assert scenario(**BASE, concurrency=1, slo=slo).slo == expected
+    with pytest.raises(InputError, match=r"unknown key \$\.slo\.tfft_s"):
+        scenario(**BASE, concurrency=1, slo={"tfft_s": 0.5})

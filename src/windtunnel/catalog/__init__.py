@@ -28,7 +28,7 @@ from windtunnel.model.precision import Precision
 from windtunnel.model.sampling import Sampling
 from windtunnel.model.shape import ModelSpec
 from windtunnel.plugins import Registry
-from windtunnel.schema import Schema, decode, read_yaml
+from windtunnel.schema import Schema, checked, decode, read_table, read_yaml
 
 KINDS = ("models", "devices", "nodes", "engines", "traces", "clients", "providers", "calibrations")
 """Kinds of entries: the names of a catalog's folders."""
@@ -137,14 +137,15 @@ def known_name(kind: str, name: str) -> str:
     return _known_model(name, _models()) if kind == "models" else spelling(kind, name)
 
 
+@checked
 def model(name: Path | str | ModelSpec | Mapping[str, Any], allow_download: bool = False) -> ModelSpec:
     """Return the model called `name`, or described by it.
 
     Args:
         name: an id of the catalog (`meta-llama/Llama-3.1-8B`, letter case does not matter, the organisation may be left
             out where the rest is unique), or the path of a config.json or of a folder that holds one, with its
-            `hf_quant_config.json` if there is one; or the model itself: a `ModelSpec`, its keys, or the keys of a
-            config.json, which may have a `name`.
+            `hf_quant_config.json` if there is one, or of a YAML file that `windtunnel.save` wrote; or the model itself:
+            a `ModelSpec`, its keys, or the keys of a config.json, which may have a `name`.
         allow_download: fetch the config from huggingface.co where the catalog does not have it.
 
     Raises:
@@ -155,6 +156,8 @@ def model(name: Path | str | ModelSpec | Mapping[str, Any], allow_download: bool
     if isinstance(name, Mapping):
         return _inline_model(name)
     name = str(name)
+    if name.endswith((".yaml", ".yml")):
+        return _inline_model(read_table(_path(name), "a model", "windtunnel.save writes one"))
     if _looks_like_path(name):
         return _model_from_files(_path(name))
     entries = _models()
@@ -192,6 +195,7 @@ def model_config(name: str) -> dict[str, Any]:
     return _read_json(entry)
 
 
+@checked
 def device(name: Path | str) -> Device:
     """Return the device called `name` (`h100_sxm`), or the one in the YAML file at that path.
 
@@ -204,6 +208,7 @@ def device(name: Path | str) -> Device:
     return device
 
 
+@checked
 def node(name: Path | str) -> Node:
     """Return the node called `name` (`dgx_h100`), or the one in the YAML file at that path.
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from windtunnel.catalog import check_is_file
 from windtunnel.errors import InputError
 from windtunnel.formats.collective_calls import CollectiveCall, Contents, totals
-from windtunnel.formats.recognise import FileContent, FileFormat
+from windtunnel.formats.recognise import FileContent, FileFormat, find_format
 from windtunnel.model import operators as ops
 from windtunnel.schema import encode
 from windtunnel.training.job import TrainingJob, load
@@ -73,6 +74,18 @@ def read_any_job(kind: FileFormat, path: Path, launch: JobLaunch) -> JobRead:
         return JobRead(read_job(path, launch)[0])
     job, ignored = kind.read(path, launch)
     return JobRead(load(encode(job), dict(launch.overrides)) if launch.overrides else job, kind, tuple(ignored))
+
+
+def read_job_file(path: Path, given: Mapping[str, Any]) -> JobRead:
+    """Read a job's file of any format, with the fields of the job that are given over it, by dotted path.
+
+    Raises:
+        InputError: there is no such file, or as `find_format` and `read_any_job`.
+    """
+    check_is_file(path)
+    rest = {name: value for name, value in given.items() if name not in ("device", "num_devices")}
+    launch = JobLaunch(given.get("device"), given.get("num_devices"), rest)
+    return read_any_job(find_format(path, "training job"), path, launch)
 
 
 def _is_job(file: FileContent) -> bool:

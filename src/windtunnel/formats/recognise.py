@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, check_known
 from windtunnel.files import read_bytes
 from windtunnel.plugins import Registry
 
@@ -84,6 +84,10 @@ class FileFormat:
     is_certain: bool = True
     """False where others may look the same: such a kind is taken where no certain one matches."""
 
+    def __post_init__(self) -> None:
+        """Raise InputError where nothing reads a file as such."""
+        check_known(self.use, get_args(Use), f"{self.name}: there is no use {self.use!r} of a file")
+
 
 def find_format(path: Path, *uses: Use) -> FileFormat:
     """Return the format of a file that is to be read as one of `uses`.
@@ -91,8 +95,10 @@ def find_format(path: Path, *uses: Use) -> FileFormat:
     Raises:
         InputError: the file is missing or empty, or of no known format, or of several.
     """
-    tools = TOOLS.every().values()
-    formats: list[FileFormat] = [kind for tool in tools for kind in getattr(tool, "FORMATS", ()) if kind.use in uses]
+    tools = TOOLS.every(FileFormat).values()
+    by_tool = (getattr(tool, "FORMATS", ()) for tool in tools)
+    lists = (kinds if isinstance(kinds, tuple | list) else (kinds,) for kinds in by_tool)
+    formats: list[FileFormat] = [kind for kinds in lists for kind in kinds if kind.use in uses]
     content, hint = FileContent(path), f"known: {', '.join(known.name for known in formats)}"
     if not content.start.strip():
         raise InputError(f"{path} is empty", hint)

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.metrics.slo import LEAST_PERCENTILE, Slo
@@ -128,20 +129,27 @@ def limits_of(slo: Slo | None) -> tuple[Limit, ...]:
     return tuple(Limit(name, f"p{share:g}" if share < 100 else "max", most_s) for name, (most_s, share) in known)
 
 
-def slo_fields(text: str) -> dict[str, float]:
-    """Parse `ttft_p90=2s,tpot=50ms` into fields of an `Slo`.
+def slo_fields(given: str | Mapping[str, float | str]) -> dict[str, Any]:
+    """Read `ttft_p90=2s,tpot=50ms`, or a table of such names and of fields of an `Slo`, as fields of an `Slo`.
 
     Raises:
         InputError: what `parse_limits` raises, a limit that is not one of requests, or two on one latency.
     """
-    limits = parse_limits(text)
+    named = named_values(given) if isinstance(given, str) else given
+    fields = {} if isinstance(given, str) else {name: value for name, value in named.items() if not _is_limit(name)}
+    limits = parse_limits({name: value for name, value in named.items() if name not in fields})
     for limit in limits:
         if not limit.is_of_requests:
             hint = "ttft, tpot or e2e, with a percentile: ttft_p90=2s; windtunnel capacity keeps the others"
             raise InputError(f"--slo: {limit.name} is not a limit that a request keeps or breaks", hint)
         if [each.metric for each in limits].count(limit.metric) > 1:
             raise InputError(f"--slo: {METRICS[limit.metric]} has two limits", "windtunnel capacity keeps both")
-    return _fields(limits)
+    return fields | _fields(limits)
+
+
+def _is_limit(name: str) -> bool:
+    match = _NAME.match(name)
+    return match is not None and match["metric"] in METRICS
 
 
 def slo_of(limits: Iterable[Limit]) -> Slo | None:

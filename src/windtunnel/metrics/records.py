@@ -35,8 +35,17 @@ class Table:
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         if name not in self.columns:
-            raise KeyError(f"there is no column {name!r}; {did_you_mean(name, self.columns, 'see .meanings')}")
+            hint = did_you_mean(str(name), self.columns, "its columns have names, and .rows() returns its rows")
+            raise KeyError(f"there is no column {name!r}; {hint}")
         return self.columns[name]
+
+    def __array__(self, *_: Any, **__: Any) -> NDArray[Any]:
+        """Refuse to be one array: pandas would take the names of the columns for the rows."""
+        raise TypeError("a table is no single array; .to_pandas() or dict(table) has all columns")
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Return the Arrow stream from which polars, DuckDB and pyarrow read the table."""
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.columns)

@@ -61,6 +61,12 @@ class LayerKind:
             raise InputError(f"a {cls.registry.what} is {raw!r}; a table with a type is needed", f"types: {known}")
         return decode(dict(raw), cls.registry.get(raw["type"]).KIND, cls.registry.what)
 
+    @classmethod
+    def lacking(cls, name: str) -> InputError:
+        """Return the error of a kind that leaves out what every kind defines."""
+        hint = "windtunnel.model.shape documents what a kind defines"
+        return InputError(f"the {cls.registry.what} {cls.__name__} defines no {name}", hint)
+
 
 class Attention(LayerKind):
     """How a layer mixes tokens: attention, or a recurrence in its place."""
@@ -85,7 +91,7 @@ class Attention(LayerKind):
         Raises:
             InputError: a key is missing or impossible.
         """
-        raise NotImplementedError
+        raise cls.lacking("read")
 
     num_heads: int
     """A kind without it has a `widest_tp` of its own."""
@@ -113,7 +119,7 @@ class Attention(LayerKind):
     @property
     def text(self) -> str:
         """Name for people, in lists of models."""
-        raise NotImplementedError
+        raise self.lacking("text")
 
     @property
     def rotary_size(self) -> int:
@@ -126,7 +132,7 @@ class Attention(LayerKind):
 
     def num_parameters(self, hidden_size: int) -> int:
         """Count one layer's parameters, without its inner norms."""
-        raise NotImplementedError
+        raise self.lacking("num_parameters")
 
     def norm_parameters(self) -> int:
         """Count one layer's inner norms: of queries and keys, of compressed vectors, of a recurrence's output."""
@@ -143,10 +149,12 @@ class Attention(LayerKind):
 
     def projections(self, shard: "Shard", num_tokens: Size) -> Iterator[Launch]:
         """Yield what depends on the tokens of a step alone: all but the core."""
-        raise NotImplementedError
+        raise self.lacking("projections")
 
     def decode_launches(self, shard: "Shard", batch: Size, context_tokens: Size) -> Iterator[Launch]:
         """Yield the core for `batch` decoding requests with `context_tokens` keys each, the new one included."""
+        if len(self.operators) < 2:
+            raise self.lacking("decode_launches")
         core: Any = self.operators[1]
         fields = self.core_fields(shard)
         yield Launch(f"{self.core_name}_decode", core(batch=batch, context_tokens=context_tokens, **fields))
@@ -160,11 +168,11 @@ class Attention(LayerKind):
     @property
     def core_name(self) -> str:
         """Name of the core in lists of launches, of a kind whose operators are one for prefill and one for decode."""
-        raise NotImplementedError
+        raise self.lacking("core_name")
 
     def core_fields(self, shard: "Shard") -> dict[str, Any]:
         """Return the dimensions of that core on one rank, the same in prefill and decode."""
-        raise NotImplementedError
+        raise self.lacking("core_fields")
 
     def bytes_per_token(self, shard: "Shard") -> float:
         """Return the bytes that one token keeps in one layer on one device."""
@@ -196,7 +204,7 @@ class Recurrence(Attention):
 
     def core_launches(self, shard: "Shard", batch: Size, num_tokens: Size, phase: str) -> Iterator[Launch]:
         """Yield the core for `batch` chunks of `num_tokens` tokens, in the phase `decode` or `prefill`."""
-        raise NotImplementedError
+        raise self.lacking("core_launches")
 
 
 @dataclass(frozen=True)
@@ -237,7 +245,7 @@ class FeedForward(LayerKind):
     @classmethod
     def layers(cls, reader: ConfigReader) -> Iterable[bool]:
         """Return whether each layer of a config without names for its blocks has this kind."""
-        raise NotImplementedError
+        raise cls.lacking("layers")
 
     @classmethod
     def read(cls, reader: ConfigReader) -> Self:
@@ -246,7 +254,7 @@ class FeedForward(LayerKind):
         Raises:
             InputError: a key is missing or impossible.
         """
-        raise NotImplementedError
+        raise cls.lacking("read")
 
     @property
     def expert_modules(self) -> tuple[Names, ...]:
@@ -260,11 +268,11 @@ class FeedForward(LayerKind):
 
     def parameters(self, hidden_size: int) -> FeedForwardParameters:
         """Count one layer's parameters."""
-        raise NotImplementedError
+        raise self.lacking("parameters")
 
     def weight_bits(self, shard: "Shard") -> float:
         """Return the bits of one layer's weights on one device."""
-        raise NotImplementedError
+        raise self.lacking("weight_bits")
 
     def input_format(self, shard: "Shard") -> Format:
         """Return the format in which the norm before it writes its input."""
@@ -272,11 +280,11 @@ class FeedForward(LayerKind):
 
     def launches(self, shard: "Shard", num_tokens: Size) -> Iterator[Launch]:
         """Yield the launches of one layer, in their order."""
-        raise NotImplementedError
+        raise self.lacking("launches")
 
     def peak_values(self, shard: "Shard") -> float:
         """Return the values that one token holds at the layer's widest point, on one device."""
-        raise NotImplementedError
+        raise self.lacking("peak_values")
 
     def workspace_values(self, shard: "Shard") -> float:
         """Return the values of one token in buffers that some engines keep between layers and steps."""

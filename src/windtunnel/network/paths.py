@@ -292,5 +292,11 @@ def run_flows(fabric: Fabric, flows: Flows, settings: NetworkSettings, backend: 
         InputError: there is no such backend, ends are not connected, or the settings do not fit the fabric.
         WindtunnelError: flows wait for each other.
     """
-    times: FlowTimes = BACKENDS.get(backend or settings.backend).run_flows(fabric, flows, settings)
+    name = backend or settings.backend
+    times: FlowTimes = BACKENDS.call(name, "run_flows", FlowTimes, fabric, flows, settings)
+    is_of_each = len(times.begin_s) == len(times.finish_s) == len(flows)
+    if not is_of_each or not (times.finish_s >= times.begin_s).all() or not times.total_s >= 0:
+        raise InputError(
+            f"the network backend {name!r} returned times that no flows have", "each ends at its beginning or later"
+        )
     return times

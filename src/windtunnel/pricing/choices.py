@@ -7,7 +7,7 @@ ATTENTION_BACKENDS = ("trtllm", "flashinfer", "flash_attention", "triton")
 MOE_BACKENDS = ("cutlass", "trtllm", "deepgemm", "triton", "marlin", "flashinfer")
 """Families of kernels that compute experts, by the names that engines' flags use; `flashinfer` is any that it wraps."""
 
-REGRESSIONS = Registry("windtunnel.estimators", "windtunnel.pricing.estimators", "estimator", "fit")
+REGRESSIONS = Registry("windtunnel.estimators", "windtunnel.pricing.estimators", "estimator", "fit", "RISES")
 """Regressions that replace the times of a profile; the docstring of their folder states what one says."""
 
 BUILT_IN = ("interpolation", "auto", "monotone")

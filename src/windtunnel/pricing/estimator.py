@@ -63,6 +63,36 @@ class Estimator(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class UsersEstimator:
+    """An estimator of the user's, whose answers are checked and have the shape of the operator's axes."""
+
+    estimator: Estimator
+
+    def estimate(self, op: ops.Op) -> Estimate:
+        """Return its estimate.
+
+        Raises:
+            InputError: it returned none, another number of seconds than points, or seconds that cannot be.
+        """
+        answer: Any = self.estimator.estimate(op)
+        told = f"the estimator {type(self.estimator).__name__} returned"
+        if not isinstance(answer, Estimate):
+            raise InputError(f"{told} {answer!r:.60} for {op.kind}, not an Estimate")
+        shape = np.broadcast_shapes(*map(np.shape, ops.axis_values(op).values()))
+        seconds = np.asarray(answer.seconds, np.float64)
+        if seconds.shape not in ((), shape):
+            raise InputError(f"{told} seconds of shape {seconds.shape} for {op.kind} of shape {shape}")
+        if not np.all(np.isfinite(seconds) & (seconds >= 0)):
+            raise InputError(f"{told} seconds for {op.kind} that are below 0 or no number")
+        return replace(answer, seconds=np.broadcast_to(seconds, shape)) if shape and not seconds.shape else answer
+
+
+def users_estimator(estimator: Estimator) -> Estimator:
+    """Return an estimator that is not ours with its answers checked."""
+    return estimator if type(estimator).__module__.startswith("windtunnel.") else UsersEstimator(estimator)
+
+
 TableSource = Callable[[ops.Op], MeasurementTable | None]
 """Function that returns the table that prices an operator, or None where nobody measured its kind in its format."""
 
@@ -112,6 +142,8 @@ class RooflineEstimator:
         if isinstance(op, MegaMoe):
             return Estimate(seconds, Coverage.ROOFLINE, "closed form of Mega MoE's published times", MEGA_MOE_ERROR)
         if not has_closed_form(op):
+            if not all(np.all(np.isfinite(work) & (np.asarray(work) >= 0)) for work in (op.flops, op.num_bytes)):
+                raise InputError(f"{op.kind}: its arithmetic or its bytes are below 0 or no number")
             return Estimate(seconds, Coverage.ROOFLINE, f"plain roofline, not fitted to {op.kind}", UNFITTED_ERROR)
         fit = fit_for(op)
         return Estimate(seconds, Coverage.ROOFLINE, f"roofline fitted on {fit.fitted_on}{remark}", fit.median_error)

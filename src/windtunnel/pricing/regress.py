@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -138,13 +138,13 @@ def predict(shown: MeasurementTable, roofline: Roofline, points: MeasurementTabl
 def _predicted(table: MeasurementTable, roofline: Roofline, method: str, points: MeasurementTable) -> Floats:
     """Return the seconds of a regression of `table` at the rows of `points`; each site has its own fit, as in Vidur."""
     seconds = np.empty(len(points))
-    fit = REGRESSIONS.get(method).fit
     for site, rows in points.rows_by_site.items():
         shown = table.rows_by_site[site]
         if len(shown) < _LEAST_ROWS:
             seconds[rows] = table.seconds[rows]
             continue
-        model = fit(features(table, shown), _roofline_s(table, roofline, site, shown), table.seconds[shown])
+        known = features(table, shown), _roofline_s(table, roofline, site, shown), table.seconds[shown]
+        model = REGRESSIONS.call(method, "fit", Callable, *known)
         seconds[rows] = model(features(points, rows), _roofline_s(points, roofline, site, rows))
     return seconds
 

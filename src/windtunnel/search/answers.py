@@ -6,8 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from windtunnel.metrics.limits import limits_from, slo_of
 from windtunnel.search.asker import Asker
@@ -18,7 +20,7 @@ from windtunnel.search.evaluation.schema import Question
 from windtunnel.search.evaluation.training import TrainingEvaluator
 from windtunnel.search.executors import start_workers
 from windtunnel.search.recommend import AS_IT_IS
-from windtunnel.search.scores import best_by_value, score, undominated
+from windtunnel.search.scores import best_by_value, label_of, score, undominated
 from windtunnel.search.space.space import CHANGE, Space
 from windtunnel.search.store import Store
 from windtunnel.search.study import SearchOutcome, Study
@@ -27,6 +29,9 @@ from windtunnel.serving.scenario import Scenario
 from windtunnel.serving.simulate import simulate
 from windtunnel.training.job import TrainingJob
 from windtunnel.training.step import TrainingResult, simulate_training
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def frontier(outcome: SearchOutcome, objectives: Sequence[str]) -> list[int]:
@@ -185,3 +190,29 @@ def idle_changes(study: Study, outcome: SearchOutcome) -> list[int]:
     """Return the changes to a deployment that gain and lose nothing."""
     gains = gains_of(study, outcome)
     return [index for index, gain in gains.items() if not gain and study.point(index).choice[CHANGE] != AS_IT_IS]
+
+
+def points_table(study: Study) -> "pa.Table":
+    """Return one row per point, workload and stream that the point met: its choice, its answer, its figures."""
+    import pyarrow as pa
+
+    rows = [
+        (outcome, index, stream, evaluation)
+        for outcome in study.outcomes
+        for index in outcome.evaluations
+        for stream, evaluation in enumerate(outcome.runs(index))
+    ]
+    columns: dict[str, Any] = {
+        "workload": [outcome.workload for outcome, *_ in rows],
+        "point": [index for _, index, *_ in rows],
+        "stream": [stream for *_, stream, _ in rows],
+    }
+    choices = [study.point(index).choice for _, index, *_ in rows]
+    for name in study.space.vary:
+        columns[f"vary.{name}"] = [label_of(choice[name]) for choice in choices]
+    of_runs = ("num_runs", "num_requests", "stream_requests", "is_lengthened", "drift")
+    for column in ("holds", "load", "limited_by", "refused", *of_runs):
+        columns[column] = [getattr(evaluation, column) for *_, evaluation in rows]
+    for name in sorted({name for *_, evaluation in rows for name in evaluation.figures}):
+        columns[name] = np.array([evaluation.figures.get(name, np.nan) for *_, evaluation in rows])
+    return pa.table(columns)

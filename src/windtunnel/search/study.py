@@ -141,7 +141,9 @@ def search(space: Space, store: Store, means: Means = HERE) -> Study:
 def _search_workload(asker: Asker, workload: str | None) -> SearchOutcome:
     """Evaluate the points under one workload, then the finalists with further streams."""
     space, strategy = asker.space, STRATEGIES.get(asker.space.strategy)
-    evaluations = strategy.evaluate(asker, workload)
+    evaluations: dict[int, Evaluation] = STRATEGIES.call(space.strategy, "evaluate", dict, asker, workload)
+    if not evaluations:
+        raise InputError(f"the search strategy {space.strategy!r} evaluated no point", "return at least one")
     asker.check_some(workload, evaluations)
     if strategy.IS_EXHAUSTIVE and not space.is_training and space.load == "capacity":
         evaluations |= _lengthened(asker, workload, evaluations)

@@ -19,8 +19,9 @@ from windtunnel.model.operators import Elementwise, Launch, Op
 from windtunnel.model.sampling import SAMPLING_LAUNCHES, TokenFilter, mask_s
 from windtunnel.model.shape import Shard
 from windtunnel.notebook import Shown
-from windtunnel.pricing.estimator import Estimator
+from windtunnel.pricing.estimator import Estimator, users_estimator
 from windtunnel.pricing.roofline import machine
+from windtunnel.schema import checked
 from windtunnel.serving.deployment import Deployment, Pool
 from windtunnel.serving.engines.launches import decode_tokens, num_batches, num_launches, unhidden_s
 from windtunnel.serving.scenario import Setup
@@ -135,6 +136,7 @@ class Explanation(Shown):
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
+@checked
 def explain_step(
     setup: Setup, batch: StepBatch, estimator: Estimator | None = None, workload: Workload | None = None
 ) -> Explanation:
@@ -153,7 +155,7 @@ def explain_step(
     planned = plan_memory if setup.parallelism.ffn is None else plan_two_sides
     memory = planned(shard, setup.device, setup.engine, setup.max_model_len)
     _check_batch(setup, memory, batch)
-    estimator = estimator or estimator_for(setup)
+    estimator = users_estimator(estimator) if estimator else estimator_for(setup)
     num_tokens = _num_computed_tokens(setup, batch)
     sides, microbatches = None, 1
     if setup.parallelism.ffn is not None and not batch.prefill_tokens:
@@ -232,6 +234,7 @@ def _launch_s(setup: Setup, shard: Shard, batch: StepBatch) -> float:
     return float((setup.engine.host.launch_s or 0.0) * launches)
 
 
+@checked
 def step_batch(
     decode_requests: int = 0, context_tokens: float = 0.0, prefill_tokens: int = 0, prefill_context_tokens: int = 0
 ) -> StepBatch:

@@ -18,7 +18,7 @@ from windtunnel.model.precision import COMPUTE, Format, Precision, computed_as
 from windtunnel.model.sampling import GREEDY, Sampling
 from windtunnel.model.shape import ModelSpec
 from windtunnel.network.settings import ClusterNetwork
-from windtunnel.schema import Schema, check_seed, decode, encode, fields_of, read_table, set_path
+from windtunnel.schema import Schema, check_seed, checked, decode, encode, fields_of, read_table, set_path
 from windtunnel.serving.calibration import NONE, Calibration, Choice, calibration_for, load_calibration
 from windtunnel.serving.deployment import Deployment, EngineSettings, Pool, Profile
 from windtunnel.serving.engines.defaults import (
@@ -131,6 +131,7 @@ FOLLOWING = frozenset(
 """Keys that follow from others in a result's scenario, or judge alone: they explain nothing where another differs."""
 
 
+@checked
 def load(path: Path | str, overrides: dict[str, Any] | None = None) -> Scenario:
     """Read the scenario in a YAML or JSON file.
 
@@ -163,28 +164,16 @@ Described = Scenario | Mapping[str, Any] | Path | str
 """A scenario, its file, or the table of its keys."""
 
 
-def as_scenario(described: Described) -> Scenario:
-    """Return the scenario that is described.
-
-    Raises:
-        InputError: as `load`; or it is none of these.
-    """
-    if isinstance(described, Path | str):
-        return load(described)
-    if isinstance(described, Mapping):
-        raw = dict(described)
-        keep_published_formats(raw)
-        return scenario_from(raw)
-    if not isinstance(described, Scenario):
-        raise InputError(
-            f"a scenario is needed, not {type(described).__name__}",
-            "windtunnel.scenario(model=..., device=..., ...) makes one, windtunnel.load(path) reads one",
-        )
-    return described
-
-
 DEVICE_HINT = "deployment: {device: h100_sxm}, for instance; `windtunnel catalog devices` lists them"
 """Where a scenario has no device."""
+_HINTS = {
+    r"\$\.deployment(\.device)? is (missing|nothing)": DEVICE_HINT,
+    r"\$\.model is (missing|nothing)": "model: llama-3.1-8b, for instance; `windtunnel catalog models` lists them",
+    r"arrivals is missing": "arrivals: {type: poisson, rate_per_s: 10}, for instance",
+    r"\.(scheduler|router) is function": "simulate takes functions: policy=..., router=...; elsewhere module:function",
+    r"\.(device|node) is [A-Z]\w+; text is needed": "give its name, or the file that windtunnel.save writes of it",
+}
+"""Message of a wrong scenario -> its hint."""
 
 
 def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = None) -> Scenario:
@@ -210,8 +199,10 @@ def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = N
     try:
         return decode(raw, Scenario, source)
     except InputError as error:
-        lacks_device = re.search(r"\$\.deployment(\.device)? is (missing|nothing)", error.message)
-        raise (error.or_hint(DEVICE_HINT) if lacks_device else error) from None
+        for problem, hint in _HINTS.items():
+            if re.search(problem, error.message):
+                error.or_hint(hint)
+        raise
 
 
 def beside(raw: Any, folder: Path) -> Any:
@@ -240,6 +231,7 @@ def keep_published_formats(raw: dict[str, Any], allow_download: bool = False) ->
     raw["precision"] = published | given
 
 
+@checked
 def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calibration | None = None) -> Setup:
     """Look up the scenario's names, fill in its engine's defaults and check that its parts go together.
 

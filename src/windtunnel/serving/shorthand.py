@@ -1,7 +1,8 @@
 """Turn the short names that people type, on the command line and in Python, into a scenario."""
 
+import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, Unpack, get_type_hints
@@ -9,8 +10,8 @@ from typing import Annotated, Any, TypedDict, Unpack, get_type_hints
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.metrics.limits import slo_fields
 from windtunnel.model.shape import ModelSpec
-from windtunnel.schema import builtin, read_yaml, set_path
-from windtunnel.serving.scenario import Described, Scenario, as_scenario, keep_published_formats, scenario_from
+from windtunnel.schema import builtin, checked, encode, read_yaml, set_path
+from windtunnel.serving.scenario import Described, Scenario, keep_published_formats, read_raw, scenario_from
 from windtunnel.units import whole
 
 
@@ -58,6 +59,9 @@ PATHS: dict[str, str] = {
 }
 """Short name -> path in a scenario."""
 
+OF_LOAD = ("rate_per_s", "concurrency", "trace", "slo", "settings")
+"""Names of `scenario` that are no single field."""
+
 JOB_PATHS: dict[str, str] = read_yaml(Path(__file__).with_name("job_paths.yaml"))
 """Short name -> path in a training job."""
 
@@ -66,9 +70,11 @@ DEFAULT_REQUESTS_PER_SLOT = 10
 DEFAULT_NUM_REQUESTS = 1000
 
 
+@checked
 def scenario(
+    described: Described | None = None,
     *,
-    rate_per_s: float | None = None,
+    rate_per_s: float | str | None = None,
     concurrency: int | None = None,
     trace: Path | str | None = None,
     slo: str | Mapping[str, Any] | None = None,
@@ -78,40 +84,62 @@ def scenario(
     """Make a scenario from short names: `scenario(model="llama-3.1-8b", device="h100_sxm", concurrency=8, ...)`.
 
     Args:
+        described: a scenario, its file or its keys, which the names change: `scenario(chat, tp=2)`; None: none.
         rate_per_s: Poisson arrivals; infinity, as in benchmark clients, sends all as soon as `concurrency` allows.
         concurrency: clients of a closed loop; with a rate, the limit of requests under way.
         trace: a requests file; gives lengths, and arrivals unless a rate or concurrency is given.
-        slo: `"ttft_p90=1s,tpot_p99=50ms"`, or fields of a scenario's `slo`: `{"ttft_s": 1.0, "ttft_percentile": 90}`.
+        slo: limits: `"ttft_p90=1s,tpot_p99=50ms"`, `{"ttft_p90": "1s"}`, or a scenario's `{"ttft_s": 1.0}`.
         settings: dotted path -> value, for everything without a short name.
         options: the names in `Options`, the same as on the command line.
 
     Raises:
         InputError: an unknown name, or values that do not go together.
     """
-    return scenario_from(
-        raw_scenario({}, dict(options), rate_per_s, concurrency, trace, slo, settings), source="", folder=None
-    )
+    raw, source, folder = _raw_of(described)
+    raw = raw_scenario(raw, dict(options), rate_per_s, concurrency, trace, slo, settings)
+    # A trace named in a file lies beside it; one named in Python, where Python runs.
+    return scenario_from(raw, source, folder if trace is None else None)
 
 
-def described_by(described: Described | None, options: Mapping[str, Any]) -> Scenario:
-    """Return the scenario that is described, or that `scenario` makes of options where none is.
+def _raw_of(described: Described | None) -> tuple[dict[str, Any], str, Path | None]:
+    """Return what is described as builtins that may be changed, with its file's name and folder."""
+    if isinstance(described, Path | str):
+        return read_raw(Path(described)), str(described), Path(described).parent
+    if isinstance(described, Scenario):
+        return encode(described), "", None
+    return copy.deepcopy(dict(described or {})), "", None
+
+
+def described_by(described: Described | None, options: Mapping[str, Any], also: Iterable[str] = ()) -> Scenario:
+    """Return the scenario that is described, with options over it, or that options alone describe.
+
+    Args:
+        described: a scenario, its file or its keys.
+        options: as `scenario` takes them.
+        also: further names that the caller takes, for the hint where an option has no known name.
 
     Raises:
-        InputError: both are given, or neither.
+        InputError: neither is given, or as `scenario`.
     """
-    if described is None:
-        if not options:
-            raise InputError("no scenario is given", 'give one, its file, or options: model="llama-3.1-8b", ...')
-        return scenario(**options)
-    if options:
-        raise InputError(f"{next(iter(options))} is given beside a scenario", "write it into the scenario")
-    return as_scenario(described)
+    for name in options:
+        if name not in PATHS and name not in OF_LOAD:
+            raise _unknown(name, also)
+    if isinstance(described, Scenario) and not options:
+        return described
+    if described is None and not options:
+        raise InputError("no scenario is given", 'give one, its file, or options: model="llama-3.1-8b", ...')
+    return scenario(described, **options)
+
+
+def _unknown(name: str, also: Iterable[str] = ()) -> InputError:
+    known = [*also, *PATHS, *OF_LOAD]
+    return InputError(f"there is no option {name!r}", did_you_mean(name, known, f"known: {', '.join(known)}"))
 
 
 def raw_scenario(
     raw: dict[str, Any],
     options: dict[str, Any],
-    rate_per_s: float | None = None,
+    rate_per_s: float | str | None = None,
     concurrency: int | None = None,
     trace: Path | str | None = None,
     slo: str | Mapping[str, Any] | None = None,
@@ -123,8 +151,7 @@ def raw_scenario(
         raw["workload"] = {"trace": {"path": trace}}
     for name, value in options.items():
         if name not in PATHS:
-            known = [*PATHS, "rate_per_s", "concurrency", "trace", "slo", "settings"]
-            raise InputError(f"there is no option {name!r}", did_you_mean(name, known, f"known: {', '.join(known)}"))
+            raise _unknown(name)
         if isinstance(value, str) and name in ("input_tokens", "output_tokens"):
             value = parse_lengths(f"$.{PATHS[name]}", value)
         if value is not None:
@@ -134,7 +161,7 @@ def raw_scenario(
     elif rate_per_s is not None:
         arrivals = {"type": "burst"} if rate_per_s == math.inf else {"type": "poisson", "rate_per_s": rate_per_s}
         set_path(raw, "workload.arrivals", arrivals)
-    for name, limit in (slo_fields(slo) if isinstance(slo, str) else slo or {}).items():
+    for name, limit in (slo_fields(slo) if slo else {}).items():
         set_path(raw, f"slo.{name}", limit)
     for dotted, value in (settings or {}).items():
         set_path(raw, dotted, value)
@@ -182,7 +209,7 @@ def _never_ends(workload: dict[str, Any]) -> bool:
     return not is_recorded and not {"num_requests", "duration_s", "trace", "tenants"} & set(workload)
 
 
-def _set_concurrency(raw: dict[str, Any], concurrency: int, rate_per_s: float | None) -> None:
+def _set_concurrency(raw: dict[str, Any], concurrency: int, rate_per_s: float | str | None) -> None:
     """Set a closed loop of so many clients.
 
     One that `raw` has already keeps its warm-up, and its release rate unless another is given.

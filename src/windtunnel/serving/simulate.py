@@ -17,7 +17,8 @@ from windtunnel.metrics.records import POOL_COLUMNS, Table
 from windtunnel.metrics.tokens import ReplicaRows, rows_by_replica, with_token_times
 from windtunnel.model.launches.forward import attention_side
 from windtunnel.model.parallelism import Parallelism
-from windtunnel.pricing.estimator import Coverage, Estimator
+from windtunnel.pricing.estimator import Coverage, Estimator, users_estimator
+from windtunnel.schema import checked
 from windtunnel.serving.analysis.attribution import provenance, time_fractions
 from windtunnel.serving.analysis.device_use import side_uses, stage_uses, step_work, total_work
 from windtunnel.serving.analysis.intervals import intervals, remarks
@@ -39,36 +40,47 @@ from windtunnel.serving.state.adapters import Adapters
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
 
+@checked
 def simulate(
     scenario: Described | None = None,
-    estimator: Estimator | None = None,
+    estimator: Estimator | str | None = None,
     progress: Progress | None = None,
     allow_download: bool = False,
     policy: Policy | None = None,
-    router: Router | None = None,
+    router: Router | str | None = None,
     **options: Any,
 ) -> Result:
     """Simulate `scenario`, or what options such as `model`, `device` and `concurrency` describe.
 
     Args:
         scenario: what to run: a scenario, its file, or a table of a scenario's keys; None: `options` say it.
-        estimator: prices operators; None reads the tables measured on each pool's device, or its calibrated roofline.
+        estimator: prices operators, or names how a profile is read; None reads the tables measured on each pool's
+            device, or its calibrated roofline.
         progress: called now and then.
         allow_download: look models up on the Hugging Face hub too.
         policy: the user's scheduler, in place of the engines': see `serving.custom.policy.Policy`.
-        router: the user's router, in place of the deployment's: see `serving.custom.router.Router`.
-        options: as `windtunnel.scenario` takes them.
+        router: the user's router, in place of the deployment's, or a name: see `serving.custom.router.Router`.
+        options: as `windtunnel.scenario` takes them; they change a scenario that is given.
 
     Raises:
         InputError: the scenario's parts do not go together, or a request that this deployment can never serve.
     """
-    scenario = described_by(scenario, options)
+    if isinstance(router, str):
+        options["router"], router = router, None
+    if isinstance(estimator, str):
+        options["estimator"], estimator = estimator, None
+    scenario = described_by(scenario, options, ("policy", "progress", "allow_download"))
     if router is not None:
         deployment = msgspec.structs.replace(scenario.deployment, router=policy_name(router), router_limit=None)
         scenario = msgspec.structs.replace(scenario, deployment=deployment)
     requests = generate(scenario.workload, scenario.seed)
     prepared = prepare(
-        scenario, requests, None, allow_download, lambda setup: estimator or estimator_for(setup), policy=policy
+        scenario,
+        requests,
+        None,
+        allow_download,
+        lambda setup: users_estimator(estimator) if estimator else estimator_for(setup),
+        policy=policy,
     )
     return serve_scenario(scenario, prepared, requests, progress, router)
 

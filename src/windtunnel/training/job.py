@@ -218,7 +218,7 @@ class TrainingJob(Schema):
     """One training run, as a person writes it down."""
 
     model: str | ModelSpec
-    """A catalog name, the path of a config.json, or a model written out."""
+    """A catalog name, the path of a config.json, or a model written out: a `ModelSpec` or the keys of a config.json."""
     device: str | Device
     """A catalog name, a YAML file, or a device written out; the node likewise."""
     sequence_tokens: AtLeastOne
@@ -283,7 +283,11 @@ def load(path: Mapping[str, Any] | Path | str | None, overrides: dict[str, Any] 
         raise InputError(f"{path} is not a training job: it has none of {', '.join(_NEEDED)}", JOB_HINT)
     for name, what in _NEEDED.items():
         if raw.get(name) is None:
-            raise InputError(f"{name} is missing: {what}", f"give --{name.replace('_', '-')}, or a job file")
+            raise InputError(
+                f"{name} is missing: {what}", f"give --{name.replace('_', '-')} ({name} in Python), or a job file"
+            )
+    if isinstance(raw["model"], Mapping):
+        raw["model"] = catalog.model(raw["model"])
     return decode(raw, TrainingJob, str(path) if path is not None else "")
 
 

@@ -15,9 +15,9 @@ from windtunnel.model.precision import Format
 from windtunnel.network.cluster import network_of
 from windtunnel.notebook import Shown
 from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
-from windtunnel.pricing.estimator import Coverage, Estimator
+from windtunnel.pricing.estimator import Coverage, Estimator, users_estimator
 from windtunnel.pricing.roofline import machine
-from windtunnel.schema import Schema, decode, read_yaml
+from windtunnel.schema import Schema, checked, decode, read_yaml
 from windtunnel.training.costs import ChunkCost, chunk_costs, message_seconds
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.job import GEMM_FORMATS, TrainingJob
@@ -115,9 +115,9 @@ class TrainingResult(Shown):
 
     def __repr__(self) -> str:
         """Return a summary for notebooks: the costs and the timeline alone would be thousands of numbers."""
-        job, degrees, unfit = self.setup.job, self.setup.degrees, "" if self.fits else "does not fit; "
+        setup, unfit = self.setup, "" if self.fits else "does not fit; "
         return (
-            f"TrainingResult({job.model} on {degrees.num_devices:,} x {job.device}: "
+            f"TrainingResult({setup.model.name} on {setup.degrees.num_devices:,} x {setup.device.name}: "
             f"{unfit}step {format_seconds(self.step_s)}, {self.tokens_per_s:,.0f} tokens/s, MFU {self.mfu:.1%}; "
             f"see .breakdown_s, .memory, .timeline)"
         )
@@ -166,6 +166,7 @@ class TrainingResult(Shown):
         return self.worst_memory.total_bytes <= FIGURES.usable_fraction * self.setup.device.memory_bytes
 
 
+@checked
 def simulate_training(
     job: TrainingJob | TrainingSetup, estimator: Estimator | None = None, allow_download: bool = False
 ) -> TrainingResult:
@@ -179,7 +180,7 @@ def simulate_training(
         InputError: an unknown name, or an impossible split or schedule.
     """
     setup = job if isinstance(job, TrainingSetup) else resolve(job, allow_download)
-    return simulate_with(setup, training_prices(setup, estimator))
+    return simulate_with(setup, training_prices(setup, estimator and users_estimator(estimator)))
 
 
 def training_prices(setup: TrainingSetup, estimator: Estimator | None = None) -> TrainingPricer:

@@ -157,3 +157,24 @@ def test_without_the_package_its_models_are_refused() -> None:
     spec = {"num_layers": 1, "attention": {"type": "mean", "width": 4}}
     with pytest.raises(InputError, match="unknown kind of attention 'mean'"):
         decode(spec, LayerGroup)
+
+
+@pytest.mark.parametrize(
+    ("good", "wrong", "problem"),
+    [
+        ("def read(cls", "def reed(cls", "the kind of attention MeanMixer defines no read"),
+        ("def num_parameters", "def count", "the kind of attention MeanMixer defines no num_parameters"),
+        ("def decode_launches", "def decode", "the kind of attention MeanMixer defines no decode_launches"),
+        ("return 2.0 * self.batch", "return -2.0 * self.batch", "running_mean: its arithmetic or its bytes are below"),
+        ("return 4.0 * self.batch", "return float('nan')", "running_mean: its arithmetic or its bytes are below"),
+    ],
+)
+def test_a_kind_that_is_incomplete_or_counts_nonsense_is_named(
+    tmp_path: Path, good: str, wrong: str, problem: str
+) -> None:
+    assert good in SOURCE
+    with (
+        installed_plugin(tmp_path, "windtunnel.attention", "mean", SOURCE.replace(good, wrong, 1)),
+        pytest.raises(InputError, match=problem),
+    ):
+        windtunnel.explain(model=CONFIG, device="h100_sxm", batch=4, context=256, prefill_tokens=64)

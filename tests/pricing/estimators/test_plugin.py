@@ -7,6 +7,7 @@ import pytest
 
 from plugin_package import installed_plugin
 from windtunnel import catalog
+from windtunnel.errors import InputError
 from windtunnel.pricing.choices import estimators
 from windtunnel.pricing.regress import cached, fitted
 from windtunnel.pricing.roofline import Roofline
@@ -66,3 +67,19 @@ def test_a_fit_that_is_kept_is_of_the_estimators_present_source(
         with installed_plugin(folder, "windtunnel.estimators", "ratio", SOURCE.format(factor=factor)):
             seconds.append(cached(table, ROOFLINE, "ratio").seconds)
     assert seconds[1] == pytest.approx(3.0 * seconds[0])
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        (SOURCE.replace("RISES = False", ""), "defines no RISES"),
+        ("RISES = False\ndef fit(features, roofline_s, seconds):\n    return None\n", "returned None from fit"),
+        ("RISES = False\ndef fit(features):\n    return None\n", "cannot be called: fit"),
+    ],
+)
+def test_a_fit_that_is_none_is_named(tmp_path: Path, source: str, problem: str) -> None:
+    with (
+        installed_plugin(tmp_path, "windtunnel.estimators", "ratio", source.format(factor=1.0)),
+        pytest.raises(InputError, match=rf"the estimator 'ratio' \(plugin_ratio\) {problem}"),
+    ):
+        fitted(measured_table(), ROOFLINE, "ratio")

@@ -77,3 +77,49 @@ def test_a_function_of_other_arguments_is_named_without_a_place_of_ours(tmp_path
     ):
         served(router="none", replicas=2)
     assert refused.value.hint is None
+
+
+CLASS = "class Sticky:\n    def __call__(self, request, replicas):\n        return 0\n"
+
+
+@pytest.mark.parametrize(("attribute", "kind"), [("", "of type module"), ("Sticky", "a class")])
+def test_what_is_no_function_is_named(tmp_path: Path, attribute: str, kind: str) -> None:
+    with (
+        installed_plugin(tmp_path, "windtunnel.routers", "sticky", CLASS, attribute),
+        pytest.raises(InputError, match=f"the router 'sticky' is {kind}, not a function"),
+    ):
+        served(router="sticky", replicas=2)
+
+
+@pytest.mark.interpreted
+def test_a_function_cannot_change_the_arrays_of_the_loop(tmp_path: Path) -> None:
+    changing = "def form(requests, waiting, ready, engine):\n    {}\n    return []\n"
+    router = "def route(request, replicas):\n    replicas.num_waiting[0] = 5\n    return 0\n"
+    for number, (group, source, settings) in enumerate(
+        [
+            ("schedulers", changing.format("requests.num_blocks[0] = 3"), {"engine.scheduler": "odd"}),
+            ("schedulers", changing.format("waiting[0] = ready[:1] = 3"), {"engine.scheduler": "odd"}),
+            ("routers", router, {"router": "odd", "replicas": 2}),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        function = source.partition("(")[0].removeprefix("def ")
+        with (
+            installed_plugin(folder, f"windtunnel.{group}", "odd", source, function),
+            pytest.raises(InputError, match="read-only") as refused,
+        ):
+            served(**settings)
+        assert refused.value.hint == "plugin_odd.py, line 2"
+
+
+@pytest.mark.compiled
+def test_an_error_of_the_compiler_is_one_sentence_and_a_place(tmp_path: Path) -> None:
+    source = "from numba import njit\n\n\n@njit\ndef route(request, replicas):\n    return replicas.num_waitin[0]\n"
+    with (
+        installed_plugin(tmp_path, "windtunnel.routers", "odd", source, "route"),
+        pytest.raises(InputError, match="the router route failed") as refused,
+    ):
+        served(router="odd", replicas=2)
+    assert not {"\n", "\x1b"} & set(refused.value.message)
+    assert refused.value.hint == "plugin_odd.py, line 4"

@@ -85,3 +85,13 @@ def test_what_nearly_matches_is_named_with_what_it_lacks(tmp_path: Path) -> None
     path = written(tmp_path, "ContextTokens,prompt_size,when\n1,2,3\n")
     with pytest.raises(InputError, match="azure lacks GeneratedTokens; splitwise lacks token_size; it has Con"):
         read_requests(Trace(path=str(path)), LENGTHS)
+
+
+def test_a_layout_of_an_unknown_unit_is_left_out(tmp_path: Path) -> None:
+    path = written(tmp_path, "toks_in,toks_out,sent_ms\n1,2,3\n")
+    with (
+        installed_plugin(tmp_path, "windtunnel.traces", "gateway", GATEWAY.replace('"ms")', '"minutes")')),
+        pytest.warns(UserWarning, match="there is no arrival_unit 'minutes'; it is left out"),
+        pytest.raises(InputError, match="the columns of no known trace"),
+    ):
+        read_requests(Trace(path=str(path)), LENGTHS)

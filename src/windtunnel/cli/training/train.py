@@ -3,13 +3,11 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windtunnel.catalog import check_is_file
 from windtunnel.cli.options import assignments
 from windtunnel.cli.output import answer, remark, remark_left_out, remark_node
 from windtunnel.cli.verbs import Options
 from windtunnel.files import check_replaceable
-from windtunnel.formats.job_files import JobLaunch, JobRead, read_any_job
-from windtunnel.formats.recognise import find_format
+from windtunnel.formats.job_files import JobRead, read_job_file
 from windtunnel.formats.timeline.file import SUFFIXES
 from windtunnel.formats.timeline.training import write_step_timeline
 from windtunnel.report.render.json import version
@@ -39,12 +37,7 @@ def command(options: Options) -> None:
 def _job(options: Options) -> JobRead:
     """Return the job of a file of any format and of the options over it, or of the options alone."""
     given = {JOB_PATHS[name]: value for name, value in options.given("job").items()} | assignments(options.settings)
-    if options.job is None:
-        return JobRead(load(None, given))
-    file = Path(options.job)
-    check_is_file(file)
-    launch = JobLaunch(given.pop("device", None), given.pop("num_devices", None), given)
-    return read_any_job(find_format(file, "training job"), file, launch)
+    return JobRead(load(None, given)) if options.job is None else read_job_file(Path(options.job), given)
 
 
 def _predict(setup: TrainingSetup, options: Options, read: JobRead) -> None:

@@ -78,7 +78,7 @@ def run_collective(
         _check_traffic(traffic_bytes, len(gpus), hasattr(timer, "run_collective"))
     call = CollectiveCall(fabric, op, size_bytes, gpus, place_of(fabric, gpus), settings, choices, traffic_bytes)
     if hasattr(timer, "run_collective"):
-        run: CollectiveRun = timer.run_collective(call)
+        run: CollectiveRun = BACKENDS.call(backend, "run_collective", CollectiveRun, call)
         return run
     algorithm = _algorithm(call)
     protocol = _protocol(call, algorithm)
@@ -170,11 +170,16 @@ def _time_calls(calls: Sequence[CollectiveCall], algorithm: str, backend: str) -
     seconds = layout.seconds(calls, BACKENDS.get(backend)) if hasattr(layout, "seconds") else None
     if seconds is not None:
         return seconds, "equivalent connections once"
-    first = layout.flows(call)
+    first = _flows(call, algorithm)
     num_flows = len(first) * len(calls)
     check_size(flows=num_flows)
-    flows = together([first, *map(layout.flows, calls[1:])]) if len(calls) > 1 else first
+    flows = together([first, *(_flows(each, algorithm) for each in calls[1:])]) if len(calls) > 1 else first
     return flows_seconds(call.fabric, flows, call.settings, backend), f"{num_flows} flows"
+
+
+def _flows(call: CollectiveCall, algorithm: str) -> Flows:
+    flows: Flows = ALGORITHMS.call(algorithm, "flows", Flows, call)
+    return flows
 
 
 @dataclass(frozen=True)
@@ -263,7 +268,7 @@ def flows_like(run: CollectiveRun) -> tuple[Flows, str]:
     op, algorithm = run.call.op, run.algorithm
     if op not in ALGORITHMS.get(algorithm).OPERATIONS:
         algorithm = USUAL_ALGORITHMS[op]
-    flows: Flows = ALGORITHMS.get(algorithm).flows(run.call)
+    flows = _flows(run.call, algorithm)
     return flows, algorithm
 
 

@@ -36,6 +36,7 @@ from windtunnel.pricing.choices import MOE_BACKENDS
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator, RooflineEstimator, TableEstimator
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import MeasurementTable
+from windtunnel.schema import checked
 from windtunnel.versions import version_key
 
 PACKAGE = "aiconfigurator_core"
@@ -90,6 +91,7 @@ def measured_systems(data_dir: Path | None = None) -> list[str]:
     return sorted({path.parents[3].name for path in systems_folder(data_dir).glob("*/*/*/*/*_perf.parquet")})
 
 
+@checked
 def measured_estimator(
     device: Device,
     node: Node | None,

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -40,6 +40,9 @@ from windtunnel.serving.shorthand import PATHS
 from windtunnel.training.job import TrainingJob
 from windtunnel.training.step import TrainingResult
 from windtunnel.units import format_count, format_seconds
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 LAYOUT = layouts_beside(__file__)
 SHOWN_REFUSALS, SHOWN_FRONTIER, SHOWN_FLEETS, WHY_OF = 6, 10, 5, 3
@@ -93,6 +96,10 @@ class SearchEvidence(Shown):
         fleet = self.fleets[place][0] if self.recommends and self.fleets else None
         scenario = answers.scenario_of(self.study, outcome, outcome.ranking[winner_rank(self, place)])
         return copied(scenario, fleet, self.load)
+
+    def to_arrow(self) -> "pa.Table":
+        """Return all points as a pyarrow table: a row for each workload and each stream of requests that one met."""
+        return answers.points_table(self.study)
 
 
 def evidence_of(study: Study, store: Store, top: int, load: float | None = None, **shown: Any) -> SearchEvidence:

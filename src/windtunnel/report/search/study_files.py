@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from windtunnel.files import new_files
 from windtunnel.formats.launch.scripts import helm_chart, kubernetes_manifests, launch_script
@@ -17,7 +16,7 @@ from windtunnel.report.search.figures import burst_document
 from windtunnel.report.search.study import SearchEvidence, Why, search_report
 from windtunnel.schema import encode, fields_of, json_text, save
 from windtunnel.search import answers
-from windtunnel.search.scores import label_of, objectives_of
+from windtunnel.search.scores import objectives_of
 from windtunnel.search.space.space import as_builtins
 from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.scenario import Scenario
@@ -80,9 +79,11 @@ def write_study(evidence: SearchEvidence, folder: Path) -> None:
     Raises:
         InputError: the folder cannot be written to.
     """
+    import pyarrow.parquet as pq
+
     study = evidence.study
     with new_files(folder) as draft:
-        _write_points(study, draft / "points.parquet")
+        pq.write_table(evidence.to_arrow(), draft / "points.parquet")
         (draft / "search.json").write_text(json_text(study_document(evidence)) + "\n", encoding="utf-8")
         (draft / "search.html").write_text(page(search_report(evidence)), encoding="utf-8")
         for place, outcome in enumerate(study.outcomes):
@@ -105,30 +106,3 @@ def _write_winner(scenario: Scenario, others: Mapping[str, Sequence[str]], folde
         file = folder / f"{prefix}chart" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
-
-
-def _write_points(study: Study, path: Path) -> None:
-    """Write one row per point, workload and stream that the point met: its choice, its answer, its figures."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    rows = [
-        (outcome, index, stream, evaluation)
-        for outcome in study.outcomes
-        for index in outcome.evaluations
-        for stream, evaluation in enumerate(outcome.runs(index))
-    ]
-    columns: dict[str, Any] = {
-        "workload": [outcome.workload for outcome, *_ in rows],
-        "point": [index for _, index, *_ in rows],
-        "stream": [stream for *_, stream, _ in rows],
-    }
-    choices = [study.point(index).choice for _, index, *_ in rows]
-    for name in study.space.vary:
-        columns[f"vary.{name}"] = [label_of(choice[name]) for choice in choices]
-    of_runs = ("num_runs", "num_requests", "stream_requests", "is_lengthened", "drift")
-    for column in ("holds", "load", "limited_by", "refused", *of_runs):
-        columns[column] = [getattr(evaluation, column) for *_, evaluation in rows]
-    for name in sorted({name for *_, evaluation in rows for name in evaluation.figures}):
-        columns[name] = np.array([evaluation.figures.get(name, np.nan) for *_, evaluation in rows])
-    pq.write_table(pa.table(columns), path)

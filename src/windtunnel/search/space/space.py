@@ -38,7 +38,9 @@ from windtunnel.training.job import BY_OPERATOR, CHUNKED_SCHEDULES, TrainingJob
 from windtunnel.training.setup import look_up
 from windtunnel.units import format_count
 
-STRATEGIES = Registry("windtunnel.strategies", "windtunnel.search.strategies", "search strategy", "evaluate")
+STRATEGIES = Registry(
+    "windtunnel.strategies", "windtunnel.search.strategies", "search strategy", "evaluate", "IS_EXHAUSTIVE"
+)
 DEFAULT_STRATEGY = "exhaustive"
 
 _NAMES: Mapping[str, Any] = read_yaml(Path(__file__).with_suffix(".yaml"))
@@ -138,7 +140,7 @@ def load_space(path: Path, overrides: Mapping[str, Any] = {}) -> Space:
 
 
 def space_from(
-    raw: dict[str, Any], source: str = "", folder: Path | None = None, overrides: Mapping[str, Any] = {}
+    raw: dict[str, Any], source: str = "the space", folder: Path | None = None, overrides: Mapping[str, Any] = {}
 ) -> Space:
     """Build a space from builtins, where the scenario's or job's keys stand beside its own.
 

@@ -72,7 +72,7 @@ def load_function(name: str, registry: Registry) -> Any:
         InputError: there is no such module or function, or the module cannot be imported.
     """
     if ":" not in name:
-        return registry.get(name)
+        return _function(registry.get(name), name, registry)
     module_name, _, function_name = name.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -90,7 +90,21 @@ def load_function(name: str, registry: Registry) -> Any:
             f"the module {module_name!r} has no function {function_name!r}",
             did_you_mean(function_name, functions, f"it has: {', '.join(functions)}" if functions else None),
         )
-    return policy
+    return _function(policy, name, registry)
+
+
+def _function(policy: Any, name: str, registry: Registry) -> Any:
+    if callable(policy) and not isinstance(policy, type):
+        return policy
+    kind = "a class" if isinstance(policy, type) else f"of type {type(policy).__name__}"
+    raise InputError(f"the {registry.what} {name!r} is {kind}, not a function", "name a function: module:function")
+
+
+def read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a view of an array of the loop that a user's function cannot change."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def policy_name(policy: Callable[..., Any]) -> str:
@@ -122,12 +136,15 @@ class PolicyCaller:
     ) -> None:
         assert run.waiting is not None
         self.call = InTime(f"the scheduler {getattr(policy, '__name__', type(policy).__name__)}", policy, most_call_s)
-        self.settings, self.batches, self.waiting = pool.settings, pool.batches, run.waiting
+        self.settings, self.batches, self.waiting = pool.settings, read_only(pool.batches), read_only(run.waiting)
         self.decode_tokens = 1 if speculation is None else speculation.num_queries
         requests, progress = run.requests.view(np.ndarray), pool.sequences.view(np.ndarray)
         self.view = PolicyRequests(
-            *(requests[name] for name in ("arrival_s", "input_tokens", "output_tokens", "priority")),
-            *(progress[name] for name in ("prompt_tokens", "processed_tokens", "num_blocks", "is_prefilled")),
+            *(read_only(requests[name]) for name in ("arrival_s", "input_tokens", "output_tokens", "priority")),
+            *(
+                read_only(progress[name])
+                for name in ("prompt_tokens", "processed_tokens", "num_blocks", "is_prefilled")
+            ),
         )
         # A field of a record array costs 4 us a look; of its columns, seen as plain arrays, 0.1 us.
         registers, columns = run.clock.view(np.ndarray), pool.ranks.view(np.ndarray)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.serving import codes
+from windtunnel.serving.custom.policy import read_only
 from windtunnel.serving.custom.time_limit import InTime
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.fleet import ReplicaFleet
@@ -75,12 +76,14 @@ class RouterCaller:
         nobody = np.full(requests.arrival_s.size, -1)
         columns, replicas = ranks.view(np.ndarray), fleet.replicas.view(np.ndarray)
         # A field of a record array costs 4 us a look; of its columns, seen as plain arrays, 0.1 us.
-        self.ranks = [columns[name] for name in ("num_waiting", "num_running", "waiting_tokens", "free_blocks")]
+        self.ranks = [
+            read_only(columns[name]) for name in ("num_waiting", "num_running", "waiting_tokens", "free_blocks")
+        ]
         num_replicas = [plan.settings.num_replicas for plan in plans]
-        self.pool = np.repeat(np.arange(len(plans)), num_replicas)
+        self.pool = read_only(np.repeat(np.arange(len(plans)), num_replicas))
         widths = np.array([plan.settings.ranks_per_replica for plan in plans])[self.pool]
         self.first_ranks = np.concatenate([[0], np.cumsum(widths)[:-1]])
-        self.num_blocks = np.array([plan.settings.num_blocks for plan in plans])[self.pool] * widths
+        self.num_blocks = read_only(np.array([plan.settings.num_blocks for plan in plans])[self.pool] * widths)
         self.computes_prompts = np.array([plan.role != codes.DECODE for plan in plans])[self.pool]
         self.has_one_rank = bool((widths == 1).all())
         self.phase, self.control = replicas["phase"], fleet.control.view(np.ndarray)

@@ -1,6 +1,7 @@
 """A time limit for calls of users' functions in Python."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from ctypes import c_ulong, py_object, pythonapi
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError, place
@@ -118,7 +120,12 @@ class InTime:
         except InputError:
             raise
         except Exception as error:
-            raise InputError(f"{what} failed at {now_s:g} s: {type(error).__name__}: {error}", place(error)) from error
+            # numba's messages are coloured paragraphs
+            text = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())
+            where, compiled = place(error), getattr(self.function, "py_func", None)
+            if compiled is not None and Path(compiled.__code__.co_filename).name not in (where or ""):
+                where = f"{Path(compiled.__code__.co_filename).name}, line {compiled.__code__.co_firstlineno}"
+            raise InputError(f"{what} failed at {now_s:g} s: {type(error).__name__}: {text:.300}", where) from error
         finally:
             del _started[thread]
             _late.discard(thread)

@@ -28,6 +28,7 @@ from windtunnel.model.sampling import mask_s
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 from windtunnel.pricing.roofline import machine
+from windtunnel.schema import checked
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.launches import decode_tokens, num_launches, unhidden_s
 from windtunnel.serving.setup.overlap import Halves, expert_layers_share, part_of, room_beside
@@ -458,6 +459,7 @@ def lower_steps(estimator: Estimator, deployed: DeployedModel) -> LoweredSteps:
     return price_steps(estimator, deployed).lowered()
 
 
+@checked
 def price_step(estimator: Estimator, shard: Shard, batch: StepBatch) -> list[PricedLaunch]:
     """Price every launch of one step."""
     return [price_launch(estimator, launch) for launch in forward_launches(shard, batch)]

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.plugins import Registry
 from windtunnel.schema import read_yaml
 from windtunnel.workload.schema import TraceColumns
@@ -21,6 +21,8 @@ INSTALLED = Registry("windtunnel.traces", None, "trace layout", "LAYOUT")
 DEFAULT = "windtunnel"
 """Layout whose names stand beside those that a user gives."""
 
+UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+"""Seconds of the units of arrival times."""
 LENGTHS = ("input_tokens", "output_tokens")
 STREAMS = ("arrival", *LENGTHS)
 _FURTHER = ("priority", "tenant", "session", "session_parent", "hash_ids", *MEDIA)
@@ -60,6 +62,10 @@ class Layout:
     texts_of: Callable[[Any], tuple[str, str] | None] | None = None
     """Where the column of lengths holds texts: returns the prompt and the answer in a value of it, None for a value to
     leave out. It raises ValueError for a value without texts."""
+
+    def __post_init__(self) -> None:
+        """Raise InputError for a unit that there is not."""
+        check_known(self.arrival_unit, UNITS_S, f"there is no arrival_unit {self.arrival_unit!r}")
 
     def missing(self, header: Sequence[str], given: TraceColumns, streams: Sequence[str]) -> list[str]:
         """Return the columns of `streams`, under the given names where there are any, and marks that a file lacks."""

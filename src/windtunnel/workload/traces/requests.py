@@ -21,12 +21,11 @@ from windtunnel.limits import check_size
 from windtunnel.workload.lengths import MAX_TOKENS
 from windtunnel.workload.schema import Trace, TraceColumns
 from windtunnel.workload.traces.columns import Column, column_of, dates_s, integers, tokens_of
-from windtunnel.workload.traces.layouts import LENGTHS, STREAMS, Layout, find_columns, recognise
+from windtunnel.workload.traces.layouts import LENGTHS, STREAMS, UNITS_S, Layout, find_columns, recognise
 from windtunnel.workload.traces.media import SHAPES, MediaReading, RowMedia, joined
 from windtunnel.workload.traces.peek import MEDIA, find_trace, is_json
 from windtunnel.workload.traces.table_file import BLOCK_BYTES, PACKED, Batch, batches_of, header_of, text_of, values_of
 
-UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 UNIX_TIME_UP_TO_S = 4_102_444_800.0
 """The beginning of the year 2100: a later time is in another unit."""
 UNIX_TIME_AFTER_S = 365 * 86400.0
