@@ -30,7 +30,7 @@ from windtunnel.search.space.space import Space, load_space
 from windtunnel.search.store import Store, default_path
 from windtunnel.search.study import InterruptedSearchError, Study, search
 from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
-from windtunnel.units import format_count
+from windtunnel.units import format_count, format_seconds
 
 
 def command(options: Options) -> None:
@@ -47,7 +47,10 @@ def command(options: Options) -> None:
         given = "--load is a load" if options.load is not None else "--from-command is a server"
         raise InputError(f"{given} of requests", "vary num_devices to see what more devices give")
     means = means_of(options, space)
-    write_evidence(options, show_study(options, space, store, means, options.top, options.load, launch))
+    evidence = show_study(options, space, store, means, options.top, options.load, launch)
+    if options.resume:
+        remark(f"the search is done; {_time_text(store, msgspec.json.encode(space).decode())}")
+    write_evidence(options, evidence)
 
 
 def write_evidence(options: Options, evidence: SearchEvidence) -> None:
@@ -132,8 +135,17 @@ def _resumed_space(store: Store) -> Space:
     if unfinished is None:
         raise InputError(f"{store.path} has no interrupted search", "name a space: windtunnel search space.yaml")
     space = msgspec.json.decode(unfinished, type=Space)
-    remark(f"going on with the search that varies {', '.join(space.vary)}")
+    remark(f"going on with the search that varies {', '.join(space.vary)}; {_time_text(store, unfinished)}")
     return space
+
+
+def _time_text(store: Store, space: str) -> str:
+    """Say how long the runs of a space's search took until now."""
+    runs = store.runs_of(space)
+    if not runs:
+        return "its store does not say how long it took until now"
+    took = format_seconds(sum(seconds for _, seconds in runs))
+    return f"until now it took {took} in {format_count(len(runs), 'run')}, the first from {runs[0][0][:16]} UTC"
 
 
 def _space(options: Options, server: dict[str, Any]) -> Space:
