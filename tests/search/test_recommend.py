@@ -16,15 +16,17 @@ from windtunnel.formats.launch.scripts import launch_script
 from windtunnel.metrics.limits import parse_limits
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.report.search.recommendation import recommendation
-from windtunnel.report.search.study import engine_versions, rest_text
+from windtunnel.report.search.study import SearchEvidence, engine_versions, rest_text, winner_rank
 from windtunnel.report.search.study_files import point_document
 from windtunnel.search.answers import scenario_of
+from windtunnel.search.asker import Count
 from windtunnel.search.capacity.capacity import capacities
+from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.fleets import FleetSimulator, FleetSize, copied, fleets, lengthened, ways
 from windtunnel.search.recommend import AS_IT_IS, CAPACITY, DEPLOYMENT, changes_space, deployments_space, layouts
 from windtunnel.search.space.space import CHANGE, Space, point_at, scenario_at, space_from
 from windtunnel.search.store import Store
-from windtunnel.search.study import Study, search
+from windtunnel.search.study import Study, outcome_of, search
 from windtunnel.serving.explain import explain_step, step_batch
 from windtunnel.serving.scenario import Scenario, keep_published_formats, resolve, scenario_from
 from windtunnel.serving.simulate import simulate
@@ -430,6 +432,24 @@ def test_the_change_that_gains_most_is_named() -> None:
 
 @pytest.mark.full
 @pytest.mark.compiled
+@pytest.mark.parametrize(("gain", "leaves"), [(0.002, True), (0.02, False)])
+def test_a_gain_below_the_distance_of_loads_changes_nothing(gain: float, leaves: bool) -> None:
+    """The sentence, and what the files hold, are the deployment as it is."""
+    space = changes_space(served(), LIMITS)
+    answers = [Evaluation(load=load, holds=True, figures=figures(load)) for load in (10.0, 10.0 * (1 + gain))]
+    changes = list(space.vary[CHANGE])
+    present = changes.index(AS_IT_IS)
+    other = next(index for index in range(len(changes)) if index != present)
+    outcome = outcome_of(space, None, dict(zip((present, other), answers, strict=True)), {})
+    evidence = SearchEvidence(Study(space, [outcome], Count()), top=2, recommends=True)
+    assert recommendation(evidence.study, None).startswith("Leave it as it is") == leaves
+    assert (outcome.ranking[winner_rank(evidence, 0)] == present) == leaves
+
+
+def figures(load: float) -> dict[str, float]:
+    return {"requests_per_usd": 100 * load, "requests_per_s": load, "devices": 1.0, "usd_per_hour": 3.0}
+
+
 def test_a_changed_deployment_is_said_to_hold_the_load_or_not() -> None:
     study = search(changes_space(served(max_num_seqs=32), LIMITS), Store(None, print))
     outcome = study.outcomes[0]

@@ -196,10 +196,15 @@ def test_an_interrupted_search_goes_on_to_the_same_answers(study: Study, tmp_pat
     unfinished = store.unfinished()
     assert unfinished is not None
     assert msgspec.json.decode(unfinished, type=Space) == space()
+    ((began_at, seconds),) = store.runs_of(unfinished)
+    assert began_at.startswith("20")
+    assert seconds > 0
     resumed = search(space(), store)
     assert 0 < resumed.count.num_known < 12
     assert answers(resumed) == answers(study)
     assert store.unfinished() is None
+    assert next(each for each, _ in store.runs_of(unfinished)) == began_at
+    assert len(store.runs_of(unfinished)) == 2
 
 
 @pytest.mark.full

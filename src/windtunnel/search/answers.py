@@ -13,6 +13,7 @@ import numpy as np
 
 from windtunnel.metrics.limits import limits_from, slo_of
 from windtunnel.search.asker import Asker
+from windtunnel.search.capacity.capacity import TOLERANCE
 from windtunnel.search.capacity.load import at_load, own_load
 from windtunnel.search.confidence import confidence_above, margin
 from windtunnel.search.evaluation.evaluate import Evaluator
@@ -184,6 +185,15 @@ def gains_of(study: Study, outcome: SearchOutcome) -> dict[int, float]:
         return {}
     scores = {index: score(outcome.mean(index), study.space.objective) for index in outcome.ranking}
     return {index: value / scores[present] - 1 for index, value in scores.items()}
+
+
+def present_unless_gain(study: Study, outcome: SearchOutcome) -> int | None:
+    """Return the deployment as it is where no change gains more than half the distance of neighbouring loads; else
+    None."""
+    gains = gains_of(study, outcome)
+    if not gains or gains[outcome.ranking[0]] > TOLERANCE / 2:
+        return None
+    return next(index for index in gains if study.point(index).choice[CHANGE] == AS_IT_IS)
 
 
 def idle_changes(study: Study, outcome: SearchOutcome) -> list[int]:

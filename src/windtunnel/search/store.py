@@ -6,7 +6,9 @@ where nothing can be written the search goes on without the file. Each gives one
 
 import hashlib
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ SCHEMA = """
 create table if not exists evaluations (key text primary key, answer blob not null, checksum text not null);
 create table if not exists searches (name text primary key, space text not null, is_done integer not null,
     number integer not null);
+create table if not exists search_runs (name text not null, began_at text not null, seconds real not null);
 """
 KEYS_AT_ONCE = 500
 """Keys of one query: SQLite takes 999 by default."""
@@ -45,6 +48,9 @@ class Store:
         self.warn = warn
         self.is_read_only = is_read_only
         self.known: dict[str, Evaluation] = {}
+        self.run: tuple[str, str] | None = None
+        """Name of the search that runs, and when it began, in UTC."""
+        self.began_s = 0.0
         self.connection = None if path is None else self._opened(path)
 
     def _opened(self, path: Path) -> sqlite3.Connection | None:
@@ -95,19 +101,30 @@ class Store:
         encoded = {key: msgspec.json.encode(evaluation) for key, evaluation in answers.items()}
         rows = [(key, answer, _checksum(answer)) for key, answer in encoded.items()]
         self._write("insert or replace into evaluations values (?, ?, ?)", rows)
+        self._note_time()
 
     def begin(self, name: str, space: str) -> None:
         """Note that a search has begun, so that `unfinished` finds it."""
         number = "(select coalesce(max(number), 0) + 1 from searches)"
         self._write(f"insert or replace into searches values (?, ?, 0, {number})", [(name, space)])
+        self.run, self.began_s = (name, datetime.now(UTC).isoformat(" ", "microseconds")), time.monotonic()
+        self._write("insert into search_runs values (?, ?, 0)", [self.run])
+
+    def _note_time(self) -> None:
+        """Store how long the search has run by now: what is killed has its time up to the last answer."""
+        if self.run is not None:
+            row = (time.monotonic() - self.began_s, *self.run)
+            self._write("update search_runs set seconds = ? where name = ? and began_at = ?", [row])
 
     def finish(self, name: str) -> None:
         """Note that a search is done."""
+        self._note_time()
         self._write("update searches set is_done = 1 where name = ?", [(name,)])
 
     def drop(self, name: str) -> None:
         """Delete a search that was refused: there is nothing to resume."""
-        self._write("delete from searches where name = ?", [(name,)])
+        for table in ("searches", "search_runs"):
+            self._write(f"delete from {table} where name = ?", [(name,)])
 
     def is_finished(self, name: str) -> bool:
         """Whether the same search was done before, so that its answers are likely to be here."""
@@ -118,7 +135,12 @@ class Store:
         rows = self._select("select space from searches where is_done = 0 order by number desc limit 1")
         return str(rows[0][0]) if rows else None
 
-    def _write(self, statement: str, rows: Iterable[tuple[str | bytes, ...]]) -> None:
+    def runs_of(self, space: str) -> list[tuple[str, float]]:
+        """Return (beginning in UTC, seconds until its last answer) of every run of a space's search, in order."""
+        query = "select began_at, seconds from search_runs join searches using (name) where space = ? order by began_at"
+        return [(str(began_at), float(seconds)) for began_at, seconds in self._select(query, (space,))]
+
+    def _write(self, statement: str, rows: Iterable[tuple[str | bytes | float, ...]]) -> None:
         if self.connection is None:
             return
         try:

@@ -403,6 +403,15 @@ def test_a_recommendation_is_for_the_named_engine(windtunnel: Command, tmp_path:
     assert "sglang.launch_server" in (tmp_path / "found" / "launch.sh").read_text()
 
 
+def test_what_cannot_run_is_said_in_options_of_the_command(windtunnel: Command) -> None:
+    server = "vllm serve openai/gpt-oss-120b -tp 2 --enable-expert-parallel --enable-eplb"
+    load = ("--device", "h200_sxm", "--input-tokens", "64", "--output-tokens", "8", "--num-requests", "20")
+    done = windtunnel("whatif", "--from-command", server, *load, "--rate", "1", "--vary", "ep=1,2")
+    assert done.code == 0, done.stderr
+    assert "engine.enable_eplb (--enable-eplb) places experts" in " ".join(done.stdout.split())
+    assert "parallelism.ep (--enable-expert-parallel) is 1" in " ".join(done.stdout.split())
+
+
 @pytest.mark.full
 def test_a_server_command_is_told_what_to_change(windtunnel: Command) -> None:
     lengths = ("--input-tokens", "512", "--output-tokens", "64", "--num-requests", "100", "--no-store")

@@ -1,5 +1,6 @@
 """Command lines of servers, read and written."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -547,6 +548,7 @@ def test_an_acceptance_that_is_none_is_refused(text: str, says: str) -> None:
         read_launch_command(f"vllm serve {MODEL} --speculative-config '{config}'", text)
 
 
+LOAD = {"arrivals": {"type": "poisson", "rate_per_s": 1}, "input_tokens": 8, "output_tokens": 8, "num_requests": 2}
 KEPT = {
     f"vllm serve {MODEL} -tp 2 --dtype bfloat16 --kv-cache-dtype auto": "--dtype bfloat16",
     f"vllm serve {MODEL} -tp 2 --port 9000 --host=0.0.0.0 --trust-remote-code --served-model-name a b -O3 --new 1": (
@@ -584,17 +586,17 @@ def test_options_that_decide_nothing_stay_in_a_changed_command(text: str, words:
         text = text.replace(name, str(tmp_path / name))
     reading = read_launch_command(text)
     reading.raw["deployment"]["device"] = "h100_sxm"
-    load = {"arrivals": {"type": "poisson", "rate_per_s": 1}, "input_tokens": 8, "output_tokens": 8, "num_requests": 2}
-    scenario = scenario_from({**reading.raw, "workload": load})
+    scenario = scenario_from({**reading.raw, "workload": LOAD})
     version = {reading.engine["name"]: "1.0"}
     script = launch_script(scenario, version, reading.others)
-    assert script.endswith(f" {words}\n")
+    assert f" {words}\n" in script
     shown = "\n".join(shown_script(script, 40))
     assert " \\\n  " in shown
     assert shown.replace(" \\\n  ", " ").splitlines() == script.splitlines()[2:]
     again = read_launch_command(script)
     again.raw["deployment"]["device"] = "h100_sxm"
-    assert launch_script(scenario_from({**again.raw, "workload": load}), version, again.others) == script
+    without_image = re.sub(r"# (image|left out).*\n", "", script)
+    assert launch_script(scenario_from({**again.raw, "workload": LOAD}), version, again.others) == without_image
     documents = list(yaml.safe_load_all(kubernetes_manifests(scenario, version, reading.others)))
     services = [document["spec"]["ports"] for document in documents if document["kind"] == "Service"]
     assert all(port["port"] == 9000 for ports in services for port in ports) == ("--port" in words)
@@ -604,15 +606,56 @@ def test_pools_keep_the_options_of_each_server() -> None:
     server = 'vllm serve {} --port 8{} --kv-transfer-config \'{{"kv_connector":"X","kv_role":"kv_{}"}}\'\n'
     lines = (server.format(MODEL, number, side) for number, side in ((100, "producer"), (200, "consumer")))
     reading = read_launch_command("".join(lines))
-    assert {name: words[:2] for name, words in reading.others.items()} == {
+    assert {name: rest.words[:2] for name, rest in reading.others.items()} == {
         "prefill": ("--port", "8100"),
         "decode": ("--port", "8200"),
     }
     reading.raw["deployment"]["device"] = "h100_sxm"
-    load = {"arrivals": {"type": "poisson", "rate_per_s": 1}, "input_tokens": 8, "output_tokens": 8, "num_requests": 2}
-    script = launch_script(scenario_from({**reading.raw, "workload": load}), {"vllm": "0.24.0"}, reading.others)
+    script = launch_script(scenario_from({**reading.raw, "workload": LOAD}), {"vllm": "0.24.0"}, reading.others)
     assert script.count("--kv-transfer-config") == 2
     assert "NixlConnector" not in script
+
+
+CONTAINED = (
+    f"docker run --gpus all -e NCCL_DEBUG=WARN -e 'SECOND=a b' -e HF_TOKEN=hf_1 -e CUDA_VISIBLE_DEVICES=0 "
+    f"registry.example/team/vllm-openai:v0.19.0 --model {MODEL} --dyn-tool-call-parser hermes"
+)
+
+
+def test_a_changed_server_keeps_its_image_and_variables_but_no_secret() -> None:
+    reading = read_launch_command(CONTAINED)
+    reading.raw["deployment"]["device"] = "h100_sxm"
+    scenario, version = scenario_from({**reading.raw, "workload": LOAD}), {"vllm": "0.19.0"}
+    script = launch_script(scenario, version, reading.others)
+    assert "# image: registry.example/team/vllm-openai:v0.19.0\n" in script
+    assert "NCCL_DEBUG=WARN SECOND='a b' vllm serve" in script
+    assert "# set in the environment, as before: HF_TOKEN\n" in script
+    assert "# left out, of Dynamo's workers only: --dyn-tool-call-parser\n" in script
+    assert "hf_1" not in script
+    assert "CUDA_VISIBLE_DEVICES" not in script
+    assert read_launch_command(script).others["server"].variables == {"NCCL_DEBUG": "WARN", "SECOND": "a b"}
+    manifests = kubernetes_manifests(scenario, version, reading.others)
+    assert "image: registry.example/team/vllm-openai:v0.19.0" in manifests
+    assert "value: a b" in manifests
+    assert "hf_1" not in manifests
+
+
+def test_a_changed_server_keeps_the_keys_of_its_file(tmp_path: Path) -> None:
+    content = {
+        "kv_cache_config": {"free_gpu_memory_fraction": 0.8, "event_buffer_max_size": 7},
+        "my_key": [1, {"a": 2}],
+    }
+    (tmp_path / "more.yaml").write_text(yaml.safe_dump(content))
+    reading = read_launch_command(f"trtllm-serve {MODEL} --extra_llm_api_options {tmp_path / 'more.yaml'}")
+    reading.raw["deployment"]["device"] = "h100_sxm"
+    scenario = scenario_from({**reading.raw, "workload": LOAD})
+    script = launch_script(scenario, {"trtllm": "1.3.0"}, reading.others)
+    written = yaml.safe_load(script.partition("<<'END'\n")[2].partition("\nEND\n")[0])
+    assert written["my_key"] == content["my_key"]
+    assert written["kv_cache_config"]["event_buffer_max_size"] == 7
+    again = read_launch_command(script)
+    again.raw["deployment"]["device"] = "h100_sxm"
+    assert launch_script(scenario_from({**again.raw, "workload": LOAD}), {"trtllm": "1.3.0"}, again.others) == script
 
 
 REFUSED_SETTINGS = [

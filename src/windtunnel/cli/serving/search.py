@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace as replace_fields
 
 from windtunnel import catalog
 from windtunnel.cli import INTERRUPTED
@@ -16,18 +17,20 @@ from windtunnel.cli.output import answer, remark, remark_left_out
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, WindtunnelError, check_known
+from windtunnel.formats.launch.read import name_options
 from windtunnel.metrics.limits import limits_from, named_values
 from windtunnel.report.render.terminal import show
 from windtunnel.report.search.study import SearchEvidence, evidence_of, search_report
 from windtunnel.report.search.study_files import study_document, write_study
 from windtunnel.report.serving.run import check_folder
 from windtunnel.schema import dotted
+from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.executors import EXECUTORS, Means, usual_means
 from windtunnel.search.space.space import Space, load_space
 from windtunnel.search.store import Store, default_path
 from windtunnel.search.study import InterruptedSearchError, Study, search
 from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
-from windtunnel.units import format_count
+from windtunnel.units import format_count, format_seconds
 
 
 def command(options: Options) -> None:
@@ -44,7 +47,10 @@ def command(options: Options) -> None:
         given = "--load is a load" if options.load is not None else "--from-command is a server"
         raise InputError(f"{given} of requests", "vary num_devices to see what more devices give")
     means = means_of(options, space)
-    write_evidence(options, show_study(options, space, store, means, options.top, options.load, launch))
+    evidence = show_study(options, space, store, means, options.top, options.load, launch)
+    if options.resume:
+        remark(f"the search is done; {_time_text(store, msgspec.json.encode(space).decode())}")
+    write_evidence(options, evidence)
 
 
 def write_evidence(options: Options, evidence: SearchEvidence) -> None:
@@ -82,6 +88,8 @@ def show_study(
     with counted("searching", "points") as callback:
         try:
             study = search(space, store, replace(means, progress=callback))
+            for outcome in study.outcomes:
+                outcome.evaluations.update(in_options(outcome.evaluations, options.from_command))
             evidence = evidence_of(study, store, top, load, launch=launch, **shown)
         except KeyboardInterrupt as interruption:
             study = interruption.study if isinstance(interruption, InterruptedSearchError) else study
@@ -91,6 +99,17 @@ def show_study(
         raise _interruption(options, store, SearchEvidence(study=study, top=top, load=load, launch=launch, **shown))
     answer(options, study_document, search_report, evidence)
     return evidence
+
+
+def in_options(answers: dict[int, Evaluation], command: str | None) -> dict[int, Evaluation]:
+    """Return answers whose refusals name, behind each setting, the options of the server's `command` that decide it."""
+    reasons = {answer.refused: InputError(answer.refused) for answer in answers.values() if answer.refused and command}
+    for error in reasons.values():
+        name_options(error, command or "")
+    return {
+        index: replace_fields(answer, refused=reasons[answer.refused].message) if answer.refused in reasons else answer
+        for index, answer in answers.items()
+    }
 
 
 def _interruption(options: Options, store: Store, partial: SearchEvidence) -> WindtunnelError:
@@ -116,8 +135,17 @@ def _resumed_space(store: Store) -> Space:
     if unfinished is None:
         raise InputError(f"{store.path} has no interrupted search", "name a space: windtunnel search space.yaml")
     space = msgspec.json.decode(unfinished, type=Space)
-    remark(f"going on with the search that varies {', '.join(space.vary)}")
+    remark(f"going on with the search that varies {', '.join(space.vary)}; {_time_text(store, unfinished)}")
     return space
+
+
+def _time_text(store: Store, space: str) -> str:
+    """Say how long the runs of a space's search took until now."""
+    runs = store.runs_of(space)
+    if not runs:
+        return "its store does not say how long it took until now"
+    took = format_seconds(sum(seconds for _, seconds in runs))
+    return f"until now it took {took} in {format_count(len(runs), 'run')}, the first from {runs[0][0][:16]} UTC"
 
 
 def _space(options: Options, server: dict[str, Any]) -> Space:

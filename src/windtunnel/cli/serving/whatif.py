@@ -22,6 +22,7 @@ def command(options: Options) -> None:
     space = _space(options, launch)
 
     # Loading the engine takes most of a second; wrong input is answered before.
+    from windtunnel.cli.serving.search import in_options
     from windtunnel.report.search.whatif import grid_document, grid_report, shown_figures
     from windtunnel.search.asker import Asker
     from windtunnel.search.evaluation.schema import Question
@@ -33,6 +34,7 @@ def command(options: Options) -> None:
         asker = Asker(space, Store(None, lambda _: None), run_chunks, callback)
         answers = asker.ask(None, range(space.num_points), Question())
     asker.check_some(None, answers)
+    answers = in_options(answers, options.from_command)
     answer(options, lambda *_: grid_document(space, answers), grid_report, space, answers, names, launch=launch)
 
 

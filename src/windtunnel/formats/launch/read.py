@@ -20,13 +20,13 @@ from msgspec.structs import replace as replace_field
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.files import is_file, is_folder, read_text
-from windtunnel.formats.launch.containers import Command, commands_of, parsed, table
+from windtunnel.formats.launch.containers import VISIBLE_DEVICES, Command, commands_of, parsed, table
 from windtunnel.formats.launch.loads import client_load, recipe_load
 from windtunnel.formats.launch.recipes import read_recipe, recipe_commands
 from windtunnel.formats.launch.roles import PROXY, as_pools, roles_of, servers_of
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.schema import Schema, decode, dotted, read_yaml, set_path
-from windtunnel.serving.engines.command_line import DRAFTS, PLAIN, SERVER, SPLIT, Options, Reading, shares
+from windtunnel.serving.engines.command_line import DRAFTS, PLAIN, SERVER, SPLIT, Options, Reading, Unmodelled, shares
 from windtunnel.serving.engines.contract import engine_of
 from windtunnel.units import format_count
 
@@ -199,7 +199,7 @@ def _read(
         )
     _note_container(reading, engine, server, command)
     if leaves_out is None:
-        reading.others = {SERVER: tuple(_other_words(reading, engine, server, command))}
+        reading.others = {SERVER: _unmodelled(reading, engine, server, command)}
     return reading
 
 
@@ -212,6 +212,51 @@ def _check_set(server: Options, options: Sequence[tuple[str, Any]]) -> None:
         names = ", ".join(f"${name}" for name in unset)
         hint = f"write before the command: {' '.join(f'{name}=...' for name in unset)}"
         raise InputError(f"--from-command: the text does not set {names}", hint)
+
+
+SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(?:API|ACCESS|AUTH)_?KEY")
+"""What the names of variables have whose values no file should hold."""
+
+
+def _variables(server: Options, command: Command) -> dict[str, str]:
+    """Return the variables of a server's environment that decide no setting."""
+    apart = command.of_shell | server.environment.keys()
+    return {name: value for name, value in command.environment.items() if name not in apart}
+
+
+def _unmodelled(reading: Reading, engine: str, server: Options, command: Command) -> Unmodelled:
+    """Return what a command has beside its settings; values of secrets, and what only Dynamo's workers read, are left
+    out and named."""
+    variables = {name: value for name, value in _variables(server, command).items() if name not in OF_GROUP}
+    kept = {name: value for name, value in variables.items() if value and not SECRET.search(name)}
+    of_dynamo = dict.fromkeys(name for name, _ in _typed_options(server, command) if name.startswith(OF_DYNAMO))
+    reasons = {
+        "set in the environment, as before": [name for name in variables if name not in kept],
+        "left out, of Dynamo's workers only": [_spelt(server, name) for name in of_dynamo],
+    }
+    return Unmodelled(
+        words=tuple(_other_words(reading, engine, server, command)),
+        file=_other_keys(reading, engine, server, command),
+        variables=kept,
+        image=command.image,
+        left_out=tuple(f"{reason}: {', '.join(names)}" for reason, names in reasons.items() if names),
+    )
+
+
+def _other_keys(reading: Reading, engine: str, server: Options, command: Command) -> dict[str, Any]:
+    """Return the keys of the server's YAML file that decide no setting, for an engine that reads some there only."""
+    keys: dict[str, Any] = {}
+    if engine_of(engine).command_line.write_file is PLAIN.write_file:
+        return keys
+    for name, value in _typed_options(server, command):
+        content = _content(command.files, value) if name in server.config_options else {}
+        for path, each in dotted(content).items():
+            part = _name(server, path)
+            flag = server.flag(part)
+            is_taken = f"--{part}" in reading.taken and not _decides_nothing(reading, engine, server, command, part)
+            if not is_taken and part != server.model_option and not (flag and flag.path.startswith("precision.")):
+                set_path(keys, path, each)
+    return keys
 
 
 def _other_words(reading: Reading, engine: str, server: Options, command: Command) -> Iterator[str]:
@@ -297,8 +342,7 @@ def _note_container(reading: Reading, engine: str, server: Options, command: Com
         reading.container.append(
             f"the router's logic {command.routing} is not taken: --set deployment.router=... gives one"
         )
-    apart = command.of_shell | server.environment.keys()
-    variables = {name: value for name, value in command.environment.items() if name not in apart}
+    variables = _variables(server, command)
     changing = (name for name, value in variables.items() if other_options().changes_times(name, value))
     reading.not_modelled += [f"{name} of the environment" for name in changing]
 
@@ -315,6 +359,8 @@ def servers() -> dict[str, Options]:
     return {name: catalog.entry(file, Options) for name, file in files.items() if file is not None}
 
 
+OF_GROUP = (*VISIBLE_DEVICES, "LWS_GROUP_SIZE")
+"""Variables that follow from the number of devices, which a change may change."""
 OF_DYNAMO = ("dyn-", "is-prefill-worker", "is-decode-worker", "connector")
 """How the options begin that Dynamo's workers have, and not the servers of the engines."""
 Started = tuple[str, Options, Command]
@@ -441,10 +487,7 @@ def _in_parts(server: Options, files: Mapping[str, str], name: str, value: Any) 
     if name not in server.config_options and not has_parts:
         return [(name, value)]
     try:
-        text = files.get(Path(str(value)).name)
-        content = (
-            json.loads(value) if has_parts else read_yaml(Path(str(value))) if text is None else parsed(value, text)
-        )
+        content = json.loads(value) if has_parts else _content(files, value)
     except json.JSONDecodeError as error:
         raise InputError(f"--from-command: --{name} is no JSON object: {error}") from None
     if not isinstance(content, dict):
@@ -453,6 +496,12 @@ def _in_parts(server: Options, files: Mapping[str, str], name: str, value: Any) 
     if has_parts:
         return [(part, "true" if each is True else each) for part, each in parts]
     return [pair for part, each in parts for pair in _in_parts(server, {}, part, each)]
+
+
+def _content(files: Mapping[str, str], path: Any) -> Any:
+    """Return the content of a YAML file that an option names: of the text's own files, or of this machine."""
+    text = files.get(Path(str(path)).name)
+    return read_yaml(Path(str(path))) if text is None else parsed(str(path), text)
 
 
 def _flattened(server: Options, content: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:

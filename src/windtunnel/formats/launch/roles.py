@@ -11,7 +11,7 @@ import yaml
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.containers import Command, parsed, table
 from windtunnel.schema import read_yaml
-from windtunnel.serving.engines.command_line import SERVER, Reading
+from windtunnel.serving.engines.command_line import SERVER, Reading, Unmodelled
 
 PREFILL, DECODE = "prefill", "decode"
 SAID_BY_POOLS = ("--disaggregation-", "--is-prefill-worker", "--is-decode-worker", "--kv-transfer-config")
@@ -125,7 +125,7 @@ def as_pools(readings: Sequence[Reading], roles: Sequence[str]) -> Reading:
     if len(devices) == 1:
         deployment["device"] = devices.pop()
     pools: list[dict[str, Any]] = []
-    words: dict[str, tuple[str, ...]] = {}
+    unmodelled: dict[str, Unmodelled] = {}
     for role, each, reading in zip(roles, deployments, readings, strict=True):
         engine = {name: value for name, value in each.pop("engine").items() if name not in shared}
         kept = {name: value for name, value in each.items() if name != "device" or "device" not in deployment}
@@ -138,11 +138,11 @@ def as_pools(readings: Sequence[Reading], roles: Sequence[str]) -> Reading:
         else:
             name = f"{role}-{len(others) + 1}" if others else role
             pools.append({"name": name, **settings, "replicas": replicas})
-            words[name] = reading.others[SERVER]
+            unmodelled[name] = reading.others[SERVER]
     deployment["pools"] = [
         {name: value for name, value in pool.items() if (name, value) != ("replicas", 1)} for pool in pools
     ]
-    joined = Reading({**first.raw, "deployment": deployment}, taken=first.taken, others=words)
+    joined = Reading({**first.raw, "deployment": deployment}, taken=first.taken, others=unmodelled)
     for field in ("without_effect", "not_modelled", "unknown", "container"):
         every = (line for reading in readings for line in getattr(reading, field))
         setattr(joined, field, [line for line in dict.fromkeys(every) if not line.startswith(SAID_BY_POOLS)])

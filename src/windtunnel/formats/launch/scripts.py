@@ -1,9 +1,11 @@
 """A deployment as something to run: a command that is read back the same, a shell script, manifests, a Helm chart."""
 
+import copy
 import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise, takewhile
 from math import ceil
@@ -21,12 +23,13 @@ from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import dotted, read_yaml
 from windtunnel.serving.deployment import Deployment, EngineSettings
-from windtunnel.serving.engines.command_line import ENGINE, SERVER, Options, Reading
+from windtunnel.serving.engines.command_line import ENGINE, SERVER, Options, Reading, Unmodelled
 from windtunnel.serving.engines.contract import behaviour_of, engine_of, split_columns
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
 from windtunnel.serving.setup.estimators import shard_of
 from windtunnel.serving.setup.memory import plan_memory
 from windtunnel.serving.setup.speculation import drafter_of, with_drafter
+from windtunnel.serving.shorthand import lay_over
 from windtunnel.workload.generate.requests import generate
 
 RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "habana.ai/gaudi", "google": "google.com/tpu"}
@@ -38,6 +41,9 @@ REMARKS = {
     "prefill": "requests reach it first; its KV cache goes to the decode pool",
     "decode": "takes requests that were prefilled elsewhere",
 }
+
+
+NOTHING = Unmodelled()
 
 
 def server_of(engine: EngineSettings) -> Options:
@@ -117,13 +123,13 @@ def _engine_options(server: Options, engine: EngineSettings) -> Iterator[tuple[s
             written.add(setting)
 
 
-def launch_script(scenario: Scenario, version: dict[str, str], others: Mapping[str, Sequence[str]] = {}) -> str:
+def launch_script(scenario: Scenario, version: dict[str, str], others: Mapping[str, Unmodelled] = {}) -> str:
     """Return a shell script with the command of one replica of each kind, and comments on the remaining work.
 
     Args:
         scenario: the scenario as requested: missing settings are the engine's defaults.
         version: engine -> simulated version.
-        others: name of a pool -> words of options that decide no setting, as in `Reading.others`.
+        others: name of a pool -> what its server has that decides no setting, as in `Reading.others`.
     """
     lines = ["#!/bin/sh", f"# {scenario.model_name}: each command starts one replica."]
     for name, role, deployment in _parts(scenario):
@@ -132,11 +138,13 @@ def launch_script(scenario: Scenario, version: dict[str, str], others: Mapping[s
         what = f"{copies} of {deployment.parallelism.num_devices} x {deployment.device}"
         lines += ["", f"# {name}: {what}; simulated as {engine.name} {version[engine.name]}"]
         lines += [f"# {_role_remark(server_of(engine), role)}"] if role in REMARKS else []
-        if content := _file(scenario, deployment):
+        unmodelled = others.get(name, NOTHING)
+        lines += [f"# image: {unmodelled.image}"] if unmodelled.image else []
+        if content := _file(scenario, deployment, unmodelled):
             lines += [f"cat > {_file_name(engine)} <<'END'", yaml.safe_dump(content, sort_keys=False).rstrip(), "END"]
-        variables = "".join(f"{name}={value} " for name, value in _environment(engine).items())
-        lines += [f"{variables}{shlex.join(_command(scenario, deployment, role, others.get(name, ())))}"]
-        lines += [f"# {text}" for text in _unsaid(scenario, deployment)]
+        variables = "".join(f"{name}={shlex.quote(value)} " for name, value in _environment(engine, unmodelled).items())
+        lines += [f"{variables}{shlex.join(_command(scenario, deployment, role, unmodelled))}"]
+        lines += [f"# {text}" for text in (*_unsaid(scenario, deployment), *unmodelled.left_out)]
     return "\n".join(lines) + "\n"
 
 
@@ -164,7 +172,7 @@ def shown_script(script: str, width: int = 78) -> list[str]:
     return lines
 
 
-def kubernetes_manifests(scenario: Scenario, version: dict[str, str], others: Mapping[str, Sequence[str]] = {}) -> str:
+def kubernetes_manifests(scenario: Scenario, version: dict[str, str], others: Mapping[str, Unmodelled] = {}) -> str:
     """Return what serves each kind of replica, as YAML for `kubectl apply -f`.
 
     A Deployment, a Service, a volume for the checkpoint and an autoscaler; before several replicas, nginx as a router.
@@ -172,7 +180,7 @@ def kubernetes_manifests(scenario: Scenario, version: dict[str, str], others: Ma
     return TOKEN_REMARK + _text(_documents(scenario, version, lambda _server, _name, value: value, others))
 
 
-def helm_chart(scenario: Scenario, version: dict[str, str], others: Mapping[str, Sequence[str]] = {}) -> dict[str, str]:
+def helm_chart(scenario: Scenario, version: dict[str, str], others: Mapping[str, Unmodelled] = {}) -> dict[str, str]:
     """Return the same manifests as a Helm chart: path -> text. Settings of the cluster are in `values.yaml`."""
     values: dict[str, dict[str, Any]] = {}
 
@@ -202,16 +210,17 @@ def _text(documents: list[dict[str, Any]]) -> str:
 
 
 def _documents(
-    scenario: Scenario, version: dict[str, str], value: Value, others: Mapping[str, Sequence[str]] = {}
+    scenario: Scenario, version: dict[str, str], value: Value, others: Mapping[str, Unmodelled] = {}
 ) -> list[dict[str, Any]]:
     templates: dict[str, Any] = read_yaml(Path(__file__).with_name("manifests.yaml"))
     documents: list[dict[str, Any]] = []
     for name, role, deployment in _parts(scenario):
         engine, server, of_part = deployment.engine, server_of(deployment.engine), partial(value, name)
-        app, content = _label(scenario.model_name, name), _file(scenario, deployment)
+        unmodelled = others.get(name, NOTHING)
+        app, content = _label(scenario.model_name, name), _file(scenario, deployment, unmodelled)
         has_router = deployment.most_replicas > 1 and role not in REMARKS
         role_remarks = [_role_remark(server, role)] if role in REMARKS else []
-        remarks = [*role_remarks, *_unsaid(scenario, deployment)]
+        remarks = [*role_remarks, *_unsaid(scenario, deployment), *unmodelled.left_out]
         device = catalog.device(deployment.device)
         if not catalog.product_labels(device.name):
             remarks.append(f"fill in nodeSelector: the label of the nodes with {device.title}, and its value")
@@ -221,7 +230,8 @@ def _documents(
             remarks.append(f"the autoscaler needs the metric {server.waiting_metric}, by an adapter of Prometheus")
         balance = templates["balance"].get(scenario.deployment.router, "")
         # Where it listens is the pod's matter: at all its addresses.
-        words = _command(scenario, deployment, role, _without(others.get(name, ()), server.listening))
+        own = replace(unmodelled, words=tuple(_without(unmodelled.words, server.listening)))
+        words = _command(scenario, deployment, role, own)
         port = next(
             (int(value) for option, value in pairwise(words) if option == "--port" and value.isdigit()), server.port
         )
@@ -229,9 +239,9 @@ def _documents(
         values = {
             "app": app,
             "metadata": {"name": app} | ({"annotations": {"windtunnel/to-do": "; ".join(remarks)}} if remarks else {}),
-            "image": of_part("image", server.image.format(version=version[engine.name])),
+            "image": of_part("image", unmodelled.image or server.image.format(version=version[engine.name])),
             "command": of_part("command", [*words, *server.listening]),
-            **_settings(deployment, server, port, of_part),
+            **_settings(deployment, server, port, of_part, unmodelled),
             **{f"{kind}Name": f"{app}-{kind}" for kind in ("cache", "replicas", "router")},
             "routerConfig": nginx,
             "routerImage": of_part("routerImage", ROUTER_IMAGE) if has_router else "",
@@ -251,11 +261,14 @@ def _documents(
     return documents
 
 
-def _settings(deployment: Deployment, server: Options, port: int, of_part: Callable[[str, Any], Any]) -> dict[str, Any]:
+def _settings(
+    deployment: Deployment, server: Options, port: int, of_part: Callable[[str, Any], Any], unmodelled: Unmodelled
+) -> dict[str, Any]:
     """Return what depends on the cluster: devices, environment, replicas, and the volume of the checkpoint."""
     device, num_devices = catalog.device(deployment.device), deployment.parallelism.num_devices
     products = catalog.product_labels(device.name)
-    variables = [{"name": name, "value": text} for name, text in _environment(deployment.engine).items()]
+    environment = _environment(deployment.engine, unmodelled) | {"HF_HOME": "/cache"}
+    variables = [{"name": name, "value": text} for name, text in environment.items()]
     resource = RESOURCES.get(device.vendor.lower(), "nvidia.com/gpu")
     least, most = deployment.fewest_replicas, deployment.most_replicas
     return {
@@ -264,7 +277,7 @@ def _settings(deployment: Deployment, server: Options, port: int, of_part: Calla
         "minReplicas": of_part("minReplicas", least),
         "maxReplicas": of_part("maxReplicas", most if most > least else 2 * most),
         "waitingMetric": server.waiting_metric,
-        "env": of_part("env", [TOKEN, {"name": "HF_HOME", "value": "/cache"}, *variables]),
+        "env": of_part("env", [TOKEN, *variables]),
         "devices": of_part("devices", {resource: num_devices}),
         "nodeSelector": of_part("nodeSelector", {PRODUCT: products[0]} if len(products) == 1 else {}),
         "accessModes": of_part("cacheAccessModes", ["ReadWriteMany"]),
@@ -362,17 +375,17 @@ def _formats(scenario: Scenario) -> tuple[str | None, str | None, str | None]:
     return weights, kv_cache, precision.recurrent_state
 
 
-def _words(scenario: Scenario, deployment: Deployment) -> tuple[str, ...]:
+def _words(scenario: Scenario, deployment: Deployment, unmodelled: Unmodelled = NOTHING) -> tuple[str, ...]:
     checkpoint = _checkpoint(scenario)
     served = *_formats(scenario), scenario.workload.task, checkpoint.is_encoder
     words = write_launch_command(checkpoint.name, deployment.parallelism, deployment.engine, *served)
-    return (*words, "--config", _file_name(deployment.engine)) if _file(scenario, deployment) else words
+    return (*words, "--config", _file_name(deployment.engine)) if _file(scenario, deployment, unmodelled) else words
 
 
-def _command(scenario: Scenario, deployment: Deployment, role: str, others: Sequence[str]) -> tuple[str, ...]:
-    """Return the words that start a replica in its role, with those of `others` that are not among them."""
-    words = _words(scenario, deployment)
-    further = _without(others, words)
+def _command(scenario: Scenario, deployment: Deployment, role: str, unmodelled: Unmodelled) -> tuple[str, ...]:
+    """Return the words that start a replica in its role, with the unmodelled ones that are not among them."""
+    words = _words(scenario, deployment, unmodelled)
+    further = _without(unmodelled.words, words)
     return (*words, *further, *_without(server_of(deployment.engine).roles.get(role, ()), further))
 
 
@@ -385,15 +398,17 @@ def _without(words: Sequence[str], others: Sequence[str]) -> list[str]:
     return kept
 
 
-def _environment(engine: EngineSettings) -> dict[str, str]:
-    """Return the variables of a server's environment that say its settings."""
-    return engine_of(engine.name).command_line.write_environment(engine)
+def _environment(engine: EngineSettings, unmodelled: Unmodelled = NOTHING) -> dict[str, str]:
+    """Return the variables of a server's environment: its own, below those that say its settings."""
+    return dict(unmodelled.variables) | engine_of(engine.name).command_line.write_environment(engine)
 
 
-def _file(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
-    """Return the content of the YAML file beside the command; empty where it needs none."""
+def _file(scenario: Scenario, deployment: Deployment, unmodelled: Unmodelled = NOTHING) -> dict[str, Any]:
+    """Return the YAML file beside the command, its settings over its other keys; empty where it needs none."""
     line = engine_of(deployment.engine.name).command_line
-    return line.write_file(deployment.engine, deployment.parallelism, _formats(scenario)[1])
+    content = copy.deepcopy(dict(unmodelled.file))
+    lay_over(content, line.write_file(deployment.engine, deployment.parallelism, _formats(scenario)[1]))
+    return content
 
 
 def changed_options(before: Scenario, after: Scenario) -> str:

@@ -8,7 +8,7 @@ from windtunnel.metrics.limits import limits_from
 from windtunnel.metrics.summary import SECONDS_PER_HOUR
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.search.figures import figure_title, held_text, is_closed_loop, limit_text
-from windtunnel.search.answers import confidence_between, gains_of
+from windtunnel.search.answers import confidence_between, gains_of, present_unless_gain
 from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.search.fleets import FleetSize, alone, fleets, surest
 from windtunnel.search.prices import ApiPrice
@@ -125,8 +125,9 @@ def _changes_text(study: Study, outcome: SearchOutcome) -> str:
     best = outcome.ranking[0]
     before, after = (outcome.mean(index) for index in (present, best))
     objective, gain = study.space.objective, gains_of(study, outcome)[best]
-    if best == present or gain <= 0:
-        return f"Leave it as it is: it holds {_held(study, outcome, present)}, and no change tried gains anything."
+    if present_unless_gain(study, outcome) is not None:
+        gained = f"more than {percent(gain)}" if gain > 0 else "anything"
+        return f"Leave it as it is: it holds {_held(study, outcome, present)}, and no change tried gains {gained}."
     sure = confidence_between(outcome, objective, best, present)
     same = after.figures["devices"] == before.figures["devices"]
     capacity = "capacity" if same else "capacity per device"
@@ -157,7 +158,7 @@ def _enough_text(study: Study, outcome: SearchOutcome, load: float) -> str:
         return f"As it is, it holds the {number(load)} requests/s asked for."
     if not enough:
         return f"No single change holds the {number(load)} requests/s asked for: it takes more replicas."
-    if enough[0] == outcome.ranking[0]:
+    if enough[0] == outcome.ranking[0] and present_unless_gain(study, outcome) is None:
         return f"With it, the {number(load)} requests/s asked for are held; as it is, they are not."
     return f"For the {number(load)} requests/s asked for, take another: {names[enough[0]]}."
 

@@ -257,10 +257,14 @@ def _workload_sections(evidence: SearchEvidence, place: int, outcome: SearchOutc
 
 
 def winner_rank(evidence: SearchEvidence, place: int) -> int:
-    """Return the place in the ranking of what a workload's answer names: for a load the cheapest replicas, else 0."""
+    """Return the place in the ranking of what a workload's answer names: for a load the cheapest replicas, of changes
+    to a deployment one that gains, else 0."""
+    study, outcome = evidence.study, evidence.study.outcomes[place]
+    if CHANGE in study.space.vary and (present := answers.present_unless_gain(study, outcome)) is not None:
+        return outcome.ranking.index(present)
     if not evidence.recommends or not evidence.fleets:
         return 0
-    return evidence.study.outcomes[place].ranking.index(evidence.fleets[place][0].index)
+    return outcome.ranking.index(evidence.fleets[place][0].index)
 
 
 def _count_lines(outcome: SearchOutcome) -> list[str]:

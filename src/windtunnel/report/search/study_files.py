@@ -1,6 +1,6 @@
 """The document and the folder of files of a search."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from windtunnel.search import answers
 from windtunnel.search.scores import objectives_of
 from windtunnel.search.space.space import as_builtins
 from windtunnel.search.study import SearchOutcome, Study
+from windtunnel.serving.engines.command_line import Unmodelled
 from windtunnel.serving.scenario import Scenario
 from windtunnel.training.job import TrainingJob
 from windtunnel.training.setup import resolve as resolve_job
@@ -96,7 +97,7 @@ def write_study(evidence: SearchEvidence, folder: Path) -> None:
                     _write_winner(scenario, evidence.launch.others, draft, outcome.workload)
 
 
-def _write_winner(scenario: Scenario, others: Mapping[str, Sequence[str]], folder: Path, workload: str | None) -> None:
+def _write_winner(scenario: Scenario, others: Mapping[str, Unmodelled], folder: Path, workload: str | None) -> None:
     prefix = "" if workload is None else f"{workload}-"
     versions = report.engine_versions(scenario)
     save(scenario, folder / f"{prefix}scenario.yaml")

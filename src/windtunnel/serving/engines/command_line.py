@@ -169,6 +169,22 @@ class Options(Schema):
         return next(name for name in self.flags if (flag := self.flag(name)) is not None and flag.sets == sets)
 
 
+@dataclass(frozen=True)
+class Unmodelled:
+    """What starts a server and decides no setting, for the files that start a changed one."""
+
+    words: tuple[str, ...] = ()
+    """Options of the command line, and their values."""
+    file: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the server's YAML file, for an engine that reads some from its file only."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the environment."""
+    image: str = ""
+    """The container's image; empty where none is said."""
+    left_out: tuple[str, ...] = ()
+    """Sentences on what the files of a changed server do not have."""
+
+
 @dataclass(eq=False)
 class Reading:
     """A server's command line as a deployment, option by option."""
@@ -186,8 +202,8 @@ class Reading:
     unknown: list[str] = field(default_factory=list)
     container: list[str] = field(default_factory=list)
     """Sentences on the server's container: an image without a version, GPUs that its command does not take."""
-    others: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Name of a pool, `SERVER` without pools -> words of the options that decide no setting, for a changed command."""
+    others: dict[str, Unmodelled] = field(default_factory=dict)
+    """Name of a pool, `SERVER` without pools -> what its server has that decides no setting."""
 
     load: ClientLoad | None = None
     """Load of the benchmark client beside the server."""
