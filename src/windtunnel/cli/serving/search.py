@@ -89,7 +89,8 @@ def show_study(
         try:
             study = search(space, store, replace(means, progress=callback))
             for outcome in study.outcomes:
-                outcome.evaluations.update(in_options(outcome.evaluations, options.from_command))
+                server = None if launch is NO_COMMAND else options.from_command
+                outcome.evaluations.update(in_options(outcome.evaluations, server))
             evidence = evidence_of(study, store, top, load, launch=launch, **shown)
         except KeyboardInterrupt as interruption:
             study = interruption.study if isinstance(interruption, InterruptedSearchError) else study
@@ -101,11 +102,11 @@ def show_study(
     return evidence
 
 
-def in_options(answers: dict[int, Evaluation], command: str | None) -> dict[int, Evaluation]:
-    """Return answers whose refusals name, behind each setting, the options of the server's `command` that decide it."""
-    reasons = {answer.refused: InputError(answer.refused) for answer in answers.values() if answer.refused and command}
+def in_options(answers: dict[int, Evaluation], server: str | None) -> dict[int, Evaluation]:
+    """Return answers whose refusals name, behind each setting, the options of a server's command that decide it."""
+    reasons = {answer.refused: InputError(answer.refused) for answer in answers.values() if answer.refused and server}
     for error in reasons.values():
-        name_options(error, command or "")
+        name_options(error, server or "")
     return {
         index: replace_fields(answer, refused=reasons[answer.refused].message) if answer.refused in reasons else answer
         for index, answer in answers.items()

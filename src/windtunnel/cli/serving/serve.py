@@ -81,7 +81,7 @@ def _names_of(launch: Reading, model: str) -> list[str]:
     """Return the names under which a command serves its model, then those of its LoRA adapters: NAME=PATH or JSON."""
     values = {"served-model-name": "", "lora-modules": "", "lora-paths": ""}
     option = ""
-    for word in (word for words in launch.others.values() for word in words):
+    for word in (word for other in launch.others.values() for word in other.words):
         if word.startswith("--"):
             option = word[2:].replace("_", "-")
         elif option in values:
