@@ -34,7 +34,7 @@ SEARCHED = ("tp", "pp", "cp", "ep", "virtual_stages", "dp", "layers_per_stage", 
 
 def chosen(folder: Path) -> list[tuple[TrainingRun, TrainingSetup]]:
     """Return the last run of every model, device and format, with its job resolved."""
-    last: dict[tuple[str, str, str], tuple[TrainingRun, TrainingSetup]] = {}
+    last: dict[tuple[int, int, str, str], tuple[TrainingRun, TrainingSetup]] = {}
     for table in TABLES:
         runs, _ = read_training_runs(folder / f"{table}.csv")
         for run in runs:
@@ -45,7 +45,8 @@ def chosen(folder: Path) -> list[tuple[TrainingRun, TrainingSetup]]:
             except InputError:
                 continue  # its batch does not divide as it says
             if setup.job.framework == "megatron":
-                last[setup.model.name, setup.device.name, setup.job.precision.compute] = (run, setup)
+                shape = (setup.model.hidden_size, setup.model.num_layers)
+                last[*shape, setup.device.name, setup.job.precision.compute] = (run, setup)
     return list(last.values())
 
 
