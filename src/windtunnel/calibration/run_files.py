@@ -17,7 +17,7 @@ from windtunnel.calibration.measured_runs import (
     read_table,
     text_rows,
 )
-from windtunnel.calibration.training_runs import TELLING_COLUMN, read_training_rows
+from windtunnel.calibration.training_runs import are_training_runs, read_training_rows
 from windtunnel.errors import InputError, missing_file
 from windtunnel.formats.clients.read import read_client_results
 from windtunnel.serving.shorthand import raw_scenario
@@ -50,7 +50,7 @@ def read_measurements(
             runs += read_client_files(path, _deployment(path, options, server or {}))
         elif path.suffix in (".csv", ".parquet"):
             rows = list(text_rows(path))
-            if rows and TELLING_COLUMN in rows[0]:
+            if rows and are_training_runs(rows[0]):
                 _check_alone(path, "training runs", server, alone)
                 runs += read_training_rows(path, rows)
             else:
