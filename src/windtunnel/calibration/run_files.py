@@ -10,12 +10,14 @@ import msgspec
 
 from windtunnel import catalog
 from windtunnel.calibration.measured_runs import (
+    COLUMNS,
     Measurement,
     is_run_file,
     read_client_files,
     read_run_file,
     read_table,
     text_rows,
+    with_our_columns,
 )
 from windtunnel.calibration.training_runs import are_training_runs, read_training_rows
 from windtunnel.errors import InputError, missing_file
@@ -54,7 +56,7 @@ def read_measurements(
                 _check_alone(path, "training runs", server, alone)
                 runs += read_training_rows(path, rows)
             else:
-                header = rows[0] if rows else {}
+                header = with_our_columns(path, rows[0], COLUMNS) if rows else {}
                 _check_columns(path, header, server, alone)
                 of_table = {name: value for name, value in options.items() if name not in header}
                 runs += read_table(path, rows, _with_options(server or {}, of_table))

@@ -14,8 +14,16 @@ from typing import Any
 from msgspec.structs import replace
 
 from windtunnel import catalog
-from windtunnel.calibration.measured_runs import Column, Measurement, check_columns, check_ids, columns_of, reason_of
-from windtunnel.calibration.measured_runs import plain_name as plain_column
+from windtunnel.calibration.measured_runs import (
+    Column,
+    Measurement,
+    check_columns,
+    check_ids,
+    column_of,
+    columns_of,
+    reason_of,
+    with_our_columns,
+)
 from windtunnel.calibration.training_usual import add_missing, completed, shapes_of
 from windtunnel.errors import InputError, check_known
 from windtunnel.hardware import Device
@@ -42,33 +50,11 @@ LAYOUT = ("tp", "pp", "dp", "fsdp")
 """Columns that say how a job spreads over its devices; a row without any says nothing of it."""
 
 
-@cache
-def _column_of(name: str) -> str:
-    """Return the column that a table calls `name`; the name itself where there is none, or it is one."""
-    if name in COLUMNS:
-        return name
-    plain = plain_column(name).removesuffix("_ms")
-    return next((own for own, column in COLUMNS.items() if plain in (own.lower(), *column.also)), name)
-
-
 def are_training_runs(row: Mapping[str, str]) -> bool:
     """Whether a table with this row is one of training runs."""
-    names = [_column_of(name) for name in row]
+    names = [column_of(name, COLUMNS) for name in row]
     num_told = len({*TELLING_COLUMNS} & {*names})
     return TELLING_COLUMNS[0] in names and (TELLING_COLUMNS[0] in row or num_told > 1)
-
-
-def _renamed(path: Path, row: Mapping[str, str]) -> dict[str, str]:
-    """Return a row under our names of columns; a time in milliseconds in seconds."""
-    renamed: dict[str, str] = {}
-    for name, text in row.items():
-        own = _column_of(name)
-        if own in renamed:
-            twice = [other for other in row if _column_of(other) == own]
-            raise InputError(f"{path.name} says {own} twice: in {' and '.join(twice)}", "keep one of them")
-        is_ms = own != name and own.endswith("_s") and plain_column(name).endswith("_ms")
-        renamed[own] = f"{_number(row, name) / 1e3!r}" if is_ms and text else text
-    return renamed
 
 
 def read_training_rows(path: Path, rows: Sequence[Mapping[str, str]]) -> list[Measurement]:
@@ -77,7 +63,7 @@ def read_training_rows(path: Path, rows: Sequence[Mapping[str, str]]) -> list[Me
     Raises:
         InputError: a column is unknown, missing or there twice, or two runs have one id.
     """
-    rows = [_renamed(path, row) for row in rows]
+    rows = [with_our_columns(path, row, COLUMNS) for row in rows]
     check_columns(path, rows[0], COLUMNS)
     layout, shapes = [name for name in LAYOUT if any(row.get(name) for row in rows)], shapes_of(rows)
     runs = [
