@@ -477,5 +477,5 @@ def test_columns_are_read_as_people_name_them(tmp_path: Path) -> None:
     assert error.value.hint is not None
     assert "rename Mean TTFT -> ttft_ms (_ms: milliseconds)" in error.value.hint
     path.write_text(path.read_text().replace("Mean TTFT", "TTFT_s"))
-    with pytest.raises(InputError, match="column 'GPU'|column 'device', and --device is given too"):
+    with pytest.raises(InputError, match="column 'device', and --device is given too"):
         read_measurements([path], {"device": "h100_sxm"})
