@@ -349,8 +349,7 @@ class TwinApp:
     async def _embed(self, body: dict[str, Any], replica: int | None, receive: Receive, send: Send) -> None:
         """Answer a request for embeddings: each input is a prompt, computed to its end."""
         given = body.get("input")
-        several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
-        inputs = given if several else [given]
+        inputs: list[Any] = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
         if any(isinstance(each, list) and {type(part) for part in each} != {int} for each in inputs):
             raise RequestError("input must be a text, token ids, or a list of either", param="input")
         size = body.get("dimensions", EMBEDDING_SIZE)
