@@ -98,7 +98,9 @@ def main() -> None:
         print(f"  published  {layout_text(setup)}: {own_s:.2f} s predicted, {run.step_s:.2f} s measured")
         print(f"  best       {point_at(space, best).title}: {best_s:.2f} s predicted, gain {gain:.1%}", flush=True)
     for kind, each in gains.items():
-        middle, high = np.percentile(each or [np.nan], [50, 90])
+        if not each:
+            continue
+        middle, high = np.percentile(each, [50, 90])
         print(f"{kind}: {len(each)} jobs, gain {middle:.1%} in the median, {high:.1%} at the 90th percentile;", end=" ")
         print(f"the published layout is within 10% of the best in {np.mean(np.array(each) <= 0.1):.0%}")
     print(f"{num_refused} refused")
