@@ -69,16 +69,14 @@ class Replay:
 
     def _prepared(self, change: Change, requests: RequestArrays) -> PreparedDeployment:
         """Prepare the deployment with a fault."""
-        scenario, deployment = self.scenario, self.scenario.deployment
+        scenario = self.scenario
         setups = [change.applied(setup) for setup in self._setups_of(change.version)]
         if change.missing_replicas:
-            fewer = msgspec.structs.replace(deployment, replicas=deployment.replicas - change.missing_replicas)
-            scenario = msgspec.structs.replace(scenario, deployment=fewer)
+            scenario = scenario.with_deployment(replicas=scenario.deployment.replicas - change.missing_replicas)
         if change.slow_replica > 1:
             others = max(scenario.deployment.replicas - 1, 1)
             pools = Pool(name="equal", replicas=others), Pool(name=SLOW, replicas=1)
-            apart = msgspec.structs.replace(deployment, replicas=1, pools=pools)
-            scenario = msgspec.structs.replace(scenario, deployment=apart)
+            scenario = scenario.with_deployment(replicas=1, pools=pools)
             setups = [setups[0], replace(setups[0], calibration_name=SLOW)]
         is_priced_anew = change.factors or change.host_s or change.slow_replica > 1
         lower = self._lowering(change) if is_priced_anew else self.priced.lower
@@ -93,8 +91,7 @@ class Replay:
         """Return the setups of the pools, with another version of the engine where one is given."""
         if version and version not in self.versions:
             engine = msgspec.structs.replace(self.scenario.deployment.engine, version=version)
-            deployment = msgspec.structs.replace(self.scenario.deployment, engine=engine)
-            self.versions[version] = _resolved(msgspec.structs.replace(self.scenario, deployment=deployment))
+            self.versions[version] = _resolved(self.scenario.with_deployment(engine=engine))
         return self.versions[version] if version else self.setups
 
     def _estimator(self, setup: Setup) -> Estimator:

@@ -65,6 +65,10 @@ class Scenario(Schema):
     def model_name(self) -> str:
         return self.model if isinstance(self.model, str) else self.model.name
 
+    def with_deployment(self, **changes: Any) -> "Scenario":
+        """Return the scenario with other values of some fields of its deployment."""
+        return msgspec.structs.replace(self, deployment=msgspec.structs.replace(self.deployment, **changes))
+
 
 SCENARIO_HINT = "`windtunnel init serving` writes one to begin with"
 OTHER_FILES = {

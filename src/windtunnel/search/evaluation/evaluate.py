@@ -57,8 +57,7 @@ class Evaluator:
             return family
         settings = settings_of(msgspec.json.encode(knobs))
         given = with_settings(family.scenario.deployment.engine, settings)
-        deployment = msgspec.structs.replace(family.scenario.deployment, engine=given)
-        scenario = msgspec.structs.replace(family.scenario, deployment=deployment)
+        scenario = family.scenario.with_deployment(engine=given)
         setup = replace(family.setup, engine=with_settings(family.setup.engine, settings))
         return replace(family, scenario=scenario, setup=setup)
 
