@@ -9,7 +9,14 @@ from typing import Any
 import msgspec
 
 from windtunnel import catalog
-from windtunnel.calibration import measured_runs
+from windtunnel.calibration.measured_runs import (
+    Measurement,
+    is_run_file,
+    read_client_files,
+    read_run_file,
+    read_table,
+    text_rows,
+)
 from windtunnel.calibration.training_runs import TELLING_COLUMN, read_training_rows
 from windtunnel.errors import InputError, missing_file
 from windtunnel.formats.clients.read import read_client_results
@@ -20,7 +27,7 @@ _KINDS = "a .csv or .parquet table, a .jsonl file of runs, or a benchmark client
 
 def read_measurements(
     paths: Sequence[Path], options: Mapping[str, Any], server: Mapping[str, Any] | None = None
-) -> list[measured_runs.Measurement]:
+) -> list[Measurement]:
     """Read the runs of all files; `options` describe the deployment behind clients' files, and win over `server`, a
     scenario in builtins that describes it too.
 
@@ -30,19 +37,19 @@ def read_measurements(
     if not paths:
         raise InputError("there are no runs", f"give {_KINDS}")
     check_paths(paths)
-    of_clients = [path for path in paths if path.suffix in (".json", ".jsonl") and not measured_runs.is_run_file(path)]
+    of_clients = [path for path in paths if path.suffix in (".json", ".jsonl") and not is_run_file(path)]
     alone = {} if of_clients else options
-    runs: list[measured_runs.Measurement] = []
+    runs: list[Measurement] = []
     for path in paths:
         if not path.exists():
             raise missing_file(path)
-        if path.suffix == ".jsonl" and measured_runs.is_run_file(path):
+        if path.suffix == ".jsonl" and is_run_file(path):
             _check_alone(path, "the scenario of each run", server, alone)
-            runs += measured_runs.read_run_file(path)
+            runs += read_run_file(path)
         elif path.suffix in (".json", ".jsonl"):
-            runs += measured_runs.read_client_files(path, _deployment(path, options, server or {}))
+            runs += read_client_files(path, _deployment(path, options, server or {}))
         elif path.suffix in (".csv", ".parquet"):
-            rows = list(measured_runs.text_rows(path))
+            rows = list(text_rows(path))
             if rows and TELLING_COLUMN in rows[0]:
                 _check_alone(path, "training runs", server, alone)
                 runs += read_training_rows(path, rows)
@@ -50,7 +57,7 @@ def read_measurements(
                 header = rows[0] if rows else {}
                 _check_columns(path, header, server, alone)
                 of_table = {name: value for name, value in options.items() if name not in header}
-                runs += measured_runs.read_table(path, rows, _with_options(server or {}, of_table))
+                runs += read_table(path, rows, _with_options(server or {}, of_table))
         else:
             raise InputError(f"{path} is of no known kind", f"give {_KINDS}")
     return runs
