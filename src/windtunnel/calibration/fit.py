@@ -253,8 +253,8 @@ def _priced(measurement: Measurement, estimator_of: Callable[[Setup], Estimator]
         raise InputError("it decodes speculatively, and how many draft tokens were accepted was not recorded")
     if measurement.scenario.deployment.pools:
         raise InputError("its pools are separate: such a run informs only an open transfer, by its TTFT")
-    deployment = msgspec.structs.replace(measurement.scenario.deployment, calibration=NONE)
-    scenario = msgspec.structs.replace(measurement.scenario, deployment=deployment)
+    scenario = measurement.scenario.with_deployment(calibration=NONE)
+    deployment = scenario.deployment
     requests = generate(scenario.workload, scenario.seed)
     if "tpot" in measurement.measured and requests.output_tokens.max() == 1:
         raise InputError("a TPOT was measured, and every output is a single token")

@@ -129,11 +129,10 @@ class Measurement:
     def accepting(self, share: float) -> Measurement:
         """Return the run with this share of its draft tokens accepted."""
         assert self.scenario is not None
-        deployment = self.scenario.deployment
-        assert deployment.engine.speculative is not None
-        speculative = msgspec.structs.replace(deployment.engine.speculative, acceptance_fraction=share)
-        engine = msgspec.structs.replace(deployment.engine, speculative=speculative)
-        scenario = msgspec.structs.replace(self.scenario, deployment=msgspec.structs.replace(deployment, engine=engine))
+        engine = self.scenario.deployment.engine
+        assert engine.speculative is not None
+        speculative = msgspec.structs.replace(engine.speculative, acceptance_fraction=share)
+        scenario = self.scenario.with_deployment(engine=msgspec.structs.replace(engine, speculative=speculative))
         return replace(self, scenario=scenario, lacks_acceptance=False)
 
 

@@ -139,11 +139,10 @@ def _priced_pools(runs: Sequence[Measurement], made: Mapping[str, Calibration]) 
     for run in runs:
         assert run.scenario is not None
         transfer = msgspec.structs.replace(run.scenario.deployment.transfer, latency_s=0.0, link_efficiency=1.0)
-        deployment = msgspec.structs.replace(run.scenario.deployment, transfer=transfer)
-        scenario = msgspec.structs.replace(run.scenario, deployment=deployment)
+        scenario = run.scenario.with_deployment(transfer=transfer)
         try:
             requests = generate(scenario.workload, scenario.seed)
-            alone = [pool_scenario(scenario, pool) for pool in deployment.pools]
+            alone = [pool_scenario(scenario, pool) for pool in scenario.deployment.pools]
             setups = [resolve(each, calibration=calibration_of(each)) for each in alone]
             prepared = prepare(scenario, requests, setups, estimator_of=estimator_of)
         except InputError:

@@ -8,7 +8,6 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-import msgspec
 import numpy as np
 
 from windtunnel import catalog
@@ -155,8 +154,7 @@ def _predicted(measurement: Measurement, calibration: str | None, priced: Priced
         raise InputError(measurement.refused)
     scenario = measurement.scenario
     if calibration is not None:
-        deployment = msgspec.structs.replace(scenario.deployment, calibration=calibration)
-        scenario = msgspec.structs.replace(scenario, deployment=deployment)
+        scenario = scenario.with_deployment(calibration=calibration)
     setup = _decoding_setup(scenario)
     remarks: tuple[str, ...] = ()
     if measurement.lacks_acceptance:

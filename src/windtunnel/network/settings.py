@@ -12,19 +12,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec.structs import force_setattr, replace
 
+from windtunnel import schema
 from windtunnel.plugins import Registry
-from windtunnel.schema import (
-    AtLeastOne,
-    NonNegative,
-    Positive,
-    Schema,
-    check_fraction,
-    check_non_negative,
-    check_seed,
-    decode,
-    encode,
-    read_yaml,
-)
 
 BACKENDS = Registry("windtunnel.network_backends", "windtunnel.network.backends", "network backend", "run_flows")
 
@@ -32,7 +21,7 @@ BACKENDS = Registry("windtunnel.network_backends", "windtunnel.network.backends"
 GBPS = 125e6
 
 
-class EcnThreshold(Schema):
+class EcnThreshold(schema.Schema):
     """When switch ports of one rate mark packets: never below `min_bytes` queued, always above `max_bytes`."""
 
     bytes_per_s: float
@@ -40,7 +29,7 @@ class EcnThreshold(Schema):
     """`KMIN_MAP`"""
     max_bytes: int
     """`KMAX_MAP`"""
-    max_probability: Annotated[float, check_fraction]
+    max_probability: Annotated[float, schema.check_fraction]
     """`PMAX_MAP`: just below `max_bytes`."""
 
     def check(self) -> None:
@@ -48,7 +37,7 @@ class EcnThreshold(Schema):
             raise ValueError(f"min_bytes = {self.min_bytes} is not below max_bytes = {self.max_bytes}")
 
 
-class PacketSettings(Schema):
+class PacketSettings(schema.Schema):
     """Transport, congestion control and switch buffers."""
 
     congestion: Literal["none", "dcqcn", "hpcc", "timely", "dctcp"] = "dcqcn"
@@ -61,9 +50,9 @@ class PacketSettings(Schema):
     """`VAR_WIN`"""
     recovery: Literal["go_back_n", "selective_repeat"] = "go_back_n"
     """What a sender repeats after a loss: everything from the gap on, or the gap alone."""
-    reordering_packets: AtLeastOne = 3
+    reordering_packets: schema.AtLeastOne = 3
     """Selective repeat: a gap counts as a loss once a packet that many positions later has arrived."""
-    timeout_s: Positive = 320e-6
+    timeout_s: schema.Positive = 320e-6
     """A connection without progress for this long sends again, where packets can be lost. Source: RTO_high of Mittal
     et al., "Revisiting Network Support for RDMA", SIGCOMM 2018.
     """
@@ -71,9 +60,9 @@ class PacketSettings(Schema):
     """Next hop of each packet with `routing: spray`: any of them, or the one with the shortest queue."""
     cut_through: bool = False
     """Whether switches forward a packet once they have its header."""
-    ack_interval_bytes: AtLeastOne = 1
+    ack_interval_bytes: schema.AtLeastOne = 1
     """`L2_ACK_INTERVAL`: bytes of data for each acknowledgement; 1 acknowledges every packet."""
-    ack_bytes: AtLeastOne = 60
+    ack_bytes: schema.AtLeastOne = 60
     """Bytes of an acknowledgement on the wire."""
     acks_first: bool = False
     """`ACK_HIGH_PRIO`"""
@@ -81,13 +70,13 @@ class PacketSettings(Schema):
     """Whether a sender whose packets would overflow the buffer is paused; otherwise they are dropped."""
     dynamic_pfc: bool = True
     """`USE_DYNAMIC_PFC_THRESHOLD`: whether a port's share is a fraction of the free buffer, or of all of it."""
-    buffer_bytes: AtLeastOne = 32 * 2**20
+    buffer_bytes: schema.AtLeastOne = 32 * 2**20
     """`BUFFER_SIZE`: buffer of a switch."""
-    pfc_shift: Annotated[int, check_non_negative] = 3
+    pfc_shift: Annotated[int, schema.check_non_negative] = 3
     """A port may take 1 / 2 ** shift of the shared buffer."""
-    reserve_bytes: Annotated[int, check_non_negative] = 4096
+    reserve_bytes: Annotated[int, schema.check_non_negative] = 4096
     """Buffer reserved for each port, before it takes from the shared part."""
-    resume_offset_bytes: Annotated[int, check_non_negative] = 3072
+    resume_offset_bytes: Annotated[int, schema.check_non_negative] = 3072
     """A paused sender resumes when its port is this far below its share."""
     ecn: bool = True
     """`ENABLE_QCN`"""
@@ -95,7 +84,7 @@ class PacketSettings(Schema):
     """By port rate. Empty: 100 kB to 400 kB for each 25 Gb/s, probability 0.2, as in Li et al., "HPCC", SIGCOMM 2019,
     section 5.1.
     """
-    min_rate_bytes_per_s: Positive = 0.1 * GBPS
+    min_rate_bytes_per_s: schema.Positive = 0.1 * GBPS
     """`MIN_RATE`"""
     rate_ai_bytes_per_s: float = 0.04 * GBPS
     """`RATE_AI`: additive increase of DCQCN, HPCC and TIMELY."""
@@ -103,11 +92,11 @@ class PacketSettings(Schema):
     """`RATE_HAI`: hyper-active increase."""
     ewma_gain: float = 1 / 256
     """`EWMA_GAIN`: g of DCQCN and DCTCP."""
-    alpha_interval_s: Positive = 55e-6
+    alpha_interval_s: schema.Positive = 55e-6
     """`ALPHA_RESUME_INTERVAL`"""
-    decrease_interval_s: Positive = 50e-6
+    decrease_interval_s: schema.Positive = 50e-6
     """`RATE_DECREASE_INTERVAL`"""
-    increase_interval_s: NonNegative = 55e-6
+    increase_interval_s: schema.NonNegative = 55e-6
     """`RP_TIMER`"""
     fast_recovery_times: int = 5
     """`FAST_RECOVERY_TIMES`"""
@@ -131,11 +120,11 @@ class PacketSettings(Schema):
     timely_min_rtt_s: float = 20e-6
 
 
-SIMAI_PACKETS = decode(read_yaml(Path(__file__).with_name("simai_packets.yaml")), PacketSettings)
+SIMAI_PACKETS = schema.decode(schema.read_yaml(Path(__file__).with_name("simai_packets.yaml")), PacketSettings)
 """Settings of SimAI 1.6."""
 
 
-class NetworkSettings(Schema):
+class NetworkSettings(schema.Schema):
     """Settings of a run of flows over a fabric."""
 
     backend: str = "analytic"
@@ -144,16 +133,16 @@ class NetworkSettings(Schema):
     """Follow SimAI where it differs from hardware: its rings, packet sizes, acknowledgements and ports."""
     routing: Literal["ecmp", "spray"] = "ecmp"
     """`ecmp`: one of the shortest paths, by hash; `spray`: all of them evenly (packet spraying, adaptive routing)."""
-    send_latency_s: NonNegative = 3e-6
+    send_latency_s: schema.NonNegative = 3e-6
     """Time from the data being there to its first byte on the wire; SimAI's `AS_SEND_LAT`. Steps of NCCL's algorithms
     take as long as NCCL's model says, and what this is above 3 us."""
-    network_send_latency_s: NonNegative | None = None
+    network_send_latency_s: schema.NonNegative | None = None
     """The same of a flow to another server; None: `send_latency_s`."""
-    payload_bytes: AtLeastOne = 4096
+    payload_bytes: schema.AtLeastOne = 4096
     """Payload of a full packet. SimAI's `PACKET_PAYLOAD_SIZE` is 9000."""
-    header_bytes: Annotated[int, check_non_negative] = 66
+    header_bytes: Annotated[int, schema.check_non_negative] = 66
     """Header of a packet: Ethernet, IPv4, UDP, InfiniBand transport and check sums (RoCE v2). SimAI: 50."""
-    seed: Annotated[int, check_seed] = 0
+    seed: Annotated[int, schema.check_seed] = 0
     """Seed of the switches' hashes."""
     packet: PacketSettings | None = None
     """Transport, congestion control and buffers of the packet level. None: those of `SimAI.conf` with `compat: simai`,
@@ -193,9 +182,9 @@ def settings_from(given: dict[str, Any]) -> NetworkSettings:
     Raises:
         InputError: a field is wrong.
     """
-    defaults = encode(SIMAI_SETTINGS) if given.get("compat") == "simai" else {}
+    defaults = schema.encode(SIMAI_SETTINGS) if given.get("compat") == "simai" else {}
     defaults.pop("backend", None)
-    return decode(defaults | given, NetworkSettings)
+    return schema.decode(defaults | given, NetworkSettings)
 
 
 def packets_of(settings: NetworkSettings) -> PacketSettings:

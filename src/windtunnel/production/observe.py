@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from windtunnel.calibration.steps.fit import DECODE_STEP, LAUNCH, REQUEST, UNITS_S, Factors, fit_factors
-from windtunnel.calibration.steps.price import ATTENTION_DECODE, KINDS, SMALL, PricedSteps, price_run
+from windtunnel.calibration.steps.fit import DECODE_STEP, LAUNCH, REQUEST, UNITS_S, Factors, fit_factors, scores_by_kind
+from windtunnel.calibration.steps.price import ATTENTION_DECODE, SMALL, PricedSteps, price_run
 from windtunnel.calibration.steps.read import StepRun
 from windtunnel.errors import InputError
 from windtunnel.formats.telemetry.record import ServerRecord
-from windtunnel.metrics.accuracy import Score, score
+from windtunnel.metrics.accuracy import Score
 from windtunnel.metrics.uncertainty import Spread
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.production.intervals import price_intervals
@@ -136,10 +136,10 @@ def _observe(
         )
     earlier, later = steps.taken(place < EARLIER * end), steps.taken((place >= EARLIER * end) & (place < end))
     judged = {name: _fitted([earlier], terms).applied(later) for name, terms in CANDIDATES.items()}
-    errors, by_kind = {name: _error(steps) for name, steps in judged.items()}, _scores(judged["nothing"])
+    errors, by_kind = {name: _error(steps) for name, steps in judged.items()}, scores_by_kind([judged["nothing"]])
     chosen = "nothing"
     for name, error in errors.items():
-        kinds = _scores(judged[name])
+        kinds = scores_by_kind([judged[name]])
         harms = any(kinds[kind].median > known.median + MOST_HARM for kind, known in by_kind.items())
         if error < errors[chosen] * (1 - LEAST_GAIN) and not harms:
             chosen = name
@@ -158,8 +158,8 @@ def _observe(
         unit=what,
         num_learnt=learning.kind.size,
         num_judged=rest.kind.size,
-        before=_scores(steps.taken(others)),
-        after=_scores(rest),
+        before=scores_by_kind([steps.taken(others)]),
+        after=scores_by_kind([rest]),
         unidentified=[name for name in FAMILIES if 0 < _share(learning, name) < LEAST_SHARE],
         refused={name: error for name, error in errors.items() if name != chosen},
     )
@@ -180,12 +180,6 @@ def _error(steps: PricedSteps) -> float:
     """Return the mean over the kinds of the median error."""
     errors = [np.median(np.abs(steps.errors[steps.kind == kind])) for kind in np.unique(steps.kind)]
     return float(np.mean(errors))
-
-
-def _scores(steps: PricedSteps) -> dict[str, Score]:
-    """Return kind -> errors of its steps."""
-    scored = {kind: score(steps.errors[steps.kind == place].tolist()) for place, kind in enumerate(KINDS)}
-    return {kind: each for kind, each in scored.items() if each is not None}
 
 
 def _calibration(fitted_on: str, setup: Setup, factors: Factors) -> Calibration:

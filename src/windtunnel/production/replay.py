@@ -19,14 +19,7 @@ from windtunnel.serving.prepared import Lower, PreparedDeployment, prepare
 from windtunnel.serving.priced_deployments import REACHES, PricedDeployments
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
-from windtunnel.serving.setup.step_prices import (
-    DeployedModel,
-    LoweredSteps,
-    StepPrices,
-    combined,
-    lower_steps,
-    priced_parts,
-)
+from windtunnel.serving.setup import step_prices
 from windtunnel.serving.simulate import serve_scenario
 from windtunnel.workload.generate.prefixes import PrefixArrays
 from windtunnel.workload.generate.requests import RequestArrays
@@ -45,7 +38,7 @@ class Replay:
     requests: RequestArrays
     setups: Sequence[Setup]
     priced: PricedDeployments = field(default_factory=PricedDeployments)
-    parts: dict[Any, tuple[tuple[int, ...], Mapping[str, StepPrices]]] = field(default_factory=dict)
+    parts: dict[Any, tuple[tuple[int, ...], Mapping[str, step_prices.StepPrices]]] = field(default_factory=dict)
     """Steps priced part by part, and how far their grids reach."""
     versions: dict[str, Sequence[Setup]] = field(default_factory=dict)
     slow: dict[int, Estimator] = field(default_factory=dict)
@@ -76,16 +69,14 @@ class Replay:
 
     def _prepared(self, change: Change, requests: RequestArrays) -> PreparedDeployment:
         """Prepare the deployment with a fault."""
-        scenario, deployment = self.scenario, self.scenario.deployment
+        scenario = self.scenario
         setups = [change.applied(setup) for setup in self._setups_of(change.version)]
         if change.missing_replicas:
-            fewer = msgspec.structs.replace(deployment, replicas=deployment.replicas - change.missing_replicas)
-            scenario = msgspec.structs.replace(scenario, deployment=fewer)
+            scenario = scenario.with_deployment(replicas=scenario.deployment.replicas - change.missing_replicas)
         if change.slow_replica > 1:
             others = max(scenario.deployment.replicas - 1, 1)
             pools = Pool(name="equal", replicas=others), Pool(name=SLOW, replicas=1)
-            apart = msgspec.structs.replace(deployment, replicas=1, pools=pools)
-            scenario = msgspec.structs.replace(scenario, deployment=apart)
+            scenario = scenario.with_deployment(replicas=1, pools=pools)
             setups = [setups[0], replace(setups[0], calibration_name=SLOW)]
         is_priced_anew = change.factors or change.host_s or change.slow_replica > 1
         lower = self._lowering(change) if is_priced_anew else self.priced.lower
@@ -100,8 +91,7 @@ class Replay:
         """Return the setups of the pools, with another version of the engine where one is given."""
         if version and version not in self.versions:
             engine = msgspec.structs.replace(self.scenario.deployment.engine, version=version)
-            deployment = msgspec.structs.replace(self.scenario.deployment, engine=engine)
-            self.versions[version] = _resolved(msgspec.structs.replace(self.scenario, deployment=deployment))
+            self.versions[version] = _resolved(self.scenario.with_deployment(engine=engine))
         return self.versions[version] if version else self.setups
 
     def _estimator(self, setup: Setup) -> Estimator:
@@ -114,18 +104,18 @@ class Replay:
     def _lowering(self, change: Change) -> Lower:
         """Return a function that prices steps with a fault's factors: of parts that are priced once for all faults."""
 
-        def lower(estimator: Estimator, deployed: DeployedModel) -> LoweredSteps:
+        def lower(estimator: Estimator, deployed: step_prices.DeployedModel) -> step_prices.LoweredSteps:
             device, shard, engine = deployed[:3]
             if deployed.drafter is not None or engine.speculative is not None:
-                return lower_steps(change.estimator(estimator, device), deployed)
+                return step_prices.lower_steps(change.estimator(estimator, device), deployed)
             reach = deployed.max_model_len, *(getattr(engine, name) or 0 for name in REACHES)
             reached, parts = self.parts.get((id(estimator), shard), ((), {}))
             if not parts or any(needed > far for needed, far in zip(reach, reached, strict=True)):
-                reached, parts = reach, priced_parts(estimator, deployed, lambda op: shares(op, device))
+                reached, parts = reach, step_prices.priced_parts(estimator, deployed, lambda op: shares(op, device))
                 self.parts[id(estimator), shard] = reached, parts
             slower = change.slow_replica if any(estimator is each for each in self.slow.values()) else 1.0
             weights = {name: factor(change.factors, name) * slower for name in parts}
-            return replace(combined(parts, weights), engine=engine).lowered()
+            return replace(step_prices.combined(parts, weights), engine=engine).lowered()
 
         return lower
 

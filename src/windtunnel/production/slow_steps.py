@@ -9,14 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windtunnel.calibration.steps.fit import (
-    DECODE_STEP,
-    FIRST_FRACTION,
-    PREFILL_STEP,
-    REQUEST,
-    residual_shares,
-    validate_steps,
-)
+from windtunnel.calibration.steps import fit
 from windtunnel.calibration.steps.price import HEAD, HOST, PricedSteps
 from windtunnel.calibration.steps.read import StepRun
 from windtunnel.calibration.validate import RunPrediction
@@ -26,10 +19,10 @@ from windtunnel.units import format_count
 CAUSES = {
     "collectives": "all_reduce",
     "experts": "experts",
-    DECODE_STEP: "host_stall",
-    PREFILL_STEP: "host_stall",
+    fit.DECODE_STEP: "host_stall",
+    fit.PREFILL_STEP: "host_stall",
     HOST: "host_stall",
-    REQUEST: "sampler",
+    fit.REQUEST: "sampler",
     HEAD: "sampler",
 }
 """Term of what steps miss -> its cause; other operators are the device's (`slow_rank`)."""
@@ -71,7 +64,7 @@ class StepDiagnosis:
 
 def diagnose_steps(runs: Sequence[StepRun], progress: Progress | None = None) -> StepDiagnosis:
     """Find compilation, stalls, and what makes all steps of a run slow."""
-    validation = validate_steps(runs, progress=progress)
+    validation = fit.validate_steps(runs, progress=progress)
     findings = [finding for run in validation.priced for finding in (*_single(run), *_common(run))]
     return StepDiagnosis(
         sorted(findings, key=lambda finding: -finding.share),
@@ -85,7 +78,7 @@ def _single(run: PricedSteps) -> list[SlowSteps]:
     """Name the single steps that take far longer than others of their kind."""
     total_s = float(run.measured_s.sum() + run.slow["measured_s"].sum())
     num_steps, findings = run.kind.size + run.slow.size, []
-    is_first = run.slow["place"] < max(FIRST_FRACTION * num_steps, 1)
+    is_first = run.slow["place"] < max(fit.FIRST_FRACTION * num_steps, 1)
     for cause, which in (("compilation", is_first), ("stall", ~is_first)):
         slow = run.slow[which]
         lost_s = float((slow["measured_s"] - slow["predicted_s"]).sum())
@@ -103,7 +96,7 @@ def _common(run: PricedSteps) -> list[SlowSteps]:
     if missing_s < LEAST_GAP * predicted_s:
         return []
     shares: dict[str, float] = {}
-    for term, share in residual_shares(run).items():
+    for term, share in fit.residual_shares(run).items():
         cause = CAUSES.get(term, "slow_rank")
         shares[cause] = shares.get(cause, 0.0) + share
     text = f"its steps take {measured_s / predicted_s:.2g} times their price"

@@ -277,7 +277,7 @@ def _tokens_between(requests: Table, begin_s: float, end_s: float) -> float:
 
 
 def _on_replicas(scenario: Scenario, replicas: int) -> Result:
-    return simulate(replace(scenario, deployment=replace(scenario.deployment, replicas=replicas)))
+    return simulate(scenario.with_deployment(replicas=replicas))
 
 
 def _job(scenario: Scenario, given: Mapping[str, Any], num_devices: int, batch: AnswerBatch) -> TrainingJob:

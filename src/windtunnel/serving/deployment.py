@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Annotated, Literal
 
+from windtunnel import schema
 from windtunnel.metrics.power import PowerTerms
 from windtunnel.model.exchange import EXCHANGES
 from windtunnel.model.parallelism import Parallelism
@@ -10,22 +11,11 @@ from windtunnel.model.sampling import KERNELS
 from windtunnel.network.settings import ClusterNetwork
 from windtunnel.plugins import Registry
 from windtunnel.pricing.choices import ATTENTION_BACKENDS, MOE_BACKENDS, estimators
-from windtunnel.schema import (
-    AtLeastOne,
-    NonNegative,
-    Positive,
-    PositiveFraction,
-    Schema,
-    Whole,
-    check_at_least,
-    check_between,
-    check_fraction,
-)
 from windtunnel.serving.codes import LONGEST_PREFIX_MATCH, QUEUE_ORDERS, ROUTERS, Role, Router, ScalingMetric
 
 MAX_REPLICAS, MAX_DRAFT_TOKENS = 100_000, 1_000
 """Bounds of what is simulated."""
-NumReplicas = Annotated[int, partial(check_between, 1, MAX_REPLICAS)]
+NumReplicas = Annotated[int, partial(schema.check_between, 1, MAX_REPLICAS)]
 BALANCE_TIMEOUT_ITERS, BALANCE_BATCHING_ITERS = 50, 10
 """Defaults of TensorRT-LLM where it balances attention data-parallel ranks (1.2 `AttentionDpConfig`)."""
 
@@ -35,41 +25,41 @@ SCHEDULING_POLICIES = (*QUEUE_ORDERS, LONGEST_PREFIX_MATCH)
 """Known values of `EngineSettings.scheduling_policy`."""
 
 
-class HostOverheads(Schema):
+class HostOverheads(schema.Schema):
     """Host time beside the device's work; a measurement or a calibration can replace each term.
 
     The client's own time is not among it (`workload.client.Client`).
     """
 
-    step_s: NonNegative | None = None
+    step_s: schema.NonNegative | None = None
     """Per step: scheduling, input preparation, sampling, output processing."""
-    request_s: NonNegative | None = None
+    request_s: schema.NonNegative | None = None
     """Per step and running request."""
-    first_token_s: NonNegative | None = None
+    first_token_s: schema.NonNegative | None = None
     """Per request, outside the steps: HTTP, detokenisation of the first token; part of TTFT."""
-    stream_s: NonNegative | None = None
+    stream_s: schema.NonNegative | None = None
     """Per other request whose tokens are being streamed: the API server handles a token of each before a new request;
     part of TTFT."""
-    prompt_token_s: NonNegative | None = None
+    prompt_token_s: schema.NonNegative | None = None
     """Per prompt token, outside the steps: tokenisation and validation; part of TTFT."""
-    launch_s: NonNegative | None = None
+    launch_s: schema.NonNegative | None = None
     """Per kernel, or piece, of a step with prefill, which no single CUDA graph covers: the host launches them one by
     one, and a faster device waits."""
-    unhidden_step_s: NonNegative | None = None
+    unhidden_step_s: schema.NonNegative | None = None
     """Per step, not hidden by asynchronous scheduling: copying tokens out and updated inputs in."""
-    unhidden_request_s: NonNegative | None = None
+    unhidden_request_s: schema.NonNegative | None = None
     """Per sampled request, not hidden either."""
-    kernel_gap_s: NonNegative | None = None
+    kernel_gap_s: schema.NonNegative | None = None
     """Per kernel of a step: from the end of the one before it in the same graph, beyond what it takes alone."""
 
 
-class Speculative(Schema):
+class Speculative(schema.Schema):
     """Speculative decoding: `num_draft_tokens` are guessed for every request and verified in one step."""
 
     method: Literal["mtp", "eagle", "draft_model", "ngram"]
     """`mtp`: the model's own draft layer, run once a token; `eagle`: a layer trained apart; `draft_model`: a smaller
     model; `ngram`: looked up in the text so far, at no cost."""
-    num_draft_tokens: Annotated[int, partial(check_between, 1, MAX_DRAFT_TOKENS)]
+    num_draft_tokens: Annotated[int, partial(schema.check_between, 1, MAX_DRAFT_TOKENS)]
     acceptance_fraction: float | tuple[float, ...]
     """Share of draft tokens that are right if those before them are: one for all, or one for each position."""
     draft_model: str | None = None
@@ -77,7 +67,7 @@ class Speculative(Schema):
 
     def check(self) -> None:
         for share in self.acceptance_by_position:
-            check_fraction(acceptance_fraction=share)
+            schema.check_fraction(acceptance_fraction=share)
         if len(self.acceptance_by_position) != self.num_draft_tokens:
             raise ValueError(
                 f"acceptance_fraction has {len(self.acceptance_by_position)} entries for "
@@ -106,17 +96,17 @@ class Speculative(Schema):
         return mean
 
 
-class KvTier(Schema):
+class KvTier(schema.Schema):
     """Memory below the device's that keeps KV blocks: the host's, a disk, a store in the network.
 
     Computed blocks are written there beside the device's work, and loaded again once the device has evicted them.
     """
 
-    capacity_bytes: AtLeastOne | None = None
+    capacity_bytes: schema.AtLeastOne | None = None
     """Of all devices of a replica, or of the deployment where `shared_by` says so [kv_offloading_size]."""
-    capacity_ratio: Positive | None = None
+    capacity_ratio: schema.Positive | None = None
     """Multiple of the KV cache on the devices, in place of `capacity_bytes` [hicache-ratio]."""
-    bandwidth_bytes_per_s: Annotated[float, partial(check_at_least, 1)] | None = None
+    bandwidth_bytes_per_s: Annotated[float, partial(schema.check_at_least, 1)] | None = None
     """Loading bandwidth to each device; None takes the node's link to host memory."""
     name: str = "host"
     shared_by: Literal["replica", "deployment"] = "replica"
@@ -130,25 +120,25 @@ class KvTier(Schema):
             raise ValueError(f"the KV tier {self.name!r} of the deployment needs capacity_bytes")
 
 
-class Lora(Schema):
+class Lora(schema.Schema):
     """LoRA adapters that a server holds beside its model."""
 
-    rank: AtLeastOne = 16
+    rank: schema.AtLeastOne = 16
     """Rank of all adapters: slots have room for it, and kernels compute it [max-lora-rank]."""
     target_modules: tuple[str, ...] | None = None
     """Projections with adapters, of `qkv_proj`, `o_proj`, `gate_up_proj`, `up_proj` and `down_proj`; None: all that the
     model has [lora-target-modules]."""
-    max_loras: AtLeastOne | None = None
+    max_loras: schema.AtLeastOne | None = None
     """Adapters of one batch, and slots for them in the device's memory; None takes the engine's default
     [max-loras-per-batch]."""
-    max_cpu_loras: AtLeastOne | None = None
+    max_cpu_loras: schema.AtLeastOne | None = None
     """Adapters in host memory; None takes the engine's default [max-loaded-loras]."""
     fully_sharded: bool = False
     """Tensor-parallel ranks share both matrices of an adapter, and exchange the products of the first
     [fully-sharded-loras]."""
-    host_bytes_per_s: Positive | None = None
+    host_bytes_per_s: schema.Positive | None = None
     """Rate at which adapters are copied into slots; None takes the node's link to host memory."""
-    disk_bytes_per_s: Positive = 2e9
+    disk_bytes_per_s: schema.Positive = 2e9
     """Rate at which adapters are read into host memory. The default is assumed: a solid-state disk."""
 
     def check(self) -> None:
@@ -168,7 +158,7 @@ CHOICES = {
 """Known values of fields of `EngineSettings`."""
 
 
-class EngineSettings(Schema):
+class EngineSettings(schema.Schema):
     """A serving engine. `None` takes the default of that engine and version on that device, from the catalog.
 
     Names follow vLLM; SGLang's and TensorRT-LLM's names are in brackets.
@@ -180,13 +170,13 @@ class EngineSettings(Schema):
     """`vllm_v1`, `sglang`, `trtllm` or `trtllm_max_utilization`; `vllm_v0`, `sarathi`, `orca`, `faster_transformer` or
     `lightllm`; or a policy of one's own: `module:function`, or the name of one that an installed package offers (entry
     points in `windtunnel.schedulers`)."""
-    max_num_seqs: AtLeastOne | None = None
+    max_num_seqs: schema.AtLeastOne | None = None
     """[max_running_requests, max_batch_size]"""
-    max_num_batched_tokens: AtLeastOne | None = None
+    max_num_batched_tokens: schema.AtLeastOne | None = None
     """[chunked_prefill_size, max_num_tokens]"""
-    max_prefill_tokens: AtLeastOne | None = None
+    max_prefill_tokens: schema.AtLeastOne | None = None
     """Prompt tokens of one prefill batch (SGLang)."""
-    long_prefill_token_threshold: Whole | None = None
+    long_prefill_token_threshold: schema.Whole | None = None
     enable_chunked_prefill: bool | None = None
     scheduler_reserve_full_isl: bool | None = None
     """Admit a request only if blocks are free for its whole prompt, not for its first chunk alone (vLLM)."""
@@ -202,15 +192,15 @@ class EngineSettings(Schema):
     (`shortest`), with the earliest deadline for its first token (`deadline`: its tenant's SLO), or of the tenant with
     the least service so far (`fair_share`); of equal ones the oldest. SGLang's `lpm` puts requests with more cached
     tokens first."""
-    max_model_len: AtLeastOne | None = None
+    max_model_len: schema.AtLeastOne | None = None
     """Longest prompt and output together; None takes the model's."""
-    block_size: AtLeastOne | None = None
+    block_size: schema.AtLeastOne | None = None
     """Tokens of one KV block [page_size, tokens_per_block]."""
-    kv_cache_memory_bytes: AtLeastOne | None = None
+    kv_cache_memory_bytes: schema.AtLeastOne | None = None
     """Memory of the KV cache on each device; None: what `gpu_memory_utilization` leaves [kv-cache-memory-bytes]."""
-    num_gpu_blocks: AtLeastOne | None = None
+    num_gpu_blocks: schema.AtLeastOne | None = None
     """KV blocks of one rank; None plans them from memory."""
-    max_kv_tokens: AtLeastOne | None = None
+    max_kv_tokens: schema.AtLeastOne | None = None
     """Most tokens of one rank's KV cache; None: as many as memory holds [max-total-tokens,
     kv_cache_config.max_tokens]."""
     window_kv: WindowKv | None = None
@@ -218,16 +208,16 @@ class EngineSettings(Schema):
     disable-hybrid-swa-memory, no max_attention_window]; `shared_pool`, the window alone, in groups of layers that share
     one block pool with the others (vLLM); `own_pool`, the window alone in a block pool of its own (SGLang,
     TensorRT-LLM)."""
-    window_pool_ratio: PositiveFraction | None = None
+    window_pool_ratio: schema.PositiveFraction | None = None
     """Tokens of the windows' own pool for each token of the other layers' pool [swa-full-tokens-ratio]; None: the
     window's length over `max_model_len`."""
-    gpu_memory_utilization: PositiveFraction | None = None
+    gpu_memory_utilization: schema.PositiveFraction | None = None
     """Share of the device's memory that the engine may use [mem_fraction_static, kv_cache_free_gpu_mem_fraction]."""
     memory_fraction_of_free: bool | None = None
     """True: the share is of the memory that is free after loading the weights (TensorRT-LLM)."""
-    reserved_bytes: Whole | None = None
+    reserved_bytes: schema.Whole | None = None
     """Memory outside the planner's terms: context, NCCL buffers, kernels' workspaces."""
-    max_cudagraph_capture_size: Whole | None = None
+    max_cudagraph_capture_size: schema.Whole | None = None
     """Largest decode batch with a CUDA graph; 0: eager."""
     cudagraph_sizes: tuple[int, ...] | None = None
     """Captured sizes; None takes the engine's own list up to `max_cudagraph_capture_size`."""
@@ -242,21 +232,21 @@ class EngineSettings(Schema):
     sizes of decode."""
     async_scheduling: bool | None = None
     """Host work runs beside the device's step [overlap scheduler]."""
-    schedule_conservativeness: NonNegative | None = None
-    receive_interval_steps: AtLeastOne | None = None
+    schedule_conservativeness: schema.NonNegative | None = None
+    receive_interval_steps: schema.AtLeastOne | None = None
     """Decode steps between looks at new requests [scheduler-recv-interval]."""
-    batch_wait_timeout_iters: Whole | None = None
+    batch_wait_timeout_iters: schema.Whole | None = None
     """TensorRT-LLM: decode steps for which prompts may wait; 0 or None: never."""
-    batch_wait_max_tokens_ratio: NonNegative | None = None
+    batch_wait_max_tokens_ratio: schema.NonNegative | None = None
     """TensorRT-LLM: share of `max_num_batched_tokens` at which prompts no longer wait."""
-    attention_dp_timeout_iters: Whole | None = None
+    attention_dp_timeout_iters: schema.Whole | None = None
     """TensorRT-LLM: steps for which prompts may wait until every attention data-parallel rank has one, while all of
     them decode; 0 or None: never [attention_dp_config.timeout_iters where enable_balance is on]."""
-    attention_dp_batching_wait_iters: Whole | None = None
+    attention_dp_batching_wait_iters: schema.Whole | None = None
     """TensorRT-LLM: further steps for which they then wait [attention_dp_config.batching_wait_iters]."""
-    watermark_fraction: NonNegative | None = None
+    watermark_fraction: schema.NonNegative | None = None
     """vLLM V0 and Sarathi: share of the KV blocks that admission leaves free."""
-    max_waiting_steps: Whole | None = None
+    max_waiting_steps: schema.Whole | None = None
     """LightLLM: decode steps between looks at waiting requests."""
     attention_backend: str | None = None
     """One of `ATTENTION_BACKENDS`; None takes the engine's own choice in the measurements [attention-backend,
@@ -269,7 +259,7 @@ class EngineSettings(Schema):
     DeepEP's kernels; DeepGEMM's Mega MoE, which computes the experts too; one- or two-sided NVLink kernels of
     TensorRT-LLM and FlashInfer. Without attention data parallelism only SGLang and Mega MoE exchange tokens
     [moe-a2a-backend, deepep-mode, moe-backend]."""
-    num_redundant_experts: Whole | None = None
+    num_redundant_experts: schema.Whole | None = None
     """Further copies of the most used experts of each layer, placed so that ranks compute equally many tokens
     [eplb_config.num_redundant_experts, ep-num-redundant-experts, load_balancer.num_slots less the experts]."""
     enable_eplb: bool | None = None
@@ -277,9 +267,9 @@ class EngineSettings(Schema):
     two_batch_overlap: bool | None = None
     """Compute a step in two halves, so that one computes while DeepEP exchanges the tokens of the other [enable-dbo,
     enable-two-batch-overlap]."""
-    overlap_decode_tokens: AtLeastOne | None = None
+    overlap_decode_tokens: schema.AtLeastOne | None = None
     """Least tokens of a rank for which a step that only decodes is split in two [dbo-decode-token-threshold]."""
-    overlap_prefill_tokens: AtLeastOne | None = None
+    overlap_prefill_tokens: schema.AtLeastOne | None = None
     """Likewise for a step with prefill [dbo-prefill-token-threshold]."""
     sampler: str | None = None
     """Kernel that filters logits by top-k and top-p: `sort`, PyTorch's; `triton`, vLLM's from 8 rows on;
@@ -288,21 +278,21 @@ class EngineSettings(Schema):
     fused_all_reduce: bool | None = None
     """FlashInfer's all-reduce, TensorRT-LLM's kernel, may be called in place of the engine's own, and computes the norm
     behind it [fuse_allreduce_rms, flashinfer-allreduce-fusion-backend]."""
-    fused_all_reduce_bytes: Whole | None = None
+    fused_all_reduce_bytes: schema.Whole | None = None
     """Largest message of a fused all-reduce; None: any [fi_allreduce_fusion_max_size_mb]."""
-    shared_experts_beside_tokens: Whole | None = None
+    shared_experts_beside_tokens: schema.Whole | None = None
     """Tokens of a step up to which shared experts run on a stream of their own beside the routed ones, which take
     longer; 0: one after the other [VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD]."""
     tf32: bool | None = None
     """Multiply fp32 operands on tensor cores, not on CUDA cores [VLLM_FLOAT32_MATMUL_PRECISION=high,
     enable-tf32-matmul]."""
-    max_num_encoder_input_tokens: AtLeastOne | None = None
+    max_num_encoder_input_tokens: schema.AtLeastOne | None = None
     """vLLM: embeddings of images that a step encodes; a prompt's chunk ends before an image beyond them. None: as many
     as `max_num_batched_tokens`, or as the largest image has."""
-    encoder_cache_tokens: AtLeastOne | None = None
+    encoder_cache_tokens: schema.AtLeastOne | None = None
     """vLLM: embeddings of images that are kept, so that an image that comes again is not encoded again. None: as
     `max_num_encoder_input_tokens`. Where images never come twice and neither is given, steps encode without limit."""
-    encoder_cache_bytes: Whole | None = None
+    encoder_cache_bytes: schema.Whole | None = None
     """SGLang: embeddings of images that are kept, those used last, so that an image that comes again is not encoded
     again [SGLANG_VLM_CACHE_SIZE_MB]. Simulated where images come again, or where it is given."""
     encoder_cache_unit: Literal["image", "request"] | None = None
@@ -316,7 +306,7 @@ class EngineSettings(Schema):
 
     def check(self) -> None:
         sizes = {name: min(getattr(self, name) or (1,)) for name in ("cudagraph_sizes", "piecewise_sizes")}
-        check_at_least(1, **sizes)
+        schema.check_at_least(1, **sizes)
         names = [tier.name for tier in self.kv_tiers or ()]
         if len(set(names)) < len(names):
             raise ValueError(f"kv_tiers has two tiers of one name: {', '.join(names)}")
@@ -325,22 +315,22 @@ class EngineSettings(Schema):
                 raise ValueError(f"{name} is {value!r}; known: {', '.join(known)}")
 
 
-class TargetScaling(Schema, tag="target", tag_field="type"):
+class TargetScaling(schema.Schema, tag="target", tag_field="type"):
     """Replicas that bring a metric to its target, by the rule and defaults of Kubernetes' horizontal autoscaler."""
 
     metric: ScalingMetric
     """Mean over serving replicas: requests waiting or running, waiting, or running; share of KV blocks in use. Requests
     that no replica has taken yet count as waiting."""
-    target: Positive
+    target: schema.Positive
     max_replicas: NumReplicas
     min_replicas: NumReplicas = 1
-    interval_s: Positive = 15.0
+    interval_s: schema.Positive = 15.0
     """Time between two looks at the metric."""
-    tolerance_fraction: NonNegative = 0.1
+    tolerance_fraction: schema.NonNegative = 0.1
     """Distance from the target, as a share, within which nothing changes."""
-    scale_up_after_s: NonNegative = 0.0
+    scale_up_after_s: schema.NonNegative = 0.0
     """Replicas are started once every look during this time has found too few."""
-    scale_down_after_s: NonNegative = 300.0
+    scale_down_after_s: schema.NonNegative = 300.0
     """Replicas are stopped once every look during this time has found too many."""
 
     def check(self) -> None:
@@ -353,14 +343,14 @@ class TargetScaling(Schema, tag="target", tag_field="type"):
             raise ValueError(f"target is {self.target}; of kv_use it is a share, at most 1")
 
 
-class ReplicaChange(Schema):
+class ReplicaChange(schema.Schema):
     """Number of replicas from `at_s` on."""
 
-    at_s: NonNegative
+    at_s: schema.NonNegative
     replicas: NumReplicas
 
 
-class ScheduledScaling(Schema, tag="schedule", tag_field="type"):
+class ScheduledScaling(schema.Schema, tag="schedule", tag_field="type"):
     """Replicas by the clock; until the first change the deployment's number."""
 
     changes: tuple[ReplicaChange, ...]
@@ -384,7 +374,7 @@ def bounds_of(replicas: int, autoscaling: TargetScaling | ScheduledScaling | Non
             return (replicas,)
 
 
-class Pool(Schema):
+class Pool(schema.Schema):
     """Equal replicas with one role; fields left out are the deployment's."""
 
     name: str
@@ -399,7 +389,7 @@ class Pool(Schema):
     """Settings that differ from the deployment's, one by one. The engine is the deployment's unless another is named;
     `vllm`, the default name, means the deployment's too. Beside pools with the deployment's engine, a pool of another
     engine takes over the settings that both read, and neither version nor calibration."""
-    price_usd_per_hour: NonNegative | None = None
+    price_usd_per_hour: schema.NonNegative | None = None
     autoscaling: TargetScaling | ScheduledScaling | None = None
     """None: `replicas` all the time."""
 
@@ -414,23 +404,23 @@ class Pool(Schema):
         return max(bounds_of(self.replicas, self.autoscaling))
 
 
-class Fault(Schema):
+class Fault(schema.Schema):
     """Failure of one replica, whose devices are back after `repair_s`."""
 
-    at_s: NonNegative
-    replica: Whole
-    repair_s: NonNegative
+    at_s: schema.NonNegative
+    replica: schema.Whole
+    repair_s: schema.NonNegative
 
 
-class Faults(Schema):
+class Faults(schema.Schema):
     """Replicas that fail: drawn, scheduled, or both. A replica fails when one of its devices does."""
 
-    device_mtbf_s: Positive | None = None
+    device_mtbf_s: schema.Positive | None = None
     """Mean time between failures of one device; a replica of n devices fails n times as often."""
-    mttr_s: Positive | None = None
+    mttr_s: schema.Positive | None = None
     """Mean time to repair; then the replica starts again."""
     scheduled: tuple[Fault, ...] = ()
-    retry_s: NonNegative = 1.0
+    retry_s: schema.NonNegative = 1.0
     """Time from a failure until the router sends its requests to other replicas."""
     retry: Literal["resume", "start_over"] = "resume"
     """`resume`: the prompt is sent again with the tokens streamed so far and continues (NVIDIA Dynamo's request
@@ -452,18 +442,18 @@ TRANSFER_LATENCY_S = 4e-4
 TransferLink = Literal["scale_out", "scale_up"]
 
 
-class Transfer(Schema):
+class Transfer(schema.Schema):
     """Transfer of requests and their KV cache from the replica that prefills them to the one that decodes them."""
 
-    bytes_per_s: Positive | None = None
+    bytes_per_s: schema.Positive | None = None
     """Bandwidth between two ranks, one direction; None takes the nodes' links of all devices of a rank, times
     `link_efficiency`."""
     link: TransferLink = "scale_out"
     """Links between nodes, or inside a node that holds both pools."""
-    link_efficiency: PositiveFraction | None = None
+    link_efficiency: schema.PositiveFraction | None = None
     """Share of the links' published bandwidth that large transfers reach; None takes that of the calibration of the
     engine that decodes, or `LINK_EFFICIENCY`."""
-    latency_s: NonNegative | None = None
+    latency_s: schema.NonNegative | None = None
     """Latency of an empty transfer; None takes that of the same calibration, or `TRANSFER_LATENCY_S`."""
     overlap: bool = False
     """True: each layer's KV is sent as soon as it is computed, so that only the last layer's follows the prefill."""
@@ -475,7 +465,7 @@ class Transfer(Schema):
     request enters a batch there, after the transfer and any wait. None: as the engine does."""
     router: Router = "round_robin"
     """Chooses the decode replica of a prefilled request."""
-    local_prefill_tokens: Whole = 0
+    local_prefill_tokens: schema.Whole = 0
     """Tokens up to which prompts are prefilled where they decode."""
 
     def check(self) -> None:
@@ -483,7 +473,7 @@ class Transfer(Schema):
             raise ValueError("first_token is decode, so that streamed_by cannot be prefill")
 
 
-class Profile(Schema):
+class Profile(schema.Schema):
     """Operators measured with `windtunnel profile`, in place of the shipped tables."""
 
     folder: str
@@ -507,7 +497,7 @@ def is_own_router(name: str) -> bool:
     return name not in BUILT_IN_ROUTERS and (":" in name or name in OWN_ROUTERS)
 
 
-class Deployment(Schema):
+class Deployment(schema.Schema):
     """Equal copies of an engine, `replicas` of them over `parallelism.num_devices` devices each; or several `pools`."""
 
     device: str
@@ -523,12 +513,12 @@ class Deployment(Schema):
     adapter in a slot (the three affinities fall back on the fewest requests). `deferred` keeps requests at the router,
     in order, until some replica has fewer than `router_limit`, and takes the one with the fewest. `module:function` is
     the user's router, and so is one that an installed package offers by name (entry points in `windtunnel.routers`)."""
-    router_limit: AtLeastOne | None = None
+    router_limit: schema.AtLeastOne | None = None
     """`deferred`: limit of requests at a replica; None takes as many as it runs at once."""
     autoscaling: TargetScaling | ScheduledScaling | None = None
     """None: `replicas` all the time."""
     faults: Faults | None = None
-    start_s: NonNegative | None = None
+    start_s: schema.NonNegative | None = None
     """Time from the launch or repair of a replica until it serves: loading weights, capturing graphs, booting its
     node. The first replicas serve at once."""
     engine: EngineSettings = EngineSettings()
@@ -539,7 +529,7 @@ class Deployment(Schema):
     version lies among those that it was fitted to."""
     settings_assumed: bool = False
     """True: the server's or the client's flags were not recorded; intervals are as wide as errors of such runs."""
-    price_usd_per_hour: NonNegative | None = None
+    price_usd_per_hour: schema.NonNegative | None = None
     """Price of one device; None takes the catalog's list price."""
     power: PowerTerms = PowerTerms()
     pools: tuple[Pool, ...] = ()

@@ -7,13 +7,7 @@ from inspect import unwrap
 import numpy as np
 
 from windtunnel.errors import InputError, check_known
-from windtunnel.model.launches.forward import (
-    StepBatch,
-    attention_launches,
-    decode_launches,
-    head_launches,
-    token_launches,
-)
+from windtunnel.model.launches import forward
 from windtunnel.model.launches.lora import lora_launches
 from windtunnel.model.operators import Elementwise, Launch, Op
 from windtunnel.model.sampling import SAMPLING_LAUNCHES, TokenFilter, mask_s
@@ -73,7 +67,7 @@ class Explanation(Shown):
     REPORT = "serving.step:step_report"
 
     setup: Setup
-    batch: StepBatch
+    batch: forward.StepBatch
     num_computed_tokens: int
     """Tokens that the device computes: the batch's, padded to a CUDA graph where the step only decodes."""
     launches: tuple[ExplainedLaunch, ...]
@@ -138,7 +132,7 @@ class Explanation(Shown):
 
 @checked
 def explain_step(
-    setup: Setup, batch: StepBatch, estimator: Estimator | None = None, workload: Workload | None = None
+    setup: Setup, batch: forward.StepBatch, estimator: Estimator | None = None, workload: Workload | None = None
 ) -> Explanation:
     """Price one step of `setup`, operator by operator.
 
@@ -218,17 +212,17 @@ def pool_of_step(deployment: Deployment, name: str | None, is_decode: bool | Non
     return pool
 
 
-def _hidden_s(setup: Setup, shard: Shard, batch: StepBatch, num_tokens: int, estimator: Estimator) -> float:
+def _hidden_s(setup: Setup, shard: Shard, batch: forward.StepBatch, num_tokens: int, estimator: Estimator) -> float:
     """Return what a step in two halves hides; attention of steps with prompts is left out, as in the simulator."""
     cores_s = 0.0
     if not batch.prefill_tokens:
-        cores = decode_launches(shard, batch.decode_requests / 2, batch.decode_context_tokens)
+        cores = forward.decode_launches(shard, batch.decode_requests / 2, batch.decode_context_tokens)
         cores_s = sum(price_launch(estimator, launch).total_s for launch in cores)
     halves = price_halves(estimator, setup.device, shard, np.array([float(num_tokens)]), np.zeros((1, 1)))
     return float(halves.hidden_s(expert_layers_share(shard) * cores_s)[0])
 
 
-def _launch_s(setup: Setup, shard: Shard, batch: StepBatch) -> float:
+def _launch_s(setup: Setup, shard: Shard, batch: forward.StepBatch) -> float:
     decode_queries = int(batch.prefill_tokens == 0)
     launches = num_launches(shard, setup.engine, batch.num_tokens, decode_queries)
     return float((setup.engine.host.launch_s or 0.0) * launches)
@@ -237,7 +231,7 @@ def _launch_s(setup: Setup, shard: Shard, batch: StepBatch) -> float:
 @checked
 def step_batch(
     decode_requests: int = 0, context_tokens: float = 0.0, prefill_tokens: int = 0, prefill_context_tokens: int = 0
-) -> StepBatch:
+) -> forward.StepBatch:
     """Return a step that decodes equal requests and computes one prompt chunk, its prompt's last.
 
     Args:
@@ -268,7 +262,7 @@ def step_batch(
         raise InputError(
             f"prefill context is {prefill_context_tokens:,}, but no prompt is computed", "give prefill tokens too"
         )
-    return StepBatch(
+    return forward.StepBatch(
         decode_requests=decode_requests,
         decode_context_tokens=float(context_tokens) if decode_requests else 0.0,
         prefill_tokens=prefill_tokens,
@@ -277,7 +271,7 @@ def step_batch(
     )
 
 
-def _check_batch(setup: Setup, memory: MemoryPlan, batch: StepBatch) -> None:
+def _check_batch(setup: Setup, memory: MemoryPlan, batch: forward.StepBatch) -> None:
     """Raise InputError where the engine's limits or the KV pool rule such a step out."""
     engine = setup.engine
     assert engine.max_num_seqs is not None
@@ -325,7 +319,7 @@ def _kept_tokens(memory: MemoryPlan, num_tokens: float) -> float:
     return num_tokens - share * max(num_tokens - memory.window_tokens, 0.0)
 
 
-def _num_computed_tokens(setup: Setup, batch: StepBatch) -> int:
+def _num_computed_tokens(setup: Setup, batch: forward.StepBatch) -> int:
     """Count the batch's tokens; a step that only decodes is padded to the next captured CUDA graph."""
     if batch.prefill_tokens:
         return batch.num_tokens
@@ -339,21 +333,21 @@ _OUTPUTS = ("o_proj", "o_a_proj", "out_proj")
 """Ends of the names of the first product after the core of attention or of a recurrence."""
 
 
-def _step_launches(shard: Shard, batch: StepBatch, num_tokens: float, microbatches: int = 1) -> list[Launch]:
+def _step_launches(shard: Shard, batch: forward.StepBatch, num_tokens: float, microbatches: int = 1) -> list[Launch]:
     """List the launches of a step as the simulator adds them up: `num_tokens` computed, attention over the batch alone.
 
     With `microbatches` each computes `num_tokens`, and in a step that only decodes its part of attention. In the order
     of execution of a layer; launches that several layer groups share are one, with the sum of the counts.
     """
-    tokens = token_launches(shard, num_tokens)
+    tokens = forward.token_launches(shard, num_tokens)
     after_cores = next(place for place, launch in enumerate(tokens) if launch.name.endswith(_OUTPUTS))
     tokens = [replace(launch, count=launch.count * microbatches) for launch in tokens]
-    cores = attention_launches(shard, batch)
+    cores = forward.attention_launches(shard, batch)
     if microbatches > 1 and not batch.prefill_tokens:
-        cores = decode_launches(shard, batch.decode_requests / microbatches, batch.decode_context_tokens)
+        cores = forward.decode_launches(shard, batch.decode_requests / microbatches, batch.decode_context_tokens)
         cores = [replace(launch, count=launch.count * microbatches) for launch in cores]
     num_tokens = num_tokens if microbatches == 1 else batch.decode_requests
-    head = head_launches(shard, batch.sampled if batch.prefill_tokens else num_tokens)
+    head = forward.head_launches(shard, batch.sampled if batch.prefill_tokens else num_tokens)
     merged: dict[tuple[str, Op], Launch] = {}
     for launch in [*tokens[:after_cores], *cores, *tokens[after_cores:], *head]:
         before = merged.get((launch.name, launch.op))

@@ -20,6 +20,7 @@ from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS, OWN_SCHEDULERS, is_own_scheduler
 from windtunnel.serving.run import BUILT_IN, UNWATCHED, Custom, LoopRun, Watch, prepare_loop
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
+from windtunnel.serving.setup import per_request, prefix_cache
 from windtunnel.serving.setup.adapters import adapter_plan, refuse_with_adapters
 from windtunnel.serving.setup.encode_pool import EncodePool, encode_pool_of
 from windtunnel.serving.setup.encoder import encoder_cache, encoder_prices
@@ -27,21 +28,6 @@ from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.fleet_plan import FleetRun, fleet_plan, has_fleet, start_fleet
 from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
-from windtunnel.serving.setup.per_request import (
-    check_per_request,
-    most_batch_tokens,
-    per_request_settings,
-    refuse_features,
-    schedules_per_request,
-)
-from windtunnel.serving.setup.prefix_cache import (
-    MAX_ENTRIES,
-    KvRetention,
-    caches_of,
-    check_windows,
-    kv_tiers,
-    shares_prefixes,
-)
 from windtunnel.serving.setup.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.serving.setup.step_prices import DeployedModel, LoweredSteps, lower_steps
 from windtunnel.serving.setup.transfers import embedding_link, handoff_rules_of, kv_copies, with_links
@@ -68,7 +54,7 @@ class PreparedPool:
     estimator: Estimator
     lowered: LoweredSteps
     plan: PoolPlan
-    retention: KvRetention
+    retention: prefix_cache.KvRetention
     policy: Policy | None
     """The user's scheduler; None for a built-in one."""
 
@@ -78,7 +64,7 @@ class PreparedPool:
         return self.plan.settings
 
     @property
-    def countable(self) -> KvRetention:
+    def countable(self) -> prefix_cache.KvRetention:
         """`retention`, without prefix caches where these cannot count the groups of layers."""
         return replace(self.retention, on_device=self.retention.on_device and self.memory.num_full_groups == 1)
 
@@ -158,12 +144,14 @@ class PreparedDeployment:
         plans, policies = [pool.plan for pool in self.pools], [pool.policy for pool in self.pools]
         custom = BUILT_IN if router is None and not any(policies) else Custom(router, policies)
 
-        def run_with(kept: Sequence[KvRetention]) -> LoopRun:
-            caches = [caches_of(plan.settings, own, requests) for plan, own in zip(plans, kept, strict=False)]
+        def run_with(kept: Sequence[prefix_cache.KvRetention]) -> LoopRun:
+            caches = [
+                prefix_cache.caches_of(plan.settings, own, requests) for plan, own in zip(plans, kept, strict=False)
+            ]
             return prepare_loop(plans, requests, caches, self.handoff_rules, fleet).run(custom, watch)
 
         retention = [pool.retention for pool in self.pools]
-        if shares_prefixes(retention, requests):
+        if prefix_cache.shares_prefixes(retention, requests):
             return run_with(retention)
         # Lower tiers still take the KV blocks of preempted requests: preemption by swap.
         requests = replace(requests, prefixes=None)
@@ -272,22 +260,22 @@ def _prepared(
             settings = settings._replace(**encoder_cache(scenario, setup, given, requests))
         check_served(scenario, pool, setup, memory, requests)
         refuse_with_adapters(scenario.deployment, pool, setup, requests)
-        retention = KvRetention(
+        retention = prefix_cache.KvRetention(
             bool(setup.engine.enable_prefix_caching),
-            kv_tiers(setup, memory, settings),
+            prefix_cache.kv_tiers(setup, memory, settings),
             bool(setup.engine.kv_load_overlaps),
         )
         reach = setup.engine
-        if schedules_per_request(setup):
+        if per_request.schedules_per_request(setup):
             given = pool_scenario(scenario, pool).deployment.engine
-            refuse_features(given, setup, memory, requests, _transfers_kv(scenario.deployment, pool))
-            settings = per_request_settings(setup, memory, settings, requests)
-            check_per_request(settings, requests)
+            per_request.refuse_features(given, setup, memory, requests, _transfers_kv(scenario.deployment, pool))
+            settings = per_request.per_request_settings(setup, memory, settings, requests)
+            per_request.check_per_request(settings, requests)
             policy = policy or users_policy(setup.engine)
-            most_tokens = most_batch_tokens(settings, requests)
+            most_tokens = per_request.most_batch_tokens(settings, requests)
             reach = msgspec.structs.replace(setup.engine, max_num_batched_tokens=most_tokens)
             if policy is None:
-                retention = KvRetention(False)
+                retention = prefix_cache.KvRetention(False)
     except InputError as error:
         if not pool.name:
             raise
@@ -359,17 +347,17 @@ def _with_stores(pools: Sequence[PreparedPool]) -> list[PreparedPool]:
                     "give both one capacity_bytes and one block_size, or tiers of different names",
                 )
             row.store = 1 + list(first).index(tier.name)
-            row.ranks_per_pool = MAX_ENTRIES
+            row.ranks_per_pool = prefix_cache.MAX_ENTRIES
         with_stores.append(replace(pool, retention=replace(pool.retention, tiers=tiers)))
     return with_stores
 
 
 def _check_retention(pools: Sequence[PreparedPool], requests: RequestArrays) -> None:
     """Raise InputError where what a pool would keep cannot be counted."""
-    shares = shares_prefixes([pool.retention for pool in pools], requests)
+    shares = prefix_cache.shares_prefixes([pool.retention for pool in pools], requests)
     for pool in pools:
         if pool.retention.tiers.size or (shares and pool.retention.on_device):
-            check_windows(pool.setup, pool.memory)
+            prefix_cache.check_windows(pool.setup, pool.memory)
         if shares and pool.retention.tiers.size and not pool.retention.on_device:
             raise InputError(
                 f"pool {pool.pool.name} has kv_tiers and no prefix caching, which other pools have",

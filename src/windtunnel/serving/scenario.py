@@ -21,13 +21,7 @@ from windtunnel.network.settings import ClusterNetwork
 from windtunnel.schema import Schema, check_seed, checked, decode, encode, fields_of, read_table, set_path
 from windtunnel.serving.calibration import NONE, Calibration, Choice, calibration_for, load_calibration
 from windtunnel.serving.deployment import Deployment, EngineSettings, Pool, Profile
-from windtunnel.serving.engines.defaults import (
-    for_another_engine,
-    for_architecture,
-    overlay,
-    whole_prompt_tokens,
-    with_defaults,
-)
+from windtunnel.serving.engines import defaults
 from windtunnel.serving.engines.workloads import for_pooling, with_lora
 from windtunnel.units import format_count
 from windtunnel.workload.client import Client, client_of, name_of
@@ -70,6 +64,10 @@ class Scenario(Schema):
     @property
     def model_name(self) -> str:
         return self.model if isinstance(self.model, str) else self.model.name
+
+    def with_deployment(self, **changes: Any) -> "Scenario":
+        """Return the scenario with other values of some fields of its deployment."""
+        return msgspec.structs.replace(self, deployment=msgspec.structs.replace(self.deployment, **changes))
 
 
 SCENARIO_HINT = "`windtunnel init serving` writes one to begin with"
@@ -253,7 +251,7 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
     if is_pooling:
         model = msgspec.structs.replace(model, tie_word_embeddings=True, lm_head_bias=False, is_pooled=True)
     precision = scenario.precision or model.precision
-    engine = with_defaults(deployment.engine, device, shape=deployment.parallelism)
+    engine = defaults.with_defaults(deployment.engine, device, shape=deployment.parallelism)
     chosen = _calibration_choice(deployment, engine, device, calibration)
     learnt: dict[str, int | float] = {}
     client = client_of(scenario.workload.client)
@@ -263,14 +261,14 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
         host = chosen.host(str(engine.version), engine.host)
         learnt = _learnt(deployment, chosen.calibration, device.name, str(engine.version), model.name)
         calibrated = msgspec.structs.replace(EngineSettings(host=host), **learnt)
-        engine = with_defaults(deployment.engine, device, calibrated, deployment.parallelism)
-    engine = for_architecture(deployment.engine, engine, model.architecture)
+        engine = defaults.with_defaults(deployment.engine, device, calibrated, deployment.parallelism)
+    engine = defaults.for_architecture(deployment.engine, engine, model.architecture)
     max_model_len = engine.max_model_len or model.max_context_tokens
     sampling, sampling_source = scenario.workload.sampling_of(model)
     engine = with_lora(engine, scenario.workload.adapters)
     if is_pooling:
         engine = for_pooling(deployment, engine, model)
-    engine = whole_prompt_tokens(deployment.engine, engine, max_model_len)
+    engine = defaults.whole_prompt_tokens(deployment.engine, engine, max_model_len)
     setup = Setup(
         model=model,
         precision=precision,
@@ -349,12 +347,12 @@ def pool_scenario(scenario: Scenario, pool: Pool) -> Scenario:
     is_other = pool.engine.name not in deployment_names
     shared, calibration = deployment.engine, deployment.calibration
     if is_other and any(other.engine.name in deployment_names for other in deployment.pools):
-        shared = for_another_engine(shared, pool.engine)
+        shared = defaults.for_another_engine(shared, pool.engine)
         if calibration not in (None, NONE) and load_calibration(str(calibration)).engine == deployment.engine.name:
             calibration = None
     merged: dict[str, Any] = {}
     for layer in (shared, pool.engine):
-        overlay(merged, layer)
+        defaults.overlay(merged, layer)
     merged["name"] = pool.engine.name if is_other else deployment.engine.name
     alone = msgspec.structs.replace(
         deployment,

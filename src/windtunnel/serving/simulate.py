@@ -71,8 +71,7 @@ def simulate(
         options["estimator"], estimator = estimator, None
     scenario = described_by(scenario, options, ("policy", "progress", "allow_download"))
     if router is not None:
-        deployment = msgspec.structs.replace(scenario.deployment, router=policy_name(router), router_limit=None)
-        scenario = msgspec.structs.replace(scenario, deployment=deployment)
+        scenario = scenario.with_deployment(router=policy_name(router), router_limit=None)
     requests = generate(scenario.workload, scenario.seed)
     prepared = prepare(
         scenario,

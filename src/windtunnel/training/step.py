@@ -18,6 +18,7 @@ from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
 from windtunnel.pricing.estimator import Coverage, Estimator, users_estimator
 from windtunnel.pricing.roofline import machine
 from windtunnel.schema import Schema, checked, decode, read_yaml
+from windtunnel.training import pricing
 from windtunnel.training.costs import ChunkCost, chunk_costs, message_seconds
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.job import GEMM_FORMATS, TrainingJob
@@ -28,14 +29,6 @@ from windtunnel.training.memory import StageMemory, stage_memory
 from windtunnel.training.pipeline import kernel as pipeline
 from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, WEIGHT
 from windtunnel.training.pipeline.schedules import Schedule, schedule
-from windtunnel.training.pricing import (
-    FastestEstimator,
-    JobNetwork,
-    NetworkCollective,
-    PassCost,
-    TrainingPricer,
-    pricer,
-)
 from windtunnel.training.setup import TrainingSetup, resolve
 from windtunnel.units import format_seconds
 
@@ -110,7 +103,7 @@ class TrainingResult(Shown):
     relative_error: float
     """Expected error of the step's estimates, were they all wrong the same way."""
     num_parameters: float
-    collectives: tuple[NetworkCollective, ...] = ()
+    collectives: tuple[pricing.NetworkCollective, ...] = ()
     """Those that ran on the job's network."""
 
     def __repr__(self) -> str:
@@ -183,7 +176,7 @@ def simulate_training(
     return simulate_with(setup, training_prices(setup, estimator and users_estimator(estimator)))
 
 
-def training_prices(setup: TrainingSetup, estimator: Estimator | None = None) -> TrainingPricer:
+def training_prices(setup: TrainingSetup, estimator: Estimator | None = None) -> pricing.TrainingPricer:
     """Return the prices on the job's device, node and network; jobs with the same three may share them.
 
     Raises:
@@ -191,17 +184,17 @@ def training_prices(setup: TrainingSetup, estimator: Estimator | None = None) ->
     """
     network = None
     if setup.job.network is not None:
-        network = JobNetwork(network_of(setup.job.network, setup.node, setup.degrees.num_devices), Rank(setup))
-    return pricer(estimator or training_estimator(setup), setup.device, setup.node, network)
+        network = pricing.JobNetwork(network_of(setup.job.network, setup.node, setup.degrees.num_devices), Rank(setup))
+    return pricing.pricer(estimator or training_estimator(setup), setup.device, setup.node, network)
 
 
 def training_estimator(setup: TrainingSetup) -> Estimator:
     """Return the estimator that knows most about the job's device."""
     measured = (measured_estimator(setup.device, setup.node, *engine) for engine in KERNELS_OF)
-    return FastestEstimator(tuple(measured))
+    return pricing.FastestEstimator(tuple(measured))
 
 
-def simulate_with(setup: TrainingSetup, prices: TrainingPricer) -> TrainingResult:
+def simulate_with(setup: TrainingSetup, prices: pricing.TrainingPricer) -> TrainingResult:
     """Predict one step with prices that many jobs on one device and node may share."""
     rank = Rank(setup)
     prices = prices.of_job(rank)
@@ -218,7 +211,7 @@ def simulate_with(setup: TrainingSetup, prices: TrainingPricer) -> TrainingResul
     return _result(rank, prices, plan, costs, timeline, memory)
 
 
-def replay(rank: Rank, prices: TrainingPricer, plan: Schedule, costs: tuple[ChunkCost, ...]) -> Timeline:
+def replay(rank: Rank, prices: pricing.TrainingPricer, plan: Schedule, costs: tuple[ChunkCost, ...]) -> Timeline:
     """Run the schedule with these costs."""
     both = _by_chunk(plan, costs)
     seconds = np.zeros((3, plan.num_chunks))
@@ -266,7 +259,7 @@ def memory_by_stage(rank: Rank, plan: Schedule, costs: tuple[ChunkCost, ...]) ->
 
 def _result(
     rank: Rank,
-    prices: TrainingPricer,
+    prices: pricing.TrainingPricer,
     plan: Schedule,
     costs: tuple[ChunkCost, ...],
     timeline: Timeline,
@@ -288,7 +281,7 @@ def _result(
     breakdown["waiting for parameters, hidden communication"] = max(rest, 0.0)
     breakdown["pipeline bubble"] = pipeline_s - float(busy[worst])
     breakdown |= ends
-    all_passes = PassCost()
+    all_passes = pricing.PassCost()
     for cost in costs:
         for part in cost.passes:
             all_passes.add(part)
@@ -325,7 +318,7 @@ def _passes(plan: Schedule, costs: tuple[ChunkCost, ...], device: int) -> dict[s
 
 
 def _ends_of_step(
-    rank: Rank, prices: TrainingPricer, plan: Schedule, costs: tuple[ChunkCost, ...], timeline: Timeline
+    rank: Rank, prices: pricing.TrainingPricer, plan: Schedule, costs: tuple[ChunkCost, ...], timeline: Timeline
 ) -> dict[str, float]:
     """Return the seconds after the pipeline: late gradients, small collectives, the optimizer, parameters."""
     overlap = rank.setup.job.overlap

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -11,32 +12,27 @@ LEAST_SHARE = 0.5
 """Smallest probability of a token of an answer, which is always the most likely one."""
 
 
+@dataclass(eq=False)
 class Logprobs:
     """The log-probabilities of an answer, and of the prompt before it where that is part of the text.
 
     A token has a probability between a half and one, by its id and place. Each next likely one has half of the rest.
-
-    Args:
-        is_chat: in the form of chat completions; otherwise of completions.
-        most: how many of the most likely tokens each place names.
-        ids, texts: of the tokens.
-        num_prompt: how many of them are the prompt's.
-        others: id -> text of the tokens that answers are made of.
     """
 
-    def __init__(
-        self,
-        is_chat: bool,
-        most: int,
-        ids: Sequence[int],
-        texts: Sequence[str],
-        num_prompt: int,
-        others: Mapping[int, str],
-    ) -> None:
-        self.is_chat, self.most, self.ids, self.texts = is_chat, most, ids, texts
-        self.num_prompt = num_prompt
-        self._others = list(others.values())
-        self._offsets = [0, *accumulate(len(text) for text in texts)]
+    is_chat: bool
+    """In the form of chat completions; otherwise of completions."""
+    most: int
+    """How many of the most likely tokens each place names."""
+    ids: Sequence[int]
+    texts: Sequence[str]
+    num_prompt: int
+    """How many of the tokens are the prompt's."""
+    others: Mapping[int, str]
+    """Id -> text of the tokens that answers are made of."""
+
+    def __post_init__(self) -> None:
+        self._others = list(self.others.values())
+        self._offsets = [0, *accumulate(len(text) for text in self.texts)]
 
     def _likely(self, place: int) -> list[tuple[str, float]]:
         """Return (text, logprob) of a token and of the next likely ones, as many as are asked for but at least one."""
@@ -56,7 +52,11 @@ class Logprobs:
         places = range(begin + self.num_prompt if begin else 0, end + self.num_prompt)
         rows = [self._likely(place) for place in places]
         if self.is_chat:
-            return {"content": [_entry(*row[0]) | {"top_logprobs": self._top(row)} for row in rows]}
+            return {
+                "content": [
+                    _entry(*row[0]) | {"top_logprobs": [_entry(*each) for each in row[: self.most]]} for row in rows
+                ]
+            }
         is_unknown = [place == 0 and self.num_prompt > 0 for place in places]
         return {
             "text_offset": [self._offsets[place] for place in places],
@@ -64,9 +64,6 @@ class Logprobs:
             "token_logprobs": [None if unknown else row[0][1] for unknown, row in zip(is_unknown, rows, strict=True)],
             "top_logprobs": [None if unknown else dict(row) for unknown, row in zip(is_unknown, rows, strict=True)],
         }
-
-    def _top(self, row: list[tuple[str, float]]) -> list[dict[str, Any]]:
-        return [_entry(*each) for each in row[: self.most]]
 
 
 def _entry(text: str, logprob: float) -> dict[str, Any]:

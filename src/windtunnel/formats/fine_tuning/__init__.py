@@ -7,10 +7,11 @@ training from preferences.
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from windtunnel.formats.fine_tuning.job import FineTuning
-from windtunnel.formats.fine_tuning.sources import TRAINS, read_command, read_keys
+from windtunnel.formats.fine_tuning.sources import TRAINS, Source, read_command, read_keys
 from windtunnel.formats.job_files import JobLaunch
 from windtunnel.formats.recognise import FileContent, FileFormat
 from windtunnel.training.job import TrainingJob
@@ -27,15 +28,11 @@ def _is_command(file: FileContent) -> bool:
     return not _has_keys(file) and TRAINS.search(re.sub(r"(?m)(^|\s)#.*$", "", file.text)) is not None
 
 
-def _read_command(path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...]]:
-    return FineTuning(read_command(path), launch).read()
-
-
-def _read_keys(path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...]]:
-    return FineTuning(read_keys(path), launch).read()
+def _reader(read: Callable[[Path], Source]) -> Callable[[Path, JobLaunch], tuple[TrainingJob, tuple[str, ...]]]:
+    return lambda path, launch: FineTuning(read(path), launch).read()
 
 
 FORMATS = (
-    FileFormat("fine-tuning command", "training job", _is_command, _read_command),
-    FileFormat("LLaMA-Factory, Axolotl or TRL job", "training job", _has_keys, _read_keys),
+    FileFormat("fine-tuning command", "training job", _is_command, _reader(read_command)),
+    FileFormat("LLaMA-Factory, Axolotl or TRL job", "training job", _has_keys, _reader(read_keys)),
 )

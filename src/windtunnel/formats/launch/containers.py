@@ -13,16 +13,7 @@ from typing import Any
 import yaml
 
 from windtunnel.errors import InputError
-from windtunnel.formats.launch.shell import (
-    ARITHMETIC,
-    ASSIGNMENT,
-    Part,
-    assigned,
-    filled,
-    live,
-    unfolded,
-    with_arrays_as_variables,
-)
+from windtunnel.formats.launch import shell
 from windtunnel.schema import parse_yaml
 
 SEPARATORS = ";|&\n"
@@ -93,7 +84,7 @@ def commands_of(text: str, is_yaml: bool = False) -> list[Command]:
     maps = [document["data"] for document in map(table, documents) if isinstance(document.get("data"), dict)]
     around = Command([], files=files | {str(name): str(content) for part in maps for name, content in part.items()})
     found: Iterable[Command] = [command for document in documents for command in _containers(document, around)]
-    found = found or (replace(around, words=words) for words in live(_parts(text), around.environment))
+    found = found or (replace(around, words=words) for words in shell.live(_parts(text), around.environment))
     return [command for line in found for command in _unwrapped(line)]
 
 
@@ -125,16 +116,16 @@ def _split(text: str) -> list[list[str]]:
     return [words for _, words in _parts(text)]
 
 
-def _parts(text: str) -> list[Part]:
+def _parts(text: str) -> list[shell.Part]:
     """Return the simple commands of a script; a line that begins with a dash continues the one above."""
     text = re.sub(r"\\\r?\n", " ", _here_documents(text)[0])
-    text = ARITHMETIC.sub(lambda match: re.sub(r"\s", "", match[0]), text)
-    text = with_arrays_as_variables(re.sub(r"(?m)(?:^|(?<=\s))#.*$|^ExecStart=[-@:+!]*", "", text))
+    text = shell.ARITHMETIC.sub(lambda match: re.sub(r"\s", "", match[0]), text)
+    text = shell.with_arrays_as_variables(re.sub(r"(?m)(?:^|(?<=\s))#.*$|^ExecStart=[-@:+!]*", "", text))
     lexer = shlex.shlex(
         re.sub(r"(?<=\s)[12&]?>>?(&[12]|\s*[^\s;|&]+)", "", text), posix=True, punctuation_chars=SEPARATORS
     )
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
-    commands: list[Part] = [("", [])]
+    commands: list[shell.Part] = [("", [])]
     is_over = False
     try:
         for word in lexer:
@@ -158,19 +149,19 @@ def _unwrapped(command: Command) -> Iterator[Command]:
     that of a loop has all of its values.
     """
     environment = command.environment
-    words = [part for word in command.words for part in unfolded(word, environment)]
+    words = [part for word in command.words for part in shell.unfolded(word, environment)]
     is_exported, known, names = words[:1] == ["export"], set(environment), set[str]()
-    while words and (words[0] in ("export", "env", "exec", "sudo", "nohup") or ASSIGNMENT.fullmatch(words[0])):
-        if assignment := ASSIGNMENT.fullmatch(words.pop(0)):
+    while words and (words[0] in ("export", "env", "exec", "sudo", "nohup") or shell.ASSIGNMENT.fullmatch(words[0])):
+        if assignment := shell.ASSIGNMENT.fullmatch(words.pop(0)):
             before = environment.get(assignment[1], "") if assignment[2] else ""
-            environment[assignment[1]] = before + assigned(assignment[1], assignment[3], environment)
+            environment[assignment[1]] = before + shell.assigned(assignment[1], assignment[3], environment)
             names.add(assignment[1])
     if is_exported:
         command.of_shell.difference_update(names, words)
     elif not words:
         command.of_shell.update(names - known)
     if words[:1] == ["for"] and words[2:3] == ["in"]:
-        environment[words[1]] = " ".join(filled(word, environment) for word in words[3:])
+        environment[words[1]] = " ".join(shell.filled(word, environment) for word in words[3:])
     programs = [word.rpartition("/")[2] for word in words]
     for index, program in enumerate(programs):
         following = words[index + 1 :]
@@ -178,7 +169,7 @@ def _unwrapped(command: Command) -> Iterator[Command]:
             yield from _unwrapped(_docker_run(command, following[following.index("run") + 1 :]))
             return
         if program in SHELLS and len(following) > 1 and re.fullmatch(r"-[a-z]*c", following[0]):
-            for script in live(_parts(following[1]), environment):
+            for script in shell.live(_parts(following[1]), environment):
                 yield from _unwrapped(replace(command, words=script))
             return
     gpus = command.gpus
@@ -186,13 +177,13 @@ def _unwrapped(command: Command) -> Iterator[Command]:
         gpus = _num_devices(f"device={environment[name]}") if name in environment and gpus is None else gpus
     if words:
         fields, image = [part for word in words for part in _fields(word, environment)], command.image
-        files = {name: filled(content, environment) for name, content in command.files.items()}
-        yield replace(command, words=fields, image=filled(image, environment), gpus=gpus, files=files)
+        files = {name: shell.filled(content, environment) for name, content in command.files.items()}
+        yield replace(command, words=fields, image=shell.filled(image, environment), gpus=gpus, files=files)
 
 
 def _fields(word: str, environment: Mapping[str, str]) -> list[str]:
     """Return a word with its variables in place: several words where a variable alone holds options."""
-    text = filled(word, environment)
+    text = shell.filled(word, environment)
     return shlex.split(text) if word.startswith("$") and text.lstrip().startswith("-") else [text]
 
 

@@ -15,17 +15,8 @@ import msgspec
 from windtunnel.errors import InputError
 from windtunnel.metrics.limits import limits_from
 from windtunnel.schema import Schema, decode
+from windtunnel.search.capacity import load
 from windtunnel.search.capacity.capacity import Capacity, capacity
-from windtunnel.search.capacity.load import (
-    AMPLE_STREAM,
-    MOST_OF_MANY,
-    MOST_REQUESTS,
-    Stream,
-    are_sent_at_once,
-    is_steady,
-    lengthened,
-    stream_of,
-)
 from windtunnel.search.capacity.probe import probe
 from windtunnel.search.evaluation.duplicates import Neighbours
 from windtunnel.search.evaluation.figures import Deployed, check_budget, figures, load_worth, taken_by
@@ -50,7 +41,7 @@ class Evaluator:
 
     space: Space
     priced: PricedDeployments = field(default_factory=PricedDeployments)
-    streams: dict[Any, Stream] = field(default_factory=dict)
+    streams: dict[Any, load.Stream] = field(default_factory=dict)
     families: dict[Any, Deployed | InputError] = field(default_factory=dict)
     digests: dict[Any, bytes] = field(default_factory=dict)
 
@@ -66,8 +57,7 @@ class Evaluator:
             return family
         settings = settings_of(msgspec.json.encode(knobs))
         given = with_settings(family.scenario.deployment.engine, settings)
-        deployment = msgspec.structs.replace(family.scenario.deployment, engine=given)
-        scenario = msgspec.structs.replace(family.scenario, deployment=deployment)
+        scenario = family.scenario.with_deployment(engine=given)
         setup = replace(family.setup, engine=with_settings(family.setup.engine, settings))
         return replace(family, scenario=scenario, setup=setup)
 
@@ -110,11 +100,11 @@ class Evaluator:
         """Return a key that is equal for points that differ in knobs only."""
         return msgspec.json.encode(point_at(self.space, index).others)
 
-    def stream(self, scenario: Scenario, seed: int, num_requests: int | None) -> Stream:
+    def stream(self, scenario: Scenario, seed: int, num_requests: int | None) -> load.Stream:
         """Return the requests of a point; points of one workload share them."""
         key = (msgspec.json.encode(scenario.workload), seed, num_requests)
         if key not in self.streams:
-            self.streams[key] = stream_of(
+            self.streams[key] = load.stream_of(
                 scenario.workload, self.space.seed + seed, num_requests, is_fixed=self.space.load == "given"
             )
         return self.streams[key]
@@ -144,8 +134,8 @@ class Evaluator:
             if self._is_enough(question, whole, times, change):
                 return msgspec.structs.replace(whole, is_lengthened=question.lengthens)
             given = self.deployed(point_at(self.space, index), workload).scenario.workload
-            most = MOST_REQUESTS if times < AMPLE_STREAM else MOST_OF_MANY
-            num_requests = lengthened(given, whole.stream_requests, most)
+            most = load.MOST_REQUESTS if times < load.AMPLE_STREAM else load.MOST_OF_MANY
+            num_requests = load.lengthened(given, whole.stream_requests, most)
             answer = self._longer(index, workload, question, neighbours, whole, num_requests)
             if answer is None:
                 break
@@ -158,8 +148,8 @@ class Evaluator:
     def _is_enough(self, question: Question, answer: Evaluation, times: float, change: float | None) -> bool:
         """Whether a stream that lasts `times` mean end-to-end times is long enough for a question."""
         if not question.lengthens:
-            return times >= AMPLE_STREAM
-        return is_steady(answer.stream_requests, times, limits_from(self.space.limits), change)
+            return times >= load.AMPLE_STREAM
+        return load.is_steady(answer.stream_requests, times, limits_from(self.space.limits), change)
 
     def _longer(
         self,
@@ -198,12 +188,12 @@ class Evaluator:
         return evaluation
 
     def _at_own_load(
-        self, deployed: Deployed, server: PreparedDeployment, stream: Stream, *_: object
+        self, deployed: Deployed, server: PreparedDeployment, stream: load.Stream, *_: object
     ) -> tuple[Capacity, Evaluation]:
         limits = limits_from(self.space.limits)
         tried = probe(server, stream, stream.usual_load, limits, is_patient=True)
         assert tried.served is not None, "a patient run is not given up"
-        is_batch = are_sent_at_once(stream.workload)
+        is_batch = load.are_sent_at_once(stream.workload)
         sustained = stream.usual_load if tried.passes and not is_batch else None
         values = figures(deployed, server, tried.served, sustained, limits)
         evaluation = Evaluation(
@@ -217,7 +207,12 @@ class Evaluator:
         return Capacity(stream.usual_load, tried, None, 1), evaluation
 
     def _at_capacity(
-        self, deployed: Deployed, server: PreparedDeployment, stream: Stream, question: Question, near: float | None
+        self,
+        deployed: Deployed,
+        server: PreparedDeployment,
+        stream: load.Stream,
+        question: Question,
+        near: float | None,
     ) -> tuple[Capacity, Evaluation]:
         worth = None
         if question.worth is not None and not stream.is_closed:
@@ -322,7 +317,7 @@ def _module_file(name: str) -> Iterator[Path]:
         yield Path(spec.origin)
 
 
-def stream_digest(stream: Stream) -> bytes:
+def stream_digest(stream: load.Stream) -> bytes:
     """Digest the requests themselves, whatever file or distribution they come from."""
     unit = stream.unit
     digest = hashlib.sha256(msgspec.json.encode((stream.workload, stream.seed, stream.usual_load)))

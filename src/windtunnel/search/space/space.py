@@ -14,23 +14,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from windtunnel import schema
 from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.metrics.limits import limits_from, limits_of, named_values
 from windtunnel.metrics.slo import Slo
 from windtunnel.model.shape import ModelSpec
 from windtunnel.plugins import Registry
-from windtunnel.schema import (
-    Schema,
-    check_at_least,
-    check_between,
-    check_seed,
-    decode,
-    parse_yaml,
-    read_table,
-    read_yaml,
-    set_path,
-    short_path,
-)
 from windtunnel.search.confidence import MOST_SEEDS
 from windtunnel.serving.scenario import Scenario, beside, keep_published_formats, scenario_from
 from windtunnel.serving.shorthand import JOB_PATHS, PATHS
@@ -43,7 +32,7 @@ STRATEGIES = Registry(
 )
 DEFAULT_STRATEGY = "exhaustive"
 
-_NAMES: Mapping[str, Any] = read_yaml(Path(__file__).with_suffix(".yaml"))
+_NAMES: Mapping[str, Any] = schema.read_yaml(Path(__file__).with_suffix(".yaml"))
 SHORT_PATHS: Mapping[str, str] = PATHS | _NAMES["short_paths"]
 """Short name in `vary` -> path in a scenario."""
 
@@ -59,7 +48,7 @@ CHANGE = "change"
 ENGINE_PREFIX = "deployment.engine."
 
 
-class Budget(Schema):
+class Budget(schema.Schema):
     """Limits on a deployment's resources; None: no limit."""
 
     devices: int | None = None
@@ -68,7 +57,7 @@ class Budget(Schema):
     """Power with all devices busy."""
 
 
-class Space(Schema):
+class Space(schema.Schema):
     """A search space: the points, the objective and the strategy."""
 
     scenario: dict[str, Any] = {}
@@ -97,9 +86,9 @@ class Space(Schema):
     seed: int = 0
 
     def check(self) -> None:
-        check_seed(self.seed)
-        check_at_least(1, finalists=self.finalists)
-        check_between(1, MOST_SEEDS, finalist_seeds=self.finalist_seeds)
+        schema.check_seed(self.seed)
+        schema.check_at_least(1, finalists=self.finalists)
+        schema.check_between(1, MOST_SEEDS, finalist_seeds=self.finalist_seeds)
         for name, values in self.vary.items():
             if not values:
                 raise ValueError(f"vary.{name} has no values")
@@ -135,7 +124,7 @@ def load_space(path: Path, overrides: Mapping[str, Any] = {}) -> Space:
     Raises:
         InputError: the file is missing or wrong.
     """
-    raw = read_table(path, "a space", "see docs/guides/search.md")
+    raw = schema.read_table(path, "a space", "see docs/guides/search.md")
     return space_from(raw, str(path), path.parent, overrides)
 
 
@@ -160,7 +149,7 @@ def space_from(
         if name in ("vary", "workloads") and below:
             own_keys[name] = {**(own_keys.get(name) or {}), below: value}
         else:
-            set_path(own_keys if name in fields else shared, dotted, value)
+            schema.set_path(own_keys if name in fields else shared, dotted, value)
     is_training = bool(ONLY_OF_JOBS & shared.keys())
     known = [*(TrainingJob if is_training else Scenario).__struct_fields__, *fields]
     for name in shared:
@@ -171,7 +160,7 @@ def space_from(
         if "seed" in own_keys:
             shared["seed"] = own_keys["seed"]
         if "limits" not in own_keys and shared.get("slo") is not None:
-            kept = limits_of(decode(shared["slo"], Slo, f"{source}: slo"))
+            kept = limits_of(schema.decode(shared["slo"], Slo, f"{source}: slo"))
             own_keys["limits"] = {limit.name: limit.most_s for limit in kept}
     if own_keys.get("strategy") == DEFAULT_STRATEGY:
         del own_keys["strategy"]  # as in a file without it: the same search to resume
@@ -179,7 +168,7 @@ def space_from(
         raise InputError(f"{source}: nothing varies", f"add what does: vary: {_EXAMPLES[is_training]}")
     if folder is not None:
         shared, own_keys = (beside(table, folder.resolve()) for table in (shared, own_keys))
-    space = decode({**own_keys, "job" if is_training else "scenario": shared}, Space, source)
+    space = schema.decode({**own_keys, "job" if is_training else "scenario": shared}, Space, source)
     if not is_training:
         limits_from(space.limits)
     _check_names(space, source)
@@ -245,7 +234,7 @@ class Point:
     @cached_property
     def title(self) -> str:
         """`device h100_sxm, tp 4`."""
-        names = {name: "" if name in (CHANGE, "deployment") else f"{short_path(name)} " for name in self.choice}
+        names = {name: "" if name in (CHANGE, "deployment") else f"{schema.short_path(name)} " for name in self.choice}
         return ", ".join(f"{names[name]}{value_text(value)}" for name, value in self.choice.items())
 
 
@@ -293,7 +282,7 @@ def scenario_at(space: Space, settings: Mapping[str, Any], workload: str | None 
     if workload is not None:
         raw["workload"] = copy.deepcopy(space.workloads[workload])
     for path, value in sorted(settings.items(), key=lambda item: item[0].count(".")):
-        set_path(raw, path, copy.deepcopy(value))
+        schema.set_path(raw, path, copy.deepcopy(value))
     raw.pop("slo", None)
     keep_published_formats(raw)
     return scenario_from(raw)
@@ -346,7 +335,7 @@ def _axis(text: str) -> tuple[str, list[Any]]:
         raise InputError(f"--vary: {text!r} is not of the form path=values", "for instance tp=1,2,4 or rate=1:20:2")
     if match := _RANGE.match(value.strip()):
         return path, _steps(text, *match.groups())
-    return path, list(parse_yaml(value if value.lstrip().startswith("[") else f"[{value}]"))
+    return path, list(schema.parse_yaml(value if value.lstrip().startswith("[") else f"[{value}]"))
 
 
 def _steps(text: str, first: str, last: str, step: str | None) -> list[float]:
@@ -410,7 +399,7 @@ def vary_layouts(raw: dict[str, Any], varied: dict[str, Any], source: str) -> di
     axes = dict(varied)
     for name, choices in values.items():
         if name not in varied and len(choices) == 1:
-            set_path(raw, JOB_PATHS[name], choices[0])
+            schema.set_path(raw, JOB_PATHS[name], choices[0])
         elif name not in varied:
             axes[name] = choices
     return axes
@@ -421,8 +410,8 @@ def _with_first_values(raw: dict[str, Any], varied: dict[str, Any], source: str)
     filled: dict[str, Any] = msgspec.to_builtins(raw)
     for name, values in varied.items():
         if isinstance(values, list) and values:
-            set_path(filled, JOB_PATHS.get(name, name), values[0])
-    return decode(filled, TrainingJob, source)
+            schema.set_path(filled, JOB_PATHS.get(name, name), values[0])
+    return schema.decode(filled, TrainingJob, source)
 
 
 def _recompute(job: TrainingJob, model: ModelSpec) -> dict[str, dict[str, Any]]:

@@ -6,22 +6,7 @@ there all the time.
 
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records
-from windtunnel.serving.codes import (
-    ADAPTER_AFFINITY,
-    DEFERRED,
-    KV_USE,
-    LEAST_KV,
-    LEAST_WAITING,
-    OUTSTANDING,
-    POWER_OF_TWO,
-    PREFIX_AFFINITY,
-    RANDOM,
-    ROUND_ROBIN,
-    RUNNING,
-    SESSION_AFFINITY,
-    UP,
-    WAITING,
-)
+from windtunnel.serving import codes
 from windtunnel.serving.kv.cache import entry_of, evict
 from windtunnel.serving.schedulers.adapters import has_in_slot
 from windtunnel.serving.state.adapters import Adapters
@@ -57,7 +42,7 @@ def is_up(fleet: ReplicaFleet | None, replica: int) -> bool:
     """Whether a replica takes requests."""
     if fleet is None:
         return True
-    return fleet.replicas[replica].phase == UP
+    return fleet.replicas[replica].phase == codes.UP
 
 
 @inner
@@ -90,11 +75,11 @@ def load_of_ranks(settings: KernelSettings, ranks: Records[Rank], replica: int, 
     first = replica * settings.ranks_per_replica
     load = 0
     for rank in range(first, first + settings.ranks_per_replica):
-        if metric == OUTSTANDING:
+        if metric == codes.OUTSTANDING:
             load += ranks[rank].num_outstanding
-        elif metric == WAITING:
+        elif metric == codes.WAITING:
             load += ranks[rank].num_waiting
-        elif metric == RUNNING:
+        elif metric == codes.RUNNING:
             load += ranks[rank].num_running
         else:
             load += settings.num_blocks - ranks[rank].free_blocks
@@ -113,9 +98,9 @@ def load_of(pool: PoolTables, pools: Pools | None, replica: int, metric: int) ->
 @inner
 def compared_metric(router: int) -> int:
     """Return the metric by which a router that looks at the load compares replicas."""
-    if router == LEAST_KV:
-        return KV_USE
-    return WAITING if router == LEAST_WAITING else OUTSTANDING
+    if router == codes.LEAST_KV:
+        return codes.KV_USE
+    return codes.WAITING if router == codes.LEAST_WAITING else codes.OUTSTANDING
 
 
 @inner
@@ -160,7 +145,7 @@ def replica_with_prefix(
         replica = candidate(pools, decodes, position)
         if not is_up(fleet, replica):
             continue
-        load = load_of(pool, pools, replica, OUTSTANDING)
+        load = load_of(pool, pools, replica, codes.OUTSTANDING)
         lightest = load if lightest == NONE else min(lightest, load)
         heaviest = max(heaviest, load)
         num_tokens = cached_tokens(pool, cache, pools, replica, i)
@@ -187,7 +172,7 @@ def replica_with_adapter(
         if is_up(fleet, replica):
             settings = pool.settings if pools is None else pools.pools[pools.pool_of_replica[replica]]
             first = settings.first_rank + (replica - settings.first_replica) * settings.ranks_per_replica
-            load = load_of(pool, pools, replica, OUTSTANDING)
+            load = load_of(pool, pools, replica, codes.OUTSTANDING)
             for rank in range(first, first + settings.ranks_per_replica):
                 if has_in_slot(adapters, rank, i) and (best == NONE or load < least):
                     best, least = replica, load
@@ -225,11 +210,11 @@ def choose(
     num_up = count_up(pool, pools, fleet, decodes)
     if num_up == 0:
         return NONE
-    if router == ROUND_ROBIN:
+    if router == codes.ROUND_ROBIN:
         return next_in_turn(pool, clock, pools, fleet, decodes)
-    draws, metric = router in (RANDOM, POWER_OF_TWO), compared_metric(router)
+    draws, metric = router in (codes.RANDOM, codes.POWER_OF_TWO), compared_metric(router)
     best, least = NONE, 0
-    for position in range(1 + (router == POWER_OF_TWO) if draws else num_candidates(pool, pools, decodes)):
+    for position in range(1 + (router == codes.POWER_OF_TWO) if draws else num_candidates(pool, pools, decodes)):
         if draws:
             if num_candidates(pool, pools, decodes) > 1:
                 clock[0].random = clock[0].random * MULTIPLIER % MODULUS
@@ -241,7 +226,7 @@ def choose(
         load = load_of(pool, pools, replica, metric)
         if best == NONE or load < least or (load == least and replica < best):
             best, least = replica, load
-    if fleet is not None and router == DEFERRED and least >= fleet.rules.most_outstanding:
+    if fleet is not None and router == codes.DEFERRED and least >= fleet.rules.most_outstanding:
         return NONE
     return best
 
@@ -257,7 +242,7 @@ def choose_for(
     i: int,
 ) -> int:
     """Choose as `choose`; `adapter_affinity` sends request `i` where its LoRA adapter lies in a slot."""
-    if pool.adapters is not None and router == ADAPTER_AFFINITY:
+    if pool.adapters is not None and router == codes.ADAPTER_AFFINITY:
         replica = replica_with_adapter(pool, pool.adapters, pools, fleet, decodes, i)
         if replica != NONE:
             return replica
@@ -280,14 +265,14 @@ def route(
     `prefix_affinity` goes where most of the prompt is cached, unless the load is uneven.
     """
     sessions = run.sessions
-    if sessions is not None and router == SESSION_AFFINITY:
+    if sessions is not None and router == codes.SESSION_AFFINITY:
         session = sessions.session[i]
         if session != NONE and sessions.replica[session] != NONE:
             former = sessions.replica[session]
             for position in range(num_candidates(pool, pools, decodes)):
                 if candidate(pools, decodes, position) == former and is_up(fleet, former):
                     return former
-    if pool.cache is not None and router == PREFIX_AFFINITY:
+    if pool.cache is not None and router == codes.PREFIX_AFFINITY:
         replica = replica_with_prefix(pool, pool.cache, pools, fleet, decodes, i)
         if replica != NONE:
             return replica

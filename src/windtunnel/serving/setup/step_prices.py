@@ -12,17 +12,7 @@ from numpy.typing import NDArray
 from windtunnel.hardware import Device
 from windtunnel.model.attention.grouped_query import DecodeAttention
 from windtunnel.model.feed_forward.experts import GROUP_LAUNCHES
-from windtunnel.model.launches.forward import (
-    StepBatch,
-    attention_side,
-    decode_launches,
-    feed_forward_launches,
-    forward_launches,
-    head_launches,
-    hop_launch,
-    prefill_launches,
-    token_launches,
-)
+from windtunnel.model.launches import forward
 from windtunnel.model.operators import Launch, Op, Size
 from windtunnel.model.sampling import mask_s
 from windtunnel.model.shape import Shard
@@ -276,7 +266,7 @@ def price_steps(estimator: Estimator, deployed: DeployedModel) -> StepPrices:
     pricer = _Pricer(estimator, device)
     widest = max(engine.max_num_batched_tokens or 0, engine.max_prefill_tokens or 0)
     tokens = token_nodes(most_tokens := widest + queries * engine.max_num_seqs)
-    launches = token_launches(shard, tokens)
+    launches = forward.token_launches(shard, tokens)
     group = np.zeros(tokens.size)
     if shard.parallelism.attention_dp > 1 and shard.parallelism.ffn is None:
         group = group + pricer.total(launch for launch in launches if launch.name in GROUP_LAUNCHES)[0]
@@ -287,7 +277,7 @@ def price_steps(estimator: Estimator, deployed: DeployedModel) -> StepPrices:
     decode = pricer.decode_s(shard, batches, contexts)
     sides, ffn = None, None
     if shard.parallelism.ffn is not None:
-        ffn = pricer.total(feed_forward_launches(shard, tokens))[0]
+        ffn = pricer.total(forward.feed_forward_launches(shard, tokens))[0]
         sides = price_sides(estimator, device, shard, engine, decode_nodes=(batches, contexts))
         pricer.longest_share, pricer.waiting_s = 0.0, None
     longest_share, waiting = pricer.longest_share, pricer.waiting_s
@@ -304,14 +294,14 @@ def price_steps(estimator: Estimator, deployed: DeployedModel) -> StepPrices:
         token=pricer.total(launches),
         group=group,
         sampled_nodes=sampled,
-        head=pricer.total(head_launches(shard, sampled)),
+        head=pricer.total(forward.head_launches(shard, sampled)),
         batch_nodes=batches,
         context_nodes=contexts,
         decode=decode,
         chunk_nodes=chunks,
         length_nodes=lengths,
         prefill=pricer.over_grid(
-            chunks, lengths, lambda chunk, length: prefill_launches(shard, chunk / length, length)
+            chunks, lengths, lambda chunk, length: forward.prefill_launches(shard, chunk / length, length)
         ),
         queries=queries,
         draft=_draft_s(pricer, drafter, queries, engine.max_num_seqs),
@@ -326,7 +316,7 @@ def price_steps(estimator: Estimator, deployed: DeployedModel) -> StepPrices:
 
 def price_halves(estimator: Estimator, device: Device, shard: Shard, tokens: Floats, cores_s: Floats) -> Halves:
     """Price half of steps whose whole has so many tokens on a rank; `cores_s` is the half's decode attention."""
-    pricer, launches = _Pricer(estimator, device), token_launches(shard, tokens / 2)
+    pricer, launches = _Pricer(estimator, device), forward.token_launches(shard, tokens / 2)
     seconds = dict.fromkeys(("rest", "experts", "dispatch", "combine"), np.zeros(tokens.size))
     for launch in launches:
         seconds[part_of(launch)] = seconds[part_of(launch)] + room_beside(launch, device) * pricer.total([launch])[0]
@@ -346,7 +336,7 @@ def repeated_share(device: Device, shard: Shard) -> float:
     1.0 where the rate of the cache is not known, and for models whose attention is not all over the whole context of
     grouped queries: latent attention is bound by arithmetic, and a window lies behind the shared beginning.
     """
-    launches = decode_launches(shard, np.ones(1), np.ones(1))
+    launches = forward.decode_launches(shard, np.ones(1), np.ones(1))
     is_plain = all(type(launch.op) is DecodeAttention and not launch.op.window_tokens for launch in launches)
     if device.l2_bytes_per_s is None or not is_plain:
         return 1.0
@@ -365,10 +355,10 @@ def price_sides(
     count = np.minimum(shard.parallelism.ffn.microbatches, batches)
     padded = decode_tokens(engine, int(batches[-1]))
     tokens = padded[np.ceil(batches / count).astype(np.int64)].astype(np.float64)
-    attention_s = pricer.total(token_launches(attention_side(shard), tokens))[0][:, None]
+    attention_s = pricer.total(forward.token_launches(forward.attention_side(shard), tokens))[0][:, None]
     attention_s = attention_s + pricer.decode_s(shard, batches / count, contexts)
-    ffn_s = pricer.total(feed_forward_launches(shard, tokens))[0]
-    hop_s = pricer.total([hop_launch(shard, tokens)])[0]
+    ffn_s = pricer.total(forward.feed_forward_launches(shard, tokens))[0]
+    hop_s = pricer.total([forward.hop_launch(shard, tokens)])[0]
     layers, every = shard.model.num_layers, np.ones(contexts.size)
     return PingPong(
         attention_s / layers, np.outer(ffn_s / layers, every), np.outer(hop_s, every), np.outer(count, every), layers
@@ -387,7 +377,9 @@ def _draft_s(pricer: _Pricer, drafter: Shard | None, queries: int, max_num_seqs:
     if drafter is None:
         return np.zeros(max_num_seqs + 1) if queries > 1 else None
     nodes, batches = token_nodes(max(max_num_seqs, 2)), np.arange(max_num_seqs + 1)
-    pass_s = pricer.total(token_launches(drafter, nodes))[0] + pricer.total(head_launches(drafter, nodes))[0]
+    pass_s = (
+        pricer.total(forward.token_launches(drafter, nodes))[0] + pricer.total(forward.head_launches(drafter, nodes))[0]
+    )
     return np.asarray((queries - 1) * np.interp(batches, nodes, pass_s) * (batches > 0))
 
 
@@ -460,9 +452,9 @@ def lower_steps(estimator: Estimator, deployed: DeployedModel) -> LoweredSteps:
 
 
 @checked
-def price_step(estimator: Estimator, shard: Shard, batch: StepBatch) -> list[PricedLaunch]:
+def price_step(estimator: Estimator, shard: Shard, batch: forward.StepBatch) -> list[PricedLaunch]:
     """Price every launch of one step."""
-    return [price_launch(estimator, launch) for launch in forward_launches(shard, batch)]
+    return [price_launch(estimator, launch) for launch in forward.forward_launches(shard, batch)]
 
 
 def price_launch(estimator: Estimator, launch: Launch) -> PricedLaunch:
@@ -542,7 +534,7 @@ class _Pricer:
         a, b = np.meshgrid(batches, contexts, indexing="ij")
         total = np.zeros(a.size)
         self.longest_share, self.waiting_s = 0.0, None
-        for launch in decode_launches(shard, a.ravel(), b.ravel()):
+        for launch in forward.decode_launches(shard, a.ravel(), b.ravel()):
             estimate = self.estimator.estimate(launch.op)
             seconds = np.asarray(estimate.seconds, np.float64) * launch.count * launch.adds
             total = total + seconds
@@ -557,6 +549,6 @@ def _ideal_compute_s(shard: Shard, device: Device, batches: Floats, context: Flo
     """Return seconds of decode attention's arithmetic alone, at the device's peak, over the grid batches x context."""
     a, b = np.meshgrid(batches, context, indexing="ij")
     total: Size = 0.0
-    for launch in decode_launches(shard, a.ravel(), b.ravel()):
+    for launch in forward.decode_launches(shard, a.ravel(), b.ravel()):
         total = total + launch.count * launch.op.flops / machine(device, launch.op.compute_format).flops_per_s
     return np.broadcast_to(np.asarray(total), a.size).reshape(a.shape)
