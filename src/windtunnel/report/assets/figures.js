@@ -260,7 +260,12 @@
       ctx.textAlign = "left";
       const left = isX && !isBeyond ? (place + 5 * dots + wide > right ? place - wide : place + 5 * dots) : right - wide - 10 * dots;
       const top = isX && isBeyond ? bottom - 8 * dots : isX || isBeyond ? bbox.top + 14 * dots : Math.max(place - 5 * dots, bbox.top + 12 * dots);
-      if (limit.value >= scale.min) ctx.fillText(isBeyond ? `${text} ${isX ? "\u2192" : "\u2191"}` : text, left - (isBeyond ? 10 * dots : 0), top);
+      if (limit.value < scale.min) continue;
+      const label = [isBeyond ? `${text} ${isX ? "\u2192" : "\u2191"}` : text, left - (isBeyond ? 10 * dots : 0), top];
+      [ctx.strokeStyle, ctx.lineWidth] = [resolved("var(--paper)"), 4 * dots]; // lines of data pass behind the words
+      ctx.strokeText(...label);
+      ctx.fillText(...label);
+      ctx.lineWidth = dots;
     }
     if (spec.overlay) spec.overlay(u, ctx, at, line, dots, ink);
     ctx.restore();

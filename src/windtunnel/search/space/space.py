@@ -32,6 +32,7 @@ from windtunnel.schema import (
     short_path,
 )
 from windtunnel.search.confidence import MOST_SEEDS
+from windtunnel.serving.engines.command_line import ALL_RANKS
 from windtunnel.serving.scenario import Scenario, beside, keep_published_formats, scenario_from
 from windtunnel.serving.shorthand import JOB_PATHS, PATHS
 from windtunnel.training.job import BY_OPERATOR, CHUNKED_SCHEDULES, TrainingJob
@@ -294,6 +295,9 @@ def scenario_at(space: Space, settings: Mapping[str, Any], workload: str | None 
         raw["workload"] = copy.deepcopy(space.workloads[workload])
     for path, value in sorted(settings.items(), key=lambda item: item[0].count(".")):
         set_path(raw, path, copy.deepcopy(value))
+    split = (raw.get("deployment") or {}).get("parallelism") or {}
+    if split.get("ep") == ALL_RANKS:
+        split["ep"] = split.get("tp", 1) * split.get("attention_dp", 1)
     raw.pop("slo", None)
     keep_published_formats(raw)
     return scenario_from(raw)
