@@ -36,7 +36,7 @@ def _with_flags(text: str, names: Iterable[str]) -> str:
             table, _, key = path.removeprefix("deployment.").rpartition(".")
             dotted = rf"(?:deployment\.)?{re.escape(table)}\.{key}"
             # Not in a list of names, nor as the key of a table.
-            setting = rf"(?<![\w.$-])(?:{dotted}{f'|{key}' if key == name else ''})(?!\w|\.\w|[=:]|, \w+,)"
+            setting = rf"(?<![\w.$'-])(?:{dotted}{f'|{key}' if key == name else ''})(?!\w|\.\w|[=:]|, \w+,)"
             option = f"--{name.replace('_', '-')}"
             text = re.sub(setting, option, re.sub(f"{setting} = ", f"{option} ", text))
     return text

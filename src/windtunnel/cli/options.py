@@ -13,8 +13,8 @@ from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import read_launch_command, servers
 from windtunnel.schema import parse_yaml
 from windtunnel.search.space.space import SHORT_PATHS
-from windtunnel.serving.deployment import Deployment
-from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
+from windtunnel.serving.deployment import Deployment, EngineSettings
+from windtunnel.serving.engines.command_line import DEPLOYMENT, ENGINE, NO_COMMAND, Reading
 from windtunnel.serving.engines.defaults import newer_than_known
 from windtunnel.serving.scenario import DEVICE_HINT, Scenario, pool_scenario, read_raw, scenario_from
 from windtunnel.serving.shorthand import lay_over, raw_scenario
@@ -147,21 +147,25 @@ def with_load(raw: dict[str, Any], given: Mapping[str, Any], slo: str | None) ->
 
 
 def setting_name(typed: str) -> str:
-    """Return the short name or path of a setting that is `typed` as options are, or as a server's options are.
+    """Return the short name or path of a setting that is `typed` as options of windtunnel or of a server are.
 
-    `max-num-seqs` and `tensor-parallel-size` are short names; `engine.block_size` and `block-size` are
-    `deployment.engine.block_size`. Anything else stays as it is.
+    `max-num-seqs` and `tensor-parallel-size` are short names; `engine.block_size`, `block-size` and SGLang's
+    `page-size` are `deployment.engine.block_size`. Anything else stays as it is.
     """
     dashed = typed.replace("_", "-")
     for name in (dashed.replace("-", "_"), declared("other_names").get(dashed, "").replace("-", "_")):
         if name in SHORT_PATHS:
             return name
-    if "." in typed:
-        is_short = typed.partition(".")[0] in Deployment.__struct_fields__
-        return f"deployment.{typed.replace('-', '_')}" if is_short else typed
-    flags = [flag for server in servers().values() if (flag := server.flag(server.other_names.get(dashed, dashed)))]
+    option = dashed.removeprefix(DEPLOYMENT).removeprefix("engine.")
+    key = option.replace("-", "_")
+    if key in EngineSettings.__struct_fields__:
+        return f"{ENGINE}{key}"
+    flags = [flag for server in servers().values() if (flag := server.flag(server.other_names.get(option, option)))]
     paths = {flag.path for flag in flags if flag.path and flag.value is None and flag.known_words is None}
-    return paths.pop() if len(paths) == 1 else typed
+    if len(paths) == 1:
+        return paths.pop()
+    is_deployments = "." in typed and typed.partition(".")[0] in Deployment.__struct_fields__
+    return f"{DEPLOYMENT}{typed.replace('-', '_')}" if is_deployments else typed
 
 
 def _value_at(raw: Any, *path: str) -> Any:

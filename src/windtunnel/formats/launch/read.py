@@ -127,9 +127,10 @@ def name_options(error: InputError, text: str) -> None:
             pattern = r"(?<![\w.])(?:\$\.)?(?:deployment\.)?((?:engine|parallelism|precision)\.\w+(?:\.\w+)*)(?! \()"
             error.message = re.sub(pattern, named, error.message)
             error.hint = error.hint and re.sub(pattern, named, error.hint)
-            if (at := re.fullmatch(r"(\w+)( .*) at \$\.deployment\.(\w+)", error.message)) is not None:
-                option = options.get(f"{at[3]}.{at[1]}")
-                error.message = f"{at[1]} ({option}){at[2]}" if option else error.message
+            for path, option in options.items():
+                bare = rf"(?<![\w.$'(-])(?<!x ){re.escape(path.rpartition('.')[2])}( =(?= \d)|(?= is \d|, which))"
+                if (message := re.sub(bare, option, error.message)) != error.message:
+                    error.message = re.sub(r" at \$\.deployment\.\w+$", "", message)
 
 
 def _options_of_settings(engine: str, server: Options, command: Command) -> dict[str, str]:
