@@ -446,11 +446,11 @@ def _started(known: dict[str, Options], command: Command) -> Iterator[tuple[str,
 def _assumed(known: dict[str, Options], command: Command) -> Iterator[Started]:
     """Yield the engine that a container's image names, or the one that knows most of the options of its command.
 
-    The command is options with the model among them, behind a program that is not known or none.
+    The command is options with the model among them, behind a script or no program.
     """
     image, words = _parted(command.image)[0].rpartition("/")[2], command.words
-    while words and not re.fullmatch(r"-.*|[\w.-]+/[\w.-]+", words[0], re.DOTALL):
-        words = words[1:]
+    words = words[1:] if re.fullmatch(r"/.*|.*\.sh", words[0]) else words
+    image = image if words and re.fullmatch(r"-.*|[\w.-]+/[\w.-]+", words[0], re.DOTALL) else ""
     typed = [word.lstrip("-").partition("=")[0].replace("_", "-") for word in words if word.startswith("-")]
     scores = {}
     for engine, server in known.items() if image else ():
