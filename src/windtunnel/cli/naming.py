@@ -35,8 +35,8 @@ def _with_flags(text: str, names: Iterable[str]) -> str:
         if path.startswith(("deployment.", "precision.")) and ("_" in name or name in DEGREES):
             table, _, key = path.removeprefix("deployment.").rpartition(".")
             dotted = rf"(?:deployment\.)?{re.escape(table)}\.{key}"
-            # Not in a list of names, nor as the key of a table.
-            setting = rf"(?<![\w.$'-])(?:{dotted}{f'|{key}' if key == name else ''})(?!\w|\.\w|[=:]|, \w+,)"
+            # Not in a list of names or a product, nor as the key of a table.
+            setting = rf"(?<![\w.$'-])(?<! x )(?:{dotted}{f'|{key}' if key == name else ''})(?!\w|\.\w|[=:]|, \w+,| x )"
             option = f"--{name.replace('_', '-')}"
             text = re.sub(setting, option, re.sub(f"{setting} = ", f"{option} ", text))
     return text

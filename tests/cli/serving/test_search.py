@@ -79,6 +79,11 @@ def test_a_capacity_needs_no_load_to_begin_with(windtunnel: Command) -> None:
     done = windtunnel("capacity", "--model", "llama-3.1-8b", "--device", "h100_sxm", *load, "--slo", "ttft=1s")
     assert done.code == 0, done.stderr
     assert "Poisson arrivals, 64 tokens in, 8 tokens out; seed 0" in done.stdout
+    assert "\nat " in done.stdout
+    several = windtunnel(
+        "capacity", "--model", "llama-3.1-8b", "--device", "h100_sxm", *load[:-1], "2", "--slo", "ttft=1s"
+    )
+    assert "\nfirst stream, at " in several.stdout
 
 
 def test_a_capacity_that_nothing_limits_says_how_to_try_more(windtunnel: Command) -> None:

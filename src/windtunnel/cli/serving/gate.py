@@ -57,10 +57,11 @@ def command(options: Options) -> None:
 
 def _in_options(text: str, options: Options) -> str:
     """Return a sentence on settings with the options of the server's command that decide them."""
-    error = InputError(text)
+    changed, follows, others = text.partition("; what follows")
+    error = InputError(changed)
     if options.from_command:
         name_settings(error, vars(options))
-    return error.message
+    return f"{error.message}{follows}{others}"
 
 
 def _answer(options: Options, gate: Any) -> None:
