@@ -55,6 +55,7 @@ CASES = {
         "--max-num-seqs is 256, more than --max-num-batched-tokens, which is 64",
         "a token for every running request",
     ),
+    "ep beyond tp": ({"--ep": "4", "--tp": "2"}, "--ep 4 does not divide tp x attention_dp = 2", ""),
     "tp of zero": ({"--tp": "0"}, "tp is 0; at least 1 is needed", ""),
     "more stages than layers": ({"--pp": "64"}, "--pp 64, but meta-llama/Llama-3.1-8B has 32 layers", ""),
     "experts that are not there": ({"--ep": "2", "--tp": "2"}, "has no experts", "leave --ep out"),

@@ -38,5 +38,6 @@ def _with_flags(text: str, names: Iterable[str]) -> str:
             # Not in a list of names or a product, nor as the key of a table.
             setting = rf"(?<![\w.$'-])(?<! x )(?:{dotted}{f'|{key}' if key == name else ''})(?!\w|\.\w|[=:]|, \w+,| x )"
             option = f"--{name.replace('_', '-')}"
-            text = re.sub(setting, option, re.sub(f"{setting} = ", f"{option} ", text))
+            named = re.sub(setting, option, text).replace(f"{option} = ", f"{option} ")
+            text = text if named == text else re.sub(r" at \$\.deployment\.\w+$", "", named)
     return text

@@ -85,7 +85,7 @@ def _scenarios(options: Options) -> tuple[Scenario | None, Scenario]:
         if launch is not NO_COMMAND:
             launch.load = load
         described.append(scenario_of(side, base=with_read_load(side, launch)))
-    for line in () if options.json else dict.fromkeys(line for launch in launches for line in launch.load_taken):
+    for line in () if options.json else dict.fromkeys(line for launch in launches for line in launch.remarks):
         remark(line)
     return described[1] if len(described) > 1 else None, described[0]
 
