@@ -75,7 +75,8 @@ def main() -> None:
     )
     parser.add_argument("--most", type=int, default=1000, help="jobs to search")
     options = parser.parse_args()
-    gains, num_refused = [], 0
+    gains: dict[str, list[float]] = {"dense": [], "experts": []}
+    num_refused = 0
     for run, setup in chosen(options.folder)[: options.most]:
         name = f"{setup.model.name}, {setup.job.precision.compute}, {setup.degrees.num_devices} x {setup.device.name}"
         space = layouts_of(run)
@@ -91,14 +92,18 @@ def main() -> None:
             continue
         own_s, best = simulate_training(setup).step_s, outcome.ranking[0]
         best_s = outcome.evaluations[best].figures["step_s"]
-        gains.append(own_s / best_s - 1.0)
-        print(f"{name} ({'experts' if setup.model.has_experts else 'dense'})")
+        gain = own_s / best_s - 1.0
+        gains["experts" if setup.model.has_experts else "dense"].append(gain)
+        print(name)
         print(f"  published  {layout_text(setup)}: {own_s:.2f} s predicted, {run.step_s:.2f} s measured")
-        print(f"  best       {point_at(space, best).title}: {best_s:.2f} s predicted, gain {gains[-1]:.1%}", flush=True)
-    if gains:
-        middle, high = np.percentile(gains, [50, 90])
-        print(f"{len(gains)} jobs, {num_refused} refused: gain {middle:.1%} (median), {high:.1%} (90th percentile)")
-        print(f"the published layout is within 10% of the best in {np.mean(np.array(gains) <= 0.1):.0%}")
+        print(f"  best       {point_at(space, best).title}: {best_s:.2f} s predicted, gain {gain:.1%}", flush=True)
+    for kind, each in gains.items():
+        if not each:
+            continue
+        middle, high = np.percentile(each, [50, 90])
+        print(f"{kind}: {len(each)} jobs, gain {middle:.1%} in the median, {high:.1%} at the 90th percentile;", end=" ")
+        print(f"the published layout is within 10% of the best in {np.mean(np.array(each) <= 0.1):.0%}")
+    print(f"{num_refused} refused")
 
 
 if __name__ == "__main__":

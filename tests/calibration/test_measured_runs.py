@@ -461,3 +461,21 @@ def test_what_is_said_twice_or_of_another_model_is_refused(tmp_path: Path) -> No
 def test_a_command_that_cannot_be_read_names_its_row(command: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         read_table(table_of(tmp_path, COMMANDS, f"a,h100_sxm,{command},1024,256,16,,8"))
+
+
+def test_columns_are_read_as_people_name_them(tmp_path: Path) -> None:
+    head = "Model,GPU,Framework,Tensor Parallel,Input Length,Output Length,Concurrency,Mean TTFT (s),Mean TPOT (ms)"
+    path = tmp_path / "own.csv"
+    path.write_text(f"{head}\nllama-3.1-8b,h100_sxm,vllm,2,1024,256,16,0.06,9.5\n")
+    (run,) = read_measurements([path], {})
+    assert run.scenario is not None
+    assert (run.scenario.deployment.parallelism.tp, run.labels["engine"]) == (2, "vllm")
+    assert run.measured == {"ttft": pytest.approx(0.06), "tpot": pytest.approx(0.0095)}
+    path.write_text(path.read_text().replace("Mean TTFT (s)", "Mean TTFT"))
+    with pytest.raises(InputError, match="column 'Mean TTFT'") as error:  # seconds or milliseconds?
+        read_measurements([path], {})
+    assert error.value.hint is not None
+    assert "rename Mean TTFT -> ttft_ms (_ms: milliseconds)" in error.value.hint
+    path.write_text(path.read_text().replace("Mean TTFT", "TTFT_s"))
+    with pytest.raises(InputError, match="column 'device', and --device is given too"):
+        read_measurements([path], {"device": "h100_sxm"})

@@ -179,9 +179,21 @@ def test_runs_with_jobs_are_written_and_read(tmp_path):
     assert read_run_file(tmp_path / "runs.jsonl") == runs
 
 
-def test_a_table_with_a_column_that_is_not_known_is_refused(tmp_path):
-    with pytest.raises(InputError, match="column 'gpus'"):
-        read_measurements(table(tmp_path, "model,accelerator,n_gpus,gbs,seq_len,gpus\na,b,1,1,1,1\n"), {})
+OWN = """Model,GPU Type,# GPUs,Sequence Length,Global Batch Size,TP,PP,Precision,Step Time (ms),Tokens/s/GPU
+Llama 3 70B,H100,64,8192,128,4,4,BF16,,1000
+Llama 3 70B,H100,64,8192,128,4,4,FP8,10000,
+"""
+
+
+def test_columns_are_read_as_people_name_them(tmp_path):
+    first, second = read_measurements(table(tmp_path, OWN), {})
+    assert first.job is not None
+    assert (first.job.num_devices, first.job.parallelism.pp, first.job.sequence_tokens) == (64, 4, 8192)
+    assert (first.measured["step"], second.measured["step"]) == (pytest.approx(128 * 8192 / 64e3), 10.0)
+    with pytest.raises(InputError, match=r"says n_gpus twice: in # GPUs and world_size"):
+        read_measurements(table(tmp_path, OWN.replace("Precision", "world_size")), {})
+    with pytest.raises(InputError, match="column 'colour'"):
+        read_measurements(table(tmp_path, OWN.replace("Precision", "colour")), {})
 
 
 @pytest.mark.full

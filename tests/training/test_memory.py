@@ -253,3 +253,29 @@ def test_experts_behind_a_latent_width_exchange_it() -> None:
     (sent,) = parts["dispatch"].forward
     assert float(sent.op.message_bytes) == TOKENS * 22 * 1024 * 2.0
     assert {"experts_latent_down", "experts_latent_up"} <= set(parts)
+
+
+def test_deepspeed_holds_what_its_source_says() -> None:
+    """16-bit partitions of parameters and gradients beside 12 bytes of state; gradients in fp32 without sharding."""
+    num_parameters = 8.03e9
+    sharded, gradients, none = (memory(framework="deepspeed", sharding={"zero": zero}) for zero in (3, 2, 0))
+    assert sharded.parameters_bytes == pytest.approx(2 * num_parameters / 8, rel=0.01)
+    assert sharded.gradients_bytes == pytest.approx(2 * num_parameters / 8, rel=0.01)
+    assert sharded.optimizer_bytes == pytest.approx(12 * num_parameters / 8, rel=0.01)
+    assert gradients.gradients_bytes == pytest.approx(2 * num_parameters / 8, rel=0.01)
+    # Autograd's 16-bit gradients and the fp32 sums of `bf16_optimizer.py`.
+    assert none.gradients_bytes == pytest.approx(6 * num_parameters, rel=0.01)
+
+
+def test_deepspeed_frees_what_no_backward_pass_needs_soon() -> None:
+    kept = {"framework": "deepspeed", "recompute": {"granularity": "full"}, "kernels": {"cross_entropy": "chunked"}}
+    few, many = (memory(**kept, sharding={"zero": 3, "max_live_elements": live}) for live in (10**8, 2 * 10**9))
+    layer = (7.5e9 - VOCABULARY * WIDTH) / 32  # one is gathered, whatever the limit says
+    assert many.transient_bytes - few.transient_bytes == pytest.approx(2 * (2e9 - layer), rel=0.05)
+
+
+def test_the_update_of_deepspeed_may_be_the_fullest_moment() -> None:
+    short = {"framework": "deepspeed", "sequence_tokens": 128, "kernels": {"cross_entropy": "chunked"}}
+    updating = memory(**short, sharding={"zero": 2})
+    assert updating.activations_bytes == 0.0
+    assert updating.transient_bytes == pytest.approx(4 * 8.03e9 / 8 + FIGURES.workspace_bytes, rel=0.01)

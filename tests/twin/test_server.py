@@ -294,6 +294,8 @@ def test_log_probabilities_have_the_form_of_the_api(app: TwinApp) -> None:
         (CHAT, HELLO | {"response_format": {"type": "json_schema", "json_schema": 7}}, 400, "cannot be read"),
         ("/v1/embeddings", {"input": "a", "dimensions": 10**9}, 400, "dimensions must be a whole number"),
         ("/v1/embeddings", {"input": {"a": 1}}, 400, "must be a list of token ids"),
+        ("/v1/embeddings", {"input": [[" ", " "]]}, 400, "input must be a text, token ids, or a list of either"),
+        ("/v1/embeddings", {"input": [[]]}, 400, "input must be a text, token ids, or a list of either"),
         ("/v1/completions", {"prompt": "a", "min_tokens": "b"}, 400, "min_tokens must be a whole number"),
         (CHAT, HELLO | {"priority": 10**22}, 400, "priority must be a whole number of 64 bits"),
         ("/tokenize", {"messages": [5]}, 400, "messages must be a list of messages"),

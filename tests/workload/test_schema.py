@@ -167,6 +167,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         WHOLE | {"arrivals": {"type": "curve", "points": [{"at_s": 0, "rate_per_s": 1}, {"at_s": 9, "rate_per_s": 0}]}},
         "the rate stays at 0, so that the requests never end",
     ),
+    "a rate that is hardly above zero": (
+        WHOLE
+        | {"arrivals": {"type": "curve", "points": [{"at_s": 0, "rate_per_s": 1e-300}, {"at_s": 9, "rate_per_s": 1}]}},
+        "a rate of 1e-300 a second is plainly 0: give 0, or at least 1e-09",
+    ),
     "points out of order": (
         WHOLE | {"arrivals": {"type": "curve", "points": [{"at_s": 9, "rate_per_s": 1}, {"at_s": 9, "rate_per_s": 2}]}},
         "in order of at_s, no two at the same time",

@@ -89,6 +89,7 @@ _PUBLISHED = {"silicon_ttft_ms", "n_accel"}
 UNKNOWN = "?"
 """Value in a table of runs for a setting that was not recorded and need not have been the engine's default."""
 
+_NUMBER = re.compile(r"\d+(\.\d*)?([eE][-+]?\d+)?")
 _OTHER_SEPARATOR = re.compile(r"[;\t|]")
 
 
@@ -170,6 +171,7 @@ def read_table(
             f"{path.name} is a table of published runs, which does not hold their settings",
             f"convert it first: python benchmarks/measured_runs.py {path.name} --out runs.jsonl",
         )
+    rows = [with_our_columns(path, row, COLUMNS) for row in rows]
     said = {"model": (server or {}).get("model"), "device": (server or {}).get("deployment", {}).get("device")}
     check_columns(path, rows[0], COLUMNS, [name for name in OF_SERVER if "command" in rows[0] or said[name]])
     runs = [
@@ -181,6 +183,37 @@ def read_table(
 
 OF_SERVER = ("model", "device")
 """Needed columns that a command says, or the options of a server."""
+
+
+_UNIT = re.compile(r"_(ms|s)$")
+
+
+def column_of(name: str, columns: Mapping[str, Column]) -> str:
+    """Return the column that a table calls `name`; the name itself where none is, or where a time says no unit."""
+    plain = plain_name(name)
+    own = next((own for own, column in columns.items() if plain in (own.lower(), *column.also)), name)
+    if own == name and plain.endswith("_ms"):
+        own = next((own for own, column in columns.items() if plain[:-3] in column.also and own.endswith("_s")), name)
+    return name if name in columns or (own.endswith("_ms") and _UNIT.search(plain) is None) else own
+
+
+def with_our_columns(path: Path, row: Mapping[str, str], columns: Mapping[str, Column]) -> dict[str, str]:
+    """Return a row under our names of columns, with its times in their units.
+
+    Raises:
+        InputError: two columns mean one of ours.
+    """
+    ours: dict[str, str] = {}
+    for name, text in row.items():
+        own = column_of(name, columns)
+        if own in ours:
+            twice = " and ".join(other for other in row if column_of(other, columns) == own)
+            raise InputError(f"{path.name} says {own} twice: in {twice}", "keep one of them")
+        units = [found[1] if (found := _UNIT.search(each)) else "s" for each in (plain_name(name), own)]
+        factor = {("ms", "s"): 1e-3, ("s", "ms"): 1e3}.get((units[0], units[1]), 1.0)
+        is_time = own != name and columns[own].metric and factor != 1.0
+        ours[own] = repr(float(text) * factor) if is_time and _NUMBER.fullmatch(text) else text
+    return ours
 
 
 def check_columns(

@@ -10,14 +10,16 @@ import msgspec
 
 from windtunnel import catalog
 from windtunnel.calibration.measured_runs import (
+    COLUMNS,
     Measurement,
     is_run_file,
     read_client_files,
     read_run_file,
     read_table,
     text_rows,
+    with_our_columns,
 )
-from windtunnel.calibration.training_runs import TELLING_COLUMN, read_training_rows
+from windtunnel.calibration.training_runs import are_training_runs, read_training_rows
 from windtunnel.errors import InputError, missing_file
 from windtunnel.formats.clients.read import read_client_results
 from windtunnel.serving.shorthand import raw_scenario
@@ -50,11 +52,11 @@ def read_measurements(
             runs += read_client_files(path, _deployment(path, options, server or {}))
         elif path.suffix in (".csv", ".parquet"):
             rows = list(text_rows(path))
-            if rows and TELLING_COLUMN in rows[0]:
+            if rows and are_training_runs(rows[0]):
                 _check_alone(path, "training runs", server, alone)
                 runs += read_training_rows(path, rows)
             else:
-                header = rows[0] if rows else {}
+                header = with_our_columns(path, rows[0], COLUMNS) if rows else {}
                 _check_columns(path, header, server, alone)
                 of_table = {name: value for name, value in options.items() if name not in header}
                 runs += read_table(path, rows, _with_options(server or {}, of_table))

@@ -14,7 +14,16 @@ from typing import Any
 from msgspec.structs import replace
 
 from windtunnel import catalog
-from windtunnel.calibration.measured_runs import Column, Measurement, check_columns, check_ids, columns_of, reason_of
+from windtunnel.calibration.measured_runs import (
+    Column,
+    Measurement,
+    check_columns,
+    check_ids,
+    column_of,
+    columns_of,
+    reason_of,
+    with_our_columns,
+)
 from windtunnel.calibration.training_usual import add_missing, completed, shapes_of
 from windtunnel.errors import InputError, check_known
 from windtunnel.hardware import Device
@@ -28,8 +37,8 @@ from windtunnel.training.job import GEMM_FORMATS, TrainingJob
 from windtunnel.training.setup import uneven_layers
 
 COLUMNS: Mapping[str, Column] = columns_of(Column, Path(__file__).with_name("training_columns.yaml"))
-TELLING_COLUMN = "n_gpus"
-"""A column that a table of serving runs does not have."""
+TELLING_COLUMNS = ("n_gpus", "iter_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu")
+"""Columns of which a table of training runs has the first; by another name, beside one of the others."""
 WORDS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("training_words.yaml"))
 """Words of tables -> ours, by subject."""
 SHARDING = {"full_shard": 3, "shard_grad_op": 2}
@@ -41,12 +50,20 @@ LAYOUT = ("tp", "pp", "dp", "fsdp")
 """Columns that say how a job spreads over its devices; a row without any says nothing of it."""
 
 
+def are_training_runs(row: Mapping[str, str]) -> bool:
+    """Whether a table with this row is one of training runs."""
+    names = [column_of(name, COLUMNS) for name in row]
+    num_told = len({*TELLING_COLUMNS} & {*names})
+    return TELLING_COLUMNS[0] in names and (TELLING_COLUMNS[0] in row or num_told > 1)
+
+
 def read_training_rows(path: Path, rows: Sequence[Mapping[str, str]]) -> list[Measurement]:
     """Return the run of every row; one that is refused says why.
 
     Raises:
-        InputError: a column is unknown or missing, or two runs have one id.
+        InputError: a column is unknown, missing or there twice, or two runs have one id.
     """
+    rows = [with_our_columns(path, row, COLUMNS) for row in rows]
     check_columns(path, rows[0], COLUMNS)
     layout, shapes = [name for name in LAYOUT if any(row.get(name) for row in rows)], shapes_of(rows)
     runs = [

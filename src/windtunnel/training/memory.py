@@ -10,7 +10,7 @@ from windtunnel.model.operators import Gemm
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.layers.chunks import LayerChunk, Parameters, chunk_parameters, layer_parameters, trained
 from windtunnel.training.layers.parts import Work, ends_work, head_parts, layer_work
-from windtunnel.training.layers.rank import BF16_BYTES, NF4_BYTES, WIRE_BYTES, Group, Rank
+from windtunnel.training.layers.rank import BF16_BYTES, FP32_BYTES, NF4_BYTES, WIRE_BYTES, Group, Rank
 from windtunnel.training.layers.sharding import STATE_BYTES, gathered_layer, owned
 
 
@@ -55,7 +55,10 @@ def state_bytes(rank: Rank, held: Parameters, num_in_ends: float = 0.0) -> tuple
     num_owned = owned(rank, learnt)
     gradient = STATE_BYTES[precision.gradients or "fp32"]
     # A recipe in fp8 keeps 16-bit parameters beside what it multiplies; sharded fp32 parameters are their own master.
+    # DeepSpeed keeps 16-bit partitions beside the fp32 ones that it updates (runtime/zero/stage3.py).
     parameters = BF16_BYTES * held.total if zero < 3 else 0.0
+    if zero == 3 and job.framework == "deepspeed":
+        parameters = BF16_BYTES * num_owned
     if job.lora is not None:
         num_here = owned(rank, held) if zero == 3 else held.total
         if precision.frozen_weights == "nf4":
@@ -142,6 +145,13 @@ def _placeholder_bytes(works: list[Work]) -> float:
     return BF16_BYTES * sum(float(m) * n for m, n in gemms)
 
 
+def _largest_weight(rank: Rank, held_chunks: list[LayerChunk]) -> float:
+    """Return the elements of the largest weight of the layers."""
+    works = [work for chunk in held_chunks for work, _ in chunk_work(rank, replace(chunk, has_head=False))]
+    tasks = (task.op for work in works for task in work.backward_weight)
+    return max((float(op.m) * op.n for op in tasks if isinstance(op, Gemm)), default=0.0)
+
+
 def _gathered_bytes(rank: Rank, held_chunks: list[LayerChunk]) -> tuple[float, float]:
     """Return ZeRO-3's parameters that are gathered at once or never sharded, and unscattered gradients: in the head,
     and in a layer.
@@ -165,6 +175,12 @@ def _gathered_bytes(rank: Rank, held_chunks: list[LayerChunk]) -> tuple[float, f
         # (torch/distributed/pipelining/stage.py, `backward_maybe_with_nosync`).
         live, whole = every, every + ends
     gather, reduce = _wire_bytes(rank)
+    if job.framework == "deepspeed":
+        # Parameters that no backward pass needs soon are freed, those of the ends too, and each weight's gradient goes
+        # into a bucket at once (runtime/zero/partitioned_param_coordinator.py and stage3.py).
+        kept, weight = (min(live, every + ends) + unsharded) * gather, _largest_weight(rank, held_chunks)
+        head = -(-rank.setup.model.vocab_size // rank.tp) * rank.width if ends else 0.0
+        return kept + max(head, weight) * reduce, kept + weight * reduce
     in_layer = (live + unsharded + ends) * gather + whole * reduce
     # FSDP2 has freed every layer's parameters when the forward pass ends, and holds those of both ends.
     return ends * gather if _frees_gradients(rank) and job.sharding.reshard_after_forward else in_layer, in_layer
@@ -188,6 +204,19 @@ def _late_moments(rank: Rank, chunks: list[LayerChunk], gradients: float, in_lay
     return [(0.0, gradients - state_bytes(rank, ends)[1], in_layer), (0.0, gradients, in_ends)]
 
 
+SUB_GROUP_ELEMENTS = 10**9
+"""Parameters that DeepSpeed's ZeRO-3 updates at once (`sub_group_size` of its configuration)."""
+
+
+def _stepping_bytes(rank: Rank, held: Parameters) -> float:
+    """Return the memory beside state and gradients while DeepSpeed updates parameters: gradients in fp32, of a
+    sub-group with ZeRO-3, else of all that a rank owns (runtime/zero/stage3.py and stage_1_and_2.py, `step`).
+    """
+    num_owned = owned(rank, trained(rank, held))
+    at_once = min(num_owned, SUB_GROUP_ELEMENTS) if rank.setup.job.sharding.zero == 3 else num_owned
+    return FP32_BYTES * at_once + FIGURES.workspace_bytes
+
+
 def _wire_bytes(rank: Rank) -> tuple[float, float]:
     """Return the bytes of a gathered parameter and of a gradient that is reduced."""
     precision = rank.setup.job.precision
@@ -198,6 +227,7 @@ def stage_memory(
     rank: Rank, stage: int, held_chunks: list[LayerChunk], activations_bytes: float, num_in_flight: float
 ) -> StageMemory:
     """Return one stage's memory; `activations_bytes` is the peak from the schedule's replay."""
+    job = rank.setup.job
     held = sum((chunk_parameters(rank, chunk) for chunk in held_chunks), Parameters())
     ends = sum((chunk_parameters(rank, replace(chunk, layers=())) for chunk in held_chunks), Parameters())
     parameters, gradients, optimizer = state_bytes(rank, held, ends.total)
@@ -206,6 +236,8 @@ def stage_memory(
     if _frees_gradients(rank):
         late = _late_moments(rank, held_chunks, gradients, in_layer)
         moments = [(activations_bytes, 0.0, max(in_head, in_layer)), *late]
+    if job.framework == "deepspeed" and job.sharding.zero and job.precision.gradients == "bf16":
+        moments.append((0.0, gradients, _stepping_bytes(rank, held)))
     activations_bytes, gradients, transient = max(moments, key=sum)
     num_communicators = 1 + sum(rank.layout(group)[0] > 1 for group in Group)
     reserve = FIGURES.context_bytes + num_communicators * FIGURES.communicator_bytes

@@ -98,6 +98,9 @@ def with_framework_defaults(job: TrainingJob, model: ModelSpec) -> TrainingJob:
     if filled.parallelism.sequence_parallel and filled.parallelism.tp == 1:
         parallelism = msgspec.structs.replace(filled.parallelism, sequence_parallel=False)
         filled = msgspec.structs.replace(filled, parallelism=parallelism)
+    if job.framework == "deepspeed" and job.precision.gradients is None and filled.sharding.zero == 0:
+        precision = msgspec.structs.replace(filled.precision, gradients="fp32")
+        filled = msgspec.structs.replace(filled, precision=precision)
     if filled.schedule is None:
         chosen: ScheduleName = "interleaved" if filled.parallelism.virtual_stages > 1 else "1f1b"
         filled = msgspec.structs.replace(filled, schedule=chosen)

@@ -349,15 +349,16 @@ class TwinApp:
     async def _embed(self, body: dict[str, Any], replica: int | None, receive: Receive, send: Send) -> None:
         """Answer a request for embeddings: each input is a prompt, computed to its end."""
         given = body.get("input")
-        several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
-        inputs = given if several else [given]
+        inputs: list[Any] = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
+        if any(isinstance(each, list) and {type(part) for part in each} != {int} for each in inputs):
+            raise RequestError("input must be a text, token ids, or a list of either", param="input")
         size = body.get("dimensions", EMBEDDING_SIZE)
         if type(size) is not int or not 1 <= size <= MOST_DIMENSIONS:
             raise RequestError(f"dimensions must be a whole number from 1 to {MOST_DIMENSIONS}", param="dimensions")
         if body.get("encoding_format") not in (None, "float", "base64"):
             raise RequestError("encoding_format must be float or base64", param="encoding_format")
         try:
-            pooled = await self._pool(body.get("model"), inputs or (), replica, receive)
+            pooled = await self._pool(body.get("model"), inputs, replica, receive)
         except RequestError as error:
             error.param = "input" if error.param == "prompt" else error.param
             raise

@@ -82,6 +82,10 @@ class RatePoint(Schema):
     rate_per_s: Annotated[float, partial(check_between, 0, MAX_RATE_PER_S)]
 
 
+LEAST_RATE_PER_S = 1e-9
+"""One request in 30 years; integrals of far smaller rates lose their digits."""
+
+
 class RateCurve(Schema, tag="curve", tag_field="type"):
     """Open loop whose rate is linear between `points` and repeats after `period_s`, where one is given.
 
@@ -109,6 +113,8 @@ class RateCurve(Schema, tag="curve", tag_field="type"):
         rates = [point.rate_per_s for point in self.points]
         if max(rates) == 0 or (self.period_s is None and rates[-1] == 0):
             raise ValueError("the rate stays at 0, so that the requests never end: raise the last point's rate_per_s")
+        if lost := [rate for rate in rates if 0 < rate < LEAST_RATE_PER_S]:
+            raise ValueError(f"a rate of {lost[0]:g} a second is plainly 0: give 0, or at least {LEAST_RATE_PER_S:g}")
 
 
 class Recorded(Schema, tag="recorded", tag_field="type"):
