@@ -78,7 +78,7 @@ def test_a_page_is_written(windtunnel: Command, job: Path, tmp_path: Path) -> No
 def test_a_search_shows_the_cheapest_first(windtunnel: Command, space: Path) -> None:
     done = windtunnel("search", str(space), "--top", "3")
     assert done.code == 0
-    assert done.stdout.splitlines()[1].startswith("Cheapest: ulysses 1, batch 4. An image takes ")
+    assert done.stdout.splitlines()[1].startswith("Cheapest, at $0.0100 each: ulysses 1, batch 4. An image takes ")
     assert "2 points refused" in done.stdout
     document = json.loads(windtunnel("search", str(space), "--json", "--top", "3").stdout)
     costs = [point["output_usd"] for point in document["points"]]

@@ -1,6 +1,7 @@
 """Diffusion jobs: tokens and arithmetic against hand counts, how time scales, energy, memory, and wrong input."""
 
 import csv
+import re
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from windtunnel.diffusion.operators import FullAttention, Share, block_kernels, 
 from windtunnel.diffusion.search import search_diffusion
 from windtunnel.diffusion.simulate import ends_work, simulate_diffusion, step_work
 from windtunnel.errors import InputError
+from windtunnel.report.diffusion.batch import diffusion_report, points_report
 
 FLUX = {"model": "FLUX.1-dev", "device": "h100_sxm"}
 TINY = {
@@ -221,7 +223,20 @@ def test_a_limit_is_kept_or_broken() -> None:
     assert not simulate_diffusion(setup_of(limit_s=5)).is_good
     points = search_diffusion({**FLUX, "limit_s": 7, "vary": {"parallelism.ulysses": [1, 4]}}, "job.yaml")
     assert [point.settings["parallelism.ulysses"] for point in points if point.result] == [4]
-    assert points[-1].reason.startswith("a batch takes ")
+    assert re.fullmatch(r"a batch takes [\d.]+ s; the limit is 7 s", points[-1].reason)
+
+
+def test_only_a_limit_makes_a_time_good() -> None:
+    assert diffusion_report(simulate_diffusion(setup_of())).is_good is None
+    assert diffusion_report(simulate_diffusion(setup_of(limit_s=20))).is_good is True
+    assert diffusion_report(simulate_diffusion(setup_of(device="rtx_4090"))).is_good is False
+
+
+def test_a_search_says_what_the_cheapest_costs_and_shows_every_point() -> None:
+    points = search_diffusion({**FLUX, "vary": {"batch": [1, 8]}}, "job.yaml")
+    report = points_report(points, 5)
+    assert re.match(r"Cheapest, at \$0\.\d{4} each: batch 8\. An image takes ", str(report.verdict))
+    assert report.sections[0].is_open
 
 
 def test_weights_that_exceed_a_device_do_not_fit() -> None:

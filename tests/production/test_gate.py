@@ -16,7 +16,9 @@ from windtunnel.metrics.limits import parse_limits
 from windtunnel.metrics.uncertainty import Interval
 from windtunnel.production.gate import SURE, Gate, gate_change, gate_measured, gate_predicted, predicted_ratios
 from windtunnel.report.gate import gate_report, verdict
+from windtunnel.report.report import Table
 from windtunnel.serving.results import Result
+from windtunnel.serving.scenario import changed_settings
 
 
 def simulated(**options: Any) -> Result:
@@ -37,6 +39,20 @@ def test_a_change_that_changes_nothing_passes_with_equal_figures() -> None:
     assert gate.passes
     assert all(check.before == check.after for check in gate.checks)
     assert gate.remarks == ["changed: nothing"]
+
+
+def test_a_default_that_is_written_out_changes_nothing() -> None:
+    gate = gate_change(simulated(), simulated(engine="vllm"), parse_limits("ttft_p90=1s"))
+    assert gate.remarks == ["changed: nothing"]
+    names = [{"model": "llama-3.1-8b"}, {"model": "meta-llama/Llama-3.1-8B"}, {"model": "qwen3-8b"}]
+    assert changed_settings(names[:2]) == {}
+    assert changed_settings(names[1:]) == {"model": ["meta-llama/Llama-3.1-8B", "qwen3-8b"]}
+
+
+def test_a_check_says_whether_it_is_of_the_slo() -> None:
+    report = gate_report(gate_change(simulated(), simulated(), parse_limits("ttft_p90=1s")))
+    assert isinstance(table := report.sections[0].blocks[0], Table)
+    assert [row[0] for row in table.rows][:2] == ["TTFT p90 (SLO)", "TTFT p90"]
 
 
 def test_a_change_that_makes_requests_wait_fails_and_names_the_setting() -> None:

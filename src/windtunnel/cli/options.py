@@ -6,15 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 from windtunnel import catalog
+from windtunnel.cli.naming import PATHS_OF_OPTIONS
 from windtunnel.cli.output import remark, remark_left_out, remark_node
-from windtunnel.cli.verbs import Options
+from windtunnel.cli.verbs import Options, declared
 from windtunnel.errors import InputError
-from windtunnel.formats.launch.read import read_launch_command
+from windtunnel.formats.launch.read import read_launch_command, servers
 from windtunnel.schema import parse_yaml
-from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
+from windtunnel.search.space.space import SHORT_PATHS
+from windtunnel.serving.deployment import Deployment, EngineSettings
+from windtunnel.serving.engines.command_line import DEPLOYMENT, ENGINE, NO_COMMAND, Reading
 from windtunnel.serving.engines.defaults import newer_than_known
 from windtunnel.serving.scenario import DEVICE_HINT, Scenario, pool_scenario, read_raw, scenario_from
-from windtunnel.serving.shorthand import PATHS, lay_over, raw_scenario
+from windtunnel.serving.shorthand import lay_over, raw_scenario
 from windtunnel.units import parse_quantity
 
 SCENARIO = ("deployment", "load", "requests", "sampling", "general", "hub")
@@ -136,11 +139,33 @@ def with_read_load(options: Options, launch: Reading, is_sized: bool = False) ->
 def with_load(raw: dict[str, Any], given: Mapping[str, Any], slo: str | None) -> dict[str, Any]:
     """Lay `given` options over a raw scenario: fields by their short names, lengths, load, limits and `--set`."""
     apart = ("rate", "concurrency", "trace", "settings", "hub")
+    typed = assignments(given.get("settings") or ())
+    values = {SHORT_PATHS.get(name := setting_name(path), name): value for path, value in typed.items()}
     fields = {name: value for name, value in given.items() if name not in apart and value is not None}
-    rate, concurrency, trace, settings, hub = (given.get(name) for name in apart)
-    return raw_scenario(
-        raw, fields, rate, concurrency, trace, slo, assignments(settings or ()), allow_download=bool(hub)
-    )
+    rate, concurrency, trace, _, hub = (given.get(name) for name in apart)
+    return raw_scenario(raw, fields, rate, concurrency, trace, slo, values, allow_download=bool(hub))
+
+
+def setting_name(typed: str) -> str:
+    """Return the short name or path of a setting that is `typed` as options of windtunnel or of a server are.
+
+    `max-num-seqs` and `tensor-parallel-size` are short names; `engine.block_size`, `block-size` and SGLang's
+    `page-size` are `deployment.engine.block_size`. Anything else stays as it is.
+    """
+    dashed = typed.replace("_", "-")
+    for name in (dashed.replace("-", "_"), declared("other_names").get(dashed, "").replace("-", "_")):
+        if name in SHORT_PATHS:
+            return name
+    option = dashed.removeprefix(DEPLOYMENT).removeprefix("engine.")
+    key = option.replace("-", "_")
+    if key in EngineSettings.__struct_fields__:
+        return f"{ENGINE}{key}"
+    flags = [flag for server in servers().values() if (flag := server.flag(server.other_names.get(option, option)))]
+    paths = {flag.path for flag in flags if flag.path and flag.value is None and flag.known_words is None}
+    if len(paths) == 1:
+        return paths.pop()
+    is_deployments = "." in typed and typed.partition(".")[0] in Deployment.__struct_fields__
+    return f"{DEPLOYMENT}{typed.replace('-', '_')}" if is_deployments else typed
 
 
 def _value_at(raw: Any, *path: str) -> Any:
@@ -212,10 +237,9 @@ def _require_enough(raw: Mapping[str, Any]) -> None:
 
 def _as_typed(message: str, typed: set[str]) -> str:
     """Replace paths in the scenario by the options that set them."""
-    paths = {**PATHS, "rate": "workload.arrivals.rate_per_s", "concurrency": "workload.arrivals.concurrency"}
-    for name in typed & paths.keys():
-        option, (place, _, field) = f"--{name.replace('_', '-')}", paths[name].rpartition(".")
-        message = message.replace(f"$.{paths[name]}", option)
+    for name in typed & PATHS_OF_OPTIONS.keys():
+        option, (place, _, field) = f"--{name.replace('_', '-')}", PATHS_OF_OPTIONS[name].rpartition(".")
+        message = message.replace(f"$.{PATHS_OF_OPTIONS[name]}", option)
         if message.startswith(f"{field} ") and message.endswith(f" at $.{place}"):
             message = f"{option}{message.removeprefix(field).removesuffix(f' at $.{place}')}"
     return message

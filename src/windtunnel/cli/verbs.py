@@ -195,14 +195,13 @@ def _command(name: str, verb: Mapping[str, Any]) -> click.Command:
         try:
             getattr(import_module(f"windtunnel.cli.{module}"), function or "command")(Options(**values))
         except InputError as error:
-            error.hint = _reader_of_any(values, error) or error.hint
-            if values.get("from_command"):
-                from windtunnel.formats.launch.read import name_options
+            from windtunnel.cli.naming import name_settings
 
-                name_options(error, values["from_command"])
-                if any(option.name == "model" for option in options):
-                    said = "give the path of its config.json"
-                    error.hint = error.hint and error.hint.replace(said, f"{said}, or a model like it, by --model")
+            error.hint = _reader_of_any(values, error) or error.hint
+            name_settings(error, values)
+            if values.get("from_command") and any(option.name == "model" for option in options):
+                said = "give the path of its config.json"
+                error.hint = error.hint and error.hint.replace(said, f"{said}, or a model like it, by --model")
             raise
 
     return Verb(

@@ -65,6 +65,6 @@ def search_diffusion(raw: Mapping[str, Any], where: str) -> list[Point]:
         if result.is_good:
             points.append(Point(settings, result))
             continue
-        slow = f"a batch takes {result.batch_s:.3g} s"
+        slow = f"a batch takes {result.batch_s:.3g} s; the limit is {job.limit_s:g} s"
         points.append(Point(settings, reason=slow if result.fits else "does not fit the device's memory"))
     return sorted(points, key=lambda each: each.rank)

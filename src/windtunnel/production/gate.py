@@ -20,11 +20,11 @@ from windtunnel.formats.clients.read import ClientResult
 from windtunnel.metrics.limits import Limit, limit_of
 from windtunnel.metrics.uncertainty import SURE
 from windtunnel.notebook import Shown
-from windtunnel.schema import differences, encode, read_yaml, with_defaults
+from windtunnel.schema import encode, read_yaml, with_defaults
 from windtunnel.search.capacity.probe import quantile
 from windtunnel.search.space.space import value_text
 from windtunnel.serving.results import Result
-from windtunnel.serving.scenario import FOLLOWING, Scenario
+from windtunnel.serving.scenario import FOLLOWING, Scenario, changed_settings
 
 PRIOR = read_yaml(Path(__file__).with_suffix(".yaml"))
 """Metric -> standard deviation of the logarithm of a run's mean, and `worth_runs`."""
@@ -171,9 +171,8 @@ def _what_changes(before: Result, after: Result) -> list[str]:
     """Say which settings differ between two deployments, their defaults filled in."""
     scenarios = [encode(before.scenario), encode(after.scenario)]
     usual = [with_defaults(each, Scenario) for each in scenarios]
-    changed = {
-        path: values for path, values in differences(scenarios).items() if any(each not in UNSET for each in values)
-    }
+    differing = changed_settings(scenarios)
+    changed = {path: values for path, values in differing.items() if any(each not in UNSET for each in values)}
     causes = {path: values for path, values in changed.items() if not FOLLOWING.intersection(path.split("."))}
     texts = []
     for path, values in (causes or changed).items():

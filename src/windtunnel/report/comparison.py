@@ -17,8 +17,8 @@ from windtunnel.report.render.json import version
 from windtunnel.report.report import Cell, Figures, OnPage, OnTerminal, Report, Section, Table, Text
 from windtunnel.report.results import ResultEntry, document_file, entry_of, read_document, records
 from windtunnel.report.serving.curves import distributions
-from windtunnel.schema import differences, short_path, with_defaults
-from windtunnel.serving.scenario import FOLLOWING, Scenario
+from windtunnel.schema import short_path, with_defaults
+from windtunnel.serving.scenario import FOLLOWING, Scenario, changed_settings
 from windtunnel.units import format_seconds
 
 MOST_RUNS = 8
@@ -294,7 +294,7 @@ def scenario_differences(runs: Runs) -> dict[str, list[Any]]:
     # A table that one leaves empty says nothing: its keys are named where the other has some.
     return {
         path: values
-        for path, values in differences(scenarios).items()
+        for path, values in changed_settings(scenarios).items()
         if any(each or each == 0 for each in values)
         and not (path.startswith("workload.sampling") and any(values[at] is None for at in clients))
     }

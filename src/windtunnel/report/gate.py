@@ -15,7 +15,7 @@ UNITS = {COST: "/M tokens", THROUGHPUT: " output tokens/s"}
 def gate_report(gate: Gate) -> Report:
     """Return the report of a gate."""
     heads = ("check", "result", "before", "after", "change", "allowed")
-    table = Table(heads, [_row(check) for check in gate.checks], left=2)
+    table = Table(heads, [_row(check) for check in gate.checks], left=1)
     sections = [Section("", [table], "Every check", is_open=True)]
     return Report(gate.title, [], sections, gate.remarks, verdict=verdict(gate), is_good=gate.passes)
 
@@ -76,7 +76,7 @@ def _row(check: Check) -> list[str | Cell]:
     before = "" if check.before is None else _number(check, check.before)
     change = "" if check.change is None else f"×{check.change + 1:.3g}" if check.change >= 1 else f"{check.change:+.1%}"
     result = Cell("holds" if check.holds else "fails", tone="" if check.holds else "alert")
-    name = f"{title(check.name)}{UNITS.get(check.name, '')}"
+    name = f"{title(check.name)}{UNITS.get(check.name, '')}{' (SLO)' if check.rule == 'slo' else ''}"
     return [name, result, before, _number(check, check.after), change, _number(check, check.most)]
 
 

@@ -1,7 +1,8 @@
 """Schema of a scenario, everything that decides a run's result; and the setup that it resolves to."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from windtunnel.model.precision import COMPUTE, Format, Precision, computed_as
 from windtunnel.model.sampling import GREEDY, Sampling
 from windtunnel.model.shape import ModelSpec
 from windtunnel.network.settings import ClusterNetwork
-from windtunnel.schema import Schema, check_seed, checked, decode, encode, fields_of, read_table, set_path
+from windtunnel.schema import Schema, check_seed, checked, decode, differences, encode, fields_of, read_table, set_path
+from windtunnel.schema import with_defaults as encoded_with_defaults
 from windtunnel.serving.calibration import NONE, Calibration, Choice, calibration_for, load_calibration
 from windtunnel.serving.deployment import Deployment, EngineSettings, Pool, Profile
 from windtunnel.serving.engines import defaults
@@ -331,6 +333,26 @@ def _learnt(
     elif calibration.reserve is not None and deployment.engine.num_gpu_blocks is None:
         learnt["reserved_bytes"] = calibration.reserve.reserved_bytes
     return {name: value for name, value in learnt.items() if getattr(deployment.engine, name) is None}
+
+
+def changed_settings(scenarios: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return dotted path -> its value in each encoded scenario, where these mean different things.
+
+    A setting that is left out means its default, and a model's short name the model.
+    """
+    usual = [encoded_with_defaults(scenario, Scenario) for scenario in scenarios]
+
+    def meant(path: str, value: Any, defaults: Mapping[str, Any]) -> Any:
+        if path == "model":
+            with suppress(InputError):
+                return catalog.known_name("models", str(value))
+        return defaults.get(path) if value is None else value
+
+    def is_one(path: str, values: Sequence[Any]) -> bool:
+        known = [meant(path, *each) for each in zip(values, usual, strict=True)]
+        return all(value == known[0] for value in known)
+
+    return {path: values for path, values in differences(scenarios).items() if not is_one(path, values)}
 
 
 def pool_scenario(scenario: Scenario, pool: Pool) -> Scenario:

@@ -51,12 +51,14 @@ def test_the_same_server_in_other_words_passes(windtunnel: Command) -> None:
 
 
 def test_a_change_that_breaks_the_slo_fails_with_its_reason(windtunnel: Command) -> None:
-    slower = f"{SERVER} --max-num-seqs 1"
+    slower = f"docker run me/vllm-fork --model {SERVER.removeprefix('vllm serve ')} --max-num-seqs 1 --my-option"
     done = windtunnel("gate", "--from-command", slower, "--before", SERVER, *LOAD, "--slo", "ttft_p90=100ms")
     assert done.code == 1
     assert "Fails: TTFT p90 is" in done.stdout
     assert "failed: TTFT p90 is" in done.stderr
-    assert "engine.max_num_seqs" in done.stdout
+    assert "engine.max_num_seqs (--max-num-seqs)" in done.stdout
+    assert "the image me/vllm-fork is not known: vllm is assumed, by its name" in done.stderr
+    assert "unknown, ignored: --my-option" in done.stderr
 
 
 @pytest.mark.full

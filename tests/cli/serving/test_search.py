@@ -11,7 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from windtunnel.cli.options import setting_name
 from windtunnel.metrics.limits import limits_from
+from windtunnel.search.space.space import scenario_at, space_from
+from windtunnel.search.study import InterruptedSearchError, Study, search
 
 if TYPE_CHECKING:
     from cli.conftest import Command
@@ -76,6 +79,11 @@ def test_a_capacity_needs_no_load_to_begin_with(windtunnel: Command) -> None:
     done = windtunnel("capacity", "--model", "llama-3.1-8b", "--device", "h100_sxm", *load, "--slo", "ttft=1s")
     assert done.code == 0, done.stderr
     assert "Poisson arrivals, 64 tokens in, 8 tokens out; seed 0" in done.stdout
+    assert "\nat " in done.stdout
+    several = windtunnel(
+        "capacity", "--model", "llama-3.1-8b", "--device", "h100_sxm", *load[:-1], "2", "--slo", "ttft=1s"
+    )
+    assert "\nfirst stream, at " in several.stdout
 
 
 def test_a_capacity_that_nothing_limits_says_how_to_try_more(windtunnel: Command) -> None:
@@ -171,11 +179,76 @@ def test_a_grid_marks_what_breaks_limits(
     assert heads.endswith("breaks")
     assert [row.endswith("TPOT p99") for row in rows].count(True) >= 1
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert "tp 3, rate 1: tp = 3 does not divide the 32 attention heads" in done.stdout
+    assert "tp 3, rate 1 and 1 more: tp = 3 does not divide the 32 attention heads" in done.stdout
     assert '<div class="chart">' in page.read_text()
     done = windtunnel("whatif", scenario, "--vary", "rate=1,21", "--slo", "tpot_p99=10ms", "--json")
     points = json.loads(done.stdout)["points"]
     assert [point.get("limited_by") for point in points] == [None, "tpot_p99"], points
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("tensor-parallel-size", "tp"),
+        ("max-num-seqs", "max_num_seqs"),
+        ("request-rate", "rate"),
+        ("isl", "input_tokens"),
+        ("device", "device"),
+        ("engine.max-num-seqs", "deployment.engine.max_num_seqs"),
+        ("block-size", "deployment.engine.block_size"),
+        ("page-size", "deployment.engine.block_size"),
+        ("engine.mem_fraction_static", "deployment.engine.gpu_memory_utilization"),
+        ("parallelism.tp", "deployment.parallelism.tp"),
+        ("workload.arrivals.rate_per_s", "workload.arrivals.rate_per_s"),
+        ("tpp", "tpp"),
+    ],
+)
+def test_a_setting_has_the_names_of_options(typed: str, meant: str) -> None:
+    assert setting_name(typed) == meant
+
+
+def test_a_grid_takes_other_names_of_settings(windtunnel: Command, scenario: str) -> None:
+    settings = ("--set", "engine.block_size=32", "--set", "num-prompts=20", "--set", "pp=1")
+    done = windtunnel("whatif", scenario, *settings, "--vary", "tensor-parallel-size=1,3", "--tp", "1", "--json")
+    document = json.loads(done.stdout)
+    assert [point["choice"] for point in document["points"]] == [{"tp": 1}, {"tp": 3}]
+    assert document["points"][1]["refused"].startswith("--tp 3 does not divide the 32 attention heads")
+    assert document["space"]["deployment"]["engine"]["block_size"] == 32
+    assert document["space"]["workload"]["num_requests"] == 20
+
+
+@pytest.mark.parametrize("file", [False, True])
+def test_experts_of_a_command_are_spread_over_the_devices_that_each_point_has(
+    windtunnel: Command, tmp_path: Path, file: bool
+) -> None:
+    server = ("--from-command", "vllm serve openai/gpt-oss-120b -tp 4 --enable-expert-parallel")
+    workload = {"input_tokens": 64, "output_tokens": 8, "num_requests": 10, "arrivals": {"type": "burst"}}
+    raw = {"deployment": {"device": "h200_sxm"}, "workload": workload}
+    (tmp_path / "space.yaml").write_text(yaml.safe_dump({**raw, "load": "given", "vary": {"tp": [1, 2, 4]}}))
+    (tmp_path / "scenario.yaml").write_text(yaml.safe_dump(raw))
+    points = ("search", str(tmp_path / "space.yaml"), "--no-store")
+    grid = ("whatif", str(tmp_path / "scenario.yaml"), "--vary", "tp=1,2,4")
+    done = windtunnel(*(points if file else grid), *server, "--json")
+    assert done.code == 0, done.stderr
+    assert "does not divide" not in done.stdout
+    space = space_from({**raw, "model": "openai/gpt-oss-120b", "vary": {"tp": [1, 2]}})
+    space.scenario["deployment"]["parallelism"] = {"tp": 4, "ep": "all"}
+    assert scenario_at(space, {"deployment.parallelism.tp": 2}).deployment.parallelism.ep == 2
+
+
+def test_an_interrupted_search_names_options_too(windtunnel: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: Any) -> Study:
+        raise InterruptedSearchError(search(*arguments))
+
+    monkeypatch.setattr("windtunnel.cli.serving.search.search", interrupted)
+    lengths = ("--input-tokens", "64", "--output-tokens", "8", "--num-requests", "20", "--no-store")
+    server = "vllm serve openai/gpt-oss-120b -tp 8 --enable-expert-parallel --enable-eplb"
+    limits = ("--slo", "ttft_p90=1s", "--devices", "h200_sxm")
+    done = windtunnel("recommend", "--from-command", server, *limits, *lengths)
+    assert done.code == 130
+    text = " ".join(done.stdout.split())
+    assert "cannot run" in text
+    assert "--enable-expert-parallel" in text.partition("cannot run points")[2]
 
 
 def test_what_varies_in_a_grid_need_not_be_given_besides(windtunnel: Command) -> None:

@@ -306,6 +306,33 @@ TWO = DEPLOYMENT + "---\n" + DEPLOYMENT.replace("chat-70b", "chat-8b")
 
 
 @pytest.mark.parametrize(
+    ("command", "engine", "says"),
+    [
+        ("docker run --gpus all me/vllm-custom:tag --model Qwen/Qwen3-8B --tensor-parallel-size 8", "vllm", "name"),
+        ("docker run me.io:5000/tensorrt-llm:x Qwen/Qwen3-8B --tp_size 8", "trtllm", "name"),
+        ("docker run me/llm:7 --model-path Qwen/Qwen3-8B --tp 8", "sglang", "options"),
+        (DEPLOYMENT.replace("vllm serve", "/start.sh --model").replace("vllm/vllm-openai", "me/x"), "vllm", "options"),
+    ],
+    ids=["vllm", "trtllm", "sglang", "manifest"],
+)
+def test_an_unknown_image_has_the_engine_that_its_name_or_its_options_say(
+    command: str, engine: str, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "served.yaml").write_text(command)
+    reading = read_launch_command(command if command.startswith("docker") else str(tmp_path / "served.yaml"))
+    assert reading.engine["name"] == engine
+    assert "version" not in reading.engine
+    said = f" is not known: {engine} is assumed, by its {says}; --engine-version gives its version"
+    assert any(line.startswith("the image me") and line.endswith(said) for line in reading.remarks)
+
+
+@pytest.mark.parametrize("command", ["nginx:1", "me/x Qwen/Qwen3-8B", "me/vllm-proxy --port 80", "me/vllm tgi Qwen/Q"])
+def test_an_image_that_says_no_engine_is_refused_by_its_name(command: str) -> None:
+    with pytest.raises(InputError, match=f"the image {command.partition(' ')[0]} starts no server that is known"):
+        read_launch_command(f"docker run {command}")
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         (TWO, "starts 2 servers: chat-70b/server, chat-8b/server"),

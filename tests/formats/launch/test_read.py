@@ -680,7 +680,8 @@ REFUSED_SETTINGS = [
         "$.deployment.engine.all2all_backend (moe_config.backend) is mega_moe",
         "set parallelism.tp (--tp_size) and parallelism.ep (--ep_size)",
     ),
-    ("vllm serve m -tp 0", "tp is 0 at $.deployment.parallelism", None, "tp (--tensor-parallel-size) is 0", None),
+    ("vllm serve m -tp 0", "tp is 0 at $.deployment.parallelism", None, "--tensor-parallel-size is 0", None),
+    ("vllm serve m -tp 3", "tp = 3 does not divide", None, "--tensor-parallel-size 3 does not divide", None),
     ("vllm serve", "no engine.max_num_seqs", "mend it", "no engine.max_num_seqs", "mend it"),
 ]
 

@@ -11,8 +11,9 @@ from windtunnel.report.render.html import page
 from windtunnel.report.search.recommendation import gain_text, nothing_text
 from windtunnel.report.search.study import evidence_of, search_report
 from windtunnel.report.search.whatif import grid_report, shown_figures
+from windtunnel.search.answers import AS_IT_IS
 from windtunnel.search.evaluation.schema import Evaluation
-from windtunnel.search.space.space import Space, space_from
+from windtunnel.search.space.space import CHANGE, Space, space_from
 from windtunnel.search.store import Store
 from windtunnel.search.study import SearchOutcome, search
 
@@ -38,6 +39,16 @@ def test_a_search_shows_what_the_best_point_takes_of_the_limits() -> None:
     assert text.count("Points that meet the limits") == 1
     assert text.count("What each setting is worth") == 1
     assert "Answers" not in text
+
+
+@pytest.mark.compiled
+def test_a_ranking_of_changes_leaves_their_names_room() -> None:
+    changes = {AS_IT_IS: {"max_num_seqs": 256}, "Set --max-num-seqs 16 (now 256)": {"max_num_seqs": 16}}
+    heads = re.findall(r"<th[^>]*>([^<]*)</th>", page_of(space_from({**SPACE, "vary": {CHANGE: changes}})))
+    ranking = heads[: heads.index("limit") + 1]
+    assert "gain" in ranking
+    assert "J/token" not in ranking
+    assert "J/token" in re.findall(r"<th[^>]*>([^<]*)</th>", page_of(space_from(SPACE)))
 
 
 @pytest.mark.compiled

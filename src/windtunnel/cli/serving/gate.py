@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from windtunnel.cli.naming import name_settings
 from windtunnel.cli.options import launched, scenario_of, with_load, with_read_load
 from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import counted
@@ -49,7 +51,17 @@ def command(options: Options) -> None:
             results.append(simulate(scenario, allow_download=options.hub))
             if progress is not None:
                 progress(number + 1, 1 + (before is not None))
-    _answer(options, gate_change(results[0] if before is not None else None, results[-1], limits, increases))
+    gate = gate_change(results[0] if before is not None else None, results[-1], limits, increases)
+    _answer(options, replace(gate, remarks=[_in_options(line, options) for line in gate.remarks]))
+
+
+def _in_options(text: str, options: Options) -> str:
+    """Return a sentence on settings with the options of the server's command that decide them."""
+    changed, follows, others = text.partition("; what follows")
+    error = InputError(changed)
+    if options.from_command:
+        name_settings(error, vars(options))
+    return f"{error.message}{follows}{others}"
 
 
 def _answer(options: Options, gate: Any) -> None:
@@ -73,7 +85,7 @@ def _scenarios(options: Options) -> tuple[Scenario | None, Scenario]:
         if launch is not NO_COMMAND:
             launch.load = load
         described.append(scenario_of(side, base=with_read_load(side, launch)))
-    for line in () if options.json else dict.fromkeys(line for launch in launches for line in launch.load_taken):
+    for line in () if options.json else dict.fromkeys(line for launch in launches for line in launch.remarks):
         remark(line)
     return described[1] if len(described) > 1 else None, described[0]
 

@@ -12,12 +12,12 @@ from msgspec.structs import replace as replace_fields
 from windtunnel import catalog
 from windtunnel.cli import INTERRUPTED
 from windtunnel.cli.diffusion import diffusion_file, search_file
+from windtunnel.cli.naming import name_settings
 from windtunnel.cli.options import assignments, launched, with_read_load
 from windtunnel.cli.output import answer, remark, remark_left_out
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, WindtunnelError, check_known
-from windtunnel.formats.launch.read import name_options
 from windtunnel.metrics.limits import limits_from, named_values
 from windtunnel.report.render.terminal import show
 from windtunnel.report.search.study import SearchEvidence, evidence_of, search_report
@@ -42,7 +42,8 @@ def command(options: Options) -> None:
     if options.load == math.inf:
         raise InputError("--load inf has no number of replicas that serves it", "give requests a second")
     launch, store = launched(options), store_of(options)
-    space = _resumed_space(store) if options.resume else _space(options, with_read_load(options, launch, is_sized=True))
+    server = launch.for_any_split(with_read_load(options, launch, is_sized=True))
+    space = _resumed_space(store) if options.resume else _space(options, server)
     if space.is_training and (options.load is not None or launch.raw):
         given = "--load is a load" if options.load is not None else "--from-command is a server"
         raise InputError(f"{given} of requests", "vary num_devices to see what more devices give")
@@ -88,12 +89,12 @@ def show_study(
     with counted("searching", "points") as callback:
         try:
             study = search(space, store, replace(means, progress=callback))
-            for outcome in study.outcomes:
-                server = None if launch is NO_COMMAND else options.from_command
-                outcome.evaluations.update(in_options(outcome.evaluations, server))
+            _name_settings(study, options)
             evidence = evidence_of(study, store, top, load, launch=launch, **shown)
         except KeyboardInterrupt as interruption:
-            study = interruption.study if isinstance(interruption, InterruptedSearchError) else study
+            if isinstance(interruption, InterruptedSearchError):
+                study = interruption.study
+                _name_settings(study, options)
     if evidence is None:
         if study is None:
             raise KeyboardInterrupt
@@ -102,11 +103,16 @@ def show_study(
     return evidence
 
 
-def in_options(answers: dict[int, Evaluation], server: str | None) -> dict[int, Evaluation]:
-    """Return answers whose refusals name, behind each setting, the options of a server's command that decide it."""
-    reasons = {answer.refused: InputError(answer.refused) for answer in answers.values() if answer.refused and server}
+def _name_settings(study: Study, options: Options) -> None:
+    for outcome in study.outcomes:
+        outcome.evaluations.update(in_options(outcome.evaluations, options))
+
+
+def in_options(answers: dict[int, Evaluation], options: Options) -> dict[int, Evaluation]:
+    """Return answers whose refusals name settings by the options that decide them."""
+    reasons = {answer.refused: InputError(answer.refused) for answer in answers.values() if answer.refused}
     for error in reasons.values():
-        name_options(error, server or "")
+        name_settings(error, vars(options))
     return {
         index: replace_fields(answer, refused=reasons[answer.refused].message) if answer.refused in reasons else answer
         for index, answer in answers.items()

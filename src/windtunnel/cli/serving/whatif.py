@@ -1,6 +1,6 @@
 """`windtunnel whatif`: run every combination of a few settings, and compare."""
 
-from windtunnel.cli.options import launched, scenario_of, with_read_load
+from windtunnel.cli.options import launched, scenario_of, setting_name, with_read_load
 from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
@@ -34,7 +34,7 @@ def command(options: Options) -> None:
         asker = Asker(space, Store(None, lambda _: None), run_chunks, callback)
         answers = asker.ask(None, range(space.num_points), Question())
     asker.check_some(None, answers)
-    answers = in_options(answers, options.from_command)
+    answers = in_options(answers, options)
     answer(options, lambda *_: grid_document(space, answers), grid_report, space, answers, names, launch=launch)
 
 
@@ -58,6 +58,8 @@ def _rank_changes(options: Options, launch: Reading) -> None:
 
 def _space(options: Options, launch: Reading) -> Space:
     """Return the grid of settings around a scenario, with its limits."""
+    parts = [text.partition("=") for text in options.vary]
+    options.vary = tuple(f"{setting_name(path.strip())}{equals}{values}" for path, equals, values in parts)
     if options.scenario is None:
         firsts = {name: values[0] for name, values in axes_of(options.vary).items() if name in NEEDED and values}
         if "concurrency" in firsts:  # its number of requests is that of every point
@@ -70,4 +72,4 @@ def _space(options: Options, launch: Reading) -> Space:
     limits = parse_limits(options.slo) if options.slo is not None else limits_of(base.slo)
     raw = {**encode(base), "limits": {limit.name: limit.most_s for limit in limits}}
     raw.pop("slo", None)
-    return grid_of(raw, options.vary)
+    return grid_of(launch.for_any_split(raw), options.vary)

@@ -44,6 +44,8 @@ class Command:
     name: str = ""
     """Name of its container, or of the object that has one."""
     image: str = ""
+    assumed: str = ""
+    """What of an image that is not known says its engine; empty where the command does."""
     environment: dict[str, str] = field(default_factory=dict)
     of_shell: set[str] = field(default_factory=set)
     """Variables of a script that are not exported: they fill in words, and no program sees them."""

@@ -127,9 +127,10 @@ def name_options(error: InputError, text: str) -> None:
             pattern = r"(?<![\w.])(?:\$\.)?(?:deployment\.)?((?:engine|parallelism|precision)\.\w+(?:\.\w+)*)(?! \()"
             error.message = re.sub(pattern, named, error.message)
             error.hint = error.hint and re.sub(pattern, named, error.hint)
-            if (at := re.fullmatch(r"(\w+)( .*) at \$\.deployment\.(\w+)", error.message)) is not None:
-                option = options.get(f"{at[3]}.{at[1]}")
-                error.message = f"{at[1]} ({option}){at[2]}" if option else error.message
+            for path, option in options.items():
+                bare = rf"(?<![\w.$'(-])(?<!x ){re.escape(path.rpartition('.')[2])}( =(?= \d)|(?= is \d|, which))"
+                if (message := re.sub(bare, option, error.message)) != error.message:
+                    error.message = re.sub(r" at \$\.deployment\.\w+$", "", message)
 
 
 def _options_of_settings(engine: str, server: Options, command: Command) -> dict[str, str]:
@@ -323,6 +324,9 @@ def _note_container(reading: Reading, engine: str, server: Options, command: Com
     elif of_dynamo := dynamo_images().version(engine, repository, tag):
         reading.set_engine(version=of_dynamo)
         reading.container.append(f"the image {command.image} has {engine} {of_dynamo}")
+    elif command.assumed:
+        assumed = f"{engine} is assumed, by its {command.assumed}; --engine-version gives its version"
+        reading.container.append(f"the image {command.image} is not known: {assumed}")
     elif command.image:
         reading.container.append(f"the image {command.image} names no version of {engine}: --engine-version gives one")
     deployment = reading.raw["deployment"]
@@ -397,6 +401,7 @@ def _servers_in(commands: Sequence[Command], text: str, file: Path | None) -> tu
     found = [server for server in started if server[2].words[:1] != [PROXY]]
     if not found:
         found = [(engine, options, each) for engine, options, proxy in started for each in servers_of(proxy)]
+    found = found or [server for command in commands for server in _assumed(known, command)]
     roles = roles_of([(command, server.port) for _, server, command in found], commands) if len(found) > 1 else None
     if len(found) == 1 or roles is not None:
         return found, roles
@@ -407,7 +412,9 @@ def _servers_in(commands: Sequence[Command], text: str, file: Path | None) -> tu
             "keep the one to predict; of servers that prefill and that decode, options or names must say which do what"
         )
         raise InputError(f"--from-command: {what} starts {len(found)} servers: {names}", hint)
-    shown = str(file) if file is not None else repr(" ".join(commands[0].words[:4]) if commands else text[:60])
+    image = f"the image {commands[0].image}" if commands and commands[0].image else ""
+    shown = image or repr(" ".join(commands[0].words[:4]) if commands else text[:60])
+    shown = shown if file is None else str(file)
     if file is not None and file != Path(text):
         rendered = f"render it: helm template {shlex.quote(text)} > manifests.yaml; then --from-command manifests.yaml"
         raise InputError(f"--from-command: {shown} of the chart starts no server that is known", rendered)
@@ -434,6 +441,27 @@ def _started(known: dict[str, Options], command: Command) -> Iterator[tuple[str,
                 if fnmatchcase(word.rpartition("/")[2], program) and rest[: len(subcommand)] == subcommand:
                     yield engine, server, replace(command, words=rest[len(subcommand) :])
                     return
+
+
+def _assumed(known: dict[str, Options], command: Command) -> Iterator[Started]:
+    """Yield the engine that a container's image names, or the one that knows most of the options of its command.
+
+    The command is options with the model among them, behind a script or no program.
+    """
+    image, words = _parted(command.image)[0].rpartition("/")[2], command.words
+    words = words[1:] if re.fullmatch(r"/.*|.*\.sh", words[0]) else words
+    image = image if words and re.fullmatch(r"-.*|[\w.-]+/[\w.-]+", words[0], re.DOTALL) else ""
+    typed = [word.lstrip("-").partition("=")[0].replace("_", "-") for word in words if word.startswith("-")]
+    scores = {}
+    for engine, server in known.items() if image else ():
+        names = [name for name, _ in _typed_options(server, replace(command, words=words))]
+        if server.model_option in names:
+            # Other names are often another engine's own.
+            scores[engine] = tuple(len(server.flags.keys() & some) for some in (names, typed))
+    named = [engine for engine in scores if engine in image.replace("tensorrt-llm", "trtllm")]
+    likely = named or [engine for engine, score in scores.items() if score == max(scores.values())]
+    if len(likely) == 1:
+        yield likely[0], known[likely[0]], replace(command, words=words, assumed="name" if named else "options")
 
 
 def _options_of(server: Options, command: Command) -> list[tuple[str, Any]]:

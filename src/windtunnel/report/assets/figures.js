@@ -258,9 +258,16 @@
       if (!isBeyond) line(isX ? [[place, bbox.top], [place, bottom]] : [[bbox.left, place], [right, place]], [6, 4]);
       const wide = ctx.measureText(text).width + 6 * dots;
       ctx.textAlign = "left";
-      const left = isX && !isBeyond ? (place + 5 * dots + wide > right ? place - wide : place + 5 * dots) : right - wide - 10 * dots;
+      const beside = place + 5 * dots + wide > right ? place - wide : place + 5 * dots;
+      // Latencies rise to the right: what limits them is named on the left.
+      const left = isX ? (isBeyond ? right - wide - 20 * dots : beside) : bbox.left + 6 * dots;
       const top = isX && isBeyond ? bottom - 8 * dots : isX || isBeyond ? bbox.top + 14 * dots : Math.max(place - 5 * dots, bbox.top + 12 * dots);
-      if (limit.value >= scale.min) ctx.fillText(isBeyond ? `${text} ${isX ? "\u2192" : "\u2191"}` : text, left - (isBeyond ? 10 * dots : 0), top);
+      if (limit.value < scale.min) continue;
+      const label = [isBeyond ? `${text} ${isX ? "\u2192" : "\u2191"}` : text, left, top];
+      [ctx.strokeStyle, ctx.lineWidth] = [faded(resolved("var(--paper)"), 0.7), 3 * dots]; // data behind the words
+      ctx.strokeText(...label);
+      ctx.fillText(...label);
+      ctx.lineWidth = dots;
     }
     if (spec.overlay) spec.overlay(u, ctx, at, line, dots, ink);
     ctx.restore();

@@ -54,8 +54,9 @@ def diffusion_report(result: DiffusionResult) -> Report:
     if not result.is_measured:
         lead.append(LAYOUT["not_measured"])
     frames = result.setup.job.frames
+    is_good = None if result.fits and result.setup.job.limit_s is None else result.is_good
     title = filled(LAYOUT["title"], {**document, "num_frames": None if frames == 1 else frames})
-    return Report(title, lead, sections, verdict=verdict_of(result), is_good=result.is_good)
+    return Report(title, lead, sections, verdict=verdict_of(result), is_good=is_good)
 
 
 def _devices_line(document: Mapping[str, Any]) -> str:
@@ -96,13 +97,18 @@ def points_report(points: Sequence[Point], top: int) -> Report:
     document = points_document(points, top)
     rows = [{**row, "settings": settings_text(row["settings"])} for row in document["points"]]
     refused = [f"{settings_text(row['settings'])}: {row['reason']}" for row in document["refused"]]
-    sections = [Section("Points", [table_of(rows, {"settings": "settings", **LAYOUT["points"]})])] if rows else []
+    sections = (
+        [Section("Points", [table_of(rows, {"settings": "settings", **LAYOUT["points"]})], is_open=True)]
+        if rows
+        else []
+    )
     if refused:
         sections.append(Section(f"{format_count(len(refused), 'point')} refused", refused))
     best = points[0]
     verdict = "No point fits the memory and the limit."
     if best.result is not None:
-        verdict = f"Cheapest: {settings_text(best.settings)}. {verdict_of(best.result)}"
+        price = filled("${output_usd:.4f} each", document["points"][0])
+        verdict = f"Cheapest, at {price}: {settings_text(best.settings)}. {verdict_of(best.result)}"
     return Report(f"{format_count(len(points), 'point')} of a diffusion job", [], sections, verdict=verdict)
 
 

@@ -113,7 +113,9 @@ def capacity_section(document: Mapping[str, Any]) -> Section:
             label = f"{METRICS[limit.metric]} {limit.statistic}"
             cards.append(limit_card(latencies[limit.metric][limit.statistic], limit.most_s, label))
     rows = [[METRICS[name], *map(format_seconds, values.values())] for name, values in latencies.items()]
-    table = Table((f"at {_load(is_closed, document['by_stream'][0])} {unit}", *(f"p{point}" for point in POINTS)), rows)
+    loads = document["by_stream"]
+    stream = f"{'first stream, ' if len(loads) > 1 else ''}at {_load(is_closed, loads[0])} {unit}"
+    table = Table((stream, *(f"p{point}" for point in POINTS)), rows)
     return Section("Capacity", [Cards(cards), *([table] if rows else [])])
 
 

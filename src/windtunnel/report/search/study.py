@@ -341,7 +341,7 @@ def _winner(evidence: SearchEvidence, outcome: SearchOutcome, index: int) -> lis
     script = launch_script(scenario, engine_versions(scenario), evidence.launch.others)
     launch = all_blocks.Code(script, "Launch the best point")
     cards = {
-        filled(label, {"copy": "one copy" if evidence.fleets else None}): card
+        filled(label, {"copy": "one replica" if evidence.fleets else None}): card
         for label, card in LAYOUT["cards"].items()
     }
     return [Cards([*of_limits, *cards_of({**best.figures, "load": best.load}, cards).facts]), launch]
@@ -361,7 +361,8 @@ def best_table(
     A terminal lists their settings apart and breaks headings, to fit its width; a page has more columns.
     """
     names, is_training = _table_figures(study, outcome), study.space.is_training
-    if is_on_page and not is_training:
+    gains = answers.gains_of(study, outcome)
+    if is_on_page and not is_training and not gains:  # changes have long names
         # Another percentile of a limited latency says little.
         known = {*names, *(limit.metric for limit in limits_from(study.space.limits))}
         names += [name for name in LAYOUT["page_figures"] if not known & {name, name.partition("_")[0]}]
@@ -370,7 +371,6 @@ def best_table(
         left_out = {"devices" if are_alike else "", "tokens_per_usd" if "run_usd" in names else ""}
         names = [name for name in names if name not in left_out or name == study.space.objective]
     rows: list[list[str | Cell]] = []
-    gains = answers.gains_of(study, outcome)
     for rank, index in enumerate(points, start=1):
         mean, bound = outcome.mean(index), outcome.at_least(index)
         figures = [naming.figure_cell(mean, name) for name in names]

@@ -40,8 +40,13 @@ def shown_figures(text: str | None, space: Space) -> tuple[str, ...]:
 def grid_report(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> Report:
     """Return the report of a grid: a line per point, with the limit that it breaks."""
     title = f"{format_count(space.num_points, 'point')} of {space.scenario.get('model')}"
+    reasons: dict[str, list[int]] = {}
+    for index, answer in answers.items():
+        if answer.refused:
+            reasons.setdefault(answer.refused, []).append(index)
     refused = [
-        f"{point_at(space, index).title}: {answer.refused}" for index, answer in answers.items() if answer.refused
+        f"{point_at(space, indices[0]).title}{f' and {len(indices) - 1} more' if len(indices) > 1 else ''}: {reason}"
+        for reason, indices in reasons.items()
     ]
     worth = {at: answer.figures.get("requests_per_usd") for at, answer in answers.items() if answer.holds}
     best = max(filter(worth.get, worth), key=lambda at: worth[at] or 0.0, default=None)

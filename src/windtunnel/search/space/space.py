@@ -21,6 +21,7 @@ from windtunnel.metrics.slo import Slo
 from windtunnel.model.shape import ModelSpec
 from windtunnel.plugins import Registry
 from windtunnel.search.confidence import MOST_SEEDS
+from windtunnel.serving.engines.command_line import ALL_RANKS
 from windtunnel.serving.scenario import Scenario, beside, keep_published_formats, scenario_from
 from windtunnel.serving.shorthand import JOB_PATHS, PATHS
 from windtunnel.training.job import BY_OPERATOR, CHUNKED_SCHEDULES, TrainingJob
@@ -182,15 +183,17 @@ def _check_names(space: Space, source: str) -> None:
     known = STRATEGIES.names()
     message = f"{source}: $.strategy is {space.strategy!r}, which is not known"
     check_known(space.strategy, known, message, f"known here: {', '.join(known)}")
-    short = space.short_paths
-    fields = TrainingJob.__struct_fields__ if space.is_training else ()
     for name, values in space.vary.items():
-        if isinstance(values, list) and "." not in name and name not in (*short, *fields):
-            hint = f"short names: {', '.join(short)}; or {name}: {{first: {{tp: 2}}, second: {{tp: 4}}}}"
-            what = "training job" if space.is_training else "scenario"
-            raise InputError(
-                f"{source}: $.vary.{name} is no path in a {what} and no short name", did_you_mean(name, short, hint)
-            )
+        if isinstance(values, list):
+            _check_path(name, space.is_training, f"{source}: $.vary.")
+
+
+def _check_path(name: str, is_training: bool, source: str) -> None:
+    short = JOB_PATHS if is_training else SHORT_PATHS
+    if "." not in name and name not in (*short, *(TrainingJob.__struct_fields__ if is_training else ())):
+        hint = f"short names: {', '.join(short)}; or {name}: {{first: {{tp: 2}}, second: {{tp: 4}}}}"
+        what = "training job" if is_training else "scenario"
+        raise InputError(f"{source}{name} is no path in a {what} and no short name", did_you_mean(name, short, hint))
 
 
 def _of_jobs(own_keys: dict[str, Any], shared: dict[str, Any], source: str) -> dict[str, Any]:
@@ -283,6 +286,9 @@ def scenario_at(space: Space, settings: Mapping[str, Any], workload: str | None 
         raw["workload"] = copy.deepcopy(space.workloads[workload])
     for path, value in sorted(settings.items(), key=lambda item: item[0].count(".")):
         schema.set_path(raw, path, copy.deepcopy(value))
+    split = (raw.get("deployment") or {}).get("parallelism") or {}
+    if split.get("ep") == ALL_RANKS:
+        split["ep"] = split.get("tp", 1) * split.get("attention_dp", 1)
     raw.pop("slo", None)
     keep_published_formats(raw)
     return scenario_from(raw)
@@ -309,9 +315,12 @@ def axes_of(vary: Sequence[str]) -> dict[str, list[Any]]:
     """Parse `--vary` options, `PATH=1,2,4`, `PATH=FIRST:LAST:STEP` or `PATH=[...]` with YAML, into path -> values.
 
     Raises:
-        InputError: another form.
+        InputError: another form, or a name that is not known.
     """
-    return dict(_axis(text) for text in vary)
+    axes = dict(_axis(text) for text in vary)
+    for name in axes:
+        _check_path(name, False, "--vary: ")
+    return axes
 
 
 def grid_of(raw: dict[str, Any], vary: Sequence[str]) -> Space:

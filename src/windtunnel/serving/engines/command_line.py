@@ -30,6 +30,9 @@ DEPLOYMENT = "deployment."
 ENGINE = f"{DEPLOYMENT}engine."
 SPLIT = f"{DEPLOYMENT}parallelism."
 
+ALL_RANKS = "all"
+"""Degree of expert parallelism, in a space: experts are spread over all ranks of a point."""
+
 SERVER = "server"
 """Name of what serves where there are no pools."""
 
@@ -237,6 +240,17 @@ class Reading:
         return self.model.has_experts
 
     @property
+    def spreads_experts(self) -> bool:
+        """Whether an option spreads the experts over all ranks, however many there are."""
+        return bool(self.later.get("expert_parallel")) and self.has_experts
+
+    def for_any_split(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """Return the scenario `raw` of this server for a space: experts are spread over the ranks that a point has."""
+        if self.spreads_experts:
+            set_path(raw, f"{SPLIT}ep", ALL_RANKS)
+        return raw
+
+    @property
     def engine(self) -> dict[str, Any]:
         """The engine's settings so far."""
         return dict(self.raw.get("deployment", {}).get("engine", {}))
@@ -253,7 +267,7 @@ class Reading:
             set_path(self.raw, f"{SPLIT}attention_dp", dp)
         elif dp > 1:
             set_path(self.raw, "deployment.replicas", dp)
-        if self.later.get("expert_parallel") and self.has_experts:
+        if self.spreads_experts:
             set_path(self.raw, f"{SPLIT}ep", tp * (dp if is_attention else 1))
 
     def set_drafts(self, word: str, method: str | None, num_drafts: int | None, draft_model: str | None) -> None:
