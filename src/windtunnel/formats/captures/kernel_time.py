@@ -145,6 +145,12 @@ class DeviceTime:
     """Time in which communication ran beside computation."""
     gaps_s: Floats
     """Lengths of the intervals in which nothing ran, in order."""
+    copy_s: float
+    """Time in which at least one copy or memset ran."""
+
+    @property
+    def idle_s(self) -> float:
+        return self.span_s - self.busy_s
 
     @property
     def overlap_fraction(self) -> float:
@@ -172,6 +178,7 @@ def device_time(capture: Capture) -> dict[int, DeviceTime]:
             # Rounding leaves a little more or less than nothing where intervals only touch.
             overlapped_s=max(0.0, shared_s),
             gaps_s=busy[0][1:] - busy[1][:-1],
+            copy_s=_length(_merged(rows.where(is_copy))),
         )
     return by_device
 
