@@ -142,6 +142,7 @@ def _usage_error(error: "click.UsageError") -> tuple[str, str | None]:
     see = f"see `{verb} --help`"
     if isinstance(error, click.NoSuchOption):
         near = sorted(error.possibilities or [])
+        see = getattr(error.ctx and error.ctx.command, "other_options", None) or see
         return f"there is no option {error.option_name}", f"did you mean {' or '.join(near)}?" if near else see
     if isinstance(error, click.MissingParameter) and error.param is not None:
         name = error.param.opts[0] if isinstance(error.param, click.Option) else error.param.human_readable_name

@@ -100,6 +100,9 @@ class SectionedOption(click.Option):
 class Verb(click.Command):
     """A command whose options stand under headings, and have vLLM's names too."""
 
+    other_options: str | None = None
+    """Hint for an option that is not known and near none."""
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "" in args:
             before = args[args.index("") - 1] if args.index("") else "the first argument"
@@ -171,12 +174,12 @@ def _command(name: str, verb: Mapping[str, Any]) -> click.Command:
     }
     if "commands" in verb:
         commands = {below: _command(below, part) for below, part in verb["commands"].items()}
-        if verb.get("needs_command"):
-            return click.Group(name, commands, no_args_is_help=False, **texts)
         return VerbGroup(name, commands, callback=_show_help, invoke_without_command=True, **texts)
+    declared_arguments = [dict(settings, name=argument) for argument, settings in verb.get("arguments", {}).items()]
+    meant = {settings["name"]: option for settings in declared_arguments if (option := settings.pop("option", None))}
     arguments = [
-        click.Argument([argument], **{**settings, "type": TYPES[settings.get("type", "path")]})
-        for argument, settings in verb.get("arguments", {}).items()
+        click.Argument([settings.pop("name")], **{**settings, "type": TYPES[settings.get("type", "path")]})
+        for settings in declared_arguments
     ]
     options = [option for group in (*verb["options"], "limits") for option in options_in(group)]
     flags = {flag.lstrip("-") for option in options for flag in (*option.opts, *option.secondary_opts)}
@@ -191,6 +194,13 @@ def _command(name: str, verb: Mapping[str, Any]) -> click.Command:
 
     def run(memory_limit: str | None, time_limit: str | None, **values: Any) -> None:
         set_limits(memory_limit, time_limit)
+        for argument, option in meant.items():
+            if value := values.pop(argument):
+                if values[option]:
+                    flag = next(each.opts[0] for each in options if each.name == option)
+                    first = value if isinstance(value, str) else value[0]
+                    raise InputError(f"{first} and {flag} both say it", f"leave {flag} out")
+                values[option] = value
         _check_rules(verb.get("rules", ()), values)
         try:
             getattr(import_module(f"windtunnel.cli.{module}"), function or "command")(Options(**values))
@@ -204,13 +214,15 @@ def _command(name: str, verb: Mapping[str, Any]) -> click.Command:
                 error.hint = error.hint and error.hint.replace(said, f"{said}, or a model like it, by --model")
             raise
 
-    return Verb(
+    made = Verb(
         name,
         callback=run,
         params=[*arguments, *options],
         context_settings={"token_normalize_func": normalised},
         **texts,
     )
+    made.other_options = verb.get("other_options")
+    return made
 
 
 def _reader_of_any(values: Mapping[str, Any], error: InputError) -> str | None:

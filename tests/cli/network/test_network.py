@@ -215,7 +215,11 @@ def test_compat_simai_needs_no_topology(windtunnel: Command, workload: str) -> N
         (["topology", "generate", "-bw", "banana"], "'banana' is not a number"),
         (["topology", "show", "nowhere"], "there is no topology 'nowhere'"),
         (["topology", "check", "dgx_h100", "--fail-link", "0"], "is not two node ids"),
-        (["topology"], "missing command"),
+        (["topology", "gen"], "did you mean generate?"),
+        (["topology", "generate", "fat_tree", "--radix", "16"], "--set radix=64"),
+        (["collective", "all_reduce", "-b", "8"], "--size 8..128MiB --device h100_sxm --num-devices 8"),
+        (["collective", "all_reduce", "--op", "all_gather", "--size", "1"], "all_reduce and --op both say it"),
+        (["network", "run", "one.txt", "-w", "two.txt"], "one.txt and --workload both say it"),
         (["collective", "--op", "all_reduce", "--size", "1GiB"], "--topology is missing"),
         (["collective", "--measured", "nccl.log", "--size", "1MiB"], "--size does not go with it"),
         (["collective", "--measured", "nccl.log", "--num-devices", "8"], "--num-devices does not go with it"),
@@ -253,6 +257,32 @@ def test_wrong_words_are_answered_in_a_sentence(windtunnel: Command, words: list
     assert done.code == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_runs_may_stand_before_the_options(windtunnel: Command, workload: str, tmp_path: Path) -> None:
+    network = ("--topology", "dgx_h100:num_servers=2")
+    for first, option, rest in (
+        (["collective", "all_reduce"], ["collective", "--op", "all_reduce"], ("--size", "1MiB", *network)),
+        (["network", "run", workload], ["network", "run", "--workload", workload], network),
+        (["topology", "generate", "fat_tree"], ["topology", "generate", "--type", "fat_tree"], ("--num-gpus", "128")),
+    ):
+        out = ("--out", str(tmp_path / "made"), "--overwrite") if "topology" in first else ()
+        done = windtunnel(*first, *rest, *out)
+        assert (done.code, done.stdout) == (0, windtunnel(*option, *rest, *out).stdout)
+
+
+def test_a_group_without_a_command_shows_its_help(windtunnel: Command) -> None:
+    for group in ("topology", "network"):
+        done = windtunnel(group)
+        assert done.code == 0
+        assert "Commands:" in done.stdout
+
+
+def test_a_message_between_servers_takes_one_network_card(windtunnel: Command) -> None:
+    words = ["collective", "send_recv", "--size", "1GiB", "--topology", "dgx_h100:num_servers=2", "--json"]
+    closed, flow = (json.loads(windtunnel(*words, *more).stdout) for more in ([], ["--backend", "flow"]))
+    assert closed["bus_bytes_per_s"] < 50e9
+    assert closed["seconds"] == pytest.approx(flow["seconds"], rel=0.05)
 
 
 def test_an_all_to_all_in_closed_form_is_direct_as_its_flows_are(windtunnel: Command) -> None:

@@ -128,10 +128,13 @@ def test_a_fine_tuning_job_is_predicted(windtunnel: Command, tmp_path: Path) -> 
     assert "quantization_bit = 8 is not modelled" in refused.stderr
 
 
-def test_megatrons_names_of_options_are_known(windtunnel: Command) -> None:
+def test_other_tools_names_of_options_are_known(windtunnel: Command) -> None:
     words = "--model llama-3.1-8b --device h100_sxm --num-devices 16 --tensor-model-parallel-size 2"
     done = windtunnel("train", *words.split(), "--seq-length", "4096", "--global-batch-size", "32")
     assert "16 x NVIDIA H100 SXM5 80GB (TP 2, DP 8, ZeRO-1)" in done.stdout
+    others = "--gpus 16 --parallelism.tensor_parallel_degree 2 --training.seq_len 4096 --per_device_train_batch_size 1"
+    same = windtunnel("train", *words.split()[:4], *others.split(), "--global-batch", "32")
+    assert same.stdout == done.stdout
     # Another command has no such option by either name.
     assert "there is no option --seq-length" in windtunnel("simulate", "--seq-length", "4096").stderr
 

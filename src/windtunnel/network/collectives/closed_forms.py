@@ -110,20 +110,21 @@ def _seconds(form: ClosedForm, protocol: str, op: str, size_bytes: float, ranks:
     latency = form.latencies[protocol]
     if op == "all_to_all":
         return _all_to_all_seconds(latency, protocol, size_bytes, ranks)
-    rate = _bus_bytes_per_s(form, protocol, size_bytes, ranks)
+    rate = _bus_bytes_per_s(form, protocol, op, size_bytes, ranks)
     far = latency.network + ranks.network_latency_us
     steps = form.steps_us(op, ranks, latency.scale_up if ranks.per_server > 1 else 0.0, far)
     return (latency.base + steps) * US + size_bytes * bus_factor(op, ranks.num_ranks) / rate
 
 
-def _bus_bytes_per_s(form: ClosedForm, protocol: str, size_bytes: float, ranks: Ranks) -> float:
+def _bus_bytes_per_s(form: ClosedForm, protocol: str, op: str, size_bytes: float, ranks: Ranks) -> float:
     inside = form.scale_up_bytes_per_s(ranks, size_bytes / ranks.num_ranks)
     inside *= PROTOCOL_SHARE[protocol]
     if protocol == "ll":
         inside = min(inside, ranks.ll_bytes_per_s)
     if ranks.num_servers == 1:
         return inside
-    network = ranks.network_bytes_per_s * NETWORK_SHARE * min(ranks.per_server, NETWORK_RINGS)
+    num_nics = 1 if op == "send_recv" else min(ranks.per_server, NETWORK_RINGS)  # one sender has one NIC
+    network = ranks.network_bytes_per_s * NETWORK_SHARE * num_nics
     network *= form.network_gain(ranks) * PROTOCOL_SHARE[protocol]
     return min(inside, network) if ranks.per_server > 1 else network
 
