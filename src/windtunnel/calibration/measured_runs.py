@@ -170,7 +170,7 @@ def read_table(
             f"{path.name} is a table of published runs, which does not hold their settings",
             f"convert it first: python benchmarks/measured_runs.py {path.name} --out runs.jsonl",
         )
-    rows = [with_our_columns(path, row, COLUMNS) for row in rows]
+    rows = with_our_columns(path, rows, COLUMNS)
     said = {"model": (server or {}).get("model"), "device": (server or {}).get("deployment", {}).get("device")}
     check_columns(path, rows[0], COLUMNS, [name for name in OF_SERVER if "command" in rows[0] or said[name]])
     runs = [
@@ -185,6 +185,7 @@ OF_SERVER = ("model", "device")
 
 
 _UNIT = re.compile(r"_(ms|s)$")
+_FACTORS: Mapping[tuple[str, ...], float] = {("ms", "s"): 1e-3, ("s", "ms"): 1e3}
 
 
 def column_of(name: str, columns: Mapping[str, Column]) -> str:
@@ -196,23 +197,28 @@ def column_of(name: str, columns: Mapping[str, Column]) -> str:
     return name if name in columns or (own.endswith("_ms") and _UNIT.search(plain) is None) else own
 
 
-def with_our_columns(path: Path, row: Mapping[str, str], columns: Mapping[str, Column]) -> dict[str, str]:
-    """Return a row under our names of columns, with its times in their units.
+def with_our_columns(
+    path: Path, rows: Sequence[Mapping[str, str]], columns: Mapping[str, Column]
+) -> list[dict[str, str]]:
+    """Return rows under our names of columns, with their times in their units.
 
     Raises:
         InputError: two columns mean one of ours.
     """
-    ours: dict[str, str] = {}
-    for name, text in row.items():
-        own = column_of(name, columns)
-        if own in ours:
-            twice = " and ".join(other for other in row if column_of(other, columns) == own)
-            raise InputError(f"{path.name} says {own} twice: in {twice}", "keep one of them")
-        units = [found[1] if (found := _UNIT.search(each)) else "s" for each in (plain_name(name), own)]
-        factor = {("ms", "s"): 1e-3, ("s", "ms"): 1e3}.get((units[0], units[1]), 1.0)
-        is_time = own != name and columns[own].metric and factor != 1.0
-        ours[own] = repr(float(text) * factor) if is_time and _NUMBER.fullmatch(text) else text
-    return ours
+    names = {name: column_of(name, columns) for name in rows[0]}
+    factors: dict[str, float] = {}
+    for name, own in names.items():
+        twice = [other for other, meant in names.items() if meant == own]
+        if len(twice) > 1:
+            raise InputError(f"{path.name} says {own} twice: in {' and '.join(twice)}", "keep one of them")
+        units = tuple(found[1] if (found := _UNIT.search(each)) else "s" for each in (plain_name(name), own))
+        if own != name and columns[own].metric and units in _FACTORS:
+            factors[name] = _FACTORS[units]
+
+    def text_of(name: str, text: str) -> str:
+        return repr(float(text) * factors[name]) if name in factors and _NUMBER.fullmatch(text) else text
+
+    return [{names[name]: text_of(name, text) for name, text in row.items()} for row in rows]
 
 
 def check_columns(

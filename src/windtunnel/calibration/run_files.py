@@ -56,7 +56,7 @@ def read_measurements(
                 _check_alone(path, "training runs", server, alone)
                 runs += read_training_rows(path, rows)
             else:
-                header = with_our_columns(path, rows[0], COLUMNS) if rows else {}
+                header = with_our_columns(path, rows[:1], COLUMNS)[0] if rows else {}
                 _check_columns(path, header, server, alone)
                 of_table = {name: value for name, value in options.items() if name not in header}
                 runs += read_table(path, rows, _with_options(server or {}, of_table))

@@ -63,7 +63,7 @@ def read_training_rows(path: Path, rows: Sequence[Mapping[str, str]]) -> list[Me
     Raises:
         InputError: a column is unknown, missing or there twice, or two runs have one id.
     """
-    rows = [with_our_columns(path, row, COLUMNS) for row in rows]
+    rows = with_our_columns(path, rows, COLUMNS)
     check_columns(path, rows[0], COLUMNS)
     layout, shapes = [name for name in LAYOUT if any(row.get(name) for row in rows)], shapes_of(rows)
     runs = [
