@@ -208,8 +208,7 @@ def with_our_columns(
     names = {name: column_of(name, columns) for name in rows[0]}
     factors: dict[str, float] = {}
     for name, own in names.items():
-        twice = [other for other, meant in names.items() if meant == own]
-        if len(twice) > 1:
+        if len(twice := [other for other, meant in names.items() if meant == own]) > 1:
             raise InputError(f"{path.name} says {own} twice: in {' and '.join(twice)}", "keep one of them")
         units = tuple(found[1] if (found := _UNIT.search(each)) else "s" for each in (plain_name(name), own))
         if own != name and columns[own].metric and units in _FACTORS:

@@ -53,8 +53,7 @@ LAYOUT = ("tp", "pp", "dp", "fsdp")
 def are_training_runs(row: Mapping[str, str]) -> bool:
     """Whether a table with this row is one of training runs."""
     names = [column_of(name, COLUMNS) for name in row]
-    num_told = len({*TELLING_COLUMNS} & {*names})
-    return TELLING_COLUMNS[0] in names and (TELLING_COLUMNS[0] in row or num_told > 1)
+    return TELLING_COLUMNS[0] in row or (TELLING_COLUMNS[0] in names and len({*TELLING_COLUMNS} & {*names}) > 1)
 
 
 def read_training_rows(path: Path, rows: Sequence[Mapping[str, str]]) -> list[Measurement]:
@@ -139,7 +138,8 @@ def read_job(
             set_path(raw, COLUMNS[name].sets, text if COLUMNS[name].is_text else _whole(given, name))
     raw["framework"] = framework["framework"]
     compute = format_of(given.get("precision", "bf16"), framework.get("fp8", "fp8"))
-    set_path(raw, "precision.compute", "fp8_rowwise" if is_rowwise(given, compute) else compute)
+    scales_rows = compute.startswith("fp8") and "rowwise" in given.get("note", "").lower()
+    set_path(raw, "precision.compute", "fp8_rowwise" if scales_rows else compute)
     if given.get("task") == "LoRA":
         raw["lora"] = usual.job.pop("lora", {})
     _set_recompute(raw, given.get("act_ckpt", "none"), framework)
@@ -171,11 +171,6 @@ def _set_recompute(raw: dict[str, Any], text: str, framework: Mapping[str, Any])
         raise InputError(f"there is no recomputation {text!r}")
     if policy != "none":
         raw["recompute"] = recompute_of(policy, framework)
-
-
-def is_rowwise(given: Mapping[str, str], compute: str) -> bool:
-    """Whether the note of a row in FP8 says that its scales are by row."""
-    return compute.startswith("fp8") and "rowwise" in given.get("note", "").lower()
 
 
 def recompute_of(policy: str, framework: Mapping[str, Any] = {}) -> dict[str, Any]:
