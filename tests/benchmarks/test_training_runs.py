@@ -245,6 +245,19 @@ def test_submitters_ran_the_layouts_that_others_logged(tmp_path: Path) -> None:
     assert (runs[0].job.precision.frozen_weights, runs[0].memory_bytes) == ("fp8", 168 * 2**30)
 
 
+def test_a_logged_throughput_gives_the_step_but_in_gpt3s_logs(tmp_path: Path) -> None:
+    columns = MLPERF.strip() + ",logged_throughput_raw\n"
+    lora = "v4.0,llama2_70b_lora,NVIDIA H100-SXM5-80GB,{},{},1,8192,8192,4,1,2,,1,True,,,{},11136,,{}\n"
+    gpt3 = "v4.0,gpt3,NVIDIA H100-SXM5-80GB,512,2048,128,2048,2048,4,8,1,6,1,,,,{},1207959552,,354096.999\n"
+    # Below three minutes too, and another run's time to train is shared out by these.
+    (tmp_path / "mlperf.csv").write_text(
+        columns + lora.format(1024, 128, 1.464, 189.6161) + lora.format(64, 8, 20.0, 12.0) + gpt3.format(2.0)
+    )
+    runs, skipped = read_training_runs(tmp_path / "mlperf.csv")
+    assert [run.step_s for run in runs] == pytest.approx([128 / 189.6161, 8 / 12.0])
+    assert [row.reason for row in skipped] == ["neither a time nor a rate was measured"]
+
+
 def test_a_layout_must_make_the_logged_batch(tmp_path: Path) -> None:
     row = "v5.0,llama2_70b_lora,NVIDIA H200-SXM5-141GB,8,8,2,8192,8192,{},1,True,,3.1,22.9,3072,"
     logged = row.format("4,1,1,"), row.format("1,1,2,"), row.format(",,,")

@@ -27,7 +27,7 @@ SHORTEST_MIN = 3.0
 
 
 def completed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Return the rows with layouts of equal runs, and with the step that the time to train leaves."""
+    """Return the rows with layouts of equal runs, and with the step that throughput or time to train leaves."""
     layouts: dict[tuple[str, ...], Layouts] = {}
     depths: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     # A log may name a configuration that its own micro-batches contradict: 2 of the 65 that tell both.
@@ -38,6 +38,7 @@ def completed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
                 layouts.setdefault(key, Counter())[tuple(row[name] for name in ("tp", "pp", "cp"))] += 1
         if row["vp"]:
             depths.setdefault(_pipeline(row), []).append((row["round"], row["vp"]))
+    rows = [row | {"step_time_s_median": row["step_time_s_median"] or _logged_step(row)} for row in rows]
     shares = _step_shares(rows)
     filled = []
     for row in rows:
@@ -54,9 +55,8 @@ def completed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
                 row |= {"tp": "1", "pp": "1", "cp": "1", "fsdp": "FULL_SHARD", "act_ckpt": "full"}
         if not row["vp"] and (near := depths.get(_pipeline(row))):
             row["vp"] = min(near, key=lambda at: (_distance(at[0], row["round"]), at[0]))[1]
-        if not row["step_time_s_median"] and row["benchmark"] in shares and (steps := _steps(row)):
-            seconds = float(row["time_to_train_min_olympic"]) * 60 * shares[row["benchmark"]] / steps
-            row["step_time_s_median"] = str(seconds)
+        if not row["step_time_s_median"] and row["benchmark"] in shares and (whole := _seconds_to_train(row)):
+            row["step_time_s_median"] = str(whole * shares[row["benchmark"]])
         filled.append(row)
     return filled
 
@@ -131,24 +131,30 @@ def _distance(first: str, second: str) -> float:
     return abs(float(first.lstrip("v")) - float(second.lstrip("v")))
 
 
-def _steps(row: Row) -> float | None:
-    """Return the optimizer steps until the target; samples are tokens in GPT-3's logs."""
+def _logged_step(row: Row) -> str:
+    """Return the seconds of a step by the throughput of a log; none for GPT-3's, which contains evaluation."""
+    if row["benchmark"] == "gpt3" or not row.get("logged_throughput_raw"):
+        return ""
+    return str(float(row["global_batch_size"]) / float(row["logged_throughput_raw"]))
+
+
+def _seconds_to_train(row: Row) -> float | None:
+    """Return the time to train over the optimizer steps until the target; samples are tokens in GPT-3's logs."""
     try:
         samples, batch = float(row["samples_at_stop_median"]), float(row["global_batch_size"])
-        length = float(row["seq_len"])
-        is_timed = float(row["time_to_train_min_olympic"]) >= SHORTEST_MIN
+        length, minutes = float(row["seq_len"]), float(row["time_to_train_min_olympic"])
     except ValueError:
         return None
-    return samples / batch / (length if row["benchmark"] == "gpt3" else 1.0) if is_timed else None
+    steps = samples / batch / (length if row["benchmark"] == "gpt3" else 1.0)
+    return minutes * 60 / steps if minutes >= SHORTEST_MIN else None
 
 
 def _step_shares(rows: list[dict[str, str]]) -> dict[str, float]:
     """Return the share of the time to train that steps take, the rest is evaluation; median of runs that log both."""
     shares: dict[str, list[float]] = {}
     for row in rows:
-        if row["step_time_s_median"] and (steps := _steps(row)):
-            share = float(row["step_time_s_median"]) * steps / (float(row["time_to_train_min_olympic"]) * 60)
-            shares.setdefault(row["benchmark"], []).append(share)
+        if row["step_time_s_median"] and (whole := _seconds_to_train(row)):
+            shares.setdefault(row["benchmark"], []).append(float(row["step_time_s_median"]) / whole)
     return {name: statistics.median(found) for name, found in shares.items()}
 
 
