@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from windtunnel.arguments import checked
 from windtunnel.calibration.run_files import read_measurements
 from windtunnel.calibration.validate import RunPrediction, predict_runs, with_odd_runs
 from windtunnel.errors import InputError, check_known
@@ -17,7 +18,7 @@ from windtunnel.report.results import entry_of
 from windtunnel.report.search.study import SearchEvidence, evidence_of
 from windtunnel.report.search.study_files import write_study
 from windtunnel.report.serving.run import check_folder, run_document, write_run
-from windtunnel.schema import Schema, checked, encode
+from windtunnel.schema import Schema, encode
 from windtunnel.schema import save as write_yaml
 from windtunnel.search.capacity.capacity import Capacities, capacities
 from windtunnel.search.executors import Means

@@ -6,24 +6,10 @@ import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial, wraps
-from inspect import signature
-from numbers import Integral, Real
+from functools import cache, partial
 from operator import methodcaller
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    ParamSpec,
-    Self,
-    TypeVar,
-    Union,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Self, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import msgspec
 
@@ -243,65 +229,6 @@ def _shipped(path: Path, text: str) -> Any:
         if msgspec.msgpack.decode(content)[1] == value:
             keep(kept, content)
     return value
-
-
-Parameters = ParamSpec("Parameters")
-Answer = TypeVar("Answer")
-
-
-def checked(function: Callable[Parameters, Answer]) -> Callable[Parameters, Answer]:
-    """Let a public function refuse an argument whose type its annotation does not allow, with InputError."""
-    names = signature(function)
-
-    @wraps(function)
-    def call(*arguments: Parameters.args, **named: Parameters.kwargs) -> Answer:
-        for name, value in names.bind(*arguments, **named).arguments.items():
-            kinds = _argument_kinds(function).get(name, ())
-            if kinds and not any(_is_of(kind, value) for kind in kinds):
-                words = [word for kind in kinds if (word := _ARGUMENT_WORDS.get(kind, _with_article(kind)))]
-                needed = ", ".join(words[:-1]) + (" or " if words[1:] else "") + words[-1]
-                given = repr(value) if isinstance(value, str | int | float | NoneType) else _with_article(type(value))
-                message = f"{name} of {function.__name__} is {given:.{_MAX_SHOWN}}; {needed} is needed"
-                raise InputError(message, f"help({function.__name__}) says what each argument is")
-        return function(*arguments, **named)
-
-    return call
-
-
-def _with_article(kind: type) -> str:
-    return f"a{'n' if kind.__name__[0].lower() in 'aeiou' else ''} {kind.__name__}"
-
-
-_ARGUMENT_WORDS: dict[Any, str] = {
-    str: "text", Path: "a path", int: "a whole number", float: "a number", bool: "True or False", NoneType: "",
-    Mapping: "a dictionary", Sequence: "a list", Callable: "a function",
-}  # fmt: skip
-
-
-@cache
-def _argument_kinds(function: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
-    """Return argument -> classes that its annotation allows; none where it allows anything."""
-    hints = get_type_hints(function)
-    rest = {name for name, each in signature(function).parameters.items() if each.kind is each.VAR_KEYWORD}
-    kinds = {name: _classes(hint) for name, hint in hints.items() if name not in rest}
-    return {name: allowed for name, allowed in kinds.items() if object not in allowed}
-
-
-def _classes(hint: Any) -> tuple[Any, ...]:
-    origin = get_origin(hint)
-    if isinstance(hint, UnionType) or origin is Union:
-        return tuple(kind for part in get_args(hint) for kind in _classes(part))
-    kind = origin or hint
-    return (kind,) if isinstance(kind, type) and kind is not Any else (object,)
-
-
-def _is_of(kind: Any, value: Any) -> bool:
-    if kind is Callable:
-        return callable(value)
-    if getattr(kind, "_is_protocol", False):
-        return all(hasattr(value, name) for name in vars(kind) if not name.startswith("_"))
-    # numpy's numbers are none of Python's
-    return isinstance(value, {int: Integral, float: Real}.get(kind, kind))
 
 
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")

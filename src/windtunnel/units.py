@@ -1,4 +1,4 @@
-"""SI constants, and the only place where text such as `80GiB`, `400Gbps` or `25us` becomes a number.
+"""SI constants, and where text becomes a number: `80GiB`, `400Gbps`, `25us`, and release numbers such as `1.3.0rc5`.
 
 Inside the program every quantity is SI and its unit is in its name: `_s`, `_bytes`, `_bytes_per_s`, `_flops`,
 `_flops_per_s`, `_per_s`, `_w`. Files may use human units; `parse_quantity` converts them once, on load, choosing the
@@ -113,3 +113,24 @@ def _three_digits(value: float) -> str:
     if rounded == 0 or not math.isfinite(rounded):
         return f"{rounded:.0f}"
     return f"{rounded:.{max(0, 2 - math.floor(math.log10(abs(rounded))))}f}"
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """Return a version as six numbers that compare: `0.19.0` < `0.24`, `1.3.0rc5` < `1.3.0`, a nightly build newest.
+
+    Raises:
+        InputError: it is neither a number nor a nightly build.
+    """
+    match = re.match(r"v?(\d+(?:\.\d+)*)(?:(rc|a|b|\.?dev|\.?post)(\d+))?", version)
+    if match is None:
+        if is_unreleased(version):
+            return (10**6, 0, 0, 0, 0, 0)
+        raise InputError(f"{version!r} is not a version", "write it as the engine does: 0.19.0, 1.3.0rc5, nightly")
+    numbers = [int(part) for part in match[1].split(".")]
+    stage = {"a": -3, "b": -2, "rc": -1, None: 0}.get(match[2], 1 if match[2] and "post" in match[2] else -4)
+    return (*(numbers + [0] * 4)[:4], stage, int(match[3] or 0))
+
+
+def is_unreleased(version: str) -> bool:
+    """Whether a version is a build between releases, such as `nightly-5b8c30d` and `main`."""
+    return re.match(r"nightly|main|latest|dev", version) is not None

@@ -28,9 +28,9 @@ from windtunnel.calibration.training_runs import (
     Shape,
     format_of,
     framework_of,
+    full_attention_flops,
     hardware_of,
     model_name,
-    nemo_flops,
     plain_name,
     recompute_of,
     shape_of,
@@ -182,7 +182,7 @@ def _run(index: int, row: Row) -> TrainingRun:
     if seconds is None and flops is not None and "2021 README" in row["source"]:
         seconds = _sc21_flops(job) / (flops * 1e12 * _whole(row, "n_gpus"))
     if seconds is None and flops is not None and row["release"] in ("24.03.01", "25.04.rc2"):
-        seconds = nemo_flops(job) / (flops * 1e12 * _whole(row, "n_gpus"))
+        seconds = full_attention_flops(job) / (flops * 1e12 * _whole(row, "n_gpus"))
     return TrainingRun(
         index,
         row["source"],

@@ -18,7 +18,7 @@ from windtunnel.metrics.uncertainty import Spread
 from windtunnel.serving.analysis.intervals import error_scale, uncalibrated_spreads
 from windtunnel.serving.calibration import Calibration, Provenance
 from windtunnel.serving.deployment import HostOverheads
-from windtunnel.versions import version_key
+from windtunnel.units import version_key
 from windtunnel.workload.client import IN_TTFT, Client
 
 NUM_FOLDS = 5

@@ -347,14 +347,14 @@ def _measured(given: Mapping[str, str], job: TrainingJob) -> dict[str, float]:
     if "tflops_per_gpu" in given:
         counts_recomputation = "hfu_pct" in given and "mfu_pct" not in given and job.recompute.granularity == "full"
         rate = _number(given, "tflops_per_gpu") * 1e12
-        if framework_of(given.get("framework", "megatron"))[0] == "nemo":
-            return {"step": nemo_flops(job) / (rate * _whole(given, "n_gpus"))}
+        if framework_of(given.get("framework", "megatron"))[1].get("full_attention"):
+            return {"step": full_attention_flops(job) / (rate * _whole(given, "n_gpus"))}
         return {"rate": rate * (model_share(job) if counts_recomputation else 1.0)}
     raise InputError("nothing was measured: iter_time_s, tokens_per_s_per_gpu and tflops_per_gpu are empty")
 
 
-def nemo_flops(job: TrainingJob) -> float:
-    """Return FLOPs by NeMo 2.0 `flops_formulas.py`: forward and backward, causal attention counted in full."""
+def full_attention_flops(job: TrainingJob) -> float:
+    """Return FLOPs, forward and backward, with causal attention counted in full."""
     model = job.model if isinstance(job.model, ModelSpec) else catalog.model(job.model)
     counted = count_parameters(model)
     products = counted.active - counted.embedding - counted.norms

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from windtunnel.arguments import checked
 from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.files import is_file, read_bytes
 from windtunnel.hardware import Device, Node
@@ -28,7 +29,7 @@ from windtunnel.model.precision import Precision
 from windtunnel.model.sampling import Sampling
 from windtunnel.model.shape import ModelSpec
 from windtunnel.plugins import Registry
-from windtunnel.schema import Schema, checked, decode, read_table, read_yaml
+from windtunnel.schema import Schema, decode, read_table, read_yaml
 
 KINDS = ("models", "devices", "nodes", "engines", "traces", "clients", "providers", "calibrations")
 """Kinds of entries: the names of a catalog's folders."""

@@ -27,7 +27,7 @@ from windtunnel.serving.results import Result
 from windtunnel.serving.run import Progress
 from windtunnel.serving.scenario import Scenario, Setup
 from windtunnel.serving.setup.fleet_plan import has_fleet
-from windtunnel.versions import version_key
+from windtunnel.units import version_key
 
 Floats = NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from windtunnel import catalog, schema
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.metrics.uncertainty import Spread
 from windtunnel.serving.deployment import EngineSettings, HostOverheads
-from windtunnel.versions import is_unreleased, version_key
+from windtunnel.units import is_unreleased, version_key
 from windtunnel.workload.client import Client
 
 NONE = "none"

@@ -6,6 +6,7 @@ from inspect import unwrap
 
 import numpy as np
 
+from windtunnel.arguments import checked
 from windtunnel.errors import InputError, check_known
 from windtunnel.model.launches import forward
 from windtunnel.model.launches.lora import lora_launches
@@ -15,7 +16,6 @@ from windtunnel.model.shape import Shard
 from windtunnel.notebook import Shown
 from windtunnel.pricing.estimator import Estimator, users_estimator
 from windtunnel.pricing.roofline import machine
-from windtunnel.schema import checked
 from windtunnel.serving.deployment import Deployment, Pool
 from windtunnel.serving.engines.launches import decode_tokens, num_batches, num_launches, unhidden_s
 from windtunnel.serving.scenario import Setup

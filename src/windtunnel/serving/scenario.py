@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from windtunnel import catalog
+from windtunnel.arguments import checked
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Node, check_node, check_reach
 from windtunnel.metrics.slo import Slo
@@ -19,7 +20,7 @@ from windtunnel.model.precision import COMPUTE, Format, Precision, computed_as
 from windtunnel.model.sampling import GREEDY, Sampling
 from windtunnel.model.shape import ModelSpec
 from windtunnel.network.settings import ClusterNetwork
-from windtunnel.schema import Schema, check_seed, checked, decode, differences, encode, fields_of, read_table, set_path
+from windtunnel.schema import Schema, check_seed, decode, differences, encode, fields_of, read_table, set_path
 from windtunnel.schema import with_defaults as encoded_with_defaults
 from windtunnel.serving.calibration import NONE, Calibration, Choice, calibration_for, load_calibration
 from windtunnel.serving.deployment import Deployment, EngineSettings, Pool, Profile

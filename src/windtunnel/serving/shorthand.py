@@ -7,10 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, Unpack, get_type_hints
 
+from windtunnel.arguments import checked
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.metrics.limits import slo_fields
 from windtunnel.model.shape import ModelSpec
-from windtunnel.schema import builtin, checked, encode, read_yaml, set_path
+from windtunnel.schema import builtin, encode, read_yaml, set_path
 from windtunnel.serving.scenario import Described, Scenario, keep_published_formats, read_raw, scenario_from
 from windtunnel.units import whole
 

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.arguments import checked
 from windtunnel.metrics import summary as summaries
 from windtunnel.metrics.checks import check_run
 from windtunnel.metrics.fleet import fleet_summary, lost_steps, mean_replicas
@@ -18,7 +19,6 @@ from windtunnel.metrics.tokens import ReplicaRows, rows_by_replica, with_token_t
 from windtunnel.model.launches.forward import attention_side
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.pricing.estimator import Coverage, Estimator, users_estimator
-from windtunnel.schema import checked
 from windtunnel.serving.analysis.attribution import provenance, time_fractions
 from windtunnel.serving.analysis.device_use import side_uses, stage_uses, step_work, total_work
 from windtunnel.serving.analysis.intervals import intervals, remarks

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import catalog
+from windtunnel.arguments import checked
 from windtunnel.metrics.uncertainty import Interval, Spread, interval
 from windtunnel.model.parameters import count_parameters
 from windtunnel.model.precision import Format
@@ -17,7 +18,7 @@ from windtunnel.notebook import Shown
 from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
 from windtunnel.pricing.estimator import Coverage, Estimator, users_estimator
 from windtunnel.pricing.roofline import machine
-from windtunnel.schema import Schema, checked, decode, read_yaml
+from windtunnel.schema import Schema, decode, read_yaml
 from windtunnel.training import pricing
 from windtunnel.training.costs import ChunkCost, chunk_costs, message_seconds
 from windtunnel.training.figures import FIGURES

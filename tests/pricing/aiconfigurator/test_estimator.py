@@ -20,7 +20,7 @@ from windtunnel.pricing.aiconfigurator.collection import KERNELS, KernelChoices
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, measured_estimator, measured_systems
 from windtunnel.pricing.estimator import STAND_IN_ERROR, Coverage, Estimate, RooflineEstimator, TableEstimator
 from windtunnel.pricing.roofline import Roofline
-from windtunnel.versions import version_key
+from windtunnel.units import version_key
 
 H100 = catalog.device("h100_sxm")
 installed = pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"{PACKAGE} has no wheel for this platform")

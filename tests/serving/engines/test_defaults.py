@@ -20,7 +20,7 @@ from windtunnel.serving.engines.defaults import (
     newer_than_known,
     with_defaults,
 )
-from windtunnel.versions import version_key
+from windtunnel.units import version_key
 
 H100, A10 = catalog.device("h100_sxm"), catalog.device("a10")
 

@@ -12,7 +12,7 @@ from windtunnel.errors import InputError
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import HICCUP, KERNELS, Collection, Rows
 from windtunnel.pricing.table import Floats, MeasurementTable, grouped, table_of
-from windtunnel.versions import version_key
+from windtunnel.units import version_key
 
 _HEADS = ("num_heads", "num_key_value_heads", "head_dim", "window_size")
 

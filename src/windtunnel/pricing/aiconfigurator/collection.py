@@ -24,7 +24,7 @@ from windtunnel.pricing.aiconfigurator.published import dated, is_newer
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import Floats, MeasurementTable, as_numpy, numeric_column, read_parquet, require_columns
 from windtunnel.schema import Schema, read_yaml
-from windtunnel.versions import version_key
+from windtunnel.units import version_key
 
 ENGINES = ("vllm", "sglang", "trtllm")
 """Engines with measured tables; where the engine itself lacks a table, the others are tried in this order."""

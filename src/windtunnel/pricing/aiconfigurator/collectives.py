@@ -10,7 +10,7 @@ import numpy as np
 
 from windtunnel.pricing.aiconfigurator.collection import HICCUP, KERNELS, Collection, Place, Rows
 from windtunnel.pricing.table import Floats, MeasurementTable, grouped, table_of
-from windtunnel.versions import version_key
+from windtunnel.units import version_key
 
 _FUSED_BY = "trtllm"
 """Engine whose all-reduce FlashInfer has, which others call to fuse it with the norm behind it."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from windtunnel.arguments import checked
 from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.hardware import Device, Node
 from windtunnel.model import operators as ops
@@ -36,8 +37,7 @@ from windtunnel.pricing.choices import MOE_BACKENDS
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator, RooflineEstimator, TableEstimator
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import MeasurementTable
-from windtunnel.schema import checked
-from windtunnel.versions import version_key
+from windtunnel.units import version_key
 
 PACKAGE = "aiconfigurator_core"
 

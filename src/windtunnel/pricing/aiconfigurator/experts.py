@@ -38,7 +38,7 @@ from windtunnel.pricing.aiconfigurator.routing import GINI, GINI_OF_RANDOM, as_t
 from windtunnel.pricing.choices import MOE_BACKENDS
 from windtunnel.pricing.roofline import machine
 from windtunnel.pricing.table import Floats, MeasurementTable, grouped, table_of
-from windtunnel.versions import version_key
+from windtunnel.units import version_key
 
 
 def _with_shared_kernels(collection: Collection, rows: Rows, dtypes: tuple[str, ...]) -> tuple[Rows, str]:

@@ -20,7 +20,7 @@ from windtunnel.disk_cache import home
 from windtunnel.errors import InputError
 from windtunnel.files import write_bytes
 from windtunnel.schema import Schema, decode, read_yaml
-from windtunnel.versions import version_key
+from windtunnel.units import version_key
 
 Say = Callable[[str], None]
 

@@ -21,7 +21,7 @@ from windtunnel.schema import Schema, read_yaml
 from windtunnel.serving import codes
 from windtunnel.serving.deployment import EngineSettings, HostOverheads
 from windtunnel.serving.engines.contract import Scheduler, behaviour_of, owner_of, scheduler_of, schedulers
-from windtunnel.versions import version_key
+from windtunnel.units import version_key
 
 ENGINE_SCHEDULERS = codes.SCHEDULERS
 """Schedulers that engines have by default."""

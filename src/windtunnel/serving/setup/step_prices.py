@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.arguments import checked
 from windtunnel.hardware import Device
 from windtunnel.model.attention.grouped_query import DecodeAttention
 from windtunnel.model.feed_forward.experts import GROUP_LAUNCHES
@@ -18,7 +19,6 @@ from windtunnel.model.sampling import mask_s
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 from windtunnel.pricing.roofline import machine
-from windtunnel.schema import checked
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.launches import decode_tokens, num_launches, unhidden_s
 from windtunnel.serving.setup.overlap import Halves, expert_layers_share, part_of, room_beside

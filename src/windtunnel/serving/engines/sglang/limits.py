@@ -12,8 +12,7 @@ from windtunnel.hardware import Device
 from windtunnel.model.attention.latent import LatentAttention
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.serving.deployment import EngineSettings
-from windtunnel.units import GIB, MIB, format_bytes
-from windtunnel.versions import version_key
+from windtunnel.units import GIB, MIB, format_bytes, version_key
 
 if TYPE_CHECKING:
     from windtunnel.model.shape import Shard

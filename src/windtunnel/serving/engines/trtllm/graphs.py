@@ -2,7 +2,7 @@
 
 from windtunnel.model.shape import Shard
 from windtunnel.serving.deployment import EngineSettings
-from windtunnel.versions import version_key
+from windtunnel.units import version_key
 
 FINE_SINCE = "1.3.0rc13"
 """From it on, sizes beyond 128 are multiples of 64 (pull request 12895, merged in April 2026; the release is assumed).

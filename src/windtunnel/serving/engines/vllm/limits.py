@@ -7,7 +7,7 @@ import msgspec
 
 from windtunnel.errors import InputError
 from windtunnel.serving.deployment import EngineSettings
-from windtunnel.versions import version_key
+from windtunnel.units import version_key
 
 ASYNCHRONOUS_SINCE: Mapping[str, str] = {"mtp": "0.14", "eagle": "0.14", "draft_model": "0.28", "ngram": "0.33"}
 """Method of drafting -> the version that schedules asynchronously with it (vllm/config/vllm.py)."""
