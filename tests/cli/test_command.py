@@ -120,6 +120,20 @@ def test_usage_errors_speak_like_all_others(windtunnel: Command, arguments: list
     assert done.stderr == f"error: {message}\nhint: {hint}\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["simulate", "--num-gpus", "4"], "the degrees of a server give its devices, as --tp 4 does"),
+        (["capacity", "--num-devices", "4"], "the degrees of a server give its devices, as --tp 4 does"),
+        (["train", "--nnodes", "2"], "count devices, not servers: --num-devices 16"),
+    ],
+)
+def test_an_option_of_other_commands_is_explained(windtunnel: Command, arguments: list[str], hint: str) -> None:
+    done = windtunnel(*arguments)
+    assert done.code == 2
+    assert done.stderr.startswith(f"error: there is no option {arguments[1]}\nhint: {hint}")
+
+
 def ends_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def broken(*_arguments: object, **_settings: object) -> None:
         raise error

@@ -138,9 +138,15 @@ def _usage_error(error: "click.UsageError") -> tuple[str, str | None]:
     """Return the message and hint of a usage error of click."""
     import click
 
+    from windtunnel.cli.verbs import declared
+
     verb = error.ctx.command_path if error.ctx else "windtunnel"
     see = f"see `{verb} --help`"
     if isinstance(error, click.NoSuchOption):
+        names = declared("other_names")
+        said = names.get(error.option_name.lstrip("-").replace("_", "-"), "")
+        if " " in (said := names.get(said, said)):
+            return f"there is no option {error.option_name}", said
         near = sorted(error.possibilities or [])
         see = getattr(error.ctx and error.ctx.command, "other_options", None) or see
         return f"there is no option {error.option_name}", f"did you mean {' or '.join(near)}?" if near else see

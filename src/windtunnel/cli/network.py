@@ -17,7 +17,7 @@ from windtunnel.formats.simai.analytical import read_layers, run_simai_analytica
 from windtunnel.formats.simai.conf import read_simai_conf
 from windtunnel.formats.simai.report import end_to_end_csv, flow_table_csv
 from windtunnel.network import fabric as fabrics
-from windtunnel.network.collectives.call import ALGORITHMS, CollectiveChoices, CollectiveRun
+from windtunnel.network.collectives.call import ALGORITHMS, CollectiveChoices, CollectiveRun, operation_named
 from windtunnel.network.collectives.closed_forms import LAUNCH_S
 from windtunnel.network.collectives.expert_parallel import TokenTraffic, run_expert_all_to_all
 from windtunnel.network.collectives.placement import chosen_gpus
@@ -141,8 +141,9 @@ def _share(options: Options, jobs: list[LayerWorkload], settings: NetworkSetting
 def collective(options: Options) -> None:
     """Run a collective, write its flows and print its time."""
     tokens, log = _given(options.of("token_traffic")), None
+    options.op = options.op and operation_named(options.op)
     if options.measured is not None:
-        log = read_nccl_log(options.measured, options.op and options.op.lower())
+        log = read_nccl_log(options.measured, options.op)
         options.op = log.op
         if options.topology is None:
             _take_hosts(options, log)
@@ -207,7 +208,7 @@ def _token_traffic(options: Options, tokens: dict[str, Any]) -> TokenTraffic:
     given = _given({**options.of("network_settings"), **options.of("algorithm"), **options.of("flow_files")})
     given |= _given({"size": options.size, "traffic": options.traffic})
     odd = [f"--{name.replace('_', '-')}" for name, value in given.items() if value != "analytic"]
-    if options.op.lower() != "all_to_all":
+    if options.op != "all_to_all":
         odd = [f"--op {options.op}", *odd]
     if odd:
         raise InputError(
@@ -246,7 +247,7 @@ def _run(
     choices = CollectiveChoices(
         algorithm=options.algorithm or "auto", protocol=options.protocol or "auto", pxn=options.pxn, launch_s=launch_s
     )
-    return run_collective(fabric, options.op.lower(), size_bytes, ranks, settings.backend, settings, choices)
+    return run_collective(fabric, options.op, size_bytes, ranks, settings.backend, settings, choices)
 
 
 def _launch_s(options: Options, settings: NetworkSettings) -> float:
@@ -260,7 +261,7 @@ def _launch_s(options: Options, settings: NetworkSettings) -> float:
 
 def _run_traffic(options: Options, fabric: Fabric, ranks: int | list[int], settings: NetworkSettings) -> CollectiveRun:
     """Run an all-to-all in which every pair of ranks has its own share, from the file of `--traffic`."""
-    if options.op.lower() != "all_to_all":
+    if options.op != "all_to_all":
         raise InputError(f"--traffic is an all-to-all's; it does not go with --op {options.op}")
     matrix = read_traffic(options.traffic, len(chosen_gpus(fabric, ranks)))
     most_bytes = int((matrix.sum(axis=1) - matrix.diagonal()).max())

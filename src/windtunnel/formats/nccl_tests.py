@@ -12,16 +12,9 @@ from pathlib import Path
 from windtunnel.errors import InputError
 from windtunnel.files import read_text
 from windtunnel.model.operators import COLLECTIVES
+from windtunnel.network.collectives.call import operation_named
 from windtunnel.units import US
 
-PROGRAMS = {
-    "all_reduce": "all_reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "sendrecv": "send_recv",
-}
-"""Name of a program before `_perf` -> collective."""
 _NUMBER = r"[\d.]+(?:e[+-]?\d+)?"
 _ROW = re.compile(
     rf"^\s*(\d+)\s+\d+\s+\w+\s+\w+\s+(?:-?\d+\s+)?({_NUMBER})\s+{_NUMBER}\s+{_NUMBER}\s+(\S+)(?:\s+\S+){{4}}\s*$"
@@ -86,7 +79,7 @@ def _rows(path: Path, lines: list[str]) -> Iterator[tuple[int, float]]:
 
 
 def _op(path: Path, lines: list[str], given: str | None) -> str:
-    named = {PROGRAMS[name] for line in lines for name in _PROGRAM.findall(line) if name in PROGRAMS}
+    named = {operation_named(name) for line in lines for name in _PROGRAM.findall(line)} & set(COLLECTIVES)
     if len(named) > 1 or (given and named - {given}):
         raise InputError(f"{path} is of {', '.join(sorted(named))}", "give the log of one program")
     if not named and given is None:

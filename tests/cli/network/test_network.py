@@ -439,3 +439,13 @@ def test_simais_recorded_analytical_commands_give_their_reports(
 )
 def test_a_page_of_a_topology_says_what_a_gpu_has(topology: str, headline: str) -> None:
     assert topology_report(fabric_of(topology)).verdict.endswith(headline)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("all-reduce", "--bytes", "1MiB"), ("--op", "ncclAllReduce", "--message-size", "1MiB"), ("all_reduce_perf",)],
+)
+def test_a_collective_is_known_by_the_names_of_nccl(windtunnel: Command, words: tuple[str, ...]) -> None:
+    done = windtunnel("collective", *words, "--size", "1MiB", "--device", "h100_sxm")
+    assert done.code == 0, done.stderr
+    assert done.stdout.startswith("all_reduce of 1.00 MiB")

@@ -1,5 +1,6 @@
 """One collective on a fabric: the operation, the choices of NCCL or its user, and the result."""
 
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +18,12 @@ ALGORITHMS = Registry(
 _BUS_ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "broadcast": 0, "send_recv": 0}
 """Operation -> how often the buffer less one rank's share crosses the slowest link; 0: the whole buffer does, once."""
 OPERATIONS = tuple(_BUS_ROUNDS)
+
+
+def operation_named(text: str) -> str:
+    """Return the collective that NCCL, nccl-tests or a person writes otherwise: `ncclAllReduce`, `all_reduce_perf`."""
+    letters = re.sub(r"_perf$|^nccl|[^a-z]", "", text.lower())
+    return next((op for op in OPERATIONS if op.replace("_", "") == letters), text)
 
 
 def check_operation(op: str) -> None:
