@@ -33,7 +33,7 @@ from windtunnel.schema import Schema, decode, read_table, read_yaml
 
 KINDS = ("models", "devices", "nodes", "engines", "traces", "clients", "providers", "calibrations")
 """Kinds of entries: the names of a catalog's folders."""
-ALIASED = ("devices", "nodes")
+ALIASED = ("devices", "nodes", "traces")
 """Kinds whose `aliases.yaml` gives nothing but further names of entries."""
 
 ENGINES = Registry("windtunnel.engines", "windtunnel.serving.engines", "engine", folders=True)

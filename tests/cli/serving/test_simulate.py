@@ -178,6 +178,13 @@ def test_the_kv_format_leaves_the_published_weights_alone(windtunnel: Command, s
     assert (precision["experts"], precision["kv_cache"]) == ("mxfp4", "fp8")
 
 
+def test_a_trace_of_the_catalog_has_a_short_name(windtunnel: Command) -> None:
+    load = ("simulate", "--model", "qwen3-8b", "--device", "h100_sxm", "--rate", "2", "--num-requests", "20")
+    short, full = windtunnel(*load, "--traffic", "chat"), windtunnel(*load, "--trace", "azure2023_conv")
+    assert "lengths of azure2023_conv" in short.stdout
+    assert (short.code, short.stdout) == (0, full.stdout)
+
+
 def test_a_trace_of_the_catalog_is_found_by_name(windtunnel: Command) -> None:
     options = ["--model", "meta-llama/Llama-3.1-8B", "--device", "h100_sxm", "--num-requests", "200", "--json"]
     document = json.loads(windtunnel("simulate", "--trace", "azure2023_code", *options, "--rate", "3").stdout)

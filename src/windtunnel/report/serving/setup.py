@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from windtunnel import catalog
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.sampling import GREEDY
 from windtunnel.network.settings import ClusterNetwork
@@ -159,7 +160,7 @@ def _media_texts(workload: Workload) -> Iterator[str]:
 
 
 def _streams_text(requests: RequestSource, says_rate: bool) -> str:
-    trace = requests.trace.path if requests.trace else None
+    trace = catalog.other_names("traces").get(requests.trace.path, requests.trace.path) if requests.trace else None
     parts = [arrivals_text(requests.arrivals, says_rate) if requests.arrivals else f"arrivals of {trace}"]
     if requests.total_tokens is not None:
         return f"{parts[0]}, {lengths_text(requests.total_tokens)} in and out, {requests.input_to_output_ratio:g} to 1"
