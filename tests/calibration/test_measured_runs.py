@@ -93,10 +93,48 @@ INFERENCE_PERF: dict[str, Any] = {
 }
 
 
+# Keys of a file of ray-project/llmperf (benchmarks/results/yi) and of sgl-project/genai-bench.
+LLMPERF: dict[str, Any] = {
+    "version": "2023-08-31",
+    "model": "Yi-1.5-34B-Chat",
+    "stddev_input_tokens": 0,
+    "stddev_output_tokens": 0,
+    "num_concurrent_requests": 10,
+    "results_inter_token_latency_s_mean": 1.642 / 200,
+    "results_ttft_s_mean": 0.05,
+    "results_end_to_end_latency_s_mean": 1.642,
+    "results_number_input_tokens_mean": 1000.0,
+    "results_number_output_tokens_mean": 200.0,
+    "results_number_errors": 3,
+    "results_mean_output_throughput_token_per_s": 1000.0,
+    "results_num_completed_requests": 100,
+}
+GENAI_BENCH: dict[str, Any] = {
+    "aggregated_metrics": {
+        "scenario": "N(1000,50)/(200,10)",
+        "num_concurrency": 10,
+        "iteration_type": "num_concurrency",
+        "mean_output_throughput_tokens_per_s": 1000.0,
+        "num_error_requests": 3,
+        "num_completed_requests": 100,
+        "stats": {
+            "ttft": {"mean": 0.05},
+            "tpot": {"mean": 0.008},
+            "e2e_latency": {"mean": 1.642},
+            "num_input_tokens": {"min": 900, "max": 1100, "mean": 1000.0},
+            "num_output_tokens": {"min": 180, "max": 220, "mean": 200.0},
+        },
+    },
+    "individual_request_metrics": [],
+}
+
+
 @pytest.mark.parametrize(
     ("document", "client"),
     [
         (VLLM, "vllm"),
+        (LLMPERF | {"stddev_input_tokens": 50}, "llmperf"),
+        (GENAI_BENCH, "genai-bench"),
         (SGLANG, "sglang"),
         (AIPERF, "aiperf"),
         (GUIDELLM, "guidellm"),
@@ -135,10 +173,27 @@ def test_inference_perf_says_its_load_stage_by_stage(tmp_path: Path) -> None:
         results_of(tmp_path, INFERENCE_PERF | {"load_summary": {"count": 100}})
 
 
+def test_genai_bench_says_a_rate(tmp_path: Path) -> None:
+    rate = {"iteration_type": "request_rate", "request_rate": 4.0, "num_concurrency": 1000}
+    whole = GENAI_BENCH["aggregated_metrics"] | rate
+    (result,) = results_of(tmp_path, {"aggregated_metrics": whole})
+    assert (result.concurrency, result.rate_per_s, result.range_ratio) == (None, 4.0, None)
+
+
+def test_equal_lengths_are_recognised(tmp_path: Path) -> None:
+    equal = {
+        "num_input_tokens": {"min": 9, "max": 9, "mean": 9.0},
+        "num_output_tokens": {"min": 5, "max": 5, "mean": 5.0},
+    }
+    whole = GENAI_BENCH["aggregated_metrics"]
+    documents = LLMPERF, {"aggregated_metrics": whole | {"stats": whole["stats"] | equal}}
+    assert [results_of(tmp_path, document)[0].range_ratio for document in documents] == [1.0, 1.0]
+
+
 def test_requests_that_failed_are_counted(tmp_path: Path) -> None:
     errored = {"benchmarks": [GUIDELLM["benchmarks"][0] | {"request_totals": {"successful": 100, "errored": 3}}]}
     documents = VLLM | {"failed": 3}, VLLM | {"num_prompts": 103}, AIPERF | {"error_request_count": {"avg": 3.0}}
-    for document in (*documents, errored, INFERENCE_PERF):
+    for document in (*documents, errored, INFERENCE_PERF, LLMPERF, GENAI_BENCH):
         assert [result.num_failed for result in results_of(tmp_path, document)] == [3]
     assert results_of(tmp_path, SGLANG)[0].num_failed == 0
 

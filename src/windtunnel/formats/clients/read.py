@@ -292,6 +292,76 @@ def _inference_perf(name: str, document: dict[str, Any]) -> list[ClientResult]:
     ]
 
 
+def _llmperf(name: str, document: dict[str, Any]) -> list[ClientResult]:
+    """Read LLMPerf's `..._summary.json`.
+
+    Its inter-token latency is a request's whole time over its tokens, so TPOT is taken from the other two means.
+
+    Source: https://github.com/ray-project/llmperf, `token_benchmark_ray.py` at commit f1d6bed.
+    """
+    e2e_s, ttft_s, input_tokens, output_tokens = (
+        float(document[f"results_{key}_mean"])
+        for key in ("end_to_end_latency_s", "ttft_s", "number_input_tokens", "number_output_tokens")
+    )
+    if not document["results_num_completed_requests"]:
+        return []
+    return [
+        ClientResult(
+            id=name,
+            client="llmperf",
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            num_requests=int(document["results_num_completed_requests"]),
+            concurrency=int(document["num_concurrent_requests"]),
+            rate_per_s=None,
+            measured=_known(
+                tpot=(e2e_s - ttft_s) / (output_tokens - 1) if output_tokens > 1 else 0.0,
+                ttft=ttft_s,
+                e2e=e2e_s,
+                throughput=float(document["results_mean_output_throughput_token_per_s"]),
+            ),
+            range_ratio=None if document["stddev_input_tokens"] or document["stddev_output_tokens"] else 1.0,
+            model=document.get("model"),
+            num_failed=int(document["results_number_errors"]),
+        )
+    ]
+
+
+def _genai_bench(name: str, document: dict[str, Any]) -> list[ClientResult]:
+    """Read the file of one scenario and load of genai-bench.
+
+    Source: https://github.com/sgl-project/genai-bench, `genai_bench/metrics/metrics.py` at commit 025cf1c.
+    """
+    whole = document["aggregated_metrics"]
+    stats, has_rate = whole["stats"], whole["iteration_type"] == "request_rate"
+    if not whole["num_completed_requests"]:
+        return []
+
+    def mean(key: str) -> float:
+        return float(stats[key]["mean"] or 0.0)
+
+    lengths = [stats[key] for key in ("num_input_tokens", "num_output_tokens")]
+    return [
+        ClientResult(
+            id=name,
+            client="genai-bench",
+            input_tokens=mean("num_input_tokens"),
+            output_tokens=mean("num_output_tokens"),
+            num_requests=int(whole["num_completed_requests"]),
+            concurrency=None if has_rate else int(whole["num_concurrency"]),
+            rate_per_s=float(whole["request_rate"]) if has_rate else None,
+            measured=_known(
+                tpot=mean("tpot"),
+                ttft=mean("ttft"),
+                e2e=mean("e2e_latency"),
+                throughput=float(whole["mean_output_throughput_tokens_per_s"]),
+            ),
+            range_ratio=1.0 if all(each["min"] == each["max"] for each in lengths) else None,
+            num_failed=int(whole["num_error_requests"]),
+        )
+    ]
+
+
 FORMATS = (
     FileFormat(
         "vLLM's `bench serve` or SGLang's `bench_serving`",
@@ -310,6 +380,15 @@ FORMATS = (
         "client result",
         has(lambda document: {"load_summary", "successes"} <= document.keys()),
         of_documents(_inference_perf),
+    ),
+    FileFormat(
+        "LLMPerf", "client result", has(lambda document: "results_ttft_s_mean" in document), of_documents(_llmperf)
+    ),
+    FileFormat(
+        "genai-bench",
+        "client result",
+        has(lambda document: "stats" in dict(document.get("aggregated_metrics") or {})),
+        of_documents(_genai_bench),
     ),
     FileFormat("guidellm", "client result", has(lambda document: "benchmarks" in document), of_documents(_guidellm)),
 )
