@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import httpx
@@ -31,6 +32,22 @@ def scenario_of(deployment: dict[str, Any], rate_per_s: float = 20.0, num_reques
 def client_of(app: TwinApp) -> httpx.AsyncClient:
     """Return a client of an application that no port leads to."""
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://twin")
+
+
+def run(app: TwinApp, talk: Callable[[httpx.AsyncClient], Coroutine[Any, Any, Any]]) -> Any:
+    """Return what a conversation with an application ends with."""
+
+    async def whole() -> Any:
+        async with client_of(app) as client:
+            return await talk(client)
+
+    return asyncio.run(whole())
+
+
+def post(app: TwinApp, path: str, body: Any) -> httpx.Response:
+    """Return the answer to a request with a body of JSON."""
+    answer: httpx.Response = run(app, lambda client: client.post(path, json=body))
+    return answer
 
 
 def served(scenario: Scenario, every_s: float = math.inf) -> tuple[Twin, Metrics, list[str]]:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from live_twins import scenario_of
-from windtunnel.cli.serving.serve import _names_of
+from windtunnel.cli.serving.serve import _names_and_keys
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.twin.server import TwinServer
@@ -108,7 +108,12 @@ def test_the_command_serves_until_it_is_told_to_end() -> None:
     ],
 )
 def test_a_command_names_what_it_serves(command: str, names: list[str]) -> None:
-    assert _names_of(read_launch_command(command, None), "m") == names
+    assert _names_and_keys(read_launch_command(command, None), "m") == (names, [])
+
+
+def test_a_command_names_its_keys() -> None:
+    command = "vllm serve llama-3.1-8b --api-key one --port 9000"
+    assert _names_and_keys(read_launch_command(command, None), "m") == (["m"], ["one"])
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,7 @@ def test_wrong_endpoints_are_answered_with_a_sentence() -> None:
         ((404, "Not Found"), "is /v1 in the address?"),
         ((400, "Token id 31999 is out of vocabulary"), "--vocabulary"),
         ((400, "This model's maximum context length is 16 tokens"), "shorter --input-tokens, --output-tokens"),
+        ((400, "max_tokens=99 cannot be greater than max_model_len=16"), "shorter --input-tokens, --output-tokens"),
         ((404, "The model `fake` does not exist."), "name the model: --served-model"),
         ((400, "unknown field ignore_eos"), "compare `--api`, `--words` and `--no-ignore-eos`"),
     ],

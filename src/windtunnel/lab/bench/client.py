@@ -175,7 +175,8 @@ def _hint(error: str, url: str) -> str:
     """Return what to do about the error of every request."""
     if "status 404" in error and "model" in error.lower():
         return NAME_MODEL
-    for said, hint in (("vocabulary", "--vocabulary"), ("context length", "shorter --input-tokens, --output-tokens")):
+    shorter = dict.fromkeys(("context length", "max_model_len"), "shorter --input-tokens, --output-tokens")
+    for said, hint in {"vocabulary": "--vocabulary", **shorter}.items():
         if said in error:
             return hint
     is_elsewhere = "status 404" in error and "/v1" not in url
