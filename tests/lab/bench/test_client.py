@@ -1,6 +1,8 @@
 """The client against a server whose delays are known."""
 
 import json
+import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -118,6 +120,28 @@ def test_failures_are_counted_and_named() -> None:
         assert np.isnan(run.requests["e2e_s"][run.requests["failed"]]).all()
     with fake_server(fails=99) as (url, _), pytest.raises(WindtunnelError, match="every request failed: status 500"):
         bench(Endpoint(url), load_of(3))
+
+
+def test_an_interrupted_run_keeps_what_has_ended() -> None:
+    former = signal.getsignal(signal.SIGINT)
+    load = load_of(12, arrival_s=np.arange(12) * 0.1, num_warmup=2)
+    with fake_server(0.01, 0.001) as (url, seen):
+        run = bench(Endpoint(url), load, notify=lambda done, _: done == 5 and signal.raise_signal(signal.SIGINT))
+    assert run.num_left == 12 - len(run.requests) > 0
+    assert len(run.requests) <= len(seen.bodies) < 12
+    assert run.requests["is_warmup"].tolist() == [True, True] + [False] * (len(run.requests) - 2)
+    assert run.asked_output_tokens == run.requests["output_tokens"][2:].sum() == 4 * (len(run.requests) - 2)
+    assert not run.requests["failed"].any()
+    assert signal.getsignal(signal.SIGINT) is former
+
+
+def test_a_run_that_is_interrupted_before_the_first_answer_has_no_result() -> None:
+    load = load_of(6, arrival_s=np.arange(6) * 0.1, num_warmup=2)
+    with fake_server(0.01, 0.001) as (url, _), pytest.raises(KeyboardInterrupt):
+        bench(Endpoint(url), load, notify=lambda done, _: done == 2 and signal.raise_signal(signal.SIGINT))
+    threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,)).start()
+    with fake_server(3.0, 0.1) as (url, _), pytest.raises(KeyboardInterrupt):
+        bench(Endpoint(url), load_of(2))
 
 
 @pytest.mark.parametrize(("api", "words"), [("chat", True), ("completions", True)])
