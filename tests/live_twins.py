@@ -56,6 +56,7 @@ def served(scenario: Scenario, every_s: float = math.inf) -> tuple[Twin, Metrics
     metrics = Metrics(scenario.deployment.engine.name, "m", 1, 4096)
     twin = Twin(prepare_live(scenario, max_requests=256), clock, 256, metrics)
     twin.live.on_steps = metrics.steps
+    metrics.describe(twin.deployment.prepared.pools, has_adapters=False)
     scrapes: list[str] = []
 
     def run_to(time_s: float) -> None:

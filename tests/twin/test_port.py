@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from live_twins import scenario_of
-from windtunnel.cli.serving.serve import _names_and_keys
+from windtunnel.cli.serving.serve import _named_by
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.twin.server import TwinServer
@@ -96,24 +96,25 @@ def test_the_command_serves_until_it_is_told_to_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "names"),
+    ("command", "served", "adapters"),
     [
-        ("vllm serve llama-3.1-8b", ["m"]),
-        ("vllm serve llama-3.1-8b --served-model-name foo bar --port 9000", ["foo", "bar"]),
-        ('vllm serve llama-3.1-8b --lora-modules sql=/x \'{"name": "chat", "path": "/y"}\'', ["m", "sql", "chat"]),
+        ("vllm serve llama-3.1-8b", ["m"], []),
+        ("vllm serve llama-3.1-8b --served-model-name foo bar --port 9000", ["foo", "bar"], []),
+        ('vllm serve llama-3.1-8b --lora-modules sql=/x \'{"name": "chat", "path": "/y"}\'', ["m"], ["sql", "chat"]),
         (
             "python -m sglang.launch_server --model-path llama-3.1-8b --served-model-name=foo --lora-paths a=/x",
-            ["foo", "a"],
+            ["foo"],
+            ["a"],
         ),
     ],
 )
-def test_a_command_names_what_it_serves(command: str, names: list[str]) -> None:
-    assert _names_and_keys(read_launch_command(command, None), "m") == (names, [])
+def test_a_command_names_what_it_serves(command: str, served: list[str], adapters: list[str]) -> None:
+    assert _named_by(read_launch_command(command, None), "m") == (served, adapters, [])
 
 
 def test_a_command_names_its_keys() -> None:
     command = "vllm serve llama-3.1-8b --api-key one --port 9000"
-    assert _names_and_keys(read_launch_command(command, None), "m") == (["m"], ["one"])
+    assert _named_by(read_launch_command(command, None), "m") == (["m"], [], ["one"])
 
 
 @pytest.mark.parametrize(

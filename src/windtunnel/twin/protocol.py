@@ -78,6 +78,13 @@ class Limits:
     """Lengths of the answers that end by themselves, one after the other."""
     vocab_size: int
     """Of the model: the ids of prompts lie below, or are the tokenizer's own."""
+    num_names: int = 1
+    """How many of the names are the model's."""
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """Names of the LoRA adapters."""
+        return self.models[self.num_names :]
 
     def check_model(self, name: Any) -> str:
         """Return the name of a model that is served; the first one where a request names none.
@@ -108,6 +115,8 @@ class Choice:
     pieces: list[bytes]
     """Its text, escaped for JSON, one for each token."""
     finish_reason: str
+    most_tokens: int
+    """Of the answer, as far as it is asked for."""
     logprobs: Logprobs | None = None
     echo: bytes = b""
     """Text of the prompt, escaped for JSON, where it is part of the answer."""
@@ -135,6 +144,8 @@ class Asked:
     """Whose port was asked; None: the router chooses."""
     stream_id: str = ""
     created: int = 0
+    is_pooled: bool = False
+    """It asks for a vector or a score."""
     given: Mapping[str, Any] = field(default_factory=dict)
     """Fields of a request of the Responses API, which its answer repeats."""
 
@@ -252,9 +263,9 @@ def _choice(
     """Return one answer; with `echo` and `max_tokens` of 0 it has a token that is computed and not shown, as vLLM's."""
     is_prompt_alone = has_echo and body.get("max_tokens") == 0
     body = {**body, "max_tokens": 1, "ignore_eos": True} if is_prompt_alone else body
-    num_tokens, finish_reason = _output_tokens(body, kind, len(prompt), limits, number)
+    num_tokens, most = _output_tokens(body, kind, len(prompt), limits, number)
     ids, pieces = words.answer(number, num_tokens)
-    return Choice(prompt, ids, [b""] if is_prompt_alone else pieces, finish_reason)
+    return Choice(prompt, ids, [b""] if is_prompt_alone else pieces, "stop" if num_tokens < most else "length", most)
 
 
 def chat_prompt(body: Mapping[str, Any], tokenizer: Tokenizer, most: float = math.inf) -> list[int]:
@@ -323,8 +334,8 @@ def _whole(body: Mapping[str, Any], name: str) -> int | None:
 
 def _output_tokens(
     body: Mapping[str, Any], kind: str, input_tokens: int, limits: Limits, number: int
-) -> tuple[int, str]:
-    """Return how many tokens the answer has, and why it ends there.
+) -> tuple[int, int]:
+    """Return how many tokens the answer has, and how many it may have.
 
     Where neither `ignore_eos` nor `min_tokens` says otherwise, it ends by itself where the workload's answers do.
     """
@@ -347,8 +358,7 @@ def _output_tokens(
     least = body.get("min_tokens") or 1
     if least > most:
         raise RequestError(f"min_tokens is {least}, which is more than {name} of {most}", param="min_tokens")
-    own_end = max(own_end, least)
-    return (own_end, "stop") if own_end < most else (most, "length")
+    return min(max(own_end, least), most), most
 
 
 def _demanded(body: Mapping[str, Any]) -> tuple[str | None, str]:

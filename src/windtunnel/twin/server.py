@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -139,6 +140,7 @@ class TwinApp:
 
     def __init__(self, twin: Twin, tokenizer: Tokenizer, limits: Limits, metrics: Metrics) -> None:
         self.twin, self.tokenizer, self.limits, self.metrics = twin, tokenizer, limits, metrics
+        self.name_model(limits.num_names)
         self.words = Words(tokenizer)
         self._keys: list[bytes] = []
         """SHA-256 of the keys of which requests need one; empty where they need none."""
@@ -165,6 +167,11 @@ class TwinApp:
             ("POST", "/detokenize"): self._detokenize,
         }
         self._pages: Mapping[tuple[str, str], Callable[[Any], Any]] = pages
+
+    def name_model(self, num_names: int) -> None:
+        """Take the first so many names for the model's own; the others are those of LoRA adapters."""
+        self.limits = replace(self.limits, num_names=num_names)
+        self.metrics.describe(self.twin.deployment.prepared.pools, bool(self.limits.adapters))
 
     def require_key(self, keys: Sequence[str]) -> None:
         """Refuse requests that have none of these keys, where there are any."""
@@ -319,11 +326,17 @@ class TwinApp:
     def _submit(self, asked: Asked, on_tokens: Sequence[OnTokens], answers: list[Answer]) -> None:
         """Send a request to the twin, once for each answer that it asks for, and add these to `answers`."""
         self._number += len(asked.choices)
+        adapter = asked.model if asked.model in self.limits.adapters else ""
+        siblings: list[Answer] = []
         try:
             for choice, sink in zip(asked.choices, on_tokens, strict=True):
                 lengths, ids = (len(choice.prompt), len(choice.ids)), choice.prompt + choice.ids
-                answers.append(self.twin.submit(lengths, sink, ids, asked.priority, asked.session, asked.replica or 0))
-                answers[-1].finish_reason = choice.finish_reason
+                answer = self.twin.submit(lengths, sink, ids, asked.priority, asked.session, asked.replica or 0)
+                answers.append(answer)
+                siblings = [] if len(siblings) == asked.num_answers else siblings
+                siblings.append(answer)
+                answer.finish_reason, answer.adapter, answer.siblings = choice.finish_reason, adapter, siblings
+                answer.most_tokens = 0 if asked.is_pooled else choice.most_tokens
         except InputError as error:
             raise RequestError(error.message) from None
         except BusyError as error:
@@ -361,7 +374,7 @@ class TwinApp:
         answers: list[Answer] = []
         sink = _whole(done, len(asked))
         for each in asked:
-            each.replica = replica
+            each.replica, each.is_pooled = replica, True
             self._submit(each, [sink], answers)
         if asked and not await self._wait(answers, done, receive):
             return None
@@ -382,7 +395,7 @@ class TwinApp:
                     "created": self._started,
                     "owned_by": "windtunnel",
                     "root": first,
-                    "parent": None if name == first else first,
+                    "parent": first if name in self.limits.adapters else None,
                     "max_model_len": self.limits.max_model_len,
                     "permission": [],
                 }

@@ -37,11 +37,14 @@ def command(options: Options) -> None:
         from windtunnel.twin.server import TwinServer
         from windtunnel.twin.start import ForwardPasses, KvEvents, twin_app
 
-    names, keys = _names_and_keys(launch, described.model_name)
-    names, keys = options.served_names or names, options.api_keys or keys
+    served, adapters, keys = _named_by(launch, described.model_name)
+    if options.served_names:
+        served, adapters = options.served_names[:1], options.served_names[1:]
+    names, keys = [*served, *adapters], options.api_keys or keys
     own = options.tokenizer, names, options.hub, options.max_requests, faults, options.ports_per_replica
     with compiling(NUM_PARTS):
         app = twin_app(described, speed, *own)
+    app.name_model(len(served))
     app.require_key(keys)
     host = options.host or HOST
     if options.kv_events is not None:
@@ -79,8 +82,8 @@ def command(options: Options) -> None:
                 passes.close()
 
 
-def _names_and_keys(launch: Reading, model: str) -> tuple[list[str], list[str]]:
-    """Return the names under which a command serves its model, then those of its LoRA adapters, and its API keys.
+def _named_by(launch: Reading, model: str) -> tuple[list[str], list[str], list[str]]:
+    """Return the names under which a command serves its model, those of its LoRA adapters, and its API keys.
 
     An adapter is NAME=PATH or JSON.
     """
@@ -93,7 +96,7 @@ def _names_and_keys(launch: Reading, model: str) -> tuple[list[str], list[str]]:
             values[option] += f" {word}"
     keys, served = values.pop("api-key").split(), values.pop("served-model-name").split() or [model]
     adapters = (JSON_NAMED.sub(r"\1", text) for text in values.values())
-    return [*served, *(word.partition("=")[0] for text in adapters for word in text.split())], keys
+    return served, [word.partition("=")[0] for text in adapters for word in text.split()], keys
 
 
 def _with_load(options: Options) -> Options:
