@@ -282,7 +282,17 @@ def test_log_probabilities_have_the_form_of_the_api(app: TwinApp) -> None:
         (CHAT, HELLO | {"tools": [{"function": "f"}], "tool_choice": {"function": 5}}, 400, "cannot be read"),
         (CHAT, HELLO | {"response_format": {"type": "json_schema", "json_schema": 7}}, 400, "cannot be read"),
         ("/v1/embeddings", {"input": "a", "dimensions": 10**9}, 400, "dimensions must be a whole number"),
-        ("/v1/embeddings", {"input": {"a": 1}}, 400, "must be a list of token ids"),
+        ("/v1/embeddings", {"input": {"messages": []}}, 400, "input must be a text, token ids, or a list of either"),
+        ("/v1/embeddings", {}, 400, "give an input, or messages"),
+        (
+            "/pooling",
+            {"input": "a", "truncate_prompt_tokens": -2},
+            400,
+            "truncate_prompt_tokens must be a whole number",
+        ),
+        ("/v1/completions", {}, 400, "Either prompt or prompt_embeds must be provided"),
+        (CHAT, HELLO | {"model": [1]}, 400, "model must be a text"),
+        (CHAT, HELLO | {"max_tokens": 2.5}, 400, "max_tokens must be a whole number, not 2.5"),
         ("/v1/embeddings", {"input": [[" ", " "]]}, 400, "input must be a text, token ids, or a list of either"),
         ("/v1/embeddings", {"input": [[]]}, 400, "input must be a text, token ids, or a list of either"),
         ("/v1/completions", {"prompt": "a", "min_tokens": "b"}, 400, "min_tokens must be a whole number"),
@@ -463,6 +473,21 @@ def test_classes_and_pooled_vectors_have_vllms_form(app: TwinApp) -> None:
     assert (pooled["object"], len(pooled["data"])) == ("pooling", 8)
 
 
+def test_prompts_for_vectors_and_scores_are_cut_where_that_is_asked_for(app: TwinApp) -> None:
+    """`vllm bench serve` asks for it with -1."""
+    asked = {"query": "a", "documents": ["b " * 20000], "truncate_prompt_tokens": -1}
+    assert post(app, "/rerank", asked).json()["usage"]["prompt_tokens"] == 4095
+    for given in ("word " * 100, list(range(100))):
+        body = {"input": given, "truncate_prompt_tokens": 7}
+        assert post(app, "/v1/embeddings", body).json()["usage"]["prompt_tokens"] == 7
+    assert post(app, "/rerank", asked | {"truncate_prompt_tokens": None}).status_code == 400
+
+
+def test_a_whole_number_may_be_written_as_a_fraction(app: TwinApp) -> None:
+    answer = post(app, CHAT, HELLO | {"max_tokens": 3.0, "n": 1.0, "ignore_eos": True})
+    assert answer.json()["usage"]["completion_tokens"] == 3
+
+
 def test_a_key_is_needed_where_vllm_needs_it(app: TwinApp) -> None:
     app.require_key(["one", "two"])
     for header in ({}, {"Authorization": "Bearer three"}, {"Authorization": "one"}):
@@ -479,7 +504,7 @@ def test_a_body_that_vllm_cannot_read_is_a_bad_request(app: TwinApp) -> None:
     plain = run(app, lambda client: client.post(CHAT, content=json.dumps(HELLO)))
     assert "Only 'application/json' is allowed" in plain.json()["error"]["message"]
     headers = {"content-type": "application/json; charset=utf-8"}
-    for content in ("{bad", "[]", "", "\xff"):
+    for content in ("{bad", "[]", "", "\xff", '{"a":' * 3000 + "1" + "}" * 3000):
         answer = run(
             app, lambda client, body=content: client.post(CHAT, content=body.encode("latin-1"), headers=headers)
         )

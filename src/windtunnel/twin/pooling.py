@@ -4,11 +4,12 @@ import base64
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
-from windtunnel.twin.protocol import RequestError
+from windtunnel.twin.protocol import RequestError, malformed
+from windtunnel.twin.tokens import Tokenizer
 
 Ids = Sequence[int]
 SIZE = 64
@@ -26,6 +27,8 @@ class Pooling:
     """Texts, token ids or conversations (objects with `messages`)."""
     reply: Callable[[list[Ids]], dict[str, Any]]
     """From the ids of all prompts to the reply, without its model and its tokens."""
+    most_tokens: int | None = None
+    """Tokens to which a prompt is cut, 0: those that the model takes; None: a longer one is refused."""
 
 
 def _embeddings(body: Mapping[str, Any]) -> Pooling:
@@ -92,6 +95,26 @@ POOLING: Mapping[str, Callable[[Mapping[str, Any]], Pooling]] = {
 """Path -> how its requests are read."""
 
 
+def pooling_of(path: str, body: Mapping[str, Any]) -> Pooling:
+    """Read the body of a request.
+
+    Raises:
+        RequestError: it cannot be served.
+    """
+    most = body.get("truncate_prompt_tokens")
+    if most is not None and (type(most) is not int or most < -1):
+        raise malformed("truncate_prompt_tokens must be a whole number of at least -1", "truncate_prompt_tokens")
+    return replace(POOLING[path](body), most_tokens=None if most is None else max(most, 0))
+
+
+def cut(prompt: Any, most_tokens: int, tokenizer: Tokenizer) -> Any:
+    """Return the first so many tokens of a prompt, as vLLM's tokenizers keep them; what is none stays."""
+    if isinstance(prompt, str):
+        longest = tokenizer.longest_bytes
+        prompt = tokenizer.encode(prompt if longest is None else prompt[: most_tokens * longest])
+    return prompt[:most_tokens] if isinstance(prompt, list) else prompt
+
+
 def _texts(given: Any, name: str) -> list[str]:
     """Return a text, or several, as a list."""
     texts = [given] if isinstance(given, str) else given
@@ -105,8 +128,10 @@ def _inputs(body: Mapping[str, Any]) -> list[Any]:
     if body.get("messages") is not None:
         return [{"messages": body["messages"]}]
     given = body.get("input")
+    if given is None:
+        raise malformed("give an input, or messages", "input")
     inputs: list[Any] = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
-    if any(isinstance(each, list) and {type(part) for part in each} != {int} for each in inputs):
+    if not all(isinstance(each, str) or (isinstance(each, list) and {*map(type, each)} == {int}) for each in inputs):
         raise RequestError("input must be a text, token ids, or a list of either", param="input")
     return inputs
 

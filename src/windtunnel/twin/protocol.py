@@ -92,6 +92,8 @@ class Limits:
         Raises:
             RequestError: there is no such model.
         """
+        if not isinstance(name, str | None):
+            raise malformed(f"model must be a text, not {name!r:.40}", "model")
         model = name or self.models[0]
         if model not in self.models:
             raise RequestError(f"The model `{model}` does not exist.", 404, "NotFoundError", "model")
@@ -312,6 +314,8 @@ def _too_long(most: float, given: int, asked: int, about: str = "") -> RequestEr
 def _prompts(body: Mapping[str, Any], tokenizer: Tokenizer, limits: Limits) -> list[list[int]]:
     """Return the ids of each prompt: a text, ids, or a list of texts or of lists of ids."""
     prompt, ids = body.get("prompt"), list[list[int]]()
+    if prompt is None:
+        raise malformed("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     several = prompt if isinstance(prompt, list) and all(isinstance(each, str | list) for each in prompt) else [prompt]
     for each in several:
         if isinstance(each, str):

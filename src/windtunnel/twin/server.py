@@ -7,6 +7,7 @@ tokens.
 import asyncio
 import hashlib
 import logging
+import math
 import secrets
 import sys
 import time
@@ -25,7 +26,7 @@ from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.twin.engine import Answer, OnTokens, Twin
 from windtunnel.twin.live import BusyError, FailedError
 from windtunnel.twin.metrics import CONTENT_TYPE, Metrics
-from windtunnel.twin.pooling import POOLING, Pooling
+from windtunnel.twin.pooling import POOLING, Pooling, cut, pooling_of
 from windtunnel.twin.protocol import Asked, Chunks, Limits, RequestError, Words, ask, chat_prompt, document, malformed
 from windtunnel.twin.responses import ResponseEvents, ask_response, response_document, unknown_response
 from windtunnel.twin.tokens import Tokenizer
@@ -160,6 +161,7 @@ class TwinApp:
         pages = {
             ("GET", "/health"): lambda _: self._health(),
             ("GET", "/ping"): lambda _: self._health(),
+            ("POST", "/ping"): lambda _: self._health(),
             ("GET", "/version"): lambda _: {"version": str(twin.deployment.first.setup.engine.version)},
             ("GET", "/v1/models"): lambda _: self._models(),
             ("GET", "/load"): lambda _: {"server_load": twin.live.num_live},
@@ -216,7 +218,7 @@ class TwinApp:
         elif method == "POST" and path in POOLING:
             body, size = await self._object(scope, receive)
             try:
-                reply = await self._pool(body.get("model"), size, POOLING[path](body), replica, receive)
+                reply = await self._pool(body.get("model"), size, pooling_of(path, body), replica, receive)
             except RequestError as error:
                 error.param = "input" if error.param == "prompt" else error.param
                 raise
@@ -230,7 +232,8 @@ class TwinApp:
             allowed = headers.get(b"access-control-request-headers", b"authorization, content-type")
             await _reply(send, 200, b"OK", (*PREFLIGHT, (b"access-control-allow-headers", allowed)))
         elif (method, path) in self._pages:
-            given, size = await self._object(scope, receive) if method == "POST" else (None, 0)
+            has_body = method == "POST" and path != "/ping"
+            given, size = await self._object(scope, receive) if has_body else (None, 0)
             page = self._pages[method, path]
             await _reply(send, 200, await self._apart(size, lambda: self._body(page(given))))
         else:
@@ -265,10 +268,13 @@ class TwinApp:
             raise malformed("Unsupported Media Type: Only 'application/json' is allowed")
         try:
             given = await self._apart(len(body), self._decode, body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise malformed(f"the body is no JSON: {error}", "body") from None
         if not isinstance(given, dict):
             raise malformed("the body must be a JSON object", "body")
+        for name, value in given.items():  # 16.0 is a whole number for vLLM's schemas
+            if type(value) is float and value.is_integer():
+                given[name] = int(value)
         return given, len(body)
 
     async def _complete(self, asked: Asked, receive: Receive, send: Send, is_chunked: bool) -> None:
@@ -367,6 +373,9 @@ class TwinApp:
         def prompt(given: Any) -> Asked:
             if isinstance(given, dict) and "messages" in given:
                 return ask({"model": model, "max_tokens": 1, **given}, "chat", *known)
+            if pooling.most_tokens is not None:
+                most = min(pooling.most_tokens or math.inf, self.limits.max_model_len - 1)
+                given = cut(given, int(most), self.tokenizer)
             return ask({"model": model, "max_tokens": 1, "prompt": given}, "completion", *known)
 
         asked = await self._apart(size, lambda: [prompt(given) for given in pooling.prompts])
