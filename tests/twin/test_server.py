@@ -496,6 +496,7 @@ def test_a_key_is_needed_where_vllm_needs_it(app: TwinApp) -> None:
     for key in ("one", "two"):
         headers = {"Authorization": f"Bearer {key}"}
         assert run(app, lambda client, given=headers: client.get("/v1/models", headers=given)).status_code == 200
+    assert post(app, "/generate", {"text": "a"}).status_code == 401
     for path in ("/health", "/metrics", "/version", "/load"):
         assert run(app, lambda client, at=path: client.get(at)).status_code == 200
 

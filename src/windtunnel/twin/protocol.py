@@ -129,7 +129,7 @@ class Asked:
     """A request as the twin serves it."""
 
     kind: str
-    """`chat`, `completion` or `response`."""
+    """`chat`, `completion`, `response` or `generate`."""
     model: str
     choices: list[Choice]
     """The answers to the first prompt, then those to the next one."""
@@ -149,7 +149,7 @@ class Asked:
     is_pooled: bool = False
     """It asks for a vector or a score."""
     given: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of a request of the Responses API, which its answer repeats."""
+    """What the answer repeats of a request, or depends on, where its API is not that of chats and completions."""
 
 
 def ask(body: Mapping[str, Any], kind: str, tokenizer: Tokenizer, words: "Words", limits: Limits, number: int) -> Asked:

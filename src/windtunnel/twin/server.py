@@ -14,9 +14,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -26,6 +25,7 @@ from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.twin.engine import Answer, OnTokens, Twin
 from windtunnel.twin.live import BusyError, FailedError
 from windtunnel.twin.metrics import CONTENT_TYPE, Metrics
+from windtunnel.twin.native import NativeEvents, ask_native, native_document
 from windtunnel.twin.pooling import POOLING, Pooling, cut, pooling_of
 from windtunnel.twin.protocol import Asked, Chunks, Limits, RequestError, Words, ask, chat_prompt, document, malformed
 from windtunnel.twin.responses import ResponseEvents, ask_response, response_document, unknown_response
@@ -119,12 +119,27 @@ SWITCH_S = 0.0002
 """How soon that thread lets the event loop run."""
 MOST_BODY_BYTES = 64 << 20
 RESPONSES = "/v1/responses"
-GENERATING = {"/v1/chat/completions": "chat", "/v1/completions": "completion", RESPONSES: "response"}
-"""Path -> kind of its requests."""
-IDS = {"chat": "chatcmpl-", "completion": "cmpl-", "response": "resp_"}
-"""Kind -> what the id of an answer begins with."""
-GUARDED = ("/v1", "/v2", "/inference")
-"""Beginnings of the paths that need a key, of vLLM's `entrypoints/serve/utils/server_utils.py`."""
+
+
+class Form(NamedTuple):
+    """How the requests of one API are read and answered."""
+
+    kind: str
+    id_prefix: str
+    ask: Callable[..., Asked]
+    document: Callable[[Asked, Sequence[Answer]], Any]
+    events: type[Chunks] | type[ResponseEvents] | type[NativeEvents]
+
+
+GENERATING = {
+    "/v1/chat/completions": Form("chat", "chatcmpl-", ask, document, Chunks),
+    "/v1/completions": Form("completion", "cmpl-", ask, document, Chunks),
+    RESPONSES: Form("response", "resp_", ask_response, response_document, ResponseEvents),
+    "/generate": Form("generate", "", ask_native, native_document, NativeEvents),
+}
+"""Path -> form of its requests, which are answered with text."""
+GUARDED = ("/v1", "/v2", "/inference", "/generate")
+"""Beginnings of the paths that need a key, of vLLM's `entrypoints/serve/utils/server_utils.py`, and SGLang's own."""
 _LOG = logging.getLogger("windtunnel.twin")
 _PLAIN = ((b"content-type", b"application/json"),)
 
@@ -165,6 +180,9 @@ class TwinApp:
             ("GET", "/version"): lambda _: {"version": str(twin.deployment.first.setup.engine.version)},
             ("GET", "/v1/models"): lambda _: self._models(),
             ("GET", "/load"): lambda _: {"server_load": twin.live.num_live},
+            **dict.fromkeys((("GET", "/model_info"), ("GET", "/get_model_info")), lambda _: self._model_info()),
+            **dict.fromkeys((("GET", "/server_info"), ("GET", "/get_server_info")), lambda _: self._server_info()),
+            ("GET", "/health_generate"): lambda _: self._health(),
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
         }
@@ -209,12 +227,12 @@ class TwinApp:
             model = self.twin.deployment.first.setup.model
             if model.is_encoder:
                 raise RequestError(f"{model.name} is an encoder and makes no text; ask /v1/embeddings or /v1/rerank")
-            kind = GENERATING[path]
+            form = GENERATING[path]
             body, size = await self._object(scope, receive)
-            read = partial(ask_response if kind == "response" else ask, body, kind)
-            asked = await self._apart(size, read, self.tokenizer, self.words, self.limits, self._number)
+            known = self.tokenizer, self.words, self.limits, self._number
+            asked = await self._apart(size, form.ask, body, form.kind, *known)
             asked.replica = replica
-            await self._complete(asked, receive, send, scope.get("http_version") == "1.1")
+            await self._complete(asked, form, receive, send, scope.get("http_version") == "1.1")
         elif method == "POST" and path in POOLING:
             body, size = await self._object(scope, receive)
             try:
@@ -240,8 +258,8 @@ class TwinApp:
             above, _, name = path.removesuffix("/cancel").rpartition("/")
             if above == RESPONSES and (method == "GET" or (method == "POST" and path.endswith("/cancel"))):
                 raise unknown_response(name)
-            known = {*(path for _, path in self._pages), "/metrics", *GENERATING, *POOLING}
-            status = 405 if path in known or above == RESPONSES else 404
+            paths = {*(path for _, path in self._pages), "/metrics", *GENERATING, *POOLING}
+            status = 405 if path in paths or above == RESPONSES else 404
             phrase = HTTPStatus(status).phrase  # vLLM's `http_exception_handler` gives it as message and type
             raise RequestError(phrase, status, phrase)
 
@@ -277,19 +295,17 @@ class TwinApp:
                 given[name] = int(value)
         return given, len(body)
 
-    async def _complete(self, asked: Asked, receive: Receive, send: Send, is_chunked: bool) -> None:
+    async def _complete(self, asked: Asked, form: Form, receive: Receive, send: Send, is_chunked: bool) -> None:
         """Answer a request for a completion, whole or as a stream."""
         asked.created = int(time.time())
-        asked.stream_id = f"{IDS[asked.kind]}{uuid4().hex}"
-        is_response = asked.kind == "response"
+        asked.stream_id = f"{form.id_prefix}{uuid4().hex}"
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         answers: list[Answer] = []
         if asked.streams:
             stream, ended = Stream(send, done), list[Answer]()
-            form = ResponseEvents if is_response else Chunks
-            events = [form(asked, i) for i in range(len(asked.choices))]
+            events = [form.events(asked, i) for i in range(len(asked.choices))]
 
-            def written(chunks: Chunks | ResponseEvents) -> OnTokens:
+            def written(chunks: Chunks | ResponseEvents | NativeEvents) -> OnTokens:
                 def write(answer: Answer, begin: int, is_last: bool) -> None:
                     failure = self.twin.failure if answer.is_cancelled else None
                     event = chunks.tokens(begin, answer, is_last) if failure is None else b""
@@ -313,8 +329,7 @@ class TwinApp:
         self._submit(asked, [_whole(done, len(asked.choices))] * len(asked.choices), answers)
         if await self._wait(answers, done, receive):
             self._check_failure(answers)
-            whole = response_document if is_response else document
-            await _reply(send, 200, self._encode(whole(asked, answers)))
+            await _reply(send, 200, self._encode(form.document(asked, answers)))
 
     def _check_failure(self, answers: Sequence[Answer]) -> None:
         """Raise FailedError where answers were ended because the scheduler or router has failed."""
@@ -411,6 +426,20 @@ class TwinApp:
                 for name in self.limits.models
             ],
         }
+
+    def _model_info(self) -> dict[str, Any]:
+        """Return what SGLang says of its model."""
+        model, name = self.twin.deployment.first.setup.model, self.limits.models[0]
+        facts = {"model_path": model.name, "served_model_name": name, "tokenizer_path": self.tokenizer.name}
+        return facts | {"is_generation": not model.is_encoder, "weight_version": "default"}
+
+    def _server_info(self) -> dict[str, Any]:
+        """Return what SGLang says of itself, as far as clients read it."""
+        first = self.twin.deployment.first
+        drafts, tokens = first.setup.engine.speculative, first.memory.num_blocks * first.memory.block_size
+        states = [{"avg_spec_accept_length": drafts.tokens_per_step}] if drafts is not None else [{}]
+        facts = {"version": str(first.setup.engine.version), "context_length": self.limits.max_model_len}
+        return self._model_info() | facts | {"max_total_num_tokens": tokens, "internal_states": states}
 
     def _tokenize(self, body: dict[str, Any]) -> dict[str, Any]:
         self.limits.check_model(body.get("model"))
