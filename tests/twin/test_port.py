@@ -10,14 +10,17 @@ import time
 from collections.abc import Iterator
 
 import httpx
+import numpy as np
 import pytest
 
 from live_twins import scenario_of
 from windtunnel.cli.serving.serve import _named_by
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import read_launch_command
+from windtunnel.lab.bench.client import Endpoint, bench
 from windtunnel.twin.server import TwinServer
 from windtunnel.twin.start import twin_app
+from windtunnel.workload.generate.requests import RequestArrays
 
 ASKED = {"prompt": list(range(64)), "ignore_eos": True, "stream": True}
 
@@ -63,6 +66,17 @@ def test_a_client_that_leaves_frees_its_blocks(server: TwinServer) -> None:
     assert server.app.twin.live.num_live == 0
     assert int(ranks["free_blocks"][0]) == idle
     assert httpx.get(f"{server.url}/metrics").text.count('finished_reason="abort"} 1.0') == 1
+
+
+def test_a_client_without_the_key_is_told_to_give_it(server: TwinServer) -> None:
+    server.app.require_key(["secret"])
+    load = RequestArrays(np.zeros(1), np.full(1, 12), np.full(1, 4), np.zeros(1, np.int64))
+    with pytest.raises(InputError, match="/v1/models answers 401") as raised:
+        bench(Endpoint(f"{server.url}/v1"), load)
+    assert raised.value.hint is not None
+    assert "--api-key" in raised.value.hint
+    headers = {"Authorization": "Bearer secret"}
+    assert bench(Endpoint(f"{server.url}/v1", headers=headers), load).requests["output_tokens"].tolist() == [4]
 
 
 def test_many_slow_readers_get_everything(server: TwinServer) -> None:

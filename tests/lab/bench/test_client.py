@@ -172,6 +172,7 @@ def test_wrong_endpoints_are_answered_with_a_sentence() -> None:
     ("refusal", "hint"),
     [
         ((404, "Not Found"), "is /v1 in the address?"),
+        ((401, "Unauthorized"), "give the server's key: --api-key, or OPENAI_API_KEY"),
         ((400, "Token id 31999 is out of vocabulary"), "--vocabulary"),
         ((400, "This model's maximum context length is 16 tokens"), "shorter --input-tokens, --output-tokens"),
         ((400, "max_tokens=99 cannot be greater than max_model_len=16"), "shorter --input-tokens, --output-tokens"),

@@ -35,6 +35,7 @@ WORD = "tok"
 Notify = Callable[[int, int], None]
 """Called with (requests answered, requests in all)."""
 NAME_MODEL = "name the model: --served-model"
+GIVE_KEY = "give the server's key: --api-key, or OPENAI_API_KEY"
 MODELS_S = 30.0
 """Longest wait for a server's list of models."""
 SILENCE_S = 10.0
@@ -192,6 +193,7 @@ async def _first_model(http: httpx.AsyncClient, url: str, timeout_s: float) -> s
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
         hint = "is /v1 in the address?" if status == 404 and "/v1" not in url else NAME_MODEL
+        hint = GIVE_KEY if status in (401, 403) else hint
         raise InputError(f"{url}/models answers {status}", hint) from None
     except httpx.HTTPError as error:
         why = str(error) or type(error).__name__
@@ -205,7 +207,7 @@ def _hint(error: str, url: str) -> str:
     if "status 404" in error and "model" in error.lower():
         return NAME_MODEL
     shorter = dict.fromkeys(("context length", "max_model_len"), "shorter --input-tokens, --output-tokens")
-    for said, hint in {"vocabulary": "--vocabulary", **shorter}.items():
+    for said, hint in {"status 401": GIVE_KEY, "vocabulary": "--vocabulary", **shorter}.items():
         if said in error:
             return hint
     is_elsewhere = "status 404" in error and "/v1" not in url
