@@ -194,12 +194,14 @@ class Metrics:
                     recent[:] = 0
 
     def _count_drafts(self, replica: int, times: int, drafts: Speculative) -> None:
-        """Count so many verifications; of the drafts those are right that are in the mean."""
+        """Count so many verifications; of all drafts until now those are right that are in the mean, whole ones."""
         self.count("drafts", replica, times)
         self.count("draft_tokens", replica, times * drafts.num_draft_tokens)
-        self.count("accepted", replica, times * (drafts.tokens_per_step - 1))
-        for position, share in enumerate(accumulate(drafts.acceptance_by_position, mul)):
-            self.count("accepted_at", replica, times * share, str(position))
+        total = self.values["drafts"].get(self.labels[replica], 0) if "drafts" in self.values else 0
+        accepted = [math.floor(total * share) for share in accumulate(drafts.acceptance_by_position, mul)]
+        self._set("accepted", replica, sum(accepted))
+        for position, count in enumerate(accepted):
+            self._set("accepted_at", replica, count, str(position))
 
     def look(self, twin: Twin, clock: TwinClock) -> None:
         """Set the gauges to what they are now."""
