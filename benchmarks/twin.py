@@ -98,10 +98,11 @@ class Talk:
 
 
 def body_of(number: int, input_tokens: int, output_tokens: int) -> bytes:
-    prompt = [int(token) for token in np.random.default_rng(number).integers(1000, 1 << 30, input_tokens)]
+    prompt = [int(token) for token in np.random.default_rng(number).integers(1000, 100_000, input_tokens)]
     asked = {"prompt": prompt, "max_tokens": output_tokens, "ignore_eos": True, "stream": True}
     body = json.dumps(asked).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: twin\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    kind = "content-type: application/json"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: twin\r\n{kind}\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     return head + body
 
 

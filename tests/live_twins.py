@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import httpx
@@ -33,12 +34,29 @@ def client_of(app: TwinApp) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://twin")
 
 
+def run(app: TwinApp, talk: Callable[[httpx.AsyncClient], Coroutine[Any, Any, Any]]) -> Any:
+    """Return what a conversation with an application ends with."""
+
+    async def whole() -> Any:
+        async with client_of(app) as client:
+            return await talk(client)
+
+    return asyncio.run(whole())
+
+
+def post(app: TwinApp, path: str, body: Any) -> httpx.Response:
+    """Return the answer to a request with a body of JSON."""
+    answer: httpx.Response = run(app, lambda client: client.post(path, json=body))
+    return answer
+
+
 def served(scenario: Scenario, every_s: float = math.inf) -> tuple[Twin, Metrics, list[str]]:
     """Send a scenario's requests to a twin at their simulated times; also return its metrics every so many seconds."""
     requests, clock = generate(scenario.workload, scenario.seed), TwinClock(None)
     metrics = Metrics(scenario.deployment.engine.name, "m", 1, 4096)
     twin = Twin(prepare_live(scenario, max_requests=256), clock, 256, metrics)
     twin.live.on_steps = metrics.steps
+    metrics.describe(twin.deployment.prepared.pools, has_adapters=False)
     scrapes: list[str] = []
 
     def run_to(time_s: float) -> None:

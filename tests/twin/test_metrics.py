@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import time
 
 import numpy as np
 import pytest
@@ -58,6 +59,10 @@ def test_what_rates_are_taken_of_is_there_from_the_start() -> None:
     labels = r'model_name="a \"b\"\\c",engine="0"'
     for reason in ("stop", "length", "abort", "error"):
         assert found[f'vllm:request_success_total{{{labels},finished_reason="{reason}"}}'] == 0
+    assert found[f'vllm:engine_sleep_state{{{labels},sleep_state="awake"}}'] == 1
+    for source in ("local_compute", "local_cache_hit", "external_kv_transfer"):
+        assert found[f'vllm:prompt_tokens_by_source_total{{{labels},source="{source}"}}'] == 0
+    assert not any(name.startswith(("vllm:spec_decode", "vllm:lora")) for name in found)
     assert found[f"vllm:request_max_num_generation_tokens_count{{{labels}}}"] == 0
 
 
@@ -100,6 +105,7 @@ def test_gauges_tell_what_is_under_way() -> None:
     during, after = asyncio.run(talk())
     labels = '{model_name="m",engine="0"}'
     assert (during[f"vllm:num_requests_running{labels}"], during[f"vllm:num_requests_waiting{labels}"]) == (2, 3)
+    assert during['vllm:num_requests_waiting_by_reason{model_name="m",engine="0",reason="capacity"}'] == 3
     blocks = app.twin.deployment.first.memory.num_blocks
     assert 40 / blocks <= during[f"vllm:kv_cache_usage_perc{labels}"] <= 44 / blocks
     assert after[f"vllm:num_requests_running{labels}"] == after[f"vllm:num_requests_waiting{labels}"] == 0
@@ -122,6 +128,106 @@ def test_hits_of_the_prefix_cache_are_counted(app: TwinApp) -> None:
     found = asyncio.run(talk())
     assert found['vllm:prefix_cache_queries_total{model_name="llama",engine="0"}'] == 200
     assert found['vllm:prefix_cache_hits_total{model_name="llama",engine="0"}'] == 96
+    assert found['vllm:prompt_tokens_cached_total{model_name="llama",engine="0"}'] == 96
+    for source, tokens in (("local_compute", 104), ("local_cache_hit", 96), ("external_kv_transfer", 0)):
+        assert found[f'vllm:prompt_tokens_by_source_total{{model_name="llama",engine="0",source="{source}"}}'] == tokens
+    assert found['vllm:request_prefill_kv_computed_tokens_sum{model_name="llama",engine="0"}'] == 104
+
+
+def test_what_comes_from_lower_tiers_is_external() -> None:
+    tiers = [{"name": "host", "capacity_bytes": 10**10, "bandwidth_bytes_per_s": 5e10}]
+    app = twin_app(scenario_of({"engine": {"num_gpu_blocks": 80, "kv_tiers": tiers}}), None, names=("m",))
+
+    async def talk() -> dict[str, float]:
+        async with client_of(app) as client:
+            for first in (0, 2000, 4000, 0):  # each fills most of the cache
+                asked = {"prompt": list(range(first, first + 1000)), "max_tokens": 2}
+                assert (await client.post("/v1/completions", json=asked)).status_code == 200
+            return values((await client.get("/metrics")).text)
+
+    found = asyncio.run(talk())
+    labels = 'model_name="m",engine="0"'
+    external = found[f"vllm:external_prefix_cache_hits_total{{{labels}}}"]
+    local = found[f"vllm:prefix_cache_hits_total{{{labels}}}"]
+    assert (external > 0, external + local) == (True, 992)
+    assert found[f"vllm:external_prefix_cache_queries_total{{{labels}}}"] == 4000 - local
+    assert found[f'vllm:prompt_tokens_by_source_total{{{labels},source="external_kv_transfer"}}'] == external
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_drafts_are_right_as_often_as_the_scenario_says(engine: str) -> None:
+    speculative = {"method": "ngram", "num_draft_tokens": 3, "acceptance_fraction": (0.8, 0.5, 0.5)}
+    scenario = scenario_of({"engine": {"name": engine, "speculative": speculative}})
+    twin, metrics, _ = served(scenario)
+    found = values(metrics.text(twin, twin.clock))
+    steps, labels = simulate(scenario).steps, 'model_name="m",engine="0"'
+    drafts = (steps["num_steps"] * steps["decode_tokens"]).sum()
+    if engine == "sglang":
+        assert found[f"sglang:spec_verify_calls_total{{{labels}}}"] == drafts
+        assert found[f"sglang:spec_accept_length{{{labels}}}"] == pytest.approx(2.4)
+        assert found[f"sglang:spec_accept_rate{{{labels}}}"] == pytest.approx(1.4 / 3)
+        return
+    counted = "vllm:spec_decode_num"
+    assert found[f"{counted}_drafts_total{{{labels}}}"] == drafts
+    assert found[f"{counted}_draft_tokens_total{{{labels}}}"] == 3 * drafts
+    accepted = [found[f'{counted}_accepted_tokens_per_pos_total{{{labels},position="{k}"}}'] for k in range(3)]
+    assert accepted == [int(share * drafts + 1e-9) for share in (0.8, 0.4, 0.2)]
+    assert found[f"{counted}_accepted_tokens_total{{{labels}}}"] == sum(accepted)
+    generated, prompts = (found[f"vllm:{name}_tokens_total{{{labels}}}"] for name in ("generation", "prompt"))
+    # Each request has its first token from its prompt, and its last drafts go beyond its end.
+    assert 0 <= 60 + 2.4 * drafts - generated <= 60 * 4
+    assert found[f"vllm:iteration_tokens_total_sum{{{labels}}}"] == pytest.approx(prompts + 2.4 * drafts)
+
+
+def test_adapters_are_named_where_they_wait_and_run() -> None:
+    app = twin_app(scenario_of({"engine": {"max_num_seqs": 2}}), 0.001, names=("m", "sql", "chat"), max_requests=16)
+
+    async def talk() -> str:
+        async with client_of(app) as client:
+            for number, model in enumerate(("sql", "m", "chat", "sql")):
+                asked = {"model": model, "prompt": list(range(99 * number, 99 * number + 90)), "max_tokens": 100}
+                asyncio.ensure_future(client.post("/v1/completions", json=asked))  # noqa: RUF006
+                await asyncio.sleep(0.01)
+            app.twin.run_to(app.twin.live.until_s + 0.05)
+            text = (await client.get("/metrics")).text
+            app.twin.close()
+            return text
+
+    (line,) = (line for line in asyncio.run(talk()).splitlines() if line.startswith("vllm:lora_requests_info"))
+    labels = 'max_lora="1",running_lora_adapters="sql",waiting_lora_adapters="chat,sql"'
+    assert line.startswith(f"vllm:lora_requests_info{{{labels}}} ")
+    assert abs(float(line.rpartition(" ")[2]) - time.time()) < 60
+
+
+def test_parameters_of_requests_are_counted_once_for_all_answers(app: TwinApp) -> None:
+    async def talk() -> dict[str, float]:
+        async with client_of(app) as client:
+            asked = {"prompt": ["a b", "c d"], "n": 3, "max_tokens": 7, "temperature": 1}
+            await client.post("/v1/completions", json=asked)
+            await client.post("/v1/embeddings", json={"input": "a b"})
+            return values((await client.get("/metrics")).text)
+
+    found = asyncio.run(talk())
+    labels = '{model_name="llama",engine="0"}'
+    assert (found[f"vllm:request_params_n_count{labels}"], found[f"vllm:request_params_n_sum{labels}"]) == (3, 7)
+    assert found[f"vllm:request_max_num_generation_tokens_count{labels}"] == 3
+    tokens = "vllm:request_params_max_tokens"
+    assert (found[f"{tokens}_count{labels}"], found[f"{tokens}_sum{labels}"]) == (6, 42)
+
+
+def test_tokens_of_sglangs_pool_are_used_cached_or_free() -> None:
+    scenario = scenario_of({"engine": {"name": "sglang"}})
+    twin, metrics, scrapes = served(scenario, every_s=1.0)
+    used = []
+    for text in (*scrapes, metrics.text(twin, twin.clock)):
+        found = {name.partition("{")[0]: value for name, value in values(text).items()}
+        parts = [found[f"sglang:kv_{name}_tokens"] for name in ("used", "evictable", "available")]
+        assert (
+            sum(parts) == found["sglang:max_total_num_tokens"] == found["sglang:num_pages"] * found["sglang:page_size"]
+        )
+        used.append((parts[0] > 0, found["sglang:gen_throughput"] > 0))
+    assert (True, True) in used
+    assert used[-1] == (False, False)
 
 
 @pytest.mark.full

@@ -73,6 +73,26 @@ def test_one_that_fails_is_named_and_the_server_goes_on(
     assert FAILURES[name] in again.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/generate"])
+def test_other_streams_end_with_the_error_too(path: str) -> None:
+    app = app_of(engine={"scheduler": "own_functions:failing"})
+
+    async def talk() -> str:
+        async with client_of(app) as client:
+            asked = {"input": "Hi"} if path == "/v1/responses" else {"text": "Hi"}
+            return (await client.post(path, json=asked | {"stream": True})).text
+
+    documents = [part.rpartition("data: ")[2] for part in asyncio.run(talk()).split("\n\n")[:-1]]
+    if path == "/generate":
+        assert documents.pop() == "[DONE]"
+        assert FAILURES["failing"] in json.loads(documents[-1])["error"]["message"]
+        return
+    events = [json.loads(document) for document in documents]
+    assert [event["type"] for event in events] == ["response.created", "response.in_progress", "error"]
+    assert [event["sequence_number"] for event in events] == [0, 1, 2]
+    assert (events[-1]["code"], FAILURES["failing"] in events[-1]["message"]) == ("500", True)
+
+
 def test_a_router_that_fails_is_named() -> None:
     app = app_of(router="own_functions:astray", replicas=2)
     first, second, *_ = answered(app, ASKED, ASKED)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +21,8 @@ from windtunnel.twin.start import ForwardPasses
 from windtunnel.workload.generate.requests import generate
 
 
-def recorded(path: Path, replicas: int = 1) -> Twin:
-    scenario = scenario_of({"replicas": replicas, "calibration": "none"}, num_requests=80)
+def recorded(path: Path, replicas: int = 1, **engine: Any) -> Twin:
+    scenario = scenario_of({"replicas": replicas, "calibration": "none", "engine": engine}, num_requests=80)
     twin = Twin(prepare_live(scenario, max_requests=256), TwinClock(None), 256)
     passes, requests = ForwardPasses(twin, path), generate(scenario.workload, 0)
 
@@ -60,6 +61,14 @@ def test_every_replica_counts_its_own_steps(tmp_path: Path) -> None:
         counters = [line["counter_id"] for line in lines if line["worker_id"] == worker]
         assert counters == list(range(1, len(counters) + 1))
         assert len(counters) > 100
+
+
+def test_a_request_whose_drafts_are_verified_counts_once(tmp_path: Path) -> None:
+    speculative = {"method": "ngram", "num_draft_tokens": 3, "acceptance_fraction": 0.5}
+    twin = recorded(tmp_path / "steps.jsonl", speculative=speculative)
+    requests, steps = generate(twin.deployment.scenario.workload, 0), read_steps(tmp_path / "steps.jsonl")
+    gained = 1 + 0.5 + 0.25 + 0.125
+    assert steps["decode_requests"].sum() == pytest.approx((requests.output_tokens - 1).sum() / gained, rel=0.05)
 
 
 def test_only_a_table_of_lines_is_written(tmp_path: Path) -> None:

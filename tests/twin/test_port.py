@@ -10,14 +10,17 @@ import time
 from collections.abc import Iterator
 
 import httpx
+import numpy as np
 import pytest
 
 from live_twins import scenario_of
-from windtunnel.cli.serving.serve import _names_of
+from windtunnel.cli.serving.serve import _named_by
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import read_launch_command
+from windtunnel.lab.bench.client import Endpoint, bench
 from windtunnel.twin.server import TwinServer
 from windtunnel.twin.start import twin_app
+from windtunnel.workload.generate.requests import RequestArrays
 
 ASKED = {"prompt": list(range(64)), "ignore_eos": True, "stream": True}
 
@@ -65,6 +68,17 @@ def test_a_client_that_leaves_frees_its_blocks(server: TwinServer) -> None:
     assert httpx.get(f"{server.url}/metrics").text.count('finished_reason="abort"} 1.0') == 1
 
 
+def test_a_client_without_the_key_is_told_to_give_it(server: TwinServer) -> None:
+    server.app.require_key(["secret"])
+    load = RequestArrays(np.zeros(1), np.full(1, 12), np.full(1, 4), np.zeros(1, np.int64))
+    with pytest.raises(InputError, match="/v1/models answers 401") as raised:
+        bench(Endpoint(f"{server.url}/v1"), load)
+    assert raised.value.hint is not None
+    assert "--api-key" in raised.value.hint
+    headers = {"Authorization": "Bearer secret"}
+    assert bench(Endpoint(f"{server.url}/v1", headers=headers), load).requests["output_tokens"].tolist() == [4]
+
+
 def test_many_slow_readers_get_everything(server: TwinServer) -> None:
     async def one(client: httpx.AsyncClient) -> int:
         count = 0
@@ -96,19 +110,25 @@ def test_the_command_serves_until_it_is_told_to_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "names"),
+    ("command", "served", "adapters"),
     [
-        ("vllm serve llama-3.1-8b", ["m"]),
-        ("vllm serve llama-3.1-8b --served-model-name foo bar --port 9000", ["foo", "bar"]),
-        ('vllm serve llama-3.1-8b --lora-modules sql=/x \'{"name": "chat", "path": "/y"}\'', ["m", "sql", "chat"]),
+        ("vllm serve llama-3.1-8b", ["m"], []),
+        ("vllm serve llama-3.1-8b --served-model-name foo bar --port 9000", ["foo", "bar"], []),
+        ('vllm serve llama-3.1-8b --lora-modules sql=/x \'{"name": "chat", "path": "/y"}\'', ["m"], ["sql", "chat"]),
         (
             "python -m sglang.launch_server --model-path llama-3.1-8b --served-model-name=foo --lora-paths a=/x",
-            ["foo", "a"],
+            ["foo"],
+            ["a"],
         ),
     ],
 )
-def test_a_command_names_what_it_serves(command: str, names: list[str]) -> None:
-    assert _names_of(read_launch_command(command, None), "m") == names
+def test_a_command_names_what_it_serves(command: str, served: list[str], adapters: list[str]) -> None:
+    assert _named_by(read_launch_command(command, None), "m") == (served, adapters, [])
+
+
+def test_a_command_names_its_keys() -> None:
+    command = "vllm serve llama-3.1-8b --api-key one --port 9000"
+    assert _named_by(read_launch_command(command, None), "m") == (["m"], [], ["one"])
 
 
 @pytest.mark.parametrize(

@@ -5,33 +5,19 @@ import base64
 import json
 import math
 import threading
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
 
-from live_twins import client_of, scenario_of
+from live_twins import post, run, scenario_of
 from windtunnel.twin import server
 from windtunnel.twin.server import TwinApp
 from windtunnel.twin.start import twin_app
 
 CHAT = "/v1/chat/completions"
 HELLO = {"model": "llama", "messages": [{"role": "user", "content": "Hello there, how are you?"}]}
-
-
-def run(app: TwinApp, talk: Callable[[httpx.AsyncClient], Coroutine[Any, Any, Any]]) -> Any:
-    async def whole() -> Any:
-        async with client_of(app) as client:
-            return await talk(client)
-
-    return asyncio.run(whole())
-
-
-def post(app: TwinApp, path: str, body: Any) -> httpx.Response:
-    answer: httpx.Response = run(app, lambda client: client.post(path, json=body))
-    return answer
 
 
 def events(answer: httpx.Response) -> list[dict[str, Any]]:
@@ -206,10 +192,12 @@ def test_pages_of_any_site_may_ask(app: TwinApp) -> None:
     assert run(app, lambda client: client.options(CHAT)).status_code == 405
 
 
-def test_null_leaves_a_completion_all_the_context(app: TwinApp) -> None:
+def test_a_completion_without_a_length_has_16_tokens_and_a_chat_all_the_context(app: TwinApp) -> None:
     body = {"prompt": [1] * 4046, "ignore_eos": True}
-    for more, num_tokens in (({}, 16), ({"max_tokens": None}, 50)):
-        assert post(app, "/v1/completions", body | more).json()["usage"]["completion_tokens"] == num_tokens
+    for more in ({}, {"max_tokens": None}):
+        assert post(app, "/v1/completions", body | more).json()["usage"]["completion_tokens"] == 16
+    usage = post(app, CHAT, HELLO | {"max_tokens": None, "ignore_eos": True}).json()["usage"]
+    assert usage["total_tokens"] == 4096
 
 
 def test_a_prompt_may_be_part_of_the_text(app: TwinApp) -> None:
@@ -261,7 +249,8 @@ def test_log_probabilities_have_the_form_of_the_api(app: TwinApp) -> None:
         (CHAT, HELLO | {"top_logprobs": 2}, 400, "needs logprobs to be true"),
         (CHAT, HELLO | {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs must be from 0 to 20"),
         ("/v1/completions", {"prompt": "a", "logprobs": "b"}, 400, "logprobs must be a whole number"),
-        (CHAT, HELLO | {"max_tokens": 5000}, 400, "maximum context length is 4096 tokens"),
+        (CHAT, HELLO | {"max_tokens": 5000}, 400, "max_tokens=5000 cannot be greater than max_model_len=4096"),
+        (CHAT, HELLO | {"max_tokens": 4090}, 400, "maximum context length is 4096 tokens. However, you requested 4090"),
         (CHAT, HELLO | {"max_tokens": 0}, 400, "max_tokens must be at least 1"),
         (CHAT, HELLO | {"max_tokens": "many"}, 400, "max_tokens must be a whole number"),
         (CHAT, {"messages": []}, 400, "the prompt is empty"),
@@ -293,13 +282,24 @@ def test_log_probabilities_have_the_form_of_the_api(app: TwinApp) -> None:
         (CHAT, HELLO | {"tools": [{"function": "f"}], "tool_choice": {"function": 5}}, 400, "cannot be read"),
         (CHAT, HELLO | {"response_format": {"type": "json_schema", "json_schema": 7}}, 400, "cannot be read"),
         ("/v1/embeddings", {"input": "a", "dimensions": 10**9}, 400, "dimensions must be a whole number"),
-        ("/v1/embeddings", {"input": {"a": 1}}, 400, "must be a list of token ids"),
+        ("/v1/embeddings", {"input": {"messages": []}}, 400, "input must be a text, token ids, or a list of either"),
+        ("/v1/embeddings", {}, 400, "give an input, or messages"),
+        (
+            "/pooling",
+            {"input": "a", "truncate_prompt_tokens": -2},
+            400,
+            "truncate_prompt_tokens must be a whole number",
+        ),
+        ("/v1/completions", {}, 400, "Either prompt or prompt_embeds must be provided"),
+        (CHAT, HELLO | {"model": [1]}, 400, "model must be a text"),
+        (CHAT, HELLO | {"max_tokens": 2.5}, 400, "max_tokens must be a whole number, not 2.5"),
         ("/v1/embeddings", {"input": [[" ", " "]]}, 400, "input must be a text, token ids, or a list of either"),
         ("/v1/embeddings", {"input": [[]]}, 400, "input must be a text, token ids, or a list of either"),
         ("/v1/completions", {"prompt": "a", "min_tokens": "b"}, 400, "min_tokens must be a whole number"),
         (CHAT, HELLO | {"priority": 10**22}, 400, "priority must be a whole number of 64 bits"),
         ("/tokenize", {"messages": [5]}, 400, "messages must be a list of messages"),
-        (CHAT, HELLO | {"temperature": -1}, 400, "temperature must be a number of at least 0, not -1"),
+        (CHAT, HELLO | {"temperature": -1}, 400, "temperature must be a number from 0 to 2, not -1"),
+        (CHAT, HELLO | {"temperature": 2.1}, 400, "temperature must be a number from 0 to 2"),
         (CHAT, HELLO | {"temperature": "x"}, 400, "temperature must be a number"),
         (CHAT, HELLO | {"temperature": True}, 400, "temperature must be a number"),
         (CHAT, HELLO | {"top_p": 2}, 400, "top_p must be a number above 0 and up to 1"),
@@ -344,7 +344,7 @@ def test_a_prompt_that_is_surely_too_long_is_not_cut_into_tokens(app: TwinApp, m
     for path, body in (("/v1/completions", {"prompt": long["content"]}), (CHAT, {"messages": [long]})):
         answer = post(app, path, body)
         assert answer.status_code == 400
-        assert "your request has at least 4098 input tokens" in answer.json()["error"]["message"]
+        assert "your prompt contains at least 4098 input tokens" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -420,7 +420,8 @@ def test_an_encoder_answers_with_vectors_and_scores_and_no_text() -> None:
     assert all(entry["document"]["text"] == asked["documents"][entry["index"]] for entry in ranked)  # type: ignore[index]
     refused = post(app, "/v1/completions", {"prompt": "a", "max_tokens": 1})
     assert (refused.status_code, "makes no text" in refused.text) == (400, True)
-    for body in ({"documents": ["a"]}, {"query": "a", "documents": []}, asked | {"top_n": 0}):
+    assert len(post(app, "/v2/rerank", asked | {"top_n": 0}).json()["results"]) == 3
+    for body in ({"documents": ["a"]}, {"query": "a", "documents": []}, asked | {"top_n": -1}):
         assert post(app, "/rerank", body).status_code == 400
 
 
@@ -443,3 +444,69 @@ def test_a_full_twin_refuses_more() -> None:
         return [each.status_code for each in await asyncio.gather(*(client.post(CHAT, json=asked) for _ in range(3)))]
 
     assert sorted(run(app, talk)) == [200, 200, 503]
+
+
+def test_scores_of_pairs_have_vllms_form(app: TwinApp) -> None:
+    forms = ({"queries": "a", "documents": ["b", "c"]}, {"text_1": "a", "text_2": ["b", "c"]})
+    whole = [post(app, path, form).json() for path, form in zip(("/score", "/v1/score"), forms, strict=True)]
+    rows = whole[0]["data"]
+    assert [(row["index"], row["object"], 0 <= row["score"] <= 1) for row in rows] == [
+        (0, "score", True), (1, "score", True)
+    ]  # fmt: skip
+    assert whole[1]["data"] == rows
+    assert whole[0]["usage"]["prompt_tokens"] == whole[0]["usage"]["total_tokens"] > 0
+    both = post(app, "/score", {"data_1": ["a", "a"], "data_2": ["b", "c"]}).json()
+    assert [row["score"] for row in both["data"]] == [row["score"] for row in rows]
+    for body, words in (
+        ({"queries": ["a", "b"], "documents": ["c", "d", "e"]}, "Input lengths must be either 1:1, 1:N or N:N"),
+        ({"queries": [], "documents": ["c"]}, "queries must be a text or a list of texts"),
+        ({"queries": "a"}, "give queries and documents"),
+    ):
+        assert words in post(app, "/score", body).json()["error"]["message"]
+
+
+def test_classes_and_pooled_vectors_have_vllms_form(app: TwinApp) -> None:
+    (row,) = post(app, "/classify", {"input": "good"}).json()["data"]
+    assert row["label"] in ("LABEL_0", "LABEL_1")
+    assert (row["num_classes"], sum(row["probs"])) == (2, pytest.approx(1))
+    (pooled,) = post(app, "/pooling", {"messages": HELLO["messages"], "dimensions": 8}).json()["data"]
+    assert (pooled["object"], len(pooled["data"])) == ("pooling", 8)
+
+
+def test_prompts_for_vectors_and_scores_are_cut_where_that_is_asked_for(app: TwinApp) -> None:
+    """`vllm bench serve` asks for it with -1."""
+    asked = {"query": "a", "documents": ["b " * 20000], "truncate_prompt_tokens": -1}
+    assert post(app, "/rerank", asked).json()["usage"]["prompt_tokens"] == 4095
+    for given in ("word " * 100, list(range(100))):
+        body = {"input": given, "truncate_prompt_tokens": 7}
+        assert post(app, "/v1/embeddings", body).json()["usage"]["prompt_tokens"] == 7
+    assert post(app, "/rerank", asked | {"truncate_prompt_tokens": None}).status_code == 400
+
+
+def test_a_whole_number_may_be_written_as_a_fraction(app: TwinApp) -> None:
+    answer = post(app, CHAT, HELLO | {"max_tokens": 3.0, "n": 1.0, "ignore_eos": True})
+    assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+def test_a_key_is_needed_where_vllm_needs_it(app: TwinApp) -> None:
+    app.require_key(["one", "two"])
+    for header in ({}, {"Authorization": "Bearer three"}, {"Authorization": "one"}):
+        answer = run(app, lambda client, headers=header: client.get("/v1/models", headers=headers))
+        assert (answer.status_code, answer.json()) == (401, {"error": "Unauthorized"})
+    for key in ("one", "two"):
+        headers = {"Authorization": f"Bearer {key}"}
+        assert run(app, lambda client, given=headers: client.get("/v1/models", headers=given)).status_code == 200
+    assert post(app, "/generate", {"text": "a"}).status_code == 401
+    for path in ("/health", "/metrics", "/version", "/load"):
+        assert run(app, lambda client, at=path: client.get(at)).status_code == 200
+
+
+def test_a_body_that_vllm_cannot_read_is_a_bad_request(app: TwinApp) -> None:
+    plain = run(app, lambda client: client.post(CHAT, content=json.dumps(HELLO)))
+    assert "Only 'application/json' is allowed" in plain.json()["error"]["message"]
+    headers = {"content-type": "application/json; charset=utf-8"}
+    for content in ("{bad", "[]", "", "\xff", '{"a":' * 3000 + "1" + "}" * 3000):
+        answer = run(
+            app, lambda client, body=content: client.post(CHAT, content=body.encode("latin-1"), headers=headers)
+        )
+        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "Bad Request")

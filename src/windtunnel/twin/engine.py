@@ -58,6 +58,8 @@ class Answer:
     replica: int = 0
     prefill_replica: int = 0
     cached_tokens: int = 0
+    loaded_tokens: int = 0
+    """Of these, from KV tiers below the device."""
     num_preemptions: int = 0
     scheduled_s: float = math.nan
     first_token_s: float = math.nan
@@ -67,6 +69,12 @@ class Answer:
     has_ended: bool = False
     is_cancelled: bool = False
     finish_reason: str = "length"
+    adapter: str = ""
+    """Name of the LoRA adapter that it asks for; empty: none."""
+    most_tokens: int = 0
+    """Output tokens beyond which the request asks for no more; 0: it asks for a vector."""
+    siblings: Sequence["Answer"] = ()
+    """All answers to its prompt, itself among them, where a request asks for several."""
 
 
 @dataclass(slots=True)
@@ -183,6 +191,14 @@ class Twin:
         self.wake()
         return answer
 
+    def adapters(self, replica: int | None = None) -> tuple[list[str], list[str]]:
+        """Return the LoRA adapters of the requests that wait, and of those that run, at one replica or at all."""
+        names: tuple[dict[str, None], dict[str, None]] = {}, {}
+        for answer in self._answers.values():
+            if answer.adapter and replica in (None, self.live.replica(answer.row)):
+                names[self.live.is_running(answer.row)][answer.adapter] = None
+        return list(names[0]), list(names[1])
+
     def cancel(self, answer: Answer) -> None:
         """End a request whose client has left; it is told nothing more."""
         if not answer.is_cancelled:
@@ -290,6 +306,7 @@ class Twin:
             answer.replica = self.live.replica(answer.row)
             answer.prefill_replica = self.live.replica_of_rank[self.live.prefill_rank(answer.row)]
         answer.cached_tokens = self.live.cached_tokens(answer.row)
+        answer.loaded_tokens = self.live.loaded_tokens(answer.row)
         answer.scheduled_s, answer.first_token_s = float(record["scheduled_s"]), float(record["first_token_s"])
         answer.finish_s, answer.num_preemptions = float(record["finish_s"]), int(record["num_preemptions"])
 

@@ -396,6 +396,12 @@ class LiveLoop:
             return int(self.requests["rank"][row])
         return int(self.loop.pools.transfers[row].prefill_rank)
 
+    def is_running(self, row: int) -> bool:
+        """Whether a request has been scheduled, and not been preempted since."""
+        record = self.requests[row]
+        is_back = record["num_preemptions"] and not record["is_decoding"] and record["computed_tokens"] == 0
+        return not np.isnan(record["scheduled_s"]) and not is_back
+
     def cached_tokens(self, row: int) -> int:
         """Return the tokens of a prompt that were found cached where it was first admitted."""
         cache, pools = self.loop.pool.cache, self.loop.pools
@@ -403,6 +409,13 @@ class LiveLoop:
             return 0
         index = row if pools is None else row + self.size * int(pools.pool_of_rank[self.prefill_rank(row)])
         return max(int(cache.requests["cached_tokens"][index]), 0)
+
+    def loaded_tokens(self, row: int) -> int:
+        """Return those of the cached tokens of a prompt that came from KV tiers below the device."""
+        cache = self.loop.pool.cache
+        if cache is None or not cache.loaded.size:
+            return 0
+        return int(cache.loaded[:, row].sum() * self._block_size[self.prefill_rank(row)])
 
     def gauges(self) -> dict[str, NDArray[Any]]:
         """Return each replica's running and waiting requests, the used fraction of its KV blocks, and their tokens."""
@@ -412,9 +425,14 @@ class LiveLoop:
 
         ranks = self.tables.ranks
         used = self.num_blocks - ranks["free_blocks"]
+        cache = self.loop.pool.cache
+        cached = np.zeros_like(used) if cache is None else cache.ranks["evictable_blocks"]
+        use, used_tokens = by_replica(used) / np.maximum(by_replica(self.num_blocks), 1), used * self._block_size
         return {
             "running": by_replica(ranks["num_running"]),
             "waiting": by_replica(ranks["num_waiting"]),
-            "kv_use": by_replica(used) / np.maximum(by_replica(self.num_blocks), 1),
-            "used_tokens": by_replica(used * self._block_size),
+            **dict.fromkeys(("kv_use", "full_use"), use),
+            **dict.fromkeys(("used_tokens", "kv_used"), by_replica(used_tokens)),
+            "kv_evictable": by_replica(cached * self._block_size),
+            "kv_available": by_replica((ranks["free_blocks"] - cached) * self._block_size),
         }

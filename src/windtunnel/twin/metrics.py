@@ -1,19 +1,27 @@
 """Prometheus metrics of a twin, under the names that its engine exports. Times are simulated ones."""
 
 import math
+import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from operator import mul
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.formats.telemetry.prometheus import DECLARED
+from windtunnel.serving.deployment import Speculative
+from windtunnel.serving.prepared import PreparedPool
 from windtunnel.twin.clock import TwinClock
 from windtunnel.twin.engine import Answer, Twin
 
 OF_PROCESS = tuple(about["name"] for about in DECLARED["twin"].values())
 """Metrics of the process that serves, whatever its replicas; at the ports of all."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+THROUGHPUT_STEPS = 40
+"""Decode steps over which SGLang takes its throughput (`decode_log_interval`)."""
 
 
 class Histogram:
@@ -49,12 +57,18 @@ class Metrics:
     def __init__(self, engine: str, model: str, num_replicas: int, longest: int) -> None:
         model = model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
         self.labels = [f'model_name="{model}",engine="{replica}"' for replica in range(num_replicas)]
-        self._generated = [0] * num_replicas
+        self._generated, self._cached = [0] * num_replicas, [0] * num_replicas
+        self._recent = np.zeros((num_replicas, 3))
+        """[replica, 3] steps, seconds and tokens since the throughput was taken."""
+        self._pools: list[PreparedPool] = []
+        """Of each replica, where they are known."""
+        self._drafts: list[Speculative | None] = [None] * num_replicas
+        self.has_adapters = False
         self.values: dict[str, dict[str, float]] = {}
         """Measure -> labels -> value."""
         self.histograms: dict[str, list[Histogram]] = {}
         known = {**DECLARED.get(engine, DECLARED["vllm"]), **DECLARED["twin"]}
-        self.measures: Mapping[str, Mapping[str, str]] = known
+        self.measures: Mapping[str, Mapping[str, Any]] = known
         for measure, about in known.items():
             if "buckets" in about:
                 kind = about["buckets"]
@@ -63,11 +77,37 @@ class Metrics:
             else:
                 self.values[measure] = {}
 
-    def count(self, measure: str, replica: int, amount: float, more: str = "") -> None:
-        """Add to a counter, if the engine has it."""
+    def describe(self, pools: Sequence[PreparedPool], has_adapters: bool) -> None:
+        """Take what the metrics of a deployment depend on beside its requests."""
+        self._pools = [pool for pool in pools for _ in range(pool.settings.num_replicas)]
+        self.has_adapters = has_adapters or any(pool.setup.engine.lora is not None for pool in pools)
+        for replica, pool in enumerate(self._pools):
+            size, count = pool.memory.block_size, pool.memory.num_blocks
+            facts = {
+                "kv_most": size * count,
+                "page_size": size,
+                "num_pages": count,
+                "context": pool.setup.max_model_len,
+            }
+            for measure, value in facts.items():
+                self._set(measure, replica, value)
+            self._drafts[replica] = drafts = pool.setup.engine.speculative
+            if drafts is not None:
+                gained = drafts.tokens_per_step
+                self._set("accept_length", replica, gained)
+                self._set("accept_rate", replica, (gained - 1) / drafts.num_draft_tokens)
+                self._set("num_drafted", replica, drafts.num_draft_tokens + 1)
+
+    def count(self, measure: str, replica: int, amount: float, value: str = "") -> None:
+        """Add to a counter, if the engine has it, under the `value` of its label, if it has one."""
         if measure in self.values:
-            labels = self.labels[replica] + more
+            labels = self.labels[replica] + _label(self.measures[measure], value)
             self.values[measure][labels] = self.values[measure].get(labels, 0) + amount
+
+    def _set(self, measure: str, replica: int, amount: float, value: str = "") -> None:
+        """Set a gauge, if the engine has it."""
+        if measure in self.values:
+            self.values[measure][self.labels[replica] + _label(self.measures[measure], value)] = amount
 
     def add(self, measure: str, replica: int, value: float, times: int = 1) -> None:
         """Add to a histogram, if the engine has it and the value is known."""
@@ -76,11 +116,22 @@ class Metrics:
 
     def began(self, answer: Answer, time_s: float) -> None:
         """Count a request whose first token has left."""
-        replica = answer.prefill_replica
+        replica, tokens, loaded = answer.prefill_replica, answer.input_tokens, answer.loaded_tokens
+        found = answer.cached_tokens - loaded
         self.add("ttft", answer.replica, time_s - answer.arrival_s)
-        self.count("prompt_tokens", replica, answer.input_tokens)
-        self.count("cache_queries", replica, answer.input_tokens)
-        self.count("cache_hits", replica, answer.cached_tokens)
+        self.count("prompt_tokens", replica, tokens)
+        self.count("prompt_cached", replica, answer.cached_tokens)
+        self.count("prompt_by_source", replica, tokens - answer.cached_tokens, "local_compute")
+        self.count("prompt_by_source", replica, found, "local_cache_hit")
+        self.count("prompt_by_source", replica, loaded, "external_kv_transfer")
+        self.count("cache_queries", replica, tokens)
+        self.count("cache_hits", replica, found, "device")
+        self._cached[replica] += answer.cached_tokens
+        if self._pools and self._pools[replica].setup.engine.kv_tiers:
+            self.count("external_queries", replica, tokens - found)
+            self.count("external_hits", replica, loaded)
+            if "external_hits" not in self.values:
+                self.count("cache_hits", replica, loaded, "host")
 
     def gave(self, replica: int, tokens: int) -> None:
         """Count output tokens that have left."""
@@ -95,7 +146,7 @@ class Metrics:
         """Count a request that has ended."""
         replica, reason = answer.replica, answer.finish_reason
         reason = reason if reason in ("abort", "length") else "stop"
-        self.count("success", replica, 1, f',finished_reason="{reason}"')
+        self.count("success", replica, 1, reason)
         self.count("requests", replica, 1)
         self.count("preemptions", replica, answer.num_preemptions)
         if answer.is_cancelled:
@@ -108,11 +159,15 @@ class Metrics:
             "inference": answer.finish_s - answer.scheduled_s,
             "prefill": first_s - answer.scheduled_s,
             "decode": answer.finish_s - first_s,
-            "tpot": (answer.finish_s - first_s) / (tokens - 1) if tokens > 1 else math.nan,
+            "tpot": (answer.finish_s - first_s) / max(tokens - 1, 1),
             "request_prompt": answer.input_tokens,
+            "prefill_computed": answer.input_tokens - answer.cached_tokens,
             "request_generation": tokens,
-            "request_longest": tokens,
+            "params_tokens": answer.most_tokens or math.nan,
         }
+        others = answer.siblings or (answer,)
+        if all(other.has_ended for other in others):
+            times |= {"params_n": len(others), "request_longest": max(other.output_tokens for other in others)}
         for measure, value in times.items():
             self.add(measure, replica, value)
 
@@ -122,34 +177,60 @@ class Metrics:
 
     def steps(self, rows: NDArray[np.void]) -> None:
         """Count the tokens of steps, `Step` records of the loop."""
-        if "iteration" in self.histograms:
-            for replica, num_steps, decodes, prefills in zip(
-                *(rows[name].tolist() for name in ("replica", "num_steps", "decode_tokens", "prefill_tokens")),
-                strict=True,
-            ):
-                self.histograms["iteration"][replica].add(decodes + prefills, num_steps)
+        names = ("replica", "num_steps", "duration_s", "decode_tokens", "prefill_tokens")
+        for replica, num_steps, duration_s, decodes, prefills in zip(
+            *(rows[name].tolist() for name in names), strict=True
+        ):
+            given = decodes
+            if (drafts := self._drafts[replica]) is not None and decodes:
+                given = decodes * drafts.tokens_per_step
+                self._count_drafts(replica, num_steps * decodes, drafts)
+            self.add("iteration", replica, prefills + given, num_steps)
+            if "throughput" in self.values:
+                recent = self._recent[replica]
+                recent += (num_steps, duration_s, given * num_steps)
+                if recent[0] >= THROUGHPUT_STEPS:
+                    self._set("throughput", replica, float(recent[2] / recent[1]))
+                    recent[:] = 0
+
+    def _count_drafts(self, replica: int, times: int, drafts: Speculative) -> None:
+        """Count so many verifications; of all drafts until now those are right that are in the mean, whole ones."""
+        self.count("drafts", replica, times)
+        self.count("draft_tokens", replica, times * drafts.num_draft_tokens)
+        total = self.values["drafts"].get(self.labels[replica], 0) if "drafts" in self.values else 0
+        accepted = [math.floor(total * share) for share in accumulate(drafts.acceptance_by_position, mul)]
+        self._set("accepted", replica, sum(accepted))
+        for position, count in enumerate(accepted):
+            self._set("accepted_at", replica, count, str(position))
 
     def look(self, twin: Twin, clock: TwinClock) -> None:
         """Set the gauges to what they are now."""
         self.values["generation_tokens"] = dict(zip(self.labels, self._generated, strict=True))
-        for measure, values in twin.live.gauges().items():
+        gauges = twin.live.gauges()
+        for measure, values in gauges.items():
             if measure in self.values:
                 self.values[measure] = dict(zip(self.labels, values.tolist(), strict=True))
-        if "hit_rate" in self.values:
-            for labels, asked in self.values["prompt_tokens"].items():
-                self.values["hit_rate"][labels] = self.values["cache_hits"].get(labels, 0) / max(asked, 1)
+        for replica, labels in enumerate(self.labels):
+            self._set("waiting_by_reason", replica, int(gauges["waiting"][replica]), "capacity")
+            self._set("hit_rate", replica, self._cached[replica] / max(self.values["prompt_tokens"].get(labels, 0), 1))
+            if not gauges["running"][replica]:
+                self._set("throughput", replica, 0.0)
         self.values["seconds"][self.labels[0]] = clock.now_s()
 
     def text(self, twin: Twin, clock: TwinClock, replica: int | None = None) -> str:
         """Return all metrics in Prometheus' text format; those of one `replica` as a server of its own exports them."""
         self.look(twin, clock)
-        lines = [line for measure in self.measures if measure != "cache" for line in self._lines(measure)]
-        if "cache" in self.measures:
+        has = {"drafts": any(drafts is not None for drafts in self._drafts), "adapters": self.has_adapters}
+        shown = [name for name, about in self.measures.items() if has.get(about.get("where", ""), True)]
+        lines = [line for measure in shown if measure not in ("adapters", "cache") for line in self._lines(measure)]
+        if "cache" in shown:
             lines += _cache_lines(twin, self.measures["cache"])
         if replica is not None:
             own = f'engine="{replica}"'
             is_own = [line.startswith(("#", *OF_PROCESS)) or own in line for line in lines]
             lines = [line.replace(own, 'engine="0"') for line, stays in zip(lines, is_own, strict=True) if stays]
+        if "adapters" in shown:
+            lines += _adapter_lines(twin, self.measures["adapters"], replica)
         return "\n".join(lines) + "\n"
 
     def _labels_of(self, name: str) -> Sequence[str]:
@@ -164,8 +245,8 @@ class Metrics:
         yield f"# TYPE {name} {kind}"
         if kind != "histogram":
             values = self.values[measure]
-            more = [f',{about["label"]}="{value}"' for value in about["values"]] if "label" in about else [""]
-            values = dict.fromkeys((labels + each for labels in self._labels_of(name) for each in more), 0) | values
+            more = {_label(about, value): start for value, start in about.get("values", {"": 0}).items()}
+            values = {labels + each: more[each] for labels in self._labels_of(name) for each in more} | values
             for labels, value in values.items():
                 yield f"{name}{{{labels}}} {_number(value)}"
             return
@@ -181,6 +262,22 @@ class Metrics:
 
 def _number(value: float) -> str:
     return repr(float(value))
+
+
+def _label(about: Mapping[str, Any], value: str) -> str:
+    """Return the label that a metric has beside those of its replica."""
+    return f',{about["label"]}="{value}"' if "label" in about else ""
+
+
+def _adapter_lines(twin: Twin, about: Mapping[str, str], replica: int | None) -> Iterator[str]:
+    """Yield vLLM's `lora_requests_info`, whose labels are the news and whose value is the time."""
+    engine, name = twin.deployment.first.setup.engine, about["name"]
+    waiting, running = (",".join(names) for names in twin.adapters(replica))
+    most = (engine.lora and engine.lora.max_loras) or 1
+    labels = f'max_lora="{most}",running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"'
+    yield f"# HELP {name} {about['help']}"
+    yield f"# TYPE {name} gauge"
+    yield f"{name}{{{labels}}} {_number(time.time())}"
 
 
 def _cache_lines(twin: Twin, about: Mapping[str, str]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -30,7 +30,7 @@ RANGES = {
     "n": (int, 1, 128, "from 1 to 128"),
     "priority": (int, -(1 << 63), (1 << 63) - 1, "a whole number of 64 bits"),
     "seed": (int, -(1 << 63), (1 << 63) - 1, "a whole number of 64 bits"),
-    "temperature": (float, 0, math.inf, "a number of at least 0"),
+    "temperature": (float, 0, 2, "a number from 0 to 2"),
     "top_p": (float, 1e-300, 1, "a number above 0 and up to 1"),
     "top_k": (int, -1, math.inf, "a whole number of at least -1"),
     "min_p": (float, 0, 1, "a number from 0 to 1"),
@@ -62,6 +62,11 @@ class RequestError(Exception):
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
 
 
+def malformed(message: str, param: str | None = None) -> RequestError:
+    """Return the error for a body that vLLM's schemas refuse: a wrong type, or fields that exclude each other."""
+    return RequestError(message, 400, "Bad Request", param)
+
+
 @dataclass(frozen=True)
 class Limits:
     """What a server takes."""
@@ -73,6 +78,13 @@ class Limits:
     """Lengths of the answers that end by themselves, one after the other."""
     vocab_size: int
     """Of the model: the ids of prompts lie below, or are the tokenizer's own."""
+    num_names: int = 1
+    """How many of the names are the model's."""
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """Names of the LoRA adapters."""
+        return self.models[self.num_names :]
 
     def check_model(self, name: Any) -> str:
         """Return the name of a model that is served; the first one where a request names none.
@@ -80,6 +92,8 @@ class Limits:
         Raises:
             RequestError: there is no such model.
         """
+        if not isinstance(name, str | None):
+            raise malformed(f"model must be a text, not {name!r:.40}", "model")
         model = name or self.models[0]
         if model not in self.models:
             raise RequestError(f"The model `{model}` does not exist.", 404, "NotFoundError", "model")
@@ -103,6 +117,8 @@ class Choice:
     pieces: list[bytes]
     """Its text, escaped for JSON, one for each token."""
     finish_reason: str
+    most_tokens: int
+    """Of the answer, as far as it is asked for."""
     logprobs: Logprobs | None = None
     echo: bytes = b""
     """Text of the prompt, escaped for JSON, where it is part of the answer."""
@@ -113,7 +129,7 @@ class Asked:
     """A request as the twin serves it."""
 
     kind: str
-    """`chat` or `completion`."""
+    """`chat`, `completion`, `response` or `generate`."""
     model: str
     choices: list[Choice]
     """The answers to the first prompt, then those to the next one."""
@@ -130,6 +146,10 @@ class Asked:
     """Whose port was asked; None: the router chooses."""
     stream_id: str = ""
     created: int = 0
+    is_pooled: bool = False
+    """It asks for a vector or a score."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """What the answer repeats of a request, or depends on, where its API is not that of chats and completions."""
 
 
 def ask(body: Mapping[str, Any], kind: str, tokenizer: Tokenizer, words: "Words", limits: Limits, number: int) -> Asked:
@@ -193,14 +213,16 @@ def _check_fields(body: Mapping[str, Any]) -> None:
             raise RequestError(f"{name}={body[name]!r} is not simulated", param=name)
     for name, (kind, least, largest, words) in RANGES.items():
         value = body.get(name)
-        if value is not None and not (type(value) in (int, kind) and least <= value <= largest):
-            raise RequestError(f"{name} must be {words}, not {value!r:.40}", param=name)
+        is_number = value is None or type(value) in (int, kind)
+        if value is not None and not (is_number and least <= value <= largest):
+            said = f"{name} must be {words}, not {value!r:.40}"
+            raise RequestError(said, param=name) if is_number else malformed(said, name)
     for name in TRUTHS:
         if body.get(name) not in (None, True, False):
-            raise RequestError(f"{name} must be true or false, not {body[name]!r:.40}", param=name)
+            raise malformed(f"{name} must be true or false, not {body[name]!r:.40}", name)
     for name, form in (("stream_options", dict), ("logit_bias", dict), ("structured_outputs", dict), ("tools", list)):
         if not isinstance(body.get(name), form | None):
-            raise RequestError(f"{name} must be {'an object' if form is dict else 'a list'}", param=name)
+            raise malformed(f"{name} must be {'an object' if form is dict else 'a list'}", name)
     for name in ("regex", "grammar", "structural_tag"):
         if (body.get("structured_outputs") or {}).get(name):
             raise RequestError(f"structured_outputs.{name} is not simulated", param="structured_outputs")
@@ -215,9 +237,9 @@ def _check_fields(body: Mapping[str, Any]) -> None:
     if choice not in (None, "none", "auto", "required") and not isinstance(choice, dict):
         raise RequestError("tool_choice must be none, auto, required or name a function", param="tool_choice")
     if body.get("stream_options") and not body.get("stream"):
-        raise RequestError("Stream options can only be defined when `stream=True`.", param="stream_options")
+        raise malformed("Stream options can only be defined when `stream=True`.", "stream_options")
     if choice not in (None, "none") and not body.get("tools"):
-        raise RequestError("tool_choice needs tools", param="tool_choice")
+        raise malformed("tool_choice needs tools", "tool_choice")
 
 
 def _num_logprobs(body: Mapping[str, Any], kind: str) -> int | None:
@@ -243,22 +265,22 @@ def _choice(
     """Return one answer; with `echo` and `max_tokens` of 0 it has a token that is computed and not shown, as vLLM's."""
     is_prompt_alone = has_echo and body.get("max_tokens") == 0
     body = {**body, "max_tokens": 1, "ignore_eos": True} if is_prompt_alone else body
-    num_tokens, finish_reason = _output_tokens(body, kind, len(prompt), limits, number)
+    num_tokens, most = _output_tokens(body, kind, len(prompt), limits, number)
     ids, pieces = words.answer(number, num_tokens)
-    return Choice(prompt, ids, [b""] if is_prompt_alone else pieces, finish_reason)
+    return Choice(prompt, ids, [b""] if is_prompt_alone else pieces, "stop" if num_tokens < most else "length", most)
 
 
 def chat_prompt(body: Mapping[str, Any], tokenizer: Tokenizer, most: float = math.inf) -> list[int]:
     """Return the ids of a conversation; RequestError where its messages are none, or surely have too many tokens."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise RequestError("messages must be a list of messages", param="messages")
+        raise malformed("messages must be a list of messages", "messages")
     if not messages:
         return []
     for message in messages:
         content = message.get("content")
         if not isinstance(message.get("role"), str) or not isinstance(content, str | list | None):
-            raise RequestError("a message needs a role, and a content of text or parts", param="messages")
+            raise malformed("a message needs a role, and a content of text or parts", "messages")
         for part in content if isinstance(content, list) else ():
             if isinstance(part, dict) and (kind := part.get("type", "text")) not in TEXT_PARTS:
                 raise RequestError(
@@ -276,20 +298,24 @@ def _check_length(texts: Sequence[str], tokenizer: Tokenizer, most: float) -> No
     if tokenizer.longest_bytes is not None:
         least = sum(len(text.encode("utf-8", "replace")) for text in texts) // tokenizer.longest_bytes
         if least > most:
-            raise _too_long(most, f"at least {least} input tokens", None)
+            raise _too_long(most, least, 0, "at least ")
 
 
-def _too_long(most: float, given: str, param: str | None) -> RequestError:
+def _too_long(most: float, given: int, asked: int, about: str = "") -> RequestError:
+    """Return the error for `given` input and `asked` output tokens, in the words of vLLM's `renderers/params.py`."""
     return RequestError(
-        f"This model's maximum context length is {most} tokens. However, your request has {given}. "
-        "Please reduce the length of the input messages.",
-        param=param,
+        f"This model's maximum context length is {most} tokens. However, you requested {asked} output tokens and your "
+        f"prompt contains {about}{given} input tokens, for a total of {about}{given + asked} tokens. Please reduce the "
+        "length of the input prompt or the number of requested output tokens.",
+        param="input_tokens",
     )
 
 
 def _prompts(body: Mapping[str, Any], tokenizer: Tokenizer, limits: Limits) -> list[list[int]]:
     """Return the ids of each prompt: a text, ids, or a list of texts or of lists of ids."""
     prompt, ids = body.get("prompt"), list[list[int]]()
+    if prompt is None:
+        raise malformed("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     several = prompt if isinstance(prompt, list) and all(isinstance(each, str | list) for each in prompt) else [prompt]
     for each in several:
         if isinstance(each, str):
@@ -306,27 +332,29 @@ def _whole(body: Mapping[str, Any], name: str) -> int | None:
     if value is None:
         return None
     if type(value) is not int:
-        raise RequestError(f"{name} must be a whole number, not {value!r}", param=name)
+        raise malformed(f"{name} must be a whole number, not {value!r:.40}", name)
     return value
 
 
 def _output_tokens(
     body: Mapping[str, Any], kind: str, input_tokens: int, limits: Limits, number: int
-) -> tuple[int, str]:
-    """Return how many tokens the answer has, and why it ends there.
+) -> tuple[int, int]:
+    """Return how many tokens the answer has, and how many it may have.
 
     Where neither `ignore_eos` nor `min_tokens` says otherwise, it ends by itself where the workload's answers do.
     """
     name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     most = _whole(body, name)
     room = limits.max_model_len - input_tokens
-    if most is None and kind == "completion" and name not in body:
-        most = 16  # the OpenAI API's default, vLLM's too; null leaves as much as the context has room for
+    if most is None and kind == "completion":
+        most = 16  # the OpenAI API's default, vLLM's too, for null as well (`normalize_null_max_tokens`)
     if most is not None and most < 1:
         raise RequestError(f"{name} must be at least 1, got {most}.", param=name)
+    if most is not None and most > limits.max_model_len:
+        said = f"{name}={most} cannot be greater than max_model_len={limits.max_model_len}."
+        raise RequestError(f"{said} Please request fewer output tokens.", param=name)
     if room < 1 or (most is not None and most > room):
-        asked = "" if most is None else f" and {most} tokens in the completion"
-        raise _too_long(limits.max_model_len, f"{input_tokens} input tokens{asked}", name if room >= 1 else None)
+        raise _too_long(limits.max_model_len, input_tokens, most or 0)
     most = room if most is None else most
     own_end = limits.output_tokens[number % len(limits.output_tokens)]
     if body.get("ignore_eos"):
@@ -334,8 +362,7 @@ def _output_tokens(
     least = body.get("min_tokens") or 1
     if least > most:
         raise RequestError(f"min_tokens is {least}, which is more than {name} of {most}", param="min_tokens")
-    own_end = max(own_end, least)
-    return (own_end, "stop") if own_end < most else (most, "length")
+    return min(max(own_end, least), most), most
 
 
 def _demanded(body: Mapping[str, Any]) -> tuple[str | None, str]:
@@ -410,6 +437,7 @@ def document(asked: Asked, answers: Sequence[Answer]) -> dict[str, Any]:
         "model": asked.model,
         "choices": [_whole_choice(asked, index) for index in range(len(asked.choices))],
         "usage": usage(answers, asked.num_answers),
+        **dict.fromkeys(("service_tier", "system_fingerprint", "kv_transfer_params")),
     }
 
 
@@ -417,13 +445,16 @@ def _whole_choice(asked: Asked, index: int) -> dict[str, Any]:
     choice = asked.choices[index]
     text = json.loads(b'"' + choice.echo + b"".join(choice.pieces) + b'"')
     logprobs = None if choice.logprobs is None else choice.logprobs.document(0, _num_shown(choice))
-    reply = {"index": index, "logprobs": logprobs, "finish_reason": choice.finish_reason, "stop_reason": None}
+    reply = {"index": index, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+    reply |= dict.fromkeys(("stop_reason", "token_ids"))
     if asked.kind != "chat":
         return reply | {"text": text}
-    if asked.tool is None:
-        return reply | {"message": {"role": "assistant", "content": text, "tool_calls": []}}
-    call = _call(asked, index) | {"function": {"name": asked.tool, "arguments": text}}
-    return reply | {"message": {"role": "assistant", "content": None, "tool_calls": [call]}}
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    message |= dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
+    if asked.tool is not None:
+        call = _call(asked, index) | {"function": {"name": asked.tool, "arguments": text}}
+        message |= {"content": None, "tool_calls": [call]}
+    return reply | {"message": message}
 
 
 def _call(asked: Asked, index: int) -> dict[str, Any]:
@@ -464,6 +495,14 @@ class Chunks:
         self._end = b"}]" + nobody + b"}\n\n"
         self._after = self._logprobs + b"null" + self._reason + b"null" + self._end
         self._is_plain = not asked.usage_in_chunks and self.choice.logprobs is None
+
+    def opening(self) -> bytes:
+        """Return what leaves before the first token: nothing."""
+        return b""
+
+    def failed(self, error: RequestError) -> bytes:
+        """Return the last events of an answer that fails."""
+        return b"data: %b\n\ndata: [DONE]\n\n" % _compact(error.document).encode()
 
     def _first(self) -> bytes:
         """Return the event before an answer's first token."""

@@ -5,15 +5,17 @@ tokens.
 """
 
 import asyncio
-import base64
+import hashlib
 import logging
-import struct
+import math
+import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -23,7 +25,10 @@ from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.twin.engine import Answer, OnTokens, Twin
 from windtunnel.twin.live import BusyError, FailedError
 from windtunnel.twin.metrics import CONTENT_TYPE, Metrics
-from windtunnel.twin.protocol import Asked, Chunks, Limits, RequestError, Words, ask, chat_prompt, document
+from windtunnel.twin.native import NativeEvents, ask_native, native_document
+from windtunnel.twin.pooling import POOLING, Pooling, cut, pooling_of
+from windtunnel.twin.protocol import Asked, Chunks, Limits, RequestError, Words, ask, chat_prompt, document, malformed
+from windtunnel.twin.responses import ResponseEvents, ask_response, response_document, unknown_response
 from windtunnel.twin.tokens import Tokenizer
 from windtunnel.units import format_count
 
@@ -113,10 +118,28 @@ APART_BYTES = 1 << 14
 SWITCH_S = 0.0002
 """How soon that thread lets the event loop run."""
 MOST_BODY_BYTES = 64 << 20
-RERANKING = ("/rerank", "/v1/rerank", "/v2/rerank")
-EMBEDDING_SIZE = 64
-"""Numbers of an embedding whose size nobody asks for."""
-MOST_DIMENSIONS = 16_384
+RESPONSES = "/v1/responses"
+
+
+class Form(NamedTuple):
+    """How the requests of one API are read and answered."""
+
+    kind: str
+    id_prefix: str
+    ask: Callable[..., Asked]
+    document: Callable[[Asked, Sequence[Answer]], Any]
+    events: type[Chunks] | type[ResponseEvents] | type[NativeEvents]
+
+
+GENERATING = {
+    "/v1/chat/completions": Form("chat", "chatcmpl-", ask, document, Chunks),
+    "/v1/completions": Form("completion", "cmpl-", ask, document, Chunks),
+    RESPONSES: Form("response", "resp_", ask_response, response_document, ResponseEvents),
+    "/generate": Form("generate", "", ask_native, native_document, NativeEvents),
+}
+"""Path -> form of its requests, which are answered with text."""
+GUARDED = ("/v1", "/v2", "/inference", "/generate")
+"""Beginnings of the paths that need a key, of vLLM's `entrypoints/serve/utils/server_utils.py`, and SGLang's own."""
 _LOG = logging.getLogger("windtunnel.twin")
 _PLAIN = ((b"content-type", b"application/json"),)
 
@@ -133,7 +156,10 @@ class TwinApp:
 
     def __init__(self, twin: Twin, tokenizer: Tokenizer, limits: Limits, metrics: Metrics) -> None:
         self.twin, self.tokenizer, self.limits, self.metrics = twin, tokenizer, limits, metrics
+        self.name_model(limits.num_names)
         self.words = Words(tokenizer)
+        self._keys: list[bytes] = []
+        """SHA-256 of the keys of which requests need one; empty where they need none."""
         self.replica_of_port: dict[int, int] = {}
         """Empty where all replicas have one port."""
         self._number = 0
@@ -150,13 +176,26 @@ class TwinApp:
         pages = {
             ("GET", "/health"): lambda _: self._health(),
             ("GET", "/ping"): lambda _: self._health(),
+            ("POST", "/ping"): lambda _: self._health(),
             ("GET", "/version"): lambda _: {"version": str(twin.deployment.first.setup.engine.version)},
             ("GET", "/v1/models"): lambda _: self._models(),
             ("GET", "/load"): lambda _: {"server_load": twin.live.num_live},
+            **dict.fromkeys((("GET", "/model_info"), ("GET", "/get_model_info")), lambda _: self._model_info()),
+            **dict.fromkeys((("GET", "/server_info"), ("GET", "/get_server_info")), lambda _: self._server_info()),
+            ("GET", "/health_generate"): lambda _: self._health(),
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
         }
         self._pages: Mapping[tuple[str, str], Callable[[Any], Any]] = pages
+
+    def name_model(self, num_names: int) -> None:
+        """Take the first so many names for the model's own; the others are those of LoRA adapters."""
+        self.limits = replace(self.limits, num_names=num_names)
+        self.metrics.describe(self.twin.deployment.prepared.pools, bool(self.limits.adapters))
+
+    def require_key(self, keys: Sequence[str]) -> None:
+        """Refuse requests that have none of these keys, where there are any."""
+        self._keys = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     @property
     def num_answered(self) -> int:
@@ -182,19 +221,27 @@ class TwinApp:
 
     async def _answer(self, method: str, path: str, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         replica = self.replica_of_port.get((scope.get("server") or ("", 0))[1])
-        if method == "POST" and path in ("/v1/chat/completions", "/v1/completions"):
+        if not self._is_let_in(method, scope):
+            await _reply(send, 401, b'{"error":"Unauthorized"}')
+        elif method == "POST" and path in GENERATING:
             model = self.twin.deployment.first.setup.model
             if model.is_encoder:
                 raise RequestError(f"{model.name} is an encoder and makes no text; ask /v1/embeddings or /v1/rerank")
-            kind = "chat" if path.startswith("/v1/chat") else "completion"
-            body, size = await self._object(receive)
-            asked = await self._apart(size, ask, body, kind, self.tokenizer, self.words, self.limits, self._number)
+            form = GENERATING[path]
+            body, size = await self._object(scope, receive)
+            known = self.tokenizer, self.words, self.limits, self._number
+            asked = await self._apart(size, form.ask, body, form.kind, *known)
             asked.replica = replica
-            await self._complete(asked, receive, send, scope.get("http_version") == "1.1")
-        elif method == "POST" and path == "/v1/embeddings":
-            await self._embed((await self._object(receive))[0], replica, receive, send)
-        elif method == "POST" and path in RERANKING:
-            await self._rerank((await self._object(receive))[0], replica, receive, send)
+            await self._complete(asked, form, receive, send, scope.get("http_version") == "1.1")
+        elif method == "POST" and path in POOLING:
+            body, size = await self._object(scope, receive)
+            try:
+                reply = await self._pool(body.get("model"), size, pooling_of(path, body), replica, receive)
+            except RequestError as error:
+                error.param = "input" if error.param == "prompt" else error.param
+                raise
+            if reply is not None:
+                await _reply(send, 200, self._encode(reply))
         elif method == "GET" and path == "/metrics":
             self.twin.run_to(self.twin.clock.now_s())
             text = self.metrics.text(self.twin, self.twin.clock, replica)
@@ -203,12 +250,16 @@ class TwinApp:
             allowed = headers.get(b"access-control-request-headers", b"authorization, content-type")
             await _reply(send, 200, b"OK", (*PREFLIGHT, (b"access-control-allow-headers", allowed)))
         elif (method, path) in self._pages:
-            given, size = await self._object(receive) if method == "POST" else (None, 0)
+            has_body = method == "POST" and path != "/ping"
+            given, size = await self._object(scope, receive) if has_body else (None, 0)
             page = self._pages[method, path]
             await _reply(send, 200, await self._apart(size, lambda: self._body(page(given))))
         else:
-            known = [*(path for _, path in self._pages), "/metrics", "/v1/chat/completions", "/v1/completions"]
-            status = 405 if path in [*known, "/v1/embeddings", *RERANKING] else 404
+            above, _, name = path.removesuffix("/cancel").rpartition("/")
+            if above == RESPONSES and (method == "GET" or (method == "POST" and path.endswith("/cancel"))):
+                raise unknown_response(name)
+            paths = {*(path for _, path in self._pages), "/metrics", *GENERATING, *POOLING}
+            status = 405 if path in paths or above == RESPONSES else 404
             phrase = HTTPStatus(status).phrase  # vLLM's `http_exception_handler` gives it as message and type
             raise RequestError(phrase, status, phrase)
 
@@ -219,27 +270,42 @@ class TwinApp:
         sys.setswitchinterval(SWITCH_S)
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
-    async def _object(self, receive: Receive) -> tuple[dict[str, Any], int]:
+    def _is_let_in(self, method: str, scope: Mapping[str, Any]) -> bool:
+        """Whether a request may ask: it needs no key, or has one as its bearer token."""
+        if not self._keys or method == "OPTIONS" or not scope["path"].startswith(GUARDED):
+            return True
+        scheme, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        given = hashlib.sha256(key).digest()
+        return scheme.lower() == b"bearer" and any(secrets.compare_digest(given, each) for each in self._keys)
+
+    async def _object(self, scope: Mapping[str, Any], receive: Receive) -> tuple[dict[str, Any], int]:
         """Return the JSON object of a request's body, and its bytes."""
         body = await _body(receive)
+        kind = dict(scope["headers"]).get(b"content-type", b"").lower().partition(b";")[0]
+        if kind != b"application/json":
+            raise malformed("Unsupported Media Type: Only 'application/json' is allowed")
         try:
             given = await self._apart(len(body), self._decode, body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RequestError(f"the body is no JSON: {error}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise malformed(f"the body is no JSON: {error}", "body") from None
         if not isinstance(given, dict):
-            raise RequestError("the body must be a JSON object")
+            raise malformed("the body must be a JSON object", "body")
+        for name, value in given.items():  # 16.0 is a whole number for vLLM's schemas
+            if type(value) is float and value.is_integer():
+                given[name] = int(value)
         return given, len(body)
 
-    async def _complete(self, asked: Asked, receive: Receive, send: Send, is_chunked: bool) -> None:
+    async def _complete(self, asked: Asked, form: Form, receive: Receive, send: Send, is_chunked: bool) -> None:
         """Answer a request for a completion, whole or as a stream."""
         asked.created = int(time.time())
-        asked.stream_id = f"{'chatcmpl' if asked.kind == 'chat' else 'cmpl'}-{uuid4().hex}"
+        asked.stream_id = f"{form.id_prefix}{uuid4().hex}"
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         answers: list[Answer] = []
         if asked.streams:
             stream, ended = Stream(send, done), list[Answer]()
+            events = [form.events(asked, i) for i in range(len(asked.choices))]
 
-            def written(chunks: Chunks) -> OnTokens:
+            def written(chunks: Chunks | ResponseEvents | NativeEvents) -> OnTokens:
                 def write(answer: Answer, begin: int, is_last: bool) -> None:
                     failure = self.twin.failure if answer.is_cancelled else None
                     event = chunks.tokens(begin, answer, is_last) if failure is None else b""
@@ -247,21 +313,23 @@ class TwinApp:
                         ended.append(answer)
                     is_end = len(ended) == len(asked.choices)
                     if is_end and failure is not None:
-                        event = b"data: %b\n\ndata: [DONE]\n\n" % self._encode(_refusal(failure, 500).document)
+                        event = chunks.failed(_refusal(failure, 500))
                     elif is_end:
                         event += chunks.closing(answers)
                     stream.write(event, is_end)
 
                 return write
 
-            self._submit(asked, [written(Chunks(asked, i)) for i in range(len(asked.choices))], answers)
+            self._submit(asked, list(map(written, events)), answers)
             stream.begin(is_chunked)
+            if opening := events[0].opening():
+                stream.write(opening, False)
             await self._wait(answers, done, receive)
             return
         self._submit(asked, [_whole(done, len(asked.choices))] * len(asked.choices), answers)
         if await self._wait(answers, done, receive):
             self._check_failure(answers)
-            await _reply(send, 200, self._encode(document(asked, answers)))
+            await _reply(send, 200, self._encode(form.document(asked, answers)))
 
     def _check_failure(self, answers: Sequence[Answer]) -> None:
         """Raise FailedError where answers were ended because the scheduler or router has failed."""
@@ -279,11 +347,17 @@ class TwinApp:
     def _submit(self, asked: Asked, on_tokens: Sequence[OnTokens], answers: list[Answer]) -> None:
         """Send a request to the twin, once for each answer that it asks for, and add these to `answers`."""
         self._number += len(asked.choices)
+        adapter = asked.model if asked.model in self.limits.adapters else ""
+        siblings: list[Answer] = []
         try:
             for choice, sink in zip(asked.choices, on_tokens, strict=True):
                 lengths, ids = (len(choice.prompt), len(choice.ids)), choice.prompt + choice.ids
-                answers.append(self.twin.submit(lengths, sink, ids, asked.priority, asked.session, asked.replica or 0))
-                answers[-1].finish_reason = choice.finish_reason
+                answer = self.twin.submit(lengths, sink, ids, asked.priority, asked.session, asked.replica or 0)
+                answers.append(answer)
+                siblings = [] if len(siblings) == asked.num_answers else siblings
+                siblings.append(answer)
+                answer.finish_reason, answer.adapter, answer.siblings = choice.finish_reason, adapter, siblings
+                answer.most_tokens = 0 if asked.is_pooled else choice.most_tokens
         except InputError as error:
             raise RequestError(error.message) from None
         except BusyError as error:
@@ -306,76 +380,33 @@ class TwinApp:
         return done.done()
 
     async def _pool(
-        self, model: Any, prompts: Sequence[Any], replica: int | None, receive: Receive
-    ) -> tuple[list[Asked], int] | None:
-        """Compute prompts to their ends; return what was asked, and its tokens; None: the client has left."""
-        bodies = [{"model": model, "prompt": each, "max_tokens": 1} for each in prompts]
-        known = "completion", self.tokenizer, self.words, self.limits, self._number
-        size = sum(len(each) for each in prompts if isinstance(each, str | list))
-        asked = await self._apart(size, lambda: [ask(body, *known) for body in bodies])
+        self, model: Any, size: int, pooling: Pooling, replica: int | None, receive: Receive
+    ) -> dict[str, Any] | None:
+        """Compute prompts to their ends and return the reply; None: the client has left."""
+        known = self.tokenizer, self.words, self.limits, self._number
+
+        def prompt(given: Any) -> Asked:
+            if isinstance(given, dict) and "messages" in given:
+                return ask({"model": model, "max_tokens": 1, **given}, "chat", *known)
+            if pooling.most_tokens is not None:
+                most = min(pooling.most_tokens or math.inf, self.limits.max_model_len - 1)
+                given = cut(given, int(most), self.tokenizer)
+            return ask({"model": model, "max_tokens": 1, "prompt": given}, "completion", *known)
+
+        asked = await self._apart(size, lambda: [prompt(given) for given in pooling.prompts])
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         answers: list[Answer] = []
         sink = _whole(done, len(asked))
         for each in asked:
-            each.replica = replica
+            each.replica, each.is_pooled = replica, True
             self._submit(each, [sink], answers)
         if asked and not await self._wait(answers, done, receive):
             return None
         self._check_failure(answers)
-        return asked, sum(answer.input_tokens for answer in answers)
-
-    async def _rerank(self, body: dict[str, Any], replica: int | None, receive: Receive, send: Send) -> None:
-        """Answer a request for scores of documents: each is a prompt behind the query (the API of vLLM and Jina)."""
-        query, documents, top = body.get("query"), body.get("documents"), body.get("top_n")
-        if not isinstance(query, str):
-            raise RequestError("query must be a text", param="query")
-        if not isinstance(documents, list) or not documents or not all(isinstance(each, str) for each in documents):
-            raise RequestError("documents must be a list of texts", param="documents")
-        if top is not None and (type(top) is not int or top < 1):
-            raise RequestError("top_n must be a whole number of at least 1", param="top_n")
-        pooled = await self._pool(body.get("model"), [f"{query}\n{each}" for each in documents], replica, receive)
-        if pooled is None:
-            return
-        asked, total = pooled
-        scores = [sum(each.choices[0].prompt) * 2654435761 % 65536 / 65536 for each in asked]
-        results = [
-            {"index": index, "document": {"text": documents[index]}, "relevance_score": scores[index]}
-            for index in sorted(range(len(scores)), key=lambda index: -scores[index])[:top]
-        ]
-        usage = {"prompt_tokens": total, "total_tokens": total}
-        reply = {"id": f"rerank-{uuid4().hex}", "model": asked[0].model, "usage": usage, "results": results}
-        await _reply(send, 200, self._encode(reply))
-
-    async def _embed(self, body: dict[str, Any], replica: int | None, receive: Receive, send: Send) -> None:
-        """Answer a request for embeddings: each input is a prompt, computed to its end."""
-        given = body.get("input")
-        inputs: list[Any] = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
-        if any(isinstance(each, list) and {type(part) for part in each} != {int} for each in inputs):
-            raise RequestError("input must be a text, token ids, or a list of either", param="input")
-        size = body.get("dimensions", EMBEDDING_SIZE)
-        if type(size) is not int or not 1 <= size <= MOST_DIMENSIONS:
-            raise RequestError(f"dimensions must be a whole number from 1 to {MOST_DIMENSIONS}", param="dimensions")
-        if body.get("encoding_format") not in (None, "float", "base64"):
-            raise RequestError("encoding_format must be float or base64", param="encoding_format")
-        try:
-            pooled = await self._pool(body.get("model"), inputs, replica, receive)
-        except RequestError as error:
-            error.param = "input" if error.param == "prompt" else error.param
-            raise
-        if pooled is None:
-            return
-        asked, total = pooled
-        data = [
-            {"object": "embedding", "index": index, "embedding": _vector(each, size, body.get("encoding_format"))}
-            for index, each in enumerate(asked)
-        ]
-        reply = {
-            "object": "list",
-            "data": data,
-            "model": asked[0].model if asked else self.limits.models[0],
-            "usage": {"prompt_tokens": total, "total_tokens": total},
-        }
-        await _reply(send, 200, self._encode(reply))
+        total = sum(answer.input_tokens for answer in answers)
+        usage = {"prompt_tokens": total, "total_tokens": total, "completion_tokens": 0, "prompt_tokens_details": None}
+        reply = pooling.reply([each.choices[0].prompt for each in asked])
+        return reply | {"model": self.limits.check_model(model), "usage": usage}
 
     def _models(self) -> dict[str, Any]:
         first = self.limits.models[0]
@@ -388,12 +419,27 @@ class TwinApp:
                     "created": self._started,
                     "owned_by": "windtunnel",
                     "root": first,
-                    "parent": None if name == first else first,
+                    "parent": first if name in self.limits.adapters else None,
                     "max_model_len": self.limits.max_model_len,
+                    "permission": [],
                 }
                 for name in self.limits.models
             ],
         }
+
+    def _model_info(self) -> dict[str, Any]:
+        """Return what SGLang says of its model."""
+        model, name = self.twin.deployment.first.setup.model, self.limits.models[0]
+        facts = {"model_path": model.name, "served_model_name": name, "tokenizer_path": self.tokenizer.name}
+        return facts | {"is_generation": not model.is_encoder, "weight_version": "default"}
+
+    def _server_info(self) -> dict[str, Any]:
+        """Return what SGLang says of itself, as far as clients read it."""
+        first = self.twin.deployment.first
+        drafts, tokens = first.setup.engine.speculative, first.memory.num_blocks * first.memory.block_size
+        states = [{"avg_spec_accept_length": drafts.tokens_per_step}] if drafts is not None else [{}]
+        facts = {"version": str(first.setup.engine.version), "context_length": self.limits.max_model_len}
+        return self._model_info() | facts | {"max_total_num_tokens": tokens, "internal_states": states}
 
     def _tokenize(self, body: dict[str, Any]) -> dict[str, Any]:
         self.limits.check_model(body.get("model"))
@@ -428,15 +474,6 @@ def _whole(done: asyncio.Future[None], count: int) -> OnTokens:
             done.set_result(None)
 
     return on_tokens
-
-
-def _vector(asked: Asked, size: int, form: Any) -> list[float] | str:
-    """Return an embedding, made from the prompt's ids, of length 1."""
-    ids = asked.choices[0].prompt
-    numbers = [((ids[k % len(ids)] * 2654435761 + 40503 * k) % 65536) / 32768 - 1 for k in range(size)]
-    length = sum(number * number for number in numbers) ** 0.5 or 1.0
-    numbers = [number / length for number in numbers]
-    return base64.b64encode(struct.pack(f"<{size}f", *numbers)).decode() if form == "base64" else numbers
 
 
 async def _left(receive: Receive) -> None:

@@ -48,7 +48,7 @@ class ForwardPasses:
             raise InputError(f"{path} cannot be written: {error.strerror}") from None
         live, speculation = twin.live, twin.deployment.first.plan.speculation
         self._encode = msgspec.json.Encoder().encode
-        self._queries = 1 if speculation is None else speculation.num_queries
+        self._gained = 1.0 if speculation is None else speculation.tokens_per_step
         self._counters = [0] * (max(live.replica_of_rank) + 1)
         self._others: Callable[[NDArray[np.void]], None] = live.on_steps
         live.on_steps = self.write
@@ -60,7 +60,6 @@ class ForwardPasses:
         for replica, count, duration_s, decodes, prefills, prompts, context, pairs, waiting in zip(
             *(rows[name].tolist() for name in FIELDS), strict=True
         ):
-            requests = decodes // self._queries
             # Equal chunks behind equal contexts have these pairs: C (K + C / 2) / n for n chunks of C tokens in all.
             cached = max(round(pairs * prompts / prefills - prefills / 2), 0) if prefills else 0
             for step in range(count):
@@ -68,8 +67,8 @@ class ForwardPasses:
                     "num_prefill_requests": prompts,
                     "sum_prefill_tokens": prefills,
                     "sum_prefill_kv_tokens": cached,
-                    "num_decode_requests": requests,
-                    "sum_decode_kv_tokens": context + step * decodes,
+                    "num_decode_requests": decodes,
+                    "sum_decode_kv_tokens": context + round(step * decodes * self._gained),
                 }
                 self._counters[replica] += 1
                 row = {

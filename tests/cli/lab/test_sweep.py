@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,3 +127,45 @@ def test_a_described_deployment_is_predicted_beside(windtunnel: Command, tmp_pat
 def test_wrong_sweeps_are_refused(windtunnel: Command, given: tuple[str, ...], message: str) -> None:
     done = windtunnel("bench", "--endpoint", "http://127.0.0.1:9/v1", *SHAPE, *given)
     assert (done.code, done.stdout, message in done.stderr) == (2, "", True), done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_is_kept_as_far_as_it_came(number: int, code: int, tmp_path: Path) -> None:
+    files = ("--out", str(tmp_path / "run"), "--save-result", str(tmp_path / "result.json"))
+    load = ("--rate", "20", *SHAPE[:4], "--num-requests", "400")
+    with fake_server(0.01, 0.002) as (url, seen):
+        command = [sys.executable, "-m", "windtunnel", "bench", "--endpoint", url, *load, *files, "--json"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            while len(seen.bodies) < 8 and process.poll() is None:
+                time.sleep(0.02)
+            process.send_signal(number)
+            output, errors = process.communicate(timeout=30)
+    document = json.loads(output)
+    ended = document["summary"]["num_requests"]
+    assert (process.returncode, 6 < ended < 400) == (code, True)
+    assert document["cut"] == f"interrupted after {ended} of 400 requests"
+    assert errors.endswith(f"error: interrupted after {ended} of 400 requests\n")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == document
+    assert json.loads((tmp_path / "result.json").read_text())["completed"] == ended
+
+
+def test_an_interrupted_sweep_keeps_whole_loads_and_goes_on_from_there(windtunnel: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+
+    def interrupt() -> None:
+        while len(seen.bodies) < 8:
+            time.sleep(0.01)
+        signal.raise_signal(signal.SIGINT)
+
+    with fake_server(0.01, 0.002) as (url, seen):
+        shared = ("bench", "--endpoint", url, *SHAPE, "--out", str(folder), "--sweep", "concurrency=1,6")
+        slow = ("--set", "workload.arrivals.rate_per_s=4")
+        threading.Thread(target=interrupt).start()
+        cut = windtunnel(*shared, *slow, "--json")
+        assert cut.code == 130, cut.stderr
+        assert [level["load"] for level in json.loads(cut.stdout)["levels"]] == [1.0]
+        assert "error: concurrency 6 is interrupted" in cut.stderr
+        assert not (folder / "concurrency-6").exists()
+        whole = windtunnel(*shared, *slow, "--json")
+        assert (whole.code, "concurrency 1: measured before" in whole.stderr) == (0, True)
+        assert len(json.loads(whole.stdout)["levels"]) == 2

@@ -1,6 +1,8 @@
 """The client against a server whose delays are known."""
 
 import json
+import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,28 @@ def test_failures_are_counted_and_named() -> None:
         bench(Endpoint(url), load_of(3))
 
 
+def test_an_interrupted_run_keeps_what_has_ended() -> None:
+    former = signal.getsignal(signal.SIGINT)
+    load = load_of(12, arrival_s=np.arange(12) * 0.1, num_warmup=2)
+    with fake_server(0.01, 0.001) as (url, seen):
+        run = bench(Endpoint(url), load, notify=lambda done, _: done == 5 and signal.raise_signal(signal.SIGINT))
+    assert run.num_left == 12 - len(run.requests) > 0
+    assert len(run.requests) <= len(seen.bodies) < 12
+    assert run.requests["is_warmup"].tolist() == [True, True] + [False] * (len(run.requests) - 2)
+    assert run.asked_output_tokens == run.requests["output_tokens"][2:].sum() == 4 * (len(run.requests) - 2)
+    assert not run.requests["failed"].any()
+    assert signal.getsignal(signal.SIGINT) is former
+
+
+def test_a_run_that_is_interrupted_before_the_first_answer_has_no_result() -> None:
+    load = load_of(6, arrival_s=np.arange(6) * 0.1, num_warmup=2)
+    with fake_server(0.01, 0.001) as (url, _), pytest.raises(KeyboardInterrupt):
+        bench(Endpoint(url), load, notify=lambda done, _: done == 2 and signal.raise_signal(signal.SIGINT))
+    threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,)).start()
+    with fake_server(3.0, 0.1) as (url, _), pytest.raises(KeyboardInterrupt):
+        bench(Endpoint(url), load_of(2))
+
+
 @pytest.mark.parametrize(("api", "words"), [("chat", True), ("completions", True)])
 def test_servers_that_take_no_token_ids(api: str, words: bool) -> None:
     with fake_server(0.01, 0.001) as (url, seen):
@@ -148,8 +172,10 @@ def test_wrong_endpoints_are_answered_with_a_sentence() -> None:
     ("refusal", "hint"),
     [
         ((404, "Not Found"), "is /v1 in the address?"),
+        ((401, "Unauthorized"), "give the server's key: --api-key, or OPENAI_API_KEY"),
         ((400, "Token id 31999 is out of vocabulary"), "--vocabulary"),
         ((400, "This model's maximum context length is 16 tokens"), "shorter --input-tokens, --output-tokens"),
+        ((400, "max_tokens=99 cannot be greater than max_model_len=16"), "shorter --input-tokens, --output-tokens"),
         ((404, "The model `fake` does not exist."), "name the model: --served-model"),
         ((400, "unknown field ignore_eos"), "compare `--api`, `--words` and `--no-ignore-eos`"),
     ],

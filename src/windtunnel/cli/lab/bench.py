@@ -14,11 +14,12 @@ import click
 import msgspec
 import numpy as np
 
+from windtunnel.cli import INTERRUPTED
 from windtunnel.cli.options import with_load
 from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import status
 from windtunnel.cli.verbs import Options
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.files import check_replaceable, write_text
 from windtunnel.formats.telemetry.prometheus import answer_of, scrape_text
 from windtunnel.lab.bench.client import FIRST_TOKEN_ID, BenchRun, Endpoint, bench
@@ -69,7 +70,17 @@ def command(options: Options) -> None:
     answer(options, lambda: document, lambda: bench_report(summary, about, scenario.slo))
     if summary.num_failed:
         remark(f"{summary.num_failed:,} of {format_count(summary.num_requests + summary.num_failed, 'request')} failed")
+    if run.num_left:
+        raise _interruption(str(document["cut"]), None)
+    if summary.num_failed:
         click.get_current_context().exit(1)
+
+
+def _interruption(message: str, hint: str | None) -> WindtunnelError:
+    """Return the error with which a run ends that was interrupted and is kept as far as it came."""
+    error = WindtunnelError(message, hint)
+    error.exit_code = INTERRUPTED
+    return error
 
 
 def _measured(
@@ -129,6 +140,7 @@ def _sweep(options: Options) -> None:
     folders = {load: options.out / f"{kind}-{load:g}" for load in loads} if options.out is not None else {}
     known = {load: folder for load, folder in folders.items() if _is_measured(options, folder, scenarios[load])}
     runs: dict[float, ComparedRun] = {load: read_run(folder) for load, folder in known.items()}
+    cut = ""
     with ExitStack() as stack:
         endpoint = _running(options, stack) if len(known) < len(loads) else None
         for load in loads:
@@ -136,16 +148,27 @@ def _sweep(options: Options) -> None:
                 remark(f"{kind} {load:g}: measured before")
                 continue
             own_texts = np.random.SeedSequence([scenarios[load].seed, round(load * 1000)]).generate_state(1)
-            run, summary, document = _measured(endpoint, scenarios[load], requests[load], int(own_texts[0]))
+            try:
+                run, summary, document = _measured(endpoint, scenarios[load], requests[load], int(own_texts[0]))
+            except KeyboardInterrupt:
+                cut = f"{kind} {load:g} is interrupted before its first answer"
+                break
+            if run.num_left:
+                cut = f"{kind} {load:g} is {document['cut']} and is not kept"
+                break
             runs[load] = ComparedRun(entry_of(document, f"{kind}-{load:g}"), document, run.requests)
             remark(f"{kind} {load:g}: {summary.num_requests:,} answered, {summary.num_failed:,} failed")
             if load in folders:
                 write_bench(folders[load], run.requests, run.tokens, document, scenarios[load])
-    sweep = Sweep(kind, [Level(load, runs[load], _predicted(scenarios[load])) for load in loads])
+    if cut and not runs:
+        raise _interruption(cut, None)
+    sweep = Sweep(kind, [Level(load, runs[load], _predicted(scenarios[load])) for load in loads if load in runs])
     if options.out is not None:
         write_text(options.out / "sweep.json", json_text(sweep_document(sweep)) + "\n")
         remark(f"wrote {options.out}")
     answer(options, sweep_document, sweep_report, sweep)
+    if cut:
+        raise _interruption(cut, None if options.out is None else "the same command goes on from there")
     if any(run.document["summary"]["num_failed"] for run in runs.values()):
         click.get_current_context().exit(1)
 
@@ -244,6 +267,9 @@ def _remarks(run: Any, summary: Any) -> dict[str, str]:
     """Return remarks for the reader: failures, and answers or prompts of another length than requested."""
     requests = run.requests.where(~run.requests["is_warmup"] & ~run.requests["failed"])
     remarks = {}
+    if run.num_left:
+        ended = summary.num_requests + summary.num_failed
+        remarks["cut"] = f"interrupted after {ended:,} of {format_count(ended + run.num_left, 'request')}"
     if summary.num_failed:
         remarks["failed"] = f"{format_count(summary.num_failed, 'request')}: {'; '.join(run.errors[:3])}"
     elif (output := int(requests["output_tokens"].sum())) != run.asked_output_tokens:

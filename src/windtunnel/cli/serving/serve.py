@@ -37,10 +37,15 @@ def command(options: Options) -> None:
         from windtunnel.twin.server import TwinServer
         from windtunnel.twin.start import ForwardPasses, KvEvents, twin_app
 
-    names = options.served_names or _names_of(launch, described.model_name)
+    served, adapters, keys = _named_by(launch, described.model_name)
+    if options.served_names:
+        served, adapters = options.served_names[:1], options.served_names[1:]
+    names, keys = [*served, *adapters], options.api_keys or keys
     own = options.tokenizer, names, options.hub, options.max_requests, faults, options.ports_per_replica
     with compiling(NUM_PARTS):
         app = twin_app(described, speed, *own)
+    app.name_model(len(served))
+    app.require_key(keys)
     host = options.host or HOST
     if options.kv_events is not None:
         KvEvents(app.twin, host, options.kv_events)
@@ -49,8 +54,8 @@ def command(options: Options) -> None:
     with TwinServer(app, host, options.port, num_ports) as server:
 
         def announce() -> None:
-            if options.host is not None and not is_loopback(options.host):
-                remark(f"warning: anyone who reaches {options.host} can send requests here")
+            if options.host is not None and not is_loopback(options.host) and not keys:
+                remark(f"warning: anyone who reaches {options.host} can send requests here; --api-key asks for a key")
             document = {
                 "url": f"{server.url}/v1",
                 "urls": [f"{url}/v1" for url in server.urls],
@@ -77,18 +82,21 @@ def command(options: Options) -> None:
                 passes.close()
 
 
-def _names_of(launch: Reading, model: str) -> list[str]:
-    """Return the names under which a command serves its model, then those of its LoRA adapters: NAME=PATH or JSON."""
-    values = {"served-model-name": "", "lora-modules": "", "lora-paths": ""}
+def _named_by(launch: Reading, model: str) -> tuple[list[str], list[str], list[str]]:
+    """Return the names under which a command serves its model, those of its LoRA adapters, and its API keys.
+
+    An adapter is NAME=PATH or JSON.
+    """
+    values = {"api-key": "", "served-model-name": "", "lora-modules": "", "lora-paths": ""}
     option = ""
     for word in (word for other in launch.others.values() for word in other.words):
         if word.startswith("--"):
             option = word[2:].replace("_", "-")
         elif option in values:
             values[option] += f" {word}"
-    served = values.pop("served-model-name").split() or [model]
+    keys, served = values.pop("api-key").split(), values.pop("served-model-name").split() or [model]
     adapters = (JSON_NAMED.sub(r"\1", text) for text in values.values())
-    return [*served, *(word.partition("=")[0] for text in adapters for word in text.split())]
+    return served, [word.partition("=")[0] for text in adapters for word in text.split()], keys
 
 
 def _with_load(options: Options) -> Options:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,7 @@ WORD = "tok"
 Notify = Callable[[int, int], None]
 """Called with (requests answered, requests in all)."""
 NAME_MODEL = "name the model: --served-model"
+GIVE_KEY = "give the server's key: --api-key, or OPENAI_API_KEY"
 MODELS_S = 30.0
 """Longest wait for a server's list of models."""
 SILENCE_S = 10.0
@@ -77,11 +80,13 @@ class _BenchAnswer:
     late_s: float = 0.0
     part_times_s: list[float] = field(default_factory=list)
     error: str | None = None
+    has_ended: bool = False
+    """Answered whole, or failed."""
 
 
 @dataclass(frozen=True)
 class BenchRun:
-    """The result of a finished run."""
+    """The result of a run, finished or interrupted."""
 
     model: str
     requests: Table
@@ -90,6 +95,8 @@ class BenchRun:
     """Distinct reasons of failed requests."""
     asked_output_tokens: int
     asked_input_tokens: int
+    num_left: int = 0
+    """Requests without an answer when the run was interrupted; they are in no table."""
 
 
 def bench(
@@ -110,37 +117,60 @@ def bench(
         MissingExtraError: httpx is not installed.
         InputError: nobody answers there, or it has no such model.
         WindtunnelError: every request failed.
+        KeyboardInterrupt: it was interrupted before any measured request was answered; later than that, the answers
+            until then are returned.
     """
     httpx = import_extra("httpx", "bench")
-    return asyncio.run(_bench(httpx, endpoint, load, seed, (notify, tell_silence)))
+    client = _BenchClient(endpoint, load, seed, (notify, tell_silence))
+    asyncio.run(client.measure(httpx))
+    return _result(client, load)
 
 
-async def _bench(
-    httpx: Any, endpoint: Endpoint, load: RequestArrays, seed: int, tell: tuple[Notify, TellSilence]
-) -> BenchRun:
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(timeout=endpoint.timeout_s, limits=limits, headers=dict(endpoint.headers)) as http:
-        model = endpoint.model or await _first_model(http, endpoint.url, endpoint.timeout_s)
-        client = _BenchClient(http, endpoint, model, load, seed, tell)
-        warmup, measured = np.arange(load.num_warmup), np.arange(load.num_warmup, load.arrival_s.size)
-        await client.run(warmup)
-        await client.run(measured)
-    answers = client.answers
+def _result(client: _BenchClient, load: RequestArrays) -> BenchRun:
+    """Return the records of the requests that have ended."""
+    rows = np.flatnonzero([answer.has_ended for answer in client.answers])
+    answers, measured = [client.answers[row] for row in rows.tolist()], rows[rows >= load.num_warmup]
+    if not measured.size:
+        raise KeyboardInterrupt
     errors = tuple(dict.fromkeys(answer.error for answer in answers if answer.error))
-    if errors and all(answer.error for answer in answers[load.num_warmup :]):
-        raise WindtunnelError(f"every request failed: {errors[0]}", _hint(errors[0], endpoint.url))
+    num_warmup = rows.size - measured.size
+    if errors and all(answer.error for answer in answers[num_warmup:]):
+        raise WindtunnelError(f"every request failed: {errors[0]}", _hint(errors[0], client.endpoint.url))
     requests, tokens = client_tables(
         np.array([answer.sent_s for answer in answers]),
         np.array([answer.late_s for answer in answers]),
         np.array([answer.input_tokens for answer in answers], np.int64),
         np.array([answer.output_tokens for answer in answers], np.int64),
         [np.array([] if answer.error else answer.part_times_s) for answer in answers],
-        load.num_warmup,
+        num_warmup,
         cached_tokens=_cached_tokens(answers),
     )
-    return BenchRun(
-        model, requests, tokens, errors, int(load.output_tokens[measured].sum()), int(load.input_tokens[measured].sum())
-    )
+    asked = int(load.output_tokens[measured].sum()), int(load.input_tokens[measured].sum())
+    return BenchRun(client.model, requests, tokens, errors, *asked, len(client.answers) - rows.size)
+
+
+@contextmanager
+def _ended_by_signals(task: asyncio.Task[Any]) -> Iterator[list[int]]:
+    """Let Ctrl-C, SIGTERM and SIGHUP cancel a task, and tell their own handlers; yields the signals that came."""
+    loop, came, former = asyncio.get_running_loop(), list[int](), dict[int, Any]()
+
+    def end(number: int, frame: Any) -> None:
+        came.append(number)
+        loop.call_soon_threadsafe(task.cancel)
+        with suppress(KeyboardInterrupt):
+            former[number](number, frame)
+
+    try:
+        is_main = threading.current_thread() is threading.main_thread()  # no other thread may set handlers
+        for name in ("SIGINT", "SIGTERM", "SIGHUP") if is_main else ():
+            handler = signal.getsignal(number) if (number := getattr(signal, name, None)) else None
+            if number and callable(handler):
+                former[number] = handler
+                signal.signal(number, end)
+        yield came
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def _cached_tokens(answers: Sequence[_BenchAnswer]) -> Ints | None:
@@ -163,6 +193,7 @@ async def _first_model(http: httpx.AsyncClient, url: str, timeout_s: float) -> s
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
         hint = "is /v1 in the address?" if status == 404 and "/v1" not in url else NAME_MODEL
+        hint = GIVE_KEY if status in (401, 403) else hint
         raise InputError(f"{url}/models answers {status}", hint) from None
     except httpx.HTTPError as error:
         why = str(error) or type(error).__name__
@@ -175,7 +206,8 @@ def _hint(error: str, url: str) -> str:
     """Return what to do about the error of every request."""
     if "status 404" in error and "model" in error.lower():
         return NAME_MODEL
-    for said, hint in (("vocabulary", "--vocabulary"), ("context length", "shorter --input-tokens, --output-tokens")):
+    shorter = dict.fromkeys(("context length", "max_model_len"), "shorter --input-tokens, --output-tokens")
+    for said, hint in {"status 401": GIVE_KEY, "vocabulary": "--vocabulary", **shorter}.items():
         if said in error:
             return hint
     is_elsewhere = "status 404" in error and "/v1" not in url
@@ -185,16 +217,11 @@ def _hint(error: str, url: str) -> str:
 class _BenchClient:
     """The client of one run: sends requests and collects their answers."""
 
-    def __init__(
-        self,
-        http: httpx.AsyncClient,
-        endpoint: Endpoint,
-        model: str,
-        load: RequestArrays,
-        seed: int,
-        tell: tuple[Notify, TellSilence],
-    ) -> None:
-        self.http, self.endpoint, self.model, self.load = http, endpoint, model, load
+    http: httpx.AsyncClient
+    model: str
+
+    def __init__(self, endpoint: Endpoint, load: RequestArrays, seed: int, tell: tuple[Notify, TellSilence]) -> None:
+        self.endpoint, self.load = endpoint, load
         self.notify, self.tell_silence = tell
         self.seed = seed
         self.shared = {} if load.prefixes is None else shared_prompts(load.prefixes, endpoint.vocabulary, seed)
@@ -202,6 +229,23 @@ class _BenchClient:
         self.num_answered = self.num_sent = 0
         self.answered_s = 0.0
         self.started_s = 0.0
+
+    async def measure(self, httpx: Any) -> None:
+        """Send the warm-up, then the other requests; signals end it early."""
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        about = {"timeout": self.endpoint.timeout_s, "limits": limits, "headers": dict(self.endpoint.headers)}
+        task = asyncio.current_task()
+        assert task is not None
+        with _ended_by_signals(task) as signals:
+            try:
+                async with httpx.AsyncClient(**about) as self.http:
+                    url, timeout_s = self.endpoint.url, self.endpoint.timeout_s
+                    self.model = self.endpoint.model or await _first_model(self.http, url, timeout_s)
+                    await self.run(np.arange(self.load.num_warmup))
+                    await self.run(np.arange(self.load.num_warmup, self.load.arrival_s.size))
+            except asyncio.CancelledError:
+                if not signals:
+                    raise
 
     async def run(self, rows: Ints) -> None:
         """Send the requests of these rows, timed from now, and wait for all answers."""
@@ -263,6 +307,7 @@ class _BenchClient:
                     await self._receive(answer, response.aiter_lines())
         except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             answer.error = f"{type(error).__name__}: {error}"
+        answer.has_ended = True
         self.num_answered += 1
         self.answered_s = self._now_s()
         self.notify(self.num_answered, len(self.answers))
