@@ -3,10 +3,13 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from windtunnel.model import operators as ops
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.training.figures import FIGURES
+from windtunnel.training.job import Sharding
 from windtunnel.training.layers.chunks import LayerChunk, Parameters, chunk_parameters, chunks, layer_parameters
 from windtunnel.training.layers.part import Task, collective
 from windtunnel.training.layers.parts import Work
@@ -15,6 +18,7 @@ from windtunnel.training.layers.sharding import gather_tasks, gathered_layer, nu
 from windtunnel.training.memory import chunk_work, kept_bytes
 from windtunnel.training.pipeline.schedules import SPLIT_SCHEDULES
 from windtunnel.training.pricing import PassCost, TrainingPricer
+from windtunnel.training.setup import TrainingSetup
 
 LAUNCHES = "launches"
 """Class of the seconds in which a device waits for the host."""
@@ -91,6 +95,33 @@ def _chunk_cost(rank: Rank, prices: TrainingPricer, chunk: LayerChunk) -> ChunkC
     )
 
 
+def same_layers(setup: TrainingSetup) -> bytes:
+    """Return a key of jobs of one model on one node whose layers do and cost the same: all that a layer depends on.
+
+    Data and pipeline parallelism, and what is divided over data-parallel ranks, change what surrounds layers, but for
+    ZeRO-3, whose ranks keep no sum of gradients.
+    """
+    job = setup.job
+    replace_fields = msgspec.structs.replace
+    shared = replace_fields(
+        job,
+        model="",
+        device="",
+        node=None,
+        num_devices=None,
+        global_batch=1,
+        num_microbatches=None,
+        parallelism=replace_fields(
+            job.parallelism, pp=1, virtual_stages=1, layers_per_stage=None, dp=None, experts_dp=None
+        ),
+        sharding=Sharding(zero=3 if job.sharding.zero == 3 else 0),
+        schedule="zb_h1" if job.schedule in SPLIT_SCHEDULES else "1f1b",
+        precision=replace_fields(job.precision, parameter_gather=None),
+        overlap=replace_fields(job.overlap, parameter_gather=None),
+    )
+    return msgspec.json.encode(shared)
+
+
 @dataclass(frozen=True)
 class _WorkCost:
     """A layer's, or the ends', share of a chunk's cost."""
@@ -103,7 +134,7 @@ class _WorkCost:
 
 def _work_cost(rank: Rank, prices: TrainingPricer, work: Work) -> _WorkCost:
     """Price work once for all chunks that share it."""
-    key = (id(prices), id(work))
+    key = (prices.identity, id(work))
     if key not in rank.works:
         tasks = work.forward + work.backward_input + work.backward_weight
         flops = sum(task.flops for task in tasks)

@@ -192,8 +192,10 @@ def _frees_gradients(rank: Rank) -> bool:
     return setup.job.framework == "fsdp2" and setup.degrees.pp == 1 and setup.degrees.num_microbatches == 1
 
 
-def _late_moments(rank: Rank, chunks: list[LayerChunk], gradients: float, in_layer: float) -> list[tuple[float, ...]]:
-    """Return activations, gradients and transient memory in FSDP2's last layer, and when both ends are reduced.
+def _late_moments(
+    rank: Rank, chunks: list[LayerChunk], gradients: float, in_layer: float
+) -> list[tuple[bool, float, float]]:
+    """Return the moments (`HeldMemory`) in FSDP2's last layer, and when both ends are reduced.
 
     The ends are one unit, whose gradients autograd completes last, in 16 bit; one rank alone copies nothing to reduce.
     """
@@ -201,7 +203,7 @@ def _late_moments(rank: Rank, chunks: list[LayerChunk], gradients: float, in_lay
     gather, reduce = _wire_bytes(rank)
     copies = 2 * gather + (reduce if rank.layout(Group.DATA)[0] > 1 else 0.0)
     in_ends = ends.total * copies + FIGURES.workspace_bytes
-    return [(0.0, gradients - state_bytes(rank, ends)[1], in_layer), (0.0, gradients, in_ends)]
+    return [(False, gradients - state_bytes(rank, ends)[1], in_layer), (False, gradients, in_ends)]
 
 
 SUB_GROUP_ELEMENTS = 10**9
@@ -223,26 +225,44 @@ def _wire_bytes(rank: Rank) -> tuple[float, float]:
     return WIRE_BYTES[precision.parameter_gather or "bf16"], WIRE_BYTES[precision.gradient_reduce or "fp32"]
 
 
-def stage_memory(
-    rank: Rank, stage: int, held_chunks: list[LayerChunk], activations_bytes: float, num_in_flight: float
-) -> StageMemory:
-    """Return one stage's memory; `activations_bytes` is the peak from the schedule's replay."""
+@dataclass(frozen=True)
+class HeldMemory:
+    """Memory of a rank that follows from the chunks that it holds, in bytes."""
+
+    parameters_bytes: float
+    optimizer_bytes: float
+    moments: tuple[tuple[bool, float, float], ...]
+    """Moments of a step that may need most: whether activations of micro-batches are there, gradients, transients."""
+    reserve_bytes: float
+
+
+def held_memory(rank: Rank, held_chunks: list[LayerChunk]) -> HeldMemory:
+    """Return the memory of a rank with these chunks, the same for all stages that hold equal ones."""
     job = rank.setup.job
     held = sum((chunk_parameters(rank, chunk) for chunk in held_chunks), Parameters())
     ends = sum((chunk_parameters(rank, replace(chunk, layers=())) for chunk in held_chunks), Parameters())
     parameters, gradients, optimizer = state_bytes(rank, held, ends.total)
     in_head, in_layer = transient_bytes(rank, held_chunks)
-    moments: list[tuple[float, ...]] = [(activations_bytes, gradients, max(in_head, in_layer))]
+    moments = [(True, gradients, max(in_head, in_layer))]
     if _frees_gradients(rank):
         late = _late_moments(rank, held_chunks, gradients, in_layer)
-        moments = [(activations_bytes, 0.0, max(in_head, in_layer)), *late]
+        moments = [(True, 0.0, max(in_head, in_layer)), *late]
     if job.framework == "deepspeed" and job.sharding.zero and job.precision.gradients == "bf16":
-        moments.append((0.0, gradients, _stepping_bytes(rank, held)))
-    activations_bytes, gradients, transient = max(moments, key=sum)
+        moments.append((False, gradients, _stepping_bytes(rank, held)))
     num_communicators = 1 + sum(rank.layout(group)[0] > 1 for group in Group)
     reserve = FIGURES.context_bytes + num_communicators * FIGURES.communicator_bytes
     if rank.setup.device.architecture == "tpu":
         reserve = FIGURES.tpu_reserve_bytes
+    return HeldMemory(parameters, optimizer, tuple(moments), reserve)
+
+
+def stage_memory(
+    rank: Rank, stage: int, held: HeldMemory, activations_bytes: float, num_in_flight: float
+) -> StageMemory:
+    """Return one stage's memory; `activations_bytes` is the peak from the schedule's replay."""
+    moments = [(activations_bytes if keeps else 0.0, gradients, rest) for keeps, gradients, rest in held.moments]
+    activations_bytes, gradients, transient = max(moments, key=sum)
+    parameters, optimizer, reserve = held.parameters_bytes, held.optimizer_bytes, held.reserve_bytes
     # Blocks held without use are freed when there is no room for them.
     taken = parameters + gradients + optimizer + activations_bytes + transient + reserve
     room = max(FIGURES.usable_fraction * rank.setup.device.memory_bytes - taken, 0.0)

@@ -156,6 +156,11 @@ class TrainingPricer:
         return replace(known, network=replace(known.network, rank=rank), _known={})
 
     @property
+    def identity(self) -> tuple[object, ...]:
+        """Key of prices that are the same for any task."""
+        return id(self._known), self.exchanges_by_kernel, self.collective_launch_s, self.job_rate
+
+    @property
     def collectives(self) -> list[NetworkCollective]:
         """Every collective that ran on the network, from the shortest to the longest of each group."""
         if self.network is None:

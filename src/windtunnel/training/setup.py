@@ -88,13 +88,13 @@ def look_up(job: TrainingJob, allow_download: bool = False) -> tuple[ModelSpec, 
 def with_framework_defaults(job: TrainingJob, model: ModelSpec) -> TrainingJob:
     """Return `job`, of `model`, with the defaults of its framework in place of None.
 
-    Frameworks are `catalog/frameworks/*.yaml`: tables of the job's own fields.
+    Frameworks are `catalog/frameworks/*.yaml`: tables of the job's own fields, and the stages of ZeRO that they have.
 
     Raises:
         InputError: the job has a setting that its other settings or its model turn off.
     """
-    where, defaults = _framework_defaults(job.framework, tuple(catalog.search_path()))
-    filled: TrainingJob = _filled(job, defaults, where)
+    framework = framework_of(job.framework)
+    filled: TrainingJob = _filled(job, framework["defaults"], framework["file"])
     if filled.parallelism.sequence_parallel and filled.parallelism.tp == 1:
         parallelism = msgspec.structs.replace(filled.parallelism, sequence_parallel=False)
         filled = msgspec.structs.replace(filled, parallelism=parallelism)
@@ -110,11 +110,16 @@ def with_framework_defaults(job: TrainingJob, model: ModelSpec) -> TrainingJob:
     return without_idle_settings(job, filled, model)
 
 
+def framework_of(name: str) -> dict[str, Any]:
+    """Return a framework's file of the catalog: its `defaults`, its stages of ZeRO, and the name of the `file`."""
+    return _framework_file(name, tuple(catalog.search_path()))
+
+
 @cache
-def _framework_defaults(framework: str, _: tuple[Path, ...]) -> tuple[str, dict[str, Any]]:
-    """Return a framework's file and defaults, read once per search path: a search resolves thousands of jobs."""
-    path = catalog.find("frameworks", framework)
-    return path.name, read_yaml(path)["defaults"]
+def _framework_file(name: str, _: tuple[Path, ...]) -> dict[str, Any]:
+    """Read a framework's file, once per search path: a search resolves thousands of jobs."""
+    path = catalog.find("frameworks", name)
+    return {**read_yaml(path), "file": path.name}
 
 
 def _filled(schema: Any, defaults: dict[str, Any], where: str) -> Any:
@@ -329,6 +334,14 @@ def _check_experts(feed_forward: ExpertsFeedForward, known: Degrees, model: Mode
 def check_schedule(job: TrainingJob, known: Degrees) -> None:
     """Raise InputError where the pipeline schedule cannot run with these degrees."""
     name, pp, num_microbatches = job.schedule, known.pp, known.num_microbatches
+    framework = framework_of(job.framework)
+    stages, of_pipelines = framework["zero_stages"], framework["zero_stages_of_pipelines"]
+    if pp > 1 and job.sharding.zero in stages and job.sharding.zero not in of_pipelines:
+        allowed = " or ".join(map(str, of_pipelines))
+        raise InputError(
+            f"{framework['title']} has no pipeline with ZeRO-{job.sharding.zero}: pp = {pp}",
+            f"set sharding.zero to {allowed}, or parallelism.pp to 1",
+        )
     if name in V_SCHEDULES and job.parallelism.virtual_stages > 2:
         raise InputError(
             f"{name} gives each device two chunks; virtual_stages = {job.parallelism.virtual_stages} is not possible"

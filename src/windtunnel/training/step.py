@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from windtunnel.training.job import GEMM_FORMATS, TrainingJob
 from windtunnel.training.layers.chunks import Parameters
 from windtunnel.training.layers.rank import Group, Rank
 from windtunnel.training.layers.sharding import finish_tasks, optimizer_tasks
-from windtunnel.training.memory import StageMemory, stage_memory
+from windtunnel.training.memory import HeldMemory, StageMemory, held_memory, stage_memory
 from windtunnel.training.pipeline import kernel as pipeline
 from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, WEIGHT
 from windtunnel.training.pipeline.schedules import Schedule, schedule
@@ -194,9 +195,15 @@ def training_estimator(setup: TrainingSetup) -> Estimator:
     return pricing.FastestEstimator(tuple(measured))
 
 
-def simulate_with(setup: TrainingSetup, prices: pricing.TrainingPricer) -> TrainingResult:
-    """Predict one step with prices that many jobs on one device and node may share."""
-    rank = Rank(setup)
+def simulate_with(
+    setup: TrainingSetup, prices: pricing.TrainingPricer, works: dict[object, Any] | None = None
+) -> TrainingResult:
+    """Predict one step with prices that many jobs on one device and node may share.
+
+    Args:
+        works: `Rank.works` of jobs whose layers do the same (`same_layers`), filled here; None: no other's.
+    """
+    rank = Rank(setup, {} if works is None else works)
     prices = prices.of_job(rank)
     costs = chunk_costs(rank, prices)
     plan = schedule(
@@ -245,16 +252,16 @@ def memory_by_stage(rank: Rank, plan: Schedule, costs: tuple[ChunkCost, ...]) ->
     ones = np.array([1.0 / sum(1 for d in plan.device_of_chunk if d == device) for device in plan.device_of_chunk])
     # Where the weights' gradient comes later, linear layers' inputs stay until then: about half of what is kept.
     peaks, counts = plan.peaks(kept, kept / 2), plan.peaks(ones, ones / 2)
-    return tuple(
-        stage_memory(
-            rank,
-            device,
-            [both[index].chunk for index in np.flatnonzero(plan.device_of_chunk == device)],
-            float(peaks[device]),
-            float(counts[device]),
-        )
-        for device in range(plan.num_devices)
-    )
+    known: dict[tuple[int, ...], HeldMemory] = {}
+    stages = []
+    for device in range(plan.num_devices):
+        held = [both[index] for index in np.flatnonzero(plan.device_of_chunk == device)]
+        # Equal chunks share their passes.
+        key = tuple(id(cost.passes) for cost in held)
+        if key not in known:
+            known[key] = held_memory(rank, [cost.chunk for cost in held])
+        stages.append(stage_memory(rank, device, known[key], float(peaks[device]), float(counts[device])))
+    return tuple(stages)
 
 
 def _result(

@@ -41,7 +41,7 @@ class Rank:
 
     setup: TrainingSetup
     works: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What its layers and ends do, which many chunks share (`parts.layer_work`)."""
+    """What its layers and ends do and hold, which many chunks share (`parts.layer_work`)."""
 
     @property
     def width(self) -> int:
