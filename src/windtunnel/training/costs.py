@@ -203,8 +203,11 @@ def _shard(rank: Rank, prices: TrainingPricer, chunk: LayerChunk, forward: PassC
         sharded = sharded + gathered_layer(rank, group) * (count / num_layers)
     ends = chunk_parameters(rank, chunk)
     ends = Parameters(max(ends.dense - per_layer.dense * num_layers, 0.0), 0.0)
-    gather = prices.seconds(gather_tasks(rank, sharded)) if is_sharded else 0.0
-    reduce = prices.seconds(reduce_tasks(rank, per_layer)) * by_pass
+    gathering, reducing = gather_tasks(rank, sharded) if is_sharded else (), reduce_tasks(rank, per_layer)
+    gather, reduce = prices.seconds(gathering), prices.seconds(reducing) * by_pass
+    copies = tuple(
+        prices.seconds(task for task in tasks if task.group is Group.HOST) for tasks in (gathering, reducing)
+    )
     again = gather if job.sharding.reshard_after_forward else 0.0
     # Where no more than a layer may be live, the next one is gathered when it is needed.
     limit = job.sharding.max_live_elements
@@ -213,14 +216,26 @@ def _shard(rank: Rank, prices: TrainingPricer, chunk: LayerChunk, forward: PassC
     for cost, gathers, reduces in ((forward, gather, 0.0), (backward, again, reduce)):
         each = cost.seconds / max(num_layers, 1.0)
         communication = gathers + reduces
+        # Copies to and from the host leave the multiprocessors alone.
+        copied = (copies[0] if gathers else 0.0) + (copies[1] * by_pass if reduces else 0.0)
+        of_host = copied / communication if communication else 0.0
         beside = (gathers if prefetches else 0.0) + (reduces if reduces_beside else 0.0)
         hidden = min(beside, each) * num_behind * share
-        cost.slowdown_s += hidden * prices.overlap_slowdown
-        cost.hidden_s[Group.DATA] += hidden
-        cost.exposed_s[Group.DATA] += communication * num_layers * share - hidden
+        cost.slowdown_s += hidden * (1.0 - of_host) * prices.overlap_slowdown
+        exposed = communication * num_layers * share - hidden
+        for group, part in ((Group.DATA, 1.0 - of_host), *(((Group.HOST, of_host),) if of_host else ())):
+            cost.hidden_s[group] += hidden * part
+            cost.exposed_s[group] += exposed * part
     if ends.dense:
-        forward.exposed_s[Group.DATA] += prices.seconds(gather_tasks(rank, ends)) if is_sharded else 0.0
-        backward.exposed_s[Group.DATA] += prices.seconds(reduce_tasks(rank, ends)) * by_pass * share
+        for task in gather_tasks(rank, ends) if is_sharded else ():
+            forward.exposed_s[_group_of(task)] += prices.task(task).seconds
+        for task in reduce_tasks(rank, ends):
+            backward.exposed_s[_group_of(task)] += prices.task(task).seconds * by_pass * share
+
+
+def _group_of(task: Task) -> Group:
+    """Return the group under which a report counts what data-parallel ranks exchange."""
+    return Group.HOST if task.group is Group.HOST else Group.DATA
 
 
 def message_seconds(rank: Rank, prices: TrainingPricer) -> float:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from windtunnel.model.operators import Gemm
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.layers.chunks import LayerChunk, Parameters, chunk_parameters, layer_parameters, trained
+from windtunnel.training.layers.host import host_bytes, offloads
 from windtunnel.training.layers.parts import Work, ends_work, head_parts, layer_work
-from windtunnel.training.layers.rank import BF16_BYTES, FP32_BYTES, NF4_BYTES, WIRE_BYTES, Group, Rank
+from windtunnel.training.layers.rank import BF16_BYTES, FP32_BYTES, PACKED_BYTES, WIRE_BYTES, Group, Rank
 from windtunnel.training.layers.sharding import STATE_BYTES, gathered_layer, owned
 
 
@@ -30,6 +31,8 @@ class StageMemory:
     reserve_bytes: float
     num_in_flight: float
     """Micro-batches whose activations are held at the worst moment, in whole passes through the stage."""
+    host_bytes: float = 0.0
+    """What the rank offloads to the memory of its host."""
 
     @property
     def state_bytes(self) -> float:
@@ -45,9 +48,11 @@ class StageMemory:
         return self.allocated_bytes + self.reserve_bytes
 
 
-def state_bytes(rank: Rank, held: Parameters, num_in_ends: float = 0.0) -> tuple[float, float, float]:
+def state_bytes(
+    rank: Rank, held: Parameters, num_in_ends: float = 0.0, num_in_table: float = 0.0
+) -> tuple[float, float, float]:
     """Return the bytes of parameters, gradients and optimizer state of one rank that holds `held`, so many of them in
-    embedding and head.
+    embedding and head, or in the embedding alone.
     """
     job = rank.setup.job
     precision, zero = job.precision, job.sharding.zero or 0
@@ -61,9 +66,9 @@ def state_bytes(rank: Rank, held: Parameters, num_in_ends: float = 0.0) -> tuple
         parameters = BF16_BYTES * num_owned
     if job.lora is not None:
         num_here = owned(rank, held) if zero == 3 else held.total
-        if precision.frozen_weights == "nf4":
+        if precision.frozen_weights in PACKED_BYTES:
             packed = 1.0 - num_in_ends / held.total
-            parameters = num_here * (packed * NF4_BYTES + (1.0 - packed) * BF16_BYTES)
+            parameters = num_here * (packed * PACKED_BYTES[precision.frozen_weights] + (1.0 - packed) * BF16_BYTES)
         else:
             parameters = WIRE_BYTES[precision.frozen_weights] * num_here
     gradients = gradient * (num_owned if zero >= 2 else learnt.total)
@@ -73,7 +78,15 @@ def state_bytes(rank: Rank, held: Parameters, num_in_ends: float = 0.0) -> tuple
     moments = FIGURES.num_moments[job.optimizer] * STATE_BYTES[precision.moments]
     master = STATE_BYTES[precision.master_weights or "fp32"]
     keeps_master = precision.master_weights != "bf16" or zero >= 3
-    return parameters, gradients, num_owned * (moments + (master if keeps_master else 0.0))
+    optimizer = num_owned * (moments + (master if keeps_master else 0.0))
+    if precision.moments == "int8" and job.lora is None:
+        # transformers trainer.py registers the moments of every nn.Embedding with 32 bits.
+        own_share = num_owned / learnt.total if learnt.total else 0.0
+        optimizer += num_in_table * own_share * (FIGURES.num_moments[job.optimizer] * FP32_BYTES - moments)
+    if offloads(rank):
+        optimizer = 0.0
+        gradients = gradients if job.framework == "megatron" or (zero == 1 and job.framework == "deepspeed") else 0.0
+    return 0.0 if offloads(rank, "parameters") else parameters, gradients, optimizer
 
 
 def chunk_work(rank: Rank, chunk: LayerChunk) -> list[tuple[Work, float]]:
@@ -128,6 +141,10 @@ def transient_bytes(rank: Rank, held_chunks: list[LayerChunk]) -> tuple[float, f
         # DeepSpeed copies gradients into two buckets in turn and gathers updated parameters through a third.
         gather_bucket = sharding.gather_bucket_elements or sharding.prefetch_bucket_elements or 0
         beside += BF16_BYTES * (2 * (sharding.reduce_bucket_elements or 0) + gather_bucket)
+        if offloads(rank) and sharding.zero < 3:
+            # Through which gradients go to the host (runtime/zero/stage_1_and_2.py,
+            # `temp_grad_buffer_for_gpu_offload`): the largest tensor, which is the embedding.
+            beside += BF16_BYTES * _table_parameters(rank)
     beside += _placeholder_bytes(works) if rank.sums_in_gemms else 0.0
     return head + in_head + beside, layer + in_layer + beside
 
@@ -231,6 +248,7 @@ class HeldMemory:
 
     parameters_bytes: float
     optimizer_bytes: float
+    host_bytes: float
     moments: tuple[tuple[bool, float, float], ...]
     """Moments of a step that may need most: whether activations of micro-batches are there, gradients, transients."""
     reserve_bytes: float
@@ -241,19 +259,36 @@ def held_memory(rank: Rank, held_chunks: list[LayerChunk]) -> HeldMemory:
     job = rank.setup.job
     held = sum((chunk_parameters(rank, chunk) for chunk in held_chunks), Parameters())
     ends = sum((chunk_parameters(rank, replace(chunk, layers=())) for chunk in held_chunks), Parameters())
-    parameters, gradients, optimizer = state_bytes(rank, held, ends.total)
+    table = sum(_table_parameters(rank) for chunk in held_chunks if chunk.has_embedding)
+    parameters, gradients, optimizer = state_bytes(rank, held, ends.total, table)
     in_head, in_layer = transient_bytes(rank, held_chunks)
     moments = [(True, gradients, max(in_head, in_layer))]
     if _frees_gradients(rank):
         late = _late_moments(rank, held_chunks, gradients, in_layer)
         moments = [(True, 0.0, max(in_head, in_layer)), *late]
-    if job.framework == "deepspeed" and job.sharding.zero and job.precision.gradients == "bf16":
+    if job.framework == "deepspeed" and job.sharding.zero and job.precision.gradients == "bf16" and not offloads(rank):
         moments.append((False, gradients, _stepping_bytes(rank, held)))
     num_communicators = 1 + sum(rank.layout(group)[0] > 1 for group in Group)
     reserve = FIGURES.context_bytes + num_communicators * FIGURES.communicator_bytes
     if rank.setup.device.architecture == "tpu":
         reserve = FIGURES.tpu_reserve_bytes
-    return HeldMemory(parameters, optimizer, tuple(moments), reserve)
+    in_host = host_bytes(rank, owned(rank, trained(rank, held)), *_kept_on_host(rank, held))
+    return HeldMemory(parameters, optimizer, in_host, tuple(moments), reserve)
+
+
+def _table_parameters(rank: Rank) -> float:
+    """Count the parameters of the embedding on one rank."""
+    model = rank.setup.model
+    return float(-(-model.vocab_size // rank.tp) * model.hidden_size)
+
+
+def _kept_on_host(rank: Rank, held: Parameters) -> tuple[float, float]:
+    """Return the parameters that a rank offloads, and the bytes of each; fp32 ones are the optimizer's own."""
+    job = rank.setup.job
+    if not offloads(rank, "parameters") or (job.framework == "fsdp2" and job.lora is None):
+        return 0.0, 0.0
+    frozen = job.precision.frozen_weights if job.lora is not None else "bf16"
+    return owned(rank, held), PACKED_BYTES.get(frozen, WIRE_BYTES.get(frozen, BF16_BYTES))
 
 
 def stage_memory(
@@ -267,4 +302,6 @@ def stage_memory(
     taken = parameters + gradients + optimizer + activations_bytes + transient + reserve
     room = max(FIGURES.usable_fraction * rank.setup.device.memory_bytes - taken, 0.0)
     reserve += min(FIGURES.fragmentation * (activations_bytes + transient), room)
-    return StageMemory(stage, parameters, gradients, optimizer, activations_bytes, transient, reserve, num_in_flight)
+    return StageMemory(
+        stage, parameters, gradients, optimizer, activations_bytes, transient, reserve, num_in_flight, held.host_bytes
+    )

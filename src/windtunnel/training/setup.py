@@ -26,7 +26,16 @@ from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.shape import LayerGroup, ModelSpec
 from windtunnel.schema import Schema, encode, read_yaml
 from windtunnel.training.degrees import Degrees, degrees
-from windtunnel.training.job import CHUNKED_SCHEDULES, GEMM_FORMATS, UNITS, V_SCHEDULES, ScheduleName, TrainingJob
+from windtunnel.training.job import (
+    CHUNKED_SCHEDULES,
+    GEMM_FORMATS,
+    UNITS,
+    V_SCHEDULES,
+    Framework,
+    Offload,
+    ScheduleName,
+    TrainingJob,
+)
 from windtunnel.units import format_count
 
 
@@ -61,6 +70,7 @@ def resolve(job: TrainingJob, allow_download: bool = False) -> TrainingSetup:
     known = degrees(job)
     check_model(job, known, model)
     check_schedule(job, known)
+    check_offload(job)
     unit = UNITS.get(job.precision.compute)
     if unit is not None and unit not in device.peak_flops_per_s:
         formats = [name for name in GEMM_FORMATS if UNITS.get(name, "bf16") in device.peak_flops_per_s]
@@ -328,6 +338,43 @@ def _check_experts(feed_forward: ExpertsFeedForward, known: Degrees, model: Mode
     if feed_forward.intermediate_size % known.experts_tp:
         raise InputError(
             f"experts_tp = {known.experts_tp} does not divide an expert's width {feed_forward.intermediate_size}"
+        )
+
+
+OFFLOADS: dict[tuple[Framework, Offload], tuple[int, ...]] = {
+    ("deepspeed", "optimizer"): (1, 2, 3),
+    ("deepspeed", "parameters"): (3,),
+    ("megatron", "optimizer"): (1,),
+    ("fsdp2", "parameters"): (3,),
+}
+"""Framework and what it offloads -> stages of ZeRO that can. FSDP2 keeps gradients and state where parameters are."""
+
+
+def check_offload(job: TrainingJob) -> None:
+    """Raise InputError where nothing is known of a job's offloading."""
+    offload, zero, precision = job.sharding.offload, job.sharding.zero, job.precision
+    if precision.frozen_weights == "int8" and zero == 3:
+        raise InputError(
+            "frozen_weights = int8 cannot be sharded: bitsandbytes' 8-bit layers are whole on every rank",
+            "set sharding.zero to 0, 1 or 2, or precision.frozen_weights to nf4",
+        )
+    if offload == "none":
+        return
+    stages = OFFLOADS.get((job.framework, offload))
+    if stages is None:
+        known = [what for framework, what in OFFLOADS if framework == job.framework]
+        allowed = f"it can be {' or '.join(known)}" if known else "megatron, deepspeed and fsdp2 offload"
+        raise InputError(f"sharding.offload = {offload} is not modelled for {job.framework}", allowed)
+    if zero not in stages:
+        wanted = " or ".join(map(str, stages))
+        raise InputError(
+            f"sharding.offload = {offload} of {job.framework} needs sharding.zero = {wanted}; it is {zero}",
+            f"set sharding.zero to {stages[-1]}",
+        )
+    if job.optimizer != "adam" or precision.moments != "fp32" or precision.master_weights != "fp32":
+        raise InputError(
+            f"sharding.offload = {offload} is modelled for Adam with its state in fp32, which hosts were measured with",
+            "set optimizer to adam, precision.moments and precision.master_weights to fp32, or sharding.offload to none",
         )
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -24,6 +24,7 @@ from windtunnel.training.costs import ChunkCost, chunk_costs, message_seconds
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.job import GEMM_FORMATS, TrainingJob
 from windtunnel.training.layers.chunks import Parameters
+from windtunnel.training.layers.host import offloads
 from windtunnel.training.layers.rank import Group, Rank
 from windtunnel.training.layers.sharding import finish_tasks, optimizer_tasks
 from windtunnel.training.memory import HeldMemory, StageMemory, held_memory, stage_memory
@@ -155,9 +156,31 @@ class TrainingResult(Shown):
         return max(self.memory, key=lambda stage: stage.total_bytes)
 
     @property
-    def fits(self) -> bool:
+    def host_s(self) -> float:
+        """Return the seconds of a step that wait for the host and for copies between it and the device."""
+        return sum(seconds for name, seconds in self.breakdown_s.items() if "host" in name)
+
+    @property
+    def host_bytes(self) -> float:
+        """Return the offloaded bytes in the memory of the fullest host."""
+        ranks_of_host = min(self.setup.node.num_devices, self.setup.degrees.num_devices)
+        return max(stage.host_bytes for stage in self.memory) * ranks_of_host
+
+    @property
+    def fits_hosts(self) -> bool:
+        """Whether what is offloaded is no more than the host's memory; it is where that is not known."""
+        limit = self.setup.node.host_memory_bytes
+        return limit is None or self.host_bytes <= limit
+
+    @property
+    def fits_devices(self) -> bool:
         """Whether the fullest device keeps within what jobs were measured to fill (`FIGURES.usable_fraction`)."""
         return self.worst_memory.total_bytes <= FIGURES.usable_fraction * self.setup.device.memory_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether devices and hosts have the memory that the job needs."""
+        return self.fits_devices and self.fits_hosts
 
 
 @checked
@@ -337,10 +360,14 @@ def _ends_of_step(
         gather[device] += 0.0 if overlap.parameter_gather else cost.gather_s
         reduce[device] += 0.0 if overlap.gradient_reduce else cost.reduce_s
     reduced = np.maximum(timeline.communicated, timeline.last_s) + reduce
+    steps = max((optimizer_tasks(rank, parameters) for parameters in held), key=prices.seconds)
+    copies = prices.seconds(task for task in steps if task.group is Group.HOST)
+    reduction = "exposed gradient reduction and copies to the host" if offloads(rank) else "exposed gradient reduction"
     return {
-        "exposed gradient reduction": float(np.max(reduced) - np.max(timeline.last_s)),
+        reduction: float(np.max(reduced) - np.max(timeline.last_s)),
         "end of step": prices.seconds(finish_tasks(rank)),
-        "optimizer": max(prices.seconds(optimizer_tasks(rank, parameters)) for parameters in held),
+        "optimizer on the host" if offloads(rank) else "optimizer": prices.seconds(steps) - copies,
+        "copies between device and host in the optimizer's step": copies,
         "exposed parameter gather": float(np.max(gather)),
     }
 
@@ -376,11 +403,12 @@ class LearntSpread(Schema):
     frameworks: tuple[str, ...]
 
     def distance(self, setup: TrainingSetup) -> int:
-        """Count what of a job none of the runs had: its device's architecture, its format, its framework."""
+        """Count what of a job none of the runs had: its device's architecture, its format, framework, offloading."""
         found = (
             setup.device.architecture in self.architectures,
             setup.job.precision.compute in self.formats,
             setup.job.framework in self.frameworks,
+            setup.job.sharding.offload == "none",
         )
         return found.count(False)
 
@@ -400,4 +428,6 @@ def step_interval(result: TrainingResult, known: Mapping[str, LearntSpread] | No
     is_known = learnt is not None and learnt.spread.num_runs >= LEAST_RUNS
     learnt = learnt if learnt is not None and is_known else known["dense"]
     num_outside = learnt.distance(result.setup) + int(not is_known)
-    return interval(result.step_s, learnt.spread, num_outside, coverage)
+    known_interval = interval(result.step_s, learnt.spread, num_outside, coverage)
+    slower_s = result.host_s * (FIGURES.host_offload["slowest"] - 1.0)
+    return replace(known_interval, high=known_interval.high + slower_s)

@@ -271,7 +271,7 @@ def test_a_search_says_what_it_varied_and_held_and_holds_what_is_typed(windtunne
     text = " ".join(done.stdout.split())
     varied, held = text[text.index(" varied ") :].split(" held ", 1)
     assert "zero 0, 1, 2, 3" in varied
-    assert "tp 1; " in held
+    assert "; tp 1 " in held
     assert "framework deepspeed; " in held
     assert re.search(r"as options of `windtunnel train`: .*--zero \d", text)
 

@@ -122,6 +122,8 @@ def shared_text(space: Space) -> str:
     shared = SHARED_DEFAULTS | dotted(
         {name: value for name, value in space.job.items() if name not in _SHOWN_ELSEWHERE}
     )
+    single = {name: next(iter(values)) for name, values in space.vary.items() if len(values) == 1}
+    shared |= {space.short_paths.get(name, name): value for name, value in single.items()}
     names = {path: name for name, path in JOB_PATHS.items()}
     held = {names.get(path, path): value for path, value in shared.items() if path not in varied and value is not None}
     return "; ".join(f"{name} {value_text(value)}" for name, value in held.items())
