@@ -14,7 +14,7 @@ from windtunnel.training.step import TrainingResult, simulate_with
 
 
 def fitting_changes(result: TrainingResult, prices: TrainingPricer) -> list[tuple[str, TrainingResult]]:
-    """Return up to four changes that make the job fit, fastest first, with their steps; pairs where none does alone.
+    """Return up to six changes that make the job fit, fastest first, with their steps; pairs where none does alone.
 
     Names are options of `--set`. They change the job as it was written, so that the framework's defaults follow them.
     """
@@ -27,7 +27,7 @@ def fitting_changes(result: TrainingResult, prices: TrainingPricer) -> list[tupl
             for other, both in _changes(changed, setup.model)
         )
         changes = list(_that_fit(pairs, prices))
-    return sorted(changes, key=lambda change: change[1].step_s)[:4]
+    return sorted(changes, key=lambda change: change[1].step_s)[:6]
 
 
 def _that_fit(

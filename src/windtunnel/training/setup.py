@@ -374,7 +374,7 @@ def check_offload(job: TrainingJob) -> None:
     if job.optimizer != "adam" or precision.moments != "fp32" or precision.master_weights != "fp32":
         raise InputError(
             f"sharding.offload = {offload} is modelled for Adam with its state in fp32, which hosts were measured with",
-            "set optimizer to adam, precision.moments and precision.master_weights to fp32, or sharding.offload to none",
+            "take adam with moments and master_weights in fp32, or sharding.offload: none",
         )
 
 

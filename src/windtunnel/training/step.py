@@ -403,7 +403,7 @@ class LearntSpread(Schema):
     frameworks: tuple[str, ...]
 
     def distance(self, setup: TrainingSetup) -> int:
-        """Count what of a job none of the runs had: its device's architecture, its format, framework, offloading."""
+        """Count what of a job none of the runs had: its architecture, format, framework, offloading."""
         found = (
             setup.device.architecture in self.architectures,
             setup.job.precision.compute in self.formats,

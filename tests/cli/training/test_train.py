@@ -122,10 +122,10 @@ def test_a_fine_tuning_job_is_predicted(windtunnel: Command, tmp_path: Path) -> 
     without = windtunnel("train", str(job), "--device", "h100_sxm")
     assert (without.code, without.stdout) == (2, "")
     assert "give --num-devices" in without.stderr
-    job.write_text(f"{text}quantization_bit: 8\n")
+    job.write_text(f"{text}quantization_bit: 3\n")
     refused = windtunnel("train", str(job), "--device", "h100_sxm", "--num-devices", "8")
     assert (refused.code, refused.stdout) == (2, "")
-    assert "quantization_bit = 8 is not modelled" in refused.stderr
+    assert "quantization_bit = 3 is not modelled" in refused.stderr
 
 
 def test_other_tools_names_of_options_are_known(windtunnel: Command) -> None:

@@ -109,8 +109,11 @@ class FineTuning:
         lora = self.lora()
         optimizer, moments = self.choice("optimizer", "optimizers", "adamw_torch")
         precision = self.precision(framework, sharding["zero"], lora is not None)
-        if self.has_four_bits():
-            precision["frozen_weights"] = "nf4"
+        if frozen := self.quantised():
+            precision["frozen_weights"] = frozen
+        sharding["offload"] = self.offload(framework)
+        if "paged" in " ".join(self.words("optimizer")):
+            self.notes.append("pages of the optimizer's state (taken to stay on the devices)")
         return {
             "model": model,
             "device": device,
@@ -230,10 +233,28 @@ class FineTuning:
         reduced = "bf16" if zero and mixed else "fp32"
         return {"compute": compute, "gradients": "fp32", "gradient_reduce": reduced, "parameter_gather": gathered}
 
-    def has_four_bits(self) -> bool:
-        """Whether frozen weights are in bitsandbytes' 4 bits."""
-        named, flagged = self.words("quantised_bits") == ["4"], self.flag("four_bits")
-        return named or flagged or self.words("adapter") == ["qlora"]
+    def quantised(self) -> str | None:
+        """Return the format of frozen weights that bitsandbytes has in 4 or 8 bits."""
+        bits = self.words("quantised_bits")
+        if bits == ["4"] or self.flag("four_bits") or self.words("adapter") == ["qlora"]:
+            return "nf4"
+        return "int8" if bits == ["8"] or self.flag("eight_bits") else None
+
+    def offload(self, framework: str) -> str:
+        """Return what is offloaded to the host's memory.
+
+        Raises:
+            InputError: parameters are, and the optimizer's state is not.
+        """
+        if framework == "fsdp2":
+            return "parameters" if self.is_on("fsdp_offload") else "none"
+        optimizer = self.is_on("offloaded_optimizer") or self.is_on("cpu_offload")
+        name, _ = self.find("offloaded_parameters")
+        if not self.is_on("offloaded_parameters"):
+            return "optimizer" if optimizer else "none"
+        if not optimizer:
+            raise InputError(f"{name} without offload_optimizer is not modelled", "offload the optimizer's state too")
+        return "parameters"
 
     def recompute(self, model: str) -> dict[str, Any]:
         granularity, is_offloaded = self.choice("checkpointing", "checkpointing", "false")
