@@ -18,12 +18,15 @@ def fitting_changes(result: TrainingResult, prices: TrainingPricer) -> list[tupl
 
     Names are options of `--set`. They change the job as it was written, so that the framework's defaults follow them.
     """
-    setup = result.setup
-    changes = list(_that_fit(_changes(setup.given, setup.model, (2, 4, 8)), prices))
+    setup, given = result.setup, result.setup.given
+    if given.num_devices is None and given.parallelism.dp is None:
+        # Larger degrees would else be more devices.
+        given = msgspec.structs.replace(given, num_devices=setup.degrees.num_devices)
+    changes = list(_that_fit(_changes(given, setup.model, (2, 4, 8)), prices))
     if not changes:
         pairs = (
             (f"{name}, {other}", both)
-            for name, changed in _changes(setup.given, setup.model)
+            for name, changed in _changes(given, setup.model)
             for other, both in _changes(changed, setup.model)
         )
         changes = list(_that_fit(pairs, prices))
@@ -94,6 +97,9 @@ def _less_state(job: TrainingJob, filled: TrainingJob) -> Iterator[tuple[str, Tr
             yield f"sharding.zero={stage}", replace(job, sharding=replace(sharding, zero=stage))
     if job.lora is not None and precision.frozen_weights in ("bf16", "fp8"):
         yield "precision.frozen_weights=nf4", replace(job, precision=replace(precision, frozen_weights="nf4"))
+    if job.lora is None and zero == 0 and precision.master_weights is None and precision.gradients is None:
+        pure = replace(precision, gradients="bf16", master_weights="bf16")
+        yield "precision.gradients=bf16, precision.master_weights=bf16", replace(job, precision=pure)
     if sharding.offload == "none":
         for (name, offload), with_stages in OFFLOADS.items():
             if name == job.framework and zero in with_stages:

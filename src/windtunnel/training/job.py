@@ -127,8 +127,8 @@ class TrainingPrecision(Schema):
     """In which an activation's input is kept (Megatron-Core's `activation_func_fp8_input_store`)."""
     frozen_weights: Literal["bf16", "fp8", "int8", "nf4"] = "bf16"
     """Weights that LoRA does not train. nf4: 4 bits with quantised scales (QLoRA, arXiv:2305.14314), which every
-    product first unpacks to bf16; int8: 8 bits with a scale a row, multiplied so forward and unpacked backward
-    (LLM.int8(), arXiv:2208.07339). In both, embedding and head stay in bf16."""
+    product first unpacks to bf16; int8: 8 bits with a scale a row, multiplied so forward, no faster than in bf16, and
+    unpacked backward (LLM.int8(), arXiv:2208.07339). In both, embedding and head stay in bf16."""
 
 
 RecomputedModule = Literal[

@@ -192,6 +192,11 @@ def _gathered_bytes(rank: Rank, held_chunks: list[LayerChunk]) -> tuple[float, f
         # (torch/distributed/pipelining/stage.py, `backward_maybe_with_nosync`).
         live, whole = every, every + ends
     gather, reduce = _wire_bytes(rank)
+    if job.lora is not None:
+        # Frozen weights have no gradients, and packed ones are gathered as they are.
+        learnt = trained(rank, Parameters(1.0)).total
+        packed = PACKED_BYTES.get(job.precision.frozen_weights, gather)
+        return ends * gather, (live + unsharded) * packed + ends * gather + whole * learnt * reduce
     if job.framework == "deepspeed":
         # Parameters that no backward pass needs soon are freed, those of the ends too, and each weight's gradient goes
         # into a bucket at once (runtime/zero/partitioned_param_coordinator.py and stage3.py).

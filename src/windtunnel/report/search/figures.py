@@ -129,6 +129,12 @@ def shared_text(space: Space) -> str:
     return "; ".join(f"{name} {value_text(value)}" for name, value in held.items())
 
 
-SHARED_DEFAULTS = {"framework": "megatron", "precision.compute": "bf16", "optimizer": "adam"}
+SHARED_DEFAULTS = {
+    "framework": "megatron",
+    "precision.compute": "bf16",
+    "optimizer": "adam",
+    "precision.moments": "fp32",
+    "sharding.offload": "none",
+}
 """Defaults of a training job that a reader would otherwise have to know."""
 _SHOWN_ELSEWHERE = ("model", "network", "faults", "price_usd_per_hour")

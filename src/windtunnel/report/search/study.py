@@ -286,7 +286,9 @@ def _nothing_text(evidence: SearchEvidence, outcome: SearchOutcome) -> str:
     if not evidence.why:
         return "No point meets the limits so far."
     if evidence.study.space.is_training:
-        return "No layout fits and meets the limits: use more devices, a smaller batch or shorter sequences."
+        return (
+            "No layout fits and meets the limits: use more devices, a smaller batch or shorter sequences, or --offload."
+        )
     return nothing_text(evidence.study, outcome)
 
 
