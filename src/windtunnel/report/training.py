@@ -100,9 +100,7 @@ def training_report(
     sections += [Section("Where the operator times come from", [known]), *_task_sections(tasks)]
     lead = [devices_line(result.setup), filled(LAYOUT["batch"], result.setup), *_uneven_layers(result.setup), *network]
     if result.host_s:
-        lead.append(
-            LAYOUT["offload"].format(seconds=format_seconds(result.host_s), times=FIGURES.host_offload["slowest"])
-        )
+        lead.append(LAYOUT["offload"].format(seconds=format_seconds(result.host_s)))
     return Report(model_line(result), lead, sections, verdict=verdict_of(document), is_good=document["fits"])
 
 
@@ -119,6 +117,9 @@ def training_sections(document: Mapping[str, Any]) -> tuple[Section, Section, Se
         OnTerminal(lambda: [_memory_table(document)]),
         OnPage(lambda: [table_of(stages, LAYOUT["stages"])]),
     ]
+    if document.get("host_bytes"):
+        text = f"Offloaded, in a host's memory: {format_bytes(document['host_bytes'])}, {_share_of_host(document)}."
+        memory.append(OnPage(lambda: [text]))
     return (
         Section("", rates, "Step"),
         Section("Where the step goes", [Bars(shown, "Parts of a step", document["step_s"])]),
@@ -135,7 +136,7 @@ def verdict_of(document: Mapping[str, Any]) -> str:
         cost = f" and costs ${run['usd']:,.0f} at {_price(document)}" if run.get("usd") else ""
         whole = f" The run takes {duration(run['elapsed_s'])}{cost}." if run else ""
         return f"A step takes {step}; the fullest device uses {percent(needed / has)} of its memory.{whole}"
-    if document["fits_devices"]:
+    if document.get("fits_devices"):
         host = f"{format_bytes(document['host_bytes'])} of {format_bytes(document['host_memory_bytes'])}"
         return f"Does not fit: what is offloaded takes {host} of a host's memory."
     usable, whole = format_bytes(FIGURES.usable_fraction * has), format_bytes(has)
@@ -188,11 +189,14 @@ def _memory_table(document: Mapping[str, Any]) -> Table:
         (filled(label, known), format_bytes(fullest[part]), percent(fullest[part] / device_bytes))
         for label, part in LAYOUT["fullest"].items()
     ]
-    if document["host_bytes"]:
-        has = document["host_memory_bytes"]
-        share = f"{percent(document['host_bytes'] / has)} of the host" if has else "the host's size is not known"
-        rows.append(("offloaded, in a host's memory", format_bytes(document["host_bytes"]), share))
+    if document.get("host_bytes"):
+        rows.append(("offloaded, in a host's memory", format_bytes(document["host_bytes"]), _share_of_host(document)))
     return Table(("", "bytes", "share of the device"), rows)
+
+
+def _share_of_host(document: Mapping[str, Any]) -> str:
+    has = document["host_memory_bytes"]
+    return f"{percent(document['host_bytes'] / has)} of the host" if has else "the host's size is not known"
 
 
 def _fullest(document: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,6 +1,7 @@
 """Costs of one micro-batch on every chunk of a pipeline, and of a chunk's parameters once a step."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -51,7 +52,7 @@ def chunk_costs(rank: Rank, prices: TrainingPricer) -> tuple[ChunkCost, ...]:
     for chunk in chunks(rank.setup):
         if chunk.shape not in known:
             known[chunk.shape] = _chunk_cost(rank, prices, chunk)
-        costs.append(replace(known[chunk.shape], chunk=chunk))
+        costs.append(ChunkCost(**{**vars(known[chunk.shape]), "chunk": chunk}))
     return tuple(costs)
 
 
@@ -227,15 +228,17 @@ def _shard(rank: Rank, prices: TrainingPricer, chunk: LayerChunk, forward: PassC
             cost.hidden_s[group] += hidden * part
             cost.exposed_s[group] += exposed * part
     if ends.dense:
-        for task in gather_tasks(rank, ends) if is_sharded else ():
-            forward.exposed_s[_group_of(task)] += prices.task(task).seconds
-        for task in reduce_tasks(rank, ends):
-            backward.exposed_s[_group_of(task)] += prices.task(task).seconds * by_pass * share
+        for kind in (Group.DATA, Group.HOST):
+            gathered_s = prices.seconds(_of_host(gather_tasks(rank, ends), kind)) if is_sharded else 0.0
+            reduced_s = prices.seconds(_of_host(reduce_tasks(rank, ends), kind)) * by_pass * share
+            if kind is Group.DATA or gathered_s or reduced_s:
+                forward.exposed_s[kind] += gathered_s
+                backward.exposed_s[kind] += reduced_s
 
 
-def _group_of(task: Task) -> Group:
-    """Return the group under which a report counts what data-parallel ranks exchange."""
-    return Group.HOST if task.group is Group.HOST else Group.DATA
+def _of_host(tasks: Iterable[Task], group: Group) -> list[Task]:
+    """Return the tasks that a report counts under the host, or under data-parallel ranks."""
+    return [task for task in tasks if (task.group is Group.HOST) == (group is Group.HOST)]
 
 
 def message_seconds(rank: Rank, prices: TrainingPricer) -> float:

@@ -192,11 +192,6 @@ def _gathered_bytes(rank: Rank, held_chunks: list[LayerChunk]) -> tuple[float, f
         # (torch/distributed/pipelining/stage.py, `backward_maybe_with_nosync`).
         live, whole = every, every + ends
     gather, reduce = _wire_bytes(rank)
-    if job.lora is not None:
-        # Frozen weights have no gradients, and packed ones are gathered as they are.
-        learnt = trained(rank, Parameters(1.0)).total
-        packed = PACKED_BYTES.get(job.precision.frozen_weights, gather)
-        return ends * gather, (live + unsharded) * packed + ends * gather + whole * learnt * reduce
     if job.framework == "deepspeed":
         # Parameters that no backward pass needs soon are freed, those of the ends too, and each weight's gradient goes
         # into a bucket at once (runtime/zero/partitioned_param_coordinator.py and stage3.py).
@@ -204,6 +199,10 @@ def _gathered_bytes(rank: Rank, held_chunks: list[LayerChunk]) -> tuple[float, f
         head = -(-rank.setup.model.vocab_size // rank.tp) * rank.width if ends else 0.0
         return kept + max(head, weight) * reduce, kept + weight * reduce
     in_layer = (live + unsharded + ends) * gather + whole * reduce
+    if job.lora is not None and job.precision.frozen_weights in PACKED_BYTES:
+        # Packed weights are gathered as they are, and have no gradients.
+        learnt = trained(rank, Parameters(whole)).total
+        in_layer = (live + unsharded) * PACKED_BYTES[job.precision.frozen_weights] + ends * gather + learnt * reduce
     # FSDP2 has freed every layer's parameters when the forward pass ends, and holds those of both ends.
     return ends * gather if _frees_gradients(rank) and job.sharding.reshard_after_forward else in_layer, in_layer
 

@@ -272,7 +272,7 @@ def memory_by_stage(rank: Rank, plan: Schedule, costs: tuple[ChunkCost, ...]) ->
     """Return the peak memory of a rank of every stage."""
     both = _by_chunk(plan, costs)
     kept = np.array([cost.kept_bytes for cost in both])
-    ones = np.array([1.0 / sum(1 for d in plan.device_of_chunk if d == device) for device in plan.device_of_chunk])
+    ones = 1.0 / np.bincount(plan.device_of_chunk)[plan.device_of_chunk]
     # Where the weights' gradient comes later, linear layers' inputs stay until then: about half of what is kept.
     peaks, counts = plan.peaks(kept, kept / 2), plan.peaks(ones, ones / 2)
     known: dict[tuple[int, ...], HeldMemory] = {}

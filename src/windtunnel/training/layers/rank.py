@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from windtunnel.errors import InputError
@@ -139,6 +140,10 @@ class Rank:
 
     def layout(self, group: Group) -> tuple[int, int]:
         """Ranks of a group, and how far apart neighbours are."""
+        return self._layouts[group]
+
+    @cached_property
+    def _layouts(self) -> dict[Group, tuple[int, int]]:
         known = self.setup.degrees
         experts = known.experts_tp * known.ep
         return {
@@ -152,7 +157,7 @@ class Rank:
             Group.PIPELINE: (2, known.num_devices // known.pp),
             Group.HOST: (1, 1),
             Group.EMBEDDING: (2, max(known.pp - 1, 1) * known.num_devices // known.pp),
-        }[group]
+        }
 
 
 def group_ranks(rank: Rank, group: Group, number: int) -> tuple[int, ...]:
