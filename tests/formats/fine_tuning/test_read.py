@@ -337,6 +337,20 @@ def test_what_deepspeed_offloads_is_read(tmp_path: Path, stage: int, offloaded: 
     assert unread[1:] == []
 
 
+@pytest.mark.parametrize(
+    ("offloaded", "message"),
+    [
+        ({"offload_param": {"device": "cpu"}}, "offload_param.device without offload_optimizer is not modelled"),
+        ({"offload_optimizer": {"device": "cpu", "ratio": 0.35}}, "offload_optimizer.ratio = 0.35 is not modelled"),
+        ({"offload_optimizer": {"device": "cpu", "super_offload": True}}, "super_offload = true is not modelled"),
+    ],
+)
+def test_what_deepspeed_offloads_otherwise_is_refused(tmp_path: Path, offloaded: Any, message: str) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3, **offloaded}}))
+    with pytest.raises(InputError, match=message):
+        read(tmp_path, FACTORY + "deepspeed: ds.json\n", 8)
+
+
 def test_what_fsdp_offloads_is_read(tmp_path: Path) -> None:
     text = FACTORY + "fsdp: full_shard auto_wrap\nfsdp_config.offload_params: true\n"
     assert read(tmp_path, text, 8)[0].sharding.offload == "parameters"

@@ -219,7 +219,8 @@ class FineTuning:
         given = (each for each in ("fp16", "bf16") if self.flag(each) or self.words(f"zero_{each}") == ["true"])
         mixed = next(given, self.choice("mixed_precision", "mixed", "no"))
         compute = "fp8_current" if self.flag("fp8") else mixed or weights
-        if is_lora and framework != "deepspeed" and self.choice("frozen_weights", "formats", "float32") == "fp32":
+        is_wide = self.choice("frozen_weights", "formats", "float32") == "fp32" and not self.quantised()
+        if is_lora and framework != "deepspeed" and is_wide:
             self.notes.append("frozen weights in fp32 (taken as bf16)")
         if compute == "fp32":
             gathered = "fp32" if zero else None
@@ -244,11 +245,14 @@ class FineTuning:
         """Return what is offloaded to the host's memory.
 
         Raises:
-            InputError: parameters are, and the optimizer's state is not.
+            InputError: parameters are, and the optimizer's state is not; or a part of it.
         """
         if framework == "fsdp2":
             return "parameters" if self.is_on("fsdp_offload") else "none"
         optimizer = self.is_on("offloaded_optimizer") or self.is_on("cpu_offload")
+        part, ratio = self.find("offload_ratio")
+        if optimizer and str(ratio) not in ("None", "1", "1.0"):
+            raise InputError(f"{part} = {ratio} is not modelled", "state is offloaded whole: ratio 1.0")
         name, _ = self.find("offloaded_parameters")
         if not self.is_on("offloaded_parameters"):
             return "optimizer" if optimizer else "none"
