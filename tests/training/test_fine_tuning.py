@@ -1,6 +1,6 @@
 """LoRA and QLoRA of Qwen-7B on one A100, against the table of its repository.
 
-QwenLM/Qwen README.md, "Profiling of Memory and Speed" (2023): A100-SXM4-80G, FlashAttention-2, batch 1, 8 micro-batches,
+QwenLM/Qwen README.md, "Profiling of Memory and Speed" (2023): A100-SXM4-80G, FlashAttention-2, 8 batches of 1,
 rank 64 at every linear layer with dropout, gradient checkpointing; GB of the device, seconds a step. Its 4 bits are
 GPTQ's, whose kernels unpack slower than those of bitsandbytes.
 """
@@ -29,8 +29,8 @@ QWEN_7B: dict[str, Any] = {
 }
 LORA = {1024: (21.5, 2.8), 2048: (23.8, 5.2), 4096: (29.7, 10.1), 8192: (36.6, 21.3)}
 Q_LORA = {1024: (12.3, 3.5), 2048: (13.9, 7.0), 4096: (16.9, 11.6), 8192: (23.5, 22.3)}
-"""Tokens of a sequence -> memory in GB and seconds of a step. Shorter sequences wait for the host, which we do not price
-for adapters: 256 tokens are 44% fast."""
+"""Tokens of a sequence -> memory in GB and seconds of a step. Shorter ones wait for the host, which we do not price for
+adapters: 256 tokens are 44% fast."""
 
 
 def step(tokens: int, frozen_weights: str) -> TrainingResult:
