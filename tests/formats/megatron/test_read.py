@@ -172,7 +172,7 @@ def test_latent_attention_and_layers_without_experts() -> None:
         ("--transformer-impl local", {"kernels": {"attention": "unfused"}}),
         ("--use-torch-fsdp2", {"framework": "fsdp2", "sharding": {"zero": 3}}),
         ("--optimizer sgd", {"optimizer": "sgd_momentum"}),
-        ("--optimizer-cpu-offload --optimizer-offload-fraction 1.0", {"sharding": {"zero": 1, "offload": "optimizer"}}),
+        ("--use-distributed-optimizer --optimizer-cpu-offload", {"sharding": {"zero": 1, "offload": "optimizer"}}),
     ],
 )
 def test_arguments_and_what_they_set(extra: str, wanted: dict[str, Any]) -> None:
