@@ -61,6 +61,10 @@ class Node(Schema):
     """Link of each device to other nodes."""
     host: Link | None = None
     """Link of each device to host memory (PCIe, C2C)."""
+    host_memory_bytes: float | None = None
+    """Memory of the host, of all its processors; None: not known."""
+    host_memory_bytes_per_s: float | None = None
+    """Bandwidth of that memory, all channels."""
     scale_up_group_size: int | None = None
     """Devices joined by `scale_up`; None means all. 2 for pair-wise NVLink."""
     scale_up_links: int | None = None

@@ -72,6 +72,8 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "precision.compute": ("fp8", {}),
     "precision.gradients": ("bf16", {}),
     "precision.gradient_reduce": ("bf16", {}),
+    "sharding.offload": ("optimizer", {}),
+    "sharding.host_parameters_per_s": (1e9, {"sharding.offload": "optimizer"}),
     "precision.parameter_gather": ("fp8", {}),
     "precision.master_weights": ("bf16", {}),
     "precision.moments": ("bf16", {}),

@@ -219,6 +219,35 @@ def test_a_change_set_by_its_name_gives_the_step_that_it_was_offered_with(change
         assert again.degrees.num_devices == setup.degrees.num_devices
 
 
+@pytest.mark.parametrize(
+    ("changes", "offered"),
+    [
+        ({"framework": "deepspeed", "sharding": {"zero": 2}}, ["sharding.offload=optimizer"]),
+        (
+            {"framework": "deepspeed", "sharding": {"zero": 3}},
+            ["sharding.offload=optimizer", "sharding.offload=parameters"],
+        ),
+        (
+            {"framework": "fsdp2", "sharding": {"zero": 0}, "precision": {"moments": "int8"}},
+            ["precision.gradients=bf16, precision.master_weights=bf16"],
+        ),
+        (
+            {"framework": "fsdp2", "sharding": {"zero": 0}, "lora": {}, "device": "l4", "model": "qwen2.5-14b"},
+            ["precision.frozen_weights=nf4"],
+        ),
+    ],
+)
+def test_what_devices_keep_of_the_state_is_changed_first(changes: dict[str, Any], offered: list[str]) -> None:
+    """One device, of which no change makes several: the cheapest single changes that fit, by their step."""
+    raw = {"model": "qwen2.5-7b", "device": "a100_sxm", "sequence_tokens": 1024, "global_batch": 2, **changes}
+    setup = resolve(load({**raw, "recompute": {"granularity": "full"}, "kernels": {"cross_entropy": "chunked"}}))
+    prices = training_prices(setup)
+    found = fitting_changes(simulate_with(setup, prices), prices)
+    assert sorted(name for name, _ in found) == offered
+    steps = [changed.step_s for _, changed in found]
+    assert steps == sorted(steps)
+
+
 def test_stragglers_cost_the_expected_largest_deviation() -> None:
     even = step(faults={"jitter_by_doubling": 0.0})
     slow = step(faults={"straggler_fraction": 0.02, "jitter_by_doubling": 0.0})

@@ -49,6 +49,9 @@ def training_document(result: TrainingResult, run: Campaign | None, tasks: list[
         "model_flops_per_s_per_device": result.flops_per_s_per_device,
         **fields_of(result, "mfu", "hfu", "relative_error", "fits"),
         "device_memory_bytes": result.setup.device.memory_bytes,
+        "host_bytes": result.host_bytes,
+        "host_memory_bytes": result.setup.node.host_memory_bytes,
+        "fits_devices": result.fits_devices,
         "memory": [asdict(stage) | {"total_bytes": stage.total_bytes} for stage in result.memory],
         "coverage_s": {how.value: seconds for how, seconds in result.by_coverage.items()},
     }
@@ -96,6 +99,8 @@ def training_report(
     )
     sections += [Section("Where the operator times come from", [known]), *_task_sections(tasks)]
     lead = [devices_line(result.setup), filled(LAYOUT["batch"], result.setup), *_uneven_layers(result.setup), *network]
+    if result.host_s:
+        lead.append(LAYOUT["offload"].format(seconds=format_seconds(result.host_s)))
     return Report(model_line(result), lead, sections, verdict=verdict_of(document), is_good=document["fits"])
 
 
@@ -112,6 +117,9 @@ def training_sections(document: Mapping[str, Any]) -> tuple[Section, Section, Se
         OnTerminal(lambda: [_memory_table(document)]),
         OnPage(lambda: [table_of(stages, LAYOUT["stages"])]),
     ]
+    if document.get("host_bytes"):
+        text = f"Offloaded, in a host's memory: {format_bytes(document['host_bytes'])}, {_share_of_host(document)}."
+        memory.append(OnPage(lambda: [text]))
     return (
         Section("", rates, "Step"),
         Section("Where the step goes", [Bars(shown, "Parts of a step", document["step_s"])]),
@@ -128,6 +136,9 @@ def verdict_of(document: Mapping[str, Any]) -> str:
         cost = f" and costs ${run['usd']:,.0f} at {_price(document)}" if run.get("usd") else ""
         whole = f" The run takes {duration(run['elapsed_s'])}{cost}." if run else ""
         return f"A step takes {step}; the fullest device uses {percent(needed / has)} of its memory.{whole}"
+    if document.get("fits_devices"):
+        host = f"{format_bytes(document['host_bytes'])} of {format_bytes(document['host_memory_bytes'])}"
+        return f"Does not fit: what is offloaded takes {host} of a host's memory."
     usable, whole = format_bytes(FIGURES.usable_fraction * has), format_bytes(has)
     return f"Does not fit: the fullest device needs {format_bytes(needed)} and has {usable} to use, of {whole}."
 
@@ -142,6 +153,9 @@ def model_line(result: TrainingResult) -> str:
     """Return the model, and the formats that it is trained in."""
     job = result.setup.job
     kind = f"LoRA rank {job.lora.rank}" if job.lora else job.optimizer
+    kind += f" with moments in {job.precision.moments}" if job.precision.moments != "fp32" else ""
+    if job.lora and job.precision.frozen_weights != "bf16":
+        kind += f" beside weights in {job.precision.frozen_weights}"
     parameters = format_si(result.num_parameters, "").replace("G", "B").strip()
     return f"{result.setup.model.name}, {parameters} parameters, {job.precision.compute}, {kind}"
 
@@ -154,6 +168,7 @@ def devices_line(setup: TrainingSetup) -> str:
         degrees |= {"EP": known.ep, "expert TP": known.experts_tp, "expert DP": known.experts_dp}
     shown = ", ".join(f"{name} {value}" for name, value in degrees.items() if value > 1 or name == "DP")
     zero = f", ZeRO-{job.sharding.zero}" if job.sharding.zero else ""
+    zero += f", {job.sharding.offload} offloaded" if job.sharding.offload != "none" else ""
     return f"{known.num_devices:,} x {setup.device.title} ({shown}{zero}); {job.framework}, {job.schedule}"
 
 
@@ -174,7 +189,14 @@ def _memory_table(document: Mapping[str, Any]) -> Table:
         (filled(label, known), format_bytes(fullest[part]), percent(fullest[part] / device_bytes))
         for label, part in LAYOUT["fullest"].items()
     ]
+    if document.get("host_bytes"):
+        rows.append(("offloaded, in a host's memory", format_bytes(document["host_bytes"]), _share_of_host(document)))
     return Table(("", "bytes", "share of the device"), rows)
+
+
+def _share_of_host(document: Mapping[str, Any]) -> str:
+    has = document["host_memory_bytes"]
+    return f"{percent(document['host_bytes'] / has)} of the host" if has else "the host's size is not known"
 
 
 def _fullest(document: Mapping[str, Any]) -> Mapping[str, Any]:

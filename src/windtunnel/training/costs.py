@@ -1,12 +1,16 @@
 """Costs of one micro-batch on every chunk of a pipeline, and of a chunk's parameters once a step."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from windtunnel.model import operators as ops
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.training.figures import FIGURES
+from windtunnel.training.job import Sharding
 from windtunnel.training.layers.chunks import LayerChunk, Parameters, chunk_parameters, chunks, layer_parameters
 from windtunnel.training.layers.part import Task, collective
 from windtunnel.training.layers.parts import Work
@@ -15,6 +19,7 @@ from windtunnel.training.layers.sharding import gather_tasks, gathered_layer, nu
 from windtunnel.training.memory import chunk_work, kept_bytes
 from windtunnel.training.pipeline.schedules import SPLIT_SCHEDULES
 from windtunnel.training.pricing import PassCost, TrainingPricer
+from windtunnel.training.setup import TrainingSetup
 
 LAUNCHES = "launches"
 """Class of the seconds in which a device waits for the host."""
@@ -47,7 +52,7 @@ def chunk_costs(rank: Rank, prices: TrainingPricer) -> tuple[ChunkCost, ...]:
     for chunk in chunks(rank.setup):
         if chunk.shape not in known:
             known[chunk.shape] = _chunk_cost(rank, prices, chunk)
-        costs.append(replace(known[chunk.shape], chunk=chunk))
+        costs.append(ChunkCost(**{**vars(known[chunk.shape]), "chunk": chunk}))
     return tuple(costs)
 
 
@@ -91,6 +96,33 @@ def _chunk_cost(rank: Rank, prices: TrainingPricer, chunk: LayerChunk) -> ChunkC
     )
 
 
+def same_layers(setup: TrainingSetup) -> bytes:
+    """Return a key of jobs of one model on one node whose layers do and cost the same: all that a layer depends on.
+
+    Data and pipeline parallelism, and what is divided over data-parallel ranks, change what surrounds layers, but for
+    ZeRO-3, whose ranks keep no sum of gradients.
+    """
+    job = setup.job
+    replace_fields = msgspec.structs.replace
+    shared = replace_fields(
+        job,
+        model="",
+        device="",
+        node=None,
+        num_devices=None,
+        global_batch=1,
+        num_microbatches=None,
+        parallelism=replace_fields(
+            job.parallelism, pp=1, virtual_stages=1, layers_per_stage=None, dp=None, experts_dp=None
+        ),
+        sharding=Sharding(zero=3 if job.sharding.zero == 3 else 0),
+        schedule="zb_h1" if job.schedule in SPLIT_SCHEDULES else "1f1b",
+        precision=replace_fields(job.precision, parameter_gather=None),
+        overlap=replace_fields(job.overlap, parameter_gather=None),
+    )
+    return msgspec.json.encode(shared)
+
+
 @dataclass(frozen=True)
 class _WorkCost:
     """A layer's, or the ends', share of a chunk's cost."""
@@ -103,7 +135,7 @@ class _WorkCost:
 
 def _work_cost(rank: Rank, prices: TrainingPricer, work: Work) -> _WorkCost:
     """Price work once for all chunks that share it."""
-    key = (id(prices), id(work))
+    key = (prices.identity, id(work))
     if key not in rank.works:
         tasks = work.forward + work.backward_input + work.backward_weight
         flops = sum(task.flops for task in tasks)
@@ -172,8 +204,11 @@ def _shard(rank: Rank, prices: TrainingPricer, chunk: LayerChunk, forward: PassC
         sharded = sharded + gathered_layer(rank, group) * (count / num_layers)
     ends = chunk_parameters(rank, chunk)
     ends = Parameters(max(ends.dense - per_layer.dense * num_layers, 0.0), 0.0)
-    gather = prices.seconds(gather_tasks(rank, sharded)) if is_sharded else 0.0
-    reduce = prices.seconds(reduce_tasks(rank, per_layer)) * by_pass
+    gathering, reducing = gather_tasks(rank, sharded) if is_sharded else (), reduce_tasks(rank, per_layer)
+    gather, reduce = prices.seconds(gathering), prices.seconds(reducing) * by_pass
+    copies = tuple(
+        prices.seconds(task for task in tasks if task.group is Group.HOST) for tasks in (gathering, reducing)
+    )
     again = gather if job.sharding.reshard_after_forward else 0.0
     # Where no more than a layer may be live, the next one is gathered when it is needed.
     limit = job.sharding.max_live_elements
@@ -182,14 +217,28 @@ def _shard(rank: Rank, prices: TrainingPricer, chunk: LayerChunk, forward: PassC
     for cost, gathers, reduces in ((forward, gather, 0.0), (backward, again, reduce)):
         each = cost.seconds / max(num_layers, 1.0)
         communication = gathers + reduces
+        # Copies to and from the host leave the multiprocessors alone.
+        copied = (copies[0] if gathers else 0.0) + (copies[1] * by_pass if reduces else 0.0)
+        of_host = copied / communication if communication else 0.0
         beside = (gathers if prefetches else 0.0) + (reduces if reduces_beside else 0.0)
         hidden = min(beside, each) * num_behind * share
-        cost.slowdown_s += hidden * prices.overlap_slowdown
-        cost.hidden_s[Group.DATA] += hidden
-        cost.exposed_s[Group.DATA] += communication * num_layers * share - hidden
+        cost.slowdown_s += hidden * (1.0 - of_host) * prices.overlap_slowdown
+        exposed = communication * num_layers * share - hidden
+        for group, part in ((Group.DATA, 1.0 - of_host), *(((Group.HOST, of_host),) if of_host else ())):
+            cost.hidden_s[group] += hidden * part
+            cost.exposed_s[group] += exposed * part
     if ends.dense:
-        forward.exposed_s[Group.DATA] += prices.seconds(gather_tasks(rank, ends)) if is_sharded else 0.0
-        backward.exposed_s[Group.DATA] += prices.seconds(reduce_tasks(rank, ends)) * by_pass * share
+        for kind in (Group.DATA, Group.HOST):
+            gathered_s = prices.seconds(_of_host(gather_tasks(rank, ends), kind)) if is_sharded else 0.0
+            reduced_s = prices.seconds(_of_host(reduce_tasks(rank, ends), kind)) * by_pass * share
+            if kind is Group.DATA or gathered_s or reduced_s:
+                forward.exposed_s[kind] += gathered_s
+                backward.exposed_s[kind] += reduced_s
+
+
+def _of_host(tasks: Iterable[Task], group: Group) -> list[Task]:
+    """Return the tasks that a report counts under the host, or under data-parallel ranks."""
+    return [task for task in tasks if (task.group is Group.HOST) == (group is Group.HOST)]
 
 
 def message_seconds(rank: Rank, prices: TrainingPricer) -> float:

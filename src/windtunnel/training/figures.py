@@ -28,6 +28,7 @@ class Figures(Schema):
     exchange_efficiency: float
     experts_launch_s: dict[str, float]
     host: dict[str, float]
+    host_offload: dict[str, float]
     latent_slowdown: dict[str, float]
     scan_slowdown: float
     scaling_bytes: dict[str, float]

@@ -9,25 +9,28 @@ from windtunnel.errors import InputError
 from windtunnel.model.shape import ModelSpec
 from windtunnel.training.job import Recompute, RecomputedModule, TrainingJob
 from windtunnel.training.pricing import TrainingPricer
-from windtunnel.training.setup import resolve, with_framework_defaults
+from windtunnel.training.setup import OFFLOADS, framework_of, resolve, with_framework_defaults
 from windtunnel.training.step import TrainingResult, simulate_with
 
 
 def fitting_changes(result: TrainingResult, prices: TrainingPricer) -> list[tuple[str, TrainingResult]]:
-    """Return up to four changes that make the job fit, fastest first, with their steps; pairs where none does alone.
+    """Return up to six changes that make the job fit, fastest first, with their steps; pairs where none does alone.
 
     Names are options of `--set`. They change the job as it was written, so that the framework's defaults follow them.
     """
-    setup = result.setup
-    changes = list(_that_fit(_changes(setup.given, setup.model, (2, 4, 8)), prices))
+    setup, given = result.setup, result.setup.given
+    if given.num_devices is None and given.parallelism.dp is None:
+        # Larger degrees would else be more devices.
+        given = msgspec.structs.replace(given, num_devices=setup.degrees.num_devices)
+    changes = list(_that_fit(_changes(given, setup.model, (2, 4, 8)), prices))
     if not changes:
         pairs = (
             (f"{name}, {other}", both)
-            for name, changed in _changes(setup.given, setup.model)
+            for name, changed in _changes(given, setup.model)
             for other, both in _changes(changed, setup.model)
         )
         changes = list(_that_fit(pairs, prices))
-    return sorted(changes, key=lambda change: change[1].step_s)[:4]
+    return sorted(changes, key=lambda change: change[1].step_s)[:6]
 
 
 def _that_fit(
@@ -68,10 +71,7 @@ def _changes(job: TrainingJob, model: ModelSpec, factors: tuple[int, ...] = (2,)
         yield "kernels.cross_entropy=chunked", replace(job, kernels=replace(job.kernels, cross_entropy="chunked"))
     if job.micro_batch > 1:
         yield _named(job, {"micro_batch": job.micro_batch // 2})
-    zero = filled.sharding.zero or 0
-    for stage in (1, 2, 3):
-        if stage > zero and (parallelism.pp == 1 or stage == 1):
-            yield f"sharding.zero={stage}", replace(job, sharding=replace(job.sharding, zero=stage))
+    yield from _less_state(job, filled)
     if job.sharding.group:
         yield "sharding.group=null", replace(job, sharding=replace(job.sharding, group=None))
     for name, factor in product(("tp", "pp", "cp", "ep"), factors):
@@ -83,6 +83,29 @@ def _changes(job: TrainingJob, model: ModelSpec, factors: tuple[int, ...] = (2,)
         idle = ("experts_dp", *(("layers_per_stage",) if name == "pp" else ()))
         split |= {other: None for other in idle if getattr(parallelism, other) is not None}
         yield _named(job, {f"parallelism.{key}": value for key, value in split.items()})
+
+
+def _less_state(job: TrainingJob, filled: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
+    """Yield changes to what each device keeps of the state: another stage of ZeRO, fewer bits, the host's memory."""
+    replace = msgspec.structs.replace
+    sharding, precision, zero = job.sharding, job.precision, filled.sharding.zero or 0
+    framework = framework_of(job.framework)
+    stages = framework["zero_stages" if job.parallelism.pp == 1 else "zero_stages_of_pipelines"]
+    # Megatron's FSDP shards more than its distributed optimizer.
+    for stage in sorted({*stages, *((2, 3) if job.parallelism.pp == 1 else ())}):
+        if stage > zero:
+            yield f"sharding.zero={stage}", replace(job, sharding=replace(sharding, zero=stage))
+    if job.lora is not None and precision.frozen_weights in ("bf16", "fp8"):
+        yield "precision.frozen_weights=nf4", replace(job, precision=replace(precision, frozen_weights="nf4"))
+    if job.lora is None and zero == 0 and precision.master_weights is None and precision.gradients is None:
+        pure = replace(precision, gradients="bf16", master_weights="bf16")
+        yield "precision.gradients=bf16, precision.master_weights=bf16", replace(job, precision=pure)
+    if sharding.offload == "none":
+        for (name, offload), with_stages in OFFLOADS.items():
+            if name == job.framework and zero in with_stages:
+                yield f"sharding.offload={offload}", replace(job, sharding=replace(sharding, offload=offload))
+        if precision.moments == "fp32" and job.optimizer == "adam" and job.lora is None:
+            yield "precision.moments=int8", replace(job, precision=replace(precision, moments="int8"))
 
 
 def _named(job: TrainingJob, changes: dict[str, object]) -> tuple[str, TrainingJob]:

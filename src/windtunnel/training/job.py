@@ -15,6 +15,8 @@ from windtunnel.schema import AtLeastOne, Positive, Schema, check_non_negative, 
 
 Framework = Literal["megatron", "deepspeed", "fsdp2", "deepseek", "maxtext"]
 
+Offload = Literal["none", "optimizer", "parameters"]
+
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zb_h2", "zb_v", "dualpipe", "dualpipe_v"]
 V_SCHEDULES = ("zb_v", "dualpipe_v")
 """Schedules that fold a pipeline of `2 x pp` chunks into a V: device i has chunks i and 2 pp - 1 - i.
@@ -92,6 +94,13 @@ class Sharding(Schema):
     """DeepSpeed's ZeRO-3: smaller parameters are never sharded."""
     max_live_elements: int | None = None
     """DeepSpeed's ZeRO-3: gathered parameters held at once."""
+    offload: Offload = "none"
+    """What waits in the host's memory. optimizer: fp32 state, which the host's processors update (ZeRO-Offload,
+    arXiv:2101.06840; DeepSpeed's `offload_optimizer`, Megatron's `--optimizer-cpu-offload`). parameters: 16-bit
+    parameters too, which come to the device for every use (`offload_param` of ZeRO-3, FSDP2's `CPUOffloadPolicy`)."""
+    host_parameters_per_s: Positive | None = None
+    """Parameters that all processors of one host update a second; None: as measured with DeepSpeed's CPU Adam, scaled
+    by the bandwidth of the host's memory."""
 
 
 class TrainingPrecision(Schema):
@@ -109,15 +118,17 @@ class TrainingPrecision(Schema):
     master_weights: Literal["fp32", "remainder", "bf16"] | None = None
     """The optimizer's own copy; remainder: the 16 bits that a bf16 parameter lacks of it (`store_param_remainders` of
     Apex and Transformer Engine); bf16: none, it updates the parameters themselves."""
-    moments: Literal["fp32", "bf16", "fp8"] = "fp32"
-    """The optimizer's state, per moment."""
+    moments: Literal["fp32", "bf16", "fp8", "int8"] = "fp32"
+    """The optimizer's state, per moment. int8: blocks of 256 values with a scale (bitsandbytes' 8-bit optimizers,
+    arXiv:2110.02861); those of the embedding stay in fp32, as Hugging Face's Trainer has them."""
     experts_dispatch: Literal["bf16", "fp8"] | None = None
     """Tokens on their way to experts in the forward pass."""
     activation_input: Literal["bf16", "fp8"] | None = None
     """In which an activation's input is kept (Megatron-Core's `activation_func_fp8_input_store`)."""
-    frozen_weights: Literal["bf16", "fp8", "nf4"] = "bf16"
+    frozen_weights: Literal["bf16", "fp8", "int8", "nf4"] = "bf16"
     """Weights that LoRA does not train. nf4: 4 bits with quantised scales (QLoRA, arXiv:2305.14314), which every
-    product first unpacks to bf16; embedding and head stay in bf16."""
+    product first unpacks to bf16; int8: 8 bits with a scale a row, multiplied so forward, no faster than in bf16, and
+    unpacked backward (LLM.int8(), arXiv:2208.07339). In both, embedding and head stay in bf16."""
 
 
 RecomputedModule = Literal[
@@ -238,7 +249,7 @@ class TrainingJob(Schema):
     recompute: Recompute = Recompute()
     lora: Lora | None = None
     """Low-rank adapters are trained and nothing else."""
-    optimizer: Literal["adam", "sgd_momentum", "sgd", "adafactor", "muon"] = "adam"
+    optimizer: Literal["adam", "sgd_momentum", "sgd", "adafactor", "muon", "lion"] = "adam"
     overlap: TrainingOverlap = TrainingOverlap()
     kernels: Kernels = Kernels()
     schedule: ScheduleName | None = None

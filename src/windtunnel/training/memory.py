@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from windtunnel.model.operators import Gemm
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.layers.chunks import LayerChunk, Parameters, chunk_parameters, layer_parameters, trained
+from windtunnel.training.layers.host import host_bytes, offloads
 from windtunnel.training.layers.parts import Work, ends_work, head_parts, layer_work
-from windtunnel.training.layers.rank import BF16_BYTES, FP32_BYTES, NF4_BYTES, WIRE_BYTES, Group, Rank
+from windtunnel.training.layers.rank import BF16_BYTES, FP32_BYTES, PACKED_BYTES, WIRE_BYTES, Group, Rank
 from windtunnel.training.layers.sharding import STATE_BYTES, gathered_layer, owned
 
 
@@ -30,6 +31,8 @@ class StageMemory:
     reserve_bytes: float
     num_in_flight: float
     """Micro-batches whose activations are held at the worst moment, in whole passes through the stage."""
+    host_bytes: float = 0.0
+    """What the rank offloads to the memory of its host."""
 
     @property
     def state_bytes(self) -> float:
@@ -45,9 +48,11 @@ class StageMemory:
         return self.allocated_bytes + self.reserve_bytes
 
 
-def state_bytes(rank: Rank, held: Parameters, num_in_ends: float = 0.0) -> tuple[float, float, float]:
+def state_bytes(
+    rank: Rank, held: Parameters, num_in_ends: float = 0.0, num_in_table: float = 0.0
+) -> tuple[float, float, float]:
     """Return the bytes of parameters, gradients and optimizer state of one rank that holds `held`, so many of them in
-    embedding and head.
+    embedding and head, or in the embedding alone.
     """
     job = rank.setup.job
     precision, zero = job.precision, job.sharding.zero or 0
@@ -61,9 +66,9 @@ def state_bytes(rank: Rank, held: Parameters, num_in_ends: float = 0.0) -> tuple
         parameters = BF16_BYTES * num_owned
     if job.lora is not None:
         num_here = owned(rank, held) if zero == 3 else held.total
-        if precision.frozen_weights == "nf4":
+        if precision.frozen_weights in PACKED_BYTES:
             packed = 1.0 - num_in_ends / held.total
-            parameters = num_here * (packed * NF4_BYTES + (1.0 - packed) * BF16_BYTES)
+            parameters = num_here * (packed * PACKED_BYTES[precision.frozen_weights] + (1.0 - packed) * BF16_BYTES)
         else:
             parameters = WIRE_BYTES[precision.frozen_weights] * num_here
     gradients = gradient * (num_owned if zero >= 2 else learnt.total)
@@ -73,7 +78,15 @@ def state_bytes(rank: Rank, held: Parameters, num_in_ends: float = 0.0) -> tuple
     moments = FIGURES.num_moments[job.optimizer] * STATE_BYTES[precision.moments]
     master = STATE_BYTES[precision.master_weights or "fp32"]
     keeps_master = precision.master_weights != "bf16" or zero >= 3
-    return parameters, gradients, num_owned * (moments + (master if keeps_master else 0.0))
+    optimizer = num_owned * (moments + (master if keeps_master else 0.0))
+    if precision.moments == "int8" and job.lora is None:
+        # transformers trainer.py registers the moments of every nn.Embedding with 32 bits.
+        own_share = num_owned / learnt.total if learnt.total else 0.0
+        optimizer += num_in_table * own_share * (FIGURES.num_moments[job.optimizer] * FP32_BYTES - moments)
+    if offloads(rank):
+        optimizer = 0.0
+        gradients = gradients if job.framework == "megatron" or (zero == 1 and job.framework == "deepspeed") else 0.0
+    return 0.0 if offloads(rank, "parameters") else parameters, gradients, optimizer
 
 
 def chunk_work(rank: Rank, chunk: LayerChunk) -> list[tuple[Work, float]]:
@@ -128,6 +141,10 @@ def transient_bytes(rank: Rank, held_chunks: list[LayerChunk]) -> tuple[float, f
         # DeepSpeed copies gradients into two buckets in turn and gathers updated parameters through a third.
         gather_bucket = sharding.gather_bucket_elements or sharding.prefetch_bucket_elements or 0
         beside += BF16_BYTES * (2 * (sharding.reduce_bucket_elements or 0) + gather_bucket)
+        if offloads(rank) and sharding.zero < 3:
+            # Through which gradients go to the host (runtime/zero/stage_1_and_2.py,
+            # `temp_grad_buffer_for_gpu_offload`): the largest tensor, which is the embedding.
+            beside += BF16_BYTES * _table_parameters(rank)
     beside += _placeholder_bytes(works) if rank.sums_in_gemms else 0.0
     return head + in_head + beside, layer + in_layer + beside
 
@@ -182,6 +199,10 @@ def _gathered_bytes(rank: Rank, held_chunks: list[LayerChunk]) -> tuple[float, f
         head = -(-rank.setup.model.vocab_size // rank.tp) * rank.width if ends else 0.0
         return kept + max(head, weight) * reduce, kept + weight * reduce
     in_layer = (live + unsharded + ends) * gather + whole * reduce
+    if job.lora is not None and job.precision.frozen_weights in PACKED_BYTES:
+        # Packed weights are gathered as they are, and have no gradients.
+        learnt = trained(rank, Parameters(whole)).total
+        in_layer = (live + unsharded) * PACKED_BYTES[job.precision.frozen_weights] + ends * gather + learnt * reduce
     # FSDP2 has freed every layer's parameters when the forward pass ends, and holds those of both ends.
     return ends * gather if _frees_gradients(rank) and job.sharding.reshard_after_forward else in_layer, in_layer
 
@@ -192,8 +213,10 @@ def _frees_gradients(rank: Rank) -> bool:
     return setup.job.framework == "fsdp2" and setup.degrees.pp == 1 and setup.degrees.num_microbatches == 1
 
 
-def _late_moments(rank: Rank, chunks: list[LayerChunk], gradients: float, in_layer: float) -> list[tuple[float, ...]]:
-    """Return activations, gradients and transient memory in FSDP2's last layer, and when both ends are reduced.
+def _late_moments(
+    rank: Rank, chunks: list[LayerChunk], gradients: float, in_layer: float
+) -> list[tuple[bool, float, float]]:
+    """Return the moments (`HeldMemory`) in FSDP2's last layer, and when both ends are reduced.
 
     The ends are one unit, whose gradients autograd completes last, in 16 bit; one rank alone copies nothing to reduce.
     """
@@ -201,7 +224,7 @@ def _late_moments(rank: Rank, chunks: list[LayerChunk], gradients: float, in_lay
     gather, reduce = _wire_bytes(rank)
     copies = 2 * gather + (reduce if rank.layout(Group.DATA)[0] > 1 else 0.0)
     in_ends = ends.total * copies + FIGURES.workspace_bytes
-    return [(0.0, gradients - state_bytes(rank, ends)[1], in_layer), (0.0, gradients, in_ends)]
+    return [(False, gradients - state_bytes(rank, ends)[1], in_layer), (False, gradients, in_ends)]
 
 
 SUB_GROUP_ELEMENTS = 10**9
@@ -223,28 +246,66 @@ def _wire_bytes(rank: Rank) -> tuple[float, float]:
     return WIRE_BYTES[precision.parameter_gather or "bf16"], WIRE_BYTES[precision.gradient_reduce or "fp32"]
 
 
-def stage_memory(
-    rank: Rank, stage: int, held_chunks: list[LayerChunk], activations_bytes: float, num_in_flight: float
-) -> StageMemory:
-    """Return one stage's memory; `activations_bytes` is the peak from the schedule's replay."""
+@dataclass(frozen=True)
+class HeldMemory:
+    """Memory of a rank that follows from the chunks that it holds, in bytes."""
+
+    parameters_bytes: float
+    optimizer_bytes: float
+    host_bytes: float
+    moments: tuple[tuple[bool, float, float], ...]
+    """Moments of a step that may need most: whether activations of micro-batches are there, gradients, transients."""
+    reserve_bytes: float
+
+
+def held_memory(rank: Rank, held_chunks: list[LayerChunk]) -> HeldMemory:
+    """Return the memory of a rank with these chunks, the same for all stages that hold equal ones."""
     job = rank.setup.job
     held = sum((chunk_parameters(rank, chunk) for chunk in held_chunks), Parameters())
     ends = sum((chunk_parameters(rank, replace(chunk, layers=())) for chunk in held_chunks), Parameters())
-    parameters, gradients, optimizer = state_bytes(rank, held, ends.total)
+    table = sum(_table_parameters(rank) for chunk in held_chunks if chunk.has_embedding)
+    parameters, gradients, optimizer = state_bytes(rank, held, ends.total, table)
     in_head, in_layer = transient_bytes(rank, held_chunks)
-    moments: list[tuple[float, ...]] = [(activations_bytes, gradients, max(in_head, in_layer))]
+    moments = [(True, gradients, max(in_head, in_layer))]
     if _frees_gradients(rank):
         late = _late_moments(rank, held_chunks, gradients, in_layer)
-        moments = [(activations_bytes, 0.0, max(in_head, in_layer)), *late]
-    if job.framework == "deepspeed" and job.sharding.zero and job.precision.gradients == "bf16":
-        moments.append((0.0, gradients, _stepping_bytes(rank, held)))
-    activations_bytes, gradients, transient = max(moments, key=sum)
+        moments = [(True, 0.0, max(in_head, in_layer)), *late]
+    if job.framework == "deepspeed" and job.sharding.zero and job.precision.gradients == "bf16" and not offloads(rank):
+        moments.append((False, gradients, _stepping_bytes(rank, held)))
     num_communicators = 1 + sum(rank.layout(group)[0] > 1 for group in Group)
     reserve = FIGURES.context_bytes + num_communicators * FIGURES.communicator_bytes
     if rank.setup.device.architecture == "tpu":
         reserve = FIGURES.tpu_reserve_bytes
+    in_host = host_bytes(rank, owned(rank, trained(rank, held)), *_kept_on_host(rank, held))
+    return HeldMemory(parameters, optimizer, in_host, tuple(moments), reserve)
+
+
+def _table_parameters(rank: Rank) -> float:
+    """Count the parameters of the embedding on one rank."""
+    model = rank.setup.model
+    return float(-(-model.vocab_size // rank.tp) * model.hidden_size)
+
+
+def _kept_on_host(rank: Rank, held: Parameters) -> tuple[float, float]:
+    """Return the parameters that a rank offloads, and the bytes of each; fp32 ones are the optimizer's own."""
+    job = rank.setup.job
+    if not offloads(rank, "parameters") or (job.framework == "fsdp2" and job.lora is None):
+        return 0.0, 0.0
+    frozen = job.precision.frozen_weights if job.lora is not None else "bf16"
+    return owned(rank, held), PACKED_BYTES.get(frozen, WIRE_BYTES.get(frozen, BF16_BYTES))
+
+
+def stage_memory(
+    rank: Rank, stage: int, held: HeldMemory, activations_bytes: float, num_in_flight: float
+) -> StageMemory:
+    """Return one stage's memory; `activations_bytes` is the peak from the schedule's replay."""
+    moments = [(activations_bytes if keeps else 0.0, gradients, rest) for keeps, gradients, rest in held.moments]
+    activations_bytes, gradients, transient = max(moments, key=sum)
+    parameters, optimizer, reserve = held.parameters_bytes, held.optimizer_bytes, held.reserve_bytes
     # Blocks held without use are freed when there is no room for them.
     taken = parameters + gradients + optimizer + activations_bytes + transient + reserve
     room = max(FIGURES.usable_fraction * rank.setup.device.memory_bytes - taken, 0.0)
     reserve += min(FIGURES.fragmentation * (activations_bytes + transient), room)
-    return StageMemory(stage, parameters, gradients, optimizer, activations_bytes, transient, reserve, num_in_flight)
+    return StageMemory(
+        stage, parameters, gradients, optimizer, activations_bytes, transient, reserve, num_in_flight, held.host_bytes
+    )

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from windtunnel.hardware import Device, Node
+from windtunnel.hardware import HOST_BYTES_PER_S, Device, Node
 from windtunnel.model import operators as ops
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.network.cluster import FABRIC_ERROR, Network, between_nodes
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.job import GEMM_FORMATS
+from windtunnel.training.layers.host import HostCopy, HostUpdate
 from windtunnel.training.layers.part import Task
 from windtunnel.training.layers.rank import Group, Rank
 
@@ -156,6 +157,11 @@ class TrainingPricer:
         return replace(known, network=replace(known.network, rank=rank), _known={})
 
     @property
+    def identity(self) -> tuple[object, ...]:
+        """Key of prices that are the same for any task."""
+        return id(self._known), self.exchanges_by_kernel, self.collective_launch_s, self.job_rate
+
+    @property
     def collectives(self) -> list[NetworkCollective]:
         """Every collective that ran on the network, from the shortest to the longest of each group."""
         if self.network is None:
@@ -179,6 +185,8 @@ class TrainingPricer:
         return TaskCost(task, seconds, price.coverage, price.source, price.relative_error)
 
     def _price(self, op: ops.Op, group: Group | None) -> Estimate:
+        if isinstance(op, HostCopy | HostUpdate):
+            return self._on_host(op)
         if (
             isinstance(op, ops.Collective)
             and group is Group.EXPERTS
@@ -205,6 +213,19 @@ class TrainingPricer:
         ):
             seconds *= FIGURES.unaligned_slowdown
         return replace(estimate, seconds=seconds)
+
+    def _on_host(self, op: HostCopy | HostUpdate) -> Estimate:
+        """Return the estimate of a copy over the link to the host, or of an update by the host's processors."""
+        figures = FIGURES.host_offload
+        if isinstance(op, HostCopy):
+            link, rate = self.node.host, HOST_BYTES_PER_S
+            if link is not None:
+                rate = link.bytes_per_s * figures["link_efficiency"]
+            return Estimate(op.size_bytes / rate, Coverage.ROOFLINE, "link to the host", figures["copy_error"])
+        rate = op.parameters_per_s or figures["parameters_per_s"]
+        if op.parameters_per_s is None and self.node.host_memory_bytes_per_s:
+            rate *= self.node.host_memory_bytes_per_s / figures["memory_bytes_per_s"]
+        return Estimate(op.num_parameters / rate, Coverage.ROOFLINE, "CPU Adam on the host", figures["update_error"])
 
     def _inside_node(self, op: ops.Op) -> Estimate:
         """Return the estimate of a computation or of a collective inside a node.

@@ -26,7 +26,16 @@ from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.shape import LayerGroup, ModelSpec
 from windtunnel.schema import Schema, encode, read_yaml
 from windtunnel.training.degrees import Degrees, degrees
-from windtunnel.training.job import CHUNKED_SCHEDULES, GEMM_FORMATS, UNITS, V_SCHEDULES, ScheduleName, TrainingJob
+from windtunnel.training.job import (
+    CHUNKED_SCHEDULES,
+    GEMM_FORMATS,
+    UNITS,
+    V_SCHEDULES,
+    Framework,
+    Offload,
+    ScheduleName,
+    TrainingJob,
+)
 from windtunnel.units import format_count
 
 
@@ -61,6 +70,7 @@ def resolve(job: TrainingJob, allow_download: bool = False) -> TrainingSetup:
     known = degrees(job)
     check_model(job, known, model)
     check_schedule(job, known)
+    check_offload(job)
     unit = UNITS.get(job.precision.compute)
     if unit is not None and unit not in device.peak_flops_per_s:
         formats = [name for name in GEMM_FORMATS if UNITS.get(name, "bf16") in device.peak_flops_per_s]
@@ -88,13 +98,13 @@ def look_up(job: TrainingJob, allow_download: bool = False) -> tuple[ModelSpec, 
 def with_framework_defaults(job: TrainingJob, model: ModelSpec) -> TrainingJob:
     """Return `job`, of `model`, with the defaults of its framework in place of None.
 
-    Frameworks are `catalog/frameworks/*.yaml`: tables of the job's own fields.
+    Frameworks are `catalog/frameworks/*.yaml`: tables of the job's own fields, and the stages of ZeRO that they have.
 
     Raises:
         InputError: the job has a setting that its other settings or its model turn off.
     """
-    where, defaults = _framework_defaults(job.framework, tuple(catalog.search_path()))
-    filled: TrainingJob = _filled(job, defaults, where)
+    framework = framework_of(job.framework)
+    filled: TrainingJob = _filled(job, framework["defaults"], framework["file"])
     if filled.parallelism.sequence_parallel and filled.parallelism.tp == 1:
         parallelism = msgspec.structs.replace(filled.parallelism, sequence_parallel=False)
         filled = msgspec.structs.replace(filled, parallelism=parallelism)
@@ -110,11 +120,16 @@ def with_framework_defaults(job: TrainingJob, model: ModelSpec) -> TrainingJob:
     return without_idle_settings(job, filled, model)
 
 
+def framework_of(name: str) -> dict[str, Any]:
+    """Return a framework's file of the catalog: its `defaults`, its stages of ZeRO, and the name of the `file`."""
+    return _framework_file(name, tuple(catalog.search_path()))
+
+
 @cache
-def _framework_defaults(framework: str, _: tuple[Path, ...]) -> tuple[str, dict[str, Any]]:
-    """Return a framework's file and defaults, read once per search path: a search resolves thousands of jobs."""
-    path = catalog.find("frameworks", framework)
-    return path.name, read_yaml(path)["defaults"]
+def _framework_file(name: str, _: tuple[Path, ...]) -> dict[str, Any]:
+    """Read a framework's file, once per search path: a search resolves thousands of jobs."""
+    path = catalog.find("frameworks", name)
+    return {**read_yaml(path), "file": path.name}
 
 
 def _filled(schema: Any, defaults: dict[str, Any], where: str) -> Any:
@@ -326,9 +341,54 @@ def _check_experts(feed_forward: ExpertsFeedForward, known: Degrees, model: Mode
         )
 
 
+OFFLOADS: dict[tuple[Framework, Offload], tuple[int, ...]] = {
+    ("deepspeed", "optimizer"): (1, 2, 3),
+    ("deepspeed", "parameters"): (3,),
+    ("megatron", "optimizer"): (1,),
+    ("fsdp2", "parameters"): (3,),
+}
+"""Framework and what it offloads -> stages of ZeRO that can. FSDP2 keeps gradients and state where parameters are."""
+
+
+def check_offload(job: TrainingJob) -> None:
+    """Raise InputError where nothing is known of a job's offloading."""
+    offload, zero, precision = job.sharding.offload, job.sharding.zero, job.precision
+    if precision.frozen_weights == "int8" and zero == 3:
+        raise InputError(
+            "frozen_weights = int8 cannot be sharded: bitsandbytes' 8-bit layers are whole on every rank",
+            "set sharding.zero to 0, 1 or 2, or precision.frozen_weights to nf4",
+        )
+    if offload == "none":
+        return
+    stages = OFFLOADS.get((job.framework, offload))
+    if stages is None:
+        known = [what for framework, what in OFFLOADS if framework == job.framework]
+        allowed = f"it can be {' or '.join(known)}" if known else "megatron, deepspeed and fsdp2 offload"
+        raise InputError(f"sharding.offload = {offload} is not modelled for {job.framework}", allowed)
+    if zero not in stages:
+        wanted = " or ".join(map(str, stages))
+        raise InputError(
+            f"sharding.offload = {offload} of {job.framework} needs sharding.zero = {wanted}; it is {zero}",
+            f"set sharding.zero to {stages[-1]}",
+        )
+    if job.optimizer != "adam" or precision.moments != "fp32" or precision.master_weights != "fp32":
+        raise InputError(
+            f"sharding.offload = {offload} is modelled for Adam with its state in fp32, which hosts were measured with",
+            "take adam with moments and master_weights in fp32, or sharding.offload: none",
+        )
+
+
 def check_schedule(job: TrainingJob, known: Degrees) -> None:
     """Raise InputError where the pipeline schedule cannot run with these degrees."""
     name, pp, num_microbatches = job.schedule, known.pp, known.num_microbatches
+    framework = framework_of(job.framework)
+    stages, of_pipelines = framework["zero_stages"], framework["zero_stages_of_pipelines"]
+    if pp > 1 and job.sharding.zero in stages and job.sharding.zero not in of_pipelines:
+        allowed = " or ".join(map(str, of_pipelines))
+        raise InputError(
+            f"{framework['title']} has no pipeline with ZeRO-{job.sharding.zero}: pp = {pp}",
+            f"set sharding.zero to {allowed}, or parallelism.pp to 1",
+        )
     if name in V_SCHEDULES and job.parallelism.virtual_stages > 2:
         raise InputError(
             f"{name} gives each device two chunks; virtual_stages = {job.parallelism.virtual_stages} is not possible"

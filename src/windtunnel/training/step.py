@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +25,10 @@ from windtunnel.training.costs import ChunkCost, chunk_costs, message_seconds
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.job import GEMM_FORMATS, TrainingJob
 from windtunnel.training.layers.chunks import Parameters
+from windtunnel.training.layers.host import offloads
 from windtunnel.training.layers.rank import Group, Rank
 from windtunnel.training.layers.sharding import finish_tasks, optimizer_tasks
-from windtunnel.training.memory import StageMemory, stage_memory
+from windtunnel.training.memory import HeldMemory, StageMemory, held_memory, stage_memory
 from windtunnel.training.pipeline import kernel as pipeline
 from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, WEIGHT
 from windtunnel.training.pipeline.schedules import Schedule, schedule
@@ -155,9 +157,31 @@ class TrainingResult(Shown):
         return max(self.memory, key=lambda stage: stage.total_bytes)
 
     @property
-    def fits(self) -> bool:
+    def host_s(self) -> float:
+        """Return the seconds of a step that wait for the host and for copies between it and the device."""
+        return sum(seconds for name, seconds in self.breakdown_s.items() if "host" in name)
+
+    @property
+    def host_bytes(self) -> float:
+        """Return the offloaded bytes in the memory of the fullest host."""
+        ranks_of_host = min(self.setup.node.num_devices, self.setup.degrees.num_devices)
+        return max(stage.host_bytes for stage in self.memory) * ranks_of_host
+
+    @property
+    def fits_hosts(self) -> bool:
+        """Whether what is offloaded is no more than the host's memory; it is where that is not known."""
+        limit = self.setup.node.host_memory_bytes
+        return limit is None or self.host_bytes <= limit
+
+    @property
+    def fits_devices(self) -> bool:
         """Whether the fullest device keeps within what jobs were measured to fill (`FIGURES.usable_fraction`)."""
         return self.worst_memory.total_bytes <= FIGURES.usable_fraction * self.setup.device.memory_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether devices and hosts have the memory that the job needs."""
+        return self.fits_devices and self.fits_hosts
 
 
 @checked
@@ -195,9 +219,15 @@ def training_estimator(setup: TrainingSetup) -> Estimator:
     return pricing.FastestEstimator(tuple(measured))
 
 
-def simulate_with(setup: TrainingSetup, prices: pricing.TrainingPricer) -> TrainingResult:
-    """Predict one step with prices that many jobs on one device and node may share."""
-    rank = Rank(setup)
+def simulate_with(
+    setup: TrainingSetup, prices: pricing.TrainingPricer, works: dict[object, Any] | None = None
+) -> TrainingResult:
+    """Predict one step with prices that many jobs on one device and node may share.
+
+    Args:
+        works: `Rank.works` of jobs whose layers do the same (`same_layers`), filled here; None: no other's.
+    """
+    rank = Rank(setup, {} if works is None else works)
     prices = prices.of_job(rank)
     costs = chunk_costs(rank, prices)
     plan = schedule(
@@ -243,19 +273,19 @@ def memory_by_stage(rank: Rank, plan: Schedule, costs: tuple[ChunkCost, ...]) ->
     """Return the peak memory of a rank of every stage."""
     both = _by_chunk(plan, costs)
     kept = np.array([cost.kept_bytes for cost in both])
-    ones = np.array([1.0 / sum(1 for d in plan.device_of_chunk if d == device) for device in plan.device_of_chunk])
+    ones = 1.0 / np.bincount(plan.device_of_chunk)[plan.device_of_chunk]
     # Where the weights' gradient comes later, linear layers' inputs stay until then: about half of what is kept.
     peaks, counts = plan.peaks(kept, kept / 2), plan.peaks(ones, ones / 2)
-    return tuple(
-        stage_memory(
-            rank,
-            device,
-            [both[index].chunk for index in np.flatnonzero(plan.device_of_chunk == device)],
-            float(peaks[device]),
-            float(counts[device]),
-        )
-        for device in range(plan.num_devices)
-    )
+    known: dict[tuple[int, ...], HeldMemory] = {}
+    stages = []
+    for device in range(plan.num_devices):
+        held = [both[index] for index in np.flatnonzero(plan.device_of_chunk == device)]
+        # Equal chunks share their passes.
+        key = tuple(id(cost.passes) for cost in held)
+        if key not in known:
+            known[key] = held_memory(rank, [cost.chunk for cost in held])
+        stages.append(stage_memory(rank, device, known[key], float(peaks[device]), float(counts[device])))
+    return tuple(stages)
 
 
 def _result(
@@ -331,10 +361,14 @@ def _ends_of_step(
         gather[device] += 0.0 if overlap.parameter_gather else cost.gather_s
         reduce[device] += 0.0 if overlap.gradient_reduce else cost.reduce_s
     reduced = np.maximum(timeline.communicated, timeline.last_s) + reduce
+    steps = max((optimizer_tasks(rank, parameters) for parameters in held), key=prices.seconds)
+    copies = prices.seconds(task for task in steps if task.group is Group.HOST)
+    reduction = "exposed gradient reduction and copies to the host" if offloads(rank) else "exposed gradient reduction"
     return {
-        "exposed gradient reduction": float(np.max(reduced) - np.max(timeline.last_s)),
+        reduction: float(np.max(reduced) - np.max(timeline.last_s)),
         "end of step": prices.seconds(finish_tasks(rank)),
-        "optimizer": max(prices.seconds(optimizer_tasks(rank, parameters)) for parameters in held),
+        "optimizer on the host" if offloads(rank) else "optimizer": prices.seconds(steps) - copies,
+        "copies between device and host in the optimizer's step": copies,
         "exposed parameter gather": float(np.max(gather)),
     }
 
@@ -370,11 +404,12 @@ class LearntSpread(Schema):
     frameworks: tuple[str, ...]
 
     def distance(self, setup: TrainingSetup) -> int:
-        """Count what of a job none of the runs had: its device's architecture, its format, its framework."""
+        """Count what of a job none of the runs had: its architecture, format, framework, offloading."""
         found = (
             setup.device.architecture in self.architectures,
             setup.job.precision.compute in self.formats,
             setup.job.framework in self.frameworks,
+            setup.job.sharding.offload == "none",
         )
         return found.count(False)
 
@@ -394,4 +429,6 @@ def step_interval(result: TrainingResult, known: Mapping[str, LearntSpread] | No
     is_known = learnt is not None and learnt.spread.num_runs >= LEAST_RUNS
     learnt = learnt if learnt is not None and is_known else known["dense"]
     num_outside = learnt.distance(result.setup) + int(not is_known)
-    return interval(result.step_s, learnt.spread, num_outside, coverage)
+    known_interval = interval(result.step_s, learnt.spread, num_outside, coverage)
+    slower_s = result.host_s * (FIGURES.host_offload["slowest"] - 1.0)
+    return replace(known_interval, high=known_interval.high + slower_s)

@@ -122,10 +122,10 @@ def test_a_fine_tuning_job_is_predicted(windtunnel: Command, tmp_path: Path) -> 
     without = windtunnel("train", str(job), "--device", "h100_sxm")
     assert (without.code, without.stdout) == (2, "")
     assert "give --num-devices" in without.stderr
-    job.write_text(f"{text}quantization_bit: 8\n")
+    job.write_text(f"{text}quantization_bit: 3\n")
     refused = windtunnel("train", str(job), "--device", "h100_sxm", "--num-devices", "8")
     assert (refused.code, refused.stdout) == (2, "")
-    assert "quantization_bit = 8 is not modelled" in refused.stderr
+    assert "quantization_bit = 3 is not modelled" in refused.stderr
 
 
 def test_other_tools_names_of_options_are_known(windtunnel: Command) -> None:
@@ -246,7 +246,7 @@ def test_a_search_shows_the_fastest_layouts_that_fit(windtunnel: Command) -> Non
     given = ("--model", "llama-3.1-8b", "--device", "h100_sxm", "--num-devices", "4", "--sequence-tokens", "4096")
     done = windtunnel("train", *given, "--global-batch", "8", "--search", "--json")
     found = json.loads(done.stdout)
-    assert list(found["space"]["vary"]) == ["tp", "pp", "vpp", "micro_batch", "recompute"]
+    assert list(found["space"]["vary"]) == ["tp", "pp", "vpp", "micro_batch", "recompute", "zero"]
     points = found["workloads"][0]["points"]
     steps = [point["figures"]["step_s"] for point in points]
     assert steps == sorted(steps)
@@ -262,6 +262,18 @@ def test_the_options_of_the_best_layout_give_its_step(windtunnel: Command) -> No
     assert options
     done = windtunnel("train", *given, "--global-batch", "8", *shlex.split(options[1]))
     assert re.findall(r"A step takes [\d.]+ m?s", done.stdout) == re.findall(r"A step takes [\d.]+ m?s", shown)
+
+
+@pytest.mark.full
+def test_a_search_says_what_it_varied_and_held_and_holds_what_is_typed(windtunnel: Command) -> None:
+    given = ("--model", "qwen2.5-0.5b", "--device", "h100_sxm", "--num-devices", "2", "--sequence-tokens", "2048")
+    done = windtunnel("train", *given, "--global-batch", "8", "--framework", "deepspeed", "--tp", "1", "--search")
+    text = " ".join(done.stdout.split())
+    varied, held = text[text.index(" varied ") :].split(" held ", 1)
+    assert "zero 0, 1, 2, 3" in varied
+    assert "; tp 1 " in held
+    assert "framework deepspeed; " in held
+    assert re.search(r"as options of `windtunnel train`: .*--zero \d", text)
 
 
 def test_a_job_that_needs_more_than_may_be_used_says_how_much_that_is(windtunnel: Command) -> None:

@@ -213,7 +213,7 @@ def test_a_job_of_axolotl_is_read(tmp_path: Path) -> None:
     # Axolotl loads bf16 weights, which DDP updates as they are; the optimizer's moments take 8 bit.
     precision = job.precision
     assert (precision.gradients, precision.gradient_reduce, precision.master_weights) == ("bf16", "bf16", "bf16")
-    assert precision.moments == "fp8"
+    assert precision.moments == "int8"
     assert (job.kernels.fused, job.kernels.cross_entropy, job.kernels.attention) == (True, "chunked", "flash2")
     assert job.recompute.granularity == "full"
     assert simulate_training(job).fits
@@ -312,14 +312,55 @@ def test_frozen_weights_of_4_bits_are_taken(said: str, tmp_path: Path) -> None:
     )
 
 
-def test_weights_of_8_bits_are_refused_until_another_format_is_named(tmp_path: Path) -> None:
+def test_weights_of_8_bits_are_read(tmp_path: Path) -> None:
     text = AXOLOTL.replace("adapter:", "adapter: lora\nload_in_8bit: true\nlora_r: 8\nlora_target_linear: true")
-    with pytest.raises(InputError, match="load_in_8bit = true is not modelled") as error:
-        read(tmp_path, text, 1)
-    assert "--set precision.frozen_weights=fp8" in str(error.value.hint)
-    job, unread = read(tmp_path, text, 1, **{"precision.frozen_weights": "fp8"})
-    assert (job.precision.frozen_weights, job.lora) == ("fp8", Lora(rank=8))
-    assert "load_in_8bit" in unread
+    job, unread = read(tmp_path, text, 1)
+    assert (job.precision.frozen_weights, job.lora) == ("int8", Lora(rank=8))
+    assert "load_in_8bit" not in unread
+    job, _ = read(tmp_path, FACTORY + "quantization_bit: 8\n", 8)
+    assert job.precision.frozen_weights == "int8"
+
+
+@pytest.mark.parametrize(
+    ("stage", "offloaded", "read_as"),
+    [
+        (2, {"offload_optimizer": {"device": "cpu", "pin_memory": True}}, "optimizer"),
+        (2, {"cpu_offload": True}, "optimizer"),
+        (3, {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}, "parameters"),
+        (3, {"offload_optimizer": {"device": "none"}}, "none"),
+    ],
+)
+def test_what_deepspeed_offloads_is_read(tmp_path: Path, stage: int, offloaded: Any, read_as: str) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": stage, **offloaded}}))
+    job, unread = read(tmp_path, FACTORY + "deepspeed: ds.json\n", 8)
+    assert (job.sharding.zero, job.sharding.offload) == (stage, read_as)
+    assert unread[1:] == []
+
+
+@pytest.mark.parametrize(
+    ("offloaded", "message"),
+    [
+        ({"offload_param": {"device": "cpu"}}, "offload_param.device without offload_optimizer is not modelled"),
+        ({"offload_optimizer": {"device": "cpu", "ratio": 0.35}}, "offload_optimizer.ratio = 0.35 is not modelled"),
+        ({"offload_optimizer": {"device": "cpu", "super_offload": True}}, "super_offload = true is not modelled"),
+    ],
+)
+def test_what_deepspeed_offloads_otherwise_is_refused(tmp_path: Path, offloaded: Any, message: str) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3, **offloaded}}))
+    with pytest.raises(InputError, match=message):
+        read(tmp_path, FACTORY + "deepspeed: ds.json\n", 8)
+
+
+def test_what_fsdp_offloads_is_read(tmp_path: Path) -> None:
+    text = FACTORY + "fsdp: full_shard auto_wrap\nfsdp_config.offload_params: true\n"
+    assert read(tmp_path, text, 8)[0].sharding.offload == "parameters"
+
+
+def test_pages_of_the_optimizer_are_said_to_stay(tmp_path: Path) -> None:
+    job, unread = read(tmp_path, FACTORY + "optim: paged_adamw_8bit\n", 8)
+    assert job.precision.moments == "int8"
+    assert "pages of the optimizer's state (taken to stay on the devices)" in unread
+    assert read(tmp_path, FACTORY + "optim: lion_8bit\n", 8)[0].optimizer == "lion"
 
 
 @pytest.mark.parametrize(
@@ -331,13 +372,17 @@ def test_weights_of_8_bits_are_refused_until_another_format_is_named(tmp_path: P
         ("cutoff_len: 1024", "cutoff_len: 1k", "cutoff_len is '1k'; a whole number is needed"),
         ("cutoff_len: 1024", "cutoff_len: 1e30", "cutoff_len|sequence_tokens"),
         ("cutoff_len: 1024", "cutoff_len: 10.5", "cutoff_len is 10.5; a whole number is needed"),
-        ("cutoff_len: 1024", "optim: lion_8bit", "optim is 'lion_8bit', which is not read"),
+        ("cutoff_len: 1024", "optim: galore_adamw", "optim is 'galore_adamw', which is not read"),
         ("cutoff_len: 1024", "flash_attn: slow", "flash_attn is 'slow'"),
-        ("cutoff_len: 1024", "quantization_bit: 8", "quantization_bit = 8 is not modelled"),
+        ("cutoff_len: 1024", "quantization_bit: 3", "quantization_bit = 3 is not modelled"),
         ("cutoff_len: 1024", "use_galore: true", "use_galore = true is not modelled"),
         ("cutoff_len: 1024", "fsdp: full_shard offload", "fsdp is 'offload', which is not read"),
         ("cutoff_len: 1024", "deepspeed: absent.json", "names absent.json, which is not there"),
-        ("cutoff_len: 1024", "deepspeed: zero2_offload", "offload_optimizer.device = cpu is not modelled"),
+        (
+            "cutoff_len: 1024",
+            "deepspeed: {zero_optimization: {stage: 3, offload_optimizer: {device: nvme}}}",
+            "offload_optimizer.device = nvme is not modelled",
+        ),
         ("cutoff_len: 1024", "torch_dtype: int4", "torch_dtype is 'int4'"),
         ("per_device_train_batch_size: 2", "per_device_train_batch_size: 0", "batch_size is 0; at least 1"),
         ("model_name_or_path: meta-llama/Llama-3.1-8B-Instruct", "model_name_or_path:", "names no model"),
@@ -361,7 +406,7 @@ def test_wrong_values_are_refused(before: str, after: str, message: str, tmp_pat
         ("sft.py", "dpo.py", "stage is 'dpo'"),
         ("--bf16 True", "--bf16 'True", "No closing quotation"),
         ("#!/bin/bash", "trl sft --model_name_or_path llama-3.1-8b", "has 2 commands that train"),
-        ("--bf16 True", "--load_in_8bit", "--load_in_8bit = true is not modelled"),
+        ("--bf16 True", "--quant_method hqq", "--quant_method = hqq is not modelled"),
     ],
 )
 def test_wrong_commands_are_refused(before: str, after: str, message: str, tmp_path: Path) -> None:

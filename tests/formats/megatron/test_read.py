@@ -172,6 +172,7 @@ def test_latent_attention_and_layers_without_experts() -> None:
         ("--transformer-impl local", {"kernels": {"attention": "unfused"}}),
         ("--use-torch-fsdp2", {"framework": "fsdp2", "sharding": {"zero": 3}}),
         ("--optimizer sgd", {"optimizer": "sgd_momentum"}),
+        ("--use-distributed-optimizer --optimizer-cpu-offload", {"sharding": {"zero": 1, "offload": "optimizer"}}),
     ],
 )
 def test_arguments_and_what_they_set(extra: str, wanted: dict[str, Any]) -> None:
@@ -206,6 +207,7 @@ def test_arguments_and_what_they_set(extra: str, wanted: dict[str, Any]) -> None
         (f"{GPT3} --recompute-granularity some", "it is selective or full"),
         (f"{GPT3} --recompute-granularity selective --recompute-modules core", "--recompute-modules has 'core'"),
         (f"{GPT3} --seq-length", "a value is missing after --seq-length"),
+        (f"{GPT3} --optimizer-cpu-offload --optimizer-offload-fraction 0.5", "fraction 0.5 is not modelled"),
         (f"{GPT3} --x 'unfinished", "No closing quotation"),
     ],
 )

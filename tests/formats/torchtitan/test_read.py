@@ -111,6 +111,11 @@ def test_a_job_of_experts_with_a_pipeline_is_read(tmp_path: Path) -> None:
     assert resolve(job).degrees.num_microbatches == 16
 
 
+def test_offloading_is_read(tmp_path: Path) -> None:
+    job, _ = read(tmp_path, DENSE.replace("steps = 100", "enable_cpu_offload = true"), 16)
+    assert (job.sharding.zero, job.sharding.offload) == (3, "parameters")
+
+
 def test_options_go_over_the_file(tmp_path: Path) -> None:
     job, _ = read(tmp_path, EXPERTS, **{"parallelism.ep": 2, "recompute": {"granularity": "none"}})
     assert (job.parallelism.ep, job.recompute.granularity) == (2, "none")
@@ -123,7 +128,6 @@ def test_options_go_over_the_file(tmp_path: Path) -> None:
         ("[training]", "[training", "is no TOML"),
         ("tensor_parallel_degree = 2", "tensor_parallel_degree = 0", "tensor_parallel_degree is 0"),
         ("seq_len = 8192", 'seq_len = "8k"', "training.seq_len is '8k'"),
-        ("steps = 100", "enable_cpu_offload = true", "enable_cpu_offload = true is not modelled"),
         ('mode = "selective"', 'mode = "some"', "activation_checkpoint.mode is 'some'"),
         ('converters = ["quantize.linear.float8"]', 'converters = ["int4"]', "model.converters has int4"),
         ('"alltoall"', '"ring"', "context_parallel_rotate_method is 'ring'"),

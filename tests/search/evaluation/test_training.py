@@ -61,6 +61,31 @@ def test_a_points_figures_are_those_of_the_job_simulated_alone(study: Study) -> 
         assert alone.fits
 
 
+@pytest.mark.parametrize(
+    ("framework", "stages"), [("megatron", [1, 0]), ("deepspeed", [3, 0, 1, 2]), ("fsdp2", [3, 0, 2])]
+)
+def test_layouts_vary_the_stages_of_zero_that_the_framework_has(framework: Any, stages: list[int]) -> None:
+    """Points share what their layers do; each is still the same as its job alone."""
+    space = jobs({"layouts": "all", "micro_batch": [1], "recompute": ["full"], "pp": [1, 2]}, framework=framework)
+    assert space.vary["zero"] == stages
+    found = search(space, quiet())
+    for index, answer in found.outcomes[0].evaluations.items():
+        if not answer.refused and index % 3 == 0:
+            alone = simulate_training(job_of(found, index))
+            assert answer.figures["step_s"] == alone.step_s
+            assert answer.figures["memory_bytes"] == alone.worst_memory.total_bytes
+    with_pipelines = {
+        found.point(index).choice["zero"] for index in found.outcomes[0].ranking if found.point(index).choice["pp"] == 2
+    }
+    assert with_pipelines <= ({0, 1} if framework == "deepspeed" else set(stages))
+
+
+def test_a_pipeline_of_deepspeed_shards_no_gradients() -> None:
+    job = training.load({**JOB, "framework": "deepspeed"}, {"parallelism.pp": 2})
+    with pytest.raises(InputError, match="no pipeline with ZeRO-3: pp = 2"):
+        resolve(job)
+
+
 def test_the_ranking_is_every_layout_that_fits_the_fastest_first(study: Study) -> None:
     """The oracle: every combination of the degrees, each simulated on its own."""
     outcome, steps = study.outcomes[0], {}

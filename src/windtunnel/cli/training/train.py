@@ -70,10 +70,14 @@ def _search(read: JobRead, options: Options) -> None:
     """
     from windtunnel.cli.serving.search import show_study
     from windtunnel.search.executors import usual_means
-    from windtunnel.search.space.space import ALL, LAYOUTS, space_from
+    from windtunnel.search.space.space import ALL, LAYOUTS, VARIED, space_from
     from windtunnel.search.store import Store
 
-    space = space_from({**encode(read.job), "vary": {LAYOUTS: ALL}})
+    # What is typed beside --search is meant: the layout varies in everything else.
+    typed = options.given("job")
+    space = space_from(
+        {**encode(read.job), "vary": {LAYOUTS: ALL} | {name: [typed[name]] for name in typed if name in VARIED}}
+    )
     for text in read.remarks:
         remark(text)
     evidence = show_study(options, space, Store(None, lambda text: remark(f"warning: {text}")), usual_means(space))

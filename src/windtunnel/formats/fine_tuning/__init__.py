@@ -2,8 +2,8 @@
 
 Read: commands of accelerate, torchrun, deepspeed, TRL and ms-swift with TrainingArguments; YAML of LLaMA-Factory,
 Axolotl and TRL; the files of DeepSpeed and accelerate that they name. `sources` finds the keys, `job` says what they
-mean. Refused: what a training job has no words for, such as weights in 4 bit, optimizer state in the host's memory, and
-training from preferences.
+mean. Refused: what a training job has no words for, such as state on NVMe, a part of the state in the host's
+memory, and training from preferences.
 """
 
 import re

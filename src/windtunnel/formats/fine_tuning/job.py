@@ -109,8 +109,11 @@ class FineTuning:
         lora = self.lora()
         optimizer, moments = self.choice("optimizer", "optimizers", "adamw_torch")
         precision = self.precision(framework, sharding["zero"], lora is not None)
-        if self.has_four_bits():
-            precision["frozen_weights"] = "nf4"
+        if frozen := self.quantised():
+            precision["frozen_weights"] = frozen
+        sharding["offload"] = self.offload(framework)
+        if "paged" in " ".join(self.words("optimizer")):
+            self.notes.append("pages of the optimizer's state (taken to stay on the devices)")
         return {
             "model": model,
             "device": device,
@@ -216,7 +219,8 @@ class FineTuning:
         given = (each for each in ("fp16", "bf16") if self.flag(each) or self.words(f"zero_{each}") == ["true"])
         mixed = next(given, self.choice("mixed_precision", "mixed", "no"))
         compute = "fp8_current" if self.flag("fp8") else mixed or weights
-        if is_lora and framework != "deepspeed" and self.choice("frozen_weights", "formats", "float32") == "fp32":
+        is_wide = self.choice("frozen_weights", "formats", "float32") == "fp32" and not self.quantised()
+        if is_lora and framework != "deepspeed" and is_wide:
             self.notes.append("frozen weights in fp32 (taken as bf16)")
         if compute == "fp32":
             gathered = "fp32" if zero else None
@@ -230,10 +234,31 @@ class FineTuning:
         reduced = "bf16" if zero and mixed else "fp32"
         return {"compute": compute, "gradients": "fp32", "gradient_reduce": reduced, "parameter_gather": gathered}
 
-    def has_four_bits(self) -> bool:
-        """Whether frozen weights are in bitsandbytes' 4 bits."""
-        named, flagged = self.words("quantised_bits") == ["4"], self.flag("four_bits")
-        return named or flagged or self.words("adapter") == ["qlora"]
+    def quantised(self) -> str | None:
+        """Return the format of frozen weights that bitsandbytes has in 4 or 8 bits."""
+        bits = self.words("quantised_bits")
+        if bits == ["4"] or self.flag("four_bits") or self.words("adapter") == ["qlora"]:
+            return "nf4"
+        return "int8" if bits == ["8"] or self.flag("eight_bits") else None
+
+    def offload(self, framework: str) -> str:
+        """Return what is offloaded to the host's memory.
+
+        Raises:
+            InputError: parameters are, and the optimizer's state is not; or a part of it.
+        """
+        if framework == "fsdp2":
+            return "parameters" if self.is_on("fsdp_offload") else "none"
+        optimizer = self.is_on("offloaded_optimizer") or self.is_on("cpu_offload")
+        part, ratio = self.find("offload_ratio")
+        if optimizer and str(ratio) not in ("None", "1", "1.0"):
+            raise InputError(f"{part} = {ratio} is not modelled", "state is offloaded whole: ratio 1.0")
+        name, _ = self.find("offloaded_parameters")
+        if not self.is_on("offloaded_parameters"):
+            return "optimizer" if optimizer else "none"
+        if not optimizer:
+            raise InputError(f"{name} without offload_optimizer is not modelled", "offload the optimizer's state too")
+        return "parameters"
 
     def recompute(self, model: str) -> dict[str, Any]:
         granularity, is_offloaded = self.choice("checkpointing", "checkpointing", "false")

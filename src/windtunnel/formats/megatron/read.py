@@ -309,7 +309,13 @@ class _Arguments:
     def sharding(self) -> dict[str, Any]:
         if self.flag("use-torch-fsdp2"):
             return {"zero": 3}
-        return {"zero": int(self.flag("use-distributed-optimizer"))}
+        fraction, is_offloaded = self.text("optimizer-offload-fraction"), self.flag("optimizer-cpu-offload")
+        if is_offloaded and fraction not in (None, "1", "1.0"):
+            raise InputError(
+                f"--optimizer-offload-fraction {fraction} is not modelled", "state is offloaded whole: leave it out"
+            )
+        offload = {"offload": "optimizer"} if is_offloaded else {}
+        return {"zero": int(self.flag("use-distributed-optimizer")), **offload}
 
     def precision(self) -> dict[str, Any]:
         compute = "bf16" if self.flag("bf16") else "fp16" if self.flag("fp16") else "fp32"

@@ -149,6 +149,7 @@ def _parallelism(setup: TrainingSetup) -> list[Option]:
         ("expert-model-parallel-size", degrees.ep if has_experts else None),
         ("expert-tensor-parallel-size", degrees.experts_tp if has_experts else None),
         ("use-distributed-optimizer", bool(setup.job.sharding.zero)),
+        ("optimizer-cpu-offload", setup.job.sharding.offload != "none"),
     ]
 
 

@@ -88,8 +88,6 @@ class Job:
     def fields(self) -> dict[str, Any]:
         replicas, shards = self.data_parallelism()
         dp = replicas * shards
-        if self.value("training", "enable_cpu_offload", False):
-            raise InputError("training.enable_cpu_offload = true is not modelled", "switch it off")
         local = self.first(8, ("training", "local_batch_size"), ("training", "batch_size"))
         declared = self.value("training", "global_batch_size", -1)
         sequences, steps = self.value("training", "seq_len", 2048), self.value("training", "steps", 10000)
@@ -189,9 +187,13 @@ class Job:
     def sharding(self, replicas: int, shards: int, pp: int) -> dict[str, Any]:
         policy = self.value("parallelism", "fsdp_reshard_after_forward", "default")
         shards *= self.width("context_parallel_degree")
+        is_offloaded = self.value("training", "enable_cpu_offload", False)
+        if shards == 1 and is_offloaded:
+            raise InputError("training.enable_cpu_offload = true needs FSDP over several ranks", "switch it off")
         if shards == 1:
             return {"zero": 0}
-        group = {"group": shards} if replicas > 1 else {}
+        group: dict[str, Any] = {"group": shards} if replicas > 1 else {}
+        group |= {"offload": "parameters"} if is_offloaded else {}
         return {"zero": 3, "reshard_after_forward": policy == "always" or (policy == "default" and pp == 1), **group}
 
     def precision(self) -> dict[str, Any]:

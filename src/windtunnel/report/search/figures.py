@@ -1,16 +1,19 @@
 """Names and texts of the figures, limits and objectives of searches."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from windtunnel.metrics.limits import METRICS, Limit, limits_from
 from windtunnel.report.layout import layouts_beside, shown
 from windtunnel.report.numbers import duration, number
 from windtunnel.report.report import Cell
+from windtunnel.schema import dotted, short_path
 from windtunnel.search.capacity.probe import STABILITY
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.evaluation.training import job_limits
 from windtunnel.search.scores import is_more_better
-from windtunnel.search.space.space import Space
+from windtunnel.search.space.space import Space, value_text
+from windtunnel.serving.shorthand import JOB_PATHS
 
 LAYOUT = layouts_beside(__file__)
 FIGURE_TITLES: Mapping[str, str] = LAYOUT["titles"]
@@ -97,3 +100,41 @@ def limits_text(space: Space) -> str:
     if not is_closed_loop(space):
         limits.append("the job fits its devices" if space.is_training else "the queue does not grow")
     return "; ".join(limits) or "none"
+
+
+def varied_text(space: Space) -> str:
+    """Return the settings that the points of a space differ in, each with its values."""
+    values = {short_path(name): map(value_text, _in_order(each)) for name, each in space.vary.items() if len(each) > 1}
+    return "; ".join(f"{name} {', '.join(texts)}" for name, texts in values.items())
+
+
+def _in_order(values: Iterable[Any]) -> list[Any]:
+    """Return the values of a setting, numbers from the lowest."""
+    listed = list(values)
+    return sorted(listed) if all(isinstance(value, int | float) for value in listed) else listed
+
+
+def shared_text(space: Space) -> str:
+    """Return the settings that all points of a space of training jobs share; those of its hardware and of defaults
+    that a search could change are among them.
+    """
+    varied = {space.short_paths.get(name, name) for name, values in space.vary.items() if len(values) > 1}
+    shared = SHARED_DEFAULTS | dotted(
+        {name: value for name, value in space.job.items() if name not in _SHOWN_ELSEWHERE}
+    )
+    single = {name: next(iter(values)) for name, values in space.vary.items() if len(values) == 1}
+    shared |= {space.short_paths.get(name, name): value for name, value in single.items()}
+    names = {path: name for name, path in JOB_PATHS.items()}
+    held = {names.get(path, path): value for path, value in shared.items() if path not in varied and value is not None}
+    return "; ".join(f"{name} {value_text(value)}" for name, value in held.items())
+
+
+SHARED_DEFAULTS = {
+    "framework": "megatron",
+    "precision.compute": "bf16",
+    "optimizer": "adam",
+    "precision.moments": "fp32",
+    "sharding.offload": "none",
+}
+"""Defaults of a training job that a reader would otherwise have to know."""
+_SHOWN_ELSEWHERE = ("model", "network", "faults", "price_usd_per_hour")

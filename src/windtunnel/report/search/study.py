@@ -147,8 +147,14 @@ def _listed(evidence: SearchEvidence, place: int) -> list[int]:
 def search_report(evidence: SearchEvidence) -> Report:
     """Return the report of a search, finished or under way: the answer first, then its evidence."""
     space, count = evidence.study.space, evidence.study.count
-    asked = Facts([("limits", naming.limits_text(space)), ("objective", naming.objective_text(space.objective))])
-    lead: list[Block] = [asked, *(price.text for price in evidence.prices if price.text), *evidence.launch.remarks]
+    asked = [("limits", naming.limits_text(space)), ("objective", naming.objective_text(space.objective))]
+    if space.is_training:
+        asked += [("varied", naming.varied_text(space)), ("held", naming.shared_text(space))]
+    lead: list[Block] = [
+        Facts(asked),
+        *(price.text for price in evidence.prices if price.text),
+        *evidence.launch.remarks,
+    ]
     sections = search_sections(evidence)
     if count.num_runs or count.num_known:
         counters = LAYOUT["count_of_jobs" if space.is_training else "count"]
@@ -280,7 +286,9 @@ def _nothing_text(evidence: SearchEvidence, outcome: SearchOutcome) -> str:
     if not evidence.why:
         return "No point meets the limits so far."
     if evidence.study.space.is_training:
-        return "No layout fits and meets the limits: use more devices, a smaller batch or shorter sequences."
+        return (
+            "No layout fits and meets the limits: use more devices, a smaller batch or shorter sequences, or --offload."
+        )
     return nothing_text(evidence.study, outcome)
 
 

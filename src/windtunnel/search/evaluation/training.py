@@ -17,6 +17,8 @@ from windtunnel.search.evaluation.figures import Takes, check_budget
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.space.space import Space, point_at
 from windtunnel.training.campaign import campaign
+from windtunnel.training.costs import same_layers
+from windtunnel.training.degrees import degrees
 from windtunnel.training.job import TrainingJob
 from windtunnel.training.pricing import TrainingPricer
 from windtunnel.training.setup import TrainingSetup, look_up, resolve
@@ -26,6 +28,9 @@ from windtunnel.units import parse_quantity
 LIMITS = {"step": "step_s", "run": "run_s"}
 """Name in a space's `limits` -> the figure that it bounds."""
 MEMORY = "memory"
+ZERO = "zero"
+MOST_DRAWN_UP, MOST_WORKS = 20_000, 200
+"""Most jobs that are kept between their key and their evaluation, and most kinds of layers that are kept priced."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +43,12 @@ class TrainingEvaluator:
     space: Space
     names: dict[bytes, tuple[ModelSpec, Device, Node]] = field(default_factory=dict)
     prices: dict[Any, TrainingPricer] = field(default_factory=dict)
+    works: dict[bytes, dict[object, Any]] = field(default_factory=dict)
+    """`same_layers` of jobs -> what their layers do and cost; of the last points alone."""
+    drawn_up: dict[int, TrainingSetup] = field(default_factory=dict)
+    """Points that were asked for a key and not yet evaluated."""
+    last: dict[int, TrainingJob | InputError] = field(default_factory=dict)
+    """The last point's job without its stage of ZeRO, or why there is none; points that follow may share it."""
 
     def job(self, index: int) -> TrainingJob:
         """Return the job of a point.
@@ -70,6 +81,8 @@ class TrainingEvaluator:
             InputError: the point is no possible job.
         """
         setup = self._setup(index)
+        if len(self.drawn_up) < MOST_DRAWN_UP:
+            self.drawn_up[index] = setup
         plain = msgspec.json.encode((setup.job, job_limits(self.space.limits)))
         parts = (code_digest(), plain, files_digest(msgspec.to_builtins(setup.job.network)))
         return hashlib.sha256(b"\0".join(parts)).hexdigest()
@@ -77,8 +90,8 @@ class TrainingEvaluator:
     def evaluate(self, index: int, *_: object) -> Evaluation:
         """Evaluate one point; a refusal is an answer too."""
         try:
-            setup = self._setup(index)
-            result = simulate_with(setup, self._prices(setup))
+            setup = self.drawn_up.pop(index, None) or self._setup(index)
+            result = simulate_with(setup, self._prices(setup), self._works(setup))
         except InputError as error:
             return Evaluation(refused=error.message)
         figures = training_figures(result)
@@ -88,11 +101,7 @@ class TrainingEvaluator:
         return Evaluation(limited_by=limited_by, figures=figures, holds=not limited_by, num_runs=1)
 
     def _setup(self, index: int) -> TrainingSetup:
-        job = self.job(index)
-        if job.parallelism.virtual_stages > 1 and job.parallelism.pp == 1:
-            raise InputError("virtual stages need a pipeline: pp = 1")
-        if "run" in self.space.limits and job.total_tokens is None:
-            raise InputError("a limit on the run needs total_tokens", "give the number of tokens to train on")
+        job = self._job_of(index)
         key = msgspec.json.encode((job.model, job.device, job.node))
         if key not in self.names:
             self.names[key] = look_up(job)
@@ -100,6 +109,45 @@ class TrainingEvaluator:
         setup = resolve(msgspec.structs.replace(job, model=model, device=device, node=node))
         check_budget(_takes(setup), self.space.budget)
         return setup
+
+    def _job_of(self, index: int) -> TrainingJob:
+        """Return the job of a point; points that differ in the last setting alone, where that is the stage of ZeRO,
+        share all that does not depend on it.
+        """
+        name, values = next(reversed(self.space.vary.items()), ("", []))
+        if name != ZERO or not isinstance(values, list):
+            job = self.job(index)
+            self._check(job)
+            return job
+        first, stage = divmod(index, len(values))
+        if first not in self.last:
+            self.last.clear()
+            try:
+                self.last[first] = job = self.job(index)
+                self._check(job)
+            except InputError as error:
+                self.last[first] = error
+        shared = self.last[first]
+        if isinstance(shared, InputError):
+            raise shared
+        return msgspec.structs.replace(shared, sharding=msgspec.structs.replace(shared.sharding, zero=values[stage]))
+
+    def _check(self, job: TrainingJob) -> None:
+        """Raise InputError where a job is impossible for a reason that is seen in its degrees or its limits."""
+        if job.parallelism.virtual_stages > 1 and job.parallelism.pp == 1:
+            raise InputError("virtual stages need a pipeline: pp = 1")
+        if "run" in self.space.limits and job.total_tokens is None:
+            raise InputError("a limit on the run needs total_tokens", "give the number of tokens to train on")
+        degrees(job)
+
+    def _works(self, setup: TrainingSetup) -> dict[object, Any]:
+        """Return what the layers of jobs do that differ in data and pipeline parallelism alone."""
+        if setup.job.network is not None:
+            return {}
+        key = same_layers(setup)
+        if len(self.works) > MOST_WORKS and key not in self.works:
+            self.works.clear()
+        return self.works.setdefault(key, {})
 
     def _prices(self, setup: TrainingSetup) -> TrainingPricer:
         network = setup.job.network

@@ -25,7 +25,7 @@ from windtunnel.serving.engines.command_line import ALL_RANKS
 from windtunnel.serving.scenario import Scenario, beside, keep_published_formats, scenario_from
 from windtunnel.serving.shorthand import JOB_PATHS, PATHS
 from windtunnel.training.job import BY_OPERATOR, CHUNKED_SCHEDULES, TrainingJob
-from windtunnel.training.setup import look_up
+from windtunnel.training.setup import framework_of, look_up
 from windtunnel.units import format_count
 
 STRATEGIES = Registry(
@@ -371,9 +371,13 @@ FOLLOWING = ("dp", "experts_dp", "experts_tp", "layers_per_stage")
 """Fields of a job's parallelism that follow from the degrees that vary."""
 
 
+VARIED = ("tp", "cp", "pp", "vpp", "ep", "micro_batch", "recompute", "zero")
+"""Short names of what a search over layouts varies."""
+
+
 def vary_layouts(raw: dict[str, Any], varied: dict[str, Any], source: str) -> dict[str, Any]:
     """Return the values of a search over every layout: tensor, context, pipeline and expert parallelism, virtual
-    stages, micro-batch and recomputation. Tensor parallelism stays within a node.
+    stages, micro-batch, recomputation and the framework's stages of ZeRO. Tensor parallelism stays within a node.
 
     Args:
         raw: the job as in a file; degrees that only one value suits are set there, those that follow are taken out.
@@ -404,6 +408,7 @@ def vary_layouts(raw: dict[str, Any], varied: dict[str, Any], source: str) -> di
         "ep": [n for n in divisors if _divides_experts(model, n)],
         "micro_batch": [n for n in MICRO_BATCHES if job.global_batch % n == 0],
         "recompute": _recompute(job, model),
+        "zero": _zero_stages(job),
     }
     axes = dict(varied)
     for name, choices in values.items():
@@ -412,6 +417,13 @@ def vary_layouts(raw: dict[str, Any], varied: dict[str, Any], source: str) -> di
         elif name not in varied:
             axes[name] = choices
     return axes
+
+
+def _zero_stages(job: TrainingJob) -> list[int]:
+    """Return the framework's stages of ZeRO, first the one that the job has: of equal steps the first is the best."""
+    framework = framework_of(job.framework)
+    own = framework["defaults"]["sharding"]["zero"] if job.sharding.zero is None else job.sharding.zero
+    return sorted({*framework["zero_stages"], own}, key=lambda stage: (stage != own, stage))
 
 
 def _with_first_values(raw: dict[str, Any], varied: dict[str, Any], source: str) -> TrainingJob:

@@ -94,6 +94,14 @@ def trained(rank: Rank, held: Parameters) -> Parameters:
 
 def layer_parameters(rank: Rank, group: LayerGroup) -> Parameters:
     """Count one layer's parameters on one rank; norms, routers and latent down-projections are on every tensor rank."""
+    key = ("parameters", id(group))  # the rank's model keeps its groups
+    if key not in rank.works:
+        rank.works[key] = _layer_parameters(rank, group)
+    held: Parameters = rank.works[key]
+    return held
+
+
+def _layer_parameters(rank: Rank, group: LayerGroup) -> Parameters:
     tp, width = rank.tp, rank.width
     held = Parameters(group.num_norms * width * (2.0 if rank.setup.model.norm_bias else 1.0))
     if group.attention is not None:

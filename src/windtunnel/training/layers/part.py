@@ -10,7 +10,7 @@ from functools import partial
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import ACTIVATION_BITS, Format
 from windtunnel.training.figures import FIGURES
-from windtunnel.training.layers.rank import BF16_BYTES, NF4_BYTES, WIRE_BYTES, Group, Rank
+from windtunnel.training.layers.rank import BF16_BYTES, FP32_BYTES, PACKED_BYTES, WIRE_BYTES, Group, Rank
 
 NEVER_PACKED = ("lm_head", "router")
 """Linear layers that quantisation leaves as they are."""
@@ -172,6 +172,14 @@ def products(
     backward = quantised(rank, f"{name}_gradient", rows, num_outputs, gemm_format)
     weight = accumulated(rank, name, (num_groups or 1) * num_outputs * num_inputs)
     packed = unpacked(rank, name, (num_groups or 1) * num_outputs * num_inputs)
+    if packed and rank.setup.job.precision.frozen_weights == "int8":
+        # bitsandbytes functional.py: rows are scaled and cast, products summed in 32 bits and scaled back to 16. These
+        # are taken to be no faster than in 16 bits: a forward pass was measured 15 to 23% slower (huggingface.co/blog/
+        # hf-bitsandbytes-integration of 2022, BLOOM-176B).
+        cast = Task(f"quantise_{name}_input", ops.Elementwise("quantise", rows, num_inputs * (2 * BF16_BYTES + 1)))
+        scaled = Task(f"{name}_unscale", ops.Elementwise("unpack", rows, num_outputs * (FP32_BYTES + BF16_BYTES)))
+        whole = gemm("", each, num_outputs, num_inputs)
+        return (cast, whole, scaled), (*packed, gemm("_dgrad", each, num_inputs, num_outputs)), ()
     return (
         (*forward, *packed, gemm("", each, num_outputs, num_inputs)),
         (*backward, *packed, gemm("_dgrad", each, num_inputs, num_outputs)),
@@ -180,10 +188,13 @@ def products(
 
 
 def unpacked(rank: Rank, name: str, num_values: float) -> tuple[Task, ...]:
-    """Write frozen weights of 4 bits in 16 for a product: bitsandbytes does so for every product of a layer."""
-    if rank.setup.job.lora is None or rank.setup.job.precision.frozen_weights != "nf4" or name in NEVER_PACKED:
+    """Write frozen weights of 4 or 8 bits in 16 for a product: bitsandbytes does so for every product of a layer, but
+    for forward ones in 8 bits.
+    """
+    bytes_of = PACKED_BYTES.get(rank.setup.job.precision.frozen_weights)
+    if rank.setup.job.lora is None or bytes_of is None or name in NEVER_PACKED:
         return ()
-    return (Task(f"{name}_unpack", ops.Elementwise("unpack", num_values, NF4_BYTES + BF16_BYTES)),)
+    return (Task(f"{name}_unpack", ops.Elementwise("unpack", num_values, bytes_of + BF16_BYTES)),)
 
 
 def accumulated(rank: Rank, name: str, num_values: float) -> tuple[Task, ...]:

@@ -187,6 +187,13 @@ def embedding_parts(rank: Rank) -> tuple[Part, ...]:
 
 def head_parts(rank: Rank) -> tuple[Part, ...]:
     """Return final norm, head in 16 bit and cross entropy over a split vocabulary."""
+    if "head" not in rank.works:
+        rank.works["head"] = _head_parts(rank)
+    parts: tuple[Part, ...] = rank.works["head"]
+    return parts
+
+
+def _head_parts(rank: Rank) -> tuple[Part, ...]:
     model = rank.setup.model
     vocabulary = -(-model.vocab_size // rank.tp)
     kernel = rank.setup.job.kernels.cross_entropy or "in_place"

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from windtunnel.errors import InputError
@@ -16,6 +17,8 @@ BF16_BYTES, FP32_BYTES = 2.0, 4.0
 WIRE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
 NF4_BYTES = (4 + 8 / 64 + 32 / (64 * 256)) / 8
 """A weight, its share of the 8-bit scale of 64, and of the 32-bit scale of 256 such (arXiv:2305.14314, section 3)."""
+PACKED_BYTES = {"nf4": NF4_BYTES, "int8": 1.0}
+"""Format of frozen weights that products unpack -> bytes of one; int8's scales of rows are thousandths of that."""
 
 
 class Group(StrEnum):
@@ -33,6 +36,8 @@ class Group(StrEnum):
     PIPELINE = "pp"
     EMBEDDING = "embedding"
     """First and last stage, where they share the embedding."""
+    HOST = "host"
+    """A device and its host: copies, and what the host's processors do."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class Rank:
 
     setup: TrainingSetup
     works: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What its layers and ends do, which many chunks share (`parts.layer_work`)."""
+    """What its layers and ends do and hold, which many chunks share (`parts.layer_work`)."""
 
     @property
     def width(self) -> int:
@@ -135,6 +140,10 @@ class Rank:
 
     def layout(self, group: Group) -> tuple[int, int]:
         """Ranks of a group, and how far apart neighbours are."""
+        return self._layouts[group]
+
+    @cached_property
+    def _layouts(self) -> dict[Group, tuple[int, int]]:
         known = self.setup.degrees
         experts = known.experts_tp * known.ep
         return {
@@ -146,8 +155,9 @@ class Rank:
             Group.REPLICAS: (known.replicas, known.tp * known.shard_group),
             Group.EXPERTS_DATA: (known.experts_dp, experts),
             Group.PIPELINE: (2, known.num_devices // known.pp),
+            Group.HOST: (1, 1),
             Group.EMBEDDING: (2, max(known.pp - 1, 1) * known.num_devices // known.pp),
-        }[group]
+        }
 
 
 def group_ranks(rank: Rank, group: Group, number: int) -> tuple[int, ...]:

@@ -14,10 +14,12 @@ from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.shape import LayerGroup
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.layers.chunks import Parameters, layer_parameters, trained
+from windtunnel.training.layers.host import gradient_copies, offloads, parameter_copies, update_tasks
 from windtunnel.training.layers.part import Task, collective
 from windtunnel.training.layers.rank import NF4_BYTES, WIRE_BYTES, Group, Rank
 
-STATE_BYTES = {"fp32": 4.0, "bf16": 2.0, "remainder": 2.0, "fp8": 1.0}
+STATE_BYTES = {"fp32": 4.0, "bf16": 2.0, "remainder": 2.0, "fp8": 1.0, "int8": 1.0 + 4.0 / 256}
+"""int8: a value, and its share of the fp32 scale of 256 (bitsandbytes optim/optimizer.py, `blocksize`)."""
 
 
 def owned(rank: Rank, held: Parameters) -> float:
@@ -43,7 +45,7 @@ def reduce_tasks(rank: Rank, held: Parameters, beside: str | None = None) -> tup
     if held.experts and known.experts_dp > 1:
         name = f"experts_gradient_{op}"
         tasks.append(collective(rank, name, Group.EXPERTS_DATA, op, held.experts * wire, beside=beside))
-    return tuple(tasks)
+    return (*tasks, *gradient_copies(rank, owned(rank, held), beside))
 
 
 def num_reductions(rank: Rank) -> int:
@@ -69,8 +71,10 @@ def gather_tasks(rank: Rank, held: Parameters, beside: str | None = None) -> tup
     wire = WIRE_BYTES[job.precision.parameter_gather or "bf16"]
     if job.lora is not None and job.precision.frozen_weights == "nf4" and job.sharding.zero == 3:
         wire = NF4_BYTES
+    tasks = list[Task]()
+    if job.sharding.zero == 3:
+        tasks += parameter_copies(rank, owned(rank, held), wire, beside)
     bucket = job.sharding.prefetch_bucket_elements if job.sharding.zero == 3 else job.sharding.gather_bucket_elements
-    tasks = []
     for name, group, elements, num_ranks in (
         ("parameter_all_gather", Group.DATA, held.dense, known.shard_group),
         ("experts_parameter_all_gather", Group.EXPERTS_DATA, held.experts, known.experts_dp),
@@ -114,9 +118,11 @@ def small_tensors(rank: Rank, group: LayerGroup) -> list[float]:
 
 def optimizer_tasks(rank: Rank, held: Parameters) -> tuple[Task, ...]:
     """Return the update: gradients are read for their norm, clipped and read for the step, state and parameters are
-    read and written, gradients are cleared.
+    read and written, gradients are cleared. An offloaded one is the host's.
     """
     job, held = rank.setup.job, trained(rank, held)
+    if offloads(rank):
+        return tuple(update_tasks(rank, owned(rank, held)))
     precision = job.precision
     num_bytes = 4 * STATE_BYTES[precision.gradients or "fp32"]
     num_bytes += 2 * FIGURES.num_moments[job.optimizer] * STATE_BYTES[precision.moments]
