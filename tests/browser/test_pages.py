@@ -191,6 +191,19 @@ def test_a_figure_zooms_hovers_hides_series_and_is_saved(
     assert all(float(row[1]) >= 0 for row in rows)
 
 
+def test_numbers_of_a_setting_are_in_their_order(browse: Browse[list[str]], reports: dict[str, Path]) -> None:
+    def order(browser: Any) -> list[str]:
+        with Tab(browser, reports["search"].as_uri()) as tab:
+            select = tab.page.locator(".controls label", has_text="max_num_seqs").last.locator("select")
+            texts: list[str] = select.locator("option").all_inner_texts()
+            return texts
+
+    known, *numbers = browse(order)
+    assert known == "any"
+    assert numbers == sorted(numbers, key=int)
+    assert len(numbers) > 1
+
+
 def test_an_axis_of_counts_has_whole_numbers(browse: Browse[list[str]], reports: dict[str, Path]) -> None:
     record = """window.drawn = [];
         CanvasRenderingContext2D.prototype.fillText = function (text) { window.drawn.push(text); };"""

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel import catalog
 from windtunnel.errors import InputError, check_known
-from windtunnel.hardware import Node, meets_all
+from windtunnel.hardware import Device, Node, meets_all
 from windtunnel.limits import check_size
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.settings import GBPS
@@ -486,6 +486,16 @@ def fabric_of(text: str) -> Fabric:
     if "/" in name:
         raise InputError(f"there is no file {text}")
     return fabric_from({"type": name, **_parameters(parameters, text)}, "")
+
+
+def nodes_of(device: Device, num_devices: int | None) -> tuple[str, int]:
+    """Return the text of the usual nodes of so many devices, for `fabric_of`, and the number of devices.
+
+    `num_devices` None takes one node.
+    """
+    node = catalog.default_node(device)
+    num_devices = num_devices or node.num_devices
+    return f"{node.name}:num_servers={ceil(num_devices / node.num_devices)}", num_devices
 
 
 def fabric_from(raw: Any, source: str) -> Fabric:

@@ -27,7 +27,8 @@ def title(finding: Finding) -> str:
 def evidence(finding: Finding) -> str:
     """Say what of the recorded latencies speaks for a cause."""
     key = "evidence_recorded" if finding.change.finds_as_recorded else "evidence"
-    return filled(str(TEXTS[finding.name][key]), {"severity": finding.severity, "version": finding.change.version})
+    known = {"severity": finding.severity, "times": None if f"{finding.severity:.2g}" == "1" else finding.severity}
+    return filled(str(TEXTS[finding.name][key]), {**known, "version": finding.change.version})
 
 
 def change_of(finding: Finding, engine: str) -> str:

@@ -32,9 +32,9 @@ NUM_SHOWN = 3
 DRAFTING = "speculative decoding"
 
 _ERROR_EDGES = [step * 0.05 for step in range(-20, 21)]
-DEFINITION = "An error is predicted over measured, less one; median and p90 are of its size, bias is its own median."
+DEFINITION = "Error: predicted / measured - 1. Median and p90 are of its absolute value, bias is its median."
 _WHAT = (
-    "Every run was simulated from its recorded settings and compared with what its client reported. "
+    "Every run was simulated from its recorded settings and compared with what was measured. "
     "Lines mark equality and errors of 20%."
 )
 _ODD_LAST = "The largest error of each run. Runs flagged as odd in the source are listed last."
