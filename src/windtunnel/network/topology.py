@@ -506,14 +506,15 @@ def fabric_from(raw: Any, source: str) -> Fabric:
     """
     if not isinstance(raw, dict) or "type" not in raw:
         raise InputError(f"{source or 'the topology'} has no type", f"one of: {', '.join(KINDS)}")
-    plain = str(raw["type"]).lower().replace("-", "_").replace("+", "")
+    raw_type = str(raw["type"])
+    plain = raw_type.lower().replace("-", "_").replace("+", "")
     kind = _OTHER_NAMES.get(plain.replace("_", ""), plain)
     raw = {**raw, "type": kind}
     if kind not in KINDS:
         otherwise = f"a file, a node of `windtunnel catalog nodes`, or one of: {', '.join(KINDS)}"
         _check_no_device(kind)
         nodes = [*catalog.names("nodes"), *catalog.other_names("nodes")]
-        check_known(kind, [*KINDS, *nodes], f"there is no topology {kind!r}", otherwise)
+        check_known(kind, [*KINDS, *nodes], f"there is no topology {raw_type!r}", otherwise)
         raw |= {"type": "node", "node": kind}
     schema: Any = Topology
     fabric: Fabric = decode(raw, schema, source).build()
