@@ -90,7 +90,7 @@ def _latencies(diagnosis: Diagnosis) -> Table:
             TITLES[name],
             format_seconds(recorded_s),
             format_seconds(diagnosis.healthy_s[name]),
-            f"{diagnosis.gaps[name]:+.1%}",
+            f"{diagnosis.gaps[name]:+z.1%}",
             f"±{diagnosis.widths[name]:.0%}",
         ]
         for name, recorded_s in diagnosis.recorded_s.items()

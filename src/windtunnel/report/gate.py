@@ -74,7 +74,9 @@ def _number(check: Check, value: float) -> str:
 
 def _row(check: Check) -> list[str | Cell]:
     before = "" if check.before is None else _number(check, check.before)
-    change = "" if check.change is None else f"×{check.change + 1:.3g}" if check.change >= 1 else f"{check.change:+.1%}"
+    change = (
+        "" if check.change is None else f"×{check.change + 1:.3g}" if check.change >= 1 else f"{check.change:+z.1%}"
+    )
     result = Cell("holds" if check.holds else "fails", tone="" if check.holds else "alert")
     name = f"{title(check.name)}{UNITS.get(check.name, '')}{' (SLO)' if check.rule == 'slo' else ''}"
     return [name, result, before, _number(check, check.after), change, _number(check, check.most)]

@@ -403,7 +403,12 @@
     });
   }
   function legend(figure, spec) {
-    const entries = spec.legend || spec.series.map((one, at) => ({ label: one.label, colour: one.colour, show: (is) => figure.plots[0].show(at, is) }));
+    const most = MOST_COLOURS - 1;
+    const showing = (first, end) => (is) => spec.series.slice(first, end).forEach((_, at) => figure.plots[0].show(first + at, is));
+    const all = spec.series.map((one, at) => ({ label: one.label, colour: one.colour, show: showing(at, at + 1) }));
+    // What there is no colour for is named together.
+    const others = { label: `${all.length - most} others`, colour: colourOf(most), show: showing(most) };
+    const entries = spec.legend || (all.length > MOST_COLOURS ? [...all.slice(0, most), others] : all);
     return (entries.length > 1 ? entries : []).filter((entry) => entry.label).map((entry) => {
       const toggle = make("button", "", entry.label);
       toggle.type = "button";

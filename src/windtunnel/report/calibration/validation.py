@@ -295,7 +295,7 @@ def _engine(run: Run) -> str:
 def _dots(done: Sequence[Run], engine: str, metric: str) -> Series:
     runs = [run for run in done if _engine(run) == engine and metric in run["error"]]
     labels = [", ".join(run[group] for group in GROUPS if group in run) for run in runs]
-    tooltips = [f"{run['id']}: {run['error'][metric]:+.1%} ({text})" for run, text in zip(runs, labels, strict=True)]
+    tooltips = [f"{run['id']}: {run['error'][metric]:+z.1%} ({text})" for run, text in zip(runs, labels, strict=True)]
     measured, predicted = ([run[which][metric] for run in runs] for which in ("measured", "predicted"))
     return Series(engine, measured, predicted, tooltips=tooltips)
 

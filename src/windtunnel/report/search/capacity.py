@@ -92,7 +92,7 @@ def _rest_text(capacities: Capacities) -> str:
         return f"{each}; {drift_text(capacities.drift)}"
     if change is None:
         return each if capacities.steady.is_steady else f"{each}; there are no more of them to see a steady load"
-    return f"{each}, enough for a steady load: it changed by {change:+.1%} when the streams were last lengthened"
+    return f"{each}, enough for a steady load: it changed by {change:+z.1%} when the streams were last lengthened"
 
 
 def drift_text(change: float) -> str:
