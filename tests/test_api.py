@@ -381,6 +381,7 @@ def test_a_wrong_argument_is_answered_in_words(chat: Scenario) -> None:
         "devices is empty": lambda: wt.recommend("llama-3.1-8b", [], "ttft_p90=1s"),
         r"deployment\.device is Device; text is needed": lambda: wt.scenario(chat, device=wt.device("l40s")),
         "^the space: nothing varies": lambda: wt.search({}),
+        "^rate_per_s, concurrency or trace is missing": lambda: wt.simulate(model="llama-3.1-8b", device="h100_sxm"),
         "^slo: there is no limit 'tfft'": lambda: wt.simulate(chat, slo="tfft=2s"),
         "^slo tpot is 5, which means 5 s": lambda: wt.capacity(chat, "tpot=5,ttft=5"),
     }

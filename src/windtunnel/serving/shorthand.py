@@ -100,6 +100,8 @@ def scenario(
     """
     raw, source, folder = _raw_of(described)
     raw = raw_scenario(raw, dict(options), rate_per_s, concurrency, trace, slo, settings)
+    if described is None and trace is None and rate_per_s is None and concurrency is None and not settings:
+        raise InputError("rate_per_s, concurrency or trace is missing", "for instance concurrency=16")
     # A trace named in a file lies beside it; one named in Python, where Python runs.
     return scenario_from(raw, source, folder if trace is None else None)
 
