@@ -104,6 +104,48 @@ def test_a_capacity_is_found(chat: Scenario) -> None:
     assert "Sustains" in shown(loads)
 
 
+def test_a_collective_is_timed() -> None:
+    run = wt.collective("all_reduce", "1GiB", device="h100_sxm", num_devices=64)
+    assert run.bus_bytes_per_s == pytest.approx(run.algorithm_bytes_per_s * 2 * 63 / 64)
+    assert "GB/s of bus bandwidth" in shown(run)
+    assert wt.collective("all_reduce", 2**30, topology="dgx_h100:num_servers=8").seconds == run.seconds
+    assert wt.collective("all_reduce", 2**30, device="h100_sxm", num_devices=6).call.ranks.num_ranks == 6
+    asks: dict[str, dict[str, Any]] = {
+        "a device or a topology is needed": {},
+        "num_devices is for device": {"topology": "dgx_h100", "num_devices": 4},
+        "unknown collective algorithm": {"device": "h100_sxm", "algorithm": "star"},
+    }
+    for sentence, options in asks.items():
+        with pytest.raises(InputError, match=sentence):
+            wt.collective("all_reduce", 1, **options)
+
+
+def test_a_slow_server_is_diagnosed(chat: Scenario, tmp_path: Path) -> None:
+    eager = {"deployment.engine.max_cudagraph_capture_size": 0, "workload.output_tokens": 64}
+    wt.save(wt.simulate(chat, settings=eager), tmp_path / "slow")
+    wt.save(wt.simulate(chat), tmp_path / "healthy")
+    diagnosis = wt.diagnose(tmp_path / "slow", chat, before=tmp_path / "healthy")
+    assert diagnosis.findings[0].name == "eager"
+    assert "Slow: TPOT is" in shown(diagnosis)
+    again = wt.diagnose(tmp_path / "healthy", model="llama-3.1-8b", device="h100_sxm")
+    assert "Healthy" in shown(again)
+    with pytest.raises(InputError, match="there is no option 'devic'"):
+        wt.diagnose(tmp_path / "healthy", devic="h100_sxm")
+
+
+def test_a_file_without_a_number_of_requests_has_the_usual_one(chat: Scenario, tmp_path: Path) -> None:
+    raw = encode(chat)
+    file = tmp_path / "chat.yaml"
+    for arrivals, number in (
+        ({"type": "poisson", "rate_per_s": 4}, 1000),
+        ({"type": "closed_loop", "concurrency": 8}, 80),
+    ):
+        workload = {**raw["workload"], "arrivals": arrivals}
+        workload.pop("num_requests")
+        file.write_text(json.dumps({**raw, "workload": workload}))
+        assert wt.load(file).workload.num_requests == wt.scenario(file).workload.num_requests == number
+
+
 def test_a_space_is_searched(tmp_path: Path) -> None:
     evidence = wt.search(SPACE, top=1)
     assert len(evidence.study.outcomes[0].evaluations) == 2
@@ -339,6 +381,9 @@ def test_a_wrong_argument_is_answered_in_words(chat: Scenario) -> None:
         "devices is empty": lambda: wt.recommend("llama-3.1-8b", [], "ttft_p90=1s"),
         r"deployment\.device is Device; text is needed": lambda: wt.scenario(chat, device=wt.device("l40s")),
         "^the space: nothing varies": lambda: wt.search({}),
+        "^rate_per_s, concurrency or trace is missing": lambda: wt.simulate(model="llama-3.1-8b", device="h100_sxm"),
+        "^slo: there is no limit 'tfft'": lambda: wt.simulate(chat, slo="tfft=2s"),
+        "^slo tpot is 5, which means 5 s": lambda: wt.capacity(chat, "tpot=5,ttft=5"),
     }
     for sentence, ask in asks.items():
         with pytest.raises(InputError, match=sentence) as refused:

@@ -20,7 +20,18 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from windtunnel.api import capacity, compare, explain, recommend, save, search, train, validate
+    from windtunnel.api import (
+        capacity,
+        collective,
+        compare,
+        diagnose,
+        explain,
+        recommend,
+        save,
+        search,
+        train,
+        validate,
+    )
     from windtunnel.catalog import device, model, node
     from windtunnel.errors import InputError, WindtunnelError
     from windtunnel.metrics.summary import Summary
@@ -42,7 +53,10 @@ if TYPE_CHECKING:
 _HOME = {
     name: module
     for module, names in {
-        "api": ("capacity", "compare", "explain", "recommend", "save", "search", "train", "validate"),
+        "api": (
+            *("capacity", "collective", "compare", "diagnose", "explain"),
+            *("recommend", "save", "search", "train", "validate"),
+        ),
         "catalog": ("device", "model", "node"),
         "errors": ("InputError", "WindtunnelError"),
         "metrics.summary": ("Summary",),
@@ -65,9 +79,9 @@ _HOME = {
 
 __all__ = [
     "Coverage", "Estimate", "Estimator", "InputError", "Result", "Scenario", "Shard", "StepBatch", "Summary",
-    "TrainingJob", "WindtunnelError", "capacity", "compare", "device", "explain", "explain_step", "load",
-    "measured_estimator", "model", "node", "price_step", "recommend", "resolve", "save", "scenario", "search",
-    "simulate", "simulate_training", "step_batch", "train", "validate",
+    "TrainingJob", "WindtunnelError", "capacity", "collective", "compare", "device", "diagnose", "explain",
+    "explain_step", "load", "measured_estimator", "model", "node", "price_step", "recommend",
+    "resolve", "save", "scenario", "search", "simulate", "simulate_training", "step_batch", "train", "validate",
 ]  # fmt: skip
 
 

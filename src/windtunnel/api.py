@@ -6,13 +6,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from windtunnel import catalog
 from windtunnel.arguments import checked
 from windtunnel.calibration.run_files import read_measurements
 from windtunnel.calibration.validate import RunPrediction, predict_runs, with_odd_runs
 from windtunnel.errors import InputError, check_known
 from windtunnel.formats.job_files import read_job_file
 from windtunnel.metrics.limits import limits_of, parse_limits
+from windtunnel.network.collectives.call import CollectiveChoices, CollectiveRun
+from windtunnel.network.collectives.closed_forms import LAUNCH_S
+from windtunnel.network.collectives.run import run_collective
+from windtunnel.network.settings import settings_from
+from windtunnel.network.topology import fabric_of, nodes_of
 from windtunnel.notebook import Shown
+from windtunnel.production.diagnose import Diagnosis
+from windtunnel.production.diagnose import diagnose as diagnose_requests
+from windtunnel.production.observed import read_requests
 from windtunnel.report.comparison import ComparedRun, check_runs, read_run
 from windtunnel.report.results import entry_of
 from windtunnel.report.search.study import SearchEvidence, evidence_of
@@ -32,6 +41,7 @@ from windtunnel.serving.scenario import Described, pool_scenario, resolve
 from windtunnel.serving.shorthand import JOB_PATHS, described_by, scenario
 from windtunnel.training.job import TrainingJob, load
 from windtunnel.training.step import TrainingResult, simulate_training
+from windtunnel.units import parse_quantity
 
 
 class Validation(Shown, list[RunPrediction]):
@@ -164,6 +174,70 @@ def _compared(name: str, run: Result | Path | str) -> ComparedRun:
         raise InputError(f"{name} is no result but a {type(run).__name__}", "give what simulate returns, or a folder")
     document = run_document(run)
     return ComparedRun(entry_of(document, name), document, run.requests)
+
+
+@checked
+def collective(
+    op: str,
+    size_bytes: int | str,
+    *,
+    device: Path | str | None = None,
+    num_devices: int | None = None,
+    topology: Path | str | None = None,
+    ranks: int | Sequence[int] | None = None,
+    backend: str = "analytic",
+    algorithm: str = "auto",
+) -> CollectiveRun:
+    """Predict the time and bandwidth of one collective: `collective("all_reduce", "1GiB", device="h100_sxm")`.
+
+    Args:
+        op: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or send_recv.
+        size_bytes: as nccl-tests counts them: a number, or a text with its unit.
+        device: a device, on its usual nodes; None: `topology` says it.
+        num_devices: how many of them; None: one node.
+        topology: a file, a type with parameters (`"nvl:num_gpus=144"`), or a node of the catalog.
+        ranks: how many GPUs, or their ids; None: all.
+        backend: analytic, flow or packet.
+        algorithm: ring, tree, nvls, ...; `auto` takes the choice of NCCL.
+
+    Raises:
+        InputError: no such operation, device, topology, backend or ranks, or neither a device nor a topology is given.
+    """
+    if (device is None) == (topology is None):
+        raise InputError("a device or a topology is needed, and not both", 'device="h100_sxm", num_devices=64')
+    if topology is None:
+        topology, num_devices = nodes_of(catalog.device(str(device)), num_devices)
+    elif num_devices is not None:
+        raise InputError("num_devices is for device", "give ranks")
+    fabric, choices = fabric_of(str(topology)), CollectiveChoices(algorithm, launch_s=LAUNCH_S)
+    ranks = ranks if ranks is not None else num_devices or fabric.num_gpus
+    num_bytes, settings = parse_quantity("size_bytes", str(size_bytes)), settings_from({"backend": backend})
+    return run_collective(fabric, op, int(num_bytes), ranks, backend, settings, choices)
+
+
+@checked
+def diagnose(
+    requests: Path | str,
+    described: Described | None = None,
+    before: Path | str | Sequence[Path | str] = (),
+    **options: Any,
+) -> Diagnosis:
+    """Say why a server is slow: `diagnose("runs/real", model="qwen3-32b", device="h100_sxm", tp=2)`.
+
+    Args:
+        requests: what was recorded of its requests, as `windtunnel diagnose` takes it.
+        described: the deployment that served them; None: `options` say it.
+        before: earlier, healthy runs of the same deployment: they show smaller faults.
+        options: as `scenario` takes them; they change a scenario that is given.
+
+    Raises:
+        InputError: a file is missing or malformed, or the deployment cannot serve the recorded requests.
+    """
+    # The recorded requests replace the load, but a scenario has one.
+    load: dict[str, Any] = {"rate_per_s": 1.0, "input_tokens": 1, "output_tokens": 1}
+    given = described_by(described, load | options if described is None and options else options, ("before",))
+    earlier = [before] if isinstance(before, Path | str) else before
+    return diagnose_requests(given, read_requests(Path(requests)), [read_requests(Path(path)) for path in earlier])
 
 
 @checked

@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from windtunnel.report.chart import Series, equality_chart
+from windtunnel.report.render.html import page as page_of
+from windtunnel.report.report import Figures, Report
+
 if TYPE_CHECKING:
     from browser.conftest import Browse
 
@@ -189,6 +193,35 @@ def test_a_figure_zooms_hovers_hides_series_and_is_saved(
     assert head == ["time (s)", "present", "queue"]
     assert len(rows) > 50
     assert all(float(row[1]) >= 0 for row in rows)
+
+
+def test_numbers_of_a_setting_are_in_their_order(browse: Browse[list[str]], reports: dict[str, Path]) -> None:
+    def order(browser: Any) -> list[str]:
+        with Tab(browser, reports["search"].as_uri()) as tab:
+            select = tab.page.locator(".controls label", has_text="max_num_seqs").last.locator("select")
+            texts: list[str] = select.locator("option").all_inner_texts()
+            return texts
+
+    known, *numbers = browse(order)
+    assert known == "any"
+    assert numbers == sorted(numbers, key=int)
+    assert len(numbers) > 1
+
+
+def test_series_without_a_colour_are_named_together(browse: Browse[Any], tmp_path: Path) -> None:
+    series = [Series(f"run {number}", [1.0, 2.0 + number], [1.1, 2.0 + number]) for number in range(12)]
+    path = tmp_path / "many.html"
+    drawn = Figures([(equality_chart(series, "measured", "predicted"), "runs")])
+    path.write_text(page_of(Report("many", [drawn], [])), encoding="utf-8")
+
+    def check(browser: Any) -> tuple[list[str], bool]:
+        with Tab(browser, path.as_uri()) as tab:
+            names = tab.page.locator(".legend button").all_inner_texts()
+            before = tab.page.locator("canvas").evaluate("one => one.toDataURL()")
+            tab.page.get_by_role("button", name="5 others").click()
+            return names, before != tab.page.locator("canvas").evaluate("one => one.toDataURL()")
+
+    assert browse(check) == ([*(f"run {number}" for number in range(7)), "5 others"], True)
 
 
 def test_an_axis_of_counts_has_whole_numbers(browse: Browse[list[str]], reports: dict[str, Path]) -> None:

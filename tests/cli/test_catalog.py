@@ -58,6 +58,11 @@ def test_json_holds_every_entry(windtunnel: Command, kind: str) -> None:
     assert one == documents[0]
 
 
+def test_a_short_context_is_shown_in_tokens(windtunnel: Command) -> None:
+    (line,) = [line for line in windtunnel("catalog", "models").stdout.splitlines() if "bge-base-en-v1.5" in line]
+    assert line.split()[-2] == "512"
+
+
 def test_an_unknown_entry_is_refused(windtunnel: Command) -> None:
     done = windtunnel("catalog", "models", "llama-3.1-71b")
     assert done.code == 2

@@ -86,6 +86,17 @@ def test_a_search_shows_the_cheapest_first(windtunnel: Command, space: Path) -> 
     assert costs == sorted(costs)
 
 
+def test_the_page_of_a_search_marks_the_cheapest_and_says_whether_it_keeps_the_limit(
+    windtunnel: Command, space: Path, tmp_path: Path
+) -> None:
+    for limit, verdict in (("100s", '<div class="verdict good">'), ("1ms", '<div class="verdict bad">')):
+        page = tmp_path / f"{limit}.html"
+        windtunnel("search", str(space), "--set", f"limit_s={limit}", "--html", str(page))
+        text = page.read_text(encoding="utf-8")
+        assert verdict in text
+        assert text.count('<tr class="first">') == (limit == "100s")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

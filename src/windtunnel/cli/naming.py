@@ -1,12 +1,12 @@
 """Names of settings in messages: the options that decide them, of a server's command or of windtunnel's own."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import name_options
-from windtunnel.serving.shorthand import PATHS
+from windtunnel.serving.shorthand import JOB_PATHS, PATHS
 
 PATHS_OF_OPTIONS = {**PATHS, "rate": "workload.arrivals.rate_per_s", "concurrency": "workload.arrivals.concurrency"}
 """Option -> the path in a scenario that it sets."""
@@ -20,12 +20,34 @@ def name_settings(error: InputError, values: Mapping[str, Any]) -> None:
         error: its message and hint are changed.
         values: of a command's options by name. Beside a scenario's file, only options that are given are named.
     """
+    if values.get("slo"):
+        error.message = re.sub(r"^slo\b", "--slo", error.message)
     if command := values.get("from_command"):
         name_options(error, command)
         return
-    names = [name for name, value in values.items() if value is not None or not values.get("scenario")]
-    error.message = _with_flags(error.message, names)
-    error.hint = error.hint and _with_flags(error.hint, names)
+    has_file = bool(values.get("scenario") or values.get("job"))
+    names = [name for name, value in values.items() if value is not None or not has_file]
+    error.message = _as_options(_with_flags(error.message, names), names)
+    error.hint = error.hint and _as_options(_with_flags(error.hint, names), names)
+
+
+def _as_options(text: str, names: Collection[str]) -> str:
+    """Return a message with options for their names: where it begins, tells to give or leave one out, or multiplies.
+
+    `seed is -1`, `leave node out`, `give batch, prefill_tokens, or both` and `tp x attention_dp = 2` name options.
+    """
+    listed = r"\w+(?:(?:, (?:or )?| or | x )\w+)*"
+    product = r"\b\w+ x \w+(?= = \d| of \d)"
+    placed = rf"^(?:\S+: )?(?:\$\.)?[\w.]+(?= is | = \d)|(?<=leave ){listed}(?= out)|(?<=give ){listed}|{product}"
+    own = {f"$.{path}": name for name, path in JOB_PATHS.items()}
+
+    def option(name: re.Match[str]) -> str:
+        typed = own.get(name[0], name[0])
+        return f"--{typed.replace('_', '-')}" if typed in names else name[0]
+
+    named = re.sub(placed, lambda part: re.sub(r"[\w.$]+", option, part[0]), text)
+    # An option is no field of the file.
+    return re.sub(r"^(?:\S+: )?(--[\w-]+) (?:= (?=\d))?", r"\1 ", named)
 
 
 def _with_flags(text: str, names: Iterable[str]) -> str:

@@ -1,6 +1,5 @@
 """`windtunnel topology`, `collective` and `network run`: networks of GPUs, one collective, SimAI's job."""
 
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from windtunnel.network.collectives.run import flows_like, read_traffic, run_col
 from windtunnel.network.fabric import Fabric, without
 from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import BACKENDS, NetworkSettings, settings_from
-from windtunnel.network.topology import fabric_from, fabric_of
+from windtunnel.network.topology import fabric_from, fabric_of, nodes_of
 from windtunnel.network.topology_file import topology_text
 from windtunnel.report.network import network as report
 from windtunnel.schema import encode
@@ -192,10 +191,8 @@ def _devices(options: Options) -> tuple[str, str | None]:
     """Return the topology of as many of a device's usual nodes as its devices need, and the ranks."""
     device = catalog.device(options.device)
     remark_node(device, None, "--topology")
-    node = catalog.default_node(device)
-    wanted = options.num_devices or node.num_devices
-    ranks = str(wanted) if options.ranks is None and wanted % node.num_devices else options.ranks
-    return f"{node.name}:num_servers={ceil(wanted / node.num_devices)}", ranks
+    topology, num_devices = nodes_of(device, options.num_devices)
+    return topology, options.ranks or str(num_devices)
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
@@ -231,7 +228,10 @@ def _sizes(text: str) -> list[int]:
 
 
 def _size(text: str) -> int:
-    size_bytes = parse_quantity("size_bytes", text)
+    try:
+        size_bytes = parse_quantity("size_bytes", text)
+    except InputError as error:
+        raise InputError(error.message.replace("size_bytes", "--size", 1), error.hint) from None
     if size_bytes != int(size_bytes):
         raise InputError(f"--size: {text!r} is not a whole number of bytes")
     return int(size_bytes)

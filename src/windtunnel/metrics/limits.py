@@ -80,7 +80,7 @@ def limit_of(name: str, value: float | str) -> Limit:
 
 
 def named_values(
-    text: str, hint: str = "for instance ttft_p90=2s,tpot_p99=50ms", option: str = "--slo", kind: str = "time"
+    text: str, hint: str = "for instance ttft_p90=2s,tpot_p99=50ms", option: str = "slo", kind: str = "time"
 ) -> dict[str, str]:
     """Parse `ttft_p90=2s,tpot_p99=50ms`, the value of an option, into names and values of a kind.
 
@@ -115,7 +115,7 @@ def parse_limits(given: str | Mapping[str, float | str]) -> tuple[Limit, ...]:
         return limits_from(values)
     except InputError as error:
         colon = "" if error.message.startswith(tuple(METRICS)) else ":"
-        raise InputError(f"--slo{colon} {error.message}", error.hint) from None
+        raise InputError(f"slo{colon} {error.message}", error.hint) from None
 
 
 def limits_from(values: Mapping[str, float | str]) -> tuple[Limit, ...]:
@@ -141,9 +141,9 @@ def slo_fields(given: str | Mapping[str, float | str]) -> dict[str, Any]:
     for limit in limits:
         if not limit.is_of_requests:
             hint = "ttft, tpot or e2e, with a percentile: ttft_p90=2s; windtunnel capacity keeps the others"
-            raise InputError(f"--slo: {limit.name} is not a limit that a request keeps or breaks", hint)
+            raise InputError(f"slo: {limit.name} is not a limit that a request keeps or breaks", hint)
         if [each.metric for each in limits].count(limit.metric) > 1:
-            raise InputError(f"--slo: {METRICS[limit.metric]} has two limits", "windtunnel capacity keeps both")
+            raise InputError(f"slo: {METRICS[limit.metric]} has two limits", "windtunnel capacity keeps both")
     return fields | _fields(limits)
 
 

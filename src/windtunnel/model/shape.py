@@ -99,6 +99,8 @@ class Attention(LayerKind):
     @property
     def widest_tp(self) -> int:
         """Heads that tensor-parallel ranks share: `tp` must divide their number."""
+        if not hasattr(self, "num_heads"):
+            raise self.lacking("widest_tp")
         return self.num_heads
 
     @property
@@ -303,6 +305,9 @@ class LayerGroup(Schema):
     def check(self) -> None:
         if self.attention is None and self.feed_forward is None:
             raise ValueError("a layer has neither attention nor a feed-forward; at least one of them is needed")
+        for part, kind in ((self.attention, Attention), (self.feed_forward, FeedForward)):
+            if not isinstance(part, kind | None):
+                raise ValueError(f"{part!r:.60} is no {kind.registry.what}")
 
 
 class ModelSpec(Schema):

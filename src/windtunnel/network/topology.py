@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from windtunnel import catalog
 from windtunnel.errors import InputError, check_known
-from windtunnel.hardware import Node, meets_all
+from windtunnel.hardware import Device, Node, meets_all
 from windtunnel.limits import check_size
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.settings import GBPS
@@ -488,6 +488,16 @@ def fabric_of(text: str) -> Fabric:
     return fabric_from({"type": name, **_parameters(parameters, text)}, "")
 
 
+def nodes_of(device: Device, num_devices: int | None) -> tuple[str, int]:
+    """Return the text of the usual nodes of so many devices, for `fabric_of`, and the number of devices.
+
+    `num_devices` None takes one node.
+    """
+    node = catalog.default_node(device)
+    num_devices = num_devices or node.num_devices
+    return f"{node.name}:num_servers={ceil(num_devices / node.num_devices)}", num_devices
+
+
 def fabric_from(raw: Any, source: str) -> Fabric:
     """Return the fabric of a topology's fields; `type` may also be SimAI's name of it, or a node's.
 
@@ -496,14 +506,15 @@ def fabric_from(raw: Any, source: str) -> Fabric:
     """
     if not isinstance(raw, dict) or "type" not in raw:
         raise InputError(f"{source or 'the topology'} has no type", f"one of: {', '.join(KINDS)}")
-    plain = str(raw["type"]).lower().replace("-", "_").replace("+", "")
+    raw_type = str(raw["type"])
+    plain = raw_type.lower().replace("-", "_").replace("+", "")
     kind = _OTHER_NAMES.get(plain.replace("_", ""), plain)
     raw = {**raw, "type": kind}
     if kind not in KINDS:
         otherwise = f"a file, a node of `windtunnel catalog nodes`, or one of: {', '.join(KINDS)}"
         _check_no_device(kind)
         nodes = [*catalog.names("nodes"), *catalog.other_names("nodes")]
-        check_known(kind, [*KINDS, *nodes], f"there is no topology {kind!r}", otherwise)
+        check_known(kind, [*KINDS, *nodes], f"there is no topology {raw_type!r}", otherwise)
         raw |= {"type": "node", "node": kind}
     schema: Any = Topology
     fabric: Fabric = decode(raw, schema, source).build()

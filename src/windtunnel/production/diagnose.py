@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 
 from windtunnel.errors import InputError
 from windtunnel.metrics.uncertainty import SURE
@@ -71,7 +70,7 @@ class Finding:
     change: Change
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diagnosis(Shown):
     """What a server should have done under its own traffic, what it did, and why."""
 
@@ -436,6 +435,8 @@ class _Search:
             return self.loss(base.joined(cause.change(math.exp(logarithm), served)))
 
         if low < high:
+            from scipy.optimize import minimize_scalar
+
             bounds = math.log(low), math.log(high)
             nearer = minimize_scalar(loss_at, bounds=bounds, method="bounded", options={"maxiter": 12, "xatol": 2e-3})
             yield float(nearer.fun), math.exp(nearer.x)

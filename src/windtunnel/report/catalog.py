@@ -57,9 +57,10 @@ def _listed(kind: str, name: str) -> dict[str, Any]:
     thing = _LOADERS[kind](name)
     match kind:
         case "models":
-            parameters = count_parameters(thing)
+            parameters, longest = count_parameters(thing), thing.max_context_tokens
             return {
-                **fields_of(thing, "num_layers", "max_context_tokens", "precision"),
+                **fields_of(thing, "num_layers", "precision"),
+                "context": f"{longest // 1024}k" if longest >= 1024 else str(longest),
                 "attention": " + ".join(dict.fromkeys(attention.text for _, attention in thing.attentions)),
                 "total": parameters.total,
                 "active": parameters.active if parameters.active != parameters.total else None,

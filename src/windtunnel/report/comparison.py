@@ -217,7 +217,7 @@ def difference(name: str, run: ComparedRun, base: ComparedRun) -> tuple[str, str
     sign = -1 if name in LAYOUT["less"] else 1 if name in LAYOUT["more"] else 0
     tone = "" if not sign else "better" if sign * (value - first) > 0 else "worse"
     ratio = value / first
-    return f"{f'×{ratio:.3g}' if ratio >= 2 else f'{ratio - 1:+.1%}'} {tone}".rstrip(), tone
+    return f"{f'×{ratio:.3g}' if ratio >= 2 else f'{ratio - 1:+z.1%}'} {tone}".rstrip(), tone
 
 
 def _runs_table(runs: Runs, address: Callable[[str], str]) -> Table:

@@ -27,7 +27,8 @@ def title(finding: Finding) -> str:
 def evidence(finding: Finding) -> str:
     """Say what of the recorded latencies speaks for a cause."""
     key = "evidence_recorded" if finding.change.finds_as_recorded else "evidence"
-    return filled(str(TEXTS[finding.name][key]), {"severity": finding.severity, "version": finding.change.version})
+    known = {"severity": finding.severity, "times": None if f"{finding.severity:.2g}" == "1" else finding.severity}
+    return filled(str(TEXTS[finding.name][key]), {**known, "version": finding.change.version})
 
 
 def change_of(finding: Finding, engine: str) -> str:
@@ -89,7 +90,7 @@ def _latencies(diagnosis: Diagnosis) -> Table:
             TITLES[name],
             format_seconds(recorded_s),
             format_seconds(diagnosis.healthy_s[name]),
-            f"{diagnosis.gaps[name]:+.1%}",
+            f"{diagnosis.gaps[name]:+z.1%}",
             f"±{diagnosis.widths[name]:.0%}",
         ]
         for name, recorded_s in diagnosis.recorded_s.items()

@@ -28,7 +28,7 @@ def _change(share: float) -> str:
 
 def drift_report(watch: Watch) -> Report:
     """Return the report of a watch."""
-    rows = [[f"{each.begins:,}", f"{each.noticed:,}", f"{each.change:+.1%}"] for each in watch.drifts]
+    rows = [[f"{each.begins:,}", f"{each.noticed:,}", f"{each.change:+z.1%}"] for each in watch.drifts]
     facts = [("at the beginning", f"{_change(watch.level)} than calibrated")]
     if (between := watch.rows_between_false_alarms) is not None:
         bound = f"fewer than one in {min(between, 1e9):,.0f} {watch.unit}s"

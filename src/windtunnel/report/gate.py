@@ -21,11 +21,11 @@ def gate_report(gate: Gate) -> Report:
 
 
 def verdict(gate: Gate) -> str:
-    """Say whether a change passes, and of the checks that it fails which is worst."""
+    """Say whether a change passes, and of the checks that it fails which is worst: one of the SLO first."""
     failed = [check for check in gate.checks if not check.holds]
     if not failed:
         return f"Passes: {len(gate.checks)} of {len(gate.checks)} checks hold."
-    worst = max(failed, key=lambda check: abs(check.after / (check.most or 1.0) - 1))
+    worst = max(failed, key=lambda check: (check.rule == "slo", abs(check.after / (check.most or 1.0) - 1)))
     others = f"; {len(failed) - 1} more fail" if len(failed) > 1 else ""
     return f"Fails: {reason(worst)}{others}."
 
@@ -74,7 +74,9 @@ def _number(check: Check, value: float) -> str:
 
 def _row(check: Check) -> list[str | Cell]:
     before = "" if check.before is None else _number(check, check.before)
-    change = "" if check.change is None else f"×{check.change + 1:.3g}" if check.change >= 1 else f"{check.change:+.1%}"
+    change = (
+        "" if check.change is None else f"×{check.change + 1:.3g}" if check.change >= 1 else f"{check.change:+z.1%}"
+    )
     result = Cell("holds" if check.holds else "fails", tone="" if check.holds else "alert")
     name = f"{title(check.name)}{UNITS.get(check.name, '')}{' (SLO)' if check.rule == 'slo' else ''}"
     return [name, result, before, _number(check, check.after), change, _number(check, check.most)]

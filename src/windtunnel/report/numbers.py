@@ -36,6 +36,11 @@ def shares_of(seconds: Mapping[str, float], has_words: bool = True) -> dict[str,
     return {words(name) if has_words else name: part / total_s for name, part in seconds.items()}
 
 
+def billions(count: float) -> str:
+    """Return a large count for people: `300 billion`, `15.0 trillion`."""
+    return f"{number(count / 1e12)} trillion" if count >= 1e12 else f"{number(count / 1e9)} billion"
+
+
 def duration(seconds: float) -> str:
     """Return a duration for people: `188 s`, `27.2 min`, `8.08 h`, `238 days`."""
     if seconds >= 3 * 86400:

@@ -11,7 +11,7 @@ import numpy as np
 
 from windtunnel.report.chart import Axis, Bar, Chart
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
-from windtunnel.report.numbers import duration, number, percent
+from windtunnel.report.numbers import billions, duration, percent
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Bars, Block, Figures, OnPage, OnTerminal, Report, Section, Table
 from windtunnel.report.serving.setup import network_lines
@@ -88,7 +88,7 @@ def training_report(
     sections = [rates, step, pipeline, memory] if result.fits else [_fitting_changes(result, changes), memory]
     if run is not None and result.fits:
         facts = facts_of(asdict(run) | {"price": _price(document)}, LAYOUT["run"])
-        sections.append(Section(f"To {number(run.total_tokens / 1e9)} billion tokens", [facts]))
+        sections.append(Section(f"To {billions(run.total_tokens)} tokens", [facts]))
     if result.collectives:
         sections.append(
             Section("Collectives on the network", [table_of(result.collectives, LAYOUT["collectives"], left=2)])
@@ -210,7 +210,7 @@ def _fitting_changes(result: TrainingResult, changes: Changes) -> Section:
         text = f"It does not fit {title}, and no change or pair of changes tried makes it fit: "
         return Section("", [f"{text}let --search try every layout, or use more devices."])
     rows = [{"name": _options(name, result.setup.given), "result": changed} for name, changed in changes]
-    return Section(f"It would fit {title} with one of", [table_of(rows, LAYOUT["changes"])])
+    return Section(f"It would fit {title} with one of", [table_of(rows, LAYOUT["changes"])], is_open=True)
 
 
 def _options(change: str, job: TrainingJob) -> str:

@@ -246,17 +246,17 @@ def step_batch(
     counts = {
         "batch": decode_requests,
         "context": context_tokens,
-        "prefill tokens": prefill_tokens,
+        "prefill_tokens": prefill_tokens,
         "prefill context": prefill_context_tokens,
     }
     for name, count in counts.items():
         if not count >= 0:
             raise InputError(f"{name} is {count}; at least 0 is needed", "leave it out for none")
     if decode_requests + prefill_tokens == 0:
-        raise InputError("the step is empty", "give a batch that decodes, prefill tokens, or both")
+        raise InputError("the step is empty", "give batch, prefill_tokens, or both")
     if decode_requests and context_tokens < 1:
         raise InputError(
-            f"context is {context_tokens:g}; a decoding request attends to one token at least", "raise --context"
+            f"context is {context_tokens:g}; a decoding request attends to one token at least", "raise context"
         )
     if prefill_context_tokens and not prefill_tokens:
         raise InputError(

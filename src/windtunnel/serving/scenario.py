@@ -148,7 +148,26 @@ def load(path: Path | str, overrides: dict[str, Any] | None = None) -> Scenario:
     for dotted, value in (overrides or {}).items():
         set_path(raw, dotted, value)
     keep_published_formats(raw)
+    count_requests(raw)
     return scenario_from(raw, str(path), path.parent)
+
+
+DEFAULT_REQUESTS_PER_SLOT = 10
+"""Requests of a closed loop without `num_requests`, for each client slot, as benchmark clients commonly send."""
+DEFAULT_NUM_REQUESTS = 1000
+
+
+def count_requests(raw: dict[str, Any]) -> None:
+    """Give a raw scenario its usual number of requests where nothing says where it ends: no count, time or file."""
+    workload = raw.get("workload")
+    if not isinstance(workload, dict) or {"num_requests", "duration_s", "trace", "tenants"} & set(workload):
+        return
+    arrivals = workload.get("arrivals")
+    arrivals = arrivals if isinstance(arrivals, dict) else {}
+    if arrivals.get("type") != "recorded":
+        slots = arrivals.get("concurrency")
+        per_slot = DEFAULT_REQUESTS_PER_SLOT * slots if isinstance(slots, int) and slots > 0 else DEFAULT_NUM_REQUESTS
+        workload["num_requests"] = per_slot
 
 
 def read_raw(path: Path) -> dict[str, Any]:

@@ -12,7 +12,14 @@ from windtunnel.errors import InputError, did_you_mean
 from windtunnel.metrics.limits import slo_fields
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import builtin, encode, read_yaml, set_path
-from windtunnel.serving.scenario import Described, Scenario, keep_published_formats, read_raw, scenario_from
+from windtunnel.serving.scenario import (
+    Described,
+    Scenario,
+    count_requests,
+    keep_published_formats,
+    read_raw,
+    scenario_from,
+)
 from windtunnel.units import whole
 
 
@@ -66,10 +73,6 @@ OF_LOAD = ("rate_per_s", "concurrency", "trace", "slo", "settings")
 JOB_PATHS: dict[str, str] = read_yaml(Path(__file__).with_name("job_paths.yaml"))
 """Short name -> path in a training job."""
 
-DEFAULT_REQUESTS_PER_SLOT = 10
-"""Requests of a closed loop without `num_requests`, for each client slot, as benchmark clients commonly send."""
-DEFAULT_NUM_REQUESTS = 1000
-
 
 @checked
 def scenario(
@@ -98,6 +101,8 @@ def scenario(
     """
     raw, source, folder = _raw_of(described)
     raw = raw_scenario(raw, dict(options), rate_per_s, concurrency, trace, slo, settings)
+    if described is None and trace is None and rate_per_s is None and concurrency is None and not settings:
+        raise InputError("rate_per_s, concurrency or trace is missing", "for instance concurrency=16")
     # A trace named in a file lies beside it; one named in Python, where Python runs.
     return scenario_from(raw, source, folder if trace is None else None)
 
@@ -167,11 +172,8 @@ def raw_scenario(
     for dotted, value in (settings or {}).items():
         set_path(raw, dotted, value)
     keep_published_formats(raw, allow_download)
-    workload = raw.setdefault("workload", {})
-    if isinstance(workload, dict) and _never_ends(workload):
-        slots = workload.get("arrivals", {}).get("concurrency") if isinstance(workload.get("arrivals"), dict) else None
-        per_slot = DEFAULT_REQUESTS_PER_SLOT * slots if isinstance(slots, int) and slots > 0 else DEFAULT_NUM_REQUESTS
-        workload["num_requests"] = per_slot
+    raw.setdefault("workload", {})
+    count_requests(raw)
     return raw
 
 
@@ -201,13 +203,6 @@ def lay_over(raw: dict[str, Any], base: dict[str, Any]) -> None:
             lay_over(raw[key], value)
         else:
             raw[key] = value
-
-
-def _never_ends(workload: dict[str, Any]) -> bool:
-    """Whether nothing in `workload` says where it ends: no count, no time and no file."""
-    arrivals = workload.get("arrivals")
-    is_recorded = isinstance(arrivals, dict) and arrivals.get("type") == "recorded"
-    return not is_recorded and not {"num_requests", "duration_s", "trace", "tenants"} & set(workload)
 
 
 def _set_concurrency(raw: dict[str, Any], concurrency: int, rate_per_s: float | str | None) -> None:

@@ -295,7 +295,7 @@ def load(path: Mapping[str, Any] | Path | str | None, overrides: dict[str, Any] 
     for name, what in _NEEDED.items():
         if raw.get(name) is None:
             raise InputError(
-                f"{name} is missing: {what}", f"give --{name.replace('_', '-')} ({name} in Python), or a job file"
+                f"{name} is missing: {what}", f"give --{name.replace('_', '-')}, or {name} in a file or in Python"
             )
     if isinstance(raw["model"], Mapping):
         raw["model"] = catalog.model(raw["model"])

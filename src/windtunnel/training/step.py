@@ -73,14 +73,23 @@ class Timeline:
 
     @property
     def spans_s(self) -> Floats:
-        """Return the seconds from each device's first action to its last.
+        """Return the seconds from each device's first action to the end of its pipeline."""
+        begins = np.minimum.reduceat(self.starts, self.schedule.offsets[:-1]) if self.is_staggered else 0.0
+        return self.closes_s - begins
 
-        ZB-H2 and ZB-V let devices step their optimizer apart from each other, so that steps follow each other as
-        staggered; in other schedules all start and end with the whole pipeline.
-        """
-        if self.schedule.name in ("zb_h2", "zb_v"):
-            return self.last_s - np.minimum.reduceat(self.starts, self.schedule.offsets[:-1])
-        return np.full(self.schedule.num_devices, float(np.max(self.last_s)))
+    @property
+    def is_staggered(self) -> bool:
+        """Whether devices step their optimizer apart from each other, so that steps follow each other as staggered."""
+        return self.schedule.name in ("zb_h2", "zb_v")
+
+    @property
+    def closes_s(self) -> Floats:
+        """When each device goes on to the end of its step: with the whole pipeline, unless it is staggered."""
+        return self.last_s if self.is_staggered else np.full(self.schedule.num_devices, float(np.max(self.last_s)))
+
+
+END_OF_STEP = ("exposed gradient reduction", "end of step", "optimizer", "exposed parameter gather", "stragglers")
+"""Parts of a step after its pipeline."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +126,11 @@ class TrainingResult(Shown):
             f"{unfit}step {format_seconds(self.step_s)}, {self.tokens_per_s:,.0f} tokens/s, MFU {self.mfu:.1%}; "
             f"see .breakdown_s, .memory, .timeline)"
         )
+
+    @property
+    def closing_s(self) -> dict[str, float]:
+        """Return the parts of `breakdown_s` that follow the pipeline, in their order."""
+        return {name: seconds for name, seconds in self.breakdown_s.items() if name in END_OF_STEP}
 
     @property
     def tokens_per_s(self) -> float:

@@ -210,7 +210,7 @@ def test_compat_simai_needs_no_topology(windtunnel: Command, workload: str) -> N
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["topology", "generate", "-topo", "Foo"], "there is no topology 'foo'"),
+        (["topology", "generate", "-topo", "Foo"], "there is no topology 'Foo'"),
         (["topology", "generate", "-g", "12"], "does not divide"),
         (["topology", "generate", "-bw", "banana"], "'banana' is not a number"),
         (["topology", "show", "nowhere"], "there is no topology 'nowhere'"),

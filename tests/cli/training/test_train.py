@@ -43,7 +43,7 @@ def test_it_shows_the_step_memory_and_the_whole_run(
     monkeypatch.setenv("COLUMNS", str(width))
     done = windtunnel("train", str(job), "--explain")
     assert done.code == 0
-    for words in ("MFU", "pipeline bubble", "stage 0: fits", "To 1,000 billion tokens", "checkpoints", "interpolated"):
+    for words in ("MFU", "pipeline bubble", "stage 0: fits", "To 1.00 trillion tokens", "checkpoints", "interpolated"):
         assert words in done.stdout
     assert "qkv_proj" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= width
@@ -213,6 +213,10 @@ def test_the_timeline_holds_every_pass(windtunnel: Command, job: Path, tmp_path:
     for device in (0, 1):
         own = [event for event in passes if event["pid"] == device]
         assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in pairwise(own))
+    document = json.loads(windtunnel("train", str(job), "--json").stdout)
+    ends = [event for event in events if event["ph"] == "X" and event["tid"] == 1 and event["pid"] == 0]
+    assert {"optimizer"} <= {event["name"] for event in ends} <= document["breakdown_s"].keys()
+    assert ends[-1]["ts"] + ends[-1]["dur"] == pytest.approx(document["step_s"] * 1e6, abs=1)
     assert windtunnel("train", str(job), "--timeline", str(file)).code == 2
 
 
@@ -220,7 +224,10 @@ def test_the_timeline_holds_every_pass(windtunnel: Command, job: Path, tmp_path:
     ("options", "message"),
     [
         (("--tp", "3"), "num_devices = tp x cp x pp x dp"),
-        (("--schedule", "zb"), "did you mean"),
+        (("--schedule", "zb"), "--schedule is 'zb', which is not known\nhint: did you mean"),
+        (("--zero", "5"), "--zero is 5; one of 0, 1, 2, 3 is needed"),
+        (("--recompute", "some"), "--recompute is 'some', which is not known"),
+        (("--cp", "2", "--sequence-tokens", "4097"), "--sequence-tokens 4097 does not split"),
         (("--set", "overlap.tensor=true"), "unknown key $.overlap.tensor"),
         (("--device", "h1000"), "did you mean h100_sxm"),
         (("--ep", "2"), "has no experts"),
@@ -248,6 +255,8 @@ def test_a_search_shows_the_fastest_layouts_that_fit(windtunnel: Command) -> Non
     found = json.loads(done.stdout)
     assert list(found["space"]["vary"]) == ["tp", "pp", "vpp", "micro_batch", "recompute", "zero"]
     points = found["workloads"][0]["points"]
+    shown = windtunnel("train", *given, "--global-batch", "8", "--search").stdout
+    assert re.search(r"recompute    none: (no point|[\d.]+%), selective: [\d.]+%", shown)
     steps = [point["figures"]["step_s"] for point in points]
     assert steps == sorted(steps)
     assert len(steps) == 10
@@ -281,6 +290,14 @@ def test_a_job_that_needs_more_than_may_be_used_says_how_much_that_is(windtunnel
     done = windtunnel("train", "--model", "llama-3-8b", "--device", "h100_sxm", *shape)
     needed, usable, whole = map(float, re.findall(r"([\d.]+) GiB", done.stdout.splitlines()[1]))
     assert usable < needed < whole
+
+
+def test_the_page_of_a_job_that_does_not_fit_shows_what_would_fit(windtunnel: Command, tmp_path: Path) -> None:
+    page = tmp_path / "job.html"
+    shape = ("--num-devices", "8", "--sequence-tokens", "4096", "--global-batch", "32", "--html", str(page))
+    windtunnel("train", "--model", "llama-3-8b", "--device", "h100_sxm", *shape)
+    text = page.read_text(encoding="utf-8")
+    assert "<section>\n<h2>It would fit" in text
 
 
 def test_counts_are_read_as_for_servers(windtunnel: Command, job: Path) -> None:

@@ -157,12 +157,16 @@ def test_without_the_package_its_models_are_refused() -> None:
     spec = {"num_layers": 1, "attention": {"type": "mean", "width": 4}}
     with pytest.raises(InputError, match="unknown kind of attention 'mean'"):
         decode(spec, LayerGroup)
+    for wrong in ({"attention": "mean"}, {"feed_forward": {"type": "dense"}}):
+        with pytest.raises(ValueError, match=r"is no kind of (attention|feed-forward)"):
+            LayerGroup(num_layers=1, **wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("good", "wrong", "problem"),
     [
         ("def read(cls", "def reed(cls", "the kind of attention MeanMixer defines no read"),
+        ("def widest_tp", "def heads", "the kind of attention MeanMixer defines no widest_tp"),
         ("def num_parameters", "def count", "the kind of attention MeanMixer defines no num_parameters"),
         ("def decode_launches", "def decode", "the kind of attention MeanMixer defines no decode_launches"),
         ("return 2.0 * self.batch", "return -2.0 * self.batch", "running_mean: its arithmetic or its bytes are below"),

@@ -11,8 +11,8 @@ from windtunnel.report.lab.bench import bench_report
 @pytest.mark.parametrize(
     ("ttft_s", "num_failed", "is_good", "begins"),
     [
-        (1.0, 0, True, "Holds the SLO: measured: "),
-        (0.01, 0, False, "Breaks the SLO: measured: "),
+        (1.0, 0, True, "Holds the SLO: 9.90 requests/s with "),
+        (0.01, 0, False, "Breaks the SLO: 9.90 requests/s with "),
         (1.0, 10, None, "Measured: "),
         (None, 0, None, "Measured: "),
     ],

@@ -81,6 +81,9 @@ def test_a_search_of_jobs_shows_the_limits_of_jobs() -> None:
     (chart,) = charts(text)
     assert chart["limits"] == {"step": 100.0}
     assert "step" in chart["figures"]
+    # The unit of the table; bytes would be drawn as multiples of 10^9.
+    (memory,) = {row[chart["figures"].index("memory, GiB")] for row in chart["values"][:1]}
+    assert f">{memory:.1f} GiB</td>" in text
 
 
 def grid(vary: dict[str, list[int]]) -> str:
@@ -109,6 +112,18 @@ def test_a_grid_marks_its_best_point_and_leaves_out_figures_that_are_the_same_ev
     assert ">$/h</th>" in text
     assert len(charts(text)) == 1
     assert "requests_per_s" in shown_figures(None, space_from(SPACE))
+
+
+def test_a_grid_shows_every_limited_figure_and_names_every_limit_that_breaks() -> None:
+    space = space_from({**SPACE, "vary": {"rate": [1, 2]}, "limits": {"ttft_p95": "1s", "tpot_p90": "50ms"}})
+    assert shown_figures(None, space)[:2] == ("ttft_p95", "tpot_p90")
+    assert shown_figures("ttft_mean", space) == ("ttft_mean",)
+    kept = Evaluation(holds=True, load=1.0, figures={"ttft_p95": 0.5, "tpot_p90": 0.02})
+    broken = Evaluation(holds=False, load=2.0, limited_by="ttft_p95", figures={"ttft_p95": 2.0, "tpot_p90": 0.09})
+    report = grid_report(space, {0: kept, 1: broken}, ("ttft_p95", "tpot_p90"))
+    text = page(report)
+    assert ">TTFT p95, TPOT p90</td>" in text
+    assert {chart["x"]["label"] for chart in charts(text)} == {"rate (requests/s)"}
 
 
 @pytest.mark.parametrize(

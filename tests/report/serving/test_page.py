@@ -71,6 +71,15 @@ def test_a_tile_shows_the_percentile_of_its_limit() -> None:
     assert [card.label for card in limit_cards(summary, None)] == ["TTFT p99", "TPOT p99"]
 
 
+def test_the_page_of_embeddings_has_no_first_token_and_prices_prompts() -> None:
+    workload = {name: value for name, value in SCENARIO["workload"].items() if name != "output_tokens"}
+    scenario = scenario_from({**SCENARIO, "slo": None, "workload": {**workload, "task": "embed"}})
+    page = page_of(run_report(simulate(scenario)))
+    assert "TTFT" not in page.partition("<script>")[0]
+    tiles = re.findall(r"<span>(.*?)</span>", page)
+    assert tiles == ["end to end p99", "input tokens/s", "per million input tokens"]
+
+
 @pytest.mark.parametrize(("most", "is_whole"), [(20_000, True), (100, False)])
 def test_a_training_page_draws_every_pass_or_the_first(
     most: int, is_whole: bool, monkeypatch: pytest.MonkeyPatch
@@ -89,7 +98,7 @@ def test_a_training_page_draws_every_pass_or_the_first(
     page = page_of(training_report(result, campaign(result), [], []))
     assert loads_nothing(page)
     assert format_seconds(result.step_s) in page
-    assert "To 1,000 billion tokens" in page
+    assert "To 1.00 trillion tokens" in page
     (pipeline,) = [chart for chart in charts(page) if chart["tracks"]]
     assert pipeline["tracks"] == [f"device {number}" for number in range(4)]
     assert len(pipeline["bars"]) == (4 * 2 * 32 if is_whole else 100)

@@ -97,5 +97,6 @@ def _write_timeline(result: "TrainingResult", options: Options) -> None:
         "step_s": result.step_s,
     }
     line = result.timeline
-    num_events = write_step_timeline(options.timeline, line.schedule, line.starts, line.ends, line.communicated, about)
+    ends = line.closes_s, result.closing_s
+    num_events = write_step_timeline(options.timeline, line.schedule, line.starts, line.ends, *ends, about)
     remark(f"wrote {options.timeline}: {format_count(num_events, 'event')}")

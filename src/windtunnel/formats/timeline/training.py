@@ -1,6 +1,7 @@
 """Write a training step as a timeline: a process for every pipeline device, a slice for every pass."""
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,16 @@ _COLOURS = ("thread_state_running", "thread_state_runnable", "thread_state_iowai
 
 
 def step_events(
-    schedule: Schedule, starts: NDArray[np.float64], ends: NDArray[np.float64], communicated: NDArray[np.float64]
+    schedule: Schedule,
+    starts: NDArray[np.float64],
+    ends: NDArray[np.float64],
+    closes: NDArray[np.float64],
+    closing: Mapping[str, float],
 ) -> Iterator[Event]:
     """Yield the events of one step. Times are whole microseconds; slices of one thread do not overlap.
 
-    `starts` and `ends` of each action, and the end of each device's data-parallel communication, are in seconds.
+    `starts` and `ends` of each action are in seconds; so is when each device's pipeline `closes`, and each part of
+    the step behind it, by name.
     """
     starts_us, ends_us = np.rint(starts * 1e6).astype(np.int64), np.rint(ends * 1e6).astype(np.int64)
     for device in range(schedule.num_devices):
@@ -42,12 +48,10 @@ def step_events(
                 "dur": int(ends_us[index] - starts_us[index]),
                 "args": {"chunk": chunk, "micro-batch": microbatch},
             }
-        end_us = int(np.rint(communicated[device] * 1e6))
-        if last > first and end_us > ends_us[last - 1]:
-            yield thread_name(device, 1, "gradients")
-            start_us = int(ends_us[last - 1])
-            span = {"ts": start_us, "dur": end_us - start_us}
-            yield {"ph": "X", "name": "gradient reduction, exposed", "pid": device, "tid": 1, **span}
+        yield thread_name(device, 1, "end of step")
+        edges_us = np.rint(1e6 * (closes[device] + np.cumsum([0.0, *closing.values()]))).astype(np.int64).tolist()
+        for name, (start_us, end_us) in zip(closing, pairwise(edges_us), strict=True):
+            yield {"ph": "X", "name": name, "pid": device, "tid": 1, "ts": start_us, "dur": end_us - start_us}
 
 
 def write_step_timeline(
@@ -55,7 +59,8 @@ def write_step_timeline(
     schedule: Schedule,
     starts: NDArray[np.float64],
     ends: NDArray[np.float64],
-    communicated: NDArray[np.float64],
+    closes: NDArray[np.float64],
+    closing: Mapping[str, float],
     about: Mapping[str, str | float],
 ) -> int:
     """Write the timeline of a step as JSON, compressed where `path` ends in `.gz`; return the number of events.
@@ -68,4 +73,4 @@ def write_step_timeline(
             f"the step has {len(starts):,} passes; a timeline shows at most {MAX_EVENTS:,}",
             "use fewer micro-batches: a smaller global_batch shows the same pattern",
         )
-    return write_events(path, about, step_events(schedule, starts, ends, communicated))
+    return write_events(path, about, step_events(schedule, starts, ends, closes, closing))

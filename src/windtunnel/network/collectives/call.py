@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import check_known
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.settings import NetworkSettings
+from windtunnel.notebook import Shown
 from windtunnel.plugins import Registry
 
 ALGORITHMS = Registry(
@@ -105,9 +106,11 @@ class CollectiveCall:
     """Calls of its kind at once."""
 
 
-@dataclass(frozen=True, eq=False)
-class CollectiveRun:
+@dataclass(frozen=True, eq=False, repr=False)
+class CollectiveRun(Shown):
     """One collective's time and how it was found."""
+
+    REPORT = "network.network:collective_report"
 
     call: CollectiveCall
     seconds: float

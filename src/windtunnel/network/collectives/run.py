@@ -174,7 +174,7 @@ def _time_calls(calls: Sequence[CollectiveCall], algorithm: str, backend: str) -
     num_flows = len(first) * len(calls)
     check_size(flows=num_flows)
     flows = together([first, *(_flows(each, algorithm) for each in calls[1:])]) if len(calls) > 1 else first
-    return flows_seconds(call.fabric, flows, call.settings, backend), f"{num_flows} flows"
+    return flows_seconds(call.fabric, flows, call.settings, backend), f"{num_flows:,} flows"
 
 
 def _flows(call: CollectiveCall, algorithm: str) -> Flows:

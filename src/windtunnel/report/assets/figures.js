@@ -26,6 +26,11 @@
   };
   // Whatever the palette has no colour for is grey, the last one.
   const colourOf = (at) => COLOURS[Math.min(at, MOST_COLOURS - 1)];
+  // Numbers in their order; others stay as they came, behind them.
+  const inOrder = (values) => {
+    const place = (value) => (value === "" || isNaN(value) ? Infinity : Number(value));
+    return [...new Set(values)].sort((a, b) => place(a) - place(b) || 0);
+  };
   const faded = (colour, alpha) => `rgba(${colour.match(/[\d.]+/g).slice(0, 3).join(", ")}, ${alpha})`;
 
   // ---- numbers ----
@@ -398,7 +403,12 @@
     });
   }
   function legend(figure, spec) {
-    const entries = spec.legend || spec.series.map((one, at) => ({ label: one.label, colour: one.colour, show: (is) => figure.plots[0].show(at, is) }));
+    const most = MOST_COLOURS - 1;
+    const showing = (first, end) => (is) => spec.series.slice(first, end).forEach((_, at) => figure.plots[0].show(first + at, is));
+    const all = spec.series.map((one, at) => ({ label: one.label, colour: one.colour, show: showing(at, at + 1) }));
+    // What there is no colour for is named together.
+    const others = { label: `${all.length - most} others`, colour: colourOf(most), show: showing(most) };
+    const entries = spec.legend || (all.length > MOST_COLOURS ? [...all.slice(0, most), others] : all);
     return (entries.length > 1 ? entries : []).filter((entry) => entry.label).map((entry) => {
       const toggle = make("button", "", entry.label);
       toggle.type = "button";
@@ -464,7 +474,7 @@
       box.append(field, " ");
       return select;
     };
-    const values = data.names.map((_, at) => [...new Set(data.choices.map((choice) => choice[at]))]);
+    const values = data.names.map((_, at) => inOrder(data.choices.map((choice) => choice[at])));
     const told = data.names.find((_, at) => values[at].length > 1 && values[at].length <= MOST_COLOURS);
     figure.chosen = { x: add("across", data.figures, data.x), y: add("up", data.figures, data.y), colour: add("colour", data.names, told || data.names[0]) };
     figure.filters = data.names.map((name, at) => add(name, ["any", ...values[at]], "any"));
@@ -481,7 +491,7 @@
     const all = [...new Set(data.choices.map((choice) => choice[colour]))];
     const named = new Set(all.length > MOST_COLOURS ? all.slice(0, MOST_COLOURS - 1) : all);
     const kindOf = (index) => (named.has(data.choices[index][colour]) ? data.choices[index][colour] : `${all.length - named.size} others`);
-    const kinds = [...new Set(data.choices.map((_, index) => kindOf(index)))];
+    const kinds = inOrder(data.choices.map((_, index) => kindOf(index)));
     const colours = kinds.map((_, at) => colourOf(at));
     const series = kinds.flatMap((kind, at) =>
       [true, false].map((sure) => {
@@ -517,7 +527,10 @@
       ctx.fillStyle = ink;
       const isLeft = at("x", best[x]) > u.bbox.left + u.bbox.width / 2;
       ctx.textAlign = isLeft ? "right" : "left";
-      ctx.fillText("best", at("x", best[x]) + (isLeft ? -13 : 13) * dots, at("y", best[y]) + 4 * dots);
+      const label = ["best", at("x", best[x]) + (isLeft ? -13 : 13) * dots, at("y", best[y]) + 4 * dots];
+      [ctx.strokeStyle, ctx.lineWidth] = [faded(resolved("var(--paper)"), 0.7), 3 * dots];
+      ctx.strokeText(...label);
+      ctx.fillText(...label);
     };
     return spec;
   }

@@ -32,9 +32,9 @@ NUM_SHOWN = 3
 DRAFTING = "speculative decoding"
 
 _ERROR_EDGES = [step * 0.05 for step in range(-20, 21)]
-DEFINITION = "An error is predicted over measured, less one; median and p90 are of its size, bias is its own median."
+DEFINITION = "Error: predicted / measured - 1. Median and p90 are of its absolute value, bias is its median."
 _WHAT = (
-    "Every run was simulated from its recorded settings and compared with what its client reported. "
+    "Every run was simulated from its recorded settings and compared with what was measured. "
     "Lines mark equality and errors of 20%."
 )
 _ODD_LAST = "The largest error of each run. Runs flagged as odd in the source are listed last."
@@ -295,7 +295,7 @@ def _engine(run: Run) -> str:
 def _dots(done: Sequence[Run], engine: str, metric: str) -> Series:
     runs = [run for run in done if _engine(run) == engine and metric in run["error"]]
     labels = [", ".join(run[group] for group in GROUPS if group in run) for run in runs]
-    tooltips = [f"{run['id']}: {run['error'][metric]:+.1%} ({text})" for run, text in zip(runs, labels, strict=True)]
+    tooltips = [f"{run['id']}: {run['error'][metric]:+z.1%} ({text})" for run, text in zip(runs, labels, strict=True)]
     measured, predicted = ([run[which][metric] for run in runs] for which in ("measured", "predicted"))
     return Series(engine, measured, predicted, tooltips=tooltips)
 

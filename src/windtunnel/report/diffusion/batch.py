@@ -98,18 +98,20 @@ def points_report(points: Sequence[Point], top: int) -> Report:
     rows = [{**row, "settings": settings_text(row["settings"])} for row in document["points"]]
     refused = [f"{settings_text(row['settings'])}: {row['reason']}" for row in document["refused"]]
     sections = (
-        [Section("Points", [table_of(rows, {"settings": "settings", **LAYOUT["points"]})], is_open=True)]
+        [Section("Points", [table_of(rows, {"settings": "settings", **LAYOUT["points"]}, winner=0)], is_open=True)]
         if rows
         else []
     )
     if refused:
         sections.append(Section(f"{format_count(len(refused), 'point')} refused", refused))
     best = points[0]
-    verdict = "No point fits the memory and the limit."
+    verdict, is_good = "No point fits the memory and the limit.", False if best.result is None else None
     if best.result is not None:
         price = filled("${output_usd:.4f} each", document["points"][0])
+        is_good = True if best.result.setup.job.limit_s is not None else None
         verdict = f"Cheapest, at {price}: {settings_text(best.settings)}. {verdict_of(best.result)}"
-    return Report(f"{format_count(len(points), 'point')} of a diffusion job", [], sections, verdict=verdict)
+    title = f"{format_count(len(points), 'point')} of a diffusion job"
+    return Report(title, [], sections, verdict=verdict, is_good=is_good)
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:

@@ -32,7 +32,7 @@ def bench_report(summary: ClientSummary, about: Mapping[str, str], slo: Slo | No
     if is_held and summary.num_failed:
         is_held = None
     if is_held is not None:
-        text = f"{'Holds' if is_held else 'Breaks'} the SLO: {text[:1].lower()}{text[1:]}"
+        text = f"{'Holds' if is_held else 'Breaks'} the SLO: {text.removeprefix('Measured: ')}"
     return Report(title, [], [section], verdict=text, is_good=is_held)
 
 

@@ -224,7 +224,7 @@ def _step_section(step: Mapping[str, Any]) -> Section:
 def _operator_figure(rows: Sequence[Mapping[str, Any]]) -> Figures:
     known = [row for row in rows if row["measured_s"] and row["simulated_s"] and row["name"] != SUM]
     measured, simulated = ([row[name] for row in known] for name in ("measured_s", "simulated_s"))
-    tooltips = [f"{row['name']}: {row['error']:+.1%}" for row in known]
+    tooltips = [f"{row['name']}: {row['error']:+z.1%}" for row in known]
     points = Series("operators", measured, simulated, tooltips=tooltips)
     chart = equality_chart([points], "measured", "simulated")
     return Figures([(chart, "Operators of one step; on the line both agree")])

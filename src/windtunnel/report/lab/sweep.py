@@ -133,7 +133,7 @@ def _row(level: Level) -> list[Cell]:
         cells.append(Cell("" if value is None else quantity(name, value), value))
         if level.predicted is not None:
             other = level.predicted.entry.figures.get(name)
-            off = f" ({other / value - 1:+.1%})" if other is not None and value else ""
+            off = f" ({other / value - 1:+z.1%})" if other is not None and value else ""
             cells.append(Cell("" if other is None else f"{quantity(name, other)}{off}", other))
     return cells
 

@@ -5,6 +5,7 @@ Tables sort by a click on a header; `assets/figures.js` draws the figures. Only 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -52,9 +53,17 @@ def _environment() -> Environment:
     made.filters["px"] = lambda value: f"{value:.1f}"
     made.tests["detail"] = lambda block: type(block).__name__ in ("Table", "Facts")
     made.filters["json"] = as_json
+    made.filters["prose"] = _prose
     made.filters["kind"] = lambda block: type(block).__name__.lower()
     made.filters["blocks"] = lambda blocks: list(_shown(blocks))
     return made
+
+
+def _prose(text: str) -> Markup:
+    """Return a text in which no line ends within an option such as `--max-num-seqs`."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"(?<![\w-])--[a-z][\w-]*", r'<span class="flag">\g<0></span>', str(escape(text))))
 
 
 @lru_cache

@@ -92,11 +92,11 @@ def _rest_text(capacities: Capacities) -> str:
         return f"{each}; {drift_text(capacities.drift)}"
     if change is None:
         return each if capacities.steady.is_steady else f"{each}; there are no more of them to see a steady load"
-    return f"{each}, enough for a steady load: the last lengthening changed it by {change:+.1%}"
+    return f"{each}, enough for a steady load: it changed by {change:+z.1%} when the streams were last lengthened"
 
 
 def drift_text(change: float) -> str:
-    """Say that a load is not steady yet, and which way it moves; `change` is relative, by the last lengthening."""
+    """Say that a load is not steady yet, and which way it moves; `change` is relative."""
     way, more = ("fell", "less") if change < 0 else ("rose", "more")
     return f"not steady yet: it {way} by {percent(abs(change))} when the streams were last lengthened, so expect {more}"
 

@@ -58,7 +58,7 @@ def recommendation(
         sentences.append(f"The next best, {_name(study, other.index)}, {_difference_text(*costs)}")
         order = confidence_between(outcome, study.space.objective, best.index, other.index)
         if load is None and order is not None and not outcome.burst(best.index):
-            sentences.append(f"Sure at {certainty(order)}")
+            sentences.append(f"Confidence: {certainty(order)}")
     if catalog.device(study.point(best.index).settings[PATHS["device"]]).measured_as is None:
         sentences.append("No operator was measured on this device, so expect larger errors")
     return ". ".join(sentences) + "."
@@ -139,7 +139,7 @@ def _changes_text(study: Study, outcome: SearchOutcome) -> str:
     text = f"{names[best]}: +{percent(gain)} {what}, {loads}"
     if outcome.burst(best):
         return f"{text}. It holds {_held(study, outcome, best)}."
-    return f"{text}. Sure at {certainty(sure)}." if sure is not None else f"{text}."
+    return f"{text}. Confidence: {certainty(sure)}." if sure is not None else f"{text}."
 
 
 def _why_not(study: Study, outcome: SearchOutcome, index: int) -> str:

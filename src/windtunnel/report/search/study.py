@@ -438,8 +438,8 @@ def rest_text(outcome: SearchOutcome, points: Sequence[int]) -> str:
     text = f"These loads rest on {each} requests in each stream"
     if not drifts:
         return f"{text}, enough for them to be steady."
-    moved = " to ".join(f"{drift:+.1%}" for drift in dict.fromkeys([min(drifts), max(drifts)]))
-    return f"{text}. {len(drifts)} of them moved by {moved} in the last lengthening, and may move a little further."
+    moved = " to ".join(f"{drift:+z.1%}" for drift in dict.fromkeys([min(drifts), max(drifts)]))
+    return f"{text}. {len(drifts)} of them moved by {moved} when last lengthened, and may move a little further."
 
 
 def sureness_texts(study: Study, outcome: SearchOutcome) -> list[str]:
@@ -498,7 +498,7 @@ def _worth_section(
     title = f"What each setting is worth: {basis}"
     short = {short_path(name): shares for name, shares in effects.items()}
     texts = [
-        (name, ", ".join(f"{value} {worth_text(worth)}" for value, worth in shares.items()))
+        (name, ", ".join(f"{value}: {worth_text(worth)}" for value, worth in shares.items()))
         for name, shares in short.items()
     ]
     rows = [
@@ -511,7 +511,7 @@ def _worth_section(
     return Section(title, [OnTerminal(lambda: [on_terminal]), OnPage(lambda: on_page)], head)
 
 
-def worth_text(worth: answers.Worth, nothing: str = "none") -> str:
+def worth_text(worth: answers.Worth, nothing: str = "no point") -> str:
     """Return a share of the best, with its margin; `nothing` where no point holds the limits."""
     if not worth.share:
         return nothing
@@ -570,18 +570,28 @@ def _plotted(study: Study, outcome: SearchOutcome) -> dict[str, Any]:
     figures = sorted(known, key=lambda name: (name not in naming.FIGURE_TITLES, name))
     x, y = reversed(names_of_frontier(study, outcome))
     return {
-        "figures": [naming.figure_title(name) for name in figures],
+        "figures": [_drawn_title(name) for name in figures],
         "more": [is_more_better(name) for name in figures],
         "names": [short_path(name) for name in names],
         "choices": [[value_text(choice.get(name, "")) for name in names] for choice in points],
-        "values": [[mean.get(name) for name in figures] for mean in means],
+        "values": [[_drawn(name, mean.get(name)) for name in figures] for mean in means],
         "margins": [[outcome.margin(index, name) for name in figures] for index in indices],
         "units": [_unit(name) for name in figures],
         "limits": naming.limits_by_title(study.space),
         "title": "Points that meet the limits",
-        "x": naming.figure_title(x),
-        "y": naming.figure_title(y),
+        "x": _drawn_title(x),
+        "y": _drawn_title(y),
     }
+
+
+def _drawn_title(name: str) -> str:
+    """Return the title of an axis, with its unit where the values of the figure have another."""
+    return f"{naming.figure_title(name)}{', GiB' if name.endswith('_bytes') else ''}"
+
+
+def _drawn(name: str, value: float | None) -> float | None:
+    """Return a figure in the unit of its axis."""
+    return value / 2**30 if value is not None and name.endswith("_bytes") else value
 
 
 def _unit(name: str) -> str:

@@ -23,18 +23,19 @@ _MORE = "busy_fraction kv_peak_fraction num_preemptions queueing_mean queueing_p
 
 
 def shown_figures(text: str | None, space: Space) -> tuple[str, ...]:
-    """Return the figures of `--show`, or the usual ones; those of a batch where all requests are sent at once.
+    """Return the figures of `--show`, or the limited and the usual ones; a batch that is sent at once has others.
 
     Raises:
         InputError: one that there is not.
     """
     arrivals = (space.scenario.get("workload") or {}).get("arrivals") or {}
     is_batch = arrivals.get("type") == "burst" and not arrivals.get("interval_s")
-    names = tuple((text or (_OF_A_BATCH if is_batch else _USUAL)).replace(",", " ").split())
+    names = (text or (_OF_A_BATCH if is_batch else _USUAL)).replace(",", " ").split()
     known = [*OBJECTIVES, *_MORE.split()]
     for name in names:
         check_known(name, known, f"--show: there is no figure {name!r}")
-    return names
+    limited = [] if text else [limit.name for limit in limits_from(space.limits) if limit.name not in names]
+    return (*limited, *names)
 
 
 def grid_report(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> Report:
@@ -86,7 +87,7 @@ def _sections(space: Space, answers: dict[int, Evaluation], names: Sequence[str]
     rows: list[Row] = []
     for index, answer in answers.items():
         if not answer.refused:
-            remark = "" if answer.holds else limit_name(answer.limited_by)
+            remark = "" if answer.holds else _broken(space, answer)
             choice = map(value_text, point_at(space, index).choice.values())
             rows.append([*choice, *(figure_cell(answer, name) for name in names), Cell(remark, tone="alert")])
 
@@ -98,6 +99,13 @@ def _sections(space: Space, answers: dict[int, Evaluation], names: Sequence[str]
     winner = None if best is None else shown.index(best)
     table = [Table(heads, rows, left=len(settings), right=1, winner=winner)] if rows else []
     return [Section("Over the settings", [OnPage(drawn)]), Section("", table, "Every point", is_open=True)]
+
+
+def _broken(space: Space, answer: Evaluation) -> str:
+    """Name every limit that a point breaks, or what else limits it."""
+    limits = limits_from(space.limits)
+    broken = [limit.name for limit in limits if answer.figures.get(limit.name, 0.0) > limit.most_s]
+    return ", ".join(map(limit_name, broken or [answer.limited_by]))
 
 
 def _plot(space: Space, answers: dict[int, Evaluation], figure_name: str) -> Chart:
@@ -112,12 +120,12 @@ def _plot(space: Space, answers: dict[int, Evaluation], figure_name: str) -> Cha
             ({short_path(name): value if name == across else value_text(value) for name, value in choice}, figure)
         )
     head = short_path(across)
+    unit = " (requests/s)" if head in ("rate", "rate_per_s") else ""
     limits = [Limit("y", limit.most_s, "limit") for limit in limits_from(space.limits) if limit.name == figure_name]
     y = Axis(figure_title(figure_name), "s" if figure_name.partition("_")[0] in METRICS else "")
     has_counts = all(isinstance(value, int) for value in space.vary.get(across, ()))
-    return Chart(
-        Axis(head or "point", "count" if has_counts else "", is_log=None), y, lines_across(points, head or None), limits
-    )
+    x = Axis(f"{head}{unit}" or "point", "count" if has_counts else "", is_log=None)
+    return Chart(x, y, lines_across(points, head or None), limits)
 
 
 def grid_document(space: Space, answers: dict[int, Evaluation]) -> dict[str, Any]:

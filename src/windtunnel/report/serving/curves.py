@@ -41,9 +41,11 @@ def cdf(latency: str, runs: Mapping[str, Floats], limit_s: float | None = None) 
 def distributions(runs: Mapping[str, Table], slo: Slo | None = None) -> list[tuple[Chart, str]]:
     """Return (chart, caption) of each latency's distribution over the requests of runs, by their label."""
     tables = {name: measured(requests) for name, requests in runs.items()}
+    # A request without outputs, or with one token, ends with its first.
+    are_same = all(np.array_equal(each["ttft_s"], each["e2e_s"], equal_nan=True) for each in tables.values())
     return [
         cdf(name, {run: requests[f"{name}_s"] for run, requests in tables.items()}, getattr(slo, f"{name}_s", None))
-        for name in LATENCIES
+        for name in [*LATENCIES][are_same:]
         if any(np.isfinite(requests[f"{name}_s"]).any() for requests in tables.values())
     ]
 

@@ -121,8 +121,9 @@ def _summary_section(scenario: Scenario, document: Mapping[str, Any], requests: 
     # Without intervals the calibration decides nothing.
     has_intervals = bool(document.get("interval_80"))
     sure = {"calibration_text": _calibration_text(document.get("calibration", {})) if has_intervals else None}
+    limited = limit_cards(summary, scenario.slo, scenario.workload.is_pooling)
     blocks: list[Block] = [
-        OnPage(lambda: [Cards([*limit_cards(summary, scenario.slo), *cards_of(document, LAYOUT["cards"]).facts])]),
+        OnPage(lambda: [Cards([*limited, *cards_of(document, LAYOUT["cards"]).facts])]),
         latency_table(summary, POOLED_LATENCIES if scenario.workload.is_pooling else ()),
         *([table_of(tenants, LAYOUT["tenants"])] if tenants else []),
         facts_of({**document, **sure}, LAYOUT["sureness"]),
@@ -278,11 +279,15 @@ def _slo_text(summary: Summary, slo: Slo | None) -> str:
     return f"{'Holds' if holds else 'Breaks'} the SLO: {met}{nearest}."
 
 
-def limit_cards(summary: Summary | ClientSummary, slo: Slo | None) -> list[Card]:
-    """Return latencies at the percentiles of their limits, with shares of these; without limits, TTFT and TPOT."""
+def limit_cards(summary: Summary | ClientSummary, slo: Slo | None, is_pooling: bool = False) -> list[Card]:
+    """Return latencies at the percentiles of their limits, with shares of these.
+
+    Without limits they are TTFT and TPOT, or where requests have no outputs the end-to-end time.
+    """
+    usual = {"e2e": (0.0, 99.0)} if is_pooling else {"ttft": (0.0, 99.0), "tpot": (0.0, 99.0)}
     limits = slo.limits if slo is not None else {}
     cards = []
-    for name, (limit_s, percentile) in (limits or {"ttft": (0.0, 99.0), "tpot": (0.0, 99.0)}).items():
+    for name, (limit_s, percentile) in (limits or usual).items():
         latency = getattr(summary, f"{name}_s")
         if latency is not None:
             at = _statistic(percentile)
