@@ -11,6 +11,8 @@ from windtunnel.serving.shorthand import JOB_PATHS, PATHS
 PATHS_OF_OPTIONS = {**PATHS, "rate": "workload.arrivals.rate_per_s", "concurrency": "workload.arrivals.concurrency"}
 """Option -> the path in a scenario that it sets."""
 DEGREES = ("tp", "pp", "ep", "dcp")
+FILES = ("scenario", "space", "job", "experiment")
+"""Arguments of commands that are files of settings."""
 
 
 def name_settings(error: InputError, values: Mapping[str, Any]) -> None:
@@ -18,14 +20,14 @@ def name_settings(error: InputError, values: Mapping[str, Any]) -> None:
 
     Args:
         error: its message and hint are changed.
-        values: of a command's options by name. Beside a scenario's file, only options that are given are named.
+        values: of a command's options by name. Beside a file of settings, only options that are given are named.
     """
     if values.get("slo"):
         error.message = re.sub(r"^slo\b", "--slo", error.message)
     if command := values.get("from_command"):
         name_options(error, command)
         return
-    has_file = bool(values.get("scenario") or values.get("job"))
+    has_file = any(values.get(name) for name in FILES)
     names = [name for name, value in values.items() if value is not None or not has_file]
     error.message = _as_options(_with_flags(error.message, names), names)
     error.hint = error.hint and _as_options(_with_flags(error.hint, names), names)
@@ -42,7 +44,7 @@ def _as_options(text: str, names: Collection[str]) -> str:
     own = {f"$.{path}": name for name, path in JOB_PATHS.items()}
 
     def option(name: re.Match[str]) -> str:
-        typed = own.get(name[0], name[0])
+        typed = own.get(name[0], name[0].removeprefix("$."))
         return f"--{typed.replace('_', '-')}" if typed in names else name[0]
 
     named = re.sub(placed, lambda part: re.sub(r"[\w.$]+", option, part[0]), text)

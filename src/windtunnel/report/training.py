@@ -101,7 +101,12 @@ def training_report(
     lead = [devices_line(result.setup), filled(LAYOUT["batch"], result.setup), *_uneven_layers(result.setup), *network]
     if result.host_s:
         lead.append(LAYOUT["offload"].format(seconds=format_seconds(result.host_s)))
-    return Report(model_line(result), lead, sections, verdict=verdict_of(document), is_good=document["fits"])
+    verdict = verdict_of(document)
+    if changes and not result.fits:
+        change, fitting = changes[0]
+        took = format_seconds(fitting.step_s)
+        verdict = f"{verdict[:-1]}; with {_options(change, result.setup.given)} it fits, at {took} a step."
+    return Report(model_line(result), lead, sections, verdict=verdict, is_good=document["fits"])
 
 
 def training_sections(document: Mapping[str, Any]) -> tuple[Section, Section, Section]:

@@ -52,7 +52,7 @@ def test_without_a_command_it_helps(windtunnel: Command) -> None:
         (("lab", "replay", "{job}", "--largest-message", "3banana"), "--largest-message: '3banana' has the unit"),
         (("lab", "run"), "no model is given"),
         (("lab", "run", "none.yaml"), "there is no file none.yaml"),
-        (("lab", "run", "--model", "m", "--mode", "nvprof"), "$.mode is 'nvprof', which is not known"),
+        (("lab", "run", "--model", "m", "--mode", "nvprof"), "error: --mode is 'nvprof', which is not known"),
         (("lab", "run", "--model", "./none"), "there is no model ./none"),
         (("lab", "run", "{job}"), "$.device is 'h100_sxm', which is not known"),
         (("lab", "run", "--model", "m", "--batch-sise", "2"), "there is no option --batch-sise"),

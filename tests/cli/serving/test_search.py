@@ -380,7 +380,7 @@ def test_a_scenario_says_the_share_that_must_keep_a_limit(windtunnel: Command, s
         (("search", "SCENARIO", "--no-store"), "nothing varies"),
         (("search", "SPACE", "--no-store", "--executor", "rayy"), "--executor: there is no 'rayy'"),
         (("search", "SPACE", "--no-store", "--top", "0"), "--top is 0"),
-        (("search", "SPACE", "--no-store", "--strategy", "foo"), "$.strategy is 'foo'"),
+        (("search", "SPACE", "--no-store", "--strategy", "foo"), "--strategy is 'foo'"),
         (("search", "SPACE", "--no-store", "--address", "auto", "--executor", "here"), "--address is a Ray cluster's"),
         (("search",), "there is no space to search"),
         (
