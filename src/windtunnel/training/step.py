@@ -88,7 +88,12 @@ class Timeline:
         return self.last_s if self.is_staggered else np.full(self.schedule.num_devices, float(np.max(self.last_s)))
 
 
-END_OF_STEP = ("exposed gradient reduction", "end of step", "optimizer", "exposed parameter gather", "stragglers")
+REDUCTION, REDUCTION_AND_COPIES = "exposed gradient reduction", "exposed gradient reduction and copies to the host"
+HOST_COPIES = "copies between device and host in the optimizer's step"
+END_OF_STEP = (
+    *(REDUCTION, REDUCTION_AND_COPIES, "end of step", "optimizer", "optimizer on the host", HOST_COPIES),
+    *("exposed parameter gather", "stragglers"),
+)
 """Parts of a step after its pipeline."""
 
 
@@ -377,12 +382,11 @@ def _ends_of_step(
     reduced = np.maximum(timeline.communicated, timeline.last_s) + reduce
     steps = max((optimizer_tasks(rank, parameters) for parameters in held), key=prices.seconds)
     copies = prices.seconds(task for task in steps if task.group is Group.HOST)
-    reduction = "exposed gradient reduction and copies to the host" if offloads(rank) else "exposed gradient reduction"
     return {
-        reduction: float(np.max(reduced) - np.max(timeline.last_s)),
+        REDUCTION_AND_COPIES if offloads(rank) else REDUCTION: float(np.max(reduced) - np.max(timeline.last_s)),
         "end of step": prices.seconds(finish_tasks(rank)),
         "optimizer on the host" if offloads(rank) else "optimizer": prices.seconds(steps) - copies,
-        "copies between device and host in the optimizer's step": copies,
+        HOST_COPIES: copies,
         "exposed parameter gather": float(np.max(gather)),
     }
 

@@ -197,6 +197,16 @@ def test_a_search_of_layouts_leads_with_the_step_and_the_run(
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+def test_the_timeline_of_an_offloaded_step_is_as_long_as_the_step(windtunnel: Command, tmp_path: Path) -> None:
+    file = tmp_path / "step.json"
+    words = ("train", "--model", "qwen2.5-7b", "--device", "a100_sxm", "--num-devices", "2", "--framework", "deepspeed")
+    words = (*words, "--zero", "2", "--offload", "optimizer", "--sequence-tokens", "2048", "--global-batch", "8")
+    document = json.loads(windtunnel(*words, "--recompute", "full", "--timeline", str(file), "--json").stdout)
+    events = [event for event in json.loads(file.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert "optimizer on the host" in {event["name"] for event in events}
+    assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(document["step_s"] * 1e6, abs=1)
+
+
 @pytest.mark.parametrize(("device", "is_noted"), [("l4", True), ("h100_sxm", False)])
 def test_an_assumed_node_is_announced(windtunnel: Command, device: str, is_noted: bool) -> None:
     words = ("train", "--model", "llama-3.1-8b", "--device", device, "--num-devices", "8", "--tp", "8")
