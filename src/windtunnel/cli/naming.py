@@ -47,7 +47,15 @@ def _as_options(text: str, names: Collection[str]) -> str:
         typed = own.get(name[0], name[0].removeprefix("$."))
         return f"--{typed.replace('_', '-')}" if typed in names else name[0]
 
+    below = re.fullmatch(r"(\w+)( is .*) at (\$\.[\w.]+)", text)
+    # `rank is 0 at $.lora` is the field `$.lora.rank`.
+    if below and (path := f"{below[3]}.{below[1]}") in own:
+        text = path + below[2]
     named = re.sub(placed, lambda part: re.sub(r"[\w.$]+", option, part[0]), text)
+    for name, path in JOB_PATHS.items():
+        if "." in path and name in names:
+            setting = rf"(?<![\w.$'-]){re.escape(path)}(?![\w.:])(?: =(?= ))?"
+            named = re.sub(setting, f"--{name.replace('_', '-')}", named)
     # An option is no field of the file.
     return re.sub(r"^(?:\S+: )?(--[\w-]+) (?:= (?=\d))?", r"\1 ", named)
 

@@ -197,6 +197,43 @@ def test_a_search_of_layouts_leads_with_the_step_and_the_run(
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+@pytest.mark.parametrize(
+    ("typed", "message", "hint"),
+    [
+        ("--lora 0", "--lora is 0; at least 1 is needed", ""),
+        (
+            "--offload parameters --zero 2",
+            "--offload parameters of deepspeed needs --zero 3; it is 2",
+            "set --zero to 3",
+        ),
+        ("--zero 3 --pp 2", "DeepSpeed has no pipeline with ZeRO-3: --pp 2", "set --zero to 0 or 1, or --pp to 1"),
+    ],
+)
+def test_settings_are_named_as_they_are_typed(windtunnel: Command, typed: str, message: str, hint: str) -> None:
+    words = (
+        "train",
+        "--model",
+        "llama-3.1-8b",
+        "--device",
+        "h100_sxm",
+        "--num-devices",
+        "8",
+        "--framework",
+        "deepspeed",
+    )
+    done = windtunnel(*words, "--sequence-tokens", "4096", "--global-batch", "64", *typed.split())
+    assert (done.code, done.stderr) == (2, f"error: {message}\n" + (f"hint: {hint}\n" if hint else ""))
+
+
+def test_a_setting_of_a_file_is_named_by_its_key(windtunnel: Command, tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        "model: llama-3.1-8b\ndevice: h100_sxm\nnum_devices: 8\nsequence_tokens: 4096\nglobal_batch: 64\n"
+        "framework: deepspeed\nsharding: {zero: 3}\nparallelism: {pp: 2}\n"
+    )
+    assert "set sharding.zero to 0 or 1, or parallelism.pp to 1" in windtunnel("train", str(job)).stderr
+
+
 def test_the_timeline_of_an_offloaded_step_is_as_long_as_the_step(windtunnel: Command, tmp_path: Path) -> None:
     file = tmp_path / "step.json"
     words = ("train", "--model", "qwen2.5-7b", "--device", "a100_sxm", "--num-devices", "2", "--framework", "deepspeed")
