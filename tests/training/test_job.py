@@ -137,6 +137,7 @@ def test_a_violated_relation_is_named(changes: dict[str, Any], relation: str) ->
         ({"parallelism": {"pp": 2, "layers_per_stage": [40, 41]}}, "adds up to 81"),
         ({"parallelism": {"ep": 8}}, "has no experts"),
         ({"parallelism": {"pp": 4, "virtual_stages": 2}, "schedule": "1f1b"}, "has one chunk on each device"),
+        ({"parallelism": {"virtual_stages": 2}}, "virtual stages need a pipeline: pp = 1"),
         ({"schedule": "interleaved", "global_batch": 12}, "multiples of pp"),
         ({"schedule": "dualpipe", "global_batch": 9, "parallelism": {"pp": 4, "tp": 8, "cp": 2}}, "even"),
         ({"sequence_tokens": 8190}, "does not split into"),

@@ -378,8 +378,15 @@ def check_offload(job: TrainingJob) -> None:
         )
 
 
+def check_virtual_stages(job: TrainingJob) -> None:
+    """Raise InputError where a device has several chunks and no pipeline."""
+    if job.parallelism.virtual_stages > 1 and job.parallelism.pp == 1:
+        raise InputError("virtual stages need a pipeline: pp = 1", "leave parallelism.virtual_stages out")
+
+
 def check_schedule(job: TrainingJob, known: Degrees) -> None:
     """Raise InputError where the pipeline schedule cannot run with these degrees."""
+    check_virtual_stages(job)
     name, pp, num_microbatches = job.schedule, known.pp, known.num_microbatches
     framework = framework_of(job.framework)
     stages, of_pipelines = framework["zero_stages"], framework["zero_stages_of_pipelines"]

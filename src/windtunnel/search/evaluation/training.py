@@ -21,7 +21,7 @@ from windtunnel.training.costs import same_layers
 from windtunnel.training.degrees import degrees
 from windtunnel.training.job import TrainingJob
 from windtunnel.training.pricing import TrainingPricer
-from windtunnel.training.setup import TrainingSetup, look_up, resolve
+from windtunnel.training.setup import TrainingSetup, check_virtual_stages, look_up, resolve
 from windtunnel.training.step import TrainingResult, simulate_with, step_interval, training_prices
 from windtunnel.units import parse_quantity
 
@@ -134,8 +134,7 @@ class TrainingEvaluator:
 
     def _check(self, job: TrainingJob) -> None:
         """Raise InputError where a job is impossible for a reason that is seen in its degrees or its limits."""
-        if job.parallelism.virtual_stages > 1 and job.parallelism.pp == 1:
-            raise InputError("virtual stages need a pipeline: pp = 1")
+        check_virtual_stages(job)
         if "run" in self.space.limits and job.total_tokens is None:
             raise InputError("a limit on the run needs total_tokens", "give the number of tokens to train on")
         degrees(job)
