@@ -109,6 +109,9 @@ def test_a_collective_is_timed() -> None:
     assert run.bus_bytes_per_s == pytest.approx(run.algorithm_bytes_per_s * 2 * 63 / 64)
     assert "GB/s of bus bandwidth" in shown(run)
     assert wt.collective("all_reduce", 2**30, topology="dgx_h100:num_servers=8").seconds == run.seconds
+    assert wt.collective("ncclAllReduce", "1GiB", device="h100_sxm", num_devices=64).seconds == run.seconds
+    with pytest.raises(InputError, match="is not a whole number of bytes"):
+        wt.collective("all_reduce", "1.5B", device="h100_sxm")
     assert wt.collective("all_reduce", 2**30, device="h100_sxm", num_devices=6).call.ranks.num_ranks == 6
     asks: dict[str, dict[str, Any]] = {
         "a device or a topology is needed": {},

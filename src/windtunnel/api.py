@@ -13,7 +13,7 @@ from windtunnel.calibration.validate import RunPrediction, predict_runs, with_od
 from windtunnel.errors import InputError, check_known
 from windtunnel.formats.job_files import read_job_file
 from windtunnel.metrics.limits import limits_of, parse_limits
-from windtunnel.network.collectives.call import CollectiveChoices, CollectiveRun
+from windtunnel.network.collectives.call import CollectiveChoices, CollectiveRun, operation_named, size_of
 from windtunnel.network.collectives.closed_forms import LAUNCH_S
 from windtunnel.network.collectives.run import run_collective
 from windtunnel.network.settings import settings_from
@@ -41,7 +41,6 @@ from windtunnel.serving.scenario import Described, pool_scenario, resolve
 from windtunnel.serving.shorthand import JOB_PATHS, described_by, scenario
 from windtunnel.training.job import TrainingJob, load
 from windtunnel.training.step import TrainingResult, simulate_training
-from windtunnel.units import parse_quantity
 
 
 class Validation(Shown, list[RunPrediction]):
@@ -191,7 +190,7 @@ def collective(
     """Predict the time and bandwidth of one collective: `collective("all_reduce", "1GiB", device="h100_sxm")`.
 
     Args:
-        op: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or send_recv.
+        op: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or send_recv; also as NCCL writes it.
         size_bytes: as nccl-tests counts them: a number, or a text with its unit.
         device: a device, on its usual nodes; None: `topology` says it.
         num_devices: how many of them; None: one node.
@@ -211,8 +210,8 @@ def collective(
         raise InputError("num_devices is for device", "give ranks")
     fabric, choices = fabric_of(str(topology)), CollectiveChoices(algorithm, launch_s=LAUNCH_S)
     ranks = ranks if ranks is not None else num_devices or fabric.num_gpus
-    num_bytes, settings = parse_quantity("size_bytes", str(size_bytes)), settings_from({"backend": backend})
-    return run_collective(fabric, op, int(num_bytes), ranks, backend, settings, choices)
+    settings, num_bytes = settings_from({"backend": backend}), size_of(str(size_bytes))
+    return run_collective(fabric, operation_named(op), num_bytes, ranks, backend, settings, choices)
 
 
 @checked

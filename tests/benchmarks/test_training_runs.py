@@ -1,5 +1,6 @@
 """Published training runs: rows become jobs, what says too little is skipped, and predictions stay within budget."""
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -256,6 +257,19 @@ def test_a_logged_throughput_gives_the_step_but_in_gpt3s_logs(tmp_path: Path) ->
     runs, skipped = read_training_runs(tmp_path / "mlperf.csv")
     assert [run.step_s for run in runs] == pytest.approx([128 / 189.6161, 8 / 12.0])
     assert [row.reason for row in skipped] == ["neither a time nor a rate was measured"]
+
+
+def test_logs_that_print_both_have_the_batch_over_the_throughput_as_their_step(reference: Path) -> None:
+    with (reference / "training" / "mlperf_summary.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["step_time_s_median"] and row["logged_throughput_raw"]]
+    ratios: dict[bool, list[float]] = {True: [], False: []}
+    for row in rows:
+        whole = float(row["global_batch_size"]) / float(row["logged_throughput_raw"])
+        ratios[row["benchmark"] == "gpt3"].append(whole / float(row["step_time_s_median"]))
+    assert len(ratios[False]) >= 10
+    assert ratios[False] == pytest.approx([1.0] * len(ratios[False]), rel=0.005)
+    # GPT-3's counts tokens, and its time has evaluation in it.
+    assert all(1.05 < ratio * 2048 < 1.15 for ratio in ratios[True])
 
 
 def test_a_layout_must_make_the_logged_batch(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_inference_perf_says_its_load_stage_by_stage(tmp_path: Path) -> None:
 def test_genai_bench_says_a_rate(tmp_path: Path) -> None:
     rate = {"iteration_type": "request_rate", "request_rate": 4.0, "num_concurrency": 1000}
     whole = GENAI_BENCH["aggregated_metrics"] | rate
-    (result,) = results_of(tmp_path, {"aggregated_metrics": whole})
+    (result,) = results_of(tmp_path, GENAI_BENCH | {"aggregated_metrics": whole})
     assert (result.concurrency, result.rate_per_s, result.range_ratio) == (None, 4.0, None)
 
 
@@ -186,7 +186,7 @@ def test_equal_lengths_are_recognised(tmp_path: Path) -> None:
         "num_output_tokens": {"min": 5, "max": 5, "mean": 5.0},
     }
     whole = GENAI_BENCH["aggregated_metrics"]
-    documents = LLMPERF, {"aggregated_metrics": whole | {"stats": whole["stats"] | equal}}
+    documents = LLMPERF, GENAI_BENCH | {"aggregated_metrics": whole | {"stats": whole["stats"] | equal}}
     assert [results_of(tmp_path, document)[0].range_ratio for document in documents] == [1.0, 1.0]
 
 

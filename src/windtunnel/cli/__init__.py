@@ -145,12 +145,11 @@ def _usage_error(error: "click.UsageError") -> tuple[str, str | None]:
     see = f"see `{verb} --help`"
     if isinstance(error, click.NoSuchOption):
         names = declared("other_names")
-        said = names.get(error.option_name.lstrip("-").replace("_", "-"), "")
-        if " " in (said := names.get(said, said)):
-            return f"there is no option {error.option_name}", said
-        near = sorted(error.possibilities or [])
+        other = names.get(error.option_name.lstrip("-").replace("_", "-"), "")
+        said, near = names.get(other, other), sorted(error.possibilities or [])
         see = getattr(error.ctx and error.ctx.command, "other_options", None) or see
-        return f"there is no option {error.option_name}", f"did you mean {' or '.join(near)}?" if near else see
+        see = said if " " in said else f"did you mean {' or '.join(near)}?" if near else see
+        return f"there is no option {error.option_name}", see
     if isinstance(error, click.MissingParameter) and error.param is not None:
         name = error.param.opts[0] if isinstance(error.param, click.Option) else error.param.human_readable_name
         return f"{name} is missing", see

@@ -11,8 +11,7 @@ from windtunnel.serving.shorthand import JOB_PATHS, PATHS
 PATHS_OF_OPTIONS = {**PATHS, "rate": "workload.arrivals.rate_per_s", "concurrency": "workload.arrivals.concurrency"}
 """Option -> the path in a scenario that it sets."""
 DEGREES = ("tp", "pp", "ep", "dcp")
-FILES = ("scenario", "space", "job", "experiment")
-"""Arguments of commands that are files of settings."""
+FILES_OF_SETTINGS = ("scenario", "space", "job", "experiment")
 
 
 def name_settings(error: InputError, values: Mapping[str, Any]) -> None:
@@ -27,7 +26,7 @@ def name_settings(error: InputError, values: Mapping[str, Any]) -> None:
     if command := values.get("from_command"):
         name_options(error, command)
         return
-    has_file = any(values.get(name) for name in FILES)
+    has_file = any(values.get(name) for name in FILES_OF_SETTINGS)
     names = [name for name, value in values.items() if value is not None or not has_file]
     error.message = _as_options(_with_flags(error.message, names), names)
     error.hint = error.hint and _as_options(_with_flags(error.hint, names), names)

@@ -16,7 +16,7 @@ from windtunnel.formats.simai.analytical import read_layers, run_simai_analytica
 from windtunnel.formats.simai.conf import read_simai_conf
 from windtunnel.formats.simai.report import end_to_end_csv, flow_table_csv
 from windtunnel.network import fabric as fabrics
-from windtunnel.network.collectives.call import ALGORITHMS, CollectiveChoices, CollectiveRun, operation_named
+from windtunnel.network.collectives.call import ALGORITHMS, CollectiveChoices, CollectiveRun, operation_named, size_of
 from windtunnel.network.collectives.closed_forms import LAUNCH_S
 from windtunnel.network.collectives.expert_parallel import TokenTraffic, run_expert_all_to_all
 from windtunnel.network.collectives.placement import chosen_gpus
@@ -30,7 +30,7 @@ from windtunnel.report.network import network as report
 from windtunnel.schema import encode
 from windtunnel.training.iteration.layers import LayerWorkload, run_layers
 from windtunnel.training.iteration.shared_fabric import place_jobs, run_jobs
-from windtunnel.units import format_count, parse_quantity
+from windtunnel.units import format_count
 
 
 def network_settings(options: Options) -> NetworkSettings:
@@ -229,12 +229,9 @@ def _sizes(text: str) -> list[int]:
 
 def _size(text: str) -> int:
     try:
-        size_bytes = parse_quantity("size_bytes", text)
+        return size_of(text)
     except InputError as error:
         raise InputError(error.message.replace("size_bytes", "--size", 1), error.hint) from None
-    if size_bytes != int(size_bytes):
-        raise InputError(f"--size: {text!r} is not a whole number of bytes")
-    return int(size_bytes)
 
 
 def _run(

@@ -2,20 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import click
 
 from windtunnel import catalog
+from windtunnel.cli import INTERRUPTED
 from windtunnel.cli.verbs import Options
+from windtunnel.errors import WindtunnelError
 from windtunnel.files import write_text
 from windtunnel.hardware import Device, Node
 from windtunnel.model.shape import ModelSpec
 from windtunnel.report.report import Report
 from windtunnel.schema import json_text
-
-if TYPE_CHECKING:
-    pass
 
 
 class Remarks(Protocol):
@@ -28,6 +27,13 @@ class Remarks(Protocol):
     @property
     def document(self) -> dict[str, Any]:
         """The same for JSON."""
+
+
+def interrupted(message: str, hint: str | None) -> WindtunnelError:
+    """Return the error with which a run ends that was interrupted, after what it has so far is printed."""
+    error = WindtunnelError(message, hint)
+    error.exit_code = INTERRUPTED
+    return error
 
 
 def answer(

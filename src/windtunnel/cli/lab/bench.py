@@ -14,12 +14,11 @@ import click
 import msgspec
 import numpy as np
 
-from windtunnel.cli import INTERRUPTED
 from windtunnel.cli.options import with_load
-from windtunnel.cli.output import answer, remark
+from windtunnel.cli.output import answer, interrupted, remark
 from windtunnel.cli.progress import status
 from windtunnel.cli.verbs import Options
-from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.errors import InputError
 from windtunnel.files import check_replaceable, write_text
 from windtunnel.formats.telemetry.prometheus import answer_of, scrape_text
 from windtunnel.lab.bench.client import FIRST_TOKEN_ID, BenchRun, Endpoint, bench
@@ -71,16 +70,9 @@ def command(options: Options) -> None:
     if summary.num_failed:
         remark(f"{summary.num_failed:,} of {format_count(summary.num_requests + summary.num_failed, 'request')} failed")
     if run.num_left:
-        raise _interruption(str(document["cut"]), None)
+        raise interrupted(str(document["cut"]), None)
     if summary.num_failed:
         click.get_current_context().exit(1)
-
-
-def _interruption(message: str, hint: str | None) -> WindtunnelError:
-    """Return the error with which a run ends that was interrupted and is kept as far as it came."""
-    error = WindtunnelError(message, hint)
-    error.exit_code = INTERRUPTED
-    return error
 
 
 def _measured(
@@ -161,14 +153,14 @@ def _sweep(options: Options) -> None:
             if load in folders:
                 write_bench(folders[load], run.requests, run.tokens, document, scenarios[load])
     if cut and not runs:
-        raise _interruption(cut, None)
+        raise interrupted(cut, None)
     sweep = Sweep(kind, [Level(load, runs[load], _predicted(scenarios[load])) for load in loads if load in runs])
     if options.out is not None:
         write_text(options.out / "sweep.json", json_text(sweep_document(sweep)) + "\n")
         remark(f"wrote {options.out}")
     answer(options, sweep_document, sweep_report, sweep)
     if cut:
-        raise _interruption(cut, None if options.out is None else "the same command goes on from there")
+        raise interrupted(cut, None if options.out is None else "the same command goes on from there")
     if any(run.document["summary"]["num_failed"] for run in runs.values()):
         click.get_current_context().exit(1)
 

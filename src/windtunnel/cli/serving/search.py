@@ -10,11 +10,10 @@ import msgspec
 from msgspec.structs import replace as replace_fields
 
 from windtunnel import catalog
-from windtunnel.cli import INTERRUPTED
 from windtunnel.cli.diffusion import diffusion_file, search_file
 from windtunnel.cli.naming import name_settings
 from windtunnel.cli.options import assignments, launched, with_read_load
-from windtunnel.cli.output import answer, remark, remark_left_out
+from windtunnel.cli.output import answer, interrupted, remark, remark_left_out
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, WindtunnelError, check_known
@@ -126,14 +125,12 @@ def _interruption(options: Options, store: Store, partial: SearchEvidence) -> Wi
         show(search_report(partial))
     is_kept = store.connection is not None
     done = max((len(outcome.evaluations) for outcome in partial.study.outcomes), default=0)
-    error = WindtunnelError(
+    return interrupted(
         f"interrupted: {done:,} of {format_count(partial.study.space.num_points, 'point')} are evaluated"
         + ("; the best so far is above" if best_is_shown else "")
         + ("" if is_kept else "; nothing is kept"),
         "go on with windtunnel search --resume" if is_kept else None,
     )
-    error.exit_code = INTERRUPTED
-    return error
 
 
 def _resumed_space(store: Store) -> Space:

@@ -336,24 +336,21 @@ def _genai_bench(name: str, document: dict[str, Any]) -> list[ClientResult]:
     stats, has_rate = whole["stats"], whole["iteration_type"] == "request_rate"
     if not whole["num_completed_requests"]:
         return []
-
-    def mean(key: str) -> float:
-        return float(stats[key]["mean"] or 0.0)
-
+    mean = {key: float(values["mean"] or 0.0) for key, values in stats.items()}
     lengths = [stats[key] for key in ("num_input_tokens", "num_output_tokens")]
     return [
         ClientResult(
             id=name,
             client="genai-bench",
-            input_tokens=mean("num_input_tokens"),
-            output_tokens=mean("num_output_tokens"),
+            input_tokens=mean["num_input_tokens"],
+            output_tokens=mean["num_output_tokens"],
             num_requests=int(whole["num_completed_requests"]),
             concurrency=None if has_rate else int(whole["num_concurrency"]),
             rate_per_s=float(whole["request_rate"]) if has_rate else None,
             measured=_known(
-                tpot=mean("tpot"),
-                ttft=mean("ttft"),
-                e2e=mean("e2e_latency"),
+                tpot=mean["tpot"],
+                ttft=mean["ttft"],
+                e2e=mean["e2e_latency"],
                 throughput=float(whole["mean_output_throughput_tokens_per_s"]),
             ),
             range_ratio=1.0 if all(each["min"] == each["max"] for each in lengths) else None,
@@ -387,7 +384,7 @@ FORMATS = (
     FileFormat(
         "genai-bench",
         "client result",
-        has(lambda document: "stats" in dict(document.get("aggregated_metrics") or {})),
+        has(lambda document: "individual_request_metrics" in document),
         of_documents(_genai_bench),
     ),
     FileFormat("guidellm", "client result", has(lambda document: "benchmarks" in document), of_documents(_guidellm)),

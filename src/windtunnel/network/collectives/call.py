@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import check_known
+from windtunnel.errors import InputError, check_known
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.settings import NetworkSettings
 from windtunnel.notebook import Shown
 from windtunnel.plugins import Registry
+from windtunnel.units import parse_quantity
 
 ALGORITHMS = Registry(
     "windtunnel.collectives", "windtunnel.network.collectives.algorithms", "collective algorithm", "OPERATIONS"
@@ -25,6 +26,14 @@ def operation_named(text: str) -> str:
     """Return the collective that NCCL, nccl-tests or a person writes otherwise: `ncclAllReduce`, `all_reduce_perf`."""
     letters = re.sub(r"_perf$|^nccl|[^a-z]", "", text.lower())
     return next((op for op in OPERATIONS if op.replace("_", "") == letters), text)
+
+
+def size_of(text: str) -> int:
+    """Return the bytes that a text such as `64MiB` says; raise InputError where they are no whole number."""
+    size_bytes = parse_quantity("size_bytes", text)
+    if size_bytes != int(size_bytes):
+        raise InputError(f"size_bytes: {text!r} is not a whole number of bytes")
+    return int(size_bytes)
 
 
 def check_operation(op: str) -> None:

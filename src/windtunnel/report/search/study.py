@@ -17,6 +17,7 @@ from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside,
 from windtunnel.report.numbers import number, percent, words
 from windtunnel.report.report import Block, Card, Cards, Cell, Facts, OnPage, OnTerminal, Report, Section, Table, Text
 from windtunnel.report.search import figures as naming
+from windtunnel.report.search.points import LEAST_MARGIN, all_points, streams_text
 from windtunnel.report.search.recommendation import against_api, certainty, gain_text, nothing_text, recommendation
 from windtunnel.report.serving.run import limit_card
 from windtunnel.report.training import option_text
@@ -28,7 +29,6 @@ from windtunnel.search.evaluation.training import MEMORY
 from windtunnel.search.fleets import FleetSimulator, FleetSize, cheapest, copied, deployment_of, lengthened, ways
 from windtunnel.search.prices import ApiPrice, Price
 from windtunnel.search.recommend import AS_IT_IS, DEPLOYMENT
-from windtunnel.search.scores import frontier_names, is_more_better
 from windtunnel.search.space.space import CHANGE, Space, value_text
 from windtunnel.search.store import Store
 from windtunnel.search.study import SearchOutcome, Study
@@ -45,12 +45,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 LAYOUT = layouts_beside(__file__)
-SHOWN_REFUSALS, SHOWN_FRONTIER, SHOWN_FLEETS, WHY_OF = 6, 10, 5, 3
-LEAST_MARGIN = 0.0005
-"""Relative margins below this are not shown."""
+SHOWN_REFUSALS, SHOWN_FLEETS, WHY_OF = 6, 5, 3
 RANK_WIDTH = 3
-MAX_DRAWN = 20_000
-"""Most points of the interactive figure; of more, the best are drawn."""
 
 Why = list[tuple[int, Result | TrainingResult]]
 """Points with their runs in full."""
@@ -108,7 +104,10 @@ def evidence_of(study: Study, store: Store, top: int, load: float | None = None,
     if load is not None:
         study = replace(study, outcomes=[lengthened(study, each, load, SHOWN_FLEETS) for each in study.outcomes])
     simulators = [] if load is None else [FleetSimulator(study, outcome, load) for outcome in study.outcomes]
-    fleets = [_fleets(simulator) for simulator in simulators]
+    fleets = [
+        cheapest([each.fewest(way) for way in ways(study, each.outcome, each.load, SHOWN_FLEETS)])
+        for each in simulators
+    ]
     evidence = SearchEvidence(
         study=study,
         top=top,
@@ -121,12 +120,6 @@ def evidence_of(study: Study, store: Store, top: int, load: float | None = None,
     listed = [_listed(evidence, place)[:WHY_OF] for place in range(len(study.outcomes))]
     why = [answers.why(study, outcome, points) for outcome, points in zip(study.outcomes, listed, strict=True)]
     return replace(evidence, why=why)
-
-
-def _fleets(simulator: FleetSimulator) -> list[FleetSize]:
-    """Return the cheapest replicas that take a load, once for each deployment, simulated where they can be."""
-    study, outcome, load = simulator.study, simulator.outcome, simulator.load
-    return cheapest([simulator.fewest(way) for way in ways(study, outcome, load, SHOWN_FLEETS)])
 
 
 def _listed(evidence: SearchEvidence, place: int) -> list[int]:
@@ -256,7 +249,7 @@ def _workload_sections(evidence: SearchEvidence, place: int, outcome: SearchOutc
         Section("", _best(evidence, place, why), heading("The best points"), is_open=True),
         *([_why_section(why)] if why else []),
         *([_worth_section(space, outcome, effects, heading("What each setting is worth"))] if effects else []),
-        Section("", _all_points(study, outcome, winner) if len(outcome.ranking) > 1 else [], heading(_EVERY_POINT)),
+        Section("", all_points(study, outcome, winner) if len(outcome.ranking) > 1 else [], heading(_EVERY_POINT)),
         *(_fleet_sections(evidence, evidence.fleets[place]) if evidence.fleets else []),
         *_refusals(outcome, heading("What cannot run")),
     ]
@@ -296,6 +289,7 @@ def _best(evidence: SearchEvidence, place: int, why: Why) -> list[Block]:
     """Return the best points with their figures, and how sure their order is."""
     study, outcome, listed = evidence.study, evidence.study.outcomes[place], _listed(evidence, place)
     winner, idle = outcome.ranking[winner_rank(evidence, place)], answers.idle_changes(study, outcome)
+    same = [study.point(index).title for index in idle]
     points = [(str(rank), study.point(index).title) for rank, index in enumerate(listed, start=1)]
     sureness = sureness_texts(study, outcome) if why else []
     space_finds_loads = bool(why) and not study.space.is_training and study.space.load == "capacity"
@@ -303,7 +297,7 @@ def _best(evidence: SearchEvidence, place: int, why: Why) -> list[Block]:
         *([OnPage(lambda: _winner(evidence, outcome, winner))] if why else []),
         OnTerminal(lambda: [Facts(points, RANK_WIDTH), best_table(study, outcome, listed)]),
         OnPage(lambda: [best_table(study, outcome, listed, is_on_page=True, winner=winner)]),
-        *([_idle_text([study.point(index).title for index in idle])] if idle else []),
+        *([f"{format_count(len(idle), 'change')} made no difference: {'; '.join(same)}."] if idle else []),
         *_burst_texts(evidence, outcome),
         *([rest_text(outcome, listed)] if space_finds_loads else []),
         *([Text(sureness)] if sureness else []),
@@ -327,11 +321,6 @@ def _command(evidence: SearchEvidence, outcome: SearchOutcome, index: int) -> li
     scenario = answers.scenario_of(study, outcome, index)
     script = launch_script(scenario, engine_versions(scenario), evidence.launch.others)
     return [Text([f"Changed command: {study.point(index).title}", *shown_script(script)])]
-
-
-def _idle_text(titles: Sequence[str]) -> str:
-    """Say how many changes made no difference, and which."""
-    return f"{format_count(len(titles), 'change')} made no difference: {'; '.join(titles)}."
 
 
 def _winner(evidence: SearchEvidence, outcome: SearchOutcome, index: int) -> list[Block]:
@@ -517,87 +506,6 @@ def worth_text(worth: answers.Worth, nothing: str = "no point") -> str:
         return nothing
     is_sure = worth.margin is None or worth.margin < LEAST_MARGIN
     return percent(worth.share) if is_sure else f"{percent(worth.share)} ± {percent(worth.margin or 0.0)}"
-
-
-def streams_text(outcome: SearchOutcome) -> str:
-    """Name the streams that figures are means over."""
-    return f"mean of {format_count(outcome.num_streams, 'stream')}" if outcome.num_streams > 1 else "one stream"
-
-
-def _all_points(study: Study, outcome: SearchOutcome, winner: int) -> list[Block]:
-    """Return the figure of all points that meet the limits, and the frontier: the best of it on a terminal."""
-    names = names_of_frontier(study, outcome)
-    head = "frontier" if study.space.is_training else f"frontier, {streams_text(outcome)}"
-    indices = answers.frontier(outcome, names)
-    rows: list[list[str | Cell]] = [
-        [study.point(index).title, *(_sure_cell(outcome, index, name) for name in names)] for index in indices
-    ]
-    heads = [head, *map(naming.figure_title, names)]
-    more = [f"and {len(rows) - SHOWN_FRONTIER} more"] if len(rows) > SHOWN_FRONTIER else []
-    remark = "The point in a circle is the best; the dashed line is the frontier of the two axes."
-    if outcome.num_streams > 1:
-        remark += (
-            f" Filled dots are the {streams_text(outcome)} of requests, with the 90% confidence interval of the mean; "
-            "hollow dots met the first stream alone, and the line leaves them out."
-        )
-    return [
-        OnTerminal(lambda: [Table(heads, rows[:SHOWN_FRONTIER], notes=more)]),
-        OnPage(lambda: [all_blocks.Points(_plotted(study, outcome) | {"best": winner}), remark, Table(heads, rows)]),
-    ]
-
-
-def names_of_frontier(study: Study, outcome: SearchOutcome) -> tuple[str, str]:
-    """Return the two objectives of the frontier."""
-    return frontier_names(study.space, [outcome.evaluations[index] for index in outcome.ranking])
-
-
-def _sure_cell(outcome: SearchOutcome, index: int, name: str) -> Cell:
-    """Return a figure with its margin, where that is known."""
-    mean, off = outcome.mean(index), outcome.margin(index, name)
-    text = naming.figure_text(mean, name)
-    if off is not None and name in mean.figures and off >= LEAST_MARGIN * abs(mean.figures[name]):
-        text = f"{text} ± {percent(off / abs(mean.figures[name]))}"
-    return Cell(text, mean.figures.get(name))
-
-
-def _plotted(study: Study, outcome: SearchOutcome) -> dict[str, Any]:
-    """Return the data of a figure of all points; the reader chooses axes, colours and filters."""
-    indices = outcome.ranking[:MAX_DRAWN]
-    names = list(study.space.vary) or ["scenario"]
-    points = [study.point(index).choice for index in indices]
-    means = [outcome.mean(index).figures for index in indices]
-    known = {name for mean in means for name in mean}
-    figures = sorted(known, key=lambda name: (name not in naming.FIGURE_TITLES, name))
-    x, y = reversed(names_of_frontier(study, outcome))
-    return {
-        "figures": [_drawn_title(name) for name in figures],
-        "more": [is_more_better(name) for name in figures],
-        "names": [short_path(name) for name in names],
-        "choices": [[value_text(choice.get(name, "")) for name in names] for choice in points],
-        "values": [[_drawn(name, mean.get(name)) for name in figures] for mean in means],
-        "margins": [[outcome.margin(index, name) for name in figures] for index in indices],
-        "units": [_unit(name) for name in figures],
-        "limits": naming.limits_by_title(study.space),
-        "title": "Points that meet the limits",
-        "x": _drawn_title(x),
-        "y": _drawn_title(y),
-    }
-
-
-def _drawn_title(name: str) -> str:
-    """Return the title of an axis, with its unit where the values of the figure have another."""
-    return f"{naming.figure_title(name)}{', GiB' if name.endswith('_bytes') else ''}"
-
-
-def _drawn(name: str, value: float | None) -> float | None:
-    """Return a figure in the unit of its axis."""
-    return value / 2**30 if value is not None and name.endswith("_bytes") else value
-
-
-def _unit(name: str) -> str:
-    """Return the unit of a figure's axis."""
-    is_time = name.partition("_")[0] in METRICS or (name.endswith("_s") and not name.endswith("_per_s"))
-    return "s" if is_time else "share" if name.endswith("_fraction") else ""
 
 
 def _fleet_sections(evidence: SearchEvidence, fleets: Sequence[FleetSize]) -> list[Section]:

@@ -13,6 +13,7 @@ from windtunnel.report.render.html import page
 from windtunnel.report.render.json import version
 from windtunnel.report.search import study as report
 from windtunnel.report.search.figures import burst_document
+from windtunnel.report.search.points import names_of_frontier
 from windtunnel.report.search.study import SearchEvidence, Why, search_report
 from windtunnel.schema import encode, fields_of, json_text, save
 from windtunnel.search import answers
@@ -42,7 +43,7 @@ def study_document(evidence: SearchEvidence) -> dict[str, Any]:
                 ],
                 "points": [point_document(study, outcome, index) for index in outcome.ranking[: evidence.top]],
                 "best_by_objective": answers.best_by_objective(outcome, objectives_of(study.space)),
-                "frontier": answers.frontier(outcome, report.names_of_frontier(study, outcome)),
+                "frontier": answers.frontier(outcome, names_of_frontier(study, outcome)),
                 "sensitivity": {
                     name: {value: msgspec.to_builtins(worth) for value, worth in by_value.items()}
                     for name, by_value in answers.worths(study.space, outcome).items()
