@@ -1,13 +1,13 @@
 """The scoreboard's other rows: published runs of other clients, engines and years. Nothing was fitted to them.
 
-    python benchmarks/accuracy_elsewhere.py --reference DIR     a row for each set below DIR/serving
+    python benchmarks/accuracy_elsewhere.py --reference DIR [--page FILE]     a row for each set below DIR/serving
 
 - TensorRT-LLM's published offline throughput (release 1.0 and 0.17): all requests at once, output tokens a second.
 - TensorRT-LLM's published throughput of static batches (0.5, 0.6.1): all requests of a batch at once.
 - TensorRT-LLM's published online latencies (0.14, Triton): Poisson arrivals, TTFT and TPOT.
 - LLMServingSim's vLLM 0.19 runs on workstation cards: a trace with more arrivals than the card serves.
 - Splitwise's profile of Llama-2-70B (A100, H100): batches of equal prompts, prefill and decode time.
-- MLPerf Inference (closed, 4.1 and 5.1): Llama-2-70B offline on TensorRT-LLM, output tokens a second of a replica.
+- MLPerf Inference (4.1 and 5.1): Llama-2-70B offline on TensorRT-LLM, and on AMD, output tokens a second of a replica.
 - APEX's runs of vLLM 0.6 on eight H100: Llama-3.1-70B in bf16, the requests that it recorded.
 - gpt-fast's single-stream decode on A100: one request, bf16.
 - Mooncake's handoff of prompts of 128 to 32,768 tokens between two nodes of eight H800: KV transfer and TTFT. The
@@ -27,13 +27,14 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from readers.pages import write_table
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.metrics.accuracy import score
@@ -48,7 +49,8 @@ from windtunnel.workload.generate.requests import generate
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-METRICS = ("tpot", "ttft", "throughput", "transfer")
+METRICS = {"tpot": "TPOT", "ttft": "TTFT", "throughput": "throughput", "transfer": "KV transfer"}
+HEADERS = [f"{title} {what}" for title in METRICS.values() for what in ("median", "p90")]
 MOST_REQUESTS = 1000
 """Of a set's thousands; a burst is at its steady rate long before."""
 
@@ -318,16 +320,28 @@ OPEN_ORCA_TOKENS = 294
 """Mean prompt and mean output of MLPerf's Llama-2-70B data (24,576 samples of Open Orca)."""
 
 
-def mlperf(folder: Path, _: Path) -> Iterator[Run | str]:
+TENSORRT: dict[str, Any] = {"name": "trtllm", "version": "1.0.0", "enable_chunked_prefill": True}
+ON_NVIDIA = {
+    "NVIDIA H100-SXM-80GB": ("h100_sxm", 2),
+    "NVIDIA H200-SXM-141GB": ("h200_sxm", 1),
+    "NVIDIA B200-SXM-180GB": ("b200_sxm", 1),
+}
+# Builds of 0.4.3 to 0.9.1, whose limits are not recorded.
+VLLM_ON_AMD: dict[str, Any] = {"name": "vllm", "version": "0.9.1", "max_num_seqs": 1024}
+ON_AMD = {
+    "AMD Instinct MI300X-NPS1-SPX-192GB-750W": ("mi300x", 1),
+    "AMD Instinct MI300X 192GB HBM3": ("mi300x", 1),
+    "AMD Instinct MI325X 256GB HBM3e": ("mi325x", 1),
+}
+
+
+def mlperf(
+    folder: Path, framework: str, devices: Mapping[str, tuple[str, int]], engine: dict[str, Any]
+) -> Iterator[Run | str]:
     """Llama-2-70B, offline: as many replicas as fit; how devices were divided is not recorded."""
-    devices = {
-        "NVIDIA H100-SXM-80GB": ("h100_sxm", 2),
-        "NVIDIA H200-SXM-141GB": ("h200_sxm", 1),
-        "NVIDIA B200-SXM-180GB": ("b200_sxm", 1),
-    }
     for row in rows_of(folder / "mlperf_inference.csv"):
         if not (
-            row["model"].startswith("llama2-70b") and row["scenario"] == "Offline" and "TensorRT" in row["framework"]
+            row["model"].startswith("llama2-70b") and row["scenario"] == "Offline" and framework in row["framework"]
         ):
             continue
         if row["accelerator"] not in devices or row["weight_dtype"] not in ("fp8", "fp4") or row["valid"] != "VALID":
@@ -341,7 +355,6 @@ def mlperf(folder: Path, _: Path) -> Iterator[Run | str]:
             "output_tokens": lengths,
             "num_requests": 4 * MOST_REQUESTS,
         }
-        engine = {"name": "trtllm", "version": "1.0.0", "enable_chunked_prefill": True}
         made = scenario_of(
             MODELS["llama2-70b"], device, engine, workload, tp=tp, precision=FORMATS[row["weight_dtype"].upper()]
         )
@@ -349,7 +362,10 @@ def mlperf(folder: Path, _: Path) -> Iterator[Run | str]:
 
 
 SETS: dict[str, Source] = {
-    "MLPerf Inference 4.1 and 5.1, Llama-2-70B offline": mlperf,
+    "MLPerf Inference 4.1 and 5.1, Llama-2-70B offline": lambda folder, _: mlperf(
+        folder, "TensorRT", ON_NVIDIA, TENSORRT
+    ),
+    "the same on AMD, vLLM": lambda folder, _: mlperf(folder, "vLLM", ON_AMD, VLLM_ON_AMD),
     "APEX, vLLM 0.6, 8 x H100, Llama-3.1-70B": apex,
     "TensorRT-LLM offline throughput (1.0, 0.17)": trtllm_offline,
     "TensorRT-LLM static batches (0.5, 0.6)": trtllm_static,
@@ -392,22 +408,30 @@ def main() -> int:
     parser.add_argument("--reference", type=Path, default=Path(default), metavar="DIR", help="the recorded data")
     parser.add_argument("--only", default="", metavar="TEXT", help="sets whose name contains it")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only every so-many-th run of a set")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="a Markdown page to write the medians into")
     options = parser.parse_args()
     folder = options.reference / "serving"
     if not folder.is_dir():
         print(f"skipped: there is no recorded reference data at {folder}")
         return 0
-    headers = [
-        f"{metric} {what}" for metric in ("TPOT", "TTFT", "throughput", "KV transfer") for what in ("median", "p90")
+    print(f"| set | runs | refused | predicted by | {' | '.join(HEADERS)} |")
+    print(f"|---|---:|---:|---|{'---:|' * len(HEADERS)}")
+    short = [
+        f"| set | runs | refused | {' | '.join(METRICS.values())} | roofline alone |",
+        "|---|---:|---:|---|---|---|---|---|",
     ]
-    print(f"| set | runs | refused | predicted by | {' | '.join(headers)} |")
-    print(f"|---|---:|---:|---|{'---:|' * len(headers)}")
     for name, source in SETS.items():
         if options.only not in name:
             continue
         with tempfile.TemporaryDirectory() as scratch:
-            for line in lines_of(name, list(source(folder, Path(scratch)))[:: options.every]):
-                print(line, flush=True)
+            by_way = scores_of(list(source(folder, Path(scratch)))[:: options.every])
+        for way, (counts, cells) in by_way.items():
+            print(f"| {name} | {counts} | {way} | {' | '.join(cells)} |", flush=True)
+        (counts, ours), (_, plain) = by_way["windtunnel"], by_way["roofline alone"]
+        of_plain = ", ".join(cell.partition(" ")[0] for cell in plain[::2] if cell)
+        short.append(f"| {name} | {counts} | {' | '.join(ours[::2])} | {of_plain} |")
+    if options.page is not None:
+        write_table(options.page, "other sets", "accuracy_elsewhere.py", "\n".join(short))
     return 0
 
 
@@ -439,7 +463,8 @@ def regressed(runs: Sequence[Run], num_folds: int = 5) -> list[dict[str, float]]
     return found
 
 
-def lines_of(name: str, runs: list[Run | str]) -> Iterator[str]:
+def scores_of(runs: list[Run | str]) -> dict[str, tuple[str, list[str]]]:
+    """Return way of predicting -> runs and refused ones, and the median (bias) and 90th percentile of every metric."""
     done: dict[str, list[tuple[Run, dict[str, float]]]] = {"windtunnel": [], "roofline alone": []}
     tables: dict[Any, Estimator] = {}
     for run in runs:
@@ -452,12 +477,14 @@ def lines_of(name: str, runs: list[Run | str]) -> Iterator[str]:
     ready = [run for run, _ in done["windtunnel"]]
     if len(ready) >= LEAST_RUNS:
         done["log-linear regression"] = list(zip(ready, regressed(ready), strict=True))
+    found_by: dict[str, tuple[str, list[str]]] = {}
     for way, pairs in done.items():
         cells = []
         for metric in METRICS:
             one = score([found[metric] / run[1][metric] - 1 for run, found in pairs if metric in run[1]])
             cells += ["", ""] if one is None else [f"{one.median:.1%} ({one.bias:+.1%})", f"{one.p90:.1%}"]
-        yield f"| {name} | {len(runs)} | {len(runs) - len(pairs)} | {way} | {' | '.join(cells)} |"
+        found_by[way] = f"{len(runs)} | {len(runs) - len(pairs)}", cells
+    return found_by
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ import argparse
 import csv
 import gzip
 import os
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -29,6 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from diagnose_recorded import runs as recorded_requests
+from readers.pages import write_table
 from windtunnel.calibration.steps.price import KINDS, PricedSteps, in_order, price_run
 from windtunnel.calibration.steps.read import StepRun, read_step_runs
 from windtunnel.errors import InputError
@@ -258,11 +258,7 @@ def main() -> None:
     for name, table in tables.items():
         print(f"{table}\n")
         if arguments.page is not None:
-            begin, end = f"<!-- {name}, written by benchmarks/observe.py -->", f"<!-- end of {name} -->"
-            head, mark, rest = arguments.page.read_text(encoding="utf-8").partition(begin)
-            if not mark:
-                sys.exit(f"error: {arguments.page} has no mark for {name}\nhint: {begin} ... {end}")
-            arguments.page.write_text(f"{head}{begin}\n\n{table}\n\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+            write_table(arguments.page, name, "observe.py", table)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,10 @@ class Device(Schema):
     memory_bytes_per_s: float
     peak_flops_per_s: dict[str, float]
     """Number format (`bf16`, `fp8`, `fp4`, `int8`, `fp32`) -> dense peak rate."""
+    product_flops_per_s: dict[str, float] = {}
+    """Number format -> rate of the fastest large matrix product that was published, where no operator was measured."""
+    copy_bytes_per_s: float | None = None
+    """Published rate of a copy within its memory (STREAM), bytes read and written, likewise."""
     usable_bytes: int | None = None
     """Total memory that the driver grants to programs (`cudaMemGetInfo`), of which engines take their shares; None: all
     of `memory_bytes`."""

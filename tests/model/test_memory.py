@@ -305,6 +305,12 @@ def test_what_does_not_fit_is_one_sentence() -> None:
     assert plan(shard(LLAMA_70B, tp=4)).num_blocks > 1000
 
 
+def test_a_share_that_is_too_small_is_named() -> None:
+    with pytest.raises(InputError, match=r"of which gpu_memory_utilization is 0\.2") as caught:
+        plan(shard(LLAMA), gpu_memory_utilization=0.2)
+    assert str(caught.value.hint).startswith("set a larger gpu_memory_utilization")
+
+
 def test_given_blocks_do_not_make_weights_fit() -> None:
     assert plan(shard(LLAMA), num_gpu_blocks=1000).num_blocks == 1000
     with pytest.raises(InputError, match="does not fit"):

@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,7 +14,18 @@ from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.precision import Format
 from windtunnel.model.sampling import TokenFilter
 from windtunnel.model.shape import operator_types
-from windtunnel.pricing.roofline import BORROWED_ERROR, FORMS, Roofline, fit_for, fits, machine, tiles_seconds
+from windtunnel.pricing.roofline import (
+    BORROWED_ERROR,
+    COPY_SHARE,
+    FORMS,
+    Roofline,
+    as_published,
+    fit_for,
+    fits,
+    is_measured,
+    machine,
+    tiles_seconds,
+)
 
 BARE = Device(
     name="bare",
@@ -192,3 +204,44 @@ def test_the_best_tile_is_the_best_of_all_tiles_and_splits() -> None:
         together = tiles_seconds(1.0, rows, n, k, on, c, splits)
         np.testing.assert_allclose(together, best, rtol=1e-12)
         assert [float(tiles_seconds(1.0, int(m), n, k, on, c, splits)) for m in rows] == list(together)
+
+
+def test_no_product_is_faster_than_the_fastest_that_was_published() -> None:
+    held = msgspec.structs.replace(BARE, product_flops_per_s={"bf16": 100e12})
+    small, large = (ops.Gemm(float(size), size, size) for size in (64, 16384))
+    free, bound = (float(Roofline(device).seconds(large)) for device in (BARE, held))
+    least = float(large.flops) / 100e12
+    assert free < 0.5 * least < least <= bound < 1.05 * least
+    assert Roofline(held).seconds(small) == pytest.approx(Roofline(BARE).seconds(small))
+
+
+def test_a_format_that_nobody_published_has_the_mean_share_of_the_others() -> None:
+    device = msgspec.structs.replace(
+        BARE,
+        peak_flops_per_s={"bf16": 400e12, "fp8": 800e12, "fp4": 1600e12},
+        product_flops_per_s={"bf16": 200e12, "fp8": 480e12},
+    )
+    rates = {name: as_published(device, machine(device, name)) for name in (Format.BF16, Format.FP8, Format.NVFP4)}
+    assert [on.product_flops_per_s for on in rates.values()] == pytest.approx([200e12, 480e12, 0.55 * 1600e12])
+
+
+def test_memory_is_as_much_slower_as_a_copy_of_it() -> None:
+    device = msgspec.structs.replace(BARE, copy_bytes_per_s=0.5 * COPY_SHARE * BARE.memory_bytes_per_s)
+    op = ops.Elementwise("norm", 1e6, 8192.0)
+    fast, slow = (float(Roofline(each).seconds(op)) for each in (BARE, device))
+    assert slow == pytest.approx(2 * fast, rel=0.01)
+
+
+def test_published_rates_lie_below_the_peaks() -> None:
+    found = [device for device in map(catalog.device, catalog.names("devices")) if device.product_flops_per_s]
+    assert {"mi300x", "mi325x", "mi355x"} <= {device.name for device in found}
+    for device in found:
+        for name, rate in device.product_flops_per_s.items():
+            assert 0.3 < rate / device.peak_flops_per_s[name] < 1
+        assert device.copy_bytes_per_s is None or 0.7 < device.copy_bytes_per_s / device.memory_bytes_per_s < 1
+        assert not is_measured(device)
+
+
+def test_a_device_is_measured_where_one_of_its_architecture_was() -> None:
+    names = ("h100_sxm", "h20", "a10", "mi300x", "gaudi3", "tpu_v7")
+    assert [is_measured(catalog.device(name)) for name in names] == [True, True, True, False, False, False]

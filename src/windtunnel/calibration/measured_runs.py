@@ -230,7 +230,7 @@ def check_columns(
         ours = {alias: name for name, column in columns.items() for alias in (name, *column.also)}
         renames = ", ".join(f"{name} -> {ours[plain]}" for name in unknown if (plain := plain_name(name)) in ours)
         hint = f"rename {renames} (_ms: milliseconds), and leave the others out" if renames else None
-        hint = hint or did_you_mean(unknown[0], columns, known)
+        hint = hint or f"{did_you_mean(unknown[0], columns, known)}; as _{unknown[0]} it is left out"
         raise InputError(f"{path.name} has a column {unknown[0]!r}, which is not known", hint)
     for name, column in columns.items():
         if column.needed and name not in row and name not in may_lack:

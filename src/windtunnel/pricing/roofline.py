@@ -10,6 +10,7 @@ error on devices that the fit never saw).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -58,6 +59,8 @@ class Machine:
     bytes_per_s: float
     num_sms: int
     l2_bytes: float
+    product_flops_per_s: float = math.inf
+    """Rate that no matrix product exceeds."""
 
     @property
     def flops_per_s_per_sm(self) -> float:
@@ -80,6 +83,27 @@ def machine(device: Device, weights: Format) -> Machine:
                 float(device.l2_bytes or UNKNOWN_L2_BYTES),
             )
     raise InputError(f"{device.name} has no peak rate for {weights}", f"it has {', '.join(rates) or 'none'}")
+
+
+COPY_SHARE = 0.866
+"""Share of the peak that a copy of memory takes on H100, whose tables fitted the closed forms: 2.90 of 3.35 TB/s
+(Azure/AI-benchmarking-guide, ND H100 v5)."""
+
+
+def as_published(device: Device, on: Machine) -> Machine:
+    """Return `on` with what was published of the device beside its peaks.
+
+    No product is faster than the fastest one; a format that nobody published has the mean share of the others. The
+    closed forms' shares of the memory's peak are as much smaller as a copy's share of it.
+    """
+    peaks, published = device.peak_flops_per_s, device.product_flops_per_s
+    if published:
+        shares = {peaks[name]: rate / peaks[name] for name, rate in published.items()}
+        share = shares.get(on.flops_per_s, sum(shares.values()) / len(shares))
+        on = replace(on, product_flops_per_s=share * on.flops_per_s)
+    if device.copy_bytes_per_s:
+        on = replace(on, bytes_per_s=device.copy_bytes_per_s / COPY_SHARE)
+    return on
 
 
 def memory_seconds(num_bytes: Size, on: Machine, c: Coefficients) -> Size:
@@ -133,7 +157,7 @@ def tiles_seconds(
     if len(splits) > 1:
         partial_sums = groups * m * n * 4.0 * split * 2 / (on.num_sms * c["cache_gb_per_s_per_sm"] * 1e9)
         seconds = seconds + (split > 1) * c["split_us"] * US + (split > 1) * partial_sums
-    best: Size = seconds.min(axis=(0, 1))
+    best: Size = np.maximum(seconds.min(axis=(0, 1)), 2.0 * groups * m * n * k / on.product_flops_per_s)
     return best
 
 
@@ -340,6 +364,12 @@ def family(device: Device) -> str:
     return f"{device.architecture} {board(device)}"
 
 
+def is_measured(device: Device) -> bool:
+    """Whether operators of a device of the same architecture were measured, whose kernels the closed forms know."""
+    families = {name for fit in fits(ops.Gemm.kind).values() for name in fit.by_family}
+    return any(name.startswith(f"{device.architecture} ") for name in families)
+
+
 def board(device: Device) -> str:
     """Say whether a device has a scale-up network; others have higher clocks and smaller memory systems."""
     return "with scale-up" if device.scale_up_bytes_per_s else "without scale-up"
@@ -464,7 +494,7 @@ class Roofline:
         if isinstance(op, TokenExchange):
             return exchange_seconds(op, self.device, self.node)
         if isinstance(op, MegaMoe):
-            on = machine(self.device, op.compute_format)
+            on = self._machine(op)
             return fused_seconds(op, on.flops_per_s, on.bytes_per_s, self.device, self.node)
         if self.device.architecture == CPU and not isinstance(op, ops.Collective):
             return plain_seconds(op, machine(self.device, op.compute_format))
@@ -475,4 +505,7 @@ class Roofline:
         if isinstance(op, ops.Collective):
             return collective_seconds(op, self.device, self.node, coefficients)
         form = FORMS.get(op.kind, unfitted_seconds)
-        return form(op, machine(self.device, op.compute_format), coefficients)
+        return form(op, self._machine(op), coefficients)
+
+    def _machine(self, op: ops.Op) -> Machine:
+        return as_published(self.device, machine(self.device, op.compute_format))

@@ -5,7 +5,7 @@ import math
 import msgspec
 import pytest
 
-from windtunnel.metrics.uncertainty import EXPERTS_SCALE
+from windtunnel.metrics.uncertainty import EXPERTS_SCALE, HALF_WIDTH, OPERATOR_ERROR, UNMEASURED
 from windtunnel.serving.analysis.intervals import disaggregated_spreads, headline, uncalibrated_spreads
 from windtunnel.serving.deployment import Pool
 from windtunnel.serving.results import Result
@@ -50,6 +50,20 @@ def test_errors_of_mixtures_of_experts_are_larger() -> None:
     found = served("Qwen/Qwen3-30B-A3B", concurrency=8, num_requests=80).intervals["throughput"]
     scale = math.log(found.high / found.low) / math.log(spread_of("throughput"))
     assert EXPERTS_SCALE <= scale < 1.05 * EXPERTS_SCALE
+
+
+def test_experts_on_silicon_that_nobody_measured_are_less_sure() -> None:
+    """At least by what nobody's table says of them; dense models there are as sure as anywhere by the roofline."""
+
+    def factor(model: str, device: str) -> float:
+        whole = scenario(model=model, device=device, input_tokens=200, output_tokens=40, concurrency=8, num_requests=80)
+        found = simulate(whole).intervals["tpot"]
+        return math.log(found.high / found.low)
+
+    experts, dense = "Qwen/Qwen3-30B-A3B", "meta-llama/Llama-3.1-8B"
+    least = 2 * HALF_WIDTH * (OPERATOR_ERROR[UNMEASURED] - OPERATOR_ERROR["roofline"])
+    assert factor(experts, "mi300x") > factor(experts, "h20") + 0.6 * least
+    assert factor(dense, "mi300x") < factor(experts, "mi300x") - 0.6 * least
 
 
 def test_settings_that_were_assumed_widen_what_was_measured_of_such_runs() -> None:

@@ -11,8 +11,9 @@ import numpy as np
 from windtunnel import catalog
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import Summary
-from windtunnel.metrics.uncertainty import EXPERTS_SCALE, Interval, Spread, interval
+from windtunnel.metrics.uncertainty import EXPERTS_SCALE, UNMEASURED, Interval, Spread, interval
 from windtunnel.pricing.estimator import Coverage
+from windtunnel.pricing.roofline import is_measured
 from windtunnel.schema import decode, read_yaml
 from windtunnel.serving.calibration import outside
 from windtunnel.serving.scenario import Setup
@@ -84,6 +85,8 @@ def intervals(
             spreads |= (setup.settings_assumed and setup.calibration.spread_assumed) or setup.calibration.spread
         differences = tuple(remarks(setup).values())
     fractions = {origin.value: fraction for origin, fraction in coverage.items()}
+    if setup.model.has_experts and not is_measured(setup.device):
+        fractions[UNMEASURED] = fractions.pop(Coverage.ROOFLINE.value, 0.0)
     by_metric = {}
     for name, central in headline(summary).items():
         sampling = 0.0 if name == "throughput" else _sampling_error(requests, f"{name}_s")

@@ -190,7 +190,7 @@ def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_
     num_blocks = engine.num_gpu_blocks if engine.num_gpu_blocks is not None else int(pool_bytes // whole_bytes)
     num_window_blocks = int(num_blocks * groups.pool_ratio)
     if num_blocks < 1 or (groups.pool_ratio and num_window_blocks < 1) or part.weight_bytes > device.memory_bytes:
-        raise _does_not_fit(shard, device, part)
+        raise _does_not_fit(shard, device, engine, part)
     return replace(
         part,
         kv_cache_bytes=num_blocks * block_bytes + num_window_blocks * block_size * groups.window_bytes_per_token,
@@ -222,7 +222,7 @@ def _capped_bytes(engine: EngineSettings, groups: LayerGroups, state_bytes: floa
 def _without_cache(shard: Shard, device: Device, engine: EngineSettings, part: MemoryPlan) -> MemoryPlan:
     """Return the plan of an encoder, which keeps nothing of a token: blocks without bytes bound no request."""
     if _pool_bytes(engine, part) < 0 or part.weight_bytes > device.memory_bytes:
-        raise _does_not_fit(shard, device, part)
+        raise _does_not_fit(shard, device, engine, part)
     assert engine.max_num_seqs is not None
     return replace(part, num_blocks=engine.max_num_seqs)
 
@@ -279,16 +279,21 @@ def adapter_slots(engine: EngineSettings) -> int:
     return engine.lora.max_loras
 
 
-def _does_not_fit(shard: Shard, device: Device, part: MemoryPlan) -> InputError:
+def _does_not_fit(shard: Shard, device: Device, engine: EngineSettings, part: MemoryPlan) -> InputError:
     model = f"{shard.model.name} in {shard.precision.weights} over tp = {shard.tp}, pp = {shard.parallelism.pp}"
     parts = shard.tp * shard.parallelism.pp
     least = ceil(part.weight_bytes * parts / part.usable_bytes)
     degrees = f"tp x pp of {least} or more for the weights alone" if least > parts else "tp, pp"
+    hint = f"use more devices ({degrees}), a smaller format, or fewer max_num_batched_tokens"
+    needed = part.weight_bytes + part.activation_bytes + part.reserved_bytes
+    of = f"of {format_bytes(part.usable_bytes)}"
+    if needed < part.usable_bytes:
+        of += f", of which gpu_memory_utilization is {engine.gpu_memory_utilization:.3g}"
+        hint = f"set a larger gpu_memory_utilization, or {hint}"
     return InputError(
         f"{model} does not fit {device.title}: weights {format_bytes(part.weight_bytes)}, activations "
-        f"{format_bytes(part.activation_bytes)}, reserve {format_bytes(part.reserved_bytes)} of "
-        f"{format_bytes(part.usable_bytes)}",
-        f"use more devices ({degrees}), a smaller format, or fewer max_num_batched_tokens",
+        f"{format_bytes(part.activation_bytes)}, reserve {format_bytes(part.reserved_bytes)} {of}",
+        hint,
     )
 
 
