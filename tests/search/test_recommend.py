@@ -53,11 +53,21 @@ def names(space: Space) -> list[str]:
 
 def test_checkpoints_are_those_of_the_same_model() -> None:
     """Llama-3.3-70B has the shape of Llama-3.1-70B, and is another model."""
-    found = catalog.checkpoints("meta-llama/Llama-3.3-70B-Instruct")
+    found = catalog.checkpoints("meta-llama/Llama-3.3-70B-Instruct", "nvidia")
     assert next(iter(found)) == "meta-llama/Llama-3.3-70B-Instruct"
     assert all("Llama-3.3-70B" in name for name in found)
     assert {str(model.precision.weights) for model in found.values()} == {"bf16", "fp8", "nvfp4", "int8"}
     assert "deepseek-ai/DeepSeek-V3.1" not in catalog.checkpoints("deepseek-ai/DeepSeek-V3")
+
+
+def test_vendors_checkpoints_are_for_their_own_devices() -> None:
+    space = deployments_space(shared("deepseek-ai/DeepSeek-R1-0528"), ["mi355x", "b200_sxm"], LIMITS, {})
+    models = {name.partition(" ")[0]: set[str]() for name in names(space)}
+    for name, settings in space.vary["deployment"].items():
+        models[name.partition(" ")[0]].add(settings["model"])
+    assert models["mi355x"] == {"deepseek-ai/DeepSeek-R1-0528", "amd/DeepSeek-R1-0528-MXFP4"}
+    assert "nvidia/DeepSeek-R1-0528-NVFP4-v2" in models["b200_sxm"]
+    assert not any(model.startswith("amd/") for model in models["b200_sxm"])
 
 
 def test_a_format_is_tried_where_a_device_computes_it() -> None:

@@ -293,9 +293,14 @@ def _models() -> dict[str, ModelEntry]:
     return entries
 
 
-def checkpoints(name: str) -> dict[str, ModelSpec]:
+VENDORS = ("nvidia", "amd")
+"""Vendors of devices that publish checkpoints for their own."""
+
+
+def checkpoints(name: str, vendor: str = "") -> dict[str, ModelSpec]:
     """Return the checkpoints of one model, one for each choice of formats: the named one, then by the shortest name.
 
+    Those for other devices than the `vendor`'s are left out, where it is one of `VENDORS`.
     A checkpoint of the same shape is the same model if its name begins with the model's (`Llama-3.3-70B-Instruct-FP8`).
 
     Raises:
@@ -304,9 +309,16 @@ def checkpoints(name: str) -> dict[str, ModelSpec]:
     named, entries = model(name), _models()
     shape, tail = _shape_of(named.name, entries), named.name.rpartition("/")[2].lower()
     found = {named.precision: named}
+    foreign = tuple(f"{each}/" for each in VENDORS if vendor in VENDORS and each != vendor)
     for other in sorted(entries, key=lambda entry: (len(entry), entry)):
         rest = other.rpartition("/")[2].lower().partition(tail)
-        if not rest[0] and rest[1] and rest[2][:1] in ("", "-") and _shape_of(other, entries) == shape:
+        if (
+            not rest[0]
+            and rest[1]
+            and rest[2][:1] in ("", "-")
+            and _shape_of(other, entries) == shape
+            and not other.startswith(foreign)
+        ):
             each = _resolve(other, entries)
             found.setdefault(each.precision, each)
     return {each.name: each for each in found.values()}

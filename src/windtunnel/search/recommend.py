@@ -60,11 +60,10 @@ def deployments_space(
     foreign = next((name for name in prices if name not in devices), None)
     if foreign is not None:
         raise InputError(f"there is a price of {foreign}, which is not among the devices {', '.join(devices)}")
-    checkpoints = catalog.checkpoints(shared["model"])
     alternatives: dict[str, dict[str, Any]] = {}
     for name in devices:
         device = _priced(catalog.device(name), prices.get(name))
-        for checkpoint, model in checkpoints.items():
+        for checkpoint, model in catalog.checkpoints(shared["model"], device.vendor).items():
             if _is_native(device, model):
                 engine = shared["deployment"].get("engine", {}).get("name", EngineSettings().name)
                 alternatives |= _on_device(device, checkpoint, model, splits, engine)
@@ -177,7 +176,7 @@ def _changes(setup: Setup) -> dict[str, dict[str, Any]]:
     add("kv_cache", _kv_formats(setup.device, setup.model, setup.precision.kv_cache), None)
     own = {name: getattr(setup.precision, name) for name in ("kv_cache", "recurrent_state")}
     kept = {name: str(each) for name, each in own.items() if each not in (None, getattr(setup.model.precision, name))}
-    for checkpoint, model in catalog.checkpoints(setup.model.name).items():
+    for checkpoint, model in catalog.checkpoints(setup.model.name, setup.device.vendor).items():
         if _is_native(setup.device, model) and model.precision.weights != setup.precision.weights:
             found[f"model {checkpoint}"] = {"model": checkpoint, "precision": kept}
     return found | _splits(setup)

@@ -110,7 +110,7 @@ def _checkpoint(names: list[str], precision: str) -> str:
     for name in names:
         with suppress(InputError):
             known = catalog.known_name("models", name)
-            wanted, checkpoints = FORMATS.get(precision, (precision,)), catalog.checkpoints(known)
+            wanted, checkpoints = FORMATS.get(precision, (precision,)), catalog.checkpoints(known, "nvidia")
             has = {
                 each: (str(model.precision.weights), str(model.precision.experts_format))
                 for each, model in checkpoints.items()
