@@ -62,6 +62,47 @@ class TestModels:
         assert variant.layers == base.layers
         assert variant.precision == Precision(weights=Format.FP8, kv_cache=Format.FP8)
 
+    @pytest.mark.parametrize(
+        ("name", "model", "formats"),
+        [
+            ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "meta-llama/Llama-3.3-70B-Instruct", "fp8 fp8 bf16"),
+            (
+                "RedHatAI/Meta-Llama-3.1-70B-Instruct-quantized.w4a16",
+                "meta-llama/Llama-3.1-70B-Instruct",
+                "int4 int4 bf16",
+            ),
+            ("Qwen/Qwen2.5-72B-Instruct-AWQ", "Qwen/Qwen2.5-72B-Instruct", "int4 int4 bf16"),
+            ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", "Qwen/Qwen3-30B-A3B-Instruct-2507", "fp8_block fp8_block bf16"),
+            ("nvidia/Qwen3-30B-A3B-NVFP4", "Qwen/Qwen3-30B-A3B", "bf16 nvfp4 fp8"),
+            ("nvidia/Qwen3-14B-NVFP4", "Qwen/Qwen3-14B", "nvfp4 nvfp4 fp8"),
+        ],
+    )
+    def test_a_checkpoint_may_be_known_by_its_name(self, name: str, model: str, formats: str) -> None:
+        found, whole = catalog.model(name), catalog.model(model)
+        assert (found.name, found.named_after) == (name, model)
+        assert (found.layers, found.max_context_tokens) == (whole.layers, whole.max_context_tokens)
+        precision = found.precision
+        assert f"{precision.weights} {precision.experts_format} {precision.kv_cache}" == formats
+        assert whole.named_after == ""
+
+    @pytest.mark.parametrize("name", ["nvidia/Foo-FP8", "unsloth/Llama-3.3-70B-Instruct-bnb-4bit", "a/Qwen3-8B-mine"])
+    def test_a_name_that_says_no_model_or_no_format_is_refused(self, name: str) -> None:
+        with pytest.raises(InputError, match="there is no model"):
+            catalog.model(name)
+
+    def test_names_say_the_formats_of_known_checkpoints(self) -> None:
+        """Of checkpoints that the catalog has, their names alone say the format of the routed experts, or of all."""
+        entries = catalog._models()
+        said = []
+        for name, known in entries.items():
+            if isinstance(known, catalog.Variant) and known.precision is not None:
+                others = {key: value for key, value in entries.items() if name not in (key, value)}
+                if (by_name := catalog._named_after(name, others)) is not None:
+                    assert by_name.precision is not None
+                    said.append(by_name.precision.experts_format == known.precision.experts_format)
+        assert len(said) > 60
+        assert sum(said) > 0.85 * len(said)
+
     def test_every_model_of_the_published_runs_is_known(self, reference: Path) -> None:
         with (reference / "silicon" / "dev.csv").open() as file:
             names = {row["model_path"] for row in csv.DictReader(file)}

@@ -13,6 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,6 +68,18 @@ class Variant(Schema, frozen=True):
     precision: Precision | None = None
     max_context_tokens: int | None = None
     prediction_layers: int | None = None
+    named_after: str = ""
+    """Model that nothing but its name says it to be; empty: an entry says so."""
+
+
+class CheckpointName(Schema, frozen=True):
+    """What the end of a checkpoint's name says of its formats (`checkpoint_names.yaml`)."""
+
+    end: str
+    precision: Precision
+    organisation: str = ".*"
+    has_experts: bool | None = None
+    """Only of mixtures of experts, or only of others; None: of any."""
 
 
 def search_path() -> list[Path]:
@@ -371,9 +384,13 @@ def check_makes_text(name: str) -> None:
             )
 
 
-def _known_model(name: str, entries: Mapping[str, ModelEntry]) -> str:
-    """Return the entry that `name` means; raise InputError where there is none."""
+def _known_model(name: str, entries: dict[str, ModelEntry]) -> str:
+    """Return the entry that `name` means, which is added to `entries` where its name says what it is; raise InputError
+    where there is none."""
     match = _match_model(name, entries)
+    if match is None and (variant := _named_after(name, entries)) is not None:
+        entries[name] = variant
+        return name
     if match is None:
         check_makes_text(name)
         near, own = (
@@ -382,6 +399,28 @@ def _known_model(name: str, entries: Mapping[str, ModelEntry]) -> str:
         )
         raise InputError(f"there is no model {name!r} in the catalog", f"{near} If not, {own}" if near else own)
     return match
+
+
+def _named_after(name: str, entries: Mapping[str, ModelEntry]) -> Variant | None:
+    """Return the checkpoint of a model of the catalog that `name` says to be; None where it says none."""
+    organisation, _, tail = name.lower().rpartition("/")
+    for says in entry(shipped("models") / "checkpoint_names.yaml", list[CheckpointName]):
+        found = re.fullmatch(rf"(.+?)[-_.](?:{says.end})", tail)
+        if found is None or not re.fullmatch(says.organisation, organisation):
+            continue
+        for base in (found[1], f"{found[1]}-bf16"):
+            with suppress(InputError):
+                match = _match_model(base, entries)
+                model = None if match is None else _resolve(match, entries)
+                if model is not None and says.has_experts in (None, model.has_experts):
+                    return Variant(
+                        base=_shape_of(model.name, entries),
+                        precision=says.precision,
+                        max_context_tokens=model.max_context_tokens,
+                        prediction_layers=model.prediction_layers,
+                        named_after=model.name,
+                    )
+    return None
 
 
 def _target(name: str, entries: Mapping[str, ModelEntry]) -> str:
@@ -412,6 +451,7 @@ def _resolve(name: str, entries: Mapping[str, ModelEntry]) -> ModelSpec:
         max_context_tokens=context,
         prediction_layers=base.prediction_layers if entry.prediction_layers is None else entry.prediction_layers,
         rotary_values=base.rotary_values * context // base.max_context_tokens,
+        named_after=entry.named_after,
     )
     return _with_generation(variant)
 

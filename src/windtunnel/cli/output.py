@@ -74,8 +74,10 @@ def remark(text: str) -> None:
 
 
 def remark_left_out(model: ModelSpec, has_images: bool = False) -> None:
-    """Say on stderr which parts of a published model the predictions leave out; its vision tower where no request has
-    images or videos."""
+    """Say on stderr what is known of a model by its name alone, and which parts of a published model the predictions
+    leave out; its vision tower where no request has images or videos."""
+    if model.named_after:
+        remark(f"note: {model.name} is taken for {model.named_after}, in the formats that its name says")
     left_out = [part for part in model.left_out if not (has_images and part == "vision tower")]
     if left_out:
         how = "text and images only" if has_images else "text only"

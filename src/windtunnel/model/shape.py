@@ -331,6 +331,8 @@ class ModelSpec(Schema):
     """`model_type` of its config.json: engines keep windows, and fuse all-reduces, of some types only."""
     precision: Precision = Precision()
     """Formats of the published checkpoint, read from its quantisation config."""
+    named_after: str = ""
+    """Model of the catalog that it is by its name alone, which says its formats too; empty: it is known itself."""
     left_out: tuple[str, ...] = ()
     """Parts of the published model that are not modelled: a vision tower, an audio tower."""
     tower_parameters: int = 0

@@ -31,8 +31,10 @@ SMALL_SHARE = 0.0005
 
 def model_line(setup: Setup) -> str:
     """Return model and formats: `meta-llama/Llama-3.1-70B, fp8 weights, bf16 KV cache`."""
-    text = f"{setup.model.name}, {formats(setup.precision)}"
-    return text.rpartition(", ")[0] if setup.model.is_encoder else text
+    model, text = setup.model, formats(setup.precision)
+    text = text.rpartition(", ")[0] if model.is_encoder else text
+    name = f"{model.name} (by its name: {model.named_after})" if model.named_after else model.name
+    return f"{name}, {text}"
 
 
 def deployment_line(setup: Setup, replicas: int = 1, max_replicas: int | None = None) -> str:
