@@ -1,8 +1,10 @@
-"""Small spaces that the tests search."""
+"""Small spaces that the tests search, and a store for their answers."""
 
+from pathlib import Path
 from typing import Any
 
 from windtunnel.search.space.space import Space, space_from
+from windtunnel.search.store import Store
 
 BASE: dict[str, Any] = {
     "model": "meta-llama/Llama-3.1-8B",
@@ -23,3 +25,12 @@ VARY: dict[str, Any] = {"tp": [1, 2, 3], "max_num_batched_tokens": [512, 8192], 
 def space(vary: dict[str, Any] | None = None, **changed: Any) -> Space:
     """The space of `BASE` with other keys, varied as in `VARY` or as told."""
     return space_from({**BASE, "vary": vary or VARY, **changed})
+
+
+def quiet(path: Path | None = None) -> Store:
+    """A store that must have nothing to warn of."""
+
+    def refuse(text: str) -> None:
+        raise AssertionError(text)
+
+    return Store(path, refuse)

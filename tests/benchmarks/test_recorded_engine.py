@@ -24,17 +24,9 @@ def settings() -> KernelSettings:
         ranks_per_replica=1,
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
-        long_prefill_token_threshold=0,
-        chunked_prefill=1,
         max_prefill_tokens=MAX_NUM_BATCHED_TOKENS,
-        queue_order=0,
         block_size=16,
         num_blocks=4096,
-        blocks_per_request=0,
-        schedule_conservativeness=1.0,
-        receive_interval_steps=1,
-        concurrency=0,
-        num_warmup=0,
     )
 
 

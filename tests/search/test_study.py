@@ -9,7 +9,7 @@ from statistics import fmean
 import msgspec
 import pytest
 
-from spaces_of_search import BASE, VARY, space
+from spaces_of_search import BASE, VARY, quiet, space
 from windtunnel.errors import InputError
 from windtunnel.search import executors
 from windtunnel.search.answers import best_by_objective, confidence, frontier, misconfiguration, scenario_of, worths
@@ -25,13 +25,6 @@ from windtunnel.search.study import InterruptedSearchError, SearchOutcome, Study
 from windtunnel.serving.simulate import simulate
 
 pytestmark = pytest.mark.compiled
-
-
-def quiet(path: Path | None = None) -> Store:
-    def refuse(text: str) -> None:
-        raise AssertionError(text)
-
-    return Store(path, refuse)
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,9 @@ import pytest
 
 import windtunnel as wt
 from serving.test_simulate import PlainRoofline
+from windtunnel.compiled.arrays import Ints
 from windtunnel.errors import InputError
-from windtunnel.serving.custom.policy import Ints, PolicyEngine, PolicyRequests
+from windtunnel.serving.custom.policy import PolicyEngine, PolicyRequests
 from windtunnel.serving.custom.router import Arrival, Replicas
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "combinations.md"

@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.calibration.measured_runs import Measurement, reason_of
+from windtunnel.compiled.arrays import Bools, Floats, Ints
 from windtunnel.errors import InputError
 from windtunnel.pricing.calibrated import factor, shares
 from windtunnel.pricing.estimator import Estimator
@@ -46,8 +46,6 @@ from windtunnel.serving.state import records as state
 from windtunnel.serving.state.pools import PoolPlan
 from windtunnel.workload.client import IN_TTFT, Client, name_of
 from windtunnel.workload.generate.requests import RequestArrays, generate
-
-Floats = NDArray[np.float64]
 
 HOST = HostOverheads.__struct_fields__
 """Overheads that are fitted, as multiples of the engine's defaults."""
@@ -425,7 +423,7 @@ def around_again(runs: Sequence[PricedServer], around: LocalFit, changed: Sequen
     return LocalFit(around.fit, base, slopes)
 
 
-def refit(runs: Sequence[PricedServer], around: LocalFit, kept: NDArray[np.bool_], priors: Priors = PRIORS) -> Fit:
+def refit(runs: Sequence[PricedServer], around: LocalFit, kept: Bools, priors: Priors = PRIORS) -> Fit:
     """Fit the runs that are `kept`.
 
     The regression is solved again on the measurements of the kept runs. The fit to all runs gives only the point around
@@ -494,9 +492,7 @@ def _spreads(runs: Sequence[PricedServer], priors: Priors) -> dict[Effect, float
     return {effect: spread * math.sqrt(shares.get(effect, 1.0)) for effect, spread in spreads.items()}
 
 
-def _terms(
-    runs: Sequence[PricedServer], around: LocalFit, names: Mapping[Effect, int]
-) -> tuple[Floats, NDArray[np.int64]]:
+def _terms(runs: Sequence[PricedServer], around: LocalFit, names: Mapping[Effect, int]) -> tuple[Floats, Ints]:
     """[run, metric, parameter] shares, and [run, parameter, ...] the effects that a parameter sums.
 
     What a run lacks has a share of 0 and the effect after the last.

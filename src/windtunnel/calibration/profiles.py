@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.calibration import fit as fits
-from windtunnel.calibration.fit import FITTED, NOISE, Fit, Floats, LocalFit, PricedServer, Scope, by_configuration
+from windtunnel.calibration.fit import FITTED, NOISE, Fit, LocalFit, PricedServer, Scope, by_configuration
 from windtunnel.calibration.measured_runs import METRICS
 from windtunnel.calibration.settings_inference import Learnt, Trials, infer, inferred, reserve, with_learnt
+from windtunnel.compiled.arrays import Bools, Floats, Ints
 from windtunnel.metrics.uncertainty import Spread
 from windtunnel.serving.analysis.intervals import error_scale, uncalibrated_spreads
 from windtunnel.serving.calibration import Calibration, Provenance
@@ -32,7 +32,7 @@ def folds(
     key: Callable[[PricedServer], str] = by_configuration,
     count: int | None = NUM_FOLDS,
     seed: int = 0,
-) -> NDArray[np.int64]:
+) -> Ints:
     """Return the fold of every run; runs of equal `key` share one, and with `count` None every key has its own."""
     keys = sorted({key(priced) for priced in runs})
     order = np.random.default_rng(seed).permutation(len(keys))
@@ -40,7 +40,7 @@ def folds(
     return np.array([fold[key(priced)] for priced in runs])
 
 
-def averaged_fit(runs: Sequence[PricedServer], around: LocalFit, kept: NDArray[np.bool_]) -> Fit:
+def averaged_fit(runs: Sequence[PricedServer], around: LocalFit, kept: Bools) -> Fit:
     """Return the mean of the fits to the runs that are `kept` under all candidate priors, effect by effect.
 
     No prior is chosen: which one predicts runs left out best changes with the drawing of the folds.
@@ -50,7 +50,7 @@ def averaged_fit(runs: Sequence[PricedServer], around: LocalFit, kept: NDArray[n
 
 
 def held_out(
-    runs: Sequence[PricedServer], around: LocalFit, fold: NDArray[np.int64], trials: Trials | None = None
+    runs: Sequence[PricedServer], around: LocalFit, fold: Ints, trials: Trials | None = None
 ) -> list[dict[str, float]]:
     """Predict every run by a fit, and with settings, that were learnt from runs of other folds alone.
 

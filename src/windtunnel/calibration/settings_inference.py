@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.calibration import fit as fits
 from windtunnel.calibration.measured_runs import Measurement
+from windtunnel.compiled.arrays import Bools, Floats
 from windtunnel.errors import InputError
 from windtunnel.pricing.calibrated import CalibratedEstimator
 from windtunnel.pricing.estimator import Estimator
@@ -122,7 +122,7 @@ class Taken:
 Learnt = Mapping[RunSeries, Taken]
 
 
-def infer(trials: Trials, around: fits.LocalFit, fit: fits.Fit, kept: NDArray[np.bool_]) -> Learnt:
+def infer(trials: Trials, around: fits.LocalFit, fit: fits.Fit, kept: Bools) -> Learnt:
     """Infer settings from the runs that are `kept`, under a fit.
 
     Args:
@@ -214,7 +214,7 @@ class _SettingsQuestion(NamedTuple):
             if shift is not None
         ]
 
-    def costs(self, left: Sequence[Mapping[str, float]]) -> fits.Floats:
+    def costs(self, left: Sequence[Mapping[str, float]]) -> Floats:
         """Negative log-likelihood of every run."""
         costs = []
         for residual in left:
@@ -328,7 +328,7 @@ class Drafting:
         return speculative.num_draft_tokens
 
     @property
-    def error(self) -> NDArray[np.float64]:
+    def error(self) -> Floats:
         """|log(predicted / measured)| of TPOT at every share."""
         measured = self.priced.measurement.measured["tpot"]
         return np.abs(np.log([metrics["tpot"] / measured for metrics in self.predicted]))
@@ -377,7 +377,7 @@ def _accepting(priced: fits.PricedServer, share: float) -> fits.PricedServer:
 
 def best_share(runs: Sequence[Drafting]) -> int:
     """The position in `SHARES` of the least mean error of TPOT, each configuration with the same weight."""
-    by_configuration: dict[str, list[NDArray[np.float64]]] = {}
+    by_configuration: dict[str, list[Floats]] = {}
     for run in runs:
         by_configuration.setdefault(fits.by_configuration(run.priced), []).append(run.error)
     return int(np.mean([np.mean(errors, axis=0) for errors in by_configuration.values()], axis=0).argmin())

@@ -355,7 +355,7 @@ def _measured(given: Mapping[str, str], job: TrainingJob) -> dict[str, float]:
 
 def full_attention_flops(job: TrainingJob) -> float:
     """Return FLOPs, forward and backward, with causal attention counted in full."""
-    model = job.model if isinstance(job.model, ModelSpec) else catalog.model(job.model)
+    model = catalog.model(job.model)
     counted = count_parameters(model)
     products = counted.active - counted.embedding - counted.norms
     scores = sum(
@@ -370,7 +370,7 @@ def model_share(job: TrainingJob) -> float:
     """Return the share of a fully recomputed step's FLOPs that are the model's: of layers three in four, of the head
     all (arXiv:2104.04473, equation 3).
     """
-    model = job.model if isinstance(job.model, ModelSpec) else catalog.model(job.model)
+    model = catalog.model(job.model)
     counted = count_parameters(model)
     head = model.vocab_size * model.hidden_size
     layers = counted.active - counted.embedding - counted.norms - (0 if model.tie_word_embeddings else head)

@@ -16,8 +16,9 @@ import numpy as np
 from scipy.optimize import minimize
 
 from windtunnel import catalog
-from windtunnel.calibration.fit import LEAST_RELATIVE, NOISE, NUM_ROUNDS, PRIORS, Floats, Scope, crowding_weights
+from windtunnel.calibration.fit import LEAST_RELATIVE, NOISE, NUM_ROUNDS, PRIORS, Scope, crowding_weights
 from windtunnel.calibration.measured_runs import Measurement
+from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError
 from windtunnel.serving.calibration import Calibration, LearntTransfer, Provenance, TransferRecord, calibration_for
 from windtunnel.serving.deployment import LINK_EFFICIENCY, TRANSFER_LATENCY_S

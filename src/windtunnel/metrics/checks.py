@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from windtunnel.metrics.records import Floats, Ints, Table
+from windtunnel.compiled.arrays import Floats, Ints
+from windtunnel.metrics.records import Table
 from windtunnel.metrics.tokens import ReplicaRows
 from windtunnel.schema import Schema
 

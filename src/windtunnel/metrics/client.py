@@ -1,9 +1,9 @@
 """Records of a benchmark client: the columns of the request table that a client can know, and their summary."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-from windtunnel.metrics.records import COLUMNS, Floats, Table, time_per_output_token_s
+from windtunnel.compiled.arrays import Floats, Ints
+from windtunnel.metrics.records import COLUMNS, Table, time_per_output_token_s
 from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import Distribution, Goodput, distributions, goodput, known_distribution
 from windtunnel.schema import Schema
@@ -41,11 +41,11 @@ class ClientSummary(Schema):
 def client_tables(
     sent_s: Floats,
     late_s: Floats,
-    input_tokens: NDArray[np.int64],
-    output_tokens: NDArray[np.int64],
+    input_tokens: Ints,
+    output_tokens: Ints,
     part_times_s: list[Floats],
     num_warmup: int = 0,
-    cached_tokens: NDArray[np.int64] | None = None,
+    cached_tokens: Ints | None = None,
 ) -> tuple[Table, Table]:
     """Return the request table and the token table of a run.
 

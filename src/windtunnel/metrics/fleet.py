@@ -1,9 +1,9 @@
 """Summary of a fleet whose replicas start, drain and fail: their hours, failures and retries."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-from windtunnel.metrics.records import COLUMNS, Floats, Table
+from windtunnel.compiled.arrays import Bools, Floats, Ints
+from windtunnel.metrics.records import COLUMNS, Table
 from windtunnel.schema import Schema
 
 PHASES = ("off", "starting", "up", "draining", "failed")
@@ -84,7 +84,7 @@ def mean_replicas(phases: Table, requests: Table, first: int, end: int) -> float
     return float((lengths_s * holding).sum() / (end_s - begin_s))
 
 
-def lost_steps(steps: Table) -> NDArray[np.bool_]:
+def lost_steps(steps: Table) -> Bools:
     """Return a mask of the steps that a failure cut short: they have no tokens."""
     return np.asarray((steps["decode_tokens"] == 0) & (steps["prefill_tokens"] == 0))
 
@@ -96,14 +96,14 @@ def count_over_time(phases: Table, begin_s: float, end_s: float, kinds: tuple[in
     return begin_s + np.concatenate([[0.0], np.cumsum(lengths_s)[:-1]]), counts
 
 
-def _changes(phases: Table, num_replicas: int) -> list[tuple[Floats, NDArray[np.int64]]]:
+def _changes(phases: Table, num_replicas: int) -> list[tuple[Floats, Ints]]:
     """Return each replica's (start of each phase in seconds, code of the phase)."""
     rows = [phases["replica"] == replica for replica in range(num_replicas)]
     return [(phases["time_s"][chosen], phases["phase"][chosen]) for chosen in rows]
 
 
 def _lengths_and_counts(
-    changes: list[tuple[Floats, NDArray[np.int64]]], begin_s: float, end_s: float, kinds: tuple[int, ...]
+    changes: list[tuple[Floats, Ints]], begin_s: float, end_s: float, kinds: tuple[int, ...]
 ) -> tuple[Floats, Floats]:
     """Return (length of each stretch in seconds, replicas in one of the phases `kinds`)."""
     changes_s = np.clip(np.concatenate([starts_s for starts_s, _ in changes]), begin_s, end_s)

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError
 from windtunnel.schema import Fraction, NonNegative, Positive, Schema, check_at_least, decode, read_yaml
 
-Floats = NDArray[np.float64]
 Share = TypeVar("Share", float, Floats)
 
 JOULES_PER_KWH = 3.6e6

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.errors import did_you_mean, import_extra
 from windtunnel.schema import read_yaml
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 COLUMNS: Mapping[str, Mapping[str, str]] = read_yaml(Path(__file__).with_name("columns.yaml"))
 """Table -> column -> meaning."""
@@ -103,7 +101,7 @@ class Table:
         pq.write_table(self.to_arrow(), path)
 
 
-def time_per_output_token_s(first_token_s: Floats, finish_s: Floats, output_tokens: NDArray[np.int64]) -> Floats:
+def time_per_output_token_s(first_token_s: Floats, finish_s: Floats, output_tokens: Ints) -> Floats:
     """Return (finish - first token) / (output tokens - 1) of each request; NaN for a single token."""
     gaps = output_tokens - 1
     tpot_s = np.full(gaps.size, np.nan)
@@ -113,12 +111,12 @@ def time_per_output_token_s(first_token_s: Floats, finish_s: Floats, output_toke
 
 def request_table(
     engine: Mapping[str, NDArray[Any]],
-    replica: NDArray[np.int64],
-    frontend_s: NDArray[np.float64] | float,
+    replica: Ints,
+    frontend_s: Floats | float,
     num_warmup: int,
-    tenant: NDArray[np.int64] | None = None,
-    cached_tokens: NDArray[np.int64] | None = None,
-    loaded_tokens: NDArray[np.int64] | None = None,
+    tenant: Ints | None = None,
+    cached_tokens: Ints | None = None,
+    loaded_tokens: Ints | None = None,
 ) -> Table:
     """Return the request table of an engine's records, its last two columns NaN (see `metrics.tokens`).
 

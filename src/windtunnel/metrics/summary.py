@@ -8,10 +8,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.metrics.checks import Checks
 from windtunnel.metrics.fleet import FleetSummary, lost_steps
 from windtunnel.metrics.power import Power, PowerModel, PowerTerms, power_of
-from windtunnel.metrics.records import Floats, Table
+from windtunnel.metrics.records import Table
 from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.tokens import rows_of_replicas
 from windtunnel.schema import Schema
@@ -258,7 +259,7 @@ class DeviceTerms:
     power_w: PowerModel | None = None
 
 
-def queue_growth(arrival_s: NDArray[np.float64], queueing_s: NDArray[np.float64]) -> float:
+def queue_growth(arrival_s: Floats, queueing_s: Floats) -> float:
     """Return the queueing delay that each second of arrivals adds, in s/s: the slope of a least-squares line."""
     offset_s = arrival_s - arrival_s.mean()
     spread = float((offset_s * offset_s).sum())
@@ -272,7 +273,7 @@ def summarise(
     time_fractions: Mapping[str, float],
     limits: ServiceLimits = ServiceLimits(),
     device: DeviceTerms = DeviceTerms(),
-    tier_tokens: Mapping[str, NDArray[np.int64]] | None = None,
+    tier_tokens: Mapping[str, Ints] | None = None,
     fleet: FleetSummary | None = None,
 ) -> Summary:
     """Summarise a finished run, without its self-check and the use of its pipeline stages.
@@ -470,9 +471,7 @@ BIN_SHIFT = 42
 """Bits of a float cut off, which leaves ten of its 52 bits of mantissa: bins of 0.1%."""
 
 
-def _weighted_point(
-    values: NDArray[Any], weights: Floats, of_bin: NDArray[np.int64], sums: Floats, share: float
-) -> float:
+def _weighted_point(values: NDArray[Any], weights: Floats, of_bin: Ints, sums: Floats, share: float) -> float:
     """Return the least value at or below which `share` of the weight lies; `sums` are cumulative over the bins."""
     target = share * sums[-1]
     index = min(int(np.searchsorted(sums, target)), sums.size - 1)
@@ -532,7 +531,7 @@ def utilisation_of(
     )
 
 
-def _cache_hit_fractions(requests: Table, tier_tokens: Mapping[str, NDArray[np.int64]]) -> dict[str, float]:
+def _cache_hit_fractions(requests: Table, tier_tokens: Mapping[str, Ints]) -> dict[str, float]:
     """Return the share of measured prompt tokens that each memory held."""
     measured = ~requests["is_warmup"]
     all_tokens = requests["input_tokens"][measured].sum()

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.metrics.records import Floats, Ints, Table
+from windtunnel.compiled.arrays import Floats, Ints
+from windtunnel.metrics.records import Table
 
 ReplicaRows = list[tuple[Ints, Ints]]
 """Rows of the step table, in order of start, and rows of the request table, for each replica."""

@@ -13,12 +13,11 @@ from string import Formatter
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.model.precision import ACTIVATION_BITS, BITS, Format
 from windtunnel.units import format_bytes
 
-Floats = NDArray[np.float64]
 Size = int | float | Floats
 """A dimension: one number, or an array of them."""
 

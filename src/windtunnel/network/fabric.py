@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Bools, Floats, Ints
 from windtunnel.errors import InputError
 
 
@@ -41,11 +42,11 @@ class Fabric:
     link_a: NDArray[np.int32]
     link_b: NDArray[np.int32]
     """(num_links,) the two ends."""
-    bandwidth_bytes_per_s: NDArray[np.float64]
+    bandwidth_bytes_per_s: Floats
     """(num_links,) in each direction."""
-    latency_s: NDArray[np.float64]
+    latency_s: Floats
     """(num_links,) propagation, one way."""
-    error_fraction: NDArray[np.float64]
+    error_fraction: Floats
     """(num_links,) packets that are lost."""
     gpus_forward: bool = False
     """Whether GPUs pass on traffic of others, as in a torus."""
@@ -72,12 +73,12 @@ class Fabric:
     def num_servers(self) -> int:
         return int(self.server.max()) + 1
 
-    def nodes_of(self, kind: NodeKind, tier: int | None = None) -> NDArray[np.int64]:
+    def nodes_of(self, kind: NodeKind, tier: int | None = None) -> Ints:
         """Return the ids of the nodes of a `kind` (and tier)."""
         return np.flatnonzero((self.kind == kind) & ((tier is None) | (self.tier == tier)))
 
 
-def between_switches(fabric: Fabric) -> NDArray[np.bool_]:
+def between_switches(fabric: Fabric) -> Bools:
     """Return (2 x num_links,) whether a directed link goes from switch to switch, where hashes choose."""
     is_switch = fabric.kind == NodeKind.SWITCH
     return np.repeat(is_switch[fabric.link_a] & is_switch[fabric.link_b], 2)
@@ -112,7 +113,7 @@ def _link_problems(fabric: Fabric) -> Iterator[tuple[int, str]]:
     repeated = np.ones(len(pair), bool)
     repeated[first] = False
     rate, latency, error = fabric.bandwidth_bytes_per_s, fabric.latency_s, fabric.error_fraction
-    checks: tuple[tuple[NDArray[np.bool_], Callable[[int], str]], ...] = (
+    checks: tuple[tuple[Bools, Callable[[int], str]], ...] = (
         (outside, lambda i: f"it joins {a[i]} and {b[i]}; nodes are 0 to {fabric.num_nodes - 1}"),
         (a == b, lambda i: f"it joins node {a[i]} to itself"),
         (~(rate > 0) | ~np.isfinite(rate), lambda i: f"its bandwidth is {rate[i]:g} B/s; more than 0 is needed"),
@@ -124,7 +125,7 @@ def _link_problems(fabric: Fabric) -> Iterator[tuple[int, str]]:
         yield from ((int(i), words(int(i))) for i in np.flatnonzero(wrong))
 
 
-def connected_groups(fabric: Fabric) -> NDArray[np.int64]:
+def connected_groups(fabric: Fabric) -> Ints:
     """Return (num_nodes,) the smallest node id that each node is connected to."""
     label = np.arange(fabric.num_nodes, dtype=np.int64)
     while True:
@@ -155,7 +156,7 @@ def without(fabric: Fabric, links: tuple[tuple[int, int], ...] = (), nodes: tupl
     return with_links(fabric, ~gone)
 
 
-def _scale_up_switch_of(fabric: Fabric) -> NDArray[np.int64]:
+def _scale_up_switch_of(fabric: Fabric) -> Ints:
     """Return (num_nodes,) for each scale-up switch the first of its server that has links; every other node itself."""
     is_up, node = fabric.kind == NodeKind.SCALE_UP_SWITCH, np.arange(fabric.num_nodes)
     linked = is_up & (np.bincount(np.concatenate([fabric.link_a, fabric.link_b]), minlength=fabric.num_nodes) > 0)
@@ -199,7 +200,7 @@ def with_scale_up_share(fabric: Fabric, share: float) -> Fabric:
     return replace(fabric, bandwidth_bytes_per_s=fabric.bandwidth_bytes_per_s * np.where(inside, share, 1.0))
 
 
-def with_links(fabric: Fabric, keep: NDArray[np.bool_]) -> Fabric:
+def with_links(fabric: Fabric, keep: Bools) -> Fabric:
     """Return the fabric with only the links of which `keep`, (num_links,), says so."""
     return replace(
         fabric,

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats, Ints
+
 Ids = NDArray[np.int32]
 
 
@@ -39,7 +41,7 @@ class Flows:
     source: Ids
     destination: Ids
     """Node ids of the fabric."""
-    size_bytes: NDArray[np.int64]
+    size_bytes: Ints
     channel: Ids
     step: Ids
     """Position in the channel's sequence of chunks."""
@@ -48,13 +50,13 @@ class Flows:
     """Flows with the same number use the same connection, hence the same path."""
     group: Ids
     """Number of the flow's collective, where several run at once."""
-    parent_ptr: NDArray[np.int64]
+    parent_ptr: Ints
     """(num_flows + 1,) where each flow's parents start in `parent`."""
     parent: Ids
     """Flows that must complete first."""
-    start_s: NDArray[np.float64]
+    start_s: Floats
     """Earliest start."""
-    delay_s: NDArray[np.float64]
+    delay_s: Floats
     """Between the completion of the last parent and the first byte."""
     reduction: NDArray[np.int8]
     """`Reduction` that SimAI's sender does first."""
@@ -119,7 +121,7 @@ def in_channels(tables: Sequence[Flows]) -> Flows:
     return replace(flows, channel=flows.group, connection=flows.group, group=_column(len(flows), 0, np.int32))
 
 
-def children_of(parent_ptr: NDArray[np.int64], parent: Ids) -> tuple[NDArray[np.int64], Ids]:
+def children_of(parent_ptr: Ints, parent: Ids) -> tuple[Ints, Ids]:
     """Return the flows that wait for each flow, the inverse of its parents, as (pointer, child)."""
     num_flows = len(parent_ptr) - 1
     child = np.repeat(np.arange(num_flows, dtype=np.int32), np.diff(parent_ptr))

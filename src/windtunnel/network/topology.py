@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from windtunnel import catalog
+from windtunnel.compiled.arrays import Ints
 from windtunnel.errors import InputError, check_known
 from windtunnel.hardware import Device, Node, meets_all
 from windtunnel.limits import check_size
@@ -407,7 +408,7 @@ class _Wiring:
         )
 
 
-def _wired_servers(servers: _Servers, nic_bytes_per_s: float, *leaf_of_port: NDArray[np.int64]) -> _Wiring:
+def _wired_servers(servers: _Servers, nic_bytes_per_s: float, *leaf_of_port: Ints) -> _Wiring:
     """Link servers: each GPU's scale-up links, then its NIC ports to leaves numbered from 0, GPU after GPU."""
     switches, ports = servers.scale_up_switches_per_server, len(leaf_of_port)
     num_switches = servers.num_gpus // servers.gpus_per_server * switches

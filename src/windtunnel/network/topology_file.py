@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import catalog
+from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.files import read_text
 from windtunnel.network.fabric import Fabric, NodeKind, check
@@ -85,7 +86,7 @@ def topology_text(fabric: Fabric) -> str:
     return head + "".join(f"{a} {b} {rate} {latency} {error}\n" for a, b, rate, latency, error in links)
 
 
-def _words(values: NDArray[np.float64], unit: str) -> list[str]:
+def _words(values: Floats, unit: str) -> list[str]:
     """Return numbers without exponent and without digits that only rounding brought: 0.000025ms, 2880Gbps."""
     known, which = np.unique(values, return_inverse=True)
     words = [format(Decimal(f"{value:.12g}").normalize(), "f") + unit for value in known]
@@ -124,9 +125,7 @@ def _check_switch_ids(lines: list[str], path: Path, num_gpus: int, num_nodes: in
     )
 
 
-def _links(
-    lines: list[str], path: Path
-) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+def _links(lines: list[str], path: Path) -> tuple[NDArray[np.int32], Floats, Floats, Floats]:
     ends = np.empty((len(lines), 2), np.int32)
     numbers = np.empty((3, len(lines)))
     read: dict[tuple[str, str, str], tuple[float, float, float]] = {}

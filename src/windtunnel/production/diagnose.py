@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError
 from windtunnel.metrics.uncertainty import SURE
 from windtunnel.notebook import Shown
@@ -27,8 +27,6 @@ from windtunnel.serving.run import Progress
 from windtunnel.serving.scenario import Scenario, Setup
 from windtunnel.serving.setup.fleet_plan import has_fleet
 from windtunnel.units import version_key
-
-Floats = NDArray[np.float64]
 
 LATENCIES = ("ttft", "tpot", "e2e")
 NOISE: Mapping[str, float] = {"ttft": 0.1, "tpot": 0.03, "e2e": 0.04}

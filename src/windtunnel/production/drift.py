@@ -11,18 +11,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.calibration.steps.price import PricedSteps, price_run
 from windtunnel.calibration.steps.read import StepRun
+from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.errors import InputError
 from windtunnel.formats.telemetry.record import ServerRecord
 from windtunnel.production.intervals import price_intervals
 from windtunnel.serving.calibration import Calibration
 from windtunnel.serving.engines.launches import decode_tokens
 from windtunnel.serving.priced_deployments import PricedDeployments
-
-Floats = NDArray[np.float64]
 
 
 class Counts(NamedTuple):
@@ -149,7 +147,7 @@ def _watched(run: StepRun, unit: str, price: Callable[[], PricedSteps]) -> Watch
     )
 
 
-def states_of(priced: PricedSteps, unit: str) -> NDArray[np.int64]:
+def states_of(priced: PricedSteps, unit: str) -> Ints:
     """Return what rows must share for their offset to be the same: a graph size, or of intervals the kind."""
     if unit == "interval" or priced.run.setup is None:
         return priced.kind
@@ -167,7 +165,7 @@ class _Watching:
     """What each row before the first alarm added to the larger CUSUM."""
 
 
-def watch(residuals: Floats, states: NDArray[np.int64], counts: Counts) -> _Watching:
+def watch(residuals: Floats, states: Ints, counts: Counts) -> _Watching:
     """Find lasting changes; after each, the new level is learnt afresh.
 
     Args:
@@ -206,7 +204,7 @@ class _Offsets:
         return offset if is_near else None
 
 
-def _next(residuals: Floats, states: NDArray[np.int64], counts: Counts, start: int, found: _Watching) -> Drift | None:
+def _next(residuals: Floats, states: Ints, counts: Counts, start: int, found: _Watching) -> Drift | None:
     """Return the next drift behind `start`, or None."""
     offsets = _Offsets(counts)
     level = float(np.median(residuals[start : start + counts.first]))

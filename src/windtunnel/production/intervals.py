@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 
 from windtunnel.calibration.steps.price import HOST, KINDS, OUTLIER, PricedSteps, price_every_step, without_outliers
 from windtunnel.calibration.steps.read import COLUMNS, StepRun
+from windtunnel.compiled.arrays import Bools, Floats, Ints
 from windtunnel.errors import InputError
 from windtunnel.formats.telemetry.record import ServerRecord
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.scenario import Setup
-
-Floats = NDArray[np.float64]
 
 USUAL_PROMPT = 1024.0
 """Tokens of a prompt where nothing tells."""
@@ -38,13 +37,13 @@ class IntervalSteps:
 
     steps: NDArray[Any]
     """Rows as of a table of recorded steps."""
-    interval: NDArray[np.int64]
+    interval: Ints
     """Place of each row's interval."""
     share: Floats
     """Share of the interval's steps that each row stands for."""
     measured_s: Floats
     """[intervals] Mean time between tokens."""
-    kept: NDArray[np.bool_]
+    kept: Bools
     """Which intervals of the record these are."""
 
 
@@ -227,7 +226,7 @@ def price_intervals(run: StepRun, record: ServerRecord, estimator_of: Callable[[
     return without_outliers(priced.taken(~_has_slow_gaps(priced, taken, every.predicted_s, record)))
 
 
-def _has_slow_gaps(priced: PricedSteps, taken: IntervalSteps, row_s: Floats, record: ServerRecord) -> NDArray[np.bool_]:
+def _has_slow_gaps(priced: PricedSteps, taken: IntervalSteps, row_s: Floats, record: ServerRecord) -> Bools:
     """Mark intervals in which gaps far longer than any of their steps, as of compilation, take a part of the time."""
     if record.gap_times is None:
         return np.zeros(priced.kind.size, np.bool_)

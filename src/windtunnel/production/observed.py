@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.calibration.steps.read import RUNS, is_step_table
+from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.errors import InputError, missing_file
 from windtunnel.files import read_bytes
 from windtunnel.formats.recognise import FileContent, find_format
@@ -23,7 +24,6 @@ from windtunnel.workload.generate.prefixes import PrefixArrays
 from windtunnel.workload.generate.requests import generate
 from windtunnel.workload.traces.table_file import header_of
 
-Floats = NDArray[np.float64]
 NEEDED = ("arrival_s", "input_tokens", "output_tokens", "ttft_s", "e2e_s")
 SCENARIO = "scenario.yaml"
 """What `windtunnel bench` and `simulate` write beside their requests."""
@@ -41,15 +41,15 @@ class Observed:
 
     arrival_s: Floats
     """From the first arrival."""
-    input_tokens: NDArray[np.int64]
-    output_tokens: NDArray[np.int64]
+    input_tokens: Ints
+    output_tokens: Ints
     ttft_s: Floats
     e2e_s: Floats
     sent_late_s: Floats
     """How much later than planned each was sent; zeros where the client does not say."""
-    position: NDArray[np.int64]
+    position: Ints
     """Place of each among all that were sent."""
-    cached_tokens: NDArray[np.int64] | None = None
+    cached_tokens: Ints | None = None
     """Of each prompt, found in the server's prefix cache; None where it does not say."""
     prefixes: PrefixArrays | None = None
     """Common beginnings of the prompts; None where the client does not say, or there are none."""

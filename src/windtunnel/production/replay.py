@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.pricing.calibrated import factor, shares
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.production.causes import LEAST_LOST, Change
@@ -23,8 +23,6 @@ from windtunnel.serving.setup import step_prices
 from windtunnel.serving.simulate import serve_scenario
 from windtunnel.workload.generate.prefixes import PrefixArrays
 from windtunnel.workload.generate.requests import RequestArrays
-
-Floats = NDArray[np.float64]
 
 SLOW = "slow"
 """Name of the pool of a slow replica, and mark of its setup."""
@@ -147,7 +145,7 @@ def replay_of(scenario: Scenario, recorded: Observed, before: Sequence[Observed]
     return replace(replay, requests=requests, as_recorded=replace(requests, prefixes=beginnings_of(found)))
 
 
-def beginnings_of(cached_tokens: NDArray[np.int64]) -> PrefixArrays | None:
+def beginnings_of(cached_tokens: Ints) -> PrefixArrays | None:
     """Return beginnings by which each prompt finds so many tokens in the prefix cache, once another had as many.
 
     All begin with the same tokens, each as far as it finds them: which prompts share what is not known.

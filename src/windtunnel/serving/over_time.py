@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError
 from windtunnel.metrics.fleet import HOLDING, count_over_time
 from windtunnel.metrics.records import COLUMNS, Table
@@ -18,8 +18,6 @@ from windtunnel.serving.setup.memory import MemoryPlan
 
 if TYPE_CHECKING:
     from windtunnel.serving.results import Result
-
-Floats = NDArray[np.float64]
 
 NUM_STRETCHES = 200
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.compiled.jit import repeated
 from windtunnel.compiled.records import new_table
 from windtunnel.errors import InputError, WindtunnelError
@@ -58,7 +59,7 @@ Progress = Callable[[int, int], None]
 GiveUp = Callable[[state.Table, float], bool]
 """Called with (`Request` records so far, simulated time); True stops the run."""
 
-Callers = dict[int, Callable[[], NDArray[np.int64] | None]]
+Callers = dict[int, Callable[[], Ints | None]]
 """Status of the loop -> the function that answers its question; a policy's answer is the batch."""
 
 
@@ -99,7 +100,7 @@ class LoopRun:
     """Prefix caches after the run, of all pools end to end."""
     encode: EncodeRun | None = None
     """Of the pool of encoders; None without one."""
-    encoded_s: NDArray[np.float64] | None = None
+    encoded_s: Floats | None = None
     """[replica] Time of its vision towers; None where all requests are text."""
     adapters: Adapters | None = None
     """LoRA adapters after the run; None where no request has one."""
@@ -108,7 +109,7 @@ class LoopRun:
     trail: Trail | None = None
 
     @property
-    def execution_s(self) -> NDArray[np.float64]:
+    def execution_s(self) -> Floats:
         """[requests] seconds in pipeline stages, of per-request scheduling; NaN for those that did not finish."""
         assert self.sequences is not None
         started_s = self.sequences["started_s"]
@@ -264,7 +265,7 @@ def prepare_loop(
     handoff_rules: HandoffRules | None = None,
     fleet: FleetRun | None = None,
     stage_tables: per_request.StageTables | None = None,
-    replicas: NDArray[np.int64] | None = None,
+    replicas: Ints | None = None,
 ) -> Loop:
     """Make the tables of a run.
 
@@ -401,14 +402,14 @@ def _pool_tables(
     )
 
 
-def first_pool(run: LoopRun) -> NDArray[np.int64]:
+def first_pool(run: LoopRun) -> Ints:
     """Return the pool that computed each prompt."""
     if run.pools is None:
         return np.zeros(run.requests.size, np.int64)
     return np.asarray(run.pools.pool_of_rank[_ranks_of(run, "prefill_rank")])
 
 
-def replicas_of(run: LoopRun) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+def replicas_of(run: LoopRun) -> tuple[Ints, Ints, int]:
     """Return where every request began and where it ended, and how many replicas all pools have."""
     settings = [plan.settings for plan in run.plans]
     per_replica = np.repeat([each.ranks_per_replica for each in settings], [each.num_replicas for each in settings])
@@ -416,7 +417,7 @@ def replicas_of(run: LoopRun) -> tuple[NDArray[np.int64], NDArray[np.int64], int
     return of_rank[_ranks_of(run, "prefill_rank")], of_rank[_ranks_of(run, "decode_rank")], per_replica.size
 
 
-def _ranks_of(run: LoopRun, side: str) -> NDArray[np.int64]:
+def _ranks_of(run: LoopRun, side: str) -> Ints:
     """Return the rank of every request on a `side` of its handoff, if it had one."""
     if run.pools is None:
         return np.asarray(run.requests["rank"])

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.arguments import checked
+from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.metrics import summary as summaries
 from windtunnel.metrics.checks import check_run
 from windtunnel.metrics.fleet import fleet_summary, lost_steps, mean_replicas
@@ -134,10 +134,10 @@ class _Records:
     """Rows of the request table by replica; of the table of stays where a request may leave its replica."""
     stays: Table | None
     """None where no request can leave its replica."""
-    tier_tokens: dict[str, NDArray[np.int64]] | None
+    tier_tokens: dict[str, Ints] | None
     """Tier -> tokens of each prompt that came from it; None where nothing is cached."""
     fleet: fleet_plan.FleetRecord | None
-    encoder_s: NDArray[np.float64] | None
+    encoder_s: Floats | None
     """[replica] Time of its vision towers; None where all requests are text."""
     adapters: Adapters | None
     """LoRA adapters after the run; None where no request has one."""
@@ -223,7 +223,7 @@ def _records_of(
     return _Records(table, run.steps, rows, stays, tokens, record, run.encoded_s, run.adapters)
 
 
-def _transfer_times(run: LoopRun) -> dict[str, NDArray[np.float64]]:
+def _transfer_times(run: LoopRun) -> dict[str, Floats]:
     """Return the columns of KV transfers; NaN where nothing is handed off."""
     names = list(POOL_COLUMNS)[1:]
     if run.pools is None:
@@ -231,7 +231,7 @@ def _transfer_times(run: LoopRun) -> dict[str, NDArray[np.float64]]:
     return {name: np.array(run.pools.transfers[name]) for name in names}
 
 
-def _cached_tokens(run: LoopRun) -> NDArray[np.int64]:
+def _cached_tokens(run: LoopRun) -> Ints:
     """Return the tokens of each prompt that were found cached where it was first admitted."""
     if run.cache is None:
         return np.zeros(run.requests.size, np.int64)
@@ -239,9 +239,9 @@ def _cached_tokens(run: LoopRun) -> NDArray[np.int64]:
     return np.asarray(by_pool[first_pool(run), np.arange(run.requests.size)])
 
 
-def _tier_tokens(pools: Sequence[PreparedPool], run: LoopRun, began: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
+def _tier_tokens(pools: Sequence[PreparedPool], run: LoopRun, began: Ints) -> dict[str, Ints]:
     """Return tier -> tokens of each prompt that came from it in the pool where the prompt `began`."""
-    by_tier: dict[str, NDArray[np.int64]] = {}
+    by_tier: dict[str, Ints] = {}
     if run.cache is None:
         return by_tier
     row = 0

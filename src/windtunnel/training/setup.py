@@ -89,7 +89,7 @@ def look_up(job: TrainingJob, allow_download: bool = False) -> tuple[ModelSpec, 
         InputError: an unknown name, or a rate or count that no hardware has.
     """
     catalog.check_hardware({"device": job.device, "node": job.node}, "job")
-    model = job.model if isinstance(job.model, ModelSpec) else catalog.model(job.model, allow_download)
+    model = catalog.model(job.model, allow_download)
     device = job.device if isinstance(job.device, Device) else catalog.device(job.device)
     node = job.node if isinstance(job.node, Node) else None
     return model, device, node or (catalog.node(str(job.node)) if job.node else catalog.default_node(device))

@@ -7,10 +7,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel import catalog
 from windtunnel.arguments import checked
+from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.metrics.uncertainty import Interval, Spread, interval
 from windtunnel.model.parameters import count_parameters
 from windtunnel.model.precision import Format
@@ -44,8 +44,6 @@ SPREADS_FILE = catalog.shipped("training_spreads.yaml")
 LEAST_RUNS = 10
 """Runs of a class of jobs below which its own errors say too little: it is then a dense job outside what was learnt."""
 
-Floats = NDArray[np.float64]
-
 
 @dataclass(frozen=True)
 class Timeline:
@@ -58,7 +56,7 @@ class Timeline:
     """When each device's data-parallel communication is done."""
 
     @property
-    def device_of_action(self) -> NDArray[np.int64]:
+    def device_of_action(self) -> Ints:
         return np.repeat(np.arange(self.schedule.num_devices), np.diff(self.schedule.offsets))
 
     @property

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Ints
 from windtunnel.twin.clock import TwinClock
 from windtunnel.twin.faults import FaultPlan, TwinFault
 from windtunnel.twin.live import FailedError, LiveDeployment, LiveLoop
@@ -289,7 +289,7 @@ class Twin:
         self._num_looks += 1
         heapq.heappush(self._due, (leaving.due_s, self._num_looks, leaving))
 
-    def _count(self, observer: Observer, time_s: float, rows: NDArray[np.int64], more: NDArray[np.int64]) -> None:
+    def _count(self, observer: Observer, time_s: float, rows: Ints, more: Ints) -> None:
         """Count the tokens of a step, and the gaps since the last ones: one for a request's tokens, as engines do."""
         replicas = self.live.replicas(rows)
         for replica in {*replicas.tolist()}:

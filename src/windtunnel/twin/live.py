@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Bools, Ints
 from windtunnel.compiled.jit import repeated
 from windtunnel.compiled.records import new_table
 from windtunnel.errors import InputError, WindtunnelError
@@ -344,7 +345,7 @@ class LiveLoop:
             self.fleet.phases.clear()
             self.fleet.losses.clear()
 
-    def look(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    def look(self) -> tuple[Ints, Ints, Bools]:
         """Return rows, output tokens and whether they have ended, of the requests with more tokens since the last look.
 
         Those that have ended are forgotten; their records stay in their rows until the next call of `add`.
@@ -386,7 +387,7 @@ class LiveLoop:
         """Return the replica that a request is at, counted through all pools."""
         return self.replica_of_rank[int(self.requests["rank"][row])]
 
-    def replicas(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def replicas(self, rows: Ints) -> Ints:
         """Return the replicas that requests are at, counted through all pools."""
         return np.asarray(self._replica_of_rank[self.requests["rank"][rows]])
 
@@ -420,7 +421,7 @@ class LiveLoop:
     def gauges(self) -> dict[str, NDArray[Any]]:
         """Return each replica's running and waiting requests, the used fraction of its KV blocks, and their tokens."""
 
-        def by_replica(of_ranks: NDArray[np.int64]) -> NDArray[Any]:
+        def by_replica(of_ranks: Ints) -> NDArray[Any]:
             return np.bincount(self.replica_of_rank, of_ranks)
 
         ranks = self.tables.ranks

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Bools
 from windtunnel.serving.state import records as state
 from windtunnel.workload.generate.prefixes import PrefixArrays
 
@@ -110,7 +110,7 @@ class PrefixForest:
         """Return (parent, ids) of a chunk; None where its number is free."""
         return self._key[node]
 
-    def whole_chunks(self, number: int) -> NDArray[np.bool_]:
+    def whole_chunks(self, number: int) -> Bools:
         """[size, ranks] which chunks each rank of a pool has cached to the end."""
         first = sum(self.num_ranks[pool] * self.size + self.num_requests for pool in range(number))
         num_blocks = self.cache.entries[first : first + self.num_ranks[number] * self.size]["num_blocks"]
@@ -137,7 +137,7 @@ class PrefixForest:
                 self._key[node] = None
                 self._free.append(node)
 
-    def _cached(self) -> NDArray[np.bool_]:
+    def _cached(self) -> Bools:
         """[size] whether any rank, or a tier below one, has blocks of each chunk."""
         cache, used, first = self.cache, np.zeros(self.size, bool), 0
         kept: Any = cache.kept

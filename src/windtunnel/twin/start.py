@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Bools
 from windtunnel.errors import InputError, import_extra
 from windtunnel.serving.scenario import Scenario
 from windtunnel.twin.clock import TwinClock
@@ -160,7 +161,7 @@ class KvEvents:
             self._before[number] = now
             first_replica += self._forest.num_ranks[number] // ranks_per_replica
 
-    def _events(self, now: NDArray[np.bool_], before: NDArray[np.bool_]) -> list[Any]:
+    def _events(self, now: Bools, before: Bools) -> list[Any]:
         """Return the events of one rank: first what it has given up."""
         events: list[Any] = []
         gone = np.flatnonzero(before & ~now)

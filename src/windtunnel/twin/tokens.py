@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Ints
 from windtunnel.errors import InputError, import_extra
 
 NUM_WORDS = 1 << 10
@@ -183,7 +184,7 @@ def _refuse(message: str) -> None:
     raise InputError(f"the chat template refuses this: {message}")
 
 
-def answer_ids(words: NDArray[np.int64], seed: int, count: int) -> list[int]:
+def answer_ids(words: Ints, seed: int, count: int) -> list[int]:
     """Return the ids of an answer out of `words`: the same for the same seed, another for others.
 
     A linear congruential generator modulo 2^32 (Numerical Recipes, 1992) picks the words: its k-th value is

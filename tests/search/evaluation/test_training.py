@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from spaces_of_search import quiet
 from windtunnel.catalog import model as model_of
 from windtunnel.errors import InputError
 from windtunnel.formats.megatron.read import read_megatron_arguments
@@ -18,7 +19,6 @@ from windtunnel.search.answers import frontier, job_of, why, worths
 from windtunnel.search.evaluation.training import TrainingEvaluator
 from windtunnel.search.executors import Means
 from windtunnel.search.space.space import Space, as_builtins, space_from
-from windtunnel.search.store import Store
 from windtunnel.search.study import Study, search
 from windtunnel.training import job as training
 from windtunnel.training.setup import resolve
@@ -36,13 +36,6 @@ VARY = {"tp": [1, 2, 4], "pp": [1, 2], "vpp": [1, 2], "micro_batch": [1, 2], "re
 
 def jobs(vary: dict[str, Any] | None = None, **changed: Any) -> Space:
     return space_from({**JOB, "vary": vary or VARY, **changed})
-
-
-def quiet(path: Path | None = None) -> Store:
-    def refuse(text: str) -> None:
-        raise AssertionError(text)
-
-    return Store(path, refuse)
 
 
 @pytest.fixture(scope="module")

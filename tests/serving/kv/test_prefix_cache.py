@@ -29,17 +29,9 @@ VLLM = KernelSettings(
     ranks_per_replica=1,
     max_num_seqs=64,
     max_num_batched_tokens=8192,
-    long_prefill_token_threshold=0,
-    chunked_prefill=1,
     max_prefill_tokens=8192,
-    queue_order=0,
     block_size=16,
     num_blocks=1 << 40,
-    blocks_per_request=0,
-    schedule_conservativeness=1.0,
-    receive_interval_steps=1,
-    concurrency=0,
-    num_warmup=0,
 )
 
 

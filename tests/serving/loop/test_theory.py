@@ -26,17 +26,9 @@ ONE_AT_A_TIME = KernelSettings(
     ranks_per_replica=1,
     max_num_seqs=1,
     max_num_batched_tokens=64,
-    long_prefill_token_threshold=0,
-    chunked_prefill=1,
     max_prefill_tokens=64,
-    queue_order=0,
     block_size=16,
     num_blocks=100_000,
-    blocks_per_request=0,
-    schedule_conservativeness=1.0,
-    receive_interval_steps=1,
-    concurrency=0,
-    num_warmup=0,
 )
 
 

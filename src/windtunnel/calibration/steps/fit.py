@@ -12,17 +12,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.calibration.measured_runs import reason_of
 from windtunnel.calibration.steps.price import ATTENTION_DECODE, HOST, KINDS, PricedSteps, price_run
 from windtunnel.calibration.steps.read import StepRun
+from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError
 from windtunnel.metrics.accuracy import Score, score
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.run import Progress
-
-Floats = NDArray[np.float64]
 
 UNEQUAL, DECODE_STEP, PREFILL_STEP, REQUEST = "unequal contexts", "a decode step", "a step with prompts", "a request"
 UNITS_S = {DECODE_STEP: 1e-3, PREFILL_STEP: 1e-3, REQUEST: 1e-4}

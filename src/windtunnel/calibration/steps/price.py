@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.calibration.steps.read import StepRun, StepTable
+from windtunnel.compiled.arrays import Bools, Floats, Ints
 from windtunnel.errors import InputError
 from windtunnel.model import operators as ops
 from windtunnel.pricing.calibrated import CLASSES
@@ -21,8 +22,6 @@ from windtunnel.serving.schedulers.batch_rows import BATCH_ROW, price_batch_rows
 from windtunnel.serving.setup.estimators import shard_of
 from windtunnel.serving.setup.step_prices import DeployedModel, Split, StepPrices, combined, priced_parts
 from windtunnel.serving.state.records import StepCost
-
-Floats = NDArray[np.float64]
 
 KINDS = ("decode", "prefill", "mixed")
 
@@ -53,7 +52,7 @@ class PricedSteps:
     """The steps of a run that were priced, beside their measured times; arrays have a value a step, in their order."""
 
     run: StepRun
-    kind: NDArray[np.int64]
+    kind: Ints
     """Position in `KINDS`."""
     measured_s: Floats
     predicted_s: Floats
@@ -61,7 +60,7 @@ class PricedSteps:
     """Price of a step that the host launches at once, without `unhidden_s`."""
     launch_s: Floats
     """What the host needs to launch a step, which lasts at least so long; 0 for a step that one graph holds."""
-    is_in_pieces: NDArray[np.bool_]
+    is_in_pieces: Bools
     """Whether the host launches a step with prompts in captured pieces, and not kernel by kernel."""
     families_s: Mapping[str, Floats]
     """Family of operators -> its seconds; with the host's floor they add up to `predicted_s`."""
@@ -83,7 +82,7 @@ class PricedSteps:
         """Return predicted over measured, less one."""
         return self.predicted_s / self.measured_s - 1
 
-    def taken(self, which: NDArray[np.bool_], left_out: Mapping[str, int] | None = None) -> PricedSteps:
+    def taken(self, which: Bools, left_out: Mapping[str, int] | None = None) -> PricedSteps:
         """Return some of the steps."""
         columns: dict[str, Any] = {
             name: values[which]
@@ -201,7 +200,7 @@ def batch_rows(steps: StepTable, attention_dp: int = 1) -> NDArray[np.void]:
     return rows
 
 
-def _group_tokens(rows: NDArray[np.void], attention_dp: int) -> NDArray[np.int64]:
+def _group_tokens(rows: NDArray[np.void], attention_dp: int) -> Ints:
     """Return the tokens of every step over all ranks; ranks that were not recorded are as busy as the others."""
     _, first, counts = np.unique(rows["step"], return_index=True, return_counts=True)
     tokens = np.add.reduceat(rows["prefill_tokens"] + rows["decode_requests"], first)
@@ -226,7 +225,7 @@ def _by_head(parts: Mapping[str, StepPrices]) -> dict[str, StepPrices]:
     return {**{name: replace(part, head=no_head) for name, part in parts.items()}, HEAD: head}
 
 
-def _priced(cost: StepCost, rows: NDArray[np.void], group_tokens: NDArray[np.int64]) -> Floats:
+def _priced(cost: StepCost, rows: NDArray[np.void], group_tokens: Ints) -> Floats:
     step_s = np.zeros(group_tokens.size)
     price_batch_rows(cost, rows.view(np.recarray), group_tokens, step_s)
     return step_s
@@ -249,7 +248,7 @@ def without_outliers(priced: PricedSteps) -> PricedSteps:
     return replace(priced, slow=slow).taken(~np.any(list(reasons.values()), axis=0), counts)
 
 
-def _together(ratio: Floats, above: float, below: float) -> NDArray[np.bool_]:
+def _together(ratio: Floats, above: float, below: float) -> Bools:
     """Mark pairs of steps of which the first is above its price by so much, and the second below."""
     pairs = np.zeros(ratio.size, np.bool_)
     pairs[:-1] = (ratio[:-1] > above) & (ratio[1:] < below)

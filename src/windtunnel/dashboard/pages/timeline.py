@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.dashboard.pages.run import result_view
 from windtunnel.dashboard.view import Dashboard, Download, Query, View, link
 from windtunnel.errors import InputError
@@ -81,7 +82,7 @@ def _read(path: Path, _changed_ns: int) -> tuple[Table, TrackBatches]:
     return steps, batches_by_track(steps)
 
 
-def _single(steps: Table, rows: NDArray[np.int64]) -> list[list[float]]:
+def _single(steps: Table, rows: Ints) -> list[list[float]]:
     some = Table({name: column[rows] for name, column in steps.columns.items()}, steps.meanings)
     columns = [
         some["start_s"],
@@ -94,14 +95,14 @@ def _single(steps: Table, rows: NDArray[np.int64]) -> list[list[float]]:
     return np.column_stack(columns).tolist() if rows.size else []
 
 
-def _merged(steps: Table, rows: NDArray[np.int64], from_s: float, to_s: float) -> list[list[float]]:
+def _merged(steps: Table, rows: Ints, from_s: float, to_s: float) -> list[list[float]]:
     """Return equal parts of the interval with the means of their steps; parts without a step are left out."""
     edges = np.linspace(from_s, to_s, MOST_SLICES + 1)
     begin, took_s = steps["start_s"][rows], steps["duration_s"][rows]
     # Rows of a track do not overlap: what is summed up to each of their ends needs no sorting.
     times = np.column_stack([begin, begin + took_s]).ravel()
 
-    def integral(values: NDArray[Any]) -> NDArray[np.float64]:
+    def integral(values: NDArray[Any]) -> Floats:
         areas = values * took_s
         after = np.cumsum(areas)
         return np.diff(np.interp(edges, times, np.column_stack([after - areas, after]).ravel()))
@@ -109,7 +110,7 @@ def _merged(steps: Table, rows: NDArray[np.int64], from_s: float, to_s: float) -
     busy_s = integral(np.ones(rows.size))
     known = busy_s > 0
 
-    def mean_of(values: NDArray[Any]) -> NDArray[np.float64]:
+    def mean_of(values: NDArray[Any]) -> Floats:
         sums = integral(values)
         return np.divide(sums, busy_s, out=np.zeros_like(sums), where=known)
 

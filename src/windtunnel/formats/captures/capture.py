@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.errors import InputError
 from windtunnel.formats.recognise import find_format
 from windtunnel.metrics.records import Table
@@ -23,9 +23,6 @@ from windtunnel.schema import read_yaml
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 ACTIVITIES = ("kernel", "copy", "memset", "graph", "operator")
 """Kinds of rows in the kernel table. `graph`: a whole CUDA graph; `operator`: an outermost operator of a CPU."""

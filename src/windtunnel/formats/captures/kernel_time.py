@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.formats.captures.capture import CLASSES, COLUMNS, COPY, GRAPH, KERNEL, MEMSET, OPERATOR, Capture
 from windtunnel.metrics.records import Table
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 COMMUNICATION = CLASSES.index("communication")
 

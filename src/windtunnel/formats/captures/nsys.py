@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Ints
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.files import draft_of, read_bytes
 from windtunnel.formats.captures import capture as profile
 from windtunnel.formats.recognise import FileContent
 from windtunnel.metrics.records import Table
 from windtunnel.schema import read_yaml
-
-Ints = NDArray[np.int64]
 
 MAGIC = b"SQLite format 3\x00"
 REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
@@ -258,7 +257,7 @@ def _domain(row: tuple[Any, ...]) -> tuple[int | None, Any]:
     return row[5] & _PROCESS if row[5] is not None else None, row[7]
 
 
-def _whole_numbers(values: Sequence[Any], table: str) -> NDArray[np.int64]:
+def _whole_numbers(values: Sequence[Any], table: str) -> Ints:
     """Return values of a table as numbers; a broken file may hold anything in a column of numbers."""
     try:
         return np.array(values, np.int64)

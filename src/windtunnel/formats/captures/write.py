@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.files import write_bytes
 from windtunnel.formats.captures import kernel_time
 from windtunnel.formats.captures.capture import CLASSES, Capture, short_name
@@ -63,7 +63,7 @@ def capture_document(capture: Capture) -> dict[str, Any]:
 _DEVICE_PARTS = ("span", "busy", "idle", "copy", "communication", "overlapped")
 
 
-def _spread(values: NDArray[np.float64]) -> dict[str, float] | None:
+def _spread(values: Floats) -> dict[str, float] | None:
     """Return mean, median and p99 of the finite values; None without any."""
     known = values[np.isfinite(values)]
     if not len(known):

@@ -359,33 +359,18 @@ def _genai_bench(name: str, document: dict[str, Any]) -> list[ClientResult]:
     ]
 
 
-FORMATS = (
-    FileFormat(
-        "vLLM's `bench serve` or SGLang's `bench_serving`",
-        "client result",
-        has(lambda document: "mean_ttft_ms" in document),
-        of_documents(_bench_serving),
-    ),
-    FileFormat(
-        "AIPerf or GenAI-Perf",
-        "client result",
-        has(lambda document: isinstance(document.get("time_to_first_token"), dict)),
-        of_documents(_aiperf),
-    ),
-    FileFormat(
-        "inference-perf",
-        "client result",
-        has(lambda document: {"load_summary", "successes"} <= document.keys()),
-        of_documents(_inference_perf),
-    ),
-    FileFormat(
-        "LLMPerf", "client result", has(lambda document: "results_ttft_s_mean" in document), of_documents(_llmperf)
-    ),
-    FileFormat(
-        "genai-bench",
-        "client result",
-        has(lambda document: "individual_request_metrics" in document),
-        of_documents(_genai_bench),
-    ),
-    FileFormat("guidellm", "client result", has(lambda document: "benchmarks" in document), of_documents(_guidellm)),
+FORMATS = tuple(
+    FileFormat(name, "client result", has(test), of_documents(read))
+    for name, test, read in (
+        (
+            "vLLM's `bench serve` or SGLang's `bench_serving`",
+            lambda document: "mean_ttft_ms" in document,
+            _bench_serving,
+        ),
+        ("AIPerf or GenAI-Perf", lambda document: isinstance(document.get("time_to_first_token"), dict), _aiperf),
+        ("inference-perf", lambda document: {"load_summary", "successes"} <= document.keys(), _inference_perf),
+        ("LLMPerf", lambda document: "results_ttft_s_mean" in document, _llmperf),
+        ("genai-bench", lambda document: "individual_request_metrics" in document, _genai_bench),
+        ("guidellm", lambda document: "benchmarks" in document, _guidellm),
+    )
 )

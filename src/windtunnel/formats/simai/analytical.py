@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel import catalog
+from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError, check_known
 from windtunnel.formats.simai.workload import HEADER_KEYS, TRANSFORMER, FilePhase, WorkloadLayer, meaning, read_workload
 from windtunnel.schema import Positive, Schema, check_fraction, check_positive, decode, read_yaml
@@ -130,7 +130,7 @@ def _bus_bandwidth(op: str, span: _Span, options: SimaiOptions) -> tuple[float, 
 
 
 @cache
-def _ratios() -> tuple[NDArray[np.float64], Mapping[str, NDArray[np.float64]]]:
+def _ratios() -> tuple[Floats, Mapping[str, Floats]]:
     raw: dict[str, Any] = read_yaml(_RATIOS)
     tables = {name: np.array(raw[name]) for name in ("nic", "nvlink", "all_to_all")}
     smallest_bytes = parse_quantity("smallest_bytes", raw["smallest_bytes"])

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError
 from windtunnel.formats.recognise import FileContent, find_format
 from windtunnel.formats.telemetry.record import INTERVAL, Buckets, ServerRecord
@@ -143,7 +143,7 @@ def record_of(scrapes: Sequence[Scrape]) -> ServerRecord:
     lengths = {name: known for name, measure in _LENGTHS.items() if (known := _lengths(pairs, measure)) is not None}
     rows = np.array([_interval(*pair) for pair in pairs], INTERVAL)
 
-    def histograms(measure: str) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    def histograms(measure: str) -> tuple[Floats, Floats] | None:
         bounds = sorted(last.buckets.get(measure, ()))
         counts = np.array([_bucket_counts(*pair, measure, bounds) for pair in pairs])
         return (np.array(bounds), counts) if bounds else None
@@ -194,7 +194,7 @@ def _lengths(pairs: Sequence[tuple[Scrape, Scrape]], measure: str) -> Buckets | 
     return Buckets(tuple(bounds), tuple(counts.tolist()), tokens / count) if count and counts.any() else None
 
 
-def _bucket_counts(before: Scrape, after: Scrape, measure: str, bounds: Sequence[float]) -> NDArray[np.float64]:
+def _bucket_counts(before: Scrape, after: Scrape, measure: str, bounds: Sequence[float]) -> Floats:
     """Return the values of each bucket between two scrapes."""
     ends = [[scrape.buckets.get(measure, {}).get(bound, 0.0) for bound in bounds] for scrape in (before, after)]
     return np.maximum(np.diff(np.subtract(ends[1], ends[0]), prepend=0.0), 0.0)

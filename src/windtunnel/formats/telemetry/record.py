@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError
-
-Floats = NDArray[np.float64]
 
 INTERVAL = np.dtype([
     (name, np.float64)

@@ -8,14 +8,12 @@ from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Bools, Floats, Ints
 from windtunnel.errors import InputError
 from windtunnel.formats.timeline.file import Event, thread_name
 from windtunnel.metrics.fleet import PHASES
 from windtunnel.metrics.records import Table
-
-Ints = NDArray[np.int64]
 
 _EVENTS_PER_SLICE = 7
 """Upper limit: the slice, three counters, and three counters at zero where the replica becomes idle."""
@@ -62,7 +60,7 @@ class TrackBatches:
     end_us: Ints
 
     @property
-    def is_new_track(self) -> NDArray[np.bool_]:
+    def is_new_track(self) -> Bools:
         """Whether each row is the first of its track."""
         changes = (np.diff(self.replica) != 0) | (np.diff(self.track) != 0)
         return np.concatenate([np.ones(min(self.rows.size, 1), np.bool_), changes])
@@ -174,7 +172,7 @@ def plan_timeline(requests: Table, steps: Table, max_events: int, replica_phases
     return TimelinePlan(steps, requests, batches, slices, idles, shown, phases, flows, pids, tids, detail, lives)
 
 
-def _microseconds(seconds: NDArray[np.float64]) -> Ints:
+def _microseconds(seconds: Floats) -> Ints:
     return np.rint(seconds * 1e6).astype(np.int64)
 
 
@@ -280,7 +278,7 @@ def _requests_within(
         num_shown = min(num_shown - 1, num_shown * room // num_events)
 
 
-def _is_shown(requests: ShownRequests) -> NDArray[np.bool_]:
+def _is_shown(requests: ShownRequests) -> Bools:
     """Return [n, 8] whether a request has each of `REQUEST_PHASES`: some do not queue, or end with the first token."""
     times_us = requests.times_us
     queued, decoded = times_us[:, 1] > times_us[:, 0], times_us[:, 3] > times_us[:, 2]
@@ -288,7 +286,7 @@ def _is_shown(requests: ShownRequests) -> NDArray[np.bool_]:
     return np.stack([always, queued, queued, always, always, decoded, decoded, always], axis=1)
 
 
-def _in_order(times_us: Ints, is_shown: NDArray[np.bool_], places: Ints) -> Points:
+def _in_order(times_us: Ints, is_shown: Bools, places: Ints) -> Points:
     """Return the points that are shown, by time; codes are positions in the arrays, all of the same shape."""
     codes = np.flatnonzero(is_shown)
     codes = codes[np.argsort(times_us.ravel()[codes], kind="stable")]

@@ -5,8 +5,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError
 from windtunnel.formats.timeline.file import Event, process_names, thread_name, write_events
 from windtunnel.formats.timeline.write import MAX_EVENTS
@@ -18,11 +18,7 @@ _COLOURS = ("thread_state_running", "thread_state_runnable", "thread_state_iowai
 
 
 def step_events(
-    schedule: Schedule,
-    starts: NDArray[np.float64],
-    ends: NDArray[np.float64],
-    closes: NDArray[np.float64],
-    closing: Mapping[str, float],
+    schedule: Schedule, starts: Floats, ends: Floats, closes: Floats, closing: Mapping[str, float]
 ) -> Iterator[Event]:
     """Yield the events of one step. Times are whole microseconds; slices of one thread do not overlap.
 
@@ -57,9 +53,9 @@ def step_events(
 def write_step_timeline(
     path: Path,
     schedule: Schedule,
-    starts: NDArray[np.float64],
-    ends: NDArray[np.float64],
-    closes: NDArray[np.float64],
+    starts: Floats,
+    ends: Floats,
+    closes: Floats,
     closing: Mapping[str, float],
     about: Mapping[str, str | float],
 ) -> int:

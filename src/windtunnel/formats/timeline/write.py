@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Ints
 from windtunnel.formats.timeline.file import Event, process_names, thread_name, write_events
-from windtunnel.formats.timeline.plan import FLOW, REQUEST_PHASES, Detail, Ints, Points, TimelinePlan, plan_timeline
+from windtunnel.formats.timeline.plan import FLOW, REQUEST_PHASES, Detail, Points, TimelinePlan, plan_timeline
 from windtunnel.metrics.records import Table
 
 MAX_EVENTS = 200_000

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError
 from windtunnel.formats.vidur.read import COLUMNS
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
@@ -22,7 +23,7 @@ from windtunnel.model.launches.forward import decode_launches, prefill_launches,
 from windtunnel.model.operators import Collective
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import LayerGroup, ModelSpec, Shard
-from windtunnel.pricing.table import Floats, MeasurementTable, Points, require_columns, tables_from
+from windtunnel.pricing.table import MeasurementTable, Points, require_columns, tables_from
 from windtunnel.workload.traces.table_file import read_columns
 
 MS = 1e-3

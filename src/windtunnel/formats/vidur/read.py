@@ -10,14 +10,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.errors import InputError
 from windtunnel.files import decode_json
 from windtunnel.schema import read_yaml
 from windtunnel.units import GIB
 from windtunnel.workload.generate.requests import RequestArrays
 from windtunnel.workload.traces.table_file import header_of, read_columns
-
-Floats = NDArray[np.float64]
 
 _CONFIG: Mapping[str, Any] = read_yaml(Path(__file__).with_name("config.yaml"))
 _PLACES: Mapping[str, str] = {
@@ -232,7 +231,7 @@ def read_requests(path: Path, first_arrival_s: float = 0.0) -> RequestArrays:
     return RequestArrays(np.cumsum(gaps_s), *tokens, np.zeros(gaps_s.size, np.int64))
 
 
-def random_replicas(config: VidurConfig, num_requests: int) -> NDArray[np.int64]:
+def random_replicas(config: VidurConfig, num_requests: int) -> Ints:
     """Draw the replicas of `num_requests` arrivals as Vidur's `random` global scheduler does.
 
     Python's generator has already drawn the requests: a Poisson gap and a uniform length take one draw each, also for

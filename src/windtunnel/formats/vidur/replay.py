@@ -1,8 +1,8 @@
 """Run the configuration in a Vidur `config.json` on Vidur's look-up tables, with Vidur's results."""
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError, check_known
 from windtunnel.formats.vidur import read
 from windtunnel.serving import codes
@@ -117,7 +117,7 @@ def stage_tables(config: read.VidurConfig, tables: read.OperatorTables) -> Stage
     )
 
 
-def host_s(run: LoopRun, config: read.VidurConfig, tables: read.OperatorTables) -> NDArray[np.float64]:
+def host_s(run: LoopRun, config: read.VidurConfig, tables: read.OperatorTables) -> Floats:
     """Return the host's share of each request's time in pipeline stages, [requests]; the run must keep its trail."""
     assert run.trail is not None
     rows, request = run.trail.members[:, 0], run.trail.members[:, 1]
@@ -125,7 +125,7 @@ def host_s(run: LoopRun, config: read.VidurConfig, tables: read.OperatorTables) 
     return np.asarray(np.bincount(request, step_s[rows], minlength=len(run.requests)), np.float64)
 
 
-def _host_step_s(tables: read.OperatorTables) -> NDArray[np.float64]:
+def _host_step_s(tables: read.OperatorTables) -> Floats:
     """Return the host's share of a step in one stage, by the size of the batch."""
     missing = [name for name in read.HOST_OPERATORS if name not in tables.host_s]
     if missing:
@@ -133,7 +133,7 @@ def _host_step_s(tables: read.OperatorTables) -> NDArray[np.float64]:
     return _sum([tables.host_s[name] for name in read.HOST_OPERATORS])
 
 
-def _sum(arrays: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+def _sum(arrays: list[Floats]) -> Floats:
     """Return the sum, as long as the shortest array."""
     shortest = min(len(array) for array in arrays)
     return np.asarray(np.sum([array[:shortest] for array in arrays], axis=0))

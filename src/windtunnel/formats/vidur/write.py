@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.files import write_bytes
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.tokens import rows_by_replica, with_token_times
@@ -26,7 +27,7 @@ def request_metrics(requests: Table, steps: Table, setup: Setup, num_replicas: i
     return columns_of(requests, model_execution_s)
 
 
-def columns_of(requests: Table, model_execution_s: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
+def columns_of(requests: Table, model_execution_s: Floats) -> dict[str, NDArray[Any]]:
     """Return the columns from the request table and the time in steps without the host's share."""
     arrival_s, scheduled_s = requests["arrival_s"], requests["scheduled_s"]
     first_token_s, finish_s = requests["first_token_s"], requests["finish_s"]
@@ -57,7 +58,7 @@ def columns_of(requests: Table, model_execution_s: NDArray[np.float64]) -> dict[
     }
 
 
-def _device_s(steps: Table, setup: Setup) -> NDArray[np.float64]:
+def _device_s(steps: Table, setup: Setup) -> Floats:
     """Return durations without the host's work, where that is not hidden behind the device's."""
     host = setup.engine.host
     if setup.engine.async_scheduling:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Ints
 from windtunnel.errors import InputError, WindtunnelError, check_known, import_extra
 from windtunnel.metrics.client import client_tables
 from windtunnel.metrics.records import Table
@@ -23,8 +23,6 @@ from windtunnel.workload.generate.requests import RequestArrays
 
 if TYPE_CHECKING:
     import httpx
-
-Ints = NDArray[np.int64]
 
 APIS = ("completions", "chat")
 FIRST_TOKEN_ID = 10

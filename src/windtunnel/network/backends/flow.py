@@ -1,8 +1,8 @@
 """Flows that share links max-min fairly; of equivalent connections only one is simulated."""
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.network.collectives.ring_classes import (
     Classes,
     ring_classes,
@@ -143,9 +143,7 @@ def _is_apart(
     return not _fills(fabric, settings, paths, times.begin_s[row], times.sent_s[row])
 
 
-def _fills(
-    fabric: Fabric, settings: NetworkSettings, paths: Paths, begin_s: NDArray[np.float64], sent_s: NDArray[np.float64]
-) -> bool:
+def _fills(fabric: Fabric, settings: NetworkSettings, paths: Paths, begin_s: Floats, sent_s: Floats) -> bool:
     """Whether flows that send at the same time ever load a link between switches with more than it carries."""
     rate = np.repeat(data_bytes_per_s(fabric, settings), 2)
     limit = np.rint(np.minimum.reduceat(rate[paths.link], paths.pointer[:-1])).astype(np.int64)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.compiled.records import new_table
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flow import rounds
@@ -32,9 +33,9 @@ class Lowered:
     """Ends and ports of the flows; None where flows represent their equivalence classes."""
     table: Table
     """Records of all flows, which every run writes into."""
-    child_ptr: NDArray[np.int64]
+    child_ptr: Ints
     child: NDArray[np.int32]
-    ready_s: NDArray[np.float64]
+    ready_s: Floats
     waiting: NDArray[np.int32]
     """What the columns of these names are before a run."""
 
@@ -51,18 +52,18 @@ class Course(Lowered):
     loads: Paths
 
 
-def in_flight_at_once(course: Course, state: FluidState) -> NDArray[np.float64]:
+def in_flight_at_once(course: Course, state: FluidState) -> Floats:
     """Return (links,) the bytes that windows let be under way on each link that all flows together fill; else 0."""
     flows, (flow, link, share) = course.table, course.loads.crossings()
     windows = state.paths["window_bytes"]
     limit = np.where(windows > 0, windows, np.inf)[flows.path]
-    rates: NDArray[np.float64] = state.links["rate"]
+    rates: Floats = state.links["rate"]
     demand = np.bincount(link, state.paths["rate"][flows.path[flow]] * share, len(rates))
     flight = np.bincount(link, np.minimum(flows.size_bytes, limit)[flow] * share, len(rates))
     return np.where(demand > rates, flight, 0.0)
 
 
-def may_act(course: Course, state: FluidState, in_flight_bytes: NDArray[np.float64]) -> bool:
+def may_act(course: Course, state: FluidState, in_flight_bytes: Floats) -> bool:
     """Whether a control could change a rate, given (links,) what windows let be under way on links that are full.
 
     HPCC holds every flow below its target. ECN marks what queues above a threshold, TIMELY sees a round trip above its
@@ -130,7 +131,7 @@ def run_controlled(course: Course, state: FluidState, draw: int = 0) -> tuple[Ta
         num_slots = min(len(flows), 4 * num_slots)
 
 
-def _reply_links(course: Course) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
+def _reply_links(course: Course) -> tuple[NDArray[np.int32], Ints, NDArray[np.int32]]:
     """Return each flow's way back, and the links on these where acknowledgements queue behind data.
 
     Those are links of switches, unless acknowledgements go first.
@@ -144,12 +145,12 @@ def _reply_links(course: Course) -> tuple[NDArray[np.int32], NDArray[np.int64], 
     return replies.of_flow, np.concatenate([[0], np.cumsum(queues)])[replies.pointer], replies.link[queues]
 
 
-def _links(course: Course, state: FluidState) -> tuple[Table, Table, NDArray[np.int64]]:
+def _links(course: Course, state: FluidState) -> tuple[Table, Table, Ints]:
     """Return the links, the feeds between them, and the feed of each link of a path."""
     fabric, packet, paths = course.fabric, course.packet, course.loads
     marking = links_of(fabric, packet, course.paths)
     source = fabric.kind[fabric.directions[0]]
-    rates: NDArray[np.float64] = state.links["rate"]
+    rates: Floats = state.links["rate"]
     links = new_table(
         rounds.RoundLink,
         len(rates),

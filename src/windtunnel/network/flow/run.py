@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.compiled.records import new_table
 from windtunnel.errors import WindtunnelError
 from windtunnel.network.fabric import Fabric, NodeKind
@@ -181,7 +181,7 @@ def lower(fabric: Fabric, flows: Flows, settings: NetworkSettings, pairs: Pairs 
     return Lowered(fabric, settings, packet, flows, pairs, table, *children, ready_s, waiting.astype(np.int32))
 
 
-def _path_windows(course: Course) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _path_windows(course: Course) -> tuple[Floats, Floats]:
     """Return the round trip and the window of each path, as `windows_of` does; of windows only those that matter."""
     fabric, settings, paths, packet = course.fabric, course.settings, course.paths, course.packet
     # The largest window of a fabric takes longer to find than most runs; no window matters that a flow fits into.
@@ -193,7 +193,7 @@ def _path_windows(course: Course) -> tuple[NDArray[np.float64], NDArray[np.float
     return base_rtt_s, window_bytes
 
 
-def _path_table(course: Course, rates: NDArray[np.float64], *, by_chance: bool) -> Table:
+def _path_table(course: Course, rates: Floats, *, by_chance: bool) -> Table:
     """Return the records of paths, given the (num_links,) rates of links."""
     fabric, settings, loads = course.fabric, course.settings, course.loads
     of_switch = np.maximum(*(fabric.kind[ends] == NodeKind.SWITCH for ends in (fabric.link_a, fabric.link_b)))

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Ints
 from windtunnel.compiled.calendar import new_clock
 from windtunnel.compiled.records import new_table
 from windtunnel.network.flows import children_of
 from windtunnel.network.packet.kernel import codes, groups, loop, state
-from windtunnel.network.packet.tables import Ints, PacketTables, Table
+from windtunnel.network.packet.tables import PacketTables, Table
 from windtunnel.network.packet.tie_breaking import places
 
 WHEEL_PS = 2**23

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.compiled.calendar import MOST_SENDERS
 from windtunnel.compiled.records import new_table
 from windtunnel.errors import InputError
@@ -18,8 +19,6 @@ from windtunnel.network.packet.tie_breaking import begin_order, partitions, send
 from windtunnel.network.paths import Paths, find_paths, find_ways, followers, graph_of, send_delays_s
 from windtunnel.network.settings import GBPS, NetworkSettings, PacketSettings
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Table = Any
 """A record array of one of the layouts in `network.packet.kernel.state`."""
 PS_PER_S = 1e12
@@ -306,7 +305,7 @@ def _sample_pairs(fabric: Fabric) -> Flows:
     return flows_of(source[apart], destination[apart], 1)
 
 
-def _send_queues(flows: Flows, settings: NetworkSettings) -> NDArray[np.int64]:
+def _send_queues(flows: Flows, settings: NetworkSettings) -> Ints:
     """Return each flow's send queue: its connection, whose flows are sent in turn; in SimAI every flow has its own."""
     if settings.compat == "simai":
         return np.arange(len(flows))

@@ -10,10 +10,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Ints
 from windtunnel.network.fabric import Fabric, connected_groups, with_links
 from windtunnel.network.flows import Flows
 
-Ints = NDArray[np.int64]
 INSERTION_SORTED = 16
 """Up to this many elements, libstdc++'s `std::sort` sorts by insertion, which keeps the order of equal ones
 (`_S_threshold`)."""

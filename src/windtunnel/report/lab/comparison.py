@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError
 from windtunnel.formats.captures.capture import Capture
 from windtunnel.formats.captures.step_operators import OTHER, ROWS, MatchedStep, measured_steps, row_of_launch
@@ -21,8 +21,6 @@ from windtunnel.report.report import Block, Facts, Figures, OnPage, Report, Sect
 from windtunnel.serving.explain import Explanation, explain_step
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
-
-Floats = NDArray[np.float64]
 
 LAYOUT = layouts_beside(__file__)
 METRICS = ("ttft_s", "tpot_s", "e2e_s")

@@ -3,15 +3,13 @@
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.slo import Slo
 from windtunnel.report.chart import Axis, Chart, Limit, Series
 from windtunnel.report.layout import layouts_beside
 from windtunnel.serving.over_time import NUM_STRETCHES, integral
-
-Floats = NDArray[np.float64]
 
 CURVES = layouts_beside(__file__)
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}

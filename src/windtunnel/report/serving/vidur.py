@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError
 from windtunnel.formats.vidur.read import VidurConfig, request_metrics
 from windtunnel.formats.vidur.write import columns_of
@@ -23,9 +24,7 @@ COMPARED: Mapping[str, str] = LAYOUT["compared"]
 """Name in the table -> Vidur's column."""
 
 
-def replay_metrics(
-    run: LoopRun, host_s: float | NDArray[np.float64] = 0.0, replicates_bugs: bool = True
-) -> dict[str, NDArray[Any]]:
+def replay_metrics(run: LoopRun, host_s: float | Floats = 0.0, replicates_bugs: bool = True) -> dict[str, NDArray[Any]]:
     """Return Vidur's request metrics of a replayed run.
 
     Args:
@@ -92,7 +91,7 @@ def replay_report(config: VidurConfig, run: LoopRun, recorded: Path | None) -> R
     return Report(title, [filled(LAYOUT["deployment"], config)], sections, verdict=verdict)
 
 
-def _quantiles(seconds: NDArray[np.float64]) -> dict[str, float]:
+def _quantiles(seconds: Floats) -> dict[str, float]:
     known = seconds[np.isfinite(seconds)]
     if not known.size:
         return dict.fromkeys(("mean", "p50", "p90", "p99", "max"), float("nan"))

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.metrics.limits import Limit
 from windtunnel.metrics.records import Table, time_per_output_token_s
 from windtunnel.metrics.summary import itl_distribution, queue_growth
@@ -16,8 +16,6 @@ from windtunnel.serving.run import GiveUp, Watch, replicas_of
 from windtunnel.serving.setup.frontend import client_delay_s
 from windtunnel.serving.state import records as state
 from windtunnel.workload.generate.requests import RequestArrays
-
-Floats = NDArray[np.float64]
 
 MOST_GROWTH = 0.02
 """Largest sustainable growth of the queueing delay, seconds per second of arrivals. A queue whose arrivals are x times
@@ -38,7 +36,7 @@ class Served:
     tpot_s: Floats
     """Time per output token; NaN for a single token."""
     e2e_s: Floats
-    output_tokens: NDArray[np.int64]
+    output_tokens: Ints
     num_preemptions: int
     steps: Table
 

@@ -5,8 +5,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.metrics.records import Table
 from windtunnel.model.launches.forward import StepBatch
 from windtunnel.model.shape import Shard
@@ -35,7 +35,7 @@ def time_fractions(
     prefills = steps["prefill_tokens"] > 0
     step_s = steps["duration_s"] / steps["num_steps"]
 
-    def by_kind(decode: NDArray[np.float64], mixed: NDArray[np.float64]) -> NDArray[np.float64]:
+    def by_kind(decode: Floats, mixed: Floats) -> Floats:
         return np.asarray(np.where(prefills, mixed[tokens], decode[decodes]))
 
     unhidden_s = lowered.unhidden_s[np.minimum(-(-steps["num_sampled"] // ranks), lowered.unhidden_s.size - 1)]
@@ -74,7 +74,7 @@ def time_fractions(
     return {name: sums[name] for name in names}
 
 
-def _prefill_share(steps: Table) -> NDArray[np.float64]:
+def _prefill_share(steps: Table) -> Floats:
     """Return the prompts' share of the query-key pairs of every step."""
     pairs = steps["prefill_pairs"]
     all_pairs = pairs + steps["context_tokens"]

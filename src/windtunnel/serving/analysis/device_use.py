@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.hardware import Device
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import SideUse, StageUse
@@ -15,8 +15,6 @@ from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.roofline import machine
 from windtunnel.serving.setup.step_prices import LoweredSteps
-
-Floats = NDArray[np.float64]
 
 ROWS_AT_ONCE = 1 << 15
 """Arrays of a block stay in the cache: 28 million rows take 3 s and not 12."""

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from windtunnel.metrics.power import Floats, PowerModel, curve_of
+from windtunnel.compiled.arrays import Floats
+from windtunnel.metrics.power import PowerModel, curve_of
 from windtunnel.metrics.records import Table
 from windtunnel.model.shape import Shard
 from windtunnel.serving.analysis.device_use import StepWork, step_work

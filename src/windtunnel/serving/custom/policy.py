@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.plugins import Registry
 from windtunnel.serving.custom.time_limit import InTime
@@ -16,13 +17,11 @@ from windtunnel.serving.per_request import custom_batch
 from windtunnel.serving.state.records import Speculation
 from windtunnel.serving.state.tables import PoolTables, RunTables
 
-Ints = NDArray[np.int64]
-
 
 class PolicyRequests(NamedTuple):
     """All requests, by index; arrays that a policy may read and must not change."""
 
-    arrival_s: NDArray[np.float64]
+    arrival_s: Floats
     input_tokens: Ints
     output_tokens: Ints
     """Tokens that the request will produce. A real engine does not know them."""

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Bools, Ints
 from windtunnel.errors import InputError
 from windtunnel.serving import codes
 from windtunnel.serving.custom.policy import read_only
@@ -15,8 +15,6 @@ from windtunnel.serving.state import records as state
 from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.serving.state.pools import PoolPlan
 from windtunnel.workload.generate.requests import RequestArrays
-
-Ints = NDArray[np.int64]
 
 
 class Arrival(NamedTuple):
@@ -42,7 +40,7 @@ class Replicas(NamedTuple):
     """All replicas, by index; arrays that a router may read and must not change."""
 
     now_s: float
-    is_up: NDArray[np.bool_]
+    is_up: Bools
     """Only these may be chosen: they are up, and compute prompts."""
     num_waiting: Ints
     num_running: Ints
@@ -109,7 +107,7 @@ class RouterCaller:
         replicas = Replicas(now_s, is_up, waiting, running, waiting_tokens, free_blocks, self.num_blocks, self.pool)
         control["answer"] = self._checked(self.call(now_s, request, replicas), is_up, i, now_s)
 
-    def _checked(self, answer: Any, is_up: NDArray[np.bool_], i: int, now_s: float) -> int:
+    def _checked(self, answer: Any, is_up: Bools, i: int, now_s: float) -> int:
         """Return the router's answer as a replica that is up, or `NONE`."""
         if answer is None:
             return state.NONE

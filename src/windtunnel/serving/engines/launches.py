@@ -3,8 +3,8 @@
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.model.feed_forward.experts import Experts, ExpertsFeedForward
 from windtunnel.model.launches.forward import decode_launches, head_launches, prefill_launches, token_launches
 from windtunnel.model.launches.lora import lora_launches
@@ -32,7 +32,7 @@ LAUNCHES_AN_ATTENTION = 3
 launches all of them behind its graph."""
 
 
-def graph_sizes(engine: EngineSettings) -> NDArray[np.int64]:
+def graph_sizes(engine: EngineSettings) -> Ints:
     """Return the decode batch sizes that have a CUDA graph, ascending; empty where graphs are off."""
     if engine.cudagraph_sizes is not None:
         return np.array(sorted(engine.cudagraph_sizes), np.int64)
@@ -40,7 +40,7 @@ def graph_sizes(engine: EngineSettings) -> NDArray[np.int64]:
     return np.array(sizes, np.int64)
 
 
-def decode_tokens(engine: EngineSettings, limit: int, queries: int = 1) -> NDArray[np.int64]:
+def decode_tokens(engine: EngineSettings, limit: int, queries: int = 1) -> Ints:
     """Return `[limit + 1]` the tokens that a decode step of n requests computes, padded to the next captured size.
 
     Args:
@@ -55,13 +55,13 @@ def decode_tokens(engine: EngineSettings, limit: int, queries: int = 1) -> NDArr
     return np.where(index < sizes.size, sizes[np.minimum(index, sizes.size - 1)], tokens)
 
 
-def _captured_tokens(engine: EngineSettings, queries: int) -> NDArray[np.int64]:
+def _captured_tokens(engine: EngineSettings, queries: int) -> Ints:
     """Return the tokens of the decode steps that have a CUDA graph, ascending."""
     sizes = graph_sizes(engine)
     return sizes * queries if behaviour_of(engine.name).launches.graphs_count_requests else sizes
 
 
-def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any, decode_queries: int = 0) -> NDArray[np.float64]:
+def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any, decode_queries: int = 0) -> Floats:
     """Count the host's launches in a step of `num_tokens` tokens (a number or an array).
 
     That is every kernel; in a step with prefill and piecewise graphs, up to the largest captured size, attention and
@@ -102,7 +102,7 @@ def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any, decode_q
     return launched * num_batches(engine, num_tokens, engine.overlap_prefill_tokens)
 
 
-def num_batches(engine: EngineSettings, num_tokens: Any, least_tokens: int | None) -> NDArray[np.int64]:
+def num_batches(engine: EngineSettings, num_tokens: Any, least_tokens: int | None) -> Ints:
     """Return into how many batches a step is split: two from `least_tokens` on, where the engine overlaps them."""
     return np.where(np.asarray(num_tokens) >= (least_tokens or 1), 2 if engine.two_batch_overlap else 1, 1)
 

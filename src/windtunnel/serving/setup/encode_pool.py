@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError
 from windtunnel.model.operators import BF16_BYTES
 from windtunnel.model.shape import Shard
@@ -20,8 +20,6 @@ from windtunnel.serving.setup.encoder import encoder_limits
 from windtunnel.serving.setup.memory import MemoryPlan
 from windtunnel.units import format_bytes
 from windtunnel.workload.generate.requests import RequestArrays
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from inspect import unwrap
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError
 from windtunnel.model.launches.encoder import encoder_launches
 from windtunnel.model.operators import BF16_BYTES, Launch
@@ -32,7 +32,7 @@ def encoder_prices(
     engine: EngineSettings,
     workload: Workload,
     requests: RequestArrays | None = None,
-) -> NDArray[np.float64]:
+) -> Floats:
     """Return `[kind, MAX_PRICED + 1]` the seconds of the encoder in a step with n images of each size, and n videos.
 
     Those of a trace are those of `requests`, and priced up to the number of images that there are of a kind.

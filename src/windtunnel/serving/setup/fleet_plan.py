@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.compiled.records import new_table
 from windtunnel.errors import InputError
 from windtunnel.metrics.fleet import FLEET_COLUMNS, PHASE_COLUMNS, STAY_COLUMNS
@@ -85,7 +86,7 @@ def start_fleet(plan: FleetPlan, num_replicas: Sequence[int], num_requests: int)
     return FleetRun(begin, *begin())
 
 
-def _fill(fault_s: NDArray[np.float64], repair_s: NDArray[np.float64], first: int, faults: Iterator[Fault]) -> None:
+def _fill(fault_s: Floats, repair_s: Floats, first: int, faults: Iterator[Fault]) -> None:
     """Write the next faults into the columns from `first` on; inf where there are no more."""
     for column in range(first, FAULT_COLUMNS):
         fault_s[column], repair_s[column] = next(faults, (np.inf, 0.0))
@@ -204,7 +205,7 @@ def phase_table(run: FleetRun) -> Table:
     return Table({name: rows[name].copy() for name in PHASE_COLUMNS}, PHASE_COLUMNS)
 
 
-def stay_table(run: FleetRun, records: NDArray[np.void], replicas: NDArray[np.int64]) -> Table:
+def stay_table(run: FleetRun, records: NDArray[np.void], replicas: Ints) -> Table:
     """Return every stay of a request at a replica: those that a failure ended, then the last of each request.
 
     Args:
@@ -234,7 +235,7 @@ class FleetRecord:
     """One row for each stay of a request at a replica."""
 
 
-def with_retries(requests: Table, num_retries: NDArray[np.int64], discarded_tokens: NDArray[np.int64]) -> Table:
+def with_retries(requests: Table, num_retries: Ints, discarded_tokens: Ints) -> Table:
     """Add retries to the request table; gaps and times in steps of requests sent again are unknown."""
     was_lost = num_retries > 0
     unknown = {name: np.where(was_lost, np.nan, requests[name]) for name in ("itl_max_s", "execution_s")}

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.metrics.records import Table, request_table
 from windtunnel.serving.scenario import Setup
 from windtunnel.workload.client import Client
@@ -23,7 +24,7 @@ ENGINE_COLUMNS = (
 """Columns of the request table that the loop records."""
 
 
-def streams(records: Any, replica: NDArray[np.int64], num_replicas: int) -> NDArray[np.float64]:
+def streams(records: Any, replica: Ints, num_replicas: int) -> Floats:
     """Count the other requests of its replica that are between first and last token, at each request's first token."""
     counts = np.empty(replica.size)
     for index in range(num_replicas):
@@ -35,9 +36,7 @@ def streams(records: Any, replica: NDArray[np.int64], num_replicas: int) -> NDAr
     return counts
 
 
-def client_delay_s(
-    frontend: Client, requests: RequestArrays, records: Any, replica: NDArray[np.int64], num_replicas: int
-) -> NDArray[np.float64]:
+def client_delay_s(frontend: Client, requests: RequestArrays, records: Any, replica: Ints, num_replicas: int) -> Floats:
     """Return the seconds that pass before each first token beside the engine's; `frontend`: API server and client."""
     return np.asarray(frontend.ttft_s(requests.input_tokens, streams(records, replica, num_replicas)))
 
@@ -46,7 +45,7 @@ def client_table(
     setup: Setup,
     requests: RequestArrays,
     records: Any,
-    replica: NDArray[np.int64],
+    replica: Ints,
     num_replicas: int,
     **columns: NDArray[Any] | None,
 ) -> Table:

@@ -4,15 +4,13 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.hardware import Device
 from windtunnel.model.exchange import DEEPEP_NORMAL, SMS_OF_NORMAL_KERNELS, TokenExchange
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.operators import Launch
 from windtunnel.model.shape import Shard
-
-Floats = NDArray[np.float64]
 
 OCCUPIED_BY_LOW_LATENCY = 0.06 / 0.173
 """Share of a low-latency exchange in which its kernels send or receive and take all multiprocessors; for the rest

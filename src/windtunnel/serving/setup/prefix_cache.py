@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Ints
 from windtunnel.compiled.records import new_table
 from windtunnel.errors import InputError
 from windtunnel.hardware import host_bytes_per_s
@@ -128,7 +128,7 @@ def prefix_cache(
     )
 
 
-def path_tokens(node_parent: NDArray[np.int64], node_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+def path_tokens(node_parent: Ints, node_tokens: Ints) -> Ints:
     """Sum the tokens from the root to every segment, `[num_nodes]`, by pointer jumping in O(n log depth)."""
     tokens, above = node_tokens.astype(np.int64), node_parent.copy()
     while (above >= 0).any():

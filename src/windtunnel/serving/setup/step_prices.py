@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.arguments import checked
+from windtunnel.compiled.arrays import Bools, Floats, Ints
 from windtunnel.hardware import Device
 from windtunnel.model.attention.grouped_query import DecodeAttention
 from windtunnel.model.feed_forward.experts import GROUP_LAUNCHES
@@ -24,8 +25,6 @@ from windtunnel.serving.engines.launches import decode_tokens, num_launches, unh
 from windtunnel.serving.setup.overlap import Halves, expert_layers_share, part_of, room_beside
 from windtunnel.serving.setup.two_sides import PingPong
 from windtunnel.serving.state.records import StepCost
-
-Floats = NDArray[np.float64]
 
 NODES_PER_OCTAVE = 4
 """Nodes of the attention grids: linear interpolation between them exceeds a quadratic by 0.75% at most."""
@@ -155,7 +154,7 @@ class StepPrices:
         is_split = tokens >= (self.engine.overlap_decode_tokens or 1)
         return np.where(is_split[:, None], 2 * cores_s - further_s, decode_s)
 
-    def _waiting(self, waiting: Floats, tokens: NDArray[np.int64]) -> dict[str, Any]:
+    def _waiting(self, waiting: Floats, tokens: Ints) -> dict[str, Any]:
         """Return the fields of `StepCost` on kernels that wait; `tokens` of decode steps, as padded to a graph."""
         padded = np.minimum(-(-tokens // self.queries), tokens.size - 1)
         return {"waiting_attention_s": self._at_every_batch(waiting), "padded_requests": padded}
@@ -491,7 +490,7 @@ def geometric_nodes(limit: int) -> Floats:
     return 2.0 ** (np.arange(int(np.ceil(octaves * NODES_PER_OCTAVE)) + 1) / NODES_PER_OCTAVE)
 
 
-def is_compute_bound(op: Op, device: Device) -> NDArray[np.bool_]:
+def is_compute_bound(op: Op, device: Device) -> Bools:
     """Whether `op` takes longer at the device's peak rate than at its memory bandwidth, at each point of its axes."""
     peak = machine(device, op.compute_format)
     return np.asarray(op.flops / peak.flops_per_s > op.num_bytes / peak.bytes_per_s)

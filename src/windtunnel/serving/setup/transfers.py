@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Ints
 from windtunnel.errors import InputError
 from windtunnel.model.memory import kv_bytes_per_token, state_bytes_per_request
 from windtunnel.model.parallelism import Parallelism
@@ -136,7 +136,7 @@ def _network_bytes_per_s(scenario: Scenario, setups: Sequence[Setup], plans: Seq
             "leave deployment.network out, or give the pools one device",
         )
     network = network_of(settings, setups[0].node, scenario.deployment.num_devices)
-    first, sides = 0, dict[bool, list[NDArray[np.int64]]]({True: [], False: []})
+    first, sides = 0, dict[bool, list[Ints]]({True: [], False: []})
     for setup, plan in zip(setups, plans, strict=True):
         width = setup.parallelism.tp * setup.parallelism.pp
         ranks = first + np.arange(plan.settings.num_replicas * plan.settings.ranks_per_replica * width)

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
 from windtunnel.model.launches.forward import attention_side, feed_forward_side
@@ -14,8 +14,6 @@ from windtunnel.model.shape import Shard
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
 from windtunnel.units import format_bytes
-
-Floats = NDArray[np.float64]
 
 
 class PingPong(NamedTuple):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError, check_known
 from windtunnel.network.collectives.algorithms import direct, ring
 from windtunnel.network.collectives.call import CollectiveCall
@@ -273,7 +274,7 @@ class _Wire:
         return {call: float(rate.min()) for call, rate in zip(calls, rates, strict=True)}
 
 
-def max_min_rates(paths: Sequence[Paths], capacity: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+def max_min_rates(paths: Sequence[Paths], capacity: Floats) -> list[Floats]:
     """Return the max-min fair rates of connections that always have something to send, by progressive filling.
 
     Args:

@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.errors import InputError
 from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, PAIRED, WEIGHT, ScheduleTables
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Action = tuple[int, int, int]
 """Kind, chunk, micro-batch; a kind of `FORWARD + PAIRED` is one piece with the backward pass after it."""
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Bools, Floats
 from windtunnel.errors import InputError
 from windtunnel.limits import check_size
 from windtunnel.workload.arrivals import MAX_REQUESTS
@@ -72,7 +72,7 @@ def _with_lengths(clients: list[Client], model: ClientModel) -> list[Client]:
     return known
 
 
-def _expected(client: Client, start_s: float, last_s: float, window_s: float) -> NDArray[np.float64]:
+def _expected(client: Client, start_s: float, last_s: float, window_s: float) -> Floats:
     """Return the recorded requests of each window between the two times."""
     ends = np.minimum(client.start_s + window_s, last_s)
     return np.asarray(client.rate_per_s * np.maximum(ends - np.maximum(client.start_s, start_s), 0.0))
@@ -101,7 +101,7 @@ def _requests_of(
     return arrival_s[kept] - start_s, inputs[kept], outputs[kept]
 
 
-def _spread(client: Client, inside: NDArray[np.bool_], counts: Counts, rng: np.random.Generator) -> NDArray[np.float64]:
+def _spread(client: Client, inside: Bools, counts: Counts, rng: np.random.Generator) -> Floats:
     """Draw the position of each request in its window, from 0 to 1: gaps are scaled to fill the window."""
     sizes = counts + 1
     shape = np.repeat(client.shape[inside], sizes)

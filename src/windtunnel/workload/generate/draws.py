@@ -3,8 +3,8 @@
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.workload import sessions as spec
 from windtunnel.workload.lengths import MAX_TOKENS, Empirical, Fixed, Lengths, Lognormal, Normal, Uniform, Zipf
 from windtunnel.workload.traces.requests import read_lengths
@@ -15,8 +15,8 @@ STREAMS = (
 )
 """Streams of random numbers, each with its own generator, spawned from the seed in this order."""
 
-Seconds = NDArray[np.float64]
-Counts = NDArray[np.int64]
+Seconds = Floats
+Counts = Ints
 
 
 def spawn(parent: np.random.SeedSequence) -> dict[str, np.random.Generator]:
@@ -29,9 +29,7 @@ def child(parent: np.random.SeedSequence, index: int) -> np.random.SeedSequence:
     return np.random.SeedSequence(parent.entropy, spawn_key=(*parent.spawn_key, index), pool_size=parent.pool_size)
 
 
-def draw_lengths(
-    lengths: Lengths, num_requests: int, rng: np.random.Generator, stream: str = "input_tokens"
-) -> NDArray[np.int64]:
+def draw_lengths(lengths: Lengths, num_requests: int, rng: np.random.Generator, stream: str = "input_tokens") -> Ints:
     """Draw independent token counts, shape `[num_requests]`, each at least 1.
 
     `stream`, `input_tokens` or `output_tokens`, is the column that an `Empirical` file is read for by default.
@@ -59,7 +57,7 @@ def draw_lengths(
             return _draw_values(column, lengths.weights, num_requests, rng)
 
 
-def _rounded(tokens: NDArray[np.float64], min_tokens: int, max_tokens: int | None) -> Counts:
+def _rounded(tokens: Floats, min_tokens: int, max_tokens: int | None) -> Counts:
     return np.clip(np.rint(tokens), min_tokens, max_tokens or MAX_TOKENS).astype(np.int64)
 
 
@@ -70,7 +68,7 @@ def _draw_values(values: Counts, weights: tuple[float, ...] | None, size: int, r
     return values[draw_indices(np.array(weights, np.float64), size, rng)]
 
 
-def draw_indices(weights: NDArray[np.float64], num_requests: int, rng: np.random.Generator) -> Counts:
+def draw_indices(weights: Floats, num_requests: int, rng: np.random.Generator) -> Counts:
     """Draw indices with probabilities proportional to `weights`, by inversion: one uniform number each.
 
     Dividing by the last running sum makes it exactly 1, above every uniform number in [0, 1).

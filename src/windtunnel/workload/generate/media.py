@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Bools, Ints
 from windtunnel.errors import InputError
 from windtunnel.model.towers import Patches
 from windtunnel.workload.generate.draws import Counts, child, draw_counts, draw_indices
@@ -68,7 +68,7 @@ def own_begins(media: Counts, tokens: Counts, images: Images | None, own_text: C
     return begins, sizes.sum(axis=1)
 
 
-def placed(kinds: Counts, tokens: Counts, is_behind: NDArray[np.bool_], text: Counts) -> tuple[Counts, Counts]:
+def placed(kinds: Counts, tokens: Counts, is_behind: Bools, text: Counts) -> tuple[Counts, Counts]:
     """Return where the tokens of each image begin and how many they are, behind the text or before it."""
     sizes = np.where(kinds >= 0, tokens[kinds], 0)
     return np.cumsum(sizes, axis=1) - sizes + np.where(is_behind, text[:, None], 0), sizes
@@ -134,7 +134,7 @@ def with_earlier(own: Counts, begin: Counts, previous: Counts, added: Counts) ->
         previous: row of the turn before, further up, or -1.
         added: tokens of each request's own images and videos.
     """
-    rows: list[NDArray[np.int64]] = []
+    rows: list[Ints] = []
     earlier = np.zeros(len(own), np.int64)
     for i, before in enumerate(previous.tolist()):
         if before >= 0:

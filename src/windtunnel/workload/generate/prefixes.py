@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Bools
 from windtunnel.workload.generate.draws import Counts
 from windtunnel.workload.traces.requests import BlockIds
 
@@ -67,9 +67,7 @@ def forest(blocks: BlockIds, input_tokens: Counts | None, rows: slice) -> Prefix
     return _split(parent, size[by_age_seen], node[last], rest, has_blocks, rows)
 
 
-def _split(
-    parent: Counts, size: Counts, last: Counts, rest: Counts, has_blocks: NDArray[np.bool_], rows: slice
-) -> PrefixArrays:
+def _split(parent: Counts, size: Counts, last: Counts, rest: Counts, has_blocks: Bools, rows: slice) -> PrefixArrays:
     """Return a forest of blocks, `[num_blocks]`, with a node for each part of a block in which a prompt ends.
 
     Args:
@@ -96,7 +94,7 @@ def _split(
     )
 
 
-def _chained(ids: Counts, is_first: NDArray[np.bool_]) -> tuple[Counts, Counts]:
+def _chained(ids: Counts, is_first: Bools) -> tuple[Counts, Counts]:
     """Return the node of each position and the first position of each node, where one id follows different blocks."""
     known: dict[tuple[int, int], int] = {}
     node, seen = np.empty(ids.size, np.int64), []

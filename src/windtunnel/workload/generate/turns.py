@@ -6,6 +6,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Bools
 from windtunnel.errors import InputError
 from windtunnel.workload.generate import draws
 from windtunnel.workload.schema import RequestSource
@@ -27,7 +28,7 @@ class Turns:
     prompt_tokens: draws.Counts
     """`[num_prompts]` Length of each shared prompt."""
 
-    def take(self, rows: NDArray[np.bool_] | slice) -> "Turns":
+    def take(self, rows: Bools | slice) -> "Turns":
         """Return some of the requests."""
         columns = {name: getattr(self, name)[rows] for name in self.__slots__ if name != "prompt_tokens"}
         return replace(self, **columns)
@@ -99,7 +100,7 @@ def _turns(source: RequestSource, num_sessions: int, seed: np.random.SeedSequenc
     return drawn if max_tokens is None else drawn.take(context <= max_tokens)
 
 
-def begins(group: draws.Counts) -> NDArray[np.bool_]:
+def begins(group: draws.Counts) -> Bools:
     """Return a mask of the rows at which a new group begins, in a sorted column of groups."""
     return np.concatenate([np.ones(min(group.size, 1), bool), group[1:] != group[:-1]])
 
@@ -107,7 +108,7 @@ def begins(group: draws.Counts) -> NDArray[np.bool_]:
 Number = TypeVar("Number", np.int64, np.float64)
 
 
-def within(values: NDArray[Number], begins_group: NDArray[np.bool_]) -> NDArray[Number]:
+def within(values: NDArray[Number], begins_group: Bools) -> NDArray[Number]:
     """Return running sums that start again where a group begins."""
     sums = np.cumsum(values)
     before = (sums - values)[begins_group]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.errors import InputError
 from windtunnel.workload.lengths import MAX_TOKENS
 
@@ -19,7 +20,7 @@ class Column:
     path: Path
     name: str
     values: NDArray[Any]
-    rows: NDArray[np.int64]
+    rows: Ints
     """Number of each value's row in the file, from 1."""
 
     @property
@@ -34,7 +35,7 @@ class Column:
             raise InputError(message, hint)
 
 
-def column_of(path: Path, name: str, column: Any, rows: NDArray[np.int64]) -> Column:
+def column_of(path: Path, name: str, column: Any, rows: Ints) -> Column:
     """Return one block of a column as it was read, whose rows have the numbers `rows` in the file.
 
     Raises:
@@ -49,7 +50,7 @@ def column_of(path: Path, name: str, column: Any, rows: NDArray[np.int64]) -> Co
     return Column(path, name, np.asarray(column), rows)
 
 
-def dates_s(column: Column, origin: Any) -> tuple[NDArray[np.float64], Any]:
+def dates_s(column: Column, origin: Any) -> tuple[Floats, Any]:
     """Return seconds since `origin` (None: the first date), and the origin; dates are datetime64 or ISO 8601 (UTC)."""
     dates = column.values
     if dates.dtype.kind != "M":
@@ -63,7 +64,7 @@ def dates_s(column: Column, origin: Any) -> tuple[NDArray[np.float64], Any]:
     return np.asarray((dates - origin) / np.timedelta64(1, "s"), np.float64), origin
 
 
-def tokens_of(column: Column) -> NDArray[np.int64]:
+def tokens_of(column: Column) -> Ints:
     """Return positive token counts.
 
     Raises:
@@ -75,7 +76,7 @@ def tokens_of(column: Column) -> NDArray[np.int64]:
     return tokens
 
 
-def integers(column: Column) -> NDArray[np.int64]:
+def integers(column: Column) -> Ints:
     """Return whole numbers; in a CSV file they may be read as text.
 
     Raises:

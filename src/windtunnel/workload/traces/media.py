@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Ints
 from windtunnel.errors import InputError
 from windtunnel.units import format_count
 from windtunnel.workload.media import FPS, MAX_FRAMES, MAX_SIDE, frames_of
@@ -34,19 +34,19 @@ MOST_OF_REQUEST = 1000
 class RowMedia:
     """Images and videos of requests: row i has items[offsets[i] : offsets[i + 1]], images first."""
 
-    offsets: NDArray[np.int64]
-    items: NDArray[np.int64]
+    offsets: Ints
+    items: Ints
     """`[n, 5]` Frames (0: an image), width, height, number (equal: the same one; -1: one that comes once), row in the
     file."""
 
-    def take(self, rows: NDArray[np.int64] | slice) -> "RowMedia":
+    def take(self, rows: Ints | slice) -> "RowMedia":
         """Return those of `rows`, in that order."""
         sizes = np.diff(self.offsets)[rows]
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         begin = np.repeat(self.offsets[:-1][rows] - offsets[:-1], sizes)
         return replace(self, offsets=offsets, items=self.items[begin + np.arange(offsets[-1])])
 
-    def padded(self) -> NDArray[np.int64]:
+    def padded(self) -> Ints:
         """Return `[num_requests, most of a request, 5]`, -1 behind the last, a number of its own for every item."""
         counts, items = np.diff(self.offsets), self.items.copy()
         single = items[:, NUMBER] < 0
@@ -56,7 +56,7 @@ class RowMedia:
         return padded
 
 
-def described(media: NDArray[np.int64]) -> str:
+def described(media: Ints) -> str:
     """Say how many requests have images or videos, how many sizes these have, and how many come again.
 
     `media` is that of `RowMedia.padded`.
@@ -94,7 +94,7 @@ class MediaReading:
     numbers: dict[tuple[str, str], tuple[int, list[int], int]] = field(default_factory=dict)
     """(images or videos, id) -> its number, its frames and sides, and the first row that has it."""
 
-    def read(self, batch: Batch, rows: NDArray[np.int64]) -> RowMedia:
+    def read(self, batch: Batch, rows: Ints) -> RowMedia:
         """Read the rows of a block, whose numbers in the file are `rows`.
 
         Raises:

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Bools, Floats, Ints
 from windtunnel.errors import InputError
 from windtunnel.limits import check_size
 from windtunnel.workload.lengths import MAX_TOKENS
@@ -36,12 +36,12 @@ UNIX_TIME_AFTER_S = 365 * 86400.0
 class BlockIds:
     """Blocks of prompts: row i has ids[offsets[i] : offsets[i + 1]]."""
 
-    offsets: NDArray[np.int64]
-    ids: NDArray[np.int64]
+    offsets: Ints
+    ids: Ints
     block_tokens: float
     """Tokens in a block; a fraction where prompts are scaled. The first n blocks hold floor(n x block_tokens)."""
 
-    def take(self, rows: NDArray[np.int64] | slice) -> "BlockIds":
+    def take(self, rows: Ints | slice) -> "BlockIds":
         """Return the blocks of `rows`, in that order."""
         sizes = np.diff(self.offsets)[rows]
         offsets = np.concatenate([[0], np.cumsum(sizes)])
@@ -56,13 +56,13 @@ class RecordedRequests:
     `arrival_s` is float64, sorted and not negative; token counts are positive int64; the others are int64.
     """
 
-    arrival_s: NDArray[np.float64] | None = None
-    input_tokens: NDArray[np.int64] | None = None
-    output_tokens: NDArray[np.int64] | None = None
-    priority: NDArray[np.int64] | None = None
-    tenant: NDArray[np.int64] | None = None
+    arrival_s: Floats | None = None
+    input_tokens: Ints | None = None
+    output_tokens: Ints | None = None
+    priority: Ints | None = None
+    tenant: Ints | None = None
     """Position in `tenant_names`."""
-    session: NDArray[np.int64] | None = None
+    session: Ints | None = None
     """Number of the session, from 0; -1 where the file names none."""
     tenant_names: tuple[str, ...] = ()
     blocks: BlockIds | None = None
@@ -79,7 +79,7 @@ class RecordedRequests:
         columns = (self.arrival_s, self.input_tokens, self.output_tokens)
         return next(len(column) for column in columns if column is not None)
 
-    def take(self, rows: NDArray[np.int64] | slice) -> "RecordedRequests":
+    def take(self, rows: Ints | slice) -> "RecordedRequests":
         """Return the requests `rows`, in that order."""
         names = ("arrival_s", "input_tokens", "output_tokens", "priority", "tenant", "session")
         columns = {name: getattr(self, name)[rows] for name in names if getattr(self, name) is not None}
@@ -122,14 +122,14 @@ def read_requests(
     return _fitted(recorded, trace)
 
 
-def read_lengths(path: str, column: str | None, stream: str) -> NDArray[np.int64]:
+def read_lengths(path: str, column: str | None, stream: str) -> Ints:
     """Read the token counts in one column of a requests file; None takes the known layout's column for `stream`.
 
     Raises:
         InputError: as `read_requests`.
     """
     trace = Trace(path=path, columns=msgspec.structs.replace(TraceColumns(), **{stream: column}))
-    lengths: NDArray[np.int64] = getattr(read_requests(trace, (stream,), with_media=False), stream)
+    lengths: Ints = getattr(read_requests(trace, (stream,), with_media=False), stream)
     return lengths
 
 
@@ -216,7 +216,7 @@ class _Reading:
         self.num_requests += rows.size
         return rows.size
 
-    def _requests_of(self, batch: Batch) -> tuple[Batch, NDArray[np.int64]]:
+    def _requests_of(self, batch: Batch) -> tuple[Batch, Ints]:
         """Return the rows of a block that are requests, and their numbers in the file; count the others."""
         rows = self.num_rows + 1 + np.arange(len(next(iter(batch.values()))))
         self.num_rows += rows.size
@@ -229,9 +229,7 @@ class _Reading:
             batch, rows = self._kept(batch, rows, outputs != 0, f"{name} is 0")
         return batch, rows
 
-    def _kept(
-        self, batch: Batch, rows: NDArray[np.int64], keep: NDArray[np.bool_], why: str
-    ) -> tuple[Batch, NDArray[np.int64]]:
+    def _kept(self, batch: Batch, rows: Ints, keep: Bools, why: str) -> tuple[Batch, Ints]:
         if keep.all():
             return batch, rows
         self.num_left_out[why] += int((~keep).sum())
@@ -262,7 +260,7 @@ class _Reading:
         assert recorded.arrival_s is not None
         return replace(recorded, arrival_s=recorded.arrival_s - recorded.arrival_s[0]) if self.origin else recorded
 
-    def _arrival_s(self, column: "Column") -> NDArray[np.float64]:
+    def _arrival_s(self, column: "Column") -> Floats:
         if column.is_numeric:
             seconds = self._times_s(column)
         else:
@@ -276,7 +274,7 @@ class _Reading:
         self.last_s = float(seconds[-1])
         return seconds
 
-    def _times_s(self, column: "Column") -> NDArray[np.float64]:
+    def _times_s(self, column: "Column") -> Floats:
         times = column.values
         column.refuse(~np.isfinite(times), "is not a time")
         column.refuse(times < 0, "is negative")
@@ -286,7 +284,7 @@ class _Reading:
             self.origin = times[0] if times[0] * self.unit_s > UNIX_TIME_AFTER_S else times.dtype.type(0)
         return np.asarray((times - self.origin) * self.unit_s, np.float64)
 
-    def _stated_block(self, column: Any, rows: NDArray[np.int64]) -> int:
+    def _stated_block(self, column: Any, rows: Ints) -> int:
         """Return the tokens in a block that the rows state, which must agree."""
         sizes = tokens_of(column_of(self.path, str(self.block_tokens), column, rows))
         Column(self.path, str(self.block_tokens), sizes, rows).refuse(
@@ -294,7 +292,7 @@ class _Reading:
         )
         return int(sizes[0])
 
-    def _codes(self, stream: str, column: Any, parent: Any = None) -> NDArray[np.int64]:
+    def _codes(self, stream: str, column: Any, parent: Any = None) -> Ints:
         """Return the number of each value, by order of first appearance; -1 for none.
 
         With `parent`, a value has the number of its parent, where that came before.

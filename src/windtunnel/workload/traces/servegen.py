@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from windtunnel.compiled.arrays import Bools, Floats, Ints
 from windtunnel.errors import InputError, missing_file
 
 _CHUNK = re.compile(r"chunk-(\d+)-(trace\.csv|dataset\.json)$")
@@ -27,8 +27,8 @@ LENGTHS = ("input_tokens", "output_tokens")
 class LengthTable:
     """Token counts and their relative frequencies, both `[num_values]`."""
 
-    tokens: NDArray[np.int64]
-    weights: NDArray[np.float64]
+    tokens: Ints
+    weights: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,12 +36,12 @@ class Client:
     """One client; arrays of shape `[num_windows]`."""
 
     number: int
-    start_s: NDArray[np.float64]
-    rate_per_s: NDArray[np.float64]
-    shape: NDArray[np.float64]
+    start_s: Floats
+    rate_per_s: Floats
+    shape: Floats
     """Shape of the distribution of the gaps; 1 is exponential in both families."""
-    is_weibull: NDArray[np.bool_]
-    lengths_start_s: NDArray[np.float64]
+    is_weibull: Bools
+    lengths_start_s: Floats
     """`[num_periods]` Start of each period of lengths; periods without lengths are left out."""
     lengths: tuple[tuple[LengthTable, LengthTable], ...]
     """`[num_periods]` Lengths of inputs and outputs; empty where the file is missing."""
