@@ -69,15 +69,29 @@ def burst_document(burst: Sequence[int] | None) -> dict[str, int] | None:
 
 def is_closed_loop(space: Space) -> bool:
     """Whether the load of a space's points is a number of clients."""
-    arrivals = space.scenario.get("workload", {}).get("arrivals")
-    return isinstance(arrivals, dict) and str(arrivals.get("type")).lower() == "closed_loop"
+    return unit_of(space) == "clients"
 
 
-def held_text(load: float, burst: Sequence[int] | None, is_closed: bool = False) -> str:
+def load_unit(workload: Mapping[str, Any]) -> str:
+    """Return the unit of the load of a workload, given as builtins: clients, or the requests or sessions a second."""
+    arrivals = workload.get("arrivals")
+    kind = str(arrivals.get("type")).lower() if isinstance(arrivals, dict) else ""
+    if kind == "closed_loop":
+        return "clients"
+    is_of_sessions = workload.get("sessions") and kind in ("poisson", "gamma", "static")
+    return "sessions/s" if is_of_sessions else "requests/s"
+
+
+def unit_of(space: Space) -> str:
+    """Return the unit of the load of a space's points."""
+    return load_unit(space.scenario.get("workload") or {})
+
+
+def held_text(load: float, burst: Sequence[int] | None, unit: str) -> str:
     """Say that a load is held, or only in a burst (`search.capacity.load.burst_of`)."""
     if burst is None:
-        return f"{number(load)} {'clients' if is_closed else 'requests/s'}"
-    most = f"at most {number(load)} requests/s in a burst of {burst[0]:,} requests"
+        return f"{number(load)} {unit}"
+    most = f"at most {number(load)} {unit} in a burst of {burst[0]:,} requests"
     return f"{most}; give --num-requests {burst[1]} to know what it sustains"
 
 

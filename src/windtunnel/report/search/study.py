@@ -198,7 +198,7 @@ def _verdict(evidence: SearchEvidence) -> str:
 def _load_text(study: Study, outcome: SearchOutcome) -> str:
     """Say what load the best point holds, for how much, and which limit a higher one breaks."""
     best, burst = outcome.mean(outcome.ranking[0]), outcome.burst(outcome.ranking[0])
-    held = naming.held_text(best.load, burst, naming.is_closed_loop(study.space))
+    held = naming.held_text(best.load, burst, naming.unit_of(study.space))
     if burst is not None:
         return f" Holds {held}."
     cost = f" for ${best.figures['usd_per_hour']:,.2f}/h" if "usd_per_hour" in best.figures else ""
@@ -338,7 +338,7 @@ def _winner(evidence: SearchEvidence, outcome: SearchOutcome, index: int) -> lis
     script = launch_script(scenario, engine_versions(scenario), evidence.launch.others)
     launch = all_blocks.Code(script, "Launch the best point")
     cards = {
-        filled(label, {"copy": "one replica" if evidence.fleets else None}): card
+        filled(label, {"copy": "one replica" if evidence.fleets else None, "unit": naming.unit_of(study.space)}): card
         for label, card in LAYOUT["cards"].items()
     }
     return [Cards([*of_limits, *cards_of({**best.figures, "load": best.load}, cards).facts]), launch]
@@ -386,14 +386,7 @@ def best_table(
     if is_training:
         return Table([first, *(titles if is_on_page else map(naming.two_lines, titles))], rows, winner=marked)
     gain_title = ["gain"] if gains else []
-    titles = [
-        first,
-        *gain_title,
-        "clients" if naming.is_closed_loop(study.space) else "requests/s",
-        "at least",
-        *titles,
-        "limit",
-    ]
+    titles = [first, *gain_title, naming.unit_of(study.space), "at least", *titles, "limit"]
     return Table(titles if is_on_page else [*map(naming.two_lines, titles)], rows, winner=marked)
 
 
@@ -510,7 +503,8 @@ def worth_text(worth: answers.Worth, nothing: str = "no point") -> str:
 
 def _fleet_sections(evidence: SearchEvidence, fleets: Sequence[FleetSize]) -> list[Section]:
     """Return the replicas that serve the requested load."""
-    columns = {filled(header, {"load": evidence.load}): column for header, column in LAYOUT["fleets"].items()}
+    heads = {"load": evidence.load, "unit": naming.unit_of(evidence.study.space)}
+    columns = {filled(header, heads): column for header, column in LAYOUT["fleets"].items()}
     rows = [{"title": evidence.study.point(fleet.index).title, **msgspec.to_builtins(fleet)} for fleet in fleets]
     return [Section("", [table_of(rows, columns)], "Replicas for the load")] if rows else []
 
