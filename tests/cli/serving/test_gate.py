@@ -112,6 +112,26 @@ def test_a_measured_change_is_compared_with_the_predicted_one(
     assert ("the change should make it" in done.stdout) == (code == 1)
 
 
+def test_globs_and_repeated_options_name_the_same_files(windtunnel: Command, tmp_path: Path) -> None:
+    old = [write_result(tmp_path / f"old{number}.json", 10 + number / 100) for number in range(3)]
+    new = [write_result(tmp_path / f"new{number}.json", 10.6) for number in range(3)]
+    repeated = [word for path in new for word in ("--measured", path)]
+    repeated += [word for path in old for word in ("--baseline", path)]
+    done = windtunnel("gate", "--measured", *new, "--baseline", *old)
+    assert (done.code, done.stdout) == (1, windtunnel("gate", *repeated).stdout)
+
+
+def test_runs_of_another_model_are_refused(windtunnel: Command, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    write_result(path, 10.0)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_id": "meta-llama/Llama-3.1-8B"}))
+    done = windtunnel("gate", "--measured", str(path), "--from-command", SERVER, "--device", "h100_sxm")
+    assert done.code == 2
+    assert (
+        "run.json has requests to meta-llama/Llama-3.1-8B, and Qwen/Qwen2.5-0.5B is said to have served" in done.stderr
+    )
+
+
 @pytest.mark.parametrize("option", ["--measured", "--baseline"])
 def test_a_file_counts_once(windtunnel: Command, tmp_path: Path, option: str) -> None:
     path = write_result(tmp_path / "run.json", 10.0)
