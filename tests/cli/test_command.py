@@ -114,6 +114,11 @@ def test_it_has_a_version(windtunnel: Command) -> None:
         ),
         (["bench", "http://a/v1"], "got unexpected extra argument (http://a/v1)", "did you mean --endpoint URL?"),
         (["vidur", "config.json"], "--tables is missing", "see `windtunnel vidur --help`"),
+        (
+            ["train", "--model", "llama-3.1-8b", "--device", "l4"],
+            "--sequence-tokens is missing: tokens of one sequence, as 4096",
+            "give --sequence-tokens, or sequence_tokens in a file or in Python",
+        ),
         (["profile", "check"], "FOLDER is missing", "see `windtunnel profile check --help`"),
         (["catalog", "device"], "the catalog has no 'device'", "did you mean devices?"),
         (["--verbose"], "there is no option --verbose", "did you mean --version?"),

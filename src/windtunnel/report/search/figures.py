@@ -3,16 +3,20 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from windtunnel.errors import InputError
 from windtunnel.metrics.limits import METRICS, Limit, limits_from
 from windtunnel.report.layout import layouts_beside, shown
 from windtunnel.report.numbers import duration, number
 from windtunnel.report.report import Cell
+from windtunnel.report.serving.setup import workload_text
 from windtunnel.schema import dotted, short_path
 from windtunnel.search.capacity.probe import STABILITY
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.evaluation.training import job_limits
 from windtunnel.search.scores import is_more_better
-from windtunnel.search.space.space import Space, value_text
+from windtunnel.search.space.space import Space, point_at, scenario_at, value_text
+from windtunnel.serving.engines.defaults import engine_defaults
+from windtunnel.serving.scenario import Scenario, pool_scenario
 from windtunnel.serving.shorthand import JOB_PATHS
 
 LAYOUT = layouts_beside(__file__)
@@ -114,6 +118,34 @@ def limits_text(space: Space) -> str:
     if not is_closed_loop(space):
         limits.append("the job fits its devices" if space.is_training else "the queue does not grow")
     return "; ".join(limits) or "none"
+
+
+def assumed_rows(space: Space) -> list[tuple[str, str]]:
+    """Return the engine and the load that all points of a space of deployments share, as (label, text)."""
+    settings = [_paths(values) or [name] for name, values in space.vary.items()]
+    varied = [space.short_paths.get(path, path) for paths in settings for path in paths]
+    rows = list[tuple[str, str]]()
+    try:
+        scenario = scenario_at(space, point_at(space, 0).settings, next(iter(space.workloads), None))
+        versions = engine_versions(scenario).items()
+    except InputError:
+        return rows
+    if not any(path.startswith(("deployment.engine.name", "deployment.engine.version")) for path in varied):
+        rows = [("engine", ", ".join(f"{engine_defaults(name).title} {version}" for name, version in versions))]
+    of_load = [path for path in varied if path.startswith("workload.")]
+    if not space.workloads and all(path.startswith(("workload.arrivals.", "workload.num_")) for path in of_load):
+        rows.append(("load", workload_text(scenario.workload, says_rate=space.load == "given" and not of_load)))
+    return rows
+
+
+def _paths(values: Any) -> list[str]:
+    return [path for settings in values.values() for path in settings] if isinstance(values, dict) else []
+
+
+def engine_versions(scenario: Scenario) -> dict[str, str]:
+    """Return engine -> simulated version."""
+    engines = [pool_scenario(scenario, pool).deployment.engine for pool in scenario.deployment.groups]
+    return {engine.name: engine.version or engine_defaults(engine.name).default_version for engine in engines}
 
 
 def varied_text(space: Space) -> str:
