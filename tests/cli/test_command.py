@@ -137,6 +137,7 @@ def test_usage_errors_speak_like_all_others(windtunnel: Command, arguments: list
         (["capacity", "--num-devices", "4"], "the degrees of a server give its devices, as --tp 4 does"),
         (["train", "--nnodes", "2"], "count devices, not servers: --num-devices 16"),
         (["recommend", "--gpus", "8"], "--devices h100_sxm,l40s are the kinds of devices"),
+        (["simulate", "--speculative-config", "{}"], "a server's option (vllm): --from-command takes"),
         (["recommend", "--tp", "8"], "layouts are tried, all that a node holds"),
     ],
 )

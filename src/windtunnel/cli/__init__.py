@@ -152,6 +152,11 @@ def _usage_error(error: "click.UsageError") -> tuple[str, str | None]:
         said, near = names.get(other, other), sorted(error.possibilities or [])
         see = getattr(error.ctx and error.ctx.command, "other_options", None) or see
         see = said if " " in said else f"did you mean {' or '.join(near)}?" if near else see
+        if error.ctx and any(each.name == "from_command" for each in error.ctx.command.params):
+            from windtunnel.formats.launch.read import servers
+
+            owners = " and ".join(engine for engine, server in servers().items() if server.flag(typed))
+            see = f"a server's option ({owners}): --from-command takes the server's whole command" if owners else see
         return f"there is no option {error.option_name}", see
     if isinstance(error, click.MissingParameter) and error.param is not None:
         name = error.param.opts[0] if isinstance(error.param, click.Option) else error.param.human_readable_name

@@ -9,7 +9,7 @@ from windtunnel.metrics.limits import METRICS, limits_from
 from windtunnel.report.chart import Axis, Chart, Limit, lines_across
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Block, Cell, Facts, Figures, OnPage, Report, Row, Section, Table, Text
-from windtunnel.report.search.figures import assumed_rows, figure_cell, figure_title, limit_name, two_lines
+from windtunnel.report.search.figures import assumed_rows, figure_cell, figure_title, limit_name, two_lines, unit_of
 from windtunnel.schema import encode, short_path
 from windtunnel.search.capacity.load import burst_of
 from windtunnel.search.evaluation.schema import Evaluation
@@ -121,7 +121,7 @@ def _plot(space: Space, answers: dict[int, Evaluation], figure_name: str) -> Cha
             ({short_path(name): value if name == across else value_text(value) for name, value in choice}, figure)
         )
     head = short_path(across)
-    unit = " (requests/s)" if head in ("rate", "rate_per_s") else ""
+    unit = f" ({unit_of(space)})" if head in ("rate", "rate_per_s") else ""
     limits = [Limit("y", limit.most_s, "limit") for limit in limits_from(space.limits) if limit.name == figure_name]
     y = Axis(figure_title(figure_name), "s" if figure_name.partition("_")[0] in METRICS else "")
     has_counts = all(isinstance(value, int) for value in space.vary.get(across, ()))
