@@ -42,7 +42,7 @@ def verdict_of(document: Mapping[str, Any]) -> tuple[str, bool | None]:
     )
     if not document["latencies"]:
         return f"Sustains no load: {broken}.", False
-    unit = _unit(document["scenario"])
+    unit = load_unit(document["scenario"]["workload"])
     load = f"{_load(document['load'] == 'concurrency', document['capacity'])} {unit}"
     load += f" ({number(document['requests_per_s'])} requests/s)" if unit == "sessions/s" else ""
     if document["burst"] is not None:
@@ -54,7 +54,7 @@ def verdict_of(document: Mapping[str, Any]) -> tuple[str, bool | None]:
 
 
 def _capacity_rows(capacities: Capacities) -> list[tuple[str, str]]:
-    first, unit = capacities.streams[0], _unit(encode(capacities.scenario))
+    first, unit = capacities.streams[0], load_unit(encode(capacities.scenario.workload))
     stable = "" if capacities.is_closed else f"; the queue grows by less than {percent(MOST_GROWTH)} of the time"
     limits = "; ".join(limit.title for limit in capacities.limits) or "none"
     beyond = "" if first.beyond is None else limit_text(first.beyond.limited_by, capacities.limits)
@@ -104,7 +104,7 @@ def drift_text(change: float) -> str:
 def capacity_section(document: Mapping[str, Any]) -> Section:
     """Return the capacity of a document of `capacity_document`, and what it takes of the limits."""
     is_closed, at_least = document["load"] == "concurrency", document["capacity_at_least"]
-    unit, sure = _unit(document["scenario"]), f"{percent(document['confidence'])} sure"
+    unit, sure = load_unit(document["scenario"]["workload"]), f"{percent(document['confidence'])} sure"
     note = "" if at_least is None else f"at least {_load(is_closed, at_least)}, {sure}"
     cards = [Card(_load(is_closed, document["capacity"]), f"{unit} sustained", note)]
     latencies = {name.removesuffix("_s"): percentiles for name, percentiles in document["latencies"].items()}
@@ -117,10 +117,6 @@ def capacity_section(document: Mapping[str, Any]) -> Section:
     stream = f"{'first stream, ' if len(loads) > 1 else ''}at {_load(is_closed, loads[0])} {unit}"
     table = Table((stream, *(f"p{point}" for point in POINTS)), rows)
     return Section("Capacity", [Cards(cards), *([table] if rows else [])])
-
-
-def _unit(scenario: Mapping[str, Any]) -> str:
-    return load_unit(scenario["workload"])
 
 
 def _load(is_closed: bool, load: float) -> str:

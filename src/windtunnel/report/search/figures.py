@@ -122,8 +122,8 @@ def limits_text(space: Space) -> str:
 
 def assumed_rows(space: Space) -> list[tuple[str, str]]:
     """Return the engine and the load that all points of a space of deployments share, as (label, text)."""
-    settings = [_paths(values) or [name] for name, values in space.vary.items()]
-    varied = [space.short_paths.get(path, path) for paths in settings for path in paths]
+    choices = [values.values() if isinstance(values, dict) else [[name]] for name, values in space.vary.items()]
+    varied = [space.short_paths.get(path, path) for choice in choices for paths in choice for path in paths]
     rows = list[tuple[str, str]]()
     try:
         scenario = scenario_at(space, point_at(space, 0).settings, next(iter(space.workloads), None))
@@ -136,10 +136,6 @@ def assumed_rows(space: Space) -> list[tuple[str, str]]:
     if not space.workloads and all(path.startswith(("workload.arrivals.", "workload.num_")) for path in of_load):
         rows.append(("load", workload_text(scenario.workload, says_rate=space.load == "given" and not of_load)))
     return rows
-
-
-def _paths(values: Any) -> list[str]:
-    return [path for settings in values.values() for path in settings] if isinstance(values, dict) else []
 
 
 def engine_versions(scenario: Scenario) -> dict[str, str]:
