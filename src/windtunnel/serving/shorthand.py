@@ -149,9 +149,8 @@ def unknown_option(name: str, known: Iterable[str]) -> InputError:
     """Return the error for an option that is none of the `known`, which another tool may call so."""
     names = list(dict.fromkeys(known))
     meant = other_names().get(name.replace("_", "-"), "").replace("-", "_")
-    hint = f"did you mean {meant}?" if meant in names else None
-    hint = hint or did_you_mean(meant or name, names, f"known: {', '.join(names)}")
-    return InputError(f"there is no option {name!r}", hint)
+    near = did_you_mean(meant or name, names, f"known: {', '.join(names)}")
+    return InputError(f"there is no option {name!r}", f"did you mean {meant}?" if meant in names else near)
 
 
 def raw_scenario(

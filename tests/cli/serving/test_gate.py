@@ -58,6 +58,9 @@ def test_a_change_that_breaks_the_slo_fails_with_its_reason(windtunnel: Command)
     # The SLO leads, however much worse another figure is.
     assert re.search(r"Fails: TTFT p90 is [\d.]+ m?s, the SLO allows 100 ms; \d more fail", done.stdout)
     assert "failed: TTFT p90 is" in done.stderr
+    lines = done.stdout.splitlines()
+    assert re.fullmatch(r"qwen2.5-0.5b on h100_sxm, vllm [\d.]+", lines[0])
+    assert "Poisson arrivals at 20/s, 256 tokens in, 32 tokens out; seed 0" in lines
     assert "engine.max_num_seqs (--max-num-seqs)" in done.stdout
     assert "the image me/vllm-fork is not known: vllm is assumed, by its name" in done.stderr
     assert "unknown, ignored: --my-option" in done.stderr

@@ -1,6 +1,7 @@
 """Names and texts of the figures, limits and objectives of searches."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from windtunnel.errors import InputError
@@ -125,16 +126,14 @@ def assumed_rows(space: Space) -> list[tuple[str, str]]:
     choices = [values.values() if isinstance(values, dict) else [[name]] for name, values in space.vary.items()]
     varied = [space.short_paths.get(path, path) for choice in choices for paths in choice for path in paths]
     rows = list[tuple[str, str]]()
-    try:
+    with suppress(InputError):  # of a point that is refused nothing is known
         scenario = scenario_at(space, point_at(space, 0).settings, next(iter(space.workloads), None))
-        versions = engine_versions(scenario).items()
-    except InputError:
-        return rows
-    if not any(path.startswith(("deployment.engine.name", "deployment.engine.version")) for path in varied):
-        rows = [("engine", ", ".join(f"{engine_defaults(name).title} {version}" for name, version in versions))]
-    of_load = [path for path in varied if path.startswith("workload.")]
-    if not space.workloads and all(path.startswith(("workload.arrivals.", "workload.num_")) for path in of_load):
-        rows.append(("load", workload_text(scenario.workload, says_rate=space.load == "given" and not of_load)))
+        versions = [f"{engine_defaults(name).title} {each}" for name, each in engine_versions(scenario).items()]
+        if not any(path.startswith(("deployment.engine.name", "deployment.engine.version")) for path in varied):
+            rows.append(("engine", ", ".join(versions)))
+        of_load = [path for path in varied if path.startswith("workload.")]
+        if not space.workloads and all(path.startswith(("workload.arrivals.", "workload.num_")) for path in of_load):
+            rows.append(("load", workload_text(scenario.workload, says_rate=space.load == "given" and not of_load)))
     return rows
 
 
