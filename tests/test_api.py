@@ -357,6 +357,16 @@ def test_a_misspelt_option_is_answered_with_the_names_of_its_function(chat: Scen
         assert name in str(refused.value.hint).partition("did you mean")[2]
 
 
+def test_names_of_other_tools_are_answered_with_the_options_here(chat: Scenario) -> None:
+    hints = {"input_tokens": lambda: wt.simulate(chat, isl=8), "num_devices": lambda: wt.train(num_gpus=2, **JOB)}
+    hints |= {"max_num_seqs": lambda: wt.capacity(chat, max_num_seq=8)}
+    hints |= {"size_bytes": lambda: wt.collective("all_reduce", size="1GiB")}  # type: ignore[call-arg]
+    for name, ask in hints.items():
+        with pytest.raises(InputError) as refused:
+            ask()
+        assert f"did you mean {name}" in str(refused.value.hint)
+
+
 def test_an_argument_of_a_wrong_type_is_refused_by_every_function() -> None:
     for name in wt.__all__:
         function = getattr(wt, name)

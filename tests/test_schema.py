@@ -268,3 +268,11 @@ def test_a_key_that_belongs_elsewhere_is_sent_there() -> None:
     raw = raw_scenario()
     raw["workload"]["seed"] = 3  # type: ignore[index]
     assert message(raw, Scenario) == ("unknown key $.workload.seed", "it is $.seed")
+
+
+def test_token_counts_of_files_take_the_suffixes_of_options() -> None:
+    shared = {"type": "poisson", "rate_per_s": 1.0}
+    workload = {"arrivals": shared, "num_requests": 1, "input_tokens": "2k", "output_tokens": 8}
+    workload |= {"shared_prompts": {"tokens": "25k"}}
+    found = decode({"model": "m", "deployment": {"device": "d"}, "workload": workload}, Scenario).workload
+    assert (found.input_tokens, found.shared_prompts and found.shared_prompts.tokens) == (2000, 25_000)

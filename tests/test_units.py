@@ -111,7 +111,17 @@ def test_a_unit_that_is_cut_short_is_completed(text: str, hint: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("8192", 8192), ("8k", 8000), ("8K", 8192), ("1.5k", 1500), ("2m", 2 * 10**6), ("1_0", 10)]
+    ("text", "expected"),
+    [
+        ("8192", 8192),
+        ("8k", 8000),
+        ("8K", 8192),
+        ("1.5k", 1500),
+        ("2m", 2 * 10**6),
+        ("1_0", 10),
+        ("15T", 15 * 10**12),
+        ("0.5b", 5 * 10**8),
+    ],
 )
 def test_counts_are_read_as_vllm_reads_them(text: str, expected: int) -> None:
     assert whole(text) == expected

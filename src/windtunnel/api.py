@@ -10,7 +10,7 @@ from windtunnel import catalog
 from windtunnel.arguments import checked
 from windtunnel.calibration.run_files import read_measurements
 from windtunnel.calibration.validate import RunPrediction, predict_runs, with_odd_runs
-from windtunnel.errors import InputError, check_known
+from windtunnel.errors import InputError
 from windtunnel.formats.job_files import read_job_file
 from windtunnel.metrics.limits import limits_of, parse_limits
 from windtunnel.network.collectives.call import CollectiveChoices, CollectiveRun, operation_named, size_of
@@ -38,7 +38,7 @@ from windtunnel.search.study import search as search_space
 from windtunnel.serving.explain import Explanation, explain_step, pool_of_step, step_batch
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Described, pool_scenario, resolve
-from windtunnel.serving.shorthand import JOB_PATHS, described_by, scenario
+from windtunnel.serving.shorthand import JOB_PATHS, described_by, scenario, unknown_option
 from windtunnel.training.job import TrainingJob, load
 from windtunnel.training.step import TrainingResult, simulate_training
 
@@ -257,7 +257,8 @@ def train(
     """
     known = [*JOB_PATHS, *TrainingJob.__struct_fields__, "settings"]
     for name in options:
-        check_known(name, known, f"there is no option {name!r}")
+        if name not in known:
+            raise unknown_option(name, known)
     given = {JOB_PATHS.get(name, name): value for name, value in options.items()} | dict(settings or {})
     if isinstance(job, Path | str):
         read = read_job_file(Path(job), given)

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, check_known
 
 Parameters = ParamSpec("Parameters")
 Answer = TypeVar("Answer")
@@ -17,9 +17,12 @@ Answer = TypeVar("Answer")
 def checked(function: Callable[Parameters, Answer]) -> Callable[Parameters, Answer]:
     """Let a public function refuse an argument whose type its annotation does not allow, with InputError."""
     names = signature(function)
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in names.parameters.values())
 
     @wraps(function)
     def call(*arguments: Parameters.args, **named: Parameters.kwargs) -> Answer:
+        for name in () if takes_any else named:
+            check_known(name, names.parameters, f"{function.__name__} has no argument {name!r}")
         for name, value in names.bind(*arguments, **named).arguments.items():
             kinds = _argument_kinds(function).get(name, ())
             if kinds and not any(_is_of(kind, value) for kind in kinds):

@@ -262,7 +262,7 @@ def _to_si(raw: Any, where: str, name: str = "", path: str = "$") -> Any:
         except InputError as error:
             raise InputError(f"{where}{path}: {error.message.removeprefix(name + ': ')}", error.hint) from None
         return int(value) if value.is_integer() else value
-    if isinstance(raw, str) and name.endswith("_tokens") and raw.endswith(("k", "K", "m", "M")):
+    if isinstance(raw, str) and f"_{name}".endswith("_tokens") and raw[:1].isdigit() and raw[-1:].isalpha():
         with suppress(ValueError):  # else the name of a trace's column
             return whole(raw)
     return raw

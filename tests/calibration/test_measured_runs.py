@@ -148,7 +148,7 @@ def test_every_client_gives_the_same_run(tmp_path: Path, document: dict[str, Any
     assert result.client == client
     assert result.measured == pytest.approx({"tpot": 0.008, "ttft": 0.05, "e2e": 1.642, "throughput": 1000.0})
     assert (result.input_tokens, result.output_tokens, result.num_requests) == (1000, 200, 100)
-    (run,) = read_client_files(path, BASE)
+    (run,) = read_client_files(path, BASE | {"model": result.model} if result.model else BASE)
     assert run.scenario is not None
     workload = run.scenario.workload
     if client == "sglang":

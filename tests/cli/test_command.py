@@ -101,7 +101,12 @@ def test_it_has_a_version(windtunnel: Command) -> None:
         (["simulate", "--concurency", "4"], "there is no option --concurency", "did you mean --concurrency?"),
         (["simulate", "--rate", "0,5"], "--rate: '0,5' is not a valid float", "without a comma: 0.5"),
         (["simulate", "--tp", "four"], "--tp: 'four' is not a valid integer", "see `windtunnel simulate --help`"),
-        (["simulate", "--tp"], "option '--tp' requires an argument", "see `windtunnel simulate --help`"),
+        (["simulate", "--tp"], "--tp is given without its N", "--tp N: Tensor parallelism.  [1]"),
+        (
+            ["train", "--lora", "--model", "llama-3.1-8b"],
+            "--lora is given without its RANK",
+            "--lora RANK: Train adapters of this rank alone, as 16",
+        ),
         (
             ["simulate", "a.yaml", "b.yaml"],
             "got unexpected extra argument (b.yaml)",
@@ -109,6 +114,11 @@ def test_it_has_a_version(windtunnel: Command) -> None:
         ),
         (["bench", "http://a/v1"], "got unexpected extra argument (http://a/v1)", "did you mean --endpoint URL?"),
         (["vidur", "config.json"], "--tables is missing", "see `windtunnel vidur --help`"),
+        (
+            ["train", "--model", "llama-3.1-8b", "--device", "l4"],
+            "--sequence-tokens is missing: tokens of one sequence, as 4096",
+            "give --sequence-tokens, or sequence_tokens in a file or in Python",
+        ),
         (["profile", "check"], "FOLDER is missing", "see `windtunnel profile check --help`"),
         (["catalog", "device"], "the catalog has no 'device'", "did you mean devices?"),
         (["--verbose"], "there is no option --verbose", "did you mean --version?"),
@@ -126,6 +136,9 @@ def test_usage_errors_speak_like_all_others(windtunnel: Command, arguments: list
         (["simulate", "--num-gpus", "4"], "the degrees of a server give its devices, as --tp 4 does"),
         (["capacity", "--num-devices", "4"], "the degrees of a server give its devices, as --tp 4 does"),
         (["train", "--nnodes", "2"], "count devices, not servers: --num-devices 16"),
+        (["recommend", "--gpus", "8"], "--devices h100_sxm,l40s are the kinds of devices"),
+        (["simulate", "--speculative-config", "{}"], "a server's option (vllm): --from-command takes"),
+        (["recommend", "--tp", "8"], "layouts are tried, all that a node holds"),
     ],
 )
 def test_an_option_of_other_commands_is_explained(windtunnel: Command, arguments: list[str], hint: str) -> None:

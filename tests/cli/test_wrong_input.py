@@ -376,3 +376,19 @@ def test_columns_that_others_publish_are_read(windtunnel: Command, tmp_path: Pat
     (tmp_path / "runs.csv").write_text(known, encoding="utf-8")
     done = windtunnel("validate", str(tmp_path / "runs.csv"))
     assert (done.code, done.stdout.splitlines()[0]) == (0, "1 of 1 run predicted")
+
+
+def test_compare_names_the_command_that_compares_results_of_a_client(windtunnel: Command, tmp_path: Path) -> None:
+    for name in ("old.json", "new.json"):
+        (tmp_path / name).write_text(json.dumps(VLLM), encoding="utf-8")
+    done = windtunnel("compare", str(tmp_path / "old.json"), str(tmp_path / "new.json"))
+    assert done.code == 2
+    assert f"`windtunnel gate --measured {tmp_path / 'old.json'} --baseline OTHER` compares two" in done.stderr
+
+
+def test_diagnose_names_the_command_that_reads_metrics(windtunnel: Command, tmp_path: Path) -> None:
+    (tmp_path / "metrics.txt").write_text("# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 1\n")
+    served = ("--model", "llama-3.1-8b", "--device", "h100_sxm")
+    file, folder = (windtunnel("diagnose", str(path), *served) for path in (tmp_path / "metrics.txt", tmp_path))
+    assert f"`windtunnel observe {tmp_path / 'metrics.txt'}` reads it" in file.stderr
+    assert f"saved metrics are read by windtunnel observe {tmp_path}" in folder.stderr

@@ -183,6 +183,10 @@ def test_what_bound_the_run() -> None:
     waiting = steps(duration_s=[1.0, 3.0], used_blocks=[10, 99], num_waiting=[0, 1], num_running=[1, 1])
     assert summary(rows=waiting, size=replace(SIZE, num_blocks=100)).bound_by == "kv_capacity"
     assert summary(rows=waiting).bound_by == "memory"
+    # Of two requests that take 70 of 100 blocks each has 35, and a third one does not fit; beside seven it does.
+    for running, bound in ((2, "kv_capacity"), (7, "memory")):
+        rows = steps(duration_s=[4.0], used_blocks=[70], num_waiting=[1], num_running=[running])
+        assert summary(rows=rows, size=replace(SIZE, num_blocks=100)).bound_by == bound
 
 
 def test_a_summary_as_json_has_every_field() -> None:

@@ -248,3 +248,14 @@ def test_a_deployment_with_too_many_replicas_or_too_few_is_named() -> None:
     short = diagnosed("", 1.0, **{**REPLICAS, "rate_per_s": 4000.0, "settings": {"deployment.engine.max_num_seqs": 4}})
     assert short.is_underprovisioned
     assert "under-provisioned" in str(diagnosis_report(short).notes)
+
+
+def test_causes_that_do_the_same_are_both_named() -> None:
+    alone = diagnosed_alone("batch_limit", 4.0)
+    first = alone.findings[0]
+    other = replace(first, name="kv_preemption", change=CAUSES["kv_preemption"].change(900.0, None))  # type: ignore[arg-type]
+    assert "Just as likely" not in verdict(replace(alone, others=[replace(other, gain=first.gain - 5)]))
+    said = verdict(replace(alone, others=[other]))
+    assert said.endswith(
+        " Just as likely: KV cache too small; raise --gpu-memory-utilization, or set --kv-cache-dtype fp8."
+    )

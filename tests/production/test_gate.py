@@ -71,7 +71,7 @@ def test_a_default_is_named_with_its_value_and_what_follows_is_named() -> None:
 def test_the_devices_of_all_pools_are_named() -> None:
     pools = [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode", "device": "h200_sxm"}]
     gate = gate_change(None, simulated(settings={"deployment.pools": pools}), parse_limits("ttft_p90=1s"))
-    assert gate.title == "qwen2.5-0.5b on h100_sxm and h200_sxm"
+    assert gate.title.startswith("qwen2.5-0.5b on h100_sxm and h200_sxm, vllm 0.")
 
 
 def test_a_limit_is_of_the_changed_deployment_alone() -> None:

@@ -15,8 +15,9 @@ from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.formats.launch.scripts import launch_script
 from windtunnel.metrics.limits import parse_limits
 from windtunnel.model.parallelism import Parallelism
+from windtunnel.report.search.figures import engine_versions
 from windtunnel.report.search.recommendation import recommendation
-from windtunnel.report.search.study import SearchEvidence, engine_versions, rest_text, winner_rank
+from windtunnel.report.search.study import SearchEvidence, rest_text, winner_rank
 from windtunnel.report.search.study_files import point_document
 from windtunnel.search.answers import scenario_of
 from windtunnel.search.asker import Count

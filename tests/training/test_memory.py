@@ -279,3 +279,10 @@ def test_the_update_of_deepspeed_may_be_the_fullest_moment() -> None:
     updating = memory(**short, sharding={"zero": 2})
     assert updating.activations_bytes == 0.0
     assert updating.transient_bytes == pytest.approx(4 * 8.03e9 / 8 + FIGURES.workspace_bytes, rel=0.01)
+
+
+def test_sharded_fp32_parameters_are_parameters_and_no_state() -> None:
+    """FSDP2 shards fp32 parameters, which are their own master copies: 4 bytes of each, beside 8 of moments."""
+    fsdp = memory(framework="fsdp2", sharding={"zero": 3})
+    assert fsdp.parameters_bytes == pytest.approx(4 * 8.03e9 / 8, rel=0.01)
+    assert fsdp.optimizer_bytes == pytest.approx(2 * fsdp.parameters_bytes)

@@ -11,6 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -254,12 +255,27 @@ def read_client_files(path: Path, base: dict[str, Any]) -> list[Measurement]:
     runs = []
     for result in read_client_results(path):
         values = vars(result)
+        _check_model(path, str(result.model), str(base["model"]))
         workload = _workload(path.name, values, are_means=True)
         if result.client in catalog.names("clients"):
             workload["client"] = result.client
         scenario = scenario_from({**base, "workload": workload}, path.name)
         runs.append(Measurement(result.id, scenario, "", result.measured, _labels(scenario, values)))
     return runs
+
+
+def _check_model(path: Path, sent_to: str, served: str) -> None:
+    """Raise InputError where a client sent to one model of the catalog, and one of another shape is said to have
+    served it.
+    """
+    is_other = False
+    with suppress(InputError):  # a name of the server's own
+        sent_to, served = (catalog.known_name("models", name) for name in (sent_to, served))
+        shapes = [msgspec.structs.replace(catalog.model(name), name="") for name in (sent_to, served)]
+        is_other = sent_to not in (served, *catalog.checkpoints(served)) and shapes[0] != shapes[1]
+    if is_other:
+        said = f"{path.name} has requests to {sent_to}, and {served} is said to have served them"
+        raise InputError(said, "name the server of these requests")
 
 
 def text_rows(path: Path) -> Iterator[dict[str, str]]:

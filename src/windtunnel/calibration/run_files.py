@@ -6,8 +6,6 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from windtunnel import catalog
 from windtunnel.calibration.measured_runs import (
     COLUMNS,
@@ -90,7 +88,6 @@ def _deployment(path: Path, options: Mapping[str, Any], server: Mapping[str, Any
             raise InputError(
                 f"{path.name} does not say what served it{named}: --{name} is missing", f"for instance {instance}"
             )
-    _check_model(path, str(result.model), str(given.get("model", said["model"])))
     return _with_options(server, given)
 
 
@@ -99,20 +96,6 @@ def _is_known(name: str | None) -> bool:
     with suppress(InputError):
         return name is not None and ("/" in name or bool(catalog.known_name("models", name)))
     return False
-
-
-def _check_model(path: Path, sent_to: str, served: str) -> None:
-    """Raise InputError where a client sent to one model of the catalog, and one of another shape is said to have
-    served it.
-    """
-    is_other = False
-    with suppress(InputError):  # a name of the server's own
-        sent_to, served = (catalog.known_name("models", name) for name in (sent_to, served))
-        shapes = [msgspec.structs.replace(catalog.model(name), name="") for name in (sent_to, served)]
-        is_other = sent_to not in (served, *catalog.checkpoints(served)) and shapes[0] != shapes[1]
-    if is_other:
-        said = f"{path.name} has requests to {sent_to}, and {served} is said to have served them"
-        raise InputError(said, "name the server of these requests")
 
 
 def _with_options(server: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

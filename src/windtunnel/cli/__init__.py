@@ -139,16 +139,24 @@ def _usage_error(error: "click.UsageError") -> tuple[str, str | None]:
     """Return the message and hint of a usage error of click."""
     import click
 
-    from windtunnel.cli.verbs import declared
+    from windtunnel.serving.shorthand import other_names
 
     verb = error.ctx.command_path if error.ctx else "windtunnel"
     see = f"see `{verb} --help`"
     if isinstance(error, click.NoSuchOption):
-        names = declared("other_names")
-        other = names.get(error.option_name.lstrip("-").replace("_", "-"), "")
+        typed, names = error.option_name.lstrip("-").replace("_", "-"), other_names()
+        other = names.get(typed, "")
+        instead = getattr(error.ctx and error.ctx.command, "instead", {})
+        if hint := instead.get(other, instead.get(typed)):
+            return f"there is no option {error.option_name}", hint
         said, near = names.get(other, other), sorted(error.possibilities or [])
         see = getattr(error.ctx and error.ctx.command, "other_options", None) or see
         see = said if " " in said else f"did you mean {' or '.join(near)}?" if near else see
+        if error.ctx and any(each.name == "from_command" for each in error.ctx.command.params):
+            from windtunnel.formats.launch.read import servers
+
+            owners = " and ".join(engine for engine, server in servers().items() if server.flag(typed))
+            see = f"a server's option ({owners}): --from-command takes the server's whole command" if owners else see
         return f"there is no option {error.option_name}", see
     if isinstance(error, click.MissingParameter) and error.param is not None:
         name = error.param.opts[0] if isinstance(error.param, click.Option) else error.param.human_readable_name
@@ -158,6 +166,10 @@ def _usage_error(error: "click.UsageError") -> tuple[str, str | None]:
         if comma is not None:
             see = f"without a comma: {comma[1]}{'.' if comma[3] == 'float' else ''}{comma[2]}"
         return f"{error.param.opts[0]}: {_sentence(error.message)}", see
+    if isinstance(error, click.BadOptionUsage) and error.ctx and "requires an argument" in error.message:
+        option = next(each for each in error.ctx.command.params if error.option_name in each.opts)
+        about = f"{error.option_name} {option.metavar}: {getattr(option, 'help', '')}"
+        return f"{error.option_name} is given without its {option.metavar}", about.rstrip(".")
     message = _sentence(error.format_message())
     if error.ctx and message.startswith("got unexpected extra") and "(http" in message:
         urls = [option.opts[0] for option in error.ctx.command.params if getattr(option, "metavar", None) == "URL"]

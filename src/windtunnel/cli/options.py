@@ -8,7 +8,7 @@ from typing import Any
 from windtunnel import catalog
 from windtunnel.cli.naming import PATHS_OF_OPTIONS
 from windtunnel.cli.output import remark, remark_left_out, remark_node
-from windtunnel.cli.verbs import Options, declared
+from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import read_launch_command, servers
 from windtunnel.schema import parse_yaml
@@ -17,7 +17,7 @@ from windtunnel.serving.deployment import Deployment, EngineSettings
 from windtunnel.serving.engines.command_line import DEPLOYMENT, ENGINE, NO_COMMAND, Reading
 from windtunnel.serving.engines.defaults import newer_than_known
 from windtunnel.serving.scenario import DEVICE_HINT, Scenario, pool_scenario, read_raw, scenario_from
-from windtunnel.serving.shorthand import lay_over, raw_scenario
+from windtunnel.serving.shorthand import lay_over, other_names, raw_scenario
 from windtunnel.units import parse_quantity
 
 SCENARIO = ("deployment", "load", "requests", "sampling", "general", "hub")
@@ -153,7 +153,7 @@ def setting_name(typed: str) -> str:
     `page-size` are `deployment.engine.block_size`. Anything else stays as it is.
     """
     dashed = typed.replace("_", "-")
-    for name in (dashed.replace("-", "_"), declared("other_names").get(dashed, "").replace("-", "_")):
+    for name in (dashed.replace("-", "_"), other_names().get(dashed, "").replace("-", "_")):
         if name in SHORT_PATHS:
             return name
     option = dashed.removeprefix(DEPLOYMENT).removeprefix("engine.")

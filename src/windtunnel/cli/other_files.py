@@ -17,7 +17,7 @@ _READERS = {
     "client result": ("validate", "calibrate", "diagnose", "gate"),
     "workload or trace": ("workload", "network", "lab"),
     "capture": ("lab kernels", "lab", "profile", "workload"),
-    "server telemetry": ("observe", "diagnose"),
+    "server telemetry": ("observe",),
 }
 """What a file is read as -> the verbs that do, the usual one first."""
 _RUNS = {name for name, column in COLUMNS.items() if column.needed and column.of_client}
@@ -40,7 +40,8 @@ def _kind_of(path: Path) -> tuple[str, ...]:
         if kind.is_certain:
             readers = _READERS[kind.use]
             result = "a result of " if kind.use == "client result" else "a "
-            return f"{result}{kind.name}", _reads(f"{readers[0]} {path}"), *readers
+            gate = f"; `windtunnel gate --measured {path} --baseline OTHER` compares two" if "gate" in readers else ""
+            return f"{result}{kind.name}", f"{_reads(f'{readers[0]} {path}')}{gate}", *readers
     with suppress(InputError):
         header = header_of(path)
         if header[:2] == ["Metric", "avg"]:

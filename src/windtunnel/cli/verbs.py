@@ -1,6 +1,6 @@
 """The commands of `windtunnel`, made from `verbs.yaml` and `options.yaml`: `--help` imports none of their modules."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -12,6 +12,7 @@ import click
 
 from windtunnel.errors import InputError, check_known
 from windtunnel.limits import set_limits
+from windtunnel.serving.shorthand import other_names
 from windtunnel.units import whole
 
 
@@ -35,6 +36,15 @@ class Whole(type(click.INT)):  # type: ignore[misc]
         return super().convert(value, param, ctx)
 
 
+class Tokens(type(click.FLOAT)):  # type: ignore[misc]
+    """Tokens of a training run, also as `15T`; `M` is a million."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        with suppress(ValueError):
+            value = whole(value.lower()) if isinstance(value, str) else value
+        return super().convert(value, param, ctx)
+
+
 class Rate(type(click.FLOAT)):  # type: ignore[misc]
     """Requests a second, above 0."""
 
@@ -52,11 +62,12 @@ TYPES = {
     "positive": click.IntRange(min=1),
     "float": float,
     "rate": Rate(),
+    "tokens": Tokens(),
     "path": click.Path(path_type=Path),
     "written_file": WrittenFile(path_type=Path),
 }
 """Types of values as the YAML files name them; a flag has none."""
-METAVARS = {"int": "N", "float": "X", "rate": "X", "path": "FILE", "written_file": "FILE"}
+METAVARS = {"int": "N", "float": "X", "rate": "X", "tokens": "N", "path": "FILE", "written_file": "FILE"}
 """Type of an option -> how `--help` shows its value; others are a NAME."""
 
 
@@ -90,6 +101,13 @@ class SectionedOption(click.Option):
         super().__init__(*names, **settings)
         self.section, self.least = section, least
 
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        flags = {flag for option in ctx.command.params for flag in (*option.opts, *option.secondary_opts)}
+        for given in value if isinstance(value, tuple | list) else (value,):
+            if given in flags and given[:1] == "-":  # click takes what is behind an option for its value
+                raise click.BadOptionUsage(self.opts[0], f"requires an argument, before {given}", ctx)
+        return super().type_cast_value(ctx, value)
+
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         number = super().process_value(ctx, value)
         if isinstance(number, int) and self.least is not None and number < self.least:
@@ -102,18 +120,36 @@ class Verb(click.Command):
 
     other_options: str | None = None
     """Hint for an option that is not known and near none."""
+    instead: Mapping[str, str] = {}
+    """Option that other commands have -> the hint for it here."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "" in args:
             before = args[args.index("") - 1] if args.index("") else "the first argument"
             raise InputError(f"{before} is empty", "give it a value, or leave it out")
         try:
-            left = super().parse_args(ctx, args)
+            left = super().parse_args(ctx, self._with_globs(args))
         except click.UsageError as error:
             error.ctx = error.ctx or ctx
             raise
         _check_places(self, ctx.params)
         return left
+
+    def _with_globs(self, args: Sequence[str]) -> list[str]:
+        """Repeat an option of several files before each one that a shell made of a glob: `--measured new-*.json`."""
+        several = (
+            each for each in self.params if isinstance(each.type, click.Path) and getattr(each, "multiple", False)
+        )
+        flags, spread, flag, kind = {name for each in several for name in each.opts}, list[str](), "", None
+        for word in args:
+            if word.startswith("-"):
+                flag, kind = word if word in flags else "", None
+            elif flag and kind is not None and Path(word).suffix == kind:
+                spread.append(flag)
+            else:
+                flag, kind = (flag, Path(word).suffix) if kind is None else ("", None)
+            spread.append(word)
+        return spread
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -183,12 +219,12 @@ def _command(name: str, verb: Mapping[str, Any]) -> click.Command:
     ]
     options = [option for group in (*verb["options"], "limits") for option in options_in(group)]
     flags = {flag.lstrip("-") for option in options for flag in (*option.opts, *option.secondary_opts)}
-    named = {} if verb.get("keeps_names_of_vllm") else declared("other_names")
-    other_names = {other: name for other, name in named.items() if name in flags and other not in flags}
+    named = {} if verb.get("keeps_names_of_vllm") else other_names()
+    meant_names = {other: name for other, name in named.items() if name in flags and other not in flags}
 
     def normalised(name: str) -> str:
         dashed = name.replace("_", "-")
-        return str(other_names.get(dashed, dashed))
+        return meant_names.get(dashed, dashed)
 
     module, _, function = verb["in"].partition(":")
 
@@ -221,7 +257,7 @@ def _command(name: str, verb: Mapping[str, Any]) -> click.Command:
         context_settings={"token_normalize_func": normalised},
         **texts,
     )
-    made.other_options = verb.get("other_options")
+    made.other_options, made.instead = verb.get("other_options"), verb.get("instead", {})
     return made
 
 

@@ -555,7 +555,9 @@ def _bubble_fraction(steps: Table, size: DeploymentSize) -> float:
 
 def _bound_by(steps: Table, num_blocks: int, time_fractions: Mapping[str, float]) -> str:
     """Return the largest time fraction, or `kv_capacity` where requests waited for blocks most of the time."""
-    starved = (steps["used_blocks"] > KV_BOUND_FRACTION * num_blocks) & (steps["num_waiting"] > 0)
+    running = np.maximum(steps["num_running"], 1)  # few long requests leave room that one more does not fit into
+    full = np.minimum(KV_BOUND_FRACTION, running / (running + 1)) * num_blocks
+    starved = (steps["used_blocks"] > full) & (steps["num_waiting"] > 0)
     if float(steps["duration_s"][starved].sum()) > 0.5 * float(steps["duration_s"].sum()):
         return "kv_capacity"
     return max(time_fractions, key=lambda name: time_fractions[name])

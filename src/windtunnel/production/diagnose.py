@@ -84,7 +84,7 @@ class Diagnosis(Shown):
     findings: Sequence[Finding]
     """The causes found, largest share first."""
     others: Sequence[Finding]
-    """Causes that alone explain less, best first."""
+    """Causes that alone explain no more, best first."""
     late: Sequence[str]
     """Latencies beyond the 99% interval of the prediction, the furthest first; without any, nothing is found."""
     num_requests: int

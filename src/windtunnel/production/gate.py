@@ -125,6 +125,8 @@ class Gate(Shown):
     title: str
     checks: Sequence[Check]
     remarks: Sequence[str] = ()
+    after: Result | None = None
+    """The changed deployment's run, where it is predicted."""
 
     @property
     def passes(self) -> bool:
@@ -162,9 +164,8 @@ def gate_change(
         raise InputError("there is nothing to check", "give limits with --slo, or what was before with --before")
     deployment = after.scenario.deployment
     devices = " and ".join(dict.fromkeys(group.device or deployment.device for group in deployment.groups))
-    return Gate(
-        f"{after.scenario.model_name} on {devices}", checks, [] if before is None else _what_changes(before, after)
-    )
+    title = f"{after.scenario.model_name} on {devices}, {after.setup.engine.name} {after.setup.engine.version}"
+    return Gate(title, checks, [] if before is None else _what_changes(before, after), after)
 
 
 def _what_changes(before: Result, after: Result) -> list[str]:

@@ -79,8 +79,8 @@ def read_requests(path: Path) -> Observed:
     Raises:
         InputError: another file, a missing column, or too few requests.
     """
-    if path.is_dir():
-        path /= "requests.parquet"
+    if path.is_dir() and not (path := path / "requests.parquet").exists():
+        raise InputError(f"there is no file {path}", f"saved metrics are read by windtunnel observe {path.parent}")
     if not path.exists():
         raise missing_file(path)
     if path.suffix == ".json":

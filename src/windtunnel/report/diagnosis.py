@@ -56,8 +56,11 @@ def verdict(diagnosis: Diagnosis) -> str:
     first = diagnosis.findings[0]
     after, share = format_seconds(first.without_s[name]), first.shares[name]
     part = "Cause" if share > MOST_SHARE else f"Cause of {percent(max(share, 0.0))} of it"
-    change = change_of(first, diagnosis.healthy.setup.engine.name)
-    return f"{slow}. {part}: {title(first)}. {change[0].upper()}{change[1:]}; then {TITLES[name]} is {after}."
+    engine = diagnosis.healthy.setup.engine.name
+    change = change_of(first, engine)
+    answer = f"{slow}. {part}: {title(first)}. {change[0].upper()}{change[1:]}; then {TITLES[name]} is {after}."
+    equal = [each for each in diagnosis.others if len(diagnosis.findings) == 1 and each.gain > first.gain - 1]
+    return answer + "".join(f" Just as likely: {title(each)}; {change_of(each, engine)}." for each in equal)
 
 
 def diagnosis_report(diagnosis: Diagnosis) -> Report:
@@ -77,7 +80,9 @@ def diagnosis_report(diagnosis: Diagnosis) -> Report:
         sections.append(Section("Causes", [_causes(diagnosis), Facts(reasons, width)], is_open=True))
     if diagnosis.others:
         heading = (
-            "What else would explain a part" if diagnosis.findings else "What would explain the differences, if any"
+            "What else would explain it, or a part"
+            if diagnosis.findings
+            else "What would explain the differences, if any"
         )
         others = [[title(finding), evidence(finding)] for finding in diagnosis.others]
         sections.append(Section(heading, [Table(("cause", "evidence"), others, right=1)]))

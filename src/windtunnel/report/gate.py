@@ -6,6 +6,7 @@ from windtunnel.metrics.limits import METRICS
 from windtunnel.production.gate import COST, FAILED, THROUGHPUT, Check, Gate
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Cell, Report, Section, Table
+from windtunnel.report.serving.setup import load_line
 from windtunnel.schema import fields_of
 from windtunnel.units import format_seconds
 
@@ -17,7 +18,8 @@ def gate_report(gate: Gate) -> Report:
     heads = ("check", "result", "before", "after", "change", "allowed")
     table = Table(heads, [_row(check) for check in gate.checks], left=1)
     sections = [Section("", [table], "Every check", is_open=True)]
-    return Report(gate.title, [], sections, gate.remarks, verdict=verdict(gate), is_good=gate.passes)
+    lead = [] if gate.after is None else [load_line(gate.after.scenario)]
+    return Report(gate.title, lead, sections, gate.remarks, verdict=verdict(gate), is_good=gate.passes)
 
 
 def verdict(gate: Gate) -> str:

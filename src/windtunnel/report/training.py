@@ -106,6 +106,8 @@ def training_report(
         change, fitting = changes[0]
         took = format_seconds(fitting.step_s)
         verdict = f"{verdict[:-1]}; with {_options(change, result.setup.given)} it fits, at {took} a step."
+    if not result.fits and result.setup.degrees.num_devices > 1:
+        verdict += " --search tries every layout."
     return Report(model_line(result), lead, sections, verdict=verdict, is_good=document["fits"])
 
 

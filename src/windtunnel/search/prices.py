@@ -12,7 +12,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError, check_known
 from windtunnel.hardware import Device
 from windtunnel.schema import Fraction, NonNegative, Positive, Schema, check_at_least, decode, read_yaml
-from windtunnel.search.capacity.load import stream_of
+from windtunnel.search.capacity.load import Stream, stream_of
 from windtunnel.search.space.space import Space, point_at, scenario_at
 
 Term = Literal["on_demand", "reserved", "spot"]
@@ -247,10 +247,18 @@ class ApiPrice:
 
     def usd_per_request(self, space: Space) -> float:
         """Return the price of a request of mean lengths of a space's workload; prefixes in a cache cost as others."""
-        scenario = scenario_at(space, point_at(space, 0).settings)
-        requests = stream_of(scenario.workload, space.seed).unit
+        requests = _stream(space).unit
         tokens = float(requests.input_tokens.mean()), float(requests.output_tokens.mean())
         return (tokens[0] * self.input_usd + tokens[1] * self.output_usd) / 1e6
+
+
+def requests_per_arrival(space: Space) -> float:
+    """Return the requests of one arrival of a space's workload: more than 1 where arrivals begin sessions."""
+    return _stream(space).requests_per_arrival
+
+
+def _stream(space: Space) -> Stream:
+    return stream_of(scenario_at(space, point_at(space, 0).settings).workload, space.seed)
 
 
 def parse_api_price(text: str) -> ApiPrice:

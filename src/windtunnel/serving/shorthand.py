@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, Unpack, get_type_hints
 
@@ -129,7 +130,7 @@ def described_by(described: Described | None, options: Mapping[str, Any], also: 
     """
     for name in options:
         if name not in PATHS and name not in OF_LOAD:
-            raise _unknown(name, also)
+            raise unknown_option(name, [*also, *PATHS, *OF_LOAD])
     if isinstance(described, Scenario) and not options:
         return described
     if described is None and not options:
@@ -137,9 +138,19 @@ def described_by(described: Described | None, options: Mapping[str, Any], also: 
     return scenario(described, **options)
 
 
-def _unknown(name: str, also: Iterable[str] = ()) -> InputError:
-    known = [*also, *PATHS, *OF_LOAD]
-    return InputError(f"there is no option {name!r}", did_you_mean(name, known, f"known: {', '.join(known)}"))
+@cache
+def other_names() -> Mapping[str, str]:
+    """Return the name of an option in another tool -> what it is called here."""
+    names: Mapping[str, str] = read_yaml(Path(__file__).with_name("other_names.yaml"))
+    return names
+
+
+def unknown_option(name: str, known: Iterable[str]) -> InputError:
+    """Return the error for an option that is none of the `known`, which another tool may call so."""
+    names = list(dict.fromkeys(known))
+    meant = other_names().get(name.replace("_", "-"), "").replace("-", "_")
+    near = did_you_mean(meant or name, names, f"known: {', '.join(names)}")
+    return InputError(f"there is no option {name!r}", f"did you mean {meant}?" if meant in names else near)
 
 
 def raw_scenario(
@@ -157,7 +168,7 @@ def raw_scenario(
         raw["workload"] = {"trace": {"path": trace}}
     for name, value in options.items():
         if name not in PATHS:
-            raise _unknown(name)
+            raise unknown_option(name, [*PATHS, *OF_LOAD])
         if isinstance(value, str) and name in ("input_tokens", "output_tokens"):
             value = parse_lengths(f"$.{PATHS[name]}", value)
         if value is not None:

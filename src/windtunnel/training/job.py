@@ -306,6 +306,6 @@ JOB_HINT = "see docs/guides/first-training-job.md"
 _NEEDED = {
     "model": "a model of the catalog (`windtunnel catalog models`)",
     "device": "a device of the catalog (`windtunnel catalog devices`)",
-    "sequence_tokens": "tokens of one sequence",
-    "global_batch": "sequences of one optimizer step",
+    "sequence_tokens": "tokens of one sequence, as 4096",
+    "global_batch": "sequences of one optimizer step, as 128",
 }

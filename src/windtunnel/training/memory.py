@@ -86,6 +86,8 @@ def state_bytes(
     if offloads(rank):
         optimizer = 0.0
         gradients = gradients if job.framework == "megatron" or (zero == 1 and job.framework == "deepspeed") else 0.0
+    elif zero == 3 and job.framework != "deepspeed" and job.lora is None:
+        parameters, optimizer = num_owned * master, optimizer - num_owned * master
     return 0.0 if offloads(rank, "parameters") else parameters, gradients, optimizer
 
 

@@ -58,6 +58,9 @@ def test_a_change_that_breaks_the_slo_fails_with_its_reason(windtunnel: Command)
     # The SLO leads, however much worse another figure is.
     assert re.search(r"Fails: TTFT p90 is [\d.]+ m?s, the SLO allows 100 ms; \d more fail", done.stdout)
     assert "failed: TTFT p90 is" in done.stderr
+    lines = done.stdout.splitlines()
+    assert re.fullmatch(r"qwen2.5-0.5b on h100_sxm, vllm [\d.]+", lines[0])
+    assert "Poisson arrivals at 20/s, 256 tokens in, 32 tokens out; seed 0" in lines
     assert "engine.max_num_seqs (--max-num-seqs)" in done.stdout
     assert "the image me/vllm-fork is not known: vllm is assumed, by its name" in done.stderr
     assert "unknown, ignored: --my-option" in done.stderr
@@ -110,6 +113,26 @@ def test_a_measured_change_is_compared_with_the_predicted_one(
     done = windtunnel("gate", *words, *servers, "--device", "h100_sxm", "--max-increase", "tpot=2%")
     assert done.code == code, done.stderr
     assert ("the change should make it" in done.stdout) == (code == 1)
+
+
+def test_globs_and_repeated_options_name_the_same_files(windtunnel: Command, tmp_path: Path) -> None:
+    old = [write_result(tmp_path / f"old{number}.json", 10 + number / 100) for number in range(3)]
+    new = [write_result(tmp_path / f"new{number}.json", 10.6) for number in range(3)]
+    repeated = [word for path in new for word in ("--measured", path)]
+    repeated += [word for path in old for word in ("--baseline", path)]
+    done = windtunnel("gate", "--measured", *new, "--baseline", *old)
+    assert (done.code, done.stdout) == (1, windtunnel("gate", *repeated).stdout)
+
+
+def test_runs_of_another_model_are_refused(windtunnel: Command, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    write_result(path, 10.0)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_id": "meta-llama/Llama-3.1-8B"}))
+    done = windtunnel("gate", "--measured", str(path), "--from-command", SERVER, "--device", "h100_sxm")
+    assert done.code == 2
+    assert (
+        "run.json has requests to meta-llama/Llama-3.1-8B, and Qwen/Qwen2.5-0.5B is said to have served" in done.stderr
+    )
 
 
 @pytest.mark.parametrize("option", ["--measured", "--baseline"])

@@ -637,3 +637,9 @@ def test_a_server_command_describes_the_deployment(windtunnel: Command, command:
         for part in ("scenario", "space", "engine", "from_command"):  # a command line names its engine
             document.pop(part, None)
     assert documents[0] == documents[1]
+
+
+def test_a_scenario_is_no_model_to_recommend(windtunnel: Command, scenario: str) -> None:
+    done = windtunnel("recommend", scenario, "--devices", "h100_sxm", "--slo", "ttft_p90=1s")
+    assert done.code == 2
+    assert f"hint: windtunnel whatif {scenario} --vary device=A,B compares devices" in done.stderr

@@ -147,7 +147,9 @@ def test_no_file_is_needed(windtunnel: Command) -> None:
     assert done.code == 0
     assert "It would fit" in done.stdout
     fastest = next(line for line in done.stdout.splitlines() if line.startswith("--")).split("  ")[0]
-    assert f"of 79.6 GiB; with {fastest} it fits, at " in done.stdout.splitlines()[1]
+    answer = done.stdout.splitlines()[1]
+    assert f"of 79.6 GiB; with {fastest} it fits, at " in answer
+    assert " a step. --search tries every layout." in " ".join(done.stdout.split())
     assert "--recompute full " in done.stdout
 
 

@@ -726,3 +726,12 @@ def test_variables_that_the_text_does_not_set_are_named_together() -> None:
     with pytest.raises(InputError, match=r"the text does not set \$MODEL, \$TP") as refused:
         read_launch_command('A=1\nvllm serve "$MODEL" -tp $TP --max-num-seqs $A --served-model-name $NAME')
     assert refused.value.hint == "write before the command: MODEL=... TP=..."
+
+
+@pytest.mark.parametrize(
+    ("option", "near"),
+    [("--tensor-paralel-size", "--tensor-parallel-size"), ("--tensor-parallel", "--tensor-parallel-size")],
+)
+def test_an_unknown_option_is_told_from_one_that_is_misspelt(option: str, near: str) -> None:
+    read = read_launch_command(f"vllm serve qwen3-32b {option} 2 --frobnicate")
+    assert read.unknown == [f"{option} (did you mean {near}?)", "--frobnicate"]

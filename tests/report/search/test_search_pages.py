@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from dashboard.conftest import SPACE as SEARCHED
+from spaces_of_search import space
 from windtunnel.report.render.html import page
+from windtunnel.report.search.figures import assumed_rows
 from windtunnel.report.search.recommendation import gain_text, nothing_text
 from windtunnel.report.search.study import evidence_of, search_report
 from windtunnel.report.search.whatif import grid_report, shown_figures
@@ -16,6 +18,7 @@ from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.space.space import CHANGE, Space, space_from
 from windtunnel.search.store import Store
 from windtunnel.search.study import SearchOutcome, search
+from windtunnel.serving.engines.defaults import engine_defaults
 
 SPACE: dict[str, Any] = {**SEARCHED, "vary": {"tp": [1], "max_num_seqs": [16, 256]}, "finalist_seeds": 1}
 
@@ -145,3 +148,16 @@ def test_a_grid_says_which_points_cost_the_same(usd: list[float], says: str) -> 
 
 def test_a_loss_that_rounds_to_nothing_has_no_minus() -> None:
     assert [gain_text(share) for share in (-0.0004, 0.0, 0.125, -0.3)] == ["+0.0%", "+0.0%", "+12.5%", "-30.0%"]
+
+
+def test_a_report_names_the_engine_and_the_load_that_its_points_share() -> None:
+    rows = dict(assumed_rows(space()))
+    assert rows == {"engine": f"vLLM {engine_defaults('vllm').default_version}", "load": rows["load"]}
+    assert rows["load"].startswith("Poisson arrivals, ")
+    assert "at 1/s" in dict(assumed_rows(space(load="given")))["load"]
+    assert "at 1/s" not in dict(assumed_rows(space({"rate": [1, 2]}, load="given")))["load"]
+    assert dict(assumed_rows(space({"input_tokens": [1, 2]}))).keys() == {"engine"}
+    assert dict(assumed_rows(space({"engine": ["vllm", "sglang"]}))).keys() == {"load"}
+    whole = {"a": {"deployment.engine.name": "vllm"}, "b": {"deployment.engine.name": "sglang"}}
+    assert dict(assumed_rows(space({"deployment": whole}))).keys() == {"load"}
+    assert assumed_rows(space({"tp": ["x"]})) == []

@@ -11,17 +11,20 @@ import numpy as np
 import pytest
 
 import windtunnel as wt
-from spaces_of_search import space
+from spaces_of_search import BASE, space
 from windtunnel.errors import InputError
 from windtunnel.metrics.limits import limit_of, limits_of, parse_limits
 from windtunnel.metrics.slo import Slo
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.search.capacity import _capacity_rows, capacity_document, verdict_of
+from windtunnel.search.answers import scenario_of
 from windtunnel.search.capacity.capacity import CHECKS, TOLERANCE, Capacities, _Search, capacities, capacity
 from windtunnel.search.capacity.load import LEAST_STREAM, STEADY, at_load, lengthened, own_load, stream_of
 from windtunnel.search.capacity.probe import MOST_GROWTH, STABILITY, Probe, growth, probe
 from windtunnel.search.confidence import confidence_above, lower_bound, margin
 from windtunnel.search.space.space import scenario_at
+from windtunnel.search.store import Store
+from windtunnel.search.study import search
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.scenario import Scenario
 from windtunnel.serving.simulate import simulate
@@ -174,7 +177,7 @@ def test_a_drawn_stream_is_lengthened_until_it_shows_a_steady_load() -> None:
 
 
 def text_of(capacities: Capacities) -> str:
-    return " ".join(" ".join(str(part) for part in row) for row in _capacity_rows(capacities, "requests/s"))
+    return " ".join(" ".join(str(part) for part in row) for row in _capacity_rows(capacities))
 
 
 LONG_TAILED = wt.scenario(
@@ -362,3 +365,31 @@ def test_a_replay_has_one_stream(tmp_path: Path) -> None:
     replay = wt.scenario(**served, settings={"workload.trace.path": str(tmp_path / "trace.csv")})
     drawn = wt.scenario(**served, rate_per_s=2.0, input_tokens=30, output_tokens=3, num_requests=3)
     assert [len(wt.capacity(each, "ttft_p90=500ms").streams) for each in (replay, drawn)] == [1, 3]
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("load", ["capacity", "given"])
+def test_rates_of_a_workload_of_sessions_count_requests(load: str) -> None:
+    """An arrival begins a session of four requests; the search's figures are those of the same run simulated."""
+    vary = {"deployment.device": ["h100_sxm", "h200_sxm"]}
+    workload = BASE["workload"] | {"sessions": {"turns": 4, "think_s": 1.0}}
+    searched = space(vary, load=load, objective="requests_per_usd", workload=workload)
+    study = search(searched, Store(None, print))
+    index = study.outcomes[0].ranking[0]
+    answer = study.outcomes[0].evaluations[index]
+    assert answer.figures["requests_per_s"] == pytest.approx(4 * answer.load)
+    again = simulate(scenario_of(study, study.outcomes[0], index)).summary
+    assert answer.figures["usd_per_million_output_tokens"] == pytest.approx(
+        again.cost.usd_per_million_output_tokens, rel=0.3
+    )
+
+
+@pytest.mark.compiled
+def test_a_capacity_in_sessions_is_called_one() -> None:
+    sessions = {"workload.sessions": {"turns": 4, "think_s": 1.0}}
+    found = capacities(scenario_at(space(), sessions), LIMITS, num_seeds=1)
+    document = capacity_document(found)
+    assert document["requests_per_s"] == pytest.approx(4 * document["capacity"])
+    both = f"{number(document['capacity'])} sessions/s ({number(document['requests_per_s'])} requests/s)"
+    assert verdict_of(document)[0].startswith(f"Sustains {both}; above it, ")
+    assert "requests/s" not in dict(_capacity_rows(found))["capacity"]

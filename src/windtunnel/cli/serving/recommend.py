@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from windtunnel.cli.options import launched, scenario_of, with_read_load
@@ -15,7 +16,7 @@ from windtunnel.search.prices import Price, asked_prices, names_in, parse_api_pr
 from windtunnel.search.recommend import changes_space, deployments_space
 from windtunnel.search.space.space import Space
 from windtunnel.serving.engines.command_line import Reading
-from windtunnel.serving.scenario import Scenario
+from windtunnel.serving.scenario import Scenario, read_raw
 from windtunnel.serving.shorthand import lay_over
 
 
@@ -27,6 +28,9 @@ def command(options: Options) -> None:
             "--rate inf sends all at once, and a batch has no load to size for",
             "give requests a second; for a batch, windtunnel whatif --rate inf --vary device=... compares devices",
         )
+    if str(options.model).endswith((".yaml", ".yml")) and "workload" in read_raw(Path(options.model)):
+        hint = f"windtunnel whatif {options.model} --vary device=A,B compares devices under its load"
+        raise InputError(f"{options.model} is a scenario, and recommend takes a model", hint)
     launch = launched(options)
     named = options.devices or _device_in(launch)
     devices = names_in(named) or [named]

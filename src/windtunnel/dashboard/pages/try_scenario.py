@@ -12,10 +12,11 @@ from windtunnel.report.chart import Axis, Chart, Limit, Series
 from windtunnel.report.layout import table_of
 from windtunnel.report.report import Figures, Report, Section
 from windtunnel.report.search.capacity import capacity_document, capacity_section, verdict_of
-from windtunnel.report.search.figures import limit_name
+from windtunnel.report.search.figures import limit_name, load_unit
 from windtunnel.report.serving.curves import LATENCIES
 from windtunnel.report.serving.run import run_document, run_sections, verdict
 from windtunnel.report.serving.setup import deployment_line, load_line, model_line
+from windtunnel.schema import encode
 from windtunnel.serving.scenario import Scenario
 
 Answer = TypeVar("Answer")
@@ -86,7 +87,7 @@ def _sweep_section(swept_load: trials.Sweep) -> Section:
     """Return the capacity, curves of latency and output over the load with the limits, and the same as a table."""
     points = [trials.point_of(probe) for probe in swept_load.probes]
     capacities = swept_load.capacities
-    unit = "concurrent requests" if capacities.is_closed else "requests/s"
+    unit = "concurrent requests" if capacities.is_closed else load_unit(encode(capacities.scenario.workload))
     limits = {limit.metric: limit.most_s for limit in capacities.limits}
     drawn = [
         _over_load(points, f"load ({unit})", name, limits.get(name), capacities.load)

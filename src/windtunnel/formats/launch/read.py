@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -563,6 +564,9 @@ def _take(reading: Reading, server: Options, name: str, value: Any) -> None:
         dashes = "-" if len(option) == 1 or name[0].isupper() else "--"
         effect = f" ({known.effects[name]})" if name in known.effects else ""
         into = next((into for names, into in lists if {name, option} & names), reading.unknown)
+        longer = [each for each in server.flags if len(name) > 2 and each.startswith(name)]
+        if into is reading.unknown and (near := longer or get_close_matches(name, server.flags, 1, cutoff=0.9)):
+            effect = f" (did you mean --{near[0]}?)"
         into.append(f"{dashes}{name}{effect}")
         return
     else:

@@ -8,7 +8,7 @@ from windtunnel.metrics.limits import METRICS, limits_from
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Block, Card, Cards, Facts, OnPage, Report, Section, Table
-from windtunnel.report.search.figures import burst_document, held_text, limit_text
+from windtunnel.report.search.figures import burst_document, held_text, limit_text, load_unit
 from windtunnel.report.serving.run import limit_card
 from windtunnel.report.serving.setup import deployment_line, deployment_text, load_line, model_line
 from windtunnel.schema import encode
@@ -24,14 +24,13 @@ ONE_STREAM = "; one stream of requests, as a replay always is: nothing is said o
 
 def capacity_report(capacities: Capacities) -> Report:
     """Return the report of a capacity: the load, what limits it, and the latencies at that load."""
-    unit = "clients" if capacities.is_closed else "requests/s"
     deployment, setup = capacities.scenario.deployment, capacities.setup
     replicas = deployment.fewest_replicas, deployment.most_replicas
     served = deployment_text(deployment) if deployment.pools else deployment_line(setup, *replicas)
     lead = [served, load_line(capacities.scenario, says_rate=False)]
     document = capacity_document(capacities)
     cards, *table = capacity_section(document).blocks
-    blocks: list[Block] = [OnPage(lambda: [cards]), Facts(_capacity_rows(capacities, unit)), *table]
+    blocks: list[Block] = [OnPage(lambda: [cards]), Facts(_capacity_rows(capacities)), *table]
     text, is_good = verdict_of(document)
     return Report(model_line(setup), lead, [Section("", blocks, is_open=True)], verdict=text, is_good=is_good)
 
@@ -43,18 +42,19 @@ def verdict_of(document: Mapping[str, Any]) -> tuple[str, bool | None]:
     )
     if not document["latencies"]:
         return f"Sustains no load: {broken}.", False
-    is_closed = document["load"] == "concurrency"
-    load = f"{_load(is_closed, document['capacity'])} {'clients' if is_closed else 'requests/s'}"
+    unit = load_unit(document["scenario"]["workload"])
+    load = f"{_load(document['load'] == 'concurrency', document['capacity'])} {unit}"
+    load += f" ({number(document['requests_per_s'])} requests/s)" if unit == "sessions/s" else ""
     if document["burst"] is not None:
-        return f"Holds {held_text(document['capacity'], [*document['burst'].values()])}.", None
+        return f"Holds {held_text(document['capacity'], [*document['burst'].values()], unit)}.", None
     if not broken:
         return f"Sustains {load}, as many as the workload has requests: --num-requests gives more.", True
     drift = document["drift"]
     return f"Sustains {load}; above it, {broken}.{'' if drift is None else f' It is {drift_text(drift)}.'}", True
 
 
-def _capacity_rows(capacities: Capacities, unit: str) -> list[tuple[str, str]]:
-    first = capacities.streams[0]
+def _capacity_rows(capacities: Capacities) -> list[tuple[str, str]]:
+    first, unit = capacities.streams[0], load_unit(encode(capacities.scenario.workload))
     stable = "" if capacities.is_closed else f"; the queue grows by less than {percent(MOST_GROWTH)} of the time"
     limits = "; ".join(limit.title for limit in capacities.limits) or "none"
     beyond = "" if first.beyond is None else limit_text(first.beyond.limited_by, capacities.limits)
@@ -104,7 +104,7 @@ def drift_text(change: float) -> str:
 def capacity_section(document: Mapping[str, Any]) -> Section:
     """Return the capacity of a document of `capacity_document`, and what it takes of the limits."""
     is_closed, at_least = document["load"] == "concurrency", document["capacity_at_least"]
-    unit, sure = "clients" if is_closed else "requests/s", f"{percent(document['confidence'])} sure"
+    unit, sure = load_unit(document["scenario"]["workload"]), f"{percent(document['confidence'])} sure"
     note = "" if at_least is None else f"at least {_load(is_closed, at_least)}, {sure}"
     cards = [Card(_load(is_closed, document["capacity"]), f"{unit} sustained", note)]
     latencies = {name.removesuffix("_s"): percentiles for name, percentiles in document["latencies"].items()}
@@ -134,6 +134,7 @@ def capacity_document(capacities: Capacities) -> dict[str, Any]:
         "limits": {limit.name: limit.most_s for limit in capacities.limits},
         "load": "concurrency" if capacities.is_closed else "rate_per_s",
         "capacity": capacities.load,
+        "requests_per_s": capacities.requests_per_s,
         "capacity_at_least": capacities.at_least,
         "confidence": CONFIDENCE,
         "by_stream": [stream.load for stream in capacities.streams],

@@ -1,18 +1,23 @@
 """Names and texts of the figures, limits and objectives of searches."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from windtunnel.errors import InputError
 from windtunnel.metrics.limits import METRICS, Limit, limits_from
 from windtunnel.report.layout import layouts_beside, shown
 from windtunnel.report.numbers import duration, number
 from windtunnel.report.report import Cell
+from windtunnel.report.serving.setup import workload_text
 from windtunnel.schema import dotted, short_path
 from windtunnel.search.capacity.probe import STABILITY
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.evaluation.training import job_limits
 from windtunnel.search.scores import is_more_better
-from windtunnel.search.space.space import Space, value_text
+from windtunnel.search.space.space import Space, point_at, scenario_at, value_text
+from windtunnel.serving.engines.defaults import engine_defaults
+from windtunnel.serving.scenario import Scenario, pool_scenario
 from windtunnel.serving.shorthand import JOB_PATHS
 
 LAYOUT = layouts_beside(__file__)
@@ -69,15 +74,29 @@ def burst_document(burst: Sequence[int] | None) -> dict[str, int] | None:
 
 def is_closed_loop(space: Space) -> bool:
     """Whether the load of a space's points is a number of clients."""
-    arrivals = space.scenario.get("workload", {}).get("arrivals")
-    return isinstance(arrivals, dict) and str(arrivals.get("type")).lower() == "closed_loop"
+    return unit_of(space) == "clients"
 
 
-def held_text(load: float, burst: Sequence[int] | None, is_closed: bool = False) -> str:
+def load_unit(workload: Mapping[str, Any]) -> str:
+    """Return the unit of the load of a workload, given as builtins: clients, or the requests or sessions a second."""
+    arrivals = workload.get("arrivals")
+    kind = str(arrivals.get("type")).lower() if isinstance(arrivals, dict) else ""
+    if kind == "closed_loop":
+        return "clients"
+    is_of_sessions = workload.get("sessions") and kind in ("poisson", "gamma", "static")
+    return "sessions/s" if is_of_sessions else "requests/s"
+
+
+def unit_of(space: Space) -> str:
+    """Return the unit of the load of a space's points."""
+    return load_unit(space.scenario.get("workload") or {})
+
+
+def held_text(load: float, burst: Sequence[int] | None, unit: str) -> str:
     """Say that a load is held, or only in a burst (`search.capacity.load.burst_of`)."""
     if burst is None:
-        return f"{number(load)} {'clients' if is_closed else 'requests/s'}"
-    most = f"at most {number(load)} requests/s in a burst of {burst[0]:,} requests"
+        return f"{number(load)} {unit}"
+    most = f"at most {number(load)} {unit} in a burst of {burst[0]:,} requests"
     return f"{most}; give --num-requests {burst[1]} to know what it sustains"
 
 
@@ -100,6 +119,28 @@ def limits_text(space: Space) -> str:
     if not is_closed_loop(space):
         limits.append("the job fits its devices" if space.is_training else "the queue does not grow")
     return "; ".join(limits) or "none"
+
+
+def assumed_rows(space: Space) -> list[tuple[str, str]]:
+    """Return the engine and the load that all points of a space of deployments share, as (label, text)."""
+    choices = [values.values() if isinstance(values, dict) else [[name]] for name, values in space.vary.items()]
+    varied = [space.short_paths.get(path, path) for choice in choices for paths in choice for path in paths]
+    rows = list[tuple[str, str]]()
+    with suppress(InputError):  # of a point that is refused nothing is known
+        scenario = scenario_at(space, point_at(space, 0).settings, next(iter(space.workloads), None))
+        versions = [f"{engine_defaults(name).title} {each}" for name, each in engine_versions(scenario).items()]
+        if not any(path.startswith(("deployment.engine.name", "deployment.engine.version")) for path in varied):
+            rows.append(("engine", ", ".join(versions)))
+        of_load = [path for path in varied if path.startswith("workload.")]
+        if not space.workloads and all(path.startswith(("workload.arrivals.", "workload.num_")) for path in of_load):
+            rows.append(("load", workload_text(scenario.workload, says_rate=space.load == "given" and not of_load)))
+    return rows
+
+
+def engine_versions(scenario: Scenario) -> dict[str, str]:
+    """Return engine -> simulated version."""
+    engines = [pool_scenario(scenario, pool).deployment.engine for pool in scenario.deployment.groups]
+    return {engine.name: engine.version or engine_defaults(engine.name).default_version for engine in engines}
 
 
 def varied_text(space: Space) -> str:

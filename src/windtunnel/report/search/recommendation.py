@@ -7,11 +7,11 @@ from windtunnel import catalog
 from windtunnel.metrics.limits import limits_from
 from windtunnel.metrics.summary import SECONDS_PER_HOUR
 from windtunnel.report.numbers import number, percent
-from windtunnel.report.search.figures import figure_title, held_text, is_closed_loop, limit_text
+from windtunnel.report.search.figures import figure_title, held_text, limit_text, unit_of
 from windtunnel.search.answers import confidence_between, gains_of, present_unless_gain
 from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.search.fleets import FleetSize, alone, fleets, surest
-from windtunnel.search.prices import ApiPrice
+from windtunnel.search.prices import ApiPrice, requests_per_arrival
 from windtunnel.search.recommend import AS_IT_IS, CAPACITY, DEPLOYMENT
 from windtunnel.search.space.space import CHANGE
 from windtunnel.search.study import SearchOutcome, Study
@@ -22,7 +22,7 @@ from windtunnel.units import format_count
 def recommendation(
     study: Study, load: float | None, simulated: Sequence[FleetSize] = (), sure: FleetSize | None = None
 ) -> str:
-    """Say what to serve the model on, for a load in requests/s or else for the least money a request.
+    """Say what to serve the model on, for a load or else for the least money a request.
 
     The next best is another deployment: not the same one with another token budget.
 
@@ -44,7 +44,7 @@ def recommendation(
         other_name = f" of {study.point(sure_way.index).title}" if sure_way.index != best.index else ""
         what = f"{format_count(sure_way.copies, 'replica')}{other_name}"
         cost = "" if sure_way.usd_per_hour is None else f", for ${sure_way.usd_per_hour:,.2f}/h"
-        sentences.append(f"To be {CONFIDENCE:.0%} sure of {number(load)} requests/s, take {what}{cost}")
+        sentences.append(f"To be {CONFIDENCE:.0%} sure of {number(load)} {unit_of(study.space)}, take {what}{cost}")
     if load is not None and best.copies > 1:
         fewer = f"{format_count(best.copies - 1, 'replica')} {'does' if best.copies == 2 else 'do'} not hold the load"
         is_simulated = best.num_requests is not None
@@ -102,9 +102,10 @@ def against_api(study: Study, api: ApiPrice, load: float | None, simulated: Sequ
     text = f"From {number(paying[index])} requests/s on, {replica} costs less than the API: {asks}."
     if load is None:
         return text
-    usd_per_hour, ways = load * usd_per_request * SECONDS_PER_HOUR, simulated or _ways(outcome, load)
+    usd_per_hour = load * requests_per_arrival(study.space) * usd_per_request * SECONDS_PER_HOUR
+    ways = simulated or _ways(outcome, load)
     own = f" and the replicas ${ways[0].usd_per_hour:,.2f}/h" if ways[0].usd_per_hour is not None else ""
-    return f"{text} For {number(load)} requests/s it asks ${usd_per_hour:,.2f}/h{own}."
+    return f"{text} For {number(load)} {unit_of(study.space)} it asks ${usd_per_hour:,.2f}/h{own}."
 
 
 def _name(study: Study, index: int) -> str:
@@ -134,8 +135,7 @@ def _changes_text(study: Study, outcome: SearchOutcome) -> str:
     what = capacity if objective == CAPACITY else figure_title(objective)
     devices = [format_count(round(each.figures["devices"]), "device") for each in (after, before)]
     places = ["", ""] if same else [f" on {count}" for count in devices]
-    unit = "clients" if is_closed_loop(study.space) else "requests/s"
-    loads = f"{number(after.load)} {unit}{places[0]} in place of {number(before.load)}{places[1]}"
+    loads = f"{number(after.load)} {unit_of(study.space)}{places[0]} in place of {number(before.load)}{places[1]}"
     text = f"{names[best]}: +{percent(gain)} {what}, {loads}"
     if outcome.burst(best):
         return f"{text}. It holds {_held(study, outcome, best)}."
@@ -151,16 +151,17 @@ def _why_not(study: Study, outcome: SearchOutcome, index: int) -> str:
 
 
 def _enough_text(study: Study, outcome: SearchOutcome, load: float) -> str:
-    """Say whether the deployment as it is holds a load in requests/s, or which change makes it do so."""
+    """Say whether the deployment as it is holds a load, or which change makes it do so."""
+    asked = f"the {number(load)} {unit_of(study.space)} asked for"
     names = {index: str(study.point(index).choice[CHANGE]) for index in outcome.ranking}
     enough = [index for index in outcome.ranking if outcome.mean(index).load >= load]
     if AS_IT_IS in {names[index] for index in enough}:
-        return f"As it is, it holds the {number(load)} requests/s asked for."
+        return f"As it is, it holds {asked}."
     if not enough:
-        return f"No single change holds the {number(load)} requests/s asked for: it takes more replicas."
+        return f"No single change holds {asked}: it takes more replicas."
     if enough[0] == outcome.ranking[0] and present_unless_gain(study, outcome) is None:
-        return f"With it, the {number(load)} requests/s asked for are held; as it is, they are not."
-    return f"For the {number(load)} requests/s asked for, take another: {names[enough[0]]}."
+        return f"With it, {asked} are held; as it is, they are not."
+    return f"For {asked}, take another: {names[enough[0]]}."
 
 
 def certainty(share: float) -> str:
@@ -205,8 +206,8 @@ def _way_text(study: Study, outcome: SearchOutcome, way: FleetSize) -> str:
 
 def _held(study: Study, outcome: SearchOutcome, index: int, load: float | None = None) -> str:
     """Say what a point holds, or its copies together: `load`."""
-    mean, is_closed = outcome.mean(index), is_closed_loop(study.space)
-    held = held_text(mean.load if load is None else load, outcome.burst(index), is_closed)
-    if is_closed and study.space.load == "capacity" and not mean.limited_by:
+    mean = outcome.mean(index)
+    held = held_text(mean.load if load is None else load, outcome.burst(index), unit_of(study.space))
+    if unit_of(study.space) == "clients" and study.space.load == "capacity" and not mean.limited_by:
         return f"{held}, one for each request of the workload (--num-requests gives more)"
     return held

@@ -33,9 +33,8 @@ from windtunnel.search.space.space import CHANGE, Space, value_text
 from windtunnel.search.store import Store
 from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
-from windtunnel.serving.engines.defaults import engine_defaults
 from windtunnel.serving.results import Result
-from windtunnel.serving.scenario import Scenario, pool_scenario
+from windtunnel.serving.scenario import Scenario
 from windtunnel.serving.shorthand import PATHS
 from windtunnel.training.job import TrainingJob
 from windtunnel.training.step import TrainingResult
@@ -143,6 +142,10 @@ def search_report(evidence: SearchEvidence) -> Report:
     asked = [("limits", naming.limits_text(space)), ("objective", naming.objective_text(space.objective))]
     if space.is_training:
         asked += [("varied", naming.varied_text(space)), ("held", naming.shared_text(space))]
+    else:
+        asked += naming.assumed_rows(space)
+        is_list = not evidence.prices and "price_usd_per_hour" not in space.scenario.get("deployment", {})
+        asked += [("prices", "list prices of the catalog")] if is_list and evidence.recommends else []
     lead: list[Block] = [
         Facts(asked),
         *(price.text for price in evidence.prices if price.text),
@@ -198,7 +201,7 @@ def _verdict(evidence: SearchEvidence) -> str:
 def _load_text(study: Study, outcome: SearchOutcome) -> str:
     """Say what load the best point holds, for how much, and which limit a higher one breaks."""
     best, burst = outcome.mean(outcome.ranking[0]), outcome.burst(outcome.ranking[0])
-    held = naming.held_text(best.load, burst, naming.is_closed_loop(study.space))
+    held = naming.held_text(best.load, burst, naming.unit_of(study.space))
     if burst is not None:
         return f" Holds {held}."
     cost = f" for ${best.figures['usd_per_hour']:,.2f}/h" if "usd_per_hour" in best.figures else ""
@@ -319,7 +322,7 @@ def _command(evidence: SearchEvidence, outcome: SearchOutcome, index: int) -> li
     if study.point(index).choice.get(CHANGE, AS_IT_IS) == AS_IT_IS:
         return []
     scenario = answers.scenario_of(study, outcome, index)
-    script = launch_script(scenario, engine_versions(scenario), evidence.launch.others)
+    script = launch_script(scenario, naming.engine_versions(scenario), evidence.launch.others)
     return [Text([f"Changed command: {study.point(index).title}", *shown_script(script)])]
 
 
@@ -335,19 +338,13 @@ def _winner(evidence: SearchEvidence, outcome: SearchOutcome, index: int) -> lis
         limit_card(best.figures[limit.name], limit.most_s, naming.figure_title(limit.name)) for limit in limits
     ]
     scenario = answers.scenario_of(study, outcome, index)
-    script = launch_script(scenario, engine_versions(scenario), evidence.launch.others)
+    script = launch_script(scenario, naming.engine_versions(scenario), evidence.launch.others)
     launch = all_blocks.Code(script, "Launch the best point")
     cards = {
-        filled(label, {"copy": "one replica" if evidence.fleets else None}): card
+        filled(label, {"copy": "one replica" if evidence.fleets else None, "unit": naming.unit_of(study.space)}): card
         for label, card in LAYOUT["cards"].items()
     }
     return [Cards([*of_limits, *cards_of({**best.figures, "load": best.load}, cards).facts]), launch]
-
-
-def engine_versions(scenario: Scenario) -> dict[str, str]:
-    """Return engine -> simulated version."""
-    engines = [pool_scenario(scenario, pool).deployment.engine for pool in scenario.deployment.groups]
-    return {engine.name: engine.version or engine_defaults(engine.name).default_version for engine in engines}
 
 
 def best_table(
@@ -386,14 +383,7 @@ def best_table(
     if is_training:
         return Table([first, *(titles if is_on_page else map(naming.two_lines, titles))], rows, winner=marked)
     gain_title = ["gain"] if gains else []
-    titles = [
-        first,
-        *gain_title,
-        "clients" if naming.is_closed_loop(study.space) else "requests/s",
-        "at least",
-        *titles,
-        "limit",
-    ]
+    titles = [first, *gain_title, naming.unit_of(study.space), "at least", *titles, "limit"]
     return Table(titles if is_on_page else [*map(naming.two_lines, titles)], rows, winner=marked)
 
 
@@ -510,7 +500,8 @@ def worth_text(worth: answers.Worth, nothing: str = "no point") -> str:
 
 def _fleet_sections(evidence: SearchEvidence, fleets: Sequence[FleetSize]) -> list[Section]:
     """Return the replicas that serve the requested load."""
-    columns = {filled(header, {"load": evidence.load}): column for header, column in LAYOUT["fleets"].items()}
+    heads = {"load": evidence.load, "unit": naming.unit_of(evidence.study.space)}
+    columns = {filled(header, heads): column for header, column in LAYOUT["fleets"].items()}
     rows = [{"title": evidence.study.point(fleet.index).title, **msgspec.to_builtins(fleet)} for fleet in fleets]
     return [Section("", [table_of(rows, columns)], "Replicas for the load")] if rows else []
 

@@ -12,7 +12,7 @@ from windtunnel.formats.megatron.write import megatron_script
 from windtunnel.report.render.html import page
 from windtunnel.report.render.json import version
 from windtunnel.report.search import study as report
-from windtunnel.report.search.figures import burst_document
+from windtunnel.report.search.figures import burst_document, engine_versions
 from windtunnel.report.search.points import names_of_frontier
 from windtunnel.report.search.study import SearchEvidence, Why, search_report
 from windtunnel.schema import encode, fields_of, json_text, save
@@ -100,7 +100,7 @@ def write_study(evidence: SearchEvidence, folder: Path) -> None:
 
 def _write_winner(scenario: Scenario, others: Mapping[str, Unmodelled], folder: Path, workload: str | None) -> None:
     prefix = "" if workload is None else f"{workload}-"
-    versions = report.engine_versions(scenario)
+    versions = engine_versions(scenario)
     save(scenario, folder / f"{prefix}scenario.yaml")
     (folder / f"{prefix}launch.sh").write_text(launch_script(scenario, versions, others), encoding="utf-8")
     (folder / f"{prefix}kubernetes.yaml").write_text(kubernetes_manifests(scenario, versions, others), encoding="utf-8")

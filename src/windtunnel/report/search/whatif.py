@@ -8,8 +8,8 @@ from windtunnel.errors import check_known
 from windtunnel.metrics.limits import METRICS, limits_from
 from windtunnel.report.chart import Axis, Chart, Limit, lines_across
 from windtunnel.report.render.json import version
-from windtunnel.report.report import Block, Cell, Figures, OnPage, Report, Row, Section, Table, Text
-from windtunnel.report.search.figures import figure_cell, figure_title, limit_name, two_lines
+from windtunnel.report.report import Block, Cell, Facts, Figures, OnPage, Report, Row, Section, Table, Text
+from windtunnel.report.search.figures import assumed_rows, figure_cell, figure_title, limit_name, two_lines, unit_of
 from windtunnel.schema import encode, short_path
 from windtunnel.search.capacity.load import burst_of
 from windtunnel.search.evaluation.schema import Evaluation
@@ -54,14 +54,15 @@ def grid_report(space: Space, answers: dict[int, Evaluation], names: Sequence[st
     text, is_good = _headline(space, answers, best)
     sections = _sections(space, answers, names, best)
     sections += [Section("", [Text(refused)], "What cannot run")] if refused else []
-    return Report(title, [], sections, verdict=text, is_good=is_good)
+    return Report(title, [Facts(assumed_rows(space))], sections, verdict=text, is_good=is_good)
 
 
 def _headline(space: Space, answers: Mapping[int, Evaluation], best: int | None) -> tuple[str, bool | None]:
     """Say how many points of a grid hold its limits and which is best of these, and whether any does."""
     held = [index for index, answer in answers.items() if answer.holds and not answer.refused]
     text = f"{len(held)} of {format_count(len(answers), 'point')}"
-    text += " meet the limits" if space.limits else " can run"
+    falls_behind = len(held) < sum(not answer.refused for answer in answers.values())
+    text += " meet the limits" if space.limits else " can keep up with the load" if falls_behind else " can run"
     if best is not None:
         figures = {index: answers[index].figures.get("requests_per_usd") for index in held}
         equal = [index for index in held if figures[index] == figures[best]]
@@ -120,7 +121,7 @@ def _plot(space: Space, answers: dict[int, Evaluation], figure_name: str) -> Cha
             ({short_path(name): value if name == across else value_text(value) for name, value in choice}, figure)
         )
     head = short_path(across)
-    unit = " (requests/s)" if head in ("rate", "rate_per_s") else ""
+    unit = f" ({unit_of(space)})" if head in ("rate", "rate_per_s") else ""
     limits = [Limit("y", limit.most_s, "limit") for limit in limits_from(space.limits) if limit.name == figure_name]
     y = Axis(figure_title(figure_name), "s" if figure_name.partition("_")[0] in METRICS else "")
     has_counts = all(isinstance(value, int) for value in space.vary.get(across, ()))

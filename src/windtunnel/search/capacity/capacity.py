@@ -36,7 +36,7 @@ class Capacity:
     """Capacity of a deployment under one stream of requests."""
 
     load: float
-    """Requests a second, or clients of a closed loop; 0: the limits are broken at every load."""
+    """Requests or sessions a second, or clients of a closed loop; 0: the limits are broken at every load."""
     passing: Probe | None
     """Probe at that load; None: at no load."""
     beyond: Probe | None
@@ -82,7 +82,7 @@ def capacity(
     found = None if near is None else search.run(near, LEAST_SHARE * near, math.inf)
     if found is not None and found.load:
         return found
-    most_per_s, search.num_runs = served_at_once(server, stream), search.num_runs + 1
+    most_per_s, search.num_runs = served_at_once(server, stream) / stream.requests_per_arrival, search.num_runs + 1
     return search.run(FIRST_SHARE * most_per_s, LEAST_SHARE * most_per_s, math.inf)
 
 
@@ -277,6 +277,11 @@ class Capacities(Shown):
     def load(self) -> float:
         """Mean load over the streams."""
         return statistics.fmean(stream.load for stream in self.streams)
+
+    @property
+    def requests_per_s(self) -> float | None:
+        """Requests a second at the mean load; None for a number of clients."""
+        return None if self.is_closed else self.load * self.steady.streams[0].requests_per_arrival
 
     @property
     def burst(self) -> tuple[int, int] | None:

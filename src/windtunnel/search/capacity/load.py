@@ -16,7 +16,7 @@ from windtunnel.workload.schema import Workload
 
 
 def own_load(workload: Workload, seed: int = 0) -> float:
-    """Return the mean request rate of a workload, or the concurrency of a closed loop.
+    """Return the mean request rate of a workload, or its sessions a second, or the concurrency of a closed loop.
 
     Raises:
         InputError: it has no load: all requests are sent at once.
@@ -26,7 +26,7 @@ def own_load(workload: Workload, seed: int = 0) -> float:
             return float(concurrency)
         case Poisson(rate_per_s=rate_per_s) | Gamma(rate_per_s=rate_per_s) | Static(rate_per_s=rate_per_s):
             if not workload.tenants:
-                return rate_per_s
+                return rate_per_s  # of sessions, where each arrival begins one
     requests = generate(workload, seed)
     span_s = float(requests.arrival_s[-1] - min(0.0, requests.arrival_s[0]))
     if span_s <= 0:
@@ -115,7 +115,7 @@ def check_has_one_load(workload: Workload) -> None:
 
 
 def at_load(workload: Workload, load: float, usual_load: float) -> Workload:
-    """Return `workload` at a load in place of its usual one: a request rate, or the clients of a closed loop."""
+    """Return `workload` at a load, in the unit of `own_load`, in place of its usual one."""
     change = msgspec.structs.replace
     if workload.clients is not None:
         return change(workload, clients=change(workload.clients, rate_per_s=load))
@@ -171,6 +171,14 @@ class Stream:
     @property
     def is_closed(self) -> bool:
         return is_closed(self.workload)
+
+    @property
+    def requests_per_arrival(self) -> float:
+        """Requests that one arrival brings: those of a session where the load counts sessions, else 1."""
+        drawn = isinstance(self.workload.arrivals, Poisson | Gamma | Static) and not self.workload.tenants
+        if not drawn or self.workload.sessions is None or self.unit.session is None:
+            return 1.0
+        return self.unit.num_requests / np.unique(self.unit.session[self.unit.num_warmup :]).size
 
     def has_requests_of(self, other: "Stream") -> bool:
         """Whether another stream has the same requests: nothing in the workload is drawn by a seed."""

@@ -194,7 +194,8 @@ class Evaluator:
         tried = probe(server, stream, stream.usual_load, limits, is_patient=True)
         assert tried.served is not None, "a patient run is not given up"
         is_batch = load.are_sent_at_once(stream.workload)
-        sustained = stream.usual_load if tried.passes and not is_batch else None
+        is_sustained = tried.passes and not is_batch and not stream.is_closed
+        sustained = stream.usual_load * stream.requests_per_arrival if is_sustained else None
         values = figures(deployed, server, tried.served, sustained, limits)
         evaluation = Evaluation(
             load=values["requests_per_s"] if is_batch else stream.usual_load,
@@ -218,13 +219,15 @@ class Evaluator:
         if question.worth is not None and not stream.is_closed:
             mean_output = float(stream.unit.output_tokens[stream.unit.num_warmup :].mean())
             worth = load_worth(self.space.objective, question.worth, deployed.takes, mean_output)
+            worth = worth and worth / stream.requests_per_arrival
         limits = limits_from(self.space.limits)
         sustained = capacity(server, stream, limits, question.tolerance, near, worth=worth)
         served = sustained.passing.served if sustained.passing else None
+        requests_per_s = None if stream.is_closed else sustained.load * stream.requests_per_arrival
         evaluation = Evaluation(
             load=sustained.load,
             limited_by=sustained.beyond.limited_by if sustained.beyond else "",
-            figures={} if served is None else figures(deployed, server, served, sustained.load, limits),
+            figures={} if served is None else figures(deployed, server, served, requests_per_s, limits),
             holds=sustained.load > 0,
             beaten_by=sustained.beyond.excess if sustained.beyond and worth is not None and not sustained.load else 0.0,
             num_runs=sustained.num_runs,

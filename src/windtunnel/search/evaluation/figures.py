@@ -44,7 +44,7 @@ class Deployed:
 
 
 def load_worth(objective: str, score: float, takes: Takes, mean_output: float) -> float | None:
-    """Return the open-loop load at which a deployment reaches a score; None where the load does not decide the score.
+    """Return the requests a second at which a deployment reaches a score; None where the load does not decide it.
 
     Args:
         objective: a name in `FIGURES`.
@@ -104,14 +104,14 @@ def figures(
     """Return the known figures of `FIGURES`, and those of the latencies that have limits.
 
     Args:
-        sustained: the load that the deployment keeps up with. In an open loop rates follow from it and not from the
-            run's span, which ends with a tail that a service does not have.
+        sustained: the requests a second that the deployment keeps up with, of an open loop. Rates follow from it and
+            not from the run's span, which ends with a tail that a service does not have.
         limits: may be of other statistics than `STATISTICS`.
     """
     num_devices, usd_per_hour = deployed.takes.devices, deployed.takes.usd_per_hour
     span_s = float((served.arrival_s + served.e2e_s).max() - served.arrival_s.min())
     requests_per_s = served.arrival_s.size / span_s
-    if sustained is not None and not is_closed(deployed.scenario.workload):
+    if sustained is not None:
         requests_per_s = sustained
     output_per_s = float(served.output_tokens.mean()) * requests_per_s
     values = {
