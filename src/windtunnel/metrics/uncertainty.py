@@ -35,7 +35,7 @@ OPERATOR_ERROR: Mapping[str, float] = {
 }
 """Standard deviation of the logarithm of an operator's time, by how it was priced; errors of one run's operators are
 taken as fully dependent. The last is such that 80% intervals hold published runs of mixtures of experts on AMD, Google
-and Intel devices; dense models there are no farther off than elsewhere (`benchmarks/other_devices.py`)."""
+and Intel devices; dense models there are no farther off than elsewhere (`benchmarks/published_runs.py`)."""
 
 EXPERTS_SCALE = 1.6
 """Errors of mixtures of experts over those of dense models, as logarithms: how tokens spread over experts is not known.

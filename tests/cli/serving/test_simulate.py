@@ -282,6 +282,11 @@ def test_it_says_which_setting_requests_wait_for(windtunnel: Command) -> None:
     assert "Requests wait" not in " ".join(windtunnel(*command[:-4], *closed).stdout.split())
     lora = ("--set", "deployment.engine.lora.max_loras=2", "--set", "workload.adapters.count=20")
     assert "Requests wait for one of the 2 LoRA slots (max_loras)." in said(*short, *lora)
+    whole = ("--engine", "trtllm", "--input-tokens", "8190", "--output-tokens", "32", "--rate", "20")
+    wait = "Prompts of 8,190 tokens wait until at most 2 requests decode, as a step takes 8,192 tokens"
+    assert wait in said(*whole)
+    assert "Prompts of" not in said(*whole, "--set", "deployment.engine.enable_chunked_prefill=true")
+    assert "Prompts of" not in said(*whole, "--set", "deployment.engine.max_num_batched_tokens=8704")
 
 
 def test_a_few_requests_show_no_overload(windtunnel: Command, tmp_path: Path) -> None:

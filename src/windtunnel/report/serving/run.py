@@ -233,11 +233,20 @@ def _waits_texts(summary: Summary, scenario: Scenario) -> list[str]:
         return []
     if adapters is not None and adapters.num_adapters > adapters.most_in_step < adapters.mean_in_step / 0.9:
         return [f"Requests wait for one of the {adapters.most_in_step} LoRA slots (max_loras)."]
-    places = batches.num_requests
-    if places.p50 == places.max < 2 * batches.decode_tokens.p50:  # prompts alone wait for tokens, not for places
-        with suppress(InputError):  # a written run whose files are gone
-            if resolve(scenario).engine.max_num_seqs == places.max:
-                return [f"Requests wait for one of the {int(places.max)} places in a batch (max_num_seqs)."]
+    places, prompt = batches.num_requests, batches.prefill_tokens.max
+    with suppress(InputError):  # a written run whose files are gone
+        engine = resolve(scenario).engine
+        # Prompts alone wait for tokens, not for places.
+        is_full = places.p50 == places.max == engine.max_num_seqs
+        if is_full and places.max < 2 * batches.decode_tokens.p50:
+            return [f"Requests wait for one of the {int(places.max)} places in a batch (max_num_seqs)."]
+        budget = engine.max_num_batched_tokens
+        room = 0 if budget is None else budget - prompt
+        if not engine.enable_chunked_prefill and budget is not None and room + 1 >= places.max > 0.9 * room:
+            free = f"at most {format_count(int(room), 'request')} decode" if room > 1 else "hardly any request decodes"
+            why = f"as a step takes {budget:,} tokens and no prompt is split"
+            advice = "raise max_num_batched_tokens or set enable_chunked_prefill"
+            return [f"Prompts of {prompt:,.0f} tokens wait until {free}, {why}: {advice}."]
     return []
 
 

@@ -1,0 +1,99 @@
+"""Published runs as scenarios, and how far some of them are predicted."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from published_runs import Scored, measured_of, rows_of, scenario_of, scored
+from windtunnel.errors import InputError
+from windtunnel.model.precision import Format
+from windtunnel.serving.scenario import resolve
+from windtunnel.workload.generate.requests import generate
+
+DEVICES, CLIENTS = rows_of("other_devices"), rows_of("other_clients")
+
+
+def test_every_row_is_a_scenario_with_something_measured(tmp_path: Path) -> None:
+    for row in DEVICES:
+        assert resolve(scenario_of(row, tmp_path)).parallelism.num_devices in (1, 4, 8)
+    for row in [*DEVICES, *CLIENTS]:
+        assert min(measured_of(row).values()) > 0
+
+
+@pytest.mark.usefixtures("reference")
+def test_rows_of_nvidia_are_scenarios_on_as_many_devices(tmp_path: Path) -> None:
+    refused: Counter[str] = Counter()
+    for row in CLIENTS:
+        try:
+            assert resolve(scenario_of(row, tmp_path)).parallelism.num_devices == int(row["num_devices"])
+        except InputError:
+            refused[row["model"]] += 1
+    assert refused == {"nvidia/Llama-3_3-Nemotron-Super-49B-v1_5-FP8": 9}  # layers of many shapes
+
+
+def test_a_row_has_the_settings_of_its_source(tmp_path: Path) -> None:
+    row = next(row for row in DEVICES if row["set"] == "inferencex" and row["weights"] == "fp4" and row["version"])
+    setup = resolve(scenario_of(row, tmp_path))
+    assert (setup.device.name, setup.engine.name, setup.engine.version) == ("mi355x", "sglang", "0.5.9")
+    assert (setup.precision.weights, setup.precision.attention) == (Format.MXFP4A4, Format.BF16)
+    assert setup.precision.kv_cache is Format.FP8
+    assert setup.engine.gpu_memory_utilization == 0.8
+
+
+def test_a_chip_counts_once_however_many_cores_it_has(tmp_path: Path) -> None:
+    row = next(row for row in DEVICES if row["set"] == "tpu_recipes" and row["model"] == "Qwen/Qwen3-32B")
+    assert resolve(scenario_of(row, tmp_path)).parallelism.num_devices == 1
+
+
+def test_requests_have_the_lengths_that_the_client_of_sglang_drew(tmp_path: Path) -> None:
+    rows = [row for row in CLIENTS if row["set"] == "sgl_cookbook" and "mean lengths" in row["note"]]
+    assert len(rows) > 30
+    for row in rows:
+        scenario = scenario_of(row, tmp_path)
+        requests = generate(scenario.workload, scenario.seed)
+        said = [float(number) for number in re.findall(r"mean lengths ([\d.]+) and ([\d.]+)", row["note"])[0]]
+        means = [requests.input_tokens.mean(), requests.output_tokens.mean()]
+        assert means[0] == pytest.approx(said[0], abs=1.001)
+        assert means[1] == pytest.approx(said[1], rel=0.02)  # counted again by the client
+
+
+def test_trtllm_bench_leaves_room_for_decoding_beside_a_prompt(tmp_path: Path) -> None:
+    """Llama 3.3 70B in FP8 on two H100: 95% of the 101 GB beside the weights hold 64 requests of 160 KiB a token."""
+    rows = [row for row in CLIENTS if row["set"] == "trtllm_overview" and row["device"] == "H100"]
+    row = next(row for row in rows if "Llama-3.3" in row["model"] and row["input_tokens"] == "8192")
+    engine = resolve(scenario_of(row, tmp_path)).engine
+    assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (64, 8192 + 64)
+    gpt_oss = next(row for row in rows if "gpt-oss-20b" in row["model"] and row["input_tokens"] == "1024")
+    engine = resolve(scenario_of(gpt_oss, tmp_path)).engine
+    assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (2048, 8192)
+
+
+def test_stages_of_a_pipeline_are_taken_from_the_devices(tmp_path: Path) -> None:
+    row = next(row for row in CLIENTS if "pipeline parallelism 2" in row["note"] and row["num_devices"] == "4")
+    parallelism = resolve(scenario_of(row, tmp_path)).parallelism
+    assert (parallelism.tp, parallelism.pp, parallelism.attention_dp, parallelism.ep) == (1, 2, 2, 2)
+
+
+@pytest.mark.compiled
+def test_dense_models_on_mi300x_are_predicted() -> None:
+    """Every fourth row of Llama 3.1 with vLLM 0.10.0; nothing is fitted to them."""
+    rows = [row for row in DEVICES if row["set"] == "rocm_latency" and row["version"] == "0.10.0"][::4]
+    done = [row for row in scored(rows) if isinstance(row, Scored)]
+    errors = np.array([abs(row.error("batch")) for row in done])
+    assert len(done) == 8
+    assert np.median(errors) < 0.1
+    assert all(row.is_inside("batch") for row in done)
+
+
+@pytest.mark.compiled
+def test_the_throughput_of_tensorrt_llm_is_predicted() -> None:
+    """NVIDIA's own rows of Llama 3.3 70B; nothing is fitted to them."""
+    rows = [row for row in CLIENTS if row["set"] == "trtllm_overview" and "Llama-3.3" in row["model"]]
+    rows = [row for row in rows if row["input_tokens"] == "8192"]
+    done = [row for row in scored(rows) if isinstance(row, Scored)]
+    errors = np.array([abs(row.error("throughput")) for row in done])
+    assert len(done) == 6
+    assert np.median(errors) < 0.08
