@@ -14,7 +14,7 @@ versions, and NVIDIA's NIM, whose engine its source does not say, as TensorRT-LL
 that `trtllm-bench` chooses are chosen as it does (`readers.trtllm_bench`). Prompts and answers of SGLang's client have
 the lengths that it draws; those of ShareGPT have the mean of the row and the spread of
 traces/sharegpt_8k_lengths_llama2.csv.gz in WINDTUNNEL_REFERENCE, and are refused without it. `inside` is the share of
-rows within the 80% interval that the prediction states.
+rows within the 80% interval that the prediction states. TPOT is the mean over requests, of conversations the median.
 
 Errors are of times: measured over predicted throughput is one.
 """
@@ -232,16 +232,23 @@ def measured_of(row: Row) -> dict[str, float]:
         "batch": "latency_s",
     }
     found = {metric: float(row[column]) for metric, column in columns.items() if row.get(column)}
+    if is_of_medians(row):
+        found["tpot"] = float(row["median_tpot_s"])
     if "batch" in found or "tpot" in found:
         found.pop("throughput", None)  # the same again
     return found
 
 
-def predicted_by(result: Result) -> dict[str, float]:
+def is_of_medians(row: Row) -> bool:
+    """Whether the median TPOT counts: a mean over conversations is that of answers of a few tokens."""
+    return row["set"].endswith("_sharegpt") and bool(row["median_tpot_s"])
+
+
+def predicted_by(result: Result, row: Row) -> dict[str, float]:
     summary = result.summary
     assert summary.tpot_s is not None
     return {
-        "tpot": summary.tpot_s.mean,
+        "tpot": summary.tpot_s.p50 if is_of_medians(row) else summary.tpot_s.mean,
         "ttft": summary.ttft_s.mean,
         "e2e": summary.e2e_s.mean,
         "throughput": summary.throughput.output_tokens_per_s,
@@ -262,7 +269,7 @@ def scored(rows: Sequence[Row], calibration: str | None = None) -> Iterator[Scor
                 continue
             found = {metric: (each.low, each.high) for metric, each in result.intervals.items()}
             found["batch"] = found["e2e"]
-            yield Scored(row, measured_of(row), predicted_by(result), found)
+            yield Scored(row, measured_of(row), predicted_by(result, row), found)
 
 
 def line_of(name: str, rows: Sequence[Scored], metrics: Sequence[str]) -> str:
