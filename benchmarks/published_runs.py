@@ -74,6 +74,9 @@ FLAGS: Mapping[str, Mapping[str, Any]] = {
 }
 """Set -> engine settings that its source gives for all rows."""
 
+OPTIONS = {"--enable_chunked_prefill": "enable_chunked_prefill", "--async-scheduling": "async_scheduling"}
+"""Option that a row's note names -> the setting that it turns on."""
+
 METRICS = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "end to end", "throughput": "throughput", "batch": "a whole batch"}
 
 Row = Mapping[str, str]
@@ -112,6 +115,7 @@ def engine_of(row: Row) -> dict[str, Any]:
     for key in ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "max_model_len"):
         if row.get(key):
             engine[key] = float(row[key]) if "utilization" in key else int(row[key])
+    engine |= {key: True for option, key in OPTIONS.items() if option in row["note"]}
     if row["set"].endswith("_throughput") and not row["max_num_seqs"] and name != "trtllm":
         engine["max_num_seqs"] = MOST_REQUESTS
     return engine

@@ -9,7 +9,10 @@ from windtunnel.model.parameters import count_parameters
 from windtunnel.model.precision import Format
 from windtunnel.serving.scenario import Setup
 
-BYTES_OF_WEIGHTS = {Format.BF16: 2.0, Format.FP8: 1.0, Format.FP8_BLOCK: 1.0, Format.NVFP4: 0.5}
+PACKED_SHARE = 0.5 + 1 / 16
+"""Numbers stored for each weight of NVFP4: it counts a byte of two weights, and the scale of sixteen, as one
+parameter, as Hugging Face does (397 of 671 billion for nvidia/DeepSeek-R1-FP4)."""
+BYTES_OF_WEIGHTS = {Format.BF16: 2.0, Format.FP8: 1.0, Format.FP8_BLOCK: 1.0, Format.NVFP4: 0.5 * PACKED_SHARE}
 MEMORY_SHARE = 0.95
 """Of the memory beside the weights, for the KV cache."""
 
