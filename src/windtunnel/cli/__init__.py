@@ -139,7 +139,7 @@ def _usage_error(error: "click.UsageError") -> tuple[str, str | None]:
     """Return the message and hint of a usage error of click."""
     import click
 
-    from windtunnel.serving.shorthand import other_names
+    from windtunnel.serving.other_names import other_names
 
     verb = error.ctx.command_path if error.ctx else "windtunnel"
     see = f"see `{verb} --help`"

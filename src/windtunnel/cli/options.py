@@ -16,8 +16,9 @@ from windtunnel.search.space.space import SHORT_PATHS
 from windtunnel.serving.deployment import Deployment, EngineSettings
 from windtunnel.serving.engines.command_line import DEPLOYMENT, ENGINE, NO_COMMAND, Reading
 from windtunnel.serving.engines.defaults import newer_than_known
+from windtunnel.serving.other_names import other_names
 from windtunnel.serving.scenario import DEVICE_HINT, Scenario, pool_scenario, read_raw, scenario_from
-from windtunnel.serving.shorthand import lay_over, other_names, raw_scenario
+from windtunnel.serving.shorthand import lay_over, raw_scenario
 from windtunnel.units import parse_quantity
 
 SCENARIO = ("deployment", "load", "requests", "sampling", "general", "hub")

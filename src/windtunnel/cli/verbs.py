@@ -12,7 +12,7 @@ import click
 
 from windtunnel.errors import InputError, check_known
 from windtunnel.limits import set_limits
-from windtunnel.serving.shorthand import other_names
+from windtunnel.serving.other_names import other_names
 from windtunnel.units import whole
 
 

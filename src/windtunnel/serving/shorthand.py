@@ -4,7 +4,6 @@ import copy
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, Unpack, get_type_hints
 
@@ -13,6 +12,7 @@ from windtunnel.errors import InputError, did_you_mean
 from windtunnel.metrics.limits import slo_fields
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import builtin, encode, read_yaml, set_path
+from windtunnel.serving.other_names import other_names
 from windtunnel.serving.scenario import (
     Described,
     Scenario,
@@ -136,13 +136,6 @@ def described_by(described: Described | None, options: Mapping[str, Any], also: 
     if described is None and not options:
         raise InputError("no scenario is given", 'give one, its file, or options: model="llama-3.1-8b", ...')
     return scenario(described, **options)
-
-
-@cache
-def other_names() -> Mapping[str, str]:
-    """Return the name of an option in another tool -> what it is called here."""
-    names: Mapping[str, str] = read_yaml(Path(__file__).with_name("other_names.yaml"))
-    return names
 
 
 def unknown_option(name: str, known: Iterable[str]) -> InputError:
