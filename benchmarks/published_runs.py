@@ -325,8 +325,15 @@ def main() -> None:
     parser.add_argument("--page", type=Path, metavar="FILE", help="a Markdown page to write the tables into")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose set, device, version or model has it")
     options = parser.parse_args()
+    if unknown := set(options.folders) - set(FOLDERS):
+        parser.error(f"there is no folder {unknown.pop()!r}; known: {', '.join(FOLDERS)}")
+    if options.page is not None and (options.only or options.uncalibrated):
+        parser.error("--page takes the tables of all rows as they are shipped, without --only and --uncalibrated")
     for folder in options.folders or FOLDERS:
         rows = [row for row in rows_of(folder) if options.only in " ".join(list(row.values())[:6])]
+        if not rows:
+            print(f"\n{folder}: no row has {options.only!r}")
+            continue
         found = list(scored(rows, "none" if options.uncalibrated else None))
         done = [row for row in found if isinstance(row, Scored)]
         refused = Counter(row[1] for row in found if not isinstance(row, Scored))
