@@ -73,7 +73,7 @@ class TestModels:
             ),
             ("Qwen/Qwen2.5-72B-Instruct-AWQ", "Qwen/Qwen2.5-72B-Instruct", "int4 int4 bf16"),
             ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", "Qwen/Qwen3-30B-A3B-Instruct-2507", "fp8_block fp8_block bf16"),
-            ("nvidia/Qwen3-30B-A3B-NVFP4", "Qwen/Qwen3-30B-A3B", "bf16 nvfp4 fp8"),
+            ("nvidia/GLM-4.7-NVFP4", "zai-org/GLM-4.7", "bf16 nvfp4 fp8"),
             ("nvidia/Qwen3-14B-NVFP4", "Qwen/Qwen3-14B", "nvfp4 nvfp4 fp8"),
         ],
     )
@@ -89,6 +89,21 @@ class TestModels:
     def test_a_name_that_says_no_model_or_no_format_is_refused(self, name: str) -> None:
         with pytest.raises(InputError, match="there is no model"):
             catalog.model(name)
+
+    @pytest.mark.parametrize(
+        ("name", "formats"),
+        [
+            ("nvidia/Qwen3-30B-A3B-FP4", "nvfp4 nvfp4 fp8"),
+            ("nvidia/Llama-4-Maverick-17B-128E-Instruct-NVFP4", "nvfp4 nvfp4 fp8"),
+            ("nvidia/Qwen3.5-397B-A17B-NVFP4", "bf16 nvfp4 fp8"),
+            ("nvidia/Qwen3.5-397B-A17B-NVFP4-V2", "fp8 nvfp4 fp8"),
+        ],
+    )
+    def test_nvidias_mixtures_differ_in_the_format_beside_their_experts(self, name: str, formats: str) -> None:
+        found = catalog.model(name)
+        precision = found.precision
+        assert f"{precision.weights} {precision.experts_format} {precision.kv_cache}" == formats
+        assert found.named_after == ""
 
     def test_names_say_the_formats_of_known_checkpoints(self) -> None:
         """Of checkpoints that the catalog has, their names alone say the format of the routed experts, or of all."""
