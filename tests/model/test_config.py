@@ -311,6 +311,36 @@ class TestExperts:
         saved = nano | {"layers_block_type": [names.get(block, block) for block in blocks]}
         assert read(saved) == read(nano | {"layers_block_type": blocks})
 
+    def test_layers_whose_sizes_were_searched(self) -> None:
+        """Each part of a layer has sizes of its own or is left out, as in Nemotron-NAS."""
+        block = {"attention": {"n_heads_in_group": 4, "window_length": None}, "ffn": {"ffn_mult": 5.25}}
+        alone = {"attention": {"no_op": True, "n_heads_in_group": None}, "ffn": {"ffn_mult": 1.3}}
+        without = {"attention": {"n_heads_in_group": 8}, "ffn": {"no_op": True}}
+        nothing = {"attention": {"no_op": True}, "ffn": {"no_op": True}}
+        searched = {"model_type": "nemotron-nas", "num_key_value_heads": None, "intermediate_size": None}
+        config = LLAMA | searched | {"hidden_size": 1024, "num_attention_heads": 8, "num_hidden_layers": 5}
+
+        model = read(config, block_configs=[block, block, alone, without, nothing])
+
+        sizes = [
+            (
+                group.num_layers,
+                group.num_norms,
+                getattr(group.attention, "num_kv_heads", None),
+                getattr(group.feed_forward, "intermediate_size", None),
+            )
+            for group in model.layers
+        ]
+        # 2 x 5.25 x 1,024 / 3 is 3,584, a multiple of 256; 887 is rounded up.
+        assert sizes == [(2, 2, 2, 3584), (1, 1, None, 1024), (1, 1, 1, None)]
+        with pytest.raises(InputError, match="each of the 5 layers"):
+            read(config, block_configs=[block])
+        linear = {"attention": {"replace_with_linear": True}, "ffn": {"no_op": True}}
+        with pytest.raises(InputError, match="replace_with_linear of layer 1 is True, which cannot be modelled"):
+            read(config, block_configs=[block, linear, *[alone] * 3])
+        with pytest.raises(InputError, match="a different block in every layer"):
+            read(LLAMA, block_configs=[block] * 4)
+
     def test_a_list_of_equal_numbers_is_that_number(self) -> None:
         """As Hunyuan-A13B gives one number for each layer."""
         lists = {"moe_topk": [2] * 4, "num_experts_per_tok": None, "moe_intermediate_size": [32] * 4}

@@ -31,6 +31,7 @@ TOTALS = [
     ("meta-llama/Llama-3.1-8B", 8.03, SAFETENSORS),
     ("meta-llama/Llama-3.1-70B", 70.6, SAFETENSORS),
     ("meta-llama/Llama-3.1-405B", 406.0, SAFETENSORS),
+    ("nvidia/Llama-3_3-Nemotron-Super-49B-v1", 49.9, SAFETENSORS),
     ("meta-llama/Llama-3.2-1B", 1.24, SAFETENSORS),
     ("meta-llama/Llama-3.2-3B", 3.21, SAFETENSORS),
     ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", 1.1, SAFETENSORS),

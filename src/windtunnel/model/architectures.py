@@ -36,6 +36,8 @@ class Architecture(Schema):
     """Period of layers that attend to everything, the others to the sliding window; None: all layers slide."""
     block_names: dict[str, str] = {}
     """Other names of blocks in `layers_block_type` -> those of the kinds of layers (transformers 5)."""
+    searched: bool = False
+    """Whether `block_configs` gives the sizes of every layer's parts."""
     shared_experts: int = 0
     """Number of shared experts where the config does not say."""
     width_multiple: int | None = None

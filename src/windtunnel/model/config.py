@@ -6,6 +6,7 @@ facts. A `model_type` that is unknown there is refused: nothing says how its lay
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from math import ceil
 from typing import Any, Literal
 
 from msgspec.structs import replace
@@ -28,6 +29,11 @@ _BLOCK_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _MULTIMODAL = ("ForConditionalGeneration", "ForVision2Seq")
 _SCORING = "ForSequenceClassification"
 _GENERATIVE = ("ForCausalLM", "LMHeadModel", *_MULTIMODAL)
+
+_LEFT_OUT, _WIDTHS_OF_BLOCKS = "no_op", {"attention": "n_heads_in_group", "ffn": "ffn_mult"}
+"""Keys of the two parts of an entry of `block_configs`."""
+_BLOCK_WIDTH = 256
+"""Widths of feed-forwards that multiply the hidden size are multiples of it."""
 
 Layer = tuple[Attention | None, FeedForward | None]
 
@@ -65,7 +71,12 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
         vocab_size=reader.count("vocab_size"),
         max_context_tokens=max_context_tokens,
         layers=tuple(
-            LayerGroup(num_layers=num, attention=attention, feed_forward=feed_forward, num_norms=num_norms)
+            LayerGroup(
+                num_layers=num,
+                attention=attention,
+                feed_forward=feed_forward,
+                num_norms=num_norms if attention and feed_forward else 1,
+            )
             for (attention, feed_forward), num in Counter(layers).items()
         ),
         tie_word_embeddings=architecture.encoder or reader.flag("tie_word_embeddings", default=architecture.tied),
@@ -204,12 +215,14 @@ def _reader(config: Mapping[str, Any], name: str) -> ConfigReader:
 
 def _refuse_other_models(raw: Mapping[str, Any], name: str, model_type: str) -> None:
     """Raise InputError for a config that would be read wrongly: layers that cannot be expressed, an encoder."""
-    layers = next((layers for key, layers in KNOWN.unreadable.items() if raw.get(key)), None)
+    known = known_architectures().get(model_type)
+    is_searched = known is not None and known.searched
+    unreadable = [key for key in KNOWN.unreadable if raw.get(key) and not (is_searched and key == "block_configs")]
+    layers = KNOWN.unreadable[unreadable[0]] if unreadable else None
     layers = layers or KNOWN.unreadable_types.get(model_type)
     if layers:
         raise InputError(f"{name}: {layers} cannot be modelled (model_type {model_type!r})")
     architectures = list_of(str, "names", raw, "architectures", name)
-    known = known_architectures().get(model_type)
     if known is not None and known.encoder:
         positions = raw.get("position_embedding_type") or "absolute"
         # ModernBERT's configs say absolute too, although its code rotates.
@@ -248,6 +261,8 @@ def _num_norms(reader: ConfigReader) -> int:
 
 def _layers(reader: ConfigReader) -> list[Layer]:
     """Return attention and feed-forward of every layer, in order; blocks of a hybrid have one of the two."""
+    if reader.architecture.searched:
+        return list(filter(any, _searched_layers(reader)))
     kinds: dict[str, Any] = {
         name: kind for kind in (*attention_kinds(), *feed_forward_kinds()) for name in kind.layer_types
     }
@@ -261,6 +276,33 @@ def _layers(reader: ConfigReader) -> list[Layer]:
         (kind.read(reader, index, name), None) if issubclass(kind, Attention) else (None, kind.read(reader))
         for index, kind, name in blocks
     ]
+
+
+def _searched_layers(reader: ConfigReader) -> Iterator[Layer]:
+    """Yield the parts of every layer whose sizes a search chose one by one, or left out (`configuration_decilm.py` and
+    `block_config.py` of nvidia/Llama-3_3-Nemotron-Super-49B-v1)."""
+    attention = next(kind for kind in attention_kinds() if _FULL in kind.layer_types)
+    dense = next(kind for kind in feed_forward_kinds() if "mlp" in kind.layer_types)
+    blocks = list_of(dict, "objects", reader.raw, "block_configs", reader.name)
+    num_heads, hidden_size = reader.count("num_attention_heads"), reader.count("hidden_size")
+    for index, block in enumerate(reader.per_layer("block_configs", blocks)):
+        parts = {key: reader.of({**reader.raw, **block}).inner(key) for key in _WIDTHS_OF_BLOCKS}
+        for key, part in parts.items():
+            known = (_LEFT_OUT, _WIDTHS_OF_BLOCKS[key], "num_hidden_layers")
+            if odd := next((name for name, value in part.raw.items() if value and name not in known), None):
+                raise InputError(
+                    f"{reader.name}: {odd} of layer {index} is {part.raw[odd]!r}, which cannot be modelled"
+                )
+        sizes: dict[str, Any] = {}
+        if attends := not parts["attention"].flag(_LEFT_OUT):
+            group = parts["attention"].count("n_heads_in_group")
+            reader.check_multiple("num_attention_heads", num_heads, "n_heads_in_group", group)
+            sizes["num_key_value_heads"] = num_heads // group
+        if feeds := not parts["ffn"].flag(_LEFT_OUT):
+            multiple = _number("ffn_mult", parts["ffn"].raw.get("ffn_mult"), 1_000, reader.name)
+            sizes["intermediate_size"] = _BLOCK_WIDTH * ceil(int(2 * multiple * hidden_size / 3) / _BLOCK_WIDTH)
+        layer = reader.of({**reader.raw, **sizes})
+        yield attention.read(layer, index, _FULL) if attends else None, dense.read(layer) if feeds else None
 
 
 def _attentions(reader: ConfigReader) -> Iterator[Attention]:

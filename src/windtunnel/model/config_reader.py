@@ -62,7 +62,11 @@ class ConfigReader:
         value = self.raw.get(key)
         if not isinstance(value, Mapping):
             raise InputError(f"{self.name}: {key} is {value!r}; an object is needed")
-        return replace(self, raw={"num_hidden_layers": self.num_layers, **value})
+        return self.of({"num_hidden_layers": self.num_layers, **value})
+
+    def of(self, raw: Mapping[str, Any]) -> "ConfigReader":
+        """Return a reader of other keys of the same model."""
+        return replace(self, raw=raw)
 
     def numbers(self, key: str) -> list[int]:
         """Return a list of whole numbers; empty where it is not given."""

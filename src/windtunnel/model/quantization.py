@@ -386,7 +386,7 @@ def _strings(config: Mapping[str, Any], key: str, model: str) -> list[str]:
     return list_of(str, "names", config, key, model)
 
 
-ItemT = TypeVar("ItemT", int, str)
+ItemT = TypeVar("ItemT", int, str, dict[str, Any])
 
 
 def list_of(kind: type[ItemT], plural: str, config: Mapping[str, Any], key: str, model: str) -> list[ItemT]:
