@@ -36,6 +36,9 @@ class Architecture(Schema):
     """Period of layers that attend to everything, the others to the sliding window; None: all layers slide."""
     block_names: dict[str, str] = {}
     """Other names of blocks in `layers_block_type` -> those of the kinds of layers (transformers 5)."""
+    own_code: bool = False
+    """Whether engines run code that is published beside the weights (vLLM 0.12 `tests/models/registry.py`), and so must
+    be told to trust it."""
     searched: bool = False
     """Whether `block_configs` gives the sizes of every layer's parts."""
     shared_experts: int = 0

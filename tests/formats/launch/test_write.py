@@ -22,6 +22,7 @@ from windtunnel.formats.launch.scripts import (
 )
 from windtunnel.model.precision import Format
 from windtunnel.schema import encode
+from windtunnel.serving.engines.command_line import Unmodelled
 from windtunnel.serving.engines.trtllm.command_line import write_file
 from windtunnel.serving.scenario import Scenario, Setup, resolve, scenario_from
 
@@ -111,6 +112,18 @@ def test_what_is_written_is_read_as_the_same_settings(
         own, again = getattr(expected.engine, name), getattr(restarted.engine, name)
         # TensorRT-LLM's file says the second of two settings that go together; none is zero.
         assert (own or 0) == (again or 0) if name == "attention_dp_batching_wait_iters" else own == again, name
+
+
+@pytest.mark.parametrize(
+    ("engine", "option"),
+    [("vllm", "--trust-remote-code"), ("sglang", "--trust-remote-code"), ("trtllm", "--trust_remote_code")],
+)
+def test_the_code_of_a_checkpoint_is_trusted_where_engines_need_it(engine: str, option: str) -> None:
+    from_its_files = scenario_with({"name": engine}, model="XiaomiMiMo/MiMo-7B-Base")
+    assert launch_script(from_its_files, VERSIONS).count(option) == 1
+    given = {"server": Unmodelled(words=(option,))}
+    assert launch_script(from_its_files, VERSIONS, given).count(option) == 1
+    assert option not in launch_script(scenario_with({"name": engine}), VERSIONS)
 
 
 def test_a_setting_without_an_option_is_a_variable_of_the_environment() -> None:
