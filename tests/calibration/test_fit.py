@@ -154,19 +154,19 @@ def test_a_format_has_an_effect_of_its_own_and_overheads_have_none() -> None:
     )
 
 
-def test_a_launch_has_an_effect_of_the_architecture() -> None:
-    place = Scope("vllm", "h100_sxm", architecture="llama")
+def test_a_launch_has_an_effect_of_the_model() -> None:
+    place = Scope("vllm", "h100_sxm", model="llama")
     assert effects("host.launch_s", place)["host.launch_s", "vllm", "llama"] == PRIORS.launches
     assert effects("host.step_s", place) == effects("host.step_s", Scope("vllm", "h100_sxm"))
 
 
 @pytest.mark.full
-def test_launches_that_take_an_architecture_longer_are_its_own() -> None:
+def test_launches_that_take_a_model_longer_are_its_own() -> None:
     slow = Fit({("host.launch_s", "vllm", "slow"): 1.0})
     runs = []
     for priced in measured(Fit({})):
         for name in ("quick", "other", "slow"):
-            model = msgspec.structs.replace(priced.setup.model, architecture=name, name=name)
+            model = msgspec.structs.replace(priced.setup.model, name=name)
             of_it = replace(priced, setup=replace(priced.setup, model=model))
             runs.append(replace(of_it, measurement=replace(of_it.measurement, measured=predict(of_it, slow))))
     made = profiles(runs, "runs.csv")["vllm-h100_sxm"]

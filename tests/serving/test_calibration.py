@@ -69,8 +69,8 @@ def test_a_calibration_has_times_of_the_clients_of_its_runs_alone(tmp_path: Path
     assert stream_s(None) == stream_s("vllm") == client_of(None).stream_s != 70e-6
 
 
-def test_a_launch_takes_the_time_of_the_models_architecture(tmp_path: Path) -> None:
-    path = saved(tmp_path, host={"launch_s": "40us"}, launches={"llama": 1.5, "qwen3": 0.5})
+def test_a_launch_takes_the_time_of_the_model(tmp_path: Path) -> None:
+    path = saved(tmp_path, host={"launch_s": "40us"}, launches={"meta-llama/Llama-3.1-8B": 1.5, "Qwen/Qwen3-8B": 0.5})
 
     def launch_s(model: str) -> float | None:
         load = {"concurrency": 1, "input_tokens": 8, "output_tokens": 8}

@@ -137,10 +137,10 @@ def _host_at(fit: Fit, usual: HostOverheads, place: Scope) -> HostOverheads:
 
 
 def _launches(runs: Sequence[tuple[PricedServer, Any]], fit: Fit, place: Scope) -> dict[str, float]:
-    """Return by how much the time of a launch of every architecture of the engine's runs differs."""
-    architectures = sorted({priced.scope.architecture for priced, _ in runs} - {""})
+    """Return by how much the time of a launch of every model of the engine's runs differs."""
+    models = sorted({priced.scope.model for priced, _ in runs})
     usual = fit.logarithm(fits.LAUNCH, place)
-    moved = {name: fit.logarithm(fits.LAUNCH, place._replace(architecture=name)) - usual for name in architectures}
+    moved = {name: fit.logarithm(fits.LAUNCH, place._replace(model=name)) - usual for name in models}
     return {name: float(f"{math.exp(value):.4g}") for name, value in moved.items()}
 
 

@@ -134,7 +134,7 @@ class Calibration(schema.Schema):
     releases: dict[str, HostOverheads] = {}
     """Release (`0.10`) -> overheads fitted to runs of its versions; `host` holds for all others."""
     launches: dict[str, float] = {}
-    """`model_type` of a model -> multiple of the overheads' `launch_s`; architectures that are not listed have 1."""
+    """Name of a model -> multiple of the overheads' `launch_s`; models that are not listed have 1."""
     clients: dict[str, Client] = {}
     """Name of a client -> its own times, which `host` does not hold; another client keeps those of the catalog."""
     factors: dict[str, float] = {}
@@ -154,10 +154,10 @@ class Calibration(schema.Schema):
     spread_assumed: dict[str, Spread] = {}
     """Metric -> the spread for runs with assumed settings; empty where there were none."""
 
-    def host_of(self, version: str, architecture: str) -> HostOverheads:
-        """Return the overheads of a version of the engine with a model of the `model_type`."""
+    def host_of(self, version: str, model: str) -> HostOverheads:
+        """Return the overheads of a version of the engine with a model."""
         host = self.releases.get(release_of(version), self.host)
-        ratio = self.launches.get(architecture, 1.0)
+        ratio = self.launches.get(model, 1.0)
         return host if host.launch_s is None else msgspec.structs.replace(host, launch_s=ratio * host.launch_s)
 
     def settings_of(self, device: str, version: str, model: str) -> dict[str, int | float]:
@@ -222,16 +222,16 @@ class Choice:
     is_newer: bool = False
     """The engine's release is newer than those of all runs."""
 
-    def host(self, version: str, architecture: str, default: HostOverheads) -> HostOverheads:
-        """Return the overheads of a version with a model of the `model_type`: the calibration's, or between them and
-        `default` where the version is newer than those of all runs.
+    def host(self, version: str, model: str, default: HostOverheads) -> HostOverheads:
+        """Return the overheads of a version with a model: the calibration's, or between them and `default` where the
+        version is newer than those of all runs.
 
         Raises:
             ValueError: there is no calibration.
         """
         if self.calibration is None:
             raise ValueError("there is no calibration")
-        learnt = self.calibration.host_of(version, architecture)
+        learnt = self.calibration.host_of(version, model)
         if not self.is_newer:
             return learnt
         between = {}
