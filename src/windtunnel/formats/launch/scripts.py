@@ -68,7 +68,6 @@ def write_launch_command(
     state: str | None = None,
     task: str = "generate",
     is_encoder: bool = False,
-    own_code: bool = False,
 ) -> tuple[str, ...]:
     """Return the words of a command that starts one replica; settings that are None keep the engine's default.
 
@@ -80,7 +79,6 @@ def write_launch_command(
             recurrent states has no word for the last.
         task: of the workload.
         is_encoder: whether the model sees a prompt in both directions.
-        own_code: whether the server runs code that is published beside the model's weights.
     """
     server, line = server_of(engine), engine_of(engine.name).command_line
     words, separator = [*server.command, model], "_" if server.spelt_with_underscores else "-"
@@ -90,7 +88,6 @@ def write_launch_command(
         *line.write_rest(engine, weights, kv_cache),
         *_state_options(server, state),
         *line.write_task(task, is_encoder),
-        *([("trust-remote-code", None)] if own_code else []),
     ):
         option, dot, key = name.partition(".")
         words.append("--" + option.replace("-", separator) + dot + key.replace("-", "_"))
@@ -381,10 +378,12 @@ def _formats(scenario: Scenario) -> tuple[str | None, str | None, str | None]:
 
 def _words(scenario: Scenario, deployment: Deployment, unmodelled: Unmodelled = NOTHING) -> tuple[str, ...]:
     checkpoint = _checkpoint(scenario)
-    architecture = known_architectures().get(checkpoint.architecture)
-    own_code = architecture is not None and architecture.own_code
-    served = *_formats(scenario), scenario.workload.task, checkpoint.is_encoder, own_code
+    served = *_formats(scenario), scenario.workload.task, checkpoint.is_encoder
     words = write_launch_command(checkpoint.name, deployment.parallelism, deployment.engine, *served)
+    architecture = known_architectures().get(checkpoint.architecture)
+    if architecture is not None and architecture.own_code:
+        separator = "_" if server_of(deployment.engine).spelt_with_underscores else "-"
+        words += (separator.join(("--trust", "remote", "code")),)
     return (*words, "--config", _file_name(deployment.engine)) if _file(scenario, deployment, unmodelled) else words
 
 
