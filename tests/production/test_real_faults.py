@@ -71,7 +71,7 @@ def test_a_server_far_faster_than_described_is_not_called_healthy() -> None:
 def test_what_a_host_needs_to_launch_kernels_is_learnt_from_steps_without_graphs() -> None:
     (eager,) = [run for run in read_step_runs(LOADS.parent, {}, {"device": "h200_sxm"}) if run.name == "eager"]
     observed = observe_steps(eager)
-    assert observed.learnt == "the host"
+    assert observed.learnt.startswith("the host")
     assert observed.calibration.host.launch_s == pytest.approx(88e-6, rel=0.1)
     assert observed.before["decode"].median > 0.5
     assert observed.after["decode"].median < 0.16

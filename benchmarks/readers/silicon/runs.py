@@ -307,7 +307,10 @@ def _is_narrower(label: str, precision: Precision) -> bool:
 
 @cache
 def _published(name: str, label: str) -> ModelSpec | None:
-    """Return the catalog's checkpoint of the shape of `name` in the formats of `label`, where all such are equal."""
+    """Return the catalog's checkpoint of the shape of `name` in the formats of `label`, where all such are equal.
+
+    A later one that is named after the first (`...-NVFP4-V2`) was not there when most runs were made, which name it.
+    """
 
     def shape(spec: ModelSpec) -> ModelSpec:
         return msgspec.structs.replace(spec, name="", precision=Precision())
@@ -315,6 +318,9 @@ def _published(name: str, label: str) -> ModelSpec | None:
     target = shape(catalog.model(name))
     specs = [catalog.model(other) for other in catalog.names("models")]
     specs = [spec for spec in specs if _label(spec.precision) == label and shape(spec) == target]
+    first = min((spec.name for spec in specs), key=len, default="")
+    if all(spec.name.startswith(first) for spec in specs):
+        specs = [spec for spec in specs if spec.name == first]
     return specs[0] if specs and all(spec.precision == specs[0].precision for spec in specs) else None
 
 
