@@ -86,12 +86,12 @@ Predicted = dict[str, dict[str, float]]
 
 def shipped(priced: PricedServer) -> dict[str, float]:
     """The prediction with the calibration that `windtunnel simulate` would take."""
-    engine, device, *_, model = priced.scope
+    engine, device, *_ = priced.scope
     version = str(priced.setup.engine.version)
     calibration = calibration_for(engine, device, version).calibration
     if calibration is None:
         return predict(priced, Fit({}))
-    host = calibration.host_of(version, model).over(priced.setup.engine.host)
+    host = calibration.host_of(version).over(priced.setup.engine.host)
     client = calibration.clients.get(priced.client_name, priced.setup.client).over(priced.setup.client)
     return priced.predict({name: factor(calibration.factors, name) for name in priced.parts}, host, client)
 

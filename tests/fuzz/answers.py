@@ -63,9 +63,8 @@ class Answer:
 
 
 @contextlib.contextmanager
-def in_time(limit_s: float | None = None) -> Iterator[None]:
-    """Raise HangError in the main thread after a time (`MOST_S`)."""
-    limit_s = MOST_S if limit_s is None else limit_s
+def in_time(limit_s: float = MOST_S) -> Iterator[None]:
+    """Raise HangError in the main thread after a time."""
 
     def ring(*_: Any) -> None:
         raise HangError(f"no answer within {limit_s:g} s")

@@ -71,7 +71,7 @@ def test_a_server_far_faster_than_described_is_not_called_healthy() -> None:
 def test_what_a_host_needs_to_launch_kernels_is_learnt_from_steps_without_graphs() -> None:
     (eager,) = [run for run in read_step_runs(LOADS.parent, {}, {"device": "h200_sxm"}) if run.name == "eager"]
     observed = observe_steps(eager)
-    assert observed.learnt.startswith("the host")
+    assert observed.learnt == "the host"
     assert observed.calibration.host.launch_s == pytest.approx(88e-6, rel=0.1)
     assert observed.before["decode"].median > 0.5
     assert observed.after["decode"].median < 0.16
@@ -100,20 +100,13 @@ def diagnosed_on_h100(run: str, before: str) -> Diagnosis:
         ("small-budget/chat", "healthy/first-chat", "token_limit", 256),
         ("small-kv/chat", "healthy/first-chat", "kv_preemption", 1000),
         ("cache-off/prefix", "", "prefix_cache_cold", 1),
+        ("healthy/chat-slow-client", "healthy/chat", "load_generator", 0.032),
     ],
 )
 def test_a_fault_that_was_made_on_an_h100_is_found(run: str, before: str, cause: str, severity: float) -> None:
     first = diagnosed_on_h100(run, before).findings[0]
     assert first.name == cause
     assert first.severity == pytest.approx(severity, rel=0.05)
-
-
-@pytest.mark.full
-def test_a_slow_client_is_among_the_causes_that_are_named() -> None:
-    """A small KV cache beside eager steps explains the load as well, and is named first."""
-    diagnosis = diagnosed_on_h100("healthy/chat-slow-client", "healthy/chat")
-    (found,) = [each for each in (*diagnosis.findings, *diagnosis.others) if each.name == "load_generator"]
-    assert found.severity == pytest.approx(0.034, rel=0.05)
 
 
 @pytest.mark.full

@@ -69,23 +69,6 @@ def test_a_calibration_has_times_of_the_clients_of_its_runs_alone(tmp_path: Path
     assert stream_s(None) == stream_s("vllm") == client_of(None).stream_s != 70e-6
 
 
-def test_a_launch_takes_the_time_of_the_model(tmp_path: Path) -> None:
-    path = saved(tmp_path, host={"launch_s": "40us"}, launches={"meta-llama/Llama-3.1-8B": 1.5, "Qwen/Qwen3-8B": 0.5})
-
-    def launch_s(model: str) -> float | None:
-        load = {"concurrency": 1, "input_tokens": 8, "output_tokens": 8}
-        made = scenario(
-            model=model, device="h100_sxm", engine="vllm", engine_version="0.19.0", calibration=path, **load
-        )
-        return resolve(made).engine.host.launch_s
-
-    assert [launch_s(name) for name in ("llama-3.1-8b", "Qwen/Qwen3-8B", "Qwen/Qwen2.5-7B")] == pytest.approx(
-        [60e-6, 20e-6, 40e-6]
-    )
-    with pytest.raises(InputError, match="launches"):
-        load_calibration(saved(tmp_path, launches={"llama": 0.0}))
-
-
 def test_a_model_new_to_the_device_and_another_client_are_remarked_on(tmp_path: Path) -> None:
     raw = {**RAW["provenance"], "models": ["a", "b"], "devices": ["h100_sxm", "h200_sxm"]}
     raw["models_on"] = {"h100_sxm": ["a"], "h200_sxm": ["b"]}
@@ -146,7 +129,7 @@ def test_versions_outside_all_runs_take_the_nearest_and_say_so(version: str) -> 
     assert choice.name == ("vllm-h100_sxm" if version == "0.9.0" else "vllm")
     assert choice.calibration is not None
     assert f"version {version} lies outside 0.10.2 to" in str(outside(choice.calibration, "h100_sxm", "", (), version))
-    assert choice.calibration.host_of(version, "") == choice.calibration.host
+    assert choice.calibration.host_of(version) == choice.calibration.host
     # Half of each factor holds for an older release, as a power, and none for a newer one; an unreleased one keeps all.
     shipped = load_calibration(str(choice.name)).factors
     share = {"0.9.0": 0.5, "0.24.0": 0.0, "nightly": 1.0}[version]
@@ -171,13 +154,13 @@ def test_a_newer_release_takes_half_of_the_overheads() -> None:
     learnt = load_calibration("vllm").host
     assert learnt.step_s is not None
     assert learnt.launch_s is not None
-    host = newer.host("0.24.0", "", usual)
+    host = newer.host("0.24.0", usual)
     assert host.step_s == pytest.approx((0.001 * learnt.step_s) ** 0.5)
     assert host.launch_s == pytest.approx((40e-6 * learnt.launch_s) ** 0.5)
     assert host.request_s == learnt.request_s  # there is no usual one
     within = calibration_for("vllm", "h100_sxm", "0.17.1")
     assert within.calibration is not None
-    assert within.host("0.17.1", "", usual) == within.calibration.host_of("0.17.1", "")
+    assert within.host("0.17.1", usual) == within.calibration.host_of("0.17.1")
 
 
 def test_what_lies_outside_is_said(tmp_path: Path) -> None:

@@ -4,10 +4,9 @@ A run is priced once, class by class (`PricedServer`); a simulation with other f
 milliseconds. The fit is a ridge regression of log(measured / predicted) on the logarithms of all parameters
 (Gauss-Newton on predictions that are linear in the parameters, from finite differences), repeated around its own
 result. Every parameter is a sum of effects: of all runs, of an engine, of an engine on a device, of its release and of
-that on a device (overheads), of its code for a model (launches), and of a format (factors), each drawn towards
-zero, so that what few runs speak for stays near what is known of its kin, and an engine, a device, a release or an
-model without runs falls back to theirs. Runs that no such correction explains lose weight (Geman and McClure,
-1985).
+that on a device (overheads), and of a format (factors), each drawn towards zero, so that what few runs speak for stays
+near what is known of its kin, and an engine, a device or a release without runs falls back to theirs. Runs that no such
+correction explains lose weight (Geman and McClure, 1985).
 
 What API server and client add to TTFT shows only as their sum. Runs of one client cannot tell whose a difference from
 the usual sum is, so most of it goes to the client (`Priors.clients`): the server's part, which predictions for other
@@ -51,9 +50,6 @@ from windtunnel.workload.generate.requests import RequestArrays, generate
 HOST = HostOverheads.__struct_fields__
 """Overheads that are fitted, as multiples of the engine's defaults."""
 
-LAUNCH = "host.launch_s"
-"""The overhead that is the engine's code for a model, too."""
-
 CLIENT = tuple(f"client.{name}" for name in IN_TTFT)
 """Parameters of a client by name: multiples of its times in the catalog."""
 
@@ -90,8 +86,6 @@ class Priors:
     """Overheads: effects of all runs, of an engine, and of an engine on a device."""
     releases: tuple[float, float] = (0.3, 0.4)
     """Overheads: effects of an engine's release, and of a release on a device, as a release seldom ran on two hosts."""
-    launches: float = 0.4
-    """A launch's time on the host: effect of an engine's code for a model, in its formats."""
     models: float = 8.0
     """Of m models that show an effect of a release, its prior variance is the share m / (m + this)."""
     operators: tuple[float, float, float] = (0.1, 0.1, 0.06)
@@ -137,7 +131,7 @@ LEAST_RELATIVE = 0.05
 
 
 class Scope(NamedTuple):
-    """The engine, device, release, client and model whose parameters a run informs."""
+    """The engine, device, release and client whose parameters a run informs."""
 
     engine: str
     device: str
@@ -145,8 +139,6 @@ class Scope(NamedTuple):
     """Release of the engine, such as 0.10; empty for an image of no release, or for what its releases share."""
     client: str = ""
     """Name of the client; empty where its times are given."""
-    model: str = ""
-    """Name of the model; empty for what models share."""
 
     def covers(self, scope: Scope) -> bool:
         """Whether a run of that scope has this engine, on this device if one is named."""
@@ -170,8 +162,7 @@ class PricedServer:
     @property
     def scope(self) -> Scope:
         version = self.measurement.labels.get("version", "")
-        engine, device, model = self.setup.engine.name, self.setup.device.name, self.setup.model.name
-        return Scope(engine, device, release_of(version), self.client_name, model)
+        return Scope(self.setup.engine.name, self.setup.device.name, release_of(version), self.client_name)
 
     @property
     def client_name(self) -> str:
@@ -291,17 +282,16 @@ def _memory(setup: Setup, requests: RequestArrays) -> MemoryPlan:
 
 
 Effect = tuple[str, ...]
-"""Owner of an effect: (parameter or its class, "all" | engine | engine and device | engine and release | all three |
-engine and model), with the client before them for its own times, or for a format's effect, (parameter, engine |
-engine and device)."""
+"""Owner of an effect: (parameter or its class, "all" | engine | engine and device | engine and release | all three),
+with the client before them for its own times, or for a format's effect, (parameter, engine | engine and device)."""
 
-MOST_EFFECTS = 6
+MOST_EFFECTS = 5
 
 
 def effects(parameter: str, scope: Scope, priors: Priors = PRIORS) -> dict[Effect, float]:
     """Return the effects whose sum is the logarithm of a parameter of a run, with the prior spread of each."""
     kind, _, rest = parameter.partition(".")
-    engine, device, release, client, model = scope
+    engine, device, release, client = scope
     if kind == "client":
         places = [("all",), (client,), (client, engine), (client, engine, device)]
         return {(parameter, *place): spread for place, spread in zip(places, priors.clients, strict=True)}
@@ -314,8 +304,6 @@ def effects(parameter: str, scope: Scope, priors: Priors = PRIORS) -> dict[Effec
     spreads = {(base, "all"): overall, (base, engine): of_engine, (base, engine, device): of_device}
     if kind == "host" and release:
         spreads[base, engine, release], spreads[base, engine, device, release] = priors.releases
-    if parameter == LAUNCH and model:
-        spreads[base, engine, model] = priors.launches
     if base != parameter:
         spreads[parameter, engine] = wider * priors.formats
         spreads[parameter, engine, device] = wider * priors.formats
@@ -343,7 +331,7 @@ class Fit:
         return {name: float(getattr(default, name) or 0.0) * ratio for name, ratio in moved.items()}
 
     def host(self, default: HostOverheads, scope: Scope) -> HostOverheads:
-        """Return the overheads of an engine's release on a device with a model, from their defaults."""
+        """Return the overheads of an engine's release on a device, from their defaults."""
         return HostOverheads(**self._moved(default, "host", HOST, scope))
 
     def client(self, default: Client, scope: Scope) -> Client:

@@ -5,7 +5,6 @@ Spreads are the errors of fits that did not see the runs: whole configurations a
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -119,7 +118,6 @@ def profile(
         device=device,
         host=_host_at(fit, latest, place),
         releases={release: _host_at(fit, of_release[release], place._replace(release=release)) for release in numbered},
-        launches=_launches(covered, fit, place),
         clients=_clients([priced for priced, _ in covered], fit, place),
         factors=_factors({name for priced, _ in covered for name in priced.parts}, fit, place),
         inferred=inferred(runs, learnt, engine, device),
@@ -134,14 +132,6 @@ def _host_at(fit: Fit, usual: HostOverheads, place: Scope) -> HostOverheads:
     """Return the overheads at a place; gaps between kernels are those of a release on a device, else the default's."""
     host = HostOverheads(**_rounded(fit.host(usual, place), fits.HOST))
     return host if place.device and place.release else msgspec.structs.replace(host, kernel_gap_s=None)
-
-
-def _launches(runs: Sequence[tuple[PricedServer, Any]], fit: Fit, place: Scope) -> dict[str, float]:
-    """Return by how much the time of a launch of every model of the engine's runs differs."""
-    models = sorted({priced.scope.model for priced, _ in runs})
-    usual = fit.logarithm(fits.LAUNCH, place)
-    moved = {name: fit.logarithm(fits.LAUNCH, place._replace(model=name)) - usual for name in models}
-    return {name: float(f"{math.exp(value):.4g}") for name, value in moved.items()}
 
 
 def _clients(runs: Sequence[PricedServer], fit: Fit, place: Scope) -> dict[str, Client]:

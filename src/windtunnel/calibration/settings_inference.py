@@ -361,8 +361,7 @@ def drafting(
         else:
             calibration, host, client = fitted(priced.setup), priced.setup.engine.host, priced.setup.client
             if calibration is not None:
-                version = str(priced.setup.engine.version)
-                host = calibration.host_of(version, priced.setup.model.name).over(host)
+                host = calibration.host_of(str(priced.setup.engine.version)).over(host)
                 client = calibration.clients.get(priced.client_name, client).over(client)
             predicted = tuple(_accepting(priced, share).predict({}, host, client) for share in SHARES)
             yield measurement, Drafting(priced, predicted)

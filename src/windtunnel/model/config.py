@@ -33,7 +33,7 @@ _GENERATIVE = ("ForCausalLM", "LMHeadModel", *_MULTIMODAL)
 _LEFT_OUT, _WIDTHS_OF_BLOCKS = "no_op", {"attention": "n_heads_in_group", "ffn": "ffn_mult"}
 """Keys of the two parts of an entry of `block_configs`."""
 _BLOCK_WIDTH = 256
-"""Widths of feed-forwards that multiply the hidden size are multiples of it."""
+"""Widths of feed-forwards are rounded up to multiples of it (`configuration_decilm.py`)."""
 
 Layer = tuple[Attention | None, FeedForward | None]
 

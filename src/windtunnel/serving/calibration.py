@@ -133,8 +133,6 @@ class Calibration(schema.Schema):
     host: HostOverheads = HostOverheads()
     releases: dict[str, HostOverheads] = {}
     """Release (`0.10`) -> overheads fitted to runs of its versions; `host` holds for all others."""
-    launches: dict[str, float] = {}
-    """Name of a model -> multiple of the overheads' `launch_s`; models that are not listed have 1."""
     clients: dict[str, Client] = {}
     """Name of a client -> its own times, which `host` does not hold; another client keeps those of the catalog."""
     factors: dict[str, float] = {}
@@ -154,11 +152,9 @@ class Calibration(schema.Schema):
     spread_assumed: dict[str, Spread] = {}
     """Metric -> the spread for runs with assumed settings; empty where there were none."""
 
-    def host_of(self, version: str, model: str) -> HostOverheads:
-        """Return the overheads of a version of the engine with a model."""
-        host = self.releases.get(release_of(version), self.host)
-        ratio = self.launches.get(model, 1.0)
-        return host if host.launch_s is None else msgspec.structs.replace(host, launch_s=ratio * host.launch_s)
+    def host_of(self, version: str) -> HostOverheads:
+        """Return the overheads of a version of the engine."""
+        return self.releases.get(release_of(version), self.host)
 
     def settings_of(self, device: str, version: str, model: str) -> dict[str, int | float]:
         """Return the settings inferred for servers whose settings were not all recorded."""
@@ -168,8 +164,7 @@ class Calibration(schema.Schema):
         return {}
 
     def check(self) -> None:
-        for table in ("factors", "launches"):
-            schema.check_positive(**{f"{table}.{name}": value for name, value in getattr(self, table).items()})
+        schema.check_positive(**{f"factors.{name}": value for name, value in self.factors.items()})
         unknown = [name for name in (*self.spread, *self.spread_assumed) if name not in METRICS]
         if unknown:
             raise ValueError(f"there is no spread of {unknown[0]!r}; known: {', '.join(METRICS)}")
@@ -222,16 +217,15 @@ class Choice:
     is_newer: bool = False
     """The engine's release is newer than those of all runs."""
 
-    def host(self, version: str, model: str, default: HostOverheads) -> HostOverheads:
-        """Return the overheads of a version with a model: the calibration's, or between them and `default` where the
-        version is newer than those of all runs.
+    def host(self, version: str, default: HostOverheads) -> HostOverheads:
+        """Return the overheads of a version: the calibration's, or between them and `default` where it is newer.
 
         Raises:
             ValueError: there is no calibration.
         """
         if self.calibration is None:
             raise ValueError("there is no calibration")
-        learnt = self.calibration.host_of(version, model)
+        learnt = self.calibration.host_of(version)
         if not self.is_newer:
             return learnt
         between = {}
