@@ -20,7 +20,6 @@ import argparse
 import json
 import math
 import multiprocessing
-import os
 import sys
 import time
 from collections import Counter
@@ -37,6 +36,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from readers.silicon.runs import DISAGGREGATED, ODD_FLAGS, UNRECORDED_SOURCES, read_measurements
+from reference import REFERENCE
 from windtunnel import catalog
 from windtunnel.calibration.fit import Fit, PricedServer, by_configuration, fit_runs, predict, priced_servers
 from windtunnel.calibration.measured_runs import Measurement
@@ -425,8 +425,7 @@ def _with_known_level(runs: Sequence[Measurement], predicted: Predicted) -> Pred
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = os.environ.get("WINDTUNNEL_REFERENCE") or REPOSITORY.parent / "shared" / "reference"
-    parser.add_argument("--reference", type=Path, default=Path(default), metavar="DIR", help="the recorded data")
+    parser.add_argument("--reference", type=Path, default=REFERENCE, metavar="DIR", help="the recorded data")
     parser.add_argument("--measurements", default="silicon/dev.csv", metavar="FILE", help="below DIR")
     parser.add_argument("--cross-validate", action="store_true", help="fit calibrations that never saw a run")
     parser.add_argument("--json", action="store_true", help="print every run's predictions")

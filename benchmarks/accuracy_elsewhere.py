@@ -24,7 +24,6 @@ import argparse
 import csv
 import gzip
 import math
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +34,7 @@ import msgspec
 import numpy as np
 
 from readers.pages import write_table
+from reference import REFERENCE
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.metrics.accuracy import score
@@ -404,8 +404,7 @@ def plain_estimator(scenario: Scenario) -> Estimator:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = os.environ.get("WINDTUNNEL_REFERENCE") or REPOSITORY.parent / "shared" / "reference"
-    parser.add_argument("--reference", type=Path, default=Path(default), metavar="DIR", help="the recorded data")
+    parser.add_argument("--reference", type=Path, default=REFERENCE, metavar="DIR", help="the recorded data")
     parser.add_argument("--only", default="", metavar="TEXT", help="sets whose name contains it")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only every so-many-th run of a set")
     parser.add_argument("--page", type=Path, metavar="FILE", help="a Markdown page to write the medians into")

@@ -4,17 +4,16 @@ python benchmarks/aicb_parity.py [folder of reference data]
 """
 
 import gzip
-import os
 import resource
 import sys
 import time
 from pathlib import Path
 
+from reference import REFERENCE
 from windtunnel.formats.aicb.commands import read_command
 from windtunnel.formats.aicb.write import generate
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or REPOSITORY.parent / "shared" / "reference")
 
 # AICB's own seconds and MiB were recorded on a machine of this kind, a process each; ours follow each other in one, so
 # that the last peaks contain those before.

@@ -10,14 +10,13 @@ are fitted on these rows; nothing else is. No row is left out: those that cannot
 """
 
 import csv
-import os
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
+from reference import REFERENCE
 from windtunnel.errors import InputError
 from windtunnel.network.collectives.call import CollectiveChoices, bus_factor
 from windtunnel.network.collectives.closed_forms import LAUNCH_S
@@ -25,7 +24,6 @@ from windtunnel.network.collectives.expert_parallel import TokenTraffic, run_exp
 from windtunnel.network.collectives.run import run_collective
 from windtunnel.network.topology import NodeRails
 
-REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or Path(__file__).resolve().parents[2] / "shared" / "reference")
 NODES = {
     "H100": "dgx_h100",
     "H200": "hgx_h200",

@@ -7,7 +7,6 @@ with the size of its KV cache, and of Llama-3.1-8B and Qwen3-32B on RTX cards, w
 `serving/llmservingsim_vllm.csv` has: they are not given to the diagnosis.
 """
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 import windtunnel as wt
+from reference import REFERENCE
 from windtunnel.production.diagnose import diagnose
 from windtunnel.production.observed import Observed, observed
 from windtunnel.report.diagnosis import verdict
@@ -53,7 +53,7 @@ def runs(folder: Path) -> Iterator[tuple[str, Scenario, Observed]]:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("WINDTUNNEL_REFERENCE", "../shared/reference"))
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else REFERENCE)
     alarms, num_runs = 0, 0
     for name, server, requests in runs(folder / "serving" / "per_request"):
         diagnosis = diagnose(server, requests)

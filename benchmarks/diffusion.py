@@ -15,7 +15,6 @@ takes the rates of products, attention and elementwise operators and the host's 
 import argparse
 import csv
 import itertools
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from reference import REFERENCE
 from windtunnel.diffusion.job import DiffusionJob, DiffusionSetup, job_from, resolve
 from windtunnel.diffusion.operators import block_kernels
 from windtunnel.diffusion.simulate import Pricer, ends_work, seconds_by_part, simulate_diffusion, step_work
@@ -198,8 +198,7 @@ def report(title: str, rows: Sequence[ScoredRow], prints_rows: bool) -> None:
 def main() -> int:
     """Score the rows that the options choose."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = os.environ.get("WINDTUNNEL_REFERENCE") or REPOSITORY.parent / "shared" / "reference"
-    parser.add_argument("reference", nargs="?", type=Path, default=Path(default), metavar="DIR")
+    parser.add_argument("reference", nargs="?", type=Path, default=REFERENCE, metavar="DIR")
     parser.add_argument("--rows", action="store_true", help="print every row")
     parser.add_argument("--shipped", action="store_true", help="only with the shipped efficiencies")
     parser.add_argument("--shared", action="store_true", help="choose shared figures without each model too")

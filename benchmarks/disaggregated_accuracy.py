@@ -13,7 +13,6 @@ DIR is also taken from WINDTUNNEL_REFERENCE.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections import Counter
@@ -24,6 +23,7 @@ import numpy as np
 import yaml
 
 from readers.silicon.runs import DISAGGREGATED, read_measurements
+from reference import REFERENCE
 from windtunnel.calibration.fit import crowding_weights
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.calibration.profiles import LEAST_CONFIGURATIONS, SHARED_ERROR, spread_of
@@ -144,8 +144,7 @@ def inside(predictions: Sequence[RunPrediction]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = os.environ.get("WINDTUNNEL_REFERENCE") or REPOSITORY.parent / "shared" / "reference"
-    parser.add_argument("--reference", type=Path, default=Path(default), metavar="DIR", help="the recorded data")
+    parser.add_argument("--reference", type=Path, default=REFERENCE, metavar="DIR", help="the recorded data")
     parser.add_argument("--page", type=Path, metavar="FILE", help="a Markdown page to write the tables into")
     parser.add_argument("--write", action="store_true", help="write the spreads of intervals of separate pools")
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="to simulate in")

@@ -40,6 +40,7 @@ from mlenergy import (
     read_rows,
     scenario_of,
 )
+from reference import REFERENCE
 from windtunnel.errors import InputError
 from windtunnel.metrics.accuracy import score
 from windtunnel.metrics.power import PowerCurve, curve_of
@@ -184,8 +185,7 @@ def table(rows: Sequence[PoweredRow], curves: Sequence[PowerCurve], is_fitted: S
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = os.environ.get("WINDTUNNEL_REFERENCE") or REPOSITORY.parent / "shared" / "reference"
-    parser.add_argument("reference", nargs="?", type=Path, default=Path(default), metavar="DIR")
+    parser.add_argument("reference", nargs="?", type=Path, default=REFERENCE, metavar="DIR")
     parser.add_argument("--fit", action="store_true", help="fit the curves again and write them")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only every so-many-th row")
     options = parser.parse_args()

@@ -10,12 +10,12 @@ recorded together are left out and counted.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from reference import REFERENCE
 from windtunnel.calibration.steps.fit import fit_factors, scores_by_kind, validate_steps
 from windtunnel.calibration.steps.price import KINDS, PricedSteps
 from windtunnel.calibration.steps.read import StepRun, read_step_runs
@@ -58,8 +58,7 @@ def print_table(title: str, runs: list[PricedSteps]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = os.environ.get("WINDTUNNEL_REFERENCE", "../shared/reference")
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(default))
+    parser.add_argument("folder", nargs="?", type=Path, default=REFERENCE)
     parser.add_argument("--calibration", help="in place of the one that the version has")
     arguments = parser.parse_args()
     folder = arguments.folder / "engine_steps"

@@ -5,7 +5,6 @@ and split on Vidur's features (tokens; batch and context; cached tokens and chun
 Vidur itself reports errors on the points that it trained on. CPU seconds are of this process.
 """
 
-import os
 import sys
 import time
 from functools import partial
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from reference import REFERENCE
 from windtunnel import catalog
 from windtunnel.formats.vidur.profiles import operator_tables
 from windtunnel.model.parallelism import Parallelism
@@ -38,7 +38,7 @@ METHODS = [name for name in estimators() if name != "auto"]
 
 
 def reference() -> Path:
-    folder = Path(os.environ.get("WINDTUNNEL_REFERENCE") or Path(__file__).resolve().parents[2] / "shared/reference")
+    folder = REFERENCE
     if not (folder / "vidur" / "profiles").is_dir():
         sys.exit(f"no profiles of Vidur's at {folder}; name the folder with WINDTUNNEL_REFERENCE")
     return folder / "vidur" / "profiles"

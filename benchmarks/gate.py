@@ -12,13 +12,12 @@ python benchmarks/gate.py
 
 import csv
 import math
-import os
 import random
 import sys
 from collections import defaultdict
-from pathlib import Path
 
 import windtunnel as wt
+from reference import REFERENCE
 from windtunnel.formats.clients.read import ClientResult
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.production.gate import gate_change, gate_measured
@@ -27,7 +26,6 @@ from windtunnel.serving.scenario import scenario_from
 from windtunnel.serving.shorthand import raw_scenario
 
 SEED, NUM_WORDINGS, NUM_GATES, REGRESSION = 24, 200, 2000, 0.05
-REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE", "../shared/reference"))
 SERVERS = (
     {"model": "llama-3.1-8b", "tp": "1", "max-num-seqs": "64"},
     {"model": "qwen3-32b", "tp": "2", "max-num-batched-tokens": "4096"},

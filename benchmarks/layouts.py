@@ -12,13 +12,13 @@ is wrong about some layout, or that nobody tried it.
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from readers.training.runs import TrainingRun, read_training_runs
+from reference import REFERENCE
 from windtunnel.errors import InputError
 from windtunnel.schema import encode
 from windtunnel.search.executors import usual_means
@@ -70,9 +70,7 @@ def layout_text(setup: TrainingSetup) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument(
-        "folder", nargs="?", type=Path, default=Path(os.environ.get("WINDTUNNEL_REFERENCE", ".")) / "training"
-    )
+    parser.add_argument("folder", nargs="?", type=Path, default=REFERENCE / "training")
     parser.add_argument("--most", type=int, default=1000, help="jobs to search")
     options = parser.parse_args()
     gains: dict[str, list[float]] = {"dense": [], "experts": []}

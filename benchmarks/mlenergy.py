@@ -34,7 +34,6 @@ import argparse
 import csv
 import gzip
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,6 +43,7 @@ from typing import Any
 
 import numpy as np
 
+from reference import REFERENCE
 from windtunnel import catalog
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.calibration.validate import RunPrediction, with_odd_runs
@@ -349,8 +349,7 @@ def read_rows(reference: Path) -> tuple[list[Row], Histograms]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = os.environ.get("WINDTUNNEL_REFERENCE") or REPOSITORY.parent / "shared" / "reference"
-    parser.add_argument("reference", nargs="?", type=Path, default=Path(default), metavar="DIR")
+    parser.add_argument("reference", nargs="?", type=Path, default=REFERENCE, metavar="DIR")
     parser.add_argument("--rows", action="store_true", help="print every row")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose task, device or model contains it")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only every so-many-th row")

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from readers.multi_turn_client import recorded_conversations
+from reference import REFERENCE
 from windtunnel.serving.prepared import prepare
 from windtunnel.serving.scenario import scenario_from
 from windtunnel.serving.setup.frontend import streams
@@ -102,8 +102,7 @@ def predicted(run: dict[str, str], requests: RequestArrays) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = os.environ.get("WINDTUNNEL_REFERENCE", "../shared/reference")
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(default))
+    parser.add_argument("folder", nargs="?", type=Path, default=REFERENCE)
     folder = parser.parse_args().folder
     if not (folder / RUNS).is_file():
         sys.exit(f"error: {folder / RUNS} is not there\nhint: give the folder that holds {RUNS}")

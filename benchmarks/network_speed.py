@@ -8,17 +8,16 @@ first; its CPU seconds are then the least of three,
 of fewer where they take long. Memory is that process's peak, the compiled code included.
 """
 
-import os
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from reference import REFERENCE
 from windtunnel.formats.simai.analytical import read_layers, run_simai_analytical
 from windtunnel.network.collectives.algorithms.direct import all_to_all
 from windtunnel.network.collectives.algorithms.ring import ring
@@ -35,7 +34,6 @@ from windtunnel.network.settings import GBPS, SIMAI_PACKETS, SIMAI_SETTINGS, Net
 from windtunnel.network.topology import DcnPlus, SpectrumX
 
 MIB = 2**20
-REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or Path(__file__).resolve().parents[2] / "shared" / "reference")
 FLOW = NetworkSettings(backend="flow")
 RING = CollectiveChoices(algorithm="ring")
 

@@ -11,18 +11,17 @@ flow level, which finds out, then gives the mean of eight hashes for rings.
 """
 
 import csv
-import os
 import re
 import resource
 import sys
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from reference import REFERENCE
 from windtunnel.network.backends.flow import full_between_switches
 from windtunnel.network.backends.packet import ring_seconds, simulate_packets
 from windtunnel.network.collectives.algorithms.direct import all_to_all
@@ -37,7 +36,6 @@ from windtunnel.network.settings import GBPS, SIMAI_PACKETS, SIMAI_SETTINGS, Net
 from windtunnel.network.topology import AlibabaHpn, DcnPlus, SpectrumX, Topology, TwoTier
 from windtunnel.network.topology_file import read_topology
 
-REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or Path(__file__).resolve().parents[2] / "shared" / "reference")
 CONTROLS = {1: "dcqcn", 7: "timely", 8: "dctcp"}
 REDUCTIONS = {"ALLREDUCE": Reduction.ALTERNATE, "REDUCESCATTER": Reduction.EVERY}
 

@@ -19,7 +19,6 @@ from. Of attention data-parallel runs one rank is recorded, and a step waits for
 import argparse
 import csv
 import gzip
-import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -29,6 +28,7 @@ import numpy as np
 
 from diagnose_recorded import runs as recorded_requests
 from readers.pages import write_table
+from reference import REFERENCE
 from windtunnel.calibration.steps.price import KINDS, PricedSteps, in_order, price_run
 from windtunnel.calibration.steps.read import StepRun, read_step_runs
 from windtunnel.errors import InputError
@@ -247,8 +247,7 @@ def learnt_from_requests(folder: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = os.environ.get("WINDTUNNEL_REFERENCE", "../shared/reference")
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(default), metavar="DIR")
+    parser.add_argument("folder", nargs="?", type=Path, default=REFERENCE, metavar="DIR")
     parser.add_argument("--learn", type=float, default=0.2, metavar="SHARE")
     parser.add_argument("--page", type=Path, metavar="FILE", help="a Markdown page to write the tables into")
     arguments = parser.parse_args()

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import os
 import re
 import tempfile
 from collections import Counter
@@ -36,6 +35,7 @@ import numpy as np
 
 from readers import trtllm_bench
 from readers.pages import write_table
+from reference import REFERENCE
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.metrics.accuracy import score
@@ -162,7 +162,7 @@ def sharegpt(mean_tokens: Mapping[str, int]) -> dict[str, Any]:
     Raises:
         InputError: WINDTUNNEL_REFERENCE does not have them.
     """
-    path = Path(os.environ.get("WINDTUNNEL_REFERENCE", "")) / "traces" / "sharegpt_8k_lengths_llama2.csv.gz"
+    path = REFERENCE / "traces" / "sharegpt_8k_lengths_llama2.csv.gz"
     if not path.is_file():
         raise InputError("ShareGPT's lengths are not here", f"WINDTUNNEL_REFERENCE names the folder of {path.name}")
     means = np.loadtxt(path, delimiter=",", skiprows=1, usecols=(0, 1)).mean(axis=0)

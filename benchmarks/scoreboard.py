@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from readers.silicon.runs import read_measurements
+from reference import REFERENCE
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.errors import InputError
 from windtunnel.metrics.accuracy import score
@@ -133,8 +133,7 @@ def worst_table(runs: Sequence[Measurement], predicted: Predicted) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("predictions", type=Path, nargs="?", help="what accuracy.py --json printed")
-    default = os.environ.get("WINDTUNNEL_REFERENCE") or REPOSITORY.parent / "shared" / "reference"
-    parser.add_argument("--reference", type=Path, default=Path(default), metavar="DIR")
+    parser.add_argument("--reference", type=Path, default=REFERENCE, metavar="DIR")
     parser.add_argument("--page", type=Path, metavar="FILE", help="replace what follows the mark in this Markdown page")
     options = parser.parse_args()
     peers = options.reference / "peer_scores" / "aisimulate_official_e2e_mape.csv"

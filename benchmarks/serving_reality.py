@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from reference import REFERENCE
 from windtunnel.serving.scenario import scenario_from
 from windtunnel.serving.simulate import simulate
 
@@ -64,8 +64,7 @@ def predicted(rows: list[dict[str, str]], folder: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = os.environ.get("WINDTUNNEL_REFERENCE", "../shared/reference")
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(default))
+    parser.add_argument("folder", nargs="?", type=Path, default=REFERENCE)
     path = parser.parse_args().folder / SPANS
     if not path.is_file():
         sys.exit(f"error: {path} is not there\nhint: give the folder that holds {SPANS}")

@@ -11,7 +11,6 @@ other models, only. `--write` writes the intervals' spreads into the catalog.
 
 import argparse
 import json
-import os
 import re
 import statistics
 from collections import Counter, defaultdict
@@ -25,6 +24,7 @@ import yaml
 
 from readers.training.b200_memory import read_measured_steps
 from readers.training.runs import TrainingRun, runs_in
+from reference import REFERENCE
 from windtunnel.errors import InputError
 from windtunnel.metrics.uncertainty import Spread
 from windtunnel.schema import encode
@@ -317,8 +317,7 @@ def show_measured_steps(path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    here = Path(__file__).resolve().parents[2] / "shared" / "reference"
-    parser.add_argument("--reference", type=Path, default=Path(os.environ.get("WINDTUNNEL_REFERENCE", here)))
+    parser.add_argument("--reference", type=Path, default=REFERENCE)
     parser.add_argument("--json", type=Path, help="write every run's error")
     parser.add_argument("--worst", type=int, default=0, help="show so many of the worst runs")
     parser.add_argument("--write", action="store_true", help="write the intervals' spreads into the catalog")

@@ -5,7 +5,6 @@ the best of some runs here, wall time, the batches' records included.
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from readers.vidur_runs import find_tables, read_case
+from reference import REFERENCE
 from windtunnel.errors import InputError
 from windtunnel.formats.vidur.read import read_tables
 from windtunnel.formats.vidur.replay import replay
@@ -28,7 +28,7 @@ REPEATS = 20
 
 
 def reference() -> Path:
-    folder = Path(os.environ.get("WINDTUNNEL_REFERENCE") or Path(__file__).resolve().parents[2] / "shared/reference")
+    folder = REFERENCE
     if not (folder / "vidur").is_dir():
         sys.exit(f"no recorded Vidur runs at {folder}; name the folder with WINDTUNNEL_REFERENCE")
     return folder / "vidur"

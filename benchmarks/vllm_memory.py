@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ from statistics import fmean
 
 import msgspec
 
+from reference import REFERENCE
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model.parallelism import Parallelism
@@ -252,8 +252,7 @@ def score(found: list[Start]) -> tuple[list[tuple[Start, str, float, float]], li
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = os.environ.get("WINDTUNNEL_REFERENCE", "../shared/reference")
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(default))
+    parser.add_argument("folder", nargs="?", type=Path, default=REFERENCE)
     parser.add_argument("--rows", action="store_true", help="print every figure")
     options = parser.parse_args()
     if not (options.folder / FOLDER).is_dir():

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, is_hypothesis_test, seed, settings
 
 from effort import FAST
 from plain_records import read_by_name
-from recorded import REFERENCE
+from reference import REFERENCE
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

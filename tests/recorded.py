@@ -1,9 +1,6 @@
 """What lies in the folder of recorded reference data, for tests that run once for each of it."""
 
-import os
-from pathlib import Path
-
-REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or Path(__file__).resolve().parents[2] / "shared" / "reference")
+from reference import REFERENCE
 
 
 def entries(pattern: str) -> list[str]:

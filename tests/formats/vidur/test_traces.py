@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from formats.vidur.test_replay import RECORDED, case, tables_of
-from recorded import REFERENCE
+from reference import REFERENCE
 from windtunnel.formats.vidur.read import read_config
 from windtunnel.formats.vidur.replay import replay
 from windtunnel.serving.run import LoopRun
