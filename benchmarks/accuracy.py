@@ -7,7 +7,7 @@ a log-linear regression on the runs' own numbers, cross-validated by the same co
 
     python benchmarks/accuracy.py --reference DIR                    the shipped calibrations, 2 minutes
     python benchmarks/accuracy.py --reference DIR --cross-validate   all of it, 8 minutes of one core
-    python benchmarks/accuracy.py --reference DIR --cross-validate --page docs/accuracy.md
+    python benchmarks/accuracy.py --reference DIR --cross-validate --page docs/reference/accuracy-tables.md
     python benchmarks/accuracy.py --reference DIR --write            the spreads of intervals without calibration, too
     python benchmarks/accuracy.py --reference DIR --fit              the shipped calibrations fitted again, and written
 

@@ -1,7 +1,7 @@
 """How far predictions of measured runs with separate pools for prefill and decode are off.
 
     python benchmarks/disaggregated_accuracy.py --reference DIR
-    python benchmarks/disaggregated_accuracy.py --reference DIR --page docs/accuracy.md
+    python benchmarks/disaggregated_accuracy.py --reference DIR --page docs/reference/accuracy-tables.md
     python benchmarks/disaggregated_accuracy.py --reference DIR --write             the spreads of their intervals, too
 
 Every run of `DIR/silicon` that was served by pools, without speculative decoding, is simulated twice, with the

@@ -1,11 +1,12 @@
 """Predicted step time and memory of published training runs: errors by data set, beside a constant rate.
 
     python benchmarks/training_accuracy.py [--reference FOLDER] [--json FILE] [--worst N] [--write]
+    python benchmarks/training_accuracy.py --page docs/reference/training-accuracy.md
 
 `constant`: the median TFLOP/s per device of a data set's own runs, for all of them: a baseline that has seen the
 answers. `set left out` and `model left out`: median of the same runs with each architecture's sustained fraction
 refitted without the data set, or without any run of the model, which says how far the constants are fitted to what they
-are tested on. `held`: the share of runs inside their 80% interval when the interval knows the other data sets, or the
+are tested on. `inside`: the share of runs inside their 80% interval when the interval knows the other data sets, or the
 other models, only. `--write` writes the intervals' spreads into the catalog.
 """
 
@@ -22,6 +23,7 @@ from pathlib import Path
 import msgspec
 import yaml
 
+from readers.pages import write_table
 from readers.training.b200_memory import read_measured_steps
 from readers.training.runs import TrainingRun, runs_in
 from reference import REFERENCE
@@ -217,11 +219,11 @@ def write_spreads(scored: list[Scored]) -> None:
     SPREADS_FILE.write_text(header + yaml.safe_dump({kind: encode(each) for kind, each in spreads_of(scored).items()}))
 
 
-def table_row(name: str, rows: list[Scored], scored: list[Scored], held: list[dict[int, bool]], refused: int) -> str:
+def table_row(name: str, rows: list[Scored], scored: list[Scored], held: list[dict[int, bool]], refused: str) -> str:
     errors = [row.error for row in rows]
     sizes = sorted(map(abs, errors))
     cells = [
-        str(refused),
+        refused,
         *(f"{value:.1%}" for value in (median(errors), sizes[int(0.9 * (len(sizes) - 1))])),
         *(f"{value:+.1%}" for value in (statistics.median(errors), max(errors, key=abs))),
         *(f"{median(left_out_errors(rows, scored, of)):.1%}" for of in (lambda row: row.table, lambda row: row.model)),
@@ -231,19 +233,41 @@ def table_row(name: str, rows: list[Scored], scored: list[Scored], held: list[di
     return f"| {name} | {len(rows)} | {' | '.join(cells)} |"
 
 
+def table_of_sets(scored: list[Scored], held: list[dict[int, bool]], refused: dict[str, Counter[str]]) -> str:
+    """Return the errors of each data set, and of all mixtures of experts."""
+    heads = ["data set", "runs", "refused", "median", "p90", "bias", "worst", "set left out", "model left out"]
+    heads += ["constant", "inside (set)", "inside (model)"]
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
+    for table in sorted({row.table for row in scored}):
+        rows = [row for row in scored if row.table == table]
+        lines.append(table_row(table, rows, scored, held, str(refused[table].total())))
+    experts = [row for row in scored if row.has_experts]
+    return "\n".join([*lines, table_row("mixtures of experts", experts, scored, held, "")])
+
+
+def table_of_groups(scored: list[Scored]) -> str:
+    """Return the errors of each data set by device, format and class of job."""
+    groups: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for row in scored:
+        kind = kind_of_job(row.setup).replace("lora", "LoRA")
+        groups[row.table, row.setup.device.name, row.setup.job.precision.compute, kind].append(row.error)
+    lines = ["| data set | device | format | model | runs | median | bias |", "|---|---|---|---|---:|---:|---:|"]
+    for names, errors in sorted(groups.items()):
+        cells = [*names, str(len(errors)), f"{median(errors):.1%}", f"{statistics.median(errors):+.1%}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def show(
-    scored: list[Scored], memory: list[tuple[str, TrainingRun, bool]], refused: dict[str, Counter[str]], worst: int
+    scored: list[Scored],
+    memory: list[tuple[str, TrainingRun, bool]],
+    refused: dict[str, Counter[str]],
+    options: argparse.Namespace,
 ) -> None:
     held = [held_rows(scored, lambda row: row.table), held_rows(scored, lambda row: row.model)]
-    heads = ["data set", "runs", "refused", "median", "p90", "bias", "worst", "set left out", "model left out"]
-    heads += ["constant", "held (set)", "held (model)"]
-    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+    sets, groups = table_of_sets(scored, held, refused), table_of_groups(scored)
+    print(sets)
     tables = sorted({row.table for row in scored})
-    for table in tables:
-        rows = [row for row in scored if row.table == table]
-        print(table_row(table, rows, scored, held, refused[table].total()))
-    experts = [row for row in scored if row.has_experts]
-    print(table_row("mixtures of experts", experts, scored, held, 0))
     for index, what in enumerate(("sets", "models")):
         share = statistics.mean(
             statistics.mean(held[index][id(row)] for row in scored if row.table == t) for t in tables
@@ -251,21 +275,28 @@ def show(
         of_runs = statistics.mean(held[index].values())
         print(f"80% intervals without their own {what} hold {share:.0%}, mean of data sets; {of_runs:.0%} of runs")
     num_refused = sum(reasons.total() for reasons in refused.values())
-    print(f"\nrefused: {num_refused} of {num_refused + len(memory)} rows")
+    print(f"\nrefused: {num_refused} of {num_refused + len(memory)} rows; {len(scored)} have a time")
     for table, reasons in sorted(refused.items()):
         for reason, count in reasons.most_common():
             print(f"{count:5} {table}: {reason}")
     wrong = Counter(table for table, run, fits in memory if fits == run.out_of_memory)
     print(f"\nwrongly said to fit or not to: {wrong.total()} of {len(memory)} runs; {dict(wrong)}\n")
-    groups: dict[tuple[str, ...], list[float]] = defaultdict(list)
-    for row in scored:
-        job = row.setup.job
-        kind = kind_of_job(row.setup).replace("lora", "LoRA")
-        groups[row.table, row.setup.device.name, job.precision.compute, kind].append(row.error)
-    print("| data set | device | format | model | runs | median | bias |\n|---|---|---|---|---|---|---|")
-    for names, errors in sorted(groups.items()):
-        cells = [*names, str(len(errors)), f"{median(errors):.1%}", f"{statistics.median(errors):+.1%}"]
-        print(f"| {' | '.join(cells)} |")
+    print(groups)
+    if options.page is not None:
+        for name, table in (("sets", sets), ("groups", groups)):
+            write_table(options.page, name, "training_accuracy.py", table)
+    show_bloom(scored, memory)
+    show_memory(scored)
+    for row in sorted(scored, key=lambda row: -abs(row.error))[: options.worst]:
+        at = row.setup.degrees
+        print(
+            f"{row.error:+7.1%} {row.table} row {row.run.row}: {row.setup.model.name}, {at.num_devices} x "
+            f"{row.setup.device.name}, tp {at.tp} pp {at.pp} cp {at.cp} ep {at.ep}, {row.setup.job.precision.compute}"
+        )
+
+
+def show_bloom(scored: list[Scored], memory: list[tuple[str, TrainingRun, bool]]) -> None:
+    """Print how far BLOOM's mappings are ranked as they were measured, and which are said not to fit."""
     bloom = [row for row in scored if row.table == "bloom_chronicles"]
     pairs = [(row.result.step_s, row.run.step_s) for row in bloom if row.run.step_s]
     rates = [
@@ -280,6 +311,10 @@ def show(
         print(f"{spearman(rates):.2f} of rates; out of memory: ", end="")
         print(f"{sum(not fits for fits in out)} of {len(out)} found, ", end="")
         print(f"{sum(not fits for fits in ran)} of {len(ran)} wrongly")
+
+
+def show_memory(scored: list[Scored]) -> None:
+    """Print the errors of memory of each data set that says it."""
     measured = [
         (row.table, row.result.worst_memory.total_bytes / row.run.memory_bytes - 1)
         for row in scored
@@ -289,12 +324,6 @@ def show(
         errors = [error for name, error in measured if name == table]
         print(
             f"memory, {table}: {len(errors)} runs, median {median(errors):.1%}, bias {statistics.median(errors):+.1%}"
-        )
-    for row in sorted(scored, key=lambda row: -abs(row.error))[:worst]:
-        at = row.setup.degrees
-        print(
-            f"{row.error:+7.1%} {row.table} row {row.run.row}: {row.setup.model.name}, {at.num_devices} x "
-            f"{row.setup.device.name}, tp {at.tp} pp {at.pp} cp {at.cp} ep {at.ep}, {row.setup.job.precision.compute}"
         )
 
 
@@ -319,6 +348,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reference", type=Path, default=REFERENCE)
     parser.add_argument("--json", type=Path, help="write every run's error")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="a Markdown page to write the tables into")
     parser.add_argument("--worst", type=int, default=0, help="show so many of the worst runs")
     parser.add_argument("--write", action="store_true", help="write the intervals' spreads into the catalog")
     arguments = parser.parse_args()
@@ -326,7 +356,7 @@ def main() -> None:
     if not folder.is_dir():
         raise SystemExit(f"there is no folder {folder}; name that of the reference data with --reference")
     scored, memory, refused = score(folder)
-    show(scored, memory, refused, arguments.worst)
+    show(scored, memory, refused, arguments)
     steps = arguments.reference / "training_memory" / "b200_rows.csv"
     if steps.is_file():
         show_measured_steps(steps)

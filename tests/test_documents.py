@@ -221,3 +221,28 @@ def test_the_questions_repeat_the_accuracy_of_the_readme() -> None:
     told = re.search(r"is ([\d.]+%) without a calibration and ([\d.]+%) with one", questions)
     assert told is not None
     assert [row[1] for row in rows if row] == list(told.groups())
+
+
+TABLES = "\n".join((REPOSITORY / f"docs/reference/accuracy-{name}.md").read_text() for name in ("tables", "by-source"))
+EXPECTED = {
+    "vLLM, SGLang or TensorRT-LLM on H100": "primary, settings recovered, not odd, all 3",
+    "the same; some flags": "primary, settings not recorded, all 3",
+    "a model that no measured run had": "calibrated, model held out",
+    "a GPU whose operators are measured": "calibrated, device held out",
+    "a release of the engine": "calibrated, version held out",
+    "speculative decoding": "all, configuration held out",
+    "separate pools": "all, shipped calibration",
+    "NVIDIA GPUs, runs that people published": "all | 398",
+    "AMD, TPU and Gaudi": "all | 310",
+}
+"""Beginning of a row of "Which error to expect" -> beginning of the row of the tables that it repeats."""
+
+
+@pytest.mark.parametrize("begins", EXPECTED)
+def test_the_errors_to_expect_are_those_of_the_tables(begins: str) -> None:
+    (row,) = re.findall(rf"^\| {begins}.*$", (REPOSITORY / "docs/accuracy.md").read_text(), re.MULTILINE)
+    source = re.findall(rf"^\| {re.escape(EXPECTED[begins])}.*$", TABLES, re.MULTILINE)[0]
+    said = [float(number) for cell in row.split("|")[3:6] for number in re.findall(r"[\d.]+", cell)]
+    absolute = re.sub(r"\([^)]*\)|[-+][\d.]+%|[\d.]+% inside", "", source)
+    numbers = [float(number) for number in re.findall(r"([\d.]+)%", absolute)][:6]
+    assert said == pytest.approx(numbers, abs=0.5)
