@@ -186,8 +186,12 @@ class Verbs(VerbGroup):
         return None if verb is None else _command(cmd_name, verb)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, verb["line"]) for name, verb in declared("verbs").items()])
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, verb in declared("verbs").items():
+            sections.setdefault(verb["under"], []).append((name.ljust(10), verb["line"]))
+        for heading, lines in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(lines)
 
 
 @cache
