@@ -132,6 +132,16 @@ def test_jobs_are_written_for_other_simulators(windtunnel: Command, job: str, tm
     ]
     shown = windtunnel("workload", str(tmp_path / "et" / "job.3.et"))
     assert shown.stdout.startswith("Chakra trace\n")
+    of_job, of_trace = (
+        {
+            (call["operation"], call["size_bytes"], call["group_size"])
+            for call in json.loads(done.stdout)["communication"]
+        }
+        for done in (windtunnel("workload", file, "--json") for file in (job, str(tmp_path / "et" / "job.3.et")))
+    )
+    gathered = {call for call in of_job if call[0] == "all_gather"}
+    assert gathered
+    assert gathered <= of_trace  # gathered tensors, though the trace has shares
     assert windtunnel("workload", job, "--write", "chakra", "--out", str(tmp_path / "et" / "job")).code == 2
     some = windtunnel("workload", job, "--write", "chakra", "--out", str(tmp_path / "some" / "job"), "--ranks", "1-2")
     assert some.code == 0, some.stderr

@@ -1,7 +1,8 @@
 """A Chakra trace: protobuf's messages, whose classes are made from the numbers of et_def.proto, read and written."""
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from functools import cache
 from io import BytesIO
@@ -140,20 +141,31 @@ def is_trace(file: FileContent) -> bool:
 
 
 def read_contents(path: Path) -> Contents:
-    """Read a trace and sum up its computation and communication."""
-    trace = read_trace(path)
-    facts = (("version", trace.metadata.version), ("nodes", f"{len(trace.nodes):,}"))
+    """Read a trace and sum up its computation and communication.
+
+    A rank's share of an all-gather, which ASTRA-sim counts, is multiplied by the ranks of its group where
+    `PREFIX.groups.json` beside `PREFIX.RANK.et` says them.
+    """
+    trace, groups = read_trace(path), path.with_name(f"{path.name.split('.')[0]}.groups.json")
+    sizes = {name: len(ranks) for name, ranks in json.loads(groups.read_text()).items()} if groups.is_file() else {}
+    facts = [("version", trace.metadata.version), ("nodes", f"{len(trace.nodes):,}")]
+    calls = tuple(totals(_calls(trace, sizes)))
+    if any(call.operation == "all_gather" and call.group_size is None for call in calls):
+        facts.append(("all-gathers", f"a rank's share, as {groups.name} does not say how many ranks gather"))
     compute_us = sum(node.duration_us for node in trace.nodes if node.kind == ChakraKind.COMPUTE)
-    return Contents(TRACE, facts, tuple(totals(_calls(trace))), compute_us * 1e-6 if compute_us else None)
+    return Contents(TRACE, tuple(facts), calls, compute_us * 1e-6 if compute_us else None)
 
 
-def _calls(trace: ChakraTrace) -> Iterator[CollectiveCall]:
+def _calls(trace: ChakraTrace, sizes: Mapping[str, int]) -> Iterator[CollectiveCall]:
     for node in trace.nodes:
         raw = value_of(node, "comm_size")
         size = raw if isinstance(raw, int) else None
         if node.kind == ChakraKind.COLLECTIVE:
             raw = value_of(node, "comm_type")
             name = _COLLECTIVES.get(raw, f"collective {raw!r}") if isinstance(raw, int) else "collective"
-            yield CollectiveCall(name, str(value_of(node, "pg_name") or ""), None, size)
+            group = str(value_of(node, "pg_name") or "")
+            ranks = sizes.get(group)
+            share = (ranks or 1) if name == "all_gather" else 1
+            yield CollectiveCall(name, group, ranks, None if size is None else size * share)
         elif node.kind in _KINDS:
             yield CollectiveCall(_KINDS[node.kind], "", None, size)
