@@ -20,6 +20,6 @@ for name, parallelism in LAYOUTS.items():
         parallelism=parallelism,
     )
     result = wt.simulate_training(job)
-    memory = result.worst_memory.total_bytes / 2**30
+    memory = result.worst_memory.needed_bytes / 2**30
     print(f"{name:12} {result.step_s:5.1f} s, MFU {result.mfu:5.1%}, bubble {result.bubble_fraction:5.1%}, ", end="")
     print(f"{memory:3.0f} GiB on the fullest device {'fits' if result.fits else 'does not fit'}")

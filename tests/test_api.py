@@ -464,3 +464,12 @@ def test_functions_and_estimators_of_the_users_own_are_answered(chat: Scenario) 
     with pytest.raises(InputError, match="router is function") as refused:
         wt.capacity(chat, router=shown)
     assert "router=..." in str(refused.value.hint)
+
+
+def test_arguments_beyond_those_in_order_are_refused() -> None:
+    run = wt.simulate(wt.scenario(model="qwen3-0.6b", device="t4", concurrency=1, input_tokens=8, output_tokens=2))
+    with pytest.raises(InputError, match="compare takes runs by position; 2 are given"):
+        wt.compare(run, run)  # type: ignore[call-arg, arg-type]
+    with pytest.raises(InputError, match="collective takes op, size_bytes by position; 3 are given") as refused:
+        wt.collective("all_reduce", "1MiB", "dgx_h100")  # type: ignore[misc]
+    assert "by name: device, num_devices, topology" in str(refused.value.hint)

@@ -11,7 +11,7 @@ import pytest
 
 import windtunnel
 from windtunnel.errors import InputError
-from windtunnel.hardware import Device, Link
+from windtunnel.hardware import Device, Link, Node
 from windtunnel.schema import Positive, Schema, check_between, decode, differences, encode, flattened, read_yaml
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.scenario import Scenario
@@ -101,6 +101,13 @@ def test_a_number_that_is_no_choice_names_the_choices() -> None:
 
 def test_a_missing_field() -> None:
     assert message({}, Deployment)[0] == "$.device is missing"
+
+
+def test_all_missing_fields_are_said_at_once() -> None:
+    node = {"name": "mine", "title": "Mine", "num_devices": 2, "scale_up": {"name": "nvlink"}}
+    assert message(node, Node)[0] == "$.scale_up.bytes_per_s, $.scale_up.latency_s are missing"
+    link = {"name": "nvlink", "bytes_per_s": 1e9, "latency_s": 0.0}
+    assert message({"title": "Mine", "scale_up": link}, Node)[0] == "$.name, $.device, $.num_devices are missing"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

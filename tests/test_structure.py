@@ -16,7 +16,7 @@ from windtunnel.serving import codes
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = census.PACKAGE
 
-MOST_LINES_TODAY = 96736
+MOST_LINES_TODAY = 97430
 """Above the budget of `census.MOST_LINES`: only a new capability raises it."""
 
 HEAVY = {
@@ -36,8 +36,8 @@ FORMER_NAMES = re.compile(
     r"\b(lanes?|walked|walking|cohorts?|remed(?:y|ies)|alike|hand(?:ed|s|ing)? over|handovers?|journeys?|nouns?)\b",
     re.IGNORECASE,
 )
-"""Words of an older vocabulary; the glossary lists each beside the field's word."""
-MAY_SAY_FORMER_NAMES = {"docs/reference/glossary.md", "tests/test_structure.py"}
+"""Words of an older vocabulary; CONTRIBUTING.md lists each beside the field's word."""
+MAY_SAY_FORMER_NAMES = {"CONTRIBUTING.md", "tests/test_structure.py"}
 
 
 def functions() -> list[census.Function]:

@@ -18,11 +18,15 @@ def checked(function: Callable[Parameters, Answer]) -> Callable[Parameters, Answ
     """Let a public function refuse an argument whose type its annotation does not allow, with InputError."""
     names = signature(function)
     takes_any = any(each.kind is each.VAR_KEYWORD for each in names.parameters.values())
+    in_order = [name for name, each in names.parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
 
     @wraps(function)
     def call(*arguments: Parameters.args, **named: Parameters.kwargs) -> Answer:
         for name in () if takes_any else named:
             check_known(name, names.parameters, f"{function.__name__} has no argument {name!r}")
+        if len(arguments) > len(in_order):
+            message = f"{function.__name__} takes {', '.join(in_order)} by position; {len(arguments)} are given"
+            raise InputError(message, f"by name: {', '.join([*names.parameters][len(in_order) :]) or 'none'}")
         for name, value in names.bind(*arguments, **named).arguments.items():
             kinds = _argument_kinds(function).get(name, ())
             if kinds and not any(_is_of(kind, value) for kind in kinds):

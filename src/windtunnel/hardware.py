@@ -37,9 +37,11 @@ class Device(Schema):
     price_usd_per_hour: float | None = None
     """List price on demand of one device."""
     scale_up_bytes_per_s: float | None = None
-    """NVLink, xGMI or ICI bandwidth of one device, one direction."""
+    """NVLink, xGMI or ICI bandwidth of one device, one direction. Where no node of the device is known, a switch with
+    this rate is assumed, not PCIe."""
     measured_as: str | None = None
-    """The system's name in the measured-operator data, where it was measured."""
+    """The system's name in the measured-operator data, where it was measured; times are scaled where the device has
+    other rates."""
     sources: dict[str, str] = {}
     """Field -> where its value comes from."""
 

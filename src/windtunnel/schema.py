@@ -296,7 +296,9 @@ def _input_error(message: str, where: str, schema: type, raw: Any) -> InputError
         return InputError(f"{where}unknown key {path}.{field}", hint)
     if field is not None:
         known = _tags_at(schema, f"{path}.{field}")
-        return InputError(f"{where}{path}.{field} is missing", f"one of: {', '.join(known)}" if known else None)
+        names = [field] if known else _fields_at(schema, path, raw, is_missing=True) or [field]
+        missing = f"{', '.join(f'{path}.{name}' for name in names)} {'are' if names[1:] else 'is'} missing"
+        return InputError(f"{where}{missing}", f"one of: {', '.join(known)}" if known else None)
     if match["expected"]:
         return _wrong_type(where, schema, raw, match["expected"].split(" | "), match["given"], path)
     path, word, known = _choice(match, schema)
@@ -367,12 +369,15 @@ def _paths_to(schema: type, name: str) -> list[str]:
     return []
 
 
-def _fields_at(schema: type, path: str, raw: Any) -> list[str]:
-    """Return the keys that `raw` may have at `path`; in a tagged union, those of the alternative that its tag chose."""
+def _fields_at(schema: type, path: str, raw: Any, is_missing: bool = False) -> list[str]:
+    """Return the keys that `raw` may have at `path`, or needs and lacks; in a tagged union, those of the alternative
+    that its tag chose."""
     structs = [kind for kind in _types_at(schema, path) if isinstance(kind, msgspec.inspect.StructType)]
     value = _value_at(raw, path)
     chosen = [kind for kind in structs if isinstance(value, dict) and value.get(kind.tag_field) == kind.tag]
-    return list(dict.fromkeys(field.encode_name for kind in chosen or structs for field in kind.fields))
+    fields = [field for kind in chosen or structs for field in kind.fields if field.required or not is_missing]
+    names = dict.fromkeys(field.encode_name for field in fields)
+    return [name for name in names if not (is_missing and name in (value or ()))]
 
 
 def _value_at(raw: Any, path: str) -> Any:

@@ -61,16 +61,17 @@ def parse_quantity(name: str, text: str) -> float:
     return value
 
 
-_THOUSANDS = {"k": 1e3, "K": 2**10, "m": 1e6, "M": 2**20, "b": 1e9, "B": 1e9, "t": 1e12, "T": 1e12}
+_THOUSANDS = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "B": 1e9, "t": 1e12, "T": 1e12}
+_THOUSANDS |= {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def whole(text: str) -> int:
-    """Read `8192`, `8k` (8,000), `8K` (8,192), `1m` or `1M`, as vLLM does; `15T` tokens are 15e12.
+    """Read `8192`, `8k` (8,000), `8K` (8,192), `1m`, `1M`, `1g` or `1G`, as vLLM does; `15T` tokens are 15e12.
 
     Raises:
         ValueError: it is none of these.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMbBtT]?)", text.replace(",", "").replace("_", ""))
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGbBtT]?)", text.replace(",", "").replace("_", ""))
     if match is None:
         raise ValueError("a whole number is needed")
     if not match[2]:

@@ -526,7 +526,14 @@ def test_columns_are_read_as_people_name_them(tmp_path: Path) -> None:
     assert run.scenario is not None
     assert (run.scenario.deployment.parallelism.tp, run.labels["engine"]) == (2, "vllm")
     assert run.measured == {"ttft": pytest.approx(0.06), "tpot": pytest.approx(0.0095)}
-    path.write_text(path.read_text().replace("Mean TTFT (s)", "Mean TTFT"))
+    own = "num_prompts,Output token throughput (tok/s),Maximum request concurrency"  # of `vllm bench serve`
+    path.write_text(f"Model,GPU,ISL,OSL,{own}\nllama-3.1-8b,h100_sxm,1024,256,160,1500,16\n")
+    (run,) = read_measurements([path], {})
+    assert run.scenario is not None
+    assert (run.scenario.workload.num_requests, run.measured) == (160, {"throughput": 1500.0})
+    path.write_text(
+        f"{head}\nllama-3.1-8b,h100_sxm,vllm,2,1024,256,16,0.06,9.5\n".replace("Mean TTFT (s)", "Mean TTFT")
+    )
     with pytest.raises(InputError, match="column 'Mean TTFT'") as error:  # seconds or milliseconds?
         read_measurements([path], {})
     assert error.value.hint is not None

@@ -18,8 +18,10 @@ from windtunnel.model.attention.latent import LatentAttention
 from windtunnel.model.config import model_from_config
 from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
+from windtunnel.model.launches.forward import token_launches
+from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Format, Precision
-from windtunnel.model.shape import ModelSpec
+from windtunnel.model.shape import ModelSpec, Shard
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -93,6 +95,71 @@ class TestDense:
 
     def test_without_kv_heads_attention_is_multi_head(self) -> None:
         assert grouped_query(read(LLAMA, num_key_value_heads=None)).num_kv_heads == 8
+
+    @pytest.mark.parametrize(
+        ("settings", "expected"),
+        [
+            ({"attn_type": "multihead_attention", "alibi": True}, 8),
+            ({"attn_type": "grouped_query_attention", "kv_n_heads": 2, "alibi": True}, 2),
+            ({"attn_type": "multiquery_attention", "alibi": True}, 1),
+        ],
+    )
+    def test_mpt_has_settings_of_attention_in_an_object(self, settings: dict[str, Any], expected: int) -> None:
+        mpt = {"model_type": "mpt", "architectures": ["MPTForCausalLM"], "num_key_value_heads": None}
+        model = read(LLAMA, **mpt, attn_config=settings)
+        assert grouped_query(model).num_kv_heads == expected
+        assert (grouped_query(model).rotary, model.rotary_values) == (False, 0)
+        with pytest.raises(InputError, match="has no num_global_key_value_heads or num_key_value_heads"):
+            read(LLAMA, **mpt, attn_config={"attn_type": "grouped_query_attention"})
+
+    @pytest.mark.parametrize("model_type", ["gpt2", "opt", "gpt_bigcode", "bloom", "falcon"])
+    def test_learned_positions_and_alibi_rotate_nothing(self, model_type: str) -> None:
+        model = read(LLAMA, model_type=model_type, alibi=model_type == "falcon")
+        assert (grouped_query(model).rotary, model.rotary_values) == (False, 0)
+        launches = token_launches(Shard(model, model.precision, Parallelism()), 16)
+        assert "rope" not in {launch.name for launch in launches}
+        assert grouped_query(read(LLAMA, model_type="falcon")).rotary
+
+    @pytest.mark.parametrize(
+        ("scaling", "longest"),
+        [
+            ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}, 8192),
+            ({"type": "linear", "factor": 2.0}, 8192),
+            ({"rope_type": "dynamic", "factor": 2.0}, 8192),
+            ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 512}, 4096),
+            ({"rope_type": "default"}, 4096),
+        ],
+    )
+    def test_stretched_rotations_lengthen_the_context(self, scaling: dict[str, Any], longest: int) -> None:
+        assert read(LLAMA, rope_scaling=scaling).max_context_tokens == longest
+
+    def test_model_max_length_wins(self) -> None:
+        """As vLLM reads Command-R, which also has rotations of so many positions, and Kimi-Linear."""
+        longer = read(LLAMA, model_type="cohere", model_max_length=131_072)
+        assert longer == read(LLAMA, model_type="cohere", max_position_embeddings=131_072)
+        assert read(LLAMA, max_position_embeddings=None, model_max_length=512).max_context_tokens == 512
+        learned = read(LLAMA, model_type="gpt2", model_max_length=512)
+        assert (learned.max_context_tokens, learned.learned_positions) == (512, 4096)
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("num_kv_groups", 2),
+            ("num_kv_heads_for_linear_attn", 2),
+            ("n_experts", 8),
+            ("num_common_experts", 1),
+            ("shared_experts_dim", 96),
+            ("experts_per_tok", 2),
+            ("use_shared_kv", True),
+        ],
+    )
+    def test_keys_that_decide_shapes_are_read_or_refused(self, key: str, value: object) -> None:
+        with pytest.raises(InputError, match=rf"tiny: {key} is {value}; this key is not known") as raised:
+            read(MOE, **{key: value})
+        assert "leave it out of a copy of config.json" in str(raised.value.hint)
+        assert read(MOE, **{key: None}) == read(MOE, **{key: 0}) == read(MOE)
+        # These are known, although they do not matter here.
+        assert read(LLAMA, num_experts_per_tok=2, moe_shared_expert_overlap=True, num_expert_group=1) == read(LLAMA)
 
     def test_head_dim_need_not_divide_the_hidden_size(self) -> None:
         assert grouped_query(read(LLAMA, head_dim=128)).query_size == 1024
@@ -375,6 +442,27 @@ class TestExperts:
         model = read(MOE, moe_layer_freq=[0, 1, 1, 0])
         assert [group.num_layers for group in model.layers] == [2, 2]
 
+    @pytest.mark.parametrize(
+        "layers",
+        [
+            {"is_moe_layer": [False, True, True, True]},
+            {"is_moe_layer": [False, True, True, True], "first_last_k_dense_replace": 1},
+            {"first_last_k_dense_replace": 1},
+            {"moe_layers_enum": "1,2,3"},
+            {"moe_layers_enum": [1, 2, 3]},
+        ],
+    )
+    def test_layers_with_experts_as_exaone_and_step_list_them(self, layers: dict[str, Any]) -> None:
+        assert read(MOE, model_type="exaone_moe", **layers) == read(MOE, model_type="exaone_moe", mlp_only_layers=[0])
+
+    def test_lists_may_go_on_to_prediction_layers(self) -> None:
+        types = ["full_attention", "sliding_attention"] * 2
+        window = {"sliding_window": 32, "num_nextn_predict_layers": 2}
+        longer = read(LLAMA, layer_types=[*types, "sliding_attention", "sliding_attention"], **window)
+        assert longer == read(LLAMA, layer_types=types, **window)
+        with pytest.raises(InputError, match="each of the 4 layers"):
+            read(LLAMA, layer_types=[*types, "sliding_attention"], **window)
+
     def test_no_experts_is_dense(self) -> None:
         assert isinstance(read(LLAMA, n_routed_experts=None, num_experts=0).layers[0].feed_forward, DenseFeedForward)
 
@@ -392,6 +480,13 @@ class TestLatent:
         attention = read(LATENT, model_type="deepseek_v2", q_lora_rank=None).layers[0].attention
         assert isinstance(attention, LatentAttention)
         assert attention.q_lora_rank is None
+
+    def test_values_of_minicpm3_share_the_hidden_size(self) -> None:
+        attention = read(LATENT, model_type="minicpm3", v_head_dim=None).layers[0].attention
+        assert isinstance(attention, LatentAttention)
+        assert attention.v_head_dim == 64 // 8
+        with pytest.raises(InputError, match="has no v_head_dim"):
+            read(LATENT, v_head_dim=None)
 
 
 class TestHybrid:
@@ -448,6 +543,7 @@ class TestErrors:
             ("num_attention_heads_per_layer", [8, 8, 4, 4]),
             ("attn_type_list", [0, 0, 0, 1]),
             ("layer_types", ["lightning"] * 4),
+            ("use_cla", True),
         ],
     )
     def test_layers_of_no_kind_are_refused(self, key: str, value: Any) -> None:
@@ -457,6 +553,10 @@ class TestErrors:
     def test_encoders_are_refused(self) -> None:
         with pytest.raises(InputError, match=r"BertForMaskedLM.*neither a decoder-only"):
             read(LLAMA, model_type="bert", architectures=["BertForMaskedLM"], hidden_act="gelu")
+        with pytest.raises(InputError, match=r"ModernBertForMaskedLM.*neither a decoder-only") as raised:
+            read(LLAMA, model_type="modernbert", architectures=["ModernBertForMaskedLM"])
+        assert 'write "architectures": ["ModernBertModel"]' in str(raised.value.hint)
+        assert read(LLAMA, model_type="modernbert", architectures=["ModernBertModel"]).is_encoder
 
     def test_layer_types_must_name_every_layer(self) -> None:
         with pytest.raises(InputError, match="each of the 4 layers"):
@@ -498,6 +598,12 @@ class TestQuantisation:
                 Precision(weights=Format.INT4, int4_bits=4 + 20 / 32),
             ),
             ({"quant_method": "gptq", "bits": 8, "group_size": 128}, Precision(weights=Format.W8A16)),
+            ({"quant_method": "gptq", "bits": 8, "group_size": -1}, Precision(weights=Format.W8A16, w8a16_bits=8.0)),
+            (
+                # A scale of 16 bits and a zero point of 8 for 32 weights.
+                {"quant_method": "gptq", "bits": 8, "group_size": 32, "sym": False},
+                Precision(weights=Format.W8A16, w8a16_bits=8 + 24 / 32),
+            ),
             ({"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True}, Precision(weights=Format.INT4)),
             ({"quant_method": "mxfp8", "weight_block_size": [1, 32]}, Precision(weights=Format.MXFP8)),
             ({"quant_method": "fp8", "weight_block_size": [1, 32]}, Precision(weights=Format.MXFP8)),
@@ -543,7 +649,9 @@ class TestQuantisation:
     def test_compressed_tensors(self, weights: Any, activations: Any, expected: Format) -> None:
         group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
         config = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
-        assert read(LLAMA, quantization_config=config).precision == Precision(weights=expected)
+        # Eight bits alone have a scale for each channel here.
+        stored = {"w8a16_bits": 8.0} if expected is Format.W8A16 else {}
+        assert read(LLAMA, quantization_config=config).precision == Precision(weights=expected, **stored)
 
     def test_gpt_oss_quantises_only_its_experts(self) -> None:
         config = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
@@ -582,6 +690,73 @@ class TestQuantisation:
         assert read(LATENT, quant).precision == expected
         mixed = ["layers.0.self_attn.o_proj", *exclude]
         assert read(LATENT, {"quant_algo": "NVFP4", "exclude_modules": mixed}).precision == expected
+
+    @pytest.mark.parametrize("ending", ["", "."])
+    def test_whole_layers_left_alone(self, ending: str) -> None:
+        three = [f"model.layers.{index}{ending}" for index in range(3)]
+        assert read(LLAMA, quantization_config=FP8_BLOCK | {"ignored_layers": three}).precision == Precision()
+        some = FP8_BLOCK | {"ignored_layers": three[:1]}
+        assert read(LLAMA, quantization_config=some).precision == Precision(weights=Format.FP8_BLOCK)
+
+    def test_layers_of_a_vision_tower_are_not_those_of_the_text(self) -> None:
+        tower = [f"model.visual.blocks.{index}" for index in range(4)] + ["vision_model.encoder.layers.0.mlp.down_proj"]
+        config = FP8_BLOCK | {"modules_to_not_convert": [*tower, *(name + ".mlp.down_proj" for name in tower)]}
+        assert read(LLAMA, quantization_config=config).precision == Precision(weights=Format.FP8_BLOCK)
+
+    @pytest.mark.parametrize("name", ["LlamaAttention", "Llama4TextAttention", "LlamaMLP", "LlamaRMSNorm"])
+    def test_a_class_that_holds_projections_is_not_theirs(self, name: str) -> None:
+        """compressed-tensors compares a module's own class (`utils/match.py`, `_match_class`)."""
+        group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}
+        config = {"config_groups": {"group_0": group | {"input_activations": {"num_bits": 8}}}, "ignore": [name]}
+        assert read(LLAMA, quantization_config=config).precision == Precision(weights=Format.FP8)
+        assert read(LLAMA, quantization_config=config | {"ignore": ["Linear"]}).precision == Precision()
+
+    @pytest.mark.parametrize(
+        ("config", "names", "expected"),
+        [
+            (
+                {"model_type": "internlm2"},
+                ["model.layers.{}.attention.wqkv", "model.layers.{}.attention.wo"],
+                "attention",
+            ),
+            ({"model_type": "falcon"}, ["transformer.h.{}.self_attention"], "attention"),
+            ({"model_type": "gpt_neox"}, ["gpt_neox.layers.{}.attention.query_key_value", "attention"], "attention"),
+            ({"model_type": "mpt"}, ["transformer.blocks.{}.attn"], "attention"),
+            ({"model_type": "gpt2"}, ["transformer.h.{}.mlp.c_proj"], "weights"),
+            ({"model_type": "llama4"}, ["model.layers.{}.feed_forward.shared_expert.down_proj"], "weights"),
+            ({"model_type": "llama4"}, ["language_model.model.layers.{}.feed_forward.experts"], "experts"),
+            ({"model_type": "hunyuan_v1_moe"}, ["re:.*shared_mlp.*"], "weights"),
+            ({"model_type": "granitemoe"}, ["re:.*block_sparse_moe.*"], "experts"),
+            ({"model_type": "granitemoehybrid", "shared_intermediate_size": 48}, ["re:.*shared_mlp.*"], "weights"),
+            ({"model_type": "granitemoehybrid", "shared_intermediate_size": 48}, ["block_sparse_moe"], "experts"),
+            ({"model_type": "step3p5", "share_expert_dim": 48}, ["model.layers.{}.share_expert"], "weights"),
+            ({"model_type": "step3p5", "share_expert_dim": 48}, ["model.layers.{}.moe"], "experts"),
+            ({"model_type": "mixtral"}, ["model.layers.{}.block_sparse_moe.experts.0.w2"], "experts"),
+        ],
+    )
+    def test_modules_by_the_names_of_each_architecture(
+        self, config: dict[str, Any], names: list[str], expected: str
+    ) -> None:
+        """Attention, experts, or else dense layers and shared experts are left alone."""
+        ignored = [name.format(index) for name in names for index in range(4)]
+        base = LLAMA if config["model_type"] in {"internlm2", "falcon", "gpt_neox", "mpt", "gpt2"} else MOE
+        model = read(base, **config, quantization_config=FP8_BLOCK | {"modules_to_not_convert": ignored})
+        parts = {
+            "weights": model.precision.weights,
+            "attention": model.precision.attention_format,
+            "experts": model.precision.experts_format if base is MOE else Format.FP8_BLOCK,
+        }
+        assert {part for part, part_format in parts.items() if part_format == Format.BF16} == {expected}
+
+    @pytest.mark.parametrize("names", [["re:.*mamba.*"], ["mamba.in_proj", "mamba.out_proj"]])
+    def test_recurrences_count_as_attention(self, names: list[str]) -> None:
+        mamba = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_d_conv": 4}
+        types = {"layer_types": ["mamba", "mamba", "mamba", "attention"], "mamba_chunk_size": 256}
+        granite = LLAMA | mamba | types | {"model_type": "granitemoehybrid", "position_embedding_type": "nope"}
+        group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}
+        config = {"config_groups": {"group_0": group | {"input_activations": {"num_bits": 8}}}, "ignore": names}
+        expected = Precision(weights=Format.FP8, attention=Format.BF16)
+        assert read(granite, quantization_config=config).precision == expected
 
     def test_a_name_in_a_list_is_a_whole_part_of_a_path(self) -> None:
         # `gate` is the router; `gate_proj`, and so the feed-forward, stays quantised.

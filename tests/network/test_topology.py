@@ -6,6 +6,8 @@ import pytest
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
+from windtunnel.network.collectives.algorithms import torus
+from windtunnel.network.collectives.run import run_collective
 from windtunnel.network.fabric import NodeKind, check, connected_groups, without
 from windtunnel.network.topology import (
     AlibabaHpn,
@@ -19,6 +21,7 @@ from windtunnel.network.topology import (
     Torus,
     TwoTier,
     fabric_of,
+    nodes_of,
 )
 
 EVERY: list[Topology] = [
@@ -171,6 +174,44 @@ def test_other_names_are_refused_with_the_nearest(text, hint):
     with pytest.raises(InputError) as caught:
         fabric_of(text)
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("device", "num_devices", "lengths", "link_bytes_per_s"),
+    [
+        ("tpu_v5p", 64, (4, 4, 4), 90e9),
+        ("tpu_v4", 128, (4, 4, 8), 45e9),
+        ("tpu_v7", 2048, (8, 16, 16), 100e9),
+        ("tpu_v6e", 256, (16, 16), 90e9),
+        ("tpu_v5e", 32, (4, 8), 45e9),
+    ],
+)
+def test_hosts_of_a_tpu_form_a_torus(device, num_devices, lengths, link_bytes_per_s):
+    text, num = nodes_of(catalog.device(device), num_devices)
+    fabric = fabric_of(text)
+    assert (num, fabric.num_gpus, torus.lengths_of(fabric)) == (num_devices, num_devices, lengths)
+    assert set(fabric.bandwidth_bytes_per_s) == {link_bytes_per_s}
+
+
+def test_a_tpu_takes_the_rings_of_its_torus():
+    """64 v5p send 6 x 90 GB/s each: 2 x 63/64 GiB take 3.9 ms, and their steps the rest."""
+    text, num = nodes_of(catalog.device("tpu_v5p"), 64)
+    seconds = run_collective(fabric_of(text), "all_reduce", 2**30, num).seconds
+    assert 2 * 63 / 64 * 2**30 / 540e9 < seconds < 1.06 * 2 * 63 / 64 * 2**30 / 540e9
+
+
+def test_a_host_of_a_tpu_is_the_node_that_was_measured():
+    assert nodes_of(catalog.device("tpu_v7"), None) == ("tpu_v7_host:num_servers=1", 4)
+    assert nodes_of(catalog.device("h100_sxm"), 64) == ("dgx_h100:num_servers=8", 64)
+
+
+def test_devices_behind_an_assumed_switch_have_their_own_rate():
+    device = msgspec.structs.replace(catalog.device("t4"), name="t5", scale_up_bytes_per_s=300e9)
+    text, num = nodes_of(device, 16)
+    fabric = fabric_of(text)
+    to_switch = fabric.kind[fabric.directions[1]] == NodeKind.SCALE_UP_SWITCH
+    assert (fabric.name, num) == ("switch_2servers", 16)
+    assert set(np.repeat(fabric.bandwidth_bytes_per_s, 2)[to_switch]) == {300e9}
 
 
 def test_every_other_name_has_a_node():

@@ -68,6 +68,28 @@ def test_a_default_is_named_with_its_value_and_what_follows_is_named() -> None:
     ), remark
 
 
+def test_a_length_that_is_left_out_is_the_models_and_not_that_of_the_requests() -> None:
+    given = {"deployment.engine.max_model_len": 4096}
+    remark = gate_change(simulated(settings=given), simulated(), ()).remarks[0]
+    assert remark == "changed: engine.max_model_len 4096 -> 32768"
+
+
+def test_graphs_that_are_turned_off_follow_from_nothing() -> None:
+    remark = gate_change(
+        simulated(), simulated(settings={"deployment.engine.max_cudagraph_capture_size": 0}), ()
+    ).remarks[0]
+    assert re.match(r"changed: engine\.max_cudagraph_capture_size \d+ -> 0(;|$)", remark), remark
+
+
+def test_a_server_that_would_not_start_fails_whatever_holds() -> None:
+    gate = replace(gate_change(simulated(), simulated(), parse_limits("ttft_p90=1s")), not_starting=["it is too long"])
+    assert not gate.passes
+    assert verdict(gate) == "Fails: it is too long."
+    assert gate_report(gate).is_good is False
+    slow = replace(gate_change(simulated(), simulated(max_num_seqs=1), ()), not_starting=["it is too long"])
+    assert re.match(r"Fails: it is too long\. Were it to start, \d checks would fail\.", verdict(slow))
+
+
 def test_the_devices_of_all_pools_are_named() -> None:
     pools = [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode", "device": "h200_sxm"}]
     gate = gate_change(None, simulated(settings={"deployment.pools": pools}), parse_limits("ttft_p90=1s"))

@@ -27,7 +27,7 @@ from windtunnel.search.fleets import FleetSimulator, FleetSize, copied, fleets, 
 from windtunnel.search.recommend import AS_IT_IS, CAPACITY, DEPLOYMENT, changes_space, deployments_space, layouts
 from windtunnel.search.space.space import CHANGE, Space, point_at, scenario_at, space_from
 from windtunnel.search.store import Store
-from windtunnel.search.study import Study, outcome_of, search
+from windtunnel.search.study import SearchOutcome, Study, outcome_of, search
 from windtunnel.serving.explain import explain_step, step_batch
 from windtunnel.serving.scenario import Scenario, keep_published_formats, resolve, scenario_from
 from windtunnel.serving.simulate import simulate
@@ -413,6 +413,12 @@ def test_experts_stay_apart_where_tokens_are_exchanged() -> None:
     assert isinstance(changes, dict)
     assert not any(settings.get("ep") == 1 for settings in changes.values())
     assert changes["Set --tensor-parallel-size 2 (now 1)"] == {"tp": 2, "ep": 8}
+
+
+def test_loads_that_moved_alike_are_said_to_move_once() -> None:
+    drifts = {0: -0.0291, 1: -0.0289}
+    answers = {at: Evaluation(is_lengthened=True, stream_requests=100, drift=drift) for at, drift in drifts.items()}
+    assert "2 of them moved by -2.9% when last" in rest_text(SearchOutcome(None, answers, {}, [0, 1]), [0, 1])
 
 
 @pytest.mark.full

@@ -1,9 +1,13 @@
 """An explained step is the step that the simulator takes."""
 
+import re
+
 import msgspec
 import pytest
 
 import windtunnel as wt
+from windtunnel.report.report import Facts
+from windtunnel.report.serving.step import step_report
 from windtunnel.serving.explain import Explanation, explain_step, step_batch
 from windtunnel.serving.results import Result
 from windtunnel.serving.setup.encoder import encoder_prices
@@ -39,6 +43,73 @@ def test_a_decode_step_takes_what_it_takes_in_a_simulation(model: str, concurren
     step_s = steps["duration_s"][row] / steps["num_steps"][row]
     # A row may hold several steps; its mean lies within 1% of the first.
     assert explained(model, concurrency, int(context)).step_s == pytest.approx(step_s, rel=0.015)
+
+
+@pytest.mark.parametrize(
+    ("drafting", "num_drafting"),
+    [({"method": "eagle"}, 3), ({"method": "ngram"}, 0), ({"method": "draft_model", "draft_model": MODELS[0]}, 3)],
+)
+def test_a_step_that_verifies_drafts_takes_what_it_takes_in_a_simulation(
+    drafting: dict[str, str], num_drafting: int
+) -> None:
+    speculative = {**drafting, "num_draft_tokens": 3, "acceptance_fraction": 0.6}
+    load = {"concurrency": 61, "input_tokens": 512, "output_tokens": 64, "num_requests": 61}
+    settings = {"deployment.engine.speculative": speculative}
+    scenario = wt.scenario(model=MODELS[0], device="h100_sxm", settings=settings, **load)  # type: ignore[arg-type]
+    run = wt.simulate(scenario)
+    steps = run.steps
+    row = next(row for row in range(len(steps)) if steps["decode_tokens"][row] == 61 and not steps["num_prefills"][row])
+    step = explain_step(wt.resolve(scenario), step_batch(61, int(steps["context_tokens"][row] / 61 + 1)))
+    assert step.step_s == pytest.approx(steps["duration_s"][row] / steps["num_steps"][row], rel=0.015)
+    assert step.num_computed_tokens == 248
+    counts = {launch.name: launch.count for launch in step.launches}
+    assert counts.get("draft_lm_head", 0) == num_drafting
+    assert step.memory == run.memory
+    report = step_report(step)
+    said = "61 decoding requests of 516 tokens, each with 3 draft tokens to verify, padded to the CUDA graph of 248"
+    assert said in str(report.lead[-1])
+    facts = next(block for block in report.sections[0].blocks if isinstance(block, Facts))
+    assert f"{61 * (1 + 0.6 + 0.6**2 + 0.6**3) / step.step_s:,.0f} tokens/s" in dict(facts.rows)["step"]
+
+
+def test_verification_computes_every_query_and_reads_the_cache_once() -> None:
+    """Few requests with many drafts over long contexts: arithmetic at the peak rate takes longer than the cache."""
+    steps = []
+    for num_draft_tokens in (1, 63):
+        speculative = {"method": "ngram", "num_draft_tokens": num_draft_tokens, "acceptance_fraction": 0.1}
+        scenario = wt.scenario(
+            model=MODELS[3],
+            device="h100_sxm",
+            concurrency=1,
+            input_tokens=1,
+            output_tokens=1,
+            settings={"deployment.engine.speculative": speculative},
+        )
+        launches = explain_step(wt.resolve(scenario), step_batch(16, 16000)).launches
+        steps.append(next(launch for launch in launches if launch.name == "latent_attention_decode"))
+    few, many = steps
+    assert (many.flops, many.num_bytes) == (32 * few.flops, few.num_bytes)
+    assert (many.bound_by, many.flops_over_peak) == ("compute", pytest.approx(1.0))
+    assert many.total_s > 2 * few.total_s
+
+
+def test_work_is_that_of_one_pipeline_stage() -> None:
+    """Half of the layers with their weights and KV cache, read at the same rate as by one device."""
+    works = []
+    for stages in (1, 2):
+        scenario = wt.scenario(
+            model=MODELS[0],
+            device="h100_sxm",
+            concurrency=1,
+            input_tokens=1,
+            output_tokens=1,
+            settings={"deployment.parallelism.pp": stages},
+        )
+        [section, *_] = step_report(explain_step(wt.resolve(scenario), step_batch(64, 2048))).sections
+        facts = next(block for block in section.blocks if isinstance(block, Facts))
+        works.append(dict(facts.rows)["work"])
+    assert re.search(r"30\.\d GiB of memory .* on each device$", str(works[0]))
+    assert re.search(r"15\.\d GiB of memory .* on each device, the mean of 2 pipeline stages$", str(works[1]))
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -1,8 +1,9 @@
 """LoRA and QLoRA of Qwen-7B on one A100, against the table of its repository.
 
 QwenLM/Qwen README.md, "Profiling of Memory and Speed" (2023): A100-SXM4-80G, FlashAttention-2, 8 batches of 1,
-rank 64 at every linear layer with dropout, gradient checkpointing; GB of the device, seconds a step. Its 4 bits are
-GPTQ's, whose kernels unpack slower than those of bitsandbytes.
+rank 64 at every linear layer with dropout (finetune.py: `c_attn`, which is fused, `c_proj`, `w1` and `w2`), gradient
+checkpointing; GB of the device, seconds a step. Its 4 bits are GPTQ's, whose kernels unpack slower than those of
+bitsandbytes.
 """
 
 from typing import Any
@@ -41,7 +42,11 @@ def step(tokens: int, frozen_weights: str) -> TrainingResult:
         "sequence_tokens": tokens,
         "global_batch": 8,
         "framework": "fsdp2",
-        "lora": {"rank": 64, "dropout": True},
+        "lora": {
+            "rank": 64,
+            "dropout": True,
+            "target_modules": ["qkv_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        },
         "sharding": {"zero": 0},
         "precision": {"frozen_weights": frozen_weights},
         "recompute": {"granularity": "full"},
@@ -52,18 +57,18 @@ def step(tokens: int, frozen_weights: str) -> TrainingResult:
 
 @pytest.mark.parametrize("tokens", LORA)
 def test_lora_takes_what_was_measured(tokens: int) -> None:
-    """Steps are 0 to 16% fast, memory is within 6%."""
+    """Steps are 16% fast to 1% slow, memory is 0 to 7% below."""
     memory_gb, seconds = LORA[tokens]
     result = step(tokens, "bf16")
     assert -0.17 < result.step_s / seconds - 1 < 0.02
-    assert result.worst_memory.total_bytes / 2**30 == pytest.approx(memory_gb, rel=0.06)
+    assert result.worst_memory.total_bytes / 2**30 == pytest.approx(memory_gb, rel=0.07)
 
 
 @pytest.mark.parametrize("tokens", Q_LORA)
 def test_weights_of_4_bits_take_what_was_measured(tokens: int) -> None:
-    """Steps are 3 to 31% fast; memory is 10 to 24% above, with what the allocator may hold without use."""
+    """Steps are 3 to 31% fast; memory is 2% below to 18% above, with what the allocator may hold without use."""
     memory_gb, seconds = Q_LORA[tokens]
     result = step(tokens, "nf4")
     assert -0.32 < result.step_s / seconds - 1 < 0
-    assert 1.05 < result.worst_memory.total_bytes / 2**30 / memory_gb < 1.25
+    assert 0.97 < result.worst_memory.total_bytes / 2**30 / memory_gb < 1.18
     assert result.step_s > step(tokens, "bf16").step_s

@@ -11,7 +11,7 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import Link
 from windtunnel.schema import Schema, decode, encode, set_path
 from windtunnel.training.campaign import campaign
-from windtunnel.training.job import TrainingJob
+from windtunnel.training.job import Lora, TrainingJob
 from windtunnel.training.setup import resolve
 from windtunnel.training.step import TrainingResult, simulate_training
 
@@ -50,6 +50,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "lora": ({"rank": 8}, {}),
     "lora.rank": (64, {"lora": {"rank": 8}}),
     "lora.all_linear": (False, {"lora": {"rank": 8}}),
+    "lora.target_modules": (["q_proj"], {"lora": {"rank": 8}}),
     "lora.dropout": (True, {"lora": {"rank": 8}}),
     "parallelism.tp": (4, {}),
     "parallelism.sequence_parallel": (False, {}),
@@ -141,7 +142,7 @@ def settings_of(schema: type[Schema], prefix: str = "") -> set[str]:
 
 
 def test_the_table_has_every_setting() -> None:
-    every = settings_of(TrainingJob) | {"lora.rank", "lora.all_linear", "lora.dropout"}
+    every = settings_of(TrainingJob) | {f"lora.{name}" for name in Lora.__struct_fields__}
     assert set(CHANGES) | FOLLOWS | {"network"} == every
 
 
@@ -172,6 +173,7 @@ def test_a_setting_changes_what_is_predicted(path: str) -> None:
         (WITH_EXPERTS | {"parallelism.pp": 2, "overlap.experts": True}, "overlap.experts"),
         ({"parallelism.experts_exchange": "by_node"}, "parallelism.experts_exchange = by_node"),
         ({"parallelism.experts_tp": 2}, "parallelism.experts_tp = 2"),
+        ({"optimizer": "sgd", "precision.moments": "int8"}, "precision.moments = int8"),
         ({"precision.experts_dispatch": "fp8"}, "precision.experts_dispatch = fp8"),
         ({"overlap.experts": True}, "overlap.experts = true"),
         ({"kernels.fused_experts": True}, "kernels.fused_experts = true"),

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from live_twins import scenario_of
-from windtunnel.cli.serving.serve import _named_by
+from windtunnel.cli.serving.serve import _named_by, port_of
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.lab.bench.client import Endpoint, bench
@@ -129,6 +129,11 @@ def test_a_command_names_what_it_serves(command: str, served: list[str], adapter
 def test_a_command_names_its_keys() -> None:
     command = "vllm serve llama-3.1-8b --api-key one --port 9000"
     assert _named_by(read_launch_command(command, None), "m") == (["m"], [], ["one"])
+
+
+@pytest.mark.parametrize(("words", "port"), [("", 8000), ("--port 8123", 8123), ("--port=$PORT", 8000)])
+def test_a_command_says_where_it_listens(words: str, port: int) -> None:
+    assert port_of(read_launch_command(f"vllm serve llama-3.1-8b {words}", None)) == port
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,12 @@ SEARCH_PATH_VARIABLE = "WINDTUNNEL_CATALOG"
 _SHIPPED = Path(__file__).resolve().parent
 _PACKAGE = _SHIPPED.parent
 _INDEX_FILES = ("aliases", "defaults", "generation")
-LEAST_RATE = 1000.0
-"""Bytes, FLOP or cycles a second of hardware; with far fewer, times leave the range of numbers."""
+LEAST_RATE, LEAST_BYTES = 1e6, 1e5
+"""Bytes, FLOP or cycles a second of hardware, and bytes of a memory or cache; fewer lack a unit."""
 GENERIC_NODE = "pcie"
 """Node of a device whose usual node is not known: eight devices on PCIe."""
+SWITCHED_NODE = "switch"
+"""Name of that node where the device's file has the rate of its links; in no file, as the rate is the device's."""
 LEAST_ALIKE = 0.4
 """Share of the keys of two config.json that must be in both for one to be named as like the other."""
 EntryT = TypeVar("EntryT")
@@ -241,13 +243,22 @@ def _hardware(kind: str, name: str, schema: type[HardwareT]) -> HardwareT:
 
 
 def default_node(device: Device) -> Node:
-    """Return the node in which `device` is usually sold: that of `nodes/defaults.yaml`, else eight devices on PCIe."""
+    """Return the node in which `device` is usually sold: that of `nodes/defaults.yaml`, else eight devices on PCIe, or
+    behind a switch of the device's own `scale_up_bytes_per_s`."""
     for folder in search_path():
         defaults = folder / "nodes" / "defaults.yaml"
         names_of_nodes = entry(defaults, dict[str, str]) if defaults.is_file() else {}
         if device.name in names_of_nodes:
-            return node(names_of_nodes[device.name])
-    return msgspec.structs.replace(node(GENERIC_NODE), device=device.name)
+            return msgspec.structs.replace(node(names_of_nodes[device.name]), device=device.name)
+    generic = msgspec.structs.replace(node(GENERIC_NODE), device=device.name)
+    return generic if device.scale_up_bytes_per_s is None else behind_switch(generic, device.scale_up_bytes_per_s)
+
+
+def behind_switch(node: Node, bytes_per_s: float) -> Node:
+    """Return a node whose devices reach each other through a switch at this rate."""
+    link = msgspec.structs.replace(node.scale_up, name=SWITCHED_NODE, bytes_per_s=bytes_per_s)
+    joined = {"scale_up": link, "scale_up_group_size": None, "scale_up_links": None}
+    return msgspec.structs.replace(node, name=SWITCHED_NODE, title="Devices behind a switch", **joined)
 
 
 def _files(kind: str) -> dict[str, Path]:
@@ -534,7 +545,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def check_hardware(value: Any, where: str, is_rate: bool = False) -> None:
-    """Raise InputError where a count of hardware is not above 0, or a rate below `LEAST_RATE`; a latency may be 0."""
+    """Raise InputError where a count of hardware is not above 0, or a rate or size lacks its unit."""
     if isinstance(value, Schema):
         for name in value.__struct_fields__:
             check_hardware(getattr(value, name), f"{where}.{name}", name.endswith("_per_s"))
@@ -545,6 +556,8 @@ def check_hardware(value: Any, where: str, is_rate: bool = False) -> None:
         raise InputError(f"{where} is {value}; a number above zero is needed")
     elif isinstance(value, int | float) and is_rate and value < LEAST_RATE:
         raise InputError(f"{where} is {value}; at least {LEAST_RATE:g} a second is needed", "rates have units: 3.3TB/s")
+    elif isinstance(value, int) and where.endswith("_bytes") and value < LEAST_BYTES:
+        raise InputError(f"{where} is {value}; at least {LEAST_BYTES:g} bytes are needed", "sizes have units: 80GiB")
 
 
 def _slug(name: str) -> str:

@@ -192,6 +192,8 @@ def _devices(options: Options) -> tuple[str, str | None]:
     device = catalog.device(options.device)
     remark_node(device, None, "--topology")
     topology, num_devices = nodes_of(device, options.num_devices)
+    if topology.startswith("torus"):
+        remark("note: the devices are taken for a torus, with links that close its rings; --topology names another")
     return topology, options.ranks or str(num_devices)
 
 

@@ -74,13 +74,14 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
             drafts = deployment.engine.speculative
             if drafts and drafts.method == "mtp" and model.prediction_layers is None:
                 remark(f"note: nothing says whether {model.name} has a prediction layer; one like its last is assumed")
-            if (command := getattr(options, "from_command", None)) is not None:
-                from windtunnel.formats.launch.scripts import start_remark
-
-                if sentence := start_remark(pool_scenario(scenario, pool), read_launch_command(command)):
-                    remark(f"note: {sentence}")
             if deployment.parallelism.num_devices > 1:
                 remark_node(catalog.device(deployment.device), deployment.node)
+        if (launch := getattr(options, "launch", NO_COMMAND)).taken:
+            from windtunnel.formats.launch.scripts import start_remark
+
+            launch.not_starting += [sentence] if (sentence := start_remark(scenario, launch)) else []
+            if sentence and getattr(options, "json", False):
+                remark(f"note: {sentence}")
     return scenario
 
 
@@ -98,6 +99,7 @@ def launched(options: Options) -> Reading:
     launch = NO_COMMAND if options.from_command is None else read_launch_command(options.from_command, accepted)
     for line in launch.remarks if getattr(options, "json", False) else ():
         remark(line)
+    options.launch = launch
     return launch
 
 

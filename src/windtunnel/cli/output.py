@@ -64,8 +64,13 @@ def answer(
 
 
 def noted(report: Report, launch: Remarks | None) -> Report:
-    """Return a report with the lines on what a command line or a file says and the prediction leaves out."""
-    return report if launch is None else replace(report, lead=[*report.lead, *launch.remarks])
+    """Return a report with the lines on what a command line or a file says and the prediction leaves out; first of all
+    that its server would not start."""
+    if launch is None:
+        return report
+    stops = [f"{sentence}." for sentence in getattr(launch, "not_starting", ())]
+    verdict, lead = " ".join([*stops, report.verdict]).strip(), [*report.lead, *launch.remarks]
+    return replace(report, lead=lead, verdict=verdict, is_good=not stops and report.is_good)
 
 
 def remark(text: str) -> None:
@@ -87,9 +92,12 @@ def remark_left_out(model: ModelSpec, has_images: bool = False) -> None:
 
 
 def remark_node(device: Device, node: str | Node | None, option: str = "--node") -> None:
-    """Say on stderr that the links of a device, for which no node is named or known, are assumed to be PCIe.
+    """Say on stderr that the links of a device, for which no node is named or known, are assumed.
 
     `option` names another.
     """
-    if node is None and catalog.default_node(device).name == catalog.GENERIC_NODE:
-        remark(f"note: no node of {device.name} is known, so eight devices on PCIe are assumed; {option} names another")
+    links = {catalog.GENERIC_NODE: "on PCIe", catalog.SWITCHED_NODE: "behind a switch of their scale_up_bytes_per_s"}
+    if node is None and (joined := links.get(catalog.default_node(device).name)):
+        remark(
+            f"note: no node of {device.name} is known, so eight devices {joined} are assumed; {option} names another"
+        )

@@ -14,7 +14,7 @@ from windtunnel.schema import encode
 from windtunnel.training.job import TrainingJob, load
 from windtunnel.training.layers.rank import Rank
 from windtunnel.training.program import device_program
-from windtunnel.training.setup import TrainingSetup
+from windtunnel.training.setup import TrainingSetup, with_zero
 from windtunnel.units import format_count
 
 
@@ -52,16 +52,22 @@ class JobRead:
     kind: FileFormat | None = None
     """Format of the file; None without one."""
     ignored: tuple[str, ...] = ()
+    not_modelled: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    """Of these three the last two are known of some formats alone."""
 
     @property
     def remarks(self) -> list[str]:
-        """A sentence that names what was ignored."""
-        return [f"without effect on a prediction, or not read: {', '.join(self.ignored)}"] if self.ignored else []
+        """Sentences that name what was ignored."""
+        apart = {"without effect on a prediction, or not read": self.ignored, "not modelled": self.not_modelled}
+        apart["not known as an argument of the tool"] = self.unknown
+        return [f"{what}: {', '.join(names)}" for what, names in apart.items() if names]
 
     @property
     def document(self) -> dict[str, Any]:
         """The same, option by option."""
-        return {"job_file": {"format": self.kind.name, "ignored": list(self.ignored)}} if self.kind else {}
+        apart = {name: list(names) for name in ("not_modelled", "unknown") if (names := getattr(self, name))}
+        return {"job_file": {"format": self.kind.name, "ignored": list(self.ignored), **apart}} if self.kind else {}
 
 
 def read_any_job(kind: FileFormat, path: Path, launch: JobLaunch) -> JobRead:
@@ -72,8 +78,10 @@ def read_any_job(kind: FileFormat, path: Path, launch: JobLaunch) -> JobRead:
     """
     if kind.read is read_job:
         return JobRead(read_job(path, launch)[0])
-    job, ignored = kind.read(path, launch)
-    return JobRead(load(encode(job), dict(launch.overrides)) if launch.overrides else job, kind, tuple(ignored))
+    job, *apart = kind.read(path, launch)
+    if isinstance(stage := launch.overrides.get("sharding.zero"), int):
+        job = with_zero(job, stage, launch.overrides)
+    return JobRead(load(encode(job), dict(launch.overrides)) if launch.overrides else job, kind, *map(tuple, apart))
 
 
 def read_job_file(path: Path, given: Mapping[str, Any]) -> JobRead:

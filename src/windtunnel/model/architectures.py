@@ -23,7 +23,7 @@ class Architecture(Schema):
     fp32_router: bool = False
     """vLLM and SGLang load the router in fp32 (`minimax_m2.py`, `hunyuan_v3.py`; vllm-project/vllm 52668)."""
     sinks: bool = False
-    rotary: bool = True
+    rotary: Rule = True
     """Whether queries and keys are rotated by their position."""
     shared_gate: bool = False
     gated: bool = True
@@ -34,6 +34,8 @@ class Architecture(Schema):
     """Whether embeddings are tied, where the config does not say."""
     full_attention_every: int | None = None
     """Period of layers that attend to everything, the others to the sliding window; None: all layers slide."""
+    module_names: dict[str, str] = {}
+    """Names of a layer's modules in the kinds of layers -> those in checkpoints, where they are others."""
     block_names: dict[str, str] = {}
     """Other names of blocks in `layers_block_type` -> those of the kinds of layers (transformers 5)."""
     own_code: bool = False
@@ -45,6 +47,8 @@ class Architecture(Schema):
     """Number of shared experts where the config does not say."""
     width_multiple: int | None = None
     """Width of a feed-forward over the hidden size where the config gives none."""
+    split_values: bool = False
+    """Whether heads share the hidden size as the width of their values where the config gives none (MiniCPM3)."""
     kv_cache: Format | None = None
     """Format of cached keys and values that engines take whatever the checkpoint says."""
     position_rows: int | None = None
@@ -68,6 +72,7 @@ class Architectures(Schema):
     aliases: dict[str, tuple[str, ...]]
     class_defaults: dict[str, dict[str, Any]]
     unreadable: dict[str, str]
+    deciding: str
     unreadable_types: dict[str, str]
     towers: dict[str, tuple[str, ...]]
 

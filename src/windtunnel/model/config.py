@@ -4,6 +4,7 @@ A config leaves out what the model's code fixes (biases, norms, which layers sli
 facts. A `model_type` that is unknown there is refused: nothing says how its layers differ from others.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from math import ceil
@@ -15,7 +16,7 @@ from windtunnel.errors import InputError, did_you_mean
 from windtunnel.model.architectures import KNOWN, Architecture, language_model, quantization_of
 from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.precision import Format, Precision
-from windtunnel.model.quantization import Modules, list_of, precision_from_config
+from windtunnel.model.quantization import Modules, Names, list_of, precision_from_config
 from windtunnel.model.shape import Attention, FeedForward, LayerGroup, ModelSpec, attention_kinds, feed_forward_kinds
 from windtunnel.model.towers import read_tower, tower_parameters
 
@@ -27,8 +28,9 @@ ROTARY_SHARES = ("partial_rotary_factor", "rotary_pct", "rope_pct")
 _BLOCK_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Letters of `hybrid_override_pattern` (`configuration_nemotron_h.py` of nvidia/Nemotron-H-56B-Base-8K)."""
 _MULTIMODAL = ("ForConditionalGeneration", "ForVision2Seq")
-_SCORING = "ForSequenceClassification"
+_SCORING, _MASKED = "ForSequenceClassification", "ForMaskedLM"
 _GENERATIVE = ("ForCausalLM", "LMHeadModel", *_MULTIMODAL)
+_DECIDING = re.compile(KNOWN.deciding.replace(" ", ""))
 
 _LEFT_OUT, _WIDTHS_OF_BLOCKS = "no_op", {"attention": "n_heads_in_group", "ffn": "ffn_mult"}
 """Keys of the two parts of an entry of `block_configs`."""
@@ -58,13 +60,16 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
     architecture = reader.architecture
     num_norms = _num_norms(reader)
     layers = _layers(reader)
-    modules = [_modules(attention, feed_forward) for attention, feed_forward in layers]
-    max_position = reader.count("max_position_embeddings")
-    max_context_tokens = min(max_position, reader.count("max_trained_positions", default=max_position))
-    max_context_tokens = max(max_context_tokens - architecture.unused_positions, 1)
+    modules = [_modules(reader, attention, feed_forward) for attention, feed_forward in layers]
+    max_position = reader.max_positions
+    trained = reader.count("max_trained_positions", "model_max_length", default=max_position)
+    longest = min(max_position, trained) if architecture.position_rows is not None else _stretched(reader)
+    max_context_tokens = max(longest - architecture.unused_positions, 1)
     learned = 0 if architecture.position_rows is None else max_position + architecture.position_rows
     if architecture.encoder:
         learned += reader.count("type_vocab_size", default=0, minimum=0)
+    if architecture is KNOWN.architectures.get(reader.model_type):  # an installed kind answers for all its keys
+        _refuse_unread(reader)
     return ModelSpec(
         name=name,
         hidden_size=reader.count("hidden_size"),
@@ -94,6 +99,30 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
         earlier_blocks=_earlier_blocks(reader),
         rotary_values=_rotary_values(reader, [part for part, _ in layers if part]),
     )
+
+
+def _refuse_unread(reader: ConfigReader) -> None:
+    """Raise InputError for a key that by its name decides the shape of attention or experts, and that nothing reads."""
+    known = reader.asked.union(KNOWN.aliases, *KNOWN.aliases.values())
+    for key, value in reader.raw.items():
+        if value and key not in known and _DECIDING.search(str(key)):
+            raise InputError(
+                f"{reader.name}: {key} is {value!r:.60}; this key is not known and may shape attention or experts",
+                "if it does not change the layers, leave it out of a copy of config.json",
+            )
+
+
+def _stretched(reader: ConfigReader) -> int:
+    """Return the longest context, as far as rotations are stretched to (vLLM 0.19 `config/model.py`,
+    `_get_and_verify_max_len`): where a kind of rotation is not named here, its factor is in the length already."""
+    given, longest = reader.raw.get("rope_scaling") or reader.raw.get("rope_parameters"), reader.max_positions
+    scaling = given if isinstance(given, Mapping) else {}
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind not in ("yarn", "linear", "dynamic") or "gemma3" in str(reader.model_type):
+        return longest
+    factor = _number("factor", scaling.get("factor") or 1, 10_000, reader.name)
+    first = scaling.get("original_max_position_embeddings") if kind == "yarn" else None
+    return max(int(_number("original_max_position_embeddings", first or longest, 2**40, reader.name) * factor), 1)
 
 
 def _prediction_layers(reader: ConfigReader) -> int | None:
@@ -137,7 +166,7 @@ def _rotary_values(reader: ConfigReader, attentions: list[Attention]) -> int:
         share = 1 if "proportional" in types else next(shares, 1)
         rotated = reader.count("rotary_dim", default=int(max(widths, default=0) * share), minimum=0)
         tables = factor + ("rope_local_base_freq" in reader.raw and not typed)
-        values += int(reader.count("max_position_embeddings") * rotated * tables)
+        values += int(reader.max_positions * rotated * tables)
     return values
 
 
@@ -156,13 +185,17 @@ def _precision(reader: ConfigReader, quant_config: Mapping[str, Any] | None, mod
     return replace(precision, experts=experts, kv_cache=reader.architecture.kv_cache or precision.kv_cache)
 
 
-def _modules(attention: Attention | None, feed_forward: FeedForward | None) -> Modules:
+def _modules(reader: ConfigReader, attention: Attention | None, feed_forward: FeedForward | None) -> Modules:
     """Return the names of a layer's modules in checkpoints."""
-    if feed_forward is None:
-        return attention.modules if attention else (), (), ()
-    shares = getattr(feed_forward, "shared_intermediate_size", 0) > 0
-    linear = feed_forward.shared_modules if shares else feed_forward.modules
-    return attention.modules if attention else (), linear, feed_forward.expert_modules
+    parts: list[tuple[Names, ...]] = [attention.modules if attention else (), (), ()]
+    if feed_forward is not None:
+        shares = getattr(feed_forward, "shared_intermediate_size", 0) > 0
+        parts[1:] = feed_forward.shared_modules if shares else feed_forward.modules, feed_forward.expert_modules
+    others = reader.architecture.module_names
+    mixing, linear, experts = (
+        tuple(tuple(others[name] for name in names if name in others) or names for names in part) for part in parts
+    )
+    return mixing, linear, experts
 
 
 class UnknownModelTypeError(InputError):
@@ -193,7 +226,9 @@ def _reader(config: Mapping[str, Any], name: str) -> ConfigReader:
     text = language_model(config)
     model_type = str(text.get("model_type") or config.get("model_type") or "").removesuffix("_text")
     outer = {key: config[key] for key in ("tie_word_embeddings", "architectures") if key in config}
-    given = {key: value for key, value in text.items() if value is not None}
+    # MPT has settings of attention in an object of their own.
+    parts = [part for part in (text.get("attn_config"), text) if isinstance(part, Mapping)]
+    given = {key: value for part in parts for key, value in part.items() if value is not None}
     raw = KNOWN.class_defaults.get(model_type, {}) | outer | given | {"quantization_config": quantization_of(config)}
     _refuse_other_models(raw, name, model_type)
     known = known_architectures()
@@ -220,7 +255,8 @@ def _refuse_other_models(raw: Mapping[str, Any], name: str, model_type: str) -> 
     unreadable = [key for key in KNOWN.unreadable if raw.get(key) and not (is_searched and key == "block_configs")]
     layers = KNOWN.unreadable[unreadable[0]] if unreadable else None
     layers = layers or KNOWN.unreadable_types.get(model_type)
-    if layers:
+    # An installed kind of layer that names the model type answers for all its keys.
+    if layers and known is KNOWN.architectures.get(model_type):
         raise InputError(f"{name}: {layers} cannot be modelled (model_type {model_type!r})")
     architectures = list_of(str, "names", raw, "architectures", name)
     if known is not None and known.encoder:
@@ -235,18 +271,19 @@ def _refuse_other_models(raw: Mapping[str, Any], name: str, model_type: str) -> 
     # Gemma 4's "vision" is about the tokens of an image alone.
     if both_ways and not (known is not None and known.encoder):
         raise InputError(f"{name}: a decoder whose tokens see later ones ({both_ways}) cannot be modelled")
-    vectors = ("Model", _SCORING)
-    endings = vectors if known is not None and known.encoder else (*_GENERATIVE, *(known.text_classes if known else ()))
+    vectors, is_encoder = ("Model", _SCORING), known is not None and known.encoder
+    endings = vectors if is_encoder else (*_GENERATIVE, *(known.text_classes if known else ()))
     is_known = not architectures or any(item.endswith(endings) for item in architectures)
     if raw.get("is_encoder_decoder") or not is_known:
         what = "is neither a decoder-only language model nor an encoder for vectors or scores"
-        ending = next((end for end in vectors if architectures and architectures[0].endswith(end)), None)
+        readable = {_MASKED: "Model"} if is_encoder else dict.fromkeys(vectors, "ForCausalLM")
+        ending = next((end for end in readable if architectures and architectures[0].endswith(end)), None)
         if known is None or ending is None or raw.get("is_encoder_decoder"):
             raise InputError(f"{name} ({', '.join(architectures)}) {what}")
-        causal = f'"architectures": ["{architectures[0].removesuffix(ending)}ForCausalLM"]'
+        other = f'"architectures": ["{architectures[0].removesuffix(ending)}{readable[ending]}"]'
         raise InputError(
-            f"{name} ({', '.join(architectures)}) is a decoder without an output layer",
-            f"write {causal} into a copy of config.json, and take --task embed or rerank",
+            f"{name} ({', '.join(architectures)}) {what if is_encoder else 'is a decoder without an output layer'}",
+            f"write {other} into a copy of config.json, and take --task embed{'' if is_encoder else ' or rerank'}",
         )
 
 

@@ -1,7 +1,8 @@
 """Typed access to one `config.json`: keys by any of their names, checked, with the facts that its architecture adds."""
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from windtunnel.errors import InputError, did_you_mean
@@ -21,10 +22,13 @@ class ConfigReader:
     name: str
     model_type: str
     architecture: Architecture
+    asked: set[str] = field(default_factory=set, compare=False)
+    """Names of keys that were looked up, given or not."""
 
     def first(self, *keys: str) -> tuple[str, Any]:
         """Return the first of `keys` or their aliases that is given, and its value; else (last key, None)."""
-        names = (name for key in keys for name in (key, *KNOWN.aliases.get(key, ())))
+        names = [name for key in keys for name in (key, *KNOWN.aliases.get(key, ()))]
+        self.asked.update(names)
         return next(((name, self.raw[name]) for name in names if self.raw.get(name) is not None), (keys[-1], None))
 
     def count(self, *keys: str, default: int | None = None, minimum: int = 1) -> int:
@@ -59,6 +63,7 @@ class ConfigReader:
 
     def inner(self, key: str) -> "ConfigReader":
         """Return a reader of the object under `key`, with this config's number of layers."""
+        self.asked.add(key)
         value = self.raw.get(key)
         if not isinstance(value, Mapping):
             raise InputError(f"{self.name}: {key} is {value!r}; an object is needed")
@@ -69,14 +74,19 @@ class ConfigReader:
         return replace(self, raw=raw)
 
     def numbers(self, key: str) -> list[int]:
-        """Return a list of whole numbers; empty where it is not given."""
-        return list_of(int, "whole numbers", self.raw, key, self.name)
+        """Return a list of whole numbers, which may be text such as "3,4,5"; empty where it is not given."""
+        name, value = self.first(key)
+        if isinstance(value, str) and re.fullmatch(r"\d{1,9}(, *\d{1,9})*", value):
+            value = [int(number) for number in value.split(",")]
+        return list_of(int, "whole numbers", {name: value}, name, self.name)
 
     def per_layer(self, key: str, values: list[Any]) -> list[Any]:
-        """Return `values`, the value of `key`, after checking that there is one for each layer."""
-        if len(values) != self.num_layers:
+        """Return `values`, the value of `key`, after checking that there is one for each layer; values of prediction
+        layers may follow (Step-3.5)."""
+        predicting = self.count("num_nextn_predict_layers", default=0, minimum=0)
+        if len(values) not in (self.num_layers, self.num_layers + predicting):
             raise InputError(f"{self.name}: {key} must have one entry for each of the {self.num_layers} layers")
-        return values
+        return values[: self.num_layers]
 
     def named_layers(self, key: str, allowed: tuple[str, ...]) -> list[str]:
         """Return the names, or letters, that a config gives to its layers under `key`; empty where it gives none."""
@@ -99,6 +109,13 @@ class ConfigReader:
     def rule(self, rule: Rule) -> bool:
         """Return what an architecture's rule says for this config."""
         return rule if isinstance(rule, bool) else self.flag(rule)
+
+    @property
+    def max_positions(self) -> int:
+        """The longest context; `model_max_length` wins where positions are not learned (vLLM
+        `transformers_utils/model_arch_config_convertor.py`, `derive_max_model_len_and_key`)."""
+        wins = self.architecture.position_rows is None and self.raw.get("model_max_length") is not None
+        return self.count("model_max_length" if wins else "max_position_embeddings")
 
     @property
     def num_layers(self) -> int:

@@ -112,10 +112,13 @@ class Precision(Schema, omit_defaults=False):
     """States of Mamba-2, fp32 or bf16; None: what config.json says (`mamba_ssm_cache_dtype`), else bf16."""
     int4_bits: float = BITS[Format.INT4]
     """Bits of a stored weight in int4: 4, and its share of the scale and zero point of its group."""
+    w8a16_bits: float = BITS[Format.W8A16]
+    """Bits of a stored weight in w8a16, in the same way."""
 
     def bits(self, weights: Format) -> float:
         """Return the bits of one stored weight of a format, its share of the scales included."""
-        return self.int4_bits if weights in (Format.INT4, Format.INT4A8) else BITS[weights]
+        by_group = {Format.INT4: self.int4_bits, Format.INT4A8: self.int4_bits, Format.W8A16: self.w8a16_bits}
+        return by_group.get(weights, BITS[weights])
 
     @property
     def attention_format(self) -> Format:

@@ -55,7 +55,8 @@ def precision_from_config(
     # A group may list the output layer by name; methods for all `Linear` modules leave it alone.
     names_lm_head = any(not modules.everything and "lm_head" in modules for modules, _ in scheme.groups)
     return Precision(
-        int4_bits=scheme.int4_bits,
+        int4_bits=scheme.stored_bits.get(4, BITS[Format.INT4]),
+        w8a16_bits=scheme.stored_bits.get(8, BITS[Format.W8A16]),
         weights=weights,
         attention=None if attention == weights else attention,
         attention_output=None if output == attention else output,
@@ -80,7 +81,8 @@ class _Modules:
 
     def __init__(self, patterns: Iterable[str]) -> None:
         patterns = list(patterns)
-        self.everything = any(re.fullmatch(r"[A-Z]\w*", pattern) for pattern in patterns)
+        # Classes are those of a module, never of one that holds it (compressed-tensors `match.py`, `_match_class`).
+        self.everything = "Linear" in patterns
         expressions = [pattern[3:] for pattern in patterns if pattern.startswith("re:")]
         plain = [_below_prefix(pattern) for pattern in patterns if not pattern.startswith("re:")]
         starred = [name for name in plain if "*" in name]
@@ -97,7 +99,7 @@ class _Modules:
         parts = name.split(".")
         return (
             self.everything
-            or any(".".join(parts[:end]) in self._layers for end in range(3, len(parts) + 1))
+            or any(".".join(parts[:end]) in self._layers for end in range(2, len(parts) + 1))
             or any(part in f".{name}." for part in self._parts)
             or name.startswith(self._starts)
             or bool(self._glob and self._glob.match(name))
@@ -116,9 +118,13 @@ def _any_of(expressions: list[str]) -> re.Pattern[str] | None:
 
 
 def _below_prefix(name: str) -> str:
-    """Return `layers.3.mlp` of `model.language_model.layers.3.mlp`; other names without the language model's prefix."""
-    start = re.search(r"(?:^|\.)(layers\.)", name)
-    return name[start.start(1) :] if start else name.removeprefix("language_model.").removeprefix("model.")
+    """Return `layers.3.mlp` of `model.language_model.layers.3.mlp` or `transformer.h.3.mlp.`; other names, those of
+    towers and prediction layers too, without the language model's prefix."""
+    name = name.rstrip(".")
+    start = re.search(r"(?:^|\.)(?:layers|h|blocks)\.(?=[\d*?\[])", name)
+    if start and not re.search(r"vis|vit|tower|audio|speech|mtp", name[: start.start()]):
+        return f"layers.{name[start.end() :]}"
+    return name.removeprefix("language_model.").removeprefix("model.")
 
 
 @dataclass(frozen=True)
@@ -130,8 +136,8 @@ class _Scheme:
     kv_cache: Format = Format.BF16
     lm_head: bool = False
     """Whether the method quantises the output layer too."""
-    int4_bits: float = BITS[Format.INT4]
-    """As `Precision.int4_bits`."""
+    stored_bits: Mapping[int, float] = field(default_factory=dict)
+    """Bits of an integer -> those of a stored weight, its share of the scale and zero point of its group included."""
 
     def format_of(self, names: Names) -> Format:
         """Return the format of the module that checkpoints call one of `names`."""
@@ -190,9 +196,10 @@ def _single_format(config: Mapping[str, Any], model: str) -> _Scheme:
         if data_type != "int":
             raise InputError(f"{model}: {method} with data_type {data_type!r} is not known; allowed: 'int'", _HINT)
         has_zero_points = bool(config.get("zero_point", not config.get("sym", True)))
-        int4 = _int4_bits(config.get("group_size", config.get("q_group_size", 128)), has_zero_points, model)
+        group_size = config.get("group_size", config.get("q_group_size", 128))
+        stored = {bits: _stored_bits(bits, group_size, has_zero_points, model)}
         weights_format = Format.INT4 if bits == 4 else Format.W8A16
-        return _Scheme(((_ALL, weights_format),), ignored, lm_head=bool(config.get("lm_head")), int4_bits=int4)
+        return _Scheme(((_ALL, weights_format),), ignored, lm_head=bool(config.get("lm_head")), stored_bits=stored)
     if method == "quark":
         return _quark(config, model)
     if method in _UNPRICED:
@@ -213,13 +220,14 @@ _UNPRICED = {
 """Methods that nothing here prices -> the reason."""
 
 
-def _int4_bits(group_size: Any, has_zero_points: bool, model: str) -> float:
-    """Return the bits of a weight of 4 bits with its share of a scale of 16 and a zero point of 4 bits a group."""
+def _stored_bits(bits: int, group_size: Any, has_zero_points: bool, model: str) -> float:
+    """Return the bits of an integer weight with its share of a scale of 16 bits and a zero point a group; scales of
+    whole channels (-1) do not count."""
     if group_size in (None, -1):
-        return 4.0
+        return float(bits)
     if not isinstance(group_size, int) or group_size < 1:
         raise InputError(f"{model}: group_size is {group_size!r}; a positive whole number or -1 is needed", _HINT)
-    return 4.0 + (16.0 + 4.0 * has_zero_points) / group_size
+    return bits + (16.0 + bits * has_zero_points) / group_size
 
 
 def _left_alone(config: Mapping[str, Any], model: str) -> list[str]:
@@ -296,10 +304,10 @@ def _modelopt(config: Mapping[str, Any], model: str) -> _Scheme:
         return _Scheme((), ignored, kv_cache)
     if algorithm != "MIXED_PRECISION":
         weights_format = _modelopt_format(algorithm, model)
-        bits = BITS[Format.INT4]
+        stored = {}
         if weights_format in (Format.INT4, Format.INT4A8):
-            bits = _int4_bits(config.get("group_size", 128), bool(config.get("has_zero_point")), model)
-        return _Scheme(((_ALL, weights_format),), ignored, kv_cache, int4_bits=bits)
+            stored[4] = _stored_bits(4, config.get("group_size", 128), bool(config.get("has_zero_point")), model)
+        return _Scheme(((_ALL, weights_format),), ignored, kv_cache, stored_bits=stored)
     by_algorithm: dict[str, list[str]] = {}
     for name, layer in _object(config.get("quantized_layers"), "quantized_layers", model).items():
         by_algorithm.setdefault(str(_object(layer, name, model).get("quant_algo")), []).append(name)
@@ -318,14 +326,14 @@ def _compressed_tensors(config: Mapping[str, Any], model: str) -> _Scheme:
     groups = [_object(group, name, model) for name, group in listed]
     targets = [_Modules(_strings(group, "targets", model) or ["Linear"]) for group in groups]
     formats = [_group_format(group, model) for group in groups]
-    int4 = [
-        _int4_bits(group["weights"].get("group_size"), group["weights"].get("symmetric") is False, model)
-        for group, group_format in zip(groups, formats, strict=True)
-        if group_format in (Format.INT4, Format.INT4A8)
-    ]
+    stored: dict[int, float] = {}
+    for group, group_format in zip(groups, formats, strict=True):
+        if bits := {Format.INT4: 4, Format.INT4A8: 4, Format.W8A16: 8}.get(group_format):
+            weights = group["weights"]
+            each = _stored_bits(bits, weights.get("group_size"), weights.get("symmetric") is False, model)
+            stored[bits] = max(stored.get(bits, 0.0), each)
     left_alone, kv_cache = _Modules(_strings(config, "ignore", model)), _kv_format(config.get("kv_cache_scheme"), model)
-    of_most = max(int4, default=BITS[Format.INT4])
-    return _Scheme(tuple(zip(targets, formats, strict=True)), left_alone, kv_cache, int4_bits=of_most)
+    return _Scheme(tuple(zip(targets, formats, strict=True)), left_alone, kv_cache, stored_bits=stored)
 
 
 _FLOAT4, _FLOAT8, _INT8 = ("float", 4), ("float", 8), ("int", 8)

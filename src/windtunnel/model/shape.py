@@ -403,6 +403,8 @@ class Shard:
     devices_per_node: int = 8
     tf32: bool = False
     """Whether tensor cores multiply what is left in fp32."""
+    scaled_sparse_kv: bool = False
+    """Whether an fp8 KV cache of sparse latent attention has scales, and the rotated key in bf16."""
     all2all_backend: str = ALL_GATHER
     """Kernels that exchange tokens between ranks with different experts, one of `model.exchange.EXCHANGES`."""
     gathers_quantised: tuple[Format, ...] = ()

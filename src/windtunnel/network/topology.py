@@ -233,6 +233,8 @@ class NodeRails(Schema, tag="node"):
     node: str
     """A name of the catalog's nodes, or a YAML file."""
     num_servers: AtLeastOne = 1
+    scale_up_bytes_per_s: Positive | None = None
+    """Of a switch that joins the devices in place of the node's own links."""
     latency_s: float | None = None
     """Of every scale-out link; None: 500 ns, and half of what the node's link takes longer than InfiniBand."""
     num_spines: AtLeastOne | None = None
@@ -241,6 +243,8 @@ class NodeRails(Schema, tag="node"):
     def build(self) -> Fabric:
         """Join the devices of each node, and the nodes by rails."""
         node = catalog.node(self.node)
+        if self.scale_up_bytes_per_s is not None:
+            node = catalog.behind_switch(node, self.scale_up_bytes_per_s)
         size, num_servers, out = node.num_devices, self.num_servers, node.scale_out
         if num_servers > 1 and out is None:
             lacks = f"{node.name} has no link to other servers"
@@ -492,11 +496,28 @@ def fabric_of(text: str) -> Fabric:
 def nodes_of(device: Device, num_devices: int | None) -> tuple[str, int]:
     """Return the text of the usual nodes of so many devices, for `fabric_of`, and the number of devices.
 
-    `num_devices` None takes one node.
+    Hosts that ICI joins are a torus of lengths as equal as can be. `num_devices` None takes one node.
     """
     node = catalog.default_node(device)
     num_devices = num_devices or node.num_devices
-    return f"{node.name}:num_servers={ceil(num_devices / node.num_devices)}", num_devices
+    num_servers = ceil(num_devices / node.num_devices)
+    if num_servers > 1 and node.scale_up_links and node.scale_out == node.scale_up:
+        lengths = _equal_lengths(num_devices, node.scale_up_links // 2)
+        link_bytes_per_s = node.scale_up.bytes_per_s / node.scale_up_links
+        return f"torus:dimensions={lengths},{link_bytes_per_s=},gpu_type={device.name}", num_devices
+    if node.name == catalog.SWITCHED_NODE:
+        rate = f"scale_up_bytes_per_s={node.scale_up.bytes_per_s}"
+        return f"{catalog.GENERIC_NODE}:{rate},num_servers={num_servers}", num_devices
+    return f"{node.name}:num_servers={num_servers}", num_devices
+
+
+def _equal_lengths(num_devices: int, num_dimensions: int) -> list[int]:
+    """Return so many lengths of this product, ascending, the first as near to the root as divides it."""
+    if num_dimensions == 1:
+        return [num_devices]
+    root = num_devices ** (1 / num_dimensions) * (1 + 1e-9)
+    first = next(length for length in range(int(root), 0, -1) if num_devices % length == 0)
+    return [first, *_equal_lengths(num_devices // first, num_dimensions - 1)]
 
 
 def fabric_from(raw: Any, source: str) -> Fabric:

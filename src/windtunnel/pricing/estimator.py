@@ -445,6 +445,8 @@ class TableEstimator:
     table_for: TableSource
     roofline: Roofline
     _models: dict[int, TableModel] = field(default_factory=dict)
+    own: Roofline | None = None
+    """Of a device with other rates than `roofline`'s, which was measured: times change as on the two rooflines."""
 
     def estimate(self, op: ops.Op) -> Estimate:
         """Return the seconds of `op` with coverage and source.
@@ -452,6 +454,18 @@ class TableEstimator:
         Raises:
             InputError: a size along an axis is not positive and finite, or a table cannot be read.
         """
+        estimate = self._as_measured(op)
+        if self.own is None or estimate.coverage is Coverage.ROOFLINE:
+            return estimate if self.own is None else RooflineEstimator(self.own).estimate(op)
+        longer = self.own.seconds(op) / self.roofline.seconds(op)
+        if np.all(longer == 1.0):
+            return estimate
+        seconds = np.asarray(estimate.seconds) * longer
+        coverage = max(estimate.coverage, Coverage.SCALED, key=COVERAGES.index)
+        source = f"{estimate.source} at {self.own.device.name}'s rates"
+        return replace(estimate, seconds=_scalar_or_array(seconds), coverage=coverage, source=source)
+
+    def _as_measured(self, op: ops.Op) -> Estimate:
         _require_work(op)
         computed, remark = _computed(op, self.roofline)
         table = self.table_for(computed)
@@ -472,7 +486,7 @@ class TableEstimator:
         near = None if other is None else _with(op, {"format": Format(other)})
         if near is None or self.table_for(near) is None:
             return None
-        estimate = self.estimate(near)
+        estimate = self._as_measured(near)
         seconds = np.asarray(estimate.seconds) * self.roofline.seconds(op) / self.roofline.seconds(near)
         source = f"{estimate.source}, whose {other} stands in for {op.variant}{remark}"
         error = max(estimate.relative_error, STAND_IN_ERROR)

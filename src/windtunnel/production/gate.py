@@ -20,11 +20,11 @@ from windtunnel.formats.clients.read import ClientResult
 from windtunnel.metrics.limits import Limit, limit_of
 from windtunnel.metrics.uncertainty import SURE
 from windtunnel.notebook import Shown
-from windtunnel.schema import encode, read_yaml, with_defaults
+from windtunnel.schema import encode, read_yaml, set_path, with_defaults
 from windtunnel.search.capacity.probe import quantile
 from windtunnel.search.space.space import value_text
 from windtunnel.serving.results import Result
-from windtunnel.serving.scenario import FOLLOWING, Scenario, changed_settings
+from windtunnel.serving.scenario import Scenario, changed_settings, follows
 
 PRIOR = read_yaml(Path(__file__).with_suffix(".yaml"))
 """Metric -> standard deviation of the logarithm of a run's mean, and `worth_runs`."""
@@ -127,11 +127,13 @@ class Gate(Shown):
     remarks: Sequence[str] = ()
     after: Result | None = None
     """The changed deployment's run, where it is predicted."""
+    not_starting: Sequence[str] = ()
+    """Sentences on why the changed server would not start."""
 
     @property
     def passes(self) -> bool:
-        """Whether every check holds."""
-        return all(check.holds for check in self.checks)
+        """Whether the server starts and every check holds."""
+        return not self.not_starting and all(check.holds for check in self.checks)
 
 
 def gate_change(
@@ -170,11 +172,11 @@ def gate_change(
 
 def _what_changes(before: Result, after: Result) -> list[str]:
     """Say which settings differ between two deployments, their defaults filled in."""
-    scenarios = [encode(before.scenario), encode(after.scenario)]
+    scenarios = [_as_served(before), _as_served(after)]
     usual = [with_defaults(each, Scenario) for each in scenarios]
     differing = changed_settings(scenarios)
     changed = {path: values for path, values in differing.items() if any(each not in UNSET for each in values)}
-    causes = {path: values for path, values in changed.items() if not FOLLOWING.intersection(path.split("."))}
+    causes = {path: values for path, values in changed.items() if not follows(path, values)}
     texts = []
     for path, values in (causes or changed).items():
         old, new = (
@@ -188,6 +190,15 @@ def _what_changes(before: Result, after: Result) -> list[str]:
     follow = ", ".join(path.removeprefix("deployment.") for path in changed if causes and path not in causes)
     follow = follow and f"; what follows: {follow}"
     return [f"changed: {', '.join(texts[:MOST_CHANGES]) or 'nothing'}{hidden}{follow}"]
+
+
+def _as_served(result: Result) -> dict[str, Any]:
+    """Encode a run's scenario with the greatest length that its server takes; the run's own is that of its requests."""
+    raw, setup = encode(result.scenario), result.setup
+    if not result.pools:
+        length = setup.engine.max_model_len or setup.model.max_context_tokens
+        set_path(raw, "deployment.engine.max_model_len", length)
+    return dict(raw)
 
 
 def statistic(result: Result, limit: Limit) -> float:

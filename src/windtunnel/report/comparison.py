@@ -18,7 +18,7 @@ from windtunnel.report.report import Cell, Figures, OnPage, OnTerminal, Report, 
 from windtunnel.report.results import ResultEntry, document_file, entry_of, read_document, records
 from windtunnel.report.serving.curves import distributions
 from windtunnel.schema import short_path, with_defaults
-from windtunnel.serving.scenario import FOLLOWING, Scenario, changed_settings
+from windtunnel.serving.scenario import Scenario, changed_settings, follows
 from windtunnel.units import format_seconds
 
 MOST_RUNS = 8
@@ -190,7 +190,7 @@ def _joined(texts: Sequence[str]) -> str:
 def _causes(base: ComparedRun, run: ComparedRun) -> list[tuple[str, list[Any]]]:
     """Return the settings that differ, the weightiest first; those that follow from others only where no other does."""
     differing = scenario_differences([base, run])
-    causes = {path: values for path, values in differing.items() if not FOLLOWING.intersection(path.split("."))}
+    causes = {path: values for path, values in differing.items() if not follows(path, values)}
     weighty = {path: causes[path] for path in LAYOUT["setting_names"] if path in causes}
     return list((weighty | causes or differing).items())
 
@@ -309,6 +309,8 @@ def _setting_text(path: str, value: Any, usual: Mapping[str, Any]) -> str:
 def value_text(path: str, value: Any) -> str:
     """Return a setting for a table, with the unit of its path; empty where it is missing."""
     name = path.rpartition(".")[2]
+    if name == "max_cudagraph_capture_size" and value == 0:
+        return "0 (none: --enforce-eager of vLLM, --disable-cuda-graph of SGLang)"
     if isinstance(value, bool | None):
         return "" if value is None else str(value).lower()
     if isinstance(value, int | float) and name.endswith(("_bytes", "_s")) and not name.endswith("_per_s"):

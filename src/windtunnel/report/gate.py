@@ -8,7 +8,7 @@ from windtunnel.report.render.json import version
 from windtunnel.report.report import Cell, Report, Section, Table
 from windtunnel.report.serving.setup import load_line
 from windtunnel.schema import fields_of
-from windtunnel.units import format_seconds
+from windtunnel.units import format_count, format_seconds
 
 UNITS = {COST: "/M tokens", THROUGHPUT: " output tokens/s"}
 
@@ -25,6 +25,9 @@ def gate_report(gate: Gate) -> Report:
 def verdict(gate: Gate) -> str:
     """Say whether a change passes, and of the checks that it fails which is worst: one of the SLO first."""
     failed = [check for check in gate.checks if not check.holds]
+    if gate.not_starting:
+        others = f". Were it to start, {format_count(len(failed), 'check')} would fail" if failed else ""
+        return f"Fails: {'; '.join(gate.not_starting)}{others}."
     if not failed:
         return f"Passes: {len(gate.checks)} of {len(gate.checks)} checks hold."
     worst = max(failed, key=lambda check: (check.rule == "slo", abs(check.after / (check.most or 1.0) - 1)))

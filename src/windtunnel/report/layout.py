@@ -20,7 +20,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from windtunnel.report.numbers import billions, duration, number, percent, quantity, span_text, words
+from windtunnel.report.numbers import billions, dollars, duration, energy, number, percent, quantity, span_text, words
 from windtunnel.report.report import Card, Cards, Cell, Facts, Table
 from windtunnel.schema import read_yaml
 from windtunnel.units import format_bytes, format_count, format_seconds, format_si, units_for
@@ -32,6 +32,8 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
     "signed percent": lambda share: f"{'+' if share > 0 else ''}{percent(share)}",
     "number": number,
     "billions": billions,
+    "dollars": dollars,
+    "energy": energy,
     "bytes": format_bytes,
     "SI": lambda value: format_si(value, "").rstrip(),
     "FLOP": lambda flops: format_si(flops, "FLOP"),

@@ -37,8 +37,19 @@ def shares_of(seconds: Mapping[str, float], has_words: bool = True) -> dict[str,
 
 
 def billions(count: float) -> str:
-    """Return a large count for people: `300 billion`, `15.0 trillion`."""
-    return f"{number(count / 1e12)} trillion" if count >= 1e12 else f"{number(count / 1e9)} billion"
+    """Return a large count for people: `2.62 million`, `300 billion`, `15.0 trillion`."""
+    sizes = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
+    return next((f"{number(count / size)} {name}" for size, name in sizes if count >= size), f"{count:,.0f}")
+
+
+def dollars(usd: float) -> str:
+    """Return a price for people: `$1,234,567`, `$12.30`, `<$0.01`."""
+    return f"${usd:,.0f}" if usd >= 100 else f"${usd:.2f}" if usd >= 0.01 else "<$0.01"
+
+
+def energy(joules: float) -> str:
+    """Return an energy for people: `12,300 MWh`, `75.2 Wh`."""
+    return f"{number(joules / 3.6e9)} MWh" if joules >= 3.6e9 else format_si(joules / 3600, "Wh")
 
 
 def duration(seconds: float) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from windtunnel.report.chart import Axis, Bar, Chart
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
-from windtunnel.report.numbers import billions, duration, percent
+from windtunnel.report.numbers import billions, dollars, duration, percent
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Bars, Block, Figures, OnPage, OnTerminal, Report, Section, Table
 from windtunnel.report.serving.setup import network_lines
@@ -38,21 +38,25 @@ MAX_PASSES = 20_000
 
 def training_document(result: TrainingResult, run: Campaign | None, tasks: list[dict[str, Any]]) -> dict[str, Any]:
     """Document a step, its breakdown, the memory of every stage, the whole run, and the job with its defaults."""
+    busy = result.timeline.busy_s
     document: dict[str, Any] = {
         "windtunnel": version(),
         "job": encode(result.setup.job),
         "degrees": asdict(result.setup.degrees),
         "layers_per_chunk": list(result.setup.layers_per_chunk),
-        **fields_of(result, "num_parameters", "step_s"),
+        **fields_of(result, "num_parameters", "num_trained", "step_s"),
         "interval_80": {"step_s": asdict(step_interval(result))},
         **fields_of(result, "breakdown_s", "bubble_fraction", "tokens_per_s", "tokens_per_s_per_device"),
+        # The busiest device waits for the schedule alone.
+        "schedule_bubble_fraction": float(1.0 - np.max(busy) / np.max(result.timeline.spans_s)),
+        "slowest_stage": int(np.argmax(busy)),
         "model_flops_per_s_per_device": result.flops_per_s_per_device,
         **fields_of(result, "mfu", "hfu", "relative_error", "fits"),
         "device_memory_bytes": result.setup.device.memory_bytes,
         "host_bytes": result.host_bytes,
         "host_memory_bytes": result.setup.node.host_memory_bytes,
         "fits_devices": result.fits_devices,
-        "memory": [asdict(stage) | {"total_bytes": stage.total_bytes} for stage in result.memory],
+        "memory": [asdict(stage) | fields_of(stage, "needed_bytes", "total_bytes") for stage in result.memory],
         "coverage_s": {how.value: seconds for how, seconds in result.by_coverage.items()},
     }
     if result.collectives:
@@ -117,9 +121,11 @@ def training_sections(document: Mapping[str, Any]) -> tuple[Section, Section, Se
     ordered = dict(sorted(shares.items(), key=lambda item: -item[1]))
     shown = {name: share for name, share in ordered.items() if share >= 0.0005}
     device_bytes = document["device_memory_bytes"]
-    stages = [{**stage, "share_fraction": stage["total_bytes"] / device_bytes} for stage in document["memory"]]
-    known = {**document, "price": _price(document)}
-    rates: list[Block] = [OnPage(lambda: [cards_of(known, LAYOUT["cards"])]), facts_of(document, LAYOUT["rates"])]
+    stages = [{**stage, "share_fraction": stage["needed_bytes"] / device_bytes} for stage in document["memory"]]
+    idle, own = document["bubble_fraction"], document["schedule_bubble_fraction"]
+    waits_for = f"stage {document['slowest_stage']}, the slowest" if idle > 2 * own else "slower stages"
+    known = {**document, "price": _price(document), "waits_for": waits_for}
+    rates: list[Block] = [OnPage(lambda: [cards_of(known, LAYOUT["cards"])]), facts_of(known, LAYOUT["rates"])]
     memory: list[Block] = [
         OnTerminal(lambda: [_memory_table(document)]),
         OnPage(lambda: [table_of(stages, LAYOUT["stages"])]),
@@ -136,18 +142,20 @@ def training_sections(document: Mapping[str, Any]) -> tuple[Section, Section, Se
 
 def verdict_of(document: Mapping[str, Any]) -> str:
     """Say how long a step takes, or that it does not fit, from the document of `training_document`."""
-    needed, has = _fullest(document)["total_bytes"], document["device_memory_bytes"]
+    needed, has = _fullest(document)["needed_bytes"], document["device_memory_bytes"]
     if document["fits"]:
         step = format_seconds(document["step_s"])
         run = document.get("run") or {}
-        cost = f" and costs ${run['usd']:,.0f} at {_price(document)}" if run.get("usd") else ""
+        cost = f" and costs {dollars(run['usd'])} at {_price(document)}" if run.get("usd") else ""
         whole = f" The run takes {duration(run['elapsed_s'])}{cost}." if run else ""
         return f"A step takes {step}; the fullest device uses {percent(needed / has)} of its memory.{whole}"
     if document.get("fits_devices"):
         host = f"{format_bytes(document['host_bytes'])} of {format_bytes(document['host_memory_bytes'])}"
         return f"Does not fit: what is offloaded takes {host} of a host's memory."
-    usable, whole = format_bytes(FIGURES.usable_fraction * has), format_bytes(has)
-    return f"Does not fit: the fullest device needs {format_bytes(needed)} and has {usable} to use, of {whole}."
+    usable, text = FIGURES.usable_fraction * has, format_bytes(needed)
+    least = f", {format_bytes(needed - usable)} less" if format_bytes(usable) == text else ""
+    has_to_use = f"has {format_bytes(usable)} to use{least}, of {format_bytes(has)}"
+    return f"Does not fit: the fullest device needs {text} and {has_to_use}."
 
 
 def _price(document: Mapping[str, Any]) -> str:
@@ -159,7 +167,8 @@ def _price(document: Mapping[str, Any]) -> str:
 def model_line(result: TrainingResult) -> str:
     """Return the model, and the formats that it is trained in."""
     job = result.setup.job
-    kind = f"LoRA rank {job.lora.rank}" if job.lora else job.optimizer
+    trained = f"{format_si(result.num_trained, '').strip()} trained"
+    kind = f"LoRA rank {job.lora.rank} ({trained})" if job.lora else job.optimizer
     kind += f" with moments in {job.precision.moments}" if job.precision.moments != "fp32" else ""
     if job.lora and job.precision.frozen_weights != "bf16":
         kind += f" beside weights in {job.precision.frozen_weights}"
@@ -208,7 +217,7 @@ def _share_of_host(document: Mapping[str, Any]) -> str:
 
 def _fullest(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the memory of the fullest stage."""
-    return max(document["memory"], key=lambda stage: float(stage["total_bytes"]))
+    return max(document["memory"], key=lambda stage: float(stage["needed_bytes"]))
 
 
 def _fitting_changes(result: TrainingResult, changes: Changes) -> Section:

@@ -286,6 +286,9 @@ class EngineSettings(schema.Schema):
     tf32: bool | None = None
     """Multiply fp32 operands on tensor cores, not on CUDA cores [VLLM_FLOAT32_MATMUL_PRECISION=high,
     enable-tf32-matmul]."""
+    scaled_sparse_kv: bool | None = None
+    """Keep an fp8 KV cache of sparse latent attention (DeepSeek-V3.2, GLM-5) as FlashMLA does (`fp8_ds_mla`): with an
+    fp32 scale for each 128 values and the rotated key in bf16, 656 bytes a token and layer. False: all in fp8, 576."""
     max_num_encoder_input_tokens: schema.AtLeastOne | None = None
     """vLLM: embeddings of images that a step encodes; a prompt's chunk ends before an image beyond them. None: as many
     as `max_num_batched_tokens`, or as the largest image has."""

@@ -24,8 +24,10 @@ from windtunnel.serving.setup.encoder import encoder_s, media_launches
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.memory import MemoryPlan, adapter_slots, plan_memory
 from windtunnel.serving.setup.overlap import expert_layers_share
+from windtunnel.serving.setup.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.serving.setup.step_prices import PricedLaunch, is_compute_bound, price_halves, price_launch, price_sides
 from windtunnel.serving.setup.two_sides import PingPong, plan_two_sides
+from windtunnel.serving.state.pools import NO_SPECULATION
 from windtunnel.units import format_count
 from windtunnel.workload.schema import Workload
 
@@ -69,7 +71,8 @@ class Explanation(Shown):
     setup: Setup
     batch: forward.StepBatch
     num_computed_tokens: int
-    """Tokens that the device computes: the batch's, padded to a CUDA graph where the step only decodes."""
+    """Tokens that the device computes: the batch's, with drafts to verify, padded to a CUDA graph where the step only
+    decodes."""
     launches: tuple[ExplainedLaunch, ...]
     memory: MemoryPlan
     host_s: float
@@ -146,11 +149,14 @@ def explain_step(
         InputError: the model does not fit, or the engine would never form such a step.
     """
     shard = shard_of(setup)
+    drafter, (queries, _) = drafter_of(setup, shard), speculation_of(setup) or NO_SPECULATION
     planned = plan_memory if setup.parallelism.ffn is None else plan_two_sides
-    memory = planned(shard, setup.device, setup.engine, setup.max_model_len)
-    _check_batch(setup, memory, batch)
+    memory = planned(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
+    given_tokens = queries * batch.decode_requests + batch.prefill_tokens
+    _check_batch(setup, memory, batch, given_tokens)
     estimator = users_estimator(estimator) if estimator else estimator_for(setup)
-    num_tokens = _num_computed_tokens(setup, batch)
+    padded_tokens = int(decode_tokens(setup.engine, batch.decode_requests, queries)[-1])
+    num_tokens = given_tokens if batch.prefill_tokens else padded_tokens
     sides, microbatches = None, 1
     if setup.parallelism.ffn is not None and not batch.prefill_tokens:
         nodes = np.array([float(batch.decode_requests)]), np.array([batch.decode_context_tokens])
@@ -162,11 +168,15 @@ def explain_step(
     least = engine.overlap_prefill_tokens if batch.prefill_tokens else engine.overlap_decode_tokens
     if num_batches(engine, num_tokens, least) > 1:
         microbatches, part_tokens = 2, num_tokens / 2
-        hidden_s = _hidden_s(setup, shard, batch, num_tokens, estimator)
-    launches = _step_launches(shard, batch, part_tokens, microbatches)
-    host, num_running = setup.engine.host, batch.decode_requests + (batch.prefill_tokens > 0)
+        hidden_s = _hidden_s(setup, batch, num_tokens, estimator, queries)
+    positions = batch.sampled + (queries - 1) * batch.decode_requests
+    num_sampled = positions if batch.prefill_tokens or microbatches > 1 else num_tokens
+    launches = _step_launches(shard, batch, part_tokens, num_sampled, microbatches)
+    launches += _draft_launches(drafter, batch, queries - 1)
+    host, num_running = engine.host, batch.decode_requests + (batch.prefill_tokens > 0)
+    num_launched = num_launches(shard, engine, given_tokens, 0 if batch.prefill_tokens else queries)
     if shard.lora is not None:  # as many adapters as may run together
-        launches += lora_launches(shard, batch.num_tokens, min(adapter_slots(setup.engine), num_running))
+        launches += lora_launches(shard, given_tokens, min(adapter_slots(setup.engine), num_running))
     encoder: list[Launch] = []
     if workload is not None and workload.draws_media:
         encoder = media_launches(shard, workload, 0 if workload.images is not None else 1, 1)
@@ -174,12 +184,12 @@ def explain_step(
         setup=setup,
         batch=batch,
         num_computed_tokens=num_tokens,
-        launches=tuple(_explain(launch, estimator, setup) for launch in launches),
+        launches=tuple(_verified([_explain(launch, estimator, setup) for launch in launches], shard, queries)),
         memory=memory,
         host_s=float(host.step_s or 0.0) + (float(host.request_s or 0.0) + mask_s(shard.sampler)) * num_running,
         host_overlaps=bool(setup.engine.async_scheduling),
-        launch_s=_launch_s(setup, shard, batch),
-        unhidden_s=unhidden_s(shard, setup.engine, batch.sampled),
+        launch_s=float((host.launch_s or 0.0) * num_launched),
+        unhidden_s=unhidden_s(shard, setup.engine, positions // queries),
         encoder=tuple(_explain(launch, estimator, setup) for launch in encoder),
         sides=sides,
         hidden_s=hidden_s,
@@ -212,20 +222,18 @@ def pool_of_step(deployment: Deployment, name: str | None, is_decode: bool | Non
     return pool
 
 
-def _hidden_s(setup: Setup, shard: Shard, batch: forward.StepBatch, num_tokens: int, estimator: Estimator) -> float:
+def _hidden_s(setup: Setup, batch: forward.StepBatch, num_tokens: int, estimator: Estimator, queries: int) -> float:
     """Return what a step in two halves hides; attention of steps with prompts is left out, as in the simulator."""
-    cores_s = 0.0
+    shard, cores_s = shard_of(setup), 0.0
     if not batch.prefill_tokens:
         cores = forward.decode_launches(shard, batch.decode_requests / 2, batch.decode_context_tokens)
-        cores_s = sum(price_launch(estimator, launch).total_s for launch in cores)
+        priced = _verified([_explain(launch, estimator, setup) for launch in cores], shard, queries)
+        cores_s = sum(launch.total_s for launch in priced)
+        if (drafter := drafter_of(setup, shard)) is not None:
+            drafting = forward.decode_launches(drafter, batch.decode_requests, batch.decode_context_tokens)
+            cores_s += (queries - 1) / 2 * sum(price_launch(estimator, launch).total_s for launch in drafting)
     halves = price_halves(estimator, setup.device, shard, np.array([float(num_tokens)]), np.zeros((1, 1)))
     return float(halves.hidden_s(expert_layers_share(shard) * cores_s)[0])
-
-
-def _launch_s(setup: Setup, shard: Shard, batch: forward.StepBatch) -> float:
-    decode_queries = int(batch.prefill_tokens == 0)
-    launches = num_launches(shard, setup.engine, batch.num_tokens, decode_queries)
-    return float((setup.engine.host.launch_s or 0.0) * launches)
 
 
 @checked
@@ -271,7 +279,7 @@ def step_batch(
     )
 
 
-def _check_batch(setup: Setup, memory: MemoryPlan, batch: forward.StepBatch) -> None:
+def _check_batch(setup: Setup, memory: MemoryPlan, batch: forward.StepBatch, given_tokens: int) -> None:
     """Raise InputError where the engine's limits or the KV pool rule such a step out."""
     engine = setup.engine
     assert engine.max_num_seqs is not None
@@ -282,9 +290,9 @@ def _check_batch(setup: Setup, memory: MemoryPlan, batch: forward.StepBatch) -> 
             "raise --max-num-seqs, or decode fewer requests",
         )
     limit = max(engine.max_num_batched_tokens, engine.max_prefill_tokens or 0)
-    if batch.num_tokens > limit:
+    if given_tokens > limit:
         raise InputError(
-            f"a step of {format_count(batch.num_tokens, 'token')} is above max_num_batched_tokens = {limit:,} "
+            f"a step of {format_count(given_tokens, 'token')} is above max_num_batched_tokens = {limit:,} "
             f"of {engine.name}",
             "raise --max-num-batched-tokens, or compute fewer tokens",
         )
@@ -319,13 +327,6 @@ def _kept_tokens(memory: MemoryPlan, num_tokens: float) -> float:
     return num_tokens - share * max(num_tokens - memory.window_tokens, 0.0)
 
 
-def _num_computed_tokens(setup: Setup, batch: forward.StepBatch) -> int:
-    """Count the batch's tokens; a step that only decodes is padded to the next captured CUDA graph."""
-    if batch.prefill_tokens:
-        return batch.num_tokens
-    return int(decode_tokens(setup.engine, batch.decode_requests)[-1])
-
-
 HEAD_LAUNCHES = frozenset({"lm_head", "logits_all_gather", *SAMPLING_LAUNCHES})
 """Launches of a step's end, which all micro-batches share."""
 
@@ -333,7 +334,9 @@ _OUTPUTS = ("o_proj", "o_a_proj", "out_proj")
 """Ends of the names of the first product after the core of attention or of a recurrence."""
 
 
-def _step_launches(shard: Shard, batch: forward.StepBatch, num_tokens: float, microbatches: int = 1) -> list[Launch]:
+def _step_launches(
+    shard: Shard, batch: forward.StepBatch, num_tokens: float, num_sampled: int, microbatches: int = 1
+) -> list[Launch]:
     """List the launches of a step as the simulator adds them up: `num_tokens` computed, attention over the batch alone.
 
     With `microbatches` each computes `num_tokens`, and in a step that only decodes its part of attention. In the order
@@ -346,13 +349,44 @@ def _step_launches(shard: Shard, batch: forward.StepBatch, num_tokens: float, mi
     if microbatches > 1 and not batch.prefill_tokens:
         cores = forward.decode_launches(shard, batch.decode_requests / microbatches, batch.decode_context_tokens)
         cores = [replace(launch, count=launch.count * microbatches) for launch in cores]
-    num_tokens = num_tokens if microbatches == 1 else batch.decode_requests
-    head = forward.head_launches(shard, batch.sampled if batch.prefill_tokens else num_tokens)
+    head = forward.head_launches(shard, num_sampled)
     merged: dict[tuple[str, Op], Launch] = {}
     for launch in [*tokens[:after_cores], *cores, *tokens[after_cores:], *head]:
         before = merged.get((launch.name, launch.op))
         merged[launch.name, launch.op] = replace(launch, count=launch.count + (before.count if before else 0.0))
     return list(merged.values())
+
+
+def _draft_launches(drafter: Shard | None, batch: forward.StepBatch, num_drafts: int) -> list[Launch]:
+    """List a pass of the drafter for every draft token of the decoding requests; none without either."""
+    requests = batch.decode_requests
+    if drafter is None or not requests:
+        return []
+    decoding = replace(batch, prefill_tokens=0, prefill_pairs=0.0)
+    launches = _step_launches(drafter, decoding, requests, requests)
+    return [replace(each, name=f"draft_{each.name}", count=each.count * num_drafts) for each in launches]
+
+
+def _verified(launches: list[ExplainedLaunch], shard: Shard, queries: int) -> list[ExplainedLaunch]:
+    """Return launches with attention of `queries` tokens for each decoding request: it reads the cache once, or takes
+    all their arithmetic at the device's peak where that is longer (`setup.step_prices.price_steps`)."""
+    names = {launch.name for launch in forward.decode_launches(shard, 1.0, 1.0)} if queries > 1 else set()
+    cores = [launch for launch in launches if launch.name in names]
+    ideal_s = queries * sum(launch.flops_over_peak * launch.each_s * launch.count for launch in cores)
+    longer = max(ideal_s / sum(launch.total_s for launch in cores), 1.0) if cores else 1.0
+    return [
+        replace(
+            launch,
+            estimate=replace(launch.estimate, seconds=np.asarray(launch.estimate.seconds) * longer),
+            flops=queries * launch.flops,
+            flops_over_peak=queries * launch.flops_over_peak / longer,
+            bytes_over_peak=launch.bytes_over_peak / longer,
+            bound_by="compute" if queries * launch.flops_over_peak > launch.bytes_over_peak else launch.bound_by,
+        )
+        if launch in cores
+        else launch
+        for launch in launches
+    ]
 
 
 def _explain(launch: Launch, estimator: Estimator, setup: Setup) -> ExplainedLaunch:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from windtunnel import catalog
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import ServiceLimits, Summary
 from windtunnel.metrics.uncertainty import Interval
@@ -80,7 +81,8 @@ def resolved_scenario(scenario: Scenario, setup: Setup, memory: MemoryPlan) -> S
     engine = msgspec.structs.replace(
         setup.engine, max_model_len=setup.max_model_len, num_gpu_blocks=memory.num_blocks or None
     )
-    node = scenario.deployment.node or setup.node.name
+    assumed = None if setup.node.name == catalog.SWITCHED_NODE else setup.node.name
+    node = scenario.deployment.node or assumed
     deployment = msgspec.structs.replace(scenario.deployment, node=node, engine=engine)
     workload = msgspec.structs.replace(scenario.workload, sampling=setup.sampling)
     return msgspec.structs.replace(scenario, precision=setup.precision, deployment=deployment, workload=workload)

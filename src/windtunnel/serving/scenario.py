@@ -126,10 +126,16 @@ class Setup:
 FOLLOWING = frozenset(
     {
         *("slo", "node", "num_gpu_blocks", "reserved_bytes", "max_cudagraph_capture_size", "host"),
-        *("fused_all_reduce", "fused_all_reduce_bytes"),
+        *("fused_all_reduce", "fused_all_reduce_bytes", "scaled_sparse_kv"),
     }
 )
 """Keys that follow from others in a result's scenario, or judge alone: they explain nothing where another differs."""
+
+
+def follows(path: str, values: Sequence[Any]) -> bool:
+    """Whether a difference of a setting follows from others: CUDA graphs are turned off by an option alone."""
+    is_turned_off = path.endswith("max_cudagraph_capture_size") and 0 in values
+    return not is_turned_off and not FOLLOWING.isdisjoint(path.split("."))
 
 
 @checked

@@ -68,11 +68,11 @@ def campaign(result: TrainingResult) -> Campaign | None:
 
 
 def checkpoint_bytes(result: TrainingResult) -> float:
-    """Return the bytes of the complete model's 16-bit parameters, master copy and optimizer state."""
+    """Return the bytes of 16-bit parameters, master copy and optimizer state of all that is trained."""
     precision = result.setup.job.precision
     each = 2.0 + FIGURES.num_moments[result.setup.job.optimizer] * STATE_BYTES[precision.moments]
     each += STATE_BYTES[precision.master_weights or "fp32"] if precision.master_weights != "bf16" else 0.0
-    return result.num_parameters * each
+    return result.num_trained * each
 
 
 def _goodput(

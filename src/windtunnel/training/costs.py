@@ -35,9 +35,9 @@ class ChunkCost:
     """Of the forward pass, of the gradients of inputs, and of the gradients of weights."""
     kept_bytes: float
     model_flops: float
-    """Forward and backward, without recomputation."""
+    """Forward and backward, without recomputation by layers or inside of kernels."""
     hardware_flops: float
-    """With recomputation."""
+    """With both."""
     product_flops: float
     """Of these, what is in the job's own format: the layers' matrix products."""
     gather_s: float
@@ -145,7 +145,7 @@ def _work_cost(rank: Rank, prices: TrainingPricer, work: Work) -> _WorkCost:
         if rank.setup.job.schedule not in SPLIT_SCHEDULES:
             backward = (work.backward_input + work.backward_weight, ())
         passes = (prices.of_pass(work.forward), prices.of_pass(backward[0]), prices.of_pass(backward[1]))
-        again = sum(task.flops for task in work.recomputed)
+        again = sum(task.flops for task in work.recomputed) + sum(task.repeated_flops for task in work.backward_input)
         # Both are kept, so that no other object takes their identity.
         rank.works[key] = (_WorkCost(passes, flops - again, flops, products), prices, work)
     cost: _WorkCost = rank.works[key][0]

@@ -61,7 +61,7 @@ def degrees(job: TrainingJob) -> Degrees:
         "global_batch = dp x micro_batch x num_microbatches",
         job.global_batch,
         dp * job.micro_batch,
-        f"dp is {dp} here: choose a larger tp, pp or cp or another batch, or let --search find the best layout",
+        f"dp is {dp}: raise parallelism.tp, parallelism.pp or parallelism.cp, or let --search find the best layout",
     )
     if num_microbatches > MAX_MICROBATCHES:
         raise InputError(

@@ -6,6 +6,7 @@ from itertools import product
 import msgspec
 
 from windtunnel.errors import InputError
+from windtunnel.model.attention.latent import LatentAttention
 from windtunnel.model.shape import ModelSpec
 from windtunnel.training.job import Recompute, RecomputedModule, TrainingJob
 from windtunnel.training.pricing import TrainingPricer
@@ -58,14 +59,16 @@ def _changes(job: TrainingJob, model: ModelSpec, factors: tuple[int, ...] = (2,)
     except InputError:
         return
     parallelism, recompute = job.parallelism, job.recompute
-    if recompute.granularity == "none":
+    if recompute.granularity != "full":
         # Flash attention keeps no scores that recomputing it would save.
         scores: tuple[RecomputedModule, ...] = ("core_attention",) if filled.kernels.attention == "unfused" else ()
-        modules: tuple[RecomputedModule, ...] = (*scores, "norms", "activation")
-        selective = replace(recompute, granularity="selective", modules=modules)
-        words = f"recompute={{granularity: selective, modules: [{', '.join(modules)}]}}"
-        yield words, replace(job, recompute=selective)
-    if recompute.granularity != "full":
+        light: tuple[RecomputedModule, ...] = (*(recompute.modules or scores), "norms", "activation")
+        is_latent = any(isinstance(attention, LatentAttention) for _, attention in model.attentions)
+        for more in (light, (*light, "latent_up_projection")) if is_latent else (light,):
+            modules = tuple(dict.fromkeys(more))
+            selective = replace(recompute, granularity="selective", modules=modules)
+            words = f"recompute={{granularity: selective, modules: [{', '.join(modules)}]}}"
+            yield words, replace(job, recompute=selective)
         yield "recompute={granularity: full}", replace(job, recompute=Recompute(granularity="full"))
     if filled.kernels.cross_entropy in ("eager", "fp32", "separate"):
         yield "kernels.cross_entropy=chunked", replace(job, kernels=replace(job.kernels, cross_entropy="chunked"))

@@ -56,9 +56,9 @@ class TrainingParallelism(Schema):
     experts_tp: AtLeastOne | None = None
     """Ways that each expert is sharded (expert-TP); None takes 1, or `tp` where `ep` is 1."""
     experts_dp: AtLeastOne | None = None
-    experts_exchange: Literal["all_to_all", "by_node", "hybrid"] | None = None
+    experts_exchange: Literal["all_to_all", "by_node", "hybrid", "all_gather"] | None = None
     """How tokens reach experts: each on its own, once for each node and copied there (DeepEP), or so and in the order
-    of experts (HybridEP). None: as the framework does."""
+    of experts (HybridEP); or all of them reach every rank (Megatron's default). None: as the framework does."""
 
     def check(self) -> None:
         stages = self.layers_per_stage
@@ -191,14 +191,28 @@ class Kernels(Schema):
     for each operation, as eager PyTorch."""
 
 
+_OfAttention = Literal[
+    "q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "q_a_proj", "q_b_proj", "kv_a_proj", "kv_b_proj"
+]
+LoraTarget = _OfAttention | Literal["gate_proj", "up_proj", "gate_up_proj", "down_proj"]
+
+
 class Lora(Schema):
-    """Adapters beside frozen linear layers (arXiv:2106.09685)."""
+    """Adapters beside frozen linear layers (arXiv:2106.09685): `rank x (inputs + outputs)` parameters at each."""
 
     rank: AtLeastOne = 16
     all_linear: bool = True
-    """Adapters at every linear layer; else at those of attention only."""
+    """Adapters at every linear layer but the head and routers, those of each expert too; else at those of attention
+    only."""
+    target_modules: tuple[LoraTarget, ...] | None = None
+    """Adapters at these linear layers only, in each expert too. `qkv_proj` and `gate_up_proj` are one adapter for what
+    is fused (Megatron-Core's), `q_proj` and the like one for each (PEFT's). None: as `all_linear` says."""
     dropout: bool = False
     """Before adapters: the input is written again, and kept so with its mask."""
+
+    def check(self) -> None:
+        if self.target_modules is not None and not (self.all_linear and self.target_modules):
+            raise ValueError("target_modules takes the place of all_linear: name one module or more, or leave it out")
 
 
 class TrainingFaults(Schema):

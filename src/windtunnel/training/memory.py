@@ -33,6 +33,8 @@ class StageMemory:
     """Micro-batches whose activations are held at the worst moment, in whole passes through the stage."""
     host_bytes: float = 0.0
     """What the rank offloads to the memory of its host."""
+    fragmentation_bytes: float = 0.0
+    """Blocks that the allocator may hold without use: at most what the rest leaves, so that it never decides."""
 
     @property
     def state_bytes(self) -> float:
@@ -44,8 +46,13 @@ class StageMemory:
         return self.state_bytes + self.activations_bytes + self.transient_bytes
 
     @property
-    def total_bytes(self) -> float:
+    def needed_bytes(self) -> float:
         return self.allocated_bytes + self.reserve_bytes
+
+    @property
+    def total_bytes(self) -> float:
+        """Return what the device may be seen to hold, fragmentation included."""
+        return self.needed_bytes + self.fragmentation_bytes
 
 
 def state_bytes(
@@ -71,6 +78,8 @@ def state_bytes(
             parameters = num_here * (packed * PACKED_BYTES[precision.frozen_weights] + (1.0 - packed) * BF16_BYTES)
         else:
             parameters = WIRE_BYTES[precision.frozen_weights] * num_here
+        # PEFT's adapters are in fp32, as the optimizer has them (`autocast_adapter_dtype`).
+        parameters += 0.0 if job.framework == "fsdp2" else BF16_BYTES * (num_owned if zero == 3 else learnt.total)
     gradients = gradient * (num_owned if zero >= 2 else learnt.total)
     if job.framework == "deepspeed" and precision.gradients == "fp32" and zero < 3:
         # DeepSpeed's bf16_optimizer.py lets autograd fill 16-bit gradients and adds them to its fp32 ones.
@@ -107,7 +116,7 @@ def chunk_work(rank: Rank, chunk: LayerChunk) -> list[tuple[Work, float]]:
         if covered > 0:
             works.append((layer_work(rank, group), covered))
     if chunk.has_embedding or chunk.has_head:
-        works.append((ends_work(rank, chunk), 1.0))
+        works.append((ends_work(rank, chunk.has_embedding, chunk.has_head), 1.0))
     return works
 
 
@@ -167,8 +176,8 @@ def _placeholder_bytes(works: list[Work]) -> float:
 def _largest_weight(rank: Rank, held_chunks: list[LayerChunk]) -> float:
     """Return the elements of the largest weight of the layers."""
     works = [work for chunk in held_chunks for work, _ in chunk_work(rank, replace(chunk, has_head=False))]
-    tasks = (task.op for work in works for task in work.backward_weight)
-    return max((float(op.m) * op.n for op in tasks if isinstance(op, Gemm)), default=0.0)
+    ops = (task.op for work in works for task in work.backward_weight if isinstance(task.op, Gemm))
+    return max((float(op.k if rank.setup.job.lora else op.m) * op.n for op in ops), default=0.0)
 
 
 def _gathered_bytes(rank: Rank, held_chunks: list[LayerChunk]) -> tuple[float, float]:
@@ -184,27 +193,27 @@ def _gathered_bytes(rank: Rank, held_chunks: list[LayerChunk]) -> tuple[float, f
     every = sum(size * count for size, (_, count) in zip(sizes, layers, strict=True))
     largest = max(sizes, default=0.0)
     # This layer's parameters and the next one's, or by XLA one weight's after another's, or as many as may be held;
-    # gradients likewise.
-    whole = largest if job.framework == "maxtext" else 2 * largest
+    # gradients likewise, of what is trained.
+    at_once = 1 if job.framework == "maxtext" else 2
+    whole, held = at_once * largest, sum((chunk_parameters(rank, chunk) for chunk in held_chunks), Parameters())
+    reduced = at_once * max((trained(rank, layer_parameters(rank, group)).total for group, _ in layers), default=0.0)
     limit = job.sharding.max_live_elements
     live = whole if limit is None else min(max(float(limit), largest), every)
-    ends = sum(chunk_parameters(rank, chunk).total for chunk in held_chunks) - every
+    ends = held.total - every
     if rank.setup.degrees.pp > 1 and job.framework == "fsdp2":
         # Between the micro-batches of a pipeline, parameters stay gathered and gradients whole
         # (torch/distributed/pipelining/stage.py, `backward_maybe_with_nosync`).
-        live, whole = every, every + ends
+        live, reduced = every, trained(rank, held).total
     gather, reduce = _wire_bytes(rank)
     if job.framework == "deepspeed":
         # Parameters that no backward pass needs soon are freed, those of the ends too, and each weight's gradient goes
         # into a bucket at once (runtime/zero/partitioned_param_coordinator.py and stage3.py).
         kept, weight = (min(live, every + ends) + unsharded) * gather, _largest_weight(rank, held_chunks)
-        head = -(-rank.setup.model.vocab_size // rank.tp) * rank.width if ends else 0.0
+        head = _table_parameters(rank) if ends and job.lora is None else 0.0
         return kept + max(head, weight) * reduce, kept + weight * reduce
-    in_layer = (live + unsharded + ends) * gather + whole * reduce
-    if job.lora is not None and job.precision.frozen_weights in PACKED_BYTES:
-        # Packed weights are gathered as they are, and have no gradients.
-        learnt = trained(rank, Parameters(whole)).total
-        in_layer = (live + unsharded) * PACKED_BYTES[job.precision.frozen_weights] + ends * gather + learnt * reduce
+    # Packed weights are gathered as they are.
+    packed = PACKED_BYTES.get(job.precision.frozen_weights, gather) if job.lora is not None else gather
+    in_layer = (live + unsharded) * packed + ends * gather + reduced * reduce
     # FSDP2 has freed every layer's parameters when the forward pass ends, and holds those of both ends.
     return ends * gather if _frees_gradients(rank) and job.sharding.reshard_after_forward else in_layer, in_layer
 
@@ -224,8 +233,8 @@ def _late_moments(
     """
     ends = sum((chunk_parameters(rank, replace(chunk, layers=())) for chunk in chunks), Parameters())
     gather, reduce = _wire_bytes(rank)
-    copies = 2 * gather + (reduce if rank.layout(Group.DATA)[0] > 1 else 0.0)
-    in_ends = ends.total * copies + FIGURES.workspace_bytes
+    copies = gather + (reduce if rank.layout(Group.DATA)[0] > 1 else 0.0)
+    in_ends = ends.total * gather + trained(rank, ends).total * copies + FIGURES.workspace_bytes
     return [(False, gradients - state_bytes(rank, ends)[1], in_layer), (False, gradients, in_ends)]
 
 
@@ -305,9 +314,7 @@ def stage_memory(
     activations_bytes, gradients, transient = max(moments, key=sum)
     parameters, optimizer, reserve = held.parameters_bytes, held.optimizer_bytes, held.reserve_bytes
     # Blocks held without use are freed when there is no room for them.
-    taken = parameters + gradients + optimizer + activations_bytes + transient + reserve
-    room = max(FIGURES.usable_fraction * rank.setup.device.memory_bytes - taken, 0.0)
-    reserve += min(FIGURES.fragmentation * (activations_bytes + transient), room)
-    return StageMemory(
-        stage, parameters, gradients, optimizer, activations_bytes, transient, reserve, num_in_flight, held.host_bytes
-    )
+    held_bytes = (parameters, gradients, optimizer, activations_bytes, transient, reserve)
+    room = max(FIGURES.usable_fraction * rank.setup.device.memory_bytes - sum(held_bytes), 0.0)
+    unused = min(FIGURES.fragmentation * (activations_bytes + transient), room)
+    return StageMemory(stage, *held_bytes, num_in_flight, held.host_bytes, unused)

@@ -5,6 +5,7 @@ effect, and left out where a framework's defaults do. Settings that only a degre
 passes through it.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
@@ -74,8 +75,9 @@ def resolve(job: TrainingJob, allow_download: bool = False) -> TrainingSetup:
     unit = UNITS.get(job.precision.compute)
     if unit is not None and unit not in device.peak_flops_per_s:
         formats = [name for name in GEMM_FORMATS if UNITS.get(name, "bf16") in device.peak_flops_per_s]
+        also = "" if unit in job.precision.compute else ", whose units have it"
         raise InputError(
-            f"{device.name} has no matrix units for {job.precision.compute}: it publishes no rate of {unit}",
+            f"{device.name} has no matrix units for {job.precision.compute}: it publishes no rate of {unit}{also}",
             f"set precision.compute to one of {', '.join(formats)}",
         )
     check_reach(node, known.num_devices, "the job")
@@ -152,12 +154,12 @@ class Condition(Schema):
     when: tuple[dict[str, list[Any] | Literal["given"]], ...]
     needs: str
 
-    def holds(self, job: TrainingJob, model: ModelSpec) -> bool:
+    def holds(self, job: TrainingJob, model: ModelSpec | None) -> bool:
         """Whether the settings have an effect in a job with its framework's defaults."""
         return any(all(_is_allowed(job, model, *item) for item in alternative.items()) for alternative in self.when)
 
 
-def _is_allowed(job: TrainingJob, model: ModelSpec, path: str, allowed: list[Any] | Literal["given"]) -> bool:
+def _is_allowed(job: TrainingJob, model: ModelSpec | None, path: str, allowed: list[Any] | Literal["given"]) -> bool:
     value = attrgetter(path.removeprefix("model."))(model if path.startswith("model.") else job)
     return value is not None if allowed == "given" else value in allowed
 
@@ -189,6 +191,19 @@ def without_idle_settings(given: TrainingJob, filled: TrainingJob, model: ModelS
         if value != off:
             filled = msgspec.structs.replace(filled, **{section: msgspec.structs.replace(schema, **{name: off})})
     return filled
+
+
+def with_zero(job: TrainingJob, stage: int, kept: Container[str] = ()) -> TrainingJob:
+    """Return `job` with another stage of ZeRO, without the settings, but those in `kept`, that the stage turns off."""
+    job = msgspec.structs.replace(job, sharding=msgspec.structs.replace(job.sharding, zero=stage))
+    for condition in conditions():
+        if not any("sharding.zero" in each for each in condition.when) or condition.holds(job, None):
+            continue
+        for section, name in (path.split(".") for path in condition.settings if path not in kept):
+            schema: Any = getattr(job, section)
+            unset = msgspec.structs.replace(schema, **{name: _default(schema.__class__, name)})
+            job = msgspec.structs.replace(job, **{section: unset})
+    return job
 
 
 @cache
@@ -261,7 +276,7 @@ def layers_per_chunk(job: TrainingJob, known: Degrees, model: ModelSpec) -> tupl
         raise InputError(
             f"{model.num_layers} layers of {model.name} do not split evenly over pp x virtual_stages = {known.pp} x "
             f"{known.virtual_stages} = {known.num_chunks} chunks",
-            f"give parallelism.layers_per_stage, for example {even}" if share else "use fewer: a smaller pp or vpp",
+            f"give parallelism.layers_per_stage, for example {even}" if share else "make parallelism.pp smaller",
         )
     return (share,) * known.num_chunks
 
@@ -408,7 +423,7 @@ def check_schedule(job: TrainingJob, known: Degrees) -> None:
     if name == "interleaved" and pp > 1 and num_microbatches % pp:
         raise InputError(
             f"the interleaved schedule needs micro-batches in multiples of pp: {num_microbatches} % {pp} is not 0",
-            "change global_batch, micro_batch or pp",
+            "change global_batch, micro_batch or parallelism.pp",
         )
     if name == "dualpipe" and pp % 2:
         raise InputError(f"dualpipe needs an even pp; it is {pp}")

@@ -24,7 +24,7 @@ from windtunnel.training import pricing
 from windtunnel.training.costs import ChunkCost, chunk_costs, message_seconds
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.job import GEMM_FORMATS, TrainingJob
-from windtunnel.training.layers.chunks import Parameters
+from windtunnel.training.layers.chunks import Parameters, num_adapter_parameters
 from windtunnel.training.layers.host import offloads
 from windtunnel.training.layers.rank import Group, Rank
 from windtunnel.training.layers.sharding import finish_tasks, optimizer_tasks
@@ -106,9 +106,11 @@ class TrainingResult(Shown):
     breakdown_s: dict[str, float]
     """Parts of the busiest device's step; they add up to `step_s`."""
     bubble_fraction: float
-    """Fraction of the pipeline's time for which a device waits for others, mean over devices."""
+    """Fraction of the pipeline's time for which a device waits, mean over devices: in the schedule's bubbles, and for
+    stages that take longer."""
     model_flops: float
-    """FLOPs of one step on one device, forward and backward, causal attention counted as computed."""
+    """FLOPs of one step on one device: forward, and twice as many backward. Causal attention counts the pairs that it
+    computes, half of all (PaLM counts all: arXiv:2204.02311, appendix B). Frozen weights have one product backward."""
     hardware_flops: float
     memory: tuple[StageMemory, ...]
     costs: tuple[ChunkCost, ...]
@@ -118,6 +120,8 @@ class TrainingResult(Shown):
     relative_error: float
     """Expected error of the step's estimates, were they all wrong the same way."""
     num_parameters: float
+    num_trained: float
+    """All of them, or those of adapters."""
     collectives: tuple[pricing.NetworkCollective, ...] = ()
     """Those that ran on the job's network."""
 
@@ -171,7 +175,7 @@ class TrainingResult(Shown):
 
     @property
     def worst_memory(self) -> StageMemory:
-        return max(self.memory, key=lambda stage: stage.total_bytes)
+        return max(self.memory, key=lambda stage: stage.needed_bytes)
 
     @property
     def host_s(self) -> float:
@@ -193,7 +197,7 @@ class TrainingResult(Shown):
     @property
     def fits_devices(self) -> bool:
         """Whether the fullest device keeps within what jobs were measured to fill (`FIGURES.usable_fraction`)."""
-        return self.worst_memory.total_bytes <= FIGURES.usable_fraction * self.setup.device.memory_bytes
+        return self.worst_memory.needed_bytes <= FIGURES.usable_fraction * self.setup.device.memory_bytes
 
     @property
     def fits(self) -> bool:
@@ -231,8 +235,11 @@ def training_prices(setup: TrainingSetup, estimator: Estimator | None = None) ->
 
 
 def training_estimator(setup: TrainingSetup) -> Estimator:
-    """Return the estimator that knows most about the job's device."""
-    measured = (measured_estimator(setup.device, setup.node, *engine) for engine in KERNELS_OF)
+    """Return the estimator that knows most about the job's device, with times as they were measured.
+
+    Sustained rates were fitted to them, also on cards with slower memory (torchtitan's H100 of 2.4 TB/s).
+    """
+    measured = (measured_estimator(setup.device, setup.node, *engine, scales=False) for engine in KERNELS_OF)
     return pricing.FastestEstimator(tuple(measured))
 
 
@@ -313,9 +320,8 @@ def _result(
     timeline: Timeline,
     memory: tuple[StageMemory, ...],
 ) -> TrainingResult:
-    setup = rank.setup
-    busy, spans = timeline.busy_s, timeline.spans_s
-    pipeline_s = float(np.max(spans))
+    setup, busy = rank.setup, timeline.busy_s
+    pipeline_s = float(np.max(timeline.spans_s))
     ends = _ends_of_step(rank, prices, plan, costs, timeline)
     step = pipeline_s + sum(ends.values())
     ends["stragglers"] = (straggling(setup) - 1.0) * step
@@ -347,7 +353,8 @@ def _result(
         timeline=timeline,
         by_coverage=all_passes.by_coverage,
         relative_error=all_passes.error_s / total if total else 0.0,
-        num_parameters=float(count_parameters(setup.model).total),
+        num_parameters=(num_parameters := float(count_parameters(setup.model).total)),
+        num_trained=num_parameters if setup.job.lora is None else num_adapter_parameters(setup),
         collectives=tuple(prices.collectives),
     )
 

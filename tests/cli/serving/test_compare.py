@@ -70,6 +70,14 @@ def test_the_weightiest_settings_are_named_first(windtunnel: Command, files: Pat
     assert "The same for all: origin simulated, model llama-3.1-8b, load " in sentence
 
 
+def test_graphs_that_are_turned_off_are_named_before_what_follows(windtunnel: Command, files: Path) -> None:
+    deployment = {"device": "h100_sxm", "engine": {"max_cudagraph_capture_size": 0}}
+    (files / "eager.yaml").write_text(yaml.safe_dump(SCENARIO | {"deployment": deployment}))
+    sentence = " ".join(windtunnel("compare", "one.yaml", "eager.yaml").stdout.split())
+    assert "The largest batch of a CUDA graph is 0 (none: --enforce-eager of vLLM, --disable-cuda-graph" in sentence
+    assert "num_gpu_blocks is" not in sentence
+
+
 def test_what_is_printed_has_the_differences_and_the_page_the_distributions(windtunnel: Command, files: Path) -> None:
     done = windtunnel("compare", "one.yaml", "two.yaml", "one.yaml", "--html", "page.html")
     assert done.code == 0, done.stderr

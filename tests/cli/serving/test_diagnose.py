@@ -38,9 +38,9 @@ def test_an_eager_server_is_told_what_to_change(windtunnel: Command, tmp_path: P
     assert done.code == 0
     document = json.loads(done.stdout)
     assert document["causes"][0]["cause"] == "eager"
-    assert "Remove --enforce-eager" in document["verdict"]
+    assert "Check whether the server runs with --enforce-eager, and remove it" in document["verdict"]
     # No line of a page ends within an option.
-    assert 'Remove <span class="flag">--enforce-eager</span>' in page.read_text(encoding="utf-8")
+    assert 'runs with <span class="flag">--enforce-eager</span>' in page.read_text(encoding="utf-8")
     assert "times as long as usual" not in document["causes"][0]["evidence"]
 
 

@@ -88,6 +88,15 @@ def test_an_assumed_node_is_announced(windtunnel: Command, device: str, tp: int,
     assert ("no node of l4 is known, so eight devices on PCIe are assumed" in done.stderr) == is_noted
 
 
+def test_an_assumed_switch_is_announced(windtunnel: Command, tmp_path: Path) -> None:
+    lines = ["name: mine", "title: Mine", "vendor: nvidia", "architecture: hopper", "scale_up_bytes_per_s: 300GB/s"]
+    lines += ["memory_bytes: 80GiB", "memory_bytes_per_s: 3TB/s", "peak_flops_per_s: {bf16: 900TFLOPS}"]
+    (tmp_path / "mine.yaml").write_text("\n".join(lines))
+    words = ("explain", "--model", "llama-3.1-8b", "--device", str(tmp_path / "mine.yaml"), "--tp", "2", "--batch", "4")
+    stderr = " ".join(windtunnel(*words, "--context", "100").stderr.split())
+    assert "so eight devices behind a switch of their scale_up_bytes_per_s are assumed" in stderr
+
+
 def test_a_tower_that_is_left_out_is_said_once_beside_the_result(windtunnel: Command) -> None:
     done = windtunnel("explain", "--model", "google/gemma-3-4b-it", "--device", "h100_sxm", "--json")
     assert done.code == 0

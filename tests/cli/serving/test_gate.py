@@ -66,6 +66,19 @@ def test_a_change_that_breaks_the_slo_fails_with_its_reason(windtunnel: Command)
     assert "unknown, ignored: --my-option" in done.stderr
 
 
+def test_a_change_after_which_the_server_would_not_start_fails(windtunnel: Command) -> None:
+    sides = "vllm serve qwen3-8b --max-model-len 8192", "vllm serve qwen3-8b --max-model-len 200000"
+    done = windtunnel("gate", "--from-command", sides[1], "--before", sides[0], *LOAD, "--json")
+    assert done.code == 1
+    document = json.loads(done.stdout)
+    assert document["verdict"].startswith("Fails: vllm would not start: --max-model-len is 200,000, and Qwen/Qwen3-8B")
+    assert not document["passes"]
+    assert document["remarks"] == ["changed: engine.max_model_len (--max-model-len) 8192 -> 200000"]
+    back = windtunnel("gate", "--from-command", sides[0], "--before", sides[1], *LOAD)
+    assert back.code == 0
+    assert "note: before the change, vllm would not start: " in back.stdout + back.stderr
+
+
 @pytest.mark.full
 def test_a_scenario_file_may_be_what_was_before(windtunnel: Command, tmp_path: Path) -> None:
     windtunnel("init", "serving", str(tmp_path / "old.yaml"))

@@ -236,6 +236,47 @@ def test_experts_of_a_command_are_spread_over_the_devices_that_each_point_has(
     assert scenario_at(space, {"deployment.parallelism.tp": 2}).deployment.parallelism.ep == 2
 
 
+LONG = "vllm serve qwen3-8b --max-model-len 200000"
+LONG_SAYS = (
+    "vllm would not start: --max-model-len is 200,000, and Qwen/Qwen3-8B takes 40,960 tokens; give 40960 at most"
+)
+
+
+def test_an_answer_leads_with_a_server_that_would_not_start(windtunnel: Command, tmp_path: Path) -> None:
+    load = ("--device", "h100_sxm", "--input-tokens", "64", "--output-tokens", "8", "--num-requests", "20")
+    page = tmp_path / "page.html"
+    done = windtunnel("simulate", "--from-command", LONG, *load, "--rate", "1", "--html", str(page))
+    assert done.stdout.splitlines()[1].startswith(LONG_SAYS)
+    assert 'would not start: <span class="flag">--max-model-len</span> is 200,000' in page.read_text()
+    done = windtunnel("capacity", "--from-command", LONG, *load, "--slo", "ttft_p90=1s", "--json")
+    assert json.loads(done.stdout)["from_command"]["would_not_start"][0].startswith(LONG_SAYS)
+    assert f"note: {LONG_SAYS}" in done.stderr
+
+
+def test_points_whose_server_would_not_start_cannot_run(windtunnel: Command) -> None:
+    load = ("--device", "h100_sxm", "--input-tokens", "64", "--output-tokens", "8", "--num-requests", "20")
+    grid = ("whatif", "--from-command", LONG, *load, "--rate", "1", "--vary", "max_model_len=200000,8192")
+    done = windtunnel(*grid)
+    assert "1 of 2 points can run; the cheapest per request is max_model_len 8192." in done.stdout
+    assert f"max_model_len 200000: {LONG_SAYS}" in " ".join(done.stdout.split())
+    points = json.loads(windtunnel(*grid, "--json").stdout)["points"]
+    assert [point.get("refused", "").startswith(LONG_SAYS) for point in points] == [True, False]
+
+
+def test_a_search_says_which_points_start_with_a_shorter_length_alone(windtunnel: Command, tmp_path: Path) -> None:
+    workload = {"input_tokens": 64, "output_tokens": 8, "num_requests": 10, "arrivals": {"type": "burst"}}
+    raw = {"deployment": {"device": "a10"}, "workload": workload, "load": "given", "vary": {"max_num_seqs": [8, 16]}}
+    (tmp_path / "space.yaml").write_text(yaml.safe_dump(raw))
+    search = ("search", str(tmp_path / "space.yaml"), "--no-store", "--from-command")
+    done = windtunnel(*search, "vllm serve meta-llama/Llama-3.1-8B")
+    for limit in (8, 16):
+        assert f"max_num_seqs {limit}: vllm would not start: a request of 131,072" in " ".join(done.stdout.split())
+    assert "Best: max_num_seqs" in done.stdout  # its written command gives a length that fits
+    done = windtunnel(*search, "vllm serve meta-llama/Llama-3.1-8B --max-model-len 100000")
+    assert "Best: " not in done.stdout
+    assert "2 points evaluated: 2 cannot run" in done.stdout
+
+
 def test_an_interrupted_search_names_options_too(windtunnel: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*arguments: Any) -> Study:
         raise InterruptedSearchError(search(*arguments))

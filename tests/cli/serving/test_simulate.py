@@ -276,7 +276,7 @@ def test_it_says_which_setting_requests_wait_for(windtunnel: Command) -> None:
         return " ".join(windtunnel(*command, *given).stdout.split())
 
     short = ("--input-tokens", "64", "--output-tokens", "16")
-    assert "Requests wait for one of the 4 places in a batch (max_num_seqs)." in said(*short, "--max-num-seqs", "4")
+    assert "Requests wait for one of the 4 running slots (max_num_seqs)." in said(*short, "--max-num-seqs", "4")
     assert "Requests wait" not in said(*short)
     assert "Requests wait" not in said("--input-tokens", "4000", "--output-tokens", "1")
     assert "Requests wait" not in " ".join(windtunnel(*command[:-4], *closed).stdout.split())
@@ -285,8 +285,19 @@ def test_it_says_which_setting_requests_wait_for(windtunnel: Command) -> None:
     whole = ("--engine", "trtllm", "--input-tokens", "8190", "--output-tokens", "32", "--rate", "20")
     wait = "Prompts of 8,190 tokens wait until at most 2 requests decode, as a step takes 8,192 tokens"
     assert wait in said(*whole)
+    assert "raise max_num_batched_tokens (--max_num_tokens) or set enable_chunked_prefill." in said(*whole)
     assert "Prompts of" not in said(*whole, "--set", "deployment.engine.enable_chunked_prefill=true")
     assert "Prompts of" not in said(*whole, "--set", "deployment.engine.max_num_batched_tokens=8704")
+
+
+@pytest.mark.parametrize(("limit", "waits"), [(16, True), (64, False)])
+def test_the_running_slots_are_those_of_each_rank(windtunnel: Command, limit: int, waits: bool) -> None:
+    """With 64 slots on each of two ranks, the prompts of 64 clients wait for tokens alone."""
+    model = ("--model", "deepseek-v2-lite", "--device", "h100_sxm", "--attention-dp", "2")
+    load = ("--concurrency", "64", "--input-tokens", "2000", "--output-tokens", "256", "--num-requests", "200")
+    sentence = "Requests wait for one of the 16 running slots of each of the 2 ranks (max_num_seqs)."
+    said = " ".join(windtunnel("simulate", *model, *load, "--max-num-seqs", str(limit)).stdout.split())
+    assert ("Requests wait" in said, sentence in said) == (waits, waits)
 
 
 def test_a_few_requests_show_no_overload(windtunnel: Command, tmp_path: Path) -> None:

@@ -204,6 +204,16 @@ def test_a_search_of_layouts_leads_with_the_step_and_the_run(
     [
         ("--lora 0", "--lora is 0; at least 1 is needed", ""),
         (
+            "--precision mxfp8",
+            "h100_sxm has no matrix units for mxfp8: it publishes no rate of fp4, whose units have it",
+            "set --precision to one of fp32, fp16, bf16, fp8, fp8_current, fp8_rowwise, fp8_block, int8",
+        ),
+        (
+            "--micro-batch 9",
+            "global_batch = dp x micro_batch x num_microbatches does not hold: 64 is not a multiple of 72",
+            "dp is 8: raise --tp, --pp or --cp, or let --search find the best layout",
+        ),
+        (
             "--offload parameters --zero 2",
             "--offload parameters of deepspeed needs --zero 3; it is 2",
             "set --zero to 3",
@@ -336,6 +346,48 @@ def test_a_search_says_what_it_varied_and_held_and_holds_what_is_typed(windtunne
     assert re.search(r"as options of `windtunnel train`: .*--zero \d", text)
 
 
+def test_what_a_device_needs_is_without_what_fragmentation_may_fill(windtunnel: Command) -> None:
+    """A device that has room for some of it alone is not said to be full."""
+    shape = ("--num-devices", "4", "--sequence-tokens", "8192", "--global-batch", "32", "--recompute", "full")
+    done = windtunnel("train", "--model", "llama-3-8b", "--device", "h100_sxm", *shape)
+    table = dict(re.findall(r"^(\w.*?)  +([\d.]+) GiB", done.stdout, re.MULTILINE))
+    parts = ("parameters", "gradients", "optimizer", "context, NCCL", "temporaries")
+    kept = next(float(size) for name, size in table.items() if name.startswith("activations"))
+    assert float(table["stage 0: fits"]) == pytest.approx(kept + sum(float(table[part]) for part in parts), abs=0.1)
+    assert "fragmentation, up to" in done.stdout
+
+
+def test_waiting_for_slow_stages_is_apart_from_the_bubbles_of_the_schedule(windtunnel: Command) -> None:
+    shape = (
+        "--num-devices",
+        "8",
+        "--pp",
+        "8",
+        "--sequence-tokens",
+        "4096",
+        "--global-batch",
+        "512",
+        "--device",
+        "h100_sxm",
+    )
+    stages = ("--set", "parallelism.layers_per_stage=[3, 3, 3, 14, 3, 2, 2, 2]")
+    text = windtunnel("train", "--model", "llama-3-8b", *shape, *stages, "--recompute", "full").stdout
+    assert re.search(r"in the schedule's bubbles, the rest waiting for stage 3, the slowest", " ".join(text.split()))
+    even = " ".join(
+        windtunnel(
+            "train", "--model", "llama-3-8b", *shape, "--global-batch", "8", "--recompute", "full"
+        ).stdout.split()
+    )
+    assert "the rest waiting for slower stages" in even
+
+
+def test_a_short_run_has_small_units(windtunnel: Command, job: Path) -> None:
+    text = windtunnel("train", str(job), "--set", "total_tokens=2.62e6", "--set", "faults={}").stdout
+    assert "To 2.62 million tokens" in text
+    assert re.search(r"energy +\d[\d.]* k?Wh at", text)
+    assert re.search(r"cost +\$\d+\.\d\d at", text)
+
+
 def test_a_job_that_needs_more_than_may_be_used_says_how_much_that_is(windtunnel: Command) -> None:
     shape = ("--num-devices", "8", "--sequence-tokens", "4096", "--global-batch", "32")
     done = windtunnel("train", "--model", "llama-3-8b", "--device", "h100_sxm", *shape)
@@ -358,8 +410,8 @@ def test_counts_are_read_as_for_servers(windtunnel: Command, job: Path) -> None:
         assert windtunnel("train", str(job), *given, "--json").stdout == whole
     job.write_text(job.read_text().replace("sequence_tokens: 8192", "sequence_tokens: 8K"))
     assert windtunnel("train", str(job), "--json").stdout == whole
-    done = windtunnel("train", str(job), "--sequence-tokens", "8g")
-    assert "--sequence-tokens: '8g' is not a valid integer" in done.stderr
+    done = windtunnel("train", str(job), "--sequence-tokens", "8x")
+    assert "--sequence-tokens: '8x' is not a valid integer" in done.stderr
 
 
 def test_ctrl_c_in_a_search_prints_the_best_so_far(windtunnel: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Fine-tuning jobs are read as what the Trainer, LLaMA-Factory and Axolotl do with them."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,7 @@ def test_activations_that_wait_in_the_hosts_memory(tmp_path: Path) -> None:
 def test_lora_of_llama_factory_is_read(tmp_path: Path) -> None:
     job, unread = read(tmp_path, FACTORY, 8)
     assert unread == ["lengths of examples (sequences are packed or padded to 1,024 tokens)"]
-    assert job.lora == Lora(rank=16, all_linear=False)
+    assert job.lora == Lora(rank=16, target_modules=("q_proj", "v_proj"))
     # DDP; LLaMA-Factory recomputes unless it is told not to.
     assert (job.framework, job.sharding.zero, job.recompute.granularity) == ("fsdp2", 0, "full")
     assert (job.micro_batch, job.global_batch) == (2, 2 * 4 * 8)
@@ -296,8 +297,32 @@ def test_frozen_weights_in_fp32_are_said(tmp_path: Path) -> None:
     _, unread = read_command(tmp_path, command, 1)
     assert "frozen weights in fp32 (taken as bf16)" in unread
     job, unread = read_command(tmp_path, f"{command} --dtype bfloat16", 1)
-    assert unread[1:] == []
-    assert job.lora == Lora(rank=16, all_linear=False, dropout=True)
+    assert unread[1:] == ["--lora_target_modules is not given (PEFT's default is taken: q_proj and v_proj)"]
+    assert job.lora == Lora(rank=16, target_modules=("q_proj", "v_proj"), dropout=True)
+
+
+@pytest.mark.parametrize(
+    ("said", "targets"),
+    [
+        ("[q_proj, self_attn.o_proj]", ("q_proj", "o_proj")),
+        ("[w1, w2, w3]", ("gate_proj", "down_proj", "up_proj")),
+        ("[c_attn, c_proj, w1, w2]", ("qkv_proj", "o_proj", "down_proj", "gate_proj")),
+        ("all-linear", None),
+    ],
+)
+def test_modules_with_adapters_are_read(said: str, targets: tuple[str, ...] | None, tmp_path: Path) -> None:
+    text = AXOLOTL.replace("adapter:", f"adapter: lora\nlora_r: 8\nlora_target_modules: {said}")
+    job, _ = read(tmp_path, text, 1)
+    assert job.lora is not None
+    assert job.lora.target_modules == targets
+
+
+def test_modules_that_are_not_known_are_refused_unless_they_are_typed(tmp_path: Path) -> None:
+    text = AXOLOTL.replace("adapter:", "adapter: lora\nlora_r: 8\nlora_target_modules: '.*[qv]_proj'")
+    with pytest.raises(InputError, match="lora_target_modules is '"):
+        read(tmp_path, text, 1)
+    job, _ = read(tmp_path, text, 1, **{"lora.target_modules": ["q_proj"]})
+    assert job.lora == Lora(rank=8, target_modules=("q_proj",))
 
 
 @pytest.mark.parametrize(
@@ -428,3 +453,28 @@ def test_what_fits_and_what_does_not(tmp_path: Path) -> None:
     # 16 bytes of state for each parameter, over eight devices: 141 GB.
     assert not result.fits
     assert max(stage.state_bytes for stage in result.memory) > 130e9
+
+
+@pytest.mark.parametrize(
+    ("of_file", "message"),
+    [
+        (
+            '"train_micro_batch_size_per_gpu": 2',
+            "deepspeed.train_micro_batch_size_per_gpu is 2, and the arguments make it 1",
+        ),
+        ('"gradient_accumulation_steps": 4', "deepspeed.gradient_accumulation_steps is 4, and the arguments make it 2"),
+        ('"train_batch_size": 64', "deepspeed.train_batch_size is 64, and the arguments make it 16"),
+        ('"fp16": {"enabled": true}', "deepspeed.fp16.enabled is True, and the arguments make it False"),
+    ],
+)
+def test_a_file_of_deepspeed_that_contradicts_the_arguments_is_refused(
+    of_file: str, message: str, tmp_path: Path
+) -> None:
+    command = "deepspeed --num_gpus 8 train.py --model_name_or_path llama-3.1-8b --deepspeed ds.json --max_length 4096"
+    command += " --per_device_train_batch_size 1 --gradient_accumulation_steps 2 --bf16"
+    file = tmp_path / "ds.json"
+    file.write_text('{"zero_optimization": {"stage": 2}, "train_batch_size": "auto", "bf16": {"enabled": true}}')
+    assert read_command(tmp_path, command)[0].sharding.zero == 2
+    file.write_text(f'{{"zero_optimization": {{"stage": 2}}, {of_file}}}')
+    with pytest.raises(InputError, match=re.escape(message)):
+        read_command(tmp_path, command)

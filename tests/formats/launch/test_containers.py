@@ -326,7 +326,12 @@ def test_an_unknown_image_has_the_engine_that_its_name_or_its_options_say(
     assert any(line.startswith("the image me") and line.endswith(said) for line in reading.remarks)
 
 
-@pytest.mark.parametrize("command", ["nginx:1", "me/x Qwen/Qwen3-8B", "me/vllm-proxy --port 80", "me/vllm tgi Qwen/Q"])
+TGI = "ghcr.io/huggingface/text-generation-inference:3.0 --model-id Qwen/Qwen3-8B --num-shard 2"
+
+
+@pytest.mark.parametrize(
+    "command", ["nginx:1", "me/x Qwen/Qwen3-8B", "me/vllm-proxy --port 80", "me/vllm tgi Qwen/Q", TGI]
+)
 def test_an_image_that_says_no_engine_is_refused_by_its_name(command: str) -> None:
     with pytest.raises(InputError, match=f"the image {command.partition(' ')[0]} starts no server that is known"):
         read_launch_command(f"docker run {command}")
@@ -462,6 +467,73 @@ def test_one_server_is_read_however_it_is_written(name: str, tmp_path: Path) -> 
     assert reading.raw["deployment"]["engine"]["max_num_seqs"] == 64
     assert not reading.unknown
     assert not reading.not_modelled
+
+
+SIDES = """
+kind: LLMInferenceService
+metadata: {name: chat}
+spec:
+  model: {uri: "hf://Qwen/Qwen3-30B-A3B", name: chat}
+  replicas: 2
+  parallelism: {data: 16, dataLocal: 8, expert: true}
+  template:
+    containers:
+      - {name: main, image: "vllm/vllm-openai:v0.19.0", resources: {limits: {nvidia.com/gpu: "8"}}}
+      - {name: metrics, image: "prom/statsd-exporter"}
+  worker: {containers: [{name: main, image: "vllm/vllm-openai:v0.19.0"}]}
+  prefill:
+    parallelism: {tensor: 2}
+"""
+
+
+def pools_of(tmp_path: Path, text: str) -> tuple[list[dict[str, Any]], list[str]]:
+    (tmp_path / "served.yaml").write_text(text)
+    reading = read_launch_command(str(tmp_path / "served.yaml"))
+    return reading.raw["deployment"]["pools"], reading.remarks
+
+
+def test_kserve_says_which_side_prefills_and_spreads_experts(tmp_path: Path) -> None:
+    pools, remarks = pools_of(tmp_path, SIDES)
+    decode = {"tp": 1, "attention_dp": 16, "ep": 16}
+    assert pools == [
+        {"name": "prefill", "role": "prefill", "parallelism": {"tp": 2}},
+        {"name": "decode", "role": "decode", "parallelism": decode, "replicas": 2},
+    ]
+    assert remarks == []  # 16 GPUs: a group of two hosts
+    own = "    template: {containers: [{name: main, image: 'vllm/vllm-openai:v0.19.0', args: [--max-num-seqs=8]}]}\n"
+    pools, _ = pools_of(tmp_path, f"{SIDES}{own}    replicas: 4\n")
+    assert pools[0]["engine"] == {"max_num_seqs": 8}
+    assert pools[0]["replicas"] == 4
+
+
+def test_fields_that_extend_a_compose_file_are_no_services(tmp_path: Path) -> None:
+    text = """
+x-common: &common {image: "vllm/vllm-openai:v0.19.1", ipc: host}
+services:
+  chat: {<<: *common, command: [--model=Qwen/Qwen3-14B, --tensor-parallel-size=2]}
+  nginx: {image: "nginx:latest", command: nginx}
+"""
+    (tmp_path / "compose.yaml").write_text(text)
+    reading = read_launch_command(str(tmp_path / "compose.yaml"))
+    assert reading.raw["deployment"]["parallelism"] == {"tp": 2}
+    assert reading.engine["version"] == "0.19.1"
+
+
+@pytest.mark.parametrize(
+    ("limits", "replicas", "says"),
+    [
+        ("minReplicas: 0, maxReplicas: 6", None, "minReplicas 0, maxReplicas 6: 1 replica taken; --set deployment.rep"),
+        ("minReplicas: 2, maxReplicas: 6", 2, "minReplicas 2, maxReplicas 6: 2 replicas taken; --set deployment.rep"),
+        ("minReplicas: 0", None, "minReplicas 0: 1 replica taken; --set deployment.replicas=... gives another number"),
+        ("minReplicas: 3", 3, ""),
+    ],
+)
+def test_what_an_autoscaler_may_do_is_said(limits: str, replicas: int | None, says: str, tmp_path: Path) -> None:
+    model = "model: {modelFormat: {name: vLLM}, storageUri: 'hf://Qwen/Qwen3-8B'}"
+    (tmp_path / "served.yaml").write_text(f"kind: InferenceService\nspec: {{predictor: {{{limits}, {model}}}}}")
+    reading = read_launch_command(str(tmp_path / "served.yaml"))
+    assert reading.raw["deployment"].get("replicas") == replicas
+    assert [line[: len(says)] for line in reading.remarks] == ([says] if says else [])
 
 
 def test_a_missing_manifest_is_named() -> None:

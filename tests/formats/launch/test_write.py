@@ -198,6 +198,35 @@ def test_a_command_that_does_not_start_is_noted(options: str, says: str) -> None
     assert re.search(says, start_remark(scenario, reading))
 
 
+LONG = "would not start: --{} is 200,000, and Qwen/Qwen3-8B takes 40,960 tokens; give 40960 at most, or override"
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("vllm serve Qwen/Qwen3-8B --max-model-len 200000", f"vllm {LONG.format('max-model-len')}"),
+        ("VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve Qwen/Qwen3-8B --max-model-len 200000", ""),
+        ("vllm serve Qwen/Qwen3-8B --max-model-len 200000 --hf-overrides '{\"a\": 1}'", ""),
+        ("vllm serve Qwen/Qwen3-8B --max-model-len 40960", ""),
+        ("sglang serve --model-path Qwen/Qwen3-8B --context-length 200000", f"sglang {LONG.format('context-length')}"),
+        ("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 sglang serve --model Qwen/Qwen3-8B --context-length 99999", ""),
+        ("trtllm-serve Qwen/Qwen3-8B --max_seq_len 200000", ""),
+    ],
+)
+def test_a_length_beyond_the_models_own_does_not_start_unless_it_is_allowed(command: str, says: str) -> None:
+    reading = read_launch_command(command)
+    raw = encode(on_a10()) | reading.raw
+    raw["deployment"]["device"] = "h100_sxm"
+    remark = start_remark(scenario_from(raw, ""), reading)
+    assert remark.startswith(says) if says else not remark
+
+
+def test_tensorrt_llm_lowers_a_length_beyond_the_models_own() -> None:
+    reading = read_launch_command("trtllm-serve Qwen/Qwen3-8B --max_seq_len 200000")
+    assert reading.engine["max_model_len"] == 40_960
+    assert reading.remarks == ["trtllm-serve lowers --max_seq_len 200,000 to the 40,960 of the model"]
+
+
 def test_experts_in_parts_of_blocks_are_noted() -> None:
     for options, says in (("", "vllm would not start: TP 8 leaves 192 columns"), ("--enable-expert-parallel", "^$")):
         reading = read_launch_command(f"vllm serve Qwen/Qwen3-235B-A22B-FP8 -tp 8 --max-model-len 4096 {options}")

@@ -1,9 +1,12 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from windtunnel.errors import InputError
+from windtunnel.formats.job_files import read_job_file
 from windtunnel.formats.megatron.read import MegatronJob, read_megatron_arguments
+from windtunnel.formats.megatron.write import megatron_script
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.attention.latent import LatentAttention
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
@@ -173,6 +176,14 @@ def test_latent_attention_and_layers_without_experts() -> None:
         ("--use-torch-fsdp2", {"framework": "fsdp2", "sharding": {"zero": 3}}),
         ("--optimizer sgd", {"optimizer": "sgd_momentum"}),
         ("--use-distributed-optimizer --optimizer-cpu-offload", {"sharding": {"zero": 1, "offload": "optimizer"}}),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", {"sharding": {"zero": 3}}),
+        ("--use-custom-fsdp --data-parallel-sharding-strategy optim_grads", {"sharding": {"zero": 2}}),
+        ("--use-distributed-optimizer --data-parallel-sharding-strategy optim_grads", {"sharding": {"zero": 1}}),
+        (
+            "--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 --main-grads-dtype bf16",
+            {"precision": {"moments": "bf16", "gradients": "bf16", "master_weights": "remainder"}},
+        ),
+        ("--exp-avg-dtype bf16", {"precision": {"moments": "fp32", "master_weights": None}}),
     ],
 )
 def test_arguments_and_what_they_set(extra: str, wanted: dict[str, Any]) -> None:
@@ -251,3 +262,79 @@ def test_a_script_of_slurm_is_run_as_its_shell_does() -> None:
     larger = read_megatron_arguments(SLURM.replace("${1:-8b}", "70b"), "h100_sxm").job
     assert isinstance(larger.model, ModelSpec)
     assert (larger.model.num_layers, larger.model.hidden_size) == (80, 8192)
+
+
+EXPERTS = "--num-experts 8 --expert-model-parallel-size 2 --use-distributed-optimizer"
+
+
+@pytest.mark.parametrize(
+    ("said", "exchange"),
+    [
+        ("", "all_gather"),
+        ("--moe-token-dispatcher-type alltoall", "all_to_all"),
+        ("--moe-token-dispatcher-type flex --moe-enable-deepep", "by_node"),
+        ("--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep", "hybrid"),
+    ],
+)
+def test_the_dispatcher_of_tokens_is_read(said: str, exchange: str) -> None:
+    result = read(f"{GPT3} {EXPERTS} {said}")
+    assert result.job.parallelism.experts_exchange == exchange
+    assert result.unread == result.not_modelled == result.unknown == ()
+
+
+def test_a_layout_gives_the_layers_of_every_chunk() -> None:
+    text = GPT3.replace("--num-layers 96", "--num-layers 61").replace(
+        "model-parallel-size 8 --bf16", "model-parallel-size 16 --bf16"
+    )
+    job = read(f"{text} --pipeline-model-parallel-layout 'Et*3|(tt|)*29m|L' --mtp-num-layers 1").job
+    assert job.parallelism.layers_per_stage == (3, *[2] * 29, 0, 0)
+    assert (job.parallelism.virtual_stages, job.overlap.pipeline) == (2, True)
+    assert resolve(job).job.schedule == "interleaved"
+    with pytest.raises(InputError, match="layers_per_stage has 31 entries; pp x virtual_stages = 16 x 1"):
+        read(f"{text} --pipeline-model-parallel-layout 'Et*3|(tt|)*29L'")
+    with pytest.raises(InputError, match="is 'tx', which is not read"):
+        read(f"{text} --pipeline-model-parallel-layout tx")
+
+
+def test_what_is_not_modelled_is_apart_from_what_has_no_effect() -> None:
+    result = read(f"{GPT3} --lr 1e-4 --mtp-num-layers 1 --made-up-option 7 --use-distributed-optimizer")
+    assert (result.unread, result.not_modelled) == (("--lr",), ("--mtp-num-layers",))
+    assert result.unknown == ("--made-up-option",)
+    moments = "--use-precision-aware-optimizer --exp-avg-dtype fp8 --exp-avg-sq-dtype fp16"
+    result = read(f"{GPT3} {moments}")
+    assert result.job.precision.moments == "bf16"
+    assert result.not_modelled == ("--exp-avg-dtype unlike --exp-avg-sq-dtype (both are taken as bf16)",)
+
+
+@pytest.mark.parametrize("said", ["--overlap-param-gather", "--fp8-format hybrid --fp8-param-gather"])
+def test_another_stage_of_zero_takes_what_hangs_on_it_along(said: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(f"{GPT3} --use-distributed-optimizer {said}")
+    job = read_job_file(path, {"device": "h100_sxm", "sharding.zero": 0}).job
+    assert resolve(job).job.sharding.zero == 0
+    typed = {"device": "h100_sxm", "sharding.zero": 0, "precision.parameter_gather": "bf16"}
+    with pytest.raises(InputError, match=r"precision\.parameter_gather = bf16 changes nothing here"):
+        resolve(read_job_file(path, typed).job)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"{EXPERTS} --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep",
+        f"{EXPERTS} --moe-token-dispatcher-type alltoall",
+        "--pipeline-model-parallel-layout 'Et*3|t*12|t*14|(t*13|)*4t*15L'",
+        "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads --pipeline-model-parallel-size 1",
+        "--use-distributed-optimizer --use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
+    ],
+)
+def test_what_is_read_is_written_as_the_same_arguments(said: str) -> None:
+    job = read(f"{GPT3} {said}").job
+    script = megatron_script(resolve(job))
+    again = read(script.replace("\\\n", " "))
+    assert resolve(again.job).job.parallelism == resolve(job).job.parallelism
+    assert again.job.sharding.zero == job.sharding.zero
+    written = ("moments", "master_weights", "gradients")
+    assert [getattr(again.job.precision, name) for name in written] == [
+        getattr(job.precision, name) for name in written
+    ]
+    assert again.unknown == again.not_modelled == ()

@@ -36,6 +36,7 @@ from windtunnel.pricing.table import STATISTICS
 from windtunnel.serving.setup.step_prices import price_step
 
 GROUPED = GroupedQueryAttention(num_heads=4, num_kv_heads=2, head_dim=16, qk_norm=True)
+UNROTATED = GroupedQueryAttention(num_heads=4, num_kv_heads=2, head_dim=16, rotary=False)
 WIDE = GroupedQueryAttention(num_heads=8, num_kv_heads=4, head_dim=64, qk_norm=True)
 LATENT = LatentAttention(
     num_heads=4, q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16
@@ -126,7 +127,7 @@ def test_a_journal_that_was_cut_in_its_first_line_begins_anew(left: str, tmp_pat
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("attention", [GROUPED, LATENT], ids=["grouped query", "latent"])
+@pytest.mark.parametrize("attention", [GROUPED, UNROTATED, LATENT], ids=["grouped query", "unrotated", "latent"])
 @pytest.mark.parametrize("feed_forward", [DENSE, EXPERTS], ids=["dense", "experts"])
 @pytest.mark.parametrize("shape", [StepShape(3, 40), StepShape(2, 0, 8), StepShape(1, 16, 8)], ids=str)
 def test_the_forward_executes_the_operators_that_a_step_is_priced_by(
@@ -215,6 +216,9 @@ def test_what_cannot_be_measured_is_said() -> None:
     narrow = replace(SHARD, model=catalog.model("XiaomiMiMo/MiMo-V2-Flash"))
     with pytest.raises(InputError, match="has narrow values or latent experts"):
         check_profilable(narrow)
+    gated = replace(SHARD, model=catalog.model("stepfun-ai/Step-3.7-Flash"))
+    with pytest.raises(InputError, match="has a gate for each head"):
+        check_profilable(gated)
     with pytest.raises(InputError, match="is not a list of sizes"):
         parse_degrees("1,two")
     assert parse_degrees("1, 2,2,8") == (1, 2, 8)

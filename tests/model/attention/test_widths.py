@@ -39,13 +39,46 @@ def layers(name: str) -> dict[bool, GroupedQueryAttention]:
         (MIMO, 309e9, 15e9),  # the model card: 309B total, 15B active
         (GEMMA, 25.2e9, 3.8e9),  # the model card: 25.2B total, 3.8B active
         ("google/gemma-4-31B-it", 30.7e9, 30.7e9),  # the model card: 30.7B, dense
-        (STEP, 196e9, 11e9),  # Step-3.5-Flash's card: 196B, about 11B active
+        (STEP, 196e9, 11e9),  # Step-3.5-Flash's card: 196B, about 11B active, embedding and output layer aside
     ],
 )
 def test_parameters_are_those_of_the_model_cards(name: str, total: float, active: float) -> None:
     count = count_parameters(catalog.model(name))
     assert count.total == pytest.approx(total, rel=0.01)
-    assert min(abs(count.active - active), abs(count.active - count.embedding - active)) < 0.015 * active
+    vocabulary = count.embedding + (count.lm_head if name == STEP else 0)
+    assert min(abs(count.active - active), abs(count.active - vocabulary - active)) < 0.015 * active
+
+
+@pytest.mark.parametrize("num_types", [45, 48])
+def test_window_layers_of_step_have_more_heads_and_every_layer_a_gate_of_them(num_types: int) -> None:
+    """As Step-3.5-Flash is published; counted by hand: matrices, routers with a bias, norms."""
+    published = catalog.model_config(STEP) | {"model_type": "step3p5", "num_nextn_predict_layers": 3}
+    types = ["sliding_attention" if index % 4 else "full_attention" for index in range(num_types)]
+    model = model_from_config(published | {"layer_types": types}, "step")
+    assert model.layers == catalog.model(STEP).layers
+    heads = 12 * 64 + 33 * 96
+    attention = 4096 * (heads * (2 * 128 + 1) + 45 * 2 * 8 * 128)
+    experts = 42 * (3 * 4096 * 1280 * (288 + 1) + (4096 + 1) * 288)
+    norms = 91 * 4096 + 45 * 2 * 128
+    total = 2 * 128896 * 4096 + attention + 3 * 3 * 4096 * 11264 + experts + norms
+    count = count_parameters(model)
+    assert (count.total, count.active) == (total, total - 42 * 280 * 3 * 4096 * 1280)
+    shard = Shard(model, model.precision, Parallelism(tp=8))
+    assert sum(num * part.bytes_per_token(shard) for num, part in model.attentions) == 184_320 / 8
+    launches = token_launches(shard, 16)
+    gates = {launch.op.n for launch in launches if launch.name == "attention_gate_proj" and isinstance(launch.op, Gemm)}
+    assert gates == {64 // 8, 96 // 8}
+    assert sum(launch.count for launch in launches if launch.name == "attention_gate") == 45
+    assert sum(launch.count for launch in launches if launch.name == "router_input") == 42
+
+
+def test_heads_of_one_type_of_layers_win_over_those_of_all() -> None:
+    other = {"attention_type": "full_attention", "num_attention_heads": 32, "num_attention_groups": 4}
+    flat = catalog.model_config(STEP) | {"num_key_value_heads": 8, "attention_other_setting": other}
+    found = {(part.num_heads, part.num_kv_heads) for _, part in model_from_config(flat, "step").attentions}  # type: ignore[attr-defined]
+    assert found == {(32, 4), (64, 8)}
+    with pytest.raises(InputError, match="attention_other_setting is 3; an object is needed"):
+        model_from_config(flat | {"attention_other_setting": 3}, "step")
 
 
 def test_window_layers_of_mimo_have_more_key_value_heads_and_sinks() -> None:

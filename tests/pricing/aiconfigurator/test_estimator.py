@@ -3,6 +3,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -248,6 +249,26 @@ def test_hiccups_of_a_collective_are_not_believed_but_slower_starts_are(tmp_path
     np.testing.assert_allclose(seconds[[0, 1, 4]], [16e-6, 7.5e-6, 8.7e-6])
     assert np.all((seconds[2:4] > 7.5e-6) & (seconds[2:4] < 8.7e-6))
     assert priced.coverage is Coverage.INTERPOLATED
+
+
+def test_a_device_with_other_rates_than_it_was_measured_with_is_scaled(tmp_path: Path) -> None:
+    """Half of the memory's rate: a product bound by its weights takes nearly twice as long, and says so."""
+    columns = gemm_columns([0.002] * 4) | {"n": [8192] * 4, "k": [8192] * 4}
+    write(tmp_path, "gemm/vllm/0.24.0", "gemm_perf", columns)
+    slow = msgspec.structs.replace(H100, name="mine", memory_bytes_per_s=H100.memory_bytes_per_s / 2)
+    same = msgspec.structs.replace(H100, name="mine", price_usd_per_hour=1.0)
+    gemm = ops.Gemm(np.array([1.0, 2.0]), 8192, 8192)
+    first = estimate(tmp_path, gemm)
+    scaled, equal = (measured_estimator(d, None, "vllm", "0.24.0", tmp_path).estimate(gemm) for d in (slow, same))
+    expected = Roofline(slow).seconds(gemm) / Roofline(H100).seconds(gemm)
+    np.testing.assert_allclose(scaled.seconds, first.seconds * expected)
+    assert np.all((expected > 1.7) & (expected < 2.0))
+    assert (scaled.coverage, scaled.source) == (Coverage.SCALED, f"{first.source} at mine's rates")
+    np.testing.assert_array_equal(equal.seconds, first.seconds)
+    assert (equal.coverage, equal.source) == (Coverage.MEASURED, first.source)
+    norm = ops.Elementwise("norm", 4096.0, 65536.0)
+    without = measured_estimator(slow, None, "vllm", "0.24.0", tmp_path).estimate(norm)
+    assert without.seconds == RooflineEstimator(Roofline(slow)).estimate(norm).seconds
 
 
 def test_intels_collectives_are_read_where_no_graph_was_timed(tmp_path: Path) -> None:

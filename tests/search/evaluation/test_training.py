@@ -48,7 +48,7 @@ def test_a_points_figures_are_those_of_the_job_simulated_alone(study: Study) -> 
     for index in (*outcome.ranking[:2], outcome.ranking[-1]):
         figures, alone = outcome.evaluations[index].figures, simulate_training(job_of(study, index))
         assert figures["step_s"] == alone.step_s
-        assert figures["memory_bytes"] == alone.worst_memory.total_bytes
+        assert figures["memory_bytes"] == alone.worst_memory.needed_bytes
         assert figures["mfu"] == alone.mfu
         assert figures["tokens_per_usd"] == pytest.approx(alone.tokens_per_s * 3600 / figures["usd_per_hour"])
         assert alone.fits
@@ -66,11 +66,20 @@ def test_layouts_vary_the_stages_of_zero_that_the_framework_has(framework: Any, 
         if not answer.refused and index % 3 == 0:
             alone = simulate_training(job_of(found, index))
             assert answer.figures["step_s"] == alone.step_s
-            assert answer.figures["memory_bytes"] == alone.worst_memory.total_bytes
+            assert answer.figures["memory_bytes"] == alone.worst_memory.needed_bytes
     with_pipelines = {
         found.point(index).choice["zero"] for index in found.outcomes[0].ranking if found.point(index).choice["pp"] == 2
     }
     assert with_pipelines <= ({0, 1} if framework == "deepspeed" else set(stages))
+
+
+def test_what_a_job_says_of_zero_leaves_the_other_stages_open() -> None:
+    said = {"precision": {"parameter_gather": "fp8"}, "overlap": {"parameter_gather": True}, "sharding": {"zero": 1}}
+    vary = {"layouts": "all", "tp": [2], "pp": [1], "cp": [1], "micro_batch": [1], "recompute": ["full"]}
+    found = search(jobs(vary, **said), quiet())
+    assert {found.point(index).choice["zero"] for index in found.outcomes[0].ranking} == {0, 1}
+    for index in found.outcomes[0].ranking:
+        assert simulate_training(job_of(found, index)).step_s == found.outcomes[0].evaluations[index].figures["step_s"]
 
 
 def test_a_pipeline_of_deepspeed_shards_no_gradients() -> None:

@@ -15,7 +15,7 @@ from windtunnel.serving.simulate import simulate
 
 def served(model: str = "meta-llama/Llama-3.1-8B", **load: float) -> Result:
     whole = {"model": model, "device": "h100_sxm", "input_tokens": 200, "output_tokens": 40}
-    return simulate(scenario(**whole, **load, settings={"deployment.calibration": "none"}))  # type: ignore[arg-type]
+    return simulate(scenario(**whole | load, settings={"deployment.calibration": "none"}))  # type: ignore[arg-type]
 
 
 def spread_of(metric: str) -> float:
@@ -93,3 +93,39 @@ def test_separate_pools_have_the_spread_of_measured_ones() -> None:
     ).intervals
     for metric, spread in disaggregated_spreads()["vllm"].items():
         assert 1.0 <= apart[metric].high / apart[metric].low / (spread.p90 / spread.p10) < 1.05
+
+
+def factors(run: Result) -> dict[str, tuple[float, float]]:
+    """Ends of each metric's interval over its prediction."""
+    central = headline(run.summary)
+    return {name: (span.low / central[name], span.high / central[name]) for name, span in run.intervals.items()}
+
+
+@pytest.mark.parametrize(
+    "load", [{"concurrency": 1000, "num_requests": 2000, "output_tokens": 2}, {"concurrency": 1, "num_requests": 20}]
+)
+def test_no_request_ends_before_its_first_token(load: dict[str, int]) -> None:
+    """Long queues and long prompts before two tokens: nearly all of the end-to-end time is TTFT."""
+    found = served(**{"input_tokens": 2048, "output_tokens": 2, **load}).intervals
+    assert found["ttft"].low <= found["e2e"].low
+    assert found["ttft"].high <= found["e2e"].high
+
+
+def test_queueing_is_as_sure_as_the_throughput_that_it_follows() -> None:
+    """Requests that nearly always queue have the spread of end-to-end times, and those keep theirs."""
+    found = factors(served(concurrency=1000, num_requests=2000, input_tokens=2048, output_tokens=2))
+    usual = factors(served(concurrency=8, num_requests=80))
+    assert found["ttft"] == pytest.approx(found["e2e"], rel=0.03)
+    for metric in ("e2e", "throughput"):
+        assert found[metric] == pytest.approx(usual[metric], rel=0.02)
+
+
+def test_a_request_that_is_mostly_prefill_is_as_sure_as_its_ttft() -> None:
+    """Without queueing the end-to-end time takes TTFT's spread, and throughput that of the end-to-end time."""
+    found = factors(served(concurrency=1, num_requests=20, input_tokens=2048, output_tokens=1))
+    assert found["e2e"] == pytest.approx(found["ttft"], rel=1e-6)
+    usual = factors(served(concurrency=1, num_requests=20, input_tokens=200, output_tokens=200))
+    wider = [found["e2e"][end] / usual["e2e"][end] for end in (0, 1)]
+    assert found["throughput"] == pytest.approx(
+        (usual["throughput"][0] / wider[1], usual["throughput"][1] / wider[0]), rel=0.01
+    )

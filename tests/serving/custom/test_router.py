@@ -80,6 +80,8 @@ def test_it_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     [
         (lambda _request, _replicas: 9, "to replica 9"),
         (lambda _request, _replicas: "first", "returned 'first'"),
+        (lambda _request, _replicas: -1, "returned -1 for request 0"),
+        (lambda _request, _replicas: True, "returned True for request 0"),
         (lambda _request, _replicas: 1 // 0, "ZeroDivisionError"),
         (lambda _request, _replicas: None, "wait at the router"),
     ],

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
+from windtunnel.model.memory import kv_bytes_per_token
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.schema import encode
 from windtunnel.serving.deployment import EngineSettings, HostOverheads, Speculative
@@ -20,6 +22,9 @@ from windtunnel.serving.engines.defaults import (
     newer_than_known,
     with_defaults,
 )
+from windtunnel.serving.scenario import resolve
+from windtunnel.serving.setup.estimators import shard_of
+from windtunnel.serving.shorthand import scenario
 from windtunnel.units import version_key
 
 H100, A10 = catalog.device("h100_sxm"), catalog.device("a10")
@@ -327,3 +332,28 @@ def test_what_is_calibrated_replaces_defaults_and_not_what_is_given() -> None:
     for name in ("vllm", "sglang", "trtllm"):
         found = with_defaults(EngineSettings(name=name, max_num_seqs=8), H100, learnt)
         assert (found.name, found.gpu_memory_utilization, found.max_num_seqs) == (name, 0.7, 8)
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "device", "each_bytes"),
+    [
+        ("vllm", "0.24.0", "h200_sxm", 512 + 4 * 4 + 2 * 64),
+        ("vllm", "0.18.0", "b200_sxm", 512 + 4 * 4 + 2 * 64),
+        ("vllm", "0.24.0", "b200_sxm", 512 + 64),
+        ("vllm", "0.24.0", "rtx_pro_6000_server", 512 + 4 * 4 + 2 * 64),
+        ("vllm", "0.24.0", "mi300x", 512 + 64),
+        ("sglang", "0.5.9", "b200_sxm", 512 + 4 * 4 + 2 * 64),
+        ("sglang", "0.5.14", "b200_sxm", 512 + 64),
+        ("sglang", "0.5.14", "h200_sxm", 512 + 4 * 4 + 2 * 64),
+        ("trtllm", "1.2.0", "h200_sxm", 512 + 64),
+    ],
+)
+def test_an_fp8_cache_of_sparse_latent_attention_may_have_scales(
+    engine: str, version: str, device: str, each_bytes: int
+) -> None:
+    """FlashMLA's layout is 656 bytes; the indexer keeps 128 values and a scale beside it, in each of 61 layers."""
+    raw = {"model": "deepseek-v3.2", "device": device, "kv_cache_dtype": "fp8", "concurrency": 1}
+    setup = resolve(scenario(**raw, engine=engine, engine_version=version, tp=8, input_tokens=1, output_tokens=1))
+    assert kv_bytes_per_token(shard_of(setup), 4096) == 61 * (each_bytes + 128 + 4)
+    dense = replace(shard_of(setup), model=catalog.model("deepseek-v3"))
+    assert kv_bytes_per_token(dense, 4096) == 61 * (512 + 64)

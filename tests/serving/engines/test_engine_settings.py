@@ -132,6 +132,13 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
         True,
         {"deployment.device": "h200_sxm", "model": "MiniMaxAI/MiniMax-M2.5", "deployment.parallelism": {"tp": 4}},
     ),
+    "scaled_sparse_kv": (
+        OTHER,
+        BUSY
+        | {"model": "deepseek-v3.2", "deployment.device": "h200_sxm", "deployment.parallelism": {"tp": 8}}
+        | {"precision": {"weights": "fp8_block", "kv_cache": "fp8"}}
+        | {ENGINE + "num_gpu_blocks": None, ENGINE + "kv_cache_memory_bytes": 200_000_000},
+    ),
     "lora": ({"rank": 256}, PLANNED),
     "speculative": ({"method": "ngram", "num_draft_tokens": 2, "acceptance_fraction": 0.5}, {}),
     "host.step_s": (0.1, SYNCHRONOUS),

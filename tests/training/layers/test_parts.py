@@ -7,6 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from windtunnel.model import operators as ops
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.parameters import count_parameters
@@ -370,6 +371,19 @@ def test_a_token_goes_once_to_a_rank_however_many_of_its_experts_are_there() -> 
     # Eight experts of a token meet 8 (1 - (7/8)^8) of 8 ranks.
     assert sent[1] / sent[0] == pytest.approx(1 - (7 / 8) ** 8)
     assert moved[0] - moved[1] == {"permute", "unpermute"}
+
+
+def test_all_tokens_may_go_to_all_ranks() -> None:
+    """Megatron-Core's `MoEAllGatherTokenDispatcher`: hidden states are gathered, and sums of experts scattered."""
+    split = {"ep": 8, "experts_exchange": "all_gather"}
+    one = rank("Qwen/Qwen3-30B-A3B", parallelism=split, num_devices=8, sequence_tokens=4096)
+    work = layer_work(one, one.setup.model.layers[0])
+    for tasks in (work.forward, work.backward_input):
+        sent = [task.op for task in tasks if task.group == Group.EXPERTS and isinstance(task.op, ops.Collective)]
+        assert [(op.op, op.message_bytes) for op in sent] == [
+            ("all_gather", 8 * 4096 * 2048 * 2.0),
+            ("reduce_scatter", 8 * 4096 * 2048 * 2.0),
+        ]
 
 
 def test_a_scale_in_the_tensor_costs_a_pass_where_no_kernel_found_it() -> None:

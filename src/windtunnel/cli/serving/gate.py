@@ -20,7 +20,7 @@ from windtunnel.errors import InputError, check_known
 from windtunnel.formats.clients.read import ClientResult, read_client_results
 from windtunnel.metrics.limits import limit_of, limits_of, named_values, parse_limits, share_of
 from windtunnel.schema import read_table
-from windtunnel.serving.engines.command_line import NO_COMMAND
+from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
 from windtunnel.serving.scenario import SCENARIO_HINT, Scenario, read_raw
 from windtunnel.serving.shorthand import lay_over
 
@@ -35,7 +35,7 @@ def command(options: Options) -> None:
     if options.measured:
         _answer(options, _gate_measured(options))
         return
-    before, after = _scenarios(options)
+    before, after, launches = _scenarios(options)
 
     # Loading the engine takes most of a second; wrong input is answered before.
     from windtunnel.production.gate import gate_change
@@ -52,7 +52,9 @@ def command(options: Options) -> None:
             if progress is not None:
                 progress(number + 1, 1 + (before is not None))
     gate = gate_change(results[0] if before is not None else None, results[-1], limits, increases)
-    _answer(options, replace(gate, remarks=[_in_options(line, options) for line in gate.remarks]))
+    remarks = [_in_options(line, options) for line in gate.remarks]
+    remarks += [f"before the change, {sentence}" for launch in launches[1:] for sentence in launch.not_starting]
+    _answer(options, replace(gate, remarks=remarks, not_starting=launches[0].not_starting))
 
 
 def _in_options(text: str, options: Options) -> str:
@@ -68,6 +70,8 @@ def _answer(options: Options, gate: Any) -> None:
     from windtunnel.report.gate import gate_document, gate_report, reason
 
     answer(options, gate_document, gate_report, gate)
+    for sentence in gate.not_starting:
+        remark(f"failed: {sentence}")
     for check in gate.checks:
         if not check.holds:
             remark(f"failed: {reason(check)}")
@@ -75,8 +79,9 @@ def _answer(options: Options, gate: Any) -> None:
         click.get_current_context().exit(1)
 
 
-def _scenarios(options: Options) -> tuple[Scenario | None, Scenario]:
-    """Return what was before, and the change; the load that a file of either says is that of both."""
+def _scenarios(options: Options) -> tuple[Scenario | None, Scenario, list[Reading]]:
+    """Return what was before, and the change; the load that a file of either says is that of both. Third are the
+    servers that were read: of the change, and of what was before."""
     sides = [options] if options.before is None else [options, _options_before(options)]
     launches = [launched(side) for side in sides]
     load = next((launch.load for launch in launches if launch.load is not None), None)
@@ -87,7 +92,7 @@ def _scenarios(options: Options) -> tuple[Scenario | None, Scenario]:
         described.append(scenario_of(side, base=with_read_load(side, launch)))
     for line in () if options.json else dict.fromkeys(line for launch in launches for line in launch.remarks):
         remark(line)
-    return described[1] if len(described) > 1 else None, described[0]
+    return described[1] if len(described) > 1 else None, described[0], launches
 
 
 def _options_before(options: Options) -> Options:

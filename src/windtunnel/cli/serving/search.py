@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -17,15 +18,18 @@ from windtunnel.cli.output import answer, interrupted, remark, remark_left_out
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, WindtunnelError, check_known
+from windtunnel.formats.launch.scripts import start_remark
 from windtunnel.metrics.limits import limits_from, named_values
 from windtunnel.report.render.terminal import show
 from windtunnel.report.search.study import SearchEvidence, evidence_of, search_report
 from windtunnel.report.search.study_files import study_document, write_study
+from windtunnel.report.search.whatif import reasons
 from windtunnel.report.serving.run import check_folder
 from windtunnel.schema import dotted
+from windtunnel.search.evaluation.evaluate import Evaluator
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.executors import EXECUTORS, Means, usual_means
-from windtunnel.search.space.space import Space, load_space
+from windtunnel.search.space.space import Space, load_space, point_at
 from windtunnel.search.store import Store, default_path
 from windtunnel.search.study import InterruptedSearchError, Study, search
 from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
@@ -89,6 +93,7 @@ def show_study(
         try:
             study = search(space, store, replace(means, progress=callback))
             _name_settings(study, options)
+            _note_stops(study, launch, top)
             evidence = evidence_of(study, store, top, load, launch=launch, **shown)
         except KeyboardInterrupt as interruption:
             if isinstance(interruption, InterruptedSearchError):
@@ -105,6 +110,28 @@ def show_study(
 def _name_settings(study: Study, options: Options) -> None:
     for outcome in study.outcomes:
         outcome.evaluations.update(in_options(outcome.evaluations, options))
+
+
+def stops_of(
+    space: Space, points: Iterable[int], workload: str | None, launch: Reading, is_written: bool = False
+) -> dict[int, str]:
+    """Return the points whose server would not start, with the reason: as read, or as its command `is_written`."""
+    evaluator = Evaluator(space)
+    scenarios = ((at, evaluator.deployed(point_at(space, at), workload).scenario) for at in points if launch.taken)
+    return {at: reason for at, scenario in scenarios if (reason := start_remark(scenario, launch, is_written))}
+
+
+def _note_stops(study: Study, launch: Reading, top: int) -> None:
+    """Note the best points whose server would not start as it was read; refuse those that no written command starts."""
+    launch.not_starting.clear()
+    for outcome in study.outcomes:
+        best = outcome.ranking[:100]  # each takes some 25 ms
+        stops = stops_of(study.space, best, outcome.workload, launch)
+        listed = {index: stops[index] for index in outcome.ranking[:top] if index in stops}
+        launch.not_starting += [text for text in reasons(study.space, listed) if text not in launch.not_starting]
+        for index, reason in stops_of(study.space, stops, outcome.workload, launch, is_written=True).items():
+            outcome.ranking.remove(index)
+            outcome.evaluations[index] = replace_fields(outcome.evaluations[index], refused=reason, holds=False)
 
 
 def in_options(answers: dict[int, Evaluation], options: Options) -> dict[int, Evaluation]:

@@ -2,6 +2,7 @@
 
 import gc
 import re
+from itertools import pairwise
 
 import click
 
@@ -51,7 +52,7 @@ def command(options: Options) -> None:
         KvEvents(app.twin, host, options.kv_events)
     passes = None if options.forward_passes is None else ForwardPasses(app.twin, options.forward_passes)
     num_ports = len(app.metrics.labels) if options.ports_per_replica else 1
-    with TwinServer(app, host, options.port, num_ports) as server:
+    with TwinServer(app, host, port_of(launch) if options.port is None else options.port, num_ports) as server:
 
         def announce() -> None:
             if options.host is not None and not is_loopback(options.host) and not keys:
@@ -71,7 +72,7 @@ def command(options: Options) -> None:
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
-        for line in () if options.json else launch.remarks:
+        for line in () if options.json else (*launch.not_starting, *launch.remarks):
             remark(line)
         try:
             server.serve(announce)
@@ -80,6 +81,12 @@ def command(options: Options) -> None:
         finally:
             if passes is not None:
                 passes.close()
+
+
+def port_of(launch: Reading) -> int:
+    """Return the port that a command says; 8000 where it says none."""
+    options = [pair for other in launch.others.values() for pair in pairwise(other.words)]
+    return next((int(value) for option, value in options if option == "--port" and value.isdecimal()), 8000)
 
 
 def _named_by(launch: Reading, model: str) -> tuple[list[str], list[str], list[str]]:

@@ -1,5 +1,7 @@
 """`windtunnel whatif`: run every combination of a few settings, and compare."""
 
+from msgspec.structs import replace
+
 from windtunnel.cli.options import launched, scenario_of, setting_name, with_read_load
 from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import counted
@@ -22,7 +24,7 @@ def command(options: Options) -> None:
     space = _space(options, launch)
 
     # Loading the engine takes most of a second; wrong input is answered before.
-    from windtunnel.cli.serving.search import in_options
+    from windtunnel.cli.serving.search import in_options, stops_of
     from windtunnel.report.search.whatif import grid_document, grid_report, shown_figures
     from windtunnel.search.asker import Asker
     from windtunnel.search.evaluation.schema import Question
@@ -35,6 +37,9 @@ def command(options: Options) -> None:
         answers = asker.ask(None, range(space.num_points), Question())
     asker.check_some(None, answers)
     answers = in_options(answers, options)
+    launch.not_starting.clear()
+    for index, sentence in stops_of(space, [at for at in answers if not answers[at].refused], None, launch).items():
+        answers[index] = replace(answers[index], refused=sentence, holds=False)
     answer(options, lambda *_: grid_document(space, answers), grid_report, space, answers, names, launch=launch)
 
 

@@ -108,7 +108,10 @@ class FineTuning:
         sharding, overlap = self.zero(model) if is_zero else (self.fsdp(device, dp * split["cp"]), {})
         lora = self.lora()
         optimizer, moments = self.choice("optimizer", "optimizers", "adamw_torch")
+        self.check_deepspeed(micro_batch, global_batch)
         precision = self.precision(framework, sharding["zero"], lora is not None)
+        if optimizer == "sgd":
+            precision.pop("moments", None)
         if frozen := self.quantised():
             precision["frozen_weights"] = frozen
         sharding["offload"] = self.offload(framework)
@@ -209,6 +212,21 @@ class FineTuning:
         overlaps = stage == 3 if self.find("overlap")[1] is None else self.flag("overlap")
         return fields, {"gradient_reduce": overlaps, **({"parameter_gather": overlaps} if stage == 3 else {})}
 
+    def check_deepspeed(self, micro_batch: int, global_batch: int) -> None:
+        """Raise InputError where DeepSpeed's file contradicts the arguments: so does Hugging Face's Trainer
+        (transformers/integrations/deepspeed.py, `trainer_config_finalize`).
+        """
+        said: dict[str, Any] = {"train_micro_batch_size_per_gpu": micro_batch, "train_batch_size": global_batch}
+        said["gradient_accumulation_steps"] = self.number("accumulation", 1, least=1)
+        on = {f"{kind}.enabled": self.flag(kind) for kind in ("fp16", "bf16")}
+        for name, value in {**said, **(on if any(on.values()) else {})}.items():
+            given = self.keys.get(f"deepspeed.{name}", "auto")
+            if str(given).lower() not in ("auto", str(value).lower()):
+                raise InputError(
+                    f"deepspeed.{name} is {given}, and the arguments make it {value}",
+                    "the Trainer refuses that: make them equal, or write auto in DeepSpeed's file",
+                )
+
     def precision(self, framework: str, zero: int, is_lora: bool) -> dict[str, Any]:
         """Return the number formats. Without mixed precision, weights in 16 bit are updated as they are.
 
@@ -270,10 +288,22 @@ class FineTuning:
     def lora(self) -> dict[str, Any] | None:
         if self.choice("adapter", "adapters", "full") == "full":
             return None
-        targets, dropout = " ".join(self.words("lora_targets")), self.words("lora_dropout")
-        is_all = self.flag("lora_linear") or any(word in targets for word in WORDS["all_linear"])
-        has_dropout, rank = dropout not in ([], ["0"], ["0.0"]), self.number("lora_rank", least=1)
-        return {"rank": rank, "all_linear": is_all, "dropout": has_dropout}
+        dropout, rank = self.words("lora_dropout"), self.number("lora_rank", least=1)
+        return {"rank": rank, "target_modules": self.adapted(), "dropout": dropout not in ([], ["0"], ["0.0"])}
+
+    def adapted(self) -> list[str] | None:
+        """Return the linear layers that have adapters, by the last part of a module's name; None for all of them.
+
+        Without names PEFT takes those of queries and values for nearly every model (peft/utils/constants.py).
+        """
+        (name, _), words = self.find("lora_targets"), self.words("lora_targets")
+        is_typed = any(path in self.launch.overrides for path in ("lora.target_modules", "lora.all_linear"))
+        if self.flag("lora_linear") or is_typed or any(word in WORDS["all_linear"] for word in words):
+            return None
+        if not words:
+            self.notes.append(f"{name} is not given (PEFT's default is taken: q_proj and v_proj)")
+        modules = [_known(name, word.rpartition(".")[2], "targets") for word in words or ["q_proj", "v_proj"]]
+        return list(dict.fromkeys(name for names in modules for name in names))
 
     def kernels(self) -> dict[str, Any]:
         """Return the kernels; Liger's, of the loss too, take the place of eager ones."""

@@ -15,6 +15,7 @@ import yaml
 from windtunnel.errors import InputError
 from windtunnel.formats.launch import shell
 from windtunnel.schema import parse_yaml
+from windtunnel.units import format_count
 
 SEPARATORS = ";|&\n"
 SHELLS, RUNTIMES = ("sh", "bash", "dash", "zsh", "ash"), ("docker", "podman", "nerdctl")
@@ -28,6 +29,8 @@ VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBL
 APART = ("image", "initContainers", "leaderTemplate", "workerTemplate")
 """Keys below which no container of a server stands; the leader of a group is looked at, its workers are not."""
 
+COUNTS = ("replicas", "replicaCount", "scale", "minReplicas")
+"""Keys of the number of copies."""
 NAMELESS = ("items", "services", "servingEngineSpec", "modelSpec")
 """Keys that name no object."""
 
@@ -43,6 +46,8 @@ class Command:
     words: list[str]
     name: str = ""
     """Name of its container, or of the object that has one."""
+    role: str = ""
+    """`prefill` or `decode`, where the tables around a container say it."""
     image: str = ""
     assumed: str = ""
     """What of an image that is not known says its engine; empty where the command does."""
@@ -58,6 +63,8 @@ class Command:
     """Words that the tables around a container add to its server's command (KServe, llm-d)."""
     product: str = ""
     """GPU that the pod's nodes are selected by, as their label names it; empty where none is said."""
+    scaling: str = ""
+    """What a container's autoscaling says of its number, where that is not one number above zero."""
     routing: str = ""
     """The router's `routingLogic`, of vLLM's production stack; empty where none is said."""
 
@@ -239,14 +246,13 @@ def _containers(node: Any, around: Command) -> Iterator[Command]:
         return
     if node.get("create") is False:  # llm-d's prefill pool
         return
+    if node.get("kind") == "LLMInferenceService":
+        node = {**node, "spec": _with_groups(table(node.get("spec")))}
     name = table(node.get("metadata")).get("name") or around.name or node.get("name") or ""
-    counts = ("replicas", "replicaCount", "scale", "minReplicas")
-    replicas = next((node[key] for key in counts if node.get(key) is not None), None)
-    replicas = table(node.get("deploy")).get("replicas") if replicas is None else replicas
-    copies = around.replicas if replicas is None else _whole("replicas", replicas)
+    around = _with_replicas(around, node)
     routing = str(table(node.get("routerSpec")).get("routingLogic", around.routing))
     around = replace(around, product=_product(node) or around.product)
-    around = replace(around, name=str(name), replicas=copies, routing=routing, served=_served(node, around.served))
+    around = replace(around, name=str(name), routing=routing, served=_served(node, around.served))
     image = node.get("image", node if "repository" in node else "")
     if any(key in node for key in ("image", "repository", "modelFormat")):
         if isinstance(image, dict):
@@ -256,14 +262,49 @@ def _containers(node: Any, around: Command) -> Iterator[Command]:
         if around.served and not node.get("command"):
             words = ["vllm", "serve", *around.served, *words, "${VLLM_ADDITIONAL_ARGS:-}"]
         yield replace(around, name=own, words=words, image=str(image), environment=_environment(node), gpus=_gpus(node))
+    has_sides = around.served and table(node.get("prefill")).get("create", "prefill" in node) is not False
+    around = replace(around, role="decode") if has_sides else around
     for key, part in node.items():
-        if key not in APART:
-            yield from _containers(part, around if around.name or key in NAMELESS else replace(around, name=str(key)))
+        inner = around if around.name or key in NAMELESS else replace(around, name=str(key))
+        if has_sides and key == "prefill":  # of its own parallelism and number
+            inner = replace(inner, role="prefill", served=around.served[:1], replicas=1)
+        if key not in APART and not str(key).startswith("x-"):  # fields that extend a compose file are no services
+            yield from _containers(part, inner)
     if (group := node.get("leaderTemplate") or node.get("workerTemplate")) is not None:
         hosts = _whole("size", node.get("size", 1))
         for leader in _containers(group, around):
             around_leader = {"LWS_GROUP_SIZE": str(hosts)} | leader.environment
             yield replace(leader, gpus=leader.gpus and leader.gpus * hosts, environment=around_leader)
+
+
+def _with_replicas(around: Command, node: Mapping[str, Any]) -> Command:
+    """Return a command with the replicas that a table says; of those that come and go the fewest, and one at least."""
+    counts = [*(node.get(key) for key in COUNTS), table(node.get("deploy")).get("replicas")]
+    given = next((count for count in counts if count is not None), None)
+    if given is None:
+        return around
+    copies = _whole("replicas", given)
+    limits = [f"{key} {node[key]}" for key in ("minReplicas", "maxReplicas") if node.get(key) is not None]
+    taken = f"{', '.join(limits) or 'replicas 0'}: {format_count(copies or 1, 'replica')} taken"
+    says = f"{taken}; --set deployment.replicas=... gives another number" if not copies or limits[1:] else ""
+    return replace(around, replicas=copies or 1, scaling=says)
+
+
+def _with_groups(workload: dict[str, Any], image: str = "") -> dict[str, Any]:
+    """Return the spec of KServe's LLMInferenceService, or its `prefill`, as the LeaderWorkerSets that it becomes.
+
+    The container `main` serves, by vLLM where it is not given (`config/llmisvcconfig`), here with the other side's
+    `image`. A group has a host for every `dataLocal` ranks of `data`, or with `worker` for each pipeline stage.
+    """
+    split, template = table(workload.get("parallelism")), table(workload.get("template"))
+    containers = [table(each) for each in _list(template.get("containers"))] or [{}]
+    server = {"image": image, **next((each for each in containers if each.get("name") == "main"), containers[0])}
+    data, local, stages = (_whole(key, split.get(key) or 1) for key in ("data", "dataLocal", "pipeline"))
+    hosts = max(data // local, 1) if split.get("dataLocal") else stages if "worker" in workload else 1
+    group = {key: part for key, part in workload.items() if key not in ("template", "worker")}
+    if "prefill" in workload:
+        group["prefill"] = _with_groups(table(workload["prefill"]), str(server["image"]))
+    return group | {"leaderTemplate": {**template, "containers": [server]}, "size": hosts}
 
 
 def _served(node: Mapping[str, Any], around: tuple[str, ...]) -> tuple[str, ...]:
@@ -274,6 +315,7 @@ def _served(node: Mapping[str, Any], around: tuple[str, ...]) -> tuple[str, ...]
     words = [uri.partition("://")[2] if uri.startswith("hf://") else uri] if uri or "modelFormat" in model else []
     for key in ("tensor", "pipeline", "data") if words or around else ():
         words += [f"--{key}-parallel-size", str(split[key])] if split.get(key) else []
+    words += ["--enable-expert-parallel"] if (words or around) and split.get("expert") else []
     return (*around, *words)
 
 

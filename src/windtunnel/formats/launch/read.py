@@ -128,8 +128,12 @@ def name_options(error: InputError, text: str) -> None:
             pattern = r"(?<![\w.])(?:\$\.)?(?:deployment\.)?((?:engine|parallelism|precision)\.\w+(?:\.\w+)*)(?! \()"
             error.message = re.sub(pattern, named, error.message)
             error.hint = error.hint and re.sub(pattern, named, error.hint)
+            off = r"\bset [\w.]+ \((--(?:no|disable)-[\w-]+)\)"  # the option that turned off what the hint asks for
+            error.hint = error.hint and re.sub(off, r"leave \1 out", error.hint)
             for path, option in options.items():
-                bare = rf"(?<![\w.$'(-])(?<!x ){re.escape(path.rpartition('.')[2])}( =(?= \d)|(?= is \d|, which))"
+                name = re.escape(path.rpartition(".")[2])
+                bare = rf"(?<![\w.$'(-])(?<!x ){name}( =(?= \d)|(?= is \d|, which))"
+                error.hint = error.hint and re.sub(rf"(?<=er ){name}\b", option, error.hint)
                 if (message := re.sub(bare, option, error.message)) != error.message:
                     error.message = re.sub(r" at \$\.deployment\.\w+$", "", message)
 
@@ -138,24 +142,25 @@ def _options_of_settings(engine: str, server: Options, command: Command) -> dict
     """Return path of a setting below `deployment`, or of a format -> the option that sets it, or the options of this
     command without which an engine's setting is read as another value."""
     flags = {name: flag for name in server.flags if (flag := server.flag(name)) is not None}
-    found = {flag.path: name for name, flag in reversed(flags.items()) if flag.path}
+    found = {f"deployment.{path}": name for path, name in server.decides.items()}
+    found |= {flag.path: name for name, flag in reversed(flags.items()) if flag.path}
     write_split, several = engine_of(engine).command_line.write_split, Parallelism(tp=2)
     for degree in ("tp", "pp", "ep", "attention_dp", "dcp"):
         split = write_split(Parallelism() if degree == "tp" else several)
         wider = write_split(replace_field(several, **{degree: 2}))
         found |= {f"{SPLIT}{degree}": server.option(sets) for sets, to in wider.items() if split.get(sets) != to}
-    names = {path.removeprefix("deployment."): _spelt(server, name) for path, name in found.items()}
+    names = {path.removeprefix("deployment."): spelt(server, name) for path, name in found.items()}
     present, deciding = dotted(_read(engine, server, command, None).raw), dict[str, list[str]]()
     for name in dict.fromkeys(name for name, _ in _options_of(server, command)):
         with suppress(InputError):
             without = dotted(_read(engine, server, command, None, leaves_out=name).raw)
             for path in present.keys() | without.keys():
                 if present.get(path) != without.get(path) and not path.startswith(SPLIT):
-                    deciding.setdefault(path.removeprefix("deployment."), []).append(_spelt(server, name))
+                    deciding.setdefault(path.removeprefix("deployment."), []).append(spelt(server, name))
     return names | {path: ", ".join(options) for path, options in deciding.items()}
 
 
-def _spelt(server: Options, name: str) -> str:
+def spelt(server: Options, name: str) -> str:
     """Return an option as its server spells it: in its YAML file where it stands there only."""
     if name in server.in_file_only:
         return next((path for path, to in server.other_names.items() if to == name), name).replace("-", "_")
@@ -234,7 +239,7 @@ def _unmodelled(reading: Reading, engine: str, server: Options, command: Command
     of_dynamo = dict.fromkeys(name for name, _ in _typed_options(server, command) if name.startswith(OF_DYNAMO))
     reasons = {
         "set in the environment, as before": [name for name in variables if name not in kept],
-        "left out, of Dynamo's workers only": [_spelt(server, name) for name in of_dynamo],
+        "left out, of Dynamo's workers only": [spelt(server, name) for name in of_dynamo],
     }
     return Unmodelled(
         words=tuple(_other_words(reading, engine, server, command)),
@@ -275,8 +280,8 @@ def _other_words(reading: Reading, engine: str, server: Options, command: Comman
             if part == server.model_option or part.startswith(OF_DYNAMO) or is_format:
                 continue
             if f"--{part}" not in reading.taken or _decides_nothing(reading, engine, server, command, part):
-                spelt = _spelt(server, part)
-                yield spelt[1:] if len(part) == 1 or part[0].isupper() else spelt
+                option = spelt(server, part)
+                yield option[1:] if len(part) == 1 or part[0].isupper() else option
                 yield from () if each is True else str(each).split() if part in other_options().several else [str(each)]
 
 
@@ -343,6 +348,7 @@ def _note_container(reading: Reading, engine: str, server: Options, command: Com
             reading.container.append(f"the GPU {command.product} of nodeSelector is not known: --device gives one")
     if command.replicas != 1:
         deployment["replicas"] = copies * command.replicas
+    reading.container += [command.scaling] * bool(command.scaling)
     if command.routing not in ("", "roundrobin"):
         reading.container.append(
             f"the router's logic {command.routing} is not taken: --set deployment.router=... gives one"
@@ -444,6 +450,10 @@ def _started(known: dict[str, Options], command: Command) -> Iterator[tuple[str,
                     return
 
 
+OTHER_SERVERS = re.compile(r"text-(generation|embeddings)-inference|lmdeploy|llama\.?cpp|ollama")
+"""Images of servers that are not known, whatever names their options have."""
+
+
 def _assumed(known: dict[str, Options], command: Command) -> Iterator[Started]:
     """Yield the engine that a container's image names, or the one that knows most of the options of its command.
 
@@ -451,7 +461,8 @@ def _assumed(known: dict[str, Options], command: Command) -> Iterator[Started]:
     """
     image, words = _parted(command.image)[0].rpartition("/")[2], command.words
     words = words[1:] if re.fullmatch(r"/.*|.*\.sh", words[0]) else words
-    image = image if words and re.fullmatch(r"-.*|[\w.-]+/[\w.-]+", words[0], re.DOTALL) else ""
+    has_server = words and re.fullmatch(r"-.*|[\w.-]+/[\w.-]+", words[0], re.DOTALL) and not OTHER_SERVERS.search(image)
+    image = image if has_server else ""
     typed = [word.lstrip("-").partition("=")[0].replace("_", "-") for word in words if word.startswith("-")]
     scores = {}
     for engine, server in known.items() if image else ():

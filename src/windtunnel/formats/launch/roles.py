@@ -53,6 +53,7 @@ def _role(command: Command, port: str, ports: Mapping[str, set[str]]) -> str | N
     option = re.search(r"--port[= ](\d+)", words)
     of_port = [role for role, named in ports.items() if (option[1] if option else port) in named]
     said = [
+        [command.role] * bool(command.role),
         [role for role, says in SAID.items() if re.search(says, words)],
         of_port if len(of_port) == 1 else [],
         [role for role in SAID if role in command.name.lower()],

@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise, takewhile
@@ -18,7 +19,7 @@ import yaml
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.containers import PRODUCT
-from windtunnel.formats.launch.read import is_option, servers
+from windtunnel.formats.launch.read import is_option, servers, spelt
 from windtunnel.model.config import known_architectures
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import ModelSpec
@@ -57,6 +58,15 @@ def server_of(engine: EngineSettings) -> Options:
     if name not in known:
         raise InputError(f"no command of {name} is known", f"known: those of {', '.join(known)}")
     return known[name]
+
+
+def named_option(engine: EngineSettings, setting: str) -> str:
+    """Return a setting of an engine with the option that decides it, where its server calls it otherwise."""
+    with suppress(InputError, StopIteration):
+        server = server_of(engine)
+        option = spelt(server, server.option(f"engine.{setting}"))
+        return setting if option.lstrip("-").replace("-", "_") == setting else f"{setting} ({option})"
+    return setting
 
 
 def write_launch_command(
@@ -314,15 +324,23 @@ def _parts(scenario: Scenario) -> list[tuple[str, str, Deployment]]:
     return [(pool.name or SERVER, pool.role, _startable(pool_scenario(scenario, pool))) for pool in groups]
 
 
-def start_remark(scenario: Scenario, reading: Reading) -> str:
-    """Say that the server of a command would not start, and what lets it; empty where it starts, or chooses itself."""
+def start_remark(scenario: Scenario, reading: Reading, is_written: bool = False) -> str:
+    """Say that the server of a command would not start, and what lets it; empty where it starts, or chooses itself, or
+    where the command `is_written` here, with a length that fits where none is given."""
+    if scenario.deployment.pools:
+        pools = (pool_scenario(scenario, pool) for pool in scenario.deployment.groups)
+        return next(filter(None, (start_remark(pool, reading, is_written) for pool in pools)), "")
     option = f"--{server_of(scenario.deployment.engine).option('engine.max_model_len')}"
     setup = resolve(scenario)
     name, fitting, split = setup.engine.name, _fitting_model_len(setup), setup.parallelism.experts_tp
+    longest, ways = setup.model.max_context_tokens, behaviour_of(name).lengthened_by
+    if ways and setup.max_model_len > longest and not setup.model.is_encoder and not reading.has_any(ways):
+        takes = f"{option} is {setup.max_model_len:,}, and {setup.model.name} takes {longest:,} tokens"
+        return f"{name} would not start: {takes}; give {longest} at most, or override that limit ({' or '.join(ways)})"
     if (columns := split_columns(name, setup.model, setup.precision.experts_format, split)) is not None:
         parts = f"TP {split} leaves {columns} columns of an expert, in blocks of 128 with one scale"
         return f"{name} would not start: {parts}; spread the experts (expert parallelism) or take fewer devices"
-    if fitting is None or (option in reading.taken and setup.engine.max_model_len is None):
+    if fitting is None or ((is_written or option in reading.taken) and setup.engine.max_model_len is None):
         return ""
     why = f"a request of {setup.max_model_len:,} tokens is taken, and the KV cache holds {fitting:,}"
     return f"{name} would not start: {why}; give {option} {fitting} at most"

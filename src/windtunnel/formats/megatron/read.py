@@ -4,6 +4,7 @@ import ast
 import math
 import re
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,10 +26,14 @@ _LOG_LINE = re.compile(r"(\w+) \.{2,} (.*?)\s*$")
 
 
 class MegatronJob(NamedTuple):
-    """A job, and the arguments that were ignored."""
+    """A job, and the arguments that it does not hold."""
 
     job: TrainingJob
     unread: tuple[str, ...]
+    """Of no effect on a prediction."""
+    not_modelled: tuple[str, ...]
+    unknown: tuple[str, ...]
+    """No arguments of Megatron-LM, as far as we know."""
 
 
 def read_megatron_arguments(text: str, device: str, num_devices: int | None = None) -> MegatronJob:
@@ -42,8 +47,9 @@ def read_megatron_arguments(text: str, device: str, num_devices: int | None = No
     Raises:
         InputError: an argument is missing, has a wrong value or a variable that is not assigned.
     """
-    arguments = _Arguments(_from_log(text) or _from_shell(text))
-    return MegatronJob(arguments.job(device, num_devices), arguments.unread())
+    of_log = _from_log(text)
+    arguments = _Arguments(of_log or _from_shell(text), is_log=bool(of_log))
+    return MegatronJob(arguments.job(device, num_devices), *arguments.unread())
 
 
 def _from_log(text: str) -> dict[str, list[str]]:
@@ -108,12 +114,21 @@ def _options(words: list[str]) -> dict[str, list[str]]:
 class _Arguments:
     """Megatron's arguments with its defaults; remembers which of them were read."""
 
-    def __init__(self, options: dict[str, list[str]]) -> None:
-        self.options = options
+    def __init__(self, options: dict[str, list[str]], is_log: bool) -> None:
+        self.options, self.is_log = options, is_log
         self.read: set[str] = set()
+        self.notes: list[str] = []
 
-    def unread(self) -> tuple[str, ...]:
-        return tuple(f"--{name}" for name in self.options if name not in self.read)
+    def unread(self) -> tuple[tuple[str, ...], ...]:
+        """Return the arguments without effect, those that are not modelled, and those that are not known.
+
+        A log prints every argument with its default, which says nothing of the run.
+        """
+        found: dict[str, list[str]] = {"without_effect": [], "not_modelled": self.notes, "unknown": []}
+        for name in self.options.keys() - self.read:
+            kinds = (kind for kind in found if any(fnmatchcase(name, each) for each in WORDS.get(kind, ())))
+            found["without_effect" if self.is_log else next(kinds, "unknown")].append(f"--{name}")
+        return tuple(tuple(sorted(names)) for names in found.values())
 
     def values(self, name: str) -> list[str] | None:
         """Return the words after an option, or None without the option."""
@@ -159,7 +174,8 @@ class _Arguments:
         tokenizer = self.text("tokenizer-type")
         vocabulary = self.optional("vocab-size") or WORDS["vocabularies"].get(tokenizer or "")
         if vocabulary is None:
-            raise InputError("--vocab-size is missing", f"the tokenizer {tokenizer} alone does not tell it")
+            hint = f"the tokenizer {tokenizer} alone does not tell it" if tokenizer else "add it"
+            raise InputError("--vocab-size is missing", hint)
         return ModelSpec(
             name="megatron",
             hidden_size=self.number("hidden-size"),
@@ -246,12 +262,12 @@ class _Arguments:
             "micro_batch": micro_batch,
             "global_batch": global_batch,
             "num_devices": devices,
-            "parallelism": self.parallelism(model),
+            "parallelism": (parallelism := self.parallelism(model)),
             "sharding": self.sharding(),
             "precision": self.precision(),
             "recompute": self.recompute(),
             "optimizer": self.choice("optimizer", WORDS["optimizers"], "adam"),
-            "overlap": self.overlap(),
+            "overlap": self.overlap(parallelism),
             "kernels": {"attention": self.attention_kernel()},
             "dropout": any(float(self.text(f"{kind}-dropout") or 0.1) > 0 for kind in ("hidden", "attention")),
             "learned_positions": self.has_learned_positions(),
@@ -277,7 +293,7 @@ class _Arguments:
         return math.prod(self.number(f"{kind}-parallel-size", 1) for kind in kinds)
 
     def parallelism(self, model: ModelSpec) -> dict[str, Any]:
-        pp = self.number("pipeline-model-parallel-size", 1)
+        pp, layout = self.number("pipeline-model-parallel-size", 1), self.text("pipeline-model-parallel-layout")
         per_stage = self.optional("num-layers-per-virtual-pipeline-stage")
         virtual_stages = self.number("num-virtual-stages-per-pipeline-rank", 1)
         if per_stage is not None:
@@ -298,17 +314,32 @@ class _Arguments:
         }
         if self.flag("num-experts"):
             fields["experts_tp"] = self.number("expert-tensor-parallel-size", fields["tp"])
+            fields["experts_exchange"] = self.exchange()
         first, last = (self.optional(f"decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
         counted = [self.flag(f"account-for-{end}-in-pipeline-split") for end in ("embedding", "loss")]
         if any(counted):
             fields["layers_per_stage"] = _with_ends(model.num_layers, pp * virtual_stages, *counted)
         if first is not None or last is not None:
             fields["layers_per_stage"] = _uneven(model.num_layers, pp, first, last)
+        if layout is not None:
+            layers = _layers_in(layout)
+            fields |= {"layers_per_stage": layers, "virtual_stages": max(len(layers) // pp, 1)}
         return fields
+
+    def exchange(self) -> str:
+        """Return how tokens reach experts. DeepEP is what the flex dispatcher took before it had a choice."""
+        kind = self.choice("moe-token-dispatcher-type", WORDS["dispatchers"], "allgather")
+        backend = self.choice("moe-flex-dispatcher-backend", WORDS["flex_dispatchers"], "deepep")
+        self.flag("moe-enable-deepep")
+        return backend if kind == "flex" else kind
 
     def sharding(self) -> dict[str, Any]:
         if self.flag("use-torch-fsdp2"):
             return {"zero": 3}
+        strategy = self.choice("data-parallel-sharding-strategy", WORDS["sharding_strategies"], "no_shard")
+        if any([self.flag("use-megatron-fsdp"), self.flag("use-custom-fsdp")]):
+            self.flag("use-distributed-optimizer")
+            return {"zero": int(strategy)}
         fraction, is_offloaded = self.text("optimizer-offload-fraction"), self.flag("optimizer-cpu-offload")
         if is_offloaded and fraction not in (None, "1", "1.0"):
             raise InputError(
@@ -323,13 +354,29 @@ class _Arguments:
             compute = "nvfp4"
         elif self.flag("fp8-format"):
             compute = self.choice("fp8-recipe", WORDS["fp8_recipes"], "delayed")
-        gathered = "fp32" if compute == "fp32" else "fp8" if self.flag("fp8-param-gather") else "bf16"
+        gathered = "fp32" if compute == "fp32" else "fp8" if self.flag("fp8-param-gather") else None
         gather = {"parameter_gather": gathered} if self.sharding()["zero"] or gathered == "fp8" else {}
         if compute == "fp32":
             return {"compute": "fp32", "gradients": "fp32", "gradient_reduce": "fp32", **gather}
         sums = self.flag("accumulate-allreduce-grads-in-fp32") or not self.flag("fp16")
-        gradients = "fp32" if sums and not self.flag("grad-reduce-in-bf16") else "bf16"
-        return {"compute": compute, "gradients": gradients, "gradient_reduce": gradients, **gather}
+        state = self.state_formats(gathered == "fp8") if self.flag("use-precision-aware-optimizer") else {}
+        narrow = self.flag("grad-reduce-in-bf16") or state.pop("main_grads", "fp32") == "bf16"
+        gradients = "fp32" if sums and not narrow else "bf16"
+        return {"compute": compute, "gradients": gradients, "gradient_reduce": gradients, **gather, **state}
+
+    def state_formats(self, has_fp8_parameters: bool) -> dict[str, Any]:
+        """Return the formats that the precision-aware optimizer keeps; a job has one for both moments, the wider.
+
+        Of the fp32 copy of a bf16 parameter it keeps the 16 bits that this lacks (`store_param_remainders`).
+        """
+        kinds = {kind: f"{kind.replace('_', '-')}-dtype" for kind in ("exp_avg", "exp_avg_sq", "main_grads")}
+        state = {kind: self.choice(name, WORDS["state_formats"], "fp32") for kind, name in kinds.items()}
+        moments = sorted({state.pop("exp_avg"), state.pop("exp_avg_sq")}, key=["fp32", "bf16", "fp8"].index)
+        if len(moments) > 1:
+            self.notes.append(f"--exp-avg-dtype unlike --exp-avg-sq-dtype (both are taken as {moments[0]})")
+        kept = self.choice("main-params-dtype", WORDS["state_formats"], "fp32")
+        is_split = self.flag("bf16") and not has_fp8_parameters
+        return {**state, "moments": moments[0], "master_weights": "remainder" if is_split or kept == "bf16" else "fp32"}
 
     def recompute(self) -> dict[str, Any]:
         granularity = self.text("recompute-granularity") or (
@@ -350,12 +397,15 @@ class _Arguments:
         # Megatron's `block` recomputes this many layers of a chunk; `uniform` all layers, in groups of this many.
         if granularity == "full" and self.text("recompute-method") == "block":
             fields["num_layers"] = self.number("recompute-num-layers", 1)
+        elif granularity == "full" and self.number("recompute-num-layers", 1) > 1:
+            self.notes.append("--recompute-num-layers (every layer's input is taken to be kept)")
         return fields
 
-    def overlap(self) -> dict[str, bool]:
-        names = ("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank")
-        interleaves = any(map(self.flag, names))
-        flags = {field: self.flag(name) for field, name in WORDS["overlaps"].items()}
+    def overlap(self, fields: dict[str, Any]) -> dict[str, bool | None]:
+        interleaves = fields["virtual_stages"] > 1
+        flags: dict[str, bool | None] = {field: self.flag(name) for field, name in WORDS["overlaps"].items()}
+        # What Megatron does where it gathers parameters is the framework's default.
+        flags["parameter_gather"] = None if flags["parameter_gather"] else False
         return {**flags, "pipeline": interleaves and not self.flag("no-overlap-p2p-communication")}
 
     def attention_kernel(self) -> str:
@@ -390,6 +440,21 @@ def _with_ends(num_layers: int, num_chunks: int, has_embedding: bool, has_loss: 
     layers[0] -= has_embedding
     layers[-1] -= has_loss
     return layers
+
+
+def _layers_in(layout: str) -> list[int]:
+    """Return the layers of each chunk of a layout such as `Et*3|(tt|)*29m|L`: `t` is a layer, `E`, `m` and `L` the
+    embedding, a layer of multi-token prediction and the loss, `x*n` or `(x)*n` n of x (Megatron-Core
+    transformer/pipeline_parallel_layer_layout.py, `parse_str_to_list`).
+    """
+    text = layout.replace(",", "").replace(" ", "")
+    for pattern in (r"\(([^()]+)\)\*(\d+)", r"(\w)\*(\d+)"):
+        text = re.sub(pattern, lambda match: match[1] * int(match[2]), text)
+    if not re.fullmatch(r"[EtmL|]+", text):
+        raise InputError(
+            f"--pipeline-model-parallel-layout is {layout!r}, which is not read", "it is like 'Et*3|(tt|)*29m|L'"
+        )
+    return [chunk.count("t") for chunk in text.split("|")]
 
 
 def _evaluated(text: str) -> Any:

@@ -139,6 +139,8 @@ def _feed_forward(model: ModelSpec) -> list[Option]:
 
 def _parallelism(setup: TrainingSetup) -> list[Option]:
     degrees, parallelism, has_experts = setup.degrees, setup.job.parallelism, setup.model.has_experts
+    zero = setup.job.sharding.zero or 0
+    strategy = _word("sharding_strategies", str(zero))
     return [
         ("tensor-model-parallel-size", degrees.tp),
         ("pipeline-model-parallel-size", degrees.pp),
@@ -148,20 +150,29 @@ def _parallelism(setup: TrainingSetup) -> list[Option]:
         ("sequence-parallel", parallelism.sequence_parallel),
         ("expert-model-parallel-size", degrees.ep if has_experts else None),
         ("expert-tensor-parallel-size", degrees.experts_tp if has_experts else None),
-        ("use-distributed-optimizer", bool(setup.job.sharding.zero)),
+        *(_exchange(parallelism.experts_exchange or "all_to_all") if has_experts else ()),
+        *(("use-megatron-fsdp", zero > 1), ("data-parallel-sharding-strategy", strategy if zero > 1 else None)),
+        ("use-distributed-optimizer", bool(zero)),
         ("optimizer-cpu-offload", setup.job.sharding.offload != "none"),
     ]
 
 
+def _exchange(ours: str) -> list[Option]:
+    plain, backend = _word("dispatchers", ours), _word("flex_dispatchers", ours)
+    return [("moe-token-dispatcher-type", plain or "flex"), ("moe-flex-dispatcher-backend", backend)]
+
+
 def _stages(setup: TrainingSetup) -> list[Option]:
     """Return the virtual stages, and the layers of stages that differ from others."""
-    layers = setup.layers_per_chunk
-    if setup.job.parallelism.virtual_stages > 1:
+    layers, virtual_stages = setup.layers_per_chunk, setup.job.parallelism.virtual_stages
+    if len(set(layers)) > 1 and not (_counts_ends(layers) if virtual_stages > 1 else len(set(layers[1:-1])) <= 1):
+        return [("pipeline-model-parallel-layout", f"E{'|'.join('t' * num_layers for num_layers in layers)}L")]
+    if virtual_stages > 1:
         return [
             ("num-virtual-stages-per-pipeline-rank", setup.degrees.virtual_stages),
             *((f"account-for-{end}-in-pipeline-split", _counts_ends(layers)) for end in ("embedding", "loss")),
         ]
-    if len(set(layers)) > 1 and len(set(layers[1:-1])) <= 1:
+    if len(set(layers)) > 1:
         ends = {"first": layers[0], "last": layers[-1]}
         return [(f"decoder-{end}-pipeline-num-layers", num_layers) for end, num_layers in ends.items()]
     return []
@@ -187,6 +198,7 @@ def _arithmetic(setup: TrainingSetup) -> list[Option]:
         ("grad-reduce-in-bf16", precision.gradients == "bf16"),
         ("accumulate-allreduce-grads-in-fp32", compute == "fp16" and precision.gradients != "bf16"),
         ("optimizer", _word("optimizers", job.optimizer)),
+        *_state_formats(setup),
         ("recompute-granularity", None if recompute.granularity == "none" else recompute.granularity),
         ("recompute-modules", modules if recompute.granularity == "selective" else None),
         ("recompute-method", ("uniform" if recompute.num_layers is None else "block") if is_full else None),
@@ -194,6 +206,14 @@ def _arithmetic(setup: TrainingSetup) -> list[Option]:
         ("distribute-saved-activations", recompute.distribute),
         ("attention-backend", str(job.kernels.attention)),
     ]
+
+
+def _state_formats(setup: TrainingSetup) -> list[Option]:
+    precision = setup.job.precision
+    if precision.master_weights != "remainder" or precision.moments == "int8":
+        return []
+    moments = {f"{name}-dtype": precision.moments for name in ("exp-avg", "exp-avg-sq")}
+    return [("use-precision-aware-optimizer", True), *moments.items(), ("main-grads-dtype", precision.gradients)]
 
 
 def _overlap(setup: TrainingSetup) -> list[Option]:
@@ -212,17 +232,11 @@ def _unsaid(setup: TrainingSetup) -> Iterator[str]:
     job, model = setup.job, setup.model
     if job.schedule not in ("1f1b", "interleaved"):
         yield f"the schedule {job.schedule}"
-    layers = setup.layers_per_chunk
-    can_say = _counts_ends(layers) if job.parallelism.virtual_stages > 1 else len(set(layers[1:-1])) <= 1
-    if len(set(layers)) > 1 and not can_say:
-        yield f"layers of the stages: {list(layers)}"
-    if (job.sharding.zero or 0) > 1:
-        yield f"ZeRO {job.sharding.zero}: Megatron shards the optimizer's state"
     if job.lora is not None:
         yield f"LoRA of rank {job.lora.rank}"
     if job.optimizer not in WORDS["optimizers"].values():
         yield f"the optimizer {job.optimizer}"
-    if job.precision.moments != "fp32":
+    if job.precision.moments != "fp32" and (job.precision.moments == "int8" or not _state_formats(setup)):
         yield f"moments in {job.precision.moments}"
     if job.recompute.granularity == "selective":
         for module in job.recompute.modules or ():

@@ -220,9 +220,9 @@ class Job:
             raise InputError(f"model.converters has {', '.join(sorted(kinds))}", "float8 and mx are read")
         return None if text is None else self.choice(text, "recipes", "recipe_name")
 
-    def gathered(self, computed: str) -> str:
+    def gathered(self, computed: str) -> str | None:
         narrow = self.first(False, *_places("float8", "enable_fsdp_float8_all_gather"))
-        return "fp8" if narrow and self.recipe() == "fp8_current" else computed
+        return "fp8" if narrow and self.recipe() == "fp8_current" else "fp32" if computed == "fp32" else None
 
     def recompute(self, layers_of_a_chunk: int) -> dict[str, Any]:
         mode = self.value("activation_checkpoint", "mode", "selective")

@@ -85,6 +85,8 @@ def check_profilable(shard: Shard) -> None:
             raise InputError(f"{shard.model.name} has layers of one part, which cannot be measured yet")
         if isinstance(group.attention, LatentAttention) and group.attention.indexer:
             raise InputError(f"{shard.model.name} has sparse attention with an indexer, which cannot be measured yet")
+        if getattr(group.attention, "head_gate", False):
+            raise InputError(f"{shard.model.name} has a gate for each head, which cannot be measured yet")
         if getattr(group.attention, "value_head_dim", None) or getattr(group.feed_forward, "latent_size", None):
             raise InputError(f"{shard.model.name} has narrow values or latent experts, which cannot be measured yet")
 
@@ -198,8 +200,9 @@ class LayerStack:
             query = torch.nn.functional.rms_norm(query, (dim,), weights["qk_norm"])
             key = torch.nn.functional.rms_norm(key, (dim,), weights["qk_norm"])
             mark("qk_norm")
-        query, key = _rotate(query, self.angles[:, :tokens]), _rotate(key, self.angles[:, :tokens])
-        mark("rope")
+        if attention.rotary:
+            query, key = _rotate(query, self.angles[:, :tokens]), _rotate(key, self.angles[:, :tokens])
+            mark("rope")
         keys, values = self._write_cache(flow.shape, cache, key, value)
         mark("kv_cache_write")
         if attention.window_tokens and not flow.shape.chunk:

@@ -122,10 +122,7 @@ class DecodeAttention(GroupedQueryHeads, DecodeBatch):
 class SharedHeads(Schema, Attention):
     """What kinds of softmax attention with `num_kv_heads` shared key/value heads have in common."""
 
-    modules: ClassVar[tuple[Names, ...]] = (
-        ("self_attn.q_proj", "self_attn.qkv_proj", "mixer.q_proj"),
-        ("self_attn.o_proj", "mixer.o_proj"),
-    )
+    modules: ClassVar[tuple[Names, ...]] = (("self_attn.q_proj", "self_attn.qkv_proj"), ("self_attn.o_proj",))
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -138,6 +135,8 @@ class SharedHeads(Schema, Attention):
     """The norm is over all heads together, so that tensor-parallel ranks add up its squares (MiniMax-M2)."""
     output_gate: bool = False
     """A gate as wide as the query is computed beside it (Qwen3.5)."""
+    head_gate: bool = False
+    """A gate of one value for each head is computed beside the query (Step-3.5)."""
     sinks: bool = False
     """One learned sink logit per head (gpt-oss)."""
     rotary: bool = True
@@ -157,21 +156,34 @@ class SharedHeads(Schema, Attention):
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def gate_size(self) -> int:
+        return self.query_size if self.output_gate else self.num_heads * self.head_gate
+
     @classmethod
     def read(cls, reader: ConfigReader, index: int, layer_type: str, **others: Any) -> Self:
         """Return the attention of a layer; `others` are further fields of a kind."""
+        if reader.raw.get("attention_other_setting"):
+            # Heads of one type of layers (Step-3.5).
+            other = reader.inner("attention_other_setting")
+            keys = ("num_attention_heads", "num_key_value_heads", "head_dim")
+            if other.raw.get("attention_type", "sliding_attention") == layer_type:
+                heads = {key: other.count(key) for key in keys if other.first(key)[1] is not None}
+                reader = reader.of({**reader.raw, **heads})
         architecture, is_window = reader.architecture, layer_type == "sliding_attention"
         own = {name: keys[is_window] for name, keys in _KEYS.items()}
         num_heads = reader.count(own["num_attention_heads"], "num_attention_heads")
         # Falcon's newer blocks group queries although they say multi_query.
         shares_one = reader.flag("multi_query") and not reader.flag("new_decoder_architecture")
-        num_kv_heads = 1 if shares_one else reader.count(own["num_kv_heads"], "num_key_value_heads", default=num_heads)
+        shares_one |= reader.raw.get("attn_type") == "multiquery_attention"
+        default = None if reader.raw.get("attn_type") == "grouped_query_attention" else num_heads
+        num_kv_heads = 1 if shares_one else reader.count(own["num_kv_heads"], "num_key_value_heads", default=default)
         reader.check_multiple("num_attention_heads", num_heads, "num_key_value_heads", num_kv_heads)
         window_tokens = _window(reader, index, layer_type)
         return cls(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
-            head_dim=reader.count(own["head_dim"], default=0) or _head_dim(reader, num_heads),
+            head_dim=reader.count(own["head_dim"], "head_dim", default=0) or _head_dim(reader, num_heads),
             window_tokens=window_tokens,
             is_chunked=window_tokens is not None and "attention_chunk_size" in reader.raw,
             qkv_bias=reader.rule(architecture.qkv_bias),
@@ -180,7 +192,10 @@ class SharedHeads(Schema, Attention):
             qk_norm_over_heads=reader.raw.get("qk_norm_type") == "per_layer",
             output_gate=reader.rule(architecture.output_gate),
             sinks=architecture.sinks or reader.flag(own["sinks"]),
-            rotary=architecture.rotary and reader.raw.get("position_embedding_type") != "nope",
+            head_gate=reader.flag("use_head_wise_attn_gate"),
+            rotary=reader.rule(architecture.rotary)
+            and not reader.flag("alibi")
+            and reader.raw.get("position_embedding_type") not in ("nope", "alibi"),
             value_head_dim=reader.count(own["value_head_dim"], "v_head_dim", default=0) or None,
             values_are_keys=reader.flag("attention_k_eq_v") and not is_window,
             **others,
@@ -209,7 +224,7 @@ class SharedHeads(Schema, Attention):
         return self.num_kv_heads * (self.head_dim + (0 if self.values_are_keys else self._value_width))
 
     def num_parameters(self, hidden_size: int) -> int:
-        qkv = self.query_size * (2 if self.output_gate else 1) + self._kv_columns
+        qkv = self.query_size + self.gate_size + self._kv_columns
         biases = (qkv if self.qkv_bias else 0) + (hidden_size if self.output_bias else 0)
         outputs = self.num_heads * self._value_width
         return hidden_size * (qkv + outputs) + biases + (self.num_heads if self.sinks else 0)
@@ -228,8 +243,9 @@ class SharedHeads(Schema, Attention):
         query = self.query_size // shard.tp
         kv = self.rank_kv_heads(shard.tp) * self.head_dim
         kv_and_values = kv + self.rank_kv_heads(shard.tp) * self._value_width
-        gate = query if self.output_gate else 0
-        yield shard.attention_gemm("qkv_proj", num_tokens, query + gate + kv_and_values, width)
+        gate = self.gate_size // shard.tp
+        columns = query + kv_and_values + (0 if self.head_gate else gate)
+        yield shard.attention_gemm("qkv_proj", num_tokens, columns, width)
         if self.qk_norm_over_heads and shard.tp > 1:
             # One kernel before the sum over ranks and one after it (vLLM 0.16 `MiniMaxText01RMSNormTP.forward_qk`).
             yield shard.elementwise("qk_squares", num_tokens, (query + kv) * BF16_BYTES)
@@ -240,8 +256,10 @@ class SharedHeads(Schema, Attention):
             yield shard.elementwise("rope", num_tokens, 2 * (query + kv) * BF16_BYTES)
         cached = kv_and_values * (BF16_BYTES + BITS[shard.precision.kv_cache] / 8)
         yield shard.elementwise("kv_cache_write", num_tokens, cached)
+        if self.head_gate:
+            yield shard.attention_gemm("attention_gate_proj", num_tokens, gate, width)
         if gate:
-            yield shard.elementwise("attention_gate", num_tokens, 3 * query * BF16_BYTES)
+            yield shard.elementwise("attention_gate", num_tokens, (2 * query + gate) * BF16_BYTES)
         yield shard.attention_gemm("o_proj", num_tokens, width, self.num_heads // shard.tp * self._value_width)
 
     def rank_kv_heads(self, tp: int) -> int:
@@ -278,21 +296,15 @@ class GroupedQueryAttention(SharedHeads, tag="grouped_query", tag_field="type"):
 
 
 def _head_dim(reader: ConfigReader, num_heads: int) -> int:
-    head_dim = reader.count("head_dim", default=0)
     hidden_size = reader.count("hidden_size")
-    if not head_dim:
-        reader.check_multiple("without head_dim, hidden_size", hidden_size, "num_attention_heads", num_heads)
-    return head_dim or hidden_size // num_heads
+    reader.check_multiple("without head_dim, hidden_size", hidden_size, "num_attention_heads", num_heads)
+    return hidden_size // num_heads
 
 
 def _window(reader: ConfigReader, index: int, layer_type: str) -> int | None:
     """Return the sliding window of layer `index` in tokens; None where it attends to everything."""
     window = reader.count("sliding_window", default=0, minimum=0)
-    if (
-        not window
-        or window >= reader.count("max_position_embeddings")
-        or not reader.flag("use_sliding_window", default=True)
-    ):
+    if not window or window >= reader.max_positions or not reader.flag("use_sliding_window", default=True):
         return None
     if reader.raw.keys() & {"layer_types", "attention_layers", "hybrid_layer_pattern"}:
         return window if layer_type in ("sliding_attention", "chunked_attention") else None

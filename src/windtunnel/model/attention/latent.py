@@ -13,11 +13,14 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.model import operators as ops
 from windtunnel.model.config_reader import ConfigReader
-from windtunnel.model.operators import BF16_BYTES, Batch, DecodeBatch, Launch, Op, PrefillBatch, Size
+from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Batch, DecodeBatch, Launch, Op, PrefillBatch, Size
 from windtunnel.model.precision import BITS, Format
 from windtunnel.model.quantization import Names
 from windtunnel.model.shape import Attention, Shard
 from windtunnel.schema import Schema, fields_of
+
+SCALED = 128
+"""Values of a compressed vector that share a scale where an fp8 KV cache has scales (FlashMLA's README)."""
 
 
 @dataclass(frozen=True)
@@ -219,13 +222,15 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
     @classmethod
     def read(cls, reader: ConfigReader, index: int, layer_type: str) -> "LatentAttention":
         """Return the attention of a layer."""
+        num_heads = reader.count("num_attention_heads")
+        width = reader.count("hidden_size") // num_heads if reader.architecture.split_values else None
         return cls(
-            num_heads=reader.count("num_attention_heads"),
+            num_heads=num_heads,
             q_lora_rank=reader.count("q_lora_rank", default=0) or None,
             kv_lora_rank=reader.count("kv_lora_rank"),
             qk_nope_head_dim=reader.count("qk_nope_head_dim"),
             qk_rope_head_dim=reader.count("qk_rope_head_dim"),
-            v_head_dim=reader.count("v_head_dim"),
+            v_head_dim=reader.count("v_head_dim", default=width),
             indexer=None if reader.raw.get("index_topk") is None else _indexer(reader, index),
             rotary=not reader.flag("mla_use_nope"),
             output_gate=reader.flag("mla_use_output_gate"),
@@ -356,7 +361,10 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
         """The latent vector, not split over `tp`, and the indexer's key, fp8 with its fp32 scale (vLLM 0.24
         `DeepseekV32IndexerCache`)."""
         index_bytes = self.indexer.head_dim + 4 if self.indexer and not self.indexer.is_shared else 0
-        return (self.latent_size * BITS[shard.precision.kv_cache] / 8 + index_bytes) / shard.parallelism.dcp
+        latent_bytes = self.latent_size * BITS[shard.precision.kv_cache] / 8
+        if self.indexer and shard.scaled_sparse_kv and shard.precision.kv_cache is Format.FP8:
+            latent_bytes = self.kv_lora_rank * (1 + FP32_BYTES / SCALED) + self.qk_rope_head_dim * BF16_BYTES
+        return (latent_bytes + index_bytes) / shard.parallelism.dcp
 
     @property
     def divided_widths(self) -> tuple[int, int] | None:

@@ -15,7 +15,7 @@ class DenseFeedForward(Schema, FeedForward, tag="dense", tag_field="type"):
     """A feed-forward of `intermediate_size`; gated ones (SwiGLU, GeGLU) have three matrices, plain ones two."""
 
     layer_types: ClassVar[tuple[str, ...]] = ("mlp",)
-    modules: ClassVar[tuple[Names, ...]] = (("mlp.down_proj", "mlp.fc2", "mlp.c_proj", "mixer.down_proj"),)
+    modules: ClassVar[tuple[Names, ...]] = (("mlp.down_proj", "mlp.fc2", "mlp.c_proj"),)
     intermediate_size: int
     gated: bool = True
     bias: bool = False

@@ -117,25 +117,9 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
     operators: ClassVar[tuple[type[Op], ...]] = (Experts, MegaMoe, TokenExchange)
     layer_types: ClassVar[tuple[str, ...]] = ("moe",)
     shared_modules: ClassVar[tuple[Names, ...]] = (
-        (
-            "mlp.shared_experts.down_proj",
-            "mlp.shared_expert.down_proj",
-            "block_sparse_moe.shared_experts.down_proj",
-            "mixer.shared_experts.down_proj",
-            "ffn.shared_experts.w2",
-            "mlp.down_proj",
-        ),
+        ("mlp.shared_experts.down_proj", "mlp.shared_expert.down_proj", "mlp.down_proj"),
     )
-    routed_modules: ClassVar[tuple[Names, ...]] = (
-        (
-            "mlp.experts.0.down_proj",
-            "block_sparse_moe.experts.0.w2",
-            "mlp.experts.down_proj",
-            "mlp.experts",
-            "mixer.experts.0.down_proj",
-            "ffn.experts.0.w2",
-        ),
-    )
+    routed_modules: ClassVar[tuple[Names, ...]] = (("mlp.experts.0.down_proj", "mlp.experts.down_proj", "mlp.experts"),)
     num_experts: int
     experts_per_token: int
     intermediate_size: int
@@ -166,10 +150,10 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         named = reader.named_layers("mlp_layer_types", ("dense", "sparse", "moe", "hash_moe"))
         if named:
             return [layer != "dense" for layer in named]
-        if reader.raw.get("moe_layers"):
-            listed = set(reader.numbers("moe_layers"))
+        if listed := set(reader.numbers("moe_layers")):
             return [index in listed for index in range(reader.num_layers)]
-        first = reader.count("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", default=0, minimum=0)
+        starts = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "first_last_k_dense_replace")
+        first = reader.count(*starts, default=0, minimum=0)
         # ERNIE counts from the back with -1.
         last = reader.count("moe_layer_end_index", default=-1, minimum=-1) % reader.num_layers
         step = reader.count("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", default=1)
@@ -365,10 +349,10 @@ def is_exchanged(shard: Shard) -> bool:
 
 
 def _moe_layer_frequency(reader: ConfigReader) -> list[bool]:
-    """Return whether DeepSeek's `moe_layer_freq`, a period or a list, lets each layer have experts."""
-    if isinstance(reader.raw.get("moe_layer_freq"), list):
-        frequency = reader.per_layer("moe_layer_freq", reader.numbers("moe_layer_freq"))
-        return [bool(item) for item in frequency]
+    """Return whether DeepSeek's `moe_layer_freq`, a period or a list, or EXAONE's list lets each layer have experts."""
+    for key in ("is_moe_layer", "moe_layer_freq"):
+        if isinstance(reader.raw.get(key), list):
+            return [bool(item) for item in reader.per_layer(key, reader.numbers(key))]
     every = reader.count("moe_layer_freq", default=1)
     return [index % every == 0 for index in range(reader.num_layers)]
 

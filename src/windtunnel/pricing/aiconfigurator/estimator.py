@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
+from windtunnel import catalog
 from windtunnel.arguments import checked
 from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.hardware import Device, Node
@@ -37,6 +39,7 @@ from windtunnel.pricing.choices import MOE_BACKENDS
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator, RooflineEstimator, TableEstimator
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import MeasurementTable
+from windtunnel.schema import fields_of
 from windtunnel.units import version_key
 
 PACKAGE = "aiconfigurator_core"
@@ -99,16 +102,19 @@ def measured_estimator(
     version: str,
     data_dir: Path | None = None,
     kernels: KernelChoices = ENGINE_CHOICES,
+    scales: bool = True,
 ) -> Estimator:
     """Return the estimator that reads tables measured on `device` and falls back to the calibrated roofline.
 
     Args:
-        device: priced as `device.measured_as`; without it every operator is priced by the roofline.
+        device: priced as `device.measured_as`, at its own rates where they are others than that device's; without it
+            every operator is priced by the roofline.
         node: its links price collectives that nobody measured.
         engine: whose kernels; the nearest measured version is taken, and every estimate's source says which.
         version: of the engine.
         data_dir: a folder of the package's layout, in place of the installed package.
         kernels: choices among the engine's kernels.
+        scales: whether measured times are scaled to the device's own rates.
 
     Raises:
         InputError: no data, or a system, distribution or backend that the data does not have.
@@ -129,10 +135,21 @@ def measured_estimator(
         )
     wheels = fetched_folders() if data_dir is None else {}
     fetched = {wheel: systems / device.measured_as for wheel, systems in wheels.items()}
+    measured, own = Roofline(_as_measured(device), node), None
+    if scales and measured != roofline:
+        roofline, own = measured, roofline
     collection = Collection(
         system=folder, fetched=fetched, engine=engine, version=version, roofline=roofline, **vars(kernels)
     )
-    return TableEstimator(partial(table_for, collection), roofline)
+    return TableEstimator(partial(table_for, collection), roofline, own=own)
+
+
+def _as_measured(device: Device) -> Device:
+    """Return the device with the rates of its roofline as they were where it was measured, if they are known."""
+    file = catalog.shipped(f"devices/{device.measured_as}.yaml")
+    names = ("memory_bytes_per_s", "peak_flops_per_s", "product_flops_per_s", "copy_bytes_per_s", "num_sms", "l2_bytes")
+    rates = fields_of(catalog.entry(file, Device), *names) if file.is_file() else {}
+    return msgspec.structs.replace(device, **rates)
 
 
 def nccl_estimator(device: Device, node: Node | None) -> Estimator:

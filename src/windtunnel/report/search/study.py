@@ -149,6 +149,7 @@ def search_report(evidence: SearchEvidence) -> Report:
     lead: list[Block] = [
         Facts(asked),
         *(price.text for price in evidence.prices if price.text),
+        *evidence.launch.not_starting,
         *evidence.launch.remarks,
     ]
     sections = search_sections(evidence)
@@ -417,7 +418,7 @@ def rest_text(outcome: SearchOutcome, points: Sequence[int]) -> str:
     text = f"These loads rest on {each} requests in each stream"
     if not drifts:
         return f"{text}, enough for them to be steady."
-    moved = " to ".join(f"{drift:+z.1%}" for drift in dict.fromkeys([min(drifts), max(drifts)]))
+    moved = " to ".join(dict.fromkeys(f"{drift:+z.1%}" for drift in (min(drifts), max(drifts))))
     return f"{text}. {len(drifts)} of them moved by {moved} when last lengthened, and may move a little further."
 
 

@@ -41,20 +41,24 @@ def shown_figures(text: str | None, space: Space) -> tuple[str, ...]:
 def grid_report(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> Report:
     """Return the report of a grid: a line per point, with the limit that it breaks."""
     title = f"{format_count(space.num_points, 'point')} of {space.scenario.get('model')}"
-    reasons: dict[str, list[int]] = {}
-    for index, answer in answers.items():
-        if answer.refused:
-            reasons.setdefault(answer.refused, []).append(index)
-    refused = [
-        f"{point_at(space, indices[0]).title}{f' and {len(indices) - 1} more' if len(indices) > 1 else ''}: {reason}"
-        for reason, indices in reasons.items()
-    ]
+    refused = reasons(space, {index: answer.refused for index, answer in answers.items() if answer.refused})
     worth = {at: answer.figures.get("requests_per_usd") for at, answer in answers.items() if answer.holds}
     best = max(filter(worth.get, worth), key=lambda at: worth[at] or 0.0, default=None)
     text, is_good = _headline(space, answers, best)
     sections = _sections(space, answers, names, best)
     sections += [Section("", [Text(refused)], "What cannot run")] if refused else []
     return Report(title, [Facts(assumed_rows(space))], sections, verdict=text, is_good=is_good)
+
+
+def reasons(space: Space, reason_of: Mapping[int, str]) -> list[str]:
+    """Return each reason with the points that have it: the first, and how many more."""
+    points: dict[str, list[int]] = {}
+    for index, reason in reason_of.items():
+        points.setdefault(reason, []).append(index)
+    return [
+        f"{point_at(space, each[0]).title}{f' and {len(each) - 1} more' if len(each) > 1 else ''}: {reason}"
+        for reason, each in points.items()
+    ]
 
 
 def _headline(space: Space, answers: Mapping[int, Evaluation], best: int | None) -> tuple[str, bool | None]:

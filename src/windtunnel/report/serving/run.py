@@ -9,6 +9,7 @@ from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.files import check_writable_folder, new_files
+from windtunnel.formats.launch.scripts import named_option
 from windtunnel.metrics.client import ClientSummary
 from windtunnel.metrics.records import Table as Records
 from windtunnel.metrics.slo import Slo
@@ -233,19 +234,22 @@ def _waits_texts(summary: Summary, scenario: Scenario) -> list[str]:
         return []
     if adapters is not None and adapters.num_adapters > adapters.most_in_step < adapters.mean_in_step / 0.9:
         return [f"Requests wait for one of the {adapters.most_in_step} LoRA slots (max_loras)."]
-    places, prompt = batches.num_requests, batches.prefill_tokens.max
+    running, prompt = batches.num_requests, batches.prefill_tokens.max
     with suppress(InputError):  # a written run whose files are gone
-        engine = resolve(scenario).engine
-        # Prompts alone wait for tokens, not for places.
-        is_full = places.p50 == places.max == engine.max_num_seqs
-        if is_full and places.max < 2 * batches.decode_tokens.p50:
-            return [f"Requests wait for one of the {int(places.max)} places in a batch (max_num_seqs)."]
+        setup = resolve(scenario)
+        engine, ranks = setup.engine, setup.parallelism.attention_dp
+        # Prompts alone wait for tokens, not for slots; the batch is that of all ranks, the limit that of each.
+        is_full = running.p50 == running.max == ranks * (engine.max_num_seqs or 0)
+        if is_full and running.max < 2 * batches.decode_tokens.p50:
+            of_each = f" of each of the {ranks} ranks" if ranks > 1 else ""
+            return [f"Requests wait for one of the {engine.max_num_seqs} running slots{of_each} (max_num_seqs)."]
         budget = engine.max_num_batched_tokens
         room = 0 if budget is None else budget - prompt
-        if not engine.enable_chunked_prefill and budget is not None and room + 1 >= places.max > 0.9 * room:
+        if not engine.enable_chunked_prefill and budget is not None and room + 1 >= running.max > 0.9 * room:
             free = f"at most {format_count(int(room), 'request')} decode" if room > 1 else "hardly any request decodes"
             why = f"as a step takes {budget:,} tokens and no prompt is split"
-            advice = "raise max_num_batched_tokens or set enable_chunked_prefill"
+            names = (named_option(engine, name) for name in ("max_num_batched_tokens", "enable_chunked_prefill"))
+            advice = f"raise {' or set '.join(names)}"
             return [f"Prompts of {prompt:,.0f} tokens wait until {free}, {why}: {advice}."]
     return []
 

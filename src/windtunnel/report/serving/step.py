@@ -131,13 +131,16 @@ def time_table(operators: Sequence[Mapping[str, Any]]) -> Table:
 
 def batch_line(step: Explanation) -> str:
     """Describe the batch of a step."""
-    batch, ranks = step.batch, step.setup.parallelism.attention_dp
+    batch, ranks, speculative = step.batch, step.setup.parallelism.attention_dp, step.setup.engine.speculative
+    drafts = 0 if speculative is None else speculative.num_draft_tokens
+    given_tokens = batch.num_tokens + drafts * batch.decode_requests
     known = {
         **asdict(batch),
         "num_ranks": ranks if ranks > 1 else None,
         "and": " and " if batch.decode_requests and batch.prefill_tokens else "",
         "cached": batch.prefill_tokens and batch.prefill_pairs / batch.prefill_tokens - 0.5 * batch.prefill_tokens,
-        "padded": None if step.sides or step.num_computed_tokens == batch.num_tokens else step.num_computed_tokens,
+        "drafts": drafts if batch.decode_requests and drafts else None,
+        "padded": None if step.sides or step.num_computed_tokens == given_tokens else step.num_computed_tokens,
     }
     return filled(LAYOUT["batch"], known)
 
@@ -153,8 +156,10 @@ def _work(launch: ExplainedLaunch) -> dict[str, Any]:
 
 
 def _totals(step: Explanation) -> dict[str, Any]:
-    """Return the totals of a step: time, host, work, memory, KV cache."""
-    tokens = step.batch.num_tokens * step.setup.parallelism.attention_dp
+    """Return the totals of a step: time, host, work of a pipeline stage, memory, KV cache."""
+    batch, setup, stages = step.batch, step.setup, step.setup.parallelism.pp
+    gained = 1.0 if setup.engine.speculative is None else setup.engine.speculative.tokens_per_step
+    tokens = (gained * batch.decode_requests + batch.prefill_tokens) * setup.parallelism.attention_dp
     flops = sum(launch.flops for launch in step.launches)
     beyond = [launch.name for launch in step.launches if max(launch.flops_over_peak, launch.bytes_over_peak) > BEYOND]
     num_bytes = sum(launch.num_bytes for launch in step.launches if not isinstance(launch.op, ops.Collective))
@@ -164,9 +169,10 @@ def _totals(step: Explanation) -> dict[str, Any]:
         "tokens_per_s": tokens / step.step_s,
         "num_operators": sum(launch.count for launch in step.launches),
         "order": "beside" if step.host_overlaps else "before",
-        "flops": flops,
+        "num_stages": stages if stages > 1 else None,
+        "flops": flops / stages,
         "flops_per_s": flops / step.device_s,
-        "num_bytes": num_bytes,
+        "num_bytes": num_bytes / stages,
         "bytes_per_s": num_bytes / step.device_s,
         "beyond": ", ".join(beyond) or None,
         "max_num_seqs": step.setup.engine.max_num_seqs,

@@ -21,7 +21,7 @@ from windtunnel.training.costs import same_layers
 from windtunnel.training.degrees import degrees
 from windtunnel.training.job import TrainingJob
 from windtunnel.training.pricing import TrainingPricer
-from windtunnel.training.setup import TrainingSetup, check_virtual_stages, look_up, resolve
+from windtunnel.training.setup import TrainingSetup, check_virtual_stages, look_up, resolve, with_zero
 from windtunnel.training.step import TrainingResult, simulate_with, step_interval, training_prices
 from windtunnel.units import parse_quantity
 
@@ -56,10 +56,11 @@ class TrainingEvaluator:
         Raises:
             InputError: it is no job.
         """
-        raw = copy.deepcopy(self.space.job)
-        for path, value in point_at(self.space, index).settings.items():
+        raw, settings = copy.deepcopy(self.space.job), point_at(self.space, index).settings
+        for path, value in settings.items():
             set_path(raw, path, copy.deepcopy(value))
-        return decode(raw, TrainingJob, "")
+        job = decode(raw, TrainingJob, "")
+        return with_zero(job, job.sharding.zero or 0, settings) if "sharding.zero" in settings else job
 
     def check(self, index: int, *_: object) -> None:
         """Raise InputError where the point is no possible job."""
@@ -130,7 +131,7 @@ class TrainingEvaluator:
         shared = self.last[first]
         if isinstance(shared, InputError):
             raise shared
-        return msgspec.structs.replace(shared, sharding=msgspec.structs.replace(shared.sharding, zero=values[stage]))
+        return with_zero(shared, values[stage])
 
     def _check(self, job: TrainingJob) -> None:
         """Raise InputError where a job is impossible for a reason that is seen in its degrees or its limits."""
@@ -174,7 +175,7 @@ def job_limits(limits: dict[str, float | str]) -> dict[str, float]:
 
 def training_figures(result: TrainingResult) -> dict[str, float]:
     """Return the known figures (docs/reference/metrics.md): those that need an unknown price or power are left out."""
-    memory, interval, takes = result.worst_memory.total_bytes, step_interval(result), _takes(result.setup)
+    memory, interval, takes = result.worst_memory.needed_bytes, step_interval(result), _takes(result.setup)
     exposed = sum(seconds for name, seconds in result.breakdown_s.items() if name.startswith("exposed"))
     figures = {
         "devices": float(takes.devices),

@@ -54,8 +54,8 @@ class Replicas(NamedTuple):
 
 
 Router = Callable[[Arrival, Replicas], Any]
-"""`router(request, replicas)` -> the index of a replica that is up; or None, or -1: the request and those behind it
-wait at the router until another one ends or a replica comes up; then the router is called again."""
+"""`router(request, replicas)` -> the index of a replica that is up; or None: the request and those behind it wait at
+the router until another one ends or a replica comes up; then the router is called again."""
 
 
 class RouterCaller:
@@ -114,13 +114,13 @@ class RouterCaller:
         try:
             replica = operator.index(answer)
         except TypeError:
+            replica = state.NONE
+        if replica < 0 or isinstance(answer, bool | np.bool):
             raise InputError(
                 f"{self.call.what} returned {answer!r:.80} for request {i}",
-                "return the index of a replica, or None to hold the request back",
-            ) from None
-        if replica == state.NONE:
-            return replica
-        if not 0 <= replica < is_up.size or not is_up[replica]:
+                "return the index of a replica, 0 or above, or None to hold the request back",
+            )
+        if replica >= is_up.size or not is_up[replica]:
             up = ", ".join(map(str, np.flatnonzero(is_up)[:20])) or "none"
             raise InputError(
                 f"{self.call.what} sent request {i} to replica {replica} at {now_s:g} s", f"replicas that are up: {up}"

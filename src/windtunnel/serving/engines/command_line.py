@@ -159,6 +159,8 @@ class Options(Schema):
     listening: tuple[str, ...] = ()
     """Options without which the server answers its own machine only."""
     spelt_with_underscores: bool = False
+    decides: dict[str, str] = {}
+    """Setting, as in `Flag.sets`, that an option decides beside others -> that option."""
     roles: dict[str, tuple[str, ...]] = {}
     """Role of a pool -> words that give a server that role; empty where other programs give it."""
 
@@ -169,7 +171,8 @@ class Options(Schema):
 
     def option(self, sets: str) -> str:
         """Return the first option that decides a setting, by `Flag.sets`."""
-        return next(name for name in self.flags if (flag := self.flag(name)) is not None and flag.sets == sets)
+        known = (name for name in self.flags if (flag := self.flag(name)) is not None and flag.sets == sets)
+        return self.decides.get(sets) or next(known)
 
 
 @dataclass(frozen=True)
@@ -205,6 +208,8 @@ class Reading:
     unknown: list[str] = field(default_factory=list)
     container: list[str] = field(default_factory=list)
     """Sentences on the server's container: an image without a version, GPUs that its command does not take."""
+    not_starting: list[str] = field(default_factory=list)
+    """Sentences on why the server would not start as the command has it, once its scenario is known."""
     others: dict[str, Unmodelled] = field(default_factory=dict)
     """Name of a pool, `SERVER` without pools -> what its server has that decides no setting."""
 
@@ -228,8 +233,14 @@ class Reading:
     def document(self) -> dict[str, dict[str, list[str]]]:
         """The same, option by option; empty without a command line."""
         lists = ("unknown", "not_modelled", "without_effect", "container")
-        loads = {"load": self.load_taken} if self.load_taken else {}
-        return {"from_command": {name: getattr(self, name) for name in lists} | loads} if self.taken else {}
+        further = {"load": self.load_taken, "would_not_start": self.not_starting}
+        known = {name: getattr(self, name) for name in lists} | {name: each for name, each in further.items() if each}
+        return {"from_command": known} if self.taken else {}
+
+    def has_any(self, options: Iterable[str]) -> bool:
+        """Whether the server has one of some options, or of variables (`NAME=1`), that decide no setting."""
+        said = [*(word for each in self.others.values() for word in (*each.words, *each.variables))]
+        return any(word.startswith(option.removesuffix("=1")) for word in said for option in options)
 
     @cached_property
     def model(self) -> ModelSpec:

@@ -118,6 +118,9 @@ class Behaviour(Schema):
     """Does not start where a rank holds a part of a block of an expert's weights, in FP8 with a scale for each."""
     holds_longest: bool = False
     """Does not start where its KV cache cannot hold one request of the greatest length that it takes."""
+    lengthened_by: tuple[str, ...] = ()
+    """Options, and a variable of the environment, without which it does not start where the greatest length is beyond
+    the model's own; empty: it lowers that length."""
     decode_streams_first: bool = False
     """The decode side streams the prefill side's first output, when the request enters a batch there."""
     decode_samples_first: bool = False

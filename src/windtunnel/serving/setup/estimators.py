@@ -32,6 +32,7 @@ def shard_of(setup: Setup) -> Shard:
         parallelism=setup.parallelism,
         devices_per_node=setup.node.num_devices,
         tf32=bool(setup.engine.tf32),
+        scaled_sparse_kv=bool(setup.engine.scaled_sparse_kv),
         all2all_backend=exchange_of(setup),
         gathers_quantised=behaviour_of(setup.engine.name).gathers_quantised,
         redundant_experts=setup.engine.num_redundant_experts or 0 if setup.model.has_experts else 0,

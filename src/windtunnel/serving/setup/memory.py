@@ -284,7 +284,8 @@ def _does_not_fit(shard: Shard, device: Device, engine: EngineSettings, part: Me
     parts = shard.tp * shard.parallelism.pp
     least = ceil(part.weight_bytes * parts / part.usable_bytes)
     degrees = f"tp x pp of {least} or more for the weights alone" if least > parts else "tp, pp"
-    hint = f"use more devices ({degrees}), a smaller format, or fewer max_num_batched_tokens"
+    further = " or a smaller format" if least > parts else ", a smaller format, or a smaller max_num_batched_tokens"
+    hint = f"use more devices ({degrees}){further}"
     needed = part.weight_bytes + part.activation_bytes + part.reserved_bytes
     of = f"of {format_bytes(part.usable_bytes)}"
     if needed < part.usable_bytes:

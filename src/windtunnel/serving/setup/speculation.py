@@ -15,6 +15,9 @@ from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS, OTHER_SCHEDUL
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.state.records import Speculation
 
+LAYER_METHODS = ("mtp", "eagle")
+"""Methods that draft with a layer of the model's kind, its embedding and its head."""
+
 
 def speculation_of(setup: Setup) -> Speculation | None:
     """Return the setup's speculation as the loop takes it; None where every step gives a token.
@@ -56,7 +59,7 @@ def drafter_of(setup: Setup, shard: Shard) -> Shard | None:
     speculative = setup.engine.speculative
     if speculative is None or speculative.method == "ngram":
         return None
-    if speculative.method in ("mtp", "eagle"):
+    if speculative.method in LAYER_METHODS:
         if speculative.method == "mtp" and shard.model.prediction_layers == 0:
             raise InputError(
                 f"{shard.model.name} has no prediction layer (num_nextn_predict_layers) for the method mtp",
@@ -86,10 +89,10 @@ def _with_dense(layer: LayerGroup) -> LayerGroup:
 
 def with_drafter(setup: Setup, drafter: Shard | None) -> Setup:
     """Add the drafter's weights to the setup's reserve: one layer of the model itself, or all of another model."""
-    if drafter is None:
+    if drafter is None or setup.engine.speculative is None:
         return setup
     added = weight_bytes(drafter)
-    if drafter.model.name == setup.model.name:
+    if setup.engine.speculative.method in LAYER_METHODS:
         layer = drafter.model.layers[0]
         twice = msgspec.structs.replace(drafter.model, layers=(msgspec.structs.replace(layer, num_layers=2),))
         added = weight_bytes(replace(drafter, model=twice)) - added

@@ -52,8 +52,8 @@ def _grouped_query_parts(rank: Rank, attention: GroupedQueryAttention) -> Iterat
     query = attention.query_size // tp
     kv_heads, value = attention.rank_kv_heads(tp), attention.value_head_dim or attention.head_dim
     kv = kv_heads * attention.head_dim
-    gate = query if attention.output_gate else 0
-    columns = query + gate + kv + (0 if attention.values_are_keys else kv_heads * value)
+    gate = attention.gate_size // tp
+    columns = (query + gate, kv, 0 if attention.values_are_keys else kv_heads * value)
     input_bytes = rank.rows * rank.width * rank.kept_input_bytes
     yield from enter_tensor_parallel(rank, "qkv_proj", rank.width)
     yield linear(rank, "qkv_proj", tokens, columns, rank.width, kept_bytes=input_bytes)
@@ -106,7 +106,8 @@ def _flash_part(rank: Rank, core: PrefillAttention | LatentPrefillAttention, kep
     slower_backward = (
         slower * triton.get("backward", 1.0) * FIGURES.attention_backward_flops / FIGURES.attention_backward_efficiency
     )
-    backward = Task("attention_gradient", core, slower_backward, flops_factor=FIGURES.attention_backward_flops)
+    again = FIGURES.attention_backward_flops - 2.0
+    backward = Task("attention_gradient", core, slower_backward, flops_factor=2.0 + again, repeated_factor=again)
     forward = Task("attention", core, slower * triton.get("forward", 1.0))
     return Part("attention", (forward,), (backward,), kept_bytes=kept_bytes, module="core_attention")
 
@@ -184,7 +185,7 @@ def _latent_parts(rank: Rank, attention: LatentAttention) -> Iterator[Part]:
         yield linear(rank, "kv_a_proj", rank.rows, latent, width, kept_bytes=0.0)
         normed = attention.kv_lora_rank
     else:
-        yield linear(rank, "q_kv_a_proj", rank.rows, rank_q + latent, width, kept_bytes=input_bytes)
+        yield linear(rank, "q_kv_a_proj", rank.rows, (rank_q, latent), width, kept_bytes=input_bytes)
         normed = rank_q + attention.kv_lora_rank
     there, back = (
         passes * normed * BF16_BYTES for passes in (2 * rank.passes("norm"), 3 * rank.passes("norm", "backward"))
@@ -192,7 +193,7 @@ def _latent_parts(rank: Rank, attention: LatentAttention) -> Iterator[Part]:
     yield pointwise("latent_norm", rank.rows, there, back, rank.rows * normed * BF16_BYTES, "norms")
     outputs = heads * attention.v_head_dim
     if attention.output_gate:
-        yield linear(rank, "gate_proj", tokens, outputs, width, kept_bytes=0.0)
+        yield linear(rank, "attention_gate_proj", tokens, outputs, width, kept_bytes=0.0)
     if rank_q is not None:
         yield from enter_tensor_parallel(rank, "q_b_proj", rank_q)
         yield _latent_up(rank, "q_b_proj", heads * query_head, rank_q, heads * query_head)
@@ -241,7 +242,8 @@ def _sparse_core(rank: Rank, attention: LatentAttention) -> Iterator[Part]:
     own = core.num_heads * (2 * core.kv_lora_rank * BF16_BYTES + 4.0) + 4.0 * min(core.top_k, rank.documents[1])
     yield from _context_parts(rank, attention.latent_size + core.index_head_dim, 0)
     slower = backward / FIGURES.attention_backward_efficiency
-    gradient = Task("sparse_attention_gradient", core, slower, flops_factor=backward)
+    again = kept_pairs * per_pair * (FIGURES.attention_backward_flops - 2.0) / float(core.flops)
+    gradient = Task("sparse_attention_gradient", core, slower, flops_factor=backward, repeated_factor=again)
     yield Part(
         "sparse_attention",
         (Task("sparse_attention", core),),
@@ -300,7 +302,7 @@ def _kimi_delta_parts(rank: Rank, attention: KimiDeltaAttention) -> Iterator[Par
     mixed = 3 * values * BF16_BYTES
     kept = (tokens * mixed, tokens * (mixed + 4.0 * values + 2 * 64 * heads * BF16_BYTES))
     for name, op, times, each in zip(("convolution", "kimi_delta"), (convolution, core), (2.0, 3.0), kept, strict=True):
-        backward = Task(f"{name}_gradient", op, times, flops_factor=times)
+        backward = Task(f"{name}_gradient", op, times, flops_factor=times, repeated_factor=times - 2.0)
         dropped = 0.0 if op is convolution else each
         forward = (Task(name, op),)
         yield Part(name, forward, (backward,), kept_bytes=each, module="core_attention", dropped_bytes=dropped)
@@ -323,7 +325,7 @@ def _mamba_parts(rank: Rank, attention: Mamba2) -> Iterator[Part]:
     slower = (1.0, FIGURES.scan_slowdown)
     for name, core, times, each, count in zip(("convolution", "scan"), cores, (2.0, 3.0), kept, slower, strict=True):
         forward = Task(name, core, count)
-        backward = Task(f"{name}_gradient", core, count * times, flops_factor=times)
+        backward = Task(f"{name}_gradient", core, count * times, flops_factor=times, repeated_factor=times - 2.0)
         yield Part(name, (forward,), (backward,), kept_bytes=each, module="core_attention")
     moved = inner * BF16_BYTES
     yield pointwise("gated_norm", tokens, 3 * moved, 5 * moved, tokens * moved, "norms")

@@ -1,9 +1,11 @@
 """Chunks: the layers that a pipeline device runs together, and the parameters that each of its ranks holds of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from windtunnel.errors import InputError
 from windtunnel.model.shape import LayerGroup
 from windtunnel.training.job import V_SCHEDULES
+from windtunnel.training.layers.parts import layer_parts
 from windtunnel.training.layers.rank import Rank
 from windtunnel.training.setup import TrainingSetup
 
@@ -14,12 +16,19 @@ class Parameters:
 
     dense: float = 0.0
     experts: float = 0.0
+    adapters: float = 0.0
+    """Those that LoRA trains, beside the others; and of experts."""
+    experts_adapters: float = 0.0
 
     def __add__(self, other: "Parameters") -> "Parameters":
-        return Parameters(self.dense + other.dense, self.experts + other.experts)
+        return Parameters(*(sum(pair) for pair in zip(self.counts, other.counts, strict=True)))
 
     def __mul__(self, count: float) -> "Parameters":
-        return Parameters(self.dense * count, self.experts * count)
+        return Parameters(*(own * count for own in self.counts))
+
+    @property
+    def counts(self) -> tuple[float, float, float, float]:
+        return self.dense, self.experts, self.adapters, self.experts_adapters
 
     @property
     def total(self) -> float:
@@ -84,12 +93,8 @@ def chunks(setup: TrainingSetup) -> tuple[LayerChunk, ...]:
 
 
 def trained(rank: Rank, held: Parameters) -> Parameters:
-    """Count the parameters of `held` that are trained.
-
-    Adapters of rank r beside an `[h, n]` matrix have r (h + n); counted as 2 r / h of every dense matrix.
-    """
-    lora = rank.setup.job.lora
-    return held if lora is None else Parameters(held.dense * 2.0 * lora.rank / rank.width, 0.0)
+    """Count the parameters of `held` that are trained: all, or adapters alone."""
+    return held if rank.setup.job.lora is None else Parameters(held.adapters, held.experts_adapters)
 
 
 def layer_parameters(rank: Rank, group: LayerGroup) -> Parameters:
@@ -99,6 +104,16 @@ def layer_parameters(rank: Rank, group: LayerGroup) -> Parameters:
         rank.works[key] = _layer_parameters(rank, group)
     held: Parameters = rank.works[key]
     return held
+
+
+def num_adapter_parameters(setup: TrainingSetup) -> float:
+    """Count the parameters of a job's adapters, on all ranks together; raise InputError where the model has none."""
+    whole = Rank(replace(setup, degrees=replace(setup.degrees, tp=1, ep=1, experts_tp=1)))
+    held = (trained(whole, layer_parameters(whole, group)).total * group.num_layers for group in setup.model.layers)
+    if num_adapters := sum(held):
+        return num_adapters
+    targets = ", ".join((setup.job.lora and setup.job.lora.target_modules) or ())
+    raise InputError(f"lora.target_modules is {targets}, and {setup.model.name} has none of them", "name others")
 
 
 def _layer_parameters(rank: Rank, group: LayerGroup) -> Parameters:
@@ -111,6 +126,10 @@ def _layer_parameters(rank: Rank, group: LayerGroup) -> Parameters:
         count, known = group.feed_forward.parameters(width), rank.setup.degrees
         held = held + Parameters(count.dense / tp + count.shared / tp + count.router)
         held = held + Parameters(0.0, count.routed / (known.ep * known.experts_tp))
+    if rank.setup.job.lora is not None:
+        for part in layer_parts(rank, group):
+            of_experts = part.adapters if part.module == "experts" else 0.0
+            held = held + Parameters(adapters=part.adapters - of_experts, experts_adapters=of_experts)
     return held
 
 

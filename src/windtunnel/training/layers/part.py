@@ -13,7 +13,13 @@ from windtunnel.training.figures import FIGURES
 from windtunnel.training.layers.rank import BF16_BYTES, FP32_BYTES, PACKED_BYTES, WIRE_BYTES, Group, Rank
 
 NEVER_PACKED = ("lm_head", "router")
-"""Linear layers that quantisation leaves as they are."""
+"""Linear layers that quantisation leaves as they are, and that have no adapters."""
+FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "q_kv_a_proj": ("q_a_proj", "kv_a_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""Linear layer -> those of Hugging Face's models that are fused into it."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +37,16 @@ class Task:
     """Pieces in which the collective and that computation are cut (1: whole, with nothing depending on it)."""
     flops_factor: float = 1.0
     """FLOPs against `op.flops`, where `count` stands for time only."""
+    repeated_factor: float = 0.0
+    """Of these, what the kernel computes a second time, as FlashAttention its scores: no FLOPs of the model."""
 
     @property
     def flops(self) -> float:
         return float(self.op.flops) * self.flops_factor
+
+    @property
+    def repeated_flops(self) -> float:
+        return float(self.op.flops) * self.repeated_factor
 
     @property
     def wire_bytes(self) -> float:
@@ -72,6 +84,8 @@ class Part:
     """What recomputing it frees: its output, which the part after it keeps. None: `kept_bytes`."""
     gradient_bytes: float = 0.0
     """Gradients that its backward pass holds, beyond what it has already freed."""
+    adapters: float = 0.0
+    """Parameters of its adapters."""
 
 
 def norm(rank: Rank, name: str, count: int = 1) -> Part:
@@ -124,31 +138,67 @@ def linear(
     rank: Rank,
     name: str,
     rows: float,
-    num_outputs: int,
+    num_outputs: int | tuple[int, ...],
     num_inputs: int,
     number_format: Format | None = None,
     kept_bytes: float | None = None,
     module: str | None = None,
 ) -> Part:
-    """Return a linear layer: `[rows, in] x [in, out]`, the gradient of its input and that of its weights."""
+    """Return a linear layer: `[rows, in] x [in, out]`, the gradient of its input and that of its weights.
+
+    A tuple of outputs: those of the layers that are fused into it (`FUSED`).
+    """
+    each = num_outputs if isinstance(num_outputs, tuple) else (num_outputs,)
+    num_outputs = sum(each)
     gemm_format = rank.format if number_format is None else number_format
     kept = rows * num_inputs * rank.kept_input_bytes if kept_bytes is None else kept_bytes
     forward, backward, weight = products(rank, name, rows, (num_outputs, num_inputs), gemm_format)
-    lora = rank.setup.job.lora
-    if lora is not None:
-        down = Task(f"{name}_adapter", ops.Gemm(rows, lora.rank, num_inputs))
-        up = Task(f"{name}_adapter_up", ops.Gemm(rows, num_outputs, lora.rank))
-        adapts = lora.all_linear or name in ("qkv_proj", "o_proj")
-        if name in NEVER_PACKED or not adapts:
-            return Part(name, forward, backward, module=module)
-        # A frozen layer keeps no input; its adapter keeps the 16-bit one. Dropout and the sum are kernels of their own.
-        if lora.dropout:
-            moved = num_inputs * (2 * BF16_BYTES + 1) + num_outputs * 3 * BF16_BYTES
-            beside = Task(f"{name}_adapter_dropout", ops.Elementwise("adapter", rows, moved))
-            forward, backward = (*forward, beside), (*backward, beside)
-            kept = rows * num_inputs * (BF16_BYTES + 1)
-        return Part(name, (*forward, down, up), (*backward, down, up), (down, up), kept, module)
-    return Part(name, forward, backward, weight, kept, module)
+    part = Part(name, forward, backward, weight, kept, module)
+    return part if rank.setup.job.lora is None else adapted(rank, part, rows, each, num_inputs)
+
+
+def adapted(rank: Rank, part: Part, rows: float, outputs: tuple[int, ...], num_inputs: int, groups: int = 1) -> Part:
+    """Return a frozen linear layer, or `groups` of them that share the rows, with the adapters that the job gives it.
+
+    A frozen layer keeps no input; its adapters keep one, each its own behind dropout, which is a kernel of its own. A
+    fused layer has one adapter by Megatron-Core, else one for each of the layers in it.
+    """
+    lora, name = rank.setup.job.lora, part.name
+    outputs = _adapted_outputs(rank, name, outputs)
+    if lora is None or not outputs:
+        return replace(part, backward_weight=(), kept_bytes=0.0)
+    forward, backward, kept = part.forward, part.backward_input, part.kept_bytes
+    count = next(task.count for task in forward if task.name == name)
+
+    def gemm(suffix: str, num_out: int, num_in: int, times: int) -> Task:
+        each = ops.Gemm(max(rows / groups, 1.0), num_out, num_in)
+        return Task(f"{name}_adapter{suffix}", each, count * times, flops_factor=groups * times)
+
+    own = gemm("", lora.rank, num_inputs, len(outputs))
+    pair = (own, *(gemm(f"_up_{width}", width, lora.rank, outputs.count(width)) for width in dict.fromkeys(outputs)))
+    if lora.dropout:
+        moved = len(outputs) * num_inputs * (2 * BF16_BYTES + 1) + sum(outputs) * 3 * BF16_BYTES
+        beside = Task(f"{name}_adapter_dropout", ops.Elementwise("adapter", rows, moved))
+        forward, backward = (*forward, beside), (*backward, beside)
+        kept = len(outputs) * rows * num_inputs * (BF16_BYTES + 1)
+    size = float(groups * lora.rank * sum(num_inputs + width for width in outputs))
+    return Part(name, (*forward, *pair), (*backward, *pair), pair, kept, part.module, adapters=size)
+
+
+def _adapted_outputs(rank: Rank, name: str, outputs: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the outputs of each adapter of a linear layer."""
+    job, own = rank.setup.job, name.removeprefix("shared_").removeprefix("experts_")
+    own = "gate_up_proj" if own == "up_proj" and len(outputs) == 2 else own
+    is_of_attention = name == own and own not in ("gate_up_proj", "up_proj", "down_proj")
+    if job.lora is None or name in NEVER_PACKED:
+        return ()
+    named, fused = job.lora.target_modules, FUSED.get(own, (own,))
+    if named is None and not (job.lora.all_linear or is_of_attention):
+        return ()
+    if own in named if named is not None else job.framework in ("megatron", "deepseek"):
+        return (sum(outputs),)
+    pairs = zip(fused, outputs, strict=True)
+    return tuple(width for each, width in pairs if width and (named is None or each in named))
 
 
 def products(

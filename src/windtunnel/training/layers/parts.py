@@ -15,11 +15,11 @@ from windtunnel.model.precision import Format
 from windtunnel.model.shape import LayerGroup
 from windtunnel.training.figures import FIGURES
 from windtunnel.training.layers.attention import attention_parts
-from windtunnel.training.layers.chunks import LayerChunk
 from windtunnel.training.layers.part import (
     Part,
     Task,
     activation,
+    adapted,
     collective,
     enter_tensor_parallel,
     leave_tensor_parallel,
@@ -75,11 +75,11 @@ def feed_forward_parts(rank: Rank, group: LayerGroup) -> Iterator[Part]:
 def _dense_parts(rank: Rank, prefix: str, intermediate_size: int, gated: bool) -> Iterator[Part]:
     inner = intermediate_size // rank.tp
     up = 2 * inner if gated else inner
-    first = f"{prefix}gate_up_proj" if gated else f"{prefix}up_proj"
+    first, outputs = (f"{prefix}gate_up_proj", (inner, inner)) if gated else (f"{prefix}up_proj", (inner,))
     yield from enter_tensor_parallel(rank, first, rank.width)
     input_bytes = rank.rows * rank.width * rank.kept_input_bytes
     act = activation(rank, f"{prefix}activation", rank.tokens, up, inner)
-    entry = linear(rank, first, rank.tokens, up, rank.width, kept_bytes=input_bytes, module="feed_forward")
+    entry = linear(rank, first, rank.tokens, outputs, rank.width, kept_bytes=input_bytes, module="feed_forward")
     yield replace(entry, dropped_bytes=act.kept_bytes)
     yield act
     down = linear(rank, f"{prefix}down_proj", rank.tokens, rank.width, inner, module="feed_forward")
@@ -118,9 +118,11 @@ def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Par
     act = activation(rank, "experts_activation", pairs, up, inner)
     if rank.setup.job.kernels.fused_experts:
         act = replace(act, forward=(), backward_input=())
-    yield replace(_grouped_linear(rank, "experts_up_proj", pairs, held, up, width), dropped_bytes=act.kept_bytes)
+    outputs = (inner, inner) if feed_forward.gated else (inner,)
+    entry = _grouped_linear(rank, "experts_up_proj", pairs, held, outputs, width)
+    yield replace(entry, dropped_bytes=act.kept_bytes)
     yield act
-    yield replace(_grouped_linear(rank, "experts_down_proj", pairs, held, width, inner), dropped_bytes=0.0)
+    yield replace(_grouped_linear(rank, "experts_down_proj", pairs, held, (width,), inner), dropped_bytes=0.0)
     if not is_sorted:
         yield pointwise("sort_by_sender", pairs, copied, copied)
     yield from _exchange(rank, "combine", rows * per_token * width, False, per_token)
@@ -132,12 +134,13 @@ def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Par
         yield from _dense_parts(rank, "shared_", feed_forward.shared_intermediate_size, feed_forward.gated)
 
 
-def _grouped_linear(rank: Rank, name: str, pairs: float, num_groups: int, num_outputs: int, num_inputs: int) -> Part:
+def _grouped_linear(
+    rank: Rank, name: str, pairs: float, num_groups: int, outputs: tuple[int, ...], num_inputs: int
+) -> Part:
     """Return the same linear layer for each of a rank's experts, tokens evenly spread."""
-    forward, backward, weights = products(rank, name, pairs, (num_outputs, num_inputs), rank.format, num_groups)
-    if rank.setup.job.lora is not None:
-        return Part(name, forward, backward, module="experts")
-    return Part(name, forward, backward, weights, pairs * num_inputs * rank.kept_input_bytes, "experts")
+    tasks = products(rank, name, pairs, (sum(outputs), num_inputs), rank.format, num_groups)
+    part = Part(name, *tasks, pairs * num_inputs * rank.kept_input_bytes, "experts")
+    return part if rank.setup.job.lora is None else adapted(rank, part, pairs, outputs, num_inputs, num_groups)
 
 
 def _exchange_op(rank: Rank, message_bytes: float, per_token: int) -> ops.Collective:
@@ -159,7 +162,12 @@ def _exchange(rank: Rank, name: str, num_values: float, is_dispatch: bool, per_t
     """Yield the all-to-all between expert-parallel ranks, and the gather or sum between ranks that share an expert."""
     known, job = rank.setup.degrees, rank.setup.job
     beside = "experts_beside" if job.overlap.experts else None
-    if known.ep > 1:
+    if known.ep > 1 and job.parallelism.experts_exchange == "all_gather":
+        message, ops_of = num_values / per_token * known.ep * BF16_BYTES, ("all_gather", "reduce_scatter")
+        ends = ops_of if is_dispatch else ops_of[::-1]
+        tasks = [collective(rank, f"{name}_{op}", Group.EXPERTS, op, message, beside=beside) for op in ends]
+        yield Part(name, (tasks[0],), (tasks[1],))
+    elif known.ep > 1:
         sent = WIRE_BYTES[job.precision.experts_dispatch or "bf16"] if is_dispatch else BF16_BYTES
         there = _exchange_op(rank, num_values * sent, per_token)
         back = _exchange_op(rank, num_values * BF16_BYTES, per_token)
@@ -279,11 +287,11 @@ def _modules_of(part: Part) -> set[str | None]:
     return {"activation", "experts" if part.name.startswith("experts") else "feed_forward"}
 
 
-def ends_work(rank: Rank, chunk: LayerChunk) -> Work:
+def ends_work(rank: Rank, has_embedding: bool, has_head: bool) -> Work:
     """Return the embedding and the head, where a chunk has them."""
-    key = (chunk.has_embedding, chunk.has_head)
+    key = (has_embedding, has_head)
     if key not in rank.works:
-        parts = (embedding_parts(rank) if chunk.has_embedding else ()) + (head_parts(rank) if chunk.has_head else ())
+        parts = (embedding_parts(rank) if has_embedding else ()) + (head_parts(rank) if has_head else ())
         rank.works[key] = _work(parts, (), sum(part.kept_bytes for part in parts), 0.0)
     work: Work = rank.works[key]
     return work

@@ -6,6 +6,7 @@ all-reduce what each rank owns (HSDP, arXiv:2304.11277).
 """
 
 import math
+from dataclasses import replace
 
 from windtunnel.model import operators as ops
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
@@ -92,7 +93,7 @@ def gathered_layer(rank: Rank, group: LayerGroup) -> Parameters:
     held = layer_parameters(rank, group)
     threshold = rank.setup.job.sharding.persistence_threshold_elements or 0
     unsharded = sum(size for size in small_tensors(rank, group) if size <= threshold)
-    return Parameters(max(held.dense - unsharded, 0.0), held.experts)
+    return replace(held, dense=max(held.dense - unsharded, 0.0))
 
 
 def small_tensors(rank: Rank, group: LayerGroup) -> list[float]:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from windtunnel import catalog
@@ -40,6 +41,12 @@ def read(reading: Reading) -> None:
         words = {"MTP": "mtp", "Eagle": "eagle", "Eagle3": "eagle", "NGram": "ngram", "Draft_Target": "draft_model"}
         drafts = reading.later.get("draft_tokens"), reading.later.get("draft_model")
         reading.set_drafts(algorithm, words.get(algorithm), *drafts)
+    # `PyTorchModelEngine._init_max_seq_len`, 1.0 to 1.3.
+    with suppress(InputError):  # an unknown model is an error once it is looked up
+        given, longest = reading.engine.get("max_model_len", 0), reading.model.max_context_tokens
+        if given > longest:
+            reading.set_engine(max_model_len=longest)
+            reading.container.append(f"trtllm-serve lowers --max_seq_len {given:,} to the {longest:,} of the model")
     if "windows" in reading.later:
         _keep_windows(reading, reading.later["windows"])
 
