@@ -57,11 +57,11 @@ def step(tokens: int, frozen_weights: str) -> TrainingResult:
 
 @pytest.mark.parametrize("tokens", LORA)
 def test_lora_takes_what_was_measured(tokens: int) -> None:
-    """Steps are 16% fast to 1% slow, memory is 0 to 7% below."""
+    """Steps are 16% fast to 1% slow, memory is 0 to 3% below, and 7% of 4,096 tokens."""
     memory_gb, seconds = LORA[tokens]
     result = step(tokens, "bf16")
     assert -0.17 < result.step_s / seconds - 1 < 0.02
-    assert result.worst_memory.total_bytes / 2**30 == pytest.approx(memory_gb, rel=0.07)
+    assert result.worst_memory.total_bytes / 2**30 == pytest.approx(memory_gb, rel=0.07 if tokens == 4096 else 0.03)
 
 
 @pytest.mark.parametrize("tokens", Q_LORA)
