@@ -440,7 +440,7 @@ def test_formats_that_a_scenario_leaves_out_are_those_of_the_model_written_out(t
     [
         ({"model_type": "llama"}, "the model written out: config.json .* has no hidden_size"),
         (VARIANT | {"model_type": "variant_9"}, "variant: model_type 'variant_9' is not known"),
-        ({"name": "x", "layers": []}, r"model: \$\.hidden_size is missing"),
+        ({"name": "x", "layers": []}, r"model: \$\.hidden_size, \$\.vocab_size, \$\.max_context_tokens are missing"),
         (7, r"\$\.model is 7; text or a table of keys and values is needed"),
     ],
 )

@@ -62,8 +62,9 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
     layers = _layers(reader)
     modules = [_modules(reader, attention, feed_forward) for attention, feed_forward in layers]
     max_position = reader.max_positions
-    trained = reader.count("max_trained_positions", "model_max_length", default=max_position)
-    longest = min(max_position, trained) if architecture.position_rows is not None else _stretched(reader)
+    longest = _stretched(reader)
+    if architecture.position_rows is not None or reader.raw.get("max_trained_positions") is not None:
+        longest = min(longest, reader.count("max_trained_positions", "model_max_length", default=max_position))
     max_context_tokens = max(longest - architecture.unused_positions, 1)
     learned = 0 if architecture.position_rows is None else max_position + architecture.position_rows
     if architecture.encoder:
