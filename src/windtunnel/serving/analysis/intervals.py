@@ -100,28 +100,20 @@ def intervals(
 
 
 def _reconciled(summary: Summary, by_metric: Mapping[str, Interval]) -> dict[str, Interval]:
-    """Return the intervals with those of TTFT and of the end-to-end time agreeing: either is the other and decoding.
+    """Return the intervals of the end-to-end time, which is TTFT and decoding, and of throughput as TTFT's asks for.
 
-    The spread of TTFT was learnt where few requests queue, that of the end-to-end time from long outputs. Elsewhere
-    TTFT follows the end-to-end time by as much as it is queueing, the service of requests ahead: where it is over a
-    quarter of the whole (seven runs of `benchmarks/accuracy.py`), both have the same measured over predicted within
-    2.2%. The end-to-end time follows the rest; throughput is the clients over it (Little's law).
+    The spread of the end-to-end time was learnt from long outputs. Where most of it is TTFT, it takes that of TTFT, so
+    that neither contradicts the other. Throughput is the clients over it (Little's law), but for queueing, which
+    follows from throughput and not the other way round.
     """
     central, ttft, e2e, rate = headline(summary), *(by_metric[name] for name in ("ttft", "e2e", "throughput"))
-    decode_s, queueing = central["e2e"] - central["ttft"], min(summary.queueing_s.mean / central["ttft"], 1.0)
+    decode_s, served = central["e2e"] - central["ttft"], max(1 - summary.queueing_s.mean / central["ttft"], 0.0)
     tpot, tpot_s = by_metric.get("tpot", Interval(1.0, 1.0)), central.get("tpot", 1.0)
     shortest_s, longest_s = decode_s * tpot.low / tpot_s, decode_s * tpot.high / tpot_s
-
-    def moved(ttft_s: float, e2e_s: float, least_s: float, most_s: float) -> float:
-        """Return an end of TTFT's interval nearer to its bounds, at most by what queueing takes of the whole's."""
-        queued_s = (1 - queueing) * ttft_s + queueing * e2e_s * central["ttft"] / central["e2e"]
-        return max(min(ttft_s, queued_s), min(max(ttft_s, least_s), most_s, max(ttft_s, queued_s)))
-
-    low = moved(ttft.low, e2e.low, e2e.low - longest_s, e2e.low)
-    high = moved(ttft.high, e2e.high, 0.0, e2e.high - shortest_s)
-    whole = Interval(min(max(e2e.low, low), low + longest_s), max(e2e.high, high + shortest_s))
-    rate = Interval(rate.low * (e2e.high / whole.high), rate.high * (e2e.low / whole.low))
-    return {"ttft": Interval(low, high), "e2e": whole, "throughput": rate}
+    whole = Interval(min(max(e2e.low, ttft.low), ttft.low + longest_s), max(e2e.high, ttft.high + shortest_s))
+    slowest_s, fastest_s = (own + served * (new - own) for own, new in ((e2e.high, whole.high), (e2e.low, whole.low)))
+    rate = Interval(rate.low * (e2e.high / slowest_s), rate.high * (e2e.low / fastest_s))
+    return {"e2e": whole, "throughput": rate}
 
 
 def error_scale(setup: Setup) -> float:
