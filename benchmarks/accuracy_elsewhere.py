@@ -47,8 +47,6 @@ from windtunnel.serving.setup.estimators import calibrated, estimator_for, estim
 from windtunnel.serving.simulate import simulate
 from windtunnel.workload.generate.requests import generate
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-
 METRICS = {"tpot": "TPOT", "ttft": "TTFT", "throughput": "throughput", "transfer": "KV transfer"}
 HEADERS = [f"{title} {what}" for title in METRICS.values() for what in ("median", "p90")]
 MOST_REQUESTS = 1000

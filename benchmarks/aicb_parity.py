@@ -13,8 +13,6 @@ from reference import REFERENCE
 from windtunnel.formats.aicb.commands import read_command
 from windtunnel.formats.aicb.write import generate
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-
 # AICB's own seconds and MiB were recorded on a machine of this kind, a process each; ours follow each other in one, so
 # that the last peaks contain those before.
 LARGE = {

@@ -31,7 +31,6 @@ from windtunnel.diffusion.operators import block_kernels
 from windtunnel.diffusion.simulate import Pricer, ends_work, seconds_by_part, simulate_diffusion, step_work
 from windtunnel.errors import InputError
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 FILE = Path("mlenergy") / "diffusion_energy.csv"
 DEVICES = {"H100": "h100_sxm", "B200": "b200_sxm"}
 EFFICIENCIES = np.geomspace(0.7, 1.8, 25)

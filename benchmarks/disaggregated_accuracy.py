@@ -35,8 +35,6 @@ from windtunnel.schema import encode
 from windtunnel.serving.analysis.intervals import DISAGGREGATED_FILE
 from windtunnel.serving.calibration import NONE
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-
 USES = ("primary", "secondary", "bounds_only")
 METRICS = ("tpot", "ttft", "e2e")
 REPEATED = "duplicate_of_canonical"

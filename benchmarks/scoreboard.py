@@ -28,7 +28,6 @@ from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.errors import InputError
 from windtunnel.metrics.accuracy import score
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE_MARK = "<!-- written by benchmarks/scoreboard.py -->"
 PEERS = {"aisim": "AISimulate 0.12", "aic": "AIConfigurator"}
 METRICS = ("tpot", "ttft")

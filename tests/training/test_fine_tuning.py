@@ -55,20 +55,20 @@ def step(tokens: int, frozen_weights: str) -> TrainingResult:
     return simulate_training(load(job))
 
 
-@pytest.mark.parametrize("tokens", LORA)
-def test_lora_takes_what_was_measured(tokens: int) -> None:
-    """Steps are 16% fast to 1% slow, memory is 0 to 3% below, and 7% of 4,096 tokens."""
+@pytest.mark.parametrize(("tokens", "memory_off"), [(1024, -0.023), (2048, -0.024), (4096, -0.068), (8192, -0.001)])
+def test_lora_takes_what_was_measured(tokens: int, memory_off: float) -> None:
+    """Steps are 16% fast to 1% slow; memory, fragmentation included, is as far off as docs/concepts/training.md says."""
     memory_gb, seconds = LORA[tokens]
     result = step(tokens, "bf16")
     assert -0.17 < result.step_s / seconds - 1 < 0.02
-    assert result.worst_memory.total_bytes / 2**30 == pytest.approx(memory_gb, rel=0.07 if tokens == 4096 else 0.03)
+    assert result.worst_memory.total_bytes / 2**30 / memory_gb - 1 == pytest.approx(memory_off, abs=0.005)
 
 
-@pytest.mark.parametrize("tokens", Q_LORA)
-def test_weights_of_4_bits_take_what_was_measured(tokens: int) -> None:
-    """Steps are 3 to 31% fast; memory is 2% below to 18% above, with what the allocator may hold without use."""
+@pytest.mark.parametrize(("tokens", "memory_off"), [(1024, -0.02), (2048, 0.027), (4096, 0.108), (8192, 0.175)])
+def test_weights_of_4_bits_take_what_was_measured(tokens: int, memory_off: float) -> None:
+    """Steps are 3 to 31% fast; memory, with what the allocator may hold without use, as of LoRA."""
     memory_gb, seconds = Q_LORA[tokens]
     result = step(tokens, "nf4")
     assert -0.32 < result.step_s / seconds - 1 < 0
-    assert 0.97 < result.worst_memory.total_bytes / 2**30 / memory_gb < 1.18
+    assert result.worst_memory.total_bytes / 2**30 / memory_gb - 1 == pytest.approx(memory_off, abs=0.005)
     assert result.step_s > step(tokens, "bf16").step_s

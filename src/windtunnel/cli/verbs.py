@@ -186,9 +186,9 @@ class Verbs(VerbGroup):
         return None if verb is None else _command(cmd_name, verb)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        sections: dict[str, list[tuple[str, str]]] = {}
+        sections, width = dict[str, list[tuple[str, str]]](), max(map(len, declared("verbs")))
         for name, verb in declared("verbs").items():
-            sections.setdefault(verb["under"], []).append((name.ljust(10), verb["line"]))
+            sections.setdefault(verb["under"], []).append((name.ljust(width), verb["line"]))
         for heading, lines in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(lines)
