@@ -57,7 +57,7 @@ def step(tokens: int, frozen_weights: str) -> TrainingResult:
 
 @pytest.mark.parametrize(("tokens", "memory_off"), [(1024, -0.023), (2048, -0.024), (4096, -0.068), (8192, -0.001)])
 def test_lora_takes_what_was_measured(tokens: int, memory_off: float) -> None:
-    """Steps are 16% fast to 1% slow; memory, fragmentation included, is as far off as docs/concepts/training.md says."""
+    """Steps are 16% fast to 1% slow; memory, fragmentation included, is off as docs/concepts/training.md says."""
     memory_gb, seconds = LORA[tokens]
     result = step(tokens, "bf16")
     assert -0.17 < result.step_s / seconds - 1 < 0.02

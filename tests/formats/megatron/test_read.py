@@ -294,6 +294,8 @@ def test_a_layout_gives_the_layers_of_every_chunk() -> None:
         read(f"{text} --pipeline-model-parallel-layout 'Et*3|(tt|)*29L'")
     with pytest.raises(InputError, match="is 'tx', which is not read"):
         read(f"{text} --pipeline-model-parallel-layout tx")
+    with pytest.raises(InputError, match="which is not read"):  # not written out first
+        read(f"{text} --pipeline-model-parallel-layout 'Et*3000000000|L'")
 
 
 def test_what_is_not_modelled_is_apart_from_what_has_no_effect() -> None:

@@ -448,7 +448,7 @@ def _layers_in(layout: str) -> list[int]:
     transformer/pipeline_parallel_layer_layout.py, `parse_str_to_list`).
     """
     text = layout.replace(",", "").replace(" ", "")
-    for pattern in (r"\(([^()]+)\)\*(\d+)", r"(\w)\*(\d+)"):
+    for pattern in (r"\(([^()]+)\)\*(\d{1,3})(?!\d)", r"(\w)\*(\d{1,3})(?!\d)"):
         text = re.sub(pattern, lambda match: match[1] * int(match[2]), text)
     if not re.fullmatch(r"[EtmL|]+", text):
         raise InputError(
