@@ -3,6 +3,7 @@
     python benchmarks/mlenergy.py DIR                 every text row, and the same without the engine's version; then
                                                       images and videos
     python benchmarks/mlenergy.py DIR --rows          a line for each row too
+    python benchmarks/mlenergy.py DIR --inferred      text rows with the release that `windtunnel validate` infers
 
 DIR holds `mlenergy/llm_serving_energy.csv`; it is also taken from WINDTUNNEL_REFERENCE. A row is a run at one
 `max_num_seqs`; its settings are those of the benchmark's launch files: 8,192 batched tokens, asynchronous scheduling,
@@ -37,7 +38,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,9 @@ import numpy as np
 
 from reference import REFERENCE
 from windtunnel import catalog
+from windtunnel.calibration.measured_runs import VERSION as UNRECORDED
 from windtunnel.calibration.measured_runs import Measurement
+from windtunnel.calibration.releases import with_inferred_versions
 from windtunnel.calibration.validate import RunPrediction, with_odd_runs
 from windtunnel.errors import InputError
 from windtunnel.metrics.accuracy import score
@@ -231,6 +234,23 @@ def measured_as(steps: Table, requests: Table, num_seqs: int) -> dict[str, float
     }
 
 
+def inferred_version(rows: Sequence[Row], histograms: Histograms) -> str:
+    """Return the release that explains most rows best, as `windtunnel validate` infers it of runs without a version."""
+    runs = [
+        replace(as_run(ScoredRow(row, scenario_of(row, histograms, None), measured_of(row), {})), unknown=(UNRECORDED,))
+        for row in rows
+    ]
+    known = with_inferred_versions(runs)
+    print(known[0].labels["inferred"])
+    return Counter(run.labels["version"] for run in known).most_common(1)[0][0]
+
+
+def measured_of(row: Row) -> dict[str, float]:
+    """Return a row's measured figures, in seconds and tokens a second."""
+    rate = float(row["output_throughput_tokens_per_sec"])
+    return {"median": float(row["median_itl_ms"]) * 1e-3, "mean": float(row["avg_batch_size"]) / rate, "rate": rate}
+
+
 def scored(rows: Sequence[Row], histograms: Histograms, version: str | None) -> Iterator[ScoredRow | tuple[Row, str]]:
     """Yield every row with its prediction, or with the reason why it has none."""
     estimator_of = PricedDeployments().estimator
@@ -241,13 +261,9 @@ def scored(rows: Sequence[Row], histograms: Histograms, version: str | None) -> 
         except InputError as error:
             yield row, error.message
             continue
-        rate = float(row["output_throughput_tokens_per_sec"])
-        measured = {
-            "median": float(row["median_itl_ms"]) * 1e-3,
-            "mean": float(row["avg_batch_size"]) / rate,
-            "rate": rate,
-        }
-        yield ScoredRow(row, scenario, measured, measured_as(result.steps, result.requests, int(row["max_num_seqs"])))
+        yield ScoredRow(
+            row, scenario, measured_of(row), measured_as(result.steps, result.requests, int(row["max_num_seqs"]))
+        )
 
 
 def line_of(name: str, rows: Sequence[ScoredRow]) -> str:
@@ -268,7 +284,7 @@ def trend(rows: Sequence[ScoredRow], of: Callable[[ScoredRow], float]) -> str:
     return f"{np.corrcoef(sizes, errors)[0, 1]:+.2f} ({slope * np.log(2):+.1%} a doubling)"
 
 
-def as_run(row: ScoredRow) -> RunPrediction:
+def as_run(row: ScoredRow) -> Measurement:
     """Return the row as `windtunnel validate` has it, with its mean ITL as time per output token."""
     labels = {
         "device": row.row["gpu_model"],
@@ -277,13 +293,13 @@ def as_run(row: ScoredRow) -> RunPrediction:
         "prompt": row.row["task"],
         "format": row.row["weight_precision"],
     }
-    run = Measurement("", row.scenario, "", {"tpot": row.measured["mean"]}, labels)
-    return RunPrediction(run, "", {"tpot": row.predicted["mean"]}, {}, "", {})
+    labels["concurrency"] = row.row["max_num_seqs"]
+    return Measurement("", row.scenario, "", {"tpot": row.measured["mean"]}, labels)
 
 
 def odd_series(rows: Sequence[ScoredRow]) -> dict[str, str]:
     """Return the series that `windtunnel validate` flags as those of a faulty server, with its words."""
-    runs = with_odd_runs([as_run(row) for row in rows])
+    runs = with_odd_runs([RunPrediction(as_run(row), "", {"tpot": row.predicted["mean"]}, {}, "", {}) for row in rows])
     return {row.series: run.odd for row, run in zip(rows, runs, strict=True) if run.odd}
 
 
@@ -353,6 +369,7 @@ def main() -> int:
     parser.add_argument("--rows", action="store_true", help="print every row")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose task, device or model contains it")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only every so-many-th row")
+    parser.add_argument("--inferred", action="store_true", help="only text rows, with the version inferred from them")
     parser.add_argument("--named", action="store_true", help="only with the version named")
     options = parser.parse_args()
     rows, histograms = read_rows(options.reference)
@@ -361,6 +378,9 @@ def main() -> int:
     rows = [row for row in rows if options.only in f"{row['task']} {row['gpu_model']} {row['model_id']}"]
     text = [row for row in rows if row["task"] in TEXT_TASKS][:: options.every]
     vision = [row for row in rows if row["task"] in VISION_TOKENS][:: options.every]
+    if options.inferred:
+        report("version inferred", text, histograms, inferred_version(text, histograms), options.rows)
+        return 0
     report(f"vLLM {VERSION}", text, histograms, VERSION, options.rows)
     if not options.named:
         report("version not named", text, histograms, None, options.rows)

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 # Every core has a test process of its own. Threads of scikit-learn and torch that wait for one another in a busy loop
 # took 50 CPU seconds for fits of 0.2.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Models that somebody added to the catalog of this machine's user are not those of the tests.
+os.environ["XDG_DATA_HOME"] = str(Path(tempfile.gettempdir()) / "windtunnel-tests-without-data")
 
 # Compiling a loop makes a million objects that stay: looking through them for garbage took 6 to 10% of it.
 gc.set_threshold(100_000, 20, 100)

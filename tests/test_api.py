@@ -1,6 +1,7 @@
 """The functions at the top of the package answer as the verbs do, and a notebook shows their results."""
 
 import json
+import pickle
 import re
 import subprocess
 import sys
@@ -117,6 +118,7 @@ def test_a_collective_is_timed() -> None:
         "a device or a topology is needed": {},
         "num_devices is for device": {"topology": "dgx_h100", "num_devices": 4},
         "unknown collective algorithm": {"device": "h100_sxm", "algorithm": "star"},
+        "num_devices is 0; at least 1 is needed": {"device": "h100_sxm", "num_devices": 0},
     }
     for sentence, options in asks.items():
         with pytest.raises(InputError, match=sentence):
@@ -168,6 +170,46 @@ def test_a_space_is_searched(tmp_path: Path) -> None:
         wt.save(evidence, tmp_path / "searched")
 
 
+def faster(device: str, file: Path) -> Path:
+    """Write the device's file with twice the memory bandwidth, under the same name."""
+    slow = wt.device(device)
+    wt.save(msgspec.structs.replace(slow, memory_bytes_per_s=2 * slow.memory_bytes_per_s), file)
+    return file
+
+
+def test_a_grid_of_settings_is_simulated(chat: Scenario, tmp_path: Path) -> None:
+    """Each point has the figures of its own run: two devices may have one name, and two profiles one device."""
+    file = faster("h100_sxm", tmp_path / "faster.yaml")
+    grid = wt.whatif(chat, {"device": ["h100_sxm", str(file)], "rate_per_s": [2, 4]}, slo="tpot_p99=6ms")
+    points = grid.to_arrow().to_pylist()
+    runs = [wt.simulate(chat, device=each["vary.device"], rate_per_s=each["vary.rate"]).summary for each in points]
+    assert [each["tpot_p50"] for each in points] == [run.tpot_s.p50 for run in runs if run.tpot_s]
+    assert [each["holds"] for each in points] == [False, False, True, True]
+    assert "2 of 4 points meet the limits" in shown(grid)
+    alone = wt.whatif(
+        model="llama-3.1-8b", device="h100_sxm", output_tokens=8, vary={"concurrency": [1, 2], "input_tokens": (64, 96)}
+    )
+    assert alone.to_arrow()["vary.concurrency"].to_pylist() == [1, 1, 2, 2]
+    for vary, sentence in (
+        ({}, "nothing varies"),
+        ({"tp": 2}, "vary tp is 2; a list of values is needed"),
+        ({"tpp": [1]}, "tpp is no path in a scenario"),
+        ({"tp": [3]}, "tp = 3 does not divide the 32 attention heads"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            wt.whatif(chat, vary)
+
+
+def test_the_replicas_of_a_recommendation_have_at_most_so_many_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("windtunnel.search.recommend.TOKEN_BUDGETS", (None,))
+    options = {"input_tokens": 256, "output_tokens": 32, "num_requests": 40}
+    for most in ({"max_devices": 1}, {"max_usd_per_hour": wt.device("l40s").price_usd_per_hour}):
+        outcome = wt.recommend("llama-3.1-8b", ["l40s"], "ttft_p90=2s", **most, **options).study.outcomes[0]
+        answers = outcome.evaluations.values()
+        assert any(each.refused for each in answers)
+        assert {each.figures["devices"] for each in answers if not each.refused} == {1}
+
+
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
 def test_a_recommendation_is_for_a_rate_above_0(rate: float) -> None:
     with pytest.raises(InputError, match="rate_per_s is "):
@@ -193,6 +235,7 @@ def test_a_training_step_is_predicted(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("".join(f"{name}: {value}\n" for name, value in JOB.items()))
     assert wt.train(file, num_devices=16, tp=2).step_s == step.step_s == wt.train(step.setup.job).step_s
+    assert pickle.loads(pickle.dumps(step)) == step != wt.train(num_devices=16, tp=4, **JOB)
     unfit = wt.train(num_devices=1, **JOB)
     assert "fit" in shown(unfit)
     assert "does not fit; step" in repr(unfit)
@@ -311,6 +354,8 @@ def test_a_result_is_saved_as_its_command_does(chat: Scenario, tmp_path: Path) -
     assert (tmp_path / "run/requests.parquet").is_file()
     with pytest.raises(InputError, match="is not empty"):
         wt.save(result, tmp_path / "run")
+    wt.save(wt.simulate(chat, tp=2), tmp_path / "run", overwrite=True)
+    assert wt.load(tmp_path / "run/scenario.yaml").deployment.parallelism.tp == 2
     with pytest.raises(InputError, match="Capacities cannot be saved"):
         wt.save(wt.capacity(chat, num_streams=1), tmp_path / "loads.yaml")
 
@@ -431,6 +476,17 @@ def test_a_model_that_was_saved_is_read_by_its_file(tmp_path: Path) -> None:
     assert wt.model(tmp_path / "mine.yaml") == model
     with pytest.raises(InputError, match=r"there is no file .*none\.yaml"):
         wt.model(tmp_path / "none.yaml")
+
+
+def test_what_is_saved_as_json_is_json(chat: Scenario, tmp_path: Path) -> None:
+    device = wt.device("h100_sxm")
+    for thing, load in ((chat, wt.load), (device, wt.device), (wt.model("qwen2.5-0.5b"), wt.model)):
+        wt.save(thing, tmp_path / "saved.json")
+        assert json.loads((tmp_path / "saved.json").read_text()).keys() == encode(thing).keys()
+        assert load(tmp_path / "saved.json") == thing
+    endless = msgspec.structs.replace(device, memory_bytes_per_s=float("inf"))
+    with pytest.raises(InputError, match="JSON has no infinite numbers"):
+        wt.save(endless, tmp_path / "endless.json")
 
 
 def test_the_package_says_its_version() -> None:

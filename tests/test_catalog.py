@@ -210,11 +210,11 @@ class TestModels:
         with pytest.raises(InputError, match="model_type 'nova_moe' is not known") as raised:
             catalog.model(str(tmp_path))
         assert re.match(r"its keys are most like those of Qwen/Qwen3-\d+B-A\d+B; ", str(raised.value.hint))
-        assert 'write "model_type": "qwen3_moe" into a copy' in str(raised.value.hint)
+        assert f"windtunnel catalog add {tmp_path} --like qwen3_moe" in str(raised.value.hint)
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "nova_vl", "text_config": keys, "seen": True}))
         with pytest.raises(InputError) as raised:
             catalog.model(str(tmp_path))
-        assert 'write "model_type": "qwen3_moe" into the text_config of a copy' in str(raised.value.hint)
+        assert f"windtunnel catalog add {tmp_path} --like qwen3_moe" in str(raised.value.hint)
         (tmp_path / "config.json").write_text('{"model_type": "nova_moe", "width": 4096}')
         with pytest.raises(InputError) as raised:
             catalog.model(str(tmp_path))
@@ -242,10 +242,9 @@ class TestModels:
             (tmp_path / "config.json").write_text(json.dumps(config))
             with pytest.raises(InputError) as raised:
                 catalog.model(str(tmp_path))
-            named = re.search(r'write "model_type": "(\w+)" into the text_config', str(raised.value.hint))
+            named = re.search(r"--like (\w+)$", str(raised.value.hint))
             assert named is not None
-        config["text_config"]["model_type"] = named[1]
-        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "config.json").write_text(json.dumps(config | {"windtunnel_like": named[1]}))
         assert catalog.model(str(tmp_path)).num_layers == 27
 
     @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ _CHECKER = doctest.OutputChecker()
 _SHELL = re.compile(r"[|&;<>$`*?~#(){}!]")
 """What may mean something to bash, in quotes or not."""
 _START_PROCESSES = ("bench", "dashboard", "lab", "profile", "search")
-_LOOK = {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}
 
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -48,7 +47,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def _run_here(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     with (
-        patch.dict(os.environ, _LOOK),
+        patch.dict(os.environ, _look(folder)),
         contextlib.chdir(folder),
         contextlib.redirect_stdout(io.StringIO()) as stdout,
         contextlib.redirect_stderr(io.StringIO()) as stderr,
@@ -77,7 +76,17 @@ def _environment(folder: Path) -> dict[str, str]:
         "PATH": os.pathsep.join([str(installed), str(_commands_from_source(folder)), os.environ["PATH"]]),
         "PYTHONPATH": str(_SOURCE),
         "PYTHONUTF8": "1",
-        **_LOOK,
+        **_look(folder),
+    }
+
+
+def _look(folder: Path) -> dict[str, str]:
+    """How commands print, and whose catalog they see: the reader's, which begins empty."""
+    return {
+        "COLUMNS": "120",
+        "NO_COLOR": "1",
+        "TERM": "dumb",
+        "XDG_DATA_HOME": str(folder.parent / f"{folder.name}-data"),
     }
 
 

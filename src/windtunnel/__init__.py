@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         search,
         train,
         validate,
+        whatif,
     )
     from windtunnel.catalog import device, model, node
     from windtunnel.errors import InputError, WindtunnelError
@@ -55,7 +56,7 @@ _HOME = {
     for module, names in {
         "api": (
             *("capacity", "collective", "compare", "diagnose", "explain"),
-            *("recommend", "save", "search", "train", "validate"),
+            *("recommend", "save", "search", "train", "validate", "whatif"),
         ),
         "catalog": ("device", "model", "node"),
         "errors": ("InputError", "WindtunnelError"),
@@ -82,6 +83,7 @@ __all__ = [
     "TrainingJob", "WindtunnelError", "capacity", "collective", "compare", "device", "diagnose", "explain",
     "explain_step", "load", "measured_estimator", "model", "node", "price_step", "recommend",
     "resolve", "save", "scenario", "search", "simulate", "simulate_training", "step_batch", "train", "validate",
+    "whatif",
 ]  # fmt: skip
 
 

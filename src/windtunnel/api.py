@@ -1,7 +1,7 @@
 """A function for each question that the command line answers; a notebook shows their results as reports."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,19 +26,22 @@ from windtunnel.report.comparison import ComparedRun, check_runs, read_run
 from windtunnel.report.results import entry_of
 from windtunnel.report.search.study import SearchEvidence, evidence_of
 from windtunnel.report.search.study_files import write_study
+from windtunnel.report.search.whatif import Grid
 from windtunnel.report.serving.run import check_folder, run_document, write_run
-from windtunnel.schema import Schema, encode
+from windtunnel.schema import Schema, builtin, encode
 from windtunnel.schema import save as write_yaml
+from windtunnel.search.asker import Asker
 from windtunnel.search.capacity.capacity import Capacities, capacities
-from windtunnel.search.executors import Means
+from windtunnel.search.evaluation.schema import Question
+from windtunnel.search.executors import Means, start_workers
 from windtunnel.search.recommend import deployments_space
-from windtunnel.search.space.space import Space, load_space, space_from
+from windtunnel.search.space.space import Space, grid_of, load_space, space_from
 from windtunnel.search.store import Store, default_path
 from windtunnel.search.study import search as search_space
 from windtunnel.serving.explain import Explanation, explain_step, pool_of_step, step_batch
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Described, pool_scenario, resolve
-from windtunnel.serving.shorthand import JOB_PATHS, described_by, scenario, unknown_option
+from windtunnel.serving.shorthand import JOB_PATHS, OF_LOAD, PATHS, described_by, scenario, unknown_option
 from windtunnel.training.job import TrainingJob, load
 from windtunnel.training.step import TrainingResult, simulate_training
 
@@ -81,6 +84,44 @@ def capacity(
 
 
 @checked
+def whatif(
+    described: Described | None = None,
+    vary: Mapping[str, Sequence[Any]] | None = None,
+    workers: int = 1,
+    **options: Any,
+) -> Grid:
+    """Simulate every combination of some settings' values: `whatif(chat, {"tp": [1, 2], "rate_per_s": [4, 8]})`.
+
+    Args:
+        described: the scenario around which they vary; None: `options` say it, those that vary aside.
+        vary: names of options, or paths in a scenario, and their values.
+        workers: processes.
+        options: as `scenario` takes them; points that break a limit of `slo` are marked.
+
+    Raises:
+        InputError: nothing varies, a path leads nowhere, or every point is refused.
+    """
+    varied = {}
+    for name, values in (vary or {}).items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise InputError(f"vary {name} is {values!r:.60}; a list of values is needed", 'vary={"tp": [1, 2]}')
+        varied[name] = [builtin(value) for value in values]
+    firsts = {name: values[0] for name, values in varied.items() if name in (*PATHS, *OF_LOAD) and values}
+    if "concurrency" in firsts:  # its number of requests is that of every point
+        numbers = [value for value in varied["concurrency"] if isinstance(value, int)]
+        firsts["concurrency"] = max(numbers, default=firsts["concurrency"])
+    base = described_by(described, firsts | options if described is None else options, ("vary", "workers"))
+    raw = {**encode(base), "limits": {limit.name: limit.most_s for limit in limits_of(base.slo)}}
+    raw.pop("slo", None)
+    space = grid_of(raw, {"rate" if name == "rate_per_s" else name: values for name, values in varied.items()})
+    with start_workers(space, _means(workers)) as run_chunks:
+        asker = Asker(space, Store(None, warnings.warn), run_chunks)
+        answers = asker.ask(None, range(space.num_points), Question())
+    asker.check_some(None, answers)
+    return Grid(space, answers)
+
+
+@checked
 def search(space: Space | Mapping[str, Any] | Path | str, workers: int = 1, top: int = 10) -> SearchEvidence:
     """Find the best deployments, or layouts of a training job, of a space: a file's path, or what a file would say."""
     if isinstance(space, Path | str):
@@ -90,13 +131,23 @@ def search(space: Space | Mapping[str, Any] | Path | str, workers: int = 1, top:
 
 @checked
 def recommend(
-    model: str, devices: Sequence[str], slo: Limits, rate_per_s: float | None = None, workers: int = 1, **options: Any
+    model: str,
+    devices: Sequence[str],
+    slo: Limits,
+    rate_per_s: float | None = None,
+    workers: int = 1,
+    max_devices: int | None = None,
+    max_usd_per_hour: float | None = None,
+    **options: Any,
 ) -> SearchEvidence:
     """Say what to serve a model on: `recommend("llama-3.1-8b", ["l40s"], "ttft_p90=1s", rate_per_s=40, ...)`.
 
     Args:
         slo: limits that the requests must keep.
         rate_per_s: load of the whole fleet; None: the least money for a request wins.
+        workers: processes.
+        max_devices: most devices of one replica; None: those of a node.
+        max_usd_per_hour: most money of one replica.
         options: the workload and the engine, as `scenario` takes them.
     """
     devices = devices.split(",") if isinstance(devices, str) else devices
@@ -104,16 +155,20 @@ def recommend(
         raise InputError("devices is empty; a device at least is needed", "`windtunnel catalog devices` lists them")
     first_rate = 1.0 if rate_per_s is None else rate_per_s
     shared = encode(scenario(model=model, device=devices[0], rate_per_s=first_rate, **options))
-    space = deployments_space(shared, devices, parse_limits(slo), {})
+    budget = {"devices": max_devices, "usd_per_hour": max_usd_per_hour}
+    space = deployments_space(shared, devices, parse_limits(slo), budget)
     return _search(space, workers, 5, rate_per_s, True)
 
 
 def _search(
     space: Space, workers: int, top: int, load: float | None = None, recommends: bool = False
 ) -> SearchEvidence:
-    means = Means("processes" if workers > 1 else "here", workers)
     store = Store(default_path(), warnings.warn)
-    return evidence_of(search_space(space, store, means), store, top, load, recommends=recommends)
+    return evidence_of(search_space(space, store, _means(workers)), store, top, load, recommends=recommends)
+
+
+def _means(workers: int) -> Means:
+    return Means("processes" if workers > 1 else "here", workers)
 
 
 @checked
@@ -269,18 +324,20 @@ def train(
 
 
 @checked
-def save(thing: Any, path: Path | str) -> None:
-    """Write a scenario, job, device or model as YAML, which reads back as an equal one; a result as `--out` does.
+def save(thing: Any, path: Path | str, overwrite: bool = False) -> None:
+    """Write a scenario, job, device or model, which reads back as an equal one; a result as `--out` does.
 
     Args:
         thing: what to write.
-        path: the file, replaced where there is one; of a result of `simulate`, `search` or `recommend` a new folder.
+        path: the file, replaced where there is one: JSON where it ends so, else YAML; of a result of `simulate`,
+            `search` or `recommend` a new folder.
+        overwrite: replace what a former result wrote to the folder.
 
     Raises:
         InputError: the place cannot be written, or nothing writes such a thing.
     """
     if isinstance(thing, Result | SearchEvidence):
-        check_folder(Path(path), overwrite=False)
+        check_folder(Path(path), overwrite)
         write_run(thing, Path(path)) if isinstance(thing, Result) else write_study(thing, Path(path))
     elif isinstance(thing, Schema):
         write_yaml(thing, path)

@@ -1,5 +1,6 @@
 """Schemas of scenarios and jobs: frozen structs, decoded strictly, with units converted on the way in; range checks."""
 
+import json
 import math
 import os
 import re
@@ -153,13 +154,17 @@ def yaml_text(struct: Any) -> str:
 
 
 def save(struct: Any, path: Path | str) -> None:
-    """Write a struct as YAML; loading the file gives an equal one.
+    """Write a struct as JSON where the file's name ends so, else as YAML; loading the file gives an equal one.
 
     Raises:
-        InputError: the file cannot be written.
+        InputError: the file cannot be written, or JSON has no such number.
     """
     try:
-        Path(path).write_text(yaml_text(struct), encoding="utf-8")
+        is_json = Path(path).suffix == ".json"
+        text = json.dumps(encode(struct), indent=2, allow_nan=False) if is_json else yaml_text(struct)
+        Path(path).write_text(text, encoding="utf-8")
+    except ValueError:
+        raise InputError(f"{path}: JSON has no infinite numbers", "save it as .yaml") from None
     except OSError as error:
         raise unwritable(Path(path), error) from None
 

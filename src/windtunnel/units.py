@@ -119,6 +119,7 @@ def _three_digits(value: float) -> str:
     return f"{rounded:.{max(0, 2 - math.floor(math.log10(abs(rounded))))}f}"
 
 
+@lru_cache(1024)
 def version_key(version: str) -> tuple[int, ...]:
     """Return a version as six numbers that compare: `0.19.0` < `0.24`, `1.3.0rc5` < `1.3.0`, a nightly build newest.
 

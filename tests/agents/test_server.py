@@ -75,6 +75,28 @@ def test_a_change_is_judged_on_the_same_requests() -> None:
     assert document["after"]["e2e"]["p90"]["value"] > document["before"]["e2e"]["p90"]["value"]
 
 
+TOO_LONG = SERVER["command"] + " --max-model-len 9999999 --not-of-vllm 3"
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"), [("simulate", {"load": LOAD, "slo": "e2e_p99=1h"}), ("explain", {"batch": 4})]
+)
+def test_a_server_that_would_not_start_is_said_first(tool: str, arguments: dict[str, Any]) -> None:
+    document = answer(tool, device="h100_sxm", command=TOO_LONG, **arguments)
+    assert document["verdict"].startswith("vllm would not start: --max-model-len is 9,999,999")
+    assert document["would_not_start"]
+    assert not document.get("holds_slo")
+    assert "unknown, ignored: --not-of-vllm" in document["not_predicted"]
+
+
+def test_a_change_after_which_the_server_would_not_start_is_not_to_be_made() -> None:
+    commands = {"before_command": SERVER["command"], "after_command": TOO_LONG}
+    document = answer("compare", device="h100_sxm", load=LOAD, **commands)
+    assert document["passes"] is False
+    assert document["verdict"].startswith("Fails: vllm would not start")
+    assert "unknown, ignored: --not-of-vllm" in document["remarks"]
+
+
 @pytest.mark.full
 def test_a_recorded_run_is_diagnosed(tmp_path: Path) -> None:
     options = {"model": "qwen2.5-0.5b", "device": "h100_sxm", "max_cudagraph_capture_size": 0}
@@ -104,6 +126,11 @@ def test_the_catalog_lists_names() -> None:
         ),
         ("catalog", {"kind": "devices", "name": "h100"}, "catalog has no argument name (known: kind)"),
         ("simulate", {"device": "h100_sxm", "load": LOAD}, "no model is given (give `command`, or `deployment`"),
+        (
+            "compare",
+            {"device": "h100_sxm", "load": LOAD, "before_command": SERVER["command"]},
+            "no model is given (give `after_command`, or `after` with a model",
+        ),
         (
             "simulate",
             {"load": LOAD, "slo": {"ttft_p99": "1ms"}},

@@ -276,7 +276,7 @@ def test_a_step_of_absurdly_many_microbatches_is_refused(windtunnel: Command, ba
     job = ["llama-3.1-8b" if word == "./config.json" else word for word in JOB[:-1]]
     done = windtunnel("train", *job, str(batch))
     assert (done.code, done.stdout) == (2, "")
-    assert f"a step of {batch // 8:,} micro-batches on each rank is not simulated; at most 1,000,000" in done.stderr
+    assert f"a step of {batch // 8:,} microbatches on each rank is not simulated; at most 1,000,000" in done.stderr
 
 
 @pytest.mark.parametrize("vary", ["0.5", "x", "[1]"])

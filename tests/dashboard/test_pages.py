@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from dashboard.conftest import SERVED, Ask
+from dashboard.conftest import SERVED, Ask, printed
 from windtunnel.search.space.space import Space
 from windtunnel.search.store import Store
 
@@ -28,6 +28,28 @@ def test_an_empty_folder_says_so(serve: object, tmp_path: Path) -> None:
     page = serve(tmp_path)("/")  # type: ignore[operator]
     assert page.status == 200
     assert "no result below this folder yet" in page.text
+
+
+def test_a_saved_run_says_first_that_its_server_would_not_start(serve: object, tmp_path: Path) -> None:
+    load = (
+        "--device",
+        "h100_sxm",
+        "--rate",
+        "1",
+        "--input-tokens",
+        "64",
+        "--output-tokens",
+        "8",
+        "--num-requests",
+        "9",
+    )
+    server = ("--from-command", "vllm serve qwen3-8b --max-model-len 200000", "--slo", "ttft=1s")
+    document = printed("simulate", *server, *load, "--out", str(tmp_path / "long"), "--json")
+    ask = serve(tmp_path)  # type: ignore[operator]
+    assert '<div class="verdict bad"><p class="answer">vllm would not start: ' in ask("/run/long").text
+    assert "would not start" in ask("/").text
+    assert "holds the SLO" not in ask("/").text
+    assert ask("/api/run/long").text == document
 
 
 @pytest.mark.full

@@ -8,12 +8,15 @@ import pytest
 
 import windtunnel as wt
 from dashboard.conftest import Ask
+from windtunnel.dashboard.trial import FORM as FIELDS
 from windtunnel.dashboard.trial import kept, sweep_document, swept, trial_of
 from windtunnel.errors import InputError
 from windtunnel.metrics.limits import limits_of
+from windtunnel.metrics.slo import Slo
 from windtunnel.report.serving.run import run_document
 from windtunnel.schema import json_text
 from windtunnel.search.capacity.capacity import capacities
+from windtunnel.workload.arrivals import ClosedLoop, Poisson
 
 FORM = {
     "model": "llama-3.1-8b",
@@ -50,8 +53,30 @@ def test_fields_go_over_a_pasted_scenario(tmp_path: Path) -> None:
 def test_a_servers_command_line_is_read_with_its_remarks(tmp_path: Path) -> None:
     trial = trial_of(query(text="vllm serve llama-3.1-8b -tp 2 --port 80 --warp 9", model=""), tmp_path)
     assert trial.scenario.deployment.parallelism.tp == 2
-    assert any("--port" in remark for remark in trial.remarks)
-    assert any("--warp" in remark for remark in trial.remarks)
+    assert any("--port" in remark for remark in trial.launch.remarks)
+    assert any("--warp" in remark for remark in trial.launch.remarks)
+
+
+def test_a_pasted_text_goes_over_fields_that_nobody_changed(tmp_path: Path) -> None:
+    untouched = {**FIELDS["first"]}
+    command = trial_of({**untouched, "text": "vllm serve qwen3-8b"}, tmp_path).scenario
+    assert (command.model, command.deployment.device) == ("qwen3-8b", "h100_sxm")
+    workload = "{arrivals: {type: closed_loop, concurrency: 4}, input_tokens: 9, output_tokens: 2, num_requests: 8}"
+    text = f"model: qwen3-8b\ndeployment: {{device: l40s}}\nworkload: {workload}\nslo: {{ttft_s: 2s}}\n"
+    pasted = trial_of({**untouched, "text": text}, tmp_path).scenario
+    assert (pasted.deployment.device, pasted.workload.input_tokens) == ("l40s", 9)
+    assert (pasted.slo, pasted.workload.arrivals) == (Slo(ttft_s=2.0), ClosedLoop(concurrency=4))
+    changed = trial_of({**untouched, "text": text, "load": "12", "device": "h200_sxm"}, tmp_path).scenario
+    assert (changed.deployment.device, changed.workload.arrivals) == ("h200_sxm", Poisson(rate_per_s=12.0))
+
+
+def test_the_page_leads_with_a_server_that_would_not_start(ask: Ask) -> None:
+    says = "--max-model-len is 200,000, and Qwen/Qwen3-8B takes 40,960 tokens; give 40960 at most"
+    posted = {**FORM, "model": "", "text": "vllm serve Qwen/Qwen3-8B --max-model-len 200000"}
+    for path in ("trial", "sweep"):
+        assert '<div class="verdict bad"><p class="answer">vllm would not start: ' in ask(f"/{path}", post=posted).text
+    document = ask("/api/trial", post=posted).document
+    assert document["from_command"]["would_not_start"][0].startswith(f"vllm would not start: {says}")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.formats.nccl_tests import read_nccl_log
 
@@ -45,6 +46,16 @@ def test_times_out_of_place_are_read_with_what_ran(tmp_path):
     log = read(tmp_path, LOG)
     assert (log.op, log.num_ranks, log.num_hosts, log.gpu) == ("all_reduce", 8, 2, "NVIDIA H100 80GB HBM3")
     assert log.seconds == pytest.approx({2**20: 27.37e-6, 2**27: 586.4e-6})
+
+
+def test_logs_of_rccl_tests(tmp_path):
+    """ROCm names the GPU as HIP does, with a function in its address, or not at all."""
+    rocm = LOG.replace(" Group  0", "").replace(":00] NVIDIA H100 80GB HBM3", ":00.0] AMD Instinct MI300X")
+    log = read(tmp_path, rocm)
+    assert catalog.device(log.gpu).name == "mi300x"
+    nameless = read(tmp_path, LOG.replace(" NVIDIA H100 80GB HBM3", ""))
+    assert (nameless.gpu, nameless.num_ranks, nameless.num_hosts) == ("", 8, 2)
+    assert nameless.seconds == log.seconds
 
 
 def test_a_log_of_before_2_13_has_no_root_and_does_not_name_its_program(tmp_path):

@@ -8,10 +8,12 @@ import pytest
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model.operators import Collective
-from windtunnel.network.cluster import OnNetwork, OverNodes, groups_of, handoff_bytes_per_s, network_of
+from windtunnel.network.cluster import OnNetwork, OverNodes, between_nodes, groups_of, handoff_bytes_per_s, network_of
 from windtunnel.network.collectives.call import Ranks
 from windtunnel.network.collectives.closed_forms import closed_form
+from windtunnel.network.collectives.run import run_collective
 from windtunnel.network.settings import ClusterNetwork
+from windtunnel.network.topology import NodeRails
 from windtunnel.pricing.estimator import RooflineEstimator
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.schema import decode
@@ -149,6 +151,15 @@ def test_a_handoff_gets_its_share_of_the_links_between_leaves() -> None:
     each = handoff_bytes_per_s(network, ranks[0], ranks[1])
     assert each == pytest.approx(2 * 50e9 / 4 / (1 + 66 / 4096), rel=0.02)
     assert handoff_bytes_per_s(network, ranks[0][:1], ranks[1]) == pytest.approx(2 * 50e9 / (1 + 66 / 4096), rel=0.01)
+
+
+@pytest.mark.parametrize(("node", "algorithm"), [("dgx_a100", "tree"), ("dgx_h100", "nvls_tree")])
+def test_only_switches_that_add_do_so_between_nodes(node: str, algorithm: str) -> None:
+    """The times of a job between two nodes are those of `collective`, where NVSwitches add since Hopper."""
+    run = run_collective(NodeRails(node=node, num_servers=2).build(), "all_reduce", 2**30, 16)
+    estimate = between_nodes(Collective("all_reduce", 2.0**30, 16, 2), catalog.node(node))
+    assert run.algorithm == algorithm
+    assert float(estimate.seconds) == pytest.approx(run.seconds, rel=0.01)
 
 
 def test_without_a_network_rings_between_nodes_take_what_nccls_model_says() -> None:

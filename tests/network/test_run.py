@@ -582,14 +582,93 @@ def test_a_larger_collective_takes_no_less_time_packet_by_packet(op):
 @pytest.mark.compiled
 @pytest.mark.parametrize("num_servers", [2, 8])
 def test_levels_agree_on_short_and_long_collectives(num_servers):
-    """Between, the flow level hides latencies behind other chunks that NCCL's model adds."""
-    fabric = NodeRails(node="dgx_h100", num_servers=num_servers).build()
+    """Between, the flow level hides latencies behind other chunks that NCCL's model adds.
+
+    The algorithm is that of the flows: `nvls_tree`, which NCCL's model may find faster, has none.
+    """
+    fabric, num_ranks = NodeRails(node="dgx_h100", num_servers=num_servers).build(), 8 * num_servers
     for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         for size_bytes in (2**10, 2**16, 2**32):
-            closed, flows = (
-                run_collective(fabric, op, size_bytes, 8 * num_servers, by).seconds for by in ("analytic", "flow")
-            )
-            assert flows == pytest.approx(closed, rel=0.15)
+            flows = run_collective(fabric, op, size_bytes, num_ranks, "flow")
+            choices = CollectiveChoices(flows.algorithm)
+            closed = run_collective(fabric, op, size_bytes, num_ranks, choices=choices)
+            assert flows.seconds == pytest.approx(closed.seconds, rel=0.15)
+
+
+@pytest.mark.compiled
+def test_a_tree_of_two_servers_sends_a_buffer_once():
+    """At both levels; sixteen H100 of AWS p5 reached 478 GB/s by NVLS and a tree, over network cards of 400."""
+    slow = NodeRails(node="aws_p4d", num_servers=2).build()
+    closed, flows = (run_collective(slow, "all_reduce", 2**30, 16, by) for by in ("analytic", "flow"))
+    assert closed.algorithm == flows.algorithm == "tree"
+    assert closed.bus_bytes_per_s == pytest.approx(flows.bus_bytes_per_s, rel=0.05)
+    assert closed.bus_bytes_per_s == pytest.approx(15 / 16 * 2 * 50e9, rel=0.05)
+    for size_mib, measured in ((128, 305e9), (1024, 435e9), (8192, 478e9)):
+        run = run_collective(NodeRails(node="aws_p5", num_servers=2).build(), "all_reduce", size_mib * MIB, 16)
+        assert run.algorithm == "nvls_tree"
+        assert run.bus_bytes_per_s == pytest.approx(measured, rel=0.06)
+
+
+def test_where_the_best_algorithm_has_no_flows_the_next_best_runs():
+    """On two H100 servers with slow network cards a tree takes half as long as a ring."""
+    fabric = NodeRails(node="dgx_h100", num_servers=2).build()
+    out = fabric.server[fabric.link_a] != fabric.server[fabric.link_b]
+    slow = replace(fabric, bandwidth_bytes_per_s=np.where(out, 0.5, 1.0) * fabric.bandwidth_bytes_per_s)
+    closed, flows = (run_collective(slow, "all_reduce", 2**30, 16, by) for by in ("analytic", "flow"))
+    assert (closed.algorithm, flows.algorithm) == ("nvls_tree", "tree")
+
+
+@pytest.mark.parametrize(
+    ("node", "op", "size_gib", "measured"),
+    [
+        ("dgx_h100", "all_reduce", 8, 480e9),
+        ("hgx_h200", "all_gather", 16, 361e9),
+        ("hgx_h200", "reduce_scatter", 16, 363e9),
+        ("hgx_b200", "all_reduce", 16, 846e9),
+        ("dgx_a100", "all_reduce", 8, 233e9),
+    ],
+)
+def test_collectives_larger_than_the_tables_reach_what_was_measured(node, op, size_gib, measured):
+    """Tables end at 512 MiB, where eight B200 reach 684 GB/s; nccl-tests went on."""
+    fabric = NodeRails(node=node).build()
+    run = run_collective(fabric, op, size_gib * 2**30, 8)
+    assert run.bus_bytes_per_s == pytest.approx(measured, rel=0.05)
+    end, beyond = (run_collective(fabric, op, size, 8).seconds for size in (2**29, 2**29 + 2**20))
+    assert end < beyond < 1.01 * end
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("gb_per_s", [100, 900])
+def test_tables_are_of_a_device_s_usual_links(gb_per_s):
+    """An H100 with other NVLinks than 450 GB/s takes closed forms, which neither outrun nor cap them."""
+    fabric = SpectrumX(num_gpus=8, scale_up_bytes_per_s=gb_per_s * 1e9).build()
+    closed, flows = (run_collective(fabric, "all_gather", 2**32, 8, by) for by in ("analytic", "flow"))
+    assert closed.source == "closed form"
+    assert 0.8 * gb_per_s * 1e9 < closed.bus_bytes_per_s <= gb_per_s * 1e9
+    assert closed.bus_bytes_per_s == pytest.approx(flows.bus_bytes_per_s, rel=0.05)
+    usual = run_collective(SpectrumX(num_gpus=8).build(), "all_gather", 2**26, 8)
+    assert usual.source.startswith("measured")
+
+
+def test_what_a_gpu_sends_over_pcie_is_no_more_than_its_link():
+    fabric = NodeRails(node="l40s_pcie", num_servers=2).build()
+    for op, ranks in (("all_to_all", 16), ("send_recv", [0, 8])):
+        assert run_collective(fabric, op, 2**30, ranks).bus_bytes_per_s < 32e9
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_two_servers_on_pcie_take_no_less_time_than_one_was_measured_to(op):
+    one, two = (NodeRails(node="l40s_pcie", num_servers=num_servers).build() for num_servers in (1, 2))
+    for size_bytes in (2**20, 2**28, 2**33):
+        few, many = run_collective(one, op, size_bytes, 8), run_collective(two, op, size_bytes, 16)
+        assert many.seconds >= few.seconds
+
+
+def test_slow_switches_stay_at_the_rate_of_their_table():
+    """Eight L40S, which reach a tenth of PCIe, are no faster beyond the table than in it."""
+    fabric = NodeRails(node="l40s_pcie").build()
+    end, beyond = (run_collective(fabric, "all_reduce", size, 8) for size in (2**29, 2**32))
+    assert beyond.bus_bytes_per_s == pytest.approx(end.bus_bytes_per_s, rel=0.01)
 
 
 @pytest.mark.compiled

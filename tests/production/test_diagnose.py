@@ -145,6 +145,17 @@ def test_two_faults_are_both_found() -> None:
     assert {finding.name for finding in diagnosis.findings[:2]} == {"host_stall", "tokenizer"}
 
 
+@pytest.mark.full
+def test_a_second_cause_is_not_named_for_what_the_prediction_leaves_open() -> None:
+    # Requests wait behind a small limit; a stall of 2 ms is within the interval of a prediction without an earlier run.
+    scenario = described(num_requests=60)
+    change = Change(engine={"max_num_seqs": 4}, host_s={"unhidden_step_s": 2e-3})
+    requests = sent(scenario)
+    diagnosis = diagnose(scenario, recorded(replay_of(scenario, requests), requests, change))
+    assert len(diagnosis.findings) == 1
+    assert diagnosis.findings[0].name in ("batch_limit", "kv_preemption")  # each makes as many wait
+
+
 def test_the_report_names_the_cause_and_what_to_change_in_the_engines_words() -> None:
     diagnosis = diagnosed_alone("eager", 1.0)
     text = verdict(diagnosis)

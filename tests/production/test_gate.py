@@ -133,6 +133,12 @@ def test_throughput_that_falls_fails_and_one_that_rises_passes() -> None:
     assert gate_measured(runs(1.0), runs(1.07)).passes
 
 
+def test_a_metric_that_one_side_lacks_is_named() -> None:
+    gate = gate_measured([client_result("old", tpot=0.01, ttft=0.1)], [client_result("new", ttft=0.1)])
+    assert gate.passes
+    assert "tpot is not compared: one side lacks it" in gate.remarks
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [({"concurrency": 16}, "different loads"), ({"output_tokens": 256}, "output_tokens of new are 256")],

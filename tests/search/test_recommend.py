@@ -246,7 +246,12 @@ def test_nothing_is_recommended_where_nothing_holds() -> None:
     assert text.startswith(
         "Nothing tried keeps the limits, even when hardly anything is sent: at all 21 points, TTFT p90"
     )
-    assert "TTFT p90 <= 1.00 us is not met. Try other devices" in text
+    assert re.search(
+        r"TTFT p90 <= 1\.00 us is not met; nearest is l40s TP 1, .*, with \d+\.\d ms\. Try other devices", text
+    )
+    given = changed(space, load="given")
+    text = recommendation(search(given, Store(None, print)), None)
+    assert re.match(r"Nothing tried keeps the limits, at the given load: .*; nearest is l40s TP 1, .*, with \d", text)
 
 
 @pytest.mark.full

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import yaml
 
+from windtunnel.catalog import device
 from windtunnel.errors import InputError
 from windtunnel.metrics.uncertainty import Spread
 from windtunnel.pricing.estimator import RooflineEstimator
 from windtunnel.pricing.roofline import Roofline
-from windtunnel.schema import decode
+from windtunnel.schema import decode, encode
 from windtunnel.training.campaign import campaign
 from windtunnel.training.fitting_changes import fitting_changes
 from windtunnel.training.job import TrainingJob, load
@@ -52,6 +53,19 @@ def test_the_breakdown_adds_up_to_the_step() -> None:
         result = step(**changes)
         assert sum(result.breakdown_s.values()) == pytest.approx(result.step_s, rel=1e-6)
         assert min(result.breakdown_s.values()) >= 0
+
+
+def test_measured_times_are_scaled_to_the_arithmetic_of_a_device_of_ones_own_and_not_to_its_memory() -> None:
+    """Arithmetic bounds most of a step; the sustained rates were fitted on cards of other memories too."""
+    h100 = device("h100_sxm")
+    twice = msgspec.structs.replace(
+        h100, peak_flops_per_s={name: 2 * rate for name, rate in h100.peak_flops_per_s.items()}
+    )
+    memory = msgspec.structs.replace(h100, memory_bytes_per_s=h100.memory_bytes_per_s / 2)
+    steps = [simulate_training(load({**JOB, "device": encode(each)})).step_s for each in (h100, twice, memory)]
+    assert steps[0] == simulate_training(load(JOB)).step_s
+    assert 0.5 < steps[1] / steps[0] < 0.75
+    assert steps[2] == pytest.approx(steps[0], rel=0.01)
 
 
 @pytest.mark.parametrize("layers", [[0, 16, 16, 0], [11, 0, 11, 10]])

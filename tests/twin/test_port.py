@@ -153,6 +153,14 @@ def test_wrong_options_are_refused(options: list[str], words: str, capsys: pytes
     assert words in capsys.readouterr().err
 
 
+def test_a_task_without_answers_needs_no_length_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    from windtunnel import cli
+
+    options = ["--model", "qwen3-embedding-8b", "--device", "h100_sxm", "--task", "embed", "--speed", "fast"]
+    assert cli.run(["serve", *options]) == 2
+    assert "--speed is fast" in capsys.readouterr().err  # which is looked at once the task is known
+
+
 @pytest.mark.full
 def test_every_replica_may_have_a_port_of_its_own() -> None:
     app = twin_app(scenario_of({"replicas": 3, "router": "least_outstanding"}), 1.0, max_requests=64, by_port=True)

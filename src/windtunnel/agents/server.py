@@ -18,10 +18,11 @@ from pydantic import Field, ValidationError
 from windtunnel import api, catalog
 from windtunnel.errors import InputError, check_known
 from windtunnel.formats.launch.read import read_launch_command
+from windtunnel.formats.launch.scripts import start_remark
 from windtunnel.metrics.limits import parse_limits
 from windtunnel.metrics.summary import Distribution
 from windtunnel.production.diagnose import diagnose as explain_latencies
-from windtunnel.production.gate import gate_change
+from windtunnel.production.gate import gate_change, with_servers
 from windtunnel.production.observed import read_requests
 from windtunnel.report.diagnosis import diagnosis_document
 from windtunnel.report.gate import gate_document
@@ -29,6 +30,7 @@ from windtunnel.report.render.json import version
 from windtunnel.report.search.study import search_report
 from windtunnel.report.serving.run import verdict
 from windtunnel.report.serving.step import headline_of, step_document
+from windtunnel.serving.engines.command_line import Reading
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, scenario_from
 from windtunnel.serving.shorthand import raw_scenario
@@ -122,9 +124,11 @@ def simulate(
     device: Device, load: Load, command: Command = None, deployment: Deployment = None, slo: SloText = None
 ) -> dict[str, Any]:
     """Predict latency, throughput and cost of one deployment under a load, and whether it holds its SLO."""
-    result = simulate_scenario(_scenario(device, load, command, deployment, slo))
+    scenario, server = _described(device, load, command, deployment, slo)
+    result = simulate_scenario(scenario)
     sentence, holds = verdict(result.summary, result.scenario, result.requests)
-    return {"verdict": sentence, "holds_slo": holds, **_figures(result), **_remarks(command)}
+    holds = holds and not server.not_starting
+    return _of_server(server, {"verdict": sentence, "holds_slo": holds, **_figures(result)})
 
 
 def recommend(
@@ -158,11 +162,10 @@ def explain(
 ) -> dict[str, Any]:
     """Show where the time of one forward step goes, operator by operator, and what bounds it."""
     load = {"input_tokens": 1, "output_tokens": 1, "concurrency": 1}
-    document = step_document(
-        api.explain(_scenario(device, load, command, deployment, None), batch, context, prefill_tokens)
-    )
+    scenario, server = _described(device, load, command, deployment, None)
+    document = step_document(api.explain(scenario, batch, context, prefill_tokens))
     operators = sorted(document["operators"], key=lambda operator: -operator["total_s"])
-    return {
+    answer = {
         "verdict": headline_of(document),
         "step": _number(document["step_s"], "s", _shares(document["seconds_by_coverage"])),
         "operators": [
@@ -176,8 +179,8 @@ def explain(
             for operator in operators[:MOST_OPERATORS]
         ],
         "host": _number(document["host_s"], "s", {"extrapolated": 1.0}),
-        **_remarks(command),
     }
+    return _of_server(server, answer)
 
 
 def compare(
@@ -190,10 +193,11 @@ def compare(
     slo: SloText = None,
 ) -> dict[str, Any]:
     """Say what a change of a deployment does to latency and cost under the same requests, and whether to make it."""
-    old = simulate_scenario(_scenario(device, load, before_command, before, slo))
-    new = simulate_scenario(_scenario(device, load, after_command, after, slo))
-    document = gate_document(gate_change(old, new, parse_limits(slo) if slo else ()))
-    return {**document, "before": _figures(old), "after": _figures(new)}
+    was, old_server = _described(device, load, before_command, before, slo, ("before_command", "before"))
+    becomes, server = _described(device, load, after_command, after, slo, ("after_command", "after"))
+    old, new = simulate_scenario(was), simulate_scenario(becomes)
+    gate = with_servers(gate_change(old, new, parse_limits(slo) if slo else ()), server, old_server)
+    return {**gate_document(gate), "before": _figures(old), "after": _figures(new)}
 
 
 def diagnose(
@@ -204,12 +208,11 @@ def diagnose(
     before: Annotated[list[str] | None, Field(description="Earlier, healthy runs of the same deployment.")] = None,
 ) -> dict[str, Any]:
     """Say why a server is slow, from its recorded requests, and what to change."""
-    scenario = _scenario(device, {"input_tokens": 1, "output_tokens": 1, "rate_per_s": 1.0}, command, deployment, None)
+    load = {"input_tokens": 1, "output_tokens": 1, "rate_per_s": 1.0}
+    scenario, server = _described(device, load, command, deployment, None)
     earlier = [read_requests(Path(run)) for run in before or ()]
-    return {
-        **diagnosis_document(explain_latencies(scenario, read_requests(Path(requests)), earlier)),
-        **_remarks(command),
-    }
+    diagnosis = explain_latencies(scenario, read_requests(Path(requests)), earlier)
+    return _of_server(server, diagnosis_document(diagnosis))
 
 
 def names(kind: Annotated[str, Field(description="models, devices, nodes, engines, traces or calibrations.")]) -> Any:
@@ -221,15 +224,32 @@ def names(kind: Annotated[str, Field(description="models, devices, nodes, engine
 TOOLS = (simulate, recommend, explain, compare, diagnose, names)
 
 
-def _scenario(
-    device: str, load: Mapping[str, Any], command: str | None, deployment: Mapping[str, Any] | None, slo: str | None
-) -> Scenario:
-    base = {} if command is None else read_launch_command(command).raw
+def _described(
+    device: str,
+    load: Mapping[str, Any],
+    command: str | None,
+    deployment: Mapping[str, Any] | None,
+    slo: str | None,
+    names: tuple[str, str] = ("command", "deployment"),
+) -> tuple[Scenario, Reading]:
+    """Return the scenario of a tool's arguments, and the server that its command starts; `names` are the arguments'."""
+    server = Reading() if command is None else read_launch_command(command)
     options = {"device": device, **(deployment or {}), **load}
-    if "model" not in {*base, *options}:
-        raise InputError("no model is given", 'give `command`, or `deployment` with a model: {"model": "llama-3.1-8b"}')
+    if "model" not in {*server.raw, *options}:
+        hint = f'give `{names[0]}`, or `{names[1]}` with a model: {{"model": "llama-3.1-8b"}}'
+        raise InputError("no model is given", hint)
     rate, clients, trace = (options.pop(name, None) for name in ("rate_per_s", "concurrency", "trace"))
-    return scenario_from(raw_scenario(base, options, rate, clients, trace, slo))
+    scenario = scenario_from(raw_scenario(server.raw, options, rate, clients, trace, slo))
+    if server.taken and (sentence := start_remark(scenario, server)):
+        server.not_starting.append(sentence)
+    return scenario, server
+
+
+def _of_server(server: Reading, answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer that says first why the server would not start, and which of its options are not predicted."""
+    verdict = " ".join([*(f"{sentence}." for sentence in server.not_starting), answer["verdict"]])
+    stops = {"would_not_start": server.not_starting} if server.not_starting else {}
+    return {**answer, "verdict": verdict, **stops, **({"not_predicted": server.remarks} if server.remarks else {})}
 
 
 def _figures(result: Result) -> dict[str, Any]:
@@ -272,9 +292,3 @@ def _number(value: float, unit: str, shares: Mapping[str, float]) -> dict[str, A
     ordered = sorted(shares.items(), key=lambda item: -item[1])
     parts = [how if share >= 1 else f"{min(round(100 * share), 99)}% {how}" for how, share in ordered]
     return {"value": value, "unit": unit, "known": ", ".join(part for part in parts if not part.startswith("0% "))}
-
-
-def _remarks(command: str | None) -> dict[str, Any]:
-    """Return what a server's command says and the prediction leaves out."""
-    remarks = [] if command is None else list(read_launch_command(command).remarks)
-    return {"not_predicted": remarks} if remarks else {}

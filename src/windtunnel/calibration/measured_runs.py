@@ -89,6 +89,8 @@ _PUBLISHED = {"silicon_ttft_ms", "n_accel"}
 """Columns of published tables that `benchmarks/measured_runs.py` converts."""
 UNKNOWN = "?"
 """Value in a table of runs for a setting that was not recorded and need not have been the engine's default."""
+VERSION = "engine_version"
+"""Column of the engine's version; where it is unknown, `releases.with_inferred_versions` infers it."""
 
 _NUMBER = re.compile(r"\d+(\.\d*)?([eE][-+]?\d+)?")
 _OTHER_SEPARATOR = re.compile(r"[;\t|]")
@@ -151,12 +153,9 @@ def reason_of(error: InputError) -> str:
 def read_table(
     path: Path, rows: Sequence[Mapping[str, str]] | None = None, server: Mapping[str, Any] | None = None
 ) -> list[Measurement]:
-    """Return the runs of a CSV or Parquet file with `COLUMNS`, whose rows may have been read before.
+    """Return the runs of a CSV or Parquet file with `COLUMNS`, whose `rows` may have been read before.
 
-    Args:
-        path: the file.
-        rows: its rows.
-        server: what served them all, as a scenario in builtins, where neither columns nor a row's command say more.
+    `server` is what served them all, as a scenario in builtins, where neither columns nor a row's command say more.
 
     Raises:
         InputError: an unknown or missing column, or a value that is none; names the row.
@@ -249,10 +248,9 @@ def check_ids(runs: Sequence[Measurement], path: Path, hint: str) -> None:
 
 
 def read_client_files(path: Path, base: dict[str, Any]) -> list[Measurement]:
-    """Read the runs of a benchmark client's result file; `base`, a scenario without workload, describes the
-    deployment.
-    """
-    runs = []
+    """Read a benchmark client's result file; `base`, a scenario without workload, describes the deployment."""
+    runs, base = [], deepcopy(base)
+    unknown = _unknown_version(base, ())
     for result in read_client_results(path):
         values = vars(result)
         _check_model(path, str(result.model), str(base["model"]))
@@ -260,7 +258,8 @@ def read_client_files(path: Path, base: dict[str, Any]) -> list[Measurement]:
         if result.client in catalog.names("clients"):
             workload["client"] = result.client
         scenario = scenario_from({**base, "workload": workload}, path.name)
-        runs.append(Measurement(result.id, scenario, "", result.measured, _labels(scenario, values)))
+        labels = _labels(scenario, values)
+        runs.append(Measurement(result.id, scenario, "", result.measured, labels, unknown=unknown))
     return runs
 
 
@@ -341,7 +340,8 @@ def _measurement(where: str, identity: str, row: Mapping[str, str], server: Mapp
     for name, text in given.items():
         if COLUMNS[name].sets and not COLUMNS[name].pool:
             set_path(raw, COLUMNS[name].sets, text if COLUMNS[name].is_text else _typed(where, name, text))
-    if unknown:
+    unknown = _unknown_version(raw, unknown)
+    if set(unknown) - {VERSION}:
         set_path(raw, "deployment.settings_assumed", True)
     _set_pools(where, raw, given)
     raw["workload"] = raw.get("workload", {}) | _workload(where, values, are_means=False)
@@ -358,6 +358,15 @@ def _measurement(where: str, identity: str, row: Mapping[str, str], server: Mapp
         return Measurement(identity, None, reason_of(error), measured, known, given.get("use", "primary"), statistic)
     labels, use = _labels(scenario, values), given.get("use", "primary")
     return Measurement(identity, scenario, "", measured, labels, use, statistic, unknown=unknown)
+
+
+def _unknown_version(raw: dict[str, Any], unknown: tuple[str, ...]) -> tuple[str, ...]:
+    """Take an unknown version out of a scenario in builtins; return the unknown settings with it."""
+    engine = raw.get("deployment", {}).get("engine", {})
+    if VERSION not in unknown and engine.get("version") != UNKNOWN:
+        return unknown
+    engine.pop("version", None)
+    return tuple(dict.fromkeys((*unknown, VERSION)))
 
 
 def _client_values(where: str, given: Mapping[str, str]) -> dict[str, Any]:

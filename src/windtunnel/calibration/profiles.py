@@ -54,9 +54,7 @@ def held_out(
 ) -> list[dict[str, float]]:
     """Predict every run by a fit, and with settings, that were learnt from runs of other folds alone.
 
-    Args:
-        around: their predictions, as linear around a fit to all.
-        trials: of `runs`; given again, nothing is simulated twice.
+    `around` are predictions that are linear around a fit to all; `trials`, of `runs`, simulate nothing twice.
     """
     predictions: list[dict[str, float]] = [{} for _ in runs]
     trials = trials or Trials(runs)
@@ -191,12 +189,10 @@ def _median_errors(runs: Sequence[PricedServer], predictions: Sequence[Mapping[s
 
 
 def kin(runs: Sequence[PricedServer], engine: str, device: str | None, assumed: bool) -> list[int]:
-    """Return the runs that a spread is taken from: those of the engine on the device, of the engine, or all; the first
-    of these with five configurations.
+    """Return the runs that a spread is taken from: those of the engine on the device (None: on any), of the engine, or
+    all; the first of these with five configurations.
 
-    Args:
-        engine, device: whose spread it is; None: on any device.
-        assumed: take runs whose settings were assumed, whose errors are larger; else all others.
+    `assumed` takes runs whose settings were assumed, whose errors are larger; else all others.
     """
     every = [i for i, run in enumerate(runs) if run.setup.settings_assumed == assumed]
     of_engine = [i for i in every if runs[i].scope.engine == engine]

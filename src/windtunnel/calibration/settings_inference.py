@@ -123,12 +123,7 @@ Learnt = Mapping[RunSeries, Taken]
 
 
 def infer(trials: Trials, around: fits.LocalFit, fit: fits.Fit, kept: Bools) -> Learnt:
-    """Infer settings from the runs that are `kept`, under a fit.
-
-    Args:
-        around: their predictions, as linear around some fit.
-        kept: a flag a run; of the others no measurement is read.
-    """
+    """Infer settings from the `kept` runs alone, under a fit; `around` has predictions linear around some fit."""
     runs = trials.runs
     unrecorded: dict[RunSeries, list[int]] = {}
     retention: dict[RunSeries, list[int]] = {}
@@ -337,11 +332,10 @@ class Drafting:
 def drafting(
     measurements: Iterable[Measurement], calibrations: Mapping[str, Calibration]
 ) -> Iterator[tuple[Measurement, Drafting | str]]:
-    """Every run with its predictions, or with the reason why there are none.
+    """Return every run with its predictions, or with the reason why there are none.
 
-    Args:
-        measurements: runs with speculative decoding whose acceptance was not recorded.
-        calibrations: by engine and device (`vllm-h100_sxm`) or engine; what is fitted here corrects what they leave.
+    The runs decode speculatively, and their acceptance was not recorded. Calibrations are by engine and device
+    (`vllm-h100_sxm`) or engine; what is fitted here corrects what they leave.
     """
 
     plain_estimator = PricedDeployments().estimator

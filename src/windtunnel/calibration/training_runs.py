@@ -106,9 +106,7 @@ def read_job(
 ) -> tuple[dict[str, str], TrainingJob, list[str]]:
     """Return a row with what is usual for it, its job, and what was taken for columns that are empty.
 
-    Args:
-        layout: columns of which one is needed.
-        shape: layers and width that other rows of its model say.
+    One of the columns `layout` is needed; `shape` are layers and width that other rows of its model say.
 
     Raises:
         InputError: the row does not say enough, or names what is not known.

@@ -53,14 +53,8 @@ def _entries() -> list[Usual]:
 
 
 def completed(row: Row, framework: str, model: str, device: str, shape: Mapping[str, str] = {}) -> Completed:
-    """Return a row with what is usual for it.
-
-    Args:
-        shape: columns that other rows of its model say; taken where it says none of them.
-        row: column -> text, of those that are not empty.
-        framework: the word of its name that is known.
-        model: its plain name.
-        device: its name in the catalog.
+    """Return a row of columns that are not empty with what is usual for it, by the known names of its framework, model
+    and device; `shape` are columns that other rows of its model say, taken where it says none of them.
     """
     done = Completed(dict(row))
     if not shape.keys() & row.keys():

@@ -82,15 +82,11 @@ def tells_of_transfers(measurement: Measurement) -> bool:
 def with_transfers(
     made: Mapping[str, Calibration], measurements: Sequence[Measurement], source: str
 ) -> dict[str, Calibration]:
-    """Return the calibrations, each with the transfer fitted to runs of its engine and device, if there are any.
+    """Return the calibrations by name, each with the transfer fitted to runs of its engine and device, if any tell of
+    it.
 
     Where nothing was fitted to aggregated runs of an engine on a device, all else is as in the shipped calibration, or
-    as without one.
-
-    Args:
-        made: by name, as `calibration.profiles.profiles` names them.
-        measurements: those that do not tell of transfers are passed over.
-        source: what the runs are, for the record of a calibration that holds nothing else.
+    as without one; `source` is then what the runs are.
     """
     runs = [run for run in measurements if run.weight > 0 and tells_of_transfers(run)]
     priced_servers = list(_priced_pools(runs, made))

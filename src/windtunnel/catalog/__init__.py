@@ -2,7 +2,8 @@
 
 A catalog is a folder with `models/`, `devices/`, `nodes/`, `engines/`, `traces/`, `clients/`, `providers/` and
 `calibrations/`. The folders in the environment variable `WINDTUNNEL_CATALOG` (separated as in `PATH`) come first and
-the shipped one last. A model is its Hugging Face `config.json` under the name `organisation--model.json`;
+the shipped one last; between them comes the user's own (`users_folder`), where `windtunnel catalog add` puts models.
+A model is its Hugging Face `config.json` under the name `organisation--model.json`;
 `models/aliases.yaml` gives further names, and checkpoints that differ from a base model in their formats only;
 `aliases.yaml` of nodes and devices has other names of theirs;
 `models/generation.yaml` has what they publish about sampling. A shipped or installed engine is a folder of its own,
@@ -90,7 +91,13 @@ def search_path() -> list[Path]:
     missing = next((folder for folder in extra if not folder.is_dir()), None)
     if missing:
         raise InputError(f"{SEARCH_PATH_VARIABLE} names {missing}, which is not a folder")
-    return [*extra, _SHIPPED]
+    own = users_folder()
+    return [*extra, *([own] if own.is_dir() else []), _SHIPPED]
+
+
+def users_folder() -> Path:
+    """Return the user's own catalog, which need not exist."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "windtunnel" / "catalog"
 
 
 def names(kind: str) -> list[str]:
@@ -120,9 +127,14 @@ def spelling(kind: str, name: str) -> str:
         InputError: there is no such entry; the hint names near ones.
     """
     entries = _files(kind)
+    if name in entries:
+        return name
     others = other_names(kind)
     by_slug = {_slug(other): found for other, found in others.items()} | {_slug(entry): entry for entry in entries}
     if _slug(name) not in by_slug:
+        if kind == "engines" and name in ENGINES:
+            hint = "a package of an engine holds it beside its module, as package data"
+            raise InputError(f"the installed engine {name!r} has no defaults.yaml in {ENGINES.folder(name)}", hint)
         kind_of_thing = kind.removesuffix("s")
         raise InputError(
             f"there is no {kind_of_thing} {name!r} in the catalog",
@@ -160,7 +172,7 @@ def model(name: Path | str | ModelSpec | Mapping[str, Any], allow_download: bool
     Args:
         name: an id of the catalog (`meta-llama/Llama-3.1-8B`, letter case does not matter, the organisation may be left
             out where the rest is unique), or the path of a config.json or of a folder that holds one, with its
-            `hf_quant_config.json` if there is one, or of a YAML file that `windtunnel.save` wrote; or the model itself:
+            `hf_quant_config.json` if there is one, or of a file that `windtunnel.save` wrote; or the model itself:
             a `ModelSpec`, its keys, or the keys of a config.json, which may have a `name`.
         allow_download: fetch the config from huggingface.co where the catalog does not have it.
 
@@ -174,11 +186,12 @@ def model(name: Path | str | ModelSpec | Mapping[str, Any], allow_download: bool
     name = str(name)
     if name.endswith((".yaml", ".yml")):
         return _inline_model(read_table(_path(name), "a model", "windtunnel.save writes one"))
-    if _looks_like_path(name):
+    if looks_like_path(name):
         return _model_from_files(_path(name))
     entries = _models()
     if allow_download and _match_model(name, entries) is None:
-        return _download(name)
+        config, quantisation = download(name)
+        return model_from_config(config, name, quantisation)
     return _resolve(_known_model(name, entries), entries)
 
 
@@ -202,7 +215,7 @@ def model_config(name: str) -> dict[str, Any]:
     Raises:
         InputError: there is no such model, or it is a variant that has no config of its own.
     """
-    if _looks_like_path(name):
+    if looks_like_path(name):
         return _read_json(_config_file(_path(name)))
     entries = _models()
     entry = entries[_target(_known_model(name, entries), entries)]
@@ -236,7 +249,7 @@ def node(name: Path | str) -> Node:
 
 def _hardware(kind: str, name: str, schema: type[HardwareT]) -> HardwareT:
     """Read a device or node by name or path, and check that its rates and counts are above zero."""
-    path = Path(name) if name.endswith((".yaml", ".yml")) else find(kind, name)
+    path = Path(name) if name.endswith((".yaml", ".yml", ".json")) else find(kind, name)
     hardware = entry(path, schema)
     check_hardware(hardware, f"{path.name}: $")
     return hardware
@@ -484,7 +497,8 @@ def _model_of(path: Path, name: str) -> ModelSpec:
 _shipped_model = cache(_model_of)
 
 
-def _looks_like_path(name: str) -> bool:
+def looks_like_path(name: str) -> bool:
+    """Whether a model is given by a file, or by a folder with a config.json."""
     return name.endswith(".json") or name.startswith((".", "/", "~")) or is_file(Path(name) / "config.json")
 
 
@@ -497,25 +511,49 @@ def _path(name: str) -> Path:
 
 def _model_from_files(path: Path) -> ModelSpec:
     """Read a model from its config.json, or from the folder that holds it."""
-    config = _config_file(path)
-    quantisation, generation = (config.with_name(f"{name}_config.json") for name in ("hf_quant", "generation"))
-    is_in_folder = config.name == "config.json"
+    raw, quantisation, name = config_files(str(path))
+    if isinstance(raw, dict) and isinstance(raw.get("layers"), list):
+        return _inline_model(raw)  # as `windtunnel.save` writes it
     try:
-        model = model_from_config(
-            _read_json(config),
-            config.absolute().parent.name if is_in_folder else config.stem.replace("--", "/"),
-            _read_json(quantisation) if is_in_folder and quantisation.is_file() else None,
-        )
-    except UnknownModelTypeError as error:
-        raise InputError(error.message, _most_alike(_read_json(config)) or error.hint) from None
-    if not (is_in_folder and generation.is_file()):
+        model = model_from_config(raw, name, quantisation)
+    except InputError as error:
+        raise InputError(error.message, how_to_read(error, raw, str(path))) from None
+    generation = _config_file(path).with_name("generation_config.json")
+    if not (_config_file(path).name == "config.json" and generation.is_file()):
         return model
     keys = _read_json(generation)
     known = {name: keys[name] for name in Sampling.__struct_fields__ if name in keys}
     return msgspec.structs.replace(model, generation=decode({"temperature": 1.0} | known, Sampling, str(generation)))
 
 
-def _most_alike(config: Mapping[str, Any]) -> str | None:
+def config_files(source: str) -> tuple[Any, dict[str, Any] | None, str]:
+    """Return what a config.json holds, what is beside it of its formats, and the name of its folder or file.
+
+    Args:
+        source: path of the file, or of the folder with it.
+
+    Raises:
+        InputError: there is no such file, or it is no JSON.
+    """
+    config = _config_file(_path(source))
+    quantisation = config.with_name("hf_quant_config.json")
+    if config.name != "config.json":
+        return _read_json(config), None, config.stem.replace("--", "/")
+    return (
+        _read_json(config),
+        _read_json(quantisation) if quantisation.is_file() else None,
+        config.absolute().parent.name,
+    )
+
+
+def how_to_read(error: InputError, config: Mapping[str, Any], source: str) -> str | None:
+    """Return the hint of an error in reading a config.json; of an unknown `model_type` how it may be read."""
+    if not isinstance(error, UnknownModelTypeError):
+        return error.hint
+    return _most_alike(config, source) or (error.hint or "").replace("CONFIG", source)
+
+
+def _most_alike(config: Mapping[str, Any], source: str) -> str | None:
     """Name the shipped model whose language model shares most keys with that of `config`, and say how to read it so."""
     text, known = language_model(config), known_architectures()
     shipped = {name: _read_json(entry) for name, entry in _models().items() if isinstance(entry, Path)}
@@ -523,9 +561,8 @@ def _most_alike(config: Mapping[str, Any]) -> str | None:
     others = {name: language_model(keys).keys() for name, keys in shipped.items() if types[name] in known}
     shared = {name: len(text.keys() & keys) / len(text.keys() | keys) for name, keys in others.items()}
     name = max(shared, key=lambda name: shared[name])
-    nested = next((f"the {key} of " for key, part in config.items() if part is text), "")
-    copied = f'write "model_type": "{types[name]}" into {nested}a copy'
-    hint = f"its keys are most like those of {name}; if its layers are the same, {copied}"
+    added = f"windtunnel catalog add {source} --like {types[name]}"
+    hint = f"its keys are most like those of {name}; if its layers are the same: {added}"
     return hint if shared[name] >= LEAST_ALIKE else None
 
 
@@ -564,8 +601,12 @@ def _slug(name: str) -> str:
     return re.sub(r"[\s-]", "_", name.lower())
 
 
-def _download(name: str) -> ModelSpec:
-    """Fetch the config of the model that huggingface.co calls `name`."""
+def download(name: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Fetch config.json and, where it says no format, hf_quant_config.json of what huggingface.co calls `name`.
+
+    Raises:
+        InputError: it is no name of a model there, or nothing can be fetched.
+    """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise InputError(f"{name!r} is not a model id of huggingface.co; they look like organisation/model")
     config = _fetch_json(f"https://huggingface.co/{name}/resolve/main/config.json", name)
@@ -574,7 +615,7 @@ def _download(name: str) -> ModelSpec:
     quantisation = None
     if isinstance(config, Mapping) and quantization_of(config) is None:
         quantisation = _fetch_json(f"https://huggingface.co/{name}/resolve/main/hf_quant_config.json", name)
-    return model_from_config(config, name, quantisation)
+    return config, quantisation
 
 
 def _fetch_json(url: str, name: str) -> Any:

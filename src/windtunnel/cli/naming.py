@@ -50,7 +50,7 @@ def _as_options(text: str, names: Collection[str]) -> str:
     # `rank is 0 at $.lora` is the field `$.lora.rank`.
     if below and (path := f"{below[3]}.{below[1]}") in own:
         text = path + below[2]
-    named = re.sub(placed, lambda part: re.sub(r"[\w.$]+", option, part[0]), text)
+    named = re.sub(placed, lambda part: re.sub(r"(?<![\w.$-])[\w.$]+", option, part[0]), text)
     for name, path in JOB_PATHS.items():
         if "." in path and name in names:
             setting = rf"(?<![\w.$'-]){re.escape(path)}(?![\w.:])(?: =(?= ))?"

@@ -176,6 +176,8 @@ MOST_OF_A_HOST = 16
 def _take_hosts(options: Options, log: NcclLog) -> None:
     """Take as many usual nodes of the log's GPU as it has hosts, and as many GPUs of each as it has ranks there."""
     options.device = options.device or log.gpu
+    if not options.device:
+        raise InputError(f"{options.measured} does not name its GPUs", "give --device or --topology")
     num_each = catalog.default_node(catalog.device(options.device)).num_devices
     if num_each > MOST_OF_A_HOST:
         options.num_devices = log.num_ranks
@@ -251,11 +253,10 @@ def _run(
 
 def _launch_s(options: Options, settings: NetworkSettings) -> float:
     """Return the seconds of the host's launch."""
-    if settings.compat == "simai":
-        if options.cuda_graph:
-            raise InputError("--cuda-graph leaves out the host's launch, which SimAI has not", "leave out --compat")
-        return 0.0
-    return 0.0 if options.cuda_graph else LAUNCH_S
+    is_simai = settings.compat == "simai"
+    if is_simai and options.cuda_graph:
+        raise InputError("--cuda-graph leaves out the host's launch, which SimAI has not", "leave out --compat")
+    return 0.0 if is_simai or options.cuda_graph else LAUNCH_S
 
 
 def _run_traffic(options: Options, fabric: Fabric, ranks: int | list[int], settings: NetworkSettings) -> CollectiveRun:

@@ -76,7 +76,7 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
                 remark(f"note: nothing says whether {model.name} has a prediction layer; one like its last is assumed")
             if deployment.parallelism.num_devices > 1:
                 remark_node(catalog.device(deployment.device), deployment.node)
-        if (launch := getattr(options, "launch", NO_COMMAND)).taken:
+        if (launch := getattr(options, "launch", NO_COMMAND)) is not NO_COMMAND:
             from windtunnel.formats.launch.scripts import start_remark
 
             launch.not_starting += [sentence] if (sentence := start_remark(scenario, launch)) else []
@@ -96,7 +96,7 @@ def launched(options: Options) -> Reading:
             "--acceptance-fraction belongs to a server that --from-command describes",
             "in a scenario it is deployment.engine.speculative.acceptance_fraction",
         )
-    launch = NO_COMMAND if options.from_command is None else read_launch_command(options.from_command, accepted)
+    launch = Reading() if options.from_command is None else read_launch_command(options.from_command, accepted)
     for line in launch.remarks if getattr(options, "json", False) else ():
         remark(line)
     options.launch = launch

@@ -1,8 +1,7 @@
 """Results on stdout, as tables or JSON, and remarks on stderr."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import click
 
@@ -13,20 +12,8 @@ from windtunnel.errors import WindtunnelError
 from windtunnel.files import write_text
 from windtunnel.hardware import Device, Node
 from windtunnel.model.shape import ModelSpec
-from windtunnel.report.report import Report
+from windtunnel.report.report import Remarks, Report, noted
 from windtunnel.schema import json_text
-
-
-class Remarks(Protocol):
-    """What a command line or a file says beside what is predicted."""
-
-    @property
-    def remarks(self) -> list[str]:
-        """Sentences on it."""
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """The same for JSON."""
 
 
 def interrupted(message: str, hint: str | None) -> WindtunnelError:
@@ -63,16 +50,6 @@ def answer(
         show(noted(report(*result), launch))
 
 
-def noted(report: Report, launch: Remarks | None) -> Report:
-    """Return a report with the lines on what a command line or a file says and the prediction leaves out; first of all
-    that its server would not start."""
-    if launch is None:
-        return report
-    stops = [f"{sentence}." for sentence in getattr(launch, "not_starting", ())]
-    verdict, lead = " ".join([*stops, report.verdict]).strip(), [*report.lead, *launch.remarks]
-    return replace(report, lead=lead, verdict=verdict, is_good=not stops and report.is_good)
-
-
 def remark(text: str) -> None:
     """Print a line to stderr, where it does not mix with the result."""
     click.echo(text, err=True)
@@ -83,6 +60,9 @@ def remark_left_out(model: ModelSpec, has_images: bool = False) -> None:
     leave out; its vision tower where no request has images or videos."""
     if model.named_after:
         remark(f"note: {model.name} is taken for {model.named_after}, in the formats that its name says")
+    if model.unknown_type:
+        how = f"its model_type {model.unknown_type!r} is not known"
+        remark(f"note: {model.name} is taken to have the layers of {model.architecture!r}: {how}")
     left_out = [part for part in model.left_out if not (has_images and part == "vision tower")]
     if left_out:
         how = "text and images only" if has_images else "text only"

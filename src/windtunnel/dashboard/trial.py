@@ -16,6 +16,7 @@ import yaml
 from windtunnel.errors import InputError, check_known
 from windtunnel.files import is_file, write_text
 from windtunnel.formats.launch.read import read_launch_command
+from windtunnel.formats.launch.scripts import start_remark
 from windtunnel.metrics.limits import limits_of
 from windtunnel.report.layout import layouts_beside
 from windtunnel.report.search.capacity import capacity_document
@@ -24,6 +25,7 @@ from windtunnel.schema import parse_yaml, yaml_text
 from windtunnel.search.capacity.capacity import CHECKS, Capacities, capacity, steady
 from windtunnel.search.capacity.load import stream_of
 from windtunnel.search.capacity.probe import Probe, probe
+from windtunnel.serving.engines.command_line import Reading
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, pool_scenario, resolve, scenario_from
@@ -51,8 +53,8 @@ class Trial:
     """A typed scenario."""
 
     scenario: Scenario
-    remarks: tuple[str, ...] = ()
-    """Options of a server's command line that are not in it."""
+    launch: Reading
+    """The server's command line, and why its server would not start; empty but for that without one."""
 
 
 def trial_of(query: Mapping[str, str], folder: Path) -> Trial:
@@ -65,7 +67,8 @@ def trial_of(query: Mapping[str, str], folder: Path) -> Trial:
     Raises:
         InputError: names the field, or the path in the scenario, that is wrong.
     """
-    raw, remarks = _base(query.get("text", ""), folder)
+    raw, launch = _base(query.get("text", ""), folder)
+    query = _without_first(query, raw)
     options = {name: _value(query[name]) for name in LABELS if query.get(name, "").strip()}
     for stream in ("input_tokens", "output_tokens"):
         if stream in options:
@@ -84,7 +87,20 @@ def trial_of(query: Mapping[str, str], folder: Path) -> Trial:
     if any(":" in str(name) for name in (*schedulers, deployment.router)):
         raise InputError("a scheduler or router of one's own does not run here", "windtunnel simulate runs it")
     _check_size(scenario)
-    return Trial(scenario, remarks)
+    with suppress(InputError):  # of an engine whose command is not known; the run refuses what cannot be
+        launch.not_starting += [sentence] if (sentence := start_remark(scenario, launch)) else []
+    return Trial(scenario, launch)
+
+
+def _without_first(query: Mapping[str, str], raw: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fields of a form but for those that still have their first value where the pasted text says more."""
+    deployment, keys = raw.get("deployment"), {"model": "model", "device": "deployment", **dict.fromkeys(LIMITS, "slo")}
+    has_device = isinstance(deployment, dict) and "device" in deployment
+    said = raw.keys() if has_device else raw.keys() - {"deployment"}
+    first = {name: text for name, text in FORM["first"].items() if keys.get(name, "workload") in said}
+    if any(query.get(name) != FORM["first"][name] for name in ("arrivals", "load")):
+        first = {name: text for name, text in first.items() if name not in ("arrivals", "load")}
+    return {name: text for name, text in query.items() if first.get(name) != text}
 
 
 def _check_size(scenario: Scenario) -> None:
@@ -100,17 +116,17 @@ def _check_size(scenario: Scenario) -> None:
             raise InputError(many, f"take {MOST_REQUESTS:,} at most, or windtunnel simulate in a terminal")
 
 
-def _base(text: str, folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the pasted scenario as builtins, and remarks on options of a command line that are left out."""
+def _base(text: str, folder: Path) -> tuple[dict[str, Any], Reading]:
+    """Return the pasted scenario as builtins, and the server's command line that it is read from, if it is one."""
     if not text.strip():
-        return {}, ()
+        return {}, Reading()
     if re.match(r"[\s\w./='\"-]*(vllm\s+serve|vllm\.entrypoints|sglang|trtllm-serve)", text):
         with suppress(ValueError):
             words = shlex.split(text.replace("\\\n", " "), comments=True)
             _check_files([word.partition("=")[2] if word.startswith("-") else word for word in words], folder)
         # With a line break it is no file's name.
         launch = read_launch_command(f"{text.strip()}\n")
-        return launch.raw, tuple(launch.remarks)
+        return launch.raw, launch
     try:
         raw = parse_yaml(text)
     except yaml.YAMLError as error:
@@ -123,7 +139,7 @@ def _base(text: str, folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         raise InputError(
             "the text is no scenario: keys and values are needed", "or a line such as vllm serve MODEL ..."
         )
-    return raw, ()
+    return raw, Reading()
 
 
 def _value(text: str) -> Any:
@@ -301,7 +317,7 @@ def kept(query: Mapping[str, str], folder: Path) -> str:
     trial = trial_of(query, folder)
     if what == "run":
         check_folder(folder / name, overwrite=False)
-        write_run(simulated(trial.scenario), folder / name)
+        write_run(simulated(trial.scenario), folder / name, trial.launch.document)
         return name
     name = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
     if _exists(folder / name):

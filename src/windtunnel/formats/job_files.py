@@ -113,7 +113,7 @@ def job_contents(setup: TrainingSetup, device: int) -> Contents:
     facts = (
         ("model", f"{setup.model.name}, {format_count(setup.model.num_layers, 'layer')}"),
         ("ranks", f"{degrees.num_devices:,}: {ranks}"),
-        ("micro-batches", microbatches),
+        ("microbatches", microbatches),
         ("shown", f"one rank of pipeline device {device}, one step"),
     )
     return Contents("training job", facts, tuple(totals(_job_calls(setup, device))))

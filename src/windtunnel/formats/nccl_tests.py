@@ -19,7 +19,7 @@ _NUMBER = r"[\d.]+(?:e[+-]?\d+)?"
 _ROW = re.compile(
     rf"^\s*(\d+)\s+\d+\s+\w+\s+\w+\s+(?:-?\d+\s+)?({_NUMBER})\s+{_NUMBER}\s+{_NUMBER}\s+(\S+)(?:\s+\S+){{4}}\s*$"
 )
-_RANK = re.compile(r"^#\s+Rank\s+(\d+)\s.*?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[\S+\]\s+(.*)$")
+_RANK = re.compile(r"^#\s+Rank\s+(\d+)\s.*?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[\S+\](.*)$")
 _PROGRAM = re.compile(r"\b(\w+?)_perf")
 
 

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.model.architectures import KNOWN, Architecture, language_model, quantization_of
-from windtunnel.model.config_reader import ConfigReader
+from windtunnel.model.config_reader import AskedKeys, ConfigReader
 from windtunnel.model.precision import Format, Precision
 from windtunnel.model.quantization import Modules, Names, list_of, precision_from_config
 from windtunnel.model.shape import Attention, FeedForward, LayerGroup, ModelSpec, attention_kinds, feed_forward_kinds
@@ -37,6 +37,11 @@ _LEFT_OUT, _WIDTHS_OF_BLOCKS = "no_op", {"attention": "n_heads_in_group", "ffn":
 _BLOCK_WIDTH = 256
 """Widths of feed-forwards are rounded up to multiples of it (`configuration_decilm.py`)."""
 
+LIKE = "windtunnel_like"
+"""Key of a config.json whose `model_type` is not known: the one whose layers it has (`catalog add --like`)."""
+QUANTISATION = "hf_quant_config"
+"""Key under which a config.json of the user's catalog holds the `hf_quant_config.json` that was beside it."""
+
 Layer = tuple[Attention | None, FeedForward | None]
 
 
@@ -52,8 +57,20 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
         InputError: a needed key is missing, or has the wrong type or an impossible value; or the `model_type` is not
             known or has layers that `ModelSpec` cannot express.
     """
+    return read_config(config, name, quant_config)[0]
+
+
+def read_config(
+    config: Mapping[str, Any], name: str, quant_config: Mapping[str, Any] | None = None
+) -> tuple[ModelSpec, list[str]]:
+    """Return what `model_from_config` does, and the keys of the language model that nothing looked at, in their order.
+
+    Raises:
+        InputError: as `model_from_config` does.
+    """
     if not isinstance(config, Mapping):
         raise InputError(f"{name}: config.json holds {type(config).__name__}; an object is needed")
+    quant_config = config.get(QUANTISATION) if quant_config is None else quant_config
     if isinstance(thinker := config.get("thinker_config"), Mapping):
         config = {**config, **thinker}  # Qwen's Omni models: it writes the text that a second model speaks
     reader = _reader(config, name)
@@ -61,17 +78,11 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
     num_norms = _num_norms(reader)
     layers = _layers(reader)
     modules = [_modules(reader, attention, feed_forward) for attention, feed_forward in layers]
-    max_position = reader.max_positions
-    longest = _stretched(reader)
-    if architecture.position_rows is not None or reader.raw.get("max_trained_positions") is not None:
-        longest = min(longest, reader.count("max_trained_positions", "model_max_length", default=max_position))
-    max_context_tokens = max(longest - architecture.unused_positions, 1)
-    learned = 0 if architecture.position_rows is None else max_position + architecture.position_rows
-    if architecture.encoder:
-        learned += reader.count("type_vocab_size", default=0, minimum=0)
+    max_context_tokens, learned = _positions(reader)
     if architecture is KNOWN.architectures.get(reader.model_type):  # an installed kind answers for all its keys
         _refuse_unread(reader)
-    return ModelSpec(
+    own_type = str(language_model(config).get("model_type") or config.get("model_type") or "none")
+    model = ModelSpec(
         name=name,
         hidden_size=reader.count("hidden_size"),
         vocab_size=reader.count("vocab_size"),
@@ -99,7 +110,23 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
         residual_streams=reader.count("hc_mult", default=1),
         earlier_blocks=_earlier_blocks(reader),
         rotary_values=_rotary_values(reader, [part for part, _ in layers if part]),
+        unknown_type=own_type if LIKE in config else "",
     )
+    assert isinstance(reader.raw, AskedKeys)
+    asked = reader.asked | reader.raw.asked | {"model_type"}
+    return model, [key for key in language_model(config) if key not in asked and key not in (LIKE, QUANTISATION)]
+
+
+def _positions(reader: ConfigReader) -> tuple[int, int]:
+    """Return the longest context, and the rows of tables of learned positions and of kinds of tokens."""
+    architecture, max_position = reader.architecture, reader.max_positions
+    longest = _stretched(reader)
+    if architecture.position_rows is not None or reader.raw.get("max_trained_positions") is not None:
+        longest = min(longest, reader.count("max_trained_positions", "model_max_length", default=max_position))
+    learned = 0 if architecture.position_rows is None else max_position + architecture.position_rows
+    if architecture.encoder:
+        learned += reader.count("type_vocab_size", default=0, minimum=0)
+    return max(longest - architecture.unused_positions, 1), learned
 
 
 def _refuse_unread(reader: ConfigReader) -> None:
@@ -231,16 +258,23 @@ def _reader(config: Mapping[str, Any], name: str) -> ConfigReader:
     parts = [part for part in (text.get("attn_config"), text) if isinstance(part, Mapping)]
     given = {key: value for part in parts for key, value in part.items() if value is not None}
     raw = KNOWN.class_defaults.get(model_type, {}) | outer | given | {"quantization_config": quantization_of(config)}
-    _refuse_other_models(raw, name, model_type)
     known = known_architectures()
+    if (like := config.get(LIKE)) is not None:
+        check_known(like, known, f"{name}: {LIKE} is {like!r}, which is no model_type that is known")
+        if model_type in known:
+            raise InputError(
+                f"{name}: model_type {model_type!r} is known, so it is read as itself", f"leave {LIKE} out"
+            )
+        model_type = like
+    _refuse_other_models(raw, name, model_type)
     if model_type not in known:
         missing = f"model_type {model_type!r} is not known" if model_type else "config.json has no model_type"
-        hint = "write the model_type of a model with the same layers into a copy of config.json"
+        hint = "windtunnel catalog add CONFIG --like MODEL reads it as a model with the same layers"
         raise UnknownModelTypeError(
             f"{name}: {missing}, so that nothing says which biases, norms and windows its layers have",
             did_you_mean(model_type, known, hint),
         )
-    reader = ConfigReader(raw, name, model_type, known[model_type])
+    reader = ConfigReader(AskedKeys(raw), name, model_type, known[model_type])
     hidden_size = reader.count("hidden_size")
     if reader.count("word_embed_proj_dim", default=hidden_size) != hidden_size:
         raise InputError(f"{name}: an embedding narrower than the layers, as in OPT-350M, cannot be modelled")

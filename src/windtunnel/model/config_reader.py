@@ -14,6 +14,29 @@ MOST = 10**9
 """Largest count of a `config.json`."""
 
 
+class AskedKeys(dict[str, Any]):
+    """Keys of a config.json, and which of them were looked up; a copy by `{**keys}` looks up none."""
+
+    def __init__(self, keys: Mapping[str, Any]) -> None:
+        super().__init__(keys)
+        self.asked: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value, and note that it was looked up."""
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        """Return a value, and note that it was looked up."""
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        """Whether there is such a key, and note that it was looked up."""
+        self.asked.add(str(key))
+        return super().__contains__(key)
+
+
 @dataclass(frozen=True)
 class ConfigReader:
     """The keys of a language model; one that is absent or null counts as not given."""

@@ -1,5 +1,6 @@
 """Exchange of tokens between ranks that hold different experts: the kernels that a deployment may choose, and their
-operator."""
+operator.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar

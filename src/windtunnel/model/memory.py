@@ -1,7 +1,9 @@
 """Bytes that one device holds of a model: weights, keys and values of tokens, states of requests."""
 
+import math
 from collections.abc import Iterator
 
+from windtunnel.errors import InputError
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.launches.forward import token_launches
 from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Gemm
@@ -101,7 +103,15 @@ def _padding_bytes(num_bytes: float) -> float:
 def kv_bytes_per_token(shard: Shard, max_model_len: int) -> float:
     """Return the bytes of one token's keys and values on one device, in layers whose cache grows to `max_model_len`."""
     growing = ((num, kind) for num, kind in shard.model.attentions if not kind.is_bounded(max_model_len))
-    return sum(num * attention.bytes_per_token(shard) for num, attention in growing) * shard.stage_fraction
+    return sum(num * token_bytes(attention, shard) for num, attention in growing) * shard.stage_fraction
+
+
+def token_bytes(attention: Attention, shard: Shard) -> float:
+    """Return the bytes that a token keeps in one layer; raises InputError where a kind counts what no cache has."""
+    num_bytes = attention.bytes_per_token(shard)
+    if not 0 <= num_bytes < math.inf:
+        raise InputError(f"the kind of attention {type(attention).__name__} keeps {num_bytes} bytes of a token")
+    return num_bytes
 
 
 def state_bytes_per_request(shard: Shard, max_model_len: int) -> float:
@@ -112,7 +122,7 @@ def state_bytes_per_request(shard: Shard, max_model_len: int) -> float:
     total = recurrent_state_bytes(shard)
     for num_layers, attention in shard.model.attentions:
         if attention.window_tokens is not None and attention.is_bounded(max_model_len):
-            window_bytes = attention.window_tokens * attention.bytes_per_token(shard)
+            window_bytes = attention.window_tokens * token_bytes(attention, shard)
             total += num_layers * window_bytes * shard.stage_fraction
     return total
 

@@ -177,11 +177,17 @@ class Attention(LayerKind):
         raise self.lacking("core_fields")
 
     def bytes_per_token(self, shard: "Shard") -> float:
-        """Return the bytes that one token keeps in one layer on one device."""
+        """Return the bytes that one token keeps in one layer on one device; 0 of a recurrence and of an encoder."""
+        if self.is_causal and not self.is_recurrent:
+            raise self.lacking("bytes_per_token")
         return 0.0
 
     def state_bytes(self, shard: "Shard") -> float:
-        """Return the bytes that a request keeps in one layer on one device whatever its length, windows aside."""
+        """Return the bytes that a request keeps in one layer on one device whatever its length, windows aside; of a
+        recurrence its state.
+        """
+        if self.is_recurrent:
+            raise self.lacking("state_bytes")
         return 0.0
 
     def is_bounded(self, max_model_len: int) -> bool:
@@ -333,6 +339,8 @@ class ModelSpec(Schema):
     """Formats of the published checkpoint, read from its quantisation config."""
     named_after: str = ""
     """Model of the catalog that it is by its name alone, which says its formats too; empty: it is known itself."""
+    unknown_type: str = ""
+    """Its own `model_type`, which is not known, where it was read as one of `architecture` by request; else empty."""
     left_out: tuple[str, ...] = ()
     """Parts of the published model that are not modelled: a vision tower, an audio tower."""
     tower_parameters: int = 0

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.hardware import Node
 from windtunnel.model import operators as ops
 from windtunnel.network.collectives.call import Ranks
 from windtunnel.network.collectives.closed_forms import closed_form
+from windtunnel.network.collectives.placement import switch_sums
 from windtunnel.network.collectives.run import GroupsRun, run_groups
 from windtunnel.network.fabric import Fabric, with_joined_switches
 from windtunnel.network.flows import flows_of
@@ -168,8 +170,12 @@ def between_nodes(op: ops.Collective, node: Node, network_share: float = 1.0) ->
     if out is None:
         raise InputError(f"{op.op} over {op.span_nodes} nodes needs a link between nodes, which {node.name} lacks")
     later_us = max(out.latency_s - INFINIBAND_S, 0.0) / US
-    card = out.bytes_per_s * network_share
-    ranks = Ranks(op.num_ranks, op.span_nodes, node.scale_up.bytes_per_s, card, later_us)
+    card, up = out.bytes_per_s * network_share, node.scale_up.bytes_per_s
+    device = catalog.device(node.device) if node.device in catalog.names("devices") else None
+    channels, share = switch_sums(device, up, is_direct=node.scale_up_links is not None)
+    ranks = Ranks(
+        op.num_ranks, op.span_nodes, up, card, later_us, nvls=channels > 0, nvls_channels=channels, nvls_share=share
+    )
     seconds = _between_powers(op.message_bytes, lambda size: closed_form(op.op, size, ranks)[0])
     return Estimate(seconds, Coverage.ROOFLINE, "NCCL's model over published links", FABRIC_ERROR)
 

@@ -134,6 +134,13 @@ def children_of(parent_ptr: Ints, parent: Ids) -> tuple[Ints, Ids]:
     return pointer, (pairs & 0xFFFFFFFF).astype(np.int32)
 
 
+def gathered(pointer: NDArray[np.integer], rows: NDArray[np.integer]) -> tuple[Ints, Ints]:
+    """Return where the items of some rows start, taken alone, and the positions of these among the items of all."""
+    lengths = pointer[rows + 1] - pointer[rows]
+    start = np.concatenate([[0], np.cumsum(lengths)])
+    return start, np.repeat(pointer[rows] - start[:-1], lengths) + np.arange(start[-1])
+
+
 def _column(num_flows: int, values: Any, kind: Any) -> NDArray[Any]:
     """Return a column; a scalar fills it, and takes the memory of one row."""
     return np.broadcast_to(np.asarray(values, kind), num_flows)

@@ -497,7 +497,12 @@ def nodes_of(device: Device, num_devices: int | None) -> tuple[str, int]:
     """Return the text of the usual nodes of so many devices, for `fabric_of`, and the number of devices.
 
     Hosts that ICI joins are a torus of lengths as equal as can be. `num_devices` None takes one node.
+
+    Raises:
+        InputError: fewer than one device.
     """
+    if num_devices is not None and num_devices < 1:
+        raise InputError(f"num_devices is {num_devices}; at least 1 is needed")
     node = catalog.default_node(device)
     num_devices = num_devices or node.num_devices
     num_servers = ceil(num_devices / node.num_devices)
@@ -534,22 +539,15 @@ def fabric_from(raw: Any, source: str) -> Fabric:
     raw = {**raw, "type": kind}
     if kind not in KINDS:
         otherwise = f"a file, a node of `windtunnel catalog nodes`, or one of: {', '.join(KINDS)}"
-        _check_no_device(kind)
-        nodes = [*catalog.names("nodes"), *catalog.other_names("nodes")]
+        devices, nodes = catalog.names("devices"), [*catalog.names("nodes"), *catalog.other_names("nodes")]
+        if device := next((name for name in (kind, f"{kind}_sxm") if name in devices and name not in nodes), None):
+            node = catalog.default_node(catalog.device(device)).name
+            raise InputError(f"{kind!r} is a device, and no topology", f"its usual node is {node}")
         check_known(kind, [*KINDS, *nodes], f"there is no topology {raw_type!r}", otherwise)
         raw |= {"type": "node", "node": kind}
     schema: Any = Topology
     fabric: Fabric = decode(raw, schema, source).build()
     return fabric
-
-
-def _check_no_device(name: str) -> None:
-    """Raise InputError where a node is asked for by the name of a device that is not one (`h100`, `tpu_v5p`)."""
-    devices, known = catalog.names("devices"), [*catalog.names("nodes"), *catalog.other_names("nodes")]
-    device = next((each for each in (name, f"{name}_sxm") if each in devices and name not in known), None)
-    if device is not None:
-        node = catalog.default_node(catalog.device(device)).name
-        raise InputError(f"{name!r} is a device, and no topology", f"its usual node is {node}")
 
 
 def _parameters(text: str, name: str) -> dict[str, Any]:

@@ -31,14 +31,7 @@ class Interpolated:
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds along one axis.
-
-    Args:
-        axis: name of the axis.
-        points: measured coordinates, ascending.
-        log_seconds: log of the measurements.
-        log_ratio: log of the measurements over the reference.
-    """
+    """Seconds along one axis, at ascending points; `log_ratio` is the log of the measurements over the reference."""
 
     axis: str
     points: Floats
@@ -183,14 +176,9 @@ Point = tuple[float, ...]
 
 
 def gaps(points: Floats, levels: Floats) -> list[tuple[int, float]]:
-    """Return the levels of the last axis that a site lacks between two points of one curve.
+    """Return (row below, level) of each gap, in order: levels of the last axis that a curve lacks between two points.
 
-    Args:
-        points: `[num_points, num_axes]`, sorted.
-        levels: coordinates of the last axis that any site was measured at, ascending.
-
-    Returns:
-        The row below each gap, and the level; in order.
+    `points` are `[num_points, num_axes]`, sorted; `levels` are ascending, those that any site was measured at.
     """
     same_curve = np.all(points[1:, :-1] == points[:-1, :-1], axis=1)
     first = np.searchsorted(levels, points[:-1, -1], side="right")
@@ -210,10 +198,7 @@ def bend(log_seconds: Mapping[Point, float], low: Point, middle: Point, high: Po
 def nearest_sites(sites: Floats, target: Floats, count: int) -> tuple[NDArray[np.intp], Floats]:
     """Return the sites nearest to `target` in log space and their weights (inverse squared distance, Shepard 1968).
 
-    Args:
-        sites: `[num_sites, num_dimensions]`, positive.
-        target: `[num_dimensions]`, positive.
-        count: number of sites to use.
+    `sites` are `[num_sites, num_dimensions]` and `target` is `[num_dimensions]`, all positive.
     """
     distance = np.sqrt(((np.log(sites) - np.log(target)) ** 2).sum(axis=1))
     chosen = np.argsort(distance, kind="stable")[:count]

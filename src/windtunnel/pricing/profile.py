@@ -45,11 +45,7 @@ def profile_provenance(folder: Path) -> dict[str, str]:
 
 
 def write_profile(folder: Path, tables: list[MeasurementTable], provenance: Mapping[str, str]) -> list[Path]:
-    """Write tables to a folder, one file a kind; files of other kinds stay.
-
-    Returns:
-        The files written.
-    """
+    """Write tables to a folder, one file a kind; files of other kinds stay. Returns the files written."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for kind in operator_types():
@@ -63,11 +59,8 @@ def write_profile(folder: Path, tables: list[MeasurementTable], provenance: Mapp
 def profile_estimator(folder: Path, device: Device, node: Node | None, estimator: str = "interpolation") -> Estimator:
     """Return the estimator that reads a profile and prices by the device's roofline what the profile lacks.
 
-    Args:
-        folder: the profile.
-        device: the device that was measured.
-        node: its links price collectives that the profile lacks.
-        estimator: one of `choices.estimators()`; a regression takes the place of measured times, its fit kept on disk.
+    Links of `node` price collectives that the profile lacks. `estimator` is one of `choices.estimators()`; a regression
+    takes the place of measured times, its fit kept on disk.
 
     Raises:
         InputError: there is no profile, or it is another device's.

@@ -46,10 +46,7 @@ class MethodScore:
 def fitted(table: MeasurementTable, roofline: Roofline, method: str) -> MeasurementTable:
     """Return the table of a regression, at the measured points and between them (`lattice`).
 
-    Args:
-        table: measured table.
-        roofline: roofline of the device; the residual regression fits the ratio to it.
-        method: one of `choices.estimators()`; `auto` chooses by cross-validation.
+    `method` is one of `choices.estimators()`; `auto` chooses by cross-validation.
 
     Raises:
         InputError: there is no such method, or scikit-learn is needed and missing.

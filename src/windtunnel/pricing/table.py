@@ -225,12 +225,8 @@ def site_of(op: ops.Op) -> tuple[float, ...]:
 
 
 def write_tables(path: Path, tables: list[MeasurementTable], provenance: Mapping[str, str]) -> None:
-    """Write tables of one kind to one Parquet file: words, sites, axes, `seconds`, `source`; provenance as metadata.
-
-    Args:
-        path: replaced only when the whole file was written.
-        tables: tables of one kind.
-        provenance: device, engine, version, method and time of the measurement.
+    """Write tables of one kind to one Parquet file: words, sites, axes, `seconds`, `source`; as metadata provenance:
+    device, engine, version, method and time. The file is replaced only when the whole was written.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -302,12 +298,9 @@ def read_provenance(path: Path) -> dict[str, str]:
 
 
 def read_parquet(path: Path, columns: list[str] | None = None, dictionaries: list[str] | None = None) -> pa.Table:
-    """Read a Parquet file's rows.
+    """Read the rows of a Parquet file: all `columns` where None are named.
 
-    Args:
-        path: the file.
-        columns: columns to read; None reads all.
-        dictionaries: text columns to keep dictionary-coded, which is many times faster to compare.
+    `dictionaries` are text columns to keep dictionary-coded, which is many times faster to compare.
 
     Raises:
         InputError: it is missing, is not valid Parquet, or lacks one of `dictionaries`.

@@ -352,6 +352,8 @@ class _Search:
         if certain:
             loss, tried = self.loss(self._joined(chosen, served)), self._round(chosen, served)
         for round_ in range(MOST_CAUSES):
+            if chosen and not self.late(self._joined(chosen, served)):
+                break  # what is left is within what the prediction leaves open
             tried = self._round(chosen, served) if round_ else tried
             if progress is not None:
                 progress(round_ + 1, MOST_CAUSES)
@@ -402,9 +404,9 @@ class _Search:
                 loss, chosen[best] = tried[best]
         return loss
 
-    def late(self) -> list[str]:
-        """Return the latencies that are beyond what the prediction leaves open, the furthest first."""
-        means = self.means(Change())
+    def late(self, change: Change | None = None) -> list[str]:
+        """Return the latencies that are beyond what the prediction under a change leaves open, the furthest first."""
+        means = self.means(change or Change())
         excess = {name: math.log(self.recorded_means[name] / means[name]) / self.widths[name] for name in means}
         return sorted((name for name in excess if excess[name] > 1), key=lambda name: -excess[name])
 

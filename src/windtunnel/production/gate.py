@@ -7,7 +7,7 @@ error explains.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -23,6 +23,7 @@ from windtunnel.notebook import Shown
 from windtunnel.schema import encode, read_yaml, set_path, with_defaults
 from windtunnel.search.capacity.probe import quantile
 from windtunnel.search.space.space import value_text
+from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, changed_settings, follows
 
@@ -170,6 +171,15 @@ def gate_change(
     return Gate(title, checks, [] if before is None else _what_changes(before, after), after)
 
 
+def with_servers(gate: Gate, after: Reading, before: Reading = NO_COMMAND) -> Gate:
+    """Return a gate that fails where the changed server's command would not start, and names what no prediction has of
+    both commands.
+    """
+    stopped = [f"before the change, {sentence}" for sentence in before.not_starting]
+    remarks = dict.fromkeys([*gate.remarks, *after.remarks, *before.remarks, *stopped])
+    return replace(gate, remarks=list(remarks), not_starting=after.not_starting)
+
+
 def _what_changes(before: Result, after: Result) -> list[str]:
     """Say which settings differ between two deployments, their defaults filled in."""
     scenarios = [_as_served(before), _as_served(after)]
@@ -248,7 +258,7 @@ def gate_measured(
         InputError: the runs are of different loads, or have no metric in common.
     """
     _check_same_load([*before, *after])
-    checks = []
+    checks, lacking = [], []
     for name, share in (USUAL_MEASURED if increases is None else increases).items():
         old = [run.measured[name] for run in before if name in run.measured]
         new = [run.measured[name] for run in after if name in run.measured]
@@ -258,10 +268,12 @@ def gate_measured(
             most = expected / worst if name == THROUGHPUT else expected * worst
             rule, told = ("increase", None) if ratios is None else ("expected", expected)
             checks.append(Check(name, rule, centre(old), centre(new), most, by_chance, told))
+        elif old or new:
+            lacking.append(f"{name} is not compared: {'the prediction' if old and new else 'one side'} lacks it")
     if not checks:
         raise InputError("the runs have no metric in common", f"one of {', '.join(USUAL_MEASURED)}")
     checks += _failures(before, after)
-    remarks = [f"{len(after)} measured beside {len(before)} earlier"]
+    remarks = [f"{len(after)} measured beside {len(before)} earlier", *lacking]
     blind = [check for check in checks if check.name != "ttft" and (check.least_change or 0.0) > LEAST_SEEN]
     if blind:
         least = max(check.least_change or 0.0 for check in blind)

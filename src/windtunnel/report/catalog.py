@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from windtunnel import catalog
+from windtunnel.catalog.add import AddedModel
 from windtunnel.model.parameters import count_parameters
 from windtunnel.report.layout import Column, layouts_beside, table_of
 from windtunnel.report.numbers import number, quantity
@@ -17,7 +18,7 @@ from windtunnel.search.prices import provider_entry
 from windtunnel.serving.calibration import load_calibration
 from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.serving.engines.defaults import engine_defaults
-from windtunnel.units import format_si, units_for
+from windtunnel.units import format_count, format_si, units_for
 from windtunnel.workload.client import client_entry
 from windtunnel.workload.schema import Trace
 from windtunnel.workload.traces.media import described
@@ -114,6 +115,26 @@ def entry_report(kind: str, name: str) -> Report:
     sections = [Section("", [Facts(rows, width)], kind[:-1].capitalize())]
     sections += [Section("sources", [Facts(sources, width)], "Sources")] if sources else []
     return Report(names.get("title") or names["name"], [], sections)
+
+
+def added_document(added: AddedModel) -> dict[str, Any]:
+    """Return a model that was added as a document: its entry, its file and the keys that were not read."""
+    return {**entry("models", added.model.name), "file": str(added.file), **fields_of(added, "unread", "replaced")}
+
+
+def added_report(added: AddedModel) -> Report:
+    """Return the report of a model that was added: what was understood of it, and what was not."""
+    model, whole = added.model, entry_report("models", added.model.name)
+    parameters = count_parameters(model)
+    size = f"{format_si(parameters.total, '')} parameters"
+    size += f", {format_si(parameters.active, '')} of them active" if parameters.active != parameters.total else ""
+    mixing = " + ".join(dict.fromkeys(attention.text for _, attention in model.attentions))
+    like = f", taken to be those of {model.architecture}" if model.unknown_type else ""
+    verdict = f"Understood: {size} in {format_count(model.num_layers, 'layer')} of {mixing or 'feed-forwards'}{like}."
+    unread = f"not read: {', '.join(added.unread)}" if added.unread else "every key was read"
+    place = f"{'replaced' if added.replaced else 'written to'} {added.file}; delete the file to remove the model"
+    named = f"--model {model.name} is its name in every command"
+    return replace(whole, lead=[named, unread, place], verdict=verdict)
 
 
 def _fields(document: dict[str, Any], table: str = "", indent: str = "") -> list[tuple[str, str]]:

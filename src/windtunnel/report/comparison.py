@@ -130,7 +130,9 @@ def _best_text(runs: Runs) -> str:
             best = (min if is_less else max)(known, key=lambda run: known[run])
             text = f"the {'lowest' if is_less else 'highest'} {FIGURES[name]} ({quantity(name, known[best])})"
             won.setdefault(best, []).append(text)
-    return "; ".join(f"{run} has {_joined(texts)}" for run, texts in won.items()) + "."
+    broken = [run.name for run in runs if run.entry.figures.get("is_slo_held") == 0]
+    slo = f" {_joined(broken)} {'breaks' if len(broken) == 1 else 'break'} the SLO." if broken else ""
+    return "; ".join(f"{run} has {_joined(texts)}" for run, texts in won.items()) + f".{slo}"
 
 
 def comparison_document(runs: Runs) -> dict[str, Any]:
@@ -160,7 +162,7 @@ def _verdict(base: ComparedRun, run: ComparedRun) -> str:
     slo = (
         "" if held in (None, before) or (held and before is None) else f", and {'holds' if held else 'breaks'} the SLO"
     )
-    text = f"{run.name} has {_joined(said)}{slo}."
+    text = f"{run.name} has {_joined(said)}{'; both break the SLO' if held == before == 0 else slo}."
     reasons, usual = [], [with_defaults(each.document["scenario"], Scenario) for each in (base, run)]
     for path, values in _causes(base, run):
         texts = (_setting_text(path, *each) for each in zip(values, usual, strict=True))

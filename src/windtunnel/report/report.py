@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from windtunnel.report.chart import Chart
 from windtunnel.report.numbers import percent
@@ -32,6 +32,33 @@ class Report:
     """The answer, below the title: a page shows its first sentence in large type, and folds the tables."""
     is_good: bool | None = None
     """Whether the answer is a yes (green) or a no (red); None: neither."""
+
+
+class Remarks(Protocol):
+    """What a command line or a file says beside what is predicted."""
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences on it."""
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The same for JSON."""
+
+
+def noted(report: Report, launch: Remarks | None) -> Report:
+    """Return a report with the lines on what a command line or a file says and the prediction leaves out; first of all
+    that its server would not start.
+    """
+    if launch is None:
+        return report
+    return stopped(replace(report, lead=[*report.lead, *launch.remarks]), getattr(launch, "not_starting", ()))
+
+
+def stopped(report: Report, not_starting: Sequence[str]) -> Report:
+    """Return a report that says first why its server would not start; the same where it starts."""
+    verdict = " ".join([*(f"{sentence}." for sentence in not_starting), report.verdict]).strip()
+    return replace(report, verdict=verdict, is_good=False if not_starting else report.is_good)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Results of verbs, read from their documents: the figures, texts and intervals that tables of results show."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -46,6 +46,8 @@ class ResultEntry:
     """Share of the device's time by how operator times were found."""
     problem: str = ""
     """Why it cannot be read, or that it failed."""
+    not_starting: Sequence[str] = ()
+    """Why its server would not start."""
 
 
 def document_file(path: Path) -> Path | None:
@@ -121,6 +123,7 @@ def _filled(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
         figures={name: float(value) for name, value in figures.items() if value is not None},
         intervals={name: (span["low"], span["high"]) for name, span in intervals.items() if span is not None},
         coverage=known.get("coverage", {}),
+        not_starting=document.get("from_command", document).get("would_not_start", ()),
     )
 
 

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import groupby
 from typing import Any
@@ -248,9 +248,8 @@ def option_text(path: str, value: str) -> str:
     return f"--{own.replace('_', '-')} {value}"
 
 
-def _task_sections(tasks: list[dict[str, Any]]) -> list[Section]:
-    """Return one layer of a middle chunk and the ends of the model, task by task."""
-    sections = []
+def _task_sections(tasks: list[dict[str, Any]]) -> Iterator[Section]:
+    """Yield one layer of a middle chunk and the ends of the model, task by task."""
     for phase in PHASES:
         runs = dict.fromkeys((task["where"], task["times"]) for task in tasks if task["phase"] == phase)
         for where, times in runs:
@@ -260,8 +259,7 @@ def _task_sections(tasks: list[dict[str, Any]]) -> list[Section]:
                 if (task["phase"], task["where"], task["times"]) == (phase, where, times)
             ]
             often = f", {times:g} times" if times > 1 else ""
-            sections.append(Section(f"{phase}: {where}{often}", [table_of(these, LAYOUT["tasks"], left=3)]))
-    return sections
+            yield Section(f"{phase}: {where}{often}", [table_of(these, LAYOUT["tasks"], left=3)])
 
 
 def _pipeline(timeline: Timeline) -> Figures:
@@ -273,9 +271,9 @@ def _pipeline(timeline: Timeline) -> Figures:
     bars = []
     for index in first:
         (kind, chunk, microbatch), begin_s, end_s = passes[index]
-        title = f"micro-batch {microbatch}, chunk {chunk}"
+        title = f"microbatch {microbatch}, chunk {chunk}"
         bars.append(Bar(int(of_device[index]), begin_s, end_s, PASSES[kind % PAIRED], title))
     labels = [f"device {number_of}" for number_of in range(schedule.num_devices)]
-    name = f"{schedule.name}, {schedule.num_microbatches:,} micro-batches"
+    name = f"{schedule.name}, {schedule.num_microbatches:,} microbatches"
     name += f": the first {len(first):,} of {len(passes):,} passes" if len(passes) > len(first) else ""
     return Figures([(Chart(Axis("time", "s"), Axis(""), tracks=labels, bars=bars), name)])

@@ -17,12 +17,12 @@ from windtunnel.search.capacity.capacity import TOLERANCE
 from windtunnel.search.capacity.load import at_load, own_load
 from windtunnel.search.confidence import confidence_above, margin
 from windtunnel.search.evaluation.evaluate import Evaluator
-from windtunnel.search.evaluation.schema import Question
+from windtunnel.search.evaluation.schema import Evaluation, Question
 from windtunnel.search.evaluation.training import TrainingEvaluator
 from windtunnel.search.executors import start_workers
 from windtunnel.search.recommend import AS_IT_IS
 from windtunnel.search.scores import best_by_value, label_of, score, undominated
-from windtunnel.search.space.space import CHANGE, Space
+from windtunnel.search.space.space import CHANGE, Space, point_at
 from windtunnel.search.store import Store
 from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.results import Result
@@ -217,12 +217,18 @@ def points_table(study: Study) -> "pa.Table":
         "point": [index for _, index, *_ in rows],
         "stream": [stream for *_, stream, _ in rows],
     }
-    choices = [study.point(index).choice for _, index, *_ in rows]
-    for name in study.space.vary:
+    return pa.table(columns | answer_columns(study.space, [(index, evaluation) for _, index, _, evaluation in rows]))
+
+
+def answer_columns(space: Space, rows: Sequence[tuple[int, Evaluation]]) -> dict[str, Any]:
+    """Return a point's choice (as text), its answer and its figures in each row, as columns."""
+    columns: dict[str, Any] = {}
+    choices = [point_at(space, index).choice for index, _ in rows]
+    for name in space.vary:
         columns[f"vary.{name}"] = [label_of(choice[name]) for choice in choices]
     of_runs = ("num_runs", "num_requests", "stream_requests", "is_lengthened", "drift")
     for column in ("holds", "load", "limited_by", "refused", *of_runs):
-        columns[column] = [getattr(evaluation, column) for *_, evaluation in rows]
-    for name in sorted({name for *_, evaluation in rows for name in evaluation.figures}):
-        columns[name] = np.array([evaluation.figures.get(name, np.nan) for *_, evaluation in rows])
-    return pa.table(columns)
+        columns[column] = [getattr(evaluation, column) for _, evaluation in rows]
+    for name in sorted({name for _, evaluation in rows for name in evaluation.figures}):
+        columns[name] = np.array([evaluation.figures.get(name, np.nan) for _, evaluation in rows])
+    return columns

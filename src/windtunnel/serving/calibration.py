@@ -280,11 +280,7 @@ def _distance(calibration: Calibration, version: str) -> tuple[int, ...]:
 def outside(
     calibration: Calibration, device: str, model: str, formats: tuple[str, ...], version: str, client: str = ""
 ) -> dict[str, str]:
-    """Return how a deployment differs from all runs that `calibration` was fitted to: a short phrase -> its kind.
-
-    Args:
-        client: its name; empty: its times are given.
-    """
+    """Return how a deployment differs from all runs of `calibration`: phrase -> kind; no client: times are given."""
     seen = calibration.provenance
     remarks = {}
     if seen.devices and device not in seen.devices:

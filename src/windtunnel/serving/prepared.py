@@ -125,14 +125,7 @@ class PreparedDeployment:
         router: Router | None = None,
         watch: Watch = UNWATCHED,
     ) -> LoopRun:
-        """Serve requests of the lengths that the deployment was prepared for.
-
-        Args:
-            requests: in order of sending.
-            fleet: as of `start_fleet`; None where all replicas are there all the time.
-            router: the user's.
-            watch: who follows the run.
-        """
+        """Serve requests of the lengths that the deployment was prepared for; `fleet` is of `start_fleet`."""
         if self.encoder is not None:
             encoded = self.encoder.run(requests)
             run = replace(self, encoder=None).serve(
@@ -181,12 +174,10 @@ def prepare(
     """Plan memory, price steps and check that every request can be served, in every pool of a deployment.
 
     Args:
-        scenario: what to deploy.
         requests: give lengths, and in a closed loop the client's concurrency.
         setups: what the pools resolve to, where that is known already; None resolves them.
         allow_download: look models up on the Hugging Face hub too.
         estimator_of: setup of a pool -> what prices its operators.
-        lower: prices the steps.
         policy: the user's scheduler, in place of that of every pool.
 
     Raises:

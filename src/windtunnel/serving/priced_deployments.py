@@ -41,10 +41,7 @@ class PricedDeployments:
     """Furthest reach of any grid so far; the next grid reaches as far at once."""
 
     def server(self, scenario: Scenario, requests: RequestArrays, setup: Setup | None = None) -> PreparedDeployment:
-        """Prepare the deployment of `scenario` for requests of these lengths.
-
-        Args:
-            setup: what the scenario resolves to, where that is known already.
+        """Prepare the deployment of `scenario`, which resolves to `setup`, for requests of these lengths.
 
         Raises:
             InputError: what `serving.prepared.prepare` raises.

@@ -177,13 +177,17 @@ def count_requests(raw: dict[str, Any]) -> None:
 
 
 def read_raw(path: Path) -> dict[str, Any]:
-    """Read the keys of a scenario's file.
+    """Read the keys of a scenario's file; a calibration that it names and that lies beside it as the path from here.
 
     Raises:
         InputError: the file is missing, is no YAML or JSON, or holds no keys; the hint knows a model's name.
     """
     catalog.check_is_file(path)
-    return read_table(path, "a scenario", SCENARIO_HINT)
+    raw = read_table(path, "a scenario", SCENARIO_HINT)
+    deployment = raw.get("deployment")
+    if isinstance(deployment, dict) and isinstance(name := deployment.get("calibration"), str):
+        deployment["calibration"] = str(path.parent / name) if (path.parent / name).is_file() else name
+    return raw
 
 
 Described = Scenario | Mapping[str, Any] | Path | str

@@ -120,10 +120,7 @@ def _raw_of(described: Described | None) -> tuple[dict[str, Any], str, Path | No
 def described_by(described: Described | None, options: Mapping[str, Any], also: Iterable[str] = ()) -> Scenario:
     """Return the scenario that is described, with options over it, or that options alone describe.
 
-    Args:
-        described: a scenario, its file or its keys.
-        options: as `scenario` takes them.
-        also: further names that the caller takes, for the hint where an option has no known name.
+    `also` are further names that the caller takes, for the hint where an option has no known name.
 
     Raises:
         InputError: neither is given, or as `scenario`.
@@ -184,12 +181,8 @@ def raw_scenario(
 def parse_lengths(name: str, text: str) -> Any:
     """Parse `1024` or `8k`, or `819-1024` for lengths drawn evenly between both, into a workload's lengths.
 
-    Args:
-        name: option or field, for the error.
-        text: the user's input.
-
     Raises:
-        InputError: it is neither.
+        InputError: it is neither; names the option or field `name`.
     """
     with suppress(ValueError):
         low, *high = (whole(part.strip()) for part in text.split("-", 1))

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -36,7 +36,6 @@ from windtunnel.serving.setup.estimators import estimator_for
 from windtunnel.serving.setup.frontend import client_table
 from windtunnel.serving.setup.transfers import transfer_of
 from windtunnel.serving.shorthand import described_by
-from windtunnel.serving.state.adapters import Adapters
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
 
@@ -95,15 +94,15 @@ def serve_scenario(
     fleet = prepared.start_fleet(requests.arrival_s.size)
     run = prepared.serve(requests, fleet, router or users_router(scenario.deployment), Watch(progress))
     records = _records_of(scenario, prepared, requests, run, fleet)
-    summary = _summary(scenario, prepared, requests, records, run)
+    summary = _summary(scenario, prepared, requests, records)
     first, decoder = prepared.pools[0], next(pool for pool in prepared.pools if pool.pool.role != "prefill")
-    coverage, sources, operators = _with_adapters(_provenance(prepared.pools, records), summary)
+    coverage, sources, operators = _with_adapters(_provenance(records), summary)
     return Result(
         scenario=_resolved(scenario, prepared),
         setup=first.setup,
         memory=first.memory,
         requests=records.requests,
-        steps=records.steps,
+        steps=run.steps,
         summary=summary,
         coverage=coverage,
         sources=sources,
@@ -128,8 +127,9 @@ def serve_scenario(
 class _Records:
     """Tables of a finished run."""
 
+    run: LoopRun
+    pools: Sequence[PreparedPool]
     requests: Table
-    steps: Table
     rows: ReplicaRows
     """Rows of the request table by replica; of the table of stays where a request may leave its replica."""
     stays: Table | None
@@ -137,49 +137,49 @@ class _Records:
     tier_tokens: dict[str, Ints] | None
     """Tier -> tokens of each prompt that came from it; None where nothing is cached."""
     fleet: fleet_plan.FleetRecord | None
-    encoder_s: Floats | None
-    """[replica] Time of its vision towers; None where all requests are text."""
-    adapters: Adapters | None
-    """LoRA adapters after the run; None where no request has one."""
 
-    def encoded_s(self, pools: Sequence[PreparedPool], number: int) -> float:
+    @property
+    def span_s(self) -> float:
+        return summaries.span_of(self.requests)
+
+    def replicas_of(self, number: int) -> tuple[int, int]:
+        """Return the first replica of a pool, counted through all pools, and the one behind its last."""
+        ends = [0, *accumulate(pool.settings.num_replicas for pool in self.pools)]
+        return ends[number], ends[number + 1]
+
+    def encoded_s(self, number: int) -> float:
         """Return the time of the vision towers of a pool's replicas."""
-        first, end = replica_bounds(pools)[number]
-        return 0.0 if self.encoder_s is None else float(self.encoder_s[first:end].sum())
+        first, end = self.replicas_of(number)
+        return 0.0 if self.run.encoded_s is None else float(self.run.encoded_s[first:end].sum())
 
-    def adapters_s(self, pools: Sequence[PreparedPool], number: int) -> float:
+    def adapters_s(self, number: int) -> float:
         """Return the time that LoRA adapters added to the steps of a pool's replicas: products and loads, seconds."""
-        if self.adapters is None:
+        if self.run.adapters is None:
             return 0.0
-        return sum(adapter_times_s(self.adapters, number, pools[number].settings.ranks_per_replica))
+        return sum(adapter_times_s(self.run.adapters, number, self.pools[number].settings.ranks_per_replica))
 
-    def adapter_summary(self, pools: Sequence[PreparedPool]) -> summaries.AdapterSummary | None:
-        """Summarise how the run used its LoRA adapters; None where no request has one."""
-        if self.adapters is None:
+    @property
+    def adapter_summary(self) -> summaries.AdapterSummary | None:
+        """How the run used its LoRA adapters; None where no request has one."""
+        if self.run.adapters is None:
             return None
-        ranks = [pool.settings.ranks_per_replica for pool in pools]
-        return adapter_summary(self.adapters, ranks, float(self.steps["duration_s"].sum()))
+        ranks = [pool.settings.ranks_per_replica for pool in self.pools]
+        return adapter_summary(self.run.adapters, ranks, float(self.run.steps["duration_s"].sum()))
 
-    def steps_of(self, pools: Sequence[PreparedPool], number: int) -> Table:
+    def steps_of(self, number: int) -> Table:
         """Return the steps of a pool's replicas that no failure cut short."""
-        steps = self.steps
-        if len(pools) > 1:
-            first, end = replica_bounds(pools)[number]
+        steps = self.run.steps
+        if len(self.pools) > 1:
+            first, end = self.replicas_of(number)
             steps = steps.where((steps["replica"] >= first) & (steps["replica"] < end))
         return steps if self.fleet is None else steps.where(~lost_steps(steps))
 
-    def mean_replicas(self, pools: Sequence[PreparedPool], number: int) -> float:
+    def mean_replicas(self, number: int) -> float:
         """Return the mean number of a pool's replicas that hold their devices."""
-        first, end = replica_bounds(pools)[number]
+        first, end = self.replicas_of(number)
         if self.fleet is None:
             return end - first
         return mean_replicas(self.fleet.phases, self.requests, first, end)
-
-
-def replica_bounds(pools: Sequence[PreparedPool]) -> list[tuple[int, int]]:
-    """Return the first replica of each pool, counted through all pools, and the one behind its last."""
-    ends = np.cumsum([0, *(pool.settings.num_replicas for pool in pools)]).tolist()
-    return list(pairwise(ends))
 
 
 def _records_of(
@@ -220,7 +220,7 @@ def _records_of(
             table = fleet_plan.with_retries(table, fleet.fleet.num_retries, fleet.fleet.discarded_tokens)
             record = fleet_plan.FleetRecord(fleet_plan.phase_table(fleet), stays)
     tokens = None if run.cache is None else loaded
-    return _Records(table, run.steps, rows, stays, tokens, record, run.encoded_s, run.adapters)
+    return _Records(run, prepared.pools, table, rows, stays, tokens, record)
 
 
 def _transfer_times(run: LoopRun) -> dict[str, Floats]:
@@ -254,33 +254,33 @@ def _tier_tokens(pools: Sequence[PreparedPool], run: LoopRun, began: Ints) -> di
 
 
 def _summary(
-    scenario: Scenario, prepared: PreparedDeployment, requests: RequestArrays, records: _Records, run: LoopRun
+    scenario: Scenario, prepared: PreparedDeployment, requests: RequestArrays, records: _Records
 ) -> summaries.Summary:
     """Summarise a run over all replicas, and each pool alone where there are pools."""
-    deployment, pools, table = scenario.deployment, prepared.pools, records.requests
+    deployment, pools, table, all_steps = scenario.deployment, prepared.pools, records.requests, records.run.steps
     num_replicas, first = deployment.most_replicas, pools[0]
     fleet = None
     if records.fleet is not None:
-        fleet = fleet_summary(records.fleet.phases, table, records.steps, num_replicas)
+        fleet = fleet_summary(records.fleet.phases, table, all_steps, num_replicas)
     num_blocks = max(pool.memory.num_blocks * pool.settings.ranks_per_replica for pool in pools)
     limits = limits_of(scenario, requests)
     if deployment.pools:
-        by_pool = _pool_summaries(scenario, prepared, records, run)
+        by_pool = _pool_summaries(scenario, prepared, records)
         size = summaries.DeploymentSize(num_replicas, deployment.num_devices, num_blocks)
         prices = [pool.usd_per_hour for pool in by_pool if pool.usd_per_hour is not None]
         mean_devices = size.num_devices * (1.0 if fleet is None else fleet.mean_replicas / num_replicas)
         terms = summaries.DeviceTerms(sum(prices) / mean_devices if len(prices) == len(by_pool) else None)
         fractions = next(pool.time_fractions for pool in by_pool if pool.time_fractions)
-        summary = summaries.summarise(table, records.steps, size, fractions, limits, terms, records.tier_tokens, fleet)
+        summary = summaries.summarise(table, all_steps, size, fractions, limits, terms, records.tier_tokens, fleet)
         summary = summaries.with_pools(summary, table, by_pool, deployment.power)
-        return msgspec.structs.replace(summary, adapters=records.adapter_summary(pools))
+        return msgspec.structs.replace(summary, adapters=records.adapter_summary)
     num_stages, price = first.setup.parallelism.pp, deployment.price_usd_per_hour
-    steps = records.steps_of(pools, 0)
+    steps = records.steps_of(0)
     summary = summaries.summarise(
         table,
-        records.steps,
+        all_steps,
         summaries.DeploymentSize(num_replicas, deployment.num_devices, num_blocks, num_stages),
-        time_fractions(first.lowered, steps, first.settings, records.encoded_s(pools, 0), records.adapters_s(pools, 0)),
+        time_fractions(first.lowered, steps, first.settings, records.encoded_s(0), records.adapters_s(0)),
         limits,
         summaries.DeviceTerms(
             first.setup.device.price_usd_per_hour if price is None else price,
@@ -301,30 +301,28 @@ def _with_details(
     is_checked = first.plan.speculation is None
     return msgspec.structs.replace(
         summary,
-        adapters=records.adapter_summary([first]),
+        adapters=records.adapter_summary,
         query_s=_query_s(table, scenario.workload.documents),
-        checks=check_run(table, records.steps, records.rows, num_stages, records.stays) if is_checked else None,
+        checks=check_run(table, records.run.steps, records.rows, num_stages, records.stays) if is_checked else None,
         stages=tuple(
             stage_uses(
                 total_work(first.setup.device, attention_side(first.shard), steps),
                 steps,
                 num_stages,
-                records.mean_replicas([first], 0),
-                summaries.span_of(table),
+                records.mean_replicas(0),
+                records.span_s,
             )
         ),
-        sides=tuple(side_uses(first.lowered, steps, first.setup.parallelism, num_replicas, summaries.span_of(table))),
+        sides=tuple(side_uses(first.lowered, steps, first.setup.parallelism, num_replicas, records.span_s)),
     )
 
 
-def _pool_summaries(
-    scenario: Scenario, prepared: PreparedDeployment, records: _Records, run: LoopRun
-) -> list[summaries.PoolSummary]:
+def _pool_summaries(scenario: Scenario, prepared: PreparedDeployment, records: _Records) -> list[summaries.PoolSummary]:
     """Summarise each pool, one of encoders too, in the order of the scenario."""
-    pools, names = prepared.pools, [pool.name for pool in scenario.deployment.pools]
-    by_pool = [_pool_summary(scenario, pools, number, records) for number in range(len(pools))]
-    if prepared.encoder is not None and run.encode is not None:
-        by_pool.append(_encoder_summary(scenario, prepared.encoder, run.encode, summaries.span_of(records.requests)))
+    names, encoded = [pool.name for pool in scenario.deployment.pools], records.run.encode
+    by_pool = [_pool_summary(scenario, number, records) for number in range(len(records.pools))]
+    if prepared.encoder is not None and encoded is not None:
+        by_pool.append(_encoder_summary(scenario, prepared.encoder, encoded, records.span_s))
     return sorted(by_pool, key=lambda each: names.index(each.name))
 
 
@@ -335,28 +333,26 @@ def _query_s(requests: Table, num_documents: int) -> summaries.Distribution | No
     return summaries.known_distribution(requests["e2e_s"].reshape(-1, num_documents).max(axis=1))
 
 
-def _pool_summary(
-    scenario: Scenario, pools: Sequence[PreparedPool], number: int, records: _Records
-) -> summaries.PoolSummary:
+def _pool_summary(scenario: Scenario, number: int, records: _Records) -> summaries.PoolSummary:
     """Summarise the steps of one of several pools."""
-    prepared, requests = pools[number], records.requests
+    prepared, requests = records.pools[number], records.requests
     pool, setup, pp = prepared.pool, prepared.setup, prepared.setup.parallelism.pp
-    first_replica, end_replica = replica_bounds(pools)[number]
-    num_replicas, mean_number = end_replica - first_replica, records.mean_replicas(pools, number)
+    first_replica, end_replica = records.replicas_of(number)
+    num_replicas, mean_number = end_replica - first_replica, records.mean_replicas(number)
     num_devices = num_replicas * setup.parallelism.num_devices
     mean_devices = mean_number * setup.parallelism.num_devices
     price = setup.device.price_usd_per_hour if pool.price_usd_per_hour is None else pool.price_usd_per_hour
     utilisation, fractions, stages = summaries.Utilisation(), {}, []
-    steps = records.steps_of(pools, number)
+    steps = records.steps_of(number)
     steps = steps.replaced(replica=steps["replica"] - first_replica)
     if len(steps):
         num_blocks = prepared.memory.num_blocks * prepared.settings.ranks_per_replica
         size = summaries.DeploymentSize(num_replicas, num_devices, num_blocks, pp)
         utilisation = summaries.utilisation_of(requests, steps, size, mean_number)
-        encoded_s, adapters_s = records.encoded_s(pools, number), records.adapters_s(pools, number)
-        fractions = time_fractions(prepared.lowered, steps, prepared.settings, encoded_s, adapters_s)
+        own_s = records.encoded_s(number), records.adapters_s(number)
+        fractions = time_fractions(prepared.lowered, steps, prepared.settings, *own_s)
         work = step_work(setup.device, attention_side(prepared.shard), steps)
-        stages = stage_uses(work, steps, pp, mean_number, summaries.span_of(requests))
+        stages = stage_uses(work, steps, pp, mean_number, records.span_s)
     ended_here = (requests["replica"] >= first_replica) & (requests["replica"] < end_replica)
     preemptions = int(requests["num_preemptions"][ended_here].sum())
     power = power_model(scenario.deployment, setup, attention_side(prepared.shard), steps)
@@ -370,7 +366,7 @@ def _pool_summary(
         stages=tuple(stages),
         mean_w=None if power is None else power.at(utilisation.busy_fraction) * mean_devices,
         usd_per_hour=None if price is None else price * mean_devices,
-        sides=tuple(side_uses(prepared.lowered, steps, setup.parallelism, num_replicas, summaries.span_of(requests))),
+        sides=tuple(side_uses(prepared.lowered, steps, setup.parallelism, num_replicas, records.span_s)),
     )
 
 
@@ -395,9 +391,9 @@ def _encoder_summary(scenario: Scenario, encoder: EncodePool, run: EncodeRun, sp
     )
 
 
-def _provenance(pools: Sequence[PreparedPool], records: _Records) -> list[dict[Any, float]]:
+def _provenance(records: _Records) -> list[dict[Any, float]]:
     """Return shares of the device's time by coverage, table and operator, pools weighted by their busy time."""
-    tables = [records.steps_of(pools, number) for number in range(len(pools))]
+    pools, tables = records.pools, [records.steps_of(number) for number in range(len(records.pools))]
     shares: list[tuple[dict[Any, float], ...]] = [
         provenance(pool.estimator, pool.shard, steps, pool.settings.ranks_per_replica) if len(steps) else ({}, {}, {})
         for pool, steps in zip(pools, tables, strict=True)

@@ -65,7 +65,7 @@ def degrees(job: TrainingJob) -> Degrees:
     )
     if num_microbatches > MAX_MICROBATCHES:
         raise InputError(
-            f"a step of {num_microbatches:,} micro-batches on each rank is not simulated; at most {MAX_MICROBATCHES:,}",
+            f"a step of {num_microbatches:,} microbatches on each rank is not simulated; at most {MAX_MICROBATCHES:,}",
             "reduce global_batch, or give more devices or a larger micro_batch",
         )
     check_size(tasks=2.0 * num_microbatches * given.pp * given.virtual_stages)

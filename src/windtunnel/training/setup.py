@@ -422,7 +422,7 @@ def check_schedule(job: TrainingJob, known: Degrees) -> None:
         )
     if name == "interleaved" and pp > 1 and num_microbatches % pp:
         raise InputError(
-            f"the interleaved schedule needs micro-batches in multiples of pp: {num_microbatches} % {pp} is not 0",
+            f"the interleaved schedule needs microbatches in multiples of pp: {num_microbatches} % {pp} is not 0",
             "change global_batch, micro_batch or parallelism.pp",
         )
     if name == "dualpipe" and pp % 2:
@@ -431,5 +431,5 @@ def check_schedule(job: TrainingJob, known: Degrees) -> None:
     if num_microbatches < least or (name == "dualpipe" and num_microbatches % 2):
         even = "an even number of " if name == "dualpipe" else ""
         raise InputError(
-            f"{name} with pp = {pp} needs {even}at least {least} micro-batches; there are {num_microbatches}"
+            f"{name} with pp = {pp} needs {even}at least {least} microbatches; there are {num_microbatches}"
         )

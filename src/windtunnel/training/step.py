@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -114,7 +114,8 @@ class TrainingResult(Shown):
     hardware_flops: float
     memory: tuple[StageMemory, ...]
     costs: tuple[ChunkCost, ...]
-    timeline: Timeline
+    timeline: Timeline = field(compare=False)
+    """Follows from the setup and the costs; arrays do not compare as one."""
     by_coverage: dict[Coverage, float]
     """Seconds of tasks by the coverage of their estimates."""
     relative_error: float

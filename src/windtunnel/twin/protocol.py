@@ -107,6 +107,14 @@ class Limits:
             raise RequestError(f"Token id {unknown} is out of vocabulary", param=param)
         return ids
 
+    def check_bias(self, bias: Mapping[str, Any]) -> None:
+        """Raise RequestError for a `logit_bias` of what is no token id, or of one outside the vocabulary, as vLLM."""
+        if not all(token.isdecimal() and len(token) < 20 and type(by) in (int, float) for token, by in bias.items()):
+            raise RequestError("logit_bias must give a number for each token id", param="logit_bias")
+        if unknown := [int(token) for token in bias if int(token) >= self.vocab_size]:
+            said = f"token_id(s) {unknown} in logit_bias contain out-of-vocab token ids."
+            raise RequestError(f"{said} Vocabulary size: {self.vocab_size}", param="logit_bias")
+
 
 @dataclass
 class Choice:
@@ -168,6 +176,7 @@ def ask(body: Mapping[str, Any], kind: str, tokenizer: Tokenizer, words: "Words"
     """
     model = limits.check_model(body.get("model"))
     _check_fields(body)
+    limits.check_bias(body.get("logit_bias") or {})
     is_chat, count = kind == "chat", body.get("n") or 1
     prompts = [chat_prompt(body, tokenizer, limits.max_model_len)] if is_chat else _prompts(body, tokenizer, limits)
     if not prompts or not all(prompts):

@@ -128,6 +128,16 @@ def test_a_log_of_nccl_tests_is_compared_size_by_size(
     assert "reached 401 GB/s of bus bandwidth, and" in shown
 
 
+def test_a_log_without_names_of_gpus_needs_a_device(windtunnel: Command, tmp_path: Path) -> None:
+    log = tmp_path / "rccl.log"
+    log.write_text(nccl_log("", 2))
+    refused = windtunnel("collective", "--measured", str(log))
+    assert refused.code == 2
+    assert "does not name its GPUs\nhint: give --device" in refused.stderr
+    done = windtunnel("collective", "--measured", str(log), "--device", "mi355x", "--json")
+    assert [run["num_servers"] for run in json.loads(done.stdout)["runs"]] == [2, 2]
+
+
 def test_a_device_has_its_usual_nodes(windtunnel: Command) -> None:
     def ranks(*words: str) -> tuple[int, int]:
         done = json.loads(windtunnel("collective", "--op", "all_reduce", "--size", "1MiB", "--json", *words).stdout)

@@ -139,6 +139,16 @@ def test_what_cannot_be_compared_is_refused(
     assert (done.code, done.stdout, message in done.stderr) == (2, "", True), done.stderr
 
 
+def test_runs_that_all_break_their_slo_are_said_to(windtunnel: Command, files: Path) -> None:
+    for name in ("one", "two"):
+        file = files / f"{name}.yaml"
+        file.write_text(f"{file.read_text()}slo: {{ttft_s: 1us}}\n")
+    first = windtunnel("compare", "one.yaml", "two.yaml").stdout
+    assert re.search(r"two\.yaml has .*; both break the SLO\. TP is 2", " ".join(first.split())), first
+    several = " ".join(windtunnel("compare", "one.yaml", "two.yaml", "one.yaml").stdout.split())
+    assert re.search(r"\)\. one\.yaml, two\.yaml and one\.yaml break the SLO\. ", several), several
+
+
 def test_of_several_runs_the_best_are_named_first_and_folders_that_all_share_left_out(
     windtunnel: Command, files: Path
 ) -> None:

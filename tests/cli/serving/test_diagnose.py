@@ -91,6 +91,16 @@ def test_a_table_of_requests_is_not_taken_for_steps(
     assert "simulate --trace" not in done.stderr
 
 
+def test_a_result_of_means_alone_is_not_taken_for_steps(windtunnel: Command, tmp_path: Path) -> None:
+    path = tmp_path / "means.jsonl"
+    means = {f"mean_{name}_ms": 9.0 for name in ("ttft", "tpot", "e2e_latency")}
+    load = {"completed": 99, "total_input_tokens": 9900, "total_output_tokens": 990, "request_rate": 8.0}
+    path.write_text(json.dumps({"backend": "sglang", "duration": 10.0, **load, **means}))
+    done = windtunnel("diagnose", str(path), "--model", "qwen2.5-0.5b", "--device", "h100_sxm")
+    assert done.code == 2
+    assert "SGLang's `bench_serving`, without the arrival of every request" in done.stderr
+
+
 def test_times_in_milliseconds_under_names_of_seconds_are_pointed_out(windtunnel: Command, tmp_path: Path) -> None:
     simulate(windtunnel, tmp_path / "run")
     requests = read_parquet(tmp_path / "run" / "requests.parquet").to_pylist()

@@ -62,8 +62,8 @@ def test_a_change_that_breaks_the_slo_fails_with_its_reason(windtunnel: Command)
     assert re.fullmatch(r"qwen2.5-0.5b on h100_sxm, vllm [\d.]+", lines[0])
     assert "Poisson arrivals at 20/s, 256 tokens in, 32 tokens out; seed 0" in lines
     assert "engine.max_num_seqs (--max-num-seqs)" in done.stdout
-    assert "the image me/vllm-fork is not known: vllm is assumed, by its name" in done.stderr
-    assert "unknown, ignored: --my-option" in done.stderr
+    assert "the image me/vllm-fork is not known: vllm is assumed, by its name" in done.stdout
+    assert "unknown, ignored: --my-option" in done.stdout
 
 
 def test_a_change_after_which_the_server_would_not_start_fails(windtunnel: Command) -> None:
@@ -128,6 +128,34 @@ def test_a_measured_change_is_compared_with_the_predicted_one(
     assert ("the change should make it" in done.stdout) == (code == 1)
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--slo", "tpot_p99=5ms"), "--slo is checked on a predicted change; of measured runs only means are compared"),
+        (("--rate", "8"), "the measured runs have their own load; --rate does not go with --measured"),
+        (("--temperature", "1"), "the measured runs have their own load; --temperature does not go with --measured"),
+    ],
+)
+def test_what_measured_runs_cannot_be_held_to_is_refused(
+    windtunnel: Command, tmp_path: Path, option: tuple[str, ...], message: str
+) -> None:
+    runs = ("--measured", write_result(tmp_path / "a.json", 9.0), "--baseline", write_result(tmp_path / "b.json", 9.0))
+    done = windtunnel("gate", *runs, *option)
+    assert done.code == 2
+    assert message in done.stderr
+
+
+def test_a_gate_without_the_changed_deployment_is_refused(windtunnel: Command) -> None:
+    done = windtunnel("gate", "--before", SERVER, *LOAD)
+    assert done.code == 2
+    assert "the changed deployment is missing\nhint: name a scenario file, or --from-command" in done.stderr
+
+
+def test_options_that_are_not_known_are_in_the_document(windtunnel: Command) -> None:
+    done = windtunnel("gate", "--from-command", f"{SERVER} --my-option", "--before", SERVER, *LOAD, "--json")
+    assert json.loads(done.stdout)["remarks"][-1] == "unknown, ignored: --my-option"
+
+
 def test_globs_and_repeated_options_name_the_same_files(windtunnel: Command, tmp_path: Path) -> None:
     old = [write_result(tmp_path / f"old{number}.json", 10 + number / 100) for number in range(3)]
     new = [write_result(tmp_path / f"new{number}.json", 10.6) for number in range(3)]
@@ -182,6 +210,8 @@ def test_a_folder_of_runs_is_refused_with_what_to_do(
         (("--max-increase", "tpot_p90=5%", "--slo", "ttft=1s"), "--max-increase needs something to compare with"),
         (("--slo", "ttft=1s", "--before", SERVER, "--max-increase", "tpot"), "is not of the form name=share"),
         (("--slo", "ttft=1s", "--before", SERVER, "--max-increase", "tpot=-1%"), "0 or more is needed"),
+        (("--before", SERVER, "--max-increase", "cost=10"), "cost=10 lets it rise by 1000%\nhint: cost=10%?"),
+        (("--before", SERVER, "--max-increase", "costs=10%"), "there is no limit 'costs'\nhint: did you mean cost?"),
         (("--baseline", "old.json"), "--baseline is of measured runs"),
         (("--measured", "new.json", "--before", SERVER), "--measured with --before needs --baseline"),
     ],

@@ -63,6 +63,7 @@ def test_saved_scrapes_give_a_calibration_and_a_scenario(
     assert done.code == 0, done.stderr
     assert json.loads(done.stdout)["load"]["rate_per_s"] == pytest.approx(20, rel=0.15)
     assert sorted(path.name for path in out.iterdir()) == ["calibration.yaml", "scenario.yaml"]
+    out = out.rename(tmp_path / "moved")
     simulated = json.loads(windtunnel("simulate", str(out / "scenario.yaml"), "--json").stdout)
     assert simulated["calibration"]["name"] == str(out / "calibration.yaml")
     watched = windtunnel("observe", str(folder), *server, "--watch", str(out / "calibration.yaml"), "--json")

@@ -72,6 +72,7 @@ def test_capacity_says_what_limits_it(windtunnel: Command, scenario: str) -> Non
     assert found["latencies"]["ttft_s"]["p90"] <= 1
     shown = windtunnel("capacity", scenario, "--slo", "ttft_p90=1us", "--seeds", "1")
     assert "no load is sustained: TTFT p90 <= 1.00 us is not met" in shown.stdout
+    assert re.search(r"Sustains no load: .*; when hardly anything is sent, it is \d+\.\d ms\.", shown.stdout)
 
 
 def test_a_capacity_needs_no_load_to_begin_with(windtunnel: Command) -> None:
@@ -251,6 +252,33 @@ def test_an_answer_leads_with_a_server_that_would_not_start(windtunnel: Command,
     done = windtunnel("capacity", "--from-command", LONG, *load, "--slo", "ttft_p90=1s", "--json")
     assert json.loads(done.stdout)["from_command"]["would_not_start"][0].startswith(LONG_SAYS)
     assert f"note: {LONG_SAYS}" in done.stderr
+
+
+def test_a_scenario_without_a_command_is_checked_too(windtunnel: Command, tmp_path: Path) -> None:
+    says = "vllm would not start: max_model_len is 200,000, and Qwen/Qwen3-8B takes 40,960 tokens; give 40960 at most"
+    workload = {"arrivals": {"type": "poisson", "rate_per_s": 1}, "input_tokens": 64, "output_tokens": 8}
+    deployment = {"device": "h100_sxm", "engine": {"name": "vllm", "max_model_len": 200_000}}
+    raw = {"model": "qwen3-8b", "deployment": deployment, "workload": workload | {"num_requests": 20}}
+    file, space = tmp_path / "scenario.yaml", tmp_path / "space.yaml"
+    file.write_text(yaml.safe_dump(raw))
+    assert windtunnel("simulate", str(file)).stdout.splitlines()[1].startswith(says)
+    document = json.loads(windtunnel("capacity", str(file), "--slo", "ttft_p90=1s", "--json").stdout)
+    assert document["would_not_start"][0].startswith(says)
+    own = windtunnel("simulate", str(file), "--set", "deployment.engine.max_model_len=null", "--json")
+    assert "would_not_start" not in json.loads(own.stdout)
+    engine = {"deployment.engine.max_model_len": [200_000, 4096]}
+    space.write_text(yaml.safe_dump(raw | {"load": "given", "vary": engine}))
+    done = " ".join(windtunnel("search", str(space), "--no-store").stdout.split())
+    assert "Best: max_model_len 4096" in done
+    assert done.index(says) > done.index("cannot run")
+    grid = windtunnel("whatif", str(file), "--vary", "max_model_len=200000,4096").stdout
+    assert "1 of 2 points can run" in grid
+
+
+def test_an_unknown_setting_names_the_option_once(windtunnel: Command) -> None:
+    load = ("--device", "h100_sxm", "--input-tokens", "64", "--output-tokens", "8", "--rate", "1")
+    done = windtunnel("whatif", "--model", "qwen3-8b", *load, "--vary", "foo=1,2")
+    assert done.stderr.startswith("error: --vary: foo is no path"), done.stderr
 
 
 def test_points_whose_server_would_not_start_cannot_run(windtunnel: Command) -> None:

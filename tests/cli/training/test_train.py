@@ -78,7 +78,7 @@ def test_a_script_of_a_framework_is_predicted_with_options_over_it(windtunnel: C
     options = ("--device", "h100_sxm", "--micro-batch", "2", "--set", "recompute.granularity=full")
     done = windtunnel("train", str(script), *options)
     assert "16 x NVIDIA H100 SXM5 80GB (TP 4, DP 4, ZeRO-1); megatron" in done.stdout
-    assert "8 micro-batches of 2 on each rank; recompute full" in done.stdout
+    assert "8 microbatches of 2 on each rank; recompute full" in done.stdout
     assert "without effect on a prediction, or not read: --lr" in done.stdout
     page = tmp_path / "page.html"
     document = json.loads(windtunnel("train", str(script), *options, "--json", "--html", str(page)).stdout)

@@ -248,7 +248,7 @@ def test_a_batch_too_small_for_one_micro_batch_makes_none_and_is_told() -> None:
     generated = made(f"{SIMAI} --world_size=64 --global_batch=32 --num_layers=2")
     assert "\ncross_entropy1\t" in generated.text
     assert "attention" not in generated.text
-    assert "AICB makes 0 micro-batches of it" in generated.remarks[0]
+    assert "AICB makes 0 microbatches of it" in generated.remarks[0]
 
 
 def test_gradient_accumulation_costs_no_time_and_no_records() -> None:

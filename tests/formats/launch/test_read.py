@@ -640,6 +640,42 @@ def test_a_changed_server_keeps_its_image_and_variables_but_no_secret() -> None:
     assert "hf_1" not in manifests
 
 
+def test_a_changed_server_takes_variables_that_the_text_does_not_set_from_its_environment() -> None:
+    container = {
+        "image": "vllm/vllm-openai:v0.19.0",
+        "command": ["sh", "-c"],
+        "args": [f'vllm serve {MODEL} --api-key $KEY --served-model-name "${{NAME}}" --chat-template \'a `b` "c"$D\''],
+        "env": [{"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "own"}}}],
+    }
+    reading = read_launch_command(yaml.safe_dump({"containers": [container]}))
+    reading.raw["deployment"]["device"] = "h100_sxm"
+    scenario, version = scenario_from({**reading.raw, "workload": LOAD}), {"vllm": "0.19.0"}
+    script = launch_script(scenario, version, reading.others)
+    words = """--api-key "${KEY}" --served-model-name "${NAME}" --chat-template 'a `b` "c"'"$D\""""
+    assert words in script
+    assert words in " ".join(line.strip(" \\") for line in shown_script(script))
+    assert "# set in the environment, as before: KEY, NAME, D\n" in script
+    assert read_launch_command(script).others["server"].words[-6:] == reading.others["server"].words
+    documents = list(yaml.safe_load_all(kubernetes_manifests(scenario, version, reading.others)))
+    command = documents[-1] if "spec" not in documents[0] else documents[0]
+    command = command["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert {"$(KEY)", "$(NAME)", 'a `b` "c"$(D)'} <= set(command)
+
+
+def test_the_name_that_kserve_serves_is_written_as_the_engines_option() -> None:
+    model = {"modelFormat": {"name": "huggingface"}, "storageUri": f"hf://{MODEL}", "args": ["--model_name=chat"]}
+    reading = read_launch_command(yaml.safe_dump({"spec": {"predictor": {"model": model}}}))
+    assert reading.others["server"].words == ("--served-model-name", "chat")
+
+
+def test_a_number_that_only_the_cluster_knows_is_refused() -> None:
+    env = [{"name": "TP", "valueFrom": {"configMapKeyRef": {"name": "sizes", "key": "tp"}}}]
+    container = {"image": "vllm/vllm-openai:v0.19.0", "env": env}
+    container["args"] = ["--model", MODEL, "--tensor-parallel-size", "$(TP)"]
+    with pytest.raises(InputError, match=r"the text does not set \$TP"):
+        read_launch_command(yaml.safe_dump({"containers": [container]}))
+
+
 def test_a_changed_server_keeps_the_keys_of_its_file(tmp_path: Path) -> None:
     content = {
         "kv_cache_config": {"free_gpu_memory_fraction": 0.8, "event_buffer_max_size": 7},

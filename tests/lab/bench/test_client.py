@@ -157,6 +157,8 @@ def test_servers_that_take_no_token_ids(api: str, words: bool) -> None:
 def test_wrong_endpoints_are_answered_with_a_sentence() -> None:
     with pytest.raises(InputError, match="is not an endpoint"):
         Endpoint("localhost:8000/v1")
+    with pytest.raises(InputError, match="is the address of one API"):
+        Endpoint("http://localhost:8000/v1/chat/completions", api="chat")
     with pytest.raises(InputError, match="there is no API 'completion'"):
         Endpoint("http://localhost/v1", api="completion")
     with pytest.raises(InputError, match="no server answers at"):

@@ -185,6 +185,18 @@ def test_without_the_package_its_models_are_refused() -> None:
         ("def widest_tp", "def heads", "the kind of attention MeanMixer defines no widest_tp"),
         ("def num_parameters", "def count", "the kind of attention MeanMixer defines no num_parameters"),
         ("def decode_launches", "def decode", "the kind of attention MeanMixer defines no decode_launches"),
+        ("def state_bytes", "def state", "the kind of attention MeanMixer defines no state_bytes"),
+        ("is_recurrent: ClassVar[bool] = True", "", "the kind of attention MeanMixer defines no bytes_per_token"),
+        (
+            "def state_bytes",
+            "num_heads, bytes_per_token = 8, lambda *_: -1.0\n    is_recurrent = False\n    def state_bytes",
+            "MeanMixer keeps -1.0 bytes of a token",
+        ),
+        (
+            "def state_bytes",
+            "num_heads, bytes_per_token = 8, lambda *_: float('nan')\n    is_recurrent = False\n    def state_bytes",
+            "MeanMixer keeps nan bytes of a token",
+        ),
         ("return 2.0 * self.batch", "return -2.0 * self.batch", "running_mean: its arithmetic or its bytes are below"),
         ("return 4.0 * self.batch", "return float('nan')", "running_mean: its arithmetic or its bytes are below"),
     ],

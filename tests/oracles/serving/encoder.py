@@ -1,5 +1,6 @@
 """Encoder caches in plain Python: vLLM's, after `EncoderCacheManager` and `Scheduler._try_schedule_encoder_inputs`, and
-SGLang's, after `MultiModalStaticCache`."""
+SGLang's, after `MultiModalStaticCache`.
+"""
 
 from collections import OrderedDict
 from typing import Any, NamedTuple

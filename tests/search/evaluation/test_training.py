@@ -54,6 +54,13 @@ def test_a_points_figures_are_those_of_the_job_simulated_alone(study: Study) -> 
         assert alone.fits
 
 
+def test_points_of_other_models_share_no_layers() -> None:
+    """Both models have the same widths, and layers of other operators."""
+    outcome = search(jobs({"model": ["llama-3.1-8b", "qwen3-8b"]}), quiet()).outcomes[0]
+    alone = [simulate_training(training.load({**JOB, "model": name})) for name in ("llama-3.1-8b", "qwen3-8b")]
+    assert [outcome.evaluations[index].figures["step_s"] for index in (0, 1)] == [job.step_s for job in alone]
+
+
 @pytest.mark.parametrize(
     ("framework", "stages"), [("megatron", [1, 0]), ("deepspeed", [3, 0, 1, 2]), ("fsdp2", [3, 0, 2])]
 )

@@ -150,3 +150,11 @@ def test_a_package_with_something_else_is_refused(tmp_path: Path) -> None:
         (tmp_path / "defaults.yaml").write_text(DEFAULTS)
         with pytest.raises(InputError, match="ENGINE of the package of the engine 'mute' is no"):
             engine_of("mute")
+
+
+def test_a_package_without_its_files_is_told_which_is_missing(tmp_path: Path) -> None:
+    with (
+        installed_plugin(tmp_path, "windtunnel.engines", "bare", MODULE),
+        pytest.raises(InputError, match=f"the installed engine 'bare' has no defaults.yaml in {tmp_path}"),
+    ):
+        with_defaults(EngineSettings(name="bare"), catalog.device("a40"))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from oracles.serving.cost import Prices
 from windtunnel.catalog import model
+from windtunnel.hardware import Device
 from windtunnel.model.launches.forward import (
     StepBatch,
     decode_launches,
@@ -18,15 +19,16 @@ from windtunnel.model.launches.forward import (
     prefill_launches,
     token_launches,
 )
-from windtunnel.model.operators import Launch, Op, Size
+from windtunnel.model.operators import Gemm, Launch, Op, Size
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Format, Precision
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import COVERAGES, Coverage, Estimate
-from windtunnel.serving.deployment import EngineSettings, HostOverheads, Speculative
+from windtunnel.serving.deployment import EngineSettings, HostOverheads, Profile, Speculative
 from windtunnel.serving.engines.launches import decode_tokens, graph_sizes, num_launches, unhidden_s
 from windtunnel.serving.scenario import resolve
-from windtunnel.serving.setup.estimators import estimator_for, estimator_key, shard_of
+from windtunnel.serving.setup import estimators
+from windtunnel.serving.setup.estimators import estimator_for, estimator_key, measured_estimator, shard_of
 from windtunnel.serving.setup.step_prices import (
     DeployedModel,
     batch_nodes,
@@ -473,3 +475,26 @@ def test_streams_of_the_residual_keep_all_reduces_apart_from_norms(model: str, f
     assert setup.engine.fused_all_reduce == fuses
     limit = 64 * 2**20 if fuses else 0.0
     assert estimator_key(setup)[5:7] == (limit, limit / (2 * setup.model.hidden_size))
+
+
+def test_estimators_differ_as_devices_nodes_and_profiles_do_and_tables_are_read_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two files of devices may have one name."""
+    read: list[str] = []
+
+    def reading(device: Device, *arguments: Any, **named: Any) -> Any:
+        read.append(device.name)
+        return measured_estimator(device, *arguments, **named)
+
+    monkeypatch.setattr(estimators, "measured_estimator", reading)
+    shape: Any = {"device": "l40s", "input_tokens": 64, "output_tokens": 4, "concurrency": 1}
+    setup = resolve(scenario(model="qwen2.5-0.5b", **shape))
+    faster = msgspec.structs.replace(setup.device, memory_bytes_per_s=2 * setup.device.memory_bytes_per_s)
+    slower = msgspec.structs.replace(setup.node, scale_up=msgspec.structs.replace(setup.node.scale_up, latency_s=1.0))
+    others = [{"device": faster}, {"node": slower}, *({"profile": Profile(folder=name)} for name in "ab")]
+    assert len({estimator_key(replace(setup, **other)) for other in ({}, *others)}) == 1 + len(others)
+    estimators._measured.cache_clear()
+    for each in (setup, setup, replace(setup, device=faster), setup):
+        assert estimator_for(each).estimate(Gemm(8, 1024, 1024, Format.BF16)).seconds > 0
+    assert read == ["l40s", "l40s"]

@@ -46,6 +46,14 @@ def test_failed_requests_are_counted_whatever_their_prompt(read: Reader) -> None
     assert recorded.remarks == ("1 of 3 rows left out: Response tokens is 0",)
 
 
+def test_both_names_of_llmservingsim_s_times(read: Reader) -> None:
+    lines = '{"input_toks": 14, "output_toks": 3, "arrival_time_ns": 4059740, "input_tok_ids": [1, 2]}\n'
+    for name, text in (("a.jsonl", lines), ("a.csv", "input_toks,output_toks,arrival_ns\n14,3,4059740\n")):
+        recorded = read(name, text)
+        assert recorded.arrival_s is not None
+        assert recorded.arrival_s.tolist() == pytest.approx([4059740e-9])
+
+
 def test_rows_that_are_no_requests_are_counted(read: Reader) -> None:
     recorded = read("a.jsonl", of_aiperf(2) + of_aiperf(0, "timeout") + of_aiperf(1))
     assert recorded.num_requests == 2

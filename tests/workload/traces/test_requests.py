@@ -309,6 +309,11 @@ BAD = {
     "negative time": ("a.csv", HEADER + "-1,1,1\n", "row 1: arrival_s is negative: -1"),
     "unsorted times": ("a.csv", HEADER + "0,1,1\n5,1,1\n4,1,1\n", "row 3: arrival_s is before that of row 2"),
     "text time": ("a.csv", HEADER + "0,1,1\nsoon,1,1\n", "row 2: arrival_s is not a time: soon"),
+    "times as text": (
+        "a.jsonl",
+        '{"arrival_s": "0", "input_tokens": 1, "output_tokens": 1}',
+        "row 1: arrival_s is text, not a number: 0",
+    ),
     "mixed times": ("a.csv", HEADER + "2024-05-10 00:00:00,1,1\n7.5,1,1\n", "row 2: arrival_s is not a date"),
     "fraction of a token": ("a.csv", HEADER + "0,1.5,1\n", "row 1: input_tokens is not a whole number: 1.5"),
     "no output": ("a.csv", HEADER + "0,1,1\n1,1,0\n", "row 2: output_tokens is not positive: 0"),

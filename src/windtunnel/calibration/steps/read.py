@@ -129,10 +129,8 @@ class StepRun:
 def read_step_runs(path: Path, base: Mapping[str, Any], options: Mapping[str, Any]) -> list[StepRun]:
     """Read the runs of a table of steps, or of a folder with one and `runs.csv`.
 
-    Args:
-        path: the table or the folder.
-        base: raw scenario of a server's command line; a folder has one for each run instead.
-        options: options of a deployment, by their short names, over it; a device is needed.
+    `base` is the raw scenario of a server's command line, of which a folder has one for each run instead; `options` of
+    a deployment, by their short names, go over it, and a device is needed.
 
     Raises:
         InputError: a file that is missing or malformed, or a deployment that is not described.

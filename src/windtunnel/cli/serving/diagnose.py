@@ -1,5 +1,6 @@
 """`windtunnel diagnose`: why a server is slow."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from windtunnel.calibration.steps.read import RUNS
@@ -8,6 +9,7 @@ from windtunnel.cli.output import answer
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
+from windtunnel.formats.recognise import find_format
 from windtunnel.production.observed import is_request_table, read_requests
 
 
@@ -47,8 +49,19 @@ def _is_of_runs(path: Path) -> bool:
     if path.is_dir():
         return (path / RUNS).is_file()
     if path.name.endswith((".jsonl", ".jsonl.gz")):
+        _refuse_means(path)
         return True
     return path.name.endswith((".csv", ".csv.gz")) and path.is_file() and not is_request_table(path)
+
+
+def _refuse_means(path: Path) -> None:
+    """Raise InputError for a benchmark client's result, which does not say when each request was sent."""
+    client = None
+    with suppress(InputError):
+        client = find_format(path, "client result")
+    if client is not None and client.is_certain:
+        hint = f"`windtunnel bench --out FOLDER` records every request; `windtunnel gate --measured {path}` takes means"
+        raise InputError(f"{path} is a result of {client.name}, without the arrival of every request", hint)
 
 
 def _answer_runs(options: Options) -> None:

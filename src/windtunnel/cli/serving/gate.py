@@ -16,11 +16,11 @@ from windtunnel.cli.options import launched, scenario_of, with_load, with_read_l
 from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
-from windtunnel.errors import InputError, check_known
+from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.formats.clients.read import ClientResult, read_client_results
 from windtunnel.metrics.limits import limit_of, limits_of, named_values, parse_limits, share_of
 from windtunnel.schema import read_table
-from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
+from windtunnel.serving.engines.command_line import Reading
 from windtunnel.serving.scenario import SCENARIO_HINT, Scenario, read_raw
 from windtunnel.serving.shorthand import lay_over
 
@@ -38,7 +38,7 @@ def command(options: Options) -> None:
     before, after, launches = _scenarios(options)
 
     # Loading the engine takes most of a second; wrong input is answered before.
-    from windtunnel.production.gate import gate_change
+    from windtunnel.production.gate import gate_change, with_servers
     from windtunnel.serving.simulate import simulate
 
     limits = parse_limits(options.slo) if options.slo is not None else limits_of(after.slo)
@@ -52,9 +52,8 @@ def command(options: Options) -> None:
             if progress is not None:
                 progress(number + 1, 1 + (before is not None))
     gate = gate_change(results[0] if before is not None else None, results[-1], limits, increases)
-    remarks = [_in_options(line, options) for line in gate.remarks]
-    remarks += [f"before the change, {sentence}" for launch in launches[1:] for sentence in launch.not_starting]
-    _answer(options, replace(gate, remarks=remarks, not_starting=launches[0].not_starting))
+    gate = replace(gate, remarks=[_in_options(line, options) for line in gate.remarks])
+    _answer(options, with_servers(gate, *launches))
 
 
 def _in_options(text: str, options: Options) -> str:
@@ -81,17 +80,16 @@ def _answer(options: Options, gate: Any) -> None:
 
 def _scenarios(options: Options) -> tuple[Scenario | None, Scenario, list[Reading]]:
     """Return what was before, and the change; the load that a file of either says is that of both. Third are the
-    servers that were read: of the change, and of what was before."""
+    servers that were read: of the change, and of what was before.
+    """
     sides = [options] if options.before is None else [options, _options_before(options)]
     launches = [launched(side) for side in sides]
     load = next((launch.load for launch in launches if launch.load is not None), None)
     described = []
     for side, launch in zip(sides, launches, strict=True):
-        if launch is not NO_COMMAND:
+        if launch.taken:
             launch.load = load
         described.append(scenario_of(side, base=with_read_load(side, launch)))
-    for line in () if options.json else dict.fromkeys(line for launch in launches for line in launch.remarks):
-        remark(line)
     return described[1] if len(described) > 1 else None, described[0], launches
 
 
@@ -119,8 +117,14 @@ def _increases(text: str | None, is_measured: bool) -> dict[str, float] | None:
         if is_measured:
             check_known(name, USUAL_MEASURED, f"--max-increase: no measured metric is called {name!r}")
         elif name != COST:
-            limit_of(name, 1.0)
+            try:
+                limit_of(name, 1.0)
+            except InputError as error:
+                hint = did_you_mean(name, [COST], f"{COST}; or {error.hint}")
+                raise InputError(f"--max-increase: {error.message}", hint) from None
         shares[name] = share_of(value)
+        if shares[name] >= 1 and not value.endswith("%"):
+            raise InputError(f"--max-increase: {name}={value} lets it rise by {shares[name]:.0%}", f"{name}={value}%?")
         if not 0 <= shares[name] < math.inf:
             raise InputError(f"--max-increase: {name} may rise by {value!r}; a share of 0 or more is needed", HINT)
     return shares

@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from windtunnel.calibration.measured_runs import SCORED, Measurement
+from windtunnel.calibration.releases import with_inferred_versions
 from windtunnel.calibration.run_files import read_measurements
+from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, check_known, did_you_mean
 
@@ -37,6 +39,9 @@ def measurements_of(
             f"every run is left out: {', '.join(f'{count:,} {name}' for name, count in counts.items())}",
             f"--use {next(iter(counts))} takes them all the same",
         )
+    with counted("inferring the engine's version", "trials") as progress:
+        processes, calibration = (getattr(options, name, None) for name in ("processes", "calibration"))
+        chosen = with_inferred_versions(chosen, calibration, processes or 1, progress)
     return chosen, {name: count for name, count in counts.items() if name not in uses}
 
 

@@ -93,7 +93,7 @@ def _write(
 ) -> None:
     """Write the calibration; with the run's requests, or what is known of them, also a scenario."""
     given = options.given("deployment")
-    given["calibration"] = str(options.out / CALIBRATION)
+    given["calibration"] = CALIBRATION
     columns = None if record is None else record.requests
     if options.requests is not None:
         columns = vars(read_requests(options.requests))

@@ -115,21 +115,32 @@ def _name_settings(study: Study, options: Options) -> None:
 def stops_of(
     space: Space, points: Iterable[int], workload: str | None, launch: Reading, is_written: bool = False
 ) -> dict[int, str]:
-    """Return the points whose server would not start, with the reason: as read, or as its command `is_written`."""
+    """Return the points whose server would not start, with the reason: as read, or as its command `is_written`.
+
+    Without a command, those that set the greatest length.
+    """
     evaluator = Evaluator(space)
-    scenarios = ((at, evaluator.deployed(point_at(space, at), workload).scenario) for at in points if launch.taken)
-    return {at: reason for at, scenario in scenarios if (reason := start_remark(scenario, launch, is_written))}
+    may_stop = launch.taken or (not space.is_training and "max_model_len" in str((space.scenario, space.vary)))
+    scenarios = ((at, evaluator.deployed(point_at(space, at), workload).scenario) for at in points if may_stop)
+    reasons: dict[int, str] = {}
+    for at, scenario in scenarios:
+        with suppress(InputError):  # of an engine whose command is not known
+            reasons |= {at: reason} if (reason := start_remark(scenario, launch, is_written)) else {}
+    return reasons
 
 
 def _note_stops(study: Study, launch: Reading, top: int) -> None:
     """Note the best points whose server would not start as it was read; refuse those that no written command starts."""
     launch.not_starting.clear()
-    for outcome in study.outcomes:
+    for place, outcome in enumerate(study.outcomes):
         best = outcome.ranking[:100]  # each takes some 25 ms
         stops = stops_of(study.space, best, outcome.workload, launch)
-        listed = {index: stops[index] for index in outcome.ranking[:top] if index in stops}
+        listed = {index: stops[index] for index in outcome.ranking[:top] if index in stops and launch.taken}
         launch.not_starting += [text for text in reasons(study.space, listed) if text not in launch.not_starting]
-        for index, reason in stops_of(study.space, stops, outcome.workload, launch, is_written=True).items():
+        refused = stops_of(study.space, stops, outcome.workload, launch, is_written=True)
+        left = sum(index not in refused for index in outcome.ranking[: outcome.num_finalists])
+        study.outcomes[place] = replace(outcome, num_finalists=left)
+        for index, reason in refused.items():
             outcome.ranking.remove(index)
             outcome.evaluations[index] = replace_fields(outcome.evaluations[index], refused=reason, holds=False)
 

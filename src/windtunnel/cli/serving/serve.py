@@ -112,6 +112,8 @@ def _with_load(options: Options) -> Options:
     if options.scenario is not None or options.trace is not None:
         return options
     filled = {name: value for name, value in DEFAULTS.items() if given[name] is None}
+    if options.task not in (None, "generate"):
+        filled.pop("output_tokens", None)
     if options.concurrency is not None:
         filled.pop("rate", None)
     return Options(**{**given, **filled})

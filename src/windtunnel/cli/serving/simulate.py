@@ -38,7 +38,7 @@ def command(options: Options) -> None:
     if options.timeline is not None:
         _write_timeline(result, options)
     if options.out is not None:
-        write_run(result, options.out)
+        write_run(result, options.out, launch.document)
         remark(f"wrote {options.out}")
     if options.vidur_metrics is not None:
         num_replicas = result.scenario.deployment.most_replicas

@@ -14,7 +14,7 @@ from windtunnel.metrics.records import REQUEST_COLUMNS
 from windtunnel.metrics.summary import Summary
 from windtunnel.report.lab.bench import bench_report
 from windtunnel.report.layout import layouts_beside
-from windtunnel.report.report import Code, Figures, Report, Section
+from windtunnel.report.report import Code, Figures, Report, Section, stopped
 from windtunnel.report.results import ResultEntry, records
 from windtunnel.report.serving.curves import client_over_time, measured
 from windtunnel.report.serving.run import distribution_sections, run_sections, verdict
@@ -32,6 +32,7 @@ def result_view(entry: ResultEntry, report: Report, here: str = "run", **options
     lead = (entry.model, entry.deployment, entry.load, entry.problem, *report.lead)
     tabs = {label: link(part, entry.name) for part, label in parts.items()}
     title = LAYOUT["parts"]["simulate"][here]
+    report = stopped(report, entry.not_starting) if report.verdict else report
     return View(replace(report, title=entry.name or ".", lead=lead), tabs, title, **options)
 
 

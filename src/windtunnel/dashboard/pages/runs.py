@@ -44,8 +44,9 @@ def _cell(entry: ResultEntry, name: str) -> str | Cell:
     """Return an entry's cell; a figure has its interval, which holds 80% of measurements, where that is known."""
     match name:
         case "name":
-            met = entry.figures.get("is_slo_held")
-            held = "" if met is None else "breaks the SLO" if not met else "" if entry.problem else "holds the SLO"
+            known = {None: "", 0.0: "breaks the SLO"}
+            held = known.get(entry.figures.get("is_slo_held"), "" if entry.problem else "holds the SLO")
+            held = "would not start" if entry.not_starting else held
             note = ", ".join(filter(None, ("measured" if entry.kind == "bench" else "", held, entry.problem)))
             tone = "better" if held.startswith("holds") else "worse" if held or entry.problem else ""
             return Cell(entry.name or ".", href=link("run", entry.name), note=note, tone=tone)

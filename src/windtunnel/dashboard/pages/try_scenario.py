@@ -10,7 +10,7 @@ from windtunnel.errors import InputError
 from windtunnel.model.precision import Format
 from windtunnel.report.chart import Axis, Chart, Limit, Series
 from windtunnel.report.layout import table_of
-from windtunnel.report.report import Figures, Report, Section
+from windtunnel.report.report import Figures, Report, Section, noted
 from windtunnel.report.search.capacity import capacity_document, capacity_section, verdict_of
 from windtunnel.report.search.figures import limit_name, load_unit
 from windtunnel.report.serving.curves import LATENCIES
@@ -45,14 +45,15 @@ def trial(dashboard: Dashboard, _rest: str, query: Query) -> View:
     sections = run_sections(result.scenario, run_document(result), result.requests)
     deployment = result.scenario.deployment
     title = "" if deployment.pools else deployment_line(result.setup, deployment.replicas)
-    lead = [*typed.remarks, model_line(result.setup), title, load_line(typed.scenario)]
+    lead = [model_line(result.setup), title, load_line(typed.scenario)]
     text, is_good = verdict(result.summary, result.scenario, result.requests)
-    return View(Report("Result", lead, sections, verdict=text, is_good=is_good))
+    return View(noted(Report("Result", lead, sections, verdict=text, is_good=is_good), typed.launch))
 
 
 def trial_document(dashboard: Dashboard, _rest: str, query: Query) -> Any:
     """Return what `windtunnel simulate --json` prints of the typed scenario."""
-    return run_document(_with(trials.simulated, dashboard, query)[1])
+    typed, result = _with(trials.simulated, dashboard, query)
+    return {**run_document(result), **typed.launch.document}
 
 
 def sweep(dashboard: Dashboard, _rest: str, query: Query) -> View:
@@ -60,12 +61,13 @@ def sweep(dashboard: Dashboard, _rest: str, query: Query) -> View:
     typed, loads = _with(trials.swept, dashboard, query)
     text, is_good = verdict_of(capacity_document(loads.capacities))
     section = _sweep_section(loads)
-    return View(Report("Over the load", typed.remarks, [section], verdict=text, is_good=is_good))
+    return View(noted(Report("Over the load", sections=[section], verdict=text, is_good=is_good), typed.launch))
 
 
 def sweep_data(dashboard: Dashboard, _rest: str, query: Query) -> Any:
     """Document the typed scenario over its load."""
-    return trials.sweep_document(_with(trials.swept, dashboard, query)[1])
+    typed, loads = _with(trials.swept, dashboard, query)
+    return {**trials.sweep_document(loads), **typed.launch.document}
 
 
 def _with(run: Callable[[Scenario], Answer], dashboard: Dashboard, query: Query) -> tuple[trials.Trial, Answer]:

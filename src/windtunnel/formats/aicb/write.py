@@ -84,7 +84,7 @@ def _remarks(arguments: TrainingArguments) -> tuple[str, ...]:
     if arguments.frame != "collective_test" and arguments.global_batch % ranks:
         remarks.append(
             f"--global_batch {arguments.global_batch} is not a multiple of dp x micro_batch = {ranks}: AICB makes "
-            f"{arguments.num_microbatches} micro-batches of it"
+            f"{arguments.num_microbatches} microbatches of it"
         )
     if arguments.frame != "collective_test" and arguments.num_layers % arguments.pipeline_model_parallel:
         remarks.append(

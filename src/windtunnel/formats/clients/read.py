@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,14 +57,14 @@ def read_client_results(path: Path) -> list[ClientResult]:
     return results
 
 
-def of_documents(read: Callable[[str, dict[str, Any]], list[ClientResult]]) -> Callable[[Path], list[ClientResult]]:
+def of_documents(read: Callable[[str, dict[str, Any]], Iterable[ClientResult]]) -> Callable[[Path], list[ClientResult]]:
     """Return a reader of files that hold one JSON document, or one a line.
 
     `read` takes a name for a document's runs, and the document.
     """
 
     def read_file(path: Path) -> list[ClientResult]:
-        results = []
+        results: list[ClientResult] = []
         for number, document in enumerate(FileContent(path).documents):
             name = path.stem if number == 0 else f"{path.stem}:{number + 1}"
             try:
@@ -91,38 +91,36 @@ def has(test: Callable[[dict[str, Any]], bool]) -> Callable[[FileContent], bool]
     return passes
 
 
-def _bench_serving(name: str, document: dict[str, Any]) -> list[ClientResult]:
+def _bench_serving(name: str, document: dict[str, Any]) -> Iterator[ClientResult]:
     """Read vLLM's `vllm bench serve` (0.6 to 0.24) and SGLang's `sglang.bench_serving` (0.4 and 0.5)."""
     num_requests = int(document["completed"])
     if num_requests == 0:
-        return []
+        return
     rate = float(document.get("request_rate") or math.inf)
     has_rate = rate not in (math.inf, -1.0)
     # Without a rate and a limit, as both clients run by default, everything is sent at once.
     concurrency = document.get("max_concurrency") or (None if has_rate else document.get("num_prompts", num_requests))
     # SGLang records the option whatever the data set was.
     is_random = str(document.get("dataset_name", "random")).startswith("random")
-    return [
-        ClientResult(
-            id=name,
-            client="sglang" if "random_range_ratio" in document or "mean_e2e_latency_ms" in document else "vllm",
-            input_tokens=document["total_input_tokens"] / num_requests,
-            output_tokens=document["total_output_tokens"] / num_requests,
-            num_requests=num_requests,
-            concurrency=int(concurrency) if concurrency else None,
-            rate_per_s=rate if has_rate else None,
-            measured=_known(
-                tpot=document["mean_tpot_ms"] * MS,
-                ttft=document["mean_ttft_ms"] * MS,
-                e2e=(document.get("mean_e2el_ms") or document.get("mean_e2e_latency_ms") or 0.0) * MS,
-                throughput=float(document["output_throughput"]),
-            ),
-            range_ratio=document.get("random_range_ratio") if is_random else None,
-            gap_cv=1 / math.sqrt(float(document.get("burstiness") or 1.0)),
-            model=document.get("model_id"),
-            num_failed=max(int(document.get("failed") or document.get("num_prompts", num_requests) - num_requests), 0),
-        )
-    ]
+    yield ClientResult(
+        id=name,
+        client="sglang" if "random_range_ratio" in document or "mean_e2e_latency_ms" in document else "vllm",
+        input_tokens=document["total_input_tokens"] / num_requests,
+        output_tokens=document["total_output_tokens"] / num_requests,
+        num_requests=num_requests,
+        concurrency=int(concurrency) if concurrency else None,
+        rate_per_s=rate if has_rate else None,
+        measured=_known(
+            tpot=document["mean_tpot_ms"] * MS,
+            ttft=document["mean_ttft_ms"] * MS,
+            e2e=(document.get("mean_e2el_ms") or document.get("mean_e2e_latency_ms") or 0.0) * MS,
+            throughput=float(document["output_throughput"]),
+        ),
+        range_ratio=document.get("random_range_ratio") if is_random else None,
+        gap_cv=1 / math.sqrt(float(document.get("burstiness") or 1.0)),
+        model=document.get("model_id"),
+        num_failed=max(int(document.get("failed") or document.get("num_prompts", num_requests) - num_requests), 0),
+    )
 
 
 def _known(**measured: float) -> dict[str, float]:
@@ -140,7 +138,7 @@ def _known(**measured: float) -> dict[str, float]:
     return known
 
 
-def _aiperf(name: str, document: dict[str, Any]) -> list[ClientResult]:
+def _aiperf(name: str, document: dict[str, Any]) -> Iterator[ClientResult]:
     """Read AIPerf's `profile_export_aiperf.json` (0.1 to 0.13) and GenAI-Perf's `profile_export_genai_perf.json`."""
 
     def mean(key: str) -> float:
@@ -155,25 +153,23 @@ def _aiperf(name: str, document: dict[str, Any]) -> list[ClientResult]:
     # AIPerf's default is Poisson, GenAI-Perf's perf_analyzer has equal gaps.
     pattern = load.get("arrival_pattern") or load.get("request_rate_mode") or "poisson"
     smoothness = load.get("arrival_smoothness") or 1.0
-    return [
-        ClientResult(
-            id=name,
-            client="aiperf",
-            input_tokens=mean("input_sequence_length"),
-            output_tokens=mean("output_sequence_length"),
-            num_requests=int(num_requests or 10 * int(concurrency or per_s * 60)),
-            concurrency=int(concurrency) if concurrency else None,
-            rate_per_s=float(rate) if rate else None,
-            measured=_known(
-                tpot=mean_or_none("inter_token_latency") * MS,
-                ttft=mean("time_to_first_token") * MS,
-                e2e=mean_or_none("request_latency") * MS,
-                throughput=mean_or_none("output_token_throughput"),
-            ),
-            gap_cv={"constant": 0.0, "gamma": 1 / math.sqrt(smoothness)}.get(pattern, 1.0),
-            num_failed=int(mean_or_none("error_request_count")),
-        )
-    ]
+    yield ClientResult(
+        id=name,
+        client="aiperf",
+        input_tokens=mean("input_sequence_length"),
+        output_tokens=mean("output_sequence_length"),
+        num_requests=int(num_requests or 10 * int(concurrency or per_s * 60)),
+        concurrency=int(concurrency) if concurrency else None,
+        rate_per_s=float(rate) if rate else None,
+        measured=_known(
+            tpot=mean_or_none("inter_token_latency") * MS,
+            ttft=mean("time_to_first_token") * MS,
+            e2e=mean_or_none("request_latency") * MS,
+            throughput=mean_or_none("output_token_throughput"),
+        ),
+        gap_cv={"constant": 0.0, "gamma": 1 / math.sqrt(smoothness)}.get(pattern, 1.0),
+        num_failed=int(mean_or_none("error_request_count")),
+    )
 
 
 def _aiperf_load(name: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -253,7 +249,7 @@ def _num_successful(run: dict[str, Any]) -> float:
     return float(_totals(run)["successful"])
 
 
-def _inference_perf(name: str, document: dict[str, Any]) -> list[ClientResult]:
+def _inference_perf(name: str, document: dict[str, Any]) -> Iterator[ClientResult]:
     """Read inference-perf's `stage_N_lifecycle_metrics.json` (0.2 to 0.4).
 
     Its gaps are equal by default (`load.type`, which the file does not say).
@@ -263,7 +259,7 @@ def _inference_perf(name: str, document: dict[str, Any]) -> list[ClientResult]:
     load, answered = document["load_summary"], document["successes"]
     concurrency, rate = load.get("concurrency"), load.get("requested_rate")
     if not answered["count"]:
-        return []
+        return
     if not concurrency and not rate:
         raise InputError(f"{name} is inference-perf's summary of all its stages", "give stage_0_lifecycle_metrics.json")
 
@@ -271,28 +267,26 @@ def _inference_perf(name: str, document: dict[str, Any]) -> list[ClientResult]:
         return float((values.get(key) or {}).get("mean") or 0.0)
 
     latency = answered["latency"]
-    return [
-        ClientResult(
-            id=name,
-            client="inference-perf",
-            input_tokens=mean(answered, "prompt_len"),
-            output_tokens=mean(answered, "output_len"),
-            num_requests=int(answered["count"]),
-            concurrency=int(concurrency) if concurrency else None,
-            rate_per_s=None if concurrency else float(rate),
-            measured=_known(
-                tpot=mean(latency, "time_per_output_token"),
-                ttft=mean(latency, "time_to_first_token"),
-                e2e=mean(latency, "request_latency"),
-                throughput=float(answered["throughput"]["output_tokens_per_sec"]),
-            ),
-            gap_cv=0.0,
-            num_failed=int(document["failures"]["count"]),
-        )
-    ]
+    yield ClientResult(
+        id=name,
+        client="inference-perf",
+        input_tokens=mean(answered, "prompt_len"),
+        output_tokens=mean(answered, "output_len"),
+        num_requests=int(answered["count"]),
+        concurrency=int(concurrency) if concurrency else None,
+        rate_per_s=None if concurrency else float(rate),
+        measured=_known(
+            tpot=mean(latency, "time_per_output_token"),
+            ttft=mean(latency, "time_to_first_token"),
+            e2e=mean(latency, "request_latency"),
+            throughput=float(answered["throughput"]["output_tokens_per_sec"]),
+        ),
+        gap_cv=0.0,
+        num_failed=int(document["failures"]["count"]),
+    )
 
 
-def _llmperf(name: str, document: dict[str, Any]) -> list[ClientResult]:
+def _llmperf(name: str, document: dict[str, Any]) -> Iterator[ClientResult]:
     """Read LLMPerf's `..._summary.json`.
 
     Its inter-token latency is a request's whole time over its tokens, so TPOT is taken from the other two means.
@@ -304,30 +298,28 @@ def _llmperf(name: str, document: dict[str, Any]) -> list[ClientResult]:
         for key in ("end_to_end_latency_s", "ttft_s", "number_input_tokens", "number_output_tokens")
     )
     if not document["results_num_completed_requests"]:
-        return []
-    return [
-        ClientResult(
-            id=name,
-            client="llmperf",
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            num_requests=int(document["results_num_completed_requests"]),
-            concurrency=int(document["num_concurrent_requests"]),
-            rate_per_s=None,
-            measured=_known(
-                tpot=(e2e_s - ttft_s) / (output_tokens - 1) if output_tokens > 1 else 0.0,
-                ttft=ttft_s,
-                e2e=e2e_s,
-                throughput=float(document["results_mean_output_throughput_token_per_s"]),
-            ),
-            range_ratio=None if document["stddev_input_tokens"] or document["stddev_output_tokens"] else 1.0,
-            model=document.get("model"),
-            num_failed=int(document["results_number_errors"]),
-        )
-    ]
+        return
+    yield ClientResult(
+        id=name,
+        client="llmperf",
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        num_requests=int(document["results_num_completed_requests"]),
+        concurrency=int(document["num_concurrent_requests"]),
+        rate_per_s=None,
+        measured=_known(
+            tpot=(e2e_s - ttft_s) / (output_tokens - 1) if output_tokens > 1 else 0.0,
+            ttft=ttft_s,
+            e2e=e2e_s,
+            throughput=float(document["results_mean_output_throughput_token_per_s"]),
+        ),
+        range_ratio=None if document["stddev_input_tokens"] or document["stddev_output_tokens"] else 1.0,
+        model=document.get("model"),
+        num_failed=int(document["results_number_errors"]),
+    )
 
 
-def _genai_bench(name: str, document: dict[str, Any]) -> list[ClientResult]:
+def _genai_bench(name: str, document: dict[str, Any]) -> Iterator[ClientResult]:
     """Read the file of one scenario and load of genai-bench.
 
     Source: https://github.com/sgl-project/genai-bench, `genai_bench/metrics/metrics.py` at commit 025cf1c.
@@ -335,28 +327,26 @@ def _genai_bench(name: str, document: dict[str, Any]) -> list[ClientResult]:
     whole = document["aggregated_metrics"]
     stats, has_rate = whole["stats"], whole["iteration_type"] == "request_rate"
     if not whole["num_completed_requests"]:
-        return []
+        return
     mean = {key: float(values["mean"] or 0.0) for key, values in stats.items()}
     lengths = [stats[key] for key in ("num_input_tokens", "num_output_tokens")]
-    return [
-        ClientResult(
-            id=name,
-            client="genai-bench",
-            input_tokens=mean["num_input_tokens"],
-            output_tokens=mean["num_output_tokens"],
-            num_requests=int(whole["num_completed_requests"]),
-            concurrency=None if has_rate else int(whole["num_concurrency"]),
-            rate_per_s=float(whole["request_rate"]) if has_rate else None,
-            measured=_known(
-                tpot=mean["tpot"],
-                ttft=mean["ttft"],
-                e2e=mean["e2e_latency"],
-                throughput=float(whole["mean_output_throughput_tokens_per_s"]),
-            ),
-            range_ratio=1.0 if all(each["min"] == each["max"] for each in lengths) else None,
-            num_failed=int(whole["num_error_requests"]),
-        )
-    ]
+    yield ClientResult(
+        id=name,
+        client="genai-bench",
+        input_tokens=mean["num_input_tokens"],
+        output_tokens=mean["num_output_tokens"],
+        num_requests=int(whole["num_completed_requests"]),
+        concurrency=None if has_rate else int(whole["num_concurrency"]),
+        rate_per_s=float(whole["request_rate"]) if has_rate else None,
+        measured=_known(
+            tpot=mean["tpot"],
+            ttft=mean["ttft"],
+            e2e=mean["e2e_latency"],
+            throughput=float(whole["mean_output_throughput_tokens_per_s"]),
+        ),
+        range_ratio=1.0 if all(each["min"] == each["max"] for each in lengths) else None,
+        num_failed=int(whole["num_error_requests"]),
+    )
 
 
 FORMATS = tuple(

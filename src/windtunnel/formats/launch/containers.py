@@ -351,7 +351,9 @@ def _environment(node: Mapping[str, Any]) -> dict[str, str]:
     for part in given if isinstance(given, list) else []:
         name, _, value = str(part).partition("=")
         entry = table(part)
-        variables[str(entry.get("name", name))] = str(entry.get("value", "")) if entry else value
+        name = str(entry.get("name", name))
+        value = str(entry.get("value", "")) if entry else value
+        variables[name] = f"${{{name}}}" if "valueFrom" in entry else value  # as if not set: only the cluster knows it
     return variables
 
 

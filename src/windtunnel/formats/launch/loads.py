@@ -10,9 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.containers import Command, commands_of, table
-from windtunnel.schema import Schema, decode, read_yaml
+from windtunnel.schema import Schema
 from windtunnel.workload.client_load import ClientLoad, Tokens
 
 RANDOM = ("random", "random-ids")
@@ -49,8 +50,7 @@ class Clients(Schema):
 @cache
 def clients() -> dict[str, Client]:
     """Return the clients that are known, by name."""
-    path = Path(__file__).with_name("clients.yaml")
-    return decode(read_yaml(path), Clients, path.name).clients
+    return catalog.entry(Path(__file__).with_name("clients.yaml"), Clients).clients
 
 
 def client_load(commands: Sequence[Command]) -> ClientLoad | None:

@@ -21,12 +21,13 @@ from msgspec.structs import replace as replace_field
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.files import is_file, is_folder, read_text
+from windtunnel.formats.launch import shell
 from windtunnel.formats.launch.containers import VISIBLE_DEVICES, Command, commands_of, parsed, table
 from windtunnel.formats.launch.loads import client_load, recipe_load
 from windtunnel.formats.launch.recipes import read_recipe, recipe_commands
 from windtunnel.formats.launch.roles import PROXY, as_pools, roles_of, servers_of
 from windtunnel.model.parallelism import Parallelism
-from windtunnel.schema import Schema, decode, dotted, read_yaml, set_path
+from windtunnel.schema import Schema, dotted, read_yaml, set_path
 from windtunnel.serving.engines.command_line import DRAFTS, PLAIN, SERVER, SPLIT, Options, Reading, Unmodelled, shares
 from windtunnel.serving.engines.contract import engine_of
 from windtunnel.units import format_count
@@ -75,8 +76,7 @@ def dynamo_images() -> DynamoImages:
 @cache
 def other_options() -> OtherOptions:
     """Return the options that are reported and not taken."""
-    path = catalog.shipped("launch_options.yaml")
-    return decode(read_yaml(path), OtherOptions, path.name)
+    return catalog.entry(catalog.shipped("launch_options.yaml"), OtherOptions)
 
 
 def read_launch_command(text: str, acceptance_fraction: float | str | None = None) -> Reading:
@@ -178,8 +178,8 @@ def _read(
     """Read the words of one server, but for the option that it `leaves_out`."""
     reading = Reading()
     for variable, option in server.environment.items():
-        if variable in command.environment:
-            _take(reading, server, option, command.environment[variable])
+        if (value := command.environment.get(variable)) is not None and not shell.referenced([value]):
+            _take(reading, server, option, value)
     options = [pair for pair in _options_of(server, command) if pair[0] != leaves_out]
     _check_set(server, options)
     for name, value in options:
@@ -233,16 +233,21 @@ def _variables(server: Options, command: Command) -> dict[str, str]:
 
 def _unmodelled(reading: Reading, engine: str, server: Options, command: Command) -> Unmodelled:
     """Return what a command has beside its settings; values of secrets, and what only Dynamo's workers read, are left
-    out and named."""
+    out and named.
+    """
     variables = {name: value for name, value in _variables(server, command).items() if name not in OF_GROUP}
-    kept = {name: value for name, value in variables.items() if value and not SECRET.search(name)}
+    own = {name: not value or name in shell.referenced([value]) for name, value in variables.items()}
+    kept = {name: value for name, value in variables.items() if not own[name] and not SECRET.search(name)}
+    words = tuple(_other_words(reading, engine, server, command))
     of_dynamo = dict.fromkeys(name for name, _ in _typed_options(server, command) if name.startswith(OF_DYNAMO))
     reasons = {
-        "set in the environment, as before": [name for name in variables if name not in kept],
+        "set in the environment, as before": list(
+            dict.fromkeys(name for name in (*variables, *shell.referenced(words)) if name not in kept)
+        ),
         "left out, of Dynamo's workers only": [spelt(server, name) for name in of_dynamo],
     }
     return Unmodelled(
-        words=tuple(_other_words(reading, engine, server, command)),
+        words=words,
         file=_other_keys(reading, engine, server, command),
         variables=kept,
         image=command.image,

@@ -20,6 +20,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.containers import PRODUCT
 from windtunnel.formats.launch.read import is_option, servers, spelt
+from windtunnel.formats.launch.shell import REFERENCE, quoted
 from windtunnel.model.config import known_architectures
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import ModelSpec
@@ -153,8 +154,8 @@ def launch_script(scenario: Scenario, version: dict[str, str], others: Mapping[s
         lines += [f"# image: {unmodelled.image}"] if unmodelled.image else []
         if content := _file(scenario, deployment, unmodelled):
             lines += [f"cat > {_file_name(engine)} <<'END'", yaml.safe_dump(content, sort_keys=False).rstrip(), "END"]
-        variables = "".join(f"{name}={shlex.quote(value)} " for name, value in _environment(engine, unmodelled).items())
-        lines += [f"{variables}{shlex.join(_command(scenario, deployment, role, unmodelled))}"]
+        variables = "".join(f"{name}={quoted(value)} " for name, value in _environment(engine, unmodelled).items())
+        lines += [f"{variables}{' '.join(map(quoted, _command(scenario, deployment, role, unmodelled)))}"]
         lines += [f"# {text}" for text in (*_unsaid(scenario, deployment), *unmodelled.left_out)]
     return "\n".join(lines) + "\n"
 
@@ -173,13 +174,13 @@ def shown_script(script: str, width: int = 78) -> list[str]:
     lines: list[str] = []
     for line in script.splitlines()[2:]:
         words = [] if len(line) <= width or line.startswith("#") else shlex.split(line)
-        lines.append(shlex.quote(words[0]) if words else line)
+        lines.append(quoted(words[0]) if words else line)
         for place, word in enumerate(words[1:], start=1):
-            group = shlex.join([word, *takewhile(lambda each: not is_option(each), words[place + 1 :])])
+            group = " ".join(map(quoted, [word, *takewhile(lambda each: not is_option(each), words[place + 1 :])]))
             if is_option(word) and len(lines[-1]) + len(group) > width - 3:
                 lines[-1] += " \\"
                 lines.append(" ")
-            lines[-1] += f" {shlex.quote(word)}"
+            lines[-1] += f" {quoted(word)}"
     return lines
 
 
@@ -242,7 +243,7 @@ def _documents(
         balance = templates["balance"].get(scenario.deployment.router, "")
         # Where it listens is the pod's matter: at all its addresses.
         own = replace(unmodelled, words=tuple(_without(unmodelled.words, server.listening)))
-        words = _command(scenario, deployment, role, own)
+        words = [REFERENCE.sub(r"$(\1\2)", word) for word in _command(scenario, deployment, role, own)]
         port = next(
             (int(value) for option, value in pairwise(words) if option == "--port" and value.isdigit()), server.port
         )
@@ -279,7 +280,7 @@ def _settings(
     device, num_devices = catalog.device(deployment.device), deployment.parallelism.num_devices
     products = catalog.product_labels(device.name)
     environment = _environment(deployment.engine, unmodelled) | {"HF_HOME": "/cache"}
-    variables = [{"name": name, "value": text} for name, text in environment.items()]
+    variables = [{"name": name, "value": REFERENCE.sub(r"$(\1\2)", text)} for name, text in environment.items()]
     resource = RESOURCES.get(device.vendor.lower(), "nvidia.com/gpu")
     least, most = deployment.fewest_replicas, deployment.most_replicas
     return {
@@ -325,17 +326,20 @@ def _parts(scenario: Scenario) -> list[tuple[str, str, Deployment]]:
 
 
 def start_remark(scenario: Scenario, reading: Reading, is_written: bool = False) -> str:
-    """Say that the server of a command would not start, and what lets it; empty where it starts, or chooses itself, or
-    where the command `is_written` here, with a length that fits where none is given."""
+    """Say that a server would not start, and what lets it; empty where it starts, or chooses itself, or where its
+    command `is_written` here, as without a `reading`, with a length that fits where none is given.
+    """
     if scenario.deployment.pools:
         pools = (pool_scenario(scenario, pool) for pool in scenario.deployment.groups)
         return next(filter(None, (start_remark(pool, reading, is_written) for pool in pools)), "")
-    option = f"--{server_of(scenario.deployment.engine).option('engine.max_model_len')}"
+    engine, is_written = scenario.deployment.engine, is_written or not reading.taken
+    option = f"--{server_of(engine).option('engine.max_model_len')}"
+    named = option if reading.taken else named_option(engine, "max_model_len")
     setup = resolve(scenario)
     name, fitting, split = setup.engine.name, _fitting_model_len(setup), setup.parallelism.experts_tp
     longest, ways = setup.model.max_context_tokens, behaviour_of(name).lengthened_by
     if ways and setup.max_model_len > longest and not setup.model.is_encoder and not reading.has_any(ways):
-        takes = f"{option} is {setup.max_model_len:,}, and {setup.model.name} takes {longest:,} tokens"
+        takes = f"{named} is {setup.max_model_len:,}, and {setup.model.name} takes {longest:,} tokens"
         return f"{name} would not start: {takes}; give {longest} at most, or override that limit ({' or '.join(ways)})"
     if (columns := split_columns(name, setup.model, setup.precision.experts_format, split)) is not None:
         parts = f"TP {split} leaves {columns} columns of an expert, in blocks of 128 with one scale"
@@ -343,7 +347,7 @@ def start_remark(scenario: Scenario, reading: Reading, is_written: bool = False)
     if fitting is None or ((is_written or option in reading.taken) and setup.engine.max_model_len is None):
         return ""
     why = f"a request of {setup.max_model_len:,} tokens is taken, and the KV cache holds {fitting:,}"
-    return f"{name} would not start: {why}; give {option} {fitting} at most"
+    return f"{name} would not start: {why}; give {named} {fitting} at most"
 
 
 def _fitting_model_len(setup: Setup) -> int | None:

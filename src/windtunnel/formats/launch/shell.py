@@ -17,6 +17,9 @@ OF_ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 VARIABLE = re.compile(r"\$(?:\((\w+)\)|\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
 
+REFERENCE = re.compile(r"\$(?:\{(\w+)\}|([A-Za-z_]\w*))")
+"""A variable in a word."""
+
 Environment = Mapping[str, str]
 """Variable -> value; an array is a variable `NAME[@]` of words as a shell quotes them."""
 Part = tuple[str, list[str]]
@@ -85,6 +88,22 @@ def filled(text: str, environment: Environment) -> str:
         return environment.get(match[1] or match[2] or match[4], default)
 
     return ARITHMETIC.sub(lambda match: _computed(match, environment), VARIABLE.sub(value, text))
+
+
+def quoted(word: str) -> str:
+    """Return a word as a shell is to read it: variables that a text did not set are left to the shell."""
+    if not REFERENCE.search(word):
+        return shlex.quote(word)
+    pieces, end = list[str](), 0
+    for match in REFERENCE.finditer(word):
+        pieces += [word[end : match.start()] and shlex.quote(word[end : match.start()]), f'"{match[0]}"']
+        end = match.end()
+    return "".join([*pieces, word[end:] and shlex.quote(word[end:])])
+
+
+def referenced(words: Iterable[str]) -> list[str]:
+    """Return the names of the variables in some words."""
+    return list(dict.fromkeys(match[1] or match[2] for word in words for match in REFERENCE.finditer(word)))
 
 
 def _computed(match: re.Match[str], environment: Environment) -> str:

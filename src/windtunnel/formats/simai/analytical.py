@@ -200,18 +200,17 @@ def run_simai_analytical(workload: LayerWorkload, options: SimaiOptions | None =
     per_server = options.gpus_per_server
     if workload.tp % per_server and per_server % workload.tp:
         raise InputError(f"{workload.name}, line 1: tp = {workload.tp} does not fill servers of {per_server} GPUs")
-    known: dict[Communication, int] = {}
     hidden = {RankGroup.TP: options.tp_fraction, RankGroup.EP: options.ep_fraction}
+    total_ns_of = cache(lambda call: collective_ns(call, workload, options))
 
     def times(phase: LayerPhase, group_of_overlap: RankGroup) -> PhaseTimes:
         call = phase.communication
         compute_ns = round(phase.compute_s * 1e9)
         if call is None:
             return PhaseTimes(compute_ns, 0, 0)
-        if call not in known:
-            known[call] = collective_ns(call, workload, options)
+        total_ns = total_ns_of(call)
         shown = np.float32(1) - np.float32(hidden.get(group_of_overlap, options.dp_fraction))
-        return PhaseTimes(compute_ns, known[call], int(np.float32(known[call]) * shown))
+        return PhaseTimes(compute_ns, total_ns, int(np.float32(total_ns) * shown))
 
     def row(line: int, layer: IterationLayer) -> LayerTimes:
         forward = layer.forward.communication

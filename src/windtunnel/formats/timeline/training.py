@@ -42,7 +42,7 @@ def step_events(
                 "tid": 0,
                 "ts": int(starts_us[index]),
                 "dur": int(ends_us[index] - starts_us[index]),
-                "args": {"chunk": chunk, "micro-batch": microbatch},
+                "args": {"chunk": chunk, "microbatch": microbatch},
             }
         yield thread_name(device, 1, "end of step")
         edges_us = np.rint(1e6 * (closes[device] + np.cumsum([0.0, *closing.values()]))).astype(np.int64).tolist()
@@ -67,6 +67,6 @@ def write_step_timeline(
     if len(starts) > MAX_EVENTS:
         raise InputError(
             f"the step has {len(starts):,} passes; a timeline shows at most {MAX_EVENTS:,}",
-            "use fewer micro-batches: a smaller global_batch shows the same pattern",
+            "use fewer microbatches: a smaller global_batch shows the same pattern",
         )
     return write_events(path, about, step_events(schedule, starts, ends, closes, closing))

@@ -66,6 +66,8 @@ class Endpoint:
         check_known(self.api, APIS, f"there is no API {self.api!r}")
         if not self.url.startswith(("http://", "https://")):
             raise InputError(f"{self.url!r} is not an endpoint", "for instance http://localhost:8000/v1")
+        if self.url.rstrip("/").endswith("completions"):
+            raise InputError(f"{self.url} is the address of one API", "end it with /v1; --api says which API")
 
 
 @dataclass

@@ -96,17 +96,14 @@ def whole_forward(forward: Forward, clock: str) -> Callable[[], float]:
 
     On CUDA that is a replayed graph, as engines decode; where it cannot be captured, kernels queued ahead.
     """
-    run: Callable[[], object] | None = None if clock in CLOCKS_OF_HOST else captured(lambda: forward(_no_mark))
-    around = clock if clock in CLOCKS_OF_HOST else "cuda_event"
-    launch_s = 0.0 if clock in CLOCKS_OF_HOST or run is not None else launch_seconds(forward)
+    graph = None if clock in CLOCKS_OF_HOST else captured(lambda: forward(_no_mark))
+    launch_s = 0.0 if clock in CLOCKS_OF_HOST or graph else launch_seconds(forward)
+    run = graph or (lambda: forward(_no_mark))
 
     def whole() -> float:
-        watch = stopwatch(around, launch_s)
+        watch = stopwatch(clock, launch_s)
         watch.mark("")
-        if run is None:
-            forward(_no_mark)
-        else:
-            run()
+        run()
         watch.mark("whole")
         return watch.durations()["whole"][0]
 

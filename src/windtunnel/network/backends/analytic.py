@@ -1,16 +1,18 @@
 """Closed forms: collectives as NCCL's model and its measured tables have them, flows with every link to themselves."""
 
 from dataclasses import replace
-from math import ceil
+from math import ceil, isclose
 
 import numpy as np
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
+from windtunnel.hardware import Device
 from windtunnel.model.operators import COLLECTIVES, Collective
 from windtunnel.network.collectives.algorithms import torus
-from windtunnel.network.collectives.call import CollectiveCall, CollectiveRun
-from windtunnel.network.collectives.closed_forms import PROTOCOL_SHARE, closed_form
+from windtunnel.network.collectives.algorithms.ring import ROUNDS
+from windtunnel.network.collectives.call import CollectiveCall, CollectiveRun, Ranks
+from windtunnel.network.collectives.closed_forms import PROTOCOL_SHARE, closed_form, is_pcie
 from windtunnel.network.collectives.placement import device_of
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flow.run import FlowOptions, run_flow_level
@@ -18,10 +20,12 @@ from windtunnel.network.flows import Flows
 from windtunnel.network.paths import FlowTimes
 from windtunnel.network.settings import NetworkSettings
 from windtunnel.pricing.aiconfigurator.estimator import nccl_estimator
-from windtunnel.pricing.estimator import Estimate, Estimator
+from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 
 MOST_MEASURED_RANKS = 8
 """Most ranks with which a device's collectives were measured."""
+MOST_MEASURED_BYTES = 2**29
+"""Most bytes with which they were."""
 _SIZES = 2.0 ** np.arange(8, 35)
 """Bytes with which collectives were measured."""
 
@@ -38,15 +42,40 @@ def run_collective(call: CollectiveCall) -> CollectiveRun:
         return _run_on_torus(call)
     seconds, algorithm, protocol = closed_form(op, size_bytes, ranks, choices.algorithm, choices.protocol)
     device, source = device_of(fabric), "closed form"
-    may_choose = choices.algorithm == choices.protocol == "auto" and ranks.num_servers == 1
-    if device is not None and device.measured_as and may_choose and op in COLLECTIVES:
-        num_ranks = min(ranks.num_ranks, MOST_MEASURED_RANKS)
-        estimate = _rising(nccl_estimator(device, catalog.default_node(device)), Collective(op, size_bytes, num_ranks))
+    may_choose = choices.algorithm == choices.protocol == "auto"
+    may_choose &= ranks.num_servers == 1 or (is_pcie(ranks) and op in ROUNDS)
+    if (
+        device is not None
+        and device.measured_as
+        and may_choose
+        and op in COLLECTIVES
+        and _has_usual_links(ranks, device)
+    ):
+        num_ranks = min(ranks.per_server, MOST_MEASURED_RANKS)
+        estimator = nccl_estimator(device, catalog.default_node(device))
+        estimate = _rising(estimator, Collective(op, size_bytes, num_ranks))
+        if size_bytes > MOST_MEASURED_BYTES and _is_long_rate_known(estimate, ranks):
+            largest = _rising(estimator, Collective(op, MOST_MEASURED_BYTES, num_ranks)).seconds
+            estimate = replace(estimate, seconds=largest + seconds - closed_form(op, MOST_MEASURED_BYTES, ranks)[0])
         # More ranks take no less time than those that were measured, but where the switch adds, for any number of them.
-        if num_ranks == ranks.num_ranks or (op != "all_reduce" and estimate.seconds > seconds):
+        if num_ranks == ranks.num_ranks or (not (ranks.nvls and op == "all_reduce") and estimate.seconds > seconds):
             of = f" of {num_ranks} ranks" if num_ranks < ranks.num_ranks else ""
             seconds, source = float(estimate.seconds), f"{estimate.coverage.value}: {estimate.source}{of}"
     return CollectiveRun(call, seconds + choices.launch_s, algorithm, protocol, "analytic", source)
+
+
+def _has_usual_links(ranks: Ranks, device: Device) -> bool:
+    """Return whether the links inside a server are those of the device's usual node, on which it was measured."""
+    return isclose(ranks.scale_up_bytes_per_s, catalog.default_node(device).scale_up.bytes_per_s, rel_tol=0.05)
+
+
+def _is_long_rate_known(estimate: Estimate, ranks: Ranks) -> bool:
+    """Return whether bytes beyond a table pass at the rate of the closed form, else at that of the table's last row.
+
+    Over NVLink the closed form has the rates of nccl-tests up to 16 GiB, which tables that end at 512 MiB do not reach:
+    441 of 480 GB/s on eight H100, 684 of 846 on eight B200.
+    """
+    return estimate.coverage is Coverage.SCALED and not is_pcie(ranks)
 
 
 def _rising(estimator: Estimator, collective: Collective) -> Estimate:

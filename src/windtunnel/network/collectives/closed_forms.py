@@ -26,6 +26,9 @@ RING_SHARE = 0.81
 NETWORK_SHARE = 0.967
 """Of the NICs: 387 of 400 GB/s on eight servers of H100 (nccl-tests, InfiniBand NDR)."""
 
+NVLINK_BYTES_PER_S = 150e9
+"""Slower links of a rank inside its server are PCIe or bridges: their switches do not add, NCCL relays nothing over
+them, and network cards share them."""
 NETWORK_RINGS = 8
 """Most NICs by which the rings of an NVLink domain leave it: 406 GB/s of 50 GB/s each on twenty GB200 NVL72."""
 
@@ -38,6 +41,16 @@ class Latency(NamedTuple):
     scale_up: float
     """Of one step over NVLink, and of one over the network: `hwLatencies`."""
     network: float
+
+
+def tree_network_gain(ranks: Ranks) -> float:
+    """Return the factor of a tree's bus bandwidth between servers: of two, each sends and receives a buffer only once.
+
+    NCCL's model (src/graph/tuning.cc) divides the rate of its trees by two from three servers on. Sixteen H100 reach
+    478 GB/s at 8 GiB over network cards of 400 (crazyguitar/aws-gpu-communication-benchmark, p5), and 339 over 200
+    (lessizzmore/create-a3mega-ztan-fork).
+    """
+    return bus_factor("all_reduce", ranks.num_ranks) if ranks.num_servers == 2 else 1.0
 
 
 def ring_bytes_per_s(ranks: Ranks, rank_bytes: float) -> float:  # noqa: ARG001
@@ -126,7 +139,7 @@ def _bus_bytes_per_s(form: ClosedForm, protocol: str, op: str, size_bytes: float
     num_nics = 1 if op == "send_recv" else min(ranks.per_server, NETWORK_RINGS)  # one sender has one NIC
     network = ranks.network_bytes_per_s * NETWORK_SHARE * num_nics
     network *= form.network_gain(ranks) * PROTOCOL_SHARE[protocol]
-    return min(inside, network) if ranks.per_server > 1 else network
+    return min(inside, network) if ranks.per_server > 1 or is_pcie(ranks) else network
 
 
 def protocol_share(op: str, protocol: str, ranks: Ranks) -> float:
@@ -139,9 +152,16 @@ def protocol_share(op: str, protocol: str, ranks: Ranks) -> float:
 def _all_to_all_seconds(latency: Latency, protocol: str, size_bytes: float, ranks: Ranks) -> float:
     """Time an exchange of every rank with all others, inside the servers and between them in parallel."""
     each = size_bytes / ranks.num_ranks
-    inside = each * (ranks.per_server - 1) / (ranks.scale_up_bytes_per_s * RING_SHARE) if ranks.per_server > 1 else 0.0
+    up = ranks.scale_up_bytes_per_s * RING_SHARE
+    inside = each * (ranks.per_server - 1) / up if ranks.per_server > 1 else 0.0
     outside = 0.0
     if ranks.num_servers > 1:
         outside = each * (ranks.num_ranks - ranks.per_server) / (ranks.network_bytes_per_s * NETWORK_SHARE)
     step = latency.network + ranks.network_latency_us if ranks.num_servers > 1 else latency.scale_up
-    return (latency.base + step) * US + max(inside, outside) / PROTOCOL_SHARE[protocol]
+    on_pcie = each * (ranks.num_ranks - 1) / up if is_pcie(ranks) else 0.0
+    return (latency.base + step) * US + max(inside, outside, on_pcie) / PROTOCOL_SHARE[protocol]
+
+
+def is_pcie(ranks: Ranks) -> bool:
+    """Return whether all that a rank sends leaves by PCIe, to its server and, by a network card, to others."""
+    return ranks.switched and 0 < ranks.scale_up_bytes_per_s < NVLINK_BYTES_PER_S

@@ -9,13 +9,14 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
 from windtunnel.network.collectives.call import Ranks
-from windtunnel.network.collectives.closed_forms import RING_SHARE
+from windtunnel.network.collectives.closed_forms import NVLINK_BYTES_PER_S, RING_SHARE
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.units import US
 
-LINK_SHARE = {"ici": 0.89, "other": 0.75}
-"""Of links between devices, in rings over all that a rank has: 178.8 of 200 GB/s on four TPU7x, each with links of
-100 GB/s to two others (AI-Hypercomputer/tpu-recipes, microbenchmarks/ironwood); 47.7 of 64 between two MI300X."""
+LINK_SHARE = {"tpu": 0.89, "gaudi2": 0.98, "gaudi3": 0.98, "other": 0.75}
+"""Architecture -> share of links between devices, in rings over all that a rank has: 178.8 of 200 GB/s on four TPU7x,
+each with links of 100 GB/s to two others (AI-Hypercomputer/tpu-recipes, microbenchmarks/ironwood); 513 of 525 on eight
+Gaudi 3 (docs.habana.ai, Collectives Performance: 256 MiB); 47.7 of 64 between two MI300X."""
 MOST_USUAL_LATENCY_S = 2e-6
 """Link latencies up to this are part of the network steps that closed forms have; EFA's are beyond."""
 _NVLS = {"hopper": (16, 1.07), "blackwell": (32, 0.95)}
@@ -30,8 +31,6 @@ _LL_BYTES_PER_S = {
 }
 """Architecture -> most bus bandwidth of the protocol LL in one server, in two and in more (NCCL src/graph/tuning.cc,
 `llMaxBws`); other devices are taken for Ampere."""
-_NVLS_BYTES_PER_S = 150e9
-"""Slower scale-up links are PCIe or bridges, whose switches do not add."""
 
 
 def chosen_gpus(fabric: Fabric, ranks: int | Sequence[int]) -> NDArray[np.int32]:
@@ -60,30 +59,35 @@ def place_of(fabric: Fabric, gpus: NDArray[np.int32]) -> Ranks:
         )
     device = device_of(fabric)
     architecture = device.architecture if device else ""
-    channels, nvls_share = _NVLS.get(architecture, (0, 0.0))
     link_bytes_per_s, is_direct = _scale_up(fabric, gpus, int(per_server[0]))
     up = link_bytes_per_s
     if is_direct:
-        share = LINK_SHARE["ici" if architecture == "tpu" else "other"]
-        up *= share / RING_SHARE
+        up *= LINK_SHARE.get(architecture, LINK_SHARE["other"]) / RING_SHARE
     else:
         # Topology files often give the rate that a ring reaches in place of the data sheet's.
         published = device.scale_up_bytes_per_s if device else None
-        up = min(published, up / RING_SHARE) if published else up
+        up = max(up, min(published, up / RING_SHARE)) if published else up
     out, late_s = _scale_out(fabric, gpus)
+    channels, nvls_share = switch_sums(device, up, is_direct=is_direct)
     return Ranks(
         num_ranks=len(gpus),
         num_servers=len(per_server),
         scale_up_bytes_per_s=up,
         network_bytes_per_s=out,
         switched=not is_direct,
-        nvls=channels > 0 and not is_direct and up >= _NVLS_BYTES_PER_S,
+        nvls=channels > 0,
         network_latency_us=late_s / US,
         nvls_channels=channels,
         nvls_share=nvls_share,
         ll_bytes_per_s=_LL_BYTES_PER_S.get(architecture, _LL_BYTES_PER_S["ampere"])[min(len(per_server), 3) - 1],
         scale_up_share=min(up * RING_SHARE / link_bytes_per_s, 1.0) if link_bytes_per_s else 1.0,
     )
+
+
+def switch_sums(device: Device | None, scale_up_bytes_per_s: float, *, is_direct: bool) -> tuple[int, float]:
+    """Return the channels by which the switches of a server add, 0 where they do not, and the share that they reach."""
+    adds = device is not None and not is_direct and scale_up_bytes_per_s >= NVLINK_BYTES_PER_S
+    return _NVLS.get(device.architecture, (0, 0.0)) if adds and device else (0, 0.0)
 
 
 def _scale_up(fabric: Fabric, gpus: NDArray[np.int32], per_server: int) -> tuple[float, bool]:

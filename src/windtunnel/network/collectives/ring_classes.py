@@ -16,7 +16,7 @@ from windtunnel.errors import InputError
 from windtunnel.network.collectives.rings import Rings
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flow.run import run_flow_level
-from windtunnel.network.flows import Flows, flows_of
+from windtunnel.network.flows import Flows, flows_of, gathered
 from windtunnel.network.paths import FlowTimes, Paths, find_paths
 from windtunnel.network.settings import NetworkSettings
 
@@ -81,9 +81,7 @@ def last_end(
         period: steps of a round.
         most_steps: so many are simulated without looking at rounds.
     """
-    simulated = num_steps
-    if num_steps > most_steps:
-        simulated = min(num_steps, max(3 * period, most_steps))
+    simulated = min(num_steps, max(3 * period, most_steps))
     while True:
         ends = ends_s(simulated)
         if ends is None:
@@ -254,16 +252,10 @@ def _representatives(
 ) -> Classes:
     """Return the `chosen` connections, their paths, and the load of each class on each class of links."""
     paths = crossing.paths
-    path_of_class = paths.of_flow[chosen]
-    count = np.diff(paths.pointer)[path_of_class]
-    places = np.concatenate([np.arange(*paths.pointer[path : path + 2]) for path in path_of_class])
+    start, places = gathered(paths.pointer, paths.of_flow[chosen])
     of_flow = np.arange(len(chosen), dtype=np.int32)
-    chosen_paths = Paths(
-        of_flow,
-        np.concatenate([[0], np.cumsum(count)]),
-        paths.link[places],
-        paths.share[places] if len(paths.share) else paths.share,
-    )
+    share = paths.share[places] if len(paths.share) else paths.share
+    chosen_paths = Paths(of_flow, start, paths.link[places], share)
     # The load that the connections of each class put on one link of each class.
     first_link = np.unique(link_label, return_index=True)[1]
     on_first = first_link[link_label[crossing.link]] == crossing.link

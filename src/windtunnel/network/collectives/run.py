@@ -4,6 +4,7 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -107,7 +108,15 @@ def _algorithm(call: CollectiveCall) -> str:
             raise InputError(f"the algorithm {choice!r} has no flows of {op}", f"these have: {', '.join(names)}")
         return choice
     best = _best(call)
-    return best if best and op in ALGORITHMS.get(best).OPERATIONS else usual
+    if not best or op in ALGORITHMS.get(best).OPERATIONS:
+        return best or usual
+    with_flows = [name for name, each in ALGORITHMS.every().items() if op in each.OPERATIONS and _applies(each, call)]
+    return min(with_flows, key=lambda name: closed_form(op, call.size_bytes, call.ranks, name)[0])
+
+
+def _applies(algorithm: Any, call: CollectiveCall) -> bool:
+    form: ClosedForm | None = getattr(algorithm, "CLOSED_FORM", None)
+    return form is not None and form.applies(call.op, call.ranks)
 
 
 def _best(call: CollectiveCall) -> str:

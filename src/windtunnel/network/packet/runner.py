@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from windtunnel.compiled.arrays import Ints
 from windtunnel.compiled.calendar import new_clock
 from windtunnel.compiled.records import new_table
-from windtunnel.network.flows import children_of
+from windtunnel.network.flows import children_of, gathered
 from windtunnel.network.packet.kernel import codes, groups, loop, state
 from windtunnel.network.packet.tables import PacketTables, Table
 from windtunnel.network.packet.tie_breaking import places
@@ -205,9 +205,7 @@ def _part(tables: PacketTables, flows: Ints) -> PacketPart:
     used.sender[between] = places(used.target[between], used.sender[between])
     path_links = 2 * position[: len(path_links)] + (path_links & 1)
     reply_links = 2 * position[len(path_links) :] + (reply_links & 1)
-    num_parents = tables.parent_ptr[flows + 1] - tables.parent_ptr[flows]
-    parent_ptr = np.concatenate([[0], np.cumsum(num_parents)])
-    parents = np.repeat(tables.parent_ptr[flows] - parent_ptr[:-1], num_parents) + np.arange(parent_ptr[-1])
+    parent_ptr, parents = gathered(tables.parent_ptr, flows)
     part = replace(
         tables,
         links=used,
@@ -243,9 +241,7 @@ def _routes(
 ) -> tuple[Ints, Ints, Ints, Ints]:
     """Return the used paths alone: which they are, pointers, links, and the path of each flow."""
     kept, which = _renumbered(used)
-    lengths = pointer[kept + 1] - pointer[kept]
-    start = np.concatenate([[0], np.cumsum(lengths)])
-    positions = np.repeat(pointer[kept] - start[:-1], lengths) + np.arange(start[-1])
+    start, positions = gathered(pointer, kept)
     return kept, start, links[positions].astype(np.int64), which
 
 

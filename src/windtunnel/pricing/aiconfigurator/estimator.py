@@ -114,7 +114,7 @@ def measured_estimator(
         version: of the engine.
         data_dir: a folder of the package's layout, in place of the installed package.
         kernels: choices among the engine's kernels.
-        scales: whether measured times are scaled to the device's own rates.
+        scales: whether measured times are scaled to all rates of the device, or to those of arithmetic alone.
 
     Raises:
         InputError: no data, or a system, distribution or backend that the data does not have.
@@ -135,8 +135,8 @@ def measured_estimator(
         )
     wheels = fetched_folders() if data_dir is None else {}
     fetched = {wheel: systems / device.measured_as for wheel, systems in wheels.items()}
-    measured, own = Roofline(_as_measured(device), node), None
-    if scales and measured != roofline:
+    measured, own = Roofline(_as_measured(device, _ARITHMETIC + _MEMORY if scales else _ARITHMETIC), node), None
+    if measured != roofline:
         roofline, own = measured, roofline
     collection = Collection(
         system=folder, fetched=fetched, engine=engine, version=version, roofline=roofline, **vars(kernels)
@@ -144,10 +144,14 @@ def measured_estimator(
     return TableEstimator(partial(table_for, collection), roofline, own=own)
 
 
-def _as_measured(device: Device) -> Device:
-    """Return the device with the rates of its roofline as they were where it was measured, if they are known."""
+_ARITHMETIC = ("peak_flops_per_s", "product_flops_per_s", "num_sms")
+_MEMORY = ("memory_bytes_per_s", "copy_bytes_per_s", "l2_bytes")
+"""Fields of a device that its roofline depends on."""
+
+
+def _as_measured(device: Device, names: tuple[str, ...]) -> Device:
+    """Return the device with some rates of its roofline as they were where it was measured, if they are known."""
     file = catalog.shipped(f"devices/{device.measured_as}.yaml")
-    names = ("memory_bytes_per_s", "peak_flops_per_s", "product_flops_per_s", "copy_bytes_per_s", "num_sms", "l2_bytes")
     rates = fields_of(catalog.entry(file, Device), *names) if file.is_file() else {}
     return msgspec.structs.replace(device, **rates)
 
@@ -203,11 +207,7 @@ def counted_once(estimator: Estimator, engine: str, version: str, fused_norm_tok
     """Return `estimator` without what its tables hold twice: norms that all-reduces compute, and for engines whose
     kernels overlap (`overlapped_since`) those of `held_by`. Before that version as much is missing as is held twice.
 
-    Args:
-        estimator: of measured tables; one of a roofline alone holds nothing twice.
-        engine: engine that serves.
-        version: of the engine.
-        fused_norm_tokens: tokens of a step up to which its all-reduces compute the norms behind them.
+    `fused_norm_tokens` are tokens of a step up to which its all-reduces compute the norms behind them.
     """
     since = KERNELS.overlapped_since.get(engine)
     overlaps = since is not None and version_key(version) >= version_key(since)

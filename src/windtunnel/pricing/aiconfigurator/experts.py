@@ -351,11 +351,6 @@ def _as_served(collection: Collection, op: Experts, rows: Rows) -> tuple[Rows, s
     """Return experts' rows with the times of the kernels that the collection's version runs, and a remark.
 
     Rows stay as they are where that version runs what was measured, or where a backend is named.
-
-    Args:
-        collection: its engine, version and device decide.
-        op: experts of the rows' format.
-        rows: as measured in the nearest version.
     """
     if collection.moe_backend is not None:
         return rows, ""

@@ -67,14 +67,10 @@ def projection_seconds(
     weights: Format,
     price: GemmPrices,
 ) -> Floats | None:
-    """Return the seconds of an attention module's projections; None where nobody measured their format.
+    """Return the seconds of the projections of an attention module in each row; None where nobody measured their
+    format.
 
-    Args:
-        rows: of modules, with `batch_size` and `isl`.
-        sites: dimension -> a number per row, on which the projections depend.
-        shapes: (n, k) of each projection, by those dimensions.
-        weights: format of the projections.
-        price: seconds of a GEMM.
+    `sites` is dimension -> a number per row; by these, `shapes` gives (n, k) of each projection.
     """
     num_tokens, total = rows["batch_size"] * rows["isl"], np.zeros(len(rows))
     for here in grouped(list(sites.values())):

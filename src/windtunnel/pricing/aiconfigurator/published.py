@@ -74,10 +74,7 @@ def fetched_folders() -> dict[str, Path]:
 def fetch(name: str, installed: Path | None, say: Say) -> Path:
     """Read a wheel's tables and configs into the cache, and return its folder; what is there already stays.
 
-    Args:
-        name: wheel of `published_tables.yaml`.
-        installed: folder of systems that need not be kept twice.
-        say: called with what is being done.
+    `installed` is a folder of systems that need not be kept twice.
 
     Raises:
         InputError: pip is missing or cannot download the wheel, or it is not the file that is known.

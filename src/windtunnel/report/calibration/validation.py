@@ -55,6 +55,7 @@ def validation_document(
         "predicted": len(done) + len(drafting),
         "refused": refusals(predictions),
         "taken": _taken(predictions),
+        "inferred": sorted({said for run in predictions if (said := run.measurement.labels.get("inferred"))}),
         "left_out": dict(left_out or {}),
         "scores": {name: _score_document(done, name) for name in metrics},
         "scores_of_acceptance_fitted": {name: _score_document(drafting, name) for name in metrics if drafting},
@@ -80,7 +81,7 @@ def _score_document(members: Sequence[RunPrediction], metric: str) -> dict[str, 
 def _run_document(run: RunPrediction) -> dict[str, Any]:
     return {
         **fields_of(run.measurement, "id", "use"),
-        **{name: value for name, value in run.measurement.labels.items() if value},
+        **{name: value for name, value in run.measurement.labels.items() if value and name != "inferred"},
         "refused": run.refused or None,
         "calibration": run.calibration or None,
         "measured": dict(run.measurement.measured),
@@ -146,7 +147,7 @@ def validation_report(
     apart = [place for place, run in enumerate(predictions) if run.measurement.lacks_acceptance]
     lead = [f"left out by their use: {', '.join(f'{count:,} {name}' for name, count in (left_out or {}).items())}"]
     names = sorted({run.calibration or "none" for run in predictions if not run.refused})
-    how = [*(lead if left_out else []), f"calibration: {', '.join(names)}", DEFINITION]
+    how = [*(lead if left_out else []), *document["inferred"], f"calibration: {', '.join(names)}", DEFINITION]
     title = f"{document['predicted']:,} of {format_count(document['runs'], 'run')} predicted"
     about: list[Block] = [OnPage(lambda: [f"{source}: predicted against measured."])] if source else []
     return Report(title, [*about, *how], validation_sections(document, apart), verdict=verdict_of(document))

@@ -276,15 +276,13 @@ def _roofline(capture: Capture, device: Device | None) -> list[Block]:
     return [Figures([(chart, f"Kernels whose work is known by their shapes or counters{below}")])]
 
 
-def _roofs(device: Device, intensity: np.ndarray[Any, np.dtype[np.float64]]) -> list[Series]:
+def _roofs(device: Device, intensity: np.ndarray[Any, np.dtype[np.float64]]) -> Iterator[Series]:
     ridges = {name: peak / device.memory_bytes_per_s for name, peak in device.peak_flops_per_s.items()}
     low, high = float(intensity.min()) / 2, max(float(intensity.max()), *ridges.values()) * 2
-    roofs = []
     for name, peak in device.peak_flops_per_s.items():
         intensities = sorted({low, max(ridges[name], low), high})
         rates = [min(peak, value * device.memory_bytes_per_s) for value in intensities]
-        roofs.append(Series(f"peak {name}", intensities, rates, "line"))
-    return roofs
+        yield Series(f"peak {name}", intensities, rates, "line")
 
 
 def sweep_document(fields: Sequence[str], rows: Rows) -> dict[str, Any]:

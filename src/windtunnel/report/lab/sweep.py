@@ -1,6 +1,6 @@
 """A server measured at several loads: figures over the load, where it saturates, and the predictions beside them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,16 +126,14 @@ def _saturation_text(kind: str, loads: Sequence[float], runs: Sequence[ComparedR
     return f"Keeps up with every load, to {number(loads[-1])} {unit}."
 
 
-def _row(level: Level) -> list[Cell]:
-    cells = []
+def _row(level: Level) -> Iterator[Cell]:
     for name in FIGURES:
         value = level.measured.entry.figures.get(name)
-        cells.append(Cell("" if value is None else quantity(name, value), value))
+        yield Cell("" if value is None else quantity(name, value), value)
         if level.predicted is not None:
             other = level.predicted.entry.figures.get(name)
             off = f" ({other / value - 1:+z.1%})" if other is not None and value else ""
-            cells.append(Cell("" if other is None else f"{quantity(name, other)}{off}", other))
-    return cells
+            yield Cell("" if other is None else f"{quantity(name, other)}{off}", other)
 
 
 def _curve(sweep: Sweep, name: str, unit: str) -> tuple[Chart, str]:

@@ -1,6 +1,6 @@
 """Fabrics, collectives and iterations for people and as documents; flows, links and queues as CSV files."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
@@ -63,13 +63,11 @@ def topology_document(fabric: Fabric) -> dict[str, Any]:
     }
 
 
-def _switches(fabric: Fabric) -> list[tuple[str, int]]:
-    switches = []
+def _switches(fabric: Fabric) -> Iterator[tuple[str, int]]:
     for tier, (name, _) in enumerate(SWITCHES[:-1]):
         num = int(np.count_nonzero((fabric.kind != NodeKind.GPU) & (fabric.tier == tier)))
         if num:
-            switches.append((f"{name}{'es' if name.endswith('switch') else 's'}".replace("leafs", "leaves"), num))
-    return switches
+            yield f"{name}{'es' if name.endswith('switch') else 's'}".replace("leafs", "leaves"), num
 
 
 def _links(fabric: Fabric) -> list[dict[str, Any]]:

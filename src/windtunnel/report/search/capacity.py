@@ -41,7 +41,9 @@ def verdict_of(document: Mapping[str, Any]) -> tuple[str, bool | None]:
         "" if document["limited_by"] is None else limit_text(document["limited_by"], limits_from(document["limits"]))
     )
     if not document["latencies"]:
-        return f"Sustains no load: {broken}.", False
+        reached = document.get("reached_s")
+        least = f"; when hardly anything is sent, it is {format_seconds(reached)}" if reached else ""
+        return f"Sustains no load: {broken}{least}.", False
     unit = load_unit(document["scenario"]["workload"])
     load = f"{_load(document['load'] == 'concurrency', document['capacity'])} {unit}"
     load += f" ({number(document['requests_per_s'])} requests/s)" if unit == "sessions/s" else ""
@@ -63,9 +65,7 @@ def _capacity_rows(capacities: Capacities) -> list[tuple[str, str]]:
         return [("capacity", text), ("limits", limits + stable)]
     bound = capacities.at_least
     sure = (
-        f", at least {_load(capacities.is_closed, bound)} with {percent(CONFIDENCE)} confidence"
-        if bound is not None
-        else ""
+        f", at least {_load(capacities.is_closed, bound)} with {CONFIDENCE:.0%} confidence" if bound is not None else ""
     )
     sure = ", in a burst that is too short to tell" if capacities.burst else sure
     num_runs = sum(stream.num_runs for stream in capacities.streams)
@@ -104,7 +104,7 @@ def drift_text(change: float) -> str:
 def capacity_section(document: Mapping[str, Any]) -> Section:
     """Return the capacity of a document of `capacity_document`, and what it takes of the limits."""
     is_closed, at_least = document["load"] == "concurrency", document["capacity_at_least"]
-    unit, sure = load_unit(document["scenario"]["workload"]), f"{percent(document['confidence'])} sure"
+    unit, sure = load_unit(document["scenario"]["workload"]), f"{document['confidence']:.0%} sure"
     note = "" if at_least is None else f"at least {_load(is_closed, at_least)}, {sure}"
     cards = [Card(_load(is_closed, document["capacity"]), f"{unit} sustained", note)]
     latencies = {name.removesuffix("_s"): percentiles for name, percentiles in document["latencies"].items()}
@@ -139,6 +139,7 @@ def capacity_document(capacities: Capacities) -> dict[str, Any]:
         "confidence": CONFIDENCE,
         "by_stream": [stream.load for stream in capacities.streams],
         "limited_by": None if first.beyond is None else first.beyond.limited_by,
+        "reached_s": first.reached_s(capacities.limits) or None,
         "latencies": {f"{name}_s": values for name, values in latencies.items()},
         "stream_over_e2e": None if served is None else served.stream_over_e2e,
         "burst": burst_document(capacities.burst),

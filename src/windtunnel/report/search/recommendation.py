@@ -16,7 +16,7 @@ from windtunnel.search.recommend import AS_IT_IS, CAPACITY, DEPLOYMENT
 from windtunnel.search.space.space import CHANGE
 from windtunnel.search.study import SearchOutcome, Study
 from windtunnel.serving.shorthand import PATHS
-from windtunnel.units import format_count
+from windtunnel.units import format_count, format_seconds
 
 
 def recommendation(
@@ -75,10 +75,14 @@ def nothing_text(study: Study, outcome: SearchOutcome) -> str:
     (limit, count), tried = broken.most_common(1)[0], broken.total()
     why = limit_text(limit, limits_from(study.space.limits))
     points = f"all {tried} points" if count == tried else f"{count} of {tried} points"
-    return (
-        f"Nothing tried keeps the limits, even when hardly anything is sent: at {points}, {why}."
-        " Try other devices, or allow more time."
+    load = "at the given load" if study.space.load == "given" else "even when hardly anything is sent"
+    known = {index: answer.reached_s or answer.figures.get(limit, 0.0) for index, answer in outcome.evaluations.items()}
+    reached = {index: at for index, at in known.items() if at and outcome.evaluations[index].limited_by == limit}
+    nearest = min(reached, key=lambda index: reached[index], default=None)
+    best = (
+        "" if nearest is None else f"; nearest is {study.point(nearest).title}, with {format_seconds(reached[nearest])}"
     )
+    return f"Nothing tried keeps the limits, {load}: at {points}, {why}{best}. Try other devices, or allow more time."
 
 
 def against_api(study: Study, api: ApiPrice, load: float | None, simulated: Sequence[FleetSize] = ()) -> str:

@@ -246,15 +246,17 @@ def _workload_sections(evidence: SearchEvidence, place: int, outcome: SearchOutc
         return [Section(title, [Text(counts)]), *_refusals(outcome, heading("What cannot run"))]
     why = evidence.why[place] if evidence.why else []
     winner = winner_rank(evidence, place)
+    fleets = _fleet_sections(evidence, evidence.fleets[place]) if evidence.fleets else []
     # The gains of the table of changes say the same.
     effects = {} if CHANGE in space.vary else answers.worths(space, outcome)
     return [
         Section(title, [Text(counts)]),
+        *(fleets if evidence.recommends else []),  # they are its answer
         Section("", _best(evidence, place, why), heading("The best points"), is_open=True),
         *([_why_section(why)] if why else []),
         *([_worth_section(space, outcome, effects, heading("What each setting is worth"))] if effects else []),
         Section("", all_points(study, outcome, winner) if len(outcome.ranking) > 1 else [], heading(_EVERY_POINT)),
-        *(_fleet_sections(evidence, evidence.fleets[place]) if evidence.fleets else []),
+        *([] if evidence.recommends else fleets),
         *_refusals(outcome, heading("What cannot run")),
     ]
 
@@ -435,9 +437,12 @@ def sureness_texts(study: Study, outcome: SearchOutcome) -> list[str]:
         why = "every seed gives the same ones" if is_replay else "finalist_seeds: 5 would"
         return [f"One stream of requests: nothing is said of chance ({why})."] if runs < 2 else []
     first, second = (study.point(index).title for index in outcome.ranking[:2])
-    text = f"{first} beats {second} with {certainty(sure)} confidence" if sure > 0.5 else f"{second} may be as good"
-    text = f"Of {runs} streams of requests, the same for all; bounds at {CONFIDENCE:.0%}. {text}."
-    return [text]
+    text = (
+        f"In {naming.figure_title(study.space.objective)}, {first} beats {second} with {certainty(sure)} confidence"
+        if sure > 0.5
+        else f"{second} may be as good"
+    )
+    return [f"Of {runs} streams of requests, the same for all; bounds at {CONFIDENCE:.0%}. {text}."]
 
 
 def _why_section(why: Why) -> Section:
@@ -504,7 +509,7 @@ def _fleet_sections(evidence: SearchEvidence, fleets: Sequence[FleetSize]) -> li
     heads = {"load": evidence.load, "unit": naming.unit_of(evidence.study.space)}
     columns = {filled(header, heads): column for header, column in LAYOUT["fleets"].items()}
     rows = [{"title": evidence.study.point(fleet.index).title, **msgspec.to_builtins(fleet)} for fleet in fleets]
-    return [Section("", [table_of(rows, columns)], "Replicas for the load")] if rows else []
+    return [Section("", [table_of(rows, columns)], "Replicas for the load", is_open=True)] if rows else []
 
 
 def _refusals(outcome: SearchOutcome, heading: str) -> list[Section]:

@@ -2,24 +2,56 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import check_known
 from windtunnel.metrics.limits import METRICS, limits_from
+from windtunnel.notebook import Shown
 from windtunnel.report.chart import Axis, Chart, Limit, lines_across
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Block, Cell, Facts, Figures, OnPage, Report, Row, Section, Table, Text
 from windtunnel.report.search.figures import assumed_rows, figure_cell, figure_title, limit_name, two_lines, unit_of
 from windtunnel.schema import encode, short_path
+from windtunnel.search.answers import answer_columns
 from windtunnel.search.capacity.load import burst_of
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.scores import OBJECTIVES
 from windtunnel.search.space.space import Space, as_builtins, point_at, value_text
 from windtunnel.units import format_count
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _USUAL = "ttft_p90 tpot_p50 tpot_p99 e2e_p90 requests_per_s output_tokens_per_s_per_device usd_per_hour"
 _OF_A_BATCH = "makespan_s e2e_p50 e2e_p90 output_tokens_per_s_per_device usd_per_hour usd_per_million_output_tokens"
 _MORE = "busy_fraction kv_peak_fraction num_preemptions queueing_mean queueing_p90 queueing_p99"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Grid(Shown):
+    """Every combination of some settings' values, each simulated under its own load."""
+
+    REPORT = "search.whatif:whole_report"
+
+    space: Space
+    answers: dict[int, Evaluation]
+    """Position of a point -> whether it holds the limits, or why it was refused, and its figures in SI units."""
+
+    def to_arrow(self) -> "pa.Table":
+        """Return all points as a pyarrow table, a row each: its settings, its answer and its figures."""
+        import pyarrow as pa
+
+        columns = {"point": list(self.answers)} | answer_columns(self.space, list(self.answers.items()))
+        for name, values in self.space.vary.items():
+            if all(type(value) in (int, float) for value in values):
+                columns[f"vary.{name}"] = [point_at(self.space, index).choice[name] for index in self.answers]
+        return pa.table(columns)
+
+
+def whole_report(grid: Grid) -> Report:
+    """Return the report of a grid with the usual figures."""
+    return grid_report(grid.space, grid.answers, shown_figures(None, grid.space))
 
 
 def shown_figures(text: str | None, space: Space) -> tuple[str, ...]:

@@ -417,13 +417,16 @@ def check_folder(folder: Path | None, overwrite: bool) -> None:
         raise InputError(f"{folder} is a file; a run is written to a folder", "choose another name")
     check_writable_folder(folder, folder)
     if not overwrite and folder.is_dir() and any(folder.iterdir()):
-        raise InputError(f"{folder} is not empty", "choose another folder, or replace a former run with --overwrite")
+        raise InputError(
+            f"{folder} is not empty", "choose another folder, or replace a former run with --overwrite (overwrite=True)"
+        )
 
 
-def write_run(result: Result, folder: Path) -> None:
+def write_run(result: Result, folder: Path, further: Mapping[str, Any] = {}) -> None:
     """Write the records, the summary and the resolved scenario of a run to `folder`, making it where it is missing.
 
-    A fleet that changes adds the phases of its replicas, and which request was where.
+    The summary has the `further` keys of the document that the command prints. A fleet that changes adds the phases of
+    its replicas, and which request was where.
 
     Raises:
         InputError: the folder cannot be written to.
@@ -432,7 +435,7 @@ def write_run(result: Result, folder: Path) -> None:
         result.requests.write_parquet(draft / "requests.parquet")
         result.steps.write_parquet(draft / "steps.parquet")
         over_time(result).write_parquet(draft / "series.parquet")
-        (draft / "summary.json").write_text(json_text(run_document(result)) + "\n", encoding="utf-8")
+        (draft / "summary.json").write_text(json_text({**run_document(result), **further}) + "\n", encoding="utf-8")
         save(result.scenario, draft / "scenario.yaml")
         if result.fleet is not None:
             result.fleet.phases.write_parquet(draft / "replicas.parquet")

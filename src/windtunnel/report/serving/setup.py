@@ -34,6 +34,7 @@ def model_line(setup: Setup) -> str:
     model, text = setup.model, formats(setup.precision)
     text = text.rpartition(", ")[0] if model.is_encoder else text
     name = f"{model.name} (by its name: {model.named_after})" if model.named_after else model.name
+    name += f" (read like {model.architecture})" if model.unknown_type else ""
     return f"{name}, {text}"
 
 

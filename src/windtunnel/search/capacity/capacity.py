@@ -43,6 +43,12 @@ class Capacity:
     """Probe at the next load of the grid, which fails; None: all that the stream can send is sustained."""
     num_runs: int
 
+    def reached_s(self, limits: Sequence[Limit]) -> float:
+        """Return the latency in seconds of the limit that every load breaks, at the least one; 0 where none is."""
+        served = self.beyond.served if self.beyond is not None and self.load == 0 else None
+        broken = next((limit for limit in limits if self.beyond and limit.name == self.beyond.limited_by), None)
+        return 0.0 if served is None or broken is None else served.statistic(broken)
+
 
 def capacity(
     server: PreparedDeployment,

@@ -229,6 +229,7 @@ class Evaluator:
             limited_by=sustained.beyond.limited_by if sustained.beyond else "",
             figures={} if served is None else figures(deployed, server, served, requests_per_s, limits),
             holds=sustained.load > 0,
+            reached_s=sustained.reached_s(limits),
             beaten_by=sustained.beyond.excess if sustained.beyond and worth is not None and not sustained.load else 0.0,
             num_runs=sustained.num_runs,
             num_requests=sustained.num_runs * stream.unit.num_requests,

@@ -19,6 +19,8 @@ class Evaluation(Schema):
     """Figures at that load, by the names in `figures.FIGURES`; empty where no load is sustained."""
     holds: bool = False
     """Whether the point stays within the limits at `load`."""
+    reached_s: float = _NOTHING
+    """For a point that fails at every load: the latency of `limited_by` at the least load, where it is known."""
     beaten_by: float = _NOTHING
     """For a dropped point, whose load at the mark fails: the logarithm of the broken figure over its limit there.
     Nothing else is known about the point."""
@@ -36,7 +38,7 @@ class Evaluation(Schema):
 
     def check(self) -> None:
         # Encoding leaves out a default that is the same object, which a decoded 0.0 is not.
-        for name in ("load", "beaten_by", "drift"):
+        for name in ("load", "reached_s", "beaten_by", "drift"):
             if getattr(self, name) == 0.0:
                 force_setattr(self, name, _NOTHING)
 

@@ -43,8 +43,8 @@ class TrainingEvaluator:
     space: Space
     names: dict[bytes, tuple[ModelSpec, Device, Node]] = field(default_factory=dict)
     prices: dict[Any, TrainingPricer] = field(default_factory=dict)
-    works: dict[bytes, dict[object, Any]] = field(default_factory=dict)
-    """`same_layers` of jobs -> what their layers do and cost; of the last points alone."""
+    works: dict[Any, dict[object, Any]] = field(default_factory=dict)
+    """Model, hardware and `same_layers` of jobs -> what their layers do and cost; of the last points alone."""
     drawn_up: dict[int, TrainingSetup] = field(default_factory=dict)
     """Points that were asked for a key and not yet evaluated."""
     last: dict[int, TrainingJob | InputError] = field(default_factory=dict)
@@ -144,14 +144,16 @@ class TrainingEvaluator:
         """Return what the layers of jobs do that differ in data and pipeline parallelism alone."""
         if setup.job.network is not None:
             return {}
-        key = same_layers(setup)
+        # By their values: a space may vary the model, and two files of devices may have one name.
+        key = (setup.model, msgspec.json.encode((setup.device, setup.node)), same_layers(setup))
         if len(self.works) > MOST_WORKS and key not in self.works:
             self.works.clear()
         return self.works.setdefault(key, {})
 
     def _prices(self, setup: TrainingSetup) -> TrainingPricer:
         network = setup.job.network
-        key = (setup.device.name, setup.node.name, network, None if network is None else setup.degrees.num_devices)
+        hardware = msgspec.json.encode((setup.device, setup.node))
+        key = (hardware, network, None if network is None else setup.degrees.num_devices)
         if key not in self.prices:
             self.prices[key] = training_prices(setup)
         return self.prices[key]

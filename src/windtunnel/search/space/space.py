@@ -323,16 +323,17 @@ def axes_of(vary: Sequence[str]) -> dict[str, list[Any]]:
     return axes
 
 
-def grid_of(raw: dict[str, Any], vary: Sequence[str]) -> Space:
-    """Return the space that `--vary` options make of a scenario, given as builtins.
+def grid_of(raw: dict[str, Any], vary: Sequence[str] | Mapping[str, Sequence[Any]]) -> Space:
+    """Return the space that `--vary` options, or values by path, make of a scenario, given as builtins.
 
     Raises:
         InputError: as `axes_of`; a path that leads nowhere, or more than `MOST_POINTS` points.
     """
-    space = space_from({**raw, "vary": axes_of(vary), "load": "given"}, "--vary")
+    axes, source = (dict(vary), "vary") if isinstance(vary, Mapping) else (axes_of(vary), "--vary")
+    space = space_from({**raw, "vary": axes, "load": "given"}, source)
     if space.num_points > MOST_POINTS:
         raise InputError(
-            f"--vary: {format_count(space.num_points, 'point')}; a grid has {MOST_POINTS:,} at most", "use a search"
+            f"{source}: {format_count(space.num_points, 'point')}; a grid has {MOST_POINTS:,} at most", "use a search"
         )
     return space
 

@@ -34,8 +34,6 @@ def power_model(
     """Return the power model of one device of a kind; None where its power is unknown.
 
     Args:
-        deployment: of the pool.
-        setup: of the pool.
         shard: what a device holds; with attention and feed-forward apart, attention's, which stands for both.
         steps: of the pool; None takes a device that draws all it may while it is busy.
     """

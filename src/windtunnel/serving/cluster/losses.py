@@ -161,12 +161,8 @@ def clear(
     now_s: float,
 ) -> None:
     """Leave a replica of its pool as it starts: empty. What it had, if it failed, is sent again, rank by rank: running
-    requests in their order, then waiting ones in theirs; then those whose KV was on its way from or to it.
-
-    Args:
-        pool, replica: the pool, and the replica within it.
-        caches: prefix caches of all pools.
-        run, pools, fleet, now_s: as elsewhere.
+    requests in their order, then waiting ones in theirs; then those whose KV was on its way from or to it. `caches` are
+    of all pools.
     """
     settings, ranks, slots = pool.settings, pool.ranks, pool.slots
     first, number = replica * settings.ranks_per_replica, settings.first_replica + replica

@@ -63,10 +63,6 @@ compiled with `numba.njit`."""
 def load_function(name: str, registry: Registry) -> Any:
     """Import a function: `module:function`, from the working directory too, or the name of one that is installed.
 
-    Args:
-        name: of the function.
-        registry: names of those that installed packages offer.
-
     Raises:
         InputError: there is no such module or function, or the module cannot be imported.
     """

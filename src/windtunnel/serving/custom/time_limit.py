@@ -80,15 +80,10 @@ def _tell(armed: bool) -> None:
 
 @dataclass(slots=True)
 class InTime:
-    """A function of the user's, called with a time limit.
+    """A function of the user's, called with a time limit (None: `MOST_CALL_S`); `what` names it in errors.
 
     One that is compiled lets no other thread run and can be interrupted by nobody: then a watchdog ends this process
     with exit code 2, and says why.
-
-    Args:
-        what: names the function.
-        function: what to call.
-        most_call_s: time limit of a call; None: `MOST_CALL_S`.
     """
 
     what: str

@@ -230,12 +230,14 @@ class Reading:
         return [*self.load_taken, *lists, *self.container]
 
     @property
-    def document(self) -> dict[str, dict[str, list[str]]]:
-        """The same, option by option; empty without a command line."""
+    def document(self) -> dict[str, Any]:
+        """The same, option by option; without a command line only why the scenario's server would not start."""
         lists = ("unknown", "not_modelled", "without_effect", "container")
         further = {"load": self.load_taken, "would_not_start": self.not_starting}
         known = {name: getattr(self, name) for name in lists} | {name: each for name, each in further.items() if each}
-        return {"from_command": known} if self.taken else {}
+        if not self.taken:
+            return {"would_not_start": self.not_starting} if self.not_starting else {}
+        return {"from_command": known}
 
     def has_any(self, options: Iterable[str]) -> bool:
         """Whether the server has one of some options, or of variables (`NAME=1`), that decide no setting."""

@@ -177,13 +177,7 @@ def behaviour_of(name: str) -> Behaviour:
 
 
 def split_columns(name: str, model: ModelSpec, experts: Format, experts_tp: int) -> int | None:
-    """Return the columns of an expert on a rank, where they end within a block of 128 and the engine does not start.
-
-    Args:
-        name: the engine's.
-        model, experts: the model, and the format of its experts.
-        experts_tp: ranks that each expert is divided over.
-    """
+    """Return the columns of an expert on a rank, where they end within a block of 128 and the engine does not start."""
     if experts is not Format.FP8_BLOCK or not behaviour_of(name).holds_whole_blocks:
         return None
     widths = (getattr(part, "intermediate_size", 0) for _, part in model.feed_forwards if part.num_experts)

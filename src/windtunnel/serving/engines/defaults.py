@@ -161,8 +161,6 @@ def with_defaults(
     `cudagraph_sizes`, `attention_backend`, `moe_backend`, `kv_tiers`, `window_pool_ratio`) stay `None`.
 
     Args:
-        settings: as given; what they say stays.
-        device: the engine runs on it.
         calibrated: overheads and settings that replace the defaults.
         shape: the replica's parallelism; None: one device.
 

@@ -1,5 +1,7 @@
 """Count the host's launches in a step with prefill, and the CUDA graphs of a decode step."""
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,13 +43,7 @@ def graph_sizes(engine: EngineSettings) -> Ints:
 
 
 def decode_tokens(engine: EngineSettings, limit: int, queries: int = 1) -> Ints:
-    """Return `[limit + 1]` the tokens that a decode step of n requests computes, padded to the next captured size.
-
-    Args:
-        engine: settings.
-        limit: largest n.
-        queries: tokens of each request.
-    """
+    """Return `[limit + 1]` tokens of a decode step of n requests, `queries` each, padded to the next captured size."""
     tokens, sizes = queries * np.arange(limit + 1), _captured_tokens(engine, queries)
     if not sizes.size or engine.cudagraph_padding is False:
         return tokens
@@ -62,16 +58,11 @@ def _captured_tokens(engine: EngineSettings, queries: int) -> Ints:
 
 
 def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any, decode_queries: int = 0) -> Floats:
-    """Count the host's launches in a step of `num_tokens` tokens (a number or an array).
+    """Count the host's launches in a step of `num_tokens` tokens (a number or an array), before padding.
 
     That is every kernel; in a step with prefill and piecewise graphs, up to the largest captured size, attention and
-    the graphs between; in a step that only decodes and has a graph, none but the graph.
-
-    Args:
-        shard: the model on a device.
-        engine: settings.
-        num_tokens: of the step, before padding.
-        decode_queries: tokens of each request in a step that only decodes; 0: a step with prefill.
+    the graphs between; in a step that only decodes and has a graph, none but the graph. `decode_queries` are the tokens
+    of each request in a step that only decodes; 0: a step with prefill.
     """
     behaviour = behaviour_of(engine.name).launches
     attention = (decode_launches if decode_queries else prefill_launches)(shard, 1.0, 1.0)
@@ -79,13 +70,13 @@ def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any, decode_q
     added = () if shard.lora is None else tuple(lora_launches(shard, 1.0, 1.0))
     tokens = token_launches(shard, 1.0)
     launches = (*tokens, *added, *attention, *head)
-    kernels = sum(launch.count * _kernels_of(launch, shard, engine, behaviour) for launch in launches)
-    kernels += _unlisted_kernels(shard, behaviour)
+    of_launch = partial(_kernels_of, shard=shard, engine=engine, behaviour=behaviour, counted=kernels_of(engine))
+    kernels = sum(launch.count * of_launch(launch) for launch in launches) + _unlisted_kernels(shard, behaviour)
     pieces = sum(launch.count for launch in head)
     for launch in attention:
-        pieces += launch.count * max(LAUNCHES_AN_ATTENTION, 1 + _kernels_of(launch, shard, engine, behaviour))
+        pieces += launch.count * max(LAUNCHES_AN_ATTENTION, 1 + of_launch(launch))
     outside = [launch for launch in tokens if launch.name in behaviour.outside_pieces]
-    pieces += sum(launch.count * _kernels_of(launch, shard, engine, behaviour) for launch in outside)
+    pieces += sum(launch.count * of_launch(launch) for launch in outside)
     collectives = sum(launch.count for launch in launches if launch.op.is_communication)
     pieces += behaviour.of_collective_in_pieces * collectives
     if decode_queries:
@@ -128,9 +119,13 @@ def _num_gaps(shard: Shard, engine: EngineSettings) -> float:
     return sum(launch.count * float(launch.adds) * kernels.get(launch.name, 1) for launch in waiting)
 
 
-def _kernels_of(launch: Launch, shard: Shard, engine: EngineSettings, behaviour: Launches) -> int:
-    """Count the kernels of one execution of `launch`, where the host launches all of them."""
-    kernels = kernels_of(engine).get(launch.name)
+def _kernels_of(
+    launch: Launch, shard: Shard, engine: EngineSettings, behaviour: Launches, counted: Mapping[str, int]
+) -> int:
+    """Count the kernels of one execution of `launch`, where the host launches all of them; `counted` are the engine's
+    own counts (`kernels_of`).
+    """
+    kernels = counted.get(launch.name)
     if isinstance(launch.op, Experts):
         is_prepared = engine.moe_backend is None or engine.moe_backend in FUSED_EXPERTS
         if launch.op.format is Format.NVFP4 and behaviour.of_nvfp4_experts and is_prepared:

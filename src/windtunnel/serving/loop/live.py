@@ -21,18 +21,15 @@ from windtunnel.serving.state.tables import PoolTables, RunTables, pool_tables_o
 def given_tokens(
     pool: PoolTables, run: RunTables, pools: Pools | None, num_live: Ints, live: Ints, given: Ints, changed: Ints
 ) -> int:
-    """Update the output tokens that requests have been given by `run.until_s`.
+    """Update the output tokens that requests have been given by `run.until_s`; return how many `changed` names.
 
     A decoding request has those of its slot's steps but the one under way, which ends later.
 
     Args:
-        pool, run, pools: as of `serve`, which has run up to `until_s`.
         num_live: [1] how many requests are under way.
         live: [request] their numbers, in the first `num_live` places.
         given: [request] output tokens, of before and then of now; they never become fewer.
         changed: [request] filled with the requests that have been given more, or have finished.
-
-    Returns how many of those there are.
     """
     if pool.records is not None:
         return tokens_of_all(with_record(pool, pool.records[0]), run, pools, num_live, live, given, changed)
@@ -102,17 +99,11 @@ def decoded_tokens(requests: Requests, slots: Records[Slot], speculation: Specul
 def cancel(
     pool: PoolTables, run: RunTables, pools: Pools | None, fleet: ReplicaFleet | None, which: Ints, now_s: Floats
 ) -> int:
-    """End request `which[0]`, whose client has left, and free what it holds.
+    """End request `which[0]`, whose client has left, and free what it holds; NONE: nothing is done. `now_s` is `[1]`.
 
     One that waits leaves its queue at once. One that is in a step ends with that step, as an engine that looks at
-    aborted requests between two steps lets it. While its KV is on its way between pools nothing can be done yet.
-
-    Args:
-        pool, run, pools, fleet: as of `serve`.
-        which: [1] or NONE, for which nothing is done.
-        now_s: [1]
-
-    Returns 1, or 0 where it must be tried again later.
+    aborted requests between two steps lets it. Returns 1, or 0 where it must be tried again later: its KV is on its way
+    between pools.
     """
     if pool.records is not None:
         return end_early(with_record(pool, pool.records[0]), run, pools, fleet, which, now_s)

@@ -43,15 +43,8 @@ from windtunnel.serving.state.tables import PoolTables, RunTables, pool_tables_o
 def serve(pool: PoolTables, cost: StepCost, run: RunTables, pools: Pools | None, fleet: ReplicaFleet | None) -> int:
     """Advance the simulation until all requests have finished, the buffer of steps is full, or `run.until_s`.
 
-    Args:
-        pool: tables of the only pool. With `pools`, tables of the first one, and the caches of all of them.
-        cost: prices of that pool's steps.
-        run: requests, events and results; `run.clock[0].rows` says how many rows of `run.steps` were written.
-        pools: None where there is one pool.
-        fleet: None, or replicas that come and go, or a router that may hold requests back.
-
-    Returns:
-        DONE, MORE, STUCK, OUT_OF_STEPS, OUT_OF_TABLES, REFUSED, ASK_ROUTER or ASK_POLICY.
+    `pool` and `cost` are the only pool's; with `pools`, `pool` has the tables of the first one and the caches of all.
+    `run.clock[0].rows` says how many rows of `run.steps` were written. Returns one of `serving.state.status`.
     """
     if pool.records is not None:
         return run_events(with_record(pool, pool.records[0]), cost, run, pools, fleet)

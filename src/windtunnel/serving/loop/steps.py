@@ -46,10 +46,8 @@ from windtunnel.serving.state.tables import PoolTables, RunTables
 class Pauses(NamedTuple):
     """Tokens of a step whose predecessors are older than the step, for inter-token latencies."""
 
-    num_late: int
-    """Decode tokens of requests that did not decode in the step before."""
-    since_s: float
-    """Sum of the times of their predecessors, and of those of resumed requests."""
+    num_late: int  # decode tokens of requests that did not decode in the step before
+    since_s: float  # sum of the times of their predecessors, and of those of resumed requests
     num_joined: int
     num_skipped: int
 
@@ -61,8 +59,7 @@ class Steps(NamedTuple):
     first_end_s: float
     last_start_s: float
     end_s: float
-    used_blocks: int
-    """The most KV blocks in use."""
+    used_blocks: int  # the most KV blocks in use
 
 
 @inner

@@ -64,16 +64,11 @@ from windtunnel.serving.state.tables import PoolTables, RunTables
 class Listed(NamedTuple):
     """What a batch of one rank has beside the counts of a `Batch`; tokens."""
 
-    num_listed: int
-    """Requests beside the decode group."""
-    squares: int
-    """Sum of the squares of the prompt chunks."""
-    cached: int
-    """Tokens processed before the chunks, each request's rounded up to the look-up tables' granularity."""
-    deviation_tokens: float
-    """Standard deviation of the contexts of the decoding requests."""
-    paused: int
-    """Decoding requests that did not decode in the step before."""
+    num_listed: int  # requests beside the decode group
+    squares: int  # sum of the squares of the prompt chunks
+    cached: int  # tokens processed before the chunks, each request's rounded up to the look-up tables' granularity
+    deviation_tokens: float  # standard deviation of the contexts of the decoding requests
+    paused: int  # decoding requests that did not decode in the step before
 
 
 @inner

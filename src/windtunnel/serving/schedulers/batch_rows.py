@@ -28,13 +28,11 @@ BATCH_ROW = layout(BatchRow)
 
 @entry
 def price_batch_rows(cost: StepCost, rows: Records[BatchRow], group_tokens: Ints, step_s: Floats) -> None:
-    """Price steps by their rows, with the terms of `serving.state.records.StepCost`.
+    """Price steps by their rows into `step_s`, `[steps]` seconds, with the terms of `serving.state.records.StepCost`.
 
-    Args:
-        cost: prices of a replica without pipeline stages, drafts and recorded durations; seconds.
-        rows: batches, the ranks of one step behind one another.
-        group_tokens: [steps] tokens of all ranks together, which decide the time of experts.
-        step_s: [steps] gets the durations, seconds.
+    `cost` is of a replica without pipeline stages, drafts and recorded durations. `rows` are batches, the ranks of one
+    step behind one another; `group_tokens`, `[steps]`, are those of all ranks together, which decide the time of
+    experts.
     """
     row = 0
     while row < len(rows):

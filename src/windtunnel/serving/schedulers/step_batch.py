@@ -13,30 +13,22 @@ from windtunnel.serving.state.tables import RunTables
 class Batch(NamedTuple):
     """The batch of a replica's slot. Counts are sums over its ranks, `most_*` the largest of a rank; tokens."""
 
-    decode_tokens: int
-    """Decoding requests."""
-    query_tokens: int
-    """Tokens that they compute, several each with speculative decoding."""
+    decode_tokens: int  # decoding requests
+    query_tokens: int  # tokens that they compute, several each with speculative decoding
     prefill_tokens: int
-    num_prefills: int
-    """Prompts with a chunk in the batch."""
+    num_prefills: int  # prompts with a chunk in the batch
     sampled: int
-    context_tokens: int
-    """Tokens in the cache of the decoding requests."""
-    pairs: float
-    """Query-key pairs of the prefill chunks."""
-    resumed: int
-    """Prompts that end here and were preempted before."""
-    late_since_s: float
-    """Sum of the times of their latest tokens, under per-request scheduling of those of paused requests too."""
+    context_tokens: int  # tokens in the cache of the decoding requests
+    pairs: float  # query-key pairs of the prefill chunks
+    resumed: int  # prompts that end here and were preempted before
+    late_since_s: float  # sum of the times of their latest tokens, and of paused requests if scheduled one by one
     most_decodes: int
     most_tokens: int
     most_sampled: int
     most_running: int
     running: int
     waiting: int
-    attention_s: float
-    """Attention of the slowest rank, seconds."""
+    attention_s: float  # attention of the slowest rank, seconds
 
 
 @inner

@@ -149,14 +149,10 @@ def device_step_s(
     most_sampled: int,
     group_tokens: int,
 ) -> float:
-    """Price a step on the device by the terms of `serving.state.records.StepCost`.
+    """Price a step on the device by the terms of `serving.state.records.StepCost`; seconds.
 
-    Args:
-        cost: seconds of each term.
-        attention_s: attention of the slowest rank.
-        prefill_tokens: prompt tokens of all ranks.
-        most_decodes, most_tokens, most_sampled: the largest of a rank: decoding requests, tokens, sampled positions.
-        group_tokens: tokens of all ranks, which compute experts together; 0 where there is one.
+    `attention_s` is the slowest rank's; `most_decodes`, `most_tokens` and `most_sampled` are the largest numbers of a
+    rank; `prefill_tokens` and `group_tokens` are of all ranks, which compute experts together (0 where there is one).
     """
     if prefill_tokens == 0:
         return decode_step_s(cost, most_decodes, attention_s)
@@ -198,8 +194,7 @@ class Passage(NamedTuple):
 
     start_s: float
     end_s: float
-    between_s: float
-    """Waits between stages."""
+    between_s: float  # waits between stages
 
 
 @inner

@@ -142,15 +142,10 @@ def encode_pool_of(
     prices: Floats,
     link: tuple[float, float],
 ) -> EncodePool:
-    """Return the pool of encoders of a deployment.
+    """Return the pool of encoders of a deployment; `deployed` is its setup, and the model on one replica.
 
-    Args:
-        scenario: with the pool.
-        pool: has the role `encode`.
-        deployed: what it resolves to, and the model on one replica.
-        requests: of the workload.
-        prices: of `serving.setup.encoder.encoder_prices`.
-        link: bytes per second from a replica to the next pool, and the latency of a transfer.
+    `prices` are of `serving.setup.encoder.encoder_prices`; `link` is bytes per second from a replica to the next pool,
+    and the latency of a transfer.
 
     Raises:
         InputError: there is nothing to encode, requests wait for others, or the tower does not fit.

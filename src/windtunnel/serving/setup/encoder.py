@@ -123,16 +123,10 @@ def _refuse_lost_caches(scenario: Scenario) -> None:
 
 
 def encoder_cache(scenario: Scenario, setup: Setup, given: EngineSettings, requests: RequestArrays) -> dict[str, int]:
-    """Return the kernel's settings of a pool's encoder cache, vLLM's or SGLang's.
+    """Return the kernel's settings of a pool's encoder cache, vLLM's or SGLang's; `given`: the pool's before defaults.
 
     SGLang's is of bytes: an embedding has the width of the language model, in bf16, and with DeepStack as many of them
     as the tower has mergers.
-
-    Args:
-        scenario: the whole one.
-        setup: of the pool.
-        given: its engine's settings before defaults fill the gaps.
-        requests: of the workload.
 
     Raises:
         InputError: settings of another engine, a cache that is too small, or replicas that come and go.

@@ -2,8 +2,12 @@
 
 import math
 from collections.abc import Hashable
+from functools import lru_cache
 from pathlib import Path
 
+import msgspec
+
+from windtunnel.hardware import Device, Node
 from windtunnel.model.exchange import ALL_GATHER, DEEPEP_AUTO, DEEPEP_LOW_LATENCY, DEEPEP_NORMAL, MEGA_MOE
 from windtunnel.model.feed_forward.experts import is_exchanged
 from windtunnel.model.operators import BF16_BYTES
@@ -11,6 +15,7 @@ from windtunnel.model.sampling import Sampler
 from windtunnel.model.shape import LoraShape, Shard
 from windtunnel.pricing.aiconfigurator.collection import RANDOM, TEXT, KernelChoices
 from windtunnel.pricing.aiconfigurator.estimator import counted_once, measured_estimator
+from windtunnel.pricing.aiconfigurator.published import fetched_folders
 from windtunnel.pricing.calibrated import ARITHMETIC, CalibratedEstimator
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.pricing.profile import profile_estimator
@@ -73,9 +78,17 @@ def estimator_for(setup: Setup) -> Estimator:
         deepep=_deepep(setup),
         num_redundant_experts=_placed(engine),
     )
-    measured = measured_estimator(setup.device, setup.node, engine.name, engine.version, kernels=kernels)
+    hardware = msgspec.json.encode((setup.device, setup.node))
+    measured = _measured(hardware, engine.name, engine.version, kernels, *fetched_folders().items())
     once = counted_once(measured, engine.name, engine.version, _fused_norm_tokens(setup))
     return on_network(calibrated(once, setup), setup)
+
+
+@lru_cache(4)
+def _measured(hardware: bytes, engine: str, version: str, kernels: KernelChoices, *_fetched: object) -> Estimator:
+    """Return `measured_estimator`, kept for setups that read the same tables: it holds what was made of them, in MB."""
+    device, node = msgspec.json.decode(hardware, type=tuple[Device, Node])
+    return measured_estimator(device, node, engine, version, kernels=kernels)
 
 
 def _deepep(setup: Setup) -> str | None:
@@ -118,14 +131,17 @@ def on_network(estimator: Estimator, setup: Setup) -> Estimator:
 
 
 def estimator_key(setup: Setup) -> tuple[Hashable, ...]:
-    """Return a key: setups of equal keys have equal estimators, calibrations aside."""
-    engine = setup.engine
+    """Return a key: setups of equal keys have equal estimators, calibrations aside.
+
+    Devices and nodes count as they are: two files may have one name.
+    """
+    engine, hardware = setup.engine, (msgspec.json.encode(setup.device), msgspec.json.encode(setup.node))
     graphs = bool(engine.max_cudagraph_capture_size)
     reduces = (_fused_bytes(setup), _fused_norm_tokens(setup))
     experts = _deepep(setup), _placed(engine), setup.random_tokens
     spans_nodes = setup.parallelism.num_devices > setup.node.num_devices
     backends = (engine.attention_backend, engine.moe_backend, *experts, spans_nodes)
-    return (setup.device.name, setup.node.name, engine.name, engine.version, graphs, *reduces, *backends)
+    return (*hardware, engine.name, engine.version, graphs, *reduces, *backends, setup.profile)
 
 
 def calibrated(estimator: Estimator, setup: Setup) -> Estimator:

@@ -103,12 +103,9 @@ def comes_and_goes(deployment: Deployment) -> bool:
 
 
 def fleet_plan(deployment: Deployment, most_outstanding: int, seed: int) -> FleetPlan:
-    """Return the plan that a deployment describes.
+    """Return the plan of a deployment with `autoscaling`, `faults` or a router that holds requests back.
 
-    Args:
-        deployment: with `autoscaling`, `faults` or a router that holds requests back.
-        most_outstanding: limit of requests at a replica for the router `deferred` where the deployment gives none.
-        seed: of the scenario; faults are drawn from streams of their own.
+    `most_outstanding` limits requests at a replica for the router `deferred` where the deployment gives no limit.
 
     Raises:
         InputError: the deployment does not say how long a replica takes to start, or a fault names no replica.
@@ -206,12 +203,9 @@ def phase_table(run: FleetRun) -> Table:
 
 
 def stay_table(run: FleetRun, records: NDArray[np.void], replicas: Ints) -> Table:
-    """Return every stay of a request at a replica: those that a failure ended, then the last of each request.
+    """Return every stay of a request at a replica: those that a failure ended, then the last of each, in `replicas`.
 
-    Args:
-        run: the fleet after the run.
-        records: the loop's: `arrival_s` is when the request was last sent to a replica.
-        replicas: where every request ended.
+    `arrival_s` of the loop's `records` is when the request was last sent to a replica.
     """
     lost = np.concatenate([new_table(kernel.Loss, 0), *run.losses])
     n = records.size

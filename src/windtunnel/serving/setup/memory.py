@@ -9,7 +9,7 @@ from windtunnel.hardware import Device
 from windtunnel.model import exchange
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward, is_exchanged
 from windtunnel.model.launches.lora import lora_bytes
-from windtunnel.model.memory import loaded_bytes, recurrent_state_bytes, value_bytes
+from windtunnel.model.memory import loaded_bytes, recurrent_state_bytes, token_bytes, value_bytes
 from windtunnel.model.operators import FP32_BYTES
 from windtunnel.model.shape import HIDDEN_STATES, Shard
 from windtunnel.serving.deployment import EngineSettings
@@ -125,7 +125,7 @@ def group_layers(shard: Shard, engine: EngineSettings, max_model_len: int) -> La
     0.5.14), or shares memory in proportion to window and bytes (TensorRT-LLM
     `BlockManager::calculateWindowSizeToShare`, 1.0 to 1.3). Windows of several lengths count as the longest of them.
     """
-    sizes = [(num, attention, attention.bytes_per_token(shard)) for num, attention in shard.model.attentions]
+    sizes = [(num, attention, token_bytes(attention, shard)) for num, attention in shard.model.attentions]
     sizes = [(num, attention, size) for num, attention, size in sizes if size]
     every = [(num, size) for num, _, size in sizes]
     windows = [attention for _, attention, _ in sizes if attention.is_bounded(max_model_len)]
@@ -163,12 +163,6 @@ def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_
 
     With pipeline stages the device is of the last one, which samples and therefore has the fewest blocks; every stage
     takes its number.
-
-    Args:
-        shard: the deployed model.
-        device: the model runs on it.
-        engine: resolved settings.
-        max_model_len: tokens of the longest request accepted.
 
     Raises:
         InputError: the weights do not fit, or what is left holds no request.

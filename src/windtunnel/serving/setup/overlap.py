@@ -44,14 +44,11 @@ class Halves(NamedTuple):
     """Decode attention, over requests of the whole step x contexts."""
 
     def hidden_s(self, cores_s: Floats | float = 0.0) -> Floats:
-        """Return what overlap saves of both halves one after the other.
+        """Return what overlap saves of both halves one after the other; `cores_s`: of one half, in layers with experts.
 
         A layer goes through four phases, in each of which one half is exchanged and the other computes: dispatch beside
         attention, dispatch beside experts, combine beside experts, combine beside attention (vLLM's design document
         "Dual Batch Overlap"; SGLang 0.5 `two_batch_overlap.py`). The longer of the two decides; the shorter is hidden.
-
-        Args:
-            cores_s: decode attention of one half, in layers with experts.
         """
         computes = self.rest_s + cores_s, self.experts_s
         exchanges = self.dispatch_s, self.combine_s

@@ -69,16 +69,10 @@ NO_TIERS = new_table(state.Tier, 0)
 def prefix_cache(
     settings: state.KernelSettings, requests: RequestArrays, tiers: state.Table = NO_TIERS, load_overlaps: bool = False
 ) -> state.Cache:
-    """Return empty caches for the prompts of `requests`, on every rank.
+    """Return empty caches for the prompts of `requests`, on every rank; without `prefixes` these share nothing.
 
     A request whose output no other prompt begins with gets a segment of its own: its blocks take room in the cache like
-    any other, and it finds them again after a preemption.
-
-    Args:
-        settings: of the replicas.
-        requests: without `prefixes` nothing is shared between them.
-        tiers: `Tier` records of memory below the pool.
-        load_overlaps: blocks come up beside the step that needs them.
+    any other, and it finds them again after a preemption. `tiers` are `Tier` records of memory below the pool.
 
     Raises:
         InputError: too many segments for the number of ranks.

@@ -394,10 +394,7 @@ def priced_parts(
 ) -> dict[str, StepPrices]:
     """Price every step that the engine can form, part by part; the parts add up to the whole (`combined`).
 
-    Args:
-        estimator: prices each operator once.
-        deployed: what forms the steps.
-        split: operator -> part -> its share of the operator's time, at every point of its axes; shares sum to 1.
+    `split` is operator -> part -> its share of the operator's time, at every point of its axes; shares sum to 1.
     """
     answers: list[tuple[Estimate, Mapping[str, Floats]]] = []
 

@@ -20,13 +20,7 @@ from windtunnel.serving.state.pools import HandoffRules, PoolPlan
 
 
 def handoff_rules_of(scenario: Scenario, setups: Sequence[Setup], shard: Shard) -> HandoffRules:
-    """Return the handoff rules as the loop takes them; the KV of a request is what one copy of the model caches.
-
-    Args:
-        scenario: its deployment has pools.
-        setups: of every pool.
-        shard: the model, as the first pool splits it.
-    """
+    """Return the handoff rules as the loop takes them; the KV of a request is what one copy of the model caches."""
     transfer, first = transfer_of(scenario, setups), setups[0]
     assert transfer.latency_s is not None
     model = replace(shard, parallelism=Parallelism())

@@ -30,14 +30,10 @@ class AdapterList(Protocol):
 class AdapterLimits(NamedTuple):
     """How a rank serves LoRA adapters. Scalars."""
 
-    max_loras: int
-    """Adapters that may run together, and slots in the device's memory."""
-    max_cpu_loras: int
-    """Adapters in host memory, those in slots among them."""
-    host_load_s: float
-    """To copy an adapter into a slot."""
-    disk_load_s: float
-    """To read it into host memory before."""
+    max_loras: int  # adapters that may run together, and slots in the device's memory
+    max_cpu_loras: int  # adapters in host memory, those in slots among them
+    host_load_s: float  # to copy an adapter into a slot
+    disk_load_s: float  # to read it into host memory before
 
 
 class AdapterRank(AdapterLimits):
@@ -65,39 +61,27 @@ class AdapterPlan(NamedTuple):
     """How a pool serves LoRA adapters."""
 
     limits: AdapterLimits
-    token_nodes: Floats
-    """[t] tokens of requests with an adapter, ascending."""
-    step_s: Floats
-    """[max_loras + 1, t] products of so many adapters in a step."""
+    token_nodes: Floats  # [t] tokens of requests with an adapter, ascending
+    step_s: Floats  # [max_loras + 1, t] products of so many adapters in a step
 
 
 class Adapters(NamedTuple):
     """LoRA adapters of requests, see `schedulers.adapters`; one slot a rank, no pipeline. The ranks of all pools lie
     end to end."""
 
-    of_request: Ints
-    """[request] Or NONE."""
-    token_nodes: Floats
-    """[pool, t] As `AdapterPlan`'s."""
-    step_s: Floats
-    """[pool, n, t]"""
-    table: RecordGrid[Adapter]
-    """`[rank, adapter]`"""
-    lists: RecordGrid[AdapterList]
-    """`[rank, place]`"""
+    of_request: Ints  # [request] or NONE
+    token_nodes: Floats  # [pool, t] as `AdapterPlan`'s
+    step_s: Floats  # [pool, n, t]
+    table: RecordGrid[Adapter]  # [rank, adapter]
+    lists: RecordGrid[AdapterList]  # [rank, place]
     ranks: Records[AdapterRank]
-    num_steps: Ints
-    """`[rank, n]` Steps with n adapters."""
+    num_steps: Ints  # [rank, n] steps with n adapters
 
 
 def new_adapters(plans: Sequence[AdapterPlan], num_ranks: Sequence[int], of_request: Ints) -> Adapters:
-    """Return the adapters at the beginning of a run: slots and host memory have those of the lowest numbers, which are
-    used most, the lowest as if used last.
+    """Return the adapters at the beginning of a run; `of_request` is the adapter of each request, or NONE.
 
-    Args:
-        plans: how each pool serves them.
-        num_ranks: of each pool.
-        of_request: the adapter of each request, or NONE.
+    Slots and host memory have those of the lowest numbers, which are used most, the lowest as if used last.
     """
     pool_of_rank, num_adapters = np.repeat(np.arange(len(plans)), num_ranks), int(of_request.max(initial=0)) + 1
     table = new_table(Adapter, (pool_of_rank.size, num_adapters), before=NONE, after=NONE)

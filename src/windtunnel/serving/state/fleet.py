@@ -24,29 +24,23 @@ from windtunnel.serving.state.records import NONE, Floats, Ints, KernelSettings,
 class FleetRules(NamedTuple):
     """What the replicas of all pools have in common. Scalars."""
 
-    retry_s: float = 0.0
-    """From a failure until its requests are sent again."""
-    starts_over: int = 0
-    """1: they are sent without what they had produced."""
-    most_outstanding: int = 0
-    """`deferred`: requests at a replica, beyond which it gets no more."""
+    retry_s: float = 0.0  # from a failure until its requests are sent again
+    starts_over: int = 0  # 1: they are sent without what they had produced
+    most_outstanding: int = 0  # `deferred`: requests at a replica, beyond which it gets no more
 
 
 class Scaling(NamedTuple):
     """How the number of a pool's replicas changes. Scalars."""
 
     initial_replicas: int
-    start_s: float = 0.0
-    """From the launch of a replica until it is up."""
+    start_s: float = 0.0  # from the launch of a replica until it is up
     metric: int = OUTSTANDING
-    target: float = 0.0
-    """Of the metric for each replica; 0: no autoscaler."""
+    target: float = 0.0  # of the metric for each replica; 0: no autoscaler
     min_replicas: int = 1
     max_replicas: int = 1
     interval_s: float = np.inf
     tolerance_fraction: float = 0.0
-    up_looks: int = 0
-    """Looks before the present one that must have asked for more too."""
+    up_looks: int = 0  # looks before the present one that must have asked for more too
     down_looks: int = 0
 
 
@@ -109,40 +103,24 @@ class ReplicaFleet(NamedTuple):
     """What a run with replicas that come and go, or with a router that holds requests back, needs."""
 
     rules: FleetRules
-    scalers: Records[Scaler]
-    """[pool]"""
-    replicas: Records[FleetReplica]
-    """[replica] of all pools"""
-    control: Records[Control]
-    """[1]"""
-    fault_s: Floats
-    """[replica, k] in order; infinity for none. The host writes further ones over those that have happened."""
-    repair_s: Floats
-    """[replica, k] how long each lasts."""
-    change_s: Floats
-    """[pool, changes + 1] of the plan, in order, infinity at the end."""
-    change_replicas: Ints
-    """[pool, changes + 1]"""
-    recommended: Ints
-    """[pool, looks] replicas that the latest looks asked for."""
-    sent_s: Floats
-    """[request] when the client sent it; `arrival_s` is when it reached its replica."""
-    num_retries: Ints
-    """[request]"""
-    discarded_tokens: Ints
-    """[request] that it had produced and produces again."""
-    router_queue: Ints
-    """[request] ring."""
-    retries: Ints
-    """[request] ring."""
-    retry_s: Floats
-    """[request] when each of those is due."""
+    scalers: Records[Scaler]  # [pool]
+    replicas: Records[FleetReplica]  # [replica] of all pools
+    control: Records[Control]  # [1]
+    fault_s: Floats  # [replica, k] in order; inf: none. The host writes further ones over past ones
+    repair_s: Floats  # [replica, k] how long each lasts
+    change_s: Floats  # [pool, changes + 1] of the plan, in order, infinity at the end
+    change_replicas: Ints  # [pool, changes + 1]
+    recommended: Ints  # [pool, looks] replicas that the latest looks asked for
+    sent_s: Floats  # [request] when the client sent it; `arrival_s` is when it reached its replica
+    num_retries: Ints  # [request]
+    discarded_tokens: Ints  # [request] that it had produced and produces again
+    router_queue: Ints  # [request] ring
+    retries: Ints  # [request] ring
+    retry_s: Floats  # [request] when each of those is due
     phases: Records[Phase]
     losses: Records[Loss]
-    idle_rank: Records[Rank]
-    """[1] A rank without KV blocks."""
-    idle_slot: Records[Slot]
-    """[1]"""
+    idle_rank: Records[Rank]  # [1] a rank without KV blocks
+    idle_slot: Records[Slot]  # [1]
 
 
 def new_fleet(
@@ -155,11 +133,8 @@ def new_fleet(
 ) -> ReplicaFleet:
     """Make a fleet of pools of at most `num_replicas` replicas, the first `initial_replicas` of each of them up.
 
-    Args:
-        num_replicas, scalings, changes: of every pool; changes are (time in seconds, replicas), in order.
-        rules: what pools have in common.
-        faults: `fault_s` and `repair_s` of `ReplicaFleet`.
-        num_requests: of the run.
+    `changes` of each pool are (time in seconds, replicas), in order; `faults` are `fault_s` and `repair_s` of
+    `ReplicaFleet`.
     """
     scalers = new_table(Scaler, len(scalings))
     replicas = new_table(FleetReplica, sum(num_replicas), next_s=np.inf, fails_s=faults[0][:, 0])

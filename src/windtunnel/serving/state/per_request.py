@@ -27,32 +27,22 @@ class SequenceState(Protocol):
 class StageTables(NamedTuple):
     """Vidur's look-up tables as seconds of one pipeline stage; used in place of a `StepCost`."""
 
-    token_s: Floats
-    """[tokens + 1] all operators that depend on the batch's tokens, rounded up to 8."""
-    kv_save_s: Floats
-    """[tokens + 1] by tokens, not rounded."""
-    prefill_s: Floats
-    """[cached tokens / granularity + 1, chunk + 1]"""
-    decode_s: Floats
-    """[requests + 1, cached tokens / granularity + 1]"""
-    send_recv_s: Floats
-    """[tokens + 1] between stages, by tokens rounded up to 8."""
-    host_s: Floats
-    """[requests + 1] on every stage."""
+    token_s: Floats  # [tokens + 1] all operators that depend on the batch's tokens, rounded up to 8
+    kv_save_s: Floats  # [tokens + 1] by tokens, not rounded
+    prefill_s: Floats  # [cached tokens / granularity + 1, chunk + 1]
+    decode_s: Floats  # [requests + 1, cached tokens / granularity + 1]
+    send_recv_s: Floats  # [tokens + 1] between stages, by tokens rounded up to 8
+    host_s: Floats  # [requests + 1] on every stage
     granularity: int
-    prefill_factor: float
-    """Of attention where a batch holds several prompts."""
-    decode_factor: float
-    """Of attention where a batch holds several decoding requests."""
+    prefill_factor: float  # of attention where a batch holds several prompts
+    decode_factor: float  # of attention where a batch holds several decoding requests
 
 
 class Trail(NamedTuple):
     """What every batch held and when it was in each stage, written only when asked for."""
 
-    members: Ints
-    """[m, 3] row, request, tokens, in the order of the batch."""
-    stage_s: Floats
-    """[rows, stages, 2] start and end; of a fused run of steps, of the whole."""
+    members: Ints  # [m, 3] row, request, tokens, in the order of the batch
+    stage_s: Floats  # [rows, stages, 2] start and end; of a fused run of steps, of the whole
 
 
 def new_batches(settings: KernelSettings) -> Ints:

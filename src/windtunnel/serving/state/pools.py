@@ -39,37 +39,26 @@ NO_SPECULATION = Speculation(1, 1.0)
 class PoolPlan(NamedTuple):
     """One pool, as a run is started with it."""
 
-    settings: KernelSettings
-    """`first_*` are filled in by `new_pools`."""
+    settings: KernelSettings  # `first_*` are filled in by `new_pools`
     cost: StepCost
-    speculation: Speculation | None = None
-    """None where a decode step gives one token."""
+    speculation: Speculation | None = None  # None where a decode step gives one token
     role: int = BOTH
-    link_bytes_per_s: float = np.inf
-    """Of the network interfaces of one rank, in one direction."""
-    kv_copies: float = 1.0
-    """Of a request's KV on the devices of one rank, each of which is sent."""
-    adapters: AdapterPlan | None = None
-    """None where no request has a LoRA adapter."""
+    link_bytes_per_s: float = np.inf  # of the network interfaces of one rank, in one direction
+    kv_copies: float = 1.0  # of a request's KV on the devices of one rank, each of which is sent
+    adapters: AdapterPlan | None = None  # None where no request has a LoRA adapter
 
 
 class HandoffRules(NamedTuple):
     """How requests go from pool to pool. Scalars."""
 
     decode_router: int = ROUND_ROBIN
-    local_tokens: int = 0
-    """Prompts up to so many prefill where they decode."""
-    decode_samples_first: int = 0
-    """1: the decode side computes the last prompt token again and has the first output; 0: the prefill side has it."""
-    decode_streams_first: int = 0
-    """1: the client has the first output when the request enters a batch of the decode side; 0: when there is one."""
-    bytes_per_token: float = 0.0
-    """Of KV cache, all ranks of tensor and pipeline parallelism together."""
-    bytes_per_request: float = 0.0
-    """Of state whose size is fixed."""
+    local_tokens: int = 0  # prompts up to so many prefill where they decode
+    decode_samples_first: int = 0  # 1: the decode side computes the last prompt token again and so the first output
+    decode_streams_first: int = 0  # 1: the client has the first output when the request enters a batch there
+    bytes_per_token: float = 0.0  # of KV cache, all ranks of tensor and pipeline parallelism together
+    bytes_per_request: float = 0.0  # of state whose size is fixed
     latency_s: float = 0.0
-    tail_fraction: float = 1.0
-    """Share of the KV that is sent after the prefill: all, or the last layer's."""
+    tail_fraction: float = 1.0  # share of the KV that is sent after the prefill: all, or the last layer's
 
 
 class PoolRecord(KernelSettings):
@@ -140,32 +129,22 @@ class Routing(HandoffRules):
 class Pools(NamedTuple):
     """What a run with several pools needs beside requests, events and clock; the arrays of all pools end to end."""
 
-    pools: Records[PoolRecord]
-    """[pool]"""
-    cost: Any
-    """`StepCost` whose every field has a first axis of pools."""
+    pools: Records[PoolRecord]  # [pool]
+    cost: Any  # `StepCost` whose every field has a first axis of pools
     ranks: Records[Rank]
     slots: Records[Slot]
     lists: Ints
     stages: Floats
-    handoffs: Records[Handoff]
-    """[rank]"""
-    waiting: Records[RequestList]
-    """[rank] Requests that wait for blocks to read their KV into."""
-    arrived: Records[RequestList]
-    """[rank] Those whose KV has come."""
-    transfers: Records[KvTransfer]
-    """[request]"""
-    routing: Records[Routing]
-    """[1]"""
-    pool_of_event: Ints
-    """[event] of every slot, then of every replica's wake-up"""
+    handoffs: Records[Handoff]  # [rank]
+    waiting: Records[RequestList]  # [rank] requests that wait for blocks to read their KV into
+    arrived: Records[RequestList]  # [rank] those whose KV has come
+    transfers: Records[KvTransfer]  # [request]
+    routing: Records[Routing]  # [1]
+    pool_of_event: Ints  # [event] of every slot, then of every replica's wake-up
     pool_of_replica: Ints
     pool_of_rank: Ints
-    entries: Ints
-    """Replicas that a request may start at."""
-    decoders: Ints
-    """Replicas that a request may be handed to."""
+    entries: Ints  # replicas that a request may start at
+    decoders: Ints  # replicas that a request may be handed to
 
 
 def new_pool_records(plans: Sequence[PoolPlan]) -> Table:
@@ -224,12 +203,7 @@ def new_pools(plans: Sequence[PoolPlan], handoff_rules: HandoffRules, num_reques
 
 
 def joined_caches(pools: Pools, caches: Sequence[Cache]) -> Cache:
-    """Join the prefix caches of all pools, end to end as `cache_of` takes them apart.
-
-    Args:
-        pools: where each pool's share of the entries and tiers lies is written there.
-        caches: of every pool, for the same requests and segments.
-    """
+    """Join the prefix caches of all pools, as `cache_of` takes them apart; `pools` notes the share of each."""
     ends = np.cumsum([(0, 0), *((cache.entries.size, cache.tiers.size) for cache in caches)], axis=0)
     pools.pools["first_entry"], pools.pools["first_tier"] = ends[:-1].T
     pools.pools["end_entry"], pools.pools["end_tier"] = ends[1:].T
@@ -321,24 +295,16 @@ _NODES = ("context_nodes", "chunk_nodes", "length_nodes")
 
 def _extended(cost: StepCost, sizes: dict[str, int]) -> StepCost:
     """Bring the nodes of a cost's grids to `sizes`, values extrapolated as look-ups beyond the end would be."""
-    decode = grown(cost.decode_attention_s, cost.context_nodes, sizes["context_nodes"])
-    prefill = grown(cost.prefill_attention_s, cost.length_nodes, sizes["length_nodes"])
-    prefill = grown(prefill.T, cost.chunk_nodes, sizes["chunk_nodes"]).T
-    mixed = cost.mixed_decode_attention_s if cost.mixed_decode_attention_s.size else cost.decode_attention_s
-    mixed = grown(mixed, cost.context_nodes, sizes["context_nodes"])
-    waiting = cost.waiting_attention_s
-    if waiting.size:
-        waiting = grown(waiting, cost.context_nodes, sizes["context_nodes"])
-    nodes: dict[str, Any] = {
-        name: grown(getattr(cost, name), getattr(cost, name), size) for name, size in sizes.items()
+    mixed_s = cost.mixed_decode_attention_s if cost.mixed_decode_attention_s.size else cost.decode_attention_s
+    decode = {"decode_attention_s": cost.decode_attention_s, "mixed_decode_attention_s": mixed_s}
+    if cost.waiting_attention_s.size:
+        decode["waiting_attention_s"] = cost.waiting_attention_s
+    changed: dict[str, Any] = {
+        **{name: grown(grid, cost.context_nodes, sizes["context_nodes"]) for name, grid in decode.items()},
+        **{name: grown(getattr(cost, name), getattr(cost, name), size) for name, size in sizes.items()},
     }
-    return cost._replace(
-        decode_attention_s=decode,
-        mixed_decode_attention_s=mixed,
-        waiting_attention_s=waiting,
-        prefill_attention_s=prefill,
-        **nodes,
-    )
+    prefill_s = grown(cost.prefill_attention_s, cost.length_nodes, sizes["length_nodes"])
+    return cost._replace(prefill_attention_s=grown(prefill_s.T, cost.chunk_nodes, sizes["chunk_nodes"]).T, **changed)
 
 
 @inlined

@@ -37,92 +37,53 @@ class KernelSettings(NamedTuple):
 
     scheduler: int
     num_replicas: int
-    ranks_per_replica: int
-    """Attention data-parallel ranks that step together; each has a scheduler and a KV pool of its own."""
-    max_num_seqs: int
-    """Requests that may hold KV blocks at once."""
+    ranks_per_replica: int  # attention data-parallel ranks that step together, each with scheduler and KV pool
+    max_num_seqs: int  # requests that may hold KV blocks at once
     max_num_batched_tokens: int
     """With per-request scheduling: vLLM V0: prompts of a batch times the longest of them; LightLLM: prompt tokens of a
     batch; Sarathi: tokens of a batch, the chunk size."""
     block_size: int
-    num_blocks: int
-    """Of one rank."""
-    long_prefill_token_threshold: int = 0
-    """0: none."""
+    num_blocks: int  # of one rank
+    long_prefill_token_threshold: int = 0  # 0: none
     chunked_prefill: int = 1
-    reserves_prompt: int = 0
-    """vLLM V1: 1: a request is admitted only if its whole prompt fits."""
-    max_prefill_tokens: int = 0
-    """SGLang: prompt tokens of one prefill batch."""
-    queue_order: int = FCFS
-    """The order of waiting requests, a position in `QUEUE_ORDERS`; by priority, victims are ordered too."""
-    blocks_per_request: int = 0
-    """State of fixed size (linear attention), in blocks."""
-    schedule_conservativeness: float = 1.0
-    """SGLang: scales the share of outputs still to come that admission keeps free."""
-    receive_interval_steps: int = 1
-    """SGLang: while decoding, new requests are looked at every so many steps; 1 looks at every step."""
-    concurrency: int = 0
-    """Closed loop: requests in flight at the client; 0: open loop."""
-    num_warmup: int = 0
-    """Closed loop: the first so many requests run and drain before the others are sent."""
-    frontend_s: float = 0.0
-    """Closed loop: what the client waits beyond the engine's last token before it sends the next request."""
-    num_stages: int = 1
-    """Pipeline stages, and so batches that a replica may have in flight."""
-    batch_wait_steps: int = 0
-    """TensorRT-LLM: prefill is held back for at most so many decode steps, until `batch_wait_tokens` are scheduled."""
+    reserves_prompt: int = 0  # vLLM V1: 1: a request is admitted only if its whole prompt fits
+    max_prefill_tokens: int = 0  # SGLang: prompt tokens of one prefill batch
+    queue_order: int = FCFS  # of waiting requests, a position in `QUEUE_ORDERS`; by priority, of victims too
+    blocks_per_request: int = 0  # state of fixed size (linear attention), in blocks
+    schedule_conservativeness: float = 1.0  # SGLang: scales the share of outputs to come that admission keeps free
+    receive_interval_steps: int = 1  # SGLang: steps between looks at new requests while decoding
+    concurrency: int = 0  # closed loop: requests in flight at the client; 0: open loop
+    num_warmup: int = 0  # closed loop: first requests, which run and drain before the others are sent
+    frontend_s: float = 0.0  # closed loop: from the engine's last token to the client's next request
+    num_stages: int = 1  # pipeline stages, and so batches that a replica may have in flight
+    batch_wait_steps: int = 0  # TensorRT-LLM: most decode steps for which prefill waits for `batch_wait_tokens`
     batch_wait_tokens: int = 0
-    balance_steps: int = 0
-    """TensorRT-LLM: prompts are held back for at most so many decode steps, until every rank of the replica has one; 0:
-    never."""
-    balance_wait_steps: int = 0
-    """TensorRT-LLM: and then for so many more, so that more prompts go together."""
-    longest_prefix_first: int = 0
-    """SGLang: 1: waiting requests of which more is cached go first (`lpm`)."""
+    balance_steps: int = 0  # TensorRT-LLM: decode steps for which prompts wait until every rank has one; 0: never
+    balance_wait_steps: int = 0  # TensorRT-LLM: and for so many more, so that more prompts go together
+    longest_prefix_first: int = 0  # SGLang: 1: waiting requests of which more is cached go first (`lpm`)
     router: int = ROUND_ROBIN
-    seed: int = 0
-    """Of the router's draws."""
-    first_replica: int = 0
-    """Of this pool among all pools' replicas."""
+    seed: int = 0  # of the router's draws
+    first_replica: int = 0  # of this pool among all pools' replicas
     first_rank: int = 0
-    first_event: int = 0
-    """Of this pool's slots in the event queue."""
-    heeds_all_events: int = 0
-    """1: any replica's event may bring this one work, so that a run of equal steps ends at the next of them."""
-    window_tokens: int = 0
-    """The sliding window of the layers that have one, see `serving.kv.windows`; 0: none."""
-    num_groups: int = 1
-    """Blocks of the pool that a block of tokens takes: one for each group of layers."""
-    num_window_groups: int = 0
-    """Of them of layers with the window."""
-    window_pool: int = 0
-    """1: those layers have a pool of their own instead, of `num_window_blocks`."""
+    first_event: int = 0  # of this pool's slots in the event queue
+    heeds_all_events: int = 0  # 1: any replica's event may bring this one work, and ends a run of equal steps
+    window_tokens: int = 0  # sliding window of the layers that have one (`serving.kv.windows`); 0: none
+    num_groups: int = 1  # blocks of the pool that a block of tokens takes: one for each group of layers
+    num_window_groups: int = 0  # of them of layers with the window
+    window_pool: int = 0  # 1: those layers have a pool of their own instead, of `num_window_blocks`
     num_window_blocks: int = 0
-    max_batch_seqs: int = 0
-    """Per-request scheduling, from here on: requests of one batch."""
-    watermark_blocks: int = 0
-    """Blocks that admission leaves free."""
-    reserved_blocks: int = 0
-    """Orca and FasterTransformer: blocks that a request is given when it is admitted."""
-    max_waiting_steps: int = 0
-    """LightLLM: decode steps after which waiting requests are looked at."""
-    loses_prompts: int = 0
-    """1: a request that is restarted in the middle of its prompt computes the rest of it one token a step."""
-    leaks_blocks: int = 0
-    """1: the end of a FasterTransformer batch frees the blocks of its last step's requests only."""
-    fuses_steps: int = 1
-    """1: equal decode steps up to the next event are taken at once; the same times, fewer rows."""
-    end_s: float = np.inf
-    """Nothing after this time happens."""
-    encoder_cache_tokens: int = 0
-    """vLLM V1: embeddings of images that a rank keeps; 0: it has no encoder cache."""
-    encoder_budget_tokens: int = 0
-    """And those that it encodes in one step at most."""
-    embedding_cache_tokens: int = -1
-    """SGLang: embeddings that a rank keeps by their last use; -1: it has no such cache."""
-    embeddings_by_request: int = 0
-    """1: those of a request are one entry."""
+    max_batch_seqs: int = 0  # per-request scheduling, from here on: requests of one batch
+    watermark_blocks: int = 0  # blocks that admission leaves free
+    reserved_blocks: int = 0  # Orca and FasterTransformer: blocks that a request is given on admission
+    max_waiting_steps: int = 0  # LightLLM: decode steps after which waiting requests are looked at
+    loses_prompts: int = 0  # 1: a request restarted in its prompt computes the rest one token a step
+    leaks_blocks: int = 0  # 1: a FasterTransformer batch frees the blocks of its last step's requests only
+    fuses_steps: int = 1  # 1: equal decode steps up to the next event are taken at once; the same times, fewer rows
+    end_s: float = np.inf  # nothing after this time happens
+    encoder_cache_tokens: int = 0  # vLLM V1: embeddings of images that a rank keeps; 0: no encoder cache
+    encoder_budget_tokens: int = 0  # and those that it encodes in one step at most
+    embedding_cache_tokens: int = -1  # SGLang: embeddings that a rank keeps by last use; -1: no such cache
+    embeddings_by_request: int = 0  # 1: those of a request are one entry
 
 
 class Request(Protocol):
@@ -321,10 +282,8 @@ class Step(Protocol):
 class Speculation(NamedTuple):
     """Speculative decoding: every decode step drafts and verifies tokens. Scalars."""
 
-    num_queries: int
-    """Tokens that a request's verification computes: those drafted and one more."""
-    tokens_per_step: float
-    """Mean that a request gains by it, from 1 to `num_queries`."""
+    num_queries: int  # tokens that a request's verification computes: those drafted and one more
+    tokens_per_step: float  # mean that a request gains by it, from 1 to `num_queries`
 
 
 class StepCost(NamedTuple):
@@ -475,24 +434,17 @@ class TierPool(Protocol):
 class Cache(NamedTuple):
     """The prefix caches of all ranks, see `serving.kv.cache`."""
 
-    num_shared: int
-    """Segments that may be cached on any rank; the rest belong to one request each."""
+    num_shared: int  # segments that may be cached on any rank; the rest belong to one request each
     nodes: Records[Node]
-    entries: Records[Entry]
-    """`[segment, rank]` of shared segments in one row, then one for each of the rest."""
+    entries: Records[Entry]  # [segment, rank] of shared segments in one row, then one for each of the rest
     requests: Records[CachedRequest]
     ranks: Records[CacheRank]
-    load_overlaps: int
-    """1: blocks from lower tiers come up beside the step that admits their request, layer by layer; 0: before it."""
-    load_s: Floats
-    """[slot] To load for the batch that is being formed."""
+    load_overlaps: int  # 1: blocks load beside the step that admits their request; 0: before it
+    load_s: Floats  # [slot] to load for the batch that is being formed
     tiers: Records[Tier]
-    kept: RecordGrid[Kept]
-    """`[row of a tier, entry]`"""
-    pools: RecordGrid[TierPool]
-    """`[row of a tier, pool]`"""
-    loaded: Ints
-    """`[tier, n]` Blocks of each prompt that came from each tier when it was first admitted."""
+    kept: RecordGrid[Kept]  # [row of a tier, entry]
+    pools: RecordGrid[TierPool]  # [row of a tier, pool]
+    loaded: Ints  # [tier, n] blocks of each prompt that came from each tier when it was first admitted
 
 
 class Media(NamedTuple):
@@ -502,10 +454,8 @@ class Media(NamedTuple):
     items: Ints
     """[request, n, 4] In the order of a prompt: kind, or NONE behind the last; number of the image; position of its
     first token; place of the same image's first one in the prompt."""
-    encoded_s: Floats
-    """[replica] Time of its towers so far."""
-    counts: Ints
-    """[kind] Those to encode in the step that is being priced; all 0 between steps."""
+    encoded_s: Floats  # [replica] time of its towers so far
+    counts: Ints  # [kind] those to encode in the step that is being priced; all 0 between steps
 
 
 class EncoderEntry(Protocol):
@@ -535,38 +485,25 @@ class EncoderRank(Protocol):
 class EncoderCache(NamedTuple):
     """The encoder caches of all ranks, see `serving.kv.encoder_cache` and `serving.kv.embedding_cache`."""
 
-    items: Ints
-    """As in `Media`."""
-    tokens: Ints
-    """[kind] Tokens of one image or video."""
-    entries: Records[EncoderEntry]
-    """[rank x image]"""
+    items: Ints  # as in `Media`
+    tokens: Ints  # [kind] tokens of one image or video
+    entries: Records[EncoderEntry]  # [rank x image]
     ranks: Records[EncoderRank]
-    counts: Ints
-    """[rank, kind] Images to encode in the batch that is being formed."""
-    together: Ints
-    """[request] Number of its images together, for caches by request: behind those of the images."""
-    used: Ints
-    """[request, n] 1 while the request needs the image, at the image's first place in the prompt."""
+    counts: Ints  # [rank, kind] images to encode in the batch that is being formed
+    together: Ints  # [request] number of its images together, for caches by request: behind those of the images
+    used: Ints  # [request, n] 1 while the request needs the image, at the image's first place in the prompt
 
 
 class Sessions(NamedTuple):
     """Which request is sent when which other one is done."""
 
-    previous: Ints
-    """[n]"""
-    following: Ints
-    """[n] The inverse."""
-    think_s: Floats
-    """[n]"""
-    least_think_s: float
-    """Of those that follow another one: no completion can send a request sooner."""
-    session: Ints
-    """[n] Or NONE."""
-    replica: Ints
-    """[sessions] That a session was last sent to, or NONE."""
-    time_s: Floats
-    """[n] The heap of turns to be sent, with `turn`."""
+    previous: Ints  # [n]
+    following: Ints  # [n] the inverse
+    think_s: Floats  # [n]
+    least_think_s: float  # of those that follow another one: no completion can send a request sooner
+    session: Ints  # [n] or NONE
+    replica: Ints  # [sessions] that a session was last sent to, or NONE
+    time_s: Floats  # [n] the heap of turns to be sent, with `turn`
     turn: Ints
 
 

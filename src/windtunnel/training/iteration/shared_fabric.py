@@ -277,12 +277,8 @@ class _Wire:
 def max_min_rates(paths: Sequence[Paths], capacity: Floats) -> list[Floats]:
     """Return the max-min fair rates of connections that always have something to send, by progressive filling.
 
-    Args:
-        paths: sets of connections, each with its path.
-        capacity: (num_links,) bytes per second of every directed link.
-
-    Returns:
-        For each set the rates of its connections, in bytes per second.
+    `paths` are sets of connections, whose rates are in bytes per second, like `capacity` (num_links,) of every directed
+    link.
 
     Source: Bertsekas and Gallager, "Data Networks", 2nd edition, section 6.5.2.
     """

@@ -267,18 +267,28 @@ def _gated_delta_parts(rank: Rank, attention: GatedDeltaAttention) -> Iterator[P
     heads = attention.num_value_heads // tp
     values = heads * attention.value_head_dim
     projected = 2 * keys + 2 * values
-    yield from enter_tensor_parallel(rank, "qkvz_proj", width)
-    input_bytes = rank.rows * width * rank.kept_input_bytes
-    yield linear(rank, "qkvz_proj", tokens, projected, width, kept_bytes=input_bytes)
+    yield from _recurrence_input(rank, "qkvz_proj", projected)
     yield linear(rank, "ba_proj", tokens, 2 * heads, width, Format.BF16, kept_bytes=0.0)
     core = attention.core(tp, rank.setup.job.micro_batch / rank.setup.degrees.cp, rank.setup.job.sequence_tokens)
     forward, backward = Task("gated_delta", core), Task("gated_delta_gradient", core, 2.0, flops_factor=2.0)
     kept = tokens * projected * BF16_BYTES
     yield Part("gated_delta", (forward,), (backward,), kept_bytes=kept, module="core_attention")
-    moved = values * BF16_BYTES
-    yield pointwise("gated_norm", tokens, 3 * moved, 5 * moved, tokens * 2 * moved, "norms")
-    yield linear(rank, "o_proj", tokens, width, values)
-    yield from leave_tensor_parallel(rank, "o_proj", width)
+    yield from _recurrence_output(rank, "o_proj", values, 2 * tokens * values * BF16_BYTES)
+
+
+def _recurrence_input(rank: Rank, name: str, num_outputs: int) -> Iterator[Part]:
+    """Yield the projection before a recurrence."""
+    yield from enter_tensor_parallel(rank, name, rank.width)
+    input_bytes = rank.rows * rank.width * rank.kept_input_bytes
+    yield linear(rank, name, rank.tokens, num_outputs, rank.width, kept_bytes=input_bytes)
+
+
+def _recurrence_output(rank: Rank, name: str, num_inputs: int, kept_bytes: float) -> Iterator[Part]:
+    """Yield the gated norm behind a recurrence, which keeps `kept_bytes`, and the projection."""
+    moved = num_inputs * BF16_BYTES
+    yield pointwise("gated_norm", rank.tokens, 3 * moved, 5 * moved, kept_bytes, "norms")
+    yield linear(rank, name, rank.tokens, rank.width, num_inputs)
+    yield from leave_tensor_parallel(rank, name, rank.width)
 
 
 def _kimi_delta_parts(rank: Rank, attention: KimiDeltaAttention) -> Iterator[Part]:
@@ -287,13 +297,11 @@ def _kimi_delta_parts(rank: Rank, attention: KimiDeltaAttention) -> Iterator[Par
     Kept for it: keys, queries and values before and after the convolution, the sums of rates in fp32, and two matrices
     of 64 x 64 tokens for each head and chunk (flash-linear-attention 0.4 `ops/kda/chunk.py`).
     """
-    tp, tokens, width = rank.tp, rank.tokens, rank.width
+    tp, tokens = rank.tp, rank.tokens
     heads, values = attention.num_heads // tp, attention.width // tp
     low_rank = attention.num_low_rank * attention.head_dim
-    yield from enter_tensor_parallel(rank, "qkv_gates_proj", width)
-    input_bytes = rank.rows * width * rank.kept_input_bytes
     projected = (4 if attention.full_gate else 3) * values + low_rank + heads
-    yield linear(rank, "qkv_gates_proj", tokens, projected, width, kept_bytes=input_bytes)
+    yield from _recurrence_input(rank, "qkv_gates_proj", projected)
     for number in range(attention.num_low_rank):
         yield linear(rank, f"gates_b_proj_{number}", tokens, values, attention.head_dim)
     batch, length = rank.setup.job.micro_batch / rank.setup.degrees.cp, rank.setup.job.sequence_tokens
@@ -306,20 +314,15 @@ def _kimi_delta_parts(rank: Rank, attention: KimiDeltaAttention) -> Iterator[Par
         dropped = 0.0 if op is convolution else each
         forward = (Task(name, op),)
         yield Part(name, forward, (backward,), kept_bytes=each, module="core_attention", dropped_bytes=dropped)
-    moved = values * BF16_BYTES
-    yield pointwise("gated_norm", tokens, 3 * moved, 5 * moved, tokens * 2 * moved, "norms")
-    yield linear(rank, "o_proj", tokens, width, values)
-    yield from leave_tensor_parallel(rank, "o_proj", width)
+    yield from _recurrence_output(rank, "o_proj", values, 2 * tokens * values * BF16_BYTES)
 
 
 def _mamba_parts(rank: Rank, attention: Mamba2) -> Iterator[Part]:
     """Yield a Mamba-2 layer: the backward scan computes its chunks' products again (mamba 2.2 `ssd_combined.py`)."""
-    tp, tokens, width = rank.tp, rank.tokens, rank.width
+    tp, tokens = rank.tp, rank.tokens
     inner, channels = attention.inner_size // tp, attention.rank_channels(tp)
-    yield from enter_tensor_parallel(rank, "in_proj", width)
-    input_bytes = rank.rows * width * rank.kept_input_bytes
     projected = inner + channels + attention.num_heads // tp
-    yield linear(rank, "in_proj", tokens, projected, width, kept_bytes=input_bytes)
+    yield from _recurrence_input(rank, "in_proj", projected)
     cores = attention.cores(tp, rank.setup.job.micro_batch / rank.setup.degrees.cp, rank.setup.job.sequence_tokens)
     kept = (tokens * projected * BF16_BYTES, tokens * (channels + inner) * BF16_BYTES)
     slower = (1.0, FIGURES.scan_slowdown)
@@ -327,7 +330,4 @@ def _mamba_parts(rank: Rank, attention: Mamba2) -> Iterator[Part]:
         forward = Task(name, core, count)
         backward = Task(f"{name}_gradient", core, count * times, flops_factor=times, repeated_factor=times - 2.0)
         yield Part(name, (forward,), (backward,), kept_bytes=each, module="core_attention")
-    moved = inner * BF16_BYTES
-    yield pointwise("gated_norm", tokens, 3 * moved, 5 * moved, tokens * moved, "norms")
-    yield linear(rank, "out_proj", tokens, width, inner)
-    yield from leave_tensor_parallel(rank, "out_proj", width)
+    yield from _recurrence_output(rank, "out_proj", inner, tokens * inner * BF16_BYTES)

@@ -89,12 +89,8 @@ def update_tasks(rank: Rank, num_owned: float) -> Iterator[Task]:
 
 def host_bytes(rank: Rank, num_owned: float, num_kept: float, each_bytes: float) -> float:
     """Return the bytes of a rank in its host's memory: state and gradient in fp32 of what it owns, 16-bit gradients
-    where DeepSpeed sums them or parameters where they are copied from, and parameters that it keeps there.
-
-    Args:
-        num_owned: trained parameters whose state the rank keeps.
-        num_kept: parameters that are offloaded.
-        each_bytes: bytes of one of these.
+    where DeepSpeed sums them or parameters where they are copied from, and `num_kept` parameters that it keeps
+    there.
     """
     if not offloads(rank):
         return 0.0

@@ -15,14 +15,9 @@ PAIRED = 4
 class ScheduleTables(NamedTuple):
     """Actions of all devices, and how forward passes go on from chunk to chunk."""
 
-    actions: NDArray[np.int64]
-    """(num_actions, 3) kind (`PAIRED` or not), chunk, micro-batch; device after device, each in execution order."""
-    offsets: NDArray[np.int64]
-    """(num_devices + 1,) where each device's actions begin."""
-    device_of_chunk: NDArray[np.int64]
-    """(num_chunks,) the device that holds each chunk."""
-    next_chunk: NDArray[np.int64]
-    """(num_chunks,) the chunk that a forward pass continues with; -1: it ends."""
+    actions: NDArray[np.int64]  # (num_actions, 3) kind (`PAIRED` or not), chunk, micro-batch; by device, in order
+    offsets: NDArray[np.int64]  # (num_devices + 1,) where each device's actions begin
+    device_of_chunk: NDArray[np.int64]  # (num_chunks,) the device that holds each chunk
+    next_chunk: NDArray[np.int64]  # (num_chunks,) the chunk that a forward pass continues with; -1: it ends
     num_microbatches: int
-    is_split: bool
-    """Whether weight gradients are actions of their own."""
+    is_split: bool  # whether weight gradients are actions of their own

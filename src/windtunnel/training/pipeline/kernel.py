@@ -22,27 +22,19 @@ UNKNOWN = -1.0
 class ChunkTimes(NamedTuple):
     """Seconds of every chunk, (num_chunks,) where no shape is given."""
 
-    actions_s: Floats
-    """(3, num_chunks) one action, by kind."""
-    hidden_s: Floats
-    """Saved by each of two paired passes: one's communication runs beside the other's computation."""
-    message_s: Floats
-    """A message to the next chunk, or back."""
-    gather_s: Floats
-    """Gathering parameters, before a chunk's first forward pass."""
-    reduce_s: Floats
-    """Reducing gradients, after a chunk's last backward pass."""
-    num_buckets: Floats
-    """Pieces of both."""
+    actions_s: Floats  # (3, num_chunks) one action, by kind
+    hidden_s: Floats  # saved by each of two paired passes: one's communication runs beside the other's computation
+    message_s: Floats  # a message to the next chunk, or back
+    gather_s: Floats  # gathering parameters, before a chunk's first forward pass
+    reduce_s: Floats  # reducing gradients, after a chunk's last backward pass
+    num_buckets: Floats  # pieces of both
 
 
 class OverlapSettings(NamedTuple):
     """How communication and computation of one device affect each other."""
 
-    is_blocking: bool
-    """Whether a device is busy while it sends."""
-    slowdown_fraction: float
-    """How much longer computation takes beside data-parallel communication."""
+    is_blocking: bool  # whether a device is busy while it sends
+    slowdown_fraction: float  # how much longer computation takes beside data-parallel communication
 
 
 class ReplayState(NamedTuple):
@@ -51,24 +43,16 @@ class ReplayState(NamedTuple):
     schedule: ScheduleTables
     times: ChunkTimes
     overlap: OverlapSettings
-    starts_s: Floats
-    """(num_actions,) out; `ends_s` too."""
+    starts_s: Floats  # (num_actions,) out; `ends_s` too
     ends_s: Floats
-    wire_free_s: Floats
-    """(num_devices,) out: when data-parallel communication ends."""
-    free_s: Floats
-    """(num_devices,) when the device is idle again."""
-    cursor: Ints
-    """(num_devices,) the next action."""
-    forward_end_s: Floats
-    """(num_chunks, num_microbatches) UNKNOWN: has not run; `backward_end_s` too."""
+    wire_free_s: Floats  # (num_devices,) out: when data-parallel communication ends
+    free_s: Floats  # (num_devices,) when the device is idle again
+    cursor: Ints  # (num_devices,) the next action
+    forward_end_s: Floats  # (num_chunks, num_microbatches) UNKNOWN: has not run; `backward_end_s` too
     backward_end_s: Floats
-    previous_chunk: Ints
-    """(num_chunks,) -1: first."""
-    num_left: Ints
-    """(num_chunks,) actions that still add to a chunk's gradients."""
-    gathered_s: Floats
-    """(num_chunks,) when parameters are there."""
+    previous_chunk: Ints  # (num_chunks,) -1: first
+    num_left: Ints  # (num_chunks,) actions that still add to a chunk's gradients
+    gathered_s: Floats  # (num_chunks,) when parameters are there
 
 
 @inner

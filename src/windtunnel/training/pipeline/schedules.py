@@ -59,11 +59,10 @@ class Schedule:
         )
 
     def peaks(self, kept: Floats, for_weights: Floats) -> Floats:
-        """Return (num_devices,) the most that each device keeps at once.
+        """Return (num_devices,) the most that each device keeps at once, of `kept` (num_chunks,) a micro-batch from its
+        forward pass on.
 
-        Args:
-            kept: (num_chunks,) what one micro-batch keeps, from its forward pass on.
-            for_weights: (num_chunks,) the part of it that the weight gradient needs, where that is its own action.
+        `for_weights` is the part of it that the weight gradient needs, where that is its own action.
         """
         kind, chunk = self.actions[:, 0] % PAIRED, self.actions[:, 1]
         freed = kept - for_weights if self.is_split else kept

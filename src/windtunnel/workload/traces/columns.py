@@ -58,7 +58,7 @@ def dates_s(column: Column, origin: Any) -> tuple[Floats, Any]:
         wrong = [date is None for date in parsed]
         unreadable = [bad and not _is_number(value) for bad, value in zip(wrong, dates, strict=True)]
         column.refuse(unreadable, "is not a time", "write numbers, or dates as 2026-03-01T10:00:00 (ISO 8601)")
-        column.refuse(wrong, "is not a date, but others are")
+        column.refuse(wrong, "is text, not a number" if all(wrong) else "is not a date, but others are")
         dates = np.array(parsed, "datetime64[us]")
     origin = dates[0] if origin is None else origin
     return np.asarray((dates - origin) / np.timedelta64(1, "s"), np.float64), origin

@@ -8,14 +8,13 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.network.collectives.algorithms import ring
 from windtunnel.network.collectives.call import CollectiveCall
+from windtunnel.network.collectives.closed_forms import NVLINK_BYTES_PER_S
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flows import Flows, Hop, Ids, flows_of, together, with_columns
 
 OPERATIONS = ("all_to_all", "send_recv")
 NCCL_CODE = 1
 """SimCCL writes an all-to-all as a ring."""
-NVLINK_BYTES_PER_S = 150e9
-"""Slower links of a rank inside its server are PCIe or bridges, over which NCCL relays nothing."""
 CLOSED_FORM = replace(
     ring.CLOSED_FORM,
     applies=lambda op, _ranks: op in OPERATIONS,

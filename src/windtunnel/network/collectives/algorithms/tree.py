@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.network.collectives.call import CollectiveCall
-from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
+from windtunnel.network.collectives.closed_forms import ClosedForm, Latency, tree_network_gain
 from windtunnel.network.collectives.rings import CHUNK_BYTES, by_server, num_chunks_of
 from windtunnel.network.flows import Flows, Hop, Ids, flows_of, in_channels, parents_from
 
@@ -17,6 +17,7 @@ CLOSED_FORM = ClosedForm(
     latencies={"ll": Latency(6.8, 0.6, 5.0), "ll128": Latency(14.0, 1.25, 8.5), "simple": Latency(8.4, 4.0, 14.0)},
     applies=lambda op, ranks: op == "all_reduce" and ranks.num_servers > 1,
     steps_us=lambda _op, ranks, near, far: 2 * ((ranks.per_server - 1) * near + log2(ranks.num_servers) * far),
+    network_gain=tree_network_gain,
 )
 MOST_CHUNKS = 64
 MOST_FLOWS = 2_000_000
