@@ -132,7 +132,7 @@ def added_report(added: AddedModel) -> Report:
     like = f", taken to be those of {model.architecture}" if model.unknown_type else ""
     verdict = f"Understood: {size} in {format_count(model.num_layers, 'layer')} of {mixing or 'feed-forwards'}{like}."
     unread = f"not read: {', '.join(added.unread)}" if added.unread else "every key was read"
-    place = f"{'replaced' if added.replaced else 'written to'} {added.file}; delete the file to remove the model"
+    place = f"{'replaced' if added.replaced else 'written to'} {added.file}"
     named = f"--model {model.name} is its name in every command"
     return replace(whole, lead=[named, unread, place], verdict=verdict)
 
