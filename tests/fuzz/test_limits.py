@@ -127,9 +127,10 @@ MANY = """
 import resource, sys
 import windtunnel as wt
 
-for number in range(4):
+most = 400 if int(sys.argv[1]) > 1 else 500_000  # of which the arrays alone do not fit
+for number, num_requests in enumerate((4, 400, 400, most)):
     load = {"input_tokens": 300, "output_tokens": 4, "rate_per_s": 40.0, "seed": number}
-    scenario = wt.scenario(model="gpt-oss-20b", device="h100_sxm", num_requests=400 if number else 4, **load)
+    scenario = wt.scenario(model="gpt-oss-20b", device="h100_sxm", num_requests=num_requests, **load)
     try:
         wt.simulate(scenario)
         print("done")

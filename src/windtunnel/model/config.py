@@ -257,7 +257,8 @@ def _reader(config: Mapping[str, Any], name: str) -> ConfigReader:
     # MPT has settings of attention in an object of their own.
     parts = [part for part in (text.get("attn_config"), text) if isinstance(part, Mapping)]
     given = {key: value for part in parts for key, value in part.items() if value is not None}
-    raw = KNOWN.class_defaults.get(model_type, {}) | outer | given | {"quantization_config": quantization_of(config)}
+    defaults, quantised = KNOWN.class_defaults.get(model_type, {}), {"quantization_config": quantization_of(config)}
+    raw = AskedKeys(defaults | outer | given | quantised)
     known = known_architectures()
     if (like := config.get(LIKE)) is not None:
         check_known(like, known, f"{name}: {LIKE} is {like!r}, which is no model_type that is known")
@@ -274,7 +275,7 @@ def _reader(config: Mapping[str, Any], name: str) -> ConfigReader:
             f"{name}: {missing}, so that nothing says which biases, norms and windows its layers have",
             did_you_mean(model_type, known, hint),
         )
-    reader = ConfigReader(AskedKeys(raw), name, model_type, known[model_type])
+    reader = ConfigReader(raw, name, model_type, known[model_type])
     hidden_size = reader.count("hidden_size")
     if reader.count("word_embed_proj_dim", default=hidden_size) != hidden_size:
         raise InputError(f"{name}: an embedding narrower than the layers, as in OPT-350M, cannot be modelled")
