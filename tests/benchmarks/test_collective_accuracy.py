@@ -28,5 +28,7 @@ def test_a_system_that_does_not_say_is_refused(system: str) -> None:
 
 def test_racks_of_72_are_domains_of_their_own() -> None:
     row = {"system": "GB200 NVL72", "algo": "default", "collective": "all_reduce", "size_bytes": str(2**33)}
-    one, two = (nccl_seconds({**row, "n_gpus": str(72 * racks), "nodes": str(18 * racks)}) for racks in (1, 2))
-    assert two > 1.5 * one
+    one, two, four = (nccl_seconds({**row, "n_gpus": str(72 * racks), "nodes": str(18 * racks)}) for racks in (1, 2, 4))
+    # A tree between two sends a buffer once, as eight network cards do in the time of the switches.
+    assert two > 1.05 * one
+    assert four > 1.5 * one
