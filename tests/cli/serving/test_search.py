@@ -570,7 +570,7 @@ def test_a_server_command_is_told_what_to_change(windtunnel: Command) -> None:
     assert listed.endswith(f"\n{len(idle)} changes")
     assert not any(change in listed or change in rest for change in idle)
     assert "as it is" in listed
-    assert "for 2.00 requests/s" in rest
+    assert "for 2.00 requests/s" in listed  # replicas for the load come first
     refused = windtunnel("recommend", "llama-3.1-8b", "--from-command", SERVER, *given)
     assert refused.code == 2
     assert (
