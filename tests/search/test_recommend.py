@@ -207,6 +207,7 @@ def test_more_replicas_are_taken_where_the_counted_ones_fail(study: Study) -> No
     assert simulator.fewest(few).copies == simulator.fewest(counted).copies > 2
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_a_load_that_is_not_sure_is_said_with_the_least_that_is(study: Study) -> None:
     outcome = study.outcomes[0]
@@ -472,6 +473,7 @@ def figures(load: float) -> dict[str, float]:
     return {"requests_per_usd": 100 * load, "requests_per_s": load, "devices": 1.0, "usd_per_hour": 3.0}
 
 
+@pytest.mark.full
 def test_a_changed_deployment_is_said_to_hold_the_load_or_not() -> None:
     study = search(changes_space(served(max_num_seqs=32), LIMITS), Store(None, print))
     outcome = study.outcomes[0]

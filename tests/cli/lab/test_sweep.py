@@ -149,6 +149,7 @@ def test_an_interrupted_run_is_kept_as_far_as_it_came(number: int, code: int, tm
     assert json.loads((tmp_path / "result.json").read_text())["completed"] == ended
 
 
+@pytest.mark.full
 def test_an_interrupted_sweep_keeps_whole_loads_and_goes_on_from_there(windtunnel: Command, tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
 

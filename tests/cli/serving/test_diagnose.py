@@ -101,6 +101,7 @@ def test_a_result_of_means_alone_is_not_taken_for_steps(windtunnel: Command, tmp
     assert "SGLang's `bench_serving`, without the arrival of every request" in done.stderr
 
 
+@pytest.mark.full
 def test_times_in_milliseconds_under_names_of_seconds_are_pointed_out(windtunnel: Command, tmp_path: Path) -> None:
     simulate(windtunnel, tmp_path / "run")
     requests = read_parquet(tmp_path / "run" / "requests.parquet").to_pylist()

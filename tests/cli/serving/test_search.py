@@ -305,6 +305,7 @@ def test_a_search_says_which_points_start_with_a_shorter_length_alone(windtunnel
     assert "2 points evaluated: 2 cannot run" in done.stdout
 
 
+@pytest.mark.full
 def test_an_interrupted_search_names_options_too(windtunnel: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*arguments: Any) -> Study:
         raise InterruptedSearchError(search(*arguments))
@@ -596,6 +597,7 @@ def test_changes_to_a_command_are_for_one_device(windtunnel: Command, tmp_path: 
     )
 
 
+@pytest.mark.full
 def test_changes_to_a_manifest_are_for_the_device_that_it_names(windtunnel: Command, tmp_path: Path) -> None:
     command = "[vllm, serve, llama-3.1-8b, --max-num-seqs, '1']"
     spec = "nodeSelector: {nvidia.com/gpu.product: NVIDIA-L40S}, "

@@ -378,6 +378,7 @@ def test_a_load_that_is_not_read_is_said_before_it_is_missed(windtunnel: Command
     assert "--input-tokens is missing" in done.stderr
 
 
+@pytest.mark.full
 def test_every_verb_with_a_load_takes_it(windtunnel: Command, script: tuple[str, ...], tmp_path: Path) -> None:
     slo, closed = ("--slo", "tpot_p99=50ms"), "prompts of 64 tokens, outputs of 8 tokens, a closed loop"
     capped = "vllm serve llama-3.1-8b & vllm bench serve --max-concurrency 4 --request-rate 9"

@@ -90,6 +90,7 @@ def test_a_script_of_a_framework_is_predicted_with_options_over_it(windtunnel: C
     assert "--device is missing" in without.stderr
 
 
+@pytest.mark.full
 def test_the_best_layout_of_a_script_is_said_in_its_words(windtunnel: Command, tmp_path: Path) -> None:
     script = tmp_path / "pretrain.sh"
     script.write_text(SCRIPT.replace("--bf16", "--bf16 --recompute-granularity full"))
