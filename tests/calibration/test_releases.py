@@ -1,16 +1,19 @@
 """A version that nobody recorded is inferred from the other configurations' runs, and what explains them is said."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from windtunnel.calibration.measured_runs import read_client_files, read_table
+from windtunnel.calibration import releases
+from windtunnel.calibration.measured_runs import Measurement, read_client_files, read_table
 from windtunnel.calibration.releases import with_inferred_versions
-from windtunnel.calibration.validate import predict_runs
+from windtunnel.calibration.validate import RunPrediction, predict_runs
 from windtunnel.errors import InputError
 from windtunnel.report.calibration.validation import validation_document, validation_report
+from windtunnel.serving.shorthand import scenario
 
 pytestmark = pytest.mark.compiled
 
@@ -53,14 +56,41 @@ def test_the_release_that_explains_the_runs_is_taken_and_said(tmp_path: Path) ->
     assert said in validation_report(predictions).lead
 
 
-@pytest.mark.slow
-def test_a_configuration_does_not_choose_its_own_release(tmp_path: Path) -> None:
-    runs = read_table(table(tmp_path / "runs.csv", {"1": SORTS, "2": SORTS, "4": NEWEST}, "?"))
+def priced(monkeypatch: pytest.MonkeyPatch, own: Mapping[str, str], refused: str = "") -> None:
+    """Let each configuration be predicted right with the release that it ran, and 20% long with all others."""
 
-    predictions = predict_runs(with_inferred_versions(runs))
+    def predict(runs: Sequence[Measurement], *_: Any) -> list[RunPrediction]:
+        return [
+            RunPrediction(run, "", {"tpot": 1.0 if own[run.id] == run.labels["version"] else 1.2}, {}, "", {})
+            if run.id != refused
+            else RunPrediction(run, "no room", {}, {}, "", {})
+            for run in runs
+        ]
 
-    [own] = [run.error("tpot") for run in predictions if run.measurement.id == "tp4"]
-    assert own > 0.1  # priced as the two others were measured
+    monkeypatch.setattr(releases, "predict_runs", predict)
+
+
+def unknown(names: Iterable[str]) -> list[Measurement]:
+    made = scenario(model="llama-3.1-8b", device="h100_sxm", input_tokens=8, output_tokens=8, concurrency=1)
+    return [
+        Measurement(name, made, "", {"tpot": 1.0}, {"parallelism": name}, unknown=("engine_version",)) for name in names
+    ]
+
+
+def test_a_configuration_does_not_choose_its_own_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"tp1": "0.11", "tp2": "0.11", "tp4": "0.19"}
+    priced(monkeypatch, own)
+    runs = with_inferred_versions(unknown(own))
+    assert runs[2].labels["version"] == "0.11"
+
+
+def test_a_configuration_that_no_release_predicts_leaves_the_others_their_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = {"refused": "", "tp1": "0.11", "tp2": "0.19"}
+    priced(monkeypatch, own, refused="refused")
+    runs = with_inferred_versions(unknown(own))
+    assert [run.labels["version"] for run in runs] == ["0.19", "0.19", "0.11"]
 
 
 def test_a_version_that_is_known_stays_and_others_do_not_learn_from_it(tmp_path: Path) -> None:

@@ -35,8 +35,7 @@ def with_inferred_versions(
     """Return runs in their order, those of unknown version with the release that explains others of their source best.
 
     Args:
-        calibration: as for `predict_runs`, which predicts the trials.
-        num_processes: as for `predict_runs`.
+        calibration, num_processes: as for `predict_runs`, which predicts the trials.
         progress: called with the trials done so far and the trials in all.
 
     Raises:
@@ -65,17 +64,18 @@ def _inferred(
     chosen = _spread_out(runs)
     trials = [_of_release(run, release) for release in releases for run in chosen]
     errors = np.array([_error(prediction) for prediction in predict_runs(trials, calibration, num_processes, progress)])
-    names = list(dict.fromkeys(run.configuration for run in chosen))
     each = errors.reshape(len(releases), len(chosen))
-    by_name = np.stack(
-        [each[:, [run.configuration == name for run in chosen]].mean(axis=1) for name in names], axis=1
-    )  # [releases, configurations]
-    by_name = by_name[:, np.isfinite(by_name).any(axis=0)]
-    if not by_name.size or not np.isfinite(by_name.mean(axis=1)).any():
+    of_name = {
+        name: each[:, [run.configuration == name for run in chosen]].mean(axis=1)
+        for name in dict.fromkeys(run.configuration for run in chosen)
+    }
+    of_name = {name: column for name, column in of_name.items() if np.isfinite(column).any()}
+    by_name = np.stack([*of_name.values()], axis=1) if of_name else np.full((len(releases), 1), np.inf)
+    if not np.isfinite(by_name.mean(axis=1)).any():
         raise InputError(
             f"no release of {defaults.title} predicts the runs whose {VERSION} was not recorded", "name their version"
         )
-    places = {name: place for place, name in enumerate(names)}
+    places = {name: place for place, name in enumerate(of_name)}
     taken = [releases[_best(by_name, places.get(run.configuration))] for run in runs]
     said = f"{defaults.title} {_described(by_name.mean(axis=1), releases, taken)}"
     return [_of_release(run, release, said) for run, release in zip(runs, taken, strict=True)]
@@ -88,7 +88,7 @@ def _spread_out(runs: Sequence[Measurement]) -> list[Measurement]:
         by_name.setdefault(run.configuration, []).append(run)
     every = list(by_name.values())
     picked = np.unique(np.linspace(0, len(every) - 1, min(len(every), MOST_CONFIGURATIONS)).round().astype(int))
-    return [run for place in picked for run in dict.fromkeys((0, len(every[place]) - 1)) for run in [every[place][run]]]
+    return [run for place in picked for run in every[place][:1] + every[place][1:][-1:]]
 
 
 def _of_release(run: Measurement, release: str, said: str = "") -> Measurement:
@@ -130,5 +130,7 @@ def _described(mean: Floats, releases: Sequence[str], taken: Sequence[str]) -> s
     best, usual = _best(mean[:, None], None), Counter(taken).most_common(1)[0][0]
     equal = [release for release, error in zip(releases, mean, strict=True) if error <= mean[best] + 2 * EQUAL_WITHIN]
     span = f"{equal[0]} to {equal[-1]} explain the runs equally well, " if len(equal) > 1 else ""
-    beside = "" if best == len(releases) - 1 else f" ({np.expm1(mean[-1]):.0%} with {releases[-1]})"
+    beside = (
+        f" ({np.expm1(mean[-1]):.0%} with {releases[-1]})" if best + 1 < len(mean) and np.isfinite(mean[-1]) else ""
+    )
     return f"{usual} is inferred: {span}mean error {np.expm1(mean[best]):.0%}{beside}"
