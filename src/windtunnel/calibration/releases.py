@@ -45,8 +45,7 @@ def with_inferred_versions(
     sources: dict[tuple[str, str], list[int]] = {}
     for place, run in enumerate(runs):
         if VERSION in run.unknown and run.scenario is not None:
-            key = run.scenario.deployment.engine.name, run.labels.get("source", "")
-            sources.setdefault(key, []).append(place)
+            sources.setdefault((run.scenario.deployment.engine.name, run.labels.get("source", "")), []).append(place)
     for (engine, _), places in sources.items():
         taken = _inferred([runs[place] for place in places], engine, calibration, num_processes, progress)
         for place, run in zip(places, taken, strict=True):
@@ -130,7 +129,6 @@ def _described(mean: Floats, releases: Sequence[str], taken: Sequence[str]) -> s
     best, usual = _best(mean[:, None], None), Counter(taken).most_common(1)[0][0]
     equal = [release for release, error in zip(releases, mean, strict=True) if error <= mean[best] + 2 * EQUAL_WITHIN]
     span = f"{equal[0]} to {equal[-1]} explain the runs equally well, " if len(equal) > 1 else ""
-    beside = (
-        f" ({np.expm1(mean[-1]):.0%} with {releases[-1]})" if best + 1 < len(mean) and np.isfinite(mean[-1]) else ""
-    )
+    newest = f" ({np.expm1(mean[-1]):.0%} with {releases[-1]})"
+    beside = newest if best + 1 < len(mean) and np.isfinite(mean[-1]) else ""
     return f"{usual} is inferred: {span}mean error {np.expm1(mean[best]):.0%}{beside}"
