@@ -22,7 +22,7 @@ from windtunnel.network.collectives.call import CollectiveChoices, bus_factor
 from windtunnel.network.collectives.closed_forms import LAUNCH_S
 from windtunnel.network.collectives.expert_parallel import TokenTraffic, run_expert_all_to_all
 from windtunnel.network.collectives.run import run_collective
-from windtunnel.network.topology import NodeRails
+from windtunnel.network.topology import NetworkKind, NodeRails
 
 NODES = {
     "H100": "dgx_h100",
@@ -41,12 +41,27 @@ NODES = {
     "MI355X": "mi355x",
     "TPU7x": "tpu_v7_host",
 }
-CLOUD_NODES = {"aws_p4d": ("A100", "p4d"), "aws_p5": ("H100", "p5"), "aws_p6_b200": ("B200", "p6")}
+CLOUD_NODES = {
+    "aws_p4d": ("A100", "p4d"),
+    "aws_p5": ("H100", "p5"),
+    "aws_p5en": ("H200", "p5en"),
+    "aws_p6_b200": ("B200", "p6"),
+    "aws_p6_b300": ("B300", "p6"),
+}
 """Node of a cloud whose network is its own -> words of a system's name."""
+NETWORKS: dict[str, NetworkKind] = {
+    "RoCE": "ethernet",
+    "Slingshot": "slingshot",
+    "IB": "infiniband",
+    "Azure": "infiniband",
+}
+"""Word of a system's name -> kind of its links between servers, where that is not the node's."""
 ALGORITHMS = {"Ring": "ring", "SHARP": "collnet"}
 QUEUED = "NVIDIA/dgxc-benchmarking"
 """Source whose log says `nGpus 1` and `graph: 0`: a process for each GPU queues 20 calls. The others with small sizes
 ran `all_reduce_perf -g 8`, one process for eight GPUs, or a torch script that waits for each call."""
+BANDS = {"< 1 MiB": 0, "1 to 64 MiB": 2**20, "> 64 MiB": 2**26 + 1}
+"""Sizes -> the least of them in bytes."""
 LAUNCH_SIZES = (2**15, 2**18)
 """Sizes in bytes by which the launch is fitted: every run with small sizes has them."""
 
@@ -77,7 +92,8 @@ def nccl_seconds(row: dict[str, str]) -> float:
         # A ring over four chips in either slice; its bandwidth counts three shards, which says how large they are.
         ranks = 4
         size_bytes = round(float(row["busbw_GBps"]) * float(row["time_us"]) * 1e3 / bus_factor("all_gather", ranks))
-    fabric, choices = NodeRails(node=node, num_servers=servers).build(), CollectiveChoices(algorithm)
+    network = next((kind for word, kind in NETWORKS.items() if word in re.split(r"[^A-Za-z0-9]+", row["system"])), None)
+    fabric, choices = NodeRails(node=node, num_servers=servers, network=network).build(), CollectiveChoices(algorithm)
     return run_collective(fabric, row["collective"], size_bytes, ranks, choices=choices).seconds
 
 
@@ -124,25 +140,23 @@ def fitted_launch_s(points: list[Point]) -> float:
 
 def print_nccl() -> None:
     points, refused = nccl_points()
-    errors: dict[tuple[str, str, str, bool], list[float]] = defaultdict(list)
-    left_out: dict[bool, list[float]] = defaultdict(list)
+    errors: dict[tuple[str, str, str, int], list[float]] = defaultdict(list)
+    left_out: dict[int, list[float]] = defaultdict(list)
     for point in points:
-        is_large = point.size_bytes >= 2**20
-        errors[*point.name, is_large].append(point.error(LAUNCH_S))
+        band = sum(point.size_bytes >= least for least in BANDS.values()) - 1
+        errors[*point.name, band].append(point.error(LAUNCH_S))
         others = [other for other in points if other.name[0] != point.name[0]]
-        left_out[is_large].append(abs(point.error(fitted_launch_s(others))))
-    print(f"{'nccl-tests':36s}{'op':16s}{'algorithm':16s}{'sizes':>9s}{'points':>8s}{'median off':>12s}{'mean':>8s}")
-    for (system, op, algorithm, is_large), found in sorted(errors.items()):
-        sizes = ">= 1 MiB" if is_large else "< 1 MiB"
+        left_out[band].append(abs(point.error(fitted_launch_s(others))))
+    print(f"{'nccl-tests':36s}{'op':16s}{'algorithm':16s}{'sizes':>11s}{'points':>8s}{'median off':>12s}{'mean':>8s}")
+    for (system, op, algorithm, band), found in sorted(errors.items()):
         print(
-            f"{system:36s}{op:16s}{algorithm:16s}{sizes:>9s}{len(found):8d}{np.median(np.abs(found)):11.1f}%"
+            f"{system:36s}{op:16s}{algorithm:16s}{list(BANDS)[band]:>11s}{len(found):8d}{np.median(np.abs(found)):11.1f}%"
             f"{np.mean(found):+7.1f}%"
         )
-    for is_large in (True, False):
-        every = np.abs([error for name, found in errors.items() if name[3] == is_large for error in found])
-        sizes = "1 MiB and up" if is_large else "below"
-        share = f"{np.mean(every <= 10):.0%} within 10%"
-        held = f"{np.median(left_out[is_large]):.1f}% with the launch left out"
+    for band, sizes in enumerate(BANDS):
+        every = np.abs([error for name, found in errors.items() if name[3] == band for error in found])
+        share = f"{np.mean(every <= 10):.0%} within 10%, nine in ten within {np.quantile(every, 0.9):.0f}%"
+        held = f"{np.median(left_out[band]):.1f}% with the launch left out"
         print(f"{sizes}: {len(every)} points, {np.median(every):.1f}% in the median, {share}; {held}")
     print(f"launch: {LAUNCH_S * 1e6:.1f} us shipped, {fitted_launch_s(points) * 1e6:.1f} us fitted to all systems")
     print(f"nccl-tests: {sum(map(len, errors.values()))} points scored, {sum(refused.values())} refused")

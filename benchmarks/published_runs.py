@@ -1,6 +1,7 @@
 """Serving runs that others published, against their simulation; nothing was fitted to any of them.
 
     python benchmarks/published_runs.py [FOLDER ...] [--rows] [--only TEXT] [--uncalibrated] [--page FILE]
+    python benchmarks/published_runs.py other_clients --write     the spreads of intervals of other clients' runs
 
 FOLDER is one of those in benchmarks/measured whose README names every source, its versions and what it leaves open;
 both unless named:
@@ -14,7 +15,8 @@ versions, and NVIDIA's NIM, whose engine its source does not say, as TensorRT-LL
 that `trtllm-bench` chooses are chosen as it does (`readers.trtllm_bench`). Prompts and answers of SGLang's client have
 the lengths that it draws; those of ShareGPT have the mean of the row and the spread of
 traces/sharegpt_8k_lengths_llama2.csv.gz in WINDTUNNEL_REFERENCE, and are refused without it. `inside` is the share of
-rows within the 80% interval that the prediction states. TPOT is the mean over requests, of conversations the median.
+rows within the 80% interval that the prediction states; a second table of other_clients gives the share by the spreads
+that `--write` would take from all other sources. TPOT is the mean over requests, of conversations the median.
 
 Errors are of times: measured over predicted throughput is one.
 """
@@ -32,14 +34,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from readers import trtllm_bench
 from readers.pages import write_table
 from reference import REFERENCE
 from windtunnel import catalog
+from windtunnel.calibration.fit import crowding_weights
+from windtunnel.calibration.profiles import SHARED_ERROR, spread_of
 from windtunnel.errors import InputError
 from windtunnel.metrics.accuracy import score
+from windtunnel.metrics.uncertainty import Spread
 from windtunnel.model.precision import Format
+from windtunnel.schema import encode
+from windtunnel.serving.analysis.intervals import PUBLISHED_FILE, error_scale
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, keep_published_formats, resolve, scenario_from
@@ -74,6 +82,15 @@ FLAGS: Mapping[str, Mapping[str, Any]] = {
 }
 """Set -> engine settings that its source gives for all rows."""
 
+CLIENTS = {
+    "vllm bench serve": "vllm",
+    "sglang.bench_serving": "sglang",
+    "aiperf": "aiperf",
+    "guidellm": "guidellm",
+    "trtllm-bench throughput": "trtllm-bench",
+}
+"""Client of a row -> its name in the catalog."""
+
 OPTIONS = {"--enable_chunked_prefill": "enable_chunked_prefill", "--async-scheduling": "async_scheduling"}
 """Option that a row's note names -> the setting that it turns on."""
 
@@ -90,6 +107,12 @@ class Scored:
     measured: Mapping[str, float]
     predicted: Mapping[str, float]
     intervals: Mapping[str, tuple[float, float]]
+    scale: float
+    """How large errors of its model are beside those of dense ones, as logarithms."""
+
+    def ratio(self, metric: str) -> float:
+        """Return measured over predicted, of a dense model."""
+        return float((self.measured[metric] / self.predicted[metric]) ** (1 / self.scale))
 
     def error(self, metric: str) -> float:
         """Return predicted over measured, less one; of a throughput the other way round."""
@@ -156,6 +179,14 @@ def lengths_of(row: Row, num_requests: int, folder: Path) -> dict[str, Any]:
     return {"trace": {"path": str(path)}}
 
 
+def client_of(row: Row) -> dict[str, Any]:
+    """Return the client of a row, and whether its prompts are random tokens, as those of conversations never are."""
+    name = CLIENTS.get(row.get("client", ""))
+    chats = name == "vllm" and row["set"].startswith("gpustack")
+    found = {"client": f"{name}-chat" if chats else name} if name else {}
+    return {**found, "random_tokens": False} if row["set"].endswith("_sharegpt") else found
+
+
 def sharegpt(mean_tokens: Mapping[str, int]) -> dict[str, Any]:
     """Return a trace with ShareGPT's lengths, scaled to these means.
 
@@ -207,6 +238,7 @@ def scenario_of(row: Row, folder: Path, calibration: str | None = None) -> Scena
             **lengths_of(row, num_requests, folder),
             "num_requests": num_requests,
             "sampling": {"temperature": 0.0},
+            **client_of(row),
         },
     }
     formats = {"kv_cache": row["kv_cache"], "weights": row["weights"]}
@@ -267,13 +299,14 @@ def scored(rows: Sequence[Row], calibration: str | None = None) -> Iterator[Scor
         for row in rows:
             try:
                 scenario = scenario_of(row, Path(folder), calibration)
-                result = simulate(scenario, estimator_of(resolve(scenario)))
+                setup = resolve(scenario)
+                result = simulate(scenario, estimator_of(setup))
             except InputError as error:
                 yield row, error.message
                 continue
             found = {metric: (each.low, each.high) for metric, each in result.intervals.items()}
             found["batch"] = found["e2e"]
-            yield Scored(row, measured_of(row), predicted_by(result, row), found)
+            yield Scored(row, measured_of(row), predicted_by(result, row), found, error_scale(setup))
 
 
 def line_of(name: str, rows: Sequence[Scored], metrics: Sequence[str]) -> str:
@@ -308,6 +341,48 @@ def table_of(done: Sequence[Scored]) -> str:
     )
 
 
+def source_of(row: Scored) -> str:
+    return row.row["set"].partition("_")[0]
+
+
+def configuration_of(row: Scored) -> str:
+    return " ".join(row.row[key] for key in ("set", "device", "engine", "version", "model", "tp"))
+
+
+def spreads_of(rows: Sequence[Scored]) -> dict[str, Spread]:
+    """Return metric -> measured over predicted, weighted as those of a calibration are.
+
+    The end-to-end time has the spread of TPOT, which is most of it: few sources give it.
+    """
+    found = {}
+    for metric in ("tpot", "ttft", "throughput"):
+        having = [row for row in rows if metric in row.measured]
+        groups = [configuration_of(row) for row in having]
+        values = np.array([row.ratio(metric) for row in having])
+        found[metric] = spread_of(values, np.array(crowding_weights(groups, SHARED_ERROR)), groups)
+    return {**found, "e2e": found["tpot"]}
+
+
+def inside_held_out(rows: Sequence[Scored]) -> str:
+    """Return a table: the share of each source's rows in an interval by the spreads of all other sources."""
+    inside: dict[str, dict[str, list[bool]]] = {}
+    for source in dict.fromkeys(map(source_of, rows)):
+        spreads = spreads_of([row for row in rows if source_of(row) != source])
+        for row in rows:
+            for metric, spread in spreads.items():
+                if source_of(row) == source and metric in row.measured:
+                    held = min(spread.p10, 1.0) <= row.ratio(metric) <= max(spread.p90, 1.0)
+                    for name in ("all", source):
+                        inside.setdefault(name, {}).setdefault(metric, []).append(held)
+    metrics = ("tpot", "ttft", "e2e", "throughput")
+    lines = [f"| source | {' | '.join(METRICS[metric] for metric in metrics)} |", f"|---|{'---:|' * len(metrics)}"]
+    for name, by_metric in inside.items():
+        cells = (by_metric.get(metric, []) for metric in metrics)
+        texts = (f"{np.mean(held):.0%} of {len(held)}" if held else "" for held in cells)
+        lines.append(f"| {name} | {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
 def print_row(row: Scored) -> None:
     figures = "  ".join(
         f"{metric} {row.measured[metric]:.4g} {row.predicted[metric]:.4g} {row.error(metric):+.1%}"
@@ -324,6 +399,7 @@ def main() -> None:
     parser.add_argument("--uncalibrated", action="store_true", help="leave out the calibrations that ship")
     parser.add_argument("--page", type=Path, metavar="FILE", help="a Markdown page to write the tables into")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose set, device, version or model has it")
+    parser.add_argument("--write", action="store_true", help="write the spreads of intervals of other clients' runs")
     options = parser.parse_args()
     if unknown := set(options.folders) - set(FOLDERS):
         parser.error(f"there is no folder {unknown.pop()!r}; known: {', '.join(FOLDERS)}")
@@ -345,6 +421,13 @@ def main() -> None:
         print(table)
         if options.page is not None:
             write_table(options.page, folder.replace("_", " "), "published_runs.py", table)
+        if folder == "other_clients" and not (options.only or options.uncalibrated):
+            print("\nInside an interval by the spreads of all other sources\n")
+            print(inside_held_out(done))
+            if options.write:
+                header = "# Measured over predicted, runs that others published, of dense models.\n"
+                header += "#   python benchmarks/published_runs.py other_clients --write\n"
+                PUBLISHED_FILE.write_text(header + yaml.safe_dump(encode(spreads_of(done))), encoding="utf-8")
         for row in done if options.rows else ():
             print_row(row)
 

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "windtunnel"
@@ -51,11 +52,17 @@ def sources(folder: Path = PACKAGE) -> list[Path]:
     return sorted(folder.rglob("*.py"))
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file, which several tests look at."""
+    return ast.parse(path.read_text())
+
+
 def functions(paths: list[Path]) -> Iterator[Function]:
     """Every function in the files."""
     compiled = kernels()
     for path in paths:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 names = [argument.arg for argument in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]]
                 count = len(names) + (node.args.vararg is not None) + (node.args.kwarg is not None)

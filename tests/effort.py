@@ -14,5 +14,5 @@ def cases_to_try(compiled: int) -> int:
     if os.environ.get("HYPOTHESIS_PROFILE") == "dev":
         compiled *= 4
     if os.environ.get(FAST) == "1":
-        return min(compiled, 5)
+        return min(compiled, 2)
     return max(compiled * 2 // 5, 1) if os.environ.get("NUMBA_DISABLE_JIT") == "1" else compiled

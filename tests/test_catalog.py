@@ -128,6 +128,7 @@ class TestModels:
         for name in names:
             catalog.model(name)
 
+    @pytest.mark.full
     def test_variants_have_the_formats_of_the_published_checkpoints(self) -> None:
         """Wherever aiconfigurator-core ships the same checkpoint's config, shape and formats agree with ours."""
         package = find_spec("aiconfigurator_core")

@@ -31,6 +31,7 @@ def modules_after(program: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
+@pytest.mark.full
 def test_contracts_hold() -> None:
     command = shutil.which("lint-imports", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     assert command, "import-linter is not installed: make venv"

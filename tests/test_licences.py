@@ -22,6 +22,7 @@ def listed(*words: str) -> list[tuple[str, str, str]]:
     return [(line[:32].strip(), line[32:52].strip(), line[52:].strip()) for line in lines]
 
 
+@pytest.mark.full
 def test_every_licence_is_known_and_permissive() -> None:
     packages = listed()
     assert {"numpy", "numba", "click", "hypothesis", "starlette"} <= {name for name, *_ in packages}

@@ -43,6 +43,7 @@ def test_the_citation_has_the_version_of_the_package() -> None:
     assert citation["license"] == PROJECT["project"]["license"]
 
 
+@pytest.mark.full
 @needs_checkout
 @pytest.mark.parametrize("pattern", SCHEMAS)
 def test_files_follow_their_schemas(pattern: str) -> None:

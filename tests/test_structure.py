@@ -16,7 +16,7 @@ from windtunnel.serving import codes
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = census.PACKAGE
 
-MOST_LINES_TODAY = 97727
+MOST_LINES_TODAY = 98803
 """Above the budget of `census.MOST_LINES`: only a new capability raises it."""
 
 HEAVY = {
@@ -44,6 +44,7 @@ def functions() -> list[census.Function]:
     return list(census.functions(census.sources()))
 
 
+@pytest.mark.full
 def test_functions_and_argument_lists_are_short() -> None:
     every = functions()
     assert [str(function) for function in census.too_long(every)] == []
@@ -62,7 +63,7 @@ def test_the_source_does_not_grow() -> None:
 
 def late_imports(path: Path) -> Iterator[str]:
     """The modules that functions of a file import."""
-    for function in ast.walk(ast.parse(path.read_text())):
+    for function in ast.walk(census.parsed(path)):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             for node in ast.walk(function):
                 if isinstance(node, ast.ImportFrom):
@@ -98,7 +99,7 @@ def names_in(node: ast.expr, constants: dict[str, ast.expr], names: set[str]) ->
 
 def compared_names(path: Path, names: set[str]) -> Iterator[str]:
     """Every comparison of a file with one of the names; kernels of an operator may be called like an engine."""
-    tree = ast.parse(path.read_text())
+    tree = census.parsed(path)
     constants: dict[str, ast.expr] = {}
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -110,15 +111,16 @@ def compared_names(path: Path, names: set[str]) -> Iterator[str]:
             operands = [node.left, *node.comparators]
         elif isinstance(node, ast.MatchValue):
             operands = [node.value]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".startswith", ".endswith")):
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("startswith", "endswith"):
             operands = node.args
         else:
             continue
-        is_of_kernels = any("backend" in ast.unparse(operand) for operand in operands)
-        if not is_of_kernels and any(names_in(operand, constants, names) for operand in operands):
+        is_of_engine = any(names_in(operand, constants, names) for operand in operands)
+        if is_of_engine and not any("backend" in ast.unparse(operand) for operand in operands):
             yield f"{path.name}:{operands[0].lineno}: {ast.unparse(node)}"
 
 
+@pytest.mark.full
 def test_no_engine_is_compared_by_name() -> None:
     """What differs by engine is a field or function of its folder, so that a new engine is one folder."""
     names = {*catalog.ENGINES.shipped, *codes.SCHEDULERS, *codes.PER_REQUEST_SCHEDULERS} - {"user"}

@@ -16,6 +16,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
 import windtunnel as wt
+from windtunnel.agents import server as module
 from windtunnel.agents.server import server
 
 LOAD = {"input_tokens": 64, "output_tokens": 8, "concurrency": 4, "num_requests": 20}
@@ -89,6 +90,7 @@ def test_a_server_that_would_not_start_is_said_first(tool: str, arguments: dict[
     assert "unknown, ignored: --not-of-vllm" in document["not_predicted"]
 
 
+@pytest.mark.full
 def test_a_change_after_which_the_server_would_not_start_is_not_to_be_made() -> None:
     commands = {"before_command": SERVER["command"], "after_command": TOO_LONG}
     document = answer("compare", device="h100_sxm", load=LOAD, **commands)
@@ -154,3 +156,19 @@ def test_the_command_serves_over_its_pipe() -> None:
     parameters = StdioServerParameters(command=sys.executable, args=["-m", "windtunnel", "mcp"], env=dict(os.environ))
     result = call(stdio_client(parameters), "catalog", {"kind": "engines"})
     assert "vllm" in json.loads(result.content[0].text)["engines"]
+
+
+def test_a_long_answer_says_that_it_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PROGRESS_S", 0.01)
+    told: list[tuple[float, str | None]] = []
+
+    async def hear(progress: float, _total: float | None, message: str | None) -> None:
+        told.append((progress, message))
+
+    async def ask() -> Any:
+        async with Client(server()) as client:
+            return await client.call_tool("simulate", SERVER, progress_callback=hear)
+
+    assert not asyncio.run(ask()).is_error
+    assert [progress for progress, _ in told] == sorted({progress for progress, _ in told})
+    assert told[0][1] == "simulate: 0 s so far"

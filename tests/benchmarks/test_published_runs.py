@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from published_runs import Scored, measured_of, rows_of, scenario_of, scored
+from published_runs import Scored, inside_held_out, measured_of, rows_of, scenario_of, scored, spreads_of
 from windtunnel.model.precision import Format
 from windtunnel.serving.scenario import resolve
 from windtunnel.workload.generate.requests import generate
@@ -14,6 +14,7 @@ from windtunnel.workload.generate.requests import generate
 DEVICES, CLIENTS = rows_of("other_devices"), rows_of("other_clients")
 
 
+@pytest.mark.full
 def test_every_row_is_a_scenario_with_something_measured(tmp_path: Path) -> None:
     for row in DEVICES:
         assert resolve(scenario_of(row, tmp_path)).parallelism.num_devices in (1, 4, 8)
@@ -21,6 +22,7 @@ def test_every_row_is_a_scenario_with_something_measured(tmp_path: Path) -> None
         assert min(measured_of(row).values()) > 0
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("reference")
 def test_rows_of_nvidia_are_scenarios_on_as_many_devices(tmp_path: Path) -> None:
     for row in CLIENTS:
@@ -70,6 +72,40 @@ def test_stages_of_a_pipeline_are_taken_from_the_devices(tmp_path: Path) -> None
     assert (parallelism.tp, parallelism.pp, parallelism.attention_dp, parallelism.ep) == (1, 2, 2, 2)
 
 
+def test_requests_come_from_the_client_that_was_used(tmp_path: Path) -> None:
+    """GPUStack's asks for chats; prompts of conversations are text, others what the client makes them of."""
+    wanted = {
+        "vultr": ("vllm", True),
+        "gpustack": ("vllm-chat", True),
+        "sgl_cookbook": ("sglang", False),
+        "nim": ("aiperf", False),
+        "trtllm_overview": ("trtllm-bench", True),
+    }
+    for name, (client, is_random) in wanted.items():
+        setup = resolve(scenario_of(next(row for row in CLIENTS if row["set"] == name), tmp_path))
+        assert (setup.client_name, setup.random_tokens) == (client, is_random)
+        assert bool(setup.client.asks_for_chats) == (client in ("vllm-chat", "aiperf"))
+
+
+def test_the_spread_of_published_runs_leaves_the_source_out_that_it_judges() -> None:
+    def run(source: str, ratio: float) -> Scored:
+        row = {"set": source, **dict.fromkeys(("device", "engine", "version", "model", "tp"), "")}
+        measured = dict.fromkeys(("tpot", "ttft", "throughput"), ratio)
+        return Scored({**row, "model": str(ratio)}, measured, dict.fromkeys(measured, 1.0), {}, 1.0)
+
+    fast = [run("fast_page", ratio) for ratio in np.linspace(0.5, 0.8, 40)]
+    slow = [run("slow_page", ratio) for ratio in np.linspace(3.0, 4.0, 40)]
+    both = spreads_of([*fast, *slow])["ttft"]
+    assert (both.p10 < 0.6, both.p90 > 3.5) == (True, True)
+    assert spreads_of(fast)["ttft"].p90 < 1.0
+    _, _, *lines = inside_held_out([*fast, *slow]).splitlines()
+    assert [line.split("|")[1:3] for line in lines] == [
+        [" all ", " 0% of 80 "],
+        [" fast ", " 0% of 40 "],
+        [" slow ", " 0% of 40 "],
+    ]
+
+
 @pytest.mark.compiled
 def test_dense_models_on_mi300x_are_predicted() -> None:
     """Every fourth row of Llama 3.1 with vLLM 0.10.0; nothing is fitted to them."""
@@ -81,6 +117,7 @@ def test_dense_models_on_mi300x_are_predicted() -> None:
     assert all(row.is_inside("batch") for row in done)
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_the_throughput_of_tensorrt_llm_is_predicted() -> None:
     """NVIDIA's own rows of Llama 3.3 70B; nothing is fitted to them."""

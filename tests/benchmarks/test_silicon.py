@@ -453,6 +453,7 @@ def test_the_release_is_read_from_the_image(image: str, version: str | None) -> 
     assert image_version(image) == version
 
 
+@pytest.mark.full
 def test_nearly_every_scored_row_of_the_public_table_is_a_scenario(reference: Path) -> None:
     """All but speculative runs and a handful that do not say what they were; those that are refused say why."""
     scored = [run for run in read_runs(reference / "silicon" / "dev.csv") if run.use in ("primary", "secondary")]

@@ -413,6 +413,7 @@ def errors(runs: list[TrainingRun]) -> np.ndarray:
     return np.array(found)
 
 
+@pytest.mark.full
 def test_selective_recomputation_runs_are_predicted_within_calculons_error(reference: Path) -> None:
     # The same eight points: Calculon 3.65% on average and 8.87% at worst.
     runs, _ = read_training_runs(reference / "training" / "seqpar_calculon.csv")

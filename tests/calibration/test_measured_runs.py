@@ -12,6 +12,7 @@ from windtunnel.errors import InputError
 from windtunnel.formats.clients.read import ClientResult, read_client_results
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.model.parallelism import Parallelism
+from windtunnel.serving.scenario import resolve
 from windtunnel.workload.arrivals import Arrivals, ClosedLoop, Gamma, Poisson, Static
 from windtunnel.workload.lengths import Uniform
 
@@ -165,6 +166,59 @@ def results_of(tmp_path: Path, document: dict[str, Any]) -> list[ClientResult]:
     return read_client_results(path)
 
 
+def test_a_client_that_was_told_of_an_engine_tells_it(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(SGLANG), encoding="utf-8")
+    unnamed = {"model": "llama-3.1-8b", "deployment": {"device": "h100_sxm"}}
+    named = {**unnamed, "deployment": {"device": "h100_sxm", "engine": {"name": "vllm"}}}
+    engines = [run.scenario.deployment.engine for base in (unnamed, named) for run in read_client_files(path, base)
+               if run.scenario]  # fmt: skip
+    assert [engine.name for engine in engines] == ["sglang", "vllm"]
+
+
+TAIL = {"median": 45.0, "p99": 90.0}
+SECONDS = {"median": 0.045, "p99": 0.09}
+
+
+def _changed(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy of a document with another value at a path of keys and places."""
+    copied = json.loads(json.dumps(document))
+    *way, last = (int(key) if key.isdecimal() else key for key in path.split("/"))
+    within = copied
+    for key in way:
+        within = within[key]
+    within[last] = value
+    return dict(copied)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        VLLM | {f"{name}_ttft_ms": value for name, value in TAIL.items()},
+        SGLANG | {f"{name}_ttft_ms": value for name, value in TAIL.items()},
+        _changed(AIPERF, "time_to_first_token", {"unit": "ms", "avg": 50.0, "p50": 45.0, "p99": 90.0}),
+        _changed(AIPERF, "time_to_first_token", {"unit": "sec", "avg": 0.05, "p50": 0.045, "p99": 0.09}),
+        _changed(
+            GUIDELLM,
+            "benchmarks/0/metrics/time_to_first_token_ms/successful",
+            {"mean": 50.0, "percentiles": {"p50": 45.0, "p99": 90.0, "p999": 95.0}},
+        ),
+        _changed(INFERENCE_PERF, "successes/latency/time_to_first_token", {"mean": 0.05, **SECONDS, "max": 1.0}),
+        LLMPERF | {"results_ttft_s_quantiles_p50": 0.045, "results_ttft_s_quantiles_p99": 0.09},
+        _changed(GENAI_BENCH, "aggregated_metrics/stats/ttft", {"mean": 0.05, "p50": 0.045, "p99": 0.09, "stddev": 1}),
+    ],
+)
+def test_percentiles_are_those_that_the_client_wrote(tmp_path: Path, document: dict[str, Any]) -> None:
+    (result,) = results_of(tmp_path, document)
+    assert result.measured["ttft"] == pytest.approx(0.05)
+    assert result.percentiles == pytest.approx({"ttft_p50": 0.045, "ttft_p99": 0.09})
+
+
+def test_a_unit_of_time_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="misstates a unit of time, which is 'ticks'"):
+        results_of(tmp_path, _changed(AIPERF, "time_to_first_token/unit", "ticks"))
+
+
 def test_inference_perf_says_its_load_stage_by_stage(tmp_path: Path) -> None:
     load = INFERENCE_PERF["load_summary"]
     (result,) = results_of(tmp_path, INFERENCE_PERF | {"load_summary": load | {"concurrency": None}})
@@ -273,6 +327,16 @@ def arrivals_of(folder: Path, document: dict[str, Any]) -> Arrivals | None:
     (run,) = read_client_files(path, BASE)
     assert run.scenario is not None
     return run.scenario.workload.arrivals
+
+
+@pytest.mark.parametrize("backend", [{"backend": "openai-chat"}, {"endpoint_type": "openai-chat", "backend": "vllm"}])
+def test_a_client_that_asked_for_chats_is_one_whose_server_reads_templates(
+    tmp_path: Path, backend: dict[str, str]
+) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(VLLM | backend))
+    (run,) = read_client_files(tmp_path / "run.json", BASE)
+    assert run.scenario is not None
+    assert resolve(run.scenario).client.asks_for_chats
 
 
 def test_a_client_without_rate_and_limit_sends_everything_at_once(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_known_transfers_are_recovered() -> None:
     assert msgspec.structs.replace(found, transfer=None) == HELD
 
 
+@pytest.mark.full
 def test_a_latency_of_a_hundred_times_the_default_is_found_where_steps_are_long() -> None:
     taken = Transfer(latency_s=100 * TRANSFER_LATENCY_S)
     long = {"workload.output_tokens": 32, "workload.arrivals.concurrency": 4}

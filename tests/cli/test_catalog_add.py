@@ -64,7 +64,18 @@ def test_an_unknown_type_is_taken_as_asked_and_said(tmp_path: Path, windtunnel: 
     assert count_parameters(read).total == count_parameters(known).total
     said = windtunnel("explain", "--model", "acme/nova", "--device", "h100_sxm", "--batch", "8")
     assert "acme/nova (read like qwen3)" in said.stdout
-    assert "note: acme/nova is taken to have the layers of 'qwen3': its model_type 'nova' is not known" in said.stderr
+    note = "acme/nova is taken to have the layers of 'qwen3': its model_type 'nova' is not known"
+    assert f"note: {note}" in said.stderr
+    said = windtunnel("explain", "--model", "acme/nova", "--device", "h100_sxm", "--batch", "8", "--json")
+    assert json.loads(said.stdout)["notes"] == [note]
+
+
+def test_a_class_of_an_unknown_type_says_nothing(tmp_path: Path) -> None:
+    """MiniCPM-V's and LLaDA's classes have names of their own."""
+    file = config(tmp_path / "nova", model_type="nova", architectures=["NovaModelLM"])
+    with pytest.raises(InputError, match="model_type 'nova' is not known"):
+        add_model(str(file))
+    assert add_model(str(file), "qwen3", "acme/nova").model.layers == catalog.model("Qwen/Qwen3-8B").layers
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,7 @@ def test_a_bug_shows_its_traceback_to_who_asks(windtunnel: Command, monkeypatch:
         windtunnel("simulate")
 
 
+@pytest.mark.full
 def test_a_reader_who_leaves_early_is_no_error() -> None:
     command = [sys.executable, "-m", "windtunnel", "catalog", "models", "--json"]
     environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[2])}

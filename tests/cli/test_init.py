@@ -57,6 +57,7 @@ def test_examples_are_valid(file: Path) -> None:
     jsonschema.validate(yaml.safe_load(file.read_text()), json_schema(Scenario))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -71,6 +72,7 @@ def test_wrong_keys_are_invalid(changes: dict[str, Any], message: str) -> None:
         jsonschema.validate(raw, json_schema(Scenario))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["serving", "search", "training", "diffusion"])
 def test_what_is_begun_is_valid_and_loads(windtunnel: "Command", tmp_path: Path, kind: str) -> None:
     file = tmp_path / "begun.yaml"

@@ -4,6 +4,7 @@ import heapq
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
@@ -30,6 +31,7 @@ def compiled_meld(key: Any, left: Any, right: Any, a: Any, b: Any) -> Any:
 actions = st.lists(st.none() | st.integers(0, 5), max_size=60)
 
 
+@pytest.mark.full
 @given(actions)
 def test_a_binary_heap_leaves_in_order_of_key_then_value(todo: list[int | None]) -> None:
     keys, values, size = np.zeros(64), np.zeros(64, np.int64), 0
@@ -47,6 +49,7 @@ def test_a_binary_heap_leaves_in_order_of_key_then_value(todo: list[int | None])
         size = compiled_pop(keys, values, size)
 
 
+@pytest.mark.full
 @given(st.lists(st.tuples(st.integers(0, 1), st.none() | st.integers(0, 5)), max_size=60))
 def test_queues_share_arrays_without_meeting(todo: list[tuple[int, int | None]]) -> None:
     key, left, right = np.zeros(64, np.int64), np.full(64, -1), np.full(64, -1)

@@ -70,6 +70,7 @@ def test_a_pasted_text_goes_over_fields_that_nobody_changed(tmp_path: Path) -> N
     assert (changed.deployment.device, changed.workload.arrivals) == ("h200_sxm", Poisson(rate_per_s=12.0))
 
 
+@pytest.mark.full
 def test_the_page_leads_with_a_server_that_would_not_start(ask: Ask) -> None:
     says = "--max-model-len is 200,000, and Qwen/Qwen3-8B takes 40,960 tokens; give 40960 at most"
     posted = {**FORM, "model": "", "text": "vllm serve Qwen/Qwen3-8B --max-model-len 200000"}

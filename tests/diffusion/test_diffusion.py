@@ -207,6 +207,7 @@ def test_a_search_ranks_by_cost_and_says_what_it_refuses() -> None:
         search_diffusion({**FLUX, "vary": {"batch": 4}}, "job.yaml")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", recorded.entries("mlenergy/diffusion_energy.csv"))
 def test_recorded_runs_are_predicted(name: str) -> None:
     """The shipped figures give 6.2% of latency and 9.2% of joules in the median over all 491 rows."""
@@ -244,6 +245,7 @@ def test_weights_that_exceed_a_device_do_not_fit() -> None:
     assert not simulate_diffusion(setup_of(device="rtx_4090")).fits
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", recorded.entries("mlenergy/diffusion_energy.csv"))
 def test_recorded_runs_fit(name: str) -> None:
     with (recorded.REFERENCE / "mlenergy" / name).open(newline="", encoding="utf-8") as file:

@@ -95,6 +95,7 @@ def in_workload(workload: SimaiWorkload) -> Counter[tuple[str, str]]:
 degrees = st.sampled_from([1, 2, 4])
 
 
+@pytest.mark.full
 @settings(max_examples=25)
 @given(degrees, degrees, degrees, st.booleans(), st.sampled_from([1, 2]), st.sampled_from([1, 2]))
 def test_dense_communication_equals_its_closed_forms(

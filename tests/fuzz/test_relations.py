@@ -112,6 +112,7 @@ def test_more_memory_never_holds_less(deployment: Any, share: float, more: float
     assert tokens[0] <= tokens[1]
 
 
+@pytest.mark.full
 @settings(max_examples=cases_to_try(15))
 @given(DEPLOYMENTS, LENGTHS, st.sampled_from([5.0, 200.0]), st.integers(1, 3))
 def test_requests_tokens_and_energy_are_conserved(deployment: Any, lengths: Any, rate: float, replicas: int) -> None:

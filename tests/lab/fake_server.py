@@ -82,10 +82,11 @@ def fake_server(
                 seen.under_way -= 1
 
         def _answer(self, status: int, document: dict[str, Any]) -> None:
-            self._send(status, json.dumps(document).encode())
+            self._send(status, json.dumps(document).encode(), "application/json")
 
-        def _send(self, status: int, content: bytes) -> None:
+        def _send(self, status: int, content: bytes, kind: str = "text/plain") -> None:
             self.send_response(status)
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)

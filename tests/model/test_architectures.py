@@ -15,6 +15,22 @@ from windtunnel.model.parameters import count_parameters
 OLD = {"activation_function": "gelu_new", "vocab_size": 50257}
 MOE = {"hidden_act": "silu", "max_position_embeddings": 131072, "tie_word_embeddings": False}
 
+KIMI_LAST = ["linear_attention", "linear_attention", "full_attention"]
+GEMMA_3N = {
+    "model_type": "gemma3n_text", "hidden_size": 2048, "num_hidden_layers": 35, "intermediate_size": [16384] * 35,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 262400,
+    "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 15,
+    "laurel_rank": 64, "altup_num_inputs": 4, "sliding_window": 512, "max_position_embeddings": 32768,
+    "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+}  # fmt: skip
+GEMMA_4_E2B = {
+    "model_type": "gemma4_text", "hidden_size": 1536, "num_hidden_layers": 35, "intermediate_size": 6144,
+    "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 262144,
+    "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 20,
+    "use_double_wide_mlp": True, "sliding_window": 512, "max_position_embeddings": 131072,
+    "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+}  # fmt: skip
+
 MODELS: dict[str, tuple[int, dict[str, Any]]] = {
     "GPT-2 XL": (
         1_557_611_200,
@@ -67,6 +83,57 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
         {"model_type": "falcon", "hidden_size": 14848, "num_hidden_layers": 80, "num_attention_heads": 232}
         | {"num_kv_heads": 8, "vocab_size": 65024, "multi_query": True, "parallel_attn": True}
         | {"new_decoder_architecture": True},
+    ),
+    "Gemma 3n E4B": (6_835_235_568, GEMMA_3N),
+    "Gemma 4 E2B": (4_628_569_344, GEMMA_4_E2B | {"global_head_dim": 512}),
+    "Gemma 4 E2B, as transformers 5.24 writes it": (
+        4_628_569_344,
+        GEMMA_4_E2B | {"per_layer_config": {f"{index:02}": {"head_dim": 512} for index in range(4, 35, 5)}},
+    ),
+    "Bamba 9B v2": (
+        9_780_235_392,
+        {"model_type": "bamba", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+        | {"num_attention_heads": 32, "num_key_value_heads": 8, "attn_layer_indices": [9, 18, 27]}
+        | {"mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 64}
+        | {"mamba_d_state": 128, "mamba_n_groups": 1, "mamba_n_heads": 128, "mamba_proj_bias": False}
+        | {"vocab_size": 128256, "max_position_embeddings": 4096, "tie_word_embeddings": False},
+    ),
+    "DBRX": (
+        131_596_523_520,  # its page on huggingface.co: transformers 5.24 does not build it
+        {"model_type": "dbrx", "d_model": 6144, "n_heads": 48, "n_layers": 40, "max_seq_len": 32768}
+        | {"vocab_size": 100352, "attn_config": {"kv_n_heads": 8, "clip_qkv": 8}}
+        | {"ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4}},
+    ),
+    "Kimi-Linear, as transformers 5.24 writes it": (
+        49_122_675_072,
+        MOE
+        | {"model_type": "kimi_linear", "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 27}
+        | {"num_attention_heads": 32, "num_experts": 256, "num_experts_per_token": 8, "num_shared_experts": 1}
+        | {"moe_intermediate_size": 1024, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128}
+        | {"v_head_dim": 128, "head_dim": 64, "linear_head_dim": 128, "linear_num_heads": 32}
+        | {"linear_conv_kernel_dim": 4, "vocab_size": 163840, "mlp_layer_types": ["dense"] + ["sparse"] * 26}
+        | {"layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 6 + KIMI_LAST},
+    ),
+    "LLaVA 1.5 7B": (
+        6_738_939_904,
+        {"model_type": "llava", "text_config": {"model_type": "llama", "vocab_size": 32064}}
+        | {"vision_config": {"patch_size": 14}},
+    ),
+    "PaliGemma 2 10B": (
+        9_246_064_128,
+        {"model_type": "paligemma", "vision_config": {"patch_size": 14}}
+        | {
+            "text_config": {"model_type": "gemma2", "hidden_size": 3584, "intermediate_size": 14336}
+            | {"num_attention_heads": 16, "num_hidden_layers": 42, "num_key_value_heads": 8, "vocab_size": 257216}
+        },
+    ),
+    "Idefics3 8B": (
+        8_030_285_824,
+        {"model_type": "idefics3", "vision_config": {"patch_size": 14}, "tie_word_embeddings": False}
+        | {
+            "text_config": {"model_type": "llama", "intermediate_size": 14336, "num_key_value_heads": 8}
+            | {"vocab_size": 128259, "max_position_embeddings": 131072}
+        },
     ),
     "Llama 4 Maverick": (
         400_711_848_960,
@@ -176,8 +243,31 @@ TINY_COUNTS: dict[str, tuple[int, dict[str, Any]]] = {
         | {"n_shared_experts": 1, "first_k_dense_replace": 1, "kv_lora_rank": 32, "qk_nope_head_dim": 16}
         | {"qk_rope_head_dim": 8, "v_head_dim": 16},
     ),
+    "distilbert": (3_413_504, {"dim": 256, "hidden_dim": 512, "n_layers": 4, "n_heads": 8, "num_key_value_heads": 8}),
     "dots1": (2_896_408, TINY_EXPERTS | {"n_shared_experts": 1, "first_k_dense_replace": 1}),
+    "gemma3n": (
+        2_561_296,
+        {"head_dim": 32, "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 2, "altup_num_inputs": 4}
+        | {"laurel_rank": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
+        | {"intermediate_size": [512, 512, 256, 256]},
+    ),
+    "gemma4": (
+        3_618_864,
+        {"head_dim": 32, "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2}
+        | {"per_layer_config": {"01": {"head_dim": 64}, "3": {"head_dim": 64}}},
+    ),
     "granite_swa": (2_742_560, {"sliding_window": 128, "tie_word_embeddings": False}),
+    "granitemoehybrid": (
+        14_790_512,
+        {"layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"]}
+        | {"mamba_n_heads": 16, "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_d_conv": 4}
+        | {"mamba_chunk_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 96},
+    ),
+    "granitemoe_swa": (
+        14_055_712,
+        {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 128, "shared_intermediate_size": 96},
+    ),
     "granitemoeshared": (
         14_055_680,
         {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 96},
@@ -185,6 +275,19 @@ TINY_COUNTS: dict[str, tuple[int, dict[str, Any]]] = {
     "helium": (2_742_528, {"head_dim": 32}),
     "hunyuan_v1_dense": (2_742_784, {"head_dim": 32}),
     "hunyuan_v1_moe": (15_333_888, {"head_dim": 32, "num_experts": 8, "moe_topk": 2}),
+    "hyperclovax": (2_744_576, {}),
+    "iquestcoder": (4_708_608, {}),
+    "laguna": (
+        2_838_040,
+        {"head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "gating": True}
+        | {"shared_expert_intermediate_size": 64, "num_attention_heads_per_layer": [4, 8, 8, 8]}
+        | {"mlp_layer_types": ["dense"] + ["sparse"] * 3},
+    ),
+    "mellum": (
+        2_750_976,
+        {"head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    ),
+    "mpnet": (3_479_552 - 32 * 8, {"num_key_value_heads": 8}),  # without the biases of relative positions
     "nemotron_h": (
         1_686_456,
         TINY_EXPERTS
@@ -193,6 +296,12 @@ TINY_COUNTS: dict[str, tuple[int, dict[str, Any]]] = {
         | {"moe_shared_expert_intermediate_size": 96},
     ),
     "olmo": (2_740_224 + 256, {}),  # its last norm has no weights
+    "sarvam_mla": (
+        2_642_304,
+        TINY_EXPERTS
+        | {"n_shared_experts": 1, "first_k_dense_replace": 1, "kv_lora_rank": 32, "qk_nope_head_dim": 16}
+        | {"qk_rope_head_dim": 8, "v_head_dim": 16},
+    ),
     "sarvam_moe": (
         2_896_384 + 24,  # and the biases of its routers, which are no parameters in transformers
         TINY_EXPERTS | {"n_shared_experts": 1, "first_k_dense_replace": 1, "head_dim": 32, "use_qk_norm": True},
@@ -267,7 +376,7 @@ def test_positions_of_a_model_that_has_none_are_not_rotated() -> None:
     assert not attention.rotary
 
 
-@pytest.mark.parametrize("model_type", ["longcat_flash", "minimax_m1", "falcon_h1", "rwkv"])
+@pytest.mark.parametrize("model_type", ["longcat_flash", "minimax_m1", "zamba2", "rwkv"])
 def test_layers_that_cannot_be_modelled_are_named(model_type: str) -> None:
     with pytest.raises(InputError, match=r"as in|RWKV"):
         model_from_config(TINY | {"model_type": model_type}, "refused")

@@ -540,10 +540,8 @@ class TestErrors:
         [
             ("hybrid_override_pattern", "M-MZ"),
             ("state_size", 16),
-            ("num_attention_heads_per_layer", [8, 8, 4, 4]),
             ("attn_type_list", [0, 0, 0, 1]),
             ("layer_types", ["lightning"] * 4),
-            ("use_cla", True),
         ],
     )
     def test_layers_of_no_kind_are_refused(self, key: str, value: Any) -> None:
@@ -945,6 +943,7 @@ def published_configs() -> list[Path]:
 CONFIGS = [path for path in published_configs() if "hf_quant" not in path.name]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not CONFIGS, reason="aiconfigurator-core is not installed")
 def test_published_configs_are_read_or_refused_with_the_reason() -> None:
     """Of the configs that aiconfigurator-core 0.12 ships, only those beyond `ModelSpec` are refused."""

@@ -85,6 +85,7 @@ def test_ranks_that_do_not_divide_are_refused() -> None:
         )
 
 
+@pytest.mark.full
 def test_vllms_command_divides_contexts() -> None:
     command = read_launch_command("vllm serve deepseek-ai/DeepSeek-R1 -tp 8 -dcp 8")
     assert command.raw["deployment"]["parallelism"] == {"tp": 8, "dcp": 8}

@@ -219,6 +219,7 @@ def test_windows_reach_only_their_layers() -> None:
     assert launched == {128: 12, 0: 12}
 
 
+@pytest.mark.full
 @given(st.sampled_from(SHAPES), st.lists(st.tuples(st.integers(1, 300), st.integers(1, 5000)), min_size=1, max_size=3))
 def test_arrays_price_what_numbers_price(name: str, points: list[tuple[int, int]]) -> None:
     single = shard(name, tp=2)

@@ -185,6 +185,25 @@ def test_other_head_counts_take_the_nearest_shapes() -> None:
     assert estimated.seconds == pytest.approx(float(expected(op)), rel=1e-6)
 
 
+def test_an_operator_that_was_priced_is_not_looked_up_again() -> None:
+    asked: list[ops.Op] = []
+
+    def source(op: ops.Op) -> MeasurementTable:
+        asked.append(op)
+        return gemms()
+
+    tables = TableEstimator(source, ROOFLINE)
+    first, again = (tables.estimate(ops.Gemm(np.array([100.0, 300.0]), 4096, 2048)) for _ in range(2))
+    assert len(asked) == 1
+    assert again is first
+    with pytest.raises(ValueError, match="read-only"):
+        first.seconds[0] = 0.0  # type: ignore[index]
+    others = [ops.Gemm(np.array(each), 4096, 2048) for each in ([100.0, 301.0], [[100.0, 300.0]], 100.0)]
+    priced = [tables.estimate(op) for op in (*others, ops.Gemm(np.array([100.0, 300.0]), 4096, 4096))]
+    assert len(asked) == 5
+    assert [np.shape(estimate.seconds) for estimate in priced] == [(2,), (1, 2), (), (2,)]
+
+
 def test_without_a_table_the_roofline_answers_and_says_so() -> None:
     op = Experts(64.0, 4096, 14336, 8, 2, format=Format.FP8)
     estimated = estimator().estimate(op)

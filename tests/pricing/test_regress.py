@@ -88,6 +88,7 @@ def test_every_method_beats_the_plain_roofline_on_points_left_out(method: str) -
     assert (np.abs(far / target_points - 1) < 0.28).all()
 
 
+@pytest.mark.full
 def test_a_fit_is_evaluated_where_coordinates_of_measured_points_meet() -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed; trees come from it")
     table = decode_table()

@@ -11,7 +11,7 @@ import windtunnel as wt
 from windtunnel.production.causes import CAUSES, TEXTS, Change
 from windtunnel.production.diagnose import LATENCIES, Diagnosis, diagnose, served_by
 from windtunnel.production.observed import Observed
-from windtunnel.production.replay import Replay, replay_of
+from windtunnel.production.replay import Replay, received, replay_of
 from windtunnel.report.diagnosis import change_of, diagnosis_document, diagnosis_report, evidence, verdict
 from windtunnel.serving.scenario import Scenario
 from windtunnel.serving.shorthand import parse_lengths
@@ -263,6 +263,7 @@ def test_a_deployment_with_too_many_replicas_or_too_few_is_named() -> None:
     assert "under-provisioned" in str(diagnosis_report(short).notes)
 
 
+@pytest.mark.full
 def test_causes_that_do_the_same_are_both_named() -> None:
     alone = diagnosed_alone("batch_limit", 4.0)
     first = alone.findings[0]
@@ -272,3 +273,35 @@ def test_causes_that_do_the_same_are_both_named() -> None:
     assert said.endswith(
         " Just as likely: KV cache too small; raise --gpu-memory-utilization, or set --kv-cache-dtype fp8."
     )
+
+
+def test_a_client_that_falls_behind_is_told_from_the_server() -> None:
+    # Parts come one after the other to a client that is busy for nine tenths of the time; later ones wait too.
+    requests = sent(described(rate_per_s=6.0))
+    replay = replay_of(described(rate_per_s=6.0), requests)
+    healthy = replay.latencies(Change())
+    part_s = 0.9 * float((requests.arrival_s + healthy["e2e"]).max()) / float(requests.output_tokens.sum())
+    seen = recorded(replay, requests, Change(client_part_s=part_s))
+    assert np.mean(seen.e2e_s - healthy["e2e"]) > 1.2 * np.mean(seen.ttft_s - healthy["ttft"]) > 0
+    diagnosis = diagnose(described(rate_per_s=6.0), seen, recorded(replay, requests, Change(), seed=2))
+    assert [finding.name for finding in diagnosis.findings] == ["client_backlog"]
+    assert diagnosis.findings[0].severity == pytest.approx(part_s, rel=0.1)
+
+
+def test_what_a_client_receives_waits_for_what_came_before() -> None:
+    latencies = {"ttft": np.array([1.0, 1.0, 1.0]), "e2e": np.array([3.0, 1.0, 2.0])}
+    arrival_s, tokens = np.array([0.0, 0.0, 5.0]), np.array([3, 1, 2])
+    slow = received(latencies, arrival_s, tokens, 0.75)
+    # Parts come at 1, 1, 2, 3 s, and at 6 and 7 s, when the client has caught up.
+    assert slow["ttft"].tolist() == pytest.approx([1.75, 2.5, 1.75])
+    assert slow["e2e"].tolist() == pytest.approx([4.0, 2.5, 2.75])
+    assert slow["tpot"][[0, 2]].tolist() == pytest.approx([1.125, 1.0])
+    assert received(latencies, arrival_s, tokens, 1e-9)["e2e"] == pytest.approx(latencies["e2e"])
+
+
+def test_a_cause_of_next_to_nothing_does_not_lead_the_answer() -> None:
+    diagnosis = diagnosed_alone("host_stall", 4e-3)
+    first, late = diagnosis.findings[0], diagnosis.late[0]
+    little = replace(first, shares={**first.shares, late: 0.04})
+    text = verdict(replace(diagnosis, findings=[little]))
+    assert text.endswith("; the causes that are known explain 4.0% of it, host stall the most.")

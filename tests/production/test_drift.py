@@ -28,6 +28,7 @@ def states() -> np.ndarray:
     return np.full(NUM_STEPS, 8)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("change", [0.05, -0.05])
 def test_five_percent_is_noticed_within_200_steps(change: float) -> None:
     for seed in range(10):
@@ -44,6 +45,7 @@ def test_a_change_may_be_noticed_in_the_last_step() -> None:
     assert watch(values[:upto], states()[:upto], STEPS).drifts == [drift]
 
 
+@pytest.mark.full
 def test_nothing_is_noticed_where_nothing_changes() -> None:
     for seed in range(10):
         values = residuals(seed=seed)

@@ -14,7 +14,15 @@ from windtunnel.errors import InputError
 from windtunnel.formats.clients.read import ClientResult
 from windtunnel.metrics.limits import parse_limits
 from windtunnel.metrics.uncertainty import Interval
-from windtunnel.production.gate import SURE, Gate, gate_change, gate_measured, gate_predicted, predicted_ratios
+from windtunnel.production.gate import (
+    SURE,
+    Gate,
+    gate_change,
+    gate_measured,
+    gate_predicted,
+    predicted_ratios,
+    sampling_error,
+)
 from windtunnel.report.gate import gate_report, verdict
 from windtunnel.report.report import Table
 from windtunnel.serving.results import Result
@@ -208,3 +216,30 @@ def test_a_value_just_above_its_limit_is_not_said_to_be_it() -> None:
     limit = replace(parse_limits("ttft_p90=1s")[0], most_s=float(np.quantile(after.requests["ttft_s"], 0.9)) * 0.99999)
     sentence = verdict(gate_change(None, after, [limit], {}))
     assert sentence.startswith("Fails: TTFT p90 is just above "), sentence
+
+
+def test_percentiles_of_measured_runs_are_compared_where_they_are_asked_for() -> None:
+    def runs(p99_s: float) -> list[ClientResult]:
+        means = [(0.0400, p99_s), (0.0402, 1.02 * p99_s), (0.0399, 0.99 * p99_s)]
+        known = [client_result(str(number), ttft=mean) for number, (mean, _) in enumerate(means)]
+        return [
+            replace(run, percentiles={"ttft_p50": 0.038, "ttft_p99": tail})
+            for run, (_, tail) in zip(known, means, strict=True)
+        ]
+
+    assert gate_measured(runs(0.06), runs(0.12)).passes  # the means are equal
+    gate = gate_measured(runs(0.06), runs(0.12), {"ttft_p99": 0.05})
+    assert failed(gate) == ["ttft_p99"]
+    assert verdict(gate).startswith("Fails: TTFT p99 is 2 times what it was, from 60.0 ms to 120 ms; at most ")
+    assert gate_measured(runs(0.06), runs(0.063), {"ttft_p99": 0.05}).passes
+    with pytest.raises(InputError, match="the runs do not tell tpot_p99"):
+        gate_measured(runs(0.06), runs(0.06), {"tpot_p99": 0.05})
+
+
+def test_the_noise_of_a_percentile_is_that_of_a_sample_of_its_requests() -> None:
+    draws = np.exp(0.3 * np.random.default_rng(0).standard_normal((2000, 100)))
+    values = {"ttft_p50": 1.0, "ttft_p90": float(np.exp(0.3 * 1.2816))}
+    run = replace(client_result("run", ttft=1.046), percentiles=values)
+    for name, share in (("ttft_p90", 90), ("ttft_p50", 50)):
+        seen = np.log(np.percentile(draws, share, axis=1)).std()
+        assert sampling_error(name, run) == pytest.approx(seen, rel=0.1)

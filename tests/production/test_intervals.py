@@ -1,5 +1,6 @@
 """A server's metrics alone: a calibration with what was put into a twin, and its workload."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from windtunnel.calibration.steps.read import StepRun, run_without_steps
 from windtunnel.errors import InputError
 from windtunnel.formats.telemetry.prometheus import record_of, scrape_text
 from windtunnel.formats.telemetry.record import INTERVAL, Buckets, ServerRecord
-from windtunnel.production.intervals import steps_of
+from windtunnel.production.intervals import price_intervals, steps_of
 from windtunnel.production.observe import observe_record
 from windtunnel.production.workload import load_of, workload_of
 from windtunnel.report.observation import observation_document, observation_report
 from windtunnel.schema import save
 from windtunnel.serving.calibration import Calibration, Provenance
+from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.scenario import resolve, scenario_from
 
 BASE = {"model": "llama-3.1-8b", "device": "h100_sxm", "calibration": "none"}
@@ -46,6 +48,16 @@ def test_slow_operators_are_learnt_from_metrics_alone(tmp_path: Path) -> None:
     assert observation.calibration.factors["gemm.memory"] == pytest.approx(1.3, abs=0.07)
     assert observation.before["mixed"].median > 0.15
     assert observation.after["mixed"].median < 0.03
+
+
+def test_steps_of_sglang_decode_nothing_beside_prompts() -> None:
+    scenario = scenario_of({"calibration": "none", "engine": {"name": "sglang"}}, num_requests=250)
+    record = record_of([scrape_text(text, np.nan) for text in served(scenario, every_s=1.0)[2]])
+    run = run_without_steps("metrics", {}, {**BASE, "engine": "sglang"})
+    priced = price_intervals(run, record, PricedDeployments().estimator)
+    assert np.median(priced.errors) == pytest.approx(0, abs=0.03)
+    mixed = price_intervals(run, replace(record, prompts_apart=False), PricedDeployments().estimator)
+    assert np.median(mixed.errors) < -0.08
 
 
 @pytest.mark.full

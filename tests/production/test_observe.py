@@ -47,6 +47,14 @@ def test_nothing_is_learnt_from_steps_as_they_are_priced(tmp_path: Path) -> None
     assert verdict(observation).startswith("Nothing learnt")
 
 
+def test_a_record_of_something_else_is_not_said_to_be_as_calibrated(tmp_path: Path) -> None:
+    observation = observe_steps(run_of(tmp_path))
+    far = {kind: replace(scored, median=0.998) for kind, scored in observation.after.items()}
+    text = verdict(replace(observation, before=far, after=far))
+    assert text.startswith("Nothing learnt: 960 later steps are far from their prices (decode 99.8% -> 99.8%")
+    assert text.endswith("and the unit of times those of this server?")
+
+
 def test_the_file_makes_simulations_as_slow_as_the_steps(tmp_path: Path) -> None:
     observation = observe_steps(run_of(tmp_path, scale=1.3))
     save(observation.calibration, tmp_path / "calibration.yaml")

@@ -75,6 +75,7 @@ def test_a_simulated_folder_is_read_without_its_warm_up(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("requests.csv", "arrival_s,input_tokens\n1,2\n", "has no column output_tokens"),
+        ("requests.csv", "arrival_ms,latency\n1,2\n", "no column input_tokens, output_tokens, ttft_s, e2e_s"),
         ("requests.csv", COLUMNS + "0,1,1,0.1,0.2\n", "has 1 answered request; 20 are needed"),
         ("requests.csv", COLUMNS + "0,1,2,0.3,0.2\n" * 30, "first token: request 1 has ttft_s 0.3 and e2e_s 0.2"),
         ("requests.csv", COLUMNS, "requests.csv holds no request"),

@@ -240,6 +240,7 @@ def test_a_closed_loop_is_said_in_clients_and_costs_by_the_request() -> None:
     assert f"costs {best[1]['requests_per_usd'] / other['requests_per_usd'] - 1:.1%} more" in text
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_nothing_is_recommended_where_nothing_holds() -> None:
     space = deployments_space(shared(), ["l40s"], parse_limits("ttft_p90=1us"), {"devices": 1})
@@ -273,6 +274,7 @@ def test_a_load_that_is_held_in_a_burst_is_called_so() -> None:
     assert point["load_at_least"] is None
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_what_is_recommended_carries_its_load_for_long(study: Study) -> None:
     """A hundred requests are gone before a deployment falls behind: more are drawn, and the winner's file has them."""
@@ -404,6 +406,7 @@ def test_pools_are_changed_one_by_one() -> None:
     assert (both.engine.max_num_seqs, both.engine.max_num_batched_tokens) == (64, 4096)
 
 
+@pytest.mark.full
 def test_pools_that_scale_or_differ_have_fewer_changes() -> None:
     scaling = {"type": "target", "metric": "waiting", "target": 2, "min_replicas": 1, "max_replicas": 4}
     changes = changes_space(pooled("-tp 2", "-tp 4", autoscaling=scaling), LIMITS).vary[CHANGE]

@@ -69,6 +69,7 @@ def test_the_parts_are_those_of_the_simulators(division: Division) -> None:
     assert each.training.forward_s == pytest.approx(2 / 3 * each.training.step_s, rel=0.35)
 
 
+@pytest.mark.full
 def test_replicas_that_never_wait_give_no_fewer_tokens(division: Division) -> None:
     for each in division.iterations:
         assert each.rollouts.p90_s < each.rollouts.makespan_s
@@ -93,6 +94,7 @@ def test_an_iteration_takes_turns_or_the_longer_part(
     assert each.waits == waits
 
 
+@pytest.mark.full
 def test_the_verdict_names_the_fastest_way(division: Division, capsys: pytest.CaptureFixture[str]) -> None:
     seconds = [each.seconds for each in division.iterations]
     assert division.best.seconds == min(seconds)
@@ -135,6 +137,7 @@ def test_the_rate_of_replicas_that_never_wait_is_that_of_the_tokens() -> None:
     assert all(0 < each.rollouts.endless_s < 1 for each in single.iterations)
 
 
+@pytest.mark.full
 def test_answers_of_a_trace_are_drawn_again_where_rollouts_never_stop(tmp_path: Path) -> None:
     rows = "\n".join(f"0,{100 + 7 * (i % 9)},{20 + 40 * (i % 5)}" for i in range(30))
     (tmp_path / "answers.csv").write_text(f"arrival_s,input_tokens,output_tokens\n{rows}\n")
@@ -144,6 +147,7 @@ def test_answers_of_a_trace_are_drawn_again_where_rollouts_never_stop(tmp_path: 
     assert recorded.batch.num_tokens == sum(100 + 7 * (i % 9) + 20 + 40 * (i % 5) for i in range(30))
 
 
+@pytest.mark.full
 def test_an_own_price_counts(division: Division) -> None:
     own = replace(division.scenario, deployment=replace(division.scenario.deployment, price_usd_per_hour=1.5))
     assert with_fields(division, scenario=own).usd_per_hour == 6.0

@@ -310,6 +310,7 @@ def test_strategies_that_ask_fewer_points_find_the_best() -> None:
     assert answers(search(space(wide, strategy="tpe", finalist_seeds=1), quiet())) == answers(tried)
 
 
+@pytest.mark.full
 def test_what_follows_from_a_study(study: Study) -> None:
     searched, outcome = space(), study.outcomes[0]
     objectives = ("requests_per_usd", "output_tokens_per_s_per_user")

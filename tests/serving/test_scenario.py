@@ -147,6 +147,7 @@ scenarios = st.builds(
 )
 
 
+@pytest.mark.full
 @given(scenarios)
 def test_what_is_saved_loads_as_equal(tmp_path_factory: pytest.TempPathFactory, made: Scenario) -> None:
     path = tmp_path_factory.mktemp("s") / "scenario.yaml"

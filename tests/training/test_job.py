@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
+from windtunnel.model.config import model_from_config
 from windtunnel.schema import decode, encode, save
 from windtunnel.training.degrees import degrees
 from windtunnel.training.job import TrainingJob, load
@@ -22,6 +23,12 @@ JOB: dict[str, Any] = {
     "global_batch": 128,
     "parallelism": {"tp": 4, "cp": 2, "pp": 4},
 }
+
+
+def small(**keys: Any) -> Any:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8}
+    config = {"model_type": "llama", "vocab_size": 1000, "max_position_embeddings": 8192, **sizes, **keys}
+    return encode(model_from_config(config, "small"))
 
 
 def job(**changes: Any) -> TrainingJob:
@@ -148,6 +155,8 @@ def test_a_violated_relation_is_named(changes: dict[str, Any], relation: str) ->
         ),
         ({"model": "deepseek-ai/DeepSeek-V4-Flash", "parallelism": {}}, "compressed attention (SWA) has no backward"),
         ({"model": "moonshotai/Kimi-K3", "parallelism": {}}, "its residual has several streams or blocks"),
+        ({"model": small(hidden_size_per_layer_input=16), "parallelism": {}}, "it has inputs of every layer"),
+        ({"model": small(num_kv_shared_layers=2), "parallelism": {}}, "it has layers without keys of their own"),
         (
             {"model": "zai-org/GLM-5.2", "parallelism": {"cp": 2, "cp_method": "ring"}},
             "cp = 2 by ring, but the indexer of zai-org/GLM-5.2 chooses among all keys",

@@ -203,6 +203,7 @@ def test_kernels_of_experts_send_at_their_share_of_the_links() -> None:
     assert kernels < plain
 
 
+@pytest.mark.full
 def test_changes_that_fit_are_offered_with_what_they_need() -> None:
     setup = resolve(decode({**JOB, "micro_batch": 4, "global_batch": 32, "sequence_tokens": 8192}, TrainingJob))
     prices = training_prices(setup)

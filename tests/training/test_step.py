@@ -55,6 +55,7 @@ def test_the_breakdown_adds_up_to_the_step() -> None:
         assert min(result.breakdown_s.values()) >= 0
 
 
+@pytest.mark.full
 def test_measured_times_are_scaled_to_the_arithmetic_of_a_device_of_ones_own_and_not_to_its_memory() -> None:
     """Arithmetic bounds most of a step; the sustained rates were fitted on cards of other memories too."""
     h100 = device("h100_sxm")
@@ -207,6 +208,7 @@ def test_what_attention_computes_twice_is_no_work_of_the_model() -> None:
     assert result.hardware_flops - result.model_flops == pytest.approx(0.5 * attention, rel=1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("granularity", ["none", "selective"])
 def test_recomputing_the_projections_of_latents_may_make_a_job_fit(granularity: str) -> None:
     raw = {
@@ -238,6 +240,7 @@ def test_memory_peaks_on_the_first_stage_and_fitting_changes_fit() -> None:
     assert stages[0].num_in_flight > stages[-1].num_in_flight == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("changes", "change"),
     [
@@ -268,6 +271,7 @@ def test_a_job_that_does_not_fit_is_told_every_kind_of_split(changes: dict[str, 
     assert change in [name for name, _ in fitting_changes(result, prices)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("changes", "change"),
     [

@@ -161,6 +161,7 @@ def test_equal_beginnings_are_found_in_the_prefix_cache(deployment: dict[str, An
         np.testing.assert_allclose(ended.columns[column], result.requests[column], rtol=1e-12, err_msg=column)
 
 
+@pytest.mark.full
 def test_rows_and_chunks_are_used_again() -> None:
     """Times do not depend on how many rows there are, and a chunk is known only while it is cached or used."""
     scenario = scenario_of({"engine": {"num_gpu_blocks": 300}}, num_requests=400, rate_per_s=6.0)

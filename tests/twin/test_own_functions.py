@@ -73,6 +73,7 @@ def test_one_that_fails_is_named_and_the_server_goes_on(
     assert FAILURES[name] in again.json()["error"]["message"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", ["/v1/responses", "/generate"])
 def test_other_streams_end_with_the_error_too(path: str) -> None:
     app = app_of(engine={"scheduler": "own_functions:failing"})

@@ -5,13 +5,16 @@ the least: `measured` (on that device, of that shape), `interpolated` (between m
 them, or a roofline), each `calibrated` where the simulator's own error was fitted to measured runs.
 """
 
+import asyncio
 import inspect
+import time
 from collections.abc import Mapping
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field, ValidationError
 
@@ -67,20 +70,37 @@ COMMANDS = {"before": "before_command", "after": "after_command", "deployment": 
 """Argument -> that for a command."""
 
 
+PROGRESS_S = 2.0
+"""Seconds between notifications of progress: agents give up a call of which they hear nothing, some after a minute."""
+
+
+async def _tell(context: Context[Any, Any], name: str) -> None:
+    """Notify whoever asked for it that a tool is still at work, with the seconds so far."""
+    started_s = time.monotonic()
+    while True:
+        await asyncio.sleep(PROGRESS_S)
+        passed_s = time.monotonic() - started_s
+        await context.report_progress(passed_s, message=f"{name}: {passed_s:.0f} s so far")
+
+
 class _Server(MCPServer):
-    async def call_tool(self, name: str, arguments: dict[str, Any], *others: Any, **options: Any) -> Any:
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None) -> Any:
         """Call a tool; unknown arguments and those of a wrong shape are answered with a sentence and a hint."""
         known = next((list(inspect.signature(tool).parameters) for tool in TOOLS if _name(tool) == name), None)
         unknown = next((each for each in arguments if known is not None and each not in known), None)
         if unknown is not None:
             into = "; settings such as tp go into deployment" if "deployment" in (known or ()) else ""
             raise ToolError(f"{name} has no argument {unknown} (known: {', '.join(known or ())}{into})")
+        telling = None if context is None else asyncio.create_task(_tell(context, name))
         try:
-            return await super().call_tool(name, arguments, *others, **options)
+            return await super().call_tool(name, arguments, context)
         except ToolError as error:
             if not isinstance(error.__cause__, ValidationError):
                 raise
             raise ToolError("; ".join(_shape_text(wrong) for wrong in map(dict, error.__cause__.errors()))) from None
+        finally:
+            if telling is not None:
+                telling.cancel()
 
 
 def _shape_text(wrong: Mapping[str, Any]) -> str:

@@ -47,7 +47,7 @@ from windtunnel.serving.state.pools import PoolPlan
 from windtunnel.workload.client import IN_TTFT, Client, name_of
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
-HOST = HostOverheads.__struct_fields__
+HOST = tuple(name for name in HostOverheads.__struct_fields__ if name != "chat_s")  # no run that is fitted has chats
 """Overheads that are fitted, as multiples of the engine's defaults."""
 
 CLIENT = tuple(f"client.{name}" for name in IN_TTFT)

@@ -97,7 +97,12 @@ def search_path() -> list[Path]:
 
 def users_folder() -> Path:
     """Return the user's own catalog, which need not exist."""
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "windtunnel" / "catalog"
+    return _users_folder(os.environ.get("XDG_DATA_HOME"), os.environ.get("HOME"))
+
+
+@cache
+def _users_folder(data: str | None, _home: str | None) -> Path:
+    return Path(data or Path.home() / ".local" / "share") / "windtunnel" / "catalog"
 
 
 def names(kind: str) -> list[str]:
@@ -334,8 +339,9 @@ VENDORS = ("nvidia", "amd")
 """Vendors of devices that publish checkpoints for their own."""
 
 
-def checkpoints(name: str, vendor: str = "") -> dict[str, ModelSpec]:
+def checkpoints(name: str | ModelSpec, vendor: str = "") -> dict[str, ModelSpec]:
     """Return the checkpoints of one model, one for each choice of formats: the named one, then by the shortest name.
+    That of a file is named by its path.
 
     Those for other devices than the `vendor`'s are left out, where it is one of `VENDORS`.
     A checkpoint of the same shape is the same model if its name begins with the model's (`Llama-3.3-70B-Instruct-FP8`).
@@ -358,7 +364,8 @@ def checkpoints(name: str, vendor: str = "") -> dict[str, ModelSpec]:
         ):
             each = _resolve(other, entries)
             found.setdefault(each.precision, each)
-    return {each.name: each for each in found.values()}
+    path = {named.name: name} if isinstance(name, str) and looks_like_path(name) else {}
+    return {path.get(each.name, each.name): each for each in found.values()}
 
 
 def _shape_of(name: str, entries: Mapping[str, ModelEntry]) -> str:

@@ -8,7 +8,7 @@ from windtunnel.calibration.measured_runs import COLUMNS
 from windtunnel.errors import InputError
 from windtunnel.files import read_bytes
 from windtunnel.formats.recognise import Use, find_format
-from windtunnel.production.observed import TTFT
+from windtunnel.production.observed import is_request_table
 from windtunnel.workload.schema import TraceColumns
 from windtunnel.workload.traces.layouts import LENGTHS, recognise
 from windtunnel.workload.traces.table_file import header_of
@@ -54,7 +54,7 @@ def _kind_of(path: Path) -> tuple[str, ...]:
         layout = recognise(path, header, TraceColumns(), LENGTHS)
         if _METRICS & set(header) and layout.arrival not in header:
             return "", ""  # measured, but not request by request
-        answered = ("diagnose", "observe") if TTFT & set(header) else ()
+        answered = ("diagnose", "observe") if is_request_table(path) else ()
         return "a trace of requests", _reads(f"simulate --trace {path}"), "--trace", *answered
     return "", ""
 

@@ -15,6 +15,9 @@ from windtunnel.model.shape import ModelSpec
 from windtunnel.report.report import Remarks, Report, noted
 from windtunnel.schema import json_text
 
+_NOTES = "windtunnel.notes"
+"""Key of a command's context under which its notes on the model are kept."""
+
 
 def interrupted(message: str, hint: str | None) -> WindtunnelError:
     """Return the error with which a run ends that was interrupted, after what it has so far is printed."""
@@ -42,7 +45,10 @@ def answer(
         write_text(html, page(noted(report(*result), launch)))
         remark(f"wrote {html}")
     if getattr(options, "json", False):
-        click.echo(json_text(document(*result) if launch is None else {**document(*result), **launch.document}))
+        written = document(*result)
+        if notes := click.get_current_context().meta.get(_NOTES):
+            written = {**written, "notes": [*written.get("notes", ()), *notes]}
+        click.echo(json_text(written if launch is None else {**written, **launch.document}))
     else:
         # JSON needs nothing of rich, which takes 25 ms to load.
         from windtunnel.report.render.terminal import show
@@ -50,19 +56,21 @@ def answer(
         show(noted(report(*result), launch))
 
 
-def remark(text: str) -> None:
-    """Print a line to stderr, where it does not mix with the result."""
+def remark(text: str, is_noted: bool = False) -> None:
+    """Print a line to stderr, where it does not mix with the result; JSON has it among its `notes` if `is_noted`."""
     click.echo(text, err=True)
+    if is_noted and (context := click.get_current_context(silent=True)):
+        context.meta.setdefault(_NOTES, {})[text.removeprefix("note: ")] = True
 
 
 def remark_left_out(model: ModelSpec, has_images: bool = False) -> None:
-    """Say on stderr what is known of a model by its name alone, and which parts of a published model the predictions
-    leave out; its vision tower where no request has images or videos."""
+    """Say on stderr what a model is taken for, by its name or by request, which JSON says too; and which parts of a
+    published model the predictions leave out: its vision tower where no request has images or videos."""
     if model.named_after:
-        remark(f"note: {model.name} is taken for {model.named_after}, in the formats that its name says")
+        remark(f"note: {model.name} is taken for {model.named_after}, in the formats that its name says", is_noted=True)
     if model.unknown_type:
         how = f"its model_type {model.unknown_type!r} is not known"
-        remark(f"note: {model.name} is taken to have the layers of {model.architecture!r}: {how}")
+        remark(f"note: {model.name} is taken to have the layers of {model.architecture!r}: {how}", is_noted=True)
     left_out = [part for part in model.left_out if not (has_images and part == "vision tower")]
     if left_out:
         how = "text and images only" if has_images else "text only"

@@ -91,3 +91,8 @@ class Spread(Schema):
     def scaled(self, scale: float) -> Spread:
         """Return the spread of errors that are `scale` times as large, as logarithms."""
         return Spread(p10=self.p10**scale, p50=self.p50**scale, p90=self.p90**scale, num_runs=self.num_runs)
+
+    def around(self, other: Spread) -> Spread:
+        """Return the spread, no narrower on either side than another one."""
+        p10, p90 = min(self.p10, other.p10), max(self.p90, other.p90)
+        return Spread(p10=p10, p50=self.p50, p90=p90, num_runs=self.num_runs)

@@ -38,6 +38,10 @@ class Architecture(Schema):
     """Names of a layer's modules in the kinds of layers -> those in checkpoints, where they are others."""
     block_names: dict[str, str] = {}
     """Other names of blocks in `layers_block_type` -> those of the kinds of layers (transformers 5)."""
+    parallel_mamba: bool = False
+    """Whether every layer has Mamba-2 beside its attention (Falcon-H1)."""
+    only: str = ""
+    """Kind of all layers, by its name in `layer_types`, where they have no feed-forward (Mamba)."""
     own_code: bool = False
     """Whether engines run code that is published beside the weights (vLLM 0.12 `tests/models/registry.py`), and so must
     be told to trust it."""
@@ -71,6 +75,8 @@ class Architectures(Schema):
     architectures: dict[str, Architecture]
     aliases: dict[str, tuple[str, ...]]
     class_defaults: dict[str, dict[str, Any]]
+    nested_defaults: dict[str, dict[str, Any]]
+    per_layer: dict[str, str]
     unreadable: dict[str, str]
     deciding: str
     unreadable_types: dict[str, str]

@@ -14,13 +14,21 @@ from msgspec.structs import replace
 
 from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.model.architectures import KNOWN, Architecture, language_model, quantization_of
-from windtunnel.model.config_reader import AskedKeys, ConfigReader
+from windtunnel.model.config_reader import AskedKeys, ConfigReader, number_of
 from windtunnel.model.precision import Format, Precision
 from windtunnel.model.quantization import Modules, Names, list_of, precision_from_config
-from windtunnel.model.shape import Attention, FeedForward, LayerGroup, ModelSpec, attention_kinds, feed_forward_kinds
+from windtunnel.model.shape import (
+    Attention,
+    FeedForward,
+    LayerGroup,
+    LayerInputs,
+    ModelSpec,
+    attention_kinds,
+    feed_forward_kinds,
+)
 from windtunnel.model.towers import read_tower, tower_parameters
 
-_FULL, _LINEAR = "full_attention", "linear_attention"
+_FULL, _LINEAR, _COUNT = "full_attention", "linear_attention", "num_hidden_layers"
 _QWEN3_NEXT_INTERVAL = 4
 """`full_attention_interval` where a Gated DeltaNet hybrid does not give it (transformers' Qwen3NextConfig)."""
 ROTARY_SHARES = ("partial_rotary_factor", "rotary_pct", "rope_pct")
@@ -36,6 +44,9 @@ _LEFT_OUT, _WIDTHS_OF_BLOCKS = "no_op", {"attention": "n_heads_in_group", "ffn":
 """Keys of the two parts of an entry of `block_configs`."""
 _BLOCK_WIDTH = 256
 """Widths of feed-forwards are rounded up to multiples of it (`configuration_decilm.py`)."""
+
+_OBJECTS = ("attn_config", "ffn_config")
+"""Objects with settings of attention (MPT, DBRX) and of experts (DBRX)."""
 
 LIKE = "windtunnel_like"
 """Key of a config.json whose `model_type` is not known: the one whose layers it has (`catalog add --like`)."""
@@ -96,7 +107,8 @@ def read_config(
             )
             for (attention, feed_forward), num in Counter(layers).items()
         ),
-        tie_word_embeddings=architecture.encoder or reader.flag("tie_word_embeddings", default=architecture.tied),
+        tie_word_embeddings=architecture.encoder
+        or reader.flag("tie_embedding", "tie_word_embeddings", default=architecture.tied),
         norm_bias=architecture.norm_bias,
         lm_head_bias=reader.rule(architecture.lm_head_bias),
         learned_positions=learned,
@@ -109,11 +121,12 @@ def read_config(
         prediction_layers=_prediction_layers(reader),
         residual_streams=reader.count("hc_mult", default=1),
         earlier_blocks=_earlier_blocks(reader),
+        layer_inputs=_layer_inputs(reader),
         rotary_values=_rotary_values(reader, [part for part, _ in layers if part]),
         unknown_type=own_type if LIKE in config else "",
     )
     assert isinstance(reader.raw, AskedKeys)
-    asked = reader.asked | reader.raw.asked | {"model_type"}
+    asked = reader.asked | reader.raw.asked | {"model_type", *_OBJECTS}
     return model, [key for key in language_model(config) if key not in asked and key not in (LIKE, QUANTISATION)]
 
 
@@ -148,9 +161,9 @@ def _stretched(reader: ConfigReader) -> int:
     kind = scaling.get("rope_type", scaling.get("type"))
     if kind not in ("yarn", "linear", "dynamic") or "gemma3" in str(reader.model_type):
         return longest
-    factor = _number("factor", scaling.get("factor") or 1, 10_000, reader.name)
+    factor = number_of("factor", scaling.get("factor") or 1, 10_000, reader.name)
     first = scaling.get("original_max_position_embeddings") if kind == "yarn" else None
-    return max(int(_number("original_max_position_embeddings", first or longest, 2**40, reader.name) * factor), 1)
+    return max(int(number_of("original_max_position_embeddings", first or longest, 2**40, reader.name) * factor), 1)
 
 
 def _prediction_layers(reader: ConfigReader) -> int | None:
@@ -174,6 +187,19 @@ def _earlier_blocks(reader: ConfigReader) -> float:
     return sum(-(-index // size) for index in range(reader.num_layers)) / reader.num_layers if size else 0.0
 
 
+def _layer_inputs(reader: ConfigReader) -> LayerInputs | None:
+    """Return what each layer adds to its hidden state beside attention and feed-forward (Gemma 3n and 4)."""
+    size = reader.count("hidden_size_per_layer_input", default=0, minimum=0)
+    if not size:
+        return None
+    return LayerInputs(
+        size=size,
+        vocab_size=reader.count("vocab_size_per_layer_input", "vocab_size"),
+        num_states=reader.count("altup_num_inputs", default=1),
+        laurel_rank=reader.count("laurel_rank", default=0, minimum=0),
+    )
+
+
 def _rotary_values(reader: ConfigReader, attentions: list[Attention]) -> int:
     """Count the cosines and sines of all positions (vLLM 0.19 `rotary_embedding/`).
 
@@ -189,27 +215,22 @@ def _rotary_values(reader: ConfigReader, attentions: list[Attention]) -> int:
         with_window = (True, False) if not typed else (key == "sliding_attention",)
         widths = (each.rotary_size for each in attentions if (each.window_tokens is not None) in with_window)
         types, given = (part.get("rope_type"), part.get("type")), {**part, **reader.raw}
-        factor = _number("factor", part.get("factor"), 10_000, reader.name) if "linear" in types else 1
-        shares = (_number(name, given[name], 1, reader.name) for name in ROTARY_SHARES if given.get(name) is not None)
-        share = 1 if "proportional" in types else next(shares, 1)
+        factor = number_of("factor", part.get("factor"), 10_000, reader.name) if "linear" in types else 1
+        shares = (number_of(name, given[name], 1, reader.name) for name in ROTARY_SHARES if given.get(name) is not None)
+        share = 1 if "proportional" in types or "qk_rope_head_dim" in given else next(shares, 1)
         rotated = reader.count("rotary_dim", default=int(max(widths, default=0) * share), minimum=0)
         tables = factor + ("rope_local_base_freq" in reader.raw and not typed)
         values += int(reader.max_positions * rotated * tables)
     return values
 
 
-def _number(key: str, value: Any, most: float, name: str) -> float:
-    """Return the number under a key of rotations; raise InputError unless it is from 0 to `most`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-        raise InputError(f"{name}: {key} is {value!r}; a number from 0 to {most:,} is needed")
-    return value
-
-
 def _precision(reader: ConfigReader, quant_config: Mapping[str, Any] | None, modules: list[Modules]) -> Precision:
     """Return the formats of a checkpoint; DeepSeek-V4 says apart that its experts have four bits (vLLM 0.24
     `models/deepseek_v4/quant_config.py`)."""
-    precision = precision_from_config(reader.raw.get("quantization_config"), quant_config, modules, reader.name)
-    experts = precision.experts or (Format.MXFP4 if reader.raw.get("expert_dtype") == "fp4" else None)
+    quantised = reader.raw.get("quantization_config")
+    precision = precision_from_config(quantised, quant_config, modules, reader.name)
+    said = reader.raw.get("expert_dtype") or (quantised.get("expert_dtype") if isinstance(quantised, Mapping) else None)
+    experts = precision.experts or (Format.MXFP4 if said == "fp4" else None)
     return replace(precision, experts=experts, kv_cache=reader.architecture.kv_cache or precision.kv_cache)
 
 
@@ -254,10 +275,11 @@ def _reader(config: Mapping[str, Any], name: str) -> ConfigReader:
     text = language_model(config)
     model_type = str(text.get("model_type") or config.get("model_type") or "").removesuffix("_text")
     outer = {key: config[key] for key in ("tie_word_embeddings", "architectures") if key in config}
-    # MPT has settings of attention in an object of their own.
-    parts = [part for part in (text.get("attn_config"), text) if isinstance(part, Mapping)]
+    parts = [part for part in (*map(text.get, _OBJECTS), text) if isinstance(part, Mapping)]
     given = {key: value for part in parts for key, value in part.items() if value is not None}
     defaults, quantised = KNOWN.class_defaults.get(model_type, {}), {"quantization_config": quantization_of(config)}
+    if text is not config:
+        defaults = {**KNOWN.nested_defaults.get(model_type, {}), **defaults}
     raw = AskedKeys(defaults | outer | given | quantised)
     known = known_architectures()
     if (like := config.get(LIKE)) is not None:
@@ -267,7 +289,7 @@ def _reader(config: Mapping[str, Any], name: str) -> ConfigReader:
                 f"{name}: model_type {model_type!r} is known, so it is read as itself", f"leave {LIKE} out"
             )
         model_type = like
-    _refuse_other_models(raw, name, model_type)
+    _refuse_other_models(raw, name, model_type, is_like=like is not None)
     if model_type not in known:
         missing = f"model_type {model_type!r} is not known" if model_type else "config.json has no model_type"
         hint = "windtunnel catalog add CONFIG --like MODEL reads it as a model with the same layers"
@@ -284,11 +306,12 @@ def _reader(config: Mapping[str, Any], name: str) -> ConfigReader:
     return reader
 
 
-def _refuse_other_models(raw: Mapping[str, Any], name: str, model_type: str) -> None:
-    """Raise InputError for a config that would be read wrongly: layers that cannot be expressed, an encoder."""
+def _refuse_other_models(raw: Mapping[str, Any], name: str, model_type: str, is_like: bool) -> None:
+    """Raise InputError for a config that would be read wrongly: layers that cannot be expressed, an encoder. The class
+    of a model whose type is not known, or that is read like another, says nothing."""
     known = known_architectures().get(model_type)
-    is_searched = known is not None and known.searched
-    unreadable = [key for key in KNOWN.unreadable if raw.get(key) and not (is_searched and key == "block_configs")]
+    answered = {"block_configs": known.searched, "state_size": known.only} if known is not None else {}
+    unreadable = [key for key in KNOWN.unreadable if raw.get(key) and not answered.get(key)]
     layers = KNOWN.unreadable[unreadable[0]] if unreadable else None
     layers = layers or KNOWN.unreadable_types.get(model_type)
     # An installed kind of layer that names the model type answers for all its keys.
@@ -309,7 +332,7 @@ def _refuse_other_models(raw: Mapping[str, Any], name: str, model_type: str) -> 
         raise InputError(f"{name}: a decoder whose tokens see later ones ({both_ways}) cannot be modelled")
     vectors, is_encoder = ("Model", _SCORING), known is not None and known.encoder
     endings = vectors if is_encoder else (*_GENERATIVE, *(known.text_classes if known else ()))
-    is_known = not architectures or any(item.endswith(endings) for item in architectures)
+    is_known = not architectures or known is None or is_like or any(item.endswith(endings) for item in architectures)
     if raw.get("is_encoder_decoder") or not is_known:
         what = "is neither a decoder-only language model nor an encoder for vectors or scores"
         readable = {_MASKED: "Model"} if is_encoder else dict.fromkeys(vectors, "ForCausalLM")
@@ -341,6 +364,8 @@ def _layers(reader: ConfigReader) -> list[Layer]:
     }
     letters = reader.named_layers("hybrid_override_pattern", tuple(_BLOCK_LETTERS))
     named = reader.named_layers("layers_block_type", tuple(kinds)) if not letters else []
+    if not named and reader.architecture.only:
+        named = [reader.architecture.only] * reader.num_layers
     others = _BLOCK_LETTERS | reader.architecture.block_names
     blocks = [(index, kinds[others.get(name, name)], name) for index, name in enumerate(letters or named)]
     if not blocks:
@@ -372,7 +397,7 @@ def _searched_layers(reader: ConfigReader) -> Iterator[Layer]:
             reader.check_multiple("num_attention_heads", num_heads, "n_heads_in_group", group)
             sizes["num_key_value_heads"] = num_heads // group
         if feeds := not parts["ffn"].flag(_LEFT_OUT):
-            multiple = _number("ffn_mult", parts["ffn"].raw.get("ffn_mult"), 1_000, reader.name)
+            multiple = number_of("ffn_mult", parts["ffn"].raw.get("ffn_mult"), 1_000, reader.name)
             sizes["intermediate_size"] = _BLOCK_WIDTH * ceil(int(2 * multiple * hidden_size / 3) / _BLOCK_WIDTH)
         layer = reader.of({**reader.raw, **sizes})
         yield attention.read(layer, index, _FULL) if attends else None, dense.read(layer) if feeds else None
@@ -380,22 +405,42 @@ def _searched_layers(reader: ConfigReader) -> Iterator[Layer]:
 
 def _attentions(reader: ConfigReader) -> Iterator[Attention]:
     """Yield the attention of every layer, in order."""
-    kinds = attention_kinds()
+    kinds, readers = attention_kinds(), _own_readers(reader)
     unnamed = [next((kind for kind in kinds if kind.reads(reader, index)), None) for index in range(reader.num_layers)]
     by_name = {name: kind for kind in kinds for name in kind.layer_types}
     names = _layer_types(reader, tuple(by_name)) if None in unnamed else [""] * reader.num_layers
     for index, (kind, name) in enumerate(zip(unnamed, names, strict=True)):
-        yield (kind or by_name[name]).read(reader, index, name)
+        if kind and reader.layer_type(index) == _LINEAR and not kind.is_recurrent:
+            raise InputError(f"{reader.name}: nothing says what the linear attention of layer {index} is")
+        yield (kind or by_name[name]).read(readers[index], index, name)
+
+
+def _own_readers(reader: ConfigReader) -> list[ConfigReader]:
+    """Return a reader for each layer: with values of its own from `per_layer_config` (transformers 5.24), by the number
+    or the type of the layer, and from lists; feed-forwards of layers without keys may be twice as wide (Gemma 4)."""
+    lists = {
+        key: reader.per_layer(name, values)
+        for name, key in KNOWN.per_layer.items()
+        if isinstance(values := reader.raw.get(name), list) and (name != key or values != values[:1] * len(values))
+    }
+    given = reader.inner("per_layer_config") if reader.raw.get("per_layer_config") else reader.of({})
+    parts = {str(name).lstrip("0") or "0": given.inner(name).raw for name in given.raw if name != _COUNT}
+    is_wide, readers = reader.flag("use_double_wide_mlp"), []
+    for index in range(reader.num_layers):
+        own = {key: values[index] for key, values in lists.items()}
+        own |= {**parts.get(reader.layer_type(index), {}), **parts.get(str(index), {})}
+        if is_wide and reader.shares_kv(index):
+            own["intermediate_size"] = 2 * reader.count("intermediate_size")
+        readers.append(reader.of({**reader.raw, **own}) if own else reader)
+    return readers
 
 
 def _layer_types(reader: ConfigReader, known: tuple[str, ...]) -> list[str]:
     """Return the name of every layer's attention."""
-    types = reader.named_layers("layer_types", known)
-    if types:
-        return types
-    neo = reader.named_layers("attention_layers", ("global", "local"))
-    if neo:
-        return ["sliding_attention" if layer == "local" else _FULL for layer in neo]
+    others = reader.architecture.block_names
+    for key in ("layer_types", "attention_layers"):
+        if types := reader.named_layers(key, (*known, *others)):
+            return [others.get(name, name) for name in types]
     pattern = reader.numbers("hybrid_layer_pattern")
     if pattern:
         return [
@@ -409,8 +454,9 @@ def _layer_types(reader: ConfigReader, known: tuple[str, ...]) -> list[str]:
 def _feed_forwards(reader: ConfigReader) -> list[FeedForward]:
     """Return the feed-forward of every layer, in order: dense where no other kind has the layer."""
     *others, dense = sorted(feed_forward_kinds(), key=lambda kind: "mlp" in kind.layer_types)
-    chosen = [dense] * reader.num_layers
+    chosen, readers = [dense] * reader.num_layers, _own_readers(reader)
     for kind in others:
         chosen = [kind if has else before for has, before in zip(kind.layers(reader), chosen, strict=True)]
-    read = {kind: kind.read(reader) for kind in dict.fromkeys(chosen)}
-    return [read[kind] for kind in chosen]
+    pairs = {(kind, id(own)): (kind, own) for kind, own in zip(chosen, readers, strict=True)}
+    read = {key: kind.read(own) for key, (kind, own) in pairs.items()}
+    return [read[kind, id(own)] for kind, own in zip(chosen, readers, strict=True)]

@@ -94,7 +94,9 @@ class ConfigReader:
 
     def of(self, raw: Mapping[str, Any]) -> "ConfigReader":
         """Return a reader of other keys of the same model."""
-        return replace(self, raw=raw)
+        keys = AskedKeys(raw)
+        keys.asked = getattr(self.raw, "asked", keys.asked)
+        return replace(self, raw=keys)
 
     def numbers(self, key: str) -> list[int]:
         """Return a list of whole numbers, which may be text such as "3,4,5"; empty where it is not given."""
@@ -129,6 +131,17 @@ class ConfigReader:
         if number % divisor:
             raise InputError(f"{self.name}: {multiple} {number} is not a multiple of {of} {divisor}")
 
+    def layer_type(self, index: int) -> str:
+        """Return what `layer_types` calls layer `index`; empty where it does not say."""
+        names = self.raw.get("layer_types")
+        return str(names[index]) if isinstance(names, list) and index < len(names) else ""
+
+    def shares_kv(self, index: int) -> bool:
+        """Whether layer `index` attends to keys and values of an earlier layer: one of the last ones (Gemma 3n), or all
+        but the first of each group (cross-layer attention, arXiv:2405.12981, of Hunyuan-Large)."""
+        own = self.num_layers - self.count("num_kv_shared_layers", default=0, minimum=0)
+        return index >= own or (self.flag("use_cla") and index % self.count("cla_share_factor") > 0)
+
     def rule(self, rule: Rule) -> bool:
         """Return what an architecture's rule says for this config."""
         return rule if isinstance(rule, bool) else self.flag(rule)
@@ -147,3 +160,10 @@ class ConfigReader:
         if num_layers > _MOST_LAYERS:
             raise InputError(f"{self.name}: {num_layers} layers are not plausible; at most {_MOST_LAYERS} are read")
         return num_layers
+
+
+def number_of(key: str, value: Any, most: float, name: str) -> float:
+    """Return `value`, the number under `key`; raise InputError unless it is from 0 to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        raise InputError(f"{name}: {key} is {value!r}; a number from 0 to {most:,} is needed")
+    return value

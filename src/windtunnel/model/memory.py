@@ -40,6 +40,10 @@ def weight_bytes(shard: Shard) -> float:
     ends = max(tables, head) if parallelism.pp > 1 else tables + head
     positions = model.learned_positions * model.hidden_size * value_bytes(shard)
     score = model.head_parameters * value_bytes(shard) if model.head == "score" else 0.0
+    if inputs := model.layer_inputs:
+        table, split, whole = inputs.parameters(model.hidden_size, model.num_layers)
+        layer_bits += (whole + split / shard.tp) * precision.bits(precision.weights)
+        ends += table * value_bytes(shard)
     return layer_bits / 8 * shard.stage_fraction + ends / shard.tp + positions + score
 
 

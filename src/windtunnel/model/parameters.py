@@ -11,14 +11,14 @@ class ParameterCount:
     """Numbers of parameters over all layers. Multi-token-prediction layers and vision towers are not counted."""
 
     embedding: int
-    """Token table, and position table where positions are learned."""
+    """Token table, position table where positions are learned, and the table of layers' own inputs."""
     lm_head: int
     """Output layer, without its matrix where embeddings are tied; an encoder's pooler or score."""
     attention: int
     """Projections and their biases, sinks, short convolutions and decay rates; not the norms."""
     feed_forward: FeedForwardParameters
     norms: int
-    """Norms, and the weights of hyper-connections."""
+    """Norms, and the weights of hyper-connections and of layers' own inputs."""
 
     @property
     def total(self) -> int:
@@ -38,11 +38,12 @@ def count_parameters(model: ModelSpec) -> ParameterCount:
     """
     hidden_size = model.hidden_size
     embedding = model.vocab_size * hidden_size
+    inputs = model.layer_inputs.parameters(hidden_size, model.num_layers) if model.layer_inputs else (0, 0, 0)
     norm = hidden_size * (2 if model.norm_bias else 1)
     inner_norms = sum(num_layers * attention.norm_parameters() for num_layers, attention in model.attentions)
     feed_forwards = (part.parameters(hidden_size) * num_layers for num_layers, part in model.feed_forwards)
     return ParameterCount(
-        embedding=embedding + model.learned_positions * hidden_size,
+        embedding=embedding + model.learned_positions * hidden_size + inputs[0],
         lm_head=(0 if model.tie_word_embeddings else embedding)
         + (model.vocab_size if model.lm_head_bias else 0)
         + model.head_parameters,
@@ -50,6 +51,7 @@ def count_parameters(model: ModelSpec) -> ParameterCount:
         feed_forward=sum(feed_forwards, FeedForwardParameters()),
         norms=norm
         + _mixing_parameters(model)
+        + sum(inputs[1:])
         + sum(group.num_layers * group.num_norms * norm for group in model.layers)
         + inner_norms,
     )

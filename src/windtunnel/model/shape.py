@@ -28,7 +28,7 @@ HIDDEN_STATES = 4
 """Hidden states of a token that live at a layer's widest point: the layer's input, the residual, attention's output and
 the normed input (measured 3.7 to 3.8: first pipeline stages of vLLM 0.19, and models of 32,000 tokens)."""
 
-OUTPUT_PROJECTIONS = ("o_proj", "o_a_proj", "mamba_out_proj")
+OUTPUT_PROJECTIONS = ("o_proj", "o_a_proj", "mamba_out_proj", "conv_out_proj")
 """Launches of the last projections of attention and recurrences, which a checkpoint may quantise alone."""
 
 
@@ -74,7 +74,7 @@ class Attention(LayerKind):
     __slots__ = ()
     registry = Registry("windtunnel.attention", "windtunnel.model.attention", "kind of attention", "KIND")
     is_recurrent: ClassVar[bool] = False
-    """Whether it keeps a state of fixed size for a request, in place of keys and values of every token."""
+    """Whether it keeps a recurrent state of fixed size for a request."""
     is_causal: ClassVar[bool] = True
     """Whether a token sees no later one; encoders see whole prompts, and keep nothing of them."""
 
@@ -316,6 +316,52 @@ class LayerGroup(Schema):
                 raise ValueError(f"{part!r:.60} is no {kind.registry.what}")
 
 
+class LayerInputs(Schema):
+    """Inputs of its own that each layer has, from a table and a projection of the embeddings (Gemma 3n; Gemma 4's E2B
+    and E4B; vLLM 0.24 `gemma4.py`); in Gemma 3n several hidden states of a token, and a residual of low rank."""
+
+    size: int
+    """Values that a layer gets for a token."""
+    vocab_size: int
+    num_states: int = 1
+    """Hidden states of a token, of which a layer computes one and predicts the others (AltUp, arXiv:2301.13310)."""
+    laurel_rank: int = 0
+    """Rank of the residual beside attention (LAuReL, arXiv:2411.07501); 0: none."""
+
+    def parameters(self, hidden_size: int, num_layers: int) -> tuple[int, int, int]:
+        """Count the table, its projection, which ranks split, and all else: matrices, norms, coefficients of states."""
+        states, rank, columns = self.num_states, self.laurel_rank, self.size * num_layers
+        layer = hidden_size * (2 * self.size + 1 + (2 * rank + 1 if rank else 0))
+        layer += (states + 2) * hidden_size + states**2 * (states + 1) if states > 1 else 0
+        whole = num_layers * layer + 2 * (states - 1) * hidden_size**2 + self.size
+        return self.vocab_size * columns, columns * hidden_size, whole
+
+    def step_launches(self, shard: "Shard", num_tokens: Size) -> Iterator[Launch]:
+        """Yield what a step computes once: the inputs of all layers, and the other hidden states of a token."""
+        width, columns, form = shard.model.hidden_size, self.size * shard.model.num_layers, shard.precision.weights
+        yield Launch("layer_inputs_proj", Gemm(num_tokens, columns // shard.tp, width, form))
+        if shard.tp > 1:
+            gathered = num_tokens * columns * BF16_BYTES
+            yield Launch("layer_inputs_all_gather", shard.collective("all_gather", gathered, shard.tp))
+        yield shard.elementwise("layer_inputs", num_tokens, 3 * columns * BF16_BYTES)
+        if self.num_states > 1:
+            yield Launch("altup_proj", Gemm(num_tokens, width, width, form), 2 * (self.num_states - 1))
+
+    def layer_launches(self, shard: "Shard", num_tokens: Size) -> Iterator[Launch]:
+        """Yield what one layer computes of it, whole on every rank."""
+        width, form = shard.model.hidden_size, shard.precision.weights
+        if self.num_states > 1:
+            moved = 2 * self.num_states * width * BF16_BYTES
+            yield shard.elementwise("altup_predict", num_tokens, moved)
+            yield shard.elementwise("altup_correct", num_tokens, 1.5 * moved)
+        for name, size in (("laurel", self.laurel_rank), ("layer_input", self.size)):
+            if size:
+                yield Launch(f"{name}_down_proj", Gemm(num_tokens, size, width, form))
+                yield Launch(f"{name}_up_proj", Gemm(num_tokens, width, size, form))
+                yield shard.norm(f"{name}_norm", num_tokens, form)
+        yield shard.elementwise("layer_input_gate", num_tokens, 3 * self.size * BF16_BYTES)
+
+
 class ModelSpec(Schema):
     """A decoder-only transformer, or an encoder."""
 
@@ -353,6 +399,8 @@ class ModelSpec(Schema):
     """Streams of the residual; several are mixed by hyper-connections."""
     earlier_blocks: float = 0.0
     """Hidden states of earlier blocks of layers that the norm before a part of a layer adds, on average (Kimi-K3)."""
+    layer_inputs: LayerInputs | None = None
+    """Inputs of its own that each layer has; None: none."""
     rotary_values: int = 0
     """Cosines and sines of every position that an engine keeps in tables."""
     is_pooled: bool = False
@@ -413,6 +461,8 @@ class Shard:
     """Whether tensor cores multiply what is left in fp32."""
     scaled_sparse_kv: bool = False
     """Whether an fp8 KV cache of sparse latent attention has scales, and the rotated key in bf16."""
+    compresses_in_one_block: bool = False
+    """Whether one block of threads compresses the tokens of a heavily compressed one."""
     all2all_backend: str = ALL_GATHER
     """Kernels that exchange tokens between ranks with different experts, one of `model.exchange.EXCHANGES`."""
     gathers_quantised: tuple[Format, ...] = ()

@@ -12,9 +12,9 @@ from windtunnel.hardware import Node
 from windtunnel.model import operators as ops
 from windtunnel.network.collectives.call import Ranks
 from windtunnel.network.collectives.closed_forms import closed_form
-from windtunnel.network.collectives.placement import switch_sums
+from windtunnel.network.collectives.placement import direct_rate, switch_sums
 from windtunnel.network.collectives.run import GroupsRun, run_groups
-from windtunnel.network.fabric import Fabric, with_joined_switches
+from windtunnel.network.fabric import Fabric, link_kind, with_joined_switches
 from windtunnel.network.flows import flows_of
 from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import ClusterNetwork
@@ -172,9 +172,23 @@ def between_nodes(op: ops.Collective, node: Node, network_share: float = 1.0) ->
     later_us = max(out.latency_s - INFINIBAND_S, 0.0) / US
     card, up = out.bytes_per_s * network_share, node.scale_up.bytes_per_s
     device = catalog.device(node.device) if node.device in catalog.names("devices") else None
-    channels, share = switch_sums(device, up, is_direct=node.scale_up_links is not None)
+    is_direct = node.scale_up_links is not None
+    channels, share = switch_sums(device, up, is_direct=is_direct)
+    per_node = op.num_ranks // op.span_nodes
+    if node.scale_up_links and device and per_node > 1:
+        links = min(per_node - 1, node.scale_up_links) / node.scale_up_links
+        up = direct_rate(up * links, device.architecture, per_node, op.span_nodes)
     ranks = Ranks(
-        op.num_ranks, op.span_nodes, up, card, later_us, nvls=channels > 0, nvls_channels=channels, nvls_share=share
+        op.num_ranks,
+        op.span_nodes,
+        up,
+        card,
+        later_us,
+        nvls=channels > 0,
+        nvls_channels=channels,
+        nvls_share=share,
+        network=link_kind(out.name),
+        switched=not is_direct,
     )
     seconds = _between_powers(op.message_bytes, lambda size: closed_form(op.op, size, ranks)[0])
     return Estimate(seconds, Coverage.ROOFLINE, "NCCL's model over published links", FABRIC_ERROR)

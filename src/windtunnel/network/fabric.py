@@ -11,6 +11,18 @@ from numpy.typing import NDArray
 from windtunnel.compiled.arrays import Bools, Floats, Ints
 from windtunnel.errors import InputError
 
+NETWORK_SHARES = {"infiniband": 0.967, "ethernet": 0.908, "efa": 0.9, "slingshot": 0.907, "ici": 1.0}
+"""Kind of links between servers -> share of their rate that large collectives reach. 387 of 400 GB/s on eight servers
+of H100 (coreweave/nccl-tests); RoCE: the median of 0.873 to 0.965 on two servers of MI300X (two clusters), MI325X,
+MI355X (two; hisohara/ai-scripts among them) and A100 (oracle-quickstart/oci-hpc-oke); 357 of 400 on p5
+(crazyguitar/aws-gpu-communication-benchmark); 90.7 of 100 on two nodes of Kestrel (NREL)."""
+
+
+def link_kind(name: str) -> str:
+    """Return the kind of a link by the beginning of its name (`ethernet_400g`, `roce`); any other is `infiniband`."""
+    kinds = {**{kind: kind for kind in NETWORK_SHARES}, "roce": "ethernet"}
+    return next((kind for word, kind in kinds.items() if name.startswith(word)), "infiniband")
+
 
 class NodeKind(IntEnum):
     """What a node of a fabric is."""
@@ -50,6 +62,8 @@ class Fabric:
     """(num_links,) packets that are lost."""
     gpus_forward: bool = False
     """Whether GPUs pass on traffic of others, as in a torus."""
+    network: str = "infiniband"
+    """Kind of the links between servers: a key of `NETWORK_SHARES`."""
 
     @property
     def num_nodes(self) -> int:
@@ -192,12 +206,14 @@ def with_joined_switches(fabric: Fabric) -> Fabric:
 
 
 @lru_cache(maxsize=8)
-def with_scale_up_share(fabric: Fabric, share: float) -> Fabric:
-    """Return the fabric whose links inside servers carry a share of their rate."""
+def with_shares(fabric: Fabric, inside_share: float, outside_share: float) -> Fabric:
+    """Return the fabric whose links inside servers, and between them, carry these shares of their rate."""
     server, is_up = fabric.server, fabric.kind == NodeKind.SCALE_UP_SWITCH
     inside = is_up[fabric.link_a] | is_up[fabric.link_b]
     inside |= (server[fabric.link_a] == server[fabric.link_b]) & (server[fabric.link_a] >= 0)
-    return replace(fabric, bandwidth_bytes_per_s=fabric.bandwidth_bytes_per_s * np.where(inside, share, 1.0))
+    return replace(
+        fabric, bandwidth_bytes_per_s=fabric.bandwidth_bytes_per_s * np.where(inside, inside_share, outside_share)
+    )
 
 
 def with_links(fabric: Fabric, keep: Bools) -> Fabric:

@@ -7,7 +7,7 @@ The two-tier networks have the parameters, defaults and order of nodes and links
 from dataclasses import dataclass, field
 from math import ceil, prod
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,13 +17,15 @@ from windtunnel.compiled.arrays import Ints
 from windtunnel.errors import InputError, check_known
 from windtunnel.hardware import Device, Node, meets_all
 from windtunnel.limits import check_size
-from windtunnel.network.fabric import Fabric, NodeKind
+from windtunnel.network.fabric import Fabric, NodeKind, link_kind
 from windtunnel.network.settings import GBPS
 from windtunnel.network.topology_file import read_topology
 from windtunnel.schema import AtLeastOne, NonNegative, Positive, Schema, decode, parse_yaml, read_yaml
 
 SCALE_OUT_LATENCY_S = 500e-9
 """Of a link of a cluster's network, as SimAI 1.6 has it."""
+NetworkKind = Literal["infiniband", "ethernet", "efa", "slingshot", "ici"]
+"""Of `NETWORK_SHARES`."""
 INFINIBAND_STEP_S = 2.7e-6
 """Of one step over InfiniBand, which the closed forms know (NCCL 2.27 src/graph/tuning.cc)."""
 
@@ -52,6 +54,8 @@ class _Servers(Schema):
     """`-l`: of every scale-out link."""
     error_fraction: Annotated[float, _check_loss] = 0.0
     """`-er`: packets lost on each link."""
+    network: NetworkKind = "infiniband"
+    """Kind of the links between servers: infiniband, ethernet (RoCE), efa or slingshot."""
 
     def check(self) -> None:
         if self.num_gpus % self.gpus_per_server:
@@ -95,6 +99,7 @@ class SpectrumX(_TwoTier, tag="spectrum_x"):
     """NVIDIA Spectrum-X: rail-optimised, one port per GPU."""
 
     num_gpus: AtLeastOne = 4096
+    network: NetworkKind = "ethernet"
 
 
 class AlibabaHpn(_TwoTier, tag="alibaba_hpn"):
@@ -104,6 +109,7 @@ class AlibabaHpn(_TwoTier, tag="alibaba_hpn"):
     """
 
     num_gpus: AtLeastOne = 15360
+    network: NetworkKind = "ethernet"
     num_spines: AtLeastOne = 120
     dual_plane: bool = False
 
@@ -112,6 +118,7 @@ class DcnPlus(_TwoTier, tag="dcn_plus"):
     """Alibaba DCN+: a server's NICs end at one leaf, or with `dual_tor` at two; not rail-optimised."""
 
     num_gpus: AtLeastOne = 512
+    network: NetworkKind = "ethernet"
     num_spines: AtLeastOne = 8
     dual_tor: bool = False
 
@@ -239,6 +246,8 @@ class NodeRails(Schema, tag="node"):
     """Of every scale-out link; None: 500 ns, and half of what the node's link takes longer than InfiniBand."""
     num_spines: AtLeastOne | None = None
     """None: 8, or one for each server where they are fewer, so that no link is slower than a NIC."""
+    network: NetworkKind | None = None
+    """Kind of the links between servers; None: as the name of the node's link begins, else InfiniBand."""
 
     def build(self) -> Fabric:
         """Join the devices of each node, and the nodes by rails."""
@@ -268,6 +277,7 @@ class NodeRails(Schema, tag="node"):
             wiring.link(server + near, server + far, up.bytes_per_s / node.scale_up_links, up.latency_s)
         tiers: list[int] = []
         if num_servers > 1 and out is not None:
+            wiring.network = self.network or link_kind(out.name)
             extra_s = max(out.latency_s - INFINIBAND_STEP_S, 0.0) / 2
             latency_s = SCALE_OUT_LATENCY_S + extra_s if self.latency_s is None else self.latency_s
             wiring.link(gpu, wiring.first_leaf + gpu % size, out.bytes_per_s, latency_s)
@@ -367,6 +377,7 @@ class _Wiring:
     gpus_per_server: int
     num_scale_up_switches: int
     error_fraction: float = 0.0
+    network: str = "infiniband"
     links: list[tuple[NDArray[Any], ...]] = field(default_factory=list)
     """(ends, other ends, bytes per second, seconds) of each group."""
 
@@ -409,6 +420,7 @@ class _Wiring:
             latency_s=latency.astype(np.float64),
             error_fraction=np.full(len(a), self.error_fraction),
             gpus_forward=gpus_forward,
+            network=self.network,
         )
 
 
@@ -416,7 +428,8 @@ def _wired_servers(servers: _Servers, nic_bytes_per_s: float, *leaf_of_port: Int
     """Link servers: each GPU's scale-up links, then its NIC ports to leaves numbered from 0, GPU after GPU."""
     switches, ports = servers.scale_up_switches_per_server, len(leaf_of_port)
     num_switches = servers.num_gpus // servers.gpus_per_server * switches
-    wiring = _Wiring(servers.gpu_type, servers.num_gpus, servers.gpus_per_server, num_switches, servers.error_fraction)
+    size, of_links = servers.gpus_per_server, (servers.error_fraction, servers.network)
+    wiring = _Wiring(servers.gpu_type, servers.num_gpus, size, num_switches, *of_links)
     gpu = np.arange(servers.num_gpus)
     up = servers.num_gpus + gpu[:, None] // servers.gpus_per_server * switches + np.arange(switches)
     ends = np.concatenate([up, wiring.first_leaf + np.stack(leaf_of_port, axis=1)], axis=1)

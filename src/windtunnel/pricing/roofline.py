@@ -24,7 +24,7 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Node, meets_all
 from windtunnel.model import operators as ops
 from windtunnel.model.attention.block_sparse import BlockSparseCore
-from windtunnel.model.attention.compressed import CompressedCore
+from windtunnel.model.attention.compressed import CompressedCore, Compression
 from windtunnel.model.attention.gated_delta import GatedDelta
 from windtunnel.model.attention.grouped_query import DecodeAttention, PrefillAttention
 from windtunnel.model.attention.latent import LatentDecodeAttention, LatentPrefillAttention, SparseLatent
@@ -309,6 +309,11 @@ def token_filter_seconds(op: TokenFilter, on: Machine, c: Coefficients) -> Size:
     return (once_us + waves_us) * US + num_bytes / (on.bytes_per_s * c.get("memory_efficiency", 1.0))
 
 
+def compression_seconds(op: Compression, _on: Machine, c: Coefficients) -> Size:
+    """Return the seconds of a block of threads that reads its tokens in turn, whatever else runs beside it."""
+    return c["launch_us"] * US + op.num_tokens * c["latency_ns"] * 1e-9 + 0.0 * op.rows
+
+
 Closed = Callable[[Any, Machine, Coefficients], Size]
 
 FORMS: dict[str, Closed] = {
@@ -331,6 +336,7 @@ FORMS: dict[str, Closed] = {
     "elementwise": elementwise_seconds,
     "hyper_connection": elementwise_seconds,
     "token_filter": token_filter_seconds,
+    "compression": compression_seconds,
 }
 """Kind of operator -> its closed form; collectives depend on links, see `collective_seconds`."""
 

@@ -27,6 +27,10 @@ DEVICE = (
 """Factors that together cover every operator (`pricing.calibrated`)."""
 
 
+OF_CLIENT = ("load_generator", "client_backlog")
+"""Causes on the client's side: beside one, latencies tell nothing of the server."""
+CLIENT_BUSY = (0.3, 0.5, 0.7, 0.8, 0.87, 0.93, 0.97, 1.0, 1.05)
+"""Shares of a run's time in which a slow client is busy with what it receives; above 1 it would have lasted longer."""
 LEAST_LOST = 0.05
 """Share of the expected hits of the prefix cache that may be missing, a choice: overlap decides some of them."""
 
@@ -51,6 +55,8 @@ class Change:
     """Replicas that do not serve."""
     version: str = ""
     """Version of the engine, with its defaults; empty: the described one."""
+    client_part_s: float = 0.0
+    """Time that the client takes for each part of an answer, for one after the other."""
     finds_as_recorded: bool = False
     """Whether prompts find in the prefix cache what the server says that they found, and no more."""
 
@@ -70,6 +76,7 @@ class Change:
             self.slow_replica * other.slow_replica,
             self.missing_replicas + other.missing_replicas,
             other.version or self.version,
+            self.client_part_s + other.client_part_s,
             self.finds_as_recorded or other.finds_as_recorded,
         )
 
@@ -106,6 +113,8 @@ class Served:
     does not say."""
     launch_slowness: float = 1.0
     """How many times as long as known hosts its host takes to launch a kernel, as far as the run shows it."""
+    tokens_per_s: float = 0.0
+    """Output tokens that the client received, from the first arrival to the last answer."""
     first_token_s: float = np.inf
     """From the first arrival to the first token of any request: nothing was served for longer."""
 
@@ -120,6 +129,8 @@ class Cause:
     """Those that are tried, from the mildest; empty where the server cannot have the fault."""
     is_continuous: bool = True
     """Whether severities between those that are tried make sense."""
+    is_first: bool = False
+    """Whether it counts only where no other cause explains more: on top of others it explains what is left of any."""
 
 
 def _factors(
@@ -233,6 +244,11 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "tokenizer": _host("prompt_token_s", [float(value) for value in np.geomspace(5e-6, 1e-3, 8)]),
     "load_generator": _host("stream_s", [float(value) for value in np.geomspace(0.2e-3, 50e-3, 8)]),
+    "client_backlog": Cause(
+        lambda severity, _served: Change(client_part_s=severity),
+        lambda served: [share / served.tokens_per_s for share in CLIENT_BUSY] if served.tokens_per_s else (),
+        is_first=True,
+    ),
     "compilation": Cause(
         lambda severity, _served: Change(pause_s=severity),
         lambda served: [value for value in np.geomspace(0.5, 64, 8).tolist() if value < 2 * served.first_token_s],

@@ -18,7 +18,8 @@ from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError
 from windtunnel.metrics.uncertainty import SURE
 from windtunnel.notebook import Shown
-from windtunnel.production.causes import CAUSES, Cause, Change, Served
+from windtunnel.production.causes import CAUSES, OF_CLIENT, Cause, Change, Served
+from windtunnel.production.gate import NUM_INDEPENDENT
 from windtunnel.production.observed import Observed
 from windtunnel.production.replay import Replay, replay_of
 from windtunnel.serving.engines.defaults import engine_defaults
@@ -31,8 +32,6 @@ from windtunnel.units import version_key
 LATENCIES = ("ttft", "tpot", "e2e")
 NOISE: Mapping[str, float] = {"ttft": 0.1, "tpot": 0.03, "e2e": 0.04}
 """Relative deviation of a request's latency that no cause explains: a real server repeats itself no better."""
-NUM_INDEPENDENT = 100
-"""All requests of a run count as so many, as one step serves many of them."""
 LEAST_GAIN = 12.0
 """Log-likelihood that a cause must gain."""
 LEAST_SHARE = 0.03
@@ -141,6 +140,7 @@ def served_by(
         longest_tokens=int((requests.input_tokens + requests.output_tokens).max()),
         shares_prefixes=requests.prefixes is not None,
         hands_over=any(pool.role == "prefill" for pool in deployment.pools),
+        tokens_per_s=float(requests.output_tokens.sum() / max(ends[-1], 1e-9)),
         num_replicas=1 if deployment.pools or has_fleet(deployment) else deployment.replicas,
         other_versions=_other_versions(healthy.setup) if may_be_another_version else (),
         hits_lost=None if hits is None else max(1 - hits[0] / hits[1], 0.0) if hits[1] else 0.0,
@@ -367,7 +367,10 @@ class _Search:
         found = [finding for finding in found if finding.shares[late[0]] > LEAST_SHARE]
         ranked = sorted((name for name in alone if name not in chosen), key=lambda name: alone[name][0])
         others = [self._finding(name, {name: alone[name][1]}, served) for name in ranked[:3]]
-        return sorted(found, key=lambda finding: -finding.shares[late[0]]), others
+        found.sort(key=lambda finding: -finding.shares[late[0]])
+        if found and found[0].name in OF_CLIENT:
+            found = [finding for finding in found if finding.name in OF_CLIENT]
+        return found, others
 
     def _launch_slowness(self, served: Served, loss: float) -> float:
         """Return how slow the host launches kernels where the run looks as if it launched all of them, else 1."""
@@ -378,7 +381,7 @@ class _Search:
         """Return cause -> (loss, severity) on top of chosen ones, of those that bring the latencies nearer."""
         base, tried = self._joined(chosen, served), {}
         for name, cause in CAUSES.items():
-            if name not in chosen:
+            if name not in chosen and not (chosen and cause.is_first):
                 loss, severity = min(self._tried(cause, base, served), default=(math.inf, 0.0))
                 loss += CHOICE if len(cause.severities(served)) > 1 else 0.0
                 if self._helps(name, severity, base, served):

@@ -31,6 +31,8 @@ PRIOR = read_yaml(Path(__file__).with_suffix(".yaml"))
 """Metric -> standard deviation of the logarithm of a run's mean, and `worth_runs`."""
 FALSE_ALARMS = 0.001
 """Share of comparisons of equal servers that are taken for a change, metric by metric."""
+NUM_INDEPENDENT = 100
+"""All requests of a run count as at most so many, as one step serves many of them."""
 LEAST_FOR_MEDIAN = 3
 """Repeats from which their median is compared and not their mean: one run in ten is an outlier."""
 MEDIAN_PENALTY = math.sqrt(math.pi / 2)
@@ -44,7 +46,7 @@ def centre(values: Sequence[float]) -> float:
     return median(values) if len(values) >= LEAST_FOR_MEDIAN else fmean(values)
 
 
-def least_change(metric: str, before: Sequence[float], after: Sequence[float]) -> float:
+def least_change(metric: str, before: Sequence[float], after: Sequence[float], sampling: float = 0.0) -> float:
     """Return the smallest change, as a share, that chance explains in no more than `FALSE_ALARMS` of comparisons.
 
     The variance of the logarithms is pooled from the repeats on both sides, of three or more from the median absolute
@@ -53,11 +55,13 @@ def least_change(metric: str, before: Sequence[float], after: Sequence[float]) -
 
     Args:
         metric: one of `tpot`, `ttft`, `e2e`, `throughput`.
-        before, after: means of the repeats on each side, at least one.
+        before, after: means, or values of one percentile, of the repeats on each side, at least one.
+        sampling: standard deviation of the logarithm of a run's value besides, as `sampling_error` of a percentile.
     """
     from scipy.stats import t
 
-    freedom, squares = float(PRIOR["worth_runs"]), PRIOR["worth_runs"] * PRIOR[metric] ** 2
+    known = math.hypot(PRIOR[metric], sampling)
+    freedom, squares = float(PRIOR["worth_runs"]), PRIOR["worth_runs"] * known**2
     variance = 0.0
     for values in (before, after):
         logs = [math.log(value) for value in values]
@@ -70,6 +74,25 @@ def least_change(metric: str, before: Sequence[float], after: Sequence[float]) -
         variance += (MEDIAN_PENALTY**2 if len(logs) >= LEAST_FOR_MEDIAN else 1.0) / len(logs)
     quantile = float(t.ppf(1 - FALSE_ALARMS, freedom))
     return math.expm1(quantile * math.sqrt(squares / freedom * variance))
+
+
+def sampling_error(name: str, run: ClientResult) -> float:
+    """Return the standard deviation of the logarithm of a run's percentile (`ttft_p99`) that its sample explains.
+
+    It is that of a quantile q of n log-normal values, sigma sqrt(q (1 - q) / n) / phi(z), with z the normal quantile
+    and phi the density there (David and Nagaraja, Order Statistics, 2003, section 10.2). sigma is the largest that the
+    run's percentiles show.
+    """
+    from scipy.stats import norm
+
+    latency, _, percentile = name.partition("_p")
+    others = {key: value for key, value in run.percentiles.items() if key.startswith(f"{latency}_p")}
+    middle = others.pop(f"{latency}_p50", run.measured.get(latency, math.nan))
+    quantiles = {key: float(norm.ppf(float(key.partition("_p")[2]) / 100)) for key in others}
+    sigma = max((math.log(others[key] / middle) / z for key, z in quantiles.items() if abs(z) > 1), default=0.0)
+    share = float(percentile) / 100
+    count = min(run.num_requests, NUM_INDEPENDENT)
+    return sigma * math.sqrt(share * (1 - share) / count) / float(norm.pdf(norm.ppf(share)))
 
 
 COST, THROUGHPUT, FAILED = "cost", "throughput", "failed"
@@ -250,7 +273,7 @@ def gate_measured(
 
     Args:
         before, after: repeats of the same load, at least one each.
-        increases: metric -> share by which it may be worse; None: `USUAL_MEASURED`.
+        increases: metric, or percentile (`ttft_p99`), -> share by which it may be worse; None: `USUAL_MEASURED`.
         ratios: metric -> what a change of the deployment is predicted to multiply it by, at both sides' load; metrics
             without one are left out. None: nothing should change.
 
@@ -260,24 +283,31 @@ def gate_measured(
     _check_same_load([*before, *after])
     checks, lacking = [], []
     for name, share in (USUAL_MEASURED if increases is None else increases).items():
-        old = [run.measured[name] for run in before if name in run.measured]
-        new = [run.measured[name] for run in after if name in run.measured]
+        old, new = (
+            [known[name] for known in map(ClientResult.values, side) if name in known] for side in (before, after)
+        )
         if old and new and (ratios is None or name in ratios):
-            ratio, by_chance = 1.0 if ratios is None else ratios[name], least_change(name, old, new)
+            sampling = fmean(sampling_error(name, run) for run in (*before, *after)) if "_p" in name else 0.0
+            by_chance = least_change(name.partition("_")[0], old, new, sampling)
+            ratio = 1.0 if ratios is None else ratios[name]
             expected, worst = centre(old) * ratio, 1 + max(share, by_chance) + CHANGE_ERROR * abs(ratio - 1)
             most = expected / worst if name == THROUGHPUT else expected * worst
             rule, told = ("increase", None) if ratios is None else ("expected", expected)
             checks.append(Check(name, rule, centre(old), centre(new), most, by_chance, told))
         elif old or new:
             lacking.append(f"{name} is not compared: {'the prediction' if old and new else 'one side'} lacks it")
+        elif "_" in name:
+            known = [each for each in before[0].values() if "_" in each]
+            raise InputError(f"the runs do not tell {name}", f"they tell {', '.join(known) or 'means'}")
     if not checks:
         raise InputError("the runs have no metric in common", f"one of {', '.join(USUAL_MEASURED)}")
     checks += _failures(before, after)
     remarks = [f"{len(after)} measured beside {len(before)} earlier", *lacking]
     blind = [check for check in checks if check.name != "ttft" and (check.least_change or 0.0) > LEAST_SEEN]
-    if blind:
-        least = max(check.least_change or 0.0 for check in blind)
-        remarks.append(f"so few repeats show only changes above {least:.1%}; five on each side show about 3%")
+    if means := [check.least_change or 0.0 for check in blind if "_" not in check.name]:
+        remarks.append(f"so few repeats show only changes above {max(means):.1%}; five on each side show about 3%")
+    seen = {check.name: check.least_change for check in blind if "_" in check.name}
+    remarks += [f"so few repeats show only changes of {name} above {least:.0%}" for name, least in seen.items()]
     return Gate(f"{after[0].id} against {before[0].id}", checks, remarks)
 
 

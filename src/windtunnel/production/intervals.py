@@ -40,7 +40,7 @@ class IntervalSteps:
     interval: Ints
     """Place of each row's interval."""
     share: Floats
-    """Share of the interval's steps that each row stands for."""
+    """Steps that each row stands for over the interval's steps that decode."""
     measured_s: Floats
     """[intervals] Mean time between tokens."""
     kept: Bools
@@ -72,13 +72,17 @@ def steps_of(record: ServerRecord, max_num_batched_tokens: int) -> IntervalSteps
     with_prompts["count"] *= scale
     mixed = np.minimum(mixed, num_steps)
     interval = np.concatenate([np.arange(gaps.size), with_prompts["interval"]])
-    share = np.concatenate([num_steps - mixed, with_prompts["count"]]) / num_steps[interval]
+    decode_only = num_steps if record.prompts_apart else num_steps - mixed
+    share = np.concatenate([decode_only, with_prompts["count"]]) / num_steps[interval]
     context, variance = _contexts(rows, record)
     steps = np.zeros(interval.size, [(name, "U1" if column.is_text else float) for name, column in COLUMNS.items()])
     steps["counter"], steps["wall_s"] = np.arange(interval.size), 1.0
     steps["decode_requests"] = np.round(decoding)[interval]
     steps["decode_kv_tokens"] = np.round(context[interval] * steps["decode_requests"])
     steps["decode_kv_variance"] = variance[interval]
+    if record.prompts_apart:
+        for name in ("decode_requests", "decode_kv_tokens", "decode_kv_variance"):
+            steps[name][gaps.size :] = 0
     for name in ("prefill_tokens", "prefill_requests", "prefill_kv_tokens"):
         steps[name][gaps.size :] = np.maximum(np.round(with_prompts[name]), name != "prefill_kv_tokens")
     return IntervalSteps(steps, interval, share, rows["gaps_s"] / rows["gaps"], keep)
@@ -231,7 +235,8 @@ def _has_slow_gaps(priced: PricedSteps, taken: IntervalSteps, row_s: Floats, rec
     if record.gap_times is None:
         return np.zeros(priced.kind.size, np.bool_)
     longest_s = np.zeros(priced.kind.size)
-    np.maximum.at(longest_s, taken.interval, row_s)
+    # A token waits for its own step, and for the steps of prompts that decode nothing.
+    (np.add if record.prompts_apart else np.maximum).at(longest_s, taken.interval, row_s)
     longest_s *= np.median(priced.measured_s / priced.predicted_s)
     bounds, counts = record.gap_times[0], record.gap_times[1][taken.kept]
     low = np.concatenate([[0.0], bounds[:-1]])

@@ -11,8 +11,18 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from windtunnel.calibration.steps.fit import DECODE_STEP, LAUNCH, REQUEST, UNITS_S, Factors, fit_factors, scores_by_kind
-from windtunnel.calibration.steps.price import ATTENTION_DECODE, SMALL, PricedSteps, price_run
+from windtunnel.calibration.steps.fit import (
+    APART,
+    DECODE_STEP,
+    LAUNCH,
+    REQUEST,
+    UNITS_S,
+    Factors,
+    fit_factors,
+    scores_by_kind,
+    terms,
+)
+from windtunnel.calibration.steps.price import ATTENTION_DECODE, EXPERTS, GEMM, SMALL, PricedSteps, price_run
 from windtunnel.calibration.steps.read import StepRun
 from windtunnel.errors import InputError
 from windtunnel.formats.telemetry.record import ServerRecord
@@ -26,14 +36,16 @@ from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.scenario import Setup
 
 FAMILIES: Mapping[str, Sequence[str]] = {
-    "GEMM": ("gemm.memory", "gemm.compute"),
-    "experts": ("experts.memory", "experts.compute"),
+    GEMM: ("gemm.memory", "gemm.compute"),
+    EXPERTS: ("experts.memory", "experts.compute"),
+    APART[GEMM]: ("gemm.compute",),
+    APART[EXPERTS]: ("experts.compute",),
     ATTENTION_DECODE: ("decode_attention",),
     "attention prefill": ("prefill_attention",),
     "collectives": ("collective",),
     SMALL: ("other",),
 }
-"""Family of operators -> its factors in a calibration."""
+"""Family of operators -> its factors in a calibration; several add up."""
 HOST_TERMS = (DECODE_STEP, REQUEST, LAUNCH)
 CANDIDATES: Mapping[str, Sequence[str]] = {
     "nothing": (),
@@ -167,7 +179,7 @@ def _observe(
 
 def _share(steps: PricedSteps, family: str) -> float:
     """Return the share of a family of operators in the priced time."""
-    seconds = steps.families_s.get(family)
+    seconds = terms(steps).get(family)
     return 0.0 if seconds is None else float(seconds.sum() / steps.predicted_s.sum())
 
 
@@ -186,9 +198,9 @@ def _calibration(fitted_on: str, setup: Setup, factors: Factors) -> Calibration:
     """Return the calibration in force with what was learnt over it."""
     known = setup.calibration
     learnt = dict(known.factors) if known is not None else {}
-    for family, names in FAMILIES.items():
-        for name in names:
-            learnt[name] = learnt.get(name, 1.0) * (1.0 + factors.missing.get(family, 0.0))
+    for name in dict.fromkeys(name for names in FAMILIES.values() for name in names):
+        missing = (factors.missing.get(family, 0.0) for family, names in FAMILIES.items() if name in names)
+        learnt[name] = learnt.get(name, 1.0) * (1.0 + sum(missing))
     host = setup.engine.host
     extra_s = {
         "unhidden_step_s": factors.missing.get(DECODE_STEP, 0.0) * UNITS_S[DECODE_STEP],

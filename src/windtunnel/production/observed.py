@@ -17,7 +17,7 @@ from windtunnel.files import read_bytes
 from windtunnel.formats.recognise import FileContent, find_format
 from windtunnel.formats.telemetry.prometheus import read_scrapes
 from windtunnel.formats.telemetry.record import ServerRecord, record_of_requests
-from windtunnel.pricing.table import numeric_column, read_parquet, require_columns
+from windtunnel.pricing.table import numeric_column, read_parquet
 from windtunnel.serving.scenario import Scenario, load
 from windtunnel.units import format_count
 from windtunnel.workload.generate.prefixes import PrefixArrays
@@ -27,8 +27,6 @@ from windtunnel.workload.traces.table_file import header_of
 NEEDED = ("arrival_s", "input_tokens", "output_tokens", "ttft_s", "e2e_s")
 SCENARIO = "scenario.yaml"
 """What `windtunnel bench` and `simulate` write beside their requests."""
-TTFT = {"ttft_s", "ttft_ms"}
-"""A table of requests has one of these columns; times may all be in milliseconds, under names that end in `_ms`."""
 LEAST_REQUESTS = 20
 """Fewer requests tell nothing."""
 LATEST_S = 1e11
@@ -131,7 +129,7 @@ def read_record(path: Path) -> ServerRecord | None:
 def is_request_table(path: Path) -> bool:
     """Whether the columns of a table are those of answered requests; it may be one of steps otherwise."""
     is_table = path.name.endswith((".csv", ".csv.gz", ".parquet"))
-    return is_table and any("ttft" in name.lower() for name in header_of(path))
+    return is_table and any(word in name.lower() for name in header_of(path) for word in ("ttft", "first_token"))
 
 
 def _record_of(recorded: Observed) -> ServerRecord:
@@ -192,12 +190,14 @@ def _columns(path: Path) -> dict[str, NDArray[Any]]:
             raise InputError(f"{path} is no readable table: {str(error).splitlines()[0]}") from None
     if not rows.num_rows:
         raise InputError(f"{path} holds no request", f"{LEAST_REQUESTS} are needed")
-    scale = dict.fromkeys(rows.column_names, 1.0)
+    scale, own = dict.fromkeys(rows.column_names, 1.0), ", ".join(rows.column_names)
     for name in [name for name in scale if name.endswith("_ms")]:
         seconds = f"{name.removesuffix('ms')}s"
         if seconds not in scale:
             rows, scale[seconds] = rows.append_column(seconds, rows[name]), 1e-3
-    require_columns(path, rows.column_names, NEEDED)
+    if missing := [name for name in NEEDED if name not in scale]:
+        hint = f"rename those that hold them (_ms: milliseconds); its columns are {own}"
+        raise InputError(f"{path} has no column {', '.join(missing)}", hint)
     others = [name for name in ("is_warmup", "failed", "sent_late_s", "cached_tokens") if name in rows.column_names]
     return {
         name: np.array([np.nan if value is None else float(value) for value in rows[name].to_pylist()]) * scale[name]

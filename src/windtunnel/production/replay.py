@@ -63,7 +63,10 @@ class Replay:
         requests = replace(requests, arrival_s=arrival_s + waited_s)
         served = serve_requests(self._prepared(change, requests), requests)
         assert served is not None
-        return {"ttft": served.ttft_s + waited_s, "tpot": served.tpot_s, "e2e": served.e2e_s + waited_s}
+        latencies = {"ttft": served.ttft_s + waited_s, "tpot": served.tpot_s, "e2e": served.e2e_s + waited_s}
+        if change.client_part_s:
+            return received(latencies, arrival_s, requests.output_tokens, change.client_part_s)
+        return latencies
 
     def _prepared(self, change: Change, requests: RequestArrays) -> PreparedDeployment:
         """Prepare the deployment with a fault."""
@@ -116,6 +119,35 @@ class Replay:
             return replace(step_prices.combined(parts, weights), engine=engine).lowered()
 
         return lower
+
+
+MOST_PARTS = 200_000
+"""Parts that a client is followed through one by one; of more, several go together."""
+
+
+def received(
+    latencies: Mapping[str, Floats], arrival_s: Floats, output_tokens: Ints, part_s: float
+) -> dict[str, Floats]:
+    """Return latencies as a client sees them that handles parts one after the other, in the order in which they come.
+
+    The tokens of an answer come at equal distances. Of parts that come at t_k and take c each, the k-th is handled at
+    max over j <= k of t_j + (k - j + 1) c (Lindley, The theory of queues with a single server, 1952).
+    """
+    together = -(-int(output_tokens.sum()) // MOST_PARTS)
+    counts = -(-output_tokens // together)
+    last = np.cumsum(counts) - 1
+    first = last - counts + 1
+    place = (np.arange(counts.sum()) - np.repeat(first, counts)) / np.repeat(np.maximum(counts - 1, 1), counts)
+    begins_s, lasts_s = arrival_s + latencies["ttft"], latencies["e2e"] - latencies["ttft"]
+    came_s = np.repeat(begins_s, counts) + place * np.repeat(lasts_s, counts)
+    order = np.argsort(came_s, kind="stable")
+    busy_s = part_s * together * np.arange(1, came_s.size + 1)
+    handled_s = np.empty(came_s.size)
+    handled_s[order] = busy_s + np.maximum.accumulate(came_s[order] - busy_s) + part_s * together
+    ttft_s, e2e_s = handled_s[first] - arrival_s, handled_s[last] - arrival_s
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tpot_s = np.where(output_tokens > 1, (e2e_s - ttft_s) / (output_tokens - 1), np.nan)
+    return {"ttft": ttft_s, "tpot": tpot_s, "e2e": e2e_s}
 
 
 def replay_of(scenario: Scenario, recorded: Observed, before: Sequence[Observed] = ()) -> Replay:

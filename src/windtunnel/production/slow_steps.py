@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from windtunnel.calibration.steps import fit
-from windtunnel.calibration.steps.price import HEAD, HOST, PricedSteps
+from windtunnel.calibration.steps.price import EXPERTS, HEAD, HOST, PricedSteps
 from windtunnel.calibration.steps.read import StepRun
 from windtunnel.calibration.validate import RunPrediction
 from windtunnel.serving.run import Progress
@@ -18,7 +18,8 @@ from windtunnel.units import format_count
 
 CAUSES = {
     "collectives": "all_reduce",
-    "experts": "experts",
+    EXPERTS: "experts",
+    fit.APART[EXPERTS]: "experts",
     fit.DECODE_STEP: "host_stall",
     fit.PREFILL_STEP: "host_stall",
     HOST: "host_stall",

@@ -15,6 +15,8 @@ from windtunnel.units import format_seconds
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
 SMALLER = "smaller faults show beside an earlier healthy run"
 MOST_SHARE = 0.995
+LEAST_KNOWN = 0.25
+"""Share of the time lost below which no cause leads the answer: mending it would leave the server slow."""
 CLEAR_GAP = 0.15
 """Gap of the end-to-end time, as a share, from which a server is not called healthy, alarm or none."""
 
@@ -54,6 +56,8 @@ def verdict(diagnosis: Diagnosis) -> str:
     if not diagnosis.findings:
         return f"{slow}; no known cause explains it."
     first = diagnosis.findings[0]
+    if (known := sum(max(each.shares[name], 0.0) for each in diagnosis.findings)) < LEAST_KNOWN:
+        return f"{slow}; the causes that are known explain {percent(known)} of it, {title(first)} the most."
     after, share = format_seconds(first.without_s[name]), first.shares[name]
     part = "Cause" if share > MOST_SHARE else f"Cause of {percent(max(share, 0.0))} of it"
     engine = diagnosis.healthy.setup.engine.name

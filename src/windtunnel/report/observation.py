@@ -10,6 +10,9 @@ from windtunnel.report.report import Facts, Report, Section, Table
 from windtunnel.schema import encode, fields_of
 from windtunnel.units import format_count, format_seconds
 
+FAR = 0.6
+"""Median error from which a record is taken to be of something else than what is described."""
+
 
 def verdict(observation: Observation) -> str:
     """Say whether later steps are predicted better with what was learnt, of which kinds, and by how much."""
@@ -19,6 +22,9 @@ def verdict(observation: Observation) -> str:
         if kind in observation.before
     )
     others = f"{observation.num_judged:,} later {observation.unit}s"
+    if observation.learnt == "nothing" and min(scored.median for scored in observation.after.values()) > FAR:
+        check = "Are the model, the device, the flags and the unit of times those of this server?"
+        return f"Nothing learnt: {others} are far from their prices ({changes}). {check}"
     if observation.learnt == "nothing":
         return f"Nothing learnt: the calibration in force is as good on {others} ({changes})."
     learnt = f"Learnt {observation.learnt} from {format_count(observation.num_learnt, observation.unit)}"

@@ -176,7 +176,7 @@ def _changes(setup: Setup) -> dict[str, dict[str, Any]]:
     add("kv_cache", _kv_formats(setup.device, setup.model, setup.precision.kv_cache), None)
     own = {name: getattr(setup.precision, name) for name in ("kv_cache", "recurrent_state")}
     kept = {name: str(each) for name, each in own.items() if each not in (None, getattr(setup.model.precision, name))}
-    for checkpoint, model in catalog.checkpoints(setup.model.name, setup.device.vendor).items():
+    for checkpoint, model in catalog.checkpoints(setup.model, setup.device.vendor).items():
         if _is_native(setup.device, model) and model.precision.weights != setup.precision.weights:
             found[f"model {checkpoint}"] = {"model": checkpoint, "precision": kept}
     return found | _splits(setup)

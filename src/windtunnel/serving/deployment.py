@@ -42,6 +42,8 @@ class HostOverheads(schema.Schema):
     part of TTFT."""
     prompt_token_s: schema.NonNegative | None = None
     """Per prompt token, outside the steps: tokenisation and validation; part of TTFT."""
+    chat_s: schema.NonNegative | None = None
+    """Per request of a client that asks for chats: the API server's one process reads its template; part of TTFT."""
     launch_s: schema.NonNegative | None = None
     """Per kernel, or piece, of a step with prefill, which no single CUDA graph covers: the host launches them one by
     one, and a faster device waits."""
@@ -289,6 +291,9 @@ class EngineSettings(schema.Schema):
     scaled_sparse_kv: bool | None = None
     """Keep an fp8 KV cache of sparse latent attention (DeepSeek-V3.2, GLM-5) as FlashMLA does (`fp8_ds_mla`): with an
     fp32 scale for each 128 values and the rotated key in bf16, 656 bytes a token and layer. False: all in fp8, 576."""
+    compresses_in_one_block: bool | None = None
+    """Compress 128 tokens of DeepSeek-V4's cache in one block of threads (vLLM to 0.21): a step in which a request
+    completes so many waits 0.3 ms in each of these layers."""
     max_num_encoder_input_tokens: schema.AtLeastOne | None = None
     """vLLM: embeddings of images that a step encodes; a prompt's chunk ends before an image beyond them. None: as many
     as `max_num_batched_tokens`, or as the largest image has."""

@@ -26,6 +26,7 @@ from windtunnel.serving.setup.encode_pool import EncodePool, encode_pool_of
 from windtunnel.serving.setup.encoder import encoder_cache, encoder_prices
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.fleet_plan import FleetRun, fleet_plan, has_fleet, start_fleet
+from windtunnel.serving.setup.frontend import template_wait_s
 from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
 from windtunnel.serving.setup.speculation import drafter_of, speculation_of, with_drafter
@@ -134,6 +135,10 @@ class PreparedDeployment:
             sent_s = run.requests["arrival_s"] if fleet is None else fleet.fleet.sent_s
             sent_s[:] = requests.arrival_s
             return replace(run, encode=encoded)
+        takers = sum(pool.settings.num_replicas for pool in self.pools if pool.plan.role != DECODE)
+        wait_s = template_wait_s(self.pools[0].setup, requests, takers)
+        if wait_s is not None:
+            requests = replace(requests, arrival_s=requests.arrival_s + wait_s)
         plans, policies = [pool.plan for pool in self.pools], [pool.policy for pool in self.pools]
         custom = BUILT_IN if router is None and not any(policies) else Custom(router, policies)
 
@@ -141,7 +146,11 @@ class PreparedDeployment:
             caches = [
                 prefix_cache.caches_of(plan.settings, own, requests) for plan, own in zip(plans, kept, strict=False)
             ]
-            return prepare_loop(plans, requests, caches, self.handoff_rules, fleet).run(custom, watch)
+            run = prepare_loop(plans, requests, caches, self.handoff_rules, fleet).run(custom, watch)
+            if wait_s is not None:
+                sent_s = run.requests["arrival_s"] if fleet is None else fleet.fleet.sent_s
+                sent_s -= wait_s
+            return run
 
         retention = [pool.retention for pool in self.pools]
         if prefix_cache.shares_prefixes(retention, requests):

@@ -126,7 +126,7 @@ class Setup:
 FOLLOWING = frozenset(
     {
         *("slo", "node", "num_gpu_blocks", "reserved_bytes", "max_cudagraph_capture_size", "host"),
-        *("fused_all_reduce", "fused_all_reduce_bytes", "scaled_sparse_kv"),
+        *("fused_all_reduce", "fused_all_reduce_bytes", "scaled_sparse_kv", "compresses_in_one_block"),
     }
 )
 """Keys that follow from others in a result's scenario, or judge alone: they explain nothing where another differs."""

@@ -333,10 +333,13 @@ _TRAINED = (
 def _check_kinds(group: LayerGroup, model: ModelSpec) -> None:
     """Raise InputError for a layer whose training cannot be modelled."""
     attention, feed_forward = group.attention, group.feed_forward
-    known = GroupedQueryAttention | LatentAttention | GatedDeltaAttention | KimiDeltaAttention | Mamba2
-    if attention is not None and not isinstance(attention, known):
+    known = (GroupedQueryAttention, LatentAttention, GatedDeltaAttention, KimiDeltaAttention, Mamba2)
+    if attention is not None and type(attention) not in known:
         name = f"{encode(attention)['type']} attention ({attention.text})".replace("_", " ")
         raise InputError(f"training {model.name} cannot be modelled: {name} has no backward pass here", _TRAINED)
+    if model.layer_inputs or getattr(attention, "shares_kv", False):
+        what = "inputs of every layer" if model.layer_inputs else "layers without keys of their own"
+        raise InputError(f"training {model.name} cannot be modelled: it has {what}", _TRAINED)
     if model.residual_streams > 1 or model.earlier_blocks:
         raise InputError(
             f"training {model.name} cannot be modelled: its residual has several streams or blocks", _TRAINED

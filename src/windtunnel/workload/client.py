@@ -30,6 +30,8 @@ class Client(Schema):
     random_tokens: bool | None = None
     """Whether its prompts are random tokens by default; others are taken as text. What a model continues with follows.
     They reach fewer of a mixture's experts than text (`pricing/aiconfigurator/routing.py`)."""
+    asks_for_chats: bool | None = None
+    """Whether it sends messages (`/v1/chat/completions`), for which the server has a template, and not prompts."""
     sources: dict[str, str] = {}
     """Field -> where its value comes from."""
 
@@ -41,6 +43,7 @@ class Client(Schema):
     def behind(self, server: Any) -> "Client":
         """Add a server's seconds of the same names, to what a user sees of both."""
         both = {name: (getattr(self, name) or 0.0) + (getattr(server, name) or 0.0) for name in IN_TTFT}
+        both["first_token_s"] += (server.chat_s or 0.0) * bool(self.asks_for_chats)
         return msgspec.structs.replace(self, **both)
 
     def ttft_s(self, input_tokens: Any, num_streams: Any) -> Any:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from engine_steps import held_out_by_tp
 from windtunnel.calibration.steps.fit import (
+    APART,
     DECODE_STEP,
     UNEQUAL,
     after_first_steps,
@@ -69,6 +70,14 @@ def test_known_factors_are_recovered(floor: float) -> None:
     assert factors.missing[DECODE_STEP] == pytest.approx(0.5, abs=0.2)
     if floor > 0.5:
         assert factors.floors[1] == pytest.approx(floor, rel=0.05)
+
+
+def test_products_of_prompts_leave_those_of_decode_steps_alone() -> None:
+    steps = made_up()
+    slow_s = steps.measured_s + np.where(steps.kind == 2, 0.25 * steps.families_s["GEMM"], 0.0)
+    factors = fit_factors([replace(steps, measured_s=slow_s)])
+    assert factors.missing["GEMM"] == pytest.approx(0.1, abs=0.07)
+    assert factors.missing[APART["GEMM"]] > 0.1
 
 
 def test_the_first_steps_teach_the_others() -> None:

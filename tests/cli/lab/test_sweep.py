@@ -18,11 +18,13 @@ from lab.fake_server import fake_server
 from windtunnel.metrics.records import Table
 from windtunnel.report.comparison import ComparedRun
 from windtunnel.report.lab.sweep import Level, Sweep, saturation, sweep_report
+from windtunnel.report.report import Table as ReportTable
 from windtunnel.report.results import ResultEntry
 
 if TYPE_CHECKING:
     from cli.conftest import Command
 
+RISES = "Output still rises at 4.00 concurrent requests."
 SHAPE = ("--input-tokens", "12", "--output-tokens", "4", "--num-requests", "6")
 
 
@@ -51,6 +53,27 @@ def test_a_server_is_saturated_where_more_load_adds_only_waiting(
     assert saturation(kind, loads, runs) == largest
     report = sweep_report(Sweep(kind, [Level(*pair) for pair in zip(loads, runs, strict=True)]))
     assert report.verdict.startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("kind", "failures", "largest", "sentence"),
+    [
+        ("rate", (0, 0, 3), 2.0, "Keeps up with 2.00 requests/s; at 4.00 requests fail."),
+        ("rate", (2, 0, 3), None, "Requests fail at 1.00 requests/s already."),
+        ("concurrency", (0, 1, 3), None, RISES + " Requests failed at 2.00, 4.00."),
+    ],
+)
+def test_a_server_does_not_keep_up_with_a_load_at_which_requests_fail(
+    kind: str, failures: tuple[int, ...], largest: float | None, sentence: str
+) -> None:
+    loads, runs = [1.0, 2.0, 4.0], [run_of(output, 0.0) for output in (10, 18, 30)]
+    for run, failed in zip(runs, failures, strict=True):
+        run.document["summary"] = {"num_failed": failed}
+    assert saturation(kind, loads, runs) == largest
+    report = sweep_report(Sweep(kind, [Level(*pair) for pair in zip(loads, runs, strict=True)]))
+    assert report.verdict == sentence
+    (table,) = [block for block in report.sections[0].blocks if isinstance(block, ReportTable)]
+    assert table.headers[-1] == "failed"
 
 
 def test_levels_are_kept_and_not_measured_again(windtunnel: Command, tmp_path: Path) -> None:
@@ -129,6 +152,7 @@ def test_wrong_sweeps_are_refused(windtunnel: Command, given: tuple[str, ...], m
     assert (done.code, done.stdout, message in done.stderr) == (2, "", True), done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_is_kept_as_far_as_it_came(number: int, code: int, tmp_path: Path) -> None:
     files = ("--out", str(tmp_path / "run"), "--save-result", str(tmp_path / "result.json"))

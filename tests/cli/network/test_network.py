@@ -398,6 +398,7 @@ def recorded(path: Path) -> str:
     return gzip.decompress(path.read_bytes()).decode()
 
 
+@pytest.mark.full
 def test_simais_recorded_generator_commands_give_its_files(
     windtunnel: Command, reference: Path, tmp_path: Path
 ) -> None:

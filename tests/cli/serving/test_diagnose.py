@@ -77,6 +77,7 @@ def test_what_served_must_be_named(windtunnel: Command, tmp_path: Path) -> None:
     ("columns", "row", "message"),
     [
         ("ttft_ms,latency_ms", "0,64,8,20,200", "has no column e2e_s"),
+        ("time_to_first_token,e2e_s", "0,64,8,0.1,0.2", "hint: rename those that hold them"),
         ("ttft_s,e2e_s", "0,64,8,0.1,0.2", "has 1 answered request; 20 are needed"),
     ],
 )

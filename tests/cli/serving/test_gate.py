@@ -97,6 +97,7 @@ def test_a_manifest_of_several_documents_may_be_what_was_before(windtunnel: Comm
         assert f"hint: it starts a server: --from-command {served}" in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("tpot_ms", "code"), [(10.0, 0), (10.6, 1)])
 def test_measured_runs_are_compared_with_earlier_ones(
     windtunnel: Command, tmp_path: Path, tpot_ms: float, code: int
@@ -111,6 +112,7 @@ def test_measured_runs_are_compared_with_earlier_ones(
     assert ("TPOT mean rises by 6.0%" in done.stdout) == (code == 1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("tpot_ms", "code"), [(5.5, 0), (10.0, 1)])
 def test_a_measured_change_is_compared_with_the_predicted_one(
     windtunnel: Command, tmp_path: Path, tpot_ms: float, code: int
@@ -131,7 +133,7 @@ def test_a_measured_change_is_compared_with_the_predicted_one(
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (("--slo", "tpot_p99=5ms"), "--slo is checked on a predicted change; of measured runs only means are compared"),
+        (("--slo", "tpot_p99=5ms"), "--slo is checked on a predicted change; measured runs are compared with"),
         (("--rate", "8"), "the measured runs have their own load; --rate does not go with --measured"),
         (("--temperature", "1"), "the measured runs have their own load; --temperature does not go with --measured"),
     ],

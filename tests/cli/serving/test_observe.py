@@ -51,6 +51,7 @@ def scrapes() -> list[str]:
     return served(scenario_of({}, rate_per_s=20.0, num_requests=400), every_s=0.5)[2]
 
 
+@pytest.mark.full
 def test_saved_scrapes_give_a_calibration_and_a_scenario(
     windtunnel: Command, scrapes: list[str], tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from windtunnel import catalog
 from windtunnel.cli.options import setting_name
 from windtunnel.metrics.limits import limits_from
 from windtunnel.search.space.space import scenario_at, space_from
@@ -75,6 +76,7 @@ def test_capacity_says_what_limits_it(windtunnel: Command, scenario: str) -> Non
     assert re.search(r"Sustains no load: .*; when hardly anything is sent, it is \d+\.\d ms\.", shown.stdout)
 
 
+@pytest.mark.full
 def test_a_capacity_needs_no_load_to_begin_with(windtunnel: Command) -> None:
     load = ("--input-tokens", "64", "--output-tokens", "8", "--num-requests", "60", "--seeds", "1")
     done = windtunnel("capacity", "--model", "llama-3.1-8b", "--device", "h100_sxm", *load, "--slo", "ttft=1s")
@@ -93,6 +95,7 @@ def test_a_capacity_that_nothing_limits_says_how_to_try_more(windtunnel: Command
     assert "Sustains 32,768 clients, as many as the workload has requests: --num-requests gives more." in done.stdout
 
 
+@pytest.mark.full
 def test_decode_context_parallelism_has_a_short_name(windtunnel: Command) -> None:
     on = ("--model", "deepseek-v3", "--device", "b200_sxm", "--quant", "nvfp4", "--tp", "8")
     given, named = (
@@ -218,6 +221,7 @@ def test_a_grid_takes_other_names_of_settings(windtunnel: Command, scenario: str
     assert document["space"]["workload"]["num_requests"] == 20
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("file", [False, True])
 def test_experts_of_a_command_are_spread_over_the_devices_that_each_point_has(
     windtunnel: Command, tmp_path: Path, file: bool
@@ -243,6 +247,7 @@ LONG_SAYS = (
 )
 
 
+@pytest.mark.full
 def test_an_answer_leads_with_a_server_that_would_not_start(windtunnel: Command, tmp_path: Path) -> None:
     load = ("--device", "h100_sxm", "--input-tokens", "64", "--output-tokens", "8", "--num-requests", "20")
     page = tmp_path / "page.html"
@@ -254,6 +259,7 @@ def test_an_answer_leads_with_a_server_that_would_not_start(windtunnel: Command,
     assert f"note: {LONG_SAYS}" in done.stderr
 
 
+@pytest.mark.full
 def test_a_scenario_without_a_command_is_checked_too(windtunnel: Command, tmp_path: Path) -> None:
     says = "vllm would not start: max_model_len is 200,000, and Qwen/Qwen3-8B takes 40,960 tokens; give 40960 at most"
     workload = {"arrivals": {"type": "poisson", "rate_per_s": 1}, "input_tokens": 64, "output_tokens": 8}
@@ -496,6 +502,20 @@ def test_a_recommendation_leads_with_its_sentence(windtunnel: Command, tmp_path:
 
 
 @pytest.mark.full
+def test_a_model_of_a_file_is_recommended_for(windtunnel: Command, tmp_path: Path) -> None:
+    config = tmp_path / "new" / "config.json"
+    config.parent.mkdir()
+    config.write_text(json.dumps(catalog.model_config("Qwen/Qwen2.5-0.5B")))
+    load = ("--rate", "2", "--input-tokens", "100", "--output-tokens", "10", "--num-requests", "20")
+    options = ("--devices", "l40s", "--slo", "ttft_p90=1s", "--max-devices", "1", "--no-store", *load)
+    done = windtunnel("recommend", str(config), *options, "--out", str(tmp_path / "found"))
+    assert done.code == 0, done.stderr
+    assert "Serve it on 1 x NVIDIA L40S" in done.stdout
+    scenario = yaml.safe_load((tmp_path / "found" / "scenario.yaml").read_text())
+    assert scenario["model"] == str(config)
+
+
+@pytest.mark.full
 def test_the_answers_of_one_rate_serve_another(windtunnel: Command, tmp_path: Path) -> None:
     given = (*RECOMMEND, "--devices", "l40s", "--slo", "ttft_p90=1s", "--max-devices", "1")
     for rate, took in ((3, " runs of "), (4, "0 runs of 0 requests in all; ")):
@@ -689,6 +709,7 @@ SERVER = "vllm serve meta-llama/Llama-3.1-8B -tp 2 --max-num-seqs 32"
 SAME = ("--model", "meta-llama/Llama-3.1-8B", "--tp", "2", "--max-num-seqs", "32")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "command",
     [

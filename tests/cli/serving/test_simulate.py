@@ -408,6 +408,7 @@ def test_concurrencies_are_compared_over_the_requests_of_the_largest(windtunnel:
     assert json.loads(done.stdout)["space"]["workload"]["num_requests"] == 160
 
 
+@pytest.mark.full
 def test_a_server_of_embeddings_is_sized_without_outputs(windtunnel: Command) -> None:
     server = ("--from-command", "vllm serve Qwen/Qwen3-Embedding-8B --task embed", "--devices", "h100_sxm")
     done = windtunnel("recommend", *server, "--slo", "e2e_p99=1s", "--input-tokens", "64", "--top", "1", "--no-store")

@@ -72,6 +72,7 @@ torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --num-layers 32 --hidden-
 """
 
 
+@pytest.mark.full
 def test_a_script_of_a_framework_is_predicted_with_options_over_it(windtunnel: Command, tmp_path: Path) -> None:
     script = tmp_path / "pretrain.sh"
     script.write_text(SCRIPT)
@@ -140,6 +141,7 @@ def test_other_tools_names_of_options_are_known(windtunnel: Command) -> None:
     assert "there is no option --seq-length" in windtunnel("simulate", "--seq-length", "4096").stderr
 
 
+@pytest.mark.full
 def test_no_file_is_needed(windtunnel: Command) -> None:
     done = windtunnel(
         *("train", "--model", "llama-3.1-8b", "--device", "h100_sxm", "--num-devices", "8"),
@@ -167,6 +169,7 @@ def test_what_makes_a_job_fit_is_said_as_it_is_typed(windtunnel: Command) -> Non
         assert "Does not fit" not in windtunnel(*job, *shlex.split(change)).stdout
 
 
+@pytest.mark.full
 def test_the_layout_of_a_search_is_simulated_as_it_is_named(
     windtunnel: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,6 +392,7 @@ def test_a_short_run_has_small_units(windtunnel: Command, job: Path) -> None:
     assert re.search(r"cost +\$\d+\.\d\d at", text)
 
 
+@pytest.mark.full
 def test_a_job_that_needs_more_than_may_be_used_says_how_much_that_is(windtunnel: Command) -> None:
     shape = ("--num-devices", "8", "--sequence-tokens", "4096", "--global-batch", "32")
     done = windtunnel("train", "--model", "llama-3-8b", "--device", "h100_sxm", *shape)
@@ -396,6 +400,7 @@ def test_a_job_that_needs_more_than_may_be_used_says_how_much_that_is(windtunnel
     assert usable < needed < whole
 
 
+@pytest.mark.full
 def test_the_page_of_a_job_that_does_not_fit_shows_what_would_fit(windtunnel: Command, tmp_path: Path) -> None:
     page = tmp_path / "job.html"
     shape = ("--num-devices", "8", "--sequence-tokens", "4096", "--global-batch", "32", "--html", str(page))
@@ -404,6 +409,7 @@ def test_the_page_of_a_job_that_does_not_fit_shows_what_would_fit(windtunnel: Co
     assert "<section>\n<h2>It would fit" in text
 
 
+@pytest.mark.full
 def test_counts_are_read_as_for_servers(windtunnel: Command, job: Path) -> None:
     """In options, in `--set` and in files; 8k is 8,000 and 8K is 8,192, as vLLM reads them."""
     whole = windtunnel("train", str(job), "--json").stdout
@@ -415,6 +421,7 @@ def test_counts_are_read_as_for_servers(windtunnel: Command, job: Path) -> None:
     assert "--sequence-tokens: '8x' is not a valid integer" in done.stderr
 
 
+@pytest.mark.full
 def test_ctrl_c_in_a_search_prints_the_best_so_far(windtunnel: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 

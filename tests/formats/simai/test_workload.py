@@ -57,6 +57,7 @@ def refused(tmp_path: Path, text: str) -> str:
     return f"{caught.value.message}; {caught.value.hint}"
 
 
+@pytest.mark.full
 @given(headers, blocks)
 def test_what_is_written_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, header: Header, found: tuple[Block, ...]

@@ -190,6 +190,61 @@ def test_a_log_gives_the_time_between_tokens_by_what_runs(tmp_path: Path) -> Non
     assert record.intervals["cached_tokens"].tolist() == [1280, 1280]
 
 
+SGLANG = {
+    "Decode": "[2026-03-04 05:06:{at:02d} TP0] Decode batch{sign} #running-req: {running}, #token: {tokens}, token "
+    "usage: 0.01, cuda graph: True, gen throughput (token/s): {rate}, #queue-req: 2, ",
+    "Prefill": "[2026-03-04 05:06:{at:02d} TP0] Prefill batch{sign} #new-seq: 2, #new-token: 900, #cached-token: 100, "
+    "token usage: 0.01, #running-req: {running}, #queue-req: 0, ",
+}
+
+
+def sglang_log(*lines: tuple[str, int, int, float], sign: str = ".", head: str = "") -> str:
+    """A log of (kind, second, running requests, throughput)."""
+    texts = [
+        SGLANG[kind].format(at=at, running=running, tokens=500 * running, rate=rate, sign=sign)
+        for kind, at, running, rate in lines
+    ]
+    return "\n".join([head, *texts])
+
+
+@pytest.mark.parametrize("sign", [".", ",", " [81],"])  # of SGLang 0.4, 0.5, and with SGLANG_LOG_FORWARD_ITERS
+def test_sglangs_log_gives_intervals_of_forty_decode_steps(tmp_path: Path, sign: str) -> None:
+    path = tmp_path / "sglang.log"
+    lines = [("Decode", 1, 6, 5.0), ("Prefill", 1, 6, 0), ("Prefill", 1, 7, 0), ("Decode", 2, 8, 700.0)]
+    path.write_text(sglang_log(*lines, ("Decode", 3, 8, 800.0), sign=sign), encoding="utf-8")
+    record = read(path)
+    rows = record.intervals
+    assert record.source == "SGLang log"
+    assert record.prompts_apart
+    assert rows["duration_s"].tolist() == pytest.approx([40 * 7 / 700, 40 * 8 / 800])
+    assert (rows["gaps_s"] / rows["gaps"]).tolist() == pytest.approx([7 / 700, 8 / 800])
+    assert rows["gaps"].tolist() == pytest.approx([40 * 7, 40 * 8])
+    assert rows["prompts"].tolist() == [4, 0]
+    assert rows["prompt_tokens"].tolist() == [2000, 0]
+    assert rows["cached_tokens"].tolist() == [200, 0]
+    assert rows["context_tokens"].tolist() == pytest.approx([500, 500])
+
+
+def test_sglangs_log_tells_nothing_of_tokens_where_the_server_was_idle(tmp_path: Path) -> None:
+    path = tmp_path / "sglang.log"
+    lines = [("Decode", 1, 1, 80.0), ("Prefill", 20, 0, 0), ("Decode", 21, 1, 2.0), ("Decode", 22, 1, 80.0)]
+    # A byte of another encoding, as a request may bring it into the log.
+    head = "server_args=ServerArgs(decode_log_interval=20) "
+    path.write_bytes(sglang_log(*lines, head=head).encode() + b"\xe9")
+    rows = read(path).intervals
+    assert rows["gaps"].tolist() == [0, 20]
+    assert rows["duration_s"].tolist() == pytest.approx([20, 20 / 80])
+    assert rows["prompts"].sum() == 2
+
+
+def test_logs_of_ranks_are_read_apart_and_in_order_of_time(tmp_path: Path) -> None:
+    path = tmp_path / "sglang.log"
+    text = sglang_log(*(("Decode", at, 4, 400.0) for at in (1, 2, 3)))
+    path.write_text(text + text.replace("TP0", "DP1 TP4"), encoding="utf-8")
+    starts_s = read(path).intervals["start_s"]
+    assert (starts_s - starts_s[0]).tolist() == [0, 0, 1, 1]
+
+
 def span(number: int, **more: Any) -> dict[str, Any]:
     values = {"gen_ai.usage.prompt_tokens": {"intValue": "100"}, "gen_ai.usage.completion_tokens": {"intValue": "11"}}
     values |= {"gen_ai.latency.time_to_first_token": {"doubleValue": 0.5}, "gen_ai.latency.e2e": {"doubleValue": 2.5}}
@@ -208,6 +263,15 @@ def test_spans_give_every_request(tmp_path: Path) -> None:
     assert record.requests["arrival_s"][:2].tolist() == pytest.approx([0, 0.1], abs=1e-6)
     assert record.intervals["gaps"].sum() == pytest.approx(40 * 10)
     assert record.intervals["gaps_s"].sum() / record.intervals["gaps"].sum() == pytest.approx(0.2)
+
+
+def test_spans_in_milliseconds_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "spans.json"
+    late = span(0, **{"gen_ai.latency.e2e": {"doubleValue": 2500.0}})
+    path.write_text(json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [late]}]}]}), encoding="utf-8")
+    with pytest.raises(InputError, match="has a request of 2500 s in a span of 1 s") as refused:
+        read(path)
+    assert refused.value.hint == "gen_ai.latency attributes are seconds; are these milliseconds?"
 
 
 def test_intervals_of_requests_know_who_ran_when() -> None:
@@ -238,6 +302,10 @@ def test_lengths_of_a_histogram_have_its_mean_and_stay_in_their_buckets() -> Non
         ("a.prom", "# HELP other\nother_total 1\n", "is no server telemetry that is known"),
         ("a.prom", 'vllm:num_requests_running{engine="0"} 1\n', "no time passes"),
         ("a.log", LOG.format(second=1, rate=1, running=1), "fewer than two lines"),
+        ("a.log", sglang_log(("Decode", 1, 6, 5.0)), "fewer than two lines on decoding"),
+        ("a.log", sglang_log(("Prefill", 1, 6, 0), ("Prefill", 2, 6, 0)), "is no server telemetry"),
+        ("a.log", sglang_log(("Decode", 1, 6, 5.0)).replace("cuda", "accept len: 2.1, cuda"), "that speculates"),
+        ("a.log", sglang_log(*[("Decode", 1, 6, 5.0)] * 2).replace("#token", "#other"), "lacks or misstates '#token'"),
         ("a.json", '{"data": {"resultType": "matrix", "result": [{"metric": {}}]}}', "lacks or misstates '__name__'"),
         ("a.json", '{"data": {"resultType": "matrix", "result": []}}', "has no series"),
         ("a.json", '{"resourceSpans": [{"scopeSpans": [{"spans": [{}]}]}]}', "lacks or misstates"),

@@ -57,6 +57,9 @@ def test_the_part_that_only_ends_a_stream_is_no_token() -> None:
         run = bench(Endpoint(url, token_ids=False), load_of(3))
     assert run.requests["output_tokens"].tolist() == [4, 4, 4]
     assert len(run.tokens) == 12
+    assert run.num_uncounted == 3  # nobody says how many tokens they had
+    with fake_server(0.01, 0.002) as (url, _):
+        assert bench(Endpoint(url), load_of(3)).num_uncounted == 0
 
 
 def test_what_the_servers_cache_had_is_kept_for_each_prompt() -> None:
@@ -120,6 +123,20 @@ def test_failures_are_counted_and_named() -> None:
         assert np.isnan(run.requests["e2e_s"][run.requests["failed"]]).all()
     with fake_server(fails=99) as (url, _), pytest.raises(WindtunnelError, match="every request failed: status 500"):
         bench(Endpoint(url), load_of(3))
+
+
+def test_answers_that_do_not_come_or_are_no_stream_are_told_from_others() -> None:
+    with (
+        fake_server(5.0, 0.001) as (url, _),
+        pytest.raises(WindtunnelError, match="every request failed: no part of the answer for 0"),
+    ):
+        bench(Endpoint(url, timeout_s=0.3), load_of(2))
+    with (
+        fake_server(fails=99, refusal=(200, "Welcome")) as (url, _),
+        pytest.raises(WindtunnelError, match="the answer is application/json and no event stream") as raised,
+    ):
+        bench(Endpoint(url), load_of(2))
+    assert raised.value.hint == "is it the address of an OpenAI-compatible API?"
 
 
 def test_an_interrupted_run_keeps_what_has_ended() -> None:

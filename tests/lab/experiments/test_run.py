@@ -112,6 +112,7 @@ def test_the_pattern_has_each_function_once(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.full
 def test_a_finished_run_is_found_and_a_broken_or_other_one_is_not(recorded: Path, tmp_path: Path) -> None:
     wanted = Experiment(model="m/tiny", mode="nsys")
     assert finished_run(wanted, tmp_path / "results") is None

@@ -85,7 +85,7 @@ def test_a_reranker_has_a_dense_layer_before_its_score() -> None:
         ({"vocab_size": None}, "has no vocab_size"),
         ({"type_vocab_size": -1}, "type_vocab_size is -1"),
         ({"model_type": "nomic_bert", "moe_every_n_layers": 2}, "experts in an encoder"),
-        ({"model_type": "bret"}, "is neither a decoder-only language model nor an encoder"),
+        ({"model_type": "bret"}, "model_type .bret. is not known"),
     ],
 )
 def test_other_encoders_are_refused(changes: dict[str, Any], words: str) -> None:

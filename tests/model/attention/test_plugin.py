@@ -150,12 +150,12 @@ def test_a_spec_with_it_is_written_and_read() -> None:
         decode({"num_layers": 1, "attention": {"type": "mean", "width": "wide"}}, LayerGroup)
 
 
-@pytest.mark.parametrize("model_type", ["lfm2", "rwkv"])
+@pytest.mark.parametrize("model_type", ["doge", "rwkv"])
 def test_a_kind_reads_layers_that_are_refused_without_it(tmp_path: Path, model_type: str) -> None:
-    """By a key (LFM2's `conv_L_cache`) or by the model type: the kind that names the type answers for both."""
-    config = CONFIG | {"model_type": model_type, "conv_L_cache": 3, "architectures": ["OwnForCausalLM"]}
-    config |= {"layer_types": ["conv", "conv", "conv", "full_attention"]}
-    source = SOURCE.replace("mean_former", model_type).replace('("running_mean",)', '("conv",)')
+    """By a key (Doge's `keep_window_size`) or by the model type: the kind that names the type answers for both."""
+    config = CONFIG | {"model_type": model_type, "keep_window_size": 3, "architectures": ["OwnForCausalLM"]}
+    config |= {"layer_types": ["own", "own", "own", "full_attention"]}
+    source = SOURCE.replace("mean_former", model_type).replace('("running_mean",)', '("own",)')
     with installed_plugin(tmp_path, "windtunnel.attention", "mean", source):
         model = model_from_config(config, "tiny")
     assert [(group.num_layers, group.attention and group.attention.text) for group in model.layers] == [

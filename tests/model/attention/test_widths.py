@@ -136,7 +136,7 @@ def test_every_sort_of_layer_has_measured_attention(name: str, tp: int) -> None:
     [
         (MIMO, {"hybrid_layer_pattern": [0, 1]}, "one entry for each of the 48 layers"),
         (MIMO, {"swa_num_key_value_heads": 7}, "num_attention_heads 64 is not a multiple of num_key_value_heads 7"),
-        (GEMMA, {"text_config": {"hidden_size_per_layer_input": 256}}, "inputs of every layer"),
+        (GEMMA, {"text_config": {"per_layer_config": {"5": 512}}}, "5 is 512; an object is needed"),
     ],
 )
 def test_what_cannot_be_read_is_refused(name: str, changes: dict[str, Any], message: str) -> None:

@@ -57,7 +57,7 @@ def star_files(tmp_path: Path) -> Iterator[list[Path]]:
 @pytest.fixture
 def flat() -> Fabric:
     """Four GPUs in servers of one, on one leaf."""
-    return SpectrumX(num_gpus=NUM_RANKS, gpus_per_server=1, num_spines=1, latency_s=0.0).build()
+    return SpectrumX(num_gpus=NUM_RANKS, gpus_per_server=1, num_spines=1, latency_s=0.0, network="infiniband").build()
 
 
 def test_an_algorithm_is_one_file(star_files: list[Path]) -> None:

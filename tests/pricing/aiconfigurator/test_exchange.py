@@ -32,6 +32,7 @@ def _estimator() -> TableEstimator:
     return estimator
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kernels", ["deepep_low_latency", "deepep_normal"])
 @pytest.mark.parametrize("phase", ["dispatch", "combine"])
 def test_points_left_out_are_within_five_percent(phase: str, kernels: str) -> None:

@@ -117,6 +117,7 @@ def run_fetch(*names: str) -> Any:
     return CliRunner().invoke(windtunnel, ["tables", "fetch", *names])
 
 
+@pytest.mark.full
 def test_old_text_becomes_parquet_in_todays_layout_and_configs_become_models(index: Index) -> None:
     config = '{"model_type": "llama"}'
     files = {
@@ -140,6 +141,7 @@ def test_foreign_rows_and_repeats_are_left_out() -> None:
     assert own_rows(table, "vllm", "0.19.0")["latency"].to_pylist() == [1.0]
 
 
+@pytest.mark.full
 def test_tables_that_are_installed_are_not_kept_twice(index: Index) -> None:
     place = "tiny/data/h100/gemm/vllm"
     versions = ("0.24.0", "0.25.0")
@@ -149,6 +151,7 @@ def test_tables_that_are_installed_are_not_kept_twice(index: Index) -> None:
     assert [path.parent.name for path in folder.rglob("*.parquet")] == ["0.25.0"]
 
 
+@pytest.mark.full
 def test_an_engine_is_priced_by_its_own_versions_table_and_older_ones_as_before(index: Index) -> None:
     files = {"tiny/data/h100/gemm/vllm/0.25.0/gemm_perf.parquet": gemm_parquet("0.25.0", 0.003)}
     index.offer({"1.0": files}, newer={"vllm": "0.25"})
@@ -160,6 +163,7 @@ def test_an_engine_is_priced_by_its_own_versions_table_and_older_ones_as_before(
     assert price("0.24.9")[0] == pytest.approx(2e-6)
 
 
+@pytest.mark.full
 def test_older_tables_price_nothing(index: Index) -> None:
     files = {"tiny/data/h100/vllm/0.16.0/gemm_perf.txt": gemm_text("0.16.0", 0.004)}
     index.offer({"1.0": files}, newer={"vllm": "0.25"})
@@ -187,6 +191,7 @@ def test_what_was_converted_stays_when_a_fetch_breaks_off_and_nothing_prices_by_
     assert price("0.26.0")[0] == pytest.approx(4e-6)
 
 
+@pytest.mark.full
 def test_another_file_under_the_same_name_is_refused(index: Index) -> None:
     index.offer({"1.0": {"tiny/data/h100/vllm/0.16.0/gemm_perf.txt": gemm_text("0.16.0", 0.004)}})
     write_wheel(index.folder, "1.0", {"tiny/other.py": ""})
@@ -207,6 +212,7 @@ def test_offline_gives_one_error_and_exit_code_2(index: Index) -> None:
     assert "network" in (error.value.hint or "")
 
 
+@pytest.mark.full
 def test_tables_are_listed_before_and_after_they_are_fetched(index: Index) -> None:
     files = {"tiny/data/h100/gemm/vllm/0.25.0/gemm_perf.parquet": gemm_parquet("0.25.0", 0.003)}
     index.offer({"1.0": files}, newer={"vllm": "0.25"})

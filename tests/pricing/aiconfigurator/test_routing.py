@@ -1,5 +1,6 @@
 """Experts that real text chooses on the busiest of several ranks."""
 
+from functools import cache
 from importlib.util import find_spec
 
 import numpy as np
@@ -24,18 +25,24 @@ from windtunnel.pricing.aiconfigurator.routing import GINI, GINI_OF_RANDOM, as_t
 from windtunnel.pricing.table import Floats
 
 
-def drawn(num_tokens: int, num_experts: int, topk: int, ep: int, gini: float) -> tuple[float, float]:
-    """Return the most active experts of a rank and the choices on the busiest over the mean, of random choices."""
+@cache
+def chosen(num_tokens: int, num_experts: int, topk: int, gini: float) -> np.ndarray:
+    """Return [draw, expert] how many tokens choose each expert, at random."""
     random = np.random.default_rng(1)
-    active, load = [], []
+    choices = []
     for _ in range(400):
         popularity = np.maximum(random.normal(1.0, gini * np.sqrt(np.pi), num_experts), 1e-3)
         keys = np.log(popularity) + random.gumbel(size=(num_tokens, num_experts))
-        chosen = np.argpartition(keys, -topk, axis=1)[:, -topk:]
-        by_rank = np.bincount(chosen.ravel(), minlength=num_experts).reshape(ep, -1)
-        active.append((by_rank > 0).sum(axis=1).max())
-        load.append(by_rank.sum(axis=1).max() * ep / (num_tokens * topk))
-    return float(np.mean(active)), float(np.mean(load))
+        best = np.argpartition(keys, -topk, axis=1)[:, -topk:]
+        choices.append(np.bincount(best.ravel(), minlength=num_experts))
+    return np.array(choices)
+
+
+def drawn(num_tokens: int, num_experts: int, topk: int, ep: int, gini: float) -> tuple[float, float]:
+    """Return the most active experts of a rank and the choices on the busiest over the mean, of random choices."""
+    by_rank = chosen(num_tokens, num_experts, topk, gini).reshape(400, ep, -1)
+    active, load = (by_rank > 0).sum(axis=2).max(axis=1), by_rank.sum(axis=2).max(axis=1)
+    return float(np.mean(active)), float(np.mean(load)) * ep / (num_tokens * topk)
 
 
 @pytest.mark.parametrize("gini", [GINI, GINI_OF_RANDOM])

@@ -94,6 +94,7 @@ def test_a_table_wider_than_the_terminal_stands_in_parts(
     assert [line.split() for line in printed(99) if line.startswith("x")] == [["x", *"12345678"]] * 99
 
 
+@pytest.mark.full
 def test_a_terminal_needs_no_templates() -> None:
     code = (
         "import sys; import windtunnel.report.serving.run, windtunnel.report.training, windtunnel.report.search.study, "

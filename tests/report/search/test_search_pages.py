@@ -32,6 +32,7 @@ def page_of(space: Space) -> str:
     return page(search_report(evidence_of(search(space, store), store, 5)))
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_a_search_shows_what_the_best_point_takes_of_the_limits() -> None:
     text = page_of(space_from(SPACE))
@@ -44,6 +45,7 @@ def test_a_search_shows_what_the_best_point_takes_of_the_limits() -> None:
     assert "Answers" not in text
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_a_ranking_of_changes_leaves_their_names_room() -> None:
     changes = {AS_IT_IS: {"max_num_seqs": 256}, "Set --max-num-seqs 16 (now 256)": {"max_num_seqs": 16}}
@@ -54,6 +56,7 @@ def test_a_ranking_of_changes_leaves_their_names_room() -> None:
     assert "J/token" in re.findall(r"<th[^>]*>([^<]*)</th>", page_of(space_from(SPACE)))
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_a_search_of_one_point_draws_nothing() -> None:
     text = page_of(space_from({**SPACE, "vary": {"tp": [1]}}))
@@ -77,6 +80,7 @@ def test_a_search_under_way_whose_points_all_cannot_run_says_so() -> None:
     assert nothing_text(study, refused).startswith("Nothing tried can run")
 
 
+@pytest.mark.full
 def test_a_search_of_jobs_shows_the_limits_of_jobs() -> None:
     job = {"model": "meta-llama/Llama-3.1-8B", "device": "h100_sxm", "num_devices": 8, "global_batch": 8}
     vary = {"parallelism.tp": [2, 4]}

@@ -103,6 +103,7 @@ def test_a_closed_loops_capacity_is_a_number_of_clients() -> None:
     assert passing.summary.tpot_s.p90 <= 0.015 < more.summary.tpot_s.p90
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_a_long_closed_loop_is_not_given_up_for_requests_that_are_not_sent_yet() -> None:
     closed = {"workload.trace": None, "workload.input_tokens": 512, "workload.output_tokens": 16}
@@ -367,6 +368,7 @@ def test_a_replay_has_one_stream(tmp_path: Path) -> None:
     assert [len(wt.capacity(each, "ttft_p90=500ms").streams) for each in (replay, drawn)] == [1, 3]
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 @pytest.mark.parametrize("load", ["capacity", "given"])
 def test_rates_of_a_workload_of_sessions_count_requests(load: str) -> None:

@@ -54,6 +54,7 @@ def test_a_points_figures_are_those_of_the_job_simulated_alone(study: Study) -> 
         assert alone.fits
 
 
+@pytest.mark.full
 def test_points_of_other_models_share_no_layers() -> None:
     """Both models have the same widths, and layers of other operators."""
     outcome = search(jobs({"model": ["llama-3.1-8b", "qwen3-8b"]}), quiet()).outcomes[0]
@@ -61,6 +62,7 @@ def test_points_of_other_models_share_no_layers() -> None:
     assert [outcome.evaluations[index].figures["step_s"] for index in (0, 1)] == [job.step_s for job in alone]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("framework", "stages"), [("megatron", [1, 0]), ("deepspeed", [3, 0, 1, 2]), ("fsdp2", [3, 0, 2])]
 )
@@ -95,6 +97,7 @@ def test_a_pipeline_of_deepspeed_shards_no_gradients() -> None:
         resolve(job)
 
 
+@pytest.mark.full
 def test_the_ranking_is_every_layout_that_fits_the_fastest_first(study: Study) -> None:
     """The oracle: every combination of the degrees, each simulated on its own."""
     outcome, steps = study.outcomes[0], {}
@@ -205,6 +208,7 @@ def test_limits_budgets_and_more_devices() -> None:
     assert len(frontier(limited.outcomes[0], ("tokens_per_s_per_device", "step_s"))) >= 1
 
 
+@pytest.mark.full
 def test_fewer_points_find_the_best(study: Study) -> None:
     pytest.importorskip("optuna")
     best = study.outcomes[0].evaluations[study.outcomes[0].ranking[0]].figures["step_s"]

@@ -6,7 +6,12 @@ import msgspec
 import pytest
 
 from windtunnel.metrics.uncertainty import EXPERTS_SCALE, HALF_WIDTH, OPERATOR_ERROR, UNMEASURED
-from windtunnel.serving.analysis.intervals import disaggregated_spreads, headline, uncalibrated_spreads
+from windtunnel.serving.analysis.intervals import (
+    disaggregated_spreads,
+    headline,
+    published_spreads,
+    uncalibrated_spreads,
+)
 from windtunnel.serving.deployment import Pool
 from windtunnel.serving.results import Result
 from windtunnel.serving.shorthand import scenario
@@ -81,6 +86,30 @@ def test_settings_that_were_assumed_widen_what_was_measured_of_such_runs() -> No
     for name, one in known.intervals.items():
         other = assumed.intervals[name]
         assert other.high / other.low > 1.3 * one.high / one.low
+
+
+def test_a_client_that_no_fitted_run_had_has_the_spread_of_published_runs() -> None:
+    """One that is named; the client that stands where none is named has the intervals of fitted runs, but for TTFT."""
+
+    def widths(client: str, calibration: str | None = None) -> dict[str, float]:
+        whole = scenario(
+            model="nvidia/Llama-3.3-70B-Instruct-FP8",
+            device="h200_sxm",
+            input_tokens=200,
+            output_tokens=40,
+            concurrency=8,
+            num_requests=80,
+            calibration=calibration,
+            settings={"workload.client": client, "deployment.engine.version": "0.18.0"},
+        )
+        return {name: span.high / span.low for name, span in simulate(whole).intervals.items()}
+
+    fitted, unnamed, other = widths("inferencex"), widths("python"), widths("guidellm")
+    assert unnamed["tpot"] == pytest.approx(fitted["tpot"], rel=0.01)
+    uncalibrated, others = widths("inferencex", "none"), widths("guidellm", "none")
+    for metric, spread in published_spreads().items():
+        assert 0.99 < other[metric] / (spread.p90 / spread.p10) < 1.1
+        assert min(other[metric] / fitted[metric], others[metric] / uncalibrated[metric]) > 1.02
 
 
 def test_separate_pools_have_the_spread_of_measured_ones() -> None:

@@ -13,6 +13,7 @@ from windtunnel.model.memory import kv_bytes_per_token
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.schema import encode
 from windtunnel.serving.deployment import EngineSettings, HostOverheads, Speculative
+from windtunnel.serving.engines import defaults
 from windtunnel.serving.engines.contract import schedulers
 from windtunnel.serving.engines.defaults import (
     OTHER_SCHEDULERS,
@@ -357,3 +358,14 @@ def test_an_fp8_cache_of_sparse_latent_attention_may_have_scales(
     assert kv_bytes_per_token(shard_of(setup), 4096) == 61 * (each_bytes + 128 + 4)
     dense = replace(shard_of(setup), model=catalog.model("deepseek-v3"))
     assert kv_bytes_per_token(dense, 4096) == 61 * (512 + 64)
+
+
+def test_the_catalogs_settings_are_merged_once_and_never_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, calls = catalog.device("h100_sxm"), []
+    first = with_defaults(EngineSettings(name="vllm"), device)
+    changed = with_defaults(EngineSettings(name="vllm", max_num_seqs=7), device)
+    merged = defaults.overlay
+    monkeypatch.setattr(defaults, "overlay", lambda into, layer: (calls.append(layer), merged(into, layer)))
+    assert with_defaults(EngineSettings(name="vllm"), device) == first != changed
+    assert len(calls) == 2  # what a calibration says, and what was given
+    assert with_defaults(EngineSettings(name="vllm"), catalog.device("l40s")) != first

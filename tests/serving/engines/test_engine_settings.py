@@ -139,6 +139,15 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
         | {"precision": {"weights": "fp8_block", "kv_cache": "fp8"}}
         | {ENGINE + "num_gpu_blocks": None, ENGINE + "kv_cache_memory_bytes": 200_000_000},
     ),
+    "compresses_in_one_block": (
+        OTHER,
+        {
+            "model": "deepseek-ai/DeepSeek-V4-Flash",
+            "deployment.device": "h200_sxm",
+            "deployment.parallelism": {"tp": 4, "ep": 4},
+            ENGINE + "num_gpu_blocks": 50_000,
+        },
+    ),
     "lora": ({"rank": 256}, PLANNED),
     "speculative": ({"method": "ngram", "num_draft_tokens": 2, "acceptance_fraction": 0.5}, {}),
     "host.step_s": (0.1, SYNCHRONOUS),
@@ -146,6 +155,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "host.first_token_s": (0.1, {}),
     "host.stream_s": (0.01, {}),
     "host.prompt_token_s": (0.001, {}),
+    "host.chat_s": (0.01, {"workload.client": "vllm-chat"}),
     "host.launch_s": (0.01, {}),
     "host.unhidden_step_s": (0.01, ASYNCHRONOUS),
     "host.unhidden_request_s": (0.001, ASYNCHRONOUS),

@@ -168,6 +168,7 @@ def forests(draw: st.DrawFn) -> tuple[KernelSettings, RequestArrays]:
     return settings, requests
 
 
+@pytest.mark.full
 @given(forests())
 def test_one_request_at_a_time_finds_what_a_cache_of_single_blocks_finds(
     case: tuple[KernelSettings, RequestArrays],

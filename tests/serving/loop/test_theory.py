@@ -77,6 +77,7 @@ def poisson(rate_per_s: float, n: int, seed: int = 0) -> NDArray[np.float64]:
     return np.cumsum(np.random.default_rng(seed).exponential(1 / rate_per_s, n))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 @pytest.mark.parametrize("scheduler", range(len(SCHEDULERS)), ids=SCHEDULERS)
 def test_deterministic_service_waits_as_m_d_1(load: float, scheduler: int) -> None:

@@ -233,6 +233,7 @@ def moody_reference(replica: Replica, now_s: float) -> list[tuple[Request, int]]
     return [*restarted, *batch, *((r, min(r.wanted_tokens, 7)) for r in young)]
 
 
+@pytest.mark.full
 @settings(max_examples=cases_to_try(35))
 @given(cases())
 def test_a_users_policy_equals_the_oracles(case: Case) -> None:

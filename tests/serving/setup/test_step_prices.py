@@ -89,6 +89,7 @@ def looked_up(cost: StepCost, batch: StepBatch) -> float:
     return float(token_s + attention_s + cost.unhidden_step_s)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_steps_with_prefill_cost_what_their_operators_cost(name: str) -> None:
     one, rng = priced(name), np.random.default_rng(1)
@@ -287,6 +288,7 @@ def test_an_engine_that_compiles_nothing_launches_what_others_fuse() -> None:
     assert added(latent) == 61 * (1 + 2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_decode_steps_cost_what_their_padded_operators_cost(name: str) -> None:
     one, rng = priced(name), np.random.default_rng(2)

@@ -255,6 +255,7 @@ def test_block_ids_spell_a_forest(tmp_path: Path) -> None:
         requests_of({"trace": {"path": str(path), "hash_block_tokens": 1024}})
 
 
+@pytest.mark.full
 def test_the_published_block_ids_spell_the_prompts(reference: Path) -> None:
     raw = {"trace": {"path": str(reference / "traces/mooncake_fast25_conversation.jsonl.gz")}}
     requests = requests_of(raw)
@@ -304,6 +305,7 @@ def shared_fraction(requests: RequestArrays) -> float:
     return shared / int(requests.input_tokens.sum())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("options", "fraction"),
     # Counted in the file, over lists of blocks cut to the length of each prompt. A prompt that is cut loses its own end

@@ -239,6 +239,7 @@ SIDES = st.integers(1, 2000)
 ITEMS = st.lists(st.tuples(SIDES, SIDES, st.sampled_from([None, None, "a", "b"])), max_size=5)
 
 
+@pytest.mark.full
 @given(rows=st.lists(ITEMS, min_size=1, max_size=8), at_start=st.booleans(), includes=st.booleans())
 def test_random_traces_against_a_plain_reader(
     tmp_path_factory: pytest.TempPathFactory, rows: list[list[Any]], at_start: bool, includes: bool

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from windtunnel.calibration.measured_runs import reason_of
-from windtunnel.calibration.steps.price import ATTENTION_DECODE, HOST, KINDS, PricedSteps, price_run
+from windtunnel.calibration.steps.price import ATTENTION_DECODE, EXPERTS, GEMM, HOST, KINDS, PricedSteps, price_run
 from windtunnel.calibration.steps.read import StepRun
 from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError
@@ -23,10 +23,13 @@ from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.run import Progress
 
 UNEQUAL, DECODE_STEP, PREFILL_STEP, REQUEST = "unequal contexts", "a decode step", "a step with prompts", "a request"
+APART = {GEMM: "GEMM of prompts", EXPERTS: "experts of prompts"}
+"""Family that reads weights in decode and computes in prefill -> the term of what its steps with prompts miss beyond
+its factor."""
 UNITS_S = {DECODE_STEP: 1e-3, PREFILL_STEP: 1e-3, REQUEST: 1e-4}
-PRIOR, LOOSE_PRIOR = 0.2, 0.5
-"""Standard deviations: of a family's factor around what is priced, and of what no table holds, the attention over
-unequal contexts and the constants in their units."""
+PRIOR, LOOSE_PRIOR, APART_PRIOR = 0.2, 0.5, 0.1
+"""Standard deviations: of a family's factor around what is priced; of what no table holds, the attention over unequal
+contexts and the constants in their units; and of what tells prompts from decode steps in a family of `APART`."""
 NOISE = 0.05
 """Relative residual that counts as one standard deviation."""
 NUM_INDEPENDENT = 100
@@ -81,9 +84,11 @@ def terms(priced: PricedSteps) -> dict[str, Floats]:
     """
     decodes = priced.decode_share
     families = {name: seconds for name, seconds in priced.families_s.items() if name != HOST}
+    apart = {name: (1 - decodes) * families[family] for family, name in APART.items() if family in families}
     counts = {DECODE_STEP: decodes, PREFILL_STEP: 1 - decodes, REQUEST: priced.num_requests}
     return {
         **families,
+        **apart,
         UNEQUAL: families.get(ATTENTION_DECODE, 0.0) * priced.context_variation,
         **{name: unit_s * counts[name] for name, unit_s in UNITS_S.items()},
     }
@@ -120,7 +125,8 @@ def _missing(factors: Factors, runs: Sequence[PricedSteps]) -> dict[str, float]:
     weight *= min(NUM_INDEPENDENT, y.size) / weight.sum()
     products, target = (x * weight[:, None]).T @ x, (x * weight[:, None]).T @ y
     is_loose = [name in UNITS_S or name == UNEQUAL for name in names]
-    ridge = (NOISE / np.where(is_loose, LOOSE_PRIOR, PRIOR)) ** 2
+    is_apart = [name in APART.values() for name in names]
+    ridge = (NOISE / np.where(is_loose, LOOSE_PRIOR, np.where(is_apart, APART_PRIOR, PRIOR))) ** 2
     lowest = np.where(is_loose, 0.0, LOWEST)
     for _ in range(NUM_SWEEPS):
         for j, value in enumerate(values):

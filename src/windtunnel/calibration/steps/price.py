@@ -26,10 +26,10 @@ from windtunnel.serving.state.records import StepCost
 KINDS = ("decode", "prefill", "mixed")
 
 HEAD, HOST, RECURRENT, SMALL = "head and sampling", "host floor", "recurrent attention", "small kernels"
-ATTENTION_DECODE = "attention decode"
+ATTENTION_DECODE, GEMM, EXPERTS = "attention decode", "GEMM", "experts"
 _FAMILIES = {
-    "gemm": "GEMM",
-    "experts": "experts",
+    "gemm": GEMM,
+    "experts": EXPERTS,
     "decode_attention": ATTENTION_DECODE,
     "prefill_attention": "attention prefill",
     "collective": "collectives",

@@ -58,6 +58,9 @@ def command(options: Options) -> None:
     load = generate(scenario.workload, scenario.seed)
     with ExitStack() as stack:
         run, summary, document = _measured(_running(options, stack), scenario, load, scenario.seed)
+    about = {name: value for name, value in document.items() if isinstance(value, str) and name != "windtunnel"}
+    answer(options, lambda: document, lambda: bench_report(summary, about, scenario.slo))
+    # What was measured is shown before it is written: a disk may be full.
     if options.out is not None:
         write_bench(options.out, run.requests, run.tokens, document, scenario)
         remark(f"wrote {options.out}")
@@ -65,8 +68,6 @@ def command(options: Options) -> None:
         document_of_vllm = vllm_document(summary, run.requests, run.tokens, scenario.workload.arrivals, run.model)
         write_text(options.save_result, json_text(document_of_vllm) + "\n")
         remark(f"wrote {options.save_result}")
-    about = {name: value for name, value in document.items() if isinstance(value, str) and name != "windtunnel"}
-    answer(options, lambda: document, lambda: bench_report(summary, about, scenario.slo))
     if summary.num_failed:
         remark(f"{summary.num_failed:,} of {format_count(summary.num_requests + summary.num_failed, 'request')} failed")
     if run.num_left:
@@ -268,6 +269,9 @@ def _remarks(run: Any, summary: Any) -> dict[str, str]:
         remarks["answers"] = f"{format_count(output, 'token')} in all; {run.asked_output_tokens:,} were requested"
     elif (prompts := int(requests["input_tokens"].sum())) != run.asked_input_tokens:
         remarks["prompts"] = f"{prompts:,} tokens as the server counts; {run.asked_input_tokens:,} were requested"
+    if run.num_uncounted:
+        told = f"the server does not tell how many tokens {format_count(run.num_uncounted, 'answer')} had (no usage)"
+        remarks["tokens"] = f"{told}: each part counts as one, and TPOT is too long where parts hold several"
     late_s = float(requests["sent_late_s"].max())
     if late_s > LATE_S:
         remarks["client"] = f"sent a request {late_s:.2g} s too late: this machine is too slow for the load"

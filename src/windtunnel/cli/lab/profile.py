@@ -2,7 +2,7 @@
 
 from windtunnel import catalog
 from windtunnel.cli.options import quantity
-from windtunnel.cli.output import answer, remark
+from windtunnel.cli.output import answer, interrupted, remark
 from windtunnel.cli.progress import status
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, check_known
@@ -47,7 +47,11 @@ def compute(options: Options) -> None:
             worst = "coarse grid" if expected_error >= 1 else f"refining, at most {expected_error:.0%} off"
             say(f"tp {tp}: {format_count(num_steps, 'step')}, {worst}{left}")
 
-        profile = profiling.profile_compute(spec, precision, options.device_name, options.out, plan, notify)
+        try:
+            profile = profiling.profile_compute(spec, precision, options.device_name, options.out, plan, notify)
+        except KeyboardInterrupt:
+            kept = f"interrupted; {options.out} keeps what was measured"
+            raise interrupted(kept, "the same command goes on") from None
     remark(f"wrote {options.out}")
     answer(options, report.compute_document, report.compute_report, profile)
 

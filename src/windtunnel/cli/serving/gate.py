@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -114,11 +115,14 @@ def _increases(text: str | None, is_measured: bool) -> dict[str, float] | None:
 
     shares = {}
     for name, value in named_values(text, HINT, "--max-increase", "share").items():
-        if is_measured:
-            check_known(name, USUAL_MEASURED, f"--max-increase: no measured metric is called {name!r}")
+        if is_measured and name in USUAL_MEASURED:
+            pass
+        elif is_measured and re.fullmatch(r"(ttft|tpot|e2e)_p[\d.]+", name) is None:
+            known = [*USUAL_MEASURED, *(f"{metric}_p{at}" for metric in ("ttft", "tpot", "e2e") for at in (50, 90, 99))]
+            check_known(name, known, f"--max-increase: no measured metric is called {name!r}")
         elif name != COST:
             try:
-                limit_of(name, 1.0)
+                name = limit_of(name, 1.0).name
             except InputError as error:
                 hint = did_you_mean(name, [COST], f"{COST}; or {error.hint}")
                 raise InputError(f"--max-increase: {error.message}", hint) from None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ from windtunnel.errors import InputError
 from windtunnel.formats.recognise import FileContent, FileFormat, find_format
 
 MS = 1e-3
+UNITS_S = {"ms": MS, "s": 1.0, "sec": 1.0, "us": 1e-6, "ns": 1e-9}
+_BACKENDS = {"sglang": "sglang", "trt": "trtllm", "tensorrt": "trtllm"}
+"""Beginning of a client's `--backend` that names one engine -> that engine; `vllm` is any server of the OpenAI API."""
+_PERCENTILE = re.compile(r"median|p(\d{1,2}(?:\.\d+)?)")
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,14 @@ class ClientResult:
     """Name of the model that the client asked for; None: not recorded."""
     num_failed: int = 0
     """Requests besides that were not answered."""
+    engine: str | None = None
+    """Engine that the client was told of; None: any server of the OpenAI API."""
+    percentiles: Mapping[str, float] = field(default_factory=dict)
+    """Latency and percentile (`ttft_p99`) -> seconds, of those that the client wrote."""
+
+    def values(self) -> dict[str, float]:
+        """Return metric or percentile -> value."""
+        return {**self.measured, **self.percentiles}
 
     def __post_init__(self) -> None:
         for name in ("input_tokens", "output_tokens"):
@@ -100,11 +113,14 @@ def _bench_serving(name: str, document: dict[str, Any]) -> Iterator[ClientResult
     has_rate = rate not in (math.inf, -1.0)
     # Without a rate and a limit, as both clients run by default, everything is sent at once.
     concurrency = document.get("max_concurrency") or (None if has_rate else document.get("num_prompts", num_requests))
+    is_sglang = "random_range_ratio" in document or "mean_e2e_latency_ms" in document
+    is_chat = "openai-chat" in (document.get("backend"), document.get("endpoint_type"))
+    ends = (("ttft", "_ttft_ms"), ("tpot", "_tpot_ms"), ("e2e", "_e2el_ms"), ("e2e", "_e2e_latency_ms"))
     # SGLang records the option whatever the data set was.
     is_random = str(document.get("dataset_name", "random")).startswith("random")
     yield ClientResult(
         id=name,
-        client="sglang" if "random_range_ratio" in document or "mean_e2e_latency_ms" in document else "vllm",
+        client="sglang" if is_sglang else "vllm-chat" if is_chat else "vllm",
         input_tokens=document["total_input_tokens"] / num_requests,
         output_tokens=document["total_output_tokens"] / num_requests,
         num_requests=num_requests,
@@ -120,6 +136,8 @@ def _bench_serving(name: str, document: dict[str, Any]) -> Iterator[ClientResult
         gap_cv=1 / math.sqrt(float(document.get("burstiness") or 1.0)),
         model=document.get("model_id"),
         num_failed=max(int(document.get("failed") or document.get("num_prompts", num_requests) - num_requests), 0),
+        engine=_BACKENDS.get(str(document.get("backend")).partition("-")[0]),
+        percentiles=_percentiles(*((latency, _flat(document, "", end), MS) for latency, end in ends)),
     )
 
 
@@ -138,6 +156,22 @@ def _known(**measured: float) -> dict[str, float]:
     return known
 
 
+def _percentiles(*known: tuple[str, Mapping[str, Any] | None, float]) -> dict[str, float]:
+    """Return `ttft_p99` -> seconds, from latencies with their statistics (`p99`, `median`) and the unit in seconds."""
+    return {
+        f"{latency}_p{float(found[1] or 50):g}": float(value) * unit_s
+        for latency, statistics, unit_s in known
+        for name, value in (statistics or {}).items()
+        if (found := _PERCENTILE.fullmatch(name)) and 0 < (value or 0) < math.inf
+    }
+
+
+def _flat(document: Mapping[str, Any], begin: str, end: str) -> dict[str, Any]:
+    """Return what is between `begin` and `end` in the keys that have both -> value."""
+    keys = (key for key in document if key.startswith(begin) and key.endswith(end))
+    return {key.removeprefix(begin).removesuffix(end): document[key] for key in keys}
+
+
 def _aiperf(name: str, document: dict[str, Any]) -> Iterator[ClientResult]:
     """Read AIPerf's `profile_export_aiperf.json` (0.1 to 0.13) and GenAI-Perf's `profile_export_genai_perf.json`."""
 
@@ -147,6 +181,10 @@ def _aiperf(name: str, document: dict[str, Any]) -> Iterator[ClientResult]:
     def mean_or_none(key: str) -> float:
         return mean(key) if document.get(key, {}).get("avg") is not None else 0.0
 
+    times = {"tpot": "inter_token_latency", "ttft": "time_to_first_token", "e2e": "request_latency"}
+    units = {latency: str(document.get(key, {}).get("unit", "ms")) for latency, key in times.items()}
+    if unknown := next((unit for unit in units.values() if unit not in UNITS_S), None):
+        raise ValueError(f"a unit of time, which is {unknown!r}")
     load = _aiperf_load(name, document.get("input_config", {}))
     concurrency, rate, per_s = load.get("concurrency"), load.get("request_rate"), mean("request_throughput")
     num_requests = document.get("request_count", {}).get("avg") or load.get("request_count")
@@ -162,13 +200,16 @@ def _aiperf(name: str, document: dict[str, Any]) -> Iterator[ClientResult]:
         concurrency=int(concurrency) if concurrency else None,
         rate_per_s=float(rate) if rate else None,
         measured=_known(
-            tpot=mean_or_none("inter_token_latency") * MS,
-            ttft=mean("time_to_first_token") * MS,
-            e2e=mean_or_none("request_latency") * MS,
+            tpot=mean_or_none("inter_token_latency") * UNITS_S[units["tpot"]],
+            ttft=mean("time_to_first_token") * UNITS_S[units["ttft"]],
+            e2e=mean_or_none("request_latency") * UNITS_S[units["e2e"]],
             throughput=mean_or_none("output_token_throughput"),
         ),
         gap_cv={"constant": 0.0, "gamma": 1 / math.sqrt(smoothness)}.get(pattern, 1.0),
         num_failed=int(mean_or_none("error_request_count")),
+        percentiles=_percentiles(
+            *((latency, document.get(key), UNITS_S[units[latency]]) for latency, key in times.items())
+        ),
     )
 
 
@@ -211,9 +252,17 @@ def _guidellm(name: str, document: dict[str, Any]) -> list[ClientResult]:
 
 
 def _guidellm_run(name: str, run: dict[str, Any]) -> ClientResult:
-    def mean(key: str) -> float:
-        return float(((run["metrics"][key] or {}).get("successful") or {}).get("mean") or 0.0)
+    def statistics(key: str) -> dict[str, Any]:
+        return (run["metrics"][key] or {}).get("successful") or {}
 
+    def mean(key: str) -> float:
+        return float(statistics(key).get("mean") or 0.0)
+
+    times = (
+        ("tpot", "inter_token_latency_ms", MS),
+        ("ttft", "time_to_first_token_ms", MS),
+        ("e2e", "request_latency", 1.0),
+    )
     places = (run.get("args", {}), run.get("config", {}), run.get("scheduler", {}))
     strategy: dict[str, Any] = next((place["strategy"] for place in places if place.get("strategy")), {})
     kind, rate = strategy.get("type_") or strategy.get("type"), strategy.get("rate")
@@ -238,6 +287,9 @@ def _guidellm_run(name: str, run: dict[str, Any]) -> ClientResult:
         ),
         gap_cv=0.0 if kind == "constant" else 1.0,
         num_failed=int(_totals(run).get("errored") or 0),
+        percentiles=_percentiles(
+            *((latency, statistics(key).get("percentiles"), unit_s) for latency, key, unit_s in times)
+        ),
     )
 
 
@@ -267,6 +319,7 @@ def _inference_perf(name: str, document: dict[str, Any]) -> Iterator[ClientResul
         return float((values.get(key) or {}).get("mean") or 0.0)
 
     latency = answered["latency"]
+    times = ("tpot", "time_per_output_token"), ("ttft", "time_to_first_token"), ("e2e", "request_latency")
     yield ClientResult(
         id=name,
         client="inference-perf",
@@ -283,6 +336,7 @@ def _inference_perf(name: str, document: dict[str, Any]) -> Iterator[ClientResul
         ),
         gap_cv=0.0,
         num_failed=int(document["failures"]["count"]),
+        percentiles=_percentiles(*((name, latency.get(key), 1.0) for name, key in times)),
     )
 
 
@@ -316,6 +370,10 @@ def _llmperf(name: str, document: dict[str, Any]) -> Iterator[ClientResult]:
         range_ratio=None if document["stddev_input_tokens"] or document["stddev_output_tokens"] else 1.0,
         model=document.get("model"),
         num_failed=int(document["results_number_errors"]),
+        percentiles=_percentiles(
+            ("ttft", _flat(document, "results_ttft_s_quantiles_", ""), 1.0),
+            ("e2e", _flat(document, "results_end_to_end_latency_s_quantiles_", ""), 1.0),
+        ),
     )
 
 
@@ -346,6 +404,9 @@ def _genai_bench(name: str, document: dict[str, Any]) -> Iterator[ClientResult]:
         ),
         range_ratio=1.0 if all(each["min"] == each["max"] for each in lengths) else None,
         num_failed=int(whole["num_error_requests"]),
+        percentiles=_percentiles(
+            *((name, stats[key], 1.0) for name, key in (("tpot", "tpot"), ("ttft", "ttft"), ("e2e", "e2e_latency")))
+        ),
     )
 
 

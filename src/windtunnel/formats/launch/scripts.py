@@ -382,7 +382,7 @@ def _checkpoint(scenario: Scenario) -> ModelSpec:
     named, wanted = catalog.model(scenario.model), scenario.precision
     if wanted is None or named.precision.weights == wanted.weights or not isinstance(scenario.model, str):
         return named
-    others = catalog.checkpoints(named.name, catalog.device(scenario.deployment.device).vendor).values()
+    others = catalog.checkpoints(named, catalog.device(scenario.deployment.device).vendor).values()
     formats = wanted.weights, wanted.experts_format
     fitting = (each for each in others if (each.precision.weights, each.precision.experts_format) == formats)
     return next(fitting, named)

@@ -1,4 +1,4 @@
-"""What a running server emits: Prometheus metrics of vLLM and SGLang, vLLM's log, and OpenTelemetry spans of requests.
+"""What a running server emits: Prometheus metrics and logs of vLLM and SGLang, and OpenTelemetry spans of requests.
 
 Metrics are read as text, a scrape a file, or as the answer of Prometheus to a range query. All become a `ServerRecord`:
 intervals of time with counts and sums, and what is known of the requests' lengths.
@@ -13,6 +13,7 @@ from windtunnel.formats.telemetry import logs, prometheus, spans
 FORMATS = (
     FileFormat(prometheus.TEXT, "server telemetry", prometheus.is_text, prometheus.read_text_file),
     FileFormat("Prometheus range query", "server telemetry", prometheus.is_range_query, prometheus.read_range_query),
-    FileFormat("vLLM log", "server telemetry", lambda file: "Avg prompt throughput: " in file.text, logs.read_log),
+    FileFormat("vLLM log", "server telemetry", logs.is_log("Avg prompt throughput: "), logs.read_log),
+    FileFormat("SGLang log", "server telemetry", logs.is_log("Decode batch"), logs.read_sglang_log),
     FileFormat("OTLP spans", "server telemetry", spans.has_spans, spans.read_spans),
 )

@@ -1,6 +1,7 @@
-"""Read vLLM's log: a line every ten seconds with throughput and requests under way."""
+"""Read engines' logs: vLLM's line every ten seconds, and SGLang's of each prompt batch and of 40 decode steps."""
 
 import re
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.errors import InputError
+from windtunnel.files import read_bytes
 from windtunnel.formats.recognise import FileContent
 from windtunnel.formats.telemetry.record import INTERVAL, ServerRecord
 
@@ -19,6 +21,25 @@ _LINE = re.compile(
 )
 """vllm/v1/metrics/loggers.py (0.8 to 0.24), and vllm/engine/metrics.py before it."""
 _CAPACITY = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
+_BATCH = re.compile(
+    r"\[(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?P<rank>[^\]]*)\] "
+    r"(?P<kind>Prefill|Decode) batch(?: \[\d+\])?[.,] (?P<values>[^\n]*)"
+)
+"""sglang/srt/managers/scheduler.py (0.4), sglang/srt/managers/scheduler_metrics_mixin.py (0.5) and
+sglang/srt/observability/scheduler_metrics_mixin.py."""
+_DECODE_STEPS = re.compile(r"decode_log_interval['\"]?[=:] ?(\d+)")
+DECODE_STEPS = 40
+"""SGLang's default of `--decode-log-interval`: decode steps between two lines."""
+
+
+def text_of(path: Path) -> str:
+    """Return a log's text; bytes that are no text, as a request may bring them in, are replaced."""
+    return read_bytes(path).decode("utf-8", "replace")
+
+
+def is_log(words: str) -> Callable[[FileContent], bool]:
+    """Return a test of files: whether they are text with these words of a line."""
+    return lambda file: b"\0" not in file.start and words in (file.text or text_of(file.path))
 
 
 def read_log(path: Path) -> ServerRecord:
@@ -29,7 +50,7 @@ def read_log(path: Path) -> ServerRecord:
     Raises:
         InputError: fewer than two lines.
     """
-    text = FileContent(path).text
+    text = text_of(path)
     lines = [found.groupdict() for found in _LINE.finditer(text)]
     engines = sorted({line["engine"] or "0" for line in lines})
     capacity = _CAPACITY.search(text)
@@ -45,7 +66,7 @@ def read_log(path: Path) -> ServerRecord:
     if not rows:
         raise InputError(f"{path} has fewer than two lines on throughput of one engine", "it logs every 10 s")
     # Engines log apart: their intervals are not added up.
-    return ServerRecord("vLLM log", np.array(rows, INTERVAL), is_estimated=True)
+    return ServerRecord("vLLM log", np.sort(np.array(rows, INTERVAL), order="start_s"), is_estimated=True)
 
 
 def _interval(
@@ -60,3 +81,60 @@ def _interval(
         start_s, duration_s, np.nan, prompt_tokens, cached, generation, generation, running * duration_s, np.nan,
         running, waiting, context, np.nan,
     )  # fmt: skip
+
+
+def read_sglang_log(path: Path) -> ServerRecord:
+    """Read intervals between lines on decoding, one or more a second, with the prompt batches logged in each.
+
+    Times in the log are whole seconds, so that an interval's length follows from its steps: each gives a token to every
+    running request. Where a prompt batch found no request running, the server was idle before it, and the interval
+    tells nothing of the time between tokens.
+
+    Raises:
+        InputError: fewer than two lines on decoding, or a server that speculates.
+    """
+    text = text_of(path)
+    steps = int(found[1]) if (found := _DECODE_STEPS.search(text)) else DECODE_STEPS
+    ranks: dict[str, list[tuple[float, str, dict[str, str]]]] = {}
+    for line in _BATCH.finditer(text):
+        pairs = (part.partition(": ") for part in line["values"].split(", "))
+        values = {name.replace("full token", "token"): value for name, _, value in pairs}
+        if "accept len" in values:
+            hint = "start it without, or record its requests with windtunnel bench"
+            raise InputError(f"{path} is of a server that speculates: steps of drafts are not priced", hint)
+        time_s = datetime.strptime(line["time"], "%Y-%m-%d %H:%M:%S").timestamp()
+        ranks.setdefault(line["rank"], []).append((time_s, line["kind"], values))
+    try:
+        rows = [row for lines in ranks.values() for row in _decode_intervals(lines, steps)]
+    except (KeyError, ValueError) as error:
+        raise InputError(f"{path}: a line lacks or misstates {error}", "is the log cut off or edited?") from None
+    if not rows:
+        raise InputError(f"{path} has fewer than two lines on decoding", f"SGLang logs one every {steps} decode steps")
+    intervals = np.sort(np.array(rows, INTERVAL), order="start_s")
+    return ServerRecord("SGLang log", intervals, prompts_apart=True, is_estimated=True)
+
+
+def _decode_intervals(lines: Sequence[tuple[float, str, dict[str, str]]], steps: int) -> Iterator[tuple[float, ...]]:
+    """Yield the values of `INTERVAL` between two lines on decoding of one rank; gauges are means of both ends."""
+    before_s, before, batches = np.nan, dict[str, str](), list[dict[str, str]]()
+    for time_s, kind, values in lines:
+        if kind == "Prefill":
+            batches.append(values)
+            continue
+        if before:
+            running, waiting, tokens = (
+                (float(before[name]) + float(values[name])) / 2 for name in ("#running-req", "#queue-req", "#token")
+            )
+            rate = float(values["gen throughput (token/s)"])
+            prompts, computed, cached = (
+                sum(float(batch[name]) for batch in batches) for name in ("#new-seq", "#new-token", "#cached-token")
+            )
+            is_busy = running > 0 < rate and all(float(batch["#running-req"]) > 0 for batch in batches)
+            duration_s = steps * running / rate if is_busy else time_s - before_s
+            gaps = rate * duration_s
+            yield (
+                before_s, duration_s, prompts, computed + cached, cached, gaps + prompts, gaps if is_busy else 0.0,
+                running * duration_s if is_busy else 0.0, np.nan, running, waiting,
+                tokens / running if running else np.nan, np.nan,
+            )  # fmt: skip
+        before_s, before, batches = time_s, values, []

@@ -58,6 +58,7 @@ class Scrape:
     num_engines: int = 1
     capacity_tokens: float = math.nan
     """Tokens that the KV caches hold."""
+    is_sglang: bool = False
     counters: dict[tuple[str, ...], float] = field(default_factory=dict)
     """Measure and labels -> value of what only a restart lets fall."""
 
@@ -83,6 +84,7 @@ def scrape_of(samples: Iterable[Sample], time_s: float) -> Scrape:
             capacity_tokens += math.prod(float(size) if size.isdecimal() else math.nan for size in sizes)
             continue
         models.add(labels.get("model_name", ""))
+        scrape.is_sglang |= name.startswith("sglang:")
         if measure == "running":
             engines.add(tuple(sorted(labels.items())))
         if measure in _COUNTERS and part in ("", "count"):
@@ -151,7 +153,7 @@ def record_of(scrapes: Sequence[Scrape]) -> ServerRecord:
     left_out = format_count(len(timed) - len(pairs), "interval")
     notes = [f"{left_out} left out: a server was restarted, came or went"] if len(pairs) < len(timed) else []
     steps, gaps = histograms("iteration"), histograms("itl")
-    return ServerRecord(SOURCE, rows, last.num_engines, steps, gaps, lengths, notes=notes)
+    return ServerRecord(SOURCE, rows, last.num_engines, steps, gaps, lengths, prompts_apart=last.is_sglang, notes=notes)
 
 
 def _restarted(before: Scrape, after: Scrape) -> bool:

@@ -77,6 +77,8 @@ class ServerRecord:
     """`input_tokens` and `output_tokens` -> histogram over all requests that ended."""
     requests: Mapping[str, NDArray[Any]] | None = None
     """Columns of the requests, where each is known: see `request_intervals`."""
+    prompts_apart: bool = False
+    """Whether steps with prompts decode nothing (SGLang's without `--enable-mixed-chunk`)."""
     is_estimated: bool = False
     """Whether times between tokens are not measured, but follow from throughput and running requests."""
     notes: Sequence[str] = ()

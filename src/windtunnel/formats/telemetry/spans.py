@@ -19,6 +19,10 @@ ATTRIBUTES = {
 seconds."""
 
 
+MOST_LONGER, LEAST_SPAN_S = 100.0, 0.01
+"""A request lasts no longer than its span, but for clocks; times in milliseconds are a thousand times as long."""
+
+
 def has_spans(file: FileContent) -> bool:
     """Whether a file holds spans."""
     return file.is_json and any(isinstance(each, dict) and "resourceSpans" in each for each in file.documents)
@@ -33,7 +37,7 @@ def read_spans(path: Path) -> ServerRecord:
     columns: dict[str, list[float]] = {name: [] for name in ("arrival_s", *ATTRIBUTES)}
     try:
         for span in _spans(FileContent(path).documents):
-            attributes = {each["key"]: each["value"] for each in span.get("attributes", ())}
+            attributes = {each["key"]: each["value"] for each in (span.get("attributes") or ())}
             # OTLP writes 64-bit integers as texts.
             numbers = {key: value.get("doubleValue", value.get("intValue")) for key, value in attributes.items()}
             given = {key: float(number) for key, number in numbers.items() if number is not None}
@@ -41,8 +45,11 @@ def read_spans(path: Path) -> ServerRecord:
                 name: next((given[key] for key in keys if key in given), None) for name, keys in ATTRIBUTES.items()
             }
             arrival_s = int(span["startTimeUnixNano"]) * 1e-9
-            if values["e2e_s"] is None:
-                values["e2e_s"] = (int(span["endTimeUnixNano"]) - int(span["startTimeUnixNano"])) * 1e-9
+            lasted_s = (int(span["endTimeUnixNano"]) - int(span["startTimeUnixNano"])) * 1e-9
+            values["e2e_s"] = e2e_s = lasted_s if values["e2e_s"] is None else values["e2e_s"]
+            if e2e_s > MOST_LONGER * max(lasted_s, LEAST_SPAN_S):
+                said = f"a request of {e2e_s:g} s in a span of {lasted_s:.3g} s"
+                raise InputError(f"{path} has {said}", "gen_ai.latency attributes are seconds; are these milliseconds?")
             values["queue_s"] = values["queue_s"] or 0.0
             if None in values.values() or not values["output_tokens"]:
                 continue

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 APIS = ("completions", "chat")
 FIRST_TOKEN_ID = 10
 """First token id of random prompts: smaller ones often mean begin, end and padding."""
+NO_TOKEN = "the stream ended without a token"
 WORD = "tok"
 """Word that prompts repeat, for servers that take no token ids."""
 
@@ -79,6 +80,8 @@ class _BenchAnswer:
     sent_s: float = np.nan
     late_s: float = 0.0
     part_times_s: list[float] = field(default_factory=list)
+    is_counted: bool = False
+    """Whether the server says how many tokens it has; else its parts are counted."""
     error: str | None = None
     has_ended: bool = False
     """Answered whole, or failed."""
@@ -95,6 +98,8 @@ class BenchRun:
     """Distinct reasons of failed requests."""
     asked_output_tokens: int
     asked_input_tokens: int
+    num_uncounted: int = 0
+    """Answers of which the server did not say how many tokens they have: one for each part was taken."""
     num_left: int = 0
     """Requests without an answer when the run was interrupted; they are in no table."""
 
@@ -145,8 +150,9 @@ def _result(client: _BenchClient, load: RequestArrays) -> BenchRun:
         num_warmup,
         cached_tokens=_cached_tokens(answers),
     )
+    num_uncounted = sum(not (answer.error or answer.is_counted) for answer in answers[num_warmup:])
     asked = int(load.output_tokens[measured].sum()), int(load.input_tokens[measured].sum())
-    return BenchRun(client.model, requests, tokens, errors, *asked, len(client.answers) - rows.size)
+    return BenchRun(client.model, requests, tokens, errors, *asked, num_uncounted, len(client.answers) - rows.size)
 
 
 @contextmanager
@@ -194,7 +200,7 @@ async def _first_model(http: httpx.AsyncClient, url: str, timeout_s: float) -> s
         status = error.response.status_code
         hint = "is /v1 in the address?" if status == 404 and "/v1" not in url else NAME_MODEL
         hint = GIVE_KEY if status in (401, 403) else hint
-        raise InputError(f"{url}/models answers {status}", hint) from None
+        raise InputError(f"{url.rstrip('/')}/models answers {status}", hint) from None
     except httpx.HTTPError as error:
         why = str(error) or type(error).__name__
         raise InputError(f"no server answers at {url}: {why}", "is it running, and is /v1 in the address?") from None
@@ -207,7 +213,11 @@ def _hint(error: str, url: str) -> str:
     if "status 404" in error and "model" in error.lower():
         return NAME_MODEL
     shorter = dict.fromkeys(("context length", "max_model_len"), "shorter --input-tokens, --output-tokens")
-    for said, hint in {"status 401": GIVE_KEY, "vocabulary": "--vocabulary", **shorter}.items():
+    other = {
+        "no part of the answer": "is the server stuck, or overloaded? --timeout waits longer",
+        "no event stream": "is it the address of an OpenAI-compatible API?",
+    }
+    for said, hint in {**other, "status 401": GIVE_KEY, "vocabulary": "--vocabulary", **shorter}.items():
         if said in error:
             return hint
     is_elsewhere = "status 404" in error and "/v1" not in url
@@ -305,6 +315,11 @@ class _BenchClient:
                     answer.error = f"status {response.status_code}: {text[:200]}"
                 else:
                     await self._receive(answer, response.aiter_lines())
+                    kind = response.headers.get("content-type", "event-stream")
+                    if answer.error == NO_TOKEN and "event-stream" not in kind:
+                        answer.error = f"the answer is {kind} and no event stream"
+        except httpx.TimeoutException:
+            answer.error = f"no part of the answer for {self.endpoint.timeout_s:g} s"
         except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             answer.error = f"{type(error).__name__}: {error}"
         answer.has_ended = True
@@ -334,8 +349,9 @@ class _BenchClient:
         if ends_empty and (counted is None or len(answer.part_times_s) > int(counted.get("completion_tokens") or 0)):
             answer.part_times_s.pop()
         if not answer.part_times_s:
-            answer.error = "the stream ended without a token"
+            answer.error = NO_TOKEN
             return
+        answer.is_counted = bool((counted or {}).get("completion_tokens"))
         answer.output_tokens = int((counted or {}).get("completion_tokens") or len(answer.part_times_s))
         answer.input_tokens = int((counted or {}).get("prompt_tokens") or answer.input_tokens)
         details = (counted or {}).get("prompt_tokens_details")

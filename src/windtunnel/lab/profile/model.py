@@ -85,8 +85,10 @@ def check_profilable(shard: Shard) -> None:
             raise InputError(f"{shard.model.name} has layers of one part, which cannot be measured yet")
         if isinstance(group.attention, LatentAttention) and group.attention.indexer:
             raise InputError(f"{shard.model.name} has sparse attention with an indexer, which cannot be measured yet")
-        if getattr(group.attention, "head_gate", False):
-            raise InputError(f"{shard.model.name} has a gate for each head, which cannot be measured yet")
+        odd = any(getattr(group.attention, each, False) for each in ("head_gate", "shares_kv"))
+        if odd or shard.model.layer_inputs:
+            what = "a gate for each head, shared keys or inputs of layers"
+            raise InputError(f"{shard.model.name} has {what}, which cannot be measured yet")
         if getattr(group.attention, "value_head_dim", None) or getattr(group.feed_forward, "latent_size", None):
             raise InputError(f"{shard.model.name} has narrow values or latent experts, which cannot be measured yet")
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from windtunnel.errors import InputError
 from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Batch, DecodeBatch, Launch, Op, PrefillBatch, Size
@@ -20,6 +22,13 @@ from windtunnel.schema import Schema, fields_of
 
 CHOSEN_RATIO, FEWEST_RATIO = 4, 128
 """Ratio of the layers with an indexer, and of the layers with the fewest compressed tokens."""
+
+_RATIOS = {
+    "sliding_attention": 0,
+    "compressed_sparse_attention": CHOSEN_RATIO,
+    "heavily_compressed_attention": FEWEST_RATIO,
+}
+"""Ratio of layers by their names in transformers 5, where `compress_rates` gives no other (`DeepseekV4Config`)."""
 
 _SCALED = 64
 """Values of a cached key that share a scale of one byte (vLLM 0.24 `DeepseekCompressor`, `_quant_block`)."""
@@ -114,6 +123,33 @@ class CompressedDecode(CompressedCore, DecodeBatch):
     kind: ClassVar[str] = "compressed_decode"
 
 
+@dataclass(frozen=True)
+class Compression(Op):
+    """Compressing `num_tokens` tokens into one in one block of threads, for each of `rows` requests side by side."""
+
+    kind: ClassVar[str] = "compression"
+    axes: ClassVar[tuple[str, ...]] = ("rows",)
+    shown: ClassVar[str] = "{rows} x {num_tokens} x {head_dim}"
+    rows: Size
+    num_tokens: int
+    head_dim: int
+
+    @property
+    def flops(self) -> Size:
+        """A weight and a product for each value."""
+        return 4.0 * self.rows * self.num_tokens * self.head_dim
+
+    @property
+    def num_bytes(self) -> Size:
+        """Values and their weights in fp32."""
+        return self.rows * self.num_tokens * 2 * self.head_dim * FP32_BYTES
+
+    @property
+    def num_kernels(self) -> int:
+        """It is launched in every step, and counted with the core; most of the time it finds nothing to do."""
+        return 0
+
+
 def _overlap(compress_ratio: int) -> int:
     """Return the compressed tokens that a token is part of: those that are chosen from overlap."""
     return 2 if compress_ratio == CHOSEN_RATIO else 1
@@ -134,7 +170,7 @@ def _whole_parameters(part: "CompressedCore | CompressedAttention", hidden_size:
 class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type"):
     """Compressed attention; `num_heads` heads share one key and value of `head_dim` for each token."""
 
-    operators: ClassVar[tuple[type[Op], ...]] = (CompressedPrefill, CompressedDecode)
+    operators: ClassVar[tuple[type[Op], ...]] = (CompressedPrefill, CompressedDecode, Compression)
     modules: ClassVar[tuple[Names, ...]] = (("attn.wq_a", "attn.wq_b"), ("attn.wkv",), ("attn.wo_a", "attn.wo_b"))
     num_heads: int
     head_dim: int
@@ -152,12 +188,16 @@ class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type")
 
     @classmethod
     def reads(cls, reader: ConfigReader, index: int) -> bool:
-        return reader.raw.get("compress_ratios") is not None
+        return reader.raw.get("compress_ratios") is not None or reader.raw.get("o_lora_rank") is not None
 
     @classmethod
     def read(cls, reader: ConfigReader, index: int, layer_type: str) -> "CompressedAttention":
         """Return the attention of layer `index`; the ratios of draft layers follow those of the layers."""
         ratios = reader.numbers("compress_ratios")
+        if not ratios:
+            rates = reader.inner("compress_rates") if reader.raw.get("compress_rates") else reader.of({})
+            names = reader.named_layers("layer_types", tuple(_RATIOS))
+            ratios = [rates.count(name, default=_RATIOS[name], minimum=0) for name in names]
         if len(ratios) < reader.num_layers or set(ratios) - {0, CHOSEN_RATIO, FEWEST_RATIO}:
             raise InputError(
                 f"{reader.name}: compress_ratios is {ratios!r}; 0, {CHOSEN_RATIO} or {FEWEST_RATIO} for each of the "
@@ -221,6 +261,21 @@ class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type")
         names = ("q_kv_a_proj", "q_b_proj", "o_a_proj", "o_proj")
         for name, (outputs, inputs) in zip(names, CompressedCore.projections(self.core_fields(shard)), strict=True):
             yield shard.attention_gemm(name, num_tokens, int(outputs), int(inputs))
+
+    def decode_launches(self, shard: Shard, batch: Size, context_tokens: Size) -> Iterator[Launch]:
+        """Yield the core, and with the chance that a request of any rank completes a compressed token its kernel."""
+        yield from super().decode_launches(shard, batch, context_tokens)
+        ranks = shard.parallelism.attention_dp
+        yield from self._compression(shard, 1 - (1 - 1 / FEWEST_RATIO) ** (batch * ranks))
+
+    def prefill_launches(self, shard: Shard, batch: Size, num_tokens: Size) -> Iterator[Launch]:
+        """Yield the core, and the compression's kernel where chunks are long enough to complete a compressed token."""
+        yield from super().prefill_launches(shard, batch, num_tokens)
+        yield from self._compression(shard, np.minimum(num_tokens * np.minimum(batch, 1.0) / FEWEST_RATIO, 1.0))
+
+    def _compression(self, shard: Shard, share: Size) -> Iterator[Launch]:
+        if shard.compresses_in_one_block and self.compress_ratio == FEWEST_RATIO:
+            yield Launch("compression", Compression(1.0, FEWEST_RATIO, self.head_dim), adds=share)
 
     @property
     def core_name(self) -> str:

@@ -145,6 +145,8 @@ class SharedHeads(Schema, Attention):
     """Width of a value; None: that of a key (MiMo-V2's are narrower)."""
     values_are_keys: bool = False
     """Values have no weights of their own; engines load the keys' twice (Gemma 4; vLLM 0.33 `gemma4.py`)."""
+    shares_kv: bool = False
+    """Keys and values are those that an earlier layer cached (Gemma 3n, Hunyuan-Large): it has no weights for them."""
     is_chunked: bool = False
     """The window is a chunk, to whose beginning a token looks back (Llama 4); served, it counts as a sliding window."""
 
@@ -196,8 +198,9 @@ class SharedHeads(Schema, Attention):
             rotary=reader.rule(architecture.rotary)
             and not reader.flag("alibi")
             and reader.raw.get("position_embedding_type") not in ("nope", "alibi"),
-            value_head_dim=reader.count(own["value_head_dim"], "v_head_dim", default=0) or None,
+            value_head_dim=reader.count(own["value_head_dim"], "v_head_dim", default=0, minimum=0) or None,
             values_are_keys=reader.flag("attention_k_eq_v") and not is_window,
+            shares_kv=reader.shares_kv(index),
             **others,
         )
 
@@ -211,7 +214,7 @@ class SharedHeads(Schema, Attention):
 
     @property
     def text(self) -> str:
-        kind = "MHA" if self.num_kv_heads == self.num_heads else "GQA"
+        kind = ("MHA" if self.num_kv_heads == self.num_heads else "GQA") + (" to shared KV" if self.shares_kv else "")
         return f"{kind} {self.window_tokens}" if self.window_tokens else kind
 
     @property
@@ -221,7 +224,8 @@ class SharedHeads(Schema, Attention):
     @property
     def _kv_columns(self) -> int:
         """Outputs of the matrices of keys and values."""
-        return self.num_kv_heads * (self.head_dim + (0 if self.values_are_keys else self._value_width))
+        width = self.head_dim + (0 if self.values_are_keys else self._value_width)
+        return 0 if self.shares_kv else self.num_kv_heads * width
 
     def num_parameters(self, hidden_size: int) -> int:
         qkv = self.query_size + self.gate_size + self._kv_columns
@@ -232,7 +236,7 @@ class SharedHeads(Schema, Attention):
     def norm_parameters(self) -> int:
         if self.qk_norm_over_heads:
             return self.query_size + self.kv_size
-        return 2 * self.head_dim if self.qk_norm else 0
+        return (1 if self.shares_kv else 2) * self.head_dim if self.qk_norm else 0
 
     def repeated_parameters(self, hidden_size: int, tp: int) -> tuple[int, float]:
         """Every rank keeps at least one key/value head."""
@@ -241,8 +245,9 @@ class SharedHeads(Schema, Attention):
     def projections(self, shard: Shard, num_tokens: Size) -> Iterator[Launch]:
         width = shard.model.hidden_size
         query = self.query_size // shard.tp
-        kv = self.rank_kv_heads(shard.tp) * self.head_dim
-        kv_and_values = kv + self.rank_kv_heads(shard.tp) * self._value_width
+        kv_heads = 0 if self.shares_kv else self.rank_kv_heads(shard.tp)
+        kv = kv_heads * self.head_dim
+        kv_and_values = kv + kv_heads * self._value_width
         gate = self.gate_size // shard.tp
         columns = query + kv_and_values + (0 if self.head_gate else gate)
         yield shard.attention_gemm("qkv_proj", num_tokens, columns, width)
@@ -255,7 +260,8 @@ class SharedHeads(Schema, Attention):
         if self.rotary:
             yield shard.elementwise("rope", num_tokens, 2 * (query + kv) * BF16_BYTES)
         cached = kv_and_values * (BF16_BYTES + BITS[shard.precision.kv_cache] / 8)
-        yield shard.elementwise("kv_cache_write", num_tokens, cached)
+        if cached:
+            yield shard.elementwise("kv_cache_write", num_tokens, cached)
         if self.head_gate:
             yield shard.attention_gemm("attention_gate_proj", num_tokens, gate, width)
         if gate:
@@ -280,7 +286,7 @@ class SharedHeads(Schema, Attention):
         }
 
     def bytes_per_token(self, shard: Shard) -> float:
-        width = self.head_dim + self._value_width
+        width = 0 if self.shares_kv else self.head_dim + self._value_width
         return self.rank_kv_heads(shard.tp) * width * BITS[shard.precision.kv_cache] / 8 / shard.parallelism.dcp
 
 

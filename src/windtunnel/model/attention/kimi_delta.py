@@ -43,18 +43,20 @@ class KimiDeltaAttention(Schema, Recurrence, tag="kimi_delta", tag_field="type")
 
     @classmethod
     def reads(cls, reader: ConfigReader, index: int) -> bool:
-        if not reader.raw.get("linear_attn_config"):
-            return False
-        return index + 1 in reader.inner("linear_attn_config").numbers("kda_layers")
+        if reader.raw.get("linear_attn_config"):
+            return index + 1 in reader.inner("linear_attn_config").numbers("kda_layers")
+        return reader.layer_type(index) == "linear_attention" and reader.raw.get("linear_num_heads") is not None
 
     @classmethod
     def read(cls, reader: ConfigReader, index: int, layer_type: str) -> "KimiDeltaAttention":
-        """Return the attention of a layer."""
-        linear = reader.inner("linear_attn_config")
+        """Return the attention of a layer, from an object of its own or, in transformers 5, from keys of the model."""
+        keys, linear = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim"), reader
+        if reader.raw.get("linear_attn_config"):
+            keys, linear = ("num_heads", "head_dim", "short_conv_kernel_size"), reader.inner("linear_attn_config")
         return cls(
-            num_heads=linear.count("num_heads"),
-            head_dim=linear.count("head_dim"),
-            conv_kernel_size=linear.count("short_conv_kernel_size"),
+            num_heads=linear.count(keys[0]),
+            head_dim=linear.count(keys[1]),
+            conv_kernel_size=linear.count(keys[2]),
             full_gate=linear.flag("use_full_rank_gate"),
         )
 

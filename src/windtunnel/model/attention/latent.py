@@ -217,7 +217,7 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
 
     @classmethod
     def reads(cls, reader: ConfigReader, index: int) -> bool:
-        return reader.raw.get("kv_lora_rank") is not None
+        return reader.raw.get("kv_lora_rank") is not None and reader.flag("use_mla", default=True)
 
     @classmethod
     def read(cls, reader: ConfigReader, index: int, layer_type: str) -> "LatentAttention":

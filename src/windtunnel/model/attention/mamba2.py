@@ -57,16 +57,17 @@ class StateSpaceScan(PrefillBatch):
     num_groups: int
     state_size: int
     chunk_size: int
+    """Tokens of a chunk; 0: one kernel computes token after token (Mamba-1)."""
     state_bytes: float
     """Bytes of one request's state."""
     decode: bool = False
 
     @property
     def flops(self) -> Size:
-        """Of a decoding token, the decay, the outer product and the product with C. In a chunk of Q tokens each meets
+        """Of a token alone, the decay, the outer product and the product with C. In a chunk of Q tokens each meets
         the Q / 2 before it, and the state at the chunk's ends."""
         state = self.num_heads * self.head_dim * self.state_size
-        if self.decode:
+        if self.is_sequential:
             return 5.0 * self.batch * self.num_tokens * state
         within = self.chunk_size * (self.num_groups * self.state_size + self.num_heads * self.head_dim)
         return self.batch * self.num_tokens * (within + 4.0 * state)
@@ -77,13 +78,18 @@ class StateSpaceScan(PrefillBatch):
         one kernel writes and the next reads, in fp32 and again in 16 bits."""
         inner = self.num_heads * self.head_dim
         per_token = (2 * inner + 2 * self.num_groups * self.state_size + self.num_heads) * BF16_BYTES
-        if not self.decode:
+        if not self.is_sequential:
             per_token += 2 * (FP32_BYTES + BF16_BYTES) * inner * self.state_size / self.chunk_size
         return self.batch * (2 * self.state_bytes + self.num_tokens * per_token)
 
     @property
     def num_kernels(self) -> int:
-        return 1 if self.decode else 5
+        return 1 if self.is_sequential else 5
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether tokens come one after the other and not in chunks."""
+        return self.decode or not self.chunk_size
 
 
 class Mamba2(Schema, Recurrence, tag="mamba2", tag_field="type"):
@@ -103,23 +109,34 @@ class Mamba2(Schema, Recurrence, tag="mamba2", tag_field="type"):
     conv_bias: bool = False
     bias: bool = False
     """Whether both projections have one."""
+    norm: bool = True
+    """Whether outputs are normed beside their gate, or gated alone (Falcon-H1)."""
     fp32_state: bool = False
     """Engines keep the state in fp32 (`mamba_ssm_cache_dtype`), not as the model's activations."""
 
     @classmethod
+    def reads(cls, reader: ConfigReader, index: int) -> bool:
+        """Whether it is none of the layers that a config names as attention (Bamba)."""
+        is_listed = "attn_layer_indices" in reader.raw and not reader.layer_type(index)
+        return is_listed and index not in reader.numbers("attn_layer_indices")
+
+    @classmethod
     def read(cls, reader: ConfigReader, index: int, layer_type: str) -> "Mamba2":
         """Return the recurrence of a layer."""
-        num_heads, num_groups = reader.count("mamba_num_heads"), reader.count("n_groups")
-        reader.check_multiple("mamba_num_heads", num_heads, "n_groups", num_groups)
+        # Models of Mamba-2 alone have no other heads.
+        heads, width = ("num_heads", "head_dim") if reader.architecture.only else ("mamba_num_heads", "mamba_head_dim")
+        num_heads, num_groups = reader.count(heads), reader.count("n_groups")
+        reader.check_multiple(heads, num_heads, "n_groups", num_groups)
         return cls(
             num_heads=num_heads,
-            head_dim=reader.count("mamba_head_dim"),
+            head_dim=reader.count(width),
             num_groups=num_groups,
             state_size=reader.count("ssm_state_size"),
             conv_kernel_size=reader.count("conv_kernel"),
             chunk_size=reader.count("chunk_size"),
             conv_bias=reader.flag("use_conv_bias", default=True),
             bias=reader.flag("mamba_proj_bias"),
+            norm=reader.flag("mamba_rms_norm", default=True),
             fp32_state=reader.raw.get("mamba_ssm_cache_dtype") == "float32",
         )
 
@@ -136,7 +153,7 @@ class Mamba2(Schema, Recurrence, tag="mamba2", tag_field="type"):
         return matrices + channels * self.conv_kernel_size + biases + 3 * self.num_heads
 
     def norm_parameters(self) -> int:
-        return self.inner_size
+        return self.inner_size if self.norm else 0
 
     def repeated_parameters(self, hidden_size: int, tp: int) -> tuple[int, float]:
         """Every rank keeps B and C of at least one group (vLLM 0.18 `extra_groups_for_head_shards`)."""

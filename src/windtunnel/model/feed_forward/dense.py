@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
-from windtunnel.model.config_reader import ConfigReader
+from windtunnel.model.config_reader import ConfigReader, number_of
 from windtunnel.model.operators import BF16_BYTES, Elementwise, Gemm, Launch, Size
 from windtunnel.model.precision import ACTIVATION_BITS, Format
 from windtunnel.model.quantization import Names
@@ -32,6 +32,7 @@ class DenseFeedForward(Schema, FeedForward, tag="dense", tag_field="type"):
         multiple = reader.count("expansion_ratio", default=architecture.width_multiple or 0, minimum=0)
         width = reader.count(
             "intermediate_size_mlp",
+            "block_ff_dim",
             "dense_intermediate_size",
             "intermediate_size",
             "ffn_hidden_size",
@@ -42,6 +43,11 @@ class DenseFeedForward(Schema, FeedForward, tag="dense", tag_field="type"):
         # Qwen 1 publishes the sum of its gate and up projections' widths.
         if reader.model_type == "qwen":
             width //= 2
+        if reader.flag("block_auto_adjust_ff_dim"):
+            # Two thirds, for a gate's sake, times a factor, rounded up (`modeling_lfm2.py`, `Lfm2MLP`).
+            key, multiple = "block_ffn_dim_multiplier", reader.count("block_multiple_of")
+            factor = number_of(key, reader.raw.get(key), 1_000, reader.name)
+            width = -(-int(factor * (2 * width // 3)) // multiple) * multiple
         return cls(intermediate_size=width, gated=architecture.gated, bias=reader.rule(architecture.feed_forward_bias))
 
     def parameters(self, hidden_size: int) -> FeedForwardParameters:

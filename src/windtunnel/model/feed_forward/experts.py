@@ -152,6 +152,10 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
             return [layer != "dense" for layer in named]
         if listed := set(reader.numbers("moe_layers")):
             return [index in listed for index in range(reader.num_layers)]
+        if period := reader.count("expert_layer_period", default=0, minimum=0):
+            offset = reader.count("expert_layer_offset", default=0, minimum=0)
+            has_several = reader.count("num_local_experts") > 1  # Jamba says 1 where it has none
+            return [has_several and index % period == offset for index in range(reader.num_layers)]
         starts = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "first_last_k_dense_replace")
         first = reader.count(*starts, default=0, minimum=0)
         # ERNIE counts from the back with -1.

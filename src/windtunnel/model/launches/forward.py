@@ -28,7 +28,8 @@ def token_launches(shard: Shard, num_tokens: Size) -> list[Launch]:
     """
     layers = ((group.num_layers, _layer(shard, group, num_tokens)) for group in shard.model.layers)
     embedding = shard.elementwise("embedding", num_tokens, 2 * shard.model.hidden_size * BF16_BYTES)
-    launches = [embedding, *shard.all_reduce("embedding_all_reduce", num_tokens), *_repeated(layers)]
+    inputs = shard.model.layer_inputs.step_launches(shard, num_tokens) if shard.model.layer_inputs else ()
+    launches = [embedding, *shard.all_reduce("embedding_all_reduce", num_tokens), *inputs, *_repeated(layers)]
     launches.append(shard.norm("final_norm", num_tokens, shard.precision.lm_head))
     if shard.parallelism.pp > 1:
         # Hidden states and residual go to the next stage; a rank sends its share of them.
@@ -136,6 +137,8 @@ def _layer(shard: Shard, group: LayerGroup, num_tokens: Size) -> Iterator[Launch
             yield from _their_launches(shard, feed_forward, num_tokens)
             yield replace(hop_launch(shard, num_tokens), count=2)
         yield from shard.mix("post", num_tokens)
+    if inputs := shard.model.layer_inputs:
+        yield from inputs.layer_launches(shard, num_tokens)
 
 
 def _entered(shard: Shard, name: str, num_tokens: Size, output: Format, count: int = 1) -> Iterator[Launch]:

@@ -74,6 +74,8 @@ class Ranks:
     """Bus bandwidth of long buffers that switches add, over the rate of the links."""
     ll_bytes_per_s: float = 141e9
     """Most bus bandwidth of the protocol LL: here of Hopper, in one server."""
+    network: str = "infiniband"
+    """Kind of the links between servers (`network.fabric.NETWORK_SHARES`)."""
     scale_up_share: float = 1.0
     """Of the rate of the links inside its server, what a ring's flows reach."""
 

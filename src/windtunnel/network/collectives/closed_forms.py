@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from windtunnel.errors import InputError
 from windtunnel.network.collectives.call import ALGORITHMS, Ranks, bus_factor, check_operation
+from windtunnel.network.fabric import NETWORK_SHARES
 from windtunnel.units import US
 
 LAUNCH_S = 19.5 * US
@@ -23,14 +24,20 @@ PROTOCOL_SHARE = {"ll": 0.5, "ll128": 120 / 128, "simple": 1.0}
 
 RING_SHARE = 0.81
 """Of NVLink, in a ring: 365 of 450 GB/s on H100 and H200, 234 of 300 on A100, 680 of 900 on B200 (nccl-tests)."""
-NETWORK_SHARE = 0.967
-"""Of the NICs: 387 of 400 GB/s on eight servers of H100 (nccl-tests, InfiniBand NDR)."""
-
 NVLINK_BYTES_PER_S = 150e9
 """Slower links of a rank inside its server are PCIe or bridges: their switches do not add, NCCL relays nothing over
 them, and network cards share them."""
-NETWORK_RINGS = 8
-"""Most NICs by which the rings of an NVLink domain leave it: 406 GB/s of 50 GB/s each on twenty GB200 NVL72."""
+NETWORK_RINGS = 9
+"""Most NICs by which trees and rings of an NVLink domain leave it: 406 GB/s of 50 GB/s each on twenty GB200 NVL72."""
+TREE_SHARE = 0.92
+"""Rate of a tree over that of a ring (NCCL src/graph/tuning.cc, `ncclTopoTuneModel`)."""
+CLOSE = 1.05
+"""Times in NCCL's model this near to the least may each be its choice, as its constants change from release to release:
+of them the fastest is taken."""
+PEERS_AT_ONCE = 8
+"""Peers with which a rank exchanges messages at a time (NCCL src/include/device.h, NCCL_MAX_DEV_WORK_P2P_PER_BATCH)."""
+_MOST_LL_BYTES = 16384
+"""Of a message between two ranks that NCCL sends by LL (src/enqueue.cc, NCCL_P2P_LL_THRESHOLD)."""
 
 
 class Latency(NamedTuple):
@@ -50,11 +57,11 @@ def tree_network_gain(ranks: Ranks) -> float:
     478 GB/s at 8 GiB over network cards of 400 (crazyguitar/aws-gpu-communication-benchmark, p5), and 339 over 200
     (lessizzmore/create-a3mega-ztan-fork).
     """
-    return bus_factor("all_reduce", ranks.num_ranks) if ranks.num_servers == 2 else 1.0
+    return bus_factor("all_reduce", ranks.num_ranks) if ranks.num_servers == 2 else TREE_SHARE
 
 
-def ring_bytes_per_s(ranks: Ranks, rank_bytes: float) -> float:  # noqa: ARG001
-    """Return the rate of a rank inside its server in a ring or a tree, for any number of bytes of one rank."""
+def ring_bytes_per_s(ranks: Ranks) -> float:
+    """Return the rate of a rank inside its server in a ring."""
     return ranks.scale_up_bytes_per_s * RING_SHARE
 
 
@@ -69,8 +76,15 @@ class ClosedForm:
     steps_us: Callable[[str, Ranks, float, float], float]
     """Time of the steps that wait for each other, from operation, ranks, and the latency of one step inside a server
     (0 where it holds one rank) and between servers."""
-    scale_up_bytes_per_s: Callable[[Ranks, float], float] = ring_bytes_per_s
-    """Rate of a rank inside its server, from the bytes of one rank."""
+    scale_up_bytes_per_s: Callable[[Ranks], float] = ring_bytes_per_s
+    """Rate of a rank inside its server."""
+    fill_bytes: Callable[[str, Ranks, float, float], float] = lambda *_: 0.0
+    """Bytes of the buffer in whose time its pipeline fills, beside the latency of steps: from protocol, ranks, size and
+    the rate of the whole over that inside a server."""
+    correction: Callable[[str, float], float] = lambda _protocol, _size_bytes: 1.0
+    """Factor on the rate, from protocol and size, by which NCCL's choice knows that pipelines fill."""
+    plateau: float = 1.0
+    """Factor on the latency of all-reduces over several servers with the protocol simple."""
     network_gain: Callable[[Ranks], float] = lambda ranks: 1.0  # noqa: ARG005
     """Factor on the bus bandwidth between servers."""
     on_request: bool = False
@@ -99,8 +113,12 @@ def closed_form(
             f"NCCL has no {request} for {op} over {ranks.num_ranks} ranks in {ranks.num_servers} servers",
             f"it has {', '.join(f'{name} with {protocol}' for name, protocol, _ in possible)}; others: --backend flow",
         )
-    times = [(_seconds(form, protocol, op, size_bytes, ranks), name, protocol) for name, protocol, form in chosen]
-    return min(times, key=lambda row: row[0])
+    message = {"all_to_all": size_bytes / ranks.num_ranks, "send_recv": size_bytes}.get(op, 0.0)
+    if protocol == "auto" and message > _MOST_LL_BYTES:
+        chosen = [row for row in chosen if row[1] != "ll"]
+    times = [(*_seconds(form, protocol, op, size_bytes, ranks), name, protocol) for name, protocol, form in chosen]
+    least_s = min(row[0] for row in times)
+    return min((row[1:] for row in times if row[0] <= CLOSE * least_s), key=lambda row: row[0])
 
 
 def _possible(op: str, ranks: Ranks, requested: str) -> Iterator[tuple[str, str, ClosedForm]]:
@@ -119,27 +137,32 @@ def _check_links(op: str, ranks: Ranks) -> None:
         raise InputError(f"{op} over {ranks.num_servers} servers needs a link between servers")
 
 
-def _seconds(form: ClosedForm, protocol: str, op: str, size_bytes: float, ranks: Ranks) -> float:
+def _seconds(form: ClosedForm, protocol: str, op: str, size_bytes: float, ranks: Ranks) -> tuple[float, float]:
+    """Return the seconds that NCCL's model has for its choice, and those with the pipeline's fill."""
     latency = form.latencies[protocol]
     if op == "all_to_all":
-        return _all_to_all_seconds(latency, protocol, size_bytes, ranks)
-    rate = _bus_bytes_per_s(form, protocol, op, size_bytes, ranks)
+        seconds = _all_to_all_seconds(latency, protocol, size_bytes, ranks)
+        return seconds, seconds
+    rate, inside = _bus_bytes_per_s(form, protocol, op, ranks)
     far = latency.network + ranks.network_latency_us
     steps = form.steps_us(op, ranks, latency.scale_up if ranks.per_server > 1 else 0.0, far)
-    return (latency.base + steps) * US + size_bytes * bus_factor(op, ranks.num_ranks) / rate
+    plateau = form.plateau if op == "all_reduce" and protocol == "simple" and ranks.num_servers > 1 else 1.0
+    latency_s, factor = (latency.base + steps) * plateau * US, bus_factor(op, ranks.num_ranks) / rate
+    sent_bytes = size_bytes + form.fill_bytes(protocol, ranks, size_bytes, rate / inside if inside else 1.0)
+    return latency_s + size_bytes * factor / form.correction(protocol, size_bytes), latency_s + sent_bytes * factor
 
 
-def _bus_bytes_per_s(form: ClosedForm, protocol: str, op: str, size_bytes: float, ranks: Ranks) -> float:
-    inside = form.scale_up_bytes_per_s(ranks, size_bytes / ranks.num_ranks)
-    inside *= PROTOCOL_SHARE[protocol]
+def _bus_bytes_per_s(form: ClosedForm, protocol: str, op: str, ranks: Ranks) -> tuple[float, float]:
+    """Return the bus bandwidth, and what it would be inside a server alone."""
+    inside = form.scale_up_bytes_per_s(ranks) * PROTOCOL_SHARE[protocol]
     if protocol == "ll":
         inside = min(inside, ranks.ll_bytes_per_s)
     if ranks.num_servers == 1:
-        return inside
+        return inside, inside
     num_nics = 1 if op == "send_recv" else min(ranks.per_server, NETWORK_RINGS)  # one sender has one NIC
-    network = ranks.network_bytes_per_s * NETWORK_SHARE * num_nics
+    network = ranks.network_bytes_per_s * NETWORK_SHARES[ranks.network] * num_nics
     network *= form.network_gain(ranks) * PROTOCOL_SHARE[protocol]
-    return min(inside, network) if ranks.per_server > 1 or is_pcie(ranks) else network
+    return min(inside, network) if ranks.per_server > 1 or is_pcie(ranks) else network, inside
 
 
 def protocol_share(op: str, protocol: str, ranks: Ranks) -> float:
@@ -156,8 +179,12 @@ def _all_to_all_seconds(latency: Latency, protocol: str, size_bytes: float, rank
     inside = each * (ranks.per_server - 1) / up if ranks.per_server > 1 else 0.0
     outside = 0.0
     if ranks.num_servers > 1:
-        outside = each * (ranks.num_ranks - ranks.per_server) / (ranks.network_bytes_per_s * NETWORK_SHARE)
-    step = latency.network + ranks.network_latency_us if ranks.num_servers > 1 else latency.scale_up
+        rate = ranks.network_bytes_per_s * NETWORK_SHARES[ranks.network]
+        outside = each * (ranks.num_ranks - ranks.per_server) / rate
+    far = latency.network + ranks.network_latency_us
+    # Messages to peers beyond those at once wait for theirs.
+    later = (ranks.num_ranks - ranks.per_server) / PEERS_AT_ONCE if protocol == "simple" else 0.0
+    step = far * (1 + later) if ranks.num_servers > 1 else latency.scale_up
     on_pcie = each * (ranks.num_ranks - 1) / up if is_pcie(ranks) else 0.0
     return (latency.base + step) * US + max(inside, outside, on_pcie) / PROTOCOL_SHARE[protocol]
 

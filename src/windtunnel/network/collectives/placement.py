@@ -13,11 +13,12 @@ from windtunnel.network.collectives.closed_forms import NVLINK_BYTES_PER_S, RING
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.units import US
 
-LINK_SHARE = {"tpu": 0.89, "gaudi2": 0.98, "gaudi3": 0.98, "other": 0.75}
+LINK_SHARE = {"tpu": 0.89, "gaudi2": 0.98, "gaudi3": 0.98, "other": 0.73}
 """Architecture -> share of links between devices, in rings over all that a rank has: 178.8 of 200 GB/s on four TPU7x,
 each with links of 100 GB/s to two others (AI-Hypercomputer/tpu-recipes, microbenchmarks/ironwood); 513 of 525 on eight
-Gaudi 3 (docs.habana.ai, Collectives Performance: 256 MiB); 47.7 of 64 between two MI300X."""
-MOST_USUAL_LATENCY_S = 2e-6
+Gaudi 3 (docs.habana.ai, Collectives Performance: 256 MiB); between 47.7 of 64 on two and 316 of 448 on eight MI300X
+(hisohara/ai-scripts)."""
+USUAL_LATENCY_S, MOST_USUAL_LATENCY_S = 0.5e-6, 2e-6
 """Link latencies up to this are part of the network steps that closed forms have; EFA's are beyond."""
 _NVLS = {"hopper": (16, 1.07), "blackwell": (32, 0.95)}
 """Architecture -> channels of NVLS (NCCL src/transport/nvls.cc, NVLS_NCHANNELS_SM90 and _SM100; later releases take 24
@@ -62,11 +63,14 @@ def place_of(fabric: Fabric, gpus: NDArray[np.int32]) -> Ranks:
     link_bytes_per_s, is_direct = _scale_up(fabric, gpus, int(per_server[0]))
     up = link_bytes_per_s
     if is_direct:
-        up *= LINK_SHARE.get(architecture, LINK_SHARE["other"]) / RING_SHARE
+        up = direct_rate(up, architecture, int(per_server[0]), len(per_server))
     else:
         # Topology files often give the rate that a ring reaches in place of the data sheet's.
         published = device.scale_up_bytes_per_s if device else None
         up = max(up, min(published, up / RING_SHARE)) if published else up
+    scale_up_share = 1.0
+    if link_bytes_per_s:
+        scale_up_share = _link_share(architecture) if is_direct else min(up * RING_SHARE / link_bytes_per_s, 1.0)
     out, late_s = _scale_out(fabric, gpus)
     channels, nvls_share = switch_sums(device, up, is_direct=is_direct)
     return Ranks(
@@ -80,8 +84,23 @@ def place_of(fabric: Fabric, gpus: NDArray[np.int32]) -> Ranks:
         nvls_channels=channels,
         nvls_share=nvls_share,
         ll_bytes_per_s=_LL_BYTES_PER_S.get(architecture, _LL_BYTES_PER_S["ampere"])[min(len(per_server), 3) - 1],
-        scale_up_share=min(up * RING_SHARE / link_bytes_per_s, 1.0) if link_bytes_per_s else 1.0,
+        network=fabric.network,
+        scale_up_share=scale_up_share,
     )
+
+
+def direct_rate(link_bytes_per_s: float, architecture: str, per_server: int, num_servers: int) -> float:
+    """Return the rate of a rank by its links to the others of its server, over `RING_SHARE`.
+
+    A ring over several servers passes each on a path: a full mesh has as many paths that share no link as ranks, one
+    more than links of a rank (`rings.link_rings`).
+    """
+    paths = per_server / (per_server - 1) if num_servers > 1 else 1.0
+    return link_bytes_per_s * paths * _link_share(architecture) / RING_SHARE
+
+
+def _link_share(architecture: str) -> float:
+    return LINK_SHARE.get(architecture, LINK_SHARE["other"])
 
 
 def switch_sums(device: Device | None, scale_up_bytes_per_s: float, *, is_direct: bool) -> tuple[int, float]:
@@ -116,7 +135,8 @@ def _scale_out(fabric: Fabric, gpus: NDArray[np.int32]) -> tuple[float, float]:
     leaves &= np.isin(source, gpus)
     if not leaves.any():
         return 0.0, 0.0
-    late_s = 2 * max(float(latency[leaves].max()) - MOST_USUAL_LATENCY_S, 0.0)
+    link_s = float(latency[leaves].max())
+    late_s = 2 * (link_s - USUAL_LATENCY_S) if link_s > MOST_USUAL_LATENCY_S else 0.0
     return float(np.bincount(source[leaves], rate[leaves], fabric.num_nodes)[gpus].min()), late_s
 
 

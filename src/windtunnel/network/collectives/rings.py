@@ -65,8 +65,9 @@ def nccl_rings(ranks: Ids, num_servers: int) -> Rings:
 def link_rings(fabric: Fabric, ranks: Ids, num_servers: int) -> Rings | None:
     """Return rings over the links between the ranks of a server that no switch joins; None where they do not suffice.
 
-    A full mesh is cut into rings that share no link (Walecki's zigzags, Alspach 2008): (n - 1) / 2 cycles each way, the
-    matching that an even n leaves idle; n paths between servers. In two rows one ring runs each way.
+    A full mesh is cut into rings that use all links evenly (Walecki's zigzags, Alspach 2008): (n - 1) / 2 cycles each
+    way that share no link, for an even n n - 1 of which two share each; n paths between servers. In two rows one ring
+    runs each way.
     """
     local = by_server(ranks, num_servers)
     size = local.shape[1]
@@ -107,10 +108,10 @@ def _zigzags(size: int, num_paths: int) -> Ids:
 
 
 def _mesh_cycles(size: int) -> Ids:
-    """Return (num_cycles, size) Hamiltonian cycles of a full mesh that share no link."""
+    """Return (num_cycles, size) Hamiltonian cycles of a full mesh: one over each link, two where the size is even."""
     if size == 2:
         return np.array([[0, 1]], np.int32)
-    around = _zigzags(size - 1, (size - 1) // 2)
+    around = _zigzags(size - 1, (size - 1) // 2 if size % 2 else size - 1)
     return np.concatenate([np.full((len(around), 1), size - 1, np.int32), around], axis=1)
 
 

@@ -21,9 +21,15 @@ from windtunnel.network.collectives.call import (
     CollectiveRun,
     check_operation,
 )
-from windtunnel.network.collectives.closed_forms import PROTOCOL_SHARE, ClosedForm, closed_form, protocol_share
+from windtunnel.network.collectives.closed_forms import (
+    PROTOCOL_SHARE,
+    ClosedForm,
+    closed_form,
+    protocol_share,
+    ring_bytes_per_s,
+)
 from windtunnel.network.collectives.placement import chosen_gpus, path_latencies_s, place_of
-from windtunnel.network.fabric import Fabric, with_joined_switches, with_scale_up_share
+from windtunnel.network.fabric import NETWORK_SHARES, Fabric, with_joined_switches, with_shares
 from windtunnel.network.flows import Flows, together
 from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import BACKENDS, NetworkSettings
@@ -110,6 +116,8 @@ def _algorithm(call: CollectiveCall) -> str:
     best = _best(call)
     if not best or op in ALGORITHMS.get(best).OPERATIONS:
         return best or usual
+    if other := getattr(ALGORITHMS.get(best), "FLOWS_LIKE", ""):
+        return str(other)
     with_flows = [name for name, each in ALGORITHMS.every().items() if op in each.OPERATIONS and _applies(each, call)]
     return min(with_flows, key=lambda name: closed_form(op, call.size_bytes, call.ranks, name)[0])
 
@@ -157,10 +165,14 @@ def _carried(call: CollectiveCall, algorithm: str, protocol: str) -> tuple[Colle
         return call, 0.0
     fabric, settings, layout = with_joined_switches(call.fabric), call.settings, ALGORITHMS.get(algorithm)
     at_link_rate = getattr(layout, "AT_LINK_RATE", False)
+    form: ClosedForm | None = getattr(layout, "CLOSED_FORM", None)
     if not at_link_rate:
         share = call.ranks.scale_up_share * protocol_share(call.op, protocol, call.ranks)
-        fabric = with_scale_up_share(fabric, share)
-    form: ClosedForm | None = getattr(layout, "CLOSED_FORM", None)
+        if form is not None and call.ranks.scale_up_bytes_per_s:
+            share *= form.scale_up_bytes_per_s(call.ranks) / ring_bytes_per_s(call.ranks)
+        # Packets' headers are all that flows over InfiniBand lose.
+        slower = NETWORK_SHARES[call.ranks.network] / NETWORK_SHARES["infiniband"]
+        fabric = with_shares(fabric, share, min(slower, 1.0))
     if form is None or protocol not in form.latencies:
         return replace(call, fabric=fabric), 0.0
     latency, later_s = form.latencies[protocol], settings.send_latency_s - NetworkSettings().send_latency_s

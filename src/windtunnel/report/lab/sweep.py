@@ -49,15 +49,19 @@ def saturation(kind: str, loads: Sequence[float], runs: Sequence[ComparedRun]) -
     """Return the largest load that a server keeps up with; None where it keeps up with none, or with all.
 
     With a rate, the queue grows from the load on at which TTFT, fitted by a line, rises by more than `MOST_GROWTH` of
-    the elapsed time, as in `windtunnel capacity`. With clients, the load is the first with `SATURATED` of the largest
-    output.
+    the elapsed time, as in `windtunnel capacity`; nor does a server keep up with a load at which requests fail. With
+    clients, the load is the first with `SATURATED` of the largest output.
     """
     if kind == "concurrency":
         outputs = [run.entry.figures["output_tokens_per_s"] for run in runs]
         first = next(place for place, output in enumerate(outputs) if output >= SATURATED * max(outputs))
         return loads[first] if first + 1 < len(loads) else None
-    late = next((place for place, run in enumerate(runs) if _grows(run)), None)
+    late = next((place for place, run in enumerate(runs) if _num_failed(run) or _grows(run)), None)
     return loads[late - 1] if late else None
+
+
+def _num_failed(run: ComparedRun) -> int:
+    return int(run.document.get("summary", {}).get("num_failed") or 0)
 
 
 def _grows(run: ComparedRun) -> bool:
@@ -72,7 +76,11 @@ def sweep_report(sweep: Sweep) -> Report:
     heads = [unit]
     for title in FIGURES.values():
         heads += [title, "predicted"] if sweep.columns[2] else [title]
+    failed = [_num_failed(run) for run in sweep.columns[1]]
     rows = [[Cell(number(level.load), level.load), *_row(level)] for level in sweep.levels]
+    if any(failed):
+        heads.append("failed")
+        rows = [[*row, Cell(f"{count:,}", count)] for row, count in zip(rows, failed, strict=True)]
     sections = [
         Section("", [Table(heads, rows, left=0)], "Measured at each load", is_open=True),
         Section("", [Figures([_curve(sweep, name, unit) for name in LAYOUT["drawn"]])], "Over the load"),
@@ -92,6 +100,7 @@ def sweep_document(sweep: Sweep) -> dict[str, Any]:
         "levels": [
             {
                 "load": level.load,
+                "num_failed": _num_failed(level.measured),
                 "measured": dict(level.measured.entry.figures),
                 "predicted": None if level.predicted is None else dict(level.predicted.entry.figures),
             }
@@ -103,6 +112,9 @@ def sweep_document(sweep: Sweep) -> dict[str, Any]:
 def _sentence(sweep: Sweep) -> str:
     loads, measured, predicted = sweep.columns
     text = _saturation_text(sweep.kind, loads, measured)
+    failed = [level.load for level in sweep.levels if _num_failed(level.measured)]
+    if failed and sweep.kind == "concurrency":
+        text += f" Requests failed at {', '.join(map(number, failed))}."
     if predicted:
         said = _saturation_text(sweep.kind, loads, predicted)
         text = f"{text} Predicted: {said[:1].lower()}{said[1:]}"
@@ -115,14 +127,16 @@ def _sentence(sweep: Sweep) -> str:
 
 def _saturation_text(kind: str, loads: Sequence[float], runs: Sequence[ComparedRun]) -> str:
     largest, unit = saturation(kind, loads, runs), LAYOUT["units"][kind]
+    why = ["requests fail" if _num_failed(run) else "the queue grows" for run in runs]
     if kind == "concurrency":
         if largest is None:
             return f"Output still rises at {number(loads[-1])} {unit}."
         return f"Saturates at {number(largest)} {unit}: more add less than {1 - SATURATED:.0%} of output."
     if largest is not None:
-        return f"Keeps up with {number(largest)} {unit}; at {number(loads[loads.index(largest) + 1])} the queue grows."
-    if _grows(runs[0]):
-        return f"The queue grows at {number(loads[0])} {unit} already."
+        beyond = loads.index(largest) + 1
+        return f"Keeps up with {number(largest)} {unit}; at {number(loads[beyond])} {why[beyond]}."
+    if _num_failed(runs[0]) or _grows(runs[0]):
+        return f"{why[0].capitalize()} at {number(loads[0])} {unit} already."
     return f"Keeps up with every load, to {number(loads[-1])} {unit}."
 
 

@@ -17,6 +17,7 @@ from windtunnel.pricing.roofline import is_measured
 from windtunnel.schema import decode, read_yaml
 from windtunnel.serving.calibration import outside
 from windtunnel.serving.scenario import Setup
+from windtunnel.workload.client import DEFAULT_CLIENT
 
 SPREADS_FILE = catalog.shipped("uncalibrated_spreads.yaml")
 """Written by `benchmarks/accuracy.py --write`."""
@@ -35,6 +36,29 @@ def disaggregated_spreads() -> dict[str, dict[str, Spread]]:
 def uncalibrated_spreads() -> dict[str, dict[str, dict[str, Spread]]]:
     """Return engine -> `recorded` or `assumed` settings of its runs -> metric -> measured over predicted."""
     return decode(read_yaml(SPREADS_FILE), dict[str, dict[str, dict[str, Spread]]])
+
+
+PUBLISHED_FILE = SPREADS_FILE.with_name("published_spreads.yaml")
+"""Written by `benchmarks/published_runs.py --write`."""
+
+
+@cache
+def published_spreads() -> dict[str, Spread]:
+    """Return metric -> measured over predicted, for runs that others published, with the shipped calibrations."""
+    return decode(read_yaml(PUBLISHED_FILE), dict[str, Spread])
+
+
+UNCALIBRATED_CLIENTS = ("inferencex", "unrecorded")
+"""Clients of the runs that the spreads without calibration are of."""
+
+
+def is_by_others(setup: Setup) -> bool:
+    """Whether a client is named that no run behind the spreads had: a run of people who publish few of their settings.
+
+    The client that stands where none is named says nothing of that.
+    """
+    known = UNCALIBRATED_CLIENTS if setup.calibration is None else tuple(setup.calibration.clients)
+    return bool(known) and setup.client_name not in ("", DEFAULT_CLIENT, *known)
 
 
 OUTSIDE: Mapping[str, float] = {"device": 1.0, "model": 1.0, "format": 1.0, "version": 1.0, "version between": 0.45}
@@ -84,6 +108,10 @@ def intervals(
         if setup.calibration is not None:
             spreads |= (setup.settings_assumed and setup.calibration.spread_assumed) or setup.calibration.spread
         differences = tuple(remarks(setup).values())
+        if is_by_others(setup):
+            # Models and versions that no fitted run had are among the published ones.
+            differences = ()
+            spreads = {name: published_spreads()[name].around(spread) for name, spread in spreads.items()}
     fractions = {origin.value: fraction for origin, fraction in coverage.items()}
     if setup.model.has_experts and not is_measured(setup.device):
         fractions[UNMEASURED] = fractions.pop(Coverage.ROOFLINE.value, 0.0)

@@ -202,6 +202,7 @@ def schedulers() -> dict[str, Scheduler]:
     return {name: scheduler for owner in owners for name, scheduler in owner.schedulers.items()}
 
 
+@cache
 def _shipped_behaviour(engine: str) -> Behaviour:
     path = catalog.engine_file(engine, "behaviour.yaml")
     assert path is not None

@@ -5,8 +5,8 @@ only for the model, the workload or a degree of 1 is accepted: a search passes t
 """
 
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +55,12 @@ class Case(Schema):
     without: tuple[str, ...] = ()
     """Degrees of parallelism that must be 1: `pp`, `attention_dp`."""
 
-    def applies_to(self, device: Device, shape: Parallelism) -> bool:
-        """Whether the settings hold for a `device` that runs a replica of this `shape`."""
-        is_named = device.architecture in self.devices or device.name.startswith(self.devices)
-        is_large = device.memory_bytes >= self.from_bytes and shape.tp * shape.attention_dp >= self.from_ranks
+    def applies_to(self, device: str, architecture: str, memory_bytes: float, shape: Parallelism) -> bool:
+        """Whether the settings hold for a device that runs a replica of this `shape`."""
+        is_named = architecture in self.devices or device.startswith(self.devices)
+        is_large = memory_bytes >= self.from_bytes and shape.tp * shape.attention_dp >= self.from_ranks
         is_split = (not self.tp or shape.tp in self.tp) and all(getattr(shape, name) == 1 for name in self.without)
-        return is_named and is_large and is_split and not device.name.startswith(self.except_devices)
+        return is_named and is_large and is_split and not device.startswith(self.except_devices)
 
 
 class Profiling(Schema):
@@ -80,8 +80,8 @@ class Profiling(Schema):
     """Memory set aside for each further CUDA graph."""
 
 
-class VersionDefaults(Schema):
-    """Settings from version `since` on; they replace those of older entries one by one."""
+class VersionDefaults(Schema, eq=False):
+    """Settings from version `since` on; they replace those of older entries one by one. Its hash is by identity."""
 
     since: str
     settings: EngineSettings
@@ -118,6 +118,8 @@ class EngineDefaults(Schema):
     """Vendors of the devices it runs on; None: any."""
     window_architectures: tuple[str, ...] | None = None
     """Model types to which `window_kv` applies, the KV of others is kept in full; None: all."""
+    untemplated_architectures: tuple[str, ...] = ()
+    """Model types whose chats become prompts without a template, so that `host.chat_s` is 0."""
 
     def check(self) -> None:
         first = self.versions[0].settings if self.versions else EngineSettings()
@@ -170,7 +172,7 @@ def with_defaults(
     """
     shape, calibrated = shape or Parallelism(), calibrated or EngineSettings()
     version, entries = _entries(settings, device)
-    merged = _catalog_settings(entries, device, shape)
+    merged = dict(_catalog_settings(tuple(entries), device.name, device.architecture, device.memory_bytes, shape))
     overlay(merged, msgspec.structs.replace(calibrated, name=settings.name))
     if settings.scheduler in OTHER_SCHEDULERS:
         overlay(merged, schedulers()[settings.scheduler].settings)
@@ -218,14 +220,18 @@ def _entries(settings: EngineSettings, device: Device | None) -> tuple[str, list
     return version, entries
 
 
-def _catalog_settings(entries: Sequence[VersionDefaults], device: Device, shape: Parallelism) -> dict[str, Any]:
-    """Merge the entries of a version, the newest over the oldest, with what they say about `device` and `shape`."""
+@lru_cache(1000)
+def _catalog_settings(
+    entries: tuple[VersionDefaults, ...], device: str, architecture: str, memory_bytes: float, shape: Parallelism
+) -> Mapping[str, Any]:
+    """Merge the entries of a version, the newest over the oldest, with what they say about a device and `shape`; once,
+    since a search asks for the same thousands of times."""
     merged: dict[str, Any] = {}
     ranks = shape.tp * shape.attention_dp
     for entry in entries:
         overlay(merged, entry.settings)
         for case in (*entry.by_memory, *entry.by_ranks, *entry.by_device):
-            if case.applies_to(device, shape):
+            if case.applies_to(device, architecture, memory_bytes, shape):
                 overlay(merged, case.settings)
                 overlay(merged, case.wide_settings if ranks >= WIDE_TP else EngineSettings())
         overlay(merged, entry.stage_settings if ranks == 1 < shape.pp else EngineSettings())
@@ -268,7 +274,8 @@ def _scheduler_of(settings: EngineSettings) -> str:
 
 
 def for_architecture(given: EngineSettings, resolved: EngineSettings, architecture: str) -> EngineSettings:
-    """Set `window_kv` and `fused_all_reduce` as the engine has them for models of that `architecture`, unless `given`.
+    """Set `window_kv`, `fused_all_reduce` and `host.chat_s` as the engine has them for models of that `architecture`,
+    unless `given`.
 
     Schedulers other than the engines' own keep every token of every layer.
 
@@ -293,7 +300,10 @@ def for_architecture(given: EngineSettings, resolved: EngineSettings, architectu
     if fuses:
         is_possible = unfused is None or architecture not in unfused
         fuses = is_possible and (bool(given.fused_all_reduce) or fused is None or architecture in fused)
-    return msgspec.structs.replace(resolved, window_kv=kept, fused_all_reduce=fuses)
+    host = resolved.host
+    if architecture in engine_defaults(resolved.name).untemplated_architectures and given.host.chat_s is None:
+        host = msgspec.structs.replace(host, chat_s=0.0)
+    return msgspec.structs.replace(resolved, window_kv=kept, fused_all_reduce=fuses, host=host)
 
 
 def whole_prompt_tokens(given: EngineSettings, resolved: EngineSettings, max_model_len: int) -> EngineSettings:

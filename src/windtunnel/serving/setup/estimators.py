@@ -38,6 +38,7 @@ def shard_of(setup: Setup) -> Shard:
         devices_per_node=setup.node.num_devices,
         tf32=bool(setup.engine.tf32),
         scaled_sparse_kv=bool(setup.engine.scaled_sparse_kv),
+        compresses_in_one_block=bool(setup.engine.compresses_in_one_block),
         all2all_backend=exchange_of(setup),
         gathers_quantised=behaviour_of(setup.engine.name).gathers_quantised,
         redundant_experts=setup.engine.num_redundant_experts or 0 if setup.model.has_experts else 0,
@@ -84,7 +85,7 @@ def estimator_for(setup: Setup) -> Estimator:
     return on_network(calibrated(once, setup), setup)
 
 
-@lru_cache(4)
+@lru_cache(16)
 def _measured(hardware: bytes, engine: str, version: str, kernels: KernelChoices, *_fetched: object) -> Estimator:
     """Return `measured_estimator`, kept for setups that read the same tables: it holds what was made of them, in MB."""
     device, node = msgspec.json.decode(hardware, type=tuple[Device, Node])

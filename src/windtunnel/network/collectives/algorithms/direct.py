@@ -17,6 +17,8 @@ NCCL_CODE = 1
 """SimCCL writes an all-to-all as a ring."""
 CLOSED_FORM = replace(
     ring.CLOSED_FORM,
+    # NCCL has no LL128 of messages between two (src/enqueue.cc, `addP2pToPlan`).
+    latencies={protocol: ring.CLOSED_FORM.latencies[protocol] for protocol in ("ll", "simple")},
     applies=lambda op, _ranks: op in OPERATIONS,
     steps_us=lambda _op, ranks, near, far: far if ranks.num_servers > 1 else near,
 )

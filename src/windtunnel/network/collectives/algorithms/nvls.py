@@ -13,7 +13,7 @@ from windtunnel.units import US
 OPERATIONS = ("all_reduce",)
 NCCL_CODE = 4
 AT_LINK_RATE = True
-_MOST_HEADS = 32
+MOST_HEADS = 32
 """Ranks among which a channel divides a buffer (NCCL src/include/device.h, NCCL_MAX_NVLS_ARITY)."""
 _CHUNKS = ((64, 131072), (8, 65536), (2, 32768))
 """(Rounds, bytes): the chunk of a channel and head where the buffer fills that many rounds of such chunks, else 16 KiB
@@ -28,17 +28,20 @@ down, H100 and H200 take 0.82 and B200 and GB200 0.94 to 1.06 between 4 and 16 G
 
 def fill_bytes(ranks: Ranks, size_bytes: float) -> float:
     """Return the bytes of the rounds that the stages are apart: a round is a chunk of every channel and head."""
-    at_once = ranks.nvls_channels * min(ranks.per_server, _MOST_HEADS)
+    at_once = ranks.nvls_channels * min(ranks.per_server, MOST_HEADS)
     chunk = next((chunk for rounds, chunk in _CHUNKS if size_bytes >= rounds * at_once * chunk), 16384)
     return (_STAGES - 1) * min(at_once * chunk, size_bytes)
 
 
-def nvls_bytes_per_s(ranks: Ranks, rank_bytes: float) -> float:
-    """Return the rate of a rank whose switches add, with what the stages take longer to fill than `_LATENCY` has."""
-    size_bytes = rank_bytes * ranks.num_ranks
-    full = ranks.scale_up_bytes_per_s * ranks.nvls_share
-    known_bytes = _LATENCY.scale_up * US * full / bus_factor("all_reduce", ranks.num_ranks)
-    return full * size_bytes / (size_bytes + max(fill_bytes(ranks, size_bytes) - known_bytes, 0.0))
+def nvls_bytes_per_s(ranks: Ranks) -> float:
+    """Return the rate of a rank inside its server, whose switches add."""
+    return ranks.scale_up_bytes_per_s * ranks.nvls_share
+
+
+def _later_fill_bytes(_protocol: str, ranks: Ranks, size_bytes: float, _rate_over_inside: float) -> float:
+    """Return the bytes of the time that the stages take longer to fill than `_LATENCY` has."""
+    known_bytes = _LATENCY.scale_up * US * nvls_bytes_per_s(ranks) / bus_factor("all_reduce", ranks.num_ranks)
+    return max(fill_bytes(ranks, size_bytes) - known_bytes, 0.0)
 
 
 _LATENCY = Latency(8.4, 16.6, 18.0)
@@ -49,6 +52,7 @@ CLOSED_FORM = ClosedForm(
     applies=lambda op, ranks: op == "all_reduce" and ranks.num_servers == 1 and ranks.nvls and ranks.num_ranks > 4,
     steps_us=lambda _op, _ranks, near, _far: near,
     scale_up_bytes_per_s=nvls_bytes_per_s,
+    fill_bytes=_later_fill_bytes,
 )
 
 

@@ -6,24 +6,86 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.network.collectives.call import CollectiveCall
-from windtunnel.network.collectives.closed_forms import ClosedForm, Latency, tree_network_gain
+from windtunnel.network.collectives.call import CollectiveCall, Ranks
+from windtunnel.network.collectives.closed_forms import (
+    TREE_SHARE,
+    ClosedForm,
+    Latency,
+    ring_bytes_per_s,
+    tree_network_gain,
+)
 from windtunnel.network.collectives.rings import CHUNK_BYTES, by_server, num_chunks_of
 from windtunnel.network.flows import Flows, Hop, Ids, flows_of, in_channels, parents_from
 
 OPERATIONS = ("all_reduce",)
 NCCL_CODE = 0
-CLOSED_FORM = ClosedForm(
-    latencies={"ll": Latency(6.8, 0.6, 5.0), "ll128": Latency(14.0, 1.25, 8.5), "simple": Latency(8.4, 4.0, 14.0)},
-    applies=lambda op, ranks: op == "all_reduce" and ranks.num_servers > 1,
-    steps_us=lambda _op, ranks, near, far: 2 * ((ranks.per_server - 1) * near + log2(ranks.num_servers) * far),
-    network_gain=tree_network_gain,
-)
 MOST_CHUNKS = 64
 MOST_FLOWS = 2_000_000
 """Chunks are made larger where there would be more."""
 _LL_CHUNK_BYTES = 64 * 1024
 """Of data and flags of the protocol LL: 8 lines of 16 bytes for each of 512 threads (NCCL src/include/device.h)."""
+
+
+_LL128_CHUNK_BYTES = 120 * 640 * 8 * 15 // 16
+"""Of data of LL128: 120 elements of 8 bytes for each of 640 threads, of which a sixteenth are flags (likewise)."""
+_CORRECTIONS = {
+    "ll": (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+    "ll128": (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9),
+    "simple": (*[0.9] * 7, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9),
+}
+"""Protocol -> factor on the rate of each power of two from 64 bytes on (NCCL src/graph/tuning.cc,
+`treeCorrectionFactor`)."""
+
+
+def _correction(protocol: str, size_bytes: float) -> float:
+    """Return by how much NCCL takes trees to be slower at medium sizes."""
+    power = int(log2(max(size_bytes / 64, 1.0)))
+    return _CORRECTIONS[protocol][power] if power < len(_CORRECTIONS[protocol]) else 1.0
+
+
+def chunk_bytes(protocol: str, ranks: Ranks, share_bytes: float) -> int:
+    """Return the bytes of the chunks in which NCCL sends a tree's share of a channel.
+
+    Chunks are smaller where they fill too few steps. Source: NCCL src/enqueue.cc, `ncclPatternTreeUpDown` of the
+    protocol simple, and LL128.
+    """
+    if protocol == "ll":
+        return _LL_CHUNK_BYTES
+    size, nodes = ranks.per_server, ranks.num_servers
+    if nodes == 1:
+        size, nodes = 1, ranks.num_ranks
+    steps, depth = 1 + int(log2(nodes)) + 0.1 * size, size - 1 + int(log2(nodes))
+    limits: list[tuple[float, int]] = [(depth * 8, 131072), (depth * 4, 65536), (depth, 32768)]
+    if protocol == "ll128":
+        limits = [(steps * 64 / size, 131072), (steps * 16 / size, 32768)]
+    chunk = _LL128_CHUNK_BYTES if protocol == "ll128" else CHUNK_BYTES
+    for least_chunks, least_bytes in limits:
+        while share_bytes // chunk < least_chunks and chunk > least_bytes:
+            chunk //= 2
+    return chunk
+
+
+def fill_bytes(protocol: str, ranks: Ranks, size_bytes: float, rate_over_inside: float) -> float:
+    """Return the bytes of the chunks on the way from the last rank to the root and back: one of every channel on each
+    hop, which takes less time inside a server where that is faster. Lines of LL pass as they come."""
+    if protocol == "ll":
+        return 0.0
+    num_channels = 2 * ranks.per_server
+    share_bytes = size_bytes / num_channels
+    num_hops = 2 * ((ranks.per_server - 1) * rate_over_inside + log2(ranks.num_servers))
+    return num_hops * num_channels * min(chunk_bytes(protocol, ranks, share_bytes), share_bytes)
+
+
+CLOSED_FORM = ClosedForm(
+    latencies={"ll": Latency(6.8, 0.6, 5.0), "ll128": Latency(14.0, 1.25, 8.5), "simple": Latency(8.4, 4.0, 14.0)},
+    applies=lambda op, ranks: op == "all_reduce" and ranks.num_servers > 1,
+    steps_us=lambda _op, ranks, near, far: 2 * ((ranks.per_server - 1) * near + log2(ranks.num_servers) * far),
+    scale_up_bytes_per_s=lambda ranks: ring_bytes_per_s(ranks) * TREE_SHARE,
+    # Its kernel reaches less of the network than an NVLS tree's (NCCL src/graph/tuning.cc has the share for it alone).
+    network_gain=lambda ranks: tree_network_gain(ranks) * (TREE_SHARE if ranks.num_servers > 2 else 1.0),
+    fill_bytes=fill_bytes,
+    correction=_correction,
+)
 
 
 def flows(call: CollectiveCall) -> Flows:
@@ -59,28 +121,13 @@ def flows(call: CollectiveCall) -> Flows:
 
 
 def _chunks(share_bytes: int, most_chunks: int, call: CollectiveCall) -> NDArray[np.int64]:
-    """Return the bytes of the chunks in which NCCL sends a tree's share of a channel; the last one is what is left.
-
-    Chunks are smaller where they fill too few steps. Source: NCCL src/enqueue.cc, `ncclPatternTreeUpDown` of the
-    protocol simple, and LL128.
-    """
+    """Return the bytes of all chunks of a tree's share of a channel; the last one is what is left."""
     if call.settings.compat == "simai":
         num_chunks = min(num_chunks_of(share_bytes), most_chunks)
         return np.full(num_chunks, share_bytes // num_chunks)
-    size, nodes = call.ranks.per_server, call.ranks.num_servers
-    if nodes == 1:
-        size, nodes = 1, call.ranks.num_ranks
-    steps, depth = 1 + int(log2(nodes)) + 0.1 * size, size - 1 + int(log2(nodes))
-    limits: list[tuple[float, int]] = [(depth * 8, 131072), (depth * 4, 65536), (depth, 32768)]
-    if call.choices.protocol == "ll128":
-        limits = [(steps * 64 / size, 131072), (steps * 16 / size, 32768)]
-    chunk_bytes = _LL_CHUNK_BYTES if call.choices.protocol == "ll" else CHUNK_BYTES
-    for least_chunks, least_bytes in limits if call.choices.protocol != "ll" else []:
-        while share_bytes // chunk_bytes < least_chunks and chunk_bytes > least_bytes:
-            chunk_bytes //= 2
-    chunk_bytes = max(chunk_bytes, -(-share_bytes // most_chunks), 1)
-    full, rest = divmod(share_bytes, chunk_bytes)
-    return np.array([chunk_bytes] * full + [rest] * (rest > 0))
+    chunk = max(chunk_bytes(call.choices.protocol, call.ranks, share_bytes), -(-share_bytes // most_chunks), 1)
+    full, rest = divmod(share_bytes, chunk)
+    return np.array([chunk] * full + [rest] * (rest > 0))
 
 
 def _with_chains(up: NDArray[np.int64], size: int) -> NDArray[np.int64]:
