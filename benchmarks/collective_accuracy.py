@@ -2,7 +2,8 @@
 
     python benchmarks/collective_accuracy.py
 
-nccl-tests: bus bandwidth of every published point (time, hence bandwidth, launch included) on the catalog's nodes.
+nccl-tests: bus bandwidth of every published point (time, hence bandwidth, launch included) on the nodes of the catalog.
+Apart from these, points over several servers (`measured/collectives_between_servers.csv`).
 `launch left out`: the same with the launch refitted without the point's own system.
 DeepEP: the workloads of its tests (4,096 or 128 tokens a rank, hidden 7,168, 8 of 256 experts, for normal kernels in at
 most 4 servers, FP8 out and BF16 back) on H800 or, for the current version, H100. Two constants of low-latency kernels
@@ -13,6 +14,7 @@ import csv
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -56,6 +58,8 @@ NETWORKS: dict[str, NetworkKind] = {
     "Azure": "infiniband",
 }
 """Word of a system's name -> kind of its links between servers, where that is not the node's."""
+BETWEEN_SERVERS = Path(__file__).parent / "measured/collectives_between_servers.csv"
+"""Points over several servers, with the repository or issue that each was published in."""
 ALGORITHMS = {"Ring": "ring", "SHARP": "collnet"}
 QUEUED = "NVIDIA/dgxc-benchmarking"
 """Source whose log says `nGpus 1` and `graph: 0`: a process for each GPU queues 20 calls. The others with small sizes
@@ -112,10 +116,10 @@ class Point:
         return (self.measured_s / (self.kernel_s + launch_s * self.has_launch) - 1) * 100
 
 
-def nccl_points() -> tuple[list[Point], Counter[str]]:
-    """Return all points that can be predicted, and how many could not be, by reason."""
+def nccl_points(path: Path) -> tuple[list[Point], Counter[str]]:
+    """Return all points of a file that can be predicted, and how many could not be, by reason."""
     points, refused = [], Counter[str]()
-    with (REFERENCE / "collectives/busbw_public.csv").open() as file:
+    with path.open() as file:
         for row in csv.DictReader(file):
             try:
                 seconds = nccl_seconds(row)
@@ -124,7 +128,8 @@ def nccl_points() -> tuple[list[Point], Counter[str]]:
                 continue
             # A program of a TPU is launched whole.
             has_launch = not row["system"].startswith("TPU") and not row["source"].startswith(QUEUED)
-            name = (row["system"][:34], row["collective"], row["algo"][:14])
+            gpus = f", {row['n_gpus']}" if path == BETWEEN_SERVERS else ""
+            name = (row["system"][:34] + gpus, row["collective"], row["algo"][:14])
             points.append(Point(name, int(row["size_bytes"]), float(row["time_us"]) * 1e-6, seconds, has_launch))
     return points, refused
 
@@ -138,15 +143,16 @@ def fitted_launch_s(points: list[Point]) -> float:
     return float(np.median([np.median(each) for each in launches.values()]))
 
 
-def print_nccl() -> None:
-    points, refused = nccl_points()
+def print_nccl(path: Path) -> None:
+    points, refused = nccl_points(path)
     errors: dict[tuple[str, str, str, int], list[float]] = defaultdict(list)
     left_out: dict[int, list[float]] = defaultdict(list)
     for point in points:
         band = sum(point.size_bytes >= least for least in BANDS.values()) - 1
         errors[*point.name, band].append(point.error(LAUNCH_S))
-        others = [other for other in points if other.name[0] != point.name[0]]
-        left_out[band].append(abs(point.error(fitted_launch_s(others))))
+        if path != BETWEEN_SERVERS:
+            others = [other for other in points if other.name[0] != point.name[0]]
+            left_out[band].append(abs(point.error(fitted_launch_s(others))))
     print(f"{'nccl-tests':36s}{'op':16s}{'algorithm':16s}{'sizes':>11s}{'points':>8s}{'median off':>12s}{'mean':>8s}")
     for (system, op, algorithm, band), found in sorted(errors.items()):
         print(
@@ -155,10 +161,13 @@ def print_nccl() -> None:
         )
     for band, sizes in enumerate(BANDS):
         every = np.abs([error for name, found in errors.items() if name[3] == band for error in found])
+        if not every.size:
+            continue
         share = f"{np.mean(every <= 10):.0%} within 10%, nine in ten within {np.quantile(every, 0.9):.0f}%"
-        held = f"{np.median(left_out[band]):.1f}% with the launch left out"
-        print(f"{sizes}: {len(every)} points, {np.median(every):.1f}% in the median, {share}; {held}")
-    print(f"launch: {LAUNCH_S * 1e6:.1f} us shipped, {fitted_launch_s(points) * 1e6:.1f} us fitted to all systems")
+        held = f"; {np.median(left_out[band]):.1f}% with the launch left out" if left_out[band] else ""
+        print(f"{sizes}: {len(every)} points, {np.median(every):.1f}% in the median, {share}{held}")
+    if path != BETWEEN_SERVERS:
+        print(f"launch: {LAUNCH_S * 1e6:.1f} us shipped, {fitted_launch_s(points) * 1e6:.1f} us fitted to all systems")
     print(f"nccl-tests: {sum(map(len, errors.values()))} points scored, {sum(refused.values())} refused")
     for why, count in refused.items():
         print(f"  {count} of {why}")
@@ -225,6 +234,8 @@ def print_deepep() -> None:
 
 
 if __name__ == "__main__":
-    print_nccl()
+    print_nccl(REFERENCE / "collectives/busbw_public.csv")
+    print("\nbetween servers; the networks' shares are read off some of these systems")
+    print_nccl(BETWEEN_SERVERS)
     print_nvls_flows()
     print_deepep()
