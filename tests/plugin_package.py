@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from windtunnel import plugins
+from windtunnel.serving.setup import estimators
 
 
 @contextmanager
@@ -40,3 +41,4 @@ def _forget_installed() -> None:
     plugins._has_plugins.cache_clear()
     plugins._installed.cache_clear()
     plugins._works.cache_clear()
+    estimators._measured.cache_clear()  # they keep prices, also of kinds that a package brings
