@@ -117,7 +117,7 @@ def _choice(match: re.Match[str], schema: type) -> tuple[str, str, list[str]]:
     path = match["path"] or "$"
     if match["word"]:
         return f"{path}.{match['key']}", match["word"][1:-1], match["known"].split(", ")
-    return path, match["value"].strip("'"), _tags_at(schema, path)
+    return path, match["value"].strip("'"), list(dict.fromkeys(_tags_at(schema, path)))
 
 
 def _decode_custom(kind: Any, raw: Any) -> Any:

@@ -460,3 +460,10 @@ def test_a_collective_is_known_by_the_names_of_nccl(windtunnel: Command, words: 
     done = windtunnel("collective", *words, "--size", "1MiB", "--device", "h100_sxm")
     assert done.code == 0, done.stderr
     assert done.stdout.startswith("all_reduce of 1.00 MiB")
+
+
+def test_a_kind_of_network_that_is_not_known_is_refused_with_those_that_are(windtunnel: Command) -> None:
+    done = windtunnel("collective", "all_reduce", "--topology", "fat_tree:network=token_ring", "--bytes", "1MiB")
+    assert done.code == 2
+    assert "is 'token_ring', which is not known" in done.stderr
+    assert done.stderr.rstrip().endswith("known here: efa, ethernet, ici, infiniband, slingshot")
