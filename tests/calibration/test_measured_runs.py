@@ -176,6 +176,13 @@ def test_a_client_that_was_told_of_an_engine_tells_it(tmp_path: Path) -> None:
     assert [engine.name for engine in engines] == ["sglang", "vllm"]
 
 
+def test_the_engine_of_one_result_is_not_that_of_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text("\n".join(json.dumps(SGLANG | {"backend": name}) for name in ("sglang", "vllm")), encoding="utf-8")
+    runs = read_client_files(path, {"model": "llama-3.1-8b", "deployment": {"device": "h100_sxm"}})
+    assert [run.scenario.deployment.engine.name for run in runs if run.scenario] == ["sglang", "vllm"]
+
+
 TAIL = {"median": 45.0, "p99": 90.0}
 SECONDS = {"median": 0.045, "p99": 0.09}
 

@@ -257,11 +257,12 @@ def read_client_files(path: Path, base: dict[str, Any]) -> list[Measurement]:
         workload = _workload(path.name, values, are_means=True)
         if result.client in catalog.names("clients"):
             workload["client"] = result.client
-        if result.engine is not None and isinstance(base.get("deployment"), dict):
-            settings = base["deployment"].setdefault("engine", {})
+        described = deepcopy(base)  # an engine that one result names is not that of the next
+        if result.engine is not None and isinstance(described.get("deployment"), dict):
+            settings = described["deployment"].setdefault("engine", {})
             if isinstance(settings, dict):
                 settings.setdefault("name", result.engine)
-        scenario = scenario_from({**base, "workload": workload}, path.name)
+        scenario = scenario_from({**described, "workload": workload}, path.name)
         labels = _labels(scenario, values)
         runs.append(Measurement(result.id, scenario, "", result.measured, labels, unknown=unknown))
     return runs

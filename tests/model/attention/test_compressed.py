@@ -22,6 +22,9 @@ from windtunnel.pricing.aiconfigurator.estimator import measured_estimator, syst
 from windtunnel.pricing.estimator import Coverage, RooflineEstimator
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.schema import decode, encode
+from windtunnel.serving.deployment import EngineSettings
+from windtunnel.serving.engines.defaults import with_defaults
+from windtunnel.serving.engines.launches import unhidden_s
 
 FLASH, PRO = "deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V4-Pro"
 
@@ -169,6 +172,14 @@ def test_completing_128_tokens_is_as_slow_as_recorded() -> None:
     prompt = {launch.name: launch for launch in prefill_launches(on, 2.0, 64.0)}["compression"]
     assert (prompt.count, prompt.adds) == (20, 0.5)
     assert all(launch.name != "compression" for launch in decode_launches(shard(), 8.0, 4096.0))
+
+
+def test_the_compressions_kernel_is_counted_with_its_core() -> None:
+    plain, device = shard(tp=1, attention_dp=64, ep=64), catalog.device("b300_sxm")
+    engine = with_defaults(EngineSettings(name="vllm", version="0.20.1"), device, shape=plain.parallelism)
+    assert engine.host.kernel_gap_s
+    compressing = replace(plain, compresses_in_one_block=True)
+    assert unhidden_s(compressing, engine, 1) == pytest.approx(unhidden_s(plain, engine, 1), rel=1e-12)
 
 
 def test_hyper_connections_are_measured_at_two_places_of_a_layer() -> None:

@@ -144,11 +144,6 @@ class Compression(Op):
         """Values and their weights in fp32."""
         return self.rows * self.num_tokens * 2 * self.head_dim * FP32_BYTES
 
-    @property
-    def num_kernels(self) -> int:
-        """It is launched in every step, and counted with the core; most of the time it finds nothing to do."""
-        return 0
-
 
 def _overlap(compress_ratio: int) -> int:
     """Return the compressed tokens that a token is part of: those that are chosen from overlap."""

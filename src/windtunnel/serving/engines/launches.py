@@ -132,7 +132,7 @@ def _kernels_of(
             return behaviour.of_nvfp4_experts
         apart = 0 if _has_fused_experts(shard, engine, behaviour) else LAUNCHES_OF_EXPERTS - LAUNCHES_OF_FUSED_EXPERTS
         return (kernels or LAUNCHES_OF_FUSED_EXPERTS) + apart
-    kernels = kernels or launch.op.num_kernels
+    kernels = launch.op.num_kernels if kernels is None else kernels
     is_quantised = isinstance(launch.op, Gemm) and launch.op.format in behaviour.quantises_apart
     return 2 * kernels if is_quantised else kernels
 
