@@ -2,14 +2,13 @@
 
     python benchmarks/accuracy_elsewhere.py --reference DIR [--page FILE]     a row for each set below DIR/serving
 
-- TensorRT-LLM's published offline throughput (release 1.0 and 0.17): all requests at once, output tokens a second.
+- TensorRT-LLM's published offline throughput (0.14, 0.17 and 1.0): all requests at once, output tokens a second.
 - TensorRT-LLM's published throughput of static batches (0.5, 0.6.1): all requests of a batch at once.
 - TensorRT-LLM's published online latencies (0.14, Triton): Poisson arrivals, TTFT and TPOT.
 - LLMServingSim's vLLM 0.19 runs on workstation cards: a trace with more arrivals than the card serves.
 - Splitwise's profile of Llama-2-70B (A100, H100): batches of equal prompts, prefill and decode time.
-- MLPerf Inference (4.1 and 5.1): Llama-2-70B offline on TensorRT-LLM, and on AMD, output tokens a second of a replica.
 - APEX's runs of vLLM 0.6 on eight H100: Llama-3.1-70B in bf16, the requests that it recorded.
-- gpt-fast's single-stream decode on A100: one request, bf16.
+- gpt-fast's single-stream decode on A100: one request; bf16, int8 and int4 weights.
 - Mooncake's handoff of prompts of 128 to 32,768 tokens between two nodes of eight H800: KV transfer and TTFT. The
   transfer's latency and share of the links were read off these very nine runs (`serving.deployment.LINK_EFFICIENCY`).
 
@@ -26,6 +25,7 @@ import gzip
 import math
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from readers import trtllm_bench
 from readers.pages import write_table
 from reference import REFERENCE
 from windtunnel import catalog
@@ -63,7 +64,11 @@ MODELS = {
     "Llama-3.1-70B": "meta-llama/Llama-3.1-70B",
     "LLaMA v3.1 405B": "meta-llama/Llama-3.1-405B",
     "Llama 3.1 405B": "meta-llama/Llama-3.1-405B",
-    "Mistral 7B": "mistralai/Mistral-7B-v0.1",
+    "Llama 4 Scout": "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+    # Without the window of v0.1: unless `max_attention_window` is given, TensorRT-LLM's engines attend to every token.
+    "Mistral 7B": "mistralai/Mistral-7B-v0.2",
+    "Mixtral 8x7B": "mistralai/Mixtral-8x7B-v0.1",
+    "Mixtral-8x7B": "mistralai/Mixtral-8x7B-v0.1",
     "Qwen3-30B-A3B": "Qwen/Qwen3-30B-A3B",
     "Qwen3-32B": "Qwen/Qwen3-32B",
     "Llama-2-7B": "meta-llama/Llama-2-7b-hf",
@@ -91,10 +96,16 @@ FORMATS: dict[str, dict[str, str]] = {
     "FP4": {"weights": "nvfp4", "kv_cache": "fp8"},
     "FP16": {"weights": "bf16"},
     "BF16": {"weights": "bf16"},
+    "int8": {"weights": "w8a16"},
+    "int4 g32": {"weights": "int4"},
 }
 
 GREEDY: dict[str, Any] = {"sampling": {"temperature": 0.0}}
 """Sampling that vLLM's benchmark client asks for, by which these traces were replayed."""
+
+TENSORRT: dict[str, Any] = {"name": "trtllm", "version": "1.0.0", "backend": "tensorrt"}
+"""Releases before 1.0, with engines that TensorRT built before; their kernels are taken as those of 1.0, the first that
+were measured."""
 
 Run = tuple[Scenario, dict[str, float]]
 Source = Callable[[Path, Path], Iterator["Run | str"]]
@@ -122,8 +133,6 @@ def scenario_of(model: str, device: str, engine: dict[str, Any], workload: dict[
 
 def trtllm_offline(folder: Path, _: Path) -> Iterator[Run | str]:
     for row in rows_of(folder / "trtllm_offline_throughput.csv"):
-        if row["release"] not in ("v1.0", "v0.17"):
-            continue
         if row["model"] not in MODELS:
             yield f"{row['model']} is not in the catalog"
             continue
@@ -133,10 +142,15 @@ def trtllm_offline(folder: Path, _: Path) -> Iterator[Run | str]:
             "output_tokens": int(row["osl"]),
             "num_requests": min(int(row["n_requests"]), MOST_REQUESTS),
         }
-        # Releases before 1.0 are taken as 1.0, the first whose kernels were measured.
-        engine = {"name": "trtllm", "version": "1.0.0", "enable_chunked_prefill": True}
         shape = {"tp": int(row["tp"]), "pp": int(row["pp"]), "precision": FORMATS[row["precision"]]}
+        engine = TENSORRT | {"enable_chunked_prefill": True}
+        if row["release"] == "v1.0":
+            graphs = {"cudagraph_sizes": trtllm_bench.DOCUMENTED_GRAPHS, "cudagraph_padding": True}
+            engine |= {"backend": "pytorch", **graphs}
         made = scenario_of(MODELS[row["model"]], DEVICES[row["gpu"]], engine, workload, **shape)
+        if row["release"] == "v1.0":
+            engine |= trtllm_bench.limits(resolve(made), int(row["isl"]), int(row["osl"]))
+            made = scenario_of(MODELS[row["model"]], DEVICES[row["gpu"]], engine, workload, **shape)
         yield made, {"throughput": float(row["output_tok_per_s"])}
 
 
@@ -146,8 +160,8 @@ def trtllm_static(folder: Path, _: Path) -> Iterator[Run | str]:
             yield f"{row['kind']} of {row['model']}"
             continue
         batch, prompt = int(row["batch"]), int(row["isl"])
-        # Releases before 1.0 are taken as 1.0, the first whose kernels were measured; a batch runs whole.
-        engine = {"name": "trtllm", "version": "1.0.0", "max_num_seqs": batch, "max_num_batched_tokens": batch * prompt}
+        # A batch runs whole.
+        engine = TENSORRT | {"max_num_seqs": batch, "max_num_batched_tokens": batch * prompt}
         workload = {
             "arrivals": {"type": "burst"},
             "input_tokens": prompt,
@@ -173,7 +187,7 @@ def trtllm_online(folder: Path, _: Path) -> Iterator[Run | str]:
             "output_tokens": int(row["osl"]),
             "num_requests": int(row["n_requests"]),
         }
-        engine = {"name": "trtllm", "version": "1.0.0", "enable_chunked_prefill": True}
+        engine = TENSORRT | {"enable_chunked_prefill": True}
         shape = {"tp": int(row["tp"]), "precision": FORMATS[row["precision"]]}
         made = scenario_of(MODELS[row["model"]], DEVICES[row["gpu"]], engine, workload, **shape)
         yield made, {"ttft": float(row["mean_ttft_ms"]) * 1e-3, "tpot": float(row["mean_itl_ms"]) * 1e-3}
@@ -241,18 +255,15 @@ def splitwise(folder: Path, _: Path) -> Iterator[Run | str]:
 
 def gptfast(folder: Path, _: Path) -> Iterator[Run | str]:
     for row in rows_of(folder / "gptfast_bs1_decode.csv"):
-        if row["weight"] != "bf16" or row["model"] not in MODELS:
-            yield f"{row['model']} in {row['weight']}"
-            continue
         workload = {
             "arrivals": {"type": "closed_loop", "concurrency": 1},
             "input_tokens": 8,
             "output_tokens": 200,
             "num_requests": 2,
         }
-        made = scenario_of(
-            MODELS[row["model"]], "a100_sxm", {"name": "vllm", "version": "0.14.0"}, workload, tp=int(row["tp"])
-        )
+        engine, shape = {"name": "vllm", "version": "0.14.0"}, {"tp": int(row["tp"])}
+        precision = FORMATS[row["weight"].replace("bf16", "BF16")]
+        made = scenario_of(MODELS[row["model"]], "a100_sxm", engine, workload, precision=precision, **shape)
         yield made, {"tpot": float(row["tpot_ms"]) * 1e-3}
 
 
@@ -314,58 +325,9 @@ def whole(lines: list[str]) -> Iterator[str]:
         yield f"{arrival_s},{float(prompt):.0f},{max(float(output), 1):.0f}"
 
 
-OPEN_ORCA_TOKENS = 294
-"""Mean prompt and mean output of MLPerf's Llama-2-70B data (24,576 samples of Open Orca)."""
-
-
-TENSORRT: dict[str, Any] = {"name": "trtllm", "version": "1.0.0", "enable_chunked_prefill": True}
-ON_NVIDIA = {
-    "NVIDIA H100-SXM-80GB": ("h100_sxm", 2),
-    "NVIDIA H200-SXM-141GB": ("h200_sxm", 1),
-    "NVIDIA B200-SXM-180GB": ("b200_sxm", 1),
-}
-# Builds of 0.4.3 to 0.9.1, whose limits are not recorded.
-VLLM_ON_AMD: dict[str, Any] = {"name": "vllm", "version": "0.9.1", "max_num_seqs": 1024}
-ON_AMD = {
-    "AMD Instinct MI300X-NPS1-SPX-192GB-750W": ("mi300x", 1),
-    "AMD Instinct MI300X 192GB HBM3": ("mi300x", 1),
-    "AMD Instinct MI325X 256GB HBM3e": ("mi325x", 1),
-}
-
-
-def mlperf(
-    folder: Path, framework: str, devices: Mapping[str, tuple[str, int]], engine: dict[str, Any]
-) -> Iterator[Run | str]:
-    """Llama-2-70B, offline: as many replicas as fit; how devices were divided is not recorded."""
-    for row in rows_of(folder / "mlperf_inference.csv"):
-        if not (
-            row["model"].startswith("llama2-70b") and row["scenario"] == "Offline" and framework in row["framework"]
-        ):
-            continue
-        if row["accelerator"] not in devices or row["weight_dtype"] not in ("fp8", "fp4") or row["valid"] != "VALID":
-            yield f"{row['accelerator']}, {row['weight_dtype']}"
-            continue
-        device, tp = devices[row["accelerator"]]
-        lengths = {"type": "uniform", "min_tokens": OPEN_ORCA_TOKENS // 10, "max_tokens": OPEN_ORCA_TOKENS * 19 // 10}
-        workload = {
-            "arrivals": {"type": "burst"},
-            "input_tokens": lengths,
-            "output_tokens": lengths,
-            "num_requests": 4 * MOST_REQUESTS,
-        }
-        made = scenario_of(
-            MODELS["llama2-70b"], device, engine, workload, tp=tp, precision=FORMATS[row["weight_dtype"].upper()]
-        )
-        yield made, {"throughput": float(row["tokens_per_s"]) * tp / float(row["n_accel"])}
-
-
 SETS: dict[str, Source] = {
-    "MLPerf Inference 4.1 and 5.1, Llama-2-70B offline": lambda folder, _: mlperf(
-        folder, "TensorRT", ON_NVIDIA, TENSORRT
-    ),
-    "the same on AMD, vLLM": lambda folder, _: mlperf(folder, "vLLM", ON_AMD, VLLM_ON_AMD),
     "APEX, vLLM 0.6, 8 x H100, Llama-3.1-70B": apex,
-    "TensorRT-LLM offline throughput (1.0, 0.17)": trtllm_offline,
+    "TensorRT-LLM offline throughput (0.14, 0.17, 1.0)": trtllm_offline,
     "TensorRT-LLM static batches (0.5, 0.6)": trtllm_static,
     "TensorRT-LLM online (0.14)": trtllm_online,
     "LLMServingSim, vLLM 0.19, RTX cards": llmservingsim,
@@ -404,6 +366,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reference", type=Path, default=REFERENCE, metavar="DIR", help="the recorded data")
     parser.add_argument("--only", default="", metavar="TEXT", help="sets whose name contains it")
+    parser.add_argument("--rows", action="store_true", help="print every run")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only every so-many-th run of a set")
     parser.add_argument("--page", type=Path, metavar="FILE", help="a Markdown page to write the medians into")
     options = parser.parse_args()
@@ -421,7 +384,7 @@ def main() -> int:
         if options.only not in name:
             continue
         with tempfile.TemporaryDirectory() as scratch:
-            by_way = scores_of(list(source(folder, Path(scratch)))[:: options.every])
+            by_way = scores_of(list(source(folder, Path(scratch)))[:: options.every], options.rows)
         for way, (counts, cells) in by_way.items():
             print(f"| {name} | {counts} | {way} | {' | '.join(cells)} |", flush=True)
         (counts, ours), (_, plain) = by_way["windtunnel"], by_way["roofline alone"]
@@ -460,18 +423,35 @@ def regressed(runs: Sequence[Run], num_folds: int = 5) -> list[dict[str, float]]
     return found
 
 
-def scores_of(runs: list[Run | str]) -> dict[str, tuple[str, list[str]]]:
+def row_text(scenario: Scenario, measured: Mapping[str, float], found: Mapping[str, float]) -> str:
+    deployment, workload = scenario.deployment, scenario.workload
+    shape = f"tp {deployment.parallelism.tp} pp {deployment.parallelism.pp}, {deployment.engine.backend or ''}"
+    tokens = f"{workload.input_tokens} in, {workload.output_tokens} out, {workload.num_requests} requests"
+    errors = ", ".join(f"{name} {found[name] / value - 1:+.1%}" for name, value in measured.items())
+    return f"{scenario.model}, {scenario.precision}, {deployment.device}, {shape}, {tokens}: {errors}"
+
+
+def scores_of(runs: list[Run | str], show_rows: bool = False) -> dict[str, tuple[str, list[str]]]:
     """Return way of predicting -> runs and refused ones, and the median (bias) and 90th percentile of every metric."""
     done: dict[str, list[tuple[Run, dict[str, float]]]] = {"windtunnel": [], "roofline alone": []}
     tables: dict[Any, Estimator] = {}
+    reasons = Counter[str]()
     for run in runs:
         for way, pairs in done.items():
             try:
                 if not isinstance(run, str):
                     pairs.append((run, predicted(run[0], way != "windtunnel", tables)))
-            except InputError:
-                continue
+                elif way == "windtunnel":
+                    reasons[run] += 1
+            except InputError as error:
+                if way == "windtunnel":
+                    reasons[error.message] += 1
+    for reason, number in reasons.most_common():
+        print(f"refused: {number} of {len(runs)}: {reason}", file=sys.stderr)
     ready = [run for run, _ in done["windtunnel"]]
+    if show_rows:
+        for (scenario, measured), found in done["windtunnel"]:
+            print(row_text(scenario, measured, found), file=sys.stderr)
     if len(ready) >= LEAST_RUNS:
         done["log-linear regression"] = list(zip(ready, regressed(ready), strict=True))
     found_by: dict[str, tuple[str, list[str]]] = {}

@@ -49,6 +49,7 @@ CLOUD_NODES = {
     "aws_p5en": ("H200", "p5en"),
     "aws_p6_b200": ("B200", "p6"),
     "aws_p6_b300": ("B300", "p6"),
+    "gcp_a3_mega": ("H100", "a3"),
 }
 """Node of a cloud whose network is its own -> words of a system's name."""
 NETWORKS: dict[str, NetworkKind] = {
@@ -128,6 +129,7 @@ def nccl_points(path: Path) -> tuple[list[Point], Counter[str]]:
                 continue
             # A program of a TPU is launched whole.
             has_launch = not row["system"].startswith("TPU") and not row["source"].startswith(QUEUED)
+            has_launch &= path != BETWEEN_SERVERS  # started by MPI, a process for each GPU
             gpus = f", {row['n_gpus']}" if path == BETWEEN_SERVERS else ""
             name = (row["system"][:34] + gpus, row["collective"], row["algo"][:14])
             points.append(Point(name, int(row["size_bytes"]), float(row["time_us"]) * 1e-6, seconds, has_launch))

@@ -31,7 +31,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from roofline_fit import Sample, fit_family, fit_roofline, sample, without
+from roofline_fit import NAMES, Sample, fit_family, fit_roofline, sample, without
 from windtunnel import catalog
 from windtunnel.model import operators as ops
 from windtunnel.model.attention.block_sparse import BlockSparseDecode, BlockSparsePrefill
@@ -399,7 +399,7 @@ def roofline(seed: int, write: bool, only: str | None = None) -> list[Score]:
     files: dict[Any, Any] = {}
     of_kind: dict[Any, Any] = {}
     for (kind, variant), probe in probes():
-        is_asked = only in (None, kind) and kind not in KINDS["borrowed_fits"]
+        is_asked = only in (None, kind) and kind in NAMES and kind not in KINDS["borrowed_fits"]
         found = samples_of(probe, np.random.default_rng(seed)) if is_asked else {}
         if len(found) < 2:
             continue

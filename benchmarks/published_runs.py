@@ -139,6 +139,8 @@ def engine_of(row: Row) -> dict[str, Any]:
         if row.get(key):
             engine[key] = float(row[key]) if "utilization" in key else int(row[key])
     engine |= {key: True for option, key in OPTIONS.items() if option in row["note"]}
+    if name == "trtllm" and row["set"] == "dstack_online":
+        engine["backend"] = "pytorch"
     if row["set"].endswith("_throughput") and not row["max_num_seqs"] and name != "trtllm":
         engine["max_num_seqs"] = MOST_REQUESTS
     return engine

@@ -8,10 +8,11 @@ import sys
 from html.parser import HTMLParser
 from inspect import signature
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -25,6 +26,7 @@ from windtunnel.report.report import Bars, Cards, Cell, Facts, OnPage, OnTermina
 from windtunnel.schema import encode
 from windtunnel.search.answers import scenario_of
 from windtunnel.serving.scenario import Scenario
+from windtunnel.serving.shorthand import OF_LOAD, PATHS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.full
@@ -226,6 +228,57 @@ def test_a_deployment_is_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
     again = wt.recommend("llama-3.1-8b", "l40s", "ttft_p90=1s", rate_per_s=5, **options)
     assert again.winner() == evidence.winner()
     assert isinstance(evidence.winner(), Scenario)
+
+
+def test_a_recommendation_counts_given_prices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("windtunnel.search.recommend.TOKEN_BUDGETS", (None,))
+    given = ("llama-3.1-8b", ["l40s", "h100_sxm"], "ttft_p90=1s")
+    options = {"max_devices": 1, "input_tokens": 256, "output_tokens": 32, "num_requests": 40}
+    file = tmp_path / "prices.yaml"
+    file.write_text("l40s: 9\nh100_sxm: 0.25\n")
+    for prices in ({"l40s": 9, "h100_sxm": 0.25}, "l40s=9,h100_sxm=0.25", file):
+        evidence = wt.recommend(*given, rate_per_s=5, prices=prices, **options)
+        winner = evidence.winner()
+        assert isinstance(winner, Scenario)
+        assert (winner.deployment.device, winner.deployment.price_usd_per_hour) == ("h100_sxm", 0.25)
+        assert "$0.25/h" in repr(evidence)
+    with pytest.raises(InputError, match="there is no option 'device'"):
+        wt.recommend(*given, device="l40s", **options)
+    for wrong in ({"b200_sxm": 1}, {"l40s": "free"}):
+        with pytest.raises(InputError, match=r"b200_sxm, which is not among|l40s=free"):
+            wt.recommend(*given, prices=wrong, **options)  # type: ignore[arg-type]
+
+
+def test_a_recommendation_takes_the_load_as_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("windtunnel.search.recommend.TOKEN_BUDGETS", (None,))
+    given, seen = ("llama-3.1-8b", ["l40s"], "ttft_p90=1s"), []
+    monkeypatch.setattr("windtunnel.api._search", lambda space, *_, **__: seen.append(space.scenario["workload"]))
+    lengths: Any = {"input_tokens": 256, "output_tokens": 32}
+    wt.recommend(*given, rate_per_s=40, **lengths)
+    wt.recommend(*given, **lengths)
+    wt.recommend(*given, concurrency=8, **lengths)
+    wt.recommend(*given, trace="azure2023_code")
+    assert seen[0] == seen[1]  # answers for one rate serve another
+    assert seen[2]["arrivals"] == {"type": "closed_loop", "concurrency": 8}
+    assert "arrivals" not in seen[3] or seen[3]["arrivals"]["type"] != "poisson"
+
+
+def test_rows_of_points_are_read_by_other_libraries(chat: Scenario) -> None:
+    grid = wt.whatif(chat, {"tp": [1, 2]})
+    assert list(grid.to_pandas()["vary.tp"]) == [1, 2]
+    reader = pa.RecordBatchReader.from_stream(grid)
+    assert reader.read_all().equals(grid.to_arrow())
+
+
+@pytest.mark.parametrize("name", ["simulate", "scenario", "whatif", "capacity", "recommend", "explain", "diagnose"])
+def test_the_options_of_a_function_have_types(name: str) -> None:
+    function = getattr(wt, name)
+    assert "windtunnel." not in str(signature(function))  # `help` shows names as they are imported
+    (options,) = get_args(get_type_hints(function)["options"])
+    chosen = {"recommend": {"model", "device", "devices"}}.get(name, set())
+    known = {*options.__annotations__, *signature(function).parameters} - {"options", "prices"}
+    assert known >= {*PATHS, *OF_LOAD} - chosen
+    assert all(each in str(wt.scenario.__doc__) for each in PATHS)
 
 
 def test_a_training_step_is_predicted(tmp_path: Path) -> None:
@@ -491,6 +544,12 @@ def test_what_is_saved_as_json_is_json(chat: Scenario, tmp_path: Path) -> None:
 
 def test_the_package_says_its_version() -> None:
     assert re.match(r"\d+\.\d+", wt.__version__)
+
+
+def test_a_figure_of_one_result_alone_is_not_the_best(chat: Scenario) -> None:
+    runs = [wt.simulate(chat, output_tokens=tokens) for tokens in (1, 1, 32)]
+    assert "lowest TTFT p99" in repr(wt.compare(runs))
+    assert "TPOT" not in repr(wt.compare(runs)).partition(". ")[0]
 
 
 def test_results_are_compared(chat: Scenario, tmp_path: Path) -> None:

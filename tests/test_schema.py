@@ -53,6 +53,10 @@ def test_an_unknown_key_names_its_path_and_its_neighbour() -> None:
     )
 
 
+def test_an_unknown_key_is_named_before_a_wrong_unit_below_it() -> None:
+    assert message({"traceEvents": [{"s": "g"}]}, Scenario)[0] == "unknown key $.traceEvents"
+
+
 def test_an_unknown_key_of_an_alternative_is_not_offered_again() -> None:
     """`concurrency` is a field of another alternative; to suggest it for this one would be a circle."""
     raw = raw_scenario()

@@ -1,10 +1,12 @@
 """A function for each question that the command line answers; a notebook shows their results as reports."""
 
+from __future__ import annotations  # `help` prints them as they are written
+
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from windtunnel import catalog
 from windtunnel.arguments import checked
@@ -34,6 +36,7 @@ from windtunnel.search.asker import Asker
 from windtunnel.search.capacity.capacity import Capacities, capacities
 from windtunnel.search.evaluation.schema import Question
 from windtunnel.search.executors import Means, start_workers
+from windtunnel.search.prices import asked_prices
 from windtunnel.search.recommend import deployments_space
 from windtunnel.search.space.space import Space, grid_of, load_space, space_from
 from windtunnel.search.store import Store, default_path
@@ -41,7 +44,17 @@ from windtunnel.search.study import search as search_space
 from windtunnel.serving.explain import Explanation, explain_step, pool_of_step, step_batch
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Described, pool_scenario, resolve
-from windtunnel.serving.shorthand import JOB_PATHS, OF_LOAD, PATHS, described_by, scenario, unknown_option
+from windtunnel.serving.shorthand import (
+    JOB_PATHS,
+    OF_LOAD,
+    PATHS,
+    LoadOptions,
+    RecommendOptions,
+    ScenarioOptions,
+    described_by,
+    scenario,
+    unknown_option,
+)
 from windtunnel.training.job import TrainingJob, load
 from windtunnel.training.step import TrainingResult, simulate_training
 
@@ -64,7 +77,7 @@ Limits = str | Mapping[str, float | str]
 
 @checked
 def capacity(
-    described: Described | None = None, slo: Limits | None = None, num_streams: int = 3, **options: Any
+    described: Described | None = None, slo: Limits | None = None, num_streams: int = 3, **options: Unpack[LoadOptions]
 ) -> Capacities:
     """Find the greatest load that a deployment sustains, in requests/s, or in clients of a closed loop.
 
@@ -88,7 +101,7 @@ def whatif(
     described: Described | None = None,
     vary: Mapping[str, Sequence[Any]] | None = None,
     workers: int = 1,
-    **options: Any,
+    **options: Unpack[ScenarioOptions],
 ) -> Grid:
     """Simulate every combination of some settings' values: `whatif(chat, {"tp": [1, 2], "rate_per_s": [4, 8]})`.
 
@@ -138,7 +151,7 @@ def recommend(
     workers: int = 1,
     max_devices: int | None = None,
     max_usd_per_hour: float | None = None,
-    **options: Any,
+    **options: Unpack[RecommendOptions],
 ) -> SearchEvidence:
     """Say what to serve a model on: `recommend("llama-3.1-8b", ["l40s"], "ttft_p90=1s", rate_per_s=40, ...)`.
 
@@ -148,23 +161,33 @@ def recommend(
         workers: processes.
         max_devices: most devices of one replica; None: those of a node.
         max_usd_per_hour: most money of one replica.
-        options: the workload and the engine, as `scenario` takes them.
+        options: the workload and the engine, as `scenario` takes them; `prices`: `{"l40s": 0.90}` in USD an hour for
+            one device, as a text `"l40s=0.90"`, or a YAML file of offers; without it the catalog's list prices.
     """
     devices = devices.split(",") if isinstance(devices, str) else devices
     if not devices:
         raise InputError("devices is empty; a device at least is needed", "`windtunnel catalog devices` lists them")
-    first_rate = 1.0 if rate_per_s is None else rate_per_s
-    shared = encode(scenario(model=model, device=devices[0], rate_per_s=first_rate, **options))
+    if "device" in options:
+        raise unknown_option("device", ["devices"])
+    given: dict[str, Any] = {"model": model, "device": devices[0], "rate_per_s": rate_per_s, **options}
+    asked = given.pop("prices", None)
+    if isinstance(asked, Mapping):
+        asked = ",".join(f"{name}={usd}" for name, usd in asked.items())
+    prices = asked_prices(None if asked is None else str(asked), None, None, devices)
+    if rate_per_s is None and not options.keys() & {"concurrency", "trace"}:
+        given["rate_per_s"] = 1.0
+    shared = encode(scenario(**given))
+    if shared["workload"].get("arrivals", {}).get("type") == "poisson":
+        shared["workload"]["arrivals"]["rate_per_s"] = 1.0  # a capacity depends on no rate: answers serve all
     budget = {"devices": max_devices, "usd_per_hour": max_usd_per_hour}
-    space = deployments_space(shared, devices, parse_limits(slo), budget)
-    return _search(space, workers, 5, rate_per_s, True)
+    usd = {name: price.usd_per_hour for name, price in prices.items()}
+    space = deployments_space(shared, devices, parse_limits(slo), budget, usd)
+    return _search(space, workers, 5, rate_per_s, recommends=True, prices=tuple(prices.values()))
 
 
-def _search(
-    space: Space, workers: int, top: int, load: float | None = None, recommends: bool = False
-) -> SearchEvidence:
+def _search(space: Space, workers: int, top: int, load: float | None = None, **shown: Any) -> SearchEvidence:
     store = Store(default_path(), warnings.warn)
-    return evidence_of(search_space(space, store, _means(workers)), store, top, load, recommends=recommends)
+    return evidence_of(search_space(space, store, _means(workers)), store, top, load, **shown)
 
 
 def _means(workers: int) -> Means:
@@ -178,7 +201,7 @@ def explain(
     context: float = 2048,
     prefill_tokens: int = 0,
     pool: str | None = None,
-    **options: Any,
+    **options: Unpack[ScenarioOptions],
 ) -> Explanation:
     """Price one step operator by operator: `explain(model="llama-3.1-8b", device="h100_sxm", batch=8)`.
 
@@ -274,7 +297,7 @@ def diagnose(
     requests: Path | str,
     described: Described | None = None,
     before: Path | str | Sequence[Path | str] = (),
-    **options: Any,
+    **options: Unpack[ScenarioOptions],
 ) -> Diagnosis:
     """Say why a server is slow: `diagnose("runs/real", model="qwen3-32b", device="h100_sxm", tp=2)`.
 

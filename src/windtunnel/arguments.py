@@ -8,7 +8,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from windtunnel.errors import InputError, check_known
+from windtunnel.errors import InputError, check_known, listed
 
 Parameters = ParamSpec("Parameters")
 Answer = TypeVar("Answer")
@@ -31,7 +31,7 @@ def checked(function: Callable[Parameters, Answer]) -> Callable[Parameters, Answ
             kinds = _argument_kinds(function).get(name, ())
             if kinds and not any(_is_of(kind, value) for kind in kinds):
                 words = [word for kind in kinds if (word := _ARGUMENT_WORDS.get(kind, _with_article(kind)))]
-                needed = ", ".join(words[:-1]) + (" or " if words[1:] else "") + words[-1]
+                needed = listed(words, "or")
                 given = repr(value) if isinstance(value, str | int | float | NoneType) else _with_article(type(value))
                 message = f"{name} of {function.__name__} is {given:.60}; {needed} is needed"
                 raise InputError(message, f"help({function.__name__}) says what each argument is")

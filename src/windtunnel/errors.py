@@ -7,7 +7,7 @@ import difflib
 import errno
 import os
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -56,11 +56,7 @@ class MissingExtraError(InputError):
 
 
 def import_extra(package: str, extra: str) -> Any:
-    """Import an optional package.
-
-    Raises:
-        MissingExtraError: it is not installed; the hint names the extra that brings it.
-    """
+    """Import an optional package; MissingExtraError names the extra that brings it where it is not installed."""
     try:
         return import_module(package)
     except ImportError:
@@ -69,11 +65,7 @@ def import_extra(package: str, extra: str) -> Any:
 
 @contextmanager
 def needing(extra: str, *packages: str) -> Iterator[None]:
-    """Import, within the block, modules that need the packages of an extra.
-
-    Raises:
-        MissingExtraError: one is not installed.
-    """
+    """Import, within the block, modules that need the packages of an extra; MissingExtraError where one is lacking."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -135,7 +127,7 @@ def did_you_mean(word: str, known: Iterable[str], fallback: str | None = None) -
     for of, what in ((wholes, asked), (parts, behind)):
         near = [of[each] for each in difflib.get_close_matches(what, of, n=3, cutoff=0.55)]
         if near or longer:
-            return f"did you mean {_either(list(dict.fromkeys([*longer, *near]))[:3])}?"
+            return f"did you mean {listed(list(dict.fromkeys([*longer, *near]))[:3], 'or')}?"
     return fallback
 
 
@@ -146,9 +138,9 @@ def check_known(word: str, known: Iterable[str], message: str, otherwise: str | 
         raise InputError(message, did_you_mean(word, names, otherwise or f"known: {', '.join(names)}"))
 
 
-def _either(names: Iterable[str]) -> str:
-    words = list(names)
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+def listed(words: Sequence[str], joint: str = "and") -> str:
+    """Return words as a list in a sentence: `a`, `a and b`, `a, b and c`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {joint} {words[-1]}"
 
 
 def place(error: Exception) -> str | None:

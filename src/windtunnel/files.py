@@ -68,11 +68,7 @@ def read_bytes(path: Path, limit: int = -1) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file, plain or gzipped.
-
-    Raises:
-        InputError: as `read_bytes`; or it is not UTF-8 text.
-    """
+    """Return the text of a file, plain or gzipped; errors are those of `read_bytes`, or InputError where not UTF-8."""
     content = read_bytes(path)
     try:
         return content.decode("utf-8")
@@ -81,11 +77,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_number(text: Any, what: str) -> float:
-    """Return a finite number of at least 0; `what` names it and its place.
-
-    Raises:
-        InputError: it is not a number, is below 0, or is not finite.
-    """
+    """Return a finite number of at least 0; `what` names it and its place in the InputError for anything else."""
     try:
         number = float(text)
     except (ValueError, TypeError, OverflowError):
@@ -96,11 +88,7 @@ def parse_number(text: Any, what: str) -> float:
 
 
 def parse_whole(text: Any, what: str, least: int | None = 0) -> int:
-    """Return a whole number of at least `least`; `what` names it and its place.
-
-    Raises:
-        InputError: it is not a whole number, or is below `least`.
-    """
+    """Return a whole number of at least `least`; `what` names it and its place in the InputError for anything else."""
     try:
         number = int(text)
     except (ValueError, TypeError, OverflowError):
@@ -111,11 +99,7 @@ def parse_whole(text: Any, what: str, least: int | None = 0) -> int:
 
 
 def decode_json(path: Path, kind: type[T], what: str, hint: str | None = None) -> T:
-    """Decode a JSON file, plain or gzipped; keys that `kind` does not have are ignored.
-
-    Raises:
-        InputError: the file is missing, is not JSON, or is not `what`.
-    """
+    """Decode JSON, plain or gzipped, leaving out what `kind` does not have; InputError where missing or not `what`."""
     content = read_bytes(path)
     try:
         return msgspec.json.decode(content, type=kind)
@@ -139,7 +123,6 @@ def check_replaceable(path: Path | None, overwrite: bool, *suffixes: str) -> Non
 
     Args:
         path: None where nothing is to be written.
-        overwrite: whether a file may be replaced.
         suffixes: ends of its name, of which it has to have one.
     """
     if path is None:
@@ -169,11 +152,7 @@ def _is_special(path: Path) -> bool:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write `content` to `path`, gzipped where its name ends in `.gz`; it appears completely or not at all.
-
-    Raises:
-        InputError: it cannot be written.
-    """
+    """Write `content` to `path`, gzipped for `.gz`, completely or not at all; InputError where it cannot be written."""
     if path.suffix == ".gz":
         content = gzip.compress(content, mtime=0)
     try:

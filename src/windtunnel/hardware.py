@@ -78,6 +78,11 @@ class Node(Schema):
     neighbours in a grid of two rows where the links are fewer or more (ICI). None: a switch joins the devices."""
     sources: dict[str, str] = {}
 
+    def link_among(self, num_devices: int) -> Link:
+        """Return the link of so many of its devices to one another: the host's where `scale_up` joins fewer."""
+        is_joined = self.scale_up_group_size is None or num_devices <= self.scale_up_group_size
+        return self.scale_up if is_joined or self.host is None else self.host
+
 
 def meets_all(node: Node) -> bool:
     """Whether every device of the node has a link of its own to every other one."""

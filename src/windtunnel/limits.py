@@ -31,11 +31,7 @@ cross six links.
 
 
 def check_size(**counts: float) -> None:
-    """Raise InputError where a run of so many things would exceed a limit.
-
-    Args:
-        counts: kind of things in `COSTS`, with `_` for its space, -> their number.
-    """
+    """Raise InputError where so many things of the kinds in `COSTS`, `_` for a space, would exceed a limit of a run."""
     numbers = {name.replace("_", " "): count for name, count in counts.items()}
     needed_bytes, needed_s = (sum(count * COSTS[name][part] for name, count in numbers.items()) for part in (0, 1))
     many = " and ".join(f"{count:,.0f} {name}" for name, count in numbers.items())
@@ -53,11 +49,7 @@ def check_size(**counts: float) -> None:
 
 
 def set_limits(memory: str | None, time: str | None) -> None:
-    """Set the limits of this process and of those that it starts; None leaves one as it is.
-
-    Raises:
-        InputError: a text is no quantity above 0.
-    """
+    """Set the limits of this process and those that it starts (None: as it is); InputError for no quantity above 0."""
     for variable, field, text in ((MEMORY, "memory_limit_bytes", memory), (TIME, "time_limit_s", time)):
         if text is not None:
             if not parse_quantity(field, text) > 0:

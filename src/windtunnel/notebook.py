@@ -1,7 +1,12 @@
 """Results that a notebook shows as their reports."""
 
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from windtunnel.errors import import_extra
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Shown:
@@ -23,3 +28,19 @@ class Shown:
         """Return the report's texts and tables as HTML."""
         template = import_module("windtunnel.report.render.html").template("notebook.html")
         return str(template.render(report=self._report()))
+
+
+class Tabular:
+    """Rows that have `to_arrow()`, for pandas and for what reads Arrow streams: polars, DuckDB, pyarrow."""
+
+    to_arrow: Any
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """Return a pandas data frame; MissingExtraError where pandas is not installed."""
+        import_extra("pandas", "pandas")
+        frame: pd.DataFrame = self.to_arrow().to_pandas()
+        return frame
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Return the Arrow stream from which polars, DuckDB and pyarrow read the rows."""
+        return self.to_arrow().__arrow_c_stream__(requested_schema)

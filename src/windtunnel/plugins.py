@@ -166,7 +166,6 @@ def _modules(package: str | None, folders: bool) -> tuple[str, ...]:
 
 @cache
 def _installed(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a group by name."""
     if not _has_plugins():
         return {}
     # Imported late: it loads the parser of mails, which takes longer than the catalog.

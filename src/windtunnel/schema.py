@@ -81,15 +81,20 @@ def decode(raw: Any, schema: type[SchemaT], source: str = "") -> SchemaT:
     Words that a field chooses from are taken in any letter case.
 
     Args:
-        raw: value to decode.
-        schema: type to decode into.
         source: file or option that `raw` comes from, named in errors.
 
     Raises:
         InputError: an unknown or missing key, a value of the wrong type, unit or range; names the path.
     """
     where = f"{source}: " if source else ""
-    values = _to_si(raw, where)
+    try:
+        values = _to_si(raw, where)
+    except InputError:  # of another tool's file, a strange key says more than a strange quantity
+        fields = getattr(schema, "__struct_fields__", ())
+        strange = next((key for key in raw if key not in fields), None) if fields and isinstance(raw, dict) else None
+        if strange is None:
+            raise
+        raise _input_error(f"Object contains unknown field `{strange}`", where, schema, raw) from None
     while True:
         try:
             return msgspec.convert(values, type=schema, dec_hook=_decode_custom)
@@ -170,11 +175,7 @@ def save(struct: Any, path: Path | str) -> None:
 
 
 def read_yaml(path: Path) -> Any:
-    """Read the content of a YAML or JSON file.
-
-    Raises:
-        InputError: the file is missing, unreadable or not valid YAML.
-    """
+    """Read the content of a YAML or JSON file; InputError where it is missing, unreadable or not valid YAML."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -342,6 +342,20 @@ def test_runs_of_maxtext_have_their_scripts_settings(tmp_path: Path) -> None:
         assert count_parameters(run.job.model).total == pytest.approx(parameters, rel=0.08)
 
 
+def test_recipes_of_tpus_have_their_sequences_and_their_split(tmp_path: Path) -> None:
+    """25,165,824 tokens a step are six sequences of 8,192 on each of 512 chips; Maverick splits tensors over four."""
+    v5p = RECIPE.replace("TPU v6e (Trillium)", "TPU v5p")
+    deepseek = (
+        v5p.replace("Llama3.1-70B", "DeepSeek3-671B").replace("128,BF16", "512,BF16").replace("4194304", "25165824")
+    )
+    maverick = v5p.replace("Llama3.1-70B", "Llama4-Maverick-17B-128E")
+    deepseek = deepseek.replace("devices 128", "devices 512")
+    (deep, wide), skipped = read_training_runs(table(tmp_path, deepseek, maverick))
+    assert not skipped
+    assert (deep.job.sequence_tokens, deep.job.global_batch) == (8192, 3072)
+    assert (wide.job.parallelism.tp, wide.job.sequence_tokens) == (4, 8192)
+
+
 def test_recipes_say_what_is_launched_as_a_graph_and_what_waits_in_the_host(tmp_path: Path) -> None:
     row = "Megatron-Bridge x,{release},pretrain,{model},,,,,DGX-GB300,{n},MXFP8,512,8,4096,1,1,1,,{ep},,,,9000,,,,A,"
     rows = [row.format(release=release, model="Qwen3_30B_a3B", n=8, ep=8) for release in ("26.04", "26.06")]

@@ -317,6 +317,7 @@ RUNS = "model,device,input_tokens,output_tokens,concurrency,ttft_ms\nllama-3.1-8
 INFERENCEX = "hw,conc,model,framework,isl,osl,tput_per_gpu,Mean TTFT (s)\nh100,4,llama-3.1-8b,vllm,64,8,100,0.02\n"
 GENAI_PERF = "Metric,avg,min\nTime To First Token (ms),9,8\n\nMetric,Value\nRequest Count (count),8\n"
 TRACE = "arrival_s,input_tokens,output_tokens\n0,64,8\n"
+KINETO = '{"schemaVersion": 1, "traceEvents": [{"ph": "i", "s": "g", "name": "x", "ts": 1, "pid": 1, "tid": 1}]}'
 RENAMED = "it is a table of InferenceX's runs: `windtunnel validate` says which columns"
 OTHERS = {
     "result.json": (json.dumps(VLLM), "validate result.json"),
@@ -326,6 +327,7 @@ OTHERS = {
     "inferencex.json": (json.dumps([{"isl": 64, "osl": 8, "hw": "h100"}]), RENAMED),
     "genai_perf.csv": (GENAI_PERF, "it is GenAI-Perf's table: `windtunnel validate` reads the JSON file"),
     "requests.csv": (TRACE, "simulate --trace requests.csv"),
+    "steps.json": (KINETO, "it is a Kineto trace: `windtunnel lab kernels steps.json` shows where its time goes"),
 }
 """Name of a file -> its text, and the command that reads it, or words of the hint."""
 MISPLACED = [
@@ -345,6 +347,7 @@ MISPLACED = [
         for name, (_, reader) in OTHERS.items()
         if reader != f"{verb} {name}".replace("simulate ", f"simulate {where} ")
         and (verb, name) != ("validate", "inferencex.csv")  # whose columns it names one by one
+        and (verb, name) != ("workload", "steps.json")  # which reads it
     ],
 )
 def test_the_command_that_reads_a_file_is_named(

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -62,6 +63,18 @@ def test_every_kind_of_result_has_a_page(ask: Ask, name: str) -> None:
     page = ask(f"/run/{name}")
     assert page.status == 200
     assert "<h2>" in page.text
+
+
+def test_the_page_of_a_recommendation_begins_with_its_answer(ask: Ask, folder: Path) -> None:
+    advised = folder / "advised"
+    shutil.copytree(folder / "found", advised)
+    try:
+        document = json.loads((advised / "search.json").read_text())
+        document["recommendation"] = "Add --max-num-seqs 64: it gains much."
+        (advised / "search.json").write_text(json.dumps(document))
+        assert "Add --max-num-seqs 64: it gains much." in ask("/run/advised").text
+    finally:
+        shutil.rmtree(advised)
 
 
 def test_text_of_a_result_is_never_markup(ask: Ask) -> None:

@@ -206,6 +206,43 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
         | {"num_key_value_heads": 8, "n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8}
         | {"first_k_dense_replace": 1, "vocab_size": 151552},
     ),
+    "Muse Glimmer 30B": (
+        27_854_780_928,
+        MOE
+        | {"model_type": "muse_glimmer_text", "hidden_size": 6656, "intermediate_size": 19968, "head_dim": 128}
+        | {"num_hidden_layers": 52, "num_attention_heads": 32, "num_key_value_heads": 2, "vocab_size": 202048}
+        | {"sliding_window": 2048, "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 13},
+    ),
+    "Kolibri 1": (
+        78_103_055_360,
+        MOE
+        | {"model_type": "kolibri1", "hidden_size": 2560, "num_hidden_layers": 50, "num_attention_heads": 48}
+        | {"num_key_value_heads": 4, "head_dim": 128, "sliding_window": 513, "moe_intermediate_size": 512}
+        | {"shared_expert_intermediate_size": 512, "num_experts_per_tok": 6, "num_experts": 384}
+        | {"layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 10, "vocab_size": 128000},
+    ),
+    "LFM3 1.7B": (
+        1_728_801_536,
+        {"model_type": "lfm3", "hidden_size": 2048, "intermediate_size": 7680, "num_hidden_layers": 24}
+        | {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "sliding_window": 256}
+        | {"vocab_size": 128000, "max_position_embeddings": 128000}
+        | {
+            "layer_types": [
+                "conv",
+                "conv",
+                *["full_attention", "conv", "sliding_attention", "conv"] * 5,
+                "full_attention",
+                "conv",
+            ]
+        },
+    ),
+    "MiniMax-Text-01": (
+        456_089_655_296,
+        {"model_type": "minimax_text_01", "hidden_size": 6144, "intermediate_size": 9216, "num_hidden_layers": 80}
+        | {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 32}
+        | {"num_experts_per_tok": 2, "vocab_size": 200064, "max_position_embeddings": 10240000}
+        | {"attn_type_list": ([0] * 7 + [1]) * 10},
+    ),
     "Mistral Small 4": (
         118_972_826_624,
         MOE
@@ -376,7 +413,7 @@ def test_positions_of_a_model_that_has_none_are_not_rotated() -> None:
     assert not attention.rotary
 
 
-@pytest.mark.parametrize("model_type", ["longcat_flash", "minimax_m1", "zamba2", "rwkv"])
+@pytest.mark.parametrize("model_type", ["deepseek_v41", "jetmoe", "qwen4_exp", "zamba2", "rwkv"])
 def test_layers_that_cannot_be_modelled_are_named(model_type: str) -> None:
-    with pytest.raises(InputError, match=r"as in|RWKV"):
+    with pytest.raises(InputError, match=r"as in|RWKV|mixtures of attention"):
         model_from_config(TINY | {"model_type": model_type}, "refused")

@@ -20,6 +20,7 @@ from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.launches.forward import token_launches
 from windtunnel.model.parallelism import Parallelism
+from windtunnel.model.parameters import count_parameters
 from windtunnel.model.precision import Format, Precision
 from windtunnel.model.shape import ModelSpec, Shard
 
@@ -338,6 +339,38 @@ class TestWindows:
 
 
 class TestExperts:
+    def test_prompts_without_images_skip_the_layers_that_attend_to_them(self) -> None:
+        """meta-llama/Llama-3.2-11B-Vision: 9,775,192,080 parameters in transformers 5.24 (`MllamaForCausalLM`), of
+        which 8 rows of the table, and norms and gates of 8 layers, are left out here."""
+        text = LLAMA | {"model_type": "mllama_text_model", "hidden_size": 4096, "intermediate_size": 14336}
+        text |= {"num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}
+        text |= {"cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38], "architectures": None}
+        outer = {"architectures": ["MllamaForConditionalGeneration"], "model_type": "mllama", "text_config": text}
+        model = read(outer)
+        assert model.num_layers == 32
+        assert model.left_out == ("attention to images",)
+        counted = count_parameters(model).total + model.tower_parameters
+        assert counted == 9_775_192_080 - 8 * 4096 - 8 * (2 * 128 + 2)
+        tower = {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_global_layers": 8}
+        whole = read(outer | {"vision_config": tower | {"patch_size": 14, "attention_heads": 16}})
+        assert (whole.left_out, whole.vision) == (("vision tower", "attention to images"), None)
+        assert counted + whole.tower_parameters - model.tower_parameters == pytest.approx(10.67e9, rel=0.01)
+
+    def test_the_class_around_a_known_language_model_says_nothing_of_it(self) -> None:
+        """As nvidia/Nemotron-3-Nano-Omni writes it; a class that makes vectors or scores is refused as before."""
+        inner = {key: value for key, value in MOE.items() if key != "architectures"} | {"model_type": "qwen3_moe"}
+        outer = {
+            "architectures": ["NemotronH_Nano_Omni_Reasoning_V3"],
+            "model_type": "NemotronH_Nano_Omni_Reasoning_V3",
+        }
+        outer |= {"llm_config": inner, "vision_config": {"model_type": "radio"}, "sound_config": {}}
+        model = read(outer)
+        assert model.layers == read(MOE | {"model_type": "qwen3_moe"}).layers
+        assert model.left_out == ("vision tower", "audio tower")
+        for odd in ("NovaModel", "NovaForSequenceClassification"):
+            with pytest.raises(InputError, match="without an output layer"):
+                read(outer | {"architectures": [odd]})
+
     def test_an_omni_model_is_its_thinker(self) -> None:
         text = MOE | {"model_type": "qwen3_omni_moe_text", "architectures": None}
         vision = {"depth": 4, "hidden_size": 32, "intermediate_size": 64, "patch_size": 16, "num_heads": 2}
@@ -803,6 +836,22 @@ class TestQuantisation:
         expected = Precision(weights=Format.INT4, attention=Format.BF16)
         assert read(LLAMA, quantization_config=left_alone).precision == expected
 
+    @pytest.mark.parametrize(
+        "own_bits",
+        [
+            {"+:.*self_attn.*": {"bits": 8}, "+:.*lm_head$": {"bits": 8}, "-:.*layers\\.0\\.mlp.*": {}},
+            # AutoRound has names, or expressions that may begin anywhere.
+            {"self_attn.[qkvo]_proj": {"bits": 8}, "lm_head": {"bits": 8}, "model.layers.0.mlp": {"bits": 16}},
+        ],
+    )
+    def test_integer_methods_give_modules_other_bits(self, own_bits: dict[str, Any]) -> None:
+        method = ("gptq", "dynamic") if any(":" in name for name in own_bits) else ("auto-round", "extra_config")
+        config = {"quant_method": method[0], "bits": 4, "group_size": 128, method[1]: own_bits}
+        model = read(LLAMA, quantization_config=config)
+        assert model.precision == Precision(weights=Format.INT4, attention=Format.W8A16, lm_head=Format.W8A16)
+        layers = model.num_layers
+        assert dict(model.mixed_bits) == {"weights": pytest.approx((16 + (layers - 1) * 4.125) / layers)}
+
     def test_quark_names_layers(self) -> None:
         """As AMD publishes MXFP4 checkpoints: the experts have four bits, attention FP8, the rest is left alone."""
         four, fp8 = {"dtype": "fp4", "group_size": 32}, {"dtype": "fp8_e4m3"}
@@ -830,10 +879,10 @@ class TestQuantisation:
             ({"quant_method": "quip"}, "quant_method 'quip' is not known"),
             ({"quant_method": "gptq", "bits": 3}, "gptq with 3 bits is not known; allowed: 4, 8"),
             ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size is 0; a positive whole number"),
-            ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*": {"bits": 8}}}, "dynamic gives .* bits of its own"),
+            ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*": {"bits": 3}}}, "dynamic gives .* 3 bits; allowed"),
             (
-                {"quant_method": "auto-round", "bits": 4, "extra_config": {"lm_head": {"bits": 8}}},
-                "extra_config gives 'lm_head' bits of its own",
+                {"quant_method": "auto-round", "bits": 4, "extra_config": {"lm_head": {"bits": 2}}},
+                "extra_config gives 'lm_head' 2 bits; allowed: 4, 8, 16",
             ),
             ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, "data_type 'mx_fp' is not known"),
             ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "'bitsandbytes' cannot be modelled: its kernels"),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
+from windtunnel.model.config import model_from_config
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.launches.forward import prefill_launches, token_launches
 from windtunnel.model.memory import kv_bytes_per_token, loaded_bytes, state_bytes_per_request, weight_bytes
@@ -49,6 +50,27 @@ def plan(part: Shard, max_model_len: int = 8192, engine: str = "vllm", **given_s
 
 
 # Weights
+
+
+def test_layers_in_several_formats_weigh_what_each_does() -> None:
+    """As unsloth/Qwen3.8-27B-NVFP4: the feed-forwards of some layers have 8 bits, those of most NVFP4."""
+    eight = {"num_bits": 8, "type": "float", "strategy": "channel"}
+    four = {"num_bits": 4, "type": "float", "group_size": 16}
+    groups = [
+        {"targets": ["re:.*self_attn.*", "re:.*layers.[0-7].mlp.*"], "weights": eight, "input_activations": eight},
+        {"targets": ["Linear"], "weights": four, "input_activations": four},
+    ]
+    quantised = {"quant_method": "compressed-tensors", "config_groups": dict(zip("ab", groups, strict=True))}
+    config = {"model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 32}
+    config |= {"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 1000, "max_position_embeddings": 4096}
+    model = model_from_config(config | {"quantization_config": quantised}, "mixed")
+    attention, feed_forward = 1024 * (8 + 2 * 2 + 8) * 128, 3 * 1024 * 4096
+    expected = 32 * attention + feed_forward * (8 + 24 * 4.5 / 8) + 2 * 2 * 1000 * 1024
+    assert model.precision.weights == Format.NVFP4
+    assert weight_bytes(Shard(model, model.precision, Parallelism())) == pytest.approx(expected)
+    # Served in one format, every layer has it.
+    whole = 32 * (attention + feed_forward) + 2 * 2 * 1000 * 1024
+    assert weight_bytes(Shard(model, Precision(weights=Format.FP8), Parallelism())) == pytest.approx(whole)
 
 
 @pytest.mark.parametrize("name", [LLAMA, LLAMA_70B, MIXTRAL, DEEPSEEK, NEXT, GPT_OSS, "google/gemma-2-9b"])

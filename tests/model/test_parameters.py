@@ -274,3 +274,7 @@ def test_a_tied_output_layer_is_counted_once() -> None:
     model = catalog.model("Qwen/Qwen3-4B")
     assert model.tie_word_embeddings
     assert count_parameters(model).lm_head == 0
+
+
+def test_models_are_keys() -> None:
+    assert {catalog.model("llama-3.1-8b"): 1}[catalog.model("llama-3.1-8b")] == 1

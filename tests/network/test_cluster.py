@@ -162,6 +162,15 @@ def test_only_switches_that_add_do_so_between_nodes(node: str, algorithm: str) -
     assert float(estimate.seconds) == pytest.approx(run.seconds, rel=0.01)
 
 
+def test_pairs_of_cards_reach_others_over_the_host_between_nodes_too() -> None:
+    """Four A100 PCIe a node, joined by NVLink in pairs: four in one node and eight in two wait for PCIe, not NVLink."""
+    node = catalog.node("a100_pairwise_nvlink")
+    assert (node.link_among(2), node.link_among(4)) == (node.scale_up, node.host)
+    joined = catalog.behind_switch(node, node.scale_up.bytes_per_s)
+    reduce = Collective("all_reduce", 2.0**22, 8, 2)
+    assert float(between_nodes(reduce, node).seconds) > 2 * float(between_nodes(reduce, joined).seconds)
+
+
 def test_without_a_network_rings_between_nodes_take_what_nccls_model_says() -> None:
     """28 KiB over two servers of eight H100: a tree with LL, 26 us (`network run` of the same collective)."""
     plain = RooflineEstimator(Roofline(DEVICE, NODE))

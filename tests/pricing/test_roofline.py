@@ -82,9 +82,9 @@ def test_every_device_prices_every_operator(device: Device, op: ops.Op) -> None:
         assert np.all(seconds >= op.flops / machine(device, op.compute_format).flops_per_s / 1.02)
 
 
-def test_every_kind_but_the_scan_and_exchanges_has_a_form_and_a_fit() -> None:
+def test_every_kind_but_the_scan_lightning_attention_and_exchanges_has_a_form_and_a_fit() -> None:
     measured = set(FORMS) | {"collective"}
-    assert set(operator_types()) - measured == {"state_space_scan", "token_exchange", "mega_moe"}
+    assert set(operator_types()) - measured == {"state_space_scan", "lightning_attention", "token_exchange", "mega_moe"}
     for kind in measured:
         for name, fit in fits(kind).items():
             assert 0 < fit.median_error < 0.5, (kind, name)

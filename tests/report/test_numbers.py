@@ -7,10 +7,10 @@ from windtunnel.model.attention.grouped_query import DecodeAttention
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.operators import Collective, Elementwise, Gemm, Op
 from windtunnel.model.precision import Format, Precision
-from windtunnel.report.numbers import duration, formats, number, percent, words
+from windtunnel.report.numbers import duration, formats, number, percent, times, words
 from windtunnel.report.serving.setup import arrivals_text, lengths_text
 from windtunnel.workload.arrivals import ClosedLoop, Gamma, Poisson
-from windtunnel.workload.lengths import Lognormal, Uniform
+from windtunnel.workload.lengths import Fixed, Lognormal, Uniform
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,13 @@ from windtunnel.workload.lengths import Lognormal, Uniform
 )
 def test_numbers_have_three_digits(value: float, text: str) -> None:
     assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"), [(2.0, "2"), (11.72, "11.7"), (176.4, "176"), (1466.0, "1,470"), (4.4698e6, "4,470,000")]
+)
+def test_ratios_have_three_digits_and_no_powers_of_ten(ratio: float, text: str) -> None:
+    assert times(ratio) == text
 
 
 @pytest.mark.parametrize(
@@ -83,6 +90,7 @@ def test_loads_in_words() -> None:
     assert arrivals_text(Poisson(rate_per_s=6.5)) == "Poisson arrivals at 6.5/s"
     assert arrivals_text(Gamma(rate_per_s=2.0, cv=3.0)) == "gamma arrivals (cv 3) at 2/s"
     assert lengths_text(1024) == "1,024 tokens"
+    assert lengths_text(1) == lengths_text(Fixed(tokens=1)) == "1 token"
     assert lengths_text(Uniform(min_tokens=819, max_tokens=1024)) == "819 to 1,024 tokens"
     assert lengths_text(Lognormal(median_tokens=512.0, sigma=1.0)) == "lognormal (median 512) tokens"
 

@@ -152,6 +152,8 @@ def test_the_sentence_names_the_cheapest_and_what_the_next_costs(study: Study) -
     other = next(i for i in outcome.ranking if point_at(study.space, i).choice[DEPLOYMENT] != title)
     more = best.figures["requests_per_usd"] / outcome.mean(other).figures["requests_per_usd"] - 1
     assert text.startswith("Serve it on 1 x NVIDIA ")
+    budget = study.point(outcome.ranking[0]).choice["max_num_batched_tokens"]
+    assert (f"Start it with max_num_batched_tokens {budget}." in text) == (budget is not None)
     assert f"${best.figures['usd_per_hour']:,.2f}/h holds " in text
     assert f"{point_at(study.space, other).choice[DEPLOYMENT]}, costs {more:.1%} more" in text
 
@@ -485,6 +487,10 @@ def test_a_changed_deployment_is_said_to_hold_the_load_or_not() -> None:
     assert recommendation(study, 0.9 * present).endswith("requests/s asked for.")
     assert recommendation(study, 0.99 * best).endswith("requests/s asked for are held; as it is, they are not.")
     assert recommendation(study, 100 * best).endswith("requests/s asked for: it takes more replicas.")
+    ways = fleets(outcome, 100 * best, 1)
+    name = study.point(ways[0].index).choice[CHANGE]
+    needed = f"it takes {ways[0].copies} replicas with {name}, for ${ways[0].usd_per_hour:,.2f}/h."
+    assert recommendation(study, 100 * best, ways).endswith(needed)
 
 
 @pytest.mark.full

@@ -395,6 +395,9 @@ def test_pages_beside_the_api(app: TwinApp) -> None:
     models = get("/v1/models")["data"]
     assert [model["id"] for model in models] == ["llama", "lora-a"]
     assert models[0]["max_model_len"] == 4096
+    assert [get(f"/v1/models/{model['id']}") for model in models] == models
+    unknown = run(app, lambda client: client.get("/v1/models/org/other"))
+    assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "NotFoundError")
     healthy = run(app, lambda client: client.get("/health"))
     assert (healthy.status_code, healthy.content) == (200, b"")
     assert get("/version")["version"] == str(app.twin.deployment.first.setup.engine.version)

@@ -23,8 +23,8 @@ def is_maxtext(row: Row) -> bool:
 def completed(row: Row, device: str) -> dict[str, str]:
     """Complete a row on a device of the catalog with the settings of its script or recipe."""
     said = {name: text for name, text in row.items() if text}
-    filled = with_usual({"seq_len": usual_tokens(row), **said}, "maxtext", plain_name(row["model"]), device).columns
-    return {**row, "tp": "1", **filled, "framework": "MaxText"}
+    filled = with_usual(said, "maxtext", plain_name(row["model"]), device).columns
+    return {**row, "tp": "1", "seq_len": usual_tokens(row), **filled, "framework": "MaxText"}
 
 
 def usual_tokens(row: Row) -> str:

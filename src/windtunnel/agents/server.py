@@ -123,7 +123,6 @@ def server() -> MCPServer:
 
 
 def _name(tool: Any) -> str:
-    """Return the name of a tool."""
     return "catalog" if tool is names else str(tool.__name__)
 
 

@@ -188,11 +188,7 @@ class PricedServer:
         return not self.setup.settings_assumed and given.reserved_bytes is None and given.num_gpu_blocks is None
 
     def served_with(self, values: Mapping[str, float]) -> PricedServer:
-        """Return the run with other defaults of the engine; prices stay as they are.
-
-        Raises:
-            InputError: the memory then holds none of its requests.
-        """
+        """Return the run with other engine defaults, same prices; InputError where memory then holds no request."""
         if not values:
             return self
         assert self.measurement.scenario is not None

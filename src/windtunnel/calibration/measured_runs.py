@@ -200,11 +200,7 @@ def column_of(name: str, columns: Mapping[str, Column]) -> str:
 def with_our_columns(
     path: Path, rows: Sequence[Mapping[str, str]], columns: Mapping[str, Column]
 ) -> list[dict[str, str]]:
-    """Return rows under our names of columns, with their times in their units.
-
-    Raises:
-        InputError: two columns mean one of ours.
-    """
+    """Return rows under our names of columns, times in their units; InputError where two columns mean one of ours."""
     names = {name: column_of(name, columns) for name in rows[0]}
     factors: dict[str, float] = {}
     for name, own in names.items():
@@ -559,11 +555,7 @@ class MeasuredRun(Schema):
 
 
 def is_run_file(path: Path) -> bool:
-    """Whether a file begins as a file of measured runs does.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
+    """Whether a file begins as a file of measured runs does; InputError where the file cannot be read."""
     return read_bytes(path, len(MARK)) == MARK.encode()
 
 
@@ -580,11 +572,7 @@ def read_run_file(path: Path) -> list[Measurement]:
 
 
 def write_run_file(runs: Iterable[Measurement], path: Path) -> None:
-    """Write runs so that `read_run_file` gives equal ones.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
+    """Write runs so that `read_run_file` gives equal ones; InputError where the file cannot be written."""
     lines = []
     for run in runs:
         row = MeasuredRun(

@@ -36,7 +36,6 @@ def with_inferred_versions(
 
     Args:
         calibration, num_processes: as for `predict_runs`, which predicts the trials.
-        progress: called with the trials done so far and the trials in all.
 
     Raises:
         InputError: no release predicts runs of unknown version.

@@ -7,16 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel import catalog
-from windtunnel.calibration.measured_runs import (
-    COLUMNS,
-    Measurement,
-    is_run_file,
-    read_client_files,
-    read_run_file,
-    read_table,
-    text_rows,
-    with_our_columns,
-)
+from windtunnel.calibration import measured_runs
+from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.calibration.training_runs import are_training_runs, read_training_rows
 from windtunnel.errors import InputError, missing_file
 from windtunnel.formats.clients.read import read_client_results
@@ -37,27 +29,27 @@ def read_measurements(
     if not paths:
         raise InputError("there are no runs", f"give {_KINDS}")
     check_paths(paths)
-    of_clients = [path for path in paths if path.suffix in (".json", ".jsonl") and not is_run_file(path)]
+    of_clients = [path for path in paths if path.suffix in (".json", ".jsonl") and not measured_runs.is_run_file(path)]
     alone = {} if of_clients else options
     runs: list[Measurement] = []
     for path in paths:
         if not path.exists():
             raise missing_file(path)
-        if path.suffix == ".jsonl" and is_run_file(path):
+        if path.suffix == ".jsonl" and measured_runs.is_run_file(path):
             _check_alone(path, "the scenario of each run", server, alone)
-            runs += read_run_file(path)
+            runs += measured_runs.read_run_file(path)
         elif path.suffix in (".json", ".jsonl"):
-            runs += read_client_files(path, _deployment(path, options, server or {}))
+            runs += measured_runs.read_client_files(path, _deployment(path, options, server or {}))
         elif path.suffix in (".csv", ".parquet"):
-            rows = list(text_rows(path))
+            rows = list(measured_runs.text_rows(path))
             if rows and are_training_runs(rows[0]):
                 _check_alone(path, "training runs", server, alone)
                 runs += read_training_rows(path, rows)
             else:
-                header = with_our_columns(path, rows[:1], COLUMNS)[0] if rows else {}
+                header = measured_runs.with_our_columns(path, rows[:1], measured_runs.COLUMNS)[0] if rows else {}
                 _check_columns(path, header, server, alone)
                 of_table = {name: value for name, value in options.items() if name not in header}
-                runs += read_table(path, rows, _with_options(server or {}, of_table))
+                runs += measured_runs.read_table(path, rows, _with_options(server or {}, of_table))
         else:
             raise InputError(f"{path} is of no known kind", f"give {_KINDS}")
     return runs

@@ -14,16 +14,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from windtunnel import catalog
-from windtunnel.calibration.measured_runs import (
-    Column,
-    Measurement,
-    check_columns,
-    check_ids,
-    column_of,
-    columns_of,
-    reason_of,
-    with_our_columns,
-)
+from windtunnel.calibration import measured_runs
+from windtunnel.calibration.measured_runs import Column, Measurement
 from windtunnel.calibration.training_usual import add_missing, completed, shapes_of
 from windtunnel.errors import InputError, check_known
 from windtunnel.hardware import Device
@@ -36,7 +28,7 @@ from windtunnel.schema import decode, encode, read_yaml, set_path
 from windtunnel.training.job import GEMM_FORMATS, TrainingJob
 from windtunnel.training.setup import uneven_layers
 
-COLUMNS: Mapping[str, Column] = columns_of(Column, Path(__file__).with_name("training_columns.yaml"))
+COLUMNS: Mapping[str, Column] = measured_runs.columns_of(Column, Path(__file__).with_name("training_columns.yaml"))
 TELLING_COLUMNS = ("n_gpus", "iter_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu")
 """Columns of which a table of training runs has the first; by another name, beside one of the others."""
 WORDS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("training_words.yaml"))
@@ -52,7 +44,7 @@ LAYOUT = ("tp", "pp", "dp", "fsdp")
 
 def are_training_runs(row: Mapping[str, str]) -> bool:
     """Whether a table with this row is one of training runs."""
-    names = [column_of(name, COLUMNS) for name in row]
+    names = [measured_runs.column_of(name, COLUMNS) for name in row]
     return TELLING_COLUMNS[0] in row or (TELLING_COLUMNS[0] in names and len({*TELLING_COLUMNS} & {*names}) > 1)
 
 
@@ -62,14 +54,14 @@ def read_training_rows(path: Path, rows: Sequence[Mapping[str, str]]) -> list[Me
     Raises:
         InputError: a column is unknown, missing or there twice, or two runs have one id.
     """
-    rows = with_our_columns(path, rows, COLUMNS)
-    check_columns(path, rows[0], COLUMNS)
+    rows = measured_runs.with_our_columns(path, rows, COLUMNS)
+    measured_runs.check_columns(path, rows[0], COLUMNS)
     layout, shapes = [name for name in LAYOUT if any(row.get(name) for row in rows)], shapes_of(rows)
     runs = [
         _measurement(row.get("id") or str(number), row, layout, shapes.get(row["model"], {}))
         for number, row in enumerate(rows, 1)
     ]
-    check_ids(runs, path, "give each its own, or leave the column out")
+    measured_runs.check_ids(runs, path, "give each its own, or leave the column out")
     return runs
 
 
@@ -96,7 +88,7 @@ def _measurement(identity: str, row: Mapping[str, str], layout: Sequence[str], s
         measured = _measured(columns, job)
     except InputError as error:
         named = {name: row[name] for name in ("framework", "model") if row.get(name)}
-        return Measurement(identity, None, reason_of(error), {}, named | source, use)
+        return Measurement(identity, None, measured_runs.reason_of(error), {}, named | source, use)
     labels = training_labels(job) | source | ({"assumed": ", ".join(taken)} if taken else {})
     return Measurement(identity, None, "", measured, labels, use, job=job)
 
@@ -172,11 +164,7 @@ def _set_recompute(raw: dict[str, Any], text: str, framework: Mapping[str, Any])
 
 
 def recompute_of(policy: str, framework: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """Return the recomputation that a table names, as this framework does it.
-
-    Raises:
-        InputError: it is none that is known.
-    """
+    """Return the recomputation that a table names, as this framework does it; InputError where it is not known."""
     known: dict[str, Any] = {**WORDS["recompute"], **framework.get("recompute", {})}
     name = re.sub(r"\(.*\)$", "", policy.strip().lower())
     check_known(name, known, f"there is no recomputation {policy!r}")
@@ -195,11 +183,7 @@ def _global_batch(given: Mapping[str, str]) -> int:
 
 
 def format_of(text: str, fp8: str = "fp8") -> str:
-    """Return the recipe of a format as a table writes it; `fp8` is what a framework calls FP8.
-
-    Raises:
-        InputError: it is none that is known.
-    """
+    """Return the recipe of a format in a table; `fp8` is what a framework calls FP8; InputError where it is unknown."""
     plain, written = re.sub(r"[ _]", "-", text.strip().lower()), " ".join(words_of(text))
     found = (recipe for words, recipe in WORDS["format_words"] if re.search(rf"\b({words})\b", written))
     ours = plain.replace("-", "_")
@@ -227,7 +211,6 @@ class Shape:
     per_token: int = 0
 
     def model(self, name: str, max_tokens: int) -> ModelSpec:
-        """Return the model of this shape."""
         attention = GroupedQueryAttention(
             num_heads=self.heads,
             num_kv_heads=self.kv_heads,
@@ -451,11 +434,7 @@ def _begun_by(key: str) -> str | None:
 
 @cache
 def model_name(text: str) -> str:
-    """Return the catalog's model of a name as a table writes it, with a release or a remark in brackets after it.
-
-    Raises:
-        InputError: the catalog has none.
-    """
+    """Return the catalog's model of a name in a table, a remark in brackets after it; InputError where it has none."""
     try:
         name = catalog.model(text).name
         return name if name in catalog.names("models") else text  # a config.json

@@ -107,7 +107,6 @@ def with_transfers(
 
 
 def _kin(priced: PricedPools) -> tuple[str, str]:
-    """Return engine and device of the pool that decodes."""
     decodes = next(part.setup for part in priced.deployment.pools if part.pool.role != "prefill")
     return decodes.engine.name, decodes.device.name
 

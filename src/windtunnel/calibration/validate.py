@@ -103,7 +103,6 @@ def predict_runs(
     Args:
         calibration: by name or file, in place of the scenarios' own (`none`: without).
         num_processes: runs of one device and engine go together, as their tables are read once.
-        progress: called with the runs predicted so far and the runs in all.
     """
     served = [measurement.scenario.workload for measurement in measurements if measurement.scenario]
     check_size(measured_runs=len(served), requests_in_turn=sum(workload.num_requests or 0 for workload in served))

@@ -69,6 +69,8 @@ class Variant(Schema, frozen=True):
 
     base: str
     precision: Precision | None = None
+    mixed_bits: tuple[tuple[str, float], ...] = ()
+    """As in `ModelSpec`, of `precision`."""
     max_context_tokens: int | None = None
     prediction_layers: int | None = None
     named_after: str = ""
@@ -106,11 +108,7 @@ def _users_folder(data: str | None, _home: str | None) -> Path:
 
 
 def names(kind: str) -> list[str]:
-    """Return the names of all entries of a `kind` (`models`, `devices`, ...), sorted.
-
-    Raises:
-        InputError: there is no such kind.
-    """
+    """Return the sorted names of all entries of a `kind` (`models`, `devices`, ...); InputError where there is none."""
     check_known(kind, KINDS, f"the catalog has no {kind!r}", f"it has {', '.join(KINDS)}")
     entries = _models() if kind == "models" else _files(kind)
     return sorted((name for name, entry in entries.items() if not isinstance(entry, str)), key=str.lower)
@@ -162,11 +160,7 @@ def product_labels(device: str) -> list[str]:
 
 
 def known_name(kind: str, name: str) -> str:
-    """Return the name of an entry as the catalog spells it; unlike in the functions below, no path is a name.
-
-    Raises:
-        InputError: there is no such entry.
-    """
+    """Return an entry's name as the catalog spells it, no path; InputError where there is no such entry."""
     return _known_model(name, _models()) if kind == "models" else spelling(kind, name)
 
 
@@ -375,11 +369,7 @@ def _shape_of(name: str, entries: Mapping[str, ModelEntry]) -> str:
 
 
 def entry(path: Path, kind: type[EntryT]) -> EntryT:
-    """Read an entry of the catalog; a shipped one is read once in a process, as a search looks up thousands.
-
-    Raises:
-        InputError: the file is missing or wrong.
-    """
+    """Read an entry, a shipped one once in a process: a search reads thousands; InputError where missing or wrong."""
     read: Any = _shipped_entry if path.is_relative_to(_PACKAGE) else _entry
     content: EntryT = read(path, kind)
     return content
@@ -479,6 +469,7 @@ def _resolve(name: str, entries: Mapping[str, ModelEntry]) -> ModelSpec:
         base,
         name=target,
         precision=entry.precision or base.precision,
+        mixed_bits=entry.mixed_bits if entry.precision else base.mixed_bits,
         max_context_tokens=context,
         prediction_layers=base.prediction_layers if entry.prediction_layers is None else entry.prediction_layers,
         rotary_values=base.rotary_values * context // base.max_context_tokens,

@@ -21,7 +21,7 @@ from windtunnel.network.collectives.closed_forms import LAUNCH_S
 from windtunnel.network.collectives.expert_parallel import TokenTraffic, run_expert_all_to_all
 from windtunnel.network.collectives.placement import chosen_gpus
 from windtunnel.network.collectives.run import flows_like, read_traffic, run_collective
-from windtunnel.network.fabric import Fabric, without
+from windtunnel.network.fabric import Fabric, assumed_kind, without
 from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import BACKENDS, NetworkSettings, settings_from
 from windtunnel.network.topology import fabric_from, fabric_of, nodes_of
@@ -117,7 +117,9 @@ def run(options: Options) -> None:
         if options.topology is None:
             hint = "a topology file, a type such as spectrum_x:num_gpus=128, or a node"
             raise InputError("--topology is missing", hint)
-        iteration = run_layers(jobs[0], fabric_with_failures(options, options.topology), settings)
+        fabric = fabric_with_failures(options, options.topology)
+        _remark_kind(fabric, settings)
+        iteration = run_layers(jobs[0], fabric, settings)
     elif options.topology is not None or options.fail_links or options.fail_nodes:
         raise InputError("SimAI-Analytical knows no topology", "leave --topology out, or --compat simai")
     else:
@@ -128,11 +130,17 @@ def run(options: Options) -> None:
     answer(options, report.iteration_document, report.iteration_report, iteration)
 
 
+def _remark_kind(fabric: Fabric, settings: NetworkSettings) -> None:
+    if fabric.is_kind_assumed and fabric.num_servers > 1 and settings.compat != "simai":
+        remark(f"note: {assumed_kind(fabric.name)}", is_noted=True)
+
+
 def _share(options: Options, jobs: list[LayerWorkload], settings: NetworkSettings) -> None:
     """Run several jobs on one network and print what each loses to the others."""
     if options.out is not None:
         raise InputError("--out writes the report of one job", "leave it out; --json prints all of them")
     fabric, placement = fabric_with_failures(options, options.topology), options.placement or "packed"
+    _remark_kind(fabric, settings)
     jobs_run = run_jobs(place_jobs(jobs, fabric, placement), fabric, settings, options.iterations or 10)
     answer(options, report.shared_document, report.shared_report, jobs_run, fabric, placement)
 
@@ -160,6 +168,7 @@ def collective(options: Options) -> None:
     if log or len(sizes) > 1:
         if file := next((name for name, file in options.of("flow_files").items() if file), None):
             raise InputError(f"--{file} is for one size", "give one to --size")
+        options.cuda_graph |= bool(log and log.is_queued and settings.compat != "simai")
         runs = [_run(options, fabric, ranks, settings, size) for size in sizes]
         answer(options, report.sizes_document, report.sizes_report, runs, log.seconds if log else {})
         return
@@ -252,7 +261,6 @@ def _run(
 
 
 def _launch_s(options: Options, settings: NetworkSettings) -> float:
-    """Return the seconds of the host's launch."""
     is_simai = settings.compat == "simai"
     if is_simai and options.cuda_graph:
         raise InputError("--cuda-graph leaves out the host's launch, which SimAI has not", "leave out --compat")

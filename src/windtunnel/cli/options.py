@@ -11,7 +11,7 @@ from windtunnel.cli.output import remark, remark_left_out, remark_node
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import read_launch_command, servers
-from windtunnel.schema import parse_yaml
+from windtunnel.schema import dotted, parse_yaml
 from windtunnel.search.space.space import SHORT_PATHS
 from windtunnel.serving.deployment import Deployment, EngineSettings
 from windtunnel.serving.engines.command_line import DEPLOYMENT, ENGINE, NO_COMMAND, Reading
@@ -32,7 +32,6 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
 
     Args:
         options: of the groups `SCENARIO`, as far as the command has them; its argument `scenario` is the file.
-        slo: limits of a goodput.
         base: the deployment of a server's command line, which goes over the file and below the options.
 
     Raises:
@@ -49,7 +48,7 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
     try:
         raw = read_raw(file) if file is not None else {}
         lay_over(raw, base or {})
-        if "estimator" in given and not (given.get("profile") or _value_at(raw, "deployment", "profile", "folder")):
+        if "estimator" in given and not (given.get("profile") or dotted(raw).get("deployment.profile.folder")):
             raise InputError("--estimator says how a profile is read, and --profile is missing")
         raw = with_load(raw, given, slo)
         if file is None:
@@ -63,26 +62,36 @@ def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] |
                 error.hint = f"it starts a server: --from-command {file}"
         hint = f"--device h100_sxm, or in the file {error.hint}" if error.hint == DEVICE_HINT else error.hint
         raise InputError(_as_typed(error.message, set(given)), hint) from None
-    # A model that cannot be read is refused where the scenario is resolved.
-    with suppress(InputError):
-        model = catalog.model(scenario.model)
-        remark_left_out(model, scenario.workload.has_media)
-        for pool in scenario.deployment.groups:
-            deployment = pool_scenario(scenario, pool).deployment
-            if sentence := newer_than_known(deployment.engine):
-                remark(f"note: {sentence}")
-            drafts = deployment.engine.speculative
-            if drafts and drafts.method == "mtp" and model.prediction_layers is None:
-                remark(f"note: nothing says whether {model.name} has a prediction layer; one like its last is assumed")
-            if deployment.parallelism.num_devices > 1:
-                remark_node(catalog.device(deployment.device), deployment.node)
-        if (launch := getattr(options, "launch", NO_COMMAND)) is not NO_COMMAND:
-            from windtunnel.formats.launch.scripts import start_remark
-
-            launch.not_starting += [sentence] if (sentence := start_remark(scenario, launch)) else []
-            if sentence and getattr(options, "json", False):
-                remark(f"note: {sentence}")
+    with suppress(InputError):  # a model that cannot be read is refused where the scenario is resolved
+        _remark_assumed(scenario)
+        _remark_start(scenario, options)
     return scenario
+
+
+def _remark_assumed(scenario: Scenario) -> None:
+    model = catalog.model(scenario.model)
+    remark_left_out(model, scenario.workload.has_media)
+    for pool in scenario.deployment.groups:
+        deployment = pool_scenario(scenario, pool).deployment
+        if sentence := newer_than_known(deployment.engine):
+            remark(f"note: {sentence}")
+        drafts = deployment.engine.speculative
+        if drafts and drafts.method == "mtp" and model.prediction_layers is None:
+            remark(f"note: nothing says whether {model.name} has a prediction layer; one like its last is assumed")
+        if deployment.parallelism.num_devices > 1:
+            remark_node(catalog.device(deployment.device), deployment.node)
+
+
+def _remark_start(scenario: Scenario, options: Options) -> None:
+    """Note why a server that was read would not start."""
+    if (launch := getattr(options, "launch", NO_COMMAND)) is NO_COMMAND:
+        return
+    from windtunnel.formats.launch.scripts import start_remark
+
+    if sentence := start_remark(scenario, launch):
+        launch.not_starting.append(sentence)
+        if getattr(options, "json", False):
+            remark(f"note: {sentence}")
 
 
 def launched(options: Options) -> Reading:
@@ -108,8 +117,6 @@ def with_read_load(options: Options, launch: Reading, is_sized: bool = False) ->
     another; the answer says what is taken.
 
     Args:
-        options: of a command with a load.
-        launch: what `launched` read.
         is_sized: whether the greatest load is looked for, with requests as it needs them.
     """
     load, raw = launch.load, dict(launch.raw)
@@ -121,13 +128,15 @@ def with_read_load(options: Options, launch: Reading, is_sized: bool = False) ->
         load = replace(load, rate_per_s=None)  # the most clients are looked for, and each sends as it can
     workload = load.workload(values["concurrency"])
     given = {name for name in OF_LOAD if values[name] is not None}
-    if (values["rate"], values["concurrency"]) != (None, None):
-        given |= {"arrivals"} | ({"num_requests"} if values["concurrency"] is None and not load.num_requests else set())
     given |= {text.partition("=")[0].split(".")[1] for text in options.settings if text.startswith("workload.")}
-    if is_sized:
-        # A space's requests are its file's: no option says them.
-        given |= {"num_requests"} if hasattr(options, "num_requests") else set()
-        given |= {"arrivals"} if workload.get("arrivals") == {"type": "burst"} else set()
+    if values["rate"] is not None or values["concurrency"] is not None:
+        given.add("arrivals")
+        if values["concurrency"] is None and not load.num_requests:
+            given.add("num_requests")
+    if is_sized and hasattr(options, "num_requests"):  # a space's requests are its file's: no option says them
+        given.add("num_requests")
+    if is_sized and workload.get("arrivals") == {"type": "burst"}:
+        given.add("arrivals")
     taken = {name: value for name, value in workload.items() if name not in given}
     if raw.get("workload", {}).get("task", "generate") != "generate":
         taken.pop("output_tokens", None)
@@ -171,18 +180,8 @@ def setting_name(typed: str) -> str:
     return f"{DEPLOYMENT}{typed.replace('-', '_')}" if is_deployments else typed
 
 
-def _value_at(raw: Any, *path: str) -> Any:
-    for name in path:
-        raw = raw.get(name) if isinstance(raw, dict) else None
-    return raw
-
-
 def assignments(texts: tuple[str, ...]) -> dict[str, Any]:
-    """Parse `("a.b=1", ...)` as {"a.b": 1, ...}; values are YAML.
-
-    Raises:
-        InputError: a text without `=`, or a value that is not YAML.
-    """
+    """Parse `("a.b=1", ...)` as {"a.b": 1, ...}; InputError for a text without `=`, or a value that is not YAML."""
     values = {}
     for text in texts:
         path, separator, value = text.partition("=")
@@ -200,11 +199,7 @@ def assignments(texts: tuple[str, ...]) -> dict[str, Any]:
 
 
 def quantity(option: str, name: str, text: str) -> float:
-    """Parse the value of an option in the unit of the field `name`.
-
-    Raises:
-        InputError: it is no such quantity; the message names the option.
-    """
+    """Parse an option's value in the unit of the field `name`; InputError names the option where it is no quantity."""
     try:
         return parse_quantity(name, text)
     except InputError as error:

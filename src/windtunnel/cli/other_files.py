@@ -7,6 +7,7 @@ from typing import get_args
 from windtunnel.calibration.measured_runs import COLUMNS
 from windtunnel.errors import InputError
 from windtunnel.files import read_bytes
+from windtunnel.formats.captures.kineto import TRACE
 from windtunnel.formats.recognise import Use, find_format
 from windtunnel.production.observed import is_request_table
 from windtunnel.workload.schema import TraceColumns
@@ -41,7 +42,10 @@ def _kind_of(path: Path) -> tuple[str, ...]:
             readers = _READERS[kind.use]
             result = "a result of " if kind.use == "client result" else "a "
             gate = f"; `windtunnel gate --measured {path} --baseline OTHER` compares two" if "gate" in readers else ""
-            return f"{result}{kind.name}", f"{_reads(f'{readers[0]} {path}')}{gate}", *readers
+            reads = _reads(f"{readers[0]} {path}")
+            if kind.name == TRACE:
+                reads = f"`windtunnel lab kernels {path}` shows where its time goes"
+            return f"{result}{kind.name}", f"{reads}{gate}", *readers
     with suppress(InputError):
         header = header_of(path)
         if header[:2] == ["Metric", "avg"]:

@@ -74,7 +74,8 @@ def remark_left_out(model: ModelSpec, has_images: bool = False) -> None:
     left_out = [part for part in model.left_out if not (has_images and part == "vision tower")]
     if left_out:
         how = "text and images only" if has_images else "text only"
-        uncounted = [part for part in left_out if part != "vision tower" or not model.tower_parameters]
+        counted = ("vision tower", "attention to images") if model.tower_parameters else ()
+        uncounted = [part for part in left_out if part not in counted]
         memory = f"; the memory of its {' and '.join(uncounted)} is not counted" if uncounted else ""
         remark(f"note: {model.name} is predicted without its {' and '.join(left_out)}: {how}{memory}")
 

@@ -40,11 +40,7 @@ class MachineCode:
             keep(path, bytes([self.num_results]) + self.code)
 
     def link(self) -> Callable[[int], int]:
-        """Link the code into this process.
-
-        Raises:
-            RuntimeError: LLVM cannot link it.
-        """
+        """Link the code into this process; RuntimeError where LLVM cannot link it."""
         from llvmlite.binding import JITLibraryBuilder
 
         builder = JITLibraryBuilder().add_object_img(self.code).add_current_process().export_symbol(SYMBOL)

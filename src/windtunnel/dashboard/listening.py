@@ -22,7 +22,6 @@ class _Server(uvicorn.Server):
     on_start: Callable[[], None]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and call `on_start`."""
         await super().startup(sockets=sockets)
         self.on_start()
 
@@ -31,11 +30,8 @@ class LocalServer:
     """A server of an application; it listens from the start, and answers once it serves.
 
     Args:
-        app: what it serves.
-        host: the interface to listen on.
         port: 0 takes a free one.
         num_ports: one, or so many from `port` on.
-        settings: of uvicorn.
 
     Raises:
         InputError: a port is taken, or there is no such interface.
@@ -93,11 +89,7 @@ class LocalServer:
 
 
 def listening_socket(host: str, port: int, backlog: int) -> socket.socket:
-    """Return a socket that listens; port 0 takes a free one.
-
-    Raises:
-        InputError: the port is taken, or there is no such interface.
-    """
+    """Return a socket that listens (port 0: a free one); InputError where the port is taken or no such interface is."""
     # asyncio sends small writes at once only on sockets that name their protocol; others wait 40 ms for a delayed ACK.
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, proto=socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

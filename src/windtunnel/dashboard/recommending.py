@@ -104,11 +104,7 @@ class Recommendations:
         self._by_number: dict[int, Recommendation] = {}
 
     def start(self, query: Mapping[str, str]) -> Recommendation:
-        """Start the search that a form describes.
-
-        Raises:
-            InputError: a field is wrong, or a search is under way.
-        """
+        """Start the search that a form describes; InputError where a field is wrong, or a search is under way."""
         space, load = space_of(query)
         with self._lock:
             running = next((each.number for each in self._by_number.values() if each.state == "running"), None)
@@ -122,11 +118,7 @@ class Recommendations:
         return started
 
     def get(self, number: str) -> Recommendation:
-        """Return the recommendation of a number.
-
-        Raises:
-            NotThereError: there is none.
-        """
+        """Return the recommendation of a number; NotThereError where there is none."""
         with self._lock:
             known = self._by_number.get(int(number)) if number.isdecimal() and len(number) < 10 else None
         if known is None:

@@ -29,11 +29,7 @@ class NotThereError(InputError):
 
 
 class Results:
-    """The results below a folder, safe for several threads; only changed files are read again.
-
-    Args:
-        folder: exists.
-    """
+    """The results below an existing folder, safe for several threads; only changed files are read again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
@@ -76,11 +72,7 @@ class Results:
         return sorted(self._name(path) for path in files if path.suffix == STORE_SUFFIX)
 
     def path(self, name: str) -> Path:
-        """Return the file or folder of a result.
-
-        Raises:
-            NotThereError: there is none of that name below the folder.
-        """
+        """Return the file or folder of a result; NotThereError where there is none of that name below the folder."""
         if not name:
             return self.folder
         parts = name.split("/")

@@ -58,13 +58,7 @@ def tag_of(body: bytes) -> str:
 
 
 class KeptAnswers:
-    """An application in front of the dashboard's that sends what it has kept, and passes other requests on.
-
-    Args:
-        results: what the answers depend on.
-        check: raises for a host that may not ask.
-        headers: of every answer.
-    """
+    """In front of the dashboard's application: sends what it keeps to hosts that `check` lets ask, passes others on."""
 
     app: ASGIApp
     """Makes the answers, and gives them to `keep`."""
@@ -106,7 +100,6 @@ class KeptAnswers:
         return kept[1] if kept and kept[0] == self._results.version() else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         kept = None
         if scope["type"] == "http" and scope["method"] == "GET":
             given = dict(scope["headers"])
@@ -287,7 +280,7 @@ def _failed(request: Request, dashboard: Dashboard, error: Exception) -> Respons
         traceback.print_exception(error, file=sys.stderr)
     if path.startswith("/api/"):
         return _response(request, dashboard, {"error": message, "hint": hint}, status)
-    title = {404: "Not there", 500: "Failed"}.get(status, "That cannot be")
+    title = {403: "Refused", 404: "Not found", 500: "Failed"}.get(status, "Not possible")
     report = Report(title, [hint or ""], verdict=message, is_good=False)
     return _response(request, dashboard, View(report), status)
 
@@ -318,12 +311,7 @@ def check_origin(origin: str | None, host: str | None) -> None:
 
 
 class DashboardServer(LocalServer):
-    """A server of one dashboard.
-
-    Args:
-        dashboard: what it shows.
-        host, port: as of `LocalServer`.
-    """
+    """A server of one dashboard."""
 
     def __init__(self, dashboard: Dashboard, host: str = HOST, port: int = 0) -> None:
         super().__init__(dashboard_app(dashboard, host), host, port, backlog=BACKLOG, http="h11", loop="asyncio")

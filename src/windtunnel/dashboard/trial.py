@@ -222,11 +222,7 @@ def _as_labelled(message: str) -> str:
 
 
 def simulated(scenario: Scenario) -> Result:
-    """Simulate a scenario.
-
-    Raises:
-        InputError: it cannot be, or takes longer than `MOST_S`.
-    """
+    """Simulate a scenario; InputError where it cannot be, or takes longer than `MOST_S`."""
     end_s = time.monotonic() + MOST_S
 
     def in_time(finished: int, total: int) -> None:
@@ -304,7 +300,6 @@ def kept(query: Mapping[str, str], folder: Path) -> str:
 
     Args:
         query: of `trial_of`, with `name` and `what`, which is `scenario` or `run`.
-        folder: results lie below it.
 
     Raises:
         InputError: the name is none, or something of that name is there.

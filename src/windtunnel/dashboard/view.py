@@ -43,11 +43,7 @@ class Dashboard:
 
 
 def dashboard_of(folder: Path) -> Dashboard:
-    """Return the dashboard of a folder of results.
-
-    Raises:
-        InputError: there is no such folder.
-    """
+    """Return the dashboard of a folder of results; InputError where there is no such folder."""
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise InputError(f"{folder} {what}; a folder of results is needed", "windtunnel simulate ... --out FOLDER/NAME")

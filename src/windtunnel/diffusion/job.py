@@ -70,7 +70,6 @@ class DiffusionSetup:
 
     @property
     def passes(self) -> int:
-        """Forward passes of a step."""
         return 2 if self.model.guidance != "none" and self.job.guidance is not False else 1
 
     @property
@@ -88,11 +87,7 @@ class DiffusionSetup:
 
 
 def job_from(raw: Mapping[str, Any], where: str = "") -> DiffusionJob:
-    """Decode a job.
-
-    Raises:
-        InputError: a key is wrong.
-    """
+    """Decode a job; InputError where a key is wrong."""
     return decode(dict(raw), DiffusionJob, where)
 
 

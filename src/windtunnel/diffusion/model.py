@@ -99,11 +99,7 @@ class DiffusionModel(Schema, kw_only=True):
         return self.hidden_size // self.head_dim
 
     def latent_tokens(self, height: int, width: int, frames: int) -> int:
-        """Return the tokens of an image or video of so many pixels and frames.
-
-        Raises:
-            InputError: its sides are not whole patches of latents.
-        """
+        """Return the tokens of an image or video of that size; InputError where its sides are not whole patches."""
         side = self.decoder.spatial_scale * self.patch_size
         for name, pixels in (("height", height), ("width", width)):
             if pixels % side:
@@ -140,11 +136,7 @@ def shipped() -> Mapping[str, DiffusionModel]:
 
 
 def diffusion_model(name: str | Mapping[str, Any]) -> DiffusionModel:
-    """Return the model called `name`, or described by its keys; the organisation may be left out.
-
-    Raises:
-        InputError: there is no such model, or the keys are wrong.
-    """
+    """Return the model called `name`, with or without organisation, or that its keys describe; or InputError."""
     if isinstance(name, Mapping):
         return decode({"name": "the model written out", **name}, DiffusionModel, "model: ")
     known = shipped()

@@ -28,11 +28,7 @@ class JobLaunch:
     """Fields of the job: dotted path -> value."""
 
     def device_or(self, device: str | None, missing: str) -> str:
-        """Return the device, or else the file's own; `missing` says why there is none.
-
-        Raises:
-            InputError: there is none.
-        """
+        """Return the device, or else the file's own; InputError says why there is none: `missing`."""
         if (self.device or device) is None:
             raise InputError(f"--device is missing: {missing}", "windtunnel catalog devices")
         return str(self.device or device)

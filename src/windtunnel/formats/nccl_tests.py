@@ -20,6 +20,7 @@ _ROW = re.compile(
     rf"^\s*(\d+)\s+\d+\s+\w+\s+\w+\s+(?:-?\d+\s+)?({_NUMBER})\s+{_NUMBER}\s+{_NUMBER}\s+(\S+)(?:\s+\S+){{4}}\s*$"
 )
 _RANK = re.compile(r"^#\s+Rank\s+(\d+)\s.*?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[\S+\](.*)$")
+_OWN_PROCESS = re.compile(r"#\s*nThread 1 nGpus 1\b")
 _PROGRAM = re.compile(r"\b(\w+?)_perf")
 
 
@@ -35,6 +36,8 @@ class NcclLog:
     """As the driver names it."""
     seconds: dict[int, float]
     """Size in bytes, as nccl-tests counts -> time; the smallest where a size was repeated."""
+    is_queued: bool = False
+    """Whether each GPU had a process of its own, which queues its calls ahead and so hides the host's launch."""
 
 
 def read_nccl_log(path: Path, op: str | None = None) -> NcclLog:
@@ -58,7 +61,8 @@ def read_nccl_log(path: Path, op: str | None = None) -> NcclLog:
         seconds[size_bytes] = min(time_s, seconds.get(size_bytes, time_s))
     if not seconds:
         raise InputError(f"{path} has no row with a size above 0 and its times", "is it cut off?")
-    return NcclLog(_op(path, lines, op), len(ranks), len({host for _, host, _ in ranks}), gpus.pop(), seconds)
+    is_queued, hosts = any(_OWN_PROCESS.match(line) for line in lines), {host for _, host, _ in ranks}
+    return NcclLog(_op(path, lines, op), len(ranks), len(hosts), gpus.pop(), seconds, is_queued)
 
 
 def _rows(path: Path, lines: list[str]) -> Iterator[tuple[int, float]]:

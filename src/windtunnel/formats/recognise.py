@@ -90,11 +90,7 @@ class FileFormat:
 
 
 def find_format(path: Path, *uses: Use) -> FileFormat:
-    """Return the format of a file that is to be read as one of `uses`.
-
-    Raises:
-        InputError: the file is missing or empty, or of no known format, or of several.
-    """
+    """Return the format of a file for one of `uses`; InputError where missing, empty, unknown or of several."""
     tools = TOOLS.every(FileFormat).values()
     by_tool = (getattr(tool, "FORMATS", ()) for tool in tools)
     lists = (kinds if isinstance(kinds, tuple | list) else (kinds,) for kinds in by_tool)

@@ -71,7 +71,6 @@ def replay(setup: TrainingSetup, largest_bytes: int = 1 << 20) -> CommunicationR
 
 
 def _run_rank(number: int, setup: TrainingSetup, largest_bytes: int, folder: str) -> None:
-    """Run one rank's process."""
     with process_group("gloo", f"file://{folder}/meeting", number, setup.degrees.num_devices):
         try:
             runner = _RankRunner(setup, number, largest_bytes, _new_groups(setup))

@@ -78,11 +78,7 @@ def cuda_stopwatch(in_graph: bool = False, mark_s: float = 0.0) -> Stopwatch:
 
 
 def stopwatch(clock: str, launch_s: float = 0.0) -> Stopwatch:
-    """Return a fresh stopwatch on one of `CLOCKS`; for `cuda_graph` it times work outside a graph.
-
-    Args:
-        launch_s: time in which the host queues the timed work of a GPU, where it is known.
-    """
+    """Return a stopwatch on one of `CLOCKS`, for work that the host queues to a GPU in `launch_s` (0: not known)."""
     if clock in CLOCKS_OF_HOST:
         return Stopwatch(CLOCKS_OF_HOST[clock], mark_s=mark_cost_s(clock))
     watch = cuda_stopwatch(mark_s=event_cost_s(in_graph=False))

@@ -35,7 +35,6 @@ def check_run(requests: Table, steps: Table, rows: ReplicaRows, num_stages: int,
     """Check a finished run.
 
     Args:
-        requests, steps: the records.
         rows: rows of `stays`, or else of `requests`, and of `steps`, by replica.
         num_stages: pipeline stages of a replica.
         stays: when each request was at which replica, where requests move between replicas.

@@ -50,8 +50,6 @@ def client_tables(
     """Return the request table and the token table of a run.
 
     Args:
-        sent_s: when each request was sent.
-        late_s: how much later than planned each request was sent.
         input_tokens, output_tokens: as the server counted them.
         part_times_s: when each part of a request's answer came; empty where the request failed.
         num_warmup: the first so many requests are warm-up.

@@ -82,11 +82,7 @@ def limit_of(name: str, value: float | str) -> Limit:
 def named_values(
     text: str, hint: str = "for instance ttft_p90=2s,tpot_p99=50ms", option: str = "slo", kind: str = "time"
 ) -> dict[str, str]:
-    """Parse `ttft_p90=2s,tpot_p99=50ms`, the value of an option, into names and values of a kind.
-
-    Raises:
-        InputError: another form.
-    """
+    """Parse `ttft_p90=2s,tpot_p99=50ms`, an option's value, into names and values; InputError for another form."""
     values = {}
     for part in text.replace(":", "=").replace(",", " ").split():
         name, separator, value = part.partition("=")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.errors import did_you_mean, import_extra
+from windtunnel.notebook import Tabular
 from windtunnel.schema import read_yaml
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ REQUEST_COLUMNS, POOL_COLUMNS, STEP_COLUMNS = (COLUMNS[table] for table in ("req
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class Table(Tabular):
     """Named columns of equal length; `table["ttft_s"]` is a numpy array."""
 
     columns: Mapping[str, NDArray[Any]]
@@ -41,10 +42,6 @@ class Table:
         """Refuse to be one array: pandas would take the names of the columns for the rows."""
         raise TypeError("a table is no single array; .to_pandas() or dict(table) has all columns")
 
-    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        """Return the Arrow stream from which polars, DuckDB and pyarrow read the table."""
-        return self.to_arrow().__arrow_c_stream__(requested_schema)
-
     def __iter__(self) -> Iterator[str]:
         return iter(self.columns)
 
@@ -59,7 +56,6 @@ class Table:
         return f"Table({len(self):,} rows: {', '.join(self.columns)})"
 
     def with_columns(self, columns: Mapping[str, NDArray[Any]], meanings: Mapping[str, str]) -> "Table":
-        """Return the table with further columns."""
         return Table({**self.columns, **columns}, {**self.meanings, **meanings})
 
     def replaced(self, **columns: NDArray[Any]) -> Self:
@@ -86,16 +82,11 @@ class Table:
         return pa.table([pa.array(column) for column in self.columns.values()], schema=pa.schema(fields))
 
     def to_pandas(self) -> "pd.DataFrame":
-        """Return a pandas data frame.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
+        """Return a pandas data frame; MissingExtraError where pandas is not installed."""
         frame: pd.DataFrame = import_extra("pandas", "pandas").DataFrame(dict(self.columns))
         return frame
 
     def write_parquet(self, path: Path) -> None:
-        """Write the table as a Parquet file."""
         import pyarrow.parquet as pq
 
         pq.write_table(self.to_arrow(), path)
@@ -122,7 +113,6 @@ def request_table(
 
     Args:
         engine: the seven columns from `arrival_s` to `priority`, and `num_preemptions`, in order of sending.
-        replica: replica of each request.
         frontend_s: latency that the client sees on top of the engine's, for each request or for all.
         num_warmup: number of warm-up requests, which come first.
         tenant: position of each request's tenant; None: nobody has a name.

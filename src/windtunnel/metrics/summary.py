@@ -279,11 +279,7 @@ def summarise(
     """Summarise a finished run, without its self-check and the use of its pipeline stages.
 
     Args:
-        requests, steps: the records.
-        size: size of the whole deployment.
         time_fractions: share of busy time by what bounds it.
-        limits: limits that decide goodput.
-        device: price and power of one device.
         tier_tokens: KV tier -> tokens of each prompt that were loaded from it; None where nothing is cached.
         fleet: None where all replicas run all the time.
     """

@@ -61,7 +61,6 @@ def interval(
     reaches from the prediction to that side: the prediction is what the model says, the interval what is known of it.
 
     Args:
-        central: the prediction.
         spread: measured over predicted, of runs left out.
         num_outside: in how many ways the deployment lies outside the calibrated runs; a small one counts in part.
         coverage: shares of device time by how operator times were found.

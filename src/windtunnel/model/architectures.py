@@ -40,8 +40,14 @@ class Architecture(Schema):
     """Other names of blocks in `layers_block_type` -> those of the kinds of layers (transformers 5)."""
     parallel_mamba: bool = False
     """Whether every layer has Mamba-2 beside its attention (Falcon-H1)."""
+    index_from_hidden: bool = False
+    """Whether queries of an indexer are projected from hidden states, normed for it (Mistral Large 4)."""
+    lightning: bool = False
+    """Whether linear attention is lightning attention (MiniMax-01)."""
     only: str = ""
     """Kind of all layers, by its name in `layer_types`, where they have no feed-forward (Mamba)."""
+    paired: bool = False
+    """Whether a layer of the config is two here: experts beside a dense part, and a dense part (LongCat-Flash)."""
     own_code: bool = False
     """Whether engines run code that is published beside the weights (vLLM 0.12 `tests/models/registry.py`), and so must
     be told to trust it."""

@@ -45,6 +45,9 @@ _LEFT_OUT, _WIDTHS_OF_BLOCKS = "no_op", {"attention": "n_heads_in_group", "ffn":
 _BLOCK_WIDTH = 256
 """Widths of feed-forwards are rounded up to multiples of it (`configuration_decilm.py`)."""
 
+_CROSS = "cross_attention_layers"
+"""Key of the layers that attend to images alone (Llama 3.2 Vision)."""
+
 _OBJECTS = ("attn_config", "ffn_config")
 """Objects with settings of attention (MPT, DBRX) and of experts (DBRX)."""
 
@@ -87,11 +90,12 @@ def read_config(
     reader = _reader(config, name)
     architecture = reader.architecture
     num_norms = _num_norms(reader)
-    layers = _layers(reader)
+    layers, skipped = _without_cross_attention(reader, _layers(reader))
     modules = [_modules(reader, attention, feed_forward) for attention, feed_forward in layers]
     max_context_tokens, learned = _positions(reader)
     if architecture is KNOWN.architectures.get(reader.model_type):  # an installed kind answers for all its keys
         _refuse_unread(reader)
+    precision, mixed_bits = _precision(reader, quant_config, modules)
     own_type = str(language_model(config).get("model_type") or config.get("model_type") or "none")
     model = ModelSpec(
         name=name,
@@ -114,10 +118,11 @@ def read_config(
         learned_positions=learned,
         head=_head(reader),
         architecture=reader.model_type,
-        precision=_precision(reader, quant_config, modules),
+        precision=precision,
+        mixed_bits=tuple(mixed_bits.items()),
         left_out=_left_out(config, reader),
-        tower_parameters=tower_parameters(config),
-        vision=read_tower(config),
+        tower_parameters=tower_parameters(config) + skipped,
+        vision=None if skipped else read_tower(config),
         prediction_layers=_prediction_layers(reader),
         residual_streams=reader.count("hc_mult", default=1),
         earlier_blocks=_earlier_blocks(reader),
@@ -224,14 +229,17 @@ def _rotary_values(reader: ConfigReader, attentions: list[Attention]) -> int:
     return values
 
 
-def _precision(reader: ConfigReader, quant_config: Mapping[str, Any] | None, modules: list[Modules]) -> Precision:
-    """Return the formats of a checkpoint; DeepSeek-V4 says apart that its experts have four bits (vLLM 0.24
-    `models/deepseek_v4/quant_config.py`)."""
+def _precision(
+    reader: ConfigReader, quant_config: Mapping[str, Any] | None, modules: list[Modules]
+) -> tuple[Precision, dict[str, float]]:
+    """Return the formats of a checkpoint, and the mean bits of parts whose layers differ; DeepSeek-V4 says apart that
+    its experts have four bits (vLLM 0.24 `models/deepseek_v4/quant_config.py`)."""
     quantised = reader.raw.get("quantization_config")
-    precision = precision_from_config(quantised, quant_config, modules, reader.name)
+    precision, mixed_bits = precision_from_config(quantised, quant_config, modules, reader.name)
     said = reader.raw.get("expert_dtype") or (quantised.get("expert_dtype") if isinstance(quantised, Mapping) else None)
     experts = precision.experts or (Format.MXFP4 if said == "fp4" else None)
-    return replace(precision, experts=experts, kv_cache=reader.architecture.kv_cache or precision.kv_cache)
+    kv_cache = reader.architecture.kv_cache or precision.kv_cache
+    return replace(precision, experts=experts, kv_cache=kv_cache), mixed_bits
 
 
 def _modules(reader: ConfigReader, attention: Attention | None, feed_forward: FeedForward | None) -> Modules:
@@ -267,6 +275,7 @@ def _left_out(config: Mapping[str, Any], reader: ConfigReader) -> tuple[str, ...
     classes = list_of(str, "names", reader.raw, "architectures", reader.name)
     # transformers calls text models ForCausalLM; ChatGLM, an older one, is read as text too.
     is_multimodal = reader.model_type != "chatglm" and any(name.endswith(_MULTIMODAL) for name in classes)
+    towers += ("attention to images",) * bool(reader.raw.get(_CROSS))
     return towers or (("vision or audio tower",) if is_multimodal else ())
 
 
@@ -289,7 +298,10 @@ def _reader(config: Mapping[str, Any], name: str) -> ConfigReader:
                 f"{name}: model_type {model_type!r} is known, so it is read as itself", f"leave {LIKE} out"
             )
         model_type = like
-    _refuse_other_models(raw, name, model_type, is_like=like is not None)
+    names = list_of(str, "names", raw, "architectures", name)
+    # A class around a language model of a known type, such as NemotronH_Nano_Omni_Reasoning_V3, says nothing of it.
+    is_inner = text is not config and not text.get("architectures") and not any(map(_makes_vectors, names))
+    _refuse_other_models(raw, name, model_type, is_like=like is not None or is_inner)
     if model_type not in known:
         missing = f"model_type {model_type!r} is not known" if model_type else "config.json has no model_type"
         hint = "windtunnel catalog add CONFIG --like MODEL reads it as a model with the same layers"
@@ -301,9 +313,13 @@ def _reader(config: Mapping[str, Any], name: str) -> ConfigReader:
     hidden_size = reader.count("hidden_size")
     if reader.count("word_embed_proj_dim", default=hidden_size) != hidden_size:
         raise InputError(f"{name}: an embedding narrower than the layers, as in OPT-350M, cannot be modelled")
-    if 0 in reader.numbers("attn_type_list"):
+    if not reader.architecture.lightning and 0 in reader.numbers("attn_type_list"):
         raise InputError(f"{name}: lightning attention cannot be modelled (model_type {model_type!r})")
     return reader
+
+
+def _makes_vectors(class_name: str) -> bool:
+    return class_name.endswith(("Model", _SCORING))
 
 
 def _refuse_other_models(raw: Mapping[str, Any], name: str, model_type: str, is_like: bool) -> None:
@@ -374,6 +390,18 @@ def _layers(reader: ConfigReader) -> list[Layer]:
         (kind.read(reader, index, name), None) if issubclass(kind, Attention) else (None, kind.read(reader))
         for index, kind, name in blocks
     ]
+
+
+def _without_cross_attention(reader: ConfigReader, layers: list[Layer]) -> tuple[list[Layer], int]:
+    """Return the layers that prompts without images pass, and the parameters of the others, which engines load and then
+    skip whole (`modeling_mllama.py`, `MllamaTextModel.forward`)."""
+    skipped, hidden_size = set(reader.numbers(_CROSS)), reader.count("hidden_size")
+    parts = [part for index, part in enumerate(layers) if index in skipped]
+    size = sum(attention.num_parameters(hidden_size) for attention, _ in parts if attention)
+    size += sum(
+        feed_forward.parameters(hidden_size).total + 2 * hidden_size for _, feed_forward in parts if feed_forward
+    )
+    return [part for index, part in enumerate(layers) if index not in skipped], size
 
 
 def _searched_layers(reader: ConfigReader) -> Iterator[Layer]:

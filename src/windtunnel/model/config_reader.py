@@ -159,7 +159,7 @@ class ConfigReader:
         num_layers = self.count("num_hidden_layers", default=len(blocks) if isinstance(blocks, list) else None)
         if num_layers > _MOST_LAYERS:
             raise InputError(f"{self.name}: {num_layers} layers are not plausible; at most {_MOST_LAYERS} are read")
-        return num_layers
+        return num_layers * (2 if self.architecture.paired else 1)
 
 
 def number_of(key: str, value: Any, most: float, name: str) -> float:

@@ -25,13 +25,13 @@ def weight_bytes(shard: Shard) -> float:
     out (under 0.01%). With pipeline stages the device is of the first or the last stage, whichever has the larger
     table beside its layers.
     """
-    model, precision, parallelism = shard.model, shard.precision, shard.parallelism
+    model, parallelism = shard.model, shard.parallelism
     layer_bits = 0.0
     for group in model.layers:
         bits = 0.0
         if group.attention is not None:
             parameters = group.attention.rank_parameters(model.hidden_size, shard.tp)
-            bits += parameters * precision.bits(precision.attention_format) + _output_bits(shard, group.attention)
+            bits += parameters * shard.bits("attention_format") + _output_bits(shard, group.attention)
         if group.feed_forward is not None:
             bits += group.feed_forward.weight_bits(shard)
         layer_bits += bits * group.num_layers
@@ -42,16 +42,16 @@ def weight_bytes(shard: Shard) -> float:
     score = model.head_parameters * value_bytes(shard) if model.head == "score" else 0.0
     if inputs := model.layer_inputs:
         table, split, whole = inputs.parameters(model.hidden_size, model.num_layers)
-        layer_bits += (whole + split / shard.tp) * precision.bits(precision.weights)
+        layer_bits += (whole + split / shard.tp) * shard.bits("weights")
         ends += table * value_bytes(shard)
     return layer_bits / 8 * shard.stage_fraction + ends / shard.tp + positions + score
 
 
 def _output_bits(shard: Shard, attention: Attention) -> float:
     """Return the bits that output projections in a format of their own take beside what the others' format would."""
-    bits, launches = shard.precision.bits, attention.projections(shard, 1.0)
-    each = bits(shard.precision.attention_output_format) - bits(shard.precision.attention_format)
-    outputs = [launch.op for launch in launches if launch.name in OUTPUT_PROJECTIONS] if each else []
+    each = shard.bits("attention_output_format") - shard.bits("attention_format")
+    launches = attention.projections(shard, 1.0) if each else ()
+    outputs = [launch.op for launch in launches if launch.name in OUTPUT_PROJECTIONS]
     return sum(each * op.n * op.k for op in outputs if isinstance(op, Gemm))
 
 

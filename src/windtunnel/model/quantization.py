@@ -21,6 +21,9 @@ _HINT = "remove its quantization_config and choose the formats yourself"
 
 _MODELOPT = decode(read_yaml(Path(__file__).with_name("modelopt.yaml")), dict[str, Format])
 
+PARTS = ("attention_format", "attention_output_format", "weights", "experts_format")
+"""Parts of layers, by the attribute of `Precision` that has their format; "weights" are dense feed-forwards."""
+
 Names = tuple[str, ...]
 """Names that checkpoints give to one module, below `layers.N.`."""
 
@@ -32,8 +35,8 @@ its routed experts."""
 
 def precision_from_config(
     quantization_config: Any, hf_quant_config: Mapping[str, Any] | None, layers: Sequence[Modules], model: str
-) -> Precision:
-    """Return the formats of a checkpoint.
+) -> tuple[Precision, dict[str, float]]:
+    """Return the formats of a checkpoint, and the mean bits of a weight in the parts whose layers differ in format.
 
     Args:
         quantization_config: that key of config.json; None where it has none.
@@ -46,15 +49,16 @@ def precision_from_config(
     """
     scheme = _scheme(quantization_config, hf_quant_config, model)
     if scheme is None:
-        return Precision()
+        return Precision(), {}
     parts = zip(
         *((attention[:-1], attention[-1:], linear, experts) for attention, linear, experts in layers), strict=True
     )
-    attention, output, linear, experts = (_of_most(scheme, enumerate(modules)) for modules in parts)
+    votes = [_votes(scheme, enumerate(modules)) for modules in parts]
+    attention, output, linear, experts = (max(each, key=each.__getitem__, default=None) for each in votes)
     weights = linear or attention or Format.BF16
     # A group may list the output layer by name; methods for all `Linear` modules leave it alone.
     names_lm_head = any(not modules.everything and "lm_head" in modules for modules, _ in scheme.groups)
-    return Precision(
+    precision = Precision(
         int4_bits=scheme.stored_bits.get(4, BITS[Format.INT4]),
         w8a16_bits=scheme.stored_bits.get(8, BITS[Format.W8A16]),
         weights=weights,
@@ -64,16 +68,18 @@ def precision_from_config(
         lm_head=scheme.format_of(("lm_head",)) if scheme.lm_head or names_lm_head else Format.BF16,
         kv_cache=scheme.kv_cache,
     )
+    means = (sum(map(precision.bits, each.elements())) / max(each.total(), 1) for each in votes)
+    return precision, {part: mean for part, mean, each in zip(PARTS, means, votes, strict=True) if len(each) > 1}
 
 
-def _of_most(scheme: "_Scheme", layers: Iterable[tuple[int, tuple[Names, ...]]]) -> Format | None:
-    """Return the format of most `layers`, each given by its index and modules; None where there are no modules."""
+def _votes(scheme: "_Scheme", layers: Iterable[tuple[int, tuple[Names, ...]]]) -> Counter[Format]:
+    """Count the formats of `layers`, each given by its index and modules; empty where there are no modules."""
     votes: Counter[Format] = Counter()
     for index, modules in layers:
         if modules:
             formats = [scheme.format_of(tuple(f"layers.{index}.{name}" for name in names)) for names in modules]
             votes[max(formats, key=BITS.__getitem__)] += 1
-    return votes.most_common(1)[0][0] if votes else None
+    return votes
 
 
 class _Modules:
@@ -182,7 +188,8 @@ def _refuse_sparse(config: Mapping[str, Any], model: str) -> None:
 def _single_format(config: Mapping[str, Any], model: str) -> _Scheme:
     """Read a method with one format for all linear layers, modules that it leaves alone aside."""
     method = str(config.get("quant_method"))
-    ignored = _Modules(_left_alone(config, model))
+    own = _own_bits(config, model)
+    ignored = _Modules(own.pop(16))
     if method in ("fp8", "fbgemm_fp8", "mxfp8"):
         block_size = "1x32" if method == "mxfp8" else config.get("weight_block_size")
         return _Scheme(((_ALL, _fp8_format(block_size, model)),), ignored)
@@ -197,9 +204,12 @@ def _single_format(config: Mapping[str, Any], model: str) -> _Scheme:
             raise InputError(f"{model}: {method} with data_type {data_type!r} is not known; allowed: 'int'", _HINT)
         has_zero_points = bool(config.get("zero_point", not config.get("sym", True)))
         group_size = config.get("group_size", config.get("q_group_size", 128))
-        stored = {bits: _stored_bits(bits, group_size, has_zero_points, model)}
-        weights_format = Format.INT4 if bits == 4 else Format.W8A16
-        return _Scheme(((_ALL, weights_format),), ignored, lm_head=bool(config.get("lm_head")), stored_bits=stored)
+        stored = {each: _stored_bits(each, group_size, has_zero_points, model) for each in (bits, *own)}
+        formats = {4: Format.INT4, 8: Format.W8A16}
+        groups = [(_Modules(names), formats[each]) for each, names in own.items()]
+        return _Scheme(
+            (*groups, (_ALL, formats[bits])), ignored, lm_head=bool(config.get("lm_head")), stored_bits=stored
+        )
     if method == "quark":
         return _quark(config, model)
     if method in _UNPRICED:
@@ -230,24 +240,24 @@ def _stored_bits(bits: int, group_size: Any, has_zero_points: bool, model: str) 
     return bits + (16.0 + bits * has_zero_points) / group_size
 
 
-def _left_alone(config: Mapping[str, Any], model: str) -> list[str]:
-    """Return the modules that a method with one format leaves in 16 bits.
+def _own_bits(config: Mapping[str, Any], model: str) -> dict[int, list[str]]:
+    """Return the modules with bits of their own, by these; those of 16 bits are left alone.
 
-    GPTQModel lists them as `-:` and an expression under `dynamic`, AutoRound with 16 bits under `extra_config`.
+    GPTQModel lists them under `dynamic`, behind `-:` those left alone (vLLM 0.24 `gptq_utils.py`,
+    `get_dynamic_override`); AutoRound under `extra_config`, by name or expression (`inc.py`, `get_layer_config`).
     """
-    names = _strings(config, "modules_to_not_convert", model) + _strings(config, "ignored_layers", model)
-    for pattern, change in _object(config.get("dynamic") or {}, "dynamic", model).items():
-        if pattern.startswith("-:"):
-            names.append(f"re:{pattern[2:]}")
-        elif _object(change, pattern, model).get("bits", config.get("bits")) != config.get("bits"):
-            raise InputError(f"{model}: dynamic gives {pattern!r} bits of its own, which cannot be modelled", _HINT)
-    for name, change in _object(config.get("extra_config") or {}, "extra_config", model).items():
-        bits = _object(change, name, model).get("bits", config.get("bits"))
-        if bits == 16:
-            names.append(name)
-        elif bits != config.get("bits"):
-            raise InputError(f"{model}: extra_config gives {name!r} bits of its own, which cannot be modelled", _HINT)
-    return names
+    own = {16: _strings(config, "modules_to_not_convert", model) + _strings(config, "ignored_layers", model)}
+    for key, anywhere in (("dynamic", ""), ("extra_config", ".*")):
+        for name, change in _object(config.get(key) or {}, key, model).items():
+            bits = 16 if name.startswith("-:") else _object(change, name, model).get("bits", config.get("bits"))
+            if bits == config.get("bits"):
+                continue
+            if bits not in (4, 8, 16):
+                raise InputError(f"{model}: {key} gives {name!r} {bits!r} bits; allowed: 4, 8, 16", _HINT)
+            is_expression = not anywhere or re.search(r"[*+?^$()\[\]{}|\\]", name)
+            pattern = re.sub(r"^[-+]:", "", name)
+            own.setdefault(bits, []).append(f"re:{anywhere}{pattern}" if is_expression else name)
+    return own
 
 
 def _quark(config: Mapping[str, Any], model: str) -> _Scheme:

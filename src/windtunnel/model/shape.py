@@ -383,6 +383,8 @@ class ModelSpec(Schema):
     """`model_type` of its config.json: engines keep windows, and fuse all-reduces, of some types only."""
     precision: Precision = Precision()
     """Formats of the published checkpoint, read from its quantisation config."""
+    mixed_bits: tuple[tuple[str, float], ...] = ()
+    """Parts of layers, as in `quantization.PARTS`, and mean bits of their weights, where layers differ in format."""
     named_after: str = ""
     """Model of the catalog that it is by its name alone, which says its formats too; empty: it is known itself."""
     unknown_type: str = ""
@@ -488,6 +490,12 @@ class Shard:
     def stage_fraction(self) -> float:
         """Share of the layers that the fullest pipeline stage holds."""
         return -(-self.model.num_layers // self.parallelism.pp) / self.model.num_layers
+
+    def bits(self, part: str) -> float:
+        """Return the mean bits of a stored weight of a part of the layers, one of `quantization.PARTS`."""
+        weights, published = (getattr(each, part) for each in (self.precision, self.model.precision))
+        mixed = dict(self.model.mixed_bits) if weights == published else {}
+        return mixed.get(part, self.precision.bits(weights))
 
     def span_nodes(self, num_ranks: int) -> int:
         """Return the number of nodes that hold `num_ranks` neighbouring ranks."""

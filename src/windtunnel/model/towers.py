@@ -204,6 +204,7 @@ def read_tower(config: Mapping[str, Any]) -> VisionTower | None:
     inner = int(width * ratio) if isinstance(ratio, int | float) and 0 < ratio <= MOST else 0
     inner = _size(tower, "intermediate_size", "vt_intermediate_size", default=inner)
     num_layers, patch = _size(tower, "num_hidden_layers", "depth", "vt_num_hidden_layers"), _size(tower, "patch_size")
+    num_layers += _size(tower, "num_global_layers")  # Llama 3.2 Vision's, behind the others
     output = _size(tower, "out_hidden_size", default=_size(text, "hidden_size"))
     if 0 in (width, inner, num_layers, patch, output):
         return None

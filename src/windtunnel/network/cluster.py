@@ -18,7 +18,7 @@ from windtunnel.network.fabric import Fabric, link_kind, with_joined_switches
 from windtunnel.network.flows import flows_of
 from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import ClusterNetwork
-from windtunnel.network.topology import fabric_from, fabric_of
+from windtunnel.network.topology import INFINIBAND_STEP_S, fabric_from, fabric_of
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 from windtunnel.units import US
 
@@ -28,8 +28,6 @@ within 1% where flows do not meet and within 33% where many collide (`docs/guide
 
 RINGS = ("all_reduce", "all_gather", "reduce_scatter")
 """Collectives for which NCCL takes a ring or a tree."""
-INFINIBAND_S = 2.7 * US
-"""Latency of InfiniBand in a step between servers, which NCCL's model holds (2.27 `src/graph/tuning.cc`)."""
 HANDOFF_BYTES = 256 * 2**20
 """Bytes that a device sends to measure the rate of handoffs: the KV cache of 2,048 tokens of a 70B model."""
 
@@ -169,27 +167,18 @@ def between_nodes(op: ops.Collective, node: Node, network_share: float = 1.0) ->
     out = node.scale_out
     if out is None:
         raise InputError(f"{op.op} over {op.span_nodes} nodes needs a link between nodes, which {node.name} lacks")
-    later_us = max(out.latency_s - INFINIBAND_S, 0.0) / US
-    card, up = out.bytes_per_s * network_share, node.scale_up.bytes_per_s
+    later_us = max(out.latency_s - INFINIBAND_STEP_S, 0.0) / US
+    card = out.bytes_per_s * network_share
     device = catalog.device(node.device) if node.device in catalog.names("devices") else None
     is_direct = node.scale_up_links is not None
-    channels, share = switch_sums(device, up, is_direct=is_direct)
     per_node = op.num_ranks // op.span_nodes
+    up = node.link_among(per_node).bytes_per_s
+    sums = switch_sums(device, up, is_direct=is_direct)
     if node.scale_up_links and device and per_node > 1:
         links = min(per_node - 1, node.scale_up_links) / node.scale_up_links
         up = direct_rate(up * links, device.architecture, per_node, op.span_nodes)
-    ranks = Ranks(
-        op.num_ranks,
-        op.span_nodes,
-        up,
-        card,
-        later_us,
-        nvls=channels > 0,
-        nvls_channels=channels,
-        nvls_share=share,
-        network=link_kind(out.name),
-        switched=not is_direct,
-    )
+    sums |= {"network": link_kind(out.name) or "infiniband", "switched": not is_direct, "device": node.device}
+    ranks = Ranks(op.num_ranks, op.span_nodes, up, card, later_us, **sums)
     seconds = _between_powers(op.message_bytes, lambda size: closed_form(op.op, size, ranks)[0])
     return Estimate(seconds, Coverage.ROOFLINE, "NCCL's model over published links", FABRIC_ERROR)
 

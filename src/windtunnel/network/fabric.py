@@ -4,24 +4,32 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.compiled.arrays import Bools, Floats, Ints
 from windtunnel.errors import InputError
+from windtunnel.schema import read_yaml
 
-NETWORK_SHARES = {"infiniband": 0.967, "ethernet": 0.908, "efa": 0.9, "slingshot": 0.907, "ici": 1.0}
-"""Kind of links between servers -> share of their rate that large collectives reach. 387 of 400 GB/s on eight servers
-of H100 (coreweave/nccl-tests); RoCE: the median of 0.873 to 0.965 on two servers of MI300X (two clusters), MI325X,
-MI355X (two; hisohara/ai-scripts among them) and A100 (oracle-quickstart/oci-hpc-oke); 357 of 400 on p5
-(crazyguitar/aws-gpu-communication-benchmark); 90.7 of 100 on two nodes of Kestrel (NREL)."""
+MEASURED: dict[str, Any] = read_yaml(Path(__file__).with_name("nccl.yaml"))
+"""Facts and measurements about collectives, with their sources."""
+NETWORK_SHARES: dict[str, float] = {kind: known["share"] for kind, known in MEASURED["networks"].items()}
+"""Kind of links between servers -> share of their rate that large collectives reach."""
 
 
 def link_kind(name: str) -> str:
-    """Return the kind of a link by the beginning of its name (`ethernet_400g`, `roce`); any other is `infiniband`."""
+    """Return the kind of a link by the beginning of its name (`ethernet_400g`, `roce`), nothing for any other name."""
     kinds = {**{kind: kind for kind in NETWORK_SHARES}, "roce": "ethernet"}
-    return next((kind for word, kind in kinds.items() if name.startswith(word)), "infiniband")
+    return next((kind for word, kind in kinds.items() if name.startswith(word)), "")
+
+
+def assumed_kind(of: str) -> str:
+    """Return the note that the kind of the links between the servers of a fabric or node is not known."""
+    how = "name it behind the topology (FILE:network=ethernet) or in the name of the node's scale_out link"
+    return f"the links between servers of {of} are taken for InfiniBand, as nothing says their kind: {how}"
 
 
 class NodeKind(IntEnum):
@@ -64,6 +72,8 @@ class Fabric:
     """Whether GPUs pass on traffic of others, as in a torus."""
     network: str = "infiniband"
     """Kind of the links between servers: a key of `NETWORK_SHARES`."""
+    is_kind_assumed: bool = False
+    """Whether nothing says that kind, so that InfiniBand is taken."""
 
     @property
     def num_nodes(self) -> int:

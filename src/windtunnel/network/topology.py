@@ -4,7 +4,7 @@ The two-tier networks have the parameters, defaults and order of nodes and links
 (named beside each field), so that the files which both write are equal.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, prod
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
@@ -17,14 +17,14 @@ from windtunnel.compiled.arrays import Ints
 from windtunnel.errors import InputError, check_known
 from windtunnel.hardware import Device, Node, meets_all
 from windtunnel.limits import check_size
-from windtunnel.network.fabric import Fabric, NodeKind, link_kind
-from windtunnel.network.settings import GBPS
+from windtunnel.network.fabric import NETWORK_SHARES, Fabric, NodeKind, assumed_kind, link_kind
+from windtunnel.network.settings import GBPS, ClusterNetwork
 from windtunnel.network.topology_file import read_topology
 from windtunnel.schema import AtLeastOne, NonNegative, Positive, Schema, decode, parse_yaml, read_yaml
 
 SCALE_OUT_LATENCY_S = 500e-9
 """Of a link of a cluster's network, as SimAI 1.6 has it."""
-NetworkKind = Literal["infiniband", "ethernet", "efa", "slingshot", "ici"]
+NetworkKind = Literal["infiniband", "ethernet", "efa", "slingshot", "ici", "tcpxo", "tcpx"]
 """Of `NETWORK_SHARES`."""
 INFINIBAND_STEP_S = 2.7e-6
 """Of one step over InfiniBand, which the closed forms know (NCCL 2.27 src/graph/tuning.cc)."""
@@ -277,7 +277,8 @@ class NodeRails(Schema, tag="node"):
             wiring.link(server + near, server + far, up.bytes_per_s / node.scale_up_links, up.latency_s)
         tiers: list[int] = []
         if num_servers > 1 and out is not None:
-            wiring.network = self.network or link_kind(out.name)
+            wiring.network = self.network or link_kind(out.name) or "infiniband"
+            wiring.is_kind_assumed = not (self.network or link_kind(out.name))
             extra_s = max(out.latency_s - INFINIBAND_STEP_S, 0.0) / 2
             latency_s = SCALE_OUT_LATENCY_S + extra_s if self.latency_s is None else self.latency_s
             wiring.link(gpu, wiring.first_leaf + gpu % size, out.bytes_per_s, latency_s)
@@ -378,6 +379,7 @@ class _Wiring:
     num_scale_up_switches: int
     error_fraction: float = 0.0
     network: str = "infiniband"
+    is_kind_assumed: bool = False
     links: list[tuple[NDArray[Any], ...]] = field(default_factory=list)
     """(ends, other ends, bytes per second, seconds) of each group."""
 
@@ -421,6 +423,7 @@ class _Wiring:
             error_fraction=np.full(len(a), self.error_fraction),
             gpus_forward=gpus_forward,
             network=self.network,
+            is_kind_assumed=self.is_kind_assumed,
         )
 
 
@@ -491,19 +494,37 @@ def fabric_of(text: str) -> Fabric:
     Args:
         text: the path of a topology file in SimAI's format or of a YAML file; a kind with parameters
             (`spectrum_x:num_gpus=128,num_spines=8`); or a node of the catalog (`dgx_h100`, `dgx_h100:num_servers=4`).
+            Parameters behind a YAML file replace its own; `network` behind SimAI's says the kind of its links.
 
     Raises:
         InputError: nothing is called that, or its parameters are wrong.
     """
-    path = Path(text)
-    if path.is_file():
+    name, _, parameters = (text, "", "") if Path(text).is_file() else text.rpartition(":")
+    if (path := Path(name)).is_file():
+        given = _parameters(parameters, text)
         if path.suffix in (".yaml", ".yml"):
-            return fabric_from(read_yaml(path), str(path))
-        return read_topology(path)
+            raw = read_yaml(path)
+            return fabric_from({**raw, **given} if isinstance(raw, dict) else raw, str(path))
+        kind = str(given.pop("network", ""))
+        if given or kind:
+            takes = f"{name}: a topology file takes no {next(iter(given), f'network={kind}')}"
+            check_known("" if given else kind, NETWORK_SHARES, takes, f"known: network={', '.join(NETWORK_SHARES)}")
+        return replace(read_topology(path), network=kind or "infiniband", is_kind_assumed=not kind)
     name, _, parameters = text.partition(":")
     if "/" in name:
         raise InputError(f"there is no file {text}")
     return fabric_from({"type": name, **_parameters(parameters, text)}, "")
+
+
+def assumed_kinds(network: ClusterNetwork | None, node: Node, num_devices: int) -> list[str]:
+    """Return the note on links between nodes whose kind is not known, if so many devices span several nodes."""
+    if num_devices <= node.num_devices:
+        return []
+    if network is not None and network.topology is not None:
+        fabric = fabric_of(network.topology)
+        return [assumed_kind(fabric.name)] if fabric.is_kind_assumed else []
+    is_known = node.scale_out is None or link_kind(node.scale_out.name)
+    return [] if is_known else [assumed_kind(node.name)]
 
 
 def nodes_of(device: Device, num_devices: int | None) -> tuple[str, int]:

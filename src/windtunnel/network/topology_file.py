@@ -64,6 +64,7 @@ def read_topology(path: Path) -> Fabric:
         latency_s=latency,
         error_fraction=error,
         gpus_forward=num_switches + num_scale_up == 0,
+        is_kind_assumed=True,
     )
     check(fabric, str(path), "line", 3)
     fabric.tier[:] = _tiers(fabric)

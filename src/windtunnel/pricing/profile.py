@@ -17,11 +17,7 @@ from windtunnel.pricing.table import MeasurementTable, read_provenance, read_tab
 
 
 def profile_files(folder: Path) -> list[Path]:
-    """Return the files of a profile's tables, by kind.
-
-    Raises:
-        InputError: it is not a folder, or holds none.
-    """
+    """Return the files of a profile's tables, by kind; InputError where it is not a folder, or holds none."""
     files = [folder / f"{kind}.parquet" for kind in operator_types() if (folder / f"{kind}.parquet").is_file()]
     if not files:
         problem = "holds no measured operators" if folder.is_dir() else "is not a folder"
@@ -32,11 +28,7 @@ def profile_files(folder: Path) -> list[Path]:
 
 
 def profile_provenance(folder: Path) -> dict[str, str]:
-    """Read the provenance of a profile's tables, which all have the same device.
-
-    Raises:
-        InputError: there are none, or they were measured on different devices.
-    """
+    """Read the provenance of a profile's tables; InputError where there is none, or they are of several devices."""
     records = [read_provenance(path) for path in profile_files(folder)]
     devices = sorted({str(record.get("device")) for record in records})
     if len(devices) > 1:

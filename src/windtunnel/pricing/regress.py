@@ -66,11 +66,7 @@ def fitted(table: MeasurementTable, roofline: Roofline, method: str) -> Measurem
 
 
 def check_methods(names: Sequence[str] | None) -> list[str]:
-    """Return the methods to compare; all but `auto` where none are named.
-
-    Raises:
-        InputError: there is no such method.
-    """
+    """Return the methods to compare, all but `auto` where none are named; InputError where there is no such method."""
     known = [name for name in estimators() if name != "auto"]
     for name in names or ():
         check_known(name, known, f"there is no estimator {name!r}")

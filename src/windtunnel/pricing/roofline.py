@@ -401,11 +401,7 @@ class RooflineFit:
 
 @cache
 def fits(kind: str) -> Mapping[str, RooflineFit]:
-    """Return the shipped fits of a kind: variant -> fit.
-
-    Raises:
-        InputError: the shipped file is missing or broken.
-    """
+    """Return the shipped fits of a kind: variant -> fit; InputError where the shipped file is missing or broken."""
     raw = read_yaml(_FOLDER / f"{KINDS['borrowed_fits'].get(kind, kind)}.yaml")
     return {
         name: RooflineFit(
@@ -438,7 +434,7 @@ def collective_seconds(op: ops.Collective, device: Device, node: Node | None, c:
         InputError: it spans nodes, and the node has no link to others.
     """
     inside = op.num_ranks // max(op.span_nodes, 1)
-    up_rate = _scale_up_bytes_per_s(inside, device, node)
+    up_rate = scale_up_bytes_per_s(inside, device, node)
     seconds: Size = 0.0
     if inside > 1:
         local = replace(op, num_ranks=inside, span_nodes=1)
@@ -458,15 +454,14 @@ def collective_seconds(op: ops.Collective, device: Device, node: Node | None, c:
     return seconds
 
 
-def _scale_up_bytes_per_s(num_ranks: int, device: Device, node: Node | None) -> float:
+def scale_up_bytes_per_s(num_ranks: int, device: Device, node: Node | None) -> float:
     """Return the rate between `num_ranks` devices of a node: through the host where their NVLink groups are smaller, by
     the links to each other where each has one to every other.
     """
     if node is None:
         return device.scale_up_bytes_per_s or PCIE_BYTES_PER_S
-    reached = node.scale_up_group_size is None or num_ranks <= node.scale_up_group_size
-    link = node.scale_up if reached or node.host is None else node.host
-    return link.bytes_per_s * ((num_ranks - 1) / (node.num_devices - 1) if meets_all(node) else 1.0)
+    share = (num_ranks - 1) / (node.num_devices - 1) if meets_all(node) else 1.0
+    return node.link_among(num_ranks).bytes_per_s * share
 
 
 CPU = "cpu"

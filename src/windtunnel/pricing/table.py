@@ -281,11 +281,7 @@ def read_tables(path: Path) -> list[MeasurementTable]:
 
 
 def read_provenance(path: Path) -> dict[str, str]:
-    """Read the provenance that `write_tables` wrote.
-
-    Raises:
-        InputError: no such file, or not Parquet.
-    """
+    """Read the provenance that `write_tables` wrote; InputError where there is no such file, or it is not Parquet."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -327,21 +323,13 @@ def _unreadable_parquet(path: Path, error: Exception) -> InputError:
 
 
 def require_columns(path: Path, present: list[str], needed: tuple[str, ...]) -> None:
-    """Raise InputError for a file that lacks a column.
-
-    Raises:
-        InputError: names the first missing column and near ones that are there.
-    """
+    """Raise InputError for a file that lacks a column: it names the first one, and near ones that are there."""
     for name in needed:
         check_known(name, present, f"{path} has no column {name}", f"found: {', '.join(present)}")
 
 
 def numeric_column(rows: pa.Table, name: str, path: Path) -> Floats:
-    """Return one column as floats.
-
-    Raises:
-        InputError: it holds text or empty cells.
-    """
+    """Return one column as floats; InputError where it holds text or empty cells."""
     import pyarrow as pa
 
     column = rows[name]

@@ -87,7 +87,6 @@ class Change:
         return replace(setup, engine=msgspec.structs.replace(setup.engine, **changed))
 
     def estimator(self, estimator: Estimator, device: Device) -> Estimator:
-        """Return an estimator with the factors."""
         return CalibratedEstimator(estimator, device, self.factors) if self.factors else estimator
 
 
@@ -194,10 +193,6 @@ def _slower_launches(slowness: float, served: Served) -> dict[str, float]:
     return {"launch_s": (slowness - 1) * (served.setup.engine.host.launch_s or 0.0)}
 
 
-def _has_graphs(served: Served) -> bool:
-    return bool(served.setup.engine.max_cudagraph_capture_size)
-
-
 def _cache_severities(served: Served) -> list[float]:
     if served.hits_lost is not None:
         return [served.hits_lost] if served.hits_lost > LEAST_LOST else []
@@ -210,7 +205,9 @@ def _cache_cold(_severity: float, served: Served) -> Change:
 
 
 CAUSES: Mapping[str, Cause] = {
-    "eager": Cause(_eager, lambda served: (1.0, 1.5, 2.25, 3.4, 5.0) if _has_graphs(served) else ()),
+    "eager": Cause(
+        _eager, lambda served: (1.0, 1.5, 2.25, 3.4, 5.0) if served.setup.engine.max_cudagraph_capture_size else ()
+    ),
     "graphs_end": Cause(_graphs_end, _graph_ends, is_continuous=False),
     "host_stall": _host("unhidden_step_s", [float(value) for value in np.geomspace(0.5e-3, 64e-3, 8)]),
     "kv_preemption": _engine("num_gpu_blocks", _smaller_caches, is_continuous=True),

@@ -171,7 +171,6 @@ def watch(residuals: Floats, states: Ints, counts: Counts) -> _Watching:
     Args:
         residuals: [rows] logarithms of measured over predicted time.
         states: [rows] as `states_of` returns them.
-        counts: rows that the parts take.
     """
     found, start = _Watching(), 0
     while start < residuals.size and (drift := _next(residuals, states, counts, start, found)) is not None:

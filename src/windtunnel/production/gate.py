@@ -136,7 +136,6 @@ class Check:
 
     @property
     def holds(self) -> bool:
-        """Whether it passes."""
         return self.after >= self.most if self.name == THROUGHPUT else self.after <= self.most
 
 
@@ -167,8 +166,6 @@ def gate_change(
 
     Args:
         before: of the same requests; None: only the limits count.
-        after: of the changed deployment.
-        limits: that `after` must keep.
         increases: figure -> share by which it may rise; None: `USUAL_INCREASES`, where both sides have it.
 
     Raises:
@@ -235,11 +232,7 @@ def _as_served(result: Result) -> dict[str, Any]:
 
 
 def statistic(result: Result, limit: Limit) -> float:
-    """Return the value of a latency's statistic in a run, in seconds.
-
-    Raises:
-        InputError: no request has that latency.
-    """
+    """Return the value of a latency's statistic in a run, in seconds; InputError where no request has that latency."""
     if limit.metric == "itl":
         gaps = result.summary.itl_s
         values = np.zeros(0) if gaps is None else np.array([getattr(gaps, limit.statistic)])
@@ -347,11 +340,7 @@ def _check_same_load(runs: Sequence[ClientResult]) -> None:
 
 
 def predicted_ratios(before: Sequence[RunPrediction], after: Sequence[RunPrediction]) -> dict[str, float]:
-    """Return what a change of the deployment multiplies each metric by, as predicted for measured runs on both sides.
-
-    Raises:
-        InputError: a run that cannot be predicted.
-    """
+    """Return the ratio that a change gives each metric, as predicted on both sides; InputError for a refused run."""
     _check_predicted([*before, *after])
     names = [name for name in USUAL_MEASURED if all(name in run.predicted for run in (*before, *after))]
     means = [{name: centre([run.predicted[name] for run in side]) for name in names} for side in (before, after)]
@@ -359,7 +348,6 @@ def predicted_ratios(before: Sequence[RunPrediction], after: Sequence[RunPredict
 
 
 def _check_predicted(runs: Sequence[RunPrediction]) -> None:
-    """Raise InputError where a run cannot be predicted."""
     for run in runs:
         if run.refused:
             raise InputError(f"{run.measurement.id} cannot be predicted: {run.refused}")
@@ -369,7 +357,6 @@ def gate_predicted(runs: Sequence[RunPrediction], results: Sequence[ClientResult
     """Compare measured runs of one load with their prediction: worse than its 99% interval fails.
 
     Args:
-        runs: with their predictions.
         results: the same runs as the client recorded them, with the requests that failed.
 
     Raises:

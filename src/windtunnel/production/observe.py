@@ -11,17 +11,8 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from windtunnel.calibration.steps.fit import (
-    APART,
-    DECODE_STEP,
-    LAUNCH,
-    REQUEST,
-    UNITS_S,
-    Factors,
-    fit_factors,
-    scores_by_kind,
-    terms,
-)
+from windtunnel.calibration.steps import fit
+from windtunnel.calibration.steps.fit import Factors, scores_by_kind, terms
 from windtunnel.calibration.steps.price import ATTENTION_DECODE, EXPERTS, GEMM, SMALL, PricedSteps, price_run
 from windtunnel.calibration.steps.read import StepRun
 from windtunnel.errors import InputError
@@ -38,15 +29,15 @@ from windtunnel.serving.scenario import Setup
 FAMILIES: Mapping[str, Sequence[str]] = {
     GEMM: ("gemm.memory", "gemm.compute"),
     EXPERTS: ("experts.memory", "experts.compute"),
-    APART[GEMM]: ("gemm.compute",),
-    APART[EXPERTS]: ("experts.compute",),
+    fit.APART[GEMM]: ("gemm.compute",),
+    fit.APART[EXPERTS]: ("experts.compute",),
     ATTENTION_DECODE: ("decode_attention",),
     "attention prefill": ("prefill_attention",),
     "collectives": ("collective",),
     SMALL: ("other",),
 }
 """Family of operators -> its factors in a calibration; several add up."""
-HOST_TERMS = (DECODE_STEP, REQUEST, LAUNCH)
+HOST_TERMS = (fit.DECODE_STEP, fit.REQUEST, fit.LAUNCH)
 CANDIDATES: Mapping[str, Sequence[str]] = {
     "nothing": (),
     "the host": HOST_TERMS,
@@ -98,7 +89,6 @@ def observe_steps(run: StepRun, learn: float = 0.2, priced: PricedDeployments | 
     """Learn a calibration from the first steps of a run.
 
     Args:
-        run: recorded steps and their deployment.
         learn: share of the steps that are learnt from.
         priced: shares prices between runs.
 
@@ -115,7 +105,6 @@ def observe_record(
 
     Args:
         run: the deployment; its steps are not looked at.
-        record: what it emitted.
         learn: share of the intervals that are learnt from.
         priced: shares prices between runs.
 
@@ -185,7 +174,7 @@ def _share(steps: PricedSteps, family: str) -> float:
 
 def _fitted(runs: Sequence[PricedSteps], terms: Sequence[str]) -> Factors:
     """Return the factors of some terms; all others stay as they are priced."""
-    return fit_factors(runs, terms) if terms else Factors({})
+    return fit.fit_factors(runs, terms) if terms else Factors({})
 
 
 def _error(steps: PricedSteps) -> float:
@@ -203,8 +192,8 @@ def _calibration(fitted_on: str, setup: Setup, factors: Factors) -> Calibration:
         learnt[name] = learnt.get(name, 1.0) * (1.0 + sum(missing))
     host = setup.engine.host
     extra_s = {
-        "unhidden_step_s": factors.missing.get(DECODE_STEP, 0.0) * UNITS_S[DECODE_STEP],
-        "unhidden_request_s": factors.missing.get(REQUEST, 0.0) * UNITS_S[REQUEST],
+        "unhidden_step_s": factors.missing.get(fit.DECODE_STEP, 0.0) * fit.UNITS_S[fit.DECODE_STEP],
+        "unhidden_request_s": factors.missing.get(fit.REQUEST, 0.0) * fit.UNITS_S[fit.REQUEST],
     }
     launch_s = (host.launch_s or 0.0) * factors.floors[0]
     overheads = {name: (getattr(host, name) or 0.0) + seconds for name, seconds in extra_s.items()}

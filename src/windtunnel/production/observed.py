@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from windtunnel.units import format_count
 from windtunnel.workload.generate.prefixes import PrefixArrays
 from windtunnel.workload.generate.requests import generate
 from windtunnel.workload.traces.table_file import header_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 NEEDED = ("arrival_s", "input_tokens", "output_tokens", "ttft_s", "e2e_s")
 SCENARIO = "scenario.yaml"
@@ -139,11 +142,7 @@ def _record_of(recorded: Observed) -> ServerRecord:
 
 
 def observed(columns: Mapping[str, NDArray[Any]], where: str = "the run") -> Observed:
-    """Return the answered requests of a table's columns, without its warm-up.
-
-    Raises:
-        InputError: too few requests, or times that cannot be.
-    """
+    """Return a table's answered requests without its warm-up; InputError for too few, or times that cannot be."""
     size = len(columns["arrival_s"])
     keep = np.isfinite(columns["ttft_s"]) & np.isfinite(columns["e2e_s"]) & (columns["output_tokens"] > 0)
     for name in ("is_warmup", "failed"):
@@ -178,16 +177,7 @@ def observed(columns: Mapping[str, NDArray[Any]], where: str = "the run") -> Obs
 
 
 def _columns(path: Path) -> dict[str, NDArray[Any]]:
-    import pyarrow as pa
-    import pyarrow.csv as pc
-
-    if path.suffix == ".parquet":
-        rows = read_parquet(path)
-    else:
-        try:
-            rows = pc.read_csv(pa.BufferReader(read_bytes(path)))
-        except pa.ArrowInvalid as error:
-            raise InputError(f"{path} is no readable table: {str(error).splitlines()[0]}") from None
+    rows = _table(path)
     if not rows.num_rows:
         raise InputError(f"{path} holds no request", f"{LEAST_REQUESTS} are needed")
     scale, own = dict.fromkeys(rows.column_names, 1.0), ", ".join(rows.column_names)
@@ -198,15 +188,28 @@ def _columns(path: Path) -> dict[str, NDArray[Any]]:
     if missing := [name for name in NEEDED if name not in scale]:
         hint = f"rename those that hold them (_ms: milliseconds); its columns are {own}"
         raise InputError(f"{path} has no column {', '.join(missing)}", hint)
-    others = [name for name in ("is_warmup", "failed", "sent_late_s", "cached_tokens") if name in rows.column_names]
-    return {
-        name: np.array([np.nan if value is None else float(value) for value in rows[name].to_pylist()]) * scale[name]
-        if name in ("ttft_s", "e2e_s")
-        else np.array(rows[name].to_pylist(), bool)
-        if name in ("is_warmup", "failed")
-        else numeric_column(rows, name, path) * scale[name]
-        for name in (*NEEDED, *others)
-    }
+    columns = {}
+    for name in [name for name in (*NEEDED, "is_warmup", "failed", "sent_late_s", "cached_tokens") if name in scale]:
+        if name in ("is_warmup", "failed"):
+            columns[name] = np.array(rows[name].to_pylist(), bool)
+        elif name in ("ttft_s", "e2e_s"):  # a request that failed has none
+            values = [np.nan if value is None else float(value) for value in rows[name].to_pylist()]
+            columns[name] = np.array(values) * scale[name]
+        else:
+            columns[name] = numeric_column(rows, name, path) * scale[name]
+    return columns
+
+
+def _table(path: Path) -> "pa.Table":
+    import pyarrow as pa
+    import pyarrow.csv as pc
+
+    if path.suffix == ".parquet":
+        return read_parquet(path)
+    try:
+        return pc.read_csv(pa.BufferReader(read_bytes(path)))
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{path} is no readable table: {str(error).splitlines()[0]}") from None
 
 
 def _detailed(path: Path) -> dict[str, NDArray[Any]]:

@@ -91,11 +91,7 @@ def entries(kind: str) -> list[dict[str, Any]]:
 
 
 def entry(kind: str, name: str) -> dict[str, Any]:
-    """Return one entry as a document, every field present.
-
-    Raises:
-        InputError: there is no such entry.
-    """
+    """Return one entry as a document, every field present; InputError where there is no such entry."""
     thing = _LOADERS[kind](name)
     if kind == "models":
         parameters = count_parameters(thing)

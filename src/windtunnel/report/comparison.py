@@ -9,10 +9,10 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, listed
 from windtunnel.metrics.records import Table as Records
 from windtunnel.report.layout import Column, layouts_beside, table_of
-from windtunnel.report.numbers import quantity, span_text
+from windtunnel.report.numbers import quantity, span_text, times
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Cell, Figures, OnPage, OnTerminal, Report, Section, Table, Text
 from windtunnel.report.results import ResultEntry, document_file, entry_of, read_document, records
@@ -47,11 +47,7 @@ Runs = Sequence[ComparedRun]
 
 
 def read_run(path: Path) -> ComparedRun:
-    """Read a run from its folder or document; its requests where the folder has them.
-
-    Raises:
-        InputError: it holds none.
-    """
+    """Read a run from its folder or document, with its requests if it has them; InputError where it holds none."""
     file = document_file(path)
     if file is None:
         raise InputError(f"{path} holds no result", "give a folder that simulate or bench wrote with --out")
@@ -125,14 +121,14 @@ def _best_text(runs: Runs) -> str:
     won: dict[str, list[str]] = {}
     for name in LAYOUT["verdict"]:
         known = {run.name: value for run in runs if (value := run.entry.figures.get(name)) is not None}
-        if known:
+        if len(known) > 1:
             is_less = name in LAYOUT["less"]
             best = (min if is_less else max)(known, key=lambda run: known[run])
             text = f"the {'lowest' if is_less else 'highest'} {FIGURES[name]} ({quantity(name, known[best])})"
             won.setdefault(best, []).append(text)
     broken = [run.name for run in runs if run.entry.figures.get("is_slo_held") == 0]
-    slo = f" {_joined(broken)} {'breaks' if len(broken) == 1 else 'break'} the SLO." if broken else ""
-    return "; ".join(f"{run} has {_joined(texts)}" for run, texts in won.items()) + f".{slo}"
+    slo = f" {listed(broken)} {'breaks' if len(broken) == 1 else 'break'} the SLO." if broken else ""
+    return "; ".join(f"{run} has {listed(texts)}" for run, texts in won.items()) + f".{slo}"
 
 
 def comparison_document(runs: Runs) -> dict[str, Any]:
@@ -162,7 +158,7 @@ def _verdict(base: ComparedRun, run: ComparedRun) -> str:
     slo = (
         "" if held in (None, before) or (held and before is None) else f", and {'holds' if held else 'breaks'} the SLO"
     )
-    text = f"{run.name} has {_joined(said)}{'; both break the SLO' if held == before == 0 else slo}."
+    text = f"{run.name} has {listed(said)}{'; both break the SLO' if held == before == 0 else slo}."
     reasons, usual = [], [with_defaults(each.document["scenario"], Scenario) for each in (base, run)]
     for path, values in _causes(base, run):
         texts = (_setting_text(path, *each) for each in zip(values, usual, strict=True))
@@ -170,7 +166,7 @@ def _verdict(base: ComparedRun, run: ComparedRun) -> str:
         reasons.append(f"{LAYOUT['setting_names'].get(path, short_path(path))} is {new} in place of {old}")
     if len(reasons) > MOST_REASONS:
         reasons = [*reasons[: MOST_REASONS - 1], f"{len(reasons) - MOST_REASONS + 1} more settings differ"]
-    because = re.sub("^ the ", " The ", f" {_joined(reasons)}.") if reasons else ""
+    because = re.sub("^ the ", " The ", f" {listed(reasons)}.") if reasons else ""
     parts = _parts_text(base, run)
     return f"{text}{because}{f' {parts[0].upper()}{parts[1:]}.' if parts else ''}"
 
@@ -181,12 +177,8 @@ def _change(name: str, words: Sequence[str], base: ComparedRun, run: ComparedRun
     if not first or not value or abs(value / first - 1) < LEAST_CHANGE:
         return ""
     ratio = value / first
-    less, more, times = words
-    return times.format(f"{ratio:.3g}") if ratio >= 2 else (less if ratio < 1 else more).format(f"{abs(ratio - 1):.1%}")
-
-
-def _joined(texts: Sequence[str]) -> str:
-    return ", ".join(texts[:-1]) + f" and {texts[-1]}" if len(texts) > 1 else texts[0]
+    less, more, factor = words
+    return factor.format(times(ratio)) if ratio >= 2 else (less if ratio < 1 else more).format(f"{abs(ratio - 1):.1%}")
 
 
 def _causes(base: ComparedRun, run: ComparedRun) -> list[tuple[str, list[Any]]]:
@@ -199,15 +191,15 @@ def _causes(base: ComparedRun, run: ComparedRun) -> list[tuple[str, list[Any]]]:
 
 def _parts_text(base: ComparedRun, run: ComparedRun) -> str:
     """Say which part of a token's time changed most: TPOT, dealt out by what bounds the busy time of both runs."""
-    times = []
+    by_run = []
     for each in (base, run):
         shares = each.document["summary"].get("time_fractions")
         if not shares or "tpot_s" not in each.entry.figures:
             return ""
-        times.append({name: share * each.entry.figures["tpot_s"] for name, share in shares.items()})
-    before, after = times
+        by_run.append({name: share * each.entry.figures["tpot_s"] for name, share in shares.items()})
+    before, after = by_run
     part = max({**before, **after}, key=lambda name: abs(after.get(name, 0.0) - before.get(name, 0.0)))
-    old, new = (format_seconds(time.get(part, 0.0)) for time in times)
+    old, new = (format_seconds(time.get(part, 0.0)) for time in by_run)
     return f"{part.replace('_', ' ')} takes {new} of a token's time in place of {old}" if old != new else ""
 
 
@@ -219,7 +211,7 @@ def difference(name: str, run: ComparedRun, base: ComparedRun) -> tuple[str, str
     sign = -1 if name in LAYOUT["less"] else 1 if name in LAYOUT["more"] else 0
     tone = "" if not sign else "better" if sign * (value - first) > 0 else "worse"
     ratio = value / first
-    return f"{f'×{ratio:.3g}' if ratio >= 2 else f'{ratio - 1:+z.1%}'} {tone}".rstrip(), tone
+    return f"{f'×{times(ratio)}' if ratio >= 2 else f'{ratio - 1:+z.1%}'} {tone}".rstrip(), tone
 
 
 def _runs_table(runs: Runs, address: Callable[[str], str]) -> Table:

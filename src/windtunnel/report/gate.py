@@ -4,6 +4,7 @@ from typing import Any
 
 from windtunnel.metrics.limits import METRICS
 from windtunnel.production.gate import COST, FAILED, THROUGHPUT, Check, Gate
+from windtunnel.report.numbers import times
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Cell, Report, Section, Table
 from windtunnel.report.serving.setup import load_line
@@ -55,7 +56,7 @@ def reason(check: Check) -> str:
         old, predicted = text(check, check.before), text(check, check.expected)
         return f"{name} is {after}; the change should make it {predicted}, from {old}, {bound} {most}"
     moves = f"{'falls' if check.change < 0 else 'rises'} by {abs(check.change):.1%}"
-    moves = f"is {check.change + 1:.3g} times what it was" if check.change >= 1 else moves
+    moves = f"is {times(check.change + 1)} times what it was" if check.change >= 1 else moves
     return f"{name} {moves}, from {text(check, check.before)} to {after}; {bound} {most} passes"
 
 
@@ -80,7 +81,7 @@ def _number(check: Check, value: float) -> str:
 def _row(check: Check) -> list[str | Cell]:
     before = "" if check.before is None else _number(check, check.before)
     change = (
-        "" if check.change is None else f"×{check.change + 1:.3g}" if check.change >= 1 else f"{check.change:+z.1%}"
+        "" if check.change is None else f"×{times(check.change + 1)}" if check.change >= 1 else f"{check.change:+z.1%}"
     )
     result = Cell("holds" if check.holds else "fails", tone="" if check.holds else "alert")
     name = f"{title(check.name)}{UNITS.get(check.name, '')}{' (SLO)' if check.rule == 'slo' else ''}"

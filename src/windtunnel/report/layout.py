@@ -88,13 +88,7 @@ def cards_of(thing: Any, templates: Mapping[str, Template]) -> Cards:
 
 
 def table_of(things: Iterable[Any], columns: Columns, **options: Any) -> Table:
-    """Return a table with a row for each thing, an object or a mapping.
-
-    Args:
-        things: in the order of the rows.
-        columns: by header; the cell of a field's path sorts by its value.
-        options: of `Table`.
-    """
+    """Return a table with a row for each thing, an object or a mapping; the cell of a path sorts by its value."""
     pairs = list(columns.items() if isinstance(columns, Mapping) else columns)
     rows = [[_cell_of(thing, column) for _, column in pairs] for thing in things]
     return Table([header for header, _ in pairs], rows, **options)

@@ -66,6 +66,11 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value == 0 or abs(value) >= 999.5 else f"{value:#.3g}".rstrip(".")
 
 
+def times(ratio: float) -> str:
+    """Return a ratio for people, three digits of it: `2`, `11.7`, `4,470,000`."""
+    return f"{float(f'{ratio:.3g}'):,.10g}"
+
+
 def quantity(name: str, value: float) -> str:
     """Return a figure for people, in the unit that its name says: `ttft_p99_s`, `busy_fraction`, `num_devices`."""
     if name.endswith("_s") and not name.endswith("_per_s"):

@@ -58,11 +58,7 @@ def document_file(path: Path) -> Path | None:
 
 
 def read_document(file: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        InputError: it is none.
-    """
+    """Read a JSON object; InputError where it is none."""
     try:
         document = msgspec.json.decode(file.read_bytes())
     except OSError as error:
@@ -77,11 +73,7 @@ def read_document(file: Path) -> dict[str, Any]:
 
 
 def records(path: Path, columns: list[str] | None = None) -> Table:
-    """Read a Parquet file of a run as columns.
-
-    Raises:
-        InputError: it is missing or broken.
-    """
+    """Read a Parquet file of a run as columns; InputError where it is missing or broken."""
     table = read_parquet(path, columns)
     meanings = {field.name: (field.metadata or {}).get(b"meaning", b"").decode() for field in table.schema}
     return Table({name: table[name].to_numpy() for name in table.column_names}, meanings)
@@ -97,11 +89,7 @@ def read_entry(file: Path, name: str) -> ResultEntry:
 
 
 def entry_of(document: dict[str, Any], name: str, changed_s: float = 0.0) -> ResultEntry:
-    """Return the entry of a document.
-
-    Raises:
-        InputError: it is none of a verb, or not whole.
-    """
+    """Return the entry of a document; InputError where it is none of a verb, or not whole."""
     try:
         kind = next((kind for kind, known in KINDS.items() if all(key in document for key in known["keys"])), None)
         if kind is None:
@@ -112,7 +100,6 @@ def entry_of(document: dict[str, Any], name: str, changed_s: float = 0.0) -> Res
 
 
 def _filled(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
-    """Fill an entry in with what its document says."""
     known, layout = document | _derived(entry, document), KINDS[entry.kind]
     figures = {name: _first(known, paths) for name, paths in layout.get("figures", {}).items()}
     intervals = {name: value_at(known, path) for name, path in layout.get("intervals", {}).items()}

@@ -16,11 +16,7 @@ LAYOUT = layouts_beside(__file__)
 def chosen(
     device: str | None = None, engine: str | None = None, version: str | None = None, kind: str | None = None
 ) -> list[KnownTable]:
-    """Return the known tables that fit every filter; `kind` is an operator, a family or a table.
-
-    Raises:
-        InputError: none does.
-    """
+    """Return the known tables that fit every filter (`kind`: operator, family or table); InputError where none do."""
     wanted = {"device": device, "engine": engine, "version": version}
     every = list(known_tables())
     found = [

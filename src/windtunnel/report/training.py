@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.network.topology import assumed_kinds
 from windtunnel.report.chart import Axis, Bar, Chart
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
 from windtunnel.report.numbers import billions, dollars, duration, percent
@@ -61,6 +62,8 @@ def training_document(result: TrainingResult, run: Campaign | None, tasks: list[
     }
     if result.collectives:
         document["collectives"] = [asdict(each) for each in result.collectives]
+    if notes := assumed_kinds(result.setup.job.network, result.setup.node, result.setup.degrees.num_devices):
+        document["notes"] = notes
     if run is not None:
         document["run"] = asdict(run)
     if tasks:
@@ -80,10 +83,8 @@ def training_report(
     """Return the report of a job.
 
     Args:
-        result: of one step.
         run: the whole run; None: its tokens are not given.
         changes: of a job that does not fit its devices.
-        tasks: of `--explain`.
     """
     document = training_document(result, run, tasks)
     network = network_lines(result.setup.job.network)
@@ -112,7 +113,8 @@ def training_report(
         verdict = f"{verdict[:-1]}; with {_options(change, result.setup.given)} it fits, at {took} a step."
     if not result.fits and result.setup.degrees.num_devices > 1:
         verdict += " --search tries every layout."
-    return Report(model_line(result), lead, sections, verdict=verdict, is_good=document["fits"])
+    notes = document.get("notes", ())
+    return Report(model_line(result), lead, sections, notes, verdict=verdict, is_good=document["fits"])
 
 
 def training_sections(document: Mapping[str, Any]) -> tuple[Section, Section, Section]:

@@ -100,11 +100,7 @@ Offers = Mapping[str, float | dict[str, Offer]]
 
 
 def read_prices(path: Path) -> Offers:
-    """Read a YAML file of prices.
-
-    Raises:
-        InputError: it is missing or wrong; the message names the path in it.
-    """
+    """Read a YAML file of prices; InputError names the path of what is wrong in it."""
     offers = decode(read_yaml(path), dict[str, float | dict[str, Offer]], f"--prices: {path}")
     wrong = next((name for name, usd in offers.items() if isinstance(usd, float) and not 0 < usd < math.inf), None)
     if wrong is not None:
@@ -113,11 +109,7 @@ def read_prices(path: Path) -> Offers:
 
 
 def provider_entry(name: str) -> Provider:
-    """Return a provider of the catalog.
-
-    Raises:
-        InputError: there is none of that name.
-    """
+    """Return a provider of the catalog; InputError where there is none of that name."""
     return catalog.entry(catalog.find("providers", name), Provider)
 
 
@@ -214,11 +206,7 @@ def names_in(text: str) -> list[str]:
 
 
 def parse_prices(text: str) -> dict[str, float]:
-    """Parse `gb200=10.50,mi300x=2.50`: device -> USD an hour for one device.
-
-    Raises:
-        InputError: a part is no such pair.
-    """
+    """Parse `gb200=10.50,mi300x=2.50`: device -> USD an hour for one; InputError where a part is no such pair."""
     prices: dict[str, float] = {}
     for part in names_in(text):
         name, _, price = part.partition("=")
@@ -262,11 +250,7 @@ def _stream(space: Space) -> Stream:
 
 
 def parse_api_price(text: str) -> ApiPrice:
-    """Parse `0.60/2.40`, USD per million input and output tokens.
-
-    Raises:
-        InputError: it is no such pair.
-    """
+    """Parse `0.60/2.40`, USD per million input and output tokens; InputError where it is no such pair."""
     prices = [_positive(part) for part in text.split("/")]
     if len(prices) != 2 or prices[0] is None or prices[1] is None:
         hint = "USD per million input and output tokens: --api-price 0.60/2.40"

@@ -48,9 +48,6 @@ def deployments_space(
     Args:
         shared: a scenario as builtins; its model names any checkpoint of the shape, and its limits and formats do not
             count.
-        devices: of the catalog.
-        limits: what requests must keep.
-        budget: fields of `Budget`.
         prices: device -> USD an hour for one of them, where it is not the catalog's.
         splits: whether prefill and decode are tried in pools of their own, too.
 
@@ -59,7 +56,9 @@ def deployments_space(
     """
     foreign = next((name for name in prices if name not in devices), None)
     if foreign is not None:
-        raise InputError(f"there is a price of {foreign}, which is not among the devices {', '.join(devices)}")
+        raise InputError(
+            f"there is a price of {foreign}, which is not among the devices {', '.join(devices)}", "leave it out"
+        )
     alternatives: dict[str, dict[str, Any]] = {}
     for name in devices:
         device = _priced(catalog.device(name), prices.get(name))

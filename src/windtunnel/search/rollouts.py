@@ -178,8 +178,6 @@ def divide(
         forward_passes: passes over the answers for log probabilities: of the policy before the step, and of a reference
             model.
         store: keeps the answers of the search for layouts; None: none.
-        means: who searches the layouts.
-        doing: called after every simulation.
 
     Raises:
         InputError: the scenario is no batch, the job names what follows from it, or no division can run.

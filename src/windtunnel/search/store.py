@@ -117,7 +117,6 @@ class Store:
             self._write("update search_runs set seconds = ? where name = ? and began_at = ?", [row])
 
     def finish(self, name: str) -> None:
-        """Note that a search is done."""
         self._note_time()
         self._write("update searches set is_done = 1 where name = ?", [(name,)])
 
@@ -154,7 +153,6 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
         if self.connection is not None:
             connection, self.connection = self.connection, None
             connection.close()

@@ -101,7 +101,6 @@ class Study:
     count: "Count"
 
     def point(self, index: int) -> Point:
-        """Return the point at a position."""
         return point_at(self.space, index)
 
 

@@ -33,11 +33,7 @@ class Kept:
 
 
 def kept_searches(path: Path) -> list[Kept]:
-    """Read the searches of a store, the last that began first.
-
-    Raises:
-        InputError: it is no store, or it cannot be read.
-    """
+    """Read the searches of a store, the last that began first; InputError where it is none, or cannot be read."""
     try:
         with sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0) as connection:
             query = "select name, space, is_done, number from searches order by number desc"
@@ -55,11 +51,7 @@ def kept_searches(path: Path) -> list[Kept]:
 
 
 class Watched:
-    """A space with the keys of its answers, so that a store can be read again and again.
-
-    Raises:
-        InputError: it has more than `MOST_POINTS` points.
-    """
+    """A space with its answers' keys, to read a store repeatedly; InputError for more than `MOST_POINTS` points."""
 
     def __init__(self, space: Space) -> None:
         if space.num_points > MOST_POINTS:

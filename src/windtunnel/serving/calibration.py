@@ -189,11 +189,7 @@ def release_of(version: str) -> str:
 
 
 def load_calibration(name: str) -> Calibration:
-    """Read a calibration from a file, or from the catalog by name (`vllm-h100_sxm`).
-
-    Raises:
-        InputError: there is none, or it is malformed.
-    """
+    """Read a calibration from a file or the catalog (`vllm-h100_sxm`); InputError where it is missing or malformed."""
     path = Path(name)
     if path.suffix in (".yaml", ".yml", ".json") or path.exists():
         try:

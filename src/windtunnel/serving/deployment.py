@@ -156,6 +156,7 @@ CHOICES = {
     "moe_backend": MOE_BACKENDS,
     "sampler": tuple(KERNELS),
     "all2all_backend": EXCHANGES,
+    "backend": ("pytorch", "tensorrt"),
 }
 """Known values of fields of `EngineSettings`."""
 
@@ -250,6 +251,8 @@ class EngineSettings(schema.Schema):
     """vLLM V0 and Sarathi: share of the KV blocks that admission leaves free."""
     max_waiting_steps: schema.Whole | None = None
     """LightLLM: decode steps between looks at waiting requests."""
+    backend: str | None = None
+    """TensorRT-LLM: `pytorch`, or `tensorrt`, an engine that was built before and is launched by C++ [backend]."""
     attention_backend: str | None = None
     """One of `ATTENTION_BACKENDS`; None takes the engine's own choice in the measurements [attention-backend,
     attention-config.use_trtllm_attention]."""

@@ -6,10 +6,8 @@ bytes a request for its arrival and lengths, 28 for its latencies, and one repli
 """
 
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
-from itertools import islice
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -98,16 +96,18 @@ def simulate_long(scenario: Scenario, progress: Progress | None = None, num_thre
     latencies = {name: np.empty(requests.num_requests, np.float32) for name in LATENCIES}
 
     def run_replica(index: int) -> _Counts:
-        table, counts = _run_replica(scenario.deployment, pool, _of_replica(requests, index, num_replicas))
+        own = requests.mapped(lambda _, column: np.ascontiguousarray(column[index::num_replicas]))
+        table, counts = _run_replica(scenario.deployment, pool, own)
         for name in LATENCIES:
             latencies[name][index::num_replicas] = table[name]
         return counts
 
     counts: list[_Counts] = []
-    for done in _in_turn(run_replica, min(num_replicas, requests.num_requests), num_threads):
-        counts.append(done)
-        if progress is not None:
-            progress(sum(count.num_requests for count in counts), requests.num_requests)
+    with ThreadPoolExecutor(num_threads) as threads:
+        for done in threads.map(run_replica, range(min(num_replicas, requests.num_requests))):
+            counts.append(done)
+            if progress is not None:
+                progress(sum(count.num_requests for count in counts), requests.num_requests)
     summary = _summary(scenario, requests, latencies, counts, pool.setup)
     return LongRun(summary, generate_time_s, sum(count.engine_cpu_s for count in counts))
 
@@ -163,16 +163,6 @@ def _run_replica(deployment: Deployment, pool: PreparedPool, requests: RequestAr
     )
 
 
-def _of_replica(requests: RequestArrays, index: int, num_replicas: int) -> RequestArrays:
-    """Return the requests that round robin gives a replica."""
-    arrays: dict[str, Any] = {
-        field.name: np.ascontiguousarray(value[index::num_replicas])
-        for field in fields(requests)
-        if isinstance(value := getattr(requests, field.name), np.ndarray)
-    }
-    return replace(requests, **arrays)
-
-
 @dataclass(frozen=True, slots=True)
 class _Counts:
     """Counts of a replica, all that is kept of it beside its latencies."""
@@ -186,19 +176,6 @@ class _Counts:
     checks: Checks
     engine_cpu_s: float
     power: PowerModel | None
-
-
-def _in_turn(run: Callable[[int], _Counts], count: int, num_threads: int) -> Iterator[_Counts]:
-    """Yield `run(0)`, `run(1)`, ... in order, at most `num_threads` under way at once."""
-    if num_threads == 1:
-        yield from map(run, range(count))
-        return
-    with ThreadPoolExecutor(num_threads) as workers:
-        waiting = iter(range(count))
-        under_way = [workers.submit(run, index) for index in islice(waiting, num_threads)]
-        while under_way:
-            yield under_way.pop(0).result()
-            under_way += [workers.submit(run, index) for index in islice(waiting, 1)]
 
 
 def _summary(

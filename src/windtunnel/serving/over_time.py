@@ -26,11 +26,7 @@ SERIES_COLUMNS = COLUMNS["series"]
 
 
 def over_time(result: "Result", num_stretches: int = NUM_STRETCHES) -> Table:
-    """Return the series of a run, from the first sending to the last token.
-
-    Raises:
-        InputError: fewer than one stretch.
-    """
+    """Return the series of a run, from the first sending to the last token; InputError for fewer than one stretch."""
     if num_stretches < 1:
         raise InputError(f"num_stretches is {num_stretches}; at least 1 is needed")
     requests, steps = result.requests, result.steps

@@ -186,7 +186,6 @@ def prepare(
         requests: give lengths, and in a closed loop the client's concurrency.
         setups: what the pools resolve to, where that is known already; None resolves them.
         allow_download: look models up on the Hugging Face hub too.
-        estimator_of: setup of a pool -> what prices its operators.
         policy: the user's scheduler, in place of that of every pool.
 
     Raises:

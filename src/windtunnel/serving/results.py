@@ -19,7 +19,10 @@ from windtunnel.workload.generate.requests import RequestArrays
 
 @dataclass(frozen=True, eq=False)
 class Result(Shown):
-    """A finished run."""
+    """A finished run: `.summary` has latencies, throughput and cost; `.requests` and `.steps` are tables.
+
+    `wt.compare`, `wt.save` and a notebook take it whole; `.intervals` has the 80% intervals, `.scenario` every default.
+    """
 
     REPORT = "serving.run:run_report"
 

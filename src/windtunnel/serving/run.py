@@ -323,11 +323,7 @@ def media_of(requests: RequestArrays, num_replicas: int) -> state.Media | None:
 
 
 def encoder_caches(plans: Sequence[PoolPlan], media: state.Media | None, media_tokens: Sequence[int]) -> Any:
-    """Return empty encoder caches of all ranks; None where no pool has one.
-
-    Raises:
-        InputError: too many images for the number of ranks.
-    """
+    """Return empty encoder caches of all ranks, None where no pool has one; InputError for too many images."""
     every = [plan.settings for plan in plans]
     if media is None or not any(one.encoder_cache_tokens or one.embedding_cache_tokens >= 0 for one in every):
         return None

@@ -207,11 +207,7 @@ _HINTS = {
 
 
 def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = None) -> Scenario:
-    """Decode a scenario from builtins, as YAML or the command line gives them.
-
-    Raises:
-        InputError: names the path of what is wrong.
-    """
+    """Decode a scenario from builtins, as YAML or options give them; InputError names the path of what is wrong."""
     for key, (what, hint) in OTHER_FILES.items():
         if key in raw:
             raise InputError(f"{source or 'this'} {what}, not a scenario", hint)

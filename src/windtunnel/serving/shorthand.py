@@ -1,5 +1,7 @@
 """Turn the short names that people type, on the command line and in Python, into a scenario."""
 
+from __future__ import annotations  # `help` prints them as they are written
+
 import copy
 import math
 from collections.abc import Iterable, Mapping
@@ -24,14 +26,14 @@ from windtunnel.serving.scenario import (
 from windtunnel.units import whole
 
 
-class Options(TypedDict, total=False):
-    """Short names, each with its type and its path in a scenario; None stands for a name left out."""
-
+class _Served(TypedDict, total=False):
     model: Annotated[Path | str | ModelSpec | Mapping[str, Any] | None, "model"]
     device: Annotated[Path | str | None, "deployment.device"]
+
+
+class _Deployed(TypedDict, total=False):
     node: Annotated[Path | str | None, "deployment.node"]
     replicas: Annotated[int | None, "deployment.replicas"]
-    router: Annotated[str | None, "deployment.router"]
     tp: Annotated[int | None, "deployment.parallelism.tp"]
     pp: Annotated[int | None, "deployment.parallelism.pp"]
     ep: Annotated[int | None, "deployment.parallelism.ep"]
@@ -46,7 +48,6 @@ class Options(TypedDict, total=False):
     gpu_memory_utilization: Annotated[float | None, "deployment.engine.gpu_memory_utilization"]
     enable_prefix_caching: Annotated[bool | None, "deployment.engine.enable_prefix_caching"]
     profile: Annotated[Path | str | None, "deployment.profile.folder"]
-    estimator: Annotated[str | None, "deployment.profile.estimator"]
     quant: Annotated[str | None, "precision.weights"]
     kv_cache_dtype: Annotated[str | None, "precision.kv_cache"]
     input_tokens: Annotated[int | str | Mapping[str, Any] | None, "workload.input_tokens"]
@@ -61,6 +62,46 @@ class Options(TypedDict, total=False):
     logprobs: Annotated[int | None, "workload.sampling.logprobs"]
     structured_output: Annotated[bool | None, "workload.sampling.structured_output"]
     seed: Annotated[int | None, "seed"]
+
+
+class _Chosen(TypedDict, total=False):
+    router: Annotated[str | None, "deployment.router"]
+    estimator: Annotated[str | None, "deployment.profile.estimator"]
+
+
+class Options(_Served, _Deployed, _Chosen, total=False):
+    """Short names, each with its type and its path in a scenario; None stands for a name left out."""
+
+
+class _Load(TypedDict, total=False):
+    concurrency: int | None
+    trace: Path | str | None
+    settings: Mapping[str, Any] | None
+
+
+class LoadOptions(Options, _Load, total=False):
+    """Names of a scenario whose limits are an argument of their own."""
+
+    rate_per_s: float | str | None
+
+
+class ScenarioOptions(LoadOptions, total=False):
+    """All names of a scenario."""
+
+    slo: str | Mapping[str, Any] | None
+
+
+class SimulateOptions(_Served, _Deployed, _Load, total=False):
+    """Names of a scenario that are no arguments of `simulate`."""
+
+    rate_per_s: float | str | None
+    slo: str | Mapping[str, Any] | None
+
+
+class RecommendOptions(_Deployed, _Chosen, _Load, total=False):
+    """Names of a scenario that `recommend` does not choose, and prices."""
+
+    prices: Mapping[str, float] | Path | str | None
 
 
 PATHS: dict[str, str] = {
@@ -95,7 +136,11 @@ def scenario(
         trace: a requests file; gives lengths, and arrivals unless a rate or concurrency is given.
         slo: limits: `"ttft_p90=1s,tpot_p99=50ms"`, `{"ttft_p90": "1s"}`, or a scenario's `{"ttft_s": 1.0}`.
         settings: dotted path -> value, for everything without a short name.
-        options: the names in `Options`, the same as on the command line.
+        options: the names of the command line: model, device, node, replicas, router, tp, pp, ep, attention_dp, dcp,
+            engine, engine_version, calibration, scheduler, max_num_seqs, max_num_batched_tokens,
+            gpu_memory_utilization, enable_prefix_caching, profile, estimator, quant, kv_cache_dtype, input_tokens,
+            output_tokens, task, num_requests, client, temperature, top_p, top_k, min_p, logprobs, structured_output,
+            seed.
 
     Raises:
         InputError: an unknown name, or values that do not go together.

@@ -1,10 +1,12 @@
 """Simulate any scenario: names -> prepared pools -> loop -> records and summary."""
 
+from __future__ import annotations  # `help` prints them as they are written
+
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 import numpy as np
@@ -35,7 +37,7 @@ from windtunnel.serving.setup.encode_pool import EncodePool, EncodeRun
 from windtunnel.serving.setup.estimators import estimator_for
 from windtunnel.serving.setup.frontend import client_table
 from windtunnel.serving.setup.transfers import transfer_of
-from windtunnel.serving.shorthand import described_by
+from windtunnel.serving.shorthand import SimulateOptions, described_by
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
 
@@ -47,7 +49,7 @@ def simulate(
     allow_download: bool = False,
     policy: Policy | None = None,
     router: Router | str | None = None,
-    **options: Any,
+    **options: Unpack[SimulateOptions],
 ) -> Result:
     """Simulate `scenario`, or what options such as `model`, `device` and `concurrency` describe.
 
@@ -64,11 +66,12 @@ def simulate(
     Raises:
         InputError: the scenario's parts do not go together, or a request that this deployment can never serve.
     """
+    named: dict[str, Any] = {**options}
     if isinstance(router, str):
-        options["router"], router = router, None
+        named["router"], router = router, None
     if isinstance(estimator, str):
-        options["estimator"], estimator = estimator, None
-    scenario = described_by(scenario, options, ("policy", "progress", "allow_download"))
+        named["estimator"], estimator = estimator, None
+    scenario = described_by(scenario, named, ("policy", "progress", "allow_download"))
     if router is not None:
         scenario = scenario.with_deployment(router=policy_name(router), router_limit=None)
     requests = generate(scenario.workload, scenario.seed)
@@ -371,7 +374,6 @@ def _pool_summary(scenario: Scenario, number: int, records: _Records) -> summari
 
 
 def _encoder_summary(scenario: Scenario, encoder: EncodePool, run: EncodeRun, span_s: float) -> summaries.PoolSummary:
-    """Summarise a pool of encoders."""
     pool, setup = encoder.pool, encoder.setup
     num_devices = pool.replicas * setup.parallelism.num_devices
     price = setup.device.price_usd_per_hour if pool.price_usd_per_hour is None else pool.price_usd_per_hour

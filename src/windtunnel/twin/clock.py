@@ -9,11 +9,7 @@ from windtunnel.errors import InputError
 
 @dataclass(eq=False)
 class TwinClock:
-    """Simulated time since the start.
-
-    Args:
-        speed: simulated seconds in a second; None: from event to event.
-    """
+    """Simulated time since the start, at `speed` simulated seconds in a second; None: from event to event."""
 
     speed: float | None = 1.0
     reached_s: float = 0.0
@@ -34,11 +30,7 @@ class TwinClock:
 
 
 def speed_of(text: str) -> float | None:
-    """Parse `--speed`: a factor, or `max`, which is None.
-
-    Raises:
-        InputError: it is neither.
-    """
+    """Parse `--speed`: a factor, or `max`, which is None; InputError where it is neither."""
     if text == "max":
         return None
     try:
@@ -46,5 +38,7 @@ def speed_of(text: str) -> float | None:
     except ValueError:
         speed = 0.0
     if not 0 < speed < float("inf"):
-        raise InputError(f"--speed is {text}", "give 1, another factor such as 20, or max")
+        raise InputError(
+            f"--speed is {text}; a factor above 0, or max, is needed", "give 1, another factor such as 20, or max"
+        )
     return speed

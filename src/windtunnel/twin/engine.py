@@ -111,11 +111,7 @@ class Twin:
     """A deployment that answers.
 
     Args:
-        deployment: what it does as.
-        clock: simulated time.
         max_requests: requests that may be under way.
-        observer: counts what happens.
-        faults: what goes wrong, and when.
         are_assigned: requests name their replicas.
     """
 
@@ -161,7 +157,6 @@ class Twin:
 
         Args:
             lengths: input and output tokens.
-            on_tokens: called when its tokens leave the server.
             tokens: ids of prompt and output, by which it shares KV blocks with others.
             priority: the smaller is served first.
             session: requests of one session may stay on one replica.

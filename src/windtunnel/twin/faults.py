@@ -39,11 +39,7 @@ class TwinFault(NamedTuple):
 
 
 def fault_of(text: str) -> TwinFault:
-    """Parse `--fault`.
-
-    Raises:
-        InputError: it has another form, or no such fault is known.
-    """
+    """Parse `--fault`; InputError where it has another form, or no such fault is known."""
     match = _TEXT.fullmatch(text)
     if match is None:
         raise InputError(f"--fault {text} cannot be read", f"its form is {FORM}")
@@ -66,15 +62,7 @@ def fault_of(text: str) -> TwinFault:
 
 
 class FaultPlan:
-    """Applies faults to a run at their times.
-
-    Args:
-        live: the run.
-        faults: in any order.
-
-    Raises:
-        InputError: the deployment has nothing that such a fault could change.
-    """
+    """Applies faults to a run at their times; InputError where the deployment has nothing that one could change."""
 
     def __init__(self, live: LiveLoop, faults: Sequence[TwinFault]) -> None:
         self._live = live

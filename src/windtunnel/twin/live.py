@@ -113,15 +113,9 @@ def _placeholders(num_requests: int) -> RequestArrays:
 
 
 class LiveLoop:
-    """The loop of a live run, and what has become of its requests.
+    """The loop of a live run, with rows for `max_requests` under way, and what has become of its requests.
 
-    Args:
-        deployment: what serves.
-        max_requests: rows for requests under way.
-        are_assigned: requests name their replicas, and the deployment's router does nothing.
-
-    Raises:
-        InputError: `are_assigned`, and replicas come and go or form pools.
+    Requests that `are_assigned` name their replicas, past the router; InputError where these come and go or form pools.
     """
 
     def __init__(
@@ -258,7 +252,6 @@ class LiveLoop:
         """Send a request; returns its row. The run goes on to `arrival_s`, which must lie behind `until_s`.
 
         Args:
-            arrival_s, input_tokens, output_tokens, priority: of the request.
             tokens: ids of prompt and output, by which it shares blocks with others; None: with none.
             session: requests of one session may stay on one replica.
             replica: where requests name theirs.
@@ -314,11 +307,7 @@ class LiveLoop:
         return number
 
     def advance(self, until_s: float) -> None:
-        """Run up to `until_s`: apply all events up to then, and start the steps that start until then.
-
-        Raises:
-            FailedError: a scheduler or router in Python has failed.
-        """
+        """Run up to `until_s`: its events, and steps that start until then; FailedError where a policy fails."""
         self._until_s[0] = until_s
         while True:
             self._clock["finished"][0] = self._clock["ended"][0] = 0

@@ -33,7 +33,6 @@ class Histogram:
         self.total = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        """Count a value so many times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
@@ -49,8 +48,6 @@ class Metrics:
 
     Args:
         engine: name of the engine; one that has no names of its own in `metrics.yaml` gets vLLM's.
-        model: name that the model is served under.
-        num_replicas: of all pools.
         longest: tokens of the longest request.
     """
 
@@ -143,7 +140,6 @@ class Metrics:
         self.add("itl_before", replica, gap_s, times)
 
     def ended(self, answer: Answer, time_s: float) -> None:
-        """Count a request that has ended."""
         replica, reason = answer.replica, answer.finish_reason
         reason = reason if reason in ("abort", "length") else "stop"
         self.count("success", replica, 1, reason)

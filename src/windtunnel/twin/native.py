@@ -2,28 +2,17 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from windtunnel.schema import read_yaml
 from windtunnel.twin.engine import Answer
-from windtunnel.twin.protocol import Asked, Limits, RequestError, Words, ask, malformed
+from windtunnel.twin.protocol import Asked, Events, Limits, RequestError, Words, ask, malformed
 from windtunnel.twin.tokens import Tokenizer
 
 MOST_TOKENS = 128
 """`max_new_tokens` of a request that says none."""
-SAMPLING = {
-    **dict.fromkeys(("n", "temperature", "top_p", "top_k", "min_p", "stop", "ignore_eos")),
-    **dict.fromkeys(("frequency_penalty", "presence_penalty", "repetition_penalty")),
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-}
-"""Sampling parameter -> its name in the OpenAI API where that is another."""
-REFUSED = {
-    **dict.fromkeys(("input_embeds", "image_data", "video_data", "audio_data", "token_ids_logprob")),
-    "return_hidden_states": False,
-    "return_routed_experts": False,
-    "top_logprobs_num": 0,
-}
-"""Field -> the value that changes nothing, beside None."""
+_FIELDS: Mapping[str, Mapping[str, Any]] = read_yaml(Path(__file__).with_suffix(".yaml"))
 
 
 def ask_native(
@@ -35,14 +24,15 @@ def ask_native(
         raise malformed("sampling_params must be an object", "sampling_params")
     if (text is None) == (ids is None):
         raise malformed("Either text, input_ids or input_embeds should be provided.", "text")
-    for name, harmless in REFUSED.items():
+    for name, harmless in _FIELDS["refused"].items():
         if body.get(name) not in (None, harmless):
             raise RequestError(f"{name} is not simulated", param=name)
     for name in ("regex", "ebnf", "structural_tag"):
         if sampling.get(name):
             raise RequestError(f"sampling_params.{name} is not simulated", param=name)
     asked: dict[str, Any] = {"prompt": ids if text is None else text, "max_tokens": MOST_TOKENS}
-    asked |= {other or name: sampling[name] for name, other in SAMPLING.items() if sampling.get(name) is not None}
+    named = _FIELDS["sampling"].items()
+    asked |= {other: sampling[name] for name, other in named if sampling.get(name) is not None}
     asked |= {"model": body.get("lora_path"), "stream": body.get("stream"), "priority": body.get("priority")}
     if sampling.get("json_schema"):
         asked["structured_outputs"] = {"json": sampling["json_schema"]}
@@ -57,7 +47,6 @@ def ask_native(
 
 
 def _meta(asked: Asked, index: int, answer: Answer, is_last: bool = True) -> dict[str, Any]:
-    """Return what SGLang says of an answer."""
     choice, count = asked.choices[index], answer.sent
     reason = (
         {"type": "length", "length": count} if choice.finish_reason == "length" else {"type": "stop", "matched": None}
@@ -93,30 +82,15 @@ def native_document(asked: Asked, answers: Sequence[Answer]) -> Any:
     return rows if asked.given["is_list"] else rows[0]
 
 
-class NativeEvents:
-    """Makes the server-sent events of one answer, each of which has all its text until then."""
+class NativeEvents(Events):
+    """Makes events each of which has all the answer's text until then."""
 
-    def __init__(self, asked: Asked, index: int = 0) -> None:
-        self.asked, self.index, self.choice = asked, index, asked.choices[index]
-        self._text = b""
-
-    def opening(self) -> bytes:
-        """Return what leaves before the first token: nothing."""
-        return b""
+    _text = b""
 
     def tokens(self, begin: int, answer: Answer, is_last: bool) -> bytes:
-        """Return the event with an answer's tokens up to those that have been sent."""
         self._text += b"".join(self.choice.pieces[begin : answer.sent])
         rest: dict[str, Any] = {"output_ids": self.choice.ids[: answer.sent]}
         rest["meta_info"] = _meta(self.asked, self.index, answer, is_last)
         if self.asked.given["is_list"]:
             rest["index"] = self.index
         return b'data: {"text":"%b",%b\n\n' % (self._text, json.dumps(rest, separators=(",", ":")).encode()[1:])
-
-    def closing(self, _answers: Sequence[Answer]) -> bytes:
-        """Return the event behind the last token of a request's answers."""
-        return b"data: [DONE]\n\n"
-
-    def failed(self, error: RequestError) -> bytes:
-        """Return the last events of an answer that fails."""
-        return b"data: %b\n\ndata: [DONE]\n\n" % json.dumps(error.document, separators=(",", ":")).encode()

@@ -5,6 +5,7 @@ import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -31,14 +32,9 @@ class Pooling:
     """Tokens to which a prompt is cut, 0: those that the model takes; None: a longer one is refused."""
 
 
-def _embeddings(body: Mapping[str, Any]) -> Pooling:
+def _embedded(prefix: str, kind: str, field: str, body: Mapping[str, Any]) -> Pooling:
     inputs, vector = _inputs(body), _vectors(body)
-    return Pooling(inputs, lambda ids: _listed("embd", "embedding", [{"embedding": vector(each)} for each in ids]))
-
-
-def _pooling(body: Mapping[str, Any]) -> Pooling:
-    inputs, vector = _inputs(body), _vectors(body)
-    return Pooling(inputs, lambda ids: _listed("pool", "pooling", [{"data": vector(each)} for each in ids]))
+    return Pooling(inputs, lambda ids: _listed(prefix, kind, [{field: vector(each)} for each in ids]))
 
 
 def _classify(body: Mapping[str, Any]) -> Pooling:
@@ -86,8 +82,8 @@ def _rerank(body: Mapping[str, Any]) -> Pooling:
 
 
 POOLING: Mapping[str, Callable[[Mapping[str, Any]], Pooling]] = {
-    "/v1/embeddings": _embeddings,
-    "/pooling": _pooling,
+    "/v1/embeddings": partial(_embedded, "embd", "embedding", "embedding"),
+    "/pooling": partial(_embedded, "pool", "pooling", "data"),
     "/classify": _classify,
     **dict.fromkeys(("/score", "/v1/score"), _scores),
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), _rerank),
@@ -96,11 +92,7 @@ POOLING: Mapping[str, Callable[[Mapping[str, Any]], Pooling]] = {
 
 
 def pooling_of(path: str, body: Mapping[str, Any]) -> Pooling:
-    """Read the body of a request.
-
-    Raises:
-        RequestError: it cannot be served.
-    """
+    """Read the body of a request; RequestError where it cannot be served."""
     most = body.get("truncate_prompt_tokens")
     if most is not None and (type(most) is not int or most < -1):
         raise malformed("truncate_prompt_tokens must be a whole number of at least -1", "truncate_prompt_tokens")

@@ -28,13 +28,7 @@ share nothing."""
 
 @dataclass(eq=False)
 class PrefixForest:
-    """The chunks that are known.
-
-    Args:
-        chunk_tokens: ids of a chunk, a multiple of every pool's block size.
-        block_sizes, num_ranks: of the pools.
-        size: most chunks.
-    """
+    """The chunks that are known, at most `size`; `chunk_tokens` is a multiple of every pool's block size."""
 
     chunk_tokens: int
     block_sizes: Sequence[int]
@@ -156,12 +150,7 @@ class PrefixForest:
 
 
 def forest_for(settings: Sequence[state.KernelSettings], max_requests: int) -> PrefixForest:
-    """Return a forest with room for what the KV caches of pools hold.
-
-    Args:
-        settings: of every pool.
-        max_requests: requests that may be under way.
-    """
+    """Return a forest with room for what the KV caches of pools hold."""
     block_sizes = [pool.block_size for pool in settings]
     common = math.lcm(*block_sizes)
     chunk_tokens = common * -(-LEAST_CHUNK // common)

@@ -2,44 +2,23 @@
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from windtunnel.errors import InputError
+from windtunnel.schema import read_yaml
 from windtunnel.twin.engine import Answer
 from windtunnel.twin.logprobs import MOST_LOGPROBS, Logprobs
 from windtunnel.twin.schema_text import text_for
 from windtunnel.twin.tokens import Tokenizer, answer_ids, text_of
 
-REFUSED = {
-    "prompt_logprobs": (None,),
-    "best_of": (None, 1),
-    "suffix": (None, ""),
-    "use_beam_search": (None, False),
-    "truncate_prompt_tokens": (None,),
-    "prompt_embeds": (None,),
-    "return_token_ids": (None, False),
-    "return_tokens_as_token_ids": (None, False),
-}
-"""Field -> the values that change nothing; others would need what a twin does not compute."""
-RANGES = {
-    "n": (int, 1, 128, "from 1 to 128"),
-    "priority": (int, -(1 << 63), (1 << 63) - 1, "a whole number of 64 bits"),
-    "seed": (int, -(1 << 63), (1 << 63) - 1, "a whole number of 64 bits"),
-    "temperature": (float, 0, 2, "a number from 0 to 2"),
-    "top_p": (float, 1e-300, 1, "a number above 0 and up to 1"),
-    "top_k": (int, -1, math.inf, "a whole number of at least -1"),
-    "min_p": (float, 0, 1, "a number from 0 to 1"),
-    "presence_penalty": (float, -2, 2, "a number from -2 to 2"),
-    "frequency_penalty": (float, -2, 2, "a number from -2 to 2"),
-    "repetition_penalty": (float, 1e-300, math.inf, "a number above 0"),
-    "min_tokens": (int, 0, math.inf, "a whole number of at least 0"),
-}
-"""Field -> type, least and largest value (those of `vllm/sampling_params.py`), and how these are called."""
+_FIELDS: Mapping[str, Mapping[str, Any]] = read_yaml(Path(__file__).with_suffix(".yaml"))
 TRUTHS = ("stream", "ignore_eos", "echo")
 GREEDY = 1e-5
 """Temperature below which vLLM's `SamplingParams` take the most likely token."""
@@ -83,15 +62,10 @@ class Limits:
 
     @property
     def adapters(self) -> Sequence[str]:
-        """Names of the LoRA adapters."""
         return self.models[self.num_names :]
 
     def check_model(self, name: Any) -> str:
-        """Return the name of a model that is served; the first one where a request names none.
-
-        Raises:
-            RequestError: there is no such model.
-        """
+        """Return a served model's name, the first where a request names none; RequestError where there is no such."""
         if not isinstance(name, str | None):
             raise malformed(f"model must be a text, not {name!r:.40}", "model")
         model = name or self.models[0]
@@ -164,18 +138,15 @@ def ask(body: Mapping[str, Any], kind: str, tokenizer: Tokenizer, words: "Words"
     """Read the body of a request.
 
     Args:
-        body: decoded JSON.
         kind: `chat` or `completion`.
-        tokenizer: of prompts.
-        words: of answers.
-        limits: of the server.
         number: of the request: seeds its answer, and its length where it does not say one.
 
     Raises:
         RequestError: it cannot be served.
     """
     model = limits.check_model(body.get("model"))
-    _check_fields(body)
+    _check_values(body)
+    _check_choices(body)
     limits.check_bias(body.get("logit_bias") or {})
     is_chat, count = kind == "chat", body.get("n") or 1
     prompts = [chat_prompt(body, tokenizer, limits.max_model_len)] if is_chat else _prompts(body, tokenizer, limits)
@@ -215,14 +186,14 @@ def ask(body: Mapping[str, Any], kind: str, tokenizer: Tokenizer, words: "Words"
     return asked
 
 
-def _check_fields(body: Mapping[str, Any]) -> None:
+def _check_values(body: Mapping[str, Any]) -> None:
     """Raise RequestError for a field that is not simulated, or outside its range."""
-    for name, harmless in REFUSED.items():
+    for name, harmless in _FIELDS["refused"].items():
         if body.get(name) not in harmless:
             raise RequestError(f"{name}={body[name]!r} is not simulated", param=name)
-    for name, (kind, least, largest, words) in RANGES.items():
+    for name, (kind, least, largest, words) in _FIELDS["ranges"].items():
         value = body.get(name)
-        is_number = value is None or type(value) in (int, kind)
+        is_number = type(value) is int or (kind == "number" and type(value) is float)
         if value is not None and not (is_number and least <= value <= largest):
             said = f"{name} must be {words}, not {value!r:.40}"
             raise RequestError(said, param=name) if is_number else malformed(said, name)
@@ -235,14 +206,19 @@ def _check_fields(body: Mapping[str, Any]) -> None:
     for name in ("regex", "grammar", "structural_tag"):
         if (body.get("structured_outputs") or {}).get(name):
             raise RequestError(f"structured_outputs.{name} is not simulated", param="structured_outputs")
+
+
+def _check_choices(body: Mapping[str, Any]) -> None:
     temperature = body.get("temperature")
     if (body.get("n") or 1) > 1 and temperature is not None and temperature < GREEDY:
         raise RequestError(f"n must be 1 when using greedy sampling, got {body['n']}.", param="n")
-    stop, choice, formatted = body.get("stop"), body.get("tool_choice"), body.get("response_format") or {}
+    stop = body.get("stop")
     if not all(isinstance(text, str) and text for text in (stop if isinstance(stop, list) else [stop or "none"])):
         raise RequestError("stop must be a text or a list of texts, none of them empty", param="stop")
+    formatted = body.get("response_format") or {}
     if not isinstance(formatted, dict) or formatted.get("type") not in FORMATS:
         raise RequestError(f"response_format must be one of {', '.join(FORMATS[1:])}", param="response_format")
+    choice = body.get("tool_choice")
     if choice not in (None, "none", "auto", "required") and not isinstance(choice, dict):
         raise RequestError("tool_choice must be none, auto, required or name a function", param="tool_choice")
     if body.get("stream_options") and not body.get("stream"):
@@ -420,7 +396,6 @@ class Words:
         self.texts = {i: escaped(text) for i, text in tokenizer.words.items()}
 
     def answer(self, number: int, num_tokens: int) -> tuple[list[int], list[bytes]]:
-        """Return the ids of an answer and the text of each."""
         ids, texts = answer_ids(self.ids, number, num_tokens), self.texts
         return ids, [texts[i] for i in ids]
 
@@ -480,11 +455,34 @@ def _compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-class Chunks:
-    """Makes the server-sent events of one answer, from parts of JSON that are made once."""
+class Events(ABC):
+    """Makes the server-sent events of one answer."""
 
     def __init__(self, asked: Asked, index: int = 0) -> None:
         self.asked, self.index, self.choice = asked, index, asked.choices[index]
+
+    def opening(self) -> bytes:
+        """Return what leaves before the first token."""
+        return b""
+
+    @abstractmethod
+    def tokens(self, begin: int, answer: Answer, is_last: bool) -> bytes:
+        """Return the events with an answer's tokens from `begin` to those that have been sent."""
+
+    def closing(self, _answers: Sequence[Answer]) -> bytes:
+        """Return the events behind the last token of a request's answers."""
+        return b"data: [DONE]\n\n"
+
+    def failed(self, error: RequestError) -> bytes:
+        """Return the last events of an answer that fails."""
+        return b"data: %b\n\ndata: [DONE]\n\n" % _compact(error.document).encode()
+
+
+class Chunks(Events):
+    """Makes the events of chats and completions, from parts of JSON that are made once."""
+
+    def __init__(self, asked: Asked, index: int = 0) -> None:
+        super().__init__(asked, index)
         self._pieces = self.choice.pieces
         is_chat = asked.kind == "chat"
         kind = "chat.completion.chunk" if is_chat else "text_completion"
@@ -505,14 +503,6 @@ class Chunks:
         self._after = self._logprobs + b"null" + self._reason + b"null" + self._end
         self._is_plain = not asked.usage_in_chunks and self.choice.logprobs is None
 
-    def opening(self) -> bytes:
-        """Return what leaves before the first token: nothing."""
-        return b""
-
-    def failed(self, error: RequestError) -> bytes:
-        """Return the last events of an answer that fails."""
-        return b"data: %b\n\ndata: [DONE]\n\n" % _compact(error.document).encode()
-
     def _first(self) -> bytes:
         """Return the event before an answer's first token."""
         asked = self.asked
@@ -526,7 +516,6 @@ class Chunks:
         return self._head + _compact([choice]).encode() + self._end[2:]
 
     def tokens(self, begin: int, answer: Answer, is_last: bool) -> bytes:
-        """Return the event with an answer's tokens from `begin` to those that have been sent."""
         end, pieces = answer.sent, self._pieces
         text = pieces[begin] if end == begin + 1 else b"".join(pieces[begin:end])
         if self._is_plain and begin and not is_last:
@@ -544,12 +533,7 @@ class Chunks:
         return event if begin else self._first() + event
 
     def closing(self, answers: Sequence[Answer]) -> bytes:
-        """Return the events behind the last token of a request's answers."""
         if not self.asked.includes_usage:
-            return b"data: [DONE]\n\n"
-        return (
-            self._head
-            + b'[],"usage":'
-            + _compact(usage(answers, self.asked.num_answers)).encode()
-            + b"}\n\ndata: [DONE]\n\n"
-        )
+            return super().closing(answers)
+        used = _compact(usage(answers, self.asked.num_answers)).encode()
+        return self._head + b'[],"usage":' + used + b"}\n\n" + super().closing(answers)

@@ -6,32 +6,18 @@ without `VLLM_ENABLE_RESPONSES_API_STORE`.
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from windtunnel.schema import read_yaml
 from windtunnel.twin.engine import Answer
-from windtunnel.twin.protocol import Asked, Limits, RequestError, Words, ask, malformed
+from windtunnel.twin.protocol import Asked, Events, Limits, RequestError, Words, ask, malformed
 from windtunnel.twin.tokens import Tokenizer
 
-TYPES: dict[str, tuple[type, ...]] = {
-    "input": (str, list),
-    **dict.fromkeys(("instructions", "user", "previous_response_id"), (str,)),
-    **dict.fromkeys(("max_output_tokens", "max_tool_calls"), (int,)),
-    **dict.fromkeys(("include", "tools"), (list,)),
-    **dict.fromkeys(("metadata", "text", "reasoning"), (dict,)),
-    **dict.fromkeys(("background", "parallel_tool_calls", "store"), (bool,)),
-}
-"""Field -> the types of its values in JSON."""
-NAMES = {list: "a list", dict: "an object", bool: "true or false", int: "a whole number", str: "a text"}
-INCLUDED = (
-    *("code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results"),
-    *("message.input_image.image_url", "message.output_text.logprobs", "reasoning.encrypted_content"),
-)
+_FIELDS: Mapping[str, Any] = read_yaml(Path(__file__).with_suffix(".yaml"))
+TYPES = {"a list": list, "an object": dict, "true or false": bool, "a whole number": int, "a text": str}
+"""How a type of JSON is called -> the type."""
 FORMS = ("text", "json_object", "json_schema")
-AS_IN_CHATS = (
-    *("model", "stream", "temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "stop", "seed"),
-    *("repetition_penalty", "ignore_eos", "logit_bias", "structured_outputs", "priority", "user"),
-)
-"""Fields that a chat has too."""
 OWN_NAMES = {"messages": "input", "response_format": "text"}
 """Field of a chat -> the one that it is made from."""
 
@@ -42,7 +28,7 @@ def ask_response(
     """Read the body of a request; arguments and errors are those of `ask`."""
     limits.check_model(body.get("model"))
     _check(body)
-    chat = {name: body[name] for name in AS_IN_CHATS if body.get(name) is not None}
+    chat = {name: body[name] for name in _FIELDS["as_in_chats"] if body.get(name) is not None}
     chat |= {"messages": _messages(body), "max_tokens": body.get("max_output_tokens")} | _tools(body)
     form = (body.get("text") or {}).get("format") or {}
     if form:
@@ -61,16 +47,16 @@ def ask_response(
 
 def _check(body: Mapping[str, Any]) -> None:
     """Raise RequestError for a field of a wrong type, or one that needs what is not kept."""
-    for name, kinds in TYPES.items():
+    for name, kinds in _FIELDS["types"].items():
         value = body.get(name)
-        if value is not None and type(value) not in kinds:
-            raise malformed(f"{name} must be {' or '.join(NAMES[kind] for kind in kinds)}, not {value!r:.40}", name)
+        if value is not None and type(value) not in map(TYPES.get, kinds):
+            raise malformed(f"{name} must be {' or '.join(kinds)}, not {value!r:.40}", name)
     if body.get("input") is None:
         raise malformed("input is missing: a text or a list of items", "input")
     if body.get("prompt") is not None:
         raise malformed("prompt template is not supported", "prompt")
-    if not all(name in INCLUDED for name in body.get("include") or ()):
-        raise malformed(f"include must be among {', '.join(INCLUDED)}", "include")
+    if not all(name in _FIELDS["included"] for name in body.get("include") or ()):
+        raise malformed(f"include must be among {', '.join(_FIELDS['included'])}", "include")
     if body.get("truncation") not in (None, "auto", "disabled"):
         raise malformed("truncation must be auto or disabled", "truncation")
     form = (body.get("text") or {}).get("format") or {}
@@ -149,12 +135,6 @@ def response_document(asked: Asked, answers: Sequence[Answer], status: str | Non
         status = "incomplete" if choice.finish_reason == "length" else "completed"
     tools = given.get("tools") or []
     tool_choice = given.get("tool_choice") or "auto"
-    repeated = (
-        *("instructions", "max_output_tokens", "max_tool_calls", "metadata", "previous_response_id", "prompt"),
-        *("reasoning", "text", "user"),
-    )
-    defaults: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-    defaults |= {"parallel_tool_calls": True, "service_tier": "auto", "truncation": "disabled"}
     is_running = status == "in_progress"
     return {
         "id": asked.stream_id,
@@ -163,8 +143,8 @@ def response_document(asked: Asked, answers: Sequence[Answer], status: str | Non
         "model": asked.model,
         "object": "response",
         "output": [] if is_running else [_item(asked)],
-        **{name: given.get(name) for name in repeated},
-        **{name: value if given.get(name) is None else given[name] for name, value in defaults.items()},
+        **{name: given.get(name) for name in _FIELDS["repeated"]},
+        **{name: value if given.get(name) is None else given[name] for name, value in _FIELDS["defaults"].items()},
         "tool_choice": "none" if not tools and tool_choice == "auto" else tool_choice,
         "tools": tools,
         "top_logprobs": None if choice.logprobs is None else choice.logprobs.most,
@@ -211,11 +191,11 @@ def _part(asked: Asked, text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": rows}
 
 
-class ResponseEvents:
-    """Makes the server-sent events of a response, from parts of JSON that are made once."""
+class ResponseEvents(Events):
+    """Makes the events of a response, from parts of JSON that are made once."""
 
-    def __init__(self, asked: Asked, _index: int = 0) -> None:
-        self.asked, self.choice = asked, asked.choices[0]
+    def __init__(self, asked: Asked, index: int = 0) -> None:
+        super().__init__(asked, index)
         self._number = 0
         item = _item(asked, is_open=True)
         self._where = {"output_index": 0, "item_id": item["id"]}
@@ -228,19 +208,16 @@ class ResponseEvents:
         self._after = b'",' + json.dumps(self._where, separators=(",", ":")).encode()[1:-1]
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        """Return the next event."""
         data = json.dumps({"type": kind, "sequence_number": self._number, **fields}, separators=(",", ":"))
         self._number += 1
         return f"event: {kind}\ndata: {data}\n\n".encode()
 
     def opening(self) -> bytes:
-        """Return the events that leave as soon as the request is accepted."""
         response = response_document(self.asked, (), "in_progress")
         names = ("response.created", "response.in_progress")
         return b"".join(self._event(name, response=response) for name in names)
 
     def tokens(self, begin: int, answer: Answer, is_last: bool) -> bytes:
-        """Return the event with the answer's tokens from `begin` to those that have been sent, and those around it."""
         events, end = b"", answer.sent
         if begin == 0:
             events = self._event("response.output_item.added", output_index=0, item=self._opened)
@@ -271,9 +248,7 @@ class ResponseEvents:
         return events + self._event("response.output_item.done", output_index=0, item=item)
 
     def closing(self, answers: Sequence[Answer]) -> bytes:
-        """Return the event behind the last one of an answer."""
         return self._event("response.completed", response=response_document(self.asked, answers))
 
     def failed(self, error: RequestError) -> bytes:
-        """Return the event of an answer that fails."""
         return self._event("error", code=str(error.status), message=error.message, param=error.param)

@@ -22,12 +22,13 @@ import msgspec
 
 from windtunnel.dashboard.listening import HOST, LocalServer
 from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.twin import protocol
 from windtunnel.twin.engine import Answer, OnTokens, Twin
 from windtunnel.twin.live import BusyError, FailedError
 from windtunnel.twin.metrics import CONTENT_TYPE, Metrics
 from windtunnel.twin.native import NativeEvents, ask_native, native_document
 from windtunnel.twin.pooling import POOLING, Pooling, cut, pooling_of
-from windtunnel.twin.protocol import Asked, Chunks, Limits, RequestError, Words, ask, chat_prompt, document, malformed
+from windtunnel.twin.protocol import Asked, Events, Limits, RequestError, Words, ask, chat_prompt, malformed
 from windtunnel.twin.responses import ResponseEvents, ask_response, response_document, unknown_response
 from windtunnel.twin.tokens import Tokenizer
 from windtunnel.units import format_count
@@ -53,7 +54,6 @@ class Stream:
     and end the response, and to wait where the client reads too slowly.
 
     Args:
-        send: the server's.
         done: set once all has been sent.
     """
 
@@ -68,11 +68,7 @@ class Stream:
         self._flow: Any = getattr(cycle, "flow", None)
 
     def begin(self, is_chunked: bool) -> None:
-        """Send status and headers.
-
-        Args:
-            is_chunked: HTTP/1.1, whose bodies of unknown length are sent in chunks.
-        """
+        """Send status and headers; `is_chunked`: with HTTP/1.1, whose bodies of unknown length are sent in chunks."""
         if not is_chunked or not hasattr(self._flow, "write_paused"):
             self._transport = None
         self._go_on(self._send({"type": "http.response.start", "status": 200, "headers": HEADERS}))
@@ -128,12 +124,12 @@ class Form(NamedTuple):
     id_prefix: str
     ask: Callable[..., Asked]
     document: Callable[[Asked, Sequence[Answer]], Any]
-    events: type[Chunks] | type[ResponseEvents] | type[NativeEvents]
+    events: type[Events]
 
 
 GENERATING = {
-    "/v1/chat/completions": Form("chat", "chatcmpl-", ask, document, Chunks),
-    "/v1/completions": Form("completion", "cmpl-", ask, document, Chunks),
+    "/v1/chat/completions": Form("chat", "chatcmpl-", ask, protocol.document, protocol.Chunks),
+    "/v1/completions": Form("completion", "cmpl-", ask, protocol.document, protocol.Chunks),
     RESPONSES: Form("response", "resp_", ask_response, response_document, ResponseEvents),
     "/generate": Form("generate", "", ask_native, native_document, NativeEvents),
 }
@@ -145,14 +141,7 @@ _PLAIN = ((b"content-type", b"application/json"),)
 
 
 class TwinApp:
-    """The application: one twin behind an HTTP server.
-
-    Args:
-        twin: what answers.
-        tokenizer: of prompts and answers.
-        limits: names of models, and lengths.
-        metrics: what is counted.
-    """
+    """The application: one twin behind an HTTP server."""
 
     def __init__(self, twin: Twin, tokenizer: Tokenizer, limits: Limits, metrics: Metrics) -> None:
         self.twin, self.tokenizer, self.limits, self.metrics = twin, tokenizer, limits, metrics
@@ -203,7 +192,6 @@ class TwinApp:
         return self._number
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             return
         method, path = scope["method"], scope["path"].rstrip("/") or "/"
@@ -254,6 +242,9 @@ class TwinApp:
             given, size = await self._object(scope, receive) if has_body else (None, 0)
             page = self._pages[method, path]
             await _reply(send, 200, await self._apart(size, lambda: self._body(page(given))))
+        elif method == "GET" and path.startswith("/v1/models/"):  # names hold slashes
+            name = self.limits.check_model(path.removeprefix("/v1/models/"))
+            await _reply(send, 200, self._encode(self._model(name)))
         else:
             above, _, name = path.removesuffix("/cancel").rpartition("/")
             if above == RESPONSES and (method == "GET" or (method == "POST" and path.endswith("/cancel"))):
@@ -305,7 +296,7 @@ class TwinApp:
             stream, ended = Stream(send, done), list[Answer]()
             events = [form.events(asked, i) for i in range(len(asked.choices))]
 
-            def written(chunks: Chunks | ResponseEvents | NativeEvents) -> OnTokens:
+            def written(chunks: Events) -> OnTokens:
                 def write(answer: Answer, begin: int, is_last: bool) -> None:
                     failure = self.twin.failure if answer.is_cancelled else None
                     event = chunks.tokens(begin, answer, is_last) if failure is None else b""
@@ -409,22 +400,19 @@ class TwinApp:
         return reply | {"model": self.limits.check_model(model), "usage": usage}
 
     def _models(self) -> dict[str, Any]:
+        return {"object": "list", "data": [self._model(name) for name in self.limits.models]}
+
+    def _model(self, name: str) -> dict[str, Any]:
         first = self.limits.models[0]
         return {
-            "object": "list",
-            "data": [
-                {
-                    "id": name,
-                    "object": "model",
-                    "created": self._started,
-                    "owned_by": "windtunnel",
-                    "root": first,
-                    "parent": first if name in self.limits.adapters else None,
-                    "max_model_len": self.limits.max_model_len,
-                    "permission": [],
-                }
-                for name in self.limits.models
-            ],
+            "id": name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "windtunnel",
+            "root": first,
+            "parent": first if name in self.limits.adapters else None,
+            "max_model_len": self.limits.max_model_len,
+            "permission": [],
         }
 
     def _model_info(self) -> dict[str, Any]:
@@ -483,7 +471,6 @@ async def _left(receive: Receive) -> None:
 
 
 async def _body(receive: Receive) -> bytes:
-    """Read the body of a request."""
     message = await receive()
     body: bytes = message.get("body", b"")
     if not message.get("more_body"):
@@ -506,13 +493,7 @@ async def _reply(send: Send, status: int, body: bytes, headers: Any = _PLAIN) ->
 
 
 class TwinServer(LocalServer):
-    """A server of one twin.
-
-    Args:
-        app: what it serves.
-        host, port: as of `LocalServer`.
-        num_ports: one, or as many as there are replicas, each of which has one of its own then, from `port` on.
-    """
+    """A server of one twin, with one port, or one for each replica from `port` on."""
 
     def __init__(self, app: TwinApp, host: str = HOST, port: int = 0, num_ports: int = 1) -> None:
         super().__init__(app, host, port, num_ports, backlog=BACKLOG, date_header=False)

@@ -103,7 +103,6 @@ class KvEvents:
     hash or None, ids, block size, None, "GPU"] or ["BlockRemoved", hashes, "GPU"]. Its blocks are the forest's chunks.
 
     Args:
-        twin: whose caches.
         host, port: of the first replica; the others follow.
 
     Raises:
@@ -138,7 +137,6 @@ class KvEvents:
         twin.on_look = self.look_sometimes
 
     def close(self) -> None:
-        """Close all ports."""
         for publisher in self._sockets:
             publisher.close(linger=0)
         self._context.term()
@@ -215,9 +213,6 @@ def twin_app(
         speed: simulated seconds in a second; None: as fast as it can.
         tokenizer: folder of a model's own; None: one that needs no file.
         names: under which the model is served, LoRA adapters behind it; empty: the scenario's name of the model.
-        allow_download: look models up on the Hugging Face hub too.
-        max_requests: requests that may be under way.
-        faults: what goes wrong, and when.
         by_port: every replica has a port of its own, and the deployment's router does nothing.
 
     Raises:

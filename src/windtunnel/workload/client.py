@@ -60,11 +60,7 @@ CLIENT_TIMES = (*IN_TTFT, "think_s")
 
 
 def client_of(given: str | Client | None) -> Client:
-    """Return a workload's client, gaps filled by the default one.
-
-    Raises:
-        InputError: the catalog has none of that name.
-    """
+    """Return a workload's client, gaps filled by the default one; InputError where the catalog has none of the name."""
     own = given if isinstance(given, Client) else client_entry(given or DEFAULT_CLIENT)
     return own.over(client_entry(DEFAULT_CLIENT))
 
@@ -75,9 +71,5 @@ def name_of(given: str | Client | None) -> str:
 
 
 def client_entry(name: str) -> Client:
-    """Return an entry of the catalog, as it is.
-
-    Raises:
-        InputError: there is none of that name.
-    """
+    """Return an entry of the catalog, as it is; InputError where there is none of that name."""
     return catalog.entry(catalog.find("clients", name), Client)

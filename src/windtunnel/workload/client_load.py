@@ -35,7 +35,6 @@ class ClientLoad:
 
     @property
     def lengths(self) -> tuple[Tokens, Tokens]:
-        """Return the lengths of prompts and outputs."""
         return self.input_tokens, self.output_tokens
 
     def most_requests(self, concurrency: int | None = None) -> int:
@@ -66,13 +65,7 @@ class ClientLoad:
         return {"type": kind, "rate_per_s": self.rate_per_s} | ({"cv": self.gap_cv} if kind == "gamma" else {})
 
     def sentence(self, workload: dict[str, Any], taken: Collection[str], is_sized: bool = False) -> str:
-        """Say what of `workload` is taken, by the names of its fields; empty where nothing is.
-
-        Args:
-            workload: of `self.workload`.
-            taken: names of its fields.
-            is_sized: whether the number of clients, or the rate, is looked for.
-        """
+        """Say what of `workload` is taken, empty for nothing; `is_sized`: the clients, or the rate, are looked for."""
         arrivals = workload.get("arrivals", {})
         clients, rate = arrivals.get("concurrency"), arrivals.get("rate_per_s")
         sent = [

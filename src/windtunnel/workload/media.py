@@ -181,7 +181,6 @@ def tower_of(vision: Vision, where: str, without: str) -> VisionTower:
     """Return the tower of a model that gets images or videos.
 
     Args:
-        vision: the model.
         where: who has them, as the subject of a sentence.
         without: what to leave out or do for a run without them.
 

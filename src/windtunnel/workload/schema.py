@@ -322,7 +322,6 @@ class Workload(RequestSource):
 
     @property
     def traces(self) -> tuple[Trace, ...]:
-        """The traces of the workload and of its tenants."""
         return tuple(source.trace for source in (self, *self.tenants) if source.trace is not None)
 
     def _check_media(self) -> None:

@@ -89,6 +89,15 @@ def test_a_job_with_too_many_ranks(windtunnel: Command, tmp_path: Path) -> None:
     assert "the job has 32 ranks; a replay takes at most 16" in done.stderr
 
 
+def test_a_trace_of_the_cpu_has_operators_and_no_kernels(windtunnel: Command, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 10, "dur": 20}
+    trace.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [event]}))
+    lines = windtunnel("lab", "kernels", str(trace)).stdout.splitlines()
+    assert lines[0] == "torch.profiler: 1 operator of the CPU"
+    assert lines[1] == "Most of the processor's time is gemm: 100%."
+
+
 def test_a_profile_of_nsys_is_shown_and_written_in_every_form(windtunnel: Command, tmp_path: Path) -> None:
     capture = tmp_path / "s.sqlite"
     nsys_report.write_report(capture)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shlex
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -126,6 +127,16 @@ def test_a_log_of_nccl_tests_is_compared_size_by_size(
     assert [(run["num_ranks"], run["num_servers"]) for run in chosen] == [(2, 1)] * 2  # as asked for
     shown = windtunnel("collective", "--measured", str(log)).stdout
     assert "reached 401 GB/s of bus bandwidth, and" in shown
+
+
+def test_a_log_of_a_process_for_each_gpu_has_no_launch(windtunnel: Command, tmp_path: Path) -> None:
+    log, text = tmp_path / "nccl.log", nccl_log("NVIDIA H100 80GB HBM3", 2)
+    seconds = []
+    for header in ("# nThread 1 nGpus 8 minBytes 8\n", "# nThread 1 nGpus 1 minBytes 8\n"):
+        log.write_text(header + text)
+        done = json.loads(windtunnel("collective", "--measured", str(log), "--json").stdout)
+        seconds.append(done["runs"][0]["seconds"])
+    assert seconds[0] - seconds[1] == pytest.approx(19.5e-6)
 
 
 def test_a_log_without_names_of_gpus_needs_a_device(windtunnel: Command, tmp_path: Path) -> None:
@@ -466,4 +477,46 @@ def test_a_kind_of_network_that_is_not_known_is_refused_with_those_that_are(wind
     done = windtunnel("collective", "all_reduce", "--topology", "fat_tree:network=token_ring", "--bytes", "1MiB")
     assert done.code == 2
     assert "is 'token_ring', which is not known" in done.stderr
-    assert done.stderr.rstrip().endswith("known here: efa, ethernet, ici, infiniband, slingshot")
+    assert done.stderr.rstrip().endswith("known here: efa, ethernet, ici, infiniband, slingshot, tcpx, tcpxo")
+
+
+ASSUMED = "are taken for InfiniBand, as nothing says their kind"
+
+
+def test_links_whose_kind_nothing_says_are_announced(windtunnel: Command, workload: str, tmp_path: Path) -> None:
+    file = str(tmp_path / "sixteen.txt")
+    windtunnel("topology", "generate", "spectrum_x", "--num-gpus", "16", "-bw", "200Gbps", "--out", file)
+    words = ("collective", "all_gather", "--size", "1GiB")
+    for given in (["--size", "64MiB"], ["--size", "1MiB,64MiB"]):
+        assert f"note: the links between servers of sixteen.txt {ASSUMED}" in windtunnel(
+            *words[:2], *given, "--topology", file
+        ).stdout.replace("\n", " ")
+    (note,) = json.loads(windtunnel(*words, "--topology", file, "--json").stdout)["notes"]
+    assert ASSUMED in note
+    known = json.loads(windtunnel(*words, "--topology", f"{file}:network=ethernet", "--json").stdout)
+    assumed = json.loads(windtunnel(*words, "--topology", file, "--json").stdout)
+    assert "notes" not in known
+    assert known["seconds"] > assumed["seconds"]
+    run = windtunnel("network", "run", "--workload", workload, "--topology", file, "--json")
+    assert json.loads(run.stdout)["notes"] == [note]
+    run = windtunnel("network", "run", "--workload", workload, "--topology", file, "--compat", "simai", "-b", "flow")
+    for quiet in (run, windtunnel(*words, "--topology", "spectrum_x:num_gpus=16")):
+        assert ASSUMED not in quiet.stdout + quiet.stderr
+    for given, hint in (("network=ethernt", "did you mean ethernet?"), ("num_gpus=8", "known: network=infiniband, ")):
+        done = windtunnel(*words, "--topology", f"{file}:{given}")
+        assert done.code == 2
+        assert hint in done.stderr
+
+
+def test_a_node_of_ones_own_whose_links_have_no_known_kind_is_announced(windtunnel: Command, tmp_path: Path) -> None:
+    node = (files("windtunnel") / "catalog/nodes/dgx_h100.yaml").read_text()
+    own = tmp_path / "own.yaml"
+    own.write_text(node.replace("name: dgx_h100", "name: own").replace("infiniband_ndr", "rails"))
+    hardware = ("--device", "h100_sxm", "--node", str(own), "--json")
+    training = ("--num-devices", "16", "--tp", "8", "--sequence-tokens", "4096", "--global-batch", "16")
+    document = json.loads(windtunnel("train", "--model", "llama-3.1-8b", *training, *hardware).stdout)
+    assert document["notes"][0].startswith(f"the links between servers of own {ASSUMED}")
+    load = ("--rate", "1", "--num-requests", "2", "--input-tokens", "64", "--output-tokens", "4")
+    for tp, notes in (("16", document["notes"]), ("8", [])):
+        served = windtunnel("simulate", "--model", "llama-3.1-70b", "--tp", tp, *load, *hardware)
+        assert json.loads(served.stdout).get("notes", []) == notes

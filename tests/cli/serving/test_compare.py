@@ -100,6 +100,17 @@ def test_long_names_and_settings_with_units_fit_a_narrow_terminal(
     assert value_text("deployment.engine.reserved_bytes", 2**28) == "256 MiB"
 
 
+def test_the_load_leads_what_follows_from_it(windtunnel: Command, files: Path) -> None:
+    loads = {"closed": {"type": "closed_loop", "concurrency": 2}, "open": {"type": "poisson", "rate_per_s": 3.0}}
+    for name, arrivals in loads.items():
+        workload = SCENARIO["workload"] | {"arrivals": arrivals, "input_tokens": 8 if name == "open" else 64}
+        (files / f"{name}.yaml").write_text(yaml.safe_dump(SCENARIO | {"workload": workload}))
+    sentence = json.loads(windtunnel("compare", "closed.yaml", "open.yaml", "--json").stdout)["verdicts"][0]
+    assert "The kind of arrivals is poisson in place of closed_loop" in sentence
+    assert "input_tokens is 8 in place of 64" in sentence
+    assert "max_model_len" not in sentence
+
+
 def test_a_prediction_is_compared_with_a_measurement(windtunnel: Command, files: Path) -> None:
     write_bench_run(files / "real")
     done = windtunnel("compare", "real", "one.yaml", "--json")

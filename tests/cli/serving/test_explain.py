@@ -110,6 +110,10 @@ def test_a_tower_of_unknown_size_is_said_to_be_missing_in_memory(capsys: pytest.
     model = msgspec.structs.replace(catalog.model("google/gemma-3-4b-it"), tower_parameters=0)
     remark_left_out(model)
     assert "text only; the memory of its vision tower is not counted" in capsys.readouterr().err
+    # Layers that attend to images are in memory beside the tower (Llama 3.2 Vision).
+    parts = ("vision tower", "attention to images", "audio tower")
+    remark_left_out(msgspec.structs.replace(model, tower_parameters=1, left_out=parts))
+    assert "and audio tower: text only; the memory of its audio tower is not counted" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("model", "is_noted"), [("google/gemma-4-31B-it", True), ("XiaomiMiMo/MiMo-7B-Base", False)])

@@ -341,11 +341,24 @@ def test_the_options_of_the_best_layout_give_its_step(windtunnel: Command) -> No
 @pytest.mark.full
 def test_a_search_says_what_it_varied_and_held_and_holds_what_is_typed(windtunnel: Command) -> None:
     given = ("--model", "qwen2.5-0.5b", "--device", "h100_sxm", "--num-devices", "2", "--sequence-tokens", "2048")
-    done = windtunnel("train", *given, "--global-batch", "8", "--framework", "deepspeed", "--tp", "1", "--search")
+    done = windtunnel(
+        "train",
+        *given,
+        "--global-batch",
+        "8",
+        "--framework",
+        "deepspeed",
+        "--tp",
+        "1",
+        "--total-tokens",
+        "2e12",
+        "--search",
+    )
     text = " ".join(done.stdout.split())
     varied, held = text[text.index(" varied ") :].split(" held ", 1)
     assert "zero 0, 1, 2, 3" in varied
     assert "; tp 1 " in held
+    assert "total_tokens 2,000,000,000,000" in held
     assert "framework deepspeed; " in held
     assert re.search(r"as options of `windtunnel train`: .*--zero \d", text)
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.formats.captures.capture import Capture, Names, capture_table, kernel_class, read_capture
 from windtunnel.formats.captures.step_operators import (
@@ -20,7 +21,7 @@ from windtunnel.formats.captures.step_operators import (
     step_name,
 )
 from windtunnel.model.config import model_from_config
-from windtunnel.model.launches.forward import forward_launches
+from windtunnel.model.launches.forward import StepBatch, forward_launches
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import ModelSpec, Shard
 from windtunnel.pricing.profile import write_profile
@@ -224,3 +225,43 @@ def test_a_capture_without_named_steps_says_what_to_do() -> None:
     with pytest.raises(InputError, match="no step of the capture can be told") as caught:
         measured_steps(capture, shard())
     assert "windtunnel lab run" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16",  # Mamba-2, experts at a latent width
+        "moonshotai/Kimi-K3",
+        "deepseek-ai/DeepSeek-V4-Flash",
+        "MiniMaxAI/MiniMax-M3",
+        "stepfun-ai/Step-3.7-Flash",
+        "Alibaba-NLP/gte-modernbert-base",
+    ],
+)
+def test_every_launch_has_a_row(name: str) -> None:
+    spec = catalog.model(name)
+    batch = StepBatch(
+        decode_requests=2, decode_context_tokens=100.0, prefill_tokens=64, prefill_pairs=2048.0, sampled=2
+    )
+    launches = forward_launches(Shard(spec, spec.precision, Parallelism(tp=2)), batch)
+    assert "other" not in {row_of_launch(launch.name) for launch in launches}
+
+
+@pytest.mark.parametrize(
+    ("launch", "row"),
+    [
+        ("conv_in_proj", "qkv_proj"),
+        ("short_convolution_decode", "attention"),
+        ("conv_output_gate", "attention"),
+        ("conv_out_proj", "o_proj"),
+        ("mamba_scan_prefill", "attention"),
+        ("mamba_x_proj", "qkv_proj"),
+        ("lightning_attention_decode", "attention"),
+        ("qkv_activation", "attention"),
+        ("activation", "activation"),
+        ("shared_activation", "experts"),
+        ("layer_input_gate", "norms"),
+    ],
+)
+def test_recurrences_and_convolutions_count_as_attention(launch: str, row: str) -> None:
+    assert row_of_launch(launch) == row

@@ -703,3 +703,134 @@ def test_an_affinity_that_is_none_selects_no_device(terms: Any, tmp_path: Path) 
     file = tmp_path / "pod.yaml"
     file.write_text(yaml.safe_dump({"spec": {"affinity": {"nodeAffinity": needed}, "containers": [container]}}))
     assert "device" not in read_launch_command(str(file)).raw["deployment"]
+
+
+NODES = """
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: two-nodes}
+spec:
+  replicas: 4
+  template:
+    spec:
+      containers:
+        - name: server
+          image: lmsysorg/sglang:v0.5.9
+          command: [python3, -m, sglang.launch_server, --model-path, llama-3.1-70b, --tp, "16", --nnodes, "2"]
+          args: [--node-rank, $(RANK), --dist-init-addr, "two-nodes-0:5000"]
+          resources: {limits: {nvidia.com/gpu: "8"}}
+"""
+
+
+def test_replicas_that_are_nodes_of_one_server_are_one() -> None:
+    reading = read_launch_command(NODES)
+    assert reading.raw["deployment"]["replicas"] == 2
+    assert reading.container == ["4 replicas are nodes: 2 make a server"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# first\n{} --nnodes 2 --node-rank 0\n# second\n{} --nnodes 2 --node-rank 1",
+        "{} -dp 4 -dpl 2\n{} --headless -dp 4 -dpl 2 --data-parallel-start-rank 2",
+        "{} -dp 2 -dpn 0 &\n{} -dp 2 -dpn 1",
+    ],
+)
+def test_the_commands_of_the_nodes_of_a_server_are_one_server(text: str) -> None:
+    split = read_launch_command(text.replace("{}", "vllm serve llama-3.1-8b -tp 8")).raw["deployment"]["parallelism"]
+    assert split["tp"] == 8
+
+
+SCRIPTED = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: chat}
+spec:
+  template:
+    spec:
+      containers:
+        - {name: server, image: "vllm/vllm-openai:v0.18.0", command: [/bin/sh, /scripts/start.sh]}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: scripts}
+data:
+  start.sh: |
+    set -e
+    exec vllm serve llama-3.1-8b --max-num-seqs ${MOST:-128}
+"""
+
+
+def test_a_script_of_a_config_map_is_read() -> None:
+    deployment = read_launch_command(SCRIPTED).raw["deployment"]
+    assert deployment["engine"] == {"name": "vllm", "max_num_seqs": 128, "version": "0.18.0"}
+
+
+def test_a_container_whose_image_stands_elsewhere_is_read() -> None:
+    patch = {"containers": [{"name": "server", "command": ["vllm", "serve"], "args": ["llama-3.1-8b", "-tp", "4"]}]}
+    text = yaml.safe_dump({"kind": "Deployment", "spec": {"replicas": 4, "template": {"spec": patch}}})
+    deployment = read_launch_command(text).raw["deployment"]
+    assert (deployment["parallelism"], deployment["replicas"]) == ({"tp": 4}, 4)
+
+
+RAY = """
+applications:
+  - name: llms
+    import_path: ray.serve.llm:build_openai_app
+    args:
+      llm_configs:
+        - model_loading_config: {model_id: mine, model_source: meta-llama/Llama-3.1-8B}
+          accelerator_type: L40S
+          deployment_config: {autoscaling_config: {min_replicas: 2, max_replicas: 4}}
+          engine_kwargs:
+            tensor_parallel_size: 2
+            max_model_len: 8192
+            speculative_config: {method: ngram, num_speculative_tokens: 3}
+"""
+
+
+@pytest.mark.parametrize("is_service", [False, True])
+def test_a_configuration_of_ray_serve_is_read(is_service: bool) -> None:
+    service = yaml.safe_dump({"kind": "RayService", "spec": {"serveConfigV2": RAY}})
+    reading = read_launch_command(service if is_service else RAY, acceptance_fraction=0.5)
+    deployment = reading.raw["deployment"]
+    assert reading.raw["model"] == "meta-llama/Llama-3.1-8B"
+    assert (deployment["device"], deployment["parallelism"], deployment["replicas"]) == ("l40s", {"tp": 2}, 2)
+    assert deployment["engine"]["max_model_len"] == 8192
+    assert deployment["engine"]["speculative"]["num_draft_tokens"] == 3
+
+
+LLM_SERVICE = """
+kind: LLMInferenceService
+metadata: {name: chat}
+spec:
+  model: {uri: "pvc://weights", name: meta-llama/Llama-3.1-8B}
+  speculator: {config: {method: ngram, num_speculative_tokens: "3"}}
+  kvCacheOffloading: {cpu: {size: 10Gi}}
+  router: {scheduler: {template: {containers: [{name: main, image: "llm-d/scheduler", args: [--pool-name, p]}]}}}
+  template: {containers: [{name: main, image: "ghcr.io/llm-d/llm-d-cuda"}]}
+  prefill: {template: {containers: [{name: main}]}}
+"""
+
+
+def test_what_kserve_describes_beside_its_containers_is_read() -> None:
+    reading = read_launch_command(LLM_SERVICE, acceptance_fraction=0.5)
+    prefill, decode = reading.raw["deployment"]["pools"]
+    assert reading.raw["model"] == "meta-llama/Llama-3.1-8B"
+    assert "engine" not in prefill
+    assert decode["engine"]["speculative"]["num_draft_tokens"] == 3
+    assert decode["engine"]["kv_tiers"] == [{"capacity_bytes": 10 * 2**30}]
+
+
+def test_the_proxy_of_llm_d_is_no_server() -> None:
+    values = {
+        "modelArtifacts": {"uri": "hf://Qwen/Qwen3-8B"},
+        "routing": {"proxy": {"image": "ghcr.io/llm-d/llm-d-routing-sidecar:v0.4.0"}},
+        "decode": {"replicas": 2, "containers": [{"name": "vllm", "image": "ghcr.io/llm-d/llm-d-cuda"}]},
+    }
+    assert read_launch_command(yaml.safe_dump(values)).raw["deployment"]["replicas"] == 2
+
+
+def test_options_in_a_variable_with_unbalanced_quotes_are_refused() -> None:
+    with pytest.raises(InputError, match="No closing quotation"):
+        read_launch_command("""MORE="--hf-overrides '{" ; vllm serve llama-3.1-8b $MORE""")

@@ -785,3 +785,72 @@ def test_variables_that_the_text_does_not_set_are_named_together() -> None:
 def test_an_unknown_option_is_told_from_one_that_is_misspelt(option: str, near: str) -> None:
     read = read_launch_command(f"vllm serve qwen3-32b {option} 2 --frobnicate")
     assert read.unknown == [f"{option} (did you mean {near}?)", "--frobnicate"]
+
+
+@pytest.mark.parametrize(
+    ("options", "engine"),
+    [
+        ("-cc.cudagraph_mode=FULL_DECODE_ONLY", {"piecewise_cudagraphs": False}),
+        ("-O.cudagraph_mode=NONE", {"max_cudagraph_capture_size": 0}),
+        ("-ac.backend FLASH_ATTN", {"attention_backend": "flash_attention"}),
+        (
+            "-sc.method ngram -sc.num_speculative_tokens 3",
+            {"speculative": {"method": "ngram", "num_draft_tokens": 3, "acceptance_fraction": 0.5}},
+        ),
+        (
+            (
+                '--kv-transfer-config \'{"kv_connector": "OffloadingConnector", "kv_role": "kv_both", '
+                '"kv_connector_extra_config": {"cpu_bytes_to_use": 1073741824}}\''
+            ),
+            {"kv_tiers": [{"capacity_bytes": 2**30}]},
+        ),
+    ],
+)
+def test_vllms_short_names_and_json_decide_what_their_long_names_do(options: str, engine: dict[str, object]) -> None:
+    acceptance = 0.5 if "-sc" in options else None
+    reading = read_launch_command(f"vllm serve llama-3.1-8b {options}", acceptance)
+    assert reading.engine == {"name": "vllm"} | engine
+    assert (reading.unknown, reading.not_modelled) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        (
+            '"cpu_bytes_to_use": 8, "secondary_tiers": [{"type": "fs"}]',
+            "--kv-transfer-config (KV cache in host memory)",
+        ),
+        ('"num_cpu_blocks": 41000', "--kv-transfer-config (KV cache in host memory)"),
+    ],
+)
+def test_a_kv_cache_in_host_memory_that_is_not_taken_is_announced(extra: str, says: str) -> None:
+    config = f'{{"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {{{extra}}}}}'
+    reading = read_launch_command(f"vllm serve llama-3.1-8b --kv-transfer-config '{config}'")
+    assert "kv_tiers" not in reading.engine
+    assert reading.not_modelled == [says]
+
+
+def test_a_format_that_is_not_modelled_may_be_left_out() -> None:
+    with pytest.raises(InputError, match="--kv-cache-dtype is nvfp4") as raised:
+        read_launch_command("vllm serve llama-3.1-8b --kv-cache-dtype nvfp4")
+    assert "leave it out" in str(raised.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("program", "model"),
+    [("python -m vllm.entrypoints.api_server", "--model"), ("python -m sglang_router.launch_server", "--model-path")],
+)
+def test_other_programs_that_start_a_server(program: str, model: str) -> None:
+    assert read_launch_command(f"{program} {model} llama-3.1-8b").raw["model"] == "llama-3.1-8b"
+
+
+@pytest.mark.parametrize(
+    ("engine", "kept"), [("vllm", ()), ("trtllm", ()), ("sglang", ("--disaggregation-mode", "prefill"))]
+)
+def test_options_of_dynamos_workers_are_not_written_for_the_engines_server(engine: str, kept: tuple[str, ...]) -> None:
+    reading = read_launch_command(
+        f"python -m dynamo.{engine} --model llama-3.1-8b --disaggregation-mode prefill --request-plane nats "
+        "--publish-events-and-metrics --dyn-enable-structural-tag"
+    )
+    assert reading.unknown == []
+    assert reading.others["server"].words == kept

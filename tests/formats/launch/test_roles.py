@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import read_launch_command
@@ -209,3 +210,37 @@ def test_servers_behind_tensorrt_llm_s_proxy_have_its_roles() -> None:
 def test_what_is_no_deployment_of_two_sides_is_refused(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_launch_command(text)
+
+
+COMPONENT = """
+    - name: {name}
+      replicas: {replicas}
+      podTemplate:
+        spec:
+          containers:
+            - {{name: main, image: "{image}", command: [python3, -m, dynamo.sglang], args: [--config, /c/{file}.yaml]}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "mode"), [(("PrefillWorker", "DecodeWorker"), ""), (("a", "b"), "disaggregation-mode: ")]
+)
+def test_components_of_dynamo_have_roles_by_name_or_by_their_files(names: tuple[str, str], mode: str) -> None:
+    image = "nvcr.io/nvidia/ai-dynamo/sglang-runtime:1.2.0"
+    files = {f"{role}.yaml": f"model-path: llama-3.1-8b\n{mode and mode + role}\n" for role in ("prefill", "decode")}
+    workers = [
+        COMPONENT.format(name=name, replicas=replicas, image=image, file=file)
+        for name, replicas, file in zip(names, (3, 2), ("prefill", "decode"), strict=True)
+    ]
+    text = yaml.safe_dump({"kind": "ConfigMap", "metadata": {"name": "files"}, "data": files})
+    text += "---\nmetadata: {name: prefill-and-decode}\nspec:\n  components:" + "".join(workers)
+    pools = read_launch_command(text).raw["deployment"]["pools"]
+    assert [(pool["role"], pool["replicas"]) for pool in pools] == [("prefill", 3), ("decode", 2)]
+
+
+def test_the_kv_cache_in_host_memory_of_a_pool_is_announced() -> None:
+    offloads = '{"kv_connector": "MultiConnector", "connectors": ["OffloadingConnector"], "kv_role": "kv_%s"}'
+    text = "\n".join(
+        f"vllm serve qwen3-8b --kv-transfer-config '{offloads % role}'" for role in ("producer", "consumer")
+    )
+    assert read_launch_command(text).not_modelled == ["--kv-transfer-config (KV cache in host memory)"]

@@ -1,9 +1,10 @@
-"""Scripts as a shell runs them: conditions and arrays."""
+"""Scripts as a shell runs them: conditions, arrays, files and lines that go on."""
 
 import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.containers import commands_of
+from windtunnel.formats.launch.read import read_launch_command
 
 
 def served(script: str) -> list[str]:
@@ -69,3 +70,43 @@ def test_an_array_that_is_none_is_refused() -> None:
     doubled = 'A=("${A[@]}" "${A[@]}")\n' * 20
     with pytest.raises(InputError, match="an array of 16,384 words; 10,000 at most are read"):
         commands_of(f"A=(x)\n{doubled}serve")
+
+
+APPENDED = """
+CONFIG=/tmp/extra.yml
+cat > $CONFIG <<EOF
+kv_cache_config: {free_gpu_memory_fraction: 0.8}
+EOF
+if [[ "$WAITS" == "true" ]]; then
+    cat << EOF >> $CONFIG
+batch_wait_timeout_iters: 40
+EOF
+fi
+echo 'disable_overlap_scheduler: true' >> $CONFIG
+trtllm-serve llama-3.1-8b --config $CONFIG > "$LOG" 2>&1 &
+"""
+
+
+@pytest.mark.parametrize(("waits", "more"), [("true", {"batch_wait_timeout_iters": 40}), ("false", {})])
+def test_a_file_holds_what_the_script_wrote_to_it_until_then(waits: str, more: dict[str, object]) -> None:
+    engine = read_launch_command(f"WAITS={waits}\n{APPENDED}").raw["deployment"]["engine"]
+    assert engine == {"name": "trtllm", "gpu_memory_utilization": 0.8, "async_scheduling": False} | more
+
+
+def test_a_file_that_a_script_in_a_container_writes_is_read() -> None:
+    script = "cat > /c/x.yaml <<EOF\nmax-num-seqs: 32\nEOF\nexec vllm serve llama-3.1-8b --config /c/x.yaml"
+    assert read_launch_command(f"sh -c '{script}'").raw["deployment"]["engine"]["max_num_seqs"] == 32
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'if [ -z "$(ls -A "$HOME" 2>/dev/null)" ]; then echo; fi\nvllm serve llama-3.1-8b --max-num-seqs 32',
+        "vllm serve llama-3.1-8b `\n  --max-num-seqs 32",
+        "vllm serve llama-3.1-8b ^\r\n  --max-num-seqs 32",
+        "cat > run.sh <<'EOF'\nexec vllm serve llama-3.1-8b --max-num-seqs 32\nEOF\nbash run.sh",
+    ],
+)
+def test_commands_are_read_as_their_shell_reads_them(text: str) -> None:
+    reading = read_launch_command(text)
+    assert (reading.raw["model"], reading.engine["max_num_seqs"]) == ("llama-3.1-8b", 32)

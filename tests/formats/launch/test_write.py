@@ -471,3 +471,21 @@ def test_trtllms_file_without_graphs_says_so() -> None:
     assert write_file(engine.engine, engine.parallelism, None) == {"cuda_graph_config": None}
     words = write_launch_command("m", engine.parallelism, engine.engine)
     assert shlex.join(words) == "trtllm-serve m --tp_size 1"
+
+
+def test_vllms_kv_cache_in_host_memory_is_written() -> None:
+    disk = {"name": "disk", "capacity_bytes": 10**12, "bandwidth_bytes_per_s": 1e9}
+    scenario = scenario_with({"name": "vllm", "kv_tiers": [{"capacity_bytes": 20 << 30}, disk]})
+    script = launch_script(scenario, VERSIONS)
+    assert "--kv-offloading-size 20" in script
+    assert "KV blocks below its devices (disk): the command does not say so" in script
+    tiers = read_launch_command(script).engine["kv_tiers"]
+    assert tiers == [{"capacity_bytes": 20 << 30}]
+
+
+@pytest.mark.parametrize(("engine", "option"), [("vllm", "--cudagraph-capture-sizes"), ("sglang", "--cuda-graph-bs")])
+def test_sizes_are_words_of_their_own(engine: str, option: str) -> None:
+    """Parsers of both servers take them one by one (`nargs="+"`)."""
+    script = launch_script(scenario_with({"name": engine, "cudagraph_sizes": [1, 2, 4]}), VERSIONS)
+    words = shlex.split(script.splitlines()[-1])
+    assert words[words.index(option) + 1 :][:3] == ["1", "2", "4"]

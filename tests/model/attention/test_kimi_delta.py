@@ -163,3 +163,55 @@ def test_a_model_is_written_and_read() -> None:
 def test_devices_that_nobody_measured_have_a_price(decoding: bool) -> None:
     op = KimiDelta(8.0, 1.0 if decoding else 512.0, 12, 12, 128, 128, 4, decode=decoding)
     assert 1e-6 < float(RooflineEstimator(Roofline(catalog.device("mi300x"))).estimate(op).seconds) < 1e-2
+
+
+def newer(config: dict[str, Any]) -> ModelSpec:
+    config = {"vocab_size": 154880, "max_position_embeddings": 1048576, "num_hidden_layers": 45} | config
+    return model_from_config(config | {"kv_lora_rank": 512, "num_experts_per_tok": 8, "n_shared_experts": 1}, "newer")
+
+
+def test_groups_end_with_a_layer_that_attends_to_everything() -> None:
+    """Ling 3: both gates of the delta rule are one matrix, and latent attention has a gate of one value a head. The
+    count is that of transformers 5.24, with the biases of 40 routers that are no parameters there."""
+    config = {"model_type": "bailing_hybrid", "hidden_size": 2560, "intermediate_size": 6144, "vocab_size": 157184}
+    config |= {"num_hidden_layers": 42, "num_attention_heads": 32, "num_experts": 512, "moe_intermediate_size": 768}
+    config |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "head_dim": 128}
+    config |= {"short_conv_kernel_size": 4, "layer_group_size": 6, "kda_lower_bound": -5.0, "first_k_dense_replace": 2}
+    ling = newer(config)
+    assert count_parameters(ling).total == 124_414_191_072 + 40 * 512
+    assert sum(num for num, kind in ling.attentions if isinstance(kind, LatentAttention)) == 7
+    names = {launch.name: launch for launch in token_launches(Shard(ling, ling.precision, Parallelism(tp=2)), 4.0)}
+    assert "gates_b_proj" not in names
+    assert names["qkv_gates_proj"].op.n == (5 * 4096 + 32) / 2
+    assert names["attention_gate"].op.num_bytes == 4 * (2 * 16 * 128 + 16) * 2
+
+
+def test_an_indexer_may_pool_its_keys() -> None:
+    """GLM-5.3-Flash: the delta rule, and sparse latent attention without rotation whose indexer pools four keys into
+    one. The count is that of transformers 5.24, within a millionth: nothing weighs the sum of its streams."""
+    config = {
+        "model_type": "glm5_next_text",
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_attention_heads": 64,
+    }
+    config |= {"layer_types": (["linear_attention"] * 3 + ["deepseek_sparse_attention"]) * 11 + ["linear_attention"]}
+    config |= {"linear_attn_config": {"num_heads": 64, "head_dim": 128, "short_conv_kernel_size": 4, "kda_layers": [0]}}
+    config |= {"n_routed_experts": 288, "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "hc_mult": 4}
+    config |= {"q_lora_rank": 1536, "qk_nope_head_dim": 256, "qk_rope_head_dim": 0, "v_head_dim": 256, "head_dim": 0}
+    config |= {"index_topk": 2048, "index_head_dim": 128, "index_n_heads": 32, "mla_use_nope": True}
+    glm = newer(config | {"index_kpool": 16})
+    assert count_parameters(glm).total == pytest.approx(313_326_816_766, rel=1e-6)
+    assert [num for num, kind in glm.attentions if isinstance(kind, LatentAttention)] == [11]
+    pooled, plain = (Shard(each, each.precision, Parallelism()) for each in (glm, newer(config)))
+    assert kv_bytes_per_token(pooled, 10**6) == 11 * (512 * 2 + 132 / 16)
+    cores: list[Any] = [
+        launch.op
+        for each in (pooled, plain)
+        for launch in decode_launches(each, 4.0, 100_000.0)
+        if launch.name == "sparse_latent_attention_decode"
+    ]
+    scores, gates = 4 * 100_000 * 32 * 128, 4 * 2 * 4096 * 128
+    assert cores[1].flops - cores[0].flops == pytest.approx(scores * 15 / 16 - gates)
+    estimator = measured_estimator(catalog.device("b200_sxm"), None, "vllm", "0.24.0")
+    assert 0 < estimator.estimate(cores[0]).seconds < estimator.estimate(cores[1]).seconds

@@ -47,6 +47,22 @@ def shard(**degrees: int) -> Shard:
     return Shard(model, model.precision, Parallelism(**degrees))
 
 
+def test_the_width_of_a_head_may_be_left_to_the_inner_width() -> None:
+    """`configuration_falcon_h1.py`: "auto" shares `mamba_d_ssm`, or else `mamba_expand` times the hidden size."""
+    assert model_from_config(FALCON | {"mamba_d_head": "auto"}, "Falcon-H1").layers == shard().model.layers
+    attention = model_from_config(FALCON | {"mamba_d_head": "auto", "mamba_d_ssm": None}, "x").layers[0].attention
+    assert isinstance(attention, ParallelMamba2)
+    assert attention.recurrence.head_dim == 2 * 5120 // 32
+    with pytest.raises(InputError, match="the inner width 4097 is not a multiple"):
+        model_from_config(FALCON | {"mamba_d_head": "auto", "mamba_d_ssm": 4097}, "x")
+
+
+def test_the_output_s_projection_has_a_bias_of_its_own() -> None:
+    """`FalconH1Mixer`: `projectors_bias` is that of `out_proj` alone, `mamba_proj_bias` that of `in_proj`."""
+    count = count_parameters(model_from_config(FALCON | {"projectors_bias": True}, "Falcon-H1"))
+    assert count.attention == count_parameters(shard().model).attention + 72 * 5120
+
+
 def test_parameters_are_those_of_transformers() -> None:
     """`FalconH1ForCausalLM` of 5.24 on the meta device, with the norm of outputs and without."""
     assert count_parameters(shard().model).total == 33_642_221_312

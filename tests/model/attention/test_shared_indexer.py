@@ -7,7 +7,7 @@ import pytest
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.model.attention.latent import LatentAttention
+from windtunnel.model.attention.latent import LatentAttention, SparseLatentDecode
 from windtunnel.model.config import model_from_config
 from windtunnel.model.launches.forward import decode_launches
 from windtunnel.model.memory import kv_bytes_per_token
@@ -110,3 +110,30 @@ def test_what_cannot_be_read_is_refused(types: list[str], message: str) -> None:
 
 def test_a_model_is_written_and_read() -> None:
     assert decode(encode(catalog.model(GLM)), ModelSpec) == catalog.model(GLM)
+
+
+def test_layers_may_share_compressed_vectors_and_leave_out_the_rotated_part() -> None:
+    """Mistral Large 4: an indexer projects hidden states; each fourth layer has no rotated part, and layers may read
+    the vectors of an earlier one. The count is that of transformers 5.24, a few norms aside."""
+    config: dict[str, Any] = {
+        "model_type": "mistral_large4_text", "vocab_size": 204800, "hidden_size": 6144, "intermediate_size": 24576,
+        "moe_intermediate_size": 6144, "num_hidden_layers": 72, "num_attention_heads": 64, "n_shared_experts": 1,
+        "n_routed_experts": 128, "num_experts_per_tok": 4, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+        "v_head_dim": 128, "qk_nope_head_dim": 64, "max_position_embeddings": 1048576, "index_topk": 2048,
+        "index_head_dim": 128, "index_n_heads": 32, "first_k_dense_replace": 1,
+        "no_rope_layers": [1, 1, 1, 0] * 18,
+    }  # fmt: skip
+    model = model_from_config(config, "large")
+    assert count_parameters(model).total == pytest.approx(1_050_118_202_912, rel=1e-7)
+    kinds = [part for _, part in model.attentions if isinstance(part, LatentAttention)]
+    assert {(part.qk_nope_head_dim, part.qk_rope_head_dim) for part in kinds} == {(64, 64), (128, 0)}
+    core = decode_launches(Shard(model, model.precision, Parallelism()), 1.0, 5000.0)[0].op
+    assert isinstance(core, SparseLatentDecode)
+    assert core.q_lora_rank == 6144
+    sharing = model_from_config(config | {"kv_source_layers": [0, 0, 2, 2, *range(4, 72)]}, "sharing")
+    own, shared = (Shard(each, each.precision, Parallelism()) for each in (model, sharing))
+    assert kv_bytes_per_token(own, 10**6) - kv_bytes_per_token(shared, 10**6) == (512 + 64 + 512) * 2
+    saved = count_parameters(model).total - count_parameters(sharing).total
+    assert saved == 6144 * (512 + 64 + 512) + 2 * 512
+    with pytest.raises(InputError, match="kv_source_layers must have one entry for each of the 72 layers"):
+        model_from_config(config | {"kv_source_layers": [0]}, "short")

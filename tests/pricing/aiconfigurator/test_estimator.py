@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -315,6 +316,23 @@ def test_two_steps_of_an_all_reduce_may_take_longer_than_larger_messages_and_tha
     sizes = np.array([float(size) for size in nccl])
     priced = estimate(tmp_path, ops.Collective("all_reduce", sizes, 8), version="0.11.1")
     np.testing.assert_allclose(priced.seconds, np.array([*own.values(), 27.0]) * 1e-6)
+
+
+def test_links_that_failed_where_they_were_measured_are_those_of_another_table(tmp_path: Path) -> None:
+    """As on eight L40S: over two cards the links reach half of their rate, over eight in one table alone."""
+    largest = 2.0**30
+    two_us, eight_us = 2.0 * largest / 450e3, 1.75 * largest / 450e3 * 20
+    for place, eight in (("nccl/2.27", eight_us), ("vllm/0.24.0", eight_us), ("sglang/0.5.12", eight_us / 10)):
+        columns = both(
+            nccl_columns("all_reduce", 2, {2**20: 9.0, 2**30: two_us}, "custom_all_reduce_graph"),
+            nccl_columns("all_reduce", 8, {2**20: eight / 1024, 2**30: eight}, "custom_all_reduce_graph"),
+        )
+        write(tmp_path, f"comm/{place}", "nccl_perf" if "nccl" in place else "custom_allreduce_perf", columns)
+    op = ops.Collective("all_reduce", largest, 2)
+    assert float(estimate(tmp_path, op).seconds) == pytest.approx(two_us * 1e-6)
+    over_eight = estimate(tmp_path, replace(op, num_ranks=8))
+    assert float(over_eight.seconds) == pytest.approx(eight_us / 10 * 1e-6)
+    assert "sglang/0.5.12" in over_eight.source
 
 
 def test_a_fused_all_reduce_ends_where_its_engine_ends_it(tmp_path: Path) -> None:

@@ -44,6 +44,14 @@ REPORT = Report(
 )
 
 
+def test_a_page_without_a_title_is_headed_by_its_answer_and_names_its_tables() -> None:
+    table = Table(("setting", "gain", "limit", "more"), [("tp 2", "1%", "TPOT", "")])
+    text = page(Report("", [], [Section("", [table])], verdict="TP 2 gains 1%. Take it."))
+    assert '<p class="answer" role="heading" aria-level="1">TP 2 gains 1%.</p>' in text
+    assert 'aria-label="table: setting, gain, limit"' in text
+    assert 'aria-level="1"' not in page(REPORT)
+
+
 def test_a_page_escapes_what_it_is_given_and_loads_nothing() -> None:
     text = page(REPORT)
     for word in ("name", "fact", "note", "error", "text", "folded", "half", "caption", "done", "verdict"):

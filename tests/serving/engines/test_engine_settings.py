@@ -102,6 +102,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "attention_dp_batching_wait_iters": (10, RANKS | {ENGINE + "attention_dp_timeout_iters": 50}),
     "watermark_fraction": (0.3, TIGHT),
     "max_waiting_steps": (30, {}),
+    "backend": ("tensorrt", GRAPHS | {"model": "llama-3.2-1b"}),
     "attention_backend": ("triton", TABLES | GRAPHS),
     "moe_backend": ("marlin", TABLES | {"model": "gpt-oss-20b", ENGINE + "piecewise_cudagraphs": False}),
     "fused_all_reduce": (

@@ -59,7 +59,6 @@ class Factors:
         return {name: self.missing.get(name, 0.0) * column for name, column in terms(priced).items()}
 
     def device_s(self, priced: PricedSteps) -> Floats:
-        """Return the device's corrected time."""
         return np.maximum(priced.device_s + sum(self.missing_s(priced).values()), 0.1 * priced.device_s)
 
     def host_s(self, priced: PricedSteps) -> Floats:
@@ -199,12 +198,7 @@ class StepValidation:
 
 
 def validate_steps(runs: Sequence[StepRun], progress: Progress | None = None) -> StepValidation:
-    """Price the steps of all runs, and fit factors on some of them to predict others.
-
-    Args:
-        runs: those without a setup, and those whose steps cannot be priced, are refused.
-        progress: called with the runs priced so far and the runs in all.
-    """
+    """Price the steps of all runs, and fit factors on some to predict others; runs without prices are refused."""
     estimator_of = PricedDeployments().estimator
     priced, refused = [], []
     for number, run in enumerate(runs, 1):

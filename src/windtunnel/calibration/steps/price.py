@@ -83,7 +83,6 @@ class PricedSteps:
         return self.predicted_s / self.measured_s - 1
 
     def taken(self, which: Bools, left_out: Mapping[str, int] | None = None) -> PricedSteps:
-        """Return some of the steps."""
         columns: dict[str, Any] = {
             name: values[which]
             for name, values in vars(self).items()
@@ -99,11 +98,7 @@ def price_run(run: StepRun, estimator_of: Callable[[Setup], Estimator]) -> Price
 
 
 def price_every_step(run: StepRun, estimator_of: Callable[[Setup], Estimator]) -> PricedSteps:
-    """Price the steps of a run.
-
-    Raises:
-        InputError: no step of the run is usable, or its deployment is one whose steps are not single batches.
-    """
+    """Price the steps of a run; InputError where none is usable, or the deployment's steps are not single batches."""
     setup = run.setup
     assert setup is not None
     if setup.parallelism.pp > 1 or setup.engine.speculative is not None:

@@ -153,11 +153,7 @@ def read_step_runs(path: Path, base: Mapping[str, Any], options: Mapping[str, An
 
 
 def run_without_steps(name: str, base: Mapping[str, Any], options: Mapping[str, Any]) -> StepRun:
-    """Return the deployment behind something else that a server recorded, `name`; arguments are as above.
-
-    Raises:
-        InputError: the model or the device is not given.
-    """
+    """Return the deployment behind what else a server recorded, `name`; InputError without its model or device."""
     given = _given(options, base)
     _check_model(name, base, given)
     columns = [(column.name, "U1" if column.is_text else float) for column in COLUMNS.values()]

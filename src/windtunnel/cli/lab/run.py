@@ -55,5 +55,4 @@ def _swept(text: str | None, preset: str | None) -> dict[str, tuple[Any, ...]]:
 
 
 def _changes(options: Options) -> dict[str, Any]:
-    """Return the fields of an experiment that the options give."""
     return options.given("experiment") | assignments(options.settings)

@@ -23,7 +23,6 @@ def command(options: Options) -> None:
     deployment = scenario_of(options, base=server)
     limits = parse_limits(options.slo) if options.slo is not None else limits_of(deployment.slo)
 
-    # Loading the engine takes most of a second; wrong input is answered before.
     from windtunnel.report.search.capacity import capacity_document, capacity_report
     from windtunnel.search.capacity.capacity import capacities
 

@@ -25,23 +25,18 @@ def command(options: Options) -> None:
     before = [read_requests(path) for path in options.before]
     launch = launched(options)
     if options.scenario is None:
-        _name_load(options, launch.raw)
+        if options.model is None and "model" not in launch.raw:
+            raise InputError("what served the requests is not known: --model is missing", "or give --from-command")
+        # A scenario needs a load; the recorded requests replace it.
+        options.rate, options.input_tokens, options.output_tokens = 1.0, "1", "1"
     scenario = scenario_of(options, base=launch.raw)
 
-    # Loading the engine takes most of a second; wrong input is answered before.
     from windtunnel.production.diagnose import diagnose
     from windtunnel.report.diagnosis import diagnosis_document, diagnosis_report
 
     with counted("trying", "causes") as progress:
         diagnosis = diagnose(scenario, recorded, before, progress)
     answer(options, diagnosis_document, diagnosis_report, diagnosis, launch=launch)
-
-
-def _name_load(options: Options, server: dict[str, object]) -> None:
-    """Give a scenario without a file the load that it needs: the recorded requests replace it."""
-    if options.model is None and "model" not in server:
-        raise InputError("what served the requests is not known: --model is missing", "or give --from-command")
-    options.rate, options.input_tokens, options.output_tokens = 1.0, "1", "1"
 
 
 def _is_of_runs(path: Path) -> bool:

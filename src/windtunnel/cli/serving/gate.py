@@ -38,7 +38,6 @@ def command(options: Options) -> None:
         return
     before, after, launches = _scenarios(options)
 
-    # Loading the engine takes most of a second; wrong input is answered before.
     from windtunnel.production.gate import gate_change, with_servers
     from windtunnel.serving.simulate import simulate
 

@@ -21,7 +21,6 @@ def measurements_of(
     """Return the runs of all files that `--use` and `--only` choose, and the number of runs left out by their use.
 
     Args:
-        options: of the group `run_choice`, and the argument `runs`.
         deployment: of the runs of clients' files.
         server: what a command says of the deployment of all runs, as a scenario in builtins.
 

@@ -44,7 +44,6 @@ def command(options: Options) -> None:
     if options.watch is not None:
         _watch(options, run, record)
         return
-    # Loading the engine takes most of a second; wrong input is answered before.
     from windtunnel.production.observe import observe_record, observe_steps
     from windtunnel.report.observation import observation_document, observation_report
 

@@ -46,11 +46,7 @@ def command(options: Options) -> None:
 
 
 def _device_in(launch: Reading) -> str:
-    """Return the device that a server's manifest names.
-
-    Raises:
-        InputError: it names none, or another for each pool.
-    """
+    """Return the device that a server's manifest names; InputError where it names none, or another for each pool."""
     deployment = launch.raw["deployment"]
     if "device" not in deployment:
         raise InputError("--devices is missing", "for instance --devices h100_sxm; all: windtunnel catalog devices")

@@ -26,7 +26,6 @@ def command(options: Options) -> None:
     launch = launched(options)
     described = scenario_of(options, options.slo, with_read_load(options, launch))
 
-    # Loading the engine takes most of a second; a wrong scenario is answered before.
     from windtunnel.report.serving.run import check_folder, run_document, run_report, write_run
     from windtunnel.serving.simulate import simulate
 

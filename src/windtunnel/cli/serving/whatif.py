@@ -23,7 +23,6 @@ def command(options: Options) -> None:
         return
     space = _space(options, launch)
 
-    # Loading the engine takes most of a second; wrong input is answered before.
     from windtunnel.cli.serving.search import in_options, stops_of
     from windtunnel.report.search.whatif import grid_document, grid_report, shown_figures
     from windtunnel.search.asker import Asker

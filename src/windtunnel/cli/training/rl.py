@@ -13,7 +13,6 @@ def command(options: Options) -> None:
     hint = "see docs/guides/first-training-job.md"
     job = {} if options.job is None else read_table(options.job, "a training job", hint)
 
-    # Loading the engines takes most of a second; wrong input is answered before.
     from windtunnel.cli.serving.search import means_of, store_of
     from windtunnel.report.search.rollouts import division_document, division_report
     from windtunnel.search.rollouts import divide

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 def command(options: Options) -> None:
     """Predict a training step, or search the layouts of a job."""
-    read = _job(options)
+    given = {JOB_PATHS[name]: value for name, value in options.given("job").items()} | assignments(options.settings)
+    read = JobRead(load(None, given)) if options.job is None else read_job_file(Path(options.job), given)
     if options.search:
         _search(read, options)
         return
@@ -32,12 +33,6 @@ def command(options: Options) -> None:
     remark_left_out(setup.model)
     check_replaceable(options.timeline, options.overwrite, *SUFFIXES)
     _predict(setup, options, read)
-
-
-def _job(options: Options) -> JobRead:
-    """Return the job of a file of any format and of the options over it, or of the options alone."""
-    given = {JOB_PATHS[name]: value for name, value in options.given("job").items()} | assignments(options.settings)
-    return JobRead(load(None, given)) if options.job is None else read_job_file(Path(options.job), given)
 
 
 def _predict(setup: TrainingSetup, options: Options, read: JobRead) -> None:

@@ -72,7 +72,6 @@ def _refuse_idle(is_job: bool, options: Options) -> None:
 
 
 def _write(job: TrainingJob, options: Options) -> None:
-    """Write the job in the format of `--write`."""
     target, stage, out = options.target, options.stage, Path(options.out) if options.out else None
     if target == "job":
         _put(yaml.safe_dump(encode(job), sort_keys=False, width=120), out, options.overwrite)

@@ -35,8 +35,6 @@ def document_report(path: Path, entry: ResultEntry, document: Document) -> Repor
 
     Args:
         path: the file, or the folder that the verb wrote.
-        entry: what it is.
-        document: its content.
 
     Raises:
         InputError: files that belong to it are missing or broken.
@@ -52,7 +50,8 @@ def _search(path: Path, document: Document) -> Report:
         outcome_of(space, workload, {index: runs[0] for index, runs in points.items()}, points)
         for workload, points in _written_answers(path / "points.parquet", space).items()
     ]
-    return search_report(SearchEvidence(Study(space, outcomes, Count()), TOP))
+    report = search_report(SearchEvidence(Study(space, outcomes, Count()), TOP))
+    return replace(report, verdict=document.get("recommendation") or report.verdict)
 
 
 def _written_answers(path: Path, space: Space) -> dict[str | None, dict[int, list[Evaluation]]]:

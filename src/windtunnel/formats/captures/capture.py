@@ -131,7 +131,6 @@ class Names(dict[str, int]):
         return self.setdefault(text, len(self))
 
     def codes(self, texts: Iterable[str]) -> Ints:
-        """Return the positions of `texts`."""
         return np.array([self[text] for text in texts], np.int64)
 
 
@@ -206,10 +205,6 @@ def call_name(name: str) -> str:
 
 
 def read_capture(path: Path) -> Capture:
-    """Read a profiler's file as a capture.
-
-    Raises:
-        InputError: the file is missing, broken, not exported, or of another program.
-    """
+    """Read a profiler's file; InputError where it is missing, broken, not exported, or of another program."""
     capture: Capture = find_format(path, "capture").read(path)
     return capture

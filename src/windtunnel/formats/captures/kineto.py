@@ -85,11 +85,7 @@ def is_kineto(file: FileContent) -> bool:
 
 
 def read_kineto(path: Path) -> KinetoTrace:
-    """Read a trace.
-
-    Raises:
-        InputError: the file is missing, cut off, not JSON, or no trace; or an event ends before it starts.
-    """
+    """Read a trace; InputError where it is missing, cut off or none, or an event ends before it starts."""
     trace = decode_json(path, KinetoTrace, "a Kineto trace", "torch.profiler writes one")
     wrong = next((event for event in trace.events if not event.duration_us >= 0), None)
     if wrong is not None:
@@ -144,11 +140,7 @@ _CALL_CATEGORIES = ("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime")
 
 
 def read_kineto_capture(path: Path) -> profile.Capture:
-    """Read a trace of `torch.profiler`, plain or gzipped, as a capture.
-
-    Raises:
-        InputError: as `read_kineto`; or it holds neither kernels nor operators.
-    """
+    """Read a trace of `torch.profiler` as a capture; InputError as `read_kineto`, or without kernels and operators."""
     trace = read_kineto(path)
     if not trace.of_category("cpu_op", *_ACTIVITY):
         raise InputError(f"{path} holds neither operators nor kernels", "record with torch.profiler")

@@ -59,11 +59,7 @@ def is_nsys(file: FileContent) -> bool:
 
 
 def read_nsys(path: Path) -> profile.Capture:
-    """Read an exported SQLite file.
-
-    Raises:
-        InputError: no such file, a report that was not exported, a broken file, or no capture of Nsight Systems.
-    """
+    """Read an exported SQLite file; InputError where it is missing, not exported, broken, or not of Nsight Systems."""
     with _opened(path) as database:
         return _Export(database, path).capture()
 

@@ -40,7 +40,6 @@ def step_name(computed: list[int], seen: list[int], num_prefills: int) -> str:
     Args:
         computed: number of tokens computed for each request, prompts first.
         seen: number of keys that the last of these tokens attends to, itself included.
-        num_prefills: number of requests that are prompts.
     """
     parts = []
     for which in (slice(num_prefills), slice(num_prefills, None)):
@@ -137,11 +136,7 @@ class MatchedStep:
 
 
 def measured_steps(capture: Capture, shard: Shard) -> list[MatchedStep]:
-    """Return every step of the capture by operators of the model.
-
-    Raises:
-        InputError: no range of the capture names a batch, or no kernel lies in any.
-    """
+    """Return every captured step by operators of the model; InputError where no range names a batch with kernels."""
     steps = [step for step in captured_steps(capture) if len(step.rows)]
     if not steps:
         raise InputError(

@@ -59,11 +59,7 @@ class ClientResult:
 
 
 def read_client_results(path: Path) -> list[ClientResult]:
-    """Read the runs in a client's result file.
-
-    Raises:
-        InputError: a file of an unknown client, or without a finished run.
-    """
+    """Read the runs in a client's result file; InputError for an unknown client, or a file without a finished run."""
     results: list[ClientResult] = find_format(path, "client result").read(path)
     if not results:
         raise InputError(f"{path} holds no finished run")

@@ -260,11 +260,7 @@ class FineTuning:
         return "int8" if bits == ["8"] or self.flag("eight_bits") else None
 
     def offload(self, framework: str) -> str:
-        """Return what is offloaded to the host's memory.
-
-        Raises:
-            InputError: parameters are, and the optimizer's state is not; or a part of it.
-        """
+        """Return what is offloaded to the host's memory; InputError for parameters alone, or a part of the state."""
         if framework == "fsdp2":
             return "parameters" if self.is_on("fsdp_offload") else "none"
         optimizer = self.is_on("offloaded_optimizer") or self.is_on("cpu_offload")

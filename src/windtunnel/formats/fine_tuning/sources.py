@@ -36,22 +36,14 @@ class Source:
 
 
 def read_keys(path: Path) -> Source:
-    """Read a YAML or JSON file of keys.
-
-    Raises:
-        InputError: it is none, or names a file that is missing or wrong.
-    """
+    """Read a YAML or JSON file of keys; InputError where it is none, or names a file that is missing or wrong."""
     keys = _completed(path, dotted(read_table(path, "a fine-tuning job", _HINT)))
     num_devices = _num_devices(keys, {})
     return Source(path, keys, _tool(keys, []), num_devices)
 
 
 def read_command(path: Path) -> Source:
-    """Read the one command of a script that trains.
-
-    Raises:
-        InputError: there is none or several, or it names a file that is missing or wrong.
-    """
+    """Read the one command of a script that trains; InputError for none, several, or one with a wrong file."""
     commands = commands_in_script(read_text(path), f"{path}: ")
     found = [command for command in commands if TRAINS.search(" ".join(command.words))]
     if len(found) != 1:

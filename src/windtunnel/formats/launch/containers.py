@@ -3,9 +3,11 @@
 In YAML, every table with an image is a container; replicas come from the tables around it.
 """
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from textwrap import dedent
 from typing import Any
@@ -15,7 +17,7 @@ import yaml
 from windtunnel.errors import InputError
 from windtunnel.formats.launch import shell
 from windtunnel.schema import parse_yaml
-from windtunnel.units import format_count
+from windtunnel.units import format_count, parse_quantity
 
 SEPARATORS = ";|&\n"
 SHELLS, RUNTIMES = ("sh", "bash", "dash", "zsh", "ash"), ("docker", "podman", "nerdctl")
@@ -24,12 +26,15 @@ DOCKER_SWITCHES = re.compile(
 )
 """Options of `docker run` that have no value."""
 HERE_DOCUMENT = re.compile(r"(?ms)^([^\n]*)<<-?\s*(['\"]?)(\w+)\2([^\n]*)\n(.*?)^[ \t]*\3[ \t]*$")
-ECHO = re.compile(r"""(?m)^\s*echo\s+(?:-\w+\s+)?(["'])((?:(?!\1).)*)\1\s*>\s*(\S+)""", re.DOTALL)
+ECHO = re.compile(r"""(?m)^[ \t]*echo\s+(?:-\w+\s+)?(["'])((?:(?!\1).)*)\1\s*(>>?)\s*(\S+)""", re.DOTALL)
+REDIRECTION = re.compile(r"""(?<=\s)[12&]?>>?(?:&[12]|\s*(?:"[^"\n]*"|'[^'\n]*'|[^\s;|&()"']+))""")
+WRITES, APPENDS = ":writes", ":appends"
+"""Commands in place of what a script writes: before a file and its text in hexadecimal, which no rule changes."""
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 APART = ("image", "initContainers", "leaderTemplate", "workerTemplate")
 """Keys below which no container of a server stands; the leader of a group is looked at, its workers are not."""
 
-COUNTS = ("replicas", "replicaCount", "scale", "minReplicas")
+COUNTS = ("replicas", "replicaCount", "scale", "minReplicas", "num_replicas", "min_replicas")
 """Keys of the number of copies."""
 NAMELESS = ("items", "services", "servingEngineSpec", "modelSpec")
 """Keys that name no object."""
@@ -57,7 +62,7 @@ class Command:
     replicas: int = 1
     gpus: int | None = None
     """GPUs of all hosts of a replica; None: not said, or all."""
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
     """Files that the text writes or a ConfigMap of it holds: name without folders -> content."""
     served: tuple[str, ...] = ()
     """Words that the tables around a container add to its server's command (KServe, llm-d)."""
@@ -87,27 +92,29 @@ def commands_of(text: str, is_yaml: bool = False) -> list[Command]:
     Raises:
         InputError: unbalanced quotes, YAML that is not valid, or a number of replicas or GPUs that is none.
     """
-    files = _here_documents(text)[1]
-    files |= {path.rpartition("/")[2]: words.replace("\\n", "\n") for _, words, path in ECHO.findall(text)}
-    documents = [*_documents(text, is_yaml), *_documents(files.pop("", ""), False)]
+    documents = [*_documents(text, is_yaml), *_documents(_here_documents(text)[1], False)]
     maps = [document["data"] for document in map(table, documents) if isinstance(document.get("data"), dict)]
-    around = Command([], files=files | {str(name): str(content) for part in maps for name, content in part.items()})
+    around = Command([], files={str(name): str(content) for part in maps for name, content in part.items()})
     found: Iterable[Command] = [command for document in documents for command in _containers(document, around)]
     found = found or (replace(around, words=words) for words in shell.live(_parts(text), around.environment))
     return [command for line in found for command in _unwrapped(line)]
 
 
-def _here_documents(text: str) -> tuple[str, dict[str, str]]:
-    """Return a script without the texts within it, and these by the file that they go to: "" where it is none."""
-    files: dict[str, str] = {}
+def _here_documents(text: str) -> tuple[str, str]:
+    """Return a script with commands in place of its texts that go to files, and the text in it that goes to none."""
+    shown = [""]
 
     def take(match: re.Match[str]) -> str:
-        target = re.search(r">\s*(\S+)|\btee\s+(?:-\S+\s+)*([^\s<>|]+)", match[1] + match[4])
-        path = (target[1] or target[2]) if target else ""
-        files[path.strip("\"'").rpartition("/")[2]] = dedent(match[5])
-        return "" if target else match[1] + match[4]
+        line = match[1] + match[4]
+        if target := re.search(r">>?\s*(\S+)|\btee\s+(?:-\S+\s+)*([^\s<>|]+)", line):
+            writes = APPENDS if re.search(r">>|\btee\s+-a", line) else WRITES
+            *before, _ = re.split(r"\b(?:sudo|cat|tee)\b", match[1], maxsplit=1)  # that opens a script, or a branch
+            return f"{''.join(before)}{writes} {target[1] or target[2]} {(dedent(match[5]) or ' ').encode().hex()}"
+        shown[0] = dedent(match[5])
+        return line
 
-    return HERE_DOCUMENT.sub(take, text), files
+    text = ECHO.sub(lambda at: f"cat {at[3]} {at[4]} <<ECHO\n{at[2]}\nECHO".replace("\\n", "\n"), text)
+    return HERE_DOCUMENT.sub(take, text), shown[0]
 
 
 def _documents(text: str, is_yaml: bool) -> list[Any]:
@@ -120,19 +127,12 @@ def _documents(text: str, is_yaml: bool) -> list[Any]:
         raise InputError(f"--from-command: not valid YAML: {getattr(error, 'problem', error)}", hint) from None
 
 
-def _split(text: str) -> list[list[str]]:
-    """Return the words of each simple command of a script."""
-    return [words for _, words in _parts(text)]
-
-
 def _parts(text: str) -> list[shell.Part]:
     """Return the simple commands of a script; a line that begins with a dash continues the one above."""
-    text = re.sub(r"\\\r?\n", " ", _here_documents(text)[0])
+    text = re.sub(r"(?:\\|(?<=\s)[`^])\r?\n", " ", _here_documents(text)[0])  # of POSIX shells, PowerShell and cmd
     text = shell.ARITHMETIC.sub(lambda match: re.sub(r"\s", "", match[0]), text)
     text = shell.with_arrays_as_variables(re.sub(r"(?m)(?:^|(?<=\s))#.*$|^ExecStart=[-@:+!]*", "", text))
-    lexer = shlex.shlex(
-        re.sub(r"(?<=\s)[12&]?>>?(&[12]|\s*[^\s;|&]+)", "", text), posix=True, punctuation_chars=SEPARATORS
-    )
+    lexer = shlex.shlex(REDIRECTION.sub("", text), posix=True, punctuation_chars=SEPARATORS)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     commands: list[shell.Part] = [("", [])]
     is_over = False
@@ -169,6 +169,12 @@ def _unwrapped(command: Command) -> Iterator[Command]:
         command.of_shell.difference_update(names, words)
     elif not words:
         command.of_shell.update(names - known)
+    if words[:1] in ([WRITES], [APPENDS]):
+        with suppress(IndexError, ValueError):
+            name = shell.filled(words[1], environment).rpartition("/")[2]
+            before = command.files.get(name, "") if words[0] == APPENDS else ""
+            command.files[name] = before + bytes.fromhex(words[2]).decode()
+        return
     if words[:1] == ["for"] and words[2:3] == ["in"]:
         environment[words[1]] = " ".join(shell.filled(word, environment) for word in words[3:])
     programs = [word.rpartition("/")[2] for word in words]
@@ -178,9 +184,14 @@ def _unwrapped(command: Command) -> Iterator[Command]:
             yield from _unwrapped(_docker_run(command, following[following.index("run") + 1 :]))
             return
         if program in SHELLS and len(following) > 1 and re.fullmatch(r"-[a-z]*c", following[0]):
-            for script in shell.live(_parts(following[1]), environment):
-                yield from _unwrapped(replace(command, words=script))
-            return
+            inner, script = command, following[1]
+        elif program in command.files and (index == 0 or programs[index - 1] in (*SHELLS, "source", ".")):
+            inner, script = replace(command, files={**command.files, program: ""}), command.files[program]
+        else:
+            continue
+        for each in shell.live(_parts(script), environment):
+            yield from _unwrapped(replace(inner, words=each))
+        return
     gpus = command.gpus
     for name in VISIBLE_DEVICES:
         gpus = _num_devices(f"device={environment[name]}") if name in environment and gpus is None else gpus
@@ -193,7 +204,8 @@ def _unwrapped(command: Command) -> Iterator[Command]:
 def _fields(word: str, environment: Mapping[str, str]) -> list[str]:
     """Return a word with its variables in place: several words where a variable alone holds options."""
     text = shell.filled(word, environment)
-    return shlex.split(text) if word.startswith("$") and text.lstrip().startswith("-") else [text]
+    are_options = word.startswith("$") and text.lstrip().startswith("-")
+    return [part for _, line in _parts(text) for part in line] if are_options else [text]
 
 
 def _docker_run(command: Command, words: list[str]) -> Command:
@@ -248,17 +260,23 @@ def _containers(node: Any, around: Command) -> Iterator[Command]:
         return
     if node.get("kind") == "LLMInferenceService":
         node = {**node, "spec": _with_groups(table(node.get("spec")))}
-    name = table(node.get("metadata")).get("name") or around.name or node.get("name") or ""
-    around = _with_replicas(around, node)
+    if isinstance(services := node.get("services"), dict):  # by name, of compose and Dynamo
+        named = [{"name": key, **table(part)} for key, part in services.items() if not str(key).startswith("x-")]
+        node = {**node, "services": named}
+    is_server = any(key in node for key in ("image", "repository", "modelFormat", "model_loading_config"))
+    is_server = is_server or isinstance(node.get("command"), list)
+    own = str(node.get("name") or "")
+    part_of = f"{around.name}/{own}" if own and around.name and not is_server else around.name or own
+    name = table(node.get("metadata")).get("name") or part_of
+    around = _with_replicas(around, {**node, **table(node.get("deployment_config"))})
     routing = str(table(node.get("routerSpec")).get("routingLogic", around.routing))
-    around = replace(around, product=_product(node) or around.product)
+    around = replace(around, product=_product(node) or str(node.get("accelerator_type", around.product)))
     around = replace(around, name=str(name), routing=routing, served=_served(node, around.served))
     image = node.get("image", node if "repository" in node else "")
-    if any(key in node for key in ("image", "repository", "modelFormat")):
+    if is_server:
         if isinstance(image, dict):
             image = ":".join(str(image[key]) for key in ("repository", "tag") if image.get(key) is not None)
-        own = str(node.get("name") or name)
-        own, words = own if own == name else f"{name}/{own}", _words(node) or [""]
+        own, words = name if own in ("", name) else f"{name}/{own}", _words(node) or [""]
         if around.served and not node.get("command"):
             words = ["vllm", "serve", *around.served, *words, "${VLLM_ADDITIONAL_ARGS:-}"]
         yield replace(around, name=own, words=words, image=str(image), environment=_environment(node), gpus=_gpus(node))
@@ -266,9 +284,12 @@ def _containers(node: Any, around: Command) -> Iterator[Command]:
     around = replace(around, role="decode") if has_sides else around
     for key, part in node.items():
         inner = around if around.name or key in NAMELESS else replace(around, name=str(key))
-        if has_sides and key == "prefill":  # of its own parallelism and number
-            inner = replace(inner, role="prefill", served=around.served[:1], replicas=1)
-        if key not in APART and not str(key).startswith("x-"):  # fields that extend a compose file are no services
+        if has_sides and key == "prefill":  # of its own parallelism, drafts and number
+            model = {each: node.get(each) for each in ("model", "modelArtifacts")}
+            inner = replace(inner, role="prefill", served=_served(model, ()), replicas=1)
+        part = parsed(key, str(part)) if key == "serveConfigV2" else part
+        is_routing = around.served and key in ("router", "routing")  # of KServe and llm-d, before the servers
+        if key not in APART and not is_routing and not str(key).startswith("x-"):  # which extend a compose file
             yield from _containers(part, inner)
     if (group := node.get("leaderTemplate") or node.get("workerTemplate")) is not None:
         hosts = _whole("size", node.get("size", 1))
@@ -279,12 +300,13 @@ def _containers(node: Any, around: Command) -> Iterator[Command]:
 
 def _with_replicas(around: Command, node: Mapping[str, Any]) -> Command:
     """Return a command with the replicas that a table says; of those that come and go the fewest, and one at least."""
+    node = {**node, **table(node.get("autoscaling_config"))}
     counts = [*(node.get(key) for key in COUNTS), table(node.get("deploy")).get("replicas")]
     given = next((count for count in counts if count is not None), None)
     if given is None:
         return around
     copies = _whole("replicas", given)
-    limits = [f"{key} {node[key]}" for key in ("minReplicas", "maxReplicas") if node.get(key) is not None]
+    limits = [f"{key} {value}" for key, value in node.items() if re.fullmatch("m(in|ax)_?[rR]eplicas", str(key))]
     taken = f"{', '.join(limits) or 'replicas 0'}: {format_count(copies or 1, 'replica')} taken"
     says = f"{taken}; --set deployment.replicas=... gives another number" if not copies or limits[1:] else ""
     return replace(around, replicas=copies or 1, scaling=says)
@@ -308,11 +330,22 @@ def _with_groups(workload: dict[str, Any], image: str = "") -> dict[str, Any]:
 
 
 def _served(node: Mapping[str, Any], around: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words of a model and its parallelism that a table gives beside its containers: of KServe's
-    InferenceService (`model.storageUri`) and LLMInferenceService (`model.uri`), and of llm-d (`modelArtifacts.uri`)."""
+    """Return the words of a model, its parallelism, drafts and KV cache in host memory that a table gives beside its
+    containers: of KServe's InferenceService (`model.storageUri`) and LLMInferenceService (`model.uri`, `speculator`,
+    `kvCacheOffloading`), and of llm-d (`modelArtifacts.uri`)."""
     model, split = table(node.get("model") or node.get("modelArtifacts")), table(node.get("parallelism"))
     uri = str(model.get("uri") or model.get("storageUri") or "")
     words = [uri.partition("://")[2] if uri.startswith("hf://") else uri] if uri or "modelFormat" in model else []
+    words += ["--served-model-name", str(model["name"])] if "://" in "".join(words) and model.get("name") else []
+    drafts, host = table(node.get("speculator")), table(node.get("kvCacheOffloading"))
+    uri = str(table(drafts.get("model")).get("uri", "")).removeprefix("hf://")
+    drafts = {**table(drafts.get("config")), **({"model": uri} if uri else {})}
+    words += ["--speculative-config", json.dumps(drafts)] if drafts else []
+    if size := table(host.get("cpu")).get("size", host.get("cpu")):
+        extra: dict[str, Any] = {"cpu_bytes_to_use": round(parse_quantity("kvCacheOffloading.cpu_bytes", f"{size}B"))}
+        extra |= {"secondary_tiers": [*host]} if len(host) > 1 else {}
+        connector = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
+        words += ["--kv-transfer-config", json.dumps(connector)]
     for key in ("tensor", "pipeline", "data") if words or around else ():
         words += [f"--{key}-parallel-size", str(split[key])] if split.get(key) else []
     words += ["--enable-expert-parallel"] if (words or around) and split.get("expert") else []
@@ -321,24 +354,28 @@ def _served(node: Mapping[str, Any], around: tuple[str, ...]) -> tuple[str, ...]
 
 def _words(node: Mapping[str, Any]) -> list[str]:
     """Return the words of a container's command; `modelURL` and `vllmConfig` are those of vLLM's production stack."""
-    words = ["vllm", "serve", str(node["modelURL"])] if "modelURL" in node else []
+    loading = table(node.get("model_loading_config"))  # of Ray Serve, with `engine_kwargs`
+    url = node.get("modelURL") or loading.get("model_source") or loading.get("model_id")
+    words = ["vllm", "serve", str(url)] if url else []
     config = dict(table(node.get("vllmConfig")))
-    extra = [config.pop("extraArgs", None), node.get("extraArgs")]
-    if table(node.get("lmcacheConfig")).get("enabled"):
-        extra.append(["--kv-transfer-config", "LMCacheConnectorV1"])
+    extra = [node.get("engine_kwargs"), config.pop("extraArgs", None), node.get("extraArgs")]
+    if (cache := table(node.get("lmcacheConfig"))).get("enabled"):
+        connector = {"kv_connector": "LMCacheConnectorV1", "kv_role": cache.get("kvRole", "kv_both")}
+        extra.append(["--kv-transfer-config", json.dumps(connector)])
     if node.get("enableLoRA"):
         extra.append(["--enable-lora"])
     command = table(node.get("image")).get("command")
     for part in (node.get("entrypoint"), command, node.get("command"), node.get("args"), config, *extra):
         if isinstance(part, str):
-            words += [word for line in _split(part.replace("\n", " ")) for word in line]
+            words += [word for _, line in _parts(part.replace("\n", " ")) for word in line]
         elif isinstance(part, list):
             words += [str(word) for word in part]
         for key, value in table(part).items():
             option = re.sub(r"(?<=[a-z])[A-Z]", lambda match: f"-{match[0].lower()}", str(key))
             is_off = value is False
             words.append(f"--{'no-' if is_off else ''}{option}")
-            words += [] if isinstance(value, bool) or value is None else [str(value)]
+            shown = json.dumps(value) if isinstance(value, dict) else str(value)
+            words += [] if isinstance(value, bool) or value is None else [shown]
     return words
 
 
@@ -347,14 +384,14 @@ def _environment(node: Mapping[str, Any]) -> dict[str, str]:
     given: Any = next((node[key] for key in ("env", "environment") if node.get(key)), {})
     if isinstance(given, dict):
         return {str(name): "" if value is None else str(value) for name, value in given.items()}
-    variables = {}
-    for part in given if isinstance(given, list) else []:
-        name, _, value = str(part).partition("=")
-        entry = table(part)
-        name = str(entry.get("name", name))
-        value = str(entry.get("value", "")) if entry else value
-        variables[name] = f"${{{name}}}" if "valueFrom" in entry else value  # as if not set: only the cluster knows it
-    return variables
+    parts = [
+        table(part) or dict(zip(("name", "value"), str(part).split("=", 1), strict=False)) for part in _list(given)
+    ]
+    entries = {str(part.get("name", "")): part for part in parts}
+    # One whose value only the cluster knows is as if it were not set.
+    return {
+        name: f"${{{name}}}" if "valueFrom" in part else str(part.get("value", "")) for name, part in entries.items()
+    }
 
 
 def _gpus(node: Mapping[str, Any]) -> int | None:
@@ -363,8 +400,7 @@ def _gpus(node: Mapping[str, Any]) -> int | None:
     named = table(resources.get("requests")) | table(resources.get("limits"))
     counts = [count for name, count in named.items() if str(name).endswith(("/gpu", "/gaudi", "/tpu"))]
     reservations = table(table(table(node.get("deploy")).get("resources")).get("reservations"))
-    devices = reservations.get("devices")
-    for device in map(table, devices if isinstance(devices, list) else []):
+    for device in map(table, _list(reservations.get("devices"))):
         ids = device.get("device_ids")
         counts.append(len(ids) if isinstance(ids, list) else device.get("count", "all"))
     counts += [node[key] for key in ("gpus", "requestGPU") if node.get(key) is not None]

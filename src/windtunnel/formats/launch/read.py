@@ -97,6 +97,12 @@ def read_launch_command(text: str, acceptance_fraction: float | str | None = Non
     commands, recipe = _commands_in(text, file, variant)
     found, roles = _servers_in(commands, text, file)
     readings = [_read(*server, acceptance_fraction) for server in found]
+    drafts = (name.startswith(DRAFTS) for each in readings for name in (*each.taken, *each.not_modelled))
+    if any("acceptance_fraction" in each.later for each in readings) and not any(drafts):
+        raise InputError(
+            "--acceptance-fraction is how often draft tokens are right, and the server makes none",
+            "leave it out, or add the options of speculative decoding to the command",
+        )
     reading = readings[0] if roles is None else as_pools(readings, roles)
     reading.load = recipe_load(table(recipe.get("benchmark"))) if recipe else client_load(commands)
     if file is not None and file != Path(text) and not variant:
@@ -197,13 +203,13 @@ def _read(
     reading.set_engine(name=engine)
     engine_of(engine).command_line.read(reading)
     _keep_published_weights(reading)
-    if "acceptance_fraction" in reading.later and not (
-        reading.engine.get("speculative") or any(name.startswith(DRAFTS) for name in reading.not_modelled)
-    ):
-        raise InputError(
-            "--acceptance-fraction is how often draft tokens are right, and the server makes none",
-            "leave it out, or add the options of speculative decoding to the command",
-        )
+    given = {name: int(value) for name, value in options if str(value).isdecimal()}
+    ranks = max(given.get("data-parallel-size", 1), 1)
+    nodes = max(given.get("nnodes", 1), ranks // (given.get("data-parallel-size-local") or ranks))
+    if nodes > 1 and "LWS_GROUP_SIZE" not in command.environment:  # a group is all of its nodes
+        reading.container += [f"{command.replicas} replicas are nodes: {nodes} make a server"] * (command.replicas > 1)
+        gpus = command.gpus and command.gpus * nodes
+        command = replace(command, gpus=gpus, replicas=max(command.replicas // nodes, 1))
     _note_container(reading, engine, server, command)
     if leaves_out is None:
         reading.others = {SERVER: _unmodelled(reading, engine, server, command)}
@@ -214,7 +220,7 @@ def _check_set(server: Options, options: Sequence[tuple[str, Any]]) -> None:
     """Raise InputError where the model or a number is a variable that the text does not set."""
     flags = ((server.flag(name), name == server.model_option, str(value)) for name, value in options)
     values = [value for flag, is_model, value in flags if flag and (is_model or flag.type in ("whole", "number"))]
-    unset = dict.fromkeys(name for value in values for name in re.findall(r"^\$\{?([A-Za-z_]\w*)\}?$", value))
+    unset = dict.fromkeys(name for value in values for name in re.findall(r"^\$[{(]?([A-Za-z_]\w*)[})]?$", value))
     if unset:
         names = ", ".join(f"${name}" for name in unset)
         hint = f"write before the command: {' '.join(f'{name}=...' for name in unset)}"
@@ -239,7 +245,7 @@ def _unmodelled(reading: Reading, engine: str, server: Options, command: Command
     own = {name: not value or name in shell.referenced([value]) for name, value in variables.items()}
     kept = {name: value for name, value in variables.items() if not own[name] and not SECRET.search(name)}
     words = tuple(_other_words(reading, engine, server, command))
-    of_dynamo = dict.fromkeys(name for name, _ in _typed_options(server, command) if name.startswith(OF_DYNAMO))
+    of_dynamo = dict.fromkeys(name for name, _ in _typed_options(server, command) if _is_dynamos(server, name))
     reasons = {
         "set in the environment, as before": list(
             dict.fromkeys(name for name in (*variables, *shell.referenced(words)) if name not in kept)
@@ -282,12 +288,18 @@ def _other_words(reading: Reading, engine: str, server: Options, command: Comman
         for part, each in [] if is_file and has_file else _in_parts(server, command.files, name, value):
             flag = server.flag(part)
             is_format = flag is not None and flag.path.startswith("precision.")  # of one checkpoint
-            if part == server.model_option or part.startswith(OF_DYNAMO) or is_format:
+            if part == server.model_option or _is_dynamos(server, part) or is_format:
                 continue
             if f"--{part}" not in reading.taken or _decides_nothing(reading, engine, server, command, part):
                 option = spelt(server, part)
                 yield option[1:] if len(part) == 1 or part[0].isupper() else option
                 yield from () if each is True else str(each).split() if part in other_options().several else [str(each)]
+
+
+def _is_dynamos(server: Options, name: str) -> bool:
+    """Whether Dynamo's workers have an option, and not the engine's server."""
+    known = r"dyn-.*|is-(prefill|decode)-worker|connector.*|request-plane|publish-events-and-metrics|kv-block-size"
+    return re.fullmatch(known, name) is not None or (name == "disaggregation-mode" and name not in str(server.roles))
 
 
 def _decides_nothing(reading: Reading, engine: str, server: Options, command: Command, name: str) -> bool:
@@ -312,7 +324,8 @@ def _name_model(reading: Reading, served: str) -> None:
     """Take a path of another machine for the model that it says, by its last part or as a folder of Hugging Face's
     cache, or for the one that the server says it serves, and say so."""
     path = str(reading.raw["model"])
-    if "/" not in path or is_file(Path(path)) or is_folder(Path(path)) or not path.startswith(("/", "./", "~", "$")):
+    is_path = path.startswith(("/", "./", "~", "$")) or "://" in path
+    if "/" not in path or is_file(Path(path)) or is_folder(Path(path)) or not is_path:
         return
     cached = re.search(r"models--([^/]+)", path)
     says = {
@@ -358,8 +371,8 @@ def _note_container(reading: Reading, engine: str, server: Options, command: Com
         reading.container.append(
             f"the router's logic {command.routing} is not taken: --set deployment.router=... gives one"
         )
-    variables = _variables(server, command)
-    changing = (name for name, value in variables.items() if other_options().changes_times(name, value))
+    variables = _variables(server, command).items()
+    changing = (name for name, value in variables if other_options().changes_times(name, value))
     reading.not_modelled += [f"{name} of the environment" for name in changing]
 
 
@@ -377,8 +390,6 @@ def servers() -> dict[str, Options]:
 
 OF_GROUP = (*VISIBLE_DEVICES, "LWS_GROUP_SIZE")
 """Variables that follow from the number of devices, which a change may change."""
-OF_DYNAMO = ("dyn-", "is-prefill-worker", "is-decode-worker", "connector")
-"""How the options begin that Dynamo's workers have, and not the servers of the engines."""
 Started = tuple[str, Options, Command]
 """An engine, the options that it knows, and the words behind its program."""
 
@@ -411,6 +422,7 @@ def _servers_in(commands: Sequence[Command], text: str, file: Path | None) -> tu
     known = servers()
     started = [server for command in commands for server in _started(known, command)]
     found = [server for server in started if server[2].words[:1] != [PROXY]]
+    found = [server for server in found if not _is_further_node(*server[1:])] or found
     if not found:
         found = [(engine, options, each) for engine, options, proxy in started for each in servers_of(proxy)]
     found = found or [server for command in commands for server in _assumed(known, command)]
@@ -433,7 +445,8 @@ def _servers_in(commands: Sequence[Command], text: str, file: Path | None) -> tu
     starts = [f"{' '.join(server.command)} MODEL ..." for server in known.values()]
     raise InputError(
         f"--from-command: {shown} starts no server that is known",
-        f"{', '.join(starts)}, or a container of one: docker run, a Kubernetes manifest, Helm values, a compose file",
+        f"{', '.join(starts)}, or a container of one: docker run, a Kubernetes manifest, Helm values, a compose file; "
+        "a file of options goes behind --config",
     )
 
 
@@ -481,6 +494,13 @@ def _assumed(known: dict[str, Options], command: Command) -> Iterator[Started]:
         yield likely[0], known[likely[0]], replace(command, words=words, assumed="name" if named else "options")
 
 
+def _is_further_node(server: Options, command: Command) -> bool:
+    """Whether a command starts another node than the first of a server on several."""
+    options = dict(_typed_options(server, command))
+    ranks = [str(options.get(name)) for name in ("node-rank", "data-parallel-rank", "data-parallel-start-rank")]
+    return "headless" in options or any(rank.isdecimal() and int(rank) > 0 for rank in ranks)
+
+
 def _options_of(server: Options, command: Command) -> list[tuple[str, Any]]:
     """Return (name, value) of every option, and of those in YAML files and in JSON."""
     typed = _typed_options(server, command)
@@ -497,7 +517,7 @@ def _typed_options(server: Options, command: Command) -> list[tuple[str, Any]]:
         if not word.startswith("-"):
             named = next((value for name, value in options if name == server.model_option), word)
             if word and named != word:
-                raise InputError(f"--from-command: the command names two models: {named} and {word}")
+                raise InputError(f"--from-command: the command names two models: {named} and {word}", "leave one out")
             options += [(server.model_option, word)] if word else []
             continue
         name, has_value, value = word.lstrip("-").partition("=")
@@ -523,7 +543,9 @@ def is_option(word: str) -> bool:
 
 def _name(server: Options, name: str) -> str:
     name = name.replace("_", "-")
-    return server.other_names.get(name, name)
+    option, dot, key = name.partition(".")
+    full = f"{server.other_names.get(option, option)}{dot}{key}"
+    return server.other_names.get(name) or server.other_names.get(full, full)
 
 
 def _in_parts(server: Options, files: Mapping[str, str], name: str, value: Any) -> list[tuple[str, Any]]:
@@ -597,7 +619,8 @@ def _take(reading: Reading, server: Options, name: str, value: Any) -> None:
                     reading.not_modelled.append(f"--{name} {value}")
                     return
                 raise InputError(
-                    f"--from-command: {spelling} is {value}; {error}", "mend it in the command line"
+                    f"--from-command: {spelling} is {value}; {error}",
+                    "mend it in the command line" + ", or leave it out if the server has it" * bool(flag.known_words),
                 ) from None
         if not flag.path:
             reading.later[flag.word] = converted

@@ -17,8 +17,8 @@ PREFILL, DECODE = "prefill", "decode"
 SAID_BY_POOLS = ("--disaggregation-", "--is-prefill-worker", "--is-decode-worker", "--kv-transfer-config")
 """How the options begin that pools stand for."""
 SAID = {
-    PREFILL: r"disaggregation-mode[= ]prefill|is-prefill-worker|kv_producer",
-    DECODE: r"disaggregation-mode[= ]decode|is-decode-worker|kv_consumer",
+    PREFILL: r"disaggregation[-_]mode[=: ]+prefill|is-prefill-worker|kv_producer",
+    DECODE: r"disaggregation[-_]mode[=: ]+decode|is-decode-worker|kv_consumer",
 }
 """What of a server's options says its role."""
 
@@ -49,14 +49,16 @@ def roles_of(servers: Sequence[tuple[Command, int]], proxies: Sequence[Command] 
 
 
 def _role(command: Command, port: str, ports: Mapping[str, set[str]]) -> str | None:
-    words = " ".join(command.words).lower()
+    files = (command.files.get(word.rpartition("/")[2], "") for word in command.words)
+    words = " ".join([*command.words, *files]).lower()
     option = re.search(r"--port[= ](\d+)", words)
+    name = command.name.lower()  # the last part is that of the container, or of what holds it
     of_port = [role for role, named in ports.items() if (option[1] if option else port) in named]
     said = [
         [command.role] * bool(command.role),
         [role for role, says in SAID.items() if re.search(says, words)],
         of_port if len(of_port) == 1 else [],
-        [role for role in SAID if role in command.name.lower()],
+        sorted((role for role in SAID if role in name), key=name.rfind, reverse=True),
     ]
     return next((roles[0] for roles in said if roles), None)
 
@@ -146,5 +148,6 @@ def as_pools(readings: Sequence[Reading], roles: Sequence[str]) -> Reading:
     joined = Reading({**first.raw, "deployment": deployment}, taken=first.taken, others=unmodelled)
     for field in ("without_effect", "not_modelled", "unknown", "container"):
         every = (line for reading in readings for line in getattr(reading, field))
-        setattr(joined, field, [line for line in dict.fromkeys(every) if not line.startswith(SAID_BY_POOLS)])
+        lines = [line for line in dict.fromkeys(every) if "(" in line or not line.startswith(SAID_BY_POOLS)]
+        setattr(joined, field, lines)
     return joined

@@ -103,7 +103,7 @@ def write_launch_command(
         option, dot, key = name.partition(".")
         words.append("--" + option.replace("-", separator) + dot + key.replace("-", "_"))
         if value is not None:
-            words.append(str(value))
+            words += str(value).split() if (flag := server.flag(name)) and flag.type == "sizes" else [str(value)]
     return tuple(words)
 
 
@@ -486,8 +486,8 @@ def _unsaid(scenario: Scenario, deployment: Deployment) -> list[str]:
     work += line.remaining_work(deployment)
     if split.dcp > 1 and "parallelism.dcp" not in line.write_split(split):
         work.append(f"divide each context over {split.dcp} ranks (decode context parallelism)")
-    if engine.kv_tiers:
-        names = ", ".join(tier.name for tier in engine.kv_tiers)
+    is_said = "--kv-offloading-size" in _words(scenario, deployment)
+    if names := ", ".join(tier.name for tier in engine.kv_tiers or () if not (is_said and tier.name == "host")):
         work.append(f"let the engine keep KV blocks below its devices ({names}): the command does not say so")
     node = catalog.node(deployment.node) if deployment.node else catalog.default_node(catalog.device(deployment.device))
     if split.num_devices > node.num_devices:

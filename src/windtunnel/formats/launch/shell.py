@@ -38,14 +38,7 @@ OPERATORS: dict[type[ast.operator] | type[ast.cmpop], Callable[[int, int], int]]
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
-COMPARISONS: dict[str, Callable[[int, int], bool]] = {
-    "-eq": operator.eq,
-    "-ne": operator.ne,
-    "-lt": operator.lt,
-    "-le": operator.le,
-    "-gt": operator.gt,
-    "-ge": operator.ge,
-}
+COMPARISONS = {f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 MOST_WORDS = 10_000
 LONGEST = 200
 """Characters of an arithmetic expression that is computed."""

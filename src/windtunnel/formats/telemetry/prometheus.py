@@ -64,11 +64,7 @@ class Scrape:
 
 
 def scrape_of(samples: Iterable[Sample], time_s: float) -> Scrape:
-    """Return the sums over all engines of the measures that are known.
-
-    Raises:
-        InputError: metrics of two models.
-    """
+    """Return the sums over all engines of the measures that are known; InputError for metrics of two models."""
     scrape, seen = Scrape(time_s), dict[str, str]()
     engines, models = set(), set()
     capacity_tokens = 0.0

@@ -122,11 +122,7 @@ def request_intervals(columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
 
 
 def record_of_requests(source: str, columns: Mapping[str, Sequence[float]]) -> ServerRecord:
-    """Return the record of requests that are each known.
-
-    Raises:
-        InputError: there are none, or their times cannot be.
-    """
+    """Return the record of requests that are each known; InputError where there are none, or their times cannot be."""
     arrays = {name: np.asarray(values, np.float64) for name, values in columns.items()}
     if not arrays["arrival_s"].size:
         raise InputError(f"{source}: no request has token counts and times")

@@ -61,7 +61,6 @@ class TrackBatches:
 
     @property
     def is_new_track(self) -> Bools:
-        """Whether each row is the first of its track."""
         changes = (np.diff(self.replica) != 0) | (np.diff(self.track) != 0)
         return np.concatenate([np.ones(min(self.rows.size, 1), np.bool_), changes])
 

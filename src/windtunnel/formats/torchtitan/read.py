@@ -95,6 +95,7 @@ class Job:
         schedule, layers = self.pipeline(pp, catalog.model(model).num_layers)
         global_batch = declared if declared > 0 else local * dp
         piece = self.value("parallelism", "pipeline_parallel_microbatch_size", 1)
+        chunks = {"virtual_stages": len(layers) // pp, "layers_per_stage": layers} if pp > 1 else {}
         return {
             "model": model,
             "sequence_tokens": sequences,
@@ -103,7 +104,7 @@ class Job:
             "num_devices": dp * prod(map(self.width, _WIDTHS)),
             "total_tokens": float(steps) * global_batch * sequences,
             "framework": "fsdp2",
-            "parallelism": {**self.parallelism(pp), **_chunks(pp, layers)},
+            "parallelism": {**self.parallelism(pp), **chunks},
             "sharding": self.sharding(replicas, shards, pp),
             "precision": self.precision(),
             "recompute": self.recompute(max(layers)),
@@ -270,11 +271,6 @@ def _keys(setup: TrainingSetup) -> dict[str, str]:
     if found["activation_checkpoint.mode"] == '"selective"':
         found["activation_checkpoint.selective_ac_option"] = "by layer" if is_by_layer else '"op"'
     return found
-
-
-def _chunks(pp: int, layers: list[int]) -> dict[str, Any]:
-    """Return how a job says the layers of each chunk."""
-    return {"virtual_stages": len(layers) // pp, "layers_per_stage": layers} if pp > 1 else {}
 
 
 def _places(kind: str, name: str) -> tuple[tuple[str, str], ...]:

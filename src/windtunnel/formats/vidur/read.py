@@ -75,11 +75,7 @@ class VidurConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_config(path: Path) -> VidurConfig:
-    """Read a `config.json` that Vidur wrote.
-
-    Raises:
-        InputError: there is no such file, or it is not one of Vidur's.
-    """
+    """Read a `config.json` that Vidur wrote; InputError where there is no such file, or it is not one of Vidur's."""
     raw, values = decode_json(path, dict[str, Any], "a configuration that Vidur wrote"), {}
     for place, name in _PLACES.items():
         value: Any = raw
@@ -200,11 +196,7 @@ def read_tables(path: Path, granularity: int = 64) -> OperatorTables:
 
 
 def request_metrics(path: Path, names: Sequence[str]) -> list[NDArray[Any]]:
-    """Read columns of `request_metrics.csv` (or of Parquet with the same names), by request.
-
-    Raises:
-        InputError: the file cannot be read, or a column is missing.
-    """
+    """Read columns of `request_metrics.csv`, or Parquet of these names; InputError where none, or one is missing."""
     header = header_of(path)
     missing = [name for name in names if name not in header]
     if missing:

@@ -115,8 +115,6 @@ def bench(
 
     Args:
         load: the requests to send; in a closed loop each at its arrival time or later.
-        notify: called after every answer.
-        tell_silence: called while requests wait and none is answered.
 
     Raises:
         MissingExtraError: httpx is not installed.

@@ -42,11 +42,7 @@ class VllmSettings:
 
 
 def version() -> str:
-    """Return the installed version.
-
-    Raises:
-        InputError: vLLM is not installed.
-    """
+    """Return the installed version; InputError where vLLM is not installed."""
     if find_spec("vllm") is None:
         raise InputError("vLLM is not installed", "see docs/guides/bench.md")
     os.environ.update(_SETTINGS["server_environment"] | _SETTINGS["engine_environment"] | OFFLINE)
@@ -98,14 +94,12 @@ class VllmEngine:
         self._watch_parts()
 
     def add(self, name: str, prompt: Sequence[int], output_tokens: int) -> None:
-        """Queue a request that ends after exactly `output_tokens`."""
         import vllm
 
         parameters = vllm.SamplingParams(max_tokens=output_tokens, ignore_eos=True, temperature=0.0, detokenize=False)
         self.engine.add_request(name, {"prompt_token_ids": list(prompt)}, parameters)
 
     def step(self) -> EngineStep:
-        """Schedule, compute and process one batch."""
         step = self._step = EngineStep()
         before_s = self.now()
         outputs = self.engine.step()
@@ -114,7 +108,6 @@ class VllmEngine:
         return step
 
     def close(self) -> None:
-        """End the engine, so that another can start in this process."""
         from vllm.distributed import cleanup_dist_env_and_memory
 
         self.engine.engine_core.shutdown()
@@ -122,7 +115,6 @@ class VllmEngine:
         self._folder.cleanup()
 
     def drop(self, names: Sequence[str]) -> None:
-        """Abort requests."""
         self.engine.abort_request(list(names))
 
     @contextmanager

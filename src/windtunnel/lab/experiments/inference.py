@@ -39,11 +39,7 @@ def main(folder: Path) -> None:
 
 
 def run(folder: Path) -> None:
-    """Run the experiment in `folder`/config.yaml and write its results into `folder`.
-
-    Raises:
-        InputError: the experiment cannot run on this machine.
-    """
+    """Run the experiment of `folder`/config.yaml and write its results there; InputError where it cannot run here."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     experiment = load_experiment(folder / CONFIG, {})
     started_s = time.perf_counter()

@@ -64,7 +64,6 @@ def run_experiment(experiment: schema.Experiment, results: Path, resume: bool = 
     """Run one experiment and write its folder `{label}_{mode}_{timestamp}` below `results`.
 
     Args:
-        results: folder of all experiments' folders.
         resume: return a finished run of an equal experiment, if there is one.
 
     Raises:
@@ -226,11 +225,7 @@ def _count(options: schema.NcuOptions, folder: Path, capture: Capture) -> Captur
 
 
 def top_kernel_pattern(capture: Capture, num_kernels: int) -> str:
-    """Return a regular expression for the functions of the kernels that took most of the time.
-
-    Raises:
-        WindtunnelError: the capture has no kernels.
-    """
+    """Return a regular expression for the kernels that took longest; WindtunnelError where the capture has none."""
     rows = capture.kernels_of(KERNEL)
     if not len(rows):
         raise WindtunnelError("there is no kernel to count", "; ".join(capture.notes) or None)

@@ -25,11 +25,7 @@ _LOG = logging.getLogger("windtunnel.lab")
 
 
 def uses_cuda(experiment: Experiment) -> bool:
-    """Whether the experiment runs on a GPU.
-
-    Raises:
-        InputError: it must, and torch finds no GPU.
-    """
+    """Whether the experiment runs on a GPU; InputError where it must, and torch finds no GPU."""
     import torch
 
     if experiment.device == "cuda" and not torch.cuda.is_available():
@@ -38,11 +34,7 @@ def uses_cuda(experiment: Experiment) -> bool:
 
 
 def model_folder(experiment: Experiment) -> Path | None:
-    """Return the model's folder on this machine; None where its name is one of huggingface.co.
-
-    Raises:
-        InputError: it is a path, and there is no config.json at it.
-    """
+    """Return the model's folder here; None for a name of huggingface.co; InputError for a path without config.json."""
     path = Path(experiment.model)
     folder = path.parent if path.name == "config.json" else path
     is_path = path.is_absolute() or path.suffix == ".json" or experiment.model.startswith(".") or folder.is_dir()
@@ -94,11 +86,7 @@ def load_tokenizer(experiment: Experiment) -> Any:
 
 
 def prompt_tokens(experiment: Experiment, config: Any, tokenizer: Any) -> list[int]:
-    """Return the tokens of every request's prompt.
-
-    Raises:
-        InputError: prompt and answer have more tokens than the model takes.
-    """
+    """Return the tokens of every prompt; InputError where prompt and answer have more than the model takes."""
     vocabulary = int(config.vocab_size)
     if experiment.prompt_tokens is not None:
         tokens = np.random.default_rng(experiment.seed).integers(0, vocabulary, experiment.prompt_tokens).tolist()
@@ -179,11 +167,7 @@ class ModelRunner:
 
 
 def transformers_runner(experiment: Experiment) -> ModelRunner:
-    """Load a model into transformers; one batch prefills and then decodes.
-
-    Raises:
-        InputError: the model cannot be loaded, or the device is missing.
-    """
+    """Load a model into transformers: one batch prefills, then decodes; InputError where model or device is missing."""
     import torch
     import transformers
 

@@ -72,20 +72,12 @@ class TimedCollective:
 
 
 def usual_backend() -> str:
-    """Return NCCL where torch finds GPUs, else gloo.
-
-    Raises:
-        MissingExtraError: torch is not installed.
-    """
+    """Return NCCL where torch finds GPUs, else gloo; MissingExtraError where torch is not installed."""
     return "nccl" if import_extra("torch", "profile").cuda.is_available() else "gloo"
 
 
 def sizes_between(smallest_bytes: int, largest_bytes: int) -> tuple[int, ...]:
-    """Return powers of two from the smallest to the largest size, both included.
-
-    Raises:
-        InputError: the sizes are in the wrong order, or not above zero.
-    """
+    """Return powers of two from smallest to largest, both included; InputError where not above zero or ordered."""
     if not 0 < smallest_bytes <= largest_bytes:
         raise InputError(f"there are no sizes from {smallest_bytes} to {largest_bytes} bytes")
     sizes = [smallest_bytes]

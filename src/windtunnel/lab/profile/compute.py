@@ -53,7 +53,6 @@ class Refinement:
     queue: list[GridInterval] = field(default_factory=list)
 
     def coarse(self) -> Iterator[Point]:
-        """Return the points of the coarse grid."""
         return filter(self.allowed, product(*self.axes))
 
     def start(self, seconds: Mapping[Point, float]) -> None:

@@ -181,11 +181,7 @@ def profile_overheads(
 
 
 def write_collectives(folder: Path, device_name: str, plan: CollectivesPlan, timed: Sequence[TimedCollective]) -> None:
-    """Add timed collectives to a profile.
-
-    Raises:
-        InputError: the folder is another device's profile, or nothing was timed between two workers or more.
-    """
+    """Add timed collectives to a profile; InputError where it is another device's, or no two workers were timed."""
     import torch
 
     about = {"backend": plan.backend, "torch": torch.__version__, "date": str(datetime.now(UTC).date())}
@@ -206,11 +202,7 @@ def add_collectives(
 
 
 def parse_degrees(text: str) -> tuple[int, ...]:
-    """Parse `1,2,4` as numbers.
-
-    Raises:
-        InputError: something else.
-    """
+    """Parse `1,2,4` as numbers; InputError for anything else."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts):
         raise InputError(f"{text!r} is not a list of sizes", "for instance 1,2,4,8")

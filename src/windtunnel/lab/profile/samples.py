@@ -128,7 +128,6 @@ class Repeats:
 
     @property
     def is_enough(self) -> bool:
-        """Whether enough was measured."""
         number = len(self.whole_s)
         return number >= MIN_REPEATS and (sum(self.whole_s) >= REPEAT_S or number >= MAX_REPEATS)
 
@@ -169,7 +168,6 @@ class Journal:
             write_text(path, json.dumps(self.about) + "\n")
 
     def add(self, step: MeasuredStep) -> None:
-        """Add a step."""
         self.steps[step.shape] = step
         document = asdict(step)
         for row, operator in zip(document["operators"], step.operators, strict=True):
@@ -179,11 +177,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[MeasuredStep]:
-    """Read the steps of one journal.
-
-    Raises:
-        InputError: it is broken.
-    """
+    """Read the steps of one journal; InputError where it is broken."""
     return [_step_from(line) for line in _json_lines(path)[1:]]
 
 

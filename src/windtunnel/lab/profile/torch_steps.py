@@ -111,11 +111,7 @@ def whole_forward(forward: Forward, clock: str) -> Callable[[], float]:
 
 
 def require_torch(device: str | None) -> str:
-    """Return the torch device to measure: the given one, else a GPU where there is one.
-
-    Raises:
-        InputError: torch or the device is missing.
-    """
+    """Return the torch device to measure: the given one, else a GPU; InputError where torch or the device is absent."""
     torch = import_extra("torch", "profile")
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("torch finds no CUDA device here", "measure the CPU with --torch-device cpu")

@@ -38,26 +38,34 @@ class KimiDeltaAttention(Schema, Recurrence, tag="kimi_delta", tag_field="type")
     num_heads: int
     head_dim: int
     conv_kernel_size: int
+    full_rates: bool = False
+    """Whether the rates are one product (Ling 3), or two of rank `head_dim`."""
     full_gate: bool = False
     """Whether the output's gate is one matrix (Kimi-K3), or two of rank `head_dim` (Kimi-Linear)."""
 
     @classmethod
     def reads(cls, reader: ConfigReader, index: int) -> bool:
-        if reader.raw.get("linear_attn_config"):
-            return index + 1 in reader.inner("linear_attn_config").numbers("kda_layers")
-        return reader.layer_type(index) == "linear_attention" and reader.raw.get("linear_num_heads") is not None
+        described = reader.raw.get("linear_attn_config") or reader.raw.get("linear_num_heads")
+        if described and reader.layer_type(index):
+            return reader.layer_type(index) == "linear_attention"
+        if _in_groups(reader):
+            return (index + 1) % reader.count("layer_group_size") > 0
+        return bool(described) and index + 1 in reader.inner("linear_attn_config").numbers("kda_layers")
 
     @classmethod
     def read(cls, reader: ConfigReader, index: int, layer_type: str) -> "KimiDeltaAttention":
         """Return the attention of a layer, from an object of its own or, in transformers 5, from keys of the model."""
-        keys, linear = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim"), reader
+        keys, linear = ("num_heads", "head_dim", "short_conv_kernel_size"), reader
         if reader.raw.get("linear_attn_config"):
-            keys, linear = ("num_heads", "head_dim", "short_conv_kernel_size"), reader.inner("linear_attn_config")
+            linear = reader.inner("linear_attn_config")
+        elif reader.raw.get("linear_num_heads") is not None:
+            keys = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
         return cls(
-            num_heads=linear.count(keys[0]),
+            num_heads=linear.count(keys[0], "num_attention_heads"),
             head_dim=linear.count(keys[1]),
             conv_kernel_size=linear.count(keys[2]),
-            full_gate=linear.flag("use_full_rank_gate"),
+            full_rates=_in_groups(reader),
+            full_gate=linear.flag("use_full_rank_gate", default=_in_groups(reader)),
         )
 
     @property
@@ -66,13 +74,18 @@ class KimiDeltaAttention(Schema, Recurrence, tag="kimi_delta", tag_field="type")
         return self.num_heads * self.head_dim
 
     @property
+    def num_full(self) -> int:
+        """Projections to all heads: queries, keys, values, and gates that are one matrix."""
+        return 3 + self.full_gate + self.full_rates
+
+    @property
     def num_low_rank(self) -> int:
         """Products of two matrices of rank `head_dim`: of the rates, and of a gate that is not one matrix."""
-        return 1 if self.full_gate else 2
+        return 2 - self.full_gate - self.full_rates
 
     def num_parameters(self, hidden_size: int) -> int:
         """Projections, low-rank products, short convolutions; biases of the rates, and a decay of each head."""
-        down = (4 if self.full_gate else 3) * self.width + self.num_low_rank * self.head_dim + self.num_heads
+        down = self.num_full * self.width + self.num_low_rank * self.head_dim + self.num_heads
         up = self.num_low_rank * self.head_dim * self.width
         small = 3 * self.width * self.conv_kernel_size + self.width + self.num_heads
         return hidden_size * (down + self.width) + up + small
@@ -86,11 +99,11 @@ class KimiDeltaAttention(Schema, Recurrence, tag="kimi_delta", tag_field="type")
 
     def projections(self, shard: Shard, num_tokens: Size) -> Iterator[Launch]:
         hidden, values = shard.model.hidden_size, self.width // shard.tp
-        gate, rank = values if self.full_gate else 0, self.num_low_rank * self.head_dim
-        down = 3 * values + gate + rank + self.num_heads // shard.tp
+        down = self.num_full * values + self.num_low_rank * self.head_dim + self.num_heads // shard.tp
         yield shard.attention_gemm("qkv_gates_proj", num_tokens, down, hidden)
-        up = shard.attention_gemm("gates_b_proj", num_tokens, values, self.head_dim)
-        yield Launch(up.name, up.op, self.num_low_rank)
+        if self.num_low_rank:
+            up = shard.attention_gemm("gates_b_proj", num_tokens, values, self.head_dim)
+            yield Launch(up.name, up.op, self.num_low_rank)
         yield shard.elementwise("gated_norm", num_tokens, 3 * values * BF16_BYTES)
         yield shard.attention_gemm("o_proj", num_tokens, hidden, values)
 
@@ -106,6 +119,11 @@ class KimiDeltaAttention(Schema, Recurrence, tag="kimi_delta", tag_field="type")
         """The recurrent state in fp32, and the inputs that the convolutions look back on."""
         convolution = 3 * (self.conv_kernel_size - 1) * BF16_BYTES
         return self.width * (self.head_dim * FP32_BYTES + convolution) / shard.tp
+
+
+def _in_groups(reader: ConfigReader) -> bool:
+    """Whether layers come in groups of which the last one attends to everything (`modular_bailing_hybrid.py`)."""
+    return "kda_lower_bound" in reader.raw
 
 
 KIND = KimiDeltaAttention

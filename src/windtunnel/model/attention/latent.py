@@ -100,6 +100,8 @@ class SparseLatent(Batch):
     index_head_dim: int
     top_k: int
     kv_format: Format = Format.BF16
+    index_pool: int = 1
+    """Tokens whose keys the indexer pools into one."""
 
     @property
     def kept_pairs(self) -> Size:
@@ -109,13 +111,13 @@ class SparseLatent(Batch):
     @property
     def scored_pairs(self) -> Size:
         """Query-key pairs that the indexer scores."""
-        return self.pairs_within(0)
+        return self.pairs_within(0) / self.index_pool
 
     @property
     def flops(self) -> Size:
         """FLOPs of attention to the kept pairs, of absorbing products and projections, and half the FLOPs of the scores
         of all pairs (fp8 runs at twice the rate)."""
-        scores = self.pairs_within(0) * (2.0 * self.index_num_heads * self.index_head_dim) / 2
+        scores = self.scored_pairs * (2.0 * self.index_num_heads * self.index_head_dim) / 2
         return self.kept_pairs * self.flops_per_kept_pair + scores + self.num_queries * (2.0 * self.num_weights)
 
     @property
@@ -123,7 +125,8 @@ class SparseLatent(Batch):
         """Parameters of the up-projections that queries and outputs absorb, and of the indexer's projections."""
         absorb = self.num_heads * self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
         queries = self.q_lora_rank * self.index_num_heads * self.index_head_dim
-        return absorb + queries + self.hidden_size * (self.index_head_dim + self.index_num_heads)
+        keys = self.index_head_dim * (1 if self.index_pool == 1 else 2)
+        return absorb + queries + self.hidden_size * (keys + self.index_num_heads)
 
     @property
     def flops_per_kept_pair(self) -> float:
@@ -146,7 +149,7 @@ class SparseLatent(Batch):
     @property
     def scored_bytes(self) -> float:
         """Bytes of one cached token as the indexer reads it: a key in fp8 and its scale."""
-        return self.index_head_dim + 4.0 if self.index_num_heads else 0.0
+        return (self.index_head_dim + 4.0) / self.index_pool if self.index_num_heads else 0.0
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,10 @@ class Indexer(Schema):
     num_heads: int
     head_dim: int
     top_k: int
+    pool: int = 1
+    """Tokens whose keys are pooled into one, by gates; whole pools are kept (GLM-5.3-Flash)."""
+    from_hidden: bool = False
+    """Whether its queries are projected from hidden states, and not from compressed queries (Mistral Large 4)."""
     is_shared: bool = False
     """Whether the choice is that of an earlier layer, so that this one has no weights and keys for it (GLM-5.2)."""
 
@@ -214,6 +221,10 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
     """Whether a part of queries and keys is rotated by their position (Kimi-Linear's is not)."""
     output_gate: bool = False
     """A gate as wide as the values is computed beside the queries (Kimi-K3)."""
+    head_gate: bool = False
+    """A gate of one value for each head is (Ling 3)."""
+    shares_kv: bool = False
+    """The compressed vectors are those that an earlier layer cached (Mistral Large 4)."""
 
     @classmethod
     def reads(cls, reader: ConfigReader, index: int) -> bool:
@@ -224,16 +235,22 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
         """Return the attention of a layer."""
         num_heads = reader.count("num_attention_heads")
         width = reader.count("hidden_size") // num_heads if reader.architecture.split_values else None
+        nope, rope = reader.count("qk_nope_head_dim"), reader.count("qk_rope_head_dim", minimum=0)
+        rotated, sources = (reader.numbers(key) for key in ("no_rope_layers", "kv_source_layers"))
+        if rotated and not reader.per_layer("no_rope_layers", rotated)[index]:
+            nope, rope = nope + rope, 0
         return cls(
             num_heads=num_heads,
             q_lora_rank=reader.count("q_lora_rank", default=0) or None,
             kv_lora_rank=reader.count("kv_lora_rank"),
-            qk_nope_head_dim=reader.count("qk_nope_head_dim"),
-            qk_rope_head_dim=reader.count("qk_rope_head_dim"),
+            qk_nope_head_dim=nope,
+            qk_rope_head_dim=rope,
             v_head_dim=reader.count("v_head_dim", default=width),
             indexer=None if reader.raw.get("index_topk") is None else _indexer(reader, index),
             rotary=not reader.flag("mla_use_nope"),
             output_gate=reader.flag("mla_use_output_gate"),
+            head_gate=reader.flag("use_head_wise_attn_gate"),
+            shares_kv=bool(sources) and reader.per_layer("kv_source_layers", sources)[index] != index,
         )
 
     @property
@@ -246,8 +263,17 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     @property
+    def own_latent_size(self) -> int:
+        """Numbers that the layer itself computes and caches for a token."""
+        return 0 if self.shares_kv else self.latent_size
+
+    @property
     def rotary_size(self) -> int:
         return self.qk_rope_head_dim if self.rotary else 0
+
+    @property
+    def gate_size(self) -> int:
+        return self.num_heads * (self.v_head_dim if self.output_gate else self.head_gate)
 
     def absorbed_parameters(self, tp: int) -> int:
         """The up-projection is kept whole for prefill and in two parts for decode (vLLM 0.19 `mla_attention.py`,
@@ -258,9 +284,9 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
         query = self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         query_rank = self.q_lora_rank
         query_projection = hidden_size * query if query_rank is None else query_rank * (hidden_size + query)
-        down = hidden_size * self.latent_size
+        down = hidden_size * self.own_latent_size
         up = self.kv_lora_rank * self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
-        outputs = (2 if self.output_gate else 1) * self.num_heads * self.v_head_dim
+        outputs = self.num_heads * self.v_head_dim + self.gate_size
         core = query_projection + down + up + outputs * hidden_size
         return core + self._indexer_parameters(hidden_size)
 
@@ -268,30 +294,39 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
         """Count the parameters of one layer's indexer, without its norm; every rank holds the whole indexer."""
         if self.indexer is None or self.indexer.is_shared:
             return 0
-        queries = (self.q_lora_rank or 0) * self.indexer.num_heads * self.indexer.head_dim
-        return queries + hidden_size * (self.indexer.head_dim + self.indexer.num_heads)
+        queries = self._index_inputs(hidden_size) * self.indexer.num_heads * self.indexer.head_dim
+        queries += 2 * hidden_size * self.indexer.from_hidden  # their norm
+        pooling = (hidden_size + self.indexer.pool) * self.indexer.head_dim if self.indexer.pool > 1 else 0
+        return queries + pooling + hidden_size * (self.indexer.head_dim + self.indexer.num_heads)
+
+    def _index_inputs(self, hidden_size: int) -> int:
+        """Return the values from which an indexer's queries are projected."""
+        return hidden_size if self.indexer and self.indexer.from_hidden else self.q_lora_rank or 0
 
     def norm_parameters(self) -> int:
         index_norm = 2 * self.indexer.head_dim if self.indexer and not self.indexer.is_shared else 0
-        return (self.q_lora_rank or 0) + self.kv_lora_rank + index_norm
+        return (self.q_lora_rank or 0) + self.kv_lora_rank * (not self.shares_kv) + index_norm
 
     def repeated_parameters(self, hidden_size: int, tp: int) -> tuple[int, float]:
         """Every rank keeps the down-projections and the indexer."""
-        down = hidden_size * ((self.q_lora_rank or 0) + self.latent_size)
+        down = hidden_size * ((self.q_lora_rank or 0) + self.own_latent_size)
         return down + self._indexer_parameters(hidden_size), tp
 
     def projections(self, shard: Shard, num_tokens: Size) -> Iterator[Launch]:
         width = shard.model.hidden_size
         heads = self.num_heads // shard.tp
         query = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
-        gate = heads * self.v_head_dim if self.output_gate else 0
+        gate = self.gate_size // shard.tp
         output = shard.attention_gemm("o_proj", num_tokens, width, heads * self.v_head_dim)
         if self.q_lora_rank is None:
-            yield shard.attention_gemm("q_kv_a_proj", num_tokens, query + gate + self.latent_size, width)
+            yield shard.attention_gemm("q_kv_a_proj", num_tokens, query + gate + self.own_latent_size, width)
         else:
-            down = self.q_lora_rank + gate + self.latent_size
+            down = self.q_lora_rank + gate + self.own_latent_size
             yield shard.attention_gemm("q_kv_a_proj", num_tokens, down, width)
             yield shard.attention_gemm("q_b_proj", num_tokens, query, self.q_lora_rank)
+        if gate:
+            gated = 2 * heads * self.v_head_dim + gate
+            yield shard.elementwise("attention_gate", num_tokens, gated * BF16_BYTES)
         if self.indexer:
             # Norms, rotation and the cache's write were measured as one with the indexer.
             yield output
@@ -301,10 +336,8 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
         if self.rotary:
             rotated = 2 * (heads + 1) * self.qk_rope_head_dim * BF16_BYTES
             yield shard.elementwise("rope", num_tokens, rotated)
-        cached = self.latent_size * (BF16_BYTES + BITS[shard.precision.kv_cache] / 8)
+        cached = self.own_latent_size * (BF16_BYTES + BITS[shard.precision.kv_cache] / 8)
         yield shard.elementwise("kv_cache_write", num_tokens, cached)
-        if gate:
-            yield shard.elementwise("attention_gate", num_tokens, 3 * gate * BF16_BYTES)
         yield output
 
     def decode_launches(self, shard: Shard, batch: Size, context_tokens: Size) -> Iterator[Launch]:
@@ -351,18 +384,20 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
             return absorbed
         return absorbed | {
             "hidden_size": hidden_size,
-            "q_lora_rank": self.q_lora_rank or 0,
+            "q_lora_rank": self._index_inputs(hidden_size),
             "index_num_heads": 0 if self.indexer.is_shared else self.indexer.num_heads,
             "index_head_dim": 0 if self.indexer.is_shared else self.indexer.head_dim,
             "top_k": self.indexer.top_k,
+            "index_pool": self.indexer.pool,
         }
 
     def bytes_per_token(self, shard: Shard) -> float:
         """The latent vector, not split over `tp`, and the indexer's key, fp8 with its fp32 scale (vLLM 0.24
         `DeepseekV32IndexerCache`)."""
-        index_bytes = self.indexer.head_dim + 4 if self.indexer and not self.indexer.is_shared else 0
-        latent_bytes = self.latent_size * BITS[shard.precision.kv_cache] / 8
-        if self.indexer and shard.scaled_sparse_kv and shard.precision.kv_cache is Format.FP8:
+        has_keys = self.indexer is not None and not self.indexer.is_shared
+        index_bytes = (self.indexer.head_dim + 4) / self.indexer.pool if self.indexer and has_keys else 0
+        latent_bytes = self.own_latent_size * BITS[shard.precision.kv_cache] / 8
+        if latent_bytes and self.indexer and shard.scaled_sparse_kv and shard.precision.kv_cache is Format.FP8:
             latent_bytes = self.kv_lora_rank * (1 + FP32_BYTES / SCALED) + self.qk_rope_head_dim * BF16_BYTES
         return (latent_bytes + index_bytes) / shard.parallelism.dcp
 
@@ -372,7 +407,8 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
 
 
 def _indexer(reader: ConfigReader, index: int) -> Indexer:
-    if reader.count("q_lora_rank", default=0, minimum=0) == 0:
+    from_hidden = reader.architecture.index_from_hidden
+    if reader.count("q_lora_rank", default=0, minimum=0) == 0 and not from_hidden:
         raise InputError(f"{reader.name}: an indexer without compressed queries (q_lora_rank) cannot be modelled")
     types = reader.named_layers("indexer_types", ("full", "shared"))
     if types and types[0] == "shared":
@@ -381,6 +417,8 @@ def _indexer(reader: ConfigReader, index: int) -> Indexer:
         num_heads=reader.count("index_n_heads"),
         head_dim=reader.count("index_head_dim"),
         top_k=reader.count("index_topk"),
+        pool=reader.count("index_kpool", default=1),
+        from_hidden=from_hidden,
         is_shared=bool(types) and types[index] == "shared",
     )
 

@@ -108,7 +108,9 @@ class Mamba2(Schema, Recurrence, tag="mamba2", tag_field="type"):
     chunk_size: int
     conv_bias: bool = False
     bias: bool = False
-    """Whether both projections have one."""
+    """Whether the input's projection has one."""
+    output_bias: bool = False
+    """Whether the output's projection has one (Falcon-H1 says so apart)."""
     norm: bool = True
     """Whether outputs are normed beside their gate, or gated alone (Falcon-H1)."""
     fp32_state: bool = False
@@ -129,13 +131,14 @@ class Mamba2(Schema, Recurrence, tag="mamba2", tag_field="type"):
         reader.check_multiple(heads, num_heads, "n_groups", num_groups)
         return cls(
             num_heads=num_heads,
-            head_dim=reader.count(width),
+            head_dim=_head_dim(reader, width, num_heads),
             num_groups=num_groups,
             state_size=reader.count("ssm_state_size"),
             conv_kernel_size=reader.count("conv_kernel"),
             chunk_size=reader.count("chunk_size"),
             conv_bias=reader.flag("use_conv_bias", default=True),
             bias=reader.flag("mamba_proj_bias"),
+            output_bias=reader.flag("projectors_bias", "mamba_proj_bias"),
             norm=reader.flag("mamba_rms_norm", default=True),
             fp32_state=reader.raw.get("mamba_ssm_cache_dtype") == "float32",
         )
@@ -148,7 +151,7 @@ class Mamba2(Schema, Recurrence, tag="mamba2", tag_field="type"):
         """Both projections, the convolution; decay, skip and step bias of every head."""
         channels = self.inner_size + 2 * self.num_groups * self.state_size
         projected = self.inner_size + channels + self.num_heads
-        biases = (projected + hidden_size if self.bias else 0) + (channels if self.conv_bias else 0)
+        biases = projected * self.bias + hidden_size * self.output_bias + channels * self.conv_bias
         matrices = hidden_size * (projected + self.inner_size)
         return matrices + channels * self.conv_kernel_size + biases + 3 * self.num_heads
 
@@ -203,6 +206,16 @@ class Mamba2(Schema, Recurrence, tag="mamba2", tag_field="type"):
         `MambaStateShapeCalculator.mamba2_state_shape`)."""
         looked_back_on = self.rank_channels(shard.tp) * (self.conv_kernel_size - 1) * BF16_BYTES
         return self._recurrent_bytes(shard.precision.recurrent_state) / shard.tp + looked_back_on
+
+
+def _head_dim(reader: ConfigReader, key: str, num_heads: int) -> int:
+    """Return the width of a head; "auto" shares the inner width among heads (`configuration_falcon_h1.py`)."""
+    if reader.first(key)[1] != "auto":
+        return reader.count(key)
+    inner = reader.count("mamba_expand", default=2) * reader.count("hidden_size")
+    inner = reader.count("mamba_d_ssm", default=inner)
+    reader.check_multiple("the inner width", inner, key, num_heads)
+    return inner // num_heads
 
 
 KIND = Mamba2

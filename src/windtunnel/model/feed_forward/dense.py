@@ -56,7 +56,7 @@ class DenseFeedForward(Schema, FeedForward, tag="dense", tag_field="type"):
         )
 
     def weight_bits(self, shard: Shard) -> float:
-        return self.parameters(shard.model.hidden_size).dense * shard.precision.bits(shard.precision.weights) / shard.tp
+        return self.parameters(shard.model.hidden_size).dense * shard.bits("weights") / shard.tp
 
     def input_format(self, shard: Shard) -> Format:
         return shard.precision.weights

@@ -139,6 +139,8 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
     has_dense: bool = False
     """The shared expert is a dense feed-forward of its own beside the routed ones: normed and summed over ranks apart
     (Gemma 4; vLLM 0.33 `gemma4.py`)."""
+    num_zero_experts: int = 0
+    """Further columns of the router, whose experts compute nothing (LongCat-Flash)."""
     latent_norm: bool = False
     """Whether outputs are normed before the projection back (Kimi K3)."""
 
@@ -176,7 +178,10 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         chosen = reader.count("num_experts_per_tok")
         if chosen > num_experts:
             raise InputError(f"{reader.name}: each token uses {chosen} experts, and there are {num_experts}")
-        width, has_dense = reader.count("moe_intermediate_size", "intermediate_size"), reader.flag("enable_moe_block")
+        num_zero = reader.count("zero_expert_num", default=0, minimum=0)
+        chosen = max(round(chosen * num_experts / (num_experts + num_zero)), 1)  # those that compute, in the mean
+        width = reader.count("moe_intermediate_size", "intermediate_size")
+        has_dense = architecture.paired or reader.flag("enable_moe_block")
         shared = reader.count("shared_expert_intermediate_size", default=0, minimum=0)
         if has_dense:
             shared = reader.count("intermediate_size")
@@ -194,6 +199,7 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
             latent_size=reader.count("moe_latent_size", default=0) or None,
             latent_norm=reader.flag("latent_moe_use_norm"),
             has_dense=has_dense,
+            num_zero_experts=num_zero,
         )
 
     @property
@@ -206,8 +212,7 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         return FeedForwardParameters(
             routed=self.num_experts * expert,
             shared=matrix_parameters(hidden_size, shared, self.gated, self.bias) if shared else 0,
-            router=hidden_size * self.num_experts
-            + (self.num_experts if self.router_bias else 0)
+            router=(hidden_size + self.router_bias) * (self.num_experts + self.num_zero_experts)
             + (hidden_size if self.shared_gate else 0)
             + (self.latent_size or 0) * (2 * hidden_size + self.latent_norm),
             inactive=(self.num_experts - self.experts_per_token) * expert,
@@ -220,11 +225,11 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
     def weight_bits(self, shard: Shard) -> float:
         """Routed experts are split over all ranks of the group; every rank keeps the whole router and the projections
         to and from a latent width."""
-        count, precision = self.parameters(shard.model.hidden_size), shard.precision
+        count = self.parameters(shard.model.hidden_size)
         routed = count.routed * (1 + shard.redundant_experts / self.num_experts)
         return (
-            routed * precision.bits(precision.experts_format) / shard.num_group_ranks
-            + count.shared * precision.bits(precision.weights) / shard.tp
+            routed * shard.bits("experts_format") / shard.num_group_ranks
+            + count.shared * shard.bits("weights") / shard.tp
             + count.router * ROUTER_BITS
         )
 
@@ -246,7 +251,9 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
             yield Launch("dispatch_all_gather", shard.collective("all_gather", gathered, ranks))
         yield Launch("experts", self._routed(shard, all_tokens))
         if self.shared_intermediate_size:
-            adds = np.where(np.asarray(num_tokens) <= shard.beside_tokens, 0.0, 1.0)
+            # A dense part of its own runs before the experts (vLLM 0.33 `gemma4.py`, `longcat_flash.py`).
+            beside_tokens = 0 if self.has_dense else shard.beside_tokens
+            adds = np.where(np.asarray(num_tokens) <= beside_tokens, 0.0, 1.0)
             for launch in matrix_launches(shard, num_tokens, self.shared_intermediate_size, self.gated, "shared_"):
                 yield replace(launch, adds=adds)
             yield shard.elementwise("experts_sum", num_tokens, 3 * width * BF16_BYTES)
@@ -326,7 +333,7 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         if self.fp32_router:
             yield shard.elementwise("router_input", num_tokens, width * (BF16_BYTES + FP32_BYTES))
             computed = Format.TF32 if shard.tf32 else Format.FP32
-        yield Launch("router", Gemm(num_tokens, self.num_experts, width, computed))
+        yield Launch("router", Gemm(num_tokens, self.num_experts + self.num_zero_experts, width, computed))
 
     def peak_values(self, shard: Shard) -> float:
         """The permuted inputs and outputs of every token's experts, beside hidden states and residual."""

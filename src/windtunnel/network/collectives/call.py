@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, check_known
-from windtunnel.network.fabric import Fabric
+from windtunnel.network.fabric import Fabric, assumed_kind
 from windtunnel.network.settings import NetworkSettings
 from windtunnel.notebook import Shown
 from windtunnel.plugins import Registry
@@ -76,6 +76,8 @@ class Ranks:
     """Most bus bandwidth of the protocol LL: here of Hopper, in one server."""
     network: str = "infiniband"
     """Kind of the links between servers (`network.fabric.NETWORK_SHARES`)."""
+    device: str = ""
+    """Name in the catalog, where it has the device."""
     scale_up_share: float = 1.0
     """Of the rate of the links inside its server, what a ring's flows reach."""
 
@@ -130,6 +132,13 @@ class CollectiveRun(Shown):
     backend: str
     source: str
     """Measured tables, closed form, or the number of flows."""
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks on what was assumed."""
+        fabric, is_simai = self.call.fabric, self.call.settings.compat == "simai"
+        matters = fabric.is_kind_assumed and self.call.ranks.num_servers > 1 and not is_simai
+        return [assumed_kind(fabric.name)] if matters else []
 
     @property
     def algorithm_bytes_per_s(self) -> float:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from windtunnel.errors import InputError
 from windtunnel.network.collectives.call import ALGORITHMS, Ranks, bus_factor, check_operation
-from windtunnel.network.fabric import NETWORK_SHARES
+from windtunnel.network.fabric import MEASURED, NETWORK_SHARES
 from windtunnel.units import US
 
 LAUNCH_S = 19.5 * US
@@ -87,6 +89,8 @@ class ClosedForm:
     """Factor on the latency of all-reduces over several servers with the protocol simple."""
     network_gain: Callable[[Ranks], float] = lambda ranks: 1.0  # noqa: ARG005
     """Factor on the bus bandwidth between servers."""
+    efa_ll128_share: float = 1.0
+    """Rate over EFA with LL128 against what the network's share and the flags leave."""
     on_request: bool = False
     """Whether NCCL takes it on request only, since no fabric says whether its switches can do it."""
 
@@ -107,6 +111,11 @@ def closed_form(
     _check_links(op, ranks)
     possible = list(_possible(op, ranks, algorithm))
     chosen = [row for row in possible if algorithm in ("auto", row[0]) and protocol in ("auto", row[1])]
+    if algorithm == protocol == "auto" and (tuned := _of_tuner(op, size_bytes, ranks)):
+        chosen = [row for row in chosen if row[0] in tuned and (row[1] == "simple") == ("nvls_tree" in tuned)]
+    if protocol == "auto" and ranks.num_servers > 1:
+        left = MEASURED["networks"][ranks.network].get("protocols", {}).get(ranks.device, PROTOCOL_SHARE)
+        chosen = [row for row in chosen if row[1] in left]
     if not chosen:
         request = " with ".join(word for word in (algorithm, protocol) if word != "auto")
         raise InputError(
@@ -119,6 +128,19 @@ def closed_form(
     times = [(*_seconds(form, protocol, op, size_bytes, ranks), name, protocol) for name, protocol, form in chosen]
     least_s = min(row[0] for row in times)
     return min((row[1:] for row in times if row[0] <= CLOSE * least_s), key=lambda row: row[0])
+
+
+def _of_tuner(op: str, size_bytes: float, ranks: Ranks) -> tuple[str, ...]:
+    """Return the algorithms among which the tuner of AWS's plugin leaves NCCL the choice, or none: with the protocol
+    simple if an NVLS tree is one of them, else with another."""
+    limits = MEASURED["efa_tuner"].get(ranks.device) if ranks.network == "efa" and ranks.num_servers > 2 else None
+    if op != "all_reduce" or limits is None or ranks.per_server != 8:
+        return ()
+    for name, most_ranks in (("tree", np.inf), ("ring", 128)):
+        known, mib = np.log2([*limits[name].items()]).T
+        if ranks.num_ranks <= most_ranks and size_bytes <= 2 ** (20 + np.interp(np.log2(ranks.num_ranks), known, mib)):
+            return (name,)
+    return "ring", "nvls_tree"
 
 
 def _possible(op: str, ranks: Ranks, requested: str) -> Iterator[tuple[str, str, ClosedForm]]:
@@ -144,12 +166,21 @@ def _seconds(form: ClosedForm, protocol: str, op: str, size_bytes: float, ranks:
         seconds = _all_to_all_seconds(latency, protocol, size_bytes, ranks)
         return seconds, seconds
     rate, inside = _bus_bytes_per_s(form, protocol, op, ranks)
+    # NCCL does not know how a protocol fares on a network.
+    slower = NETWORK_SHARES[ranks.network] / network_share(form, protocol, ranks) if rate != inside else 1.0
     far = latency.network + ranks.network_latency_us
     steps = form.steps_us(op, ranks, latency.scale_up if ranks.per_server > 1 else 0.0, far)
     plateau = form.plateau if op == "all_reduce" and protocol == "simple" and ranks.num_servers > 1 else 1.0
     latency_s, factor = (latency.base + steps) * plateau * US, bus_factor(op, ranks.num_ranks) / rate
     sent_bytes = size_bytes + form.fill_bytes(protocol, ranks, size_bytes, rate / inside if inside else 1.0)
-    return latency_s + size_bytes * factor / form.correction(protocol, size_bytes), latency_s + sent_bytes * factor
+    chosen_s = latency_s + size_bytes * factor / form.correction(protocol, size_bytes)
+    return chosen_s, latency_s + sent_bytes * factor * slower
+
+
+def network_share(form: ClosedForm | None, protocol: str, ranks: Ranks) -> float:
+    """Return the share of the network's rate that an algorithm reaches with a protocol, its flags included."""
+    is_slow = form is not None and protocol == "ll128" and ranks.network == "efa"
+    return NETWORK_SHARES[ranks.network] * (form.efa_ll128_share if form and is_slow else 1.0)
 
 
 def _bus_bytes_per_s(form: ClosedForm, protocol: str, op: str, ranks: Ranks) -> tuple[float, float]:
@@ -177,13 +208,17 @@ def _all_to_all_seconds(latency: Latency, protocol: str, size_bytes: float, rank
     each = size_bytes / ranks.num_ranks
     up = ranks.scale_up_bytes_per_s * RING_SHARE
     inside = each * (ranks.per_server - 1) / up if ranks.per_server > 1 else 0.0
-    outside = 0.0
+    outside, peers = 0.0, ranks.num_ranks - ranks.per_server
     if ranks.num_servers > 1:
+        # Messages of several chunks fill the network again for every next peers, with a chunk that NCCL makes smaller
+        # for small messages (src/enqueue.cc, `addP2pToPlan`).
+        most: int = MEASURED["networks"][ranks.network].get("chunk_bytes", 2**17)
+        chunk = most / (4 if each < most else 2 if each < 8 * most else 1)
         rate = ranks.network_bytes_per_s * NETWORK_SHARES[ranks.network]
-        outside = each * (ranks.num_ranks - ranks.per_server) / rate
+        outside = peers * (each + (chunk if each > chunk and protocol == "simple" else 0.0)) / rate
     far = latency.network + ranks.network_latency_us
     # Messages to peers beyond those at once wait for theirs.
-    later = (ranks.num_ranks - ranks.per_server) / PEERS_AT_ONCE if protocol == "simple" else 0.0
+    later = peers / PEERS_AT_ONCE if protocol == "simple" else 0.0
     step = far * (1 + later) if ranks.num_servers > 1 else latency.scale_up
     on_pcie = each * (ranks.num_ranks - 1) / up if is_pcie(ranks) else 0.0
     return (latency.base + step) * US + max(inside, outside, on_pcie) / PROTOCOL_SHARE[protocol]

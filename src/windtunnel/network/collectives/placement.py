@@ -1,6 +1,7 @@
 """Where the ranks of a collective are: GPUs, servers, and the bandwidths among them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,28 +11,11 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import Device
 from windtunnel.network.collectives.call import Ranks
 from windtunnel.network.collectives.closed_forms import NVLINK_BYTES_PER_S, RING_SHARE
-from windtunnel.network.fabric import Fabric, NodeKind
+from windtunnel.network.fabric import MEASURED, Fabric, NodeKind
 from windtunnel.units import US
 
-LINK_SHARE = {"tpu": 0.89, "gaudi2": 0.98, "gaudi3": 0.98, "other": 0.73}
-"""Architecture -> share of links between devices, in rings over all that a rank has: 178.8 of 200 GB/s on four TPU7x,
-each with links of 100 GB/s to two others (AI-Hypercomputer/tpu-recipes, microbenchmarks/ironwood); 513 of 525 on eight
-Gaudi 3 (docs.habana.ai, Collectives Performance: 256 MiB); between 47.7 of 64 on two and 316 of 448 on eight MI300X
-(hisohara/ai-scripts)."""
 USUAL_LATENCY_S, MOST_USUAL_LATENCY_S = 0.5e-6, 2e-6
 """Link latencies up to this are part of the network steps that closed forms have; EFA's are beyond."""
-_NVLS = {"hopper": (16, 1.07), "blackwell": (32, 0.95)}
-"""Architecture -> channels of NVLS (NCCL src/transport/nvls.cc, NVLS_NCHANNELS_SM90 and _SM100; later releases take 24
-in one NVLink domain of Blackwell, with which `benchmarks/collective_accuracy.py` is further off), and bus bandwidth
-over NVLink's rate: 480 of 450 GB/s on eight H100 and H200, 846 of 900 on eight B200 (nccl-tests, 16 GiB)."""
-_LL_BYTES_PER_S = {
-    "volta": (39e9, 39e9, 20.4e9),
-    "ampere": (87.7e9, 22.5e9, 19e9),
-    "hopper": (141e9, 45e9, 35e9),
-    "blackwell": (282e9, 90e9, 70e9),
-}
-"""Architecture -> most bus bandwidth of the protocol LL in one server, in two and in more (NCCL src/graph/tuning.cc,
-`llMaxBws`); other devices are taken for Ampere."""
 
 
 def chosen_gpus(fabric: Fabric, ranks: int | Sequence[int]) -> NDArray[np.int32]:
@@ -72,19 +56,18 @@ def place_of(fabric: Fabric, gpus: NDArray[np.int32]) -> Ranks:
     if link_bytes_per_s:
         scale_up_share = _link_share(architecture) if is_direct else min(up * RING_SHARE / link_bytes_per_s, 1.0)
     out, late_s = _scale_out(fabric, gpus)
-    channels, nvls_share = switch_sums(device, up, is_direct=is_direct)
+    of_ll = MEASURED["ll_gbytes_per_s"]
     return Ranks(
         num_ranks=len(gpus),
         num_servers=len(per_server),
         scale_up_bytes_per_s=up,
         network_bytes_per_s=out,
         switched=not is_direct,
-        nvls=channels > 0,
         network_latency_us=late_s / US,
-        nvls_channels=channels,
-        nvls_share=nvls_share,
-        ll_bytes_per_s=_LL_BYTES_PER_S.get(architecture, _LL_BYTES_PER_S["ampere"])[min(len(per_server), 3) - 1],
+        **switch_sums(device, up, is_direct=is_direct),
+        ll_bytes_per_s=1e9 * of_ll.get(architecture, of_ll["ampere"])[min(len(per_server), 3) - 1],
         network=fabric.network,
+        device=device.name if device else "",
         scale_up_share=scale_up_share,
     )
 
@@ -100,13 +83,15 @@ def direct_rate(link_bytes_per_s: float, architecture: str, per_server: int, num
 
 
 def _link_share(architecture: str) -> float:
-    return LINK_SHARE.get(architecture, LINK_SHARE["other"])
+    share: float = MEASURED["link_shares"].get(architecture, MEASURED["link_shares"]["other"])
+    return share
 
 
-def switch_sums(device: Device | None, scale_up_bytes_per_s: float, *, is_direct: bool) -> tuple[int, float]:
-    """Return the channels by which the switches of a server add, 0 where they do not, and the share that they reach."""
+def switch_sums(device: Device | None, scale_up_bytes_per_s: float, *, is_direct: bool) -> dict[str, Any]:
+    """Return whether the switches of a server add, by how many channels, and the share that they reach (`Ranks`)."""
     adds = device is not None and not is_direct and scale_up_bytes_per_s >= NVLINK_BYTES_PER_S
-    return _NVLS.get(device.architecture, (0, 0.0)) if adds and device else (0, 0.0)
+    channels, share = MEASURED["nvls"].get(device.architecture, (0, 0.0)) if adds and device else (0, 0.0)
+    return {"nvls": channels > 0, "nvls_channels": channels, "nvls_share": share}
 
 
 def _scale_up(fabric: Fabric, gpus: NDArray[np.int32], per_server: int) -> tuple[float, bool]:

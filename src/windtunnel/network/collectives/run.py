@@ -25,6 +25,7 @@ from windtunnel.network.collectives.closed_forms import (
     PROTOCOL_SHARE,
     ClosedForm,
     closed_form,
+    network_share,
     protocol_share,
     ring_bytes_per_s,
 )
@@ -171,7 +172,7 @@ def _carried(call: CollectiveCall, algorithm: str, protocol: str) -> tuple[Colle
         if form is not None and call.ranks.scale_up_bytes_per_s:
             share *= form.scale_up_bytes_per_s(call.ranks) / ring_bytes_per_s(call.ranks)
         # Packets' headers are all that flows over InfiniBand lose.
-        slower = NETWORK_SHARES[call.ranks.network] / NETWORK_SHARES["infiniband"]
+        slower = network_share(form, protocol, call.ranks) / NETWORK_SHARES["infiniband"]
         fabric = with_shares(fabric, share, min(slower, 1.0))
     if form is None or protocol not in form.latencies:
         return replace(call, fabric=fabric), 0.0

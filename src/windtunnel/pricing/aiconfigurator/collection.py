@@ -147,7 +147,6 @@ class Place:
         return Rows({**read, "kernel": np.frombuffer(codes, "i4")}, {}, np.array(names), self) if columns else None
 
     def read_file(self, table: str, numbers: tuple[str, ...], words: tuple[str, ...]) -> tuple[Rows, Texts]:
-        """Read every row of a file, and its words."""
         path = self.folder / f"{table}.parquet"
         names = (*numbers, *words, "kernel_source", "latency")
         rows = read_parquet(path, list(names), [*words, "kernel_source"])

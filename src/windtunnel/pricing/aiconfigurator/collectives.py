@@ -9,12 +9,20 @@ from typing import Any
 import numpy as np
 
 from windtunnel.pricing.aiconfigurator.collection import HICCUP, KERNELS, Collection, Place, Rows
-from windtunnel.pricing.table import Floats, MeasurementTable, grouped, table_of
+from windtunnel.pricing.roofline import scale_up_bytes_per_s
+from windtunnel.pricing.table import Floats, MeasurementTable, grouped, merged, table_of
 from windtunnel.units import version_key
 
 _FUSED_BY = "trtllm"
 """Engine whose all-reduce FlashInfer has, which others call to fuse it with the norm behind it."""
 _NCCL_NAMES = {"all_to_all": "alltoall"}
+
+LEAST_LINK_SHARE = 0.2
+"""Share of the links' rate that the largest message must reach. In nine tables eight L40S reach 2 of 32 GB/s and four
+reach 5, in a tenth 21 both: the cards of the nine's machine had no direct access to each other. All other tables but
+one of four B60 reach at least 0.23."""
+LINKED_S = 1e-3
+"""Seconds from which on links, and not latencies, decide a message's time."""
 
 
 def collective_table(collection: Collection, op: Any) -> MeasurementTable | None:
@@ -78,21 +86,48 @@ def nccl_table(collection: Collection, op: Any) -> MeasurementTable | None:
             rows = place.read_rows(f"{library}_perf", ("num_gpus", "message_size"), words)
             if rows is not None:
                 label = f"{collection.system.name}/comm/{library}/{folder.name}"
-                return _collective_table(op, rows, label)
+                return _linked(_collective_table(op, rows, label), collection)
     return None
 
 
 def _custom_all_reduce(collection: Collection, op: Any) -> MeasurementTable | None:
-    """Return the engine's all-reduce kernels; from graphs where the collection tells graphs from eager launches."""
+    """Return the engine's all-reduce kernels; from graphs where the collection tells graphs from eager launches.
+
+    Ranks whose links fail in its table are those of the first table whose links do not.
+    """
     if op.op != "all_reduce":
         return None
     suffix = "graph" if collection.cuda_graphs else "eager"
+    found: MeasurementTable | None = None
+    failed: set[tuple[float, ...]] = set()
     for rows in collection.all_rows("comm", "custom_allreduce_perf", ("num_gpus", "message_size"), [{}]):
         either = rows.named(lambda name: name.endswith(("_graph", "_eager")))
         kept = rows.where(~either | rows.named(lambda name: name.endswith(suffix)))
-        if len(kept):
-            return _collective_table(op, kept, collection.label("comm", kept))
-    return None
+        if not len(kept):
+            continue
+        table = _collective_table(op, kept, collection.label("comm", kept))
+        linked = _linked(table, collection)
+        if not failed:
+            found, failed = linked, set(table.rows_by_site)
+        elif linked is not None and (healed := failed & set(linked.rows_by_site)):
+            other = linked.take(np.concatenate([linked.rows_by_site[site] for site in sorted(healed)]))
+            found = merged([found, other])[0] if found is not None else other
+        failed -= set() if linked is None else set(linked.rows_by_site)
+        if not failed:
+            break
+    return found
+
+
+def _linked(table: MeasurementTable, collection: Collection) -> MeasurementTable | None:
+    """Return the ranks whose largest messages reach `LEAST_LINK_SHARE` of the links; None where none do."""
+    kept = np.zeros(len(table.seconds), dtype=bool)
+    for site, rows in table.rows_by_site.items():
+        axes, took = table.site_rows(site)
+        largest = table.operator(site, {name: one[-1] for name, one in axes.items()})
+        rate = scale_up_bytes_per_s(int(site[0]), collection.roofline.device, collection.roofline.node)
+        linked_s = float(largest.num_bytes) / rate
+        kept[rows] = linked_s < LINKED_S or linked_s > LEAST_LINK_SHARE * took[-1]
+    return table if kept.all() else table.take(kept) if kept.any() else None
 
 
 def _fused_all_reduce(collection: Collection, op: Any) -> MeasurementTable | None:

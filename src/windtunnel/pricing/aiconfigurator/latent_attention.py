@@ -22,7 +22,7 @@ from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import ENGINES, KERNELS, NEWEST, Collection, Place, Rows
 from windtunnel.pricing.aiconfigurator.gemms import gemm_prices, projection_seconds
 from windtunnel.pricing.roofline import Roofline
-from windtunnel.pricing.table import Floats, MeasurementTable, grouped, table_of
+from windtunnel.pricing.table import Floats, MeasurementTable, grouped, site_names, table_of
 
 _PREFILL_POINT, _DECODE_POINT = ("num_heads", "batch_size", "isl"), ("num_heads", "batch_size", "step")
 
@@ -253,8 +253,9 @@ def _joined(collection: Collection, op: SparseLatent, decode: bool, parts: list[
         longest = f"{int(rows['top_k'][0]):,} tokens"
         label += f"; prompts of at most {longest} no slower than the roofline's dense attention"
     tokens = {"context_tokens": rows["step"] + 1} if decode else {"num_tokens": rows["isl"]}
-    table = table_of(op, rows["left_s"], label, **rows.columns, **tokens, batch=rows["batch_size"])
-    # Longer prompts than `top_k`, a site's last dimension, are no longer dense: SGLang's on H200 take 20 times as long
-    # at twice the length.
-    steps = {site: (float(np.nextafter(site[-1], np.inf)),) for site in table.rows_by_site if dense}
+    tokens |= {"batch": rows["batch_size"], "index_pool": np.ones(len(rows))}  # none was measured with pools
+    table = table_of(op, rows["left_s"], label, **rows.columns, **tokens)
+    # Longer prompts than `top_k` are no longer dense: SGLang's on H200 take 20 times as long at twice the length.
+    top_k = site_names(op.kind).index("top_k")
+    steps = {site: (float(np.nextafter(site[top_k], np.inf)),) for site in table.rows_by_site if dense}
     return replace(table, steps=steps)

@@ -18,11 +18,7 @@ _METRICS = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "E2E"}
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
-    """Write `calibration` as YAML; loading it gives an equal one.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
+    """Write `calibration` as YAML that loads as an equal one; InputError where the file cannot be written."""
     write_text(path, yaml_text(calibration))
 
 

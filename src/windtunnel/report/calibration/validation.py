@@ -139,7 +139,6 @@ def validation_report(
     """Return the report of a validation.
 
     Args:
-        predictions: one for each run.
         left_out: use -> number of runs that were not to be predicted.
         source: names of the files, for a page.
     """
@@ -160,12 +159,7 @@ def verdict_of(document: Mapping[str, Any]) -> str:
 
 
 def validation_sections(document: Mapping[str, Any], apart: Collection[int] = ()) -> list[Section]:
-    """Return the sections of a validation's report, from its document.
-
-    Args:
-        document: of `validation_document`.
-        apart: positions of runs whose accepted share of draft tokens was fitted.
-    """
+    """Return the sections of a document; the draft tokens accepted in runs at the positions `apart` were fitted."""
     done = [run for place, run in enumerate(document["rows"]) if not run["refused"] and place not in apart]
     drafting = [run for place, run in enumerate(document["rows"]) if not run["refused"] and place in apart]
     metrics = [name for name in NAMES if name in document["scores"]]

@@ -91,11 +91,7 @@ def vllm_document(
 def write_bench(
     folder: Path, requests: Records, tokens: Records, document: Mapping[str, Any], scenario: Scenario
 ) -> None:
-    """Write the records, the summary and the scenario to `folder`: all files or none.
-
-    Raises:
-        InputError: the folder cannot be written to.
-    """
+    """Write records, summary and scenario to `folder`, all or none; InputError where it cannot be written to."""
     with new_files(folder) as draft:
         requests.write_parquet(draft / "requests.parquet")
         tokens.write_parquet(draft / "tokens.parquet")

@@ -98,11 +98,7 @@ def _known(value: float) -> float | None:
 
 
 def request_columns(path: Path) -> dict[str, Floats]:
-    """Read the columns of a request table that are compared, without the requests of the warm-up.
-
-    Raises:
-        InputError: no such file, or a column is missing.
-    """
+    """Read the compared columns of a request table without its warm-up; InputError where the file or one is missing."""
     rows = read_parquet(path)
     names = ("arrival_s", "input_tokens", "output_tokens", *METRICS)
     require_columns(path, rows.column_names, names)

@@ -78,11 +78,7 @@ def write_experiment_page(folder: Path) -> Path:
 
 
 def finished_summary(folder: Path) -> dict[str, Any]:
-    """Read the summary of a finished run.
-
-    Raises:
-        InputError: there is none, or the run failed.
-    """
+    """Read the summary of a finished run; InputError where there is none, or the run failed."""
     summary = read_summary(folder)
     if summary is None:
         raise InputError(f"{folder} holds no finished run of `windtunnel lab run`", f"{SUMMARY} is missing")
@@ -125,15 +121,18 @@ def capture_report(capture: Capture, name: str = "", device: Device | None = Non
     """Return the report of any profiler's file: kernels, calls, copies, the device's time, and notes.
 
     Args:
-        capture: what was recorded.
         name: of the file, on a page.
         device: whose roofline a page draws the kernels under; None: none.
     """
-    title = f"{capture.tool}: {len(capture.kernels):,} kernels and copies"
+    count = len(capture.kernels)
+    is_traced = not count or bool((capture.kernels["device"] >= 0).any())
+    rows = f"{count:,} kernels and copies" if is_traced else f"{format_count(count, 'operator')} of the CPU"
     lead = [OnPage(lambda: [name]), *_devices(capture)]
     shares = shares_of(kernel_time.class_time(capture))
     most = max(shares.items(), key=lambda item: item[1], default=None)
-    headline = f"Most of the device's time is {most[0]}: {percent(most[1])}." if most else ""
+    owner = "device" if is_traced else "processor"
+    headline = f"Most of the {owner}'s time is {most[0]}: {percent(most[1])}." if most else ""
+    title = f"{capture.tool}: {rows}"
     return Report(title, lead, capture_sections(capture, device), capture.notes, verdict=headline)
 
 

@@ -89,14 +89,15 @@ def collective_report(run: CollectiveRun) -> Report:
     known = collective_document(run) | {"fabric": run.call.fabric.name, "protocol": None if is_plain else run.protocol}
     known["num_servers"] = known["num_servers"] if known["num_servers"] > 1 else None
     title, facts = f"{run.call.op} of {format_bytes(run.call.size_bytes)}", facts_of(known, LAYOUT["collective"])
-    return Report(title, [facts], verdict=filled(LAYOUT["verdict"], known))
+    return Report(title, [facts], notes=run.notes, verdict=filled(LAYOUT["verdict"], known))
 
 
 def collective_document(run: CollectiveRun) -> dict[str, Any]:
     """Document one collective."""
     work = fields_of(run.call, "op", "size_bytes") | fields_of(run.call.ranks, "num_ranks", "num_servers")
     answer = fields_of(run, "seconds", "algorithm_bytes_per_s", "bus_bytes_per_s")
-    return {"windtunnel": version(), **work, **answer, **fields_of(run, "algorithm", "protocol", "backend", "source")}
+    how = fields_of(run, "algorithm", "protocol", "backend", "source") | ({"notes": run.notes} if run.notes else {})
+    return {"windtunnel": version(), **work, **answer, **how}
 
 
 def sizes_report(runs: Sequence[CollectiveRun], measured: Mapping[int, float]) -> Report:
@@ -120,7 +121,7 @@ def sizes_report(runs: Sequence[CollectiveRun], measured: Mapping[int, float]) -
 
     columns, verdict = ("measured_sizes", "measured_verdict") if measured else ("sizes", "sizes_verdict")
     table = Section("", [OnPage(curve), table_of(rows, LAYOUT[columns])], is_open=True)
-    return Report(f"{best['op']} by size", [], [table], verdict=filled(LAYOUT[verdict], known))
+    return Report(f"{best['op']} by size", [], [table], runs[0].notes, verdict=filled(LAYOUT[verdict], known))
 
 
 def sizes_document(runs: Sequence[CollectiveRun], measured: Mapping[int, float]) -> dict[str, Any]:

@@ -72,11 +72,6 @@ def burst_document(burst: Sequence[int] | None) -> dict[str, int] | None:
     return None if burst is None else {"num_requests": burst[0], "num_requests_needed": burst[1]}
 
 
-def is_closed_loop(space: Space) -> bool:
-    """Whether the load of a space's points is a number of clients."""
-    return unit_of(space) == "clients"
-
-
 def load_unit(workload: Mapping[str, Any]) -> str:
     """Return the unit of the load of a workload, given as builtins: clients, or the requests or sessions a second."""
     arrivals = workload.get("arrivals")
@@ -116,7 +111,7 @@ def limits_by_title(space: Space) -> Mapping[str, float]:
 def limits_text(space: Space) -> str:
     """Return the limits of every point in words."""
     limits = [f"{title} <= {duration(most_s)}" for title, most_s in limits_by_title(space).items()]
-    if not is_closed_loop(space):
+    if unit_of(space) != "clients":
         limits.append("the job fits its devices" if space.is_training else "the queue does not grow")
     return "; ".join(limits) or "none"
 
@@ -167,7 +162,10 @@ def shared_text(space: Space) -> str:
     shared |= {space.short_paths.get(name, name): value for name, value in single.items()}
     names = {path: name for name, path in JOB_PATHS.items()}
     held = {names.get(path, path): value for path, value in shared.items() if path not in varied and value is not None}
-    return "; ".join(f"{name} {value_text(value)}" for name, value in held.items())
+    texts = (
+        f"{value:,.0f}" if type(value) is float and value.is_integer() else value_text(value) for value in held.values()
+    )
+    return "; ".join(f"{name} {text}" for name, text in zip(held, texts, strict=True))
 
 
 SHARED_DEFAULTS = {

@@ -33,7 +33,9 @@ def recommendation(
     outcome = study.outcomes[0]
     if CHANGE in study.space.vary:
         text = _changes_text(study, outcome)
-        return text if load is None or not outcome.ranking else f"{text} {_enough_text(study, outcome, load)}"
+        return (
+            text if load is None or not outcome.ranking else f"{text} {_enough_text(study, outcome, load, simulated)}"
+        )
     ways = simulated or _ways(outcome, load)
     if not ways:
         return nothing_text(study, outcome)
@@ -59,6 +61,9 @@ def recommendation(
         order = confidence_between(outcome, study.space.objective, best.index, other.index)
         if load is None and order is not None and not outcome.burst(best.index):
             sentences.append(f"Confidence: {certainty(order)}")
+    options = {name: value for name, value in study.point(best.index).choice.items() if name != DEPLOYMENT}
+    if any(options.values()):
+        sentences.append(f"Start it with {', '.join(f'{name} {value}' for name, value in options.items() if value)}")
     if catalog.device(study.point(best.index).settings[PATHS["device"]]).measured_as is None:
         sentences.append("No operator was measured on this device, so expect larger errors")
     return ". ".join(sentences) + "."
@@ -154,15 +159,20 @@ def _why_not(study: Study, outcome: SearchOutcome, index: int) -> str:
     return f"{limit_text(str(answer.limited_by), limits_from(study.space.limits))} even when hardly anything is sent"
 
 
-def _enough_text(study: Study, outcome: SearchOutcome, load: float) -> str:
-    """Say whether the deployment as it is holds a load, or which change makes it do so."""
+def _enough_text(study: Study, outcome: SearchOutcome, load: float, simulated: Sequence[FleetSize]) -> str:
+    """Say whether the deployment as it is holds a load, or which change or how many replicas do."""
     asked = f"the {number(load)} {unit_of(study.space)} asked for"
     names = {index: str(study.point(index).choice[CHANGE]) for index in outcome.ranking}
     enough = [index for index in outcome.ranking if outcome.mean(index).load >= load]
     if AS_IT_IS in {names[index] for index in enough}:
         return f"As it is, it holds {asked}."
     if not enough:
-        return f"No single change holds {asked}: it takes more replicas."
+        text = f"No single change holds {asked}: it takes"
+        if not simulated:
+            return f"{text} more replicas."
+        way, cost = simulated[0], simulated[0].usd_per_hour
+        how = "as it is" if names[way.index] == AS_IT_IS else f"with {names[way.index]}"
+        return f"{text} {format_count(way.copies, 'replica')} {how}{'' if cost is None else f', for ${cost:,.2f}/h'}."
     if enough[0] == outcome.ranking[0] and present_unless_gain(study, outcome) is None:
         return f"With it, {asked} are held; as it is, they are not."
     return f"For {asked}, take another: {names[enough[0]]}."

@@ -11,7 +11,7 @@ import msgspec
 
 from windtunnel.formats.launch.scripts import launch_script, shown_script
 from windtunnel.metrics.limits import METRICS, limits_from
-from windtunnel.notebook import Shown
+from windtunnel.notebook import Shown, Tabular
 from windtunnel.report import report as all_blocks
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, table_of
 from windtunnel.report.numbers import number, percent, words
@@ -52,7 +52,7 @@ Why = list[tuple[int, Result | TrainingResult]]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SearchEvidence(Shown):
+class SearchEvidence(Tabular, Shown):
     """A study with the explanations to show."""
 
     REPORT = "search.study:search_report"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import check_known
 from windtunnel.metrics.limits import METRICS, limits_from
-from windtunnel.notebook import Shown
+from windtunnel.notebook import Shown, Tabular
 from windtunnel.report.chart import Axis, Chart, Limit, lines_across
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Block, Cell, Facts, Figures, OnPage, Report, Row, Section, Table, Text
@@ -29,7 +29,7 @@ _MORE = "busy_fraction kv_peak_fraction num_preemptions queueing_mean queueing_p
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Grid(Shown):
+class Grid(Tabular, Shown):
     """Every combination of some settings' values, each simulated under its own load."""
 
     REPORT = "search.whatif:whole_report"

@@ -22,7 +22,6 @@ def cdf(latency: str, runs: Mapping[str, Floats], limit_s: float | None = None) 
     Args:
         latency: a key of `LATENCIES`.
         runs: label -> seconds of each request; those that are not finite are left out.
-        limit_s: of the SLO.
     """
     known = {name: values[np.isfinite(values)] for name, values in runs.items()}
     series = [

@@ -15,7 +15,7 @@ from windtunnel.metrics.records import Table as Records
 from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import SECONDS_PER_HOUR, Summary, queue_growth
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, rows_of, shown, table_of
-from windtunnel.report.numbers import duration, number, percent, words
+from windtunnel.report.numbers import duration, number, percent, times, words
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Bars, Block, Card, Cards, Facts, Figures, OnPage, Report, Section, Table
 from windtunnel.report.serving import setup as setup_text
@@ -42,6 +42,7 @@ POOLED_LATENCIES = ("query_s", "e2e_s", "queueing_s", "prefill_s")
 def run_document(result: Result) -> dict[str, Any]:
     """Document a simulation: summary, scenario with every default filled in, memory, and where its times come from."""
     by_pool, made = {pool.name: memory_document(pool.memory) for pool in result.pools}, result.setup.calibration
+    made_setups = [pool.setup for pool in result.pools] or [result.setup]
     return {
         "windtunnel": version(),
         "scenario": encode(result.scenario),
@@ -62,6 +63,7 @@ def run_document(result: Result) -> dict[str, Any]:
         },
         "operators": result.operators,
         **({"trace": list(result.trace_remarks)} if result.trace_remarks else {}),
+        **({"notes": notes} if (notes := setup_text.network_notes(*made_setups)) else {}),
     }
 
 
@@ -77,7 +79,8 @@ def run_report(result: Result) -> Report:
     document = run_document(result)
     sections = run_sections(result.scenario, document, result.requests, lambda: over_time(result))
     text, is_good = verdict(result.summary, result.scenario, result.requests)
-    return Report(setup_text.model_line(result.setup), lead, sections, verdict=text, is_good=is_good)
+    notes = document.get("notes", ())
+    return Report(setup_text.model_line(result.setup), lead, sections, notes, verdict=text, is_good=is_good)
 
 
 def run_sections(
@@ -90,7 +93,6 @@ def run_sections(
 
     Args:
         scenario: resolved.
-        document: of `run_document`.
         requests: one row a request; None: not kept.
         series: returns one row a stretch of time; None: not kept.
     """
@@ -285,8 +287,8 @@ def _slo_text(summary: Summary, slo: Slo | None) -> str:
     for statistic in () if holds else ("", "p50", "p90", "p95", "p99"):
         label, share = max(_shares_of_limits(summary, slo, statistic).items(), key=itemgetter(1), default=("", 0.0))
         if share > 1:
-            times = f"{share:.3g} times" if share >= LEAST_TIMES else "just above"
-            return f"Breaks the SLO: {met}; {label} is {times} its limit."
+            factor = f"{times(share)} times" if share >= LEAST_TIMES else "just above"
+            return f"Breaks the SLO: {met}; {label} is {factor} its limit."
     label, share = max(_shares_of_limits(summary, slo).items(), key=itemgetter(1), default=("", 0.0))
     nearest = f"; {label} is {percent(share)} of its limit" if label else ""
     return f"{'Holds' if holds else 'Breaks'} the SLO: {met}{nearest}."
@@ -314,8 +316,8 @@ def limit_card(value_s: float, limit_s: float, label: str) -> Card:
     if not limit_s:
         return Card(format_seconds(value_s), label)
     share = value_s / limit_s
-    times = f"{share:.3g} times" if share >= 2 else f"{percent(share)} of"
-    return Card(format_seconds(value_s), label, f"{times} the limit, {format_seconds(limit_s)}", share)
+    part = f"{times(share)} times" if share >= 2 else f"{percent(share)} of"
+    return Card(format_seconds(value_s), label, f"{part} the limit, {format_seconds(limit_s)}", share)
 
 
 def _statistic(percentile: float) -> str:

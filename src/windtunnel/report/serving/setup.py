@@ -1,6 +1,7 @@
 """Model, deployment and load in a line each; and the sources of operator times."""
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ from windtunnel import catalog
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.sampling import GREEDY
 from windtunnel.network.settings import ClusterNetwork
+from windtunnel.network.topology import assumed_kinds
 from windtunnel.report.layout import filled, layouts_beside
 from windtunnel.report.numbers import formats, percent
 from windtunnel.schema import encode, fields_of
@@ -16,7 +18,7 @@ from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.engines.contract import scheduler_of
 from windtunnel.serving.engines.defaults import engine_defaults
 from windtunnel.serving.scenario import Scenario, Setup
-from windtunnel.serving.setup.estimators import sampler_kernel
+from windtunnel.serving.setup.estimators import NVIDIA, sampler_kernel
 from windtunnel.units import format_count, format_seconds
 from windtunnel.workload.arrivals import Arrivals, ClosedLoop, RateCurve
 from windtunnel.workload.client import CLIENT_TIMES, client_of
@@ -86,6 +88,13 @@ def network_lines(network: ClusterNetwork | None) -> list[str]:
     if network is None:
         return []
     return [f"network between nodes: {network.topology or 'the nodes on rails'}, {network.backend} level"]
+
+
+def network_notes(*setups: Setup) -> list[str]:
+    """Return the notes on links between nodes whose kind decides what a replica's collectives take and is assumed."""
+    decided = [each for each in setups if each.network is not None or each.device.vendor == NVIDIA]
+    notes = (assumed_kinds(each.network, each.node, each.parallelism.num_devices) for each in decided)
+    return list(dict.fromkeys(chain.from_iterable(notes)))
 
 
 def sampling_document(setup: Setup) -> dict[str, Any]:
@@ -191,8 +200,9 @@ def arrivals_text(arrivals: Arrivals, says_rate: bool = True) -> str:
 
 def lengths_text(tokens: Lengths) -> str:
     """Describe a distribution of lengths in a few words."""
-    distribution = Fixed(tokens=tokens) if isinstance(tokens, int) else tokens
-    return filled(LAYOUT["lengths"][distribution.__struct_config__.tag], distribution)
+    if isinstance(tokens, int | Fixed):
+        return format_count(tokens if isinstance(tokens, int) else tokens.tokens, "token")
+    return filled(LAYOUT["lengths"][tokens.__struct_config__.tag], tokens)
 
 
 def provenance_rows(coverage: dict[str, float], sources: dict[str, float]) -> list[tuple[str, str]]:

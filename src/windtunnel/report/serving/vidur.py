@@ -28,7 +28,6 @@ def replay_metrics(run: LoopRun, host_s: float | Floats = 0.0, replicates_bugs: 
     """Return Vidur's request metrics of a replayed run.
 
     Args:
-        run: the run.
         host_s: the part of each request's execution that the host took.
         replicates_bugs: normalise by what was prompt and output after the last restart, as Vidur does.
     """

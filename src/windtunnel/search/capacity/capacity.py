@@ -120,8 +120,6 @@ def steady(
 
     Args:
         find: returns the capacity for a stream, from a load to begin at.
-        streams: of one workload, with a seed each.
-        limits: what the requests must keep.
     """
     found: list[Capacity] = []
     for stream in streams:
@@ -177,7 +175,6 @@ class _Search:
         return self.between(min(max(self.position(near), lowest), highest), lowest, highest)
 
     def between(self, start: int, lowest: int, highest: int) -> Capacity:
-        """Search between positions."""
         low, high = self.bracket(start, lowest, highest)
         if low is None:
             return Capacity(0.0, None, self.tried[lowest], self.num_runs)

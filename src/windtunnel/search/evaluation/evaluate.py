@@ -46,11 +46,7 @@ class Evaluator:
     digests: dict[Any, bytes] = field(default_factory=dict)
 
     def deployed(self, point: Point, workload: str | None = None) -> Deployed:
-        """Look up the point's names and fill in its defaults.
-
-        Raises:
-            InputError: the point cannot be deployed, or is beyond the budget.
-        """
+        """Look up the point's names, fill in defaults; InputError where it cannot be deployed, or is over budget."""
         family = self._family(point, workload)
         knobs = {name: value for name, value in point.knobs.items() if value is not None}
         if family.setup is None or not knobs:
@@ -131,7 +127,10 @@ class Evaluator:
         whole, change = self._answer(index, workload, question, neighbours, near), None
         while question.num_requests is None and whole.figures and whole.stream_requests:
             times = whole.figures.get("stream_over_e2e", math.inf)
-            if self._is_enough(question, whole, times, change):
+            is_enough = times >= load.AMPLE_STREAM
+            if question.lengthens:
+                is_enough = load.is_steady(whole.stream_requests, times, limits_from(self.space.limits), change)
+            if is_enough:
                 return msgspec.structs.replace(whole, is_lengthened=question.lengthens)
             given = self.deployed(point_at(self.space, index), workload).scenario.workload
             most = load.MOST_REQUESTS if times < load.AMPLE_STREAM else load.MOST_OF_MANY
@@ -144,12 +143,6 @@ class Evaluator:
             whole = msgspec.structs.replace(answer, **work)
         drift = change if question.lengthens and change is not None else 0.0
         return msgspec.structs.replace(whole, is_lengthened=question.lengthens, drift=drift)
-
-    def _is_enough(self, question: Question, answer: Evaluation, times: float, change: float | None) -> bool:
-        """Whether a stream that lasts `times` mean end-to-end times is long enough for a question."""
-        if not question.lengthens:
-            return times >= load.AMPLE_STREAM
-        return load.is_steady(answer.stream_requests, times, limits_from(self.space.limits), change)
 
     def _longer(
         self,
@@ -238,11 +231,7 @@ class Evaluator:
         return sustained, evaluation
 
     def key(self, index: int, workload: str | None, question: Question) -> str:
-        """Digest all that decides a point's answer: equal for equal deployments under equal questions.
-
-        Raises:
-            InputError: the point cannot be deployed.
-        """
+        """Digest all that decides a point's answer, equal for equal ones; InputError where it cannot be deployed."""
         point = point_at(self.space, index)
         deployed = self.deployed(point, workload)
         deployment = deployed.scenario.deployment

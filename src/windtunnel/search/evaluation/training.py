@@ -51,11 +51,7 @@ class TrainingEvaluator:
     """The last point's job without its stage of ZeRO, or why there is none; points that follow may share it."""
 
     def job(self, index: int) -> TrainingJob:
-        """Return the job of a point.
-
-        Raises:
-            InputError: it is no job.
-        """
+        """Return the job of a point; InputError where it is no job."""
         raw, settings = copy.deepcopy(self.space.job), point_at(self.space, index).settings
         for path, value in settings.items():
             set_path(raw, path, copy.deepcopy(value))
@@ -160,11 +156,7 @@ class TrainingEvaluator:
 
 
 def job_limits(limits: dict[str, float | str]) -> dict[str, float]:
-    """Convert `{step: 12s, run: 30d}` to seconds.
-
-    Raises:
-        InputError: there is no such limit, or it is no positive time.
-    """
+    """Convert `{step: 12s, run: 30d}` to seconds; InputError for another limit, or what is no positive time."""
     seconds = {}
     for name, value in limits.items():
         hint = f"a training job has {', '.join(LIMITS)}"

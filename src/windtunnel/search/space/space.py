@@ -138,21 +138,9 @@ def space_from(
         InputError: names the path of what is wrong.
     """
     fields = [name for name in Space.__struct_fields__ if name not in ("scenario", "job")]
-    own_keys = {name: value for name, value in raw.items() if name in fields}
-    shared = {name: copy.deepcopy(value) for name, value in raw.items() if name not in own_keys}
-    if isinstance(limits := own_keys.get("limits"), str):
-        own_keys["limits"] = named_values(limits, option=f"{source}: $.limits")
-    for name in ("vary", "workloads"):
-        if not isinstance(own_keys.get(name) or {}, dict):
-            raise InputError(f"{source}: $.{name} is {own_keys[name]!r:.60}; a table of keys and values is needed")
-    for dotted, value in overrides.items():
-        name, _, below = dotted.partition(".")
-        if name in ("vary", "workloads") and below:
-            own_keys[name] = {**(own_keys.get(name) or {}), below: value}
-        else:
-            schema.set_path(own_keys if name in fields else shared, dotted, value)
+    own_keys, shared = _divided(raw, fields, overrides, source)
     is_training = bool(ONLY_OF_JOBS & shared.keys())
-    known = [*(TrainingJob if is_training else Scenario).__struct_fields__, *fields]
+    known = list(dict.fromkeys([*(TrainingJob if is_training else Scenario).__struct_fields__, *fields]))
     for name in shared:
         check_known(name, known, f"{source}: unknown key $.{name}", f"known here: {', '.join(known)}")
     if is_training:
@@ -174,6 +162,26 @@ def space_from(
         limits_from(space.limits)
     _check_names(space, source)
     return space
+
+
+def _divided(
+    raw: dict[str, Any], fields: list[str], overrides: Mapping[str, Any], source: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the space's own keys, the `fields`, and those of its scenario or job, with overrides over both."""
+    own_keys = {name: value for name, value in raw.items() if name in fields}
+    shared = {name: copy.deepcopy(value) for name, value in raw.items() if name not in own_keys}
+    if isinstance(limits := own_keys.get("limits"), str):
+        own_keys["limits"] = named_values(limits, option=f"{source}: $.limits")
+    for name in ("vary", "workloads"):
+        if not isinstance(own_keys.get(name) or {}, dict):
+            raise InputError(f"{source}: $.{name} is {own_keys[name]!r:.60}; a table of keys and values is needed")
+    for dotted, value in overrides.items():
+        name, _, below = dotted.partition(".")
+        if name in ("vary", "workloads") and below:
+            own_keys[name] = {**(own_keys.get(name) or {}), below: value}
+        else:
+            schema.set_path(own_keys if name in fields else shared, dotted, value)
+    return own_keys, shared
 
 
 _EXAMPLES = {False: "{tp: [1, 2, 4]}", True: "{layouts: all}"}
@@ -272,15 +280,7 @@ def point_at(space: Space, index: int) -> Point:
 
 
 def scenario_at(space: Space, settings: Mapping[str, Any], workload: str | None = None) -> Scenario:
-    """Return the scenario with some of its settings changed.
-
-    Args:
-        settings: path -> value.
-        workload: name of one of the space's workloads; None takes the scenario's own.
-
-    Raises:
-        InputError: the result is no scenario.
-    """
+    """Return the scenario of a workload (None: its own) with `settings`, path -> value; InputError where it is none."""
     raw = copy.deepcopy(space.scenario)
     if workload is not None:
         raw["workload"] = copy.deepcopy(space.workloads[workload])

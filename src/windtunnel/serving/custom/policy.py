@@ -149,11 +149,7 @@ class PolicyCaller:
         self.num_ready, self.num_waiting = columns["num_ready"], columns["num_waiting"]
 
     def form_batch(self) -> Ints:
-        """Return the batch that the policy chooses for the loop, `[n, 2]` request and tokens.
-
-        Raises:
-            InputError: the policy raised, or what it returned is no batch.
-        """
+        """Return the policy's batch, `[n, 2]` request and tokens; InputError where it raises or returns none."""
         settings = self.settings
         replica = int(self.slot[0]) // settings.num_stages
         row = settings.num_replicas * settings.num_stages + replica

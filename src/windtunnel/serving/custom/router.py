@@ -91,11 +91,7 @@ class RouterCaller:
         self.columns = (*known, tenant, session, fleet.num_retries)
 
     def route(self) -> None:
-        """Choose a replica for the request that the loop has at the router.
-
-        Raises:
-            InputError: the router raised, or what it returned is no replica that is up.
-        """
+        """Choose a replica for the request at the router; InputError where it raises, or returns none that is up."""
         control = self.control[0]
         i, now_s = int(control["pending"]), float(control["pending_s"])
         request = Arrival(i, float(self.sent_s[i]), *(int(column[i]) for column in self.columns))

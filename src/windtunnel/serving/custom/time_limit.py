@@ -91,11 +91,7 @@ class InTime:
     most_call_s: float | None = None
 
     def __call__(self, now_s: float, *arguments: Any) -> Any:
-        """Call it at a simulated time.
-
-        Raises:
-            InputError: it raised, or has not returned in time.
-        """
+        """Call it at a simulated time; InputError where it raised, or has not returned in time."""
         thread, what = threading.get_ident(), self.what
         if not _watching.locked() and _watching.acquire(blocking=False):
             threading.Thread(target=_watch, daemon=True).start()

@@ -113,11 +113,7 @@ class Flag(Schema):
         return catalog.entry(Path(__file__).with_name("words.yaml"), dict[str, dict[str, str | None]])[self.words]
 
     def read(self, text: str) -> Any:
-        """Return the value that the option's argument means.
-
-        Raises:
-            ValueError: it means none.
-        """
+        """Return the value that the option's argument means; ValueError where it means none."""
         if text in self.left_out:
             return None
         if self.known_words is None:
@@ -165,7 +161,6 @@ class Options(Schema):
     """Role of a pool -> words that give a server that role; empty where other programs give it."""
 
     def flag(self, name: str) -> Flag | None:
-        """Return the option of that name, or None."""
         flag = self.flags.get(name)
         return Flag(sets=flag) if isinstance(flag, str) else flag
 

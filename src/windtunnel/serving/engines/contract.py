@@ -167,11 +167,7 @@ def engine_of(name: str) -> Engine:
 
 
 def behaviour_of(name: str) -> Behaviour:
-    """Return the behaviour of an engine; a neutral one for an engine that a user's catalog adds.
-
-    Raises:
-        InputError: there is no such engine.
-    """
+    """Return an engine's behaviour, neutral for one of a user's catalog; InputError where there is no such engine."""
     path = catalog.engine_file(catalog.spelling("engines", name), "behaviour.yaml")
     return Behaviour() if path is None else catalog.entry(path, Behaviour)
 

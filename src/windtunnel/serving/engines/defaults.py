@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from windtunnel import catalog
-from windtunnel.errors import InputError, check_known
+from windtunnel.errors import InputError, check_known, listed
 from windtunnel.hardware import Device
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.plugins import Registry
@@ -97,6 +97,8 @@ class VersionDefaults(Schema, eq=False):
     """Model types none of whose all-reduces is fused, whatever the settings; None: those of the version before."""
     stage_settings: EngineSettings = EngineSettings()
     """Settings of a pipeline stage of one device."""
+    by_backend: dict[str, EngineSettings] = {}
+    """`EngineSettings.backend` -> settings that also replace those of a calibration, which is of another one."""
     profiling: Profiling | None = None
     """None: that of the version before."""
     kernels: dict[str, int] = {}
@@ -137,11 +139,7 @@ def is_own_scheduler(scheduler: str) -> bool:
 
 
 def engine_defaults(name: str) -> EngineDefaults:
-    """Return the catalog's entry of the engine `name`.
-
-    Raises:
-        InputError: there is no such engine.
-    """
+    """Return the catalog's entry of the engine `name`; InputError where there is no such engine."""
     return catalog.entry(catalog.find("engines", name), EngineDefaults)
 
 
@@ -160,7 +158,8 @@ def with_defaults(
     """Replace every `None` in `settings` by the default of that engine and version on `device`.
 
     Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `max_kv_tokens`, `kv_cache_memory_bytes`,
-    `cudagraph_sizes`, `attention_backend`, `moe_backend`, `kv_tiers`, `window_pool_ratio`) stay `None`.
+    `cudagraph_sizes`, `attention_backend`, `moe_backend`, `kv_tiers`, `window_pool_ratio`) stay `None`, and `backend`
+    of the engines that have one.
 
     Args:
         calibrated: overheads and settings that replace the defaults.
@@ -174,6 +173,9 @@ def with_defaults(
     version, entries = _entries(settings, device)
     merged = dict(_catalog_settings(tuple(entries), device.name, device.architecture, device.memory_bytes, shape))
     overlay(merged, msgspec.structs.replace(calibrated, name=settings.name))
+    backend = settings.backend or merged.get("backend", "")
+    for entry in (entry for entry in entries if backend in entry.by_backend):
+        overlay(merged, entry.by_backend[backend])
     if settings.scheduler in OTHER_SCHEDULERS:
         overlay(merged, schedulers()[settings.scheduler].settings)
     default = EngineSettings(**merged)
@@ -347,7 +349,7 @@ def check_effects(given: EngineSettings, resolved: EngineSettings, default: Engi
         if _is_said(given, default, name) and resolved.scheduler not in readers:
             raise InputError(
                 f"engine.{name} = {_shown(given, name)} changes nothing: the scheduler {resolved.scheduler} does not "
-                f"read it; {_listed(readers)}",
+                f"read it; {listed(readers)} {'does' if len(readers) == 1 else 'do'}",
                 f"leave engine.{name} out",
             )
     if _is_said(given, default, "kv_load_overlaps") and not resolved.kv_tiers:
@@ -382,9 +384,3 @@ def _is_said(given: EngineSettings, default: EngineSettings, name: str) -> bool:
 
 def _shown(given: EngineSettings, name: str) -> str:
     return str(getattr(given, name)).lower()
-
-
-def _listed(readers: tuple[str, ...]) -> str:
-    if len(readers) == 1:
-        return f"{readers[0]} does"
-    return f"{', '.join(readers[:-1])} and {readers[-1]} do"

@@ -24,11 +24,7 @@ GENERATE = "generate"
 
 
 def with_lora(resolved: EngineSettings, adapters: WorkloadAdapters | None) -> EngineSettings:
-    """Fill in `lora` as the engine does.
-
-    Raises:
-        InputError: requests have adapters and the server none, or the engine cannot serve them as asked.
-    """
+    """Fill in `lora` as the engine does; InputError where only requests have adapters, or it cannot serve them so."""
     lora = resolved.lora
     if lora is None:
         if adapters is not None:

@@ -60,7 +60,6 @@ class EncodePool:
     latency_s: float
 
     def run(self, requests: RequestArrays) -> EncodeRun:
-        """Encode the images of all requests."""
         assert requests.media is not None
         request, item = np.nonzero(requests.media[..., 0] >= 0)
         kinds, numbers, _ = requests.media[request, item].T

@@ -183,7 +183,6 @@ def drawn_faults(faults: Faults, num_devices: int, replica: int, seed: int) -> I
 
 
 def _renewals(faults: Faults, num_devices: int, replica: int, seed: int) -> Iterator[Fault]:
-    """Yield the faults drawn for one replica."""
     if faults.device_mtbf_s is None or faults.mttr_s is None:
         return
     rng = np.random.default_rng(child(child(np.random.SeedSequence(seed), FAULT_STREAM), replica))

@@ -66,11 +66,7 @@ class PingPong(NamedTuple):
 
 
 def plan_two_sides(shard: Shard, device: Device, engine: EngineSettings, max_model_len: int) -> MemoryPlan:
-    """Plan the memory of an attention device, which has all KV; the feed-forward devices hold weights alone.
-
-    Raises:
-        InputError: a side does not fit.
-    """
+    """Plan the memory of an attention device, with all KV, the others weights; InputError where one does not fit."""
     theirs = feed_forward_side(shard)
     bits = sum(num * part.weight_bits(theirs) for num, part in shard.model.feed_forwards)
     tokens = (engine.max_num_seqs or 1) * shard.parallelism.attention_dp

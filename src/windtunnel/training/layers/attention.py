@@ -192,8 +192,8 @@ def _latent_parts(rank: Rank, attention: LatentAttention) -> Iterator[Part]:
     )
     yield pointwise("latent_norm", rank.rows, there, back, rank.rows * normed * BF16_BYTES, "norms")
     outputs = heads * attention.v_head_dim
-    if attention.output_gate:
-        yield linear(rank, "attention_gate_proj", tokens, outputs, width, kept_bytes=0.0)
+    if gate := attention.gate_size // tp:
+        yield linear(rank, "attention_gate_proj", tokens, gate, width, kept_bytes=0.0)
     if rank_q is not None:
         yield from enter_tensor_parallel(rank, "q_b_proj", rank_q)
         yield _latent_up(rank, "q_b_proj", heads * query_head, rank_q, heads * query_head)
@@ -300,7 +300,7 @@ def _kimi_delta_parts(rank: Rank, attention: KimiDeltaAttention) -> Iterator[Par
     tp, tokens = rank.tp, rank.tokens
     heads, values = attention.num_heads // tp, attention.width // tp
     low_rank = attention.num_low_rank * attention.head_dim
-    projected = (4 if attention.full_gate else 3) * values + low_rank + heads
+    projected = attention.num_full * values + low_rank + heads
     yield from _recurrence_input(rank, "qkv_gates_proj", projected)
     for number in range(attention.num_low_rank):
         yield linear(rank, f"gates_b_proj_{number}", tokens, values, attention.head_dim)

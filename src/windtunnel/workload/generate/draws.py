@@ -86,7 +86,6 @@ def client_lengths(
 
     Args:
         input_tokens, output_tokens: numbers, or uniform.
-        num_requests: number of requests in the run.
         seed: seed of NumPy's legacy generator, whose numbers no later NumPy changes.
 
     Source: https://github.com/kimbochen/bench_serving, `sample_random_requests` of `benchmark_serving.py`.

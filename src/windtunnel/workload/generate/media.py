@@ -83,9 +83,7 @@ def recorded_kinds(
 
     Args:
         recorded: `[num_requests, most of a request, 5]` as in `RowMedia.padded`.
-        vision: the model.
         seen: how its processor sees images and videos.
-        path: of the trace.
 
     Raises:
         InputError: the model's rule does not take a size; names the first row that has it.

@@ -12,18 +12,10 @@ from windtunnel.errors import InputError
 from windtunnel.limits import check_size
 from windtunnel.model.towers import Patches
 from windtunnel.workload.arrivals import ClosedLoop
+from windtunnel.workload.generate import media as media_draws
 from windtunnel.workload.generate.arrival_times import draw_times
 from windtunnel.workload.generate.clients import draw_clients
 from windtunnel.workload.generate.draws import Counts, Seconds, child, client_lengths, draw_indices, draw_lengths, spawn
-from windtunnel.workload.generate.media import (
-    draw_media,
-    image_nodes,
-    merged_media,
-    own_begins,
-    placed,
-    recorded_kinds,
-    with_earlier,
-)
 from windtunnel.workload.generate.prefixes import REQUEST_NODES, PrefixArrays, forest, inverse
 from windtunnel.workload.generate.turns import Turns, begins, draw_prompts, draw_turns, within
 from windtunnel.workload.lengths import Lengths
@@ -172,11 +164,8 @@ def stream_requests(
     """Generate the requests of one stream: a workload without tenants, or one of its tenants.
 
     Args:
-        source: distributions, a trace or both.
-        seed: seed of all its draws.
         limit, duration_s: end of the stream.
         arrival_s: arrival times of requests (or sessions) that were drawn elsewhere.
-        with_media: whether to read the images and videos of a trace.
     """
     rngs = spawn(seed)
     if arrival_s is None and source.arrivals is not None and source.trace and source.trace.order == "resampled":
@@ -305,7 +294,7 @@ def _merged(parts: Sequence[RequestArrays]) -> RequestArrays:
         moved = [_moved(part.session, size, end) for part, size, end in zip(parts, sizes, ends, strict=False)]
         columns["session"] = np.concatenate(moved)
     remarks = tuple(dict.fromkeys(remark for part in parts for remark in part.remarks))
-    media = merged_media([part.recorded_media for part in parts], sizes)
+    media = media_draws.merged_media([part.recorded_media for part in parts], sizes)
     forests = _merged_forests(parts)
     merged = RequestArrays(**columns, prefixes=forests, recorded_media=media, remarks=remarks)  # type: ignore[arg-type]
     return merged.mapped(lambda _, column: column[order])
@@ -402,16 +391,16 @@ def _with_media(requests: RequestArrays, workload: Workload, seed: np.random.See
     if workload.media_tokens is None:
         raise _no_model()
     tokens, images, prefixes = np.array(workload.media_tokens), workload.images, requests.prefixes
-    drawn = draw_media(workload, requests.num_requests, seed)
+    drawn = media_draws.draw_media(workload, requests.num_requests, seed)
     own_text = requests.input_tokens
     if workload.sessions is not None and prefixes is not None:
         own_text = prefixes.node_tokens[prefixes.request_node]
     elif images is not None and images.position == "start" and prefixes is not None:
         own_text = own_text - prefixes.node_tokens[prefixes.request_node]
-    begins, added = own_begins(drawn, tokens, images, own_text)
+    begins, added = media_draws.own_begins(drawn, tokens, images, own_text)
     previous = np.full(added.size, -1) if requests.previous is None else requests.previous
     own = np.concatenate([drawn, begins[..., None]], axis=2)
-    media, earlier = with_earlier(own, requests.input_tokens - own_text, previous, added)
+    media, earlier = media_draws.with_earlier(own, requests.input_tokens - own_text, previous, added)
     if workload.sessions is not None and prefixes is not None:
         node_tokens = prefixes.node_tokens.copy()
         node_tokens[prefixes.request_node] += added
@@ -443,11 +432,11 @@ def _with_recorded_media(requests: RequestArrays, workload: Workload) -> Request
         raise _no_model()
     first = int(np.argmax(found[:, 0, ROW] >= 0))
     tower_of(vision, f"{paths} row {found[first, 0, ROW]}", "set workload.trace.media to leave_out")
-    kinds, patches = recorded_kinds(found, vision, (images, workload.videos), paths)
+    kinds, patches = media_draws.recorded_kinds(found, vision, (images, workload.videos), paths)
     tokens = np.array([each.tokens for each in patches], np.int64)
     media = np.stack([kinds, found[..., NUMBER]], axis=2)
     includes = workload.trace is not None and workload.trace.input_includes_media
-    added = placed(kinds, tokens, kinds >= 0, requests.input_tokens)[1].sum(axis=1)
+    added = media_draws.placed(kinds, tokens, kinds >= 0, requests.input_tokens)[1].sum(axis=1)
     own_text = requests.input_tokens - added if includes else requests.input_tokens
     if (own_text < 1).any():
         row = int(np.argmax(own_text < 1))
@@ -465,7 +454,7 @@ def _with_recorded_media(requests: RequestArrays, workload: Workload) -> Request
             "workload.trace.input_includes_media: true",
         )
     is_video = found[..., FRAMES] > 0
-    begins, _ = placed(kinds, tokens, is_video | (not at_start), own_text)
+    begins, _ = media_draws.placed(kinds, tokens, is_video | (not at_start), own_text)
     if at_start and prefixes is None:
         prefixes = _with_image_nodes(None, np.where(is_video[..., None], -1, media), tokens)
     return replace(
@@ -491,7 +480,7 @@ def _with_image_nodes(prefixes: PrefixArrays | None, images: Counts, tokens: Cou
     """Let prompts share the images that they begin with, behind a shared prompt; kinds of others are -1."""
     none = np.full(len(images), -1, np.int64)
     before = prefixes or PrefixArrays(none[:0], none[:0], none, none)
-    nodes = image_nodes(images, tokens, before.request_node, before.node_parent.size)
+    nodes = media_draws.image_nodes(images, tokens, before.request_node, before.node_parent.size)
     return PrefixArrays(
         node_parent=np.concatenate([before.node_parent, nodes[0]]),
         node_tokens=np.concatenate([before.node_tokens, nodes[1]]),

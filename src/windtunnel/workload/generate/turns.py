@@ -29,7 +29,6 @@ class Turns:
     """`[num_prompts]` Length of each shared prompt."""
 
     def take(self, rows: Bools | slice) -> "Turns":
-        """Return some of the requests."""
         columns = {name: getattr(self, name)[rows] for name in self.__slots__ if name != "prompt_tokens"}
         return replace(self, **columns)
 
@@ -39,7 +38,6 @@ def draw_turns(source: RequestSource, num_starts: int, limit: int | None, seed: 
 
     Args:
         source: with `sessions`.
-        num_starts: maximum number of sessions.
         limit: maximum number of requests; the last sessions are cut.
         seed: seed from which the streams are spawned. A session's draws do not depend on how many follow.
 

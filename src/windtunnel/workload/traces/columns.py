@@ -36,11 +36,7 @@ class Column:
 
 
 def column_of(path: Path, name: str, column: Any, rows: Ints) -> Column:
-    """Return one block of a column as it was read, whose rows have the numbers `rows` in the file.
-
-    Raises:
-        InputError: a value is missing, or a list.
-    """
+    """Return a block of a column as read, its rows numbered `rows` in the file; InputError for none or a list."""
     if isinstance(column, list):
         raise InputError(f"{path} row {rows[0]}: {name} is not a number: {shown(column[0])}")
     if column.null_count:
@@ -65,11 +61,7 @@ def dates_s(column: Column, origin: Any) -> tuple[Floats, Any]:
 
 
 def tokens_of(column: Column) -> Ints:
-    """Return positive token counts.
-
-    Raises:
-        InputError: a value is none; names its row.
-    """
+    """Return positive token counts; InputError names the row of one that is none."""
     tokens = integers(column)
     column.refuse(tokens < 1, "is not positive", "leave out requests that failed or generated nothing")
     column.refuse(tokens > MAX_TOKENS, f"is above {MAX_TOKENS}")
@@ -77,11 +69,7 @@ def tokens_of(column: Column) -> Ints:
 
 
 def integers(column: Column) -> Ints:
-    """Return whole numbers; in a CSV file they may be read as text.
-
-    Raises:
-        InputError: a value is none; names its row.
-    """
+    """Return whole numbers, which a CSV file may hold as text; InputError names the row of one that is none."""
     if not column.is_numeric:
         column.refuse([not _is_number(value) for value in column.values], "is not a number")
         if ".csv" not in column.path.name.lower():

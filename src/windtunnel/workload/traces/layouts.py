@@ -111,11 +111,7 @@ def shipped() -> Mapping[str, Layout]:
 
 
 def known_layouts() -> dict[str, Layout]:
-    """Return all layouts: the shipped ones, then the installed ones.
-
-    Raises:
-        InputError: an installed one has the name of a shipped one.
-    """
+    """Return all layouts, shipped ones first; InputError where an installed one has the name of a shipped one."""
     if repeated := next((name for name in INSTALLED.names() if name in shipped()), None):
         raise InputError(
             f"an installed trace layout has the name of a shipped one, {repeated!r}",

@@ -40,7 +40,6 @@ class RowMedia:
     file."""
 
     def take(self, rows: Ints | slice) -> "RowMedia":
-        """Return those of `rows`, in that order."""
         sizes = np.diff(self.offsets)[rows]
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         begin = np.repeat(self.offsets[:-1][rows] - offsets[:-1], sizes)
@@ -95,11 +94,7 @@ class MediaReading:
     """(images or videos, id) -> its number, its frames and sides, and the first row that has it."""
 
     def read(self, batch: Batch, rows: Ints) -> RowMedia:
-        """Read the rows of a block, whose numbers in the file are `rows`.
-
-        Raises:
-            InputError: a value of the wrong shape or out of range; names its row.
-        """
+        """Read a block's rows, numbered `rows` in the file; InputError names a row of a wrong shape or out of range."""
         columns = {key: values_of(batch[name]) for key, name in self.names.items()}
         if all(value is None for column in columns.values() for value in column):
             return RowMedia(np.zeros(rows.size + 1, np.int64), np.zeros((0, 5), np.int64))

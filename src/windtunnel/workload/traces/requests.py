@@ -42,7 +42,6 @@ class BlockIds:
     """Tokens in a block; a fraction where prompts are scaled. The first n blocks hold floor(n x block_tokens)."""
 
     def take(self, rows: Ints | slice) -> "BlockIds":
-        """Return the blocks of `rows`, in that order."""
         sizes = np.diff(self.offsets)[rows]
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         begin = np.repeat(self.offsets[:-1][rows] - offsets[:-1], sizes)
@@ -80,7 +79,6 @@ class RecordedRequests:
         return next(len(column) for column in columns if column is not None)
 
     def take(self, rows: Ints | slice) -> "RecordedRequests":
-        """Return the requests `rows`, in that order."""
         names = ("arrival_s", "input_tokens", "output_tokens", "priority", "tenant", "session")
         columns = {name: getattr(self, name)[rows] for name in names if getattr(self, name) is not None}
         blocks = None if self.blocks is None else self.blocks.take(rows)
@@ -98,7 +96,6 @@ def read_requests(
         trace: place of the file and names of its columns.
         needed: which of `STREAMS` to read; priorities, tenants, sessions and blocks are read where the file has them.
         limit: maximum number of requests; None reads all.
-        with_media: whether to read images and videos too.
 
     Raises:
         InputError: a missing, empty or broken file, an unknown layout, a missing column, or an impossible value; names
@@ -123,11 +120,7 @@ def read_requests(
 
 
 def read_lengths(path: str, column: str | None, stream: str) -> Ints:
-    """Read the token counts in one column of a requests file; None takes the known layout's column for `stream`.
-
-    Raises:
-        InputError: as `read_requests`.
-    """
+    """Read the token counts in a column of a file (None: that of `stream`); InputError as `read_requests`."""
     trace = Trace(path=path, columns=msgspec.structs.replace(TraceColumns(), **{stream: column}))
     lengths: Ints = getattr(read_requests(trace, (stream,), with_media=False), stream)
     return lengths

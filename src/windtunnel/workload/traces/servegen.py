@@ -48,11 +48,7 @@ class Client:
 
 
 def read_clients(path: Path) -> list[Client]:
-    """Read the clients of a model, by number.
-
-    Raises:
-        InputError: a missing or broken file; says what is wrong in it.
-    """
+    """Read the clients of a model, by number; InputError for a missing or broken file, with what is wrong in it."""
     texts = _texts(path)
     numbers = sorted({number for number, _ in texts})
     if not numbers:

@@ -30,21 +30,13 @@ Batch = dict[str, Any]
 
 
 def header_of(path: Path) -> list[str]:
-    """Return the names of the file's columns.
-
-    Raises:
-        InputError: a missing, empty or broken file, or an unknown ending.
-    """
+    """Return the names of the file's columns; InputError where it is missing, empty, broken or of an unknown ending."""
     header: list[str] = next(_READERS[_suffix(path)](path, None))
     return header
 
 
 def batches_of(path: Path, names: list[str]) -> Iterator[Batch]:
-    """Yield the columns `names` of one block of rows after another.
-
-    Raises:
-        InputError: a broken file; names its row where that can be found.
-    """
+    """Yield the columns `names` block by block of rows; InputError for a broken file, with its row if that is known."""
     return _READERS[_suffix(path)](path, names)
 
 

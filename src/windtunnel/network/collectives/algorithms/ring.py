@@ -30,6 +30,7 @@ CLOSED_FORM = ClosedForm(
     latencies={"ll": Latency(6.6, 0.6, 2.7), "ll128": Latency(14.0, 1.9, 4.0), "simple": Latency(8.4, 3.4, 14.0)},
     applies=lambda op, _ranks: op not in ("all_to_all", "send_recv"),
     steps_us=_steps_us,
+    efa_ll128_share=0.83,  # 280 of 337 GB/s on four to sixteen p5, 512 MiB to 2 GiB (benchmarks/collective_accuracy.py)
     plateau=1.4,  # NCCL src/graph/tuning.cc, `ncclTopoGetAlgoTime`, since Ampere
 )
 

@@ -15,6 +15,7 @@ from windtunnel.network.collectives.closed_forms import (
     tree_network_gain,
 )
 from windtunnel.network.collectives.rings import CHUNK_BYTES, by_server, num_chunks_of
+from windtunnel.network.fabric import MEASURED
 from windtunnel.network.flows import Flows, Hop, Ids, flows_of, in_channels, parents_from
 
 OPERATIONS = ("all_reduce",)
@@ -28,13 +29,7 @@ _LL_CHUNK_BYTES = 64 * 1024
 
 _LL128_CHUNK_BYTES = 120 * 640 * 8 * 15 // 16
 """Of data of LL128: 120 elements of 8 bytes for each of 640 threads, of which a sixteenth are flags (likewise)."""
-_CORRECTIONS = {
-    "ll": (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
-    "ll128": (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9),
-    "simple": (*[0.9] * 7, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9),
-}
-"""Protocol -> factor on the rate of each power of two from 64 bytes on (NCCL src/graph/tuning.cc,
-`treeCorrectionFactor`)."""
+_CORRECTIONS: dict[str, list[float]] = MEASURED["tree_corrections"]
 
 
 def _correction(protocol: str, size_bytes: float) -> float:
@@ -83,6 +78,7 @@ CLOSED_FORM = ClosedForm(
     scale_up_bytes_per_s=lambda ranks: ring_bytes_per_s(ranks) * TREE_SHARE,
     # Its kernel reaches less of the network than an NVLS tree's (NCCL src/graph/tuning.cc has the share for it alone).
     network_gain=lambda ranks: tree_network_gain(ranks) * (TREE_SHARE if ranks.num_servers > 2 else 1.0),
+    efa_ll128_share=0.7,  # on four to 32 p5, 32 to 256 MiB (benchmarks/collective_accuracy.py)
     fill_bytes=fill_bytes,
     correction=_correction,
 )

@@ -43,6 +43,8 @@ def read(reading: Reading) -> None:
     reading.set_engine(**GRAPHS.get(reading.later.get("graph_mode", ""), {}))
     if size := reading.later.get("kv_offloading"):
         reading.set_engine(kv_tiers=[{"capacity_bytes": round(size * GIB)}])
+    if "kv_transfer" in reading.later:
+        _keep_on_host(reading, reading.later["kv_transfer"])
     if "lora" in reading.later:
         reading.set_engine(lora=reading.engine.get("lora") or {})
     if reading.engine.get("num_redundant_experts") and not reading.engine.get("enable_eplb"):
@@ -53,6 +55,17 @@ def read(reading: Reading) -> None:
     read_task(reading)
     if "speculative" in reading.later:
         _speculate(reading, reading.later["speculative"])
+
+
+def _keep_on_host(reading: Reading, config: dict[str, Any]) -> None:
+    """Set `OffloadingConnector`'s KV cache in host memory: bytes of all workers (0.14 `v1/kv_offload/cpu/spec.py`)."""
+    extra = config.get("kv_connector_extra_config")
+    size = extra.get("cpu_bytes_to_use") if isinstance(extra, dict) and "secondary_tiers" not in extra else None
+    if config.get("kv_connector") == "OffloadingConnector" and isinstance(size, int):
+        reading.set_engine(kv_tiers=[{"capacity_bytes": size}])
+    else:
+        keeps = "OffloadingConnector" in json.dumps(config)
+        reading.not_modelled.append("--kv-transfer-config" + " (KV cache in host memory)" * keeps)
 
 
 def _speculate(reading: Reading, config: dict[str, Any]) -> None:
@@ -102,6 +115,9 @@ def write_rest(engine: EngineSettings, weights: str | None, kv_cache: str | None
         if drafts.draft_model:
             config["model"] = catalog.model(drafts.draft_model).name
         yield DRAFTS, json.dumps(config)
+    for tier in engine.kv_tiers or ():
+        if tier.capacity_bytes and tier.name == "host":
+            yield "kv-offloading-size", f"{tier.capacity_bytes / GIB:g}"
     if engine.num_redundant_experts and not engine.enable_eplb:  # without it the copies get no work by load
         yield "enable-eplb", None
     yield from lora_options(engine, "max-loras", "max-cpu-loras")
