@@ -305,7 +305,7 @@ def apex(folder: Path, scratch: Path) -> Iterator[Run | str]:
     for row in rows_of(folder / "apex_validation.csv"):
         case = Path(row["path"]).stem
         if row["use"] != "primary" or row["engine"] != "vllm" or case not in requests:
-            yield f"{case}: {row['use']}"
+            yield "its requests are not recorded" if row["use"] == "primary" else row["use"].replace("_", " ")
             continue
         path = scratch / f"{case}.csv"
         path.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *whole(requests[case])]) + "\n", "utf-8")
