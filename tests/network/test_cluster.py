@@ -76,6 +76,7 @@ def test_an_exchange_takes_what_the_links_between_leaves_carry() -> None:
     assert network.seconds(op, size_bytes) == pytest.approx(crossing * (1 + 66 / 4096), rel=0.01)
 
 
+@pytest.mark.compiled  # millions of steps of the flows' rates
 def test_a_family_of_sizes_lies_between_single_ones() -> None:
     network = network_of(ClusterNetwork(backend="flow"), NODE, 16)
     on = OnNetwork(RooflineEstimator(Roofline(DEVICE, NODE)), network, 16)

@@ -613,6 +613,7 @@ def test_a_tree_of_two_servers_sends_a_buffer_once():
         assert run.bus_bytes_per_s == pytest.approx(measured, rel=0.1 if size_mib == 128 else 0.04)
 
 
+@pytest.mark.compiled  # millions of steps of the flows' rates
 def test_where_the_best_algorithm_has_no_flows_the_next_best_runs():
     """On two H100 servers with slow network cards a tree takes half as long as a ring."""
     fabric = NodeRails(node="dgx_h100", num_servers=2).build()
