@@ -125,7 +125,7 @@ class SparseLatent(Batch):
         """Parameters of the up-projections that queries and outputs absorb, and of the indexer's projections."""
         absorb = self.num_heads * self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
         queries = self.q_lora_rank * self.index_num_heads * self.index_head_dim
-        keys = self.index_head_dim * (1 if self.index_pool == 1 else 2)
+        keys = self.index_head_dim * (1 + (self.index_pool > 1))
         return absorb + queries + self.hidden_size * (keys + self.index_num_heads)
 
     @property
