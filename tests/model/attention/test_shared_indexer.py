@@ -1,7 +1,9 @@
 """Layers that attend to the keys that an earlier layer chose (GLM-5.2): counts, memory, work, prices, refusals."""
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -137,3 +139,12 @@ def test_layers_may_share_compressed_vectors_and_leave_out_the_rotated_part() ->
     assert saved == 6144 * (512 + 64 + 512) + 2 * 512
     with pytest.raises(InputError, match="kv_source_layers must have one entry for each of the 72 layers"):
         model_from_config(config | {"kv_source_layers": [0]}, "short")
+
+
+def test_pooled_keys_of_an_indexer_have_weights_for_the_pool_in_arrays_too() -> None:
+    """Tables hand over a number for each row: where keys are pooled, each has a weight of its own beside."""
+    one = cores(shard(), 4.0, 512.0)[True]
+    pooled = replace(one, index_pool=2)
+    assert pooled.num_weights - one.num_weights == one.hidden_size * one.index_head_dim
+    both = replace(one, index_pool=np.array([1, 2]))
+    np.testing.assert_array_equal(both.num_weights, [one.num_weights, pooled.num_weights])
