@@ -142,7 +142,7 @@ def test_layers_may_share_compressed_vectors_and_leave_out_the_rotated_part() ->
 
 
 def test_pooled_keys_of_an_indexer_have_weights_for_the_pool_in_arrays_too() -> None:
-    """Tables hand over a number for each row: where keys are pooled, each has a weight of its own beside."""
+    """Tables give a number for each row: where keys are pooled, each has a weight of its own beside."""
     one = cores(shard(), 4.0, 512.0)[True]
     pooled = replace(one, index_pool=2)
     assert pooled.num_weights - one.num_weights == one.hidden_size * one.index_head_dim
