@@ -423,6 +423,20 @@ def regressed(runs: Sequence[Run], num_folds: int = 5) -> list[dict[str, float]]
     return found
 
 
+def groups_of(pairs: Sequence[tuple[Run, Mapping[str, float]]]) -> Iterator[str]:
+    """Yield the median errors of runs on the same number of devices by the same backend."""
+    errors: dict[tuple[str, ...], list[float]] = {}
+    for (scenario, measured), found in pairs:
+        deployment = scenario.deployment
+        place = f"{deployment.parallelism.tp} x {deployment.device}", deployment.engine.backend or ""
+        for name, value in measured.items():
+            errors.setdefault((*place, name), []).append(found[name] / value - 1)
+    for key, each in sorted(errors.items()):
+        one = score(each)
+        if one is not None:
+            yield f"{' '.join(key)}: {len(each)} runs, median {one.median:.1%} ({one.bias:+.1%})"
+
+
 def row_text(scenario: Scenario, measured: Mapping[str, float], found: Mapping[str, float]) -> str:
     deployment, workload = scenario.deployment, scenario.workload
     shape = f"tp {deployment.parallelism.tp} pp {deployment.parallelism.pp}, {deployment.engine.backend or ''}"
@@ -452,6 +466,8 @@ def scores_of(runs: list[Run | str], show_rows: bool = False) -> dict[str, tuple
     if show_rows:
         for (scenario, measured), found in done["windtunnel"]:
             print(row_text(scenario, measured, found), file=sys.stderr)
+        for line in groups_of(done["windtunnel"]):
+            print(line, file=sys.stderr)
     if len(ready) >= LEAST_RUNS:
         done["log-linear regression"] = list(zip(ready, regressed(ready), strict=True))
     found_by: dict[str, tuple[str, list[str]]] = {}

@@ -249,6 +249,23 @@ def test_a_check_lists_what_pricing_leaves_out_repairs_and_keeps(index: Index, t
     assert [(curve.shape, curve.points) for curve in kept] == [("num_gpus 8", "message_size 256 KiB")]
 
 
+def test_a_check_lists_ranks_whose_links_failed(index: Index, tmp_path: Path) -> None:
+    """Of 450 GB/s, two ranks reach 225 with 2 GiB, and eight 45: all rows of these are left out, and no others."""
+    index.offer({})
+    place = tmp_path / "own" / "h100_sxm" / "comm" / "nccl" / "2.27"
+    place.mkdir(parents=True)
+    seconds = {2: 2.0**31 / 225e9, 8: 1.75 * 2.0**31 / 45e9}
+    rows = [(ranks, size, took * size / 2**30 * 1e3) for ranks, took in seconds.items() for size in (2**20, 2**30)]
+    ranks, messages, latency = (list(column) for column in zip(*rows, strict=True))
+    words = {"op_name": "all_reduce", "nccl_dtype": "half", "kernel_source": "NCCL"}
+    columns = {"num_gpus": ranks, "message_size": messages, "latency": latency}
+    columns |= {name: [word] * len(rows) for name, word in words.items()}
+    pq.write_table(pa.table(columns), place / "nccl_perf.parquet")
+    (curve,) = suspects_of(tmp_path / "own", "nccl_perf")
+    assert (curve.shape, curve.num_rows, curve.done) == ("num_gpus 8", 2, "left out")
+    assert "links" in curve.reason
+
+
 def test_every_kind_of_table_is_read_or_a_page_says_why_not() -> None:
     """The page's second table has just the kinds that nothing reads, the first all others."""
     page = Path(__file__).parents[3].joinpath("docs", "reference", "measured-tables.md").read_text()

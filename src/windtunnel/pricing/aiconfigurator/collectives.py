@@ -7,7 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from windtunnel.hardware import Device, Node
+from windtunnel.model.operators import Collective
 from windtunnel.pricing.aiconfigurator.collection import HICCUP, KERNELS, Collection, Place, Rows
 from windtunnel.pricing.roofline import scale_up_bytes_per_s
 from windtunnel.pricing.table import Floats, MeasurementTable, grouped, merged, table_of
@@ -15,7 +18,7 @@ from windtunnel.units import version_key
 
 _FUSED_BY = "trtllm"
 """Engine whose all-reduce FlashInfer has, which others call to fuse it with the norm behind it."""
-_NCCL_NAMES = {"all_to_all": "alltoall"}
+NCCL_NAMES = {"all_to_all": "alltoall"}
 
 LEAST_LINK_SHARE = 0.2
 """Share of the links' rate that the largest message must reach. In nine tables eight L40S reach 2 of 32 GB/s and four
@@ -80,13 +83,14 @@ def nccl_table(collection: Collection, op: Any) -> MeasurementTable | None:
         folders = [path for path in (collection.system / "comm" / library).glob("*") if path.is_dir()]
         for folder in sorted(folders, key=lambda path: version_key(path.name), reverse=True):
             place = Place(folder, library, folder.name)
-            words = {"op_name": _NCCL_NAMES.get(op.op, op.op), "nccl_dtype": "half"}
+            words = {"op_name": NCCL_NAMES.get(op.op, op.op), "nccl_dtype": "half"}
             if not (folder / f"{library}_perf.parquet").is_file():
                 continue
             rows = place.read_rows(f"{library}_perf", ("num_gpus", "message_size"), words)
             if rows is not None:
                 label = f"{collection.system.name}/comm/{library}/{folder.name}"
-                return _linked(_collective_table(op, rows, label), collection)
+                linked = _linked(op.op, rows, collection)
+                return _collective_table(op, linked, label) if len(linked) else None
     return None
 
 
@@ -98,36 +102,41 @@ def _custom_all_reduce(collection: Collection, op: Any) -> MeasurementTable | No
     if op.op != "all_reduce":
         return None
     suffix = "graph" if collection.cuda_graphs else "eager"
-    found: MeasurementTable | None = None
-    failed: set[tuple[float, ...]] = set()
+    found: list[MeasurementTable] = []
+    missing: set[float] | None = None
     for rows in collection.all_rows("comm", "custom_allreduce_perf", ("num_gpus", "message_size"), [{}]):
         either = rows.named(lambda name: name.endswith(("_graph", "_eager")))
         kept = rows.where(~either | rows.named(lambda name: name.endswith(suffix)))
         if not len(kept):
             continue
-        table = _collective_table(op, kept, collection.label("comm", kept))
-        linked = _linked(table, collection)
-        if not failed:
-            found, failed = linked, set(table.rows_by_site)
-        elif linked is not None and (healed := failed & set(linked.rows_by_site)):
-            other = linked.take(np.concatenate([linked.rows_by_site[site] for site in sorted(healed)]))
-            found = merged([found, other])[0] if found is not None else other
-        failed -= set() if linked is None else set(linked.rows_by_site)
-        if not failed:
+        missing = set(kept["num_gpus"].tolist()) if missing is None else missing
+        linked = _linked(op.op, kept, collection)
+        linked = linked.where(np.isin(linked["num_gpus"], list(missing)))
+        if len(linked):
+            found.append(_collective_table(op, linked, collection.label("comm", linked)))
+            missing -= set(linked["num_gpus"].tolist())
+        if not missing:
             break
-    return found
+    return merged(found)[0] if found else None
 
 
-def _linked(table: MeasurementTable, collection: Collection) -> MeasurementTable | None:
-    """Return the ranks whose largest messages reach `LEAST_LINK_SHARE` of the links; None where none do."""
-    kept = np.zeros(len(table.seconds), dtype=bool)
-    for site, rows in table.rows_by_site.items():
-        axes, took = table.site_rows(site)
-        largest = table.operator(site, {name: one[-1] for name, one in axes.items()})
-        rate = scale_up_bytes_per_s(int(site[0]), collection.roofline.device, collection.roofline.node)
-        linked_s = float(largest.num_bytes) / rate
-        kept[rows] = linked_s < LINKED_S or linked_s > LEAST_LINK_SHARE * took[-1]
-    return table if kept.all() else table.take(kept) if kept.any() else None
+def _linked(op: str, rows: Rows, collection: Collection) -> Rows:
+    """Return the rows over ranks whose links did not fail."""
+    return rows.where(~failed_links(op, rows, collection.roofline.device, collection.roofline.node))
+
+
+def failed_links(op: str, rows: Rows, device: Device, node: Node | None) -> NDArray[np.bool_]:
+    """Return a mask of the rows over ranks whose largest message reaches less than `LEAST_LINK_SHARE` of the links."""
+    failed = np.zeros(len(rows), dtype=bool)
+    for curve in grouped([rows["num_gpus"]], [rows["message_size"]]):
+        sizes, ranks = rows["message_size"][curve], int(rows["num_gpus"][curve[0]])
+        sent = float(Collective(op, 2.0 * sizes[-1], ranks).num_bytes)
+        linked_s, took_s = (
+            sent / scale_up_bytes_per_s(ranks, device, node),
+            rows.seconds[curve][sizes == sizes[-1]].min(),
+        )
+        failed[curve] = LINKED_S <= linked_s <= LEAST_LINK_SHARE * took_s
+    return failed
 
 
 def _fused_all_reduce(collection: Collection, op: Any) -> MeasurementTable | None:

@@ -129,6 +129,8 @@ class Check(Schema, frozen=True):
     """Why a row is suspect that pricing does not take as it is."""
     kept_reason: str | None = None
     """Why a row is suspect that pricing keeps; None: there are none."""
+    links_reason: str | None = None
+    """Why all rows over so many ranks are suspect; None: they are no messages over links."""
 
 
 _CHECKS = catalog.entry(Path(__file__).with_name("checks.yaml"), dict[str, Check])
@@ -165,17 +167,32 @@ def _taken(table: KnownTable, rows: Rows, texts: Texts) -> Floats:
     return _per_choice(collectives.sound_latency, rows, texts)
 
 
+def _failed_links(table: KnownTable, rows: Rows, texts: Texts) -> NDArray[np.bool_]:
+    """Return a mask of the rows over ranks whose links failed, for each collective and kernel on its own."""
+    device = catalog.device(table.device)
+    codes, labels = texts.get("op_name", (np.zeros(len(rows), dtype=int), ["all_reduce"]))
+    names = {name: op for op, name in collectives.NCCL_NAMES.items()}
+    failed = np.zeros(len(rows), dtype=bool)
+    for here in grouped([rows["kernel"], *(each for each, _ in texts.values())]):
+        op = names.get(labels[codes[here[0]]], labels[codes[here[0]]])
+        failed[here] = collectives.failed_links(op, rows.where(here), device, catalog.default_node(device))
+    return failed
+
+
 def suspects(table: KnownTable) -> Iterator[Suspects]:
     """Yield the suspect rows of a table at hand, a curve at a time; nothing of a table that has no rule."""
     if table.path is None or table.table not in _CHECKS or table.operator is None:
         return
     check, place = _CHECKS[table.table], Place(table.path.parent, table.engine, table.version)
     rows, texts = place.read_file(table.table, check.numbers, check.words)
-    latency = _taken(table, rows, texts)
-    changed = latency != rows.latency
+    latency, failed = _taken(table, rows, texts), np.zeros(len(rows), dtype=bool)
+    if check.links_reason is not None:
+        failed = _failed_links(table, rows, texts)
+        yield from _curves(table, rows, texts, np.full(len(rows), np.nan), failed, check.links_reason)
+    changed = (latency != rows.latency) & ~failed
     yield from _curves(table, rows, texts, latency, changed, check.reason)
     if check.kept_reason is not None:
-        kept = (_per_choice(_is_steep, rows, texts) > 0) & ~changed
+        kept = (_per_choice(_is_steep, rows, texts) > 0) & ~changed & ~failed
         yield from _curves(table, rows, texts, rows.latency, kept, check.kept_reason)
 
 
