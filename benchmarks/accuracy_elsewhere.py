@@ -91,6 +91,9 @@ DEVICES = {
     "a100-80gb": "a100_sxm",
     "h100-80gb": "h100_sxm",
 }
+NODES = {"a100_pcie": "pcie"}
+"""Device -> node where it is not the usual one: up to eight A100 on PCIe in one server, of which no page says that
+NVLink bridges join any."""
 FORMATS: dict[str, dict[str, str]] = {
     "FP8": {"weights": "fp8", "kv_cache": "fp8"},
     "FP4": {"weights": "nvfp4", "kv_cache": "fp8"},
@@ -121,6 +124,7 @@ def scenario_of(model: str, device: str, engine: dict[str, Any], workload: dict[
         "model": model,
         "deployment": {
             "device": device,
+            "node": NODES.get(device),
             "engine": engine,
             "parallelism": {name: rest.pop(name) for name in ("tp", "pp") if name in rest},
         },
@@ -342,7 +346,8 @@ def predicted(scenario: Scenario, roofline: bool, tables: dict[Any, Estimator]) 
     device = catalog.device(scenario.deployment.device)
     estimator: Estimator | None = None
     if roofline:
-        estimator = RooflineEstimator(Roofline(device, catalog.default_node(device)))
+        named = scenario.deployment.node
+        estimator = RooflineEstimator(Roofline(device, catalog.node(named) if named else catalog.default_node(device)))
     elif not scenario.deployment.pools:
         setup = resolve(scenario)
         key = estimator_key(setup)

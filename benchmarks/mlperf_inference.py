@@ -13,12 +13,15 @@ latency.
 LoadGen calls the engine in its own process with token ids, so that no HTTP and no tokenizer count
 (mlcommons/inference, loadgen and language/*). Replicas share the samples evenly: a run is that of one replica.
 
+Servers are usual ones, but for cards with bridges whose row names no NVLink among them, which are on PCIe 5, and four
+H100 SXM, which have six links to each other. Power limits are those of the submitted configuration (MaxQ).
+
 Settings are those of the submitted configuration: tensor parallelism, most requests, most tokens a step, formats,
 chunked prefill, scheduling policy. Most rows have none; theirs are taken from the recorded rows with the same round,
 model, device, scenario and limit of TPOT, if these agree, and are `as others'`. What nobody recorded is `assumed`:
 the engine's defaults, and the fewest devices that hold the weights and half as much again, of those that there are.
 Rows of round 4.1 say fp16, the checkpoint's format, where every configuration says FP8; all of that round on
-TensorRT-LLM are taken as FP8.
+TensorRT-LLM are taken as FP8, and those on vLLM, which made as many tokens a device as others with FP8.
 
 Lengths: answers have the mean that the row's tokens and samples give. Prompts of Open Orca have 294 tokens in the mean
 (language/llama2-70b), articles of CNN/DailyMail about 900 (781 words and signs in the mean, by nlpprogress.com), and
@@ -83,6 +86,10 @@ DEVICES = {
     "AMD Instinct MI300X 192GB HBM3": "mi300x",
     "AMD Instinct MI325X 256GB HBM3e": "mi325x",
 }
+BRIDGED = ("h100_nvl", "h100_pcie", "h200_nvl")
+"""Cards that an NVLink bridge may join in pairs or fours."""
+POWER_LIMITS_W = {"H200-SXM-141GBx8_TRT_MaxQ": 500.0}
+"""System -> `power_limit` of its devices for Llama-2-70B (closed/NVIDIA/configs/llama2-70b of round 4.1)."""
 FORMATS = {"fp8": ("fp8", "fp8"), "fp4": ("nvfp4", "fp8"), "fp16": ("bf16", "bf16"), "int4": ("int4", "bf16")}
 """Format of the weights -> as the catalog calls it, and that of the KV cache."""
 
@@ -183,7 +190,7 @@ def precision_of(row: Row, settings: Row | None, engine: str) -> dict[str, str]:
     """
     said = (settings or {}).get("cfg_precision") or row["weight_dtype"].lower()
     if not (settings or {}).get("cfg_precision"):
-        if engine == "trtllm" and row["round"] == "v4.1" and said == "fp16" and "B200" not in row["accelerator"]:
+        if engine in ("trtllm", "vllm") and row["round"] == "v4.1" and said == "fp16" and "B200" not in row["accelerator"]:
             said = "fp8"
         if "fp8" in row["model"].lower():
             said = "fp8"
@@ -225,9 +232,20 @@ def scenario_of(row: Row, recorded: Mapping[tuple[str, ...], Row], calibration: 
     raw["deployment"] = {"device": device, "engine": engine, "parallelism": {"tp": tp}, "calibration": calibration}
     if engine["name"] != "trtllm":
         raw["deployment"]["engine"]["host"] = {"first_token_s": 0.0, "prompt_token_s": 0.0, "stream_s": 0.0}
+    if (node := node_of(row, device)) is not None:
+        raw["deployment"]["node"] = node
+    if row["system"] in POWER_LIMITS_W:
+        raw["deployment"]["power"] = {"limit_w": POWER_LIMITS_W[row["system"]]}
     raw["workload"] = workload_of(row, model, replicas, engine.get("max_num_seqs", 1024))
     keep_published_formats(raw)
     return scenario_from(raw), origin
+
+
+def node_of(row: Row, device: str) -> str | None:
+    """Return the node where the row says that its devices have other links than usual."""
+    if device in BRIDGED and "nvl" not in row["interconnect"].lower():
+        return "pcie5"
+    return "hgx_h100_4" if device == "h100_sxm" and row["accel_per_node"] == "4.0" else None
 
 
 def fewest_devices(model: str, device: str, weights: str) -> int:

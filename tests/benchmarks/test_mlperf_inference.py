@@ -13,7 +13,10 @@ from windtunnel.model.precision import Format
 SERVER: Row = dict.fromkeys([*SETTINGS, "cfg_path"], "") | {
     "round": "v5.1",
     "model": "llama2-70b-99",
+    "system": "H200-SXM-141GBx8_TRT",
     "accelerator": "NVIDIA H200-SXM-141GB",
+    "accel_per_node": "8.0",
+    "interconnect": "18x 4th Gen NVLink, 900GB/s",
     "framework": "TensorRT 10.11, CUDA 12.9",
     "scenario": "Server",
     "valid": "VALID",
@@ -103,3 +106,13 @@ def test_three_of_five_submissions_are_scenarios(reference: Path) -> None:
     assert origins["recorded"] >= 170
     assert origins["recorded"] + origins["as others'"] + origins["assumed"] >= 390
     assert origins["the run was not valid, or counts no tokens"] < 150
+
+
+def test_links_and_power_limits_are_those_of_the_submitted_system() -> None:
+    card = SERVER | {"accelerator": "NVIDIA H100-NVL-94GB"}
+    four = SERVER | {"accelerator": "NVIDIA H100-SXM-80GB", "accel_per_node": "4.0", "n_accel": "4.0"}
+    limited = CONFIGURED | {"system": "H200-SXM-141GBx8_TRT_MaxQ"}
+    rows = (SERVER, card, card | {"interconnect": ""}, four, limited)
+    deployments = [scenario_of(row, {}, None)[0].deployment for row in rows]
+    assert [each.node for each in deployments] == [None, None, "pcie5", "hgx_h100_4", None]
+    assert [each.power.limit_w for each in deployments] == [None, None, None, None, 500.0]

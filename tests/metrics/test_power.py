@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.metrics.power import PowerCurve, PowerModel, PowerTerms, curve_of, power_of
+from windtunnel.metrics.power import PowerCurve, PowerModel, PowerTerms, clock_share, curve_of, power_of
 
 
 def test_a_step_draws_by_its_use_and_at_most_the_limit() -> None:
@@ -35,14 +35,34 @@ def test_energy_of_tokens_requests_and_the_grid() -> None:
     assert power_of(None, 10.0, 5, 100, PowerTerms()) is None
 
 
-def test_arithmetic_slows_by_the_root_of_the_limit() -> None:
-    """The RTX 3090's prompts ran at 0.94 and 0.85 of their rate with 300 and 250 of 350 W."""
-    for limit_w, rate in ((300.0, 0.943), (250.0, 0.853)):
-        assert 1 / PowerTerms(limit_w=limit_w).slower(350.0) == pytest.approx(rate, rel=0.02)
-    assert PowerTerms().slower(None) == 1.0
+def test_the_clock_follows_the_power_above_what_a_step_always_draws() -> None:
+    """MLPerf Inference 4.1, GPT-J in samples a second of a device: H200 has 36.4 and, at half its power, 23.7. What
+    arithmetic that leaves of the time gives H100 NVL's 25.6 and H100 PCIe's 23.8 from H100 SXM's 35.8."""
+    arithmetic = (36.4 / 23.7 - 1) / (1 / clock_share(0.5, "hopper") - 1)
+    assert 0.6 < arithmetic < 0.8
+    for watts, num_sms, rate in ((400, 132, 25.6), (350, 114, 23.8)):
+        share = clock_share(watts / num_sms / (700 / 132), "hopper") * num_sms / 132
+        assert 35.8 / (1 - arithmetic + arithmetic / share) == pytest.approx(rate, rel=0.03)
+    assert clock_share(1.0, "hopper") == clock_share(1.4, "hopper") == 1.0
+    with pytest.raises(InputError, match="clock"):
+        clock_share(0.4, "hopper")
 
 
-@pytest.mark.parametrize(("limit_w", "design_w"), [(200.0, 350.0), (351.0, 350.0), (300.0, None)])
-def test_limits_beyond_the_law_are_refused(limit_w: float, design_w: float | None) -> None:
+def test_arithmetic_slows_as_the_clock_at_the_limit() -> None:
+    """Prompts on RTX 3090 ran at 0.60 of their rate with 200 of 350 W."""
+    assert 1 / PowerTerms(limit_w=200.0).slower(350.0, 1.0, "ampere") == pytest.approx(0.60, rel=0.02)
+    assert PowerTerms().slower(None, 1.0, "ampere") == 1.0
+    slower = PowerTerms(limit_w=500.0).slower(700.0, 1.0, "hopper")
+    assert slower == pytest.approx(1 / clock_share(5 / 7, "hopper"))
+    card = PowerTerms(limit_w=360.0).slower(400.0, 4 / 7, "hopper")
+    assert card == pytest.approx(clock_share(4 / 7, "hopper") / clock_share(3.6 / 7, "hopper"))
+    assert PowerTerms(limit_w=400.0).slower(400.0, 4 / 7, "hopper") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("limit_w", "design_w", "power_share"),
+    [(150.0, 350.0, 1.0), (351.0, 350.0, 1.0), (300.0, None, 1.0), (340.0, 400.0, 4 / 7)],
+)
+def test_limits_beyond_the_law_are_refused(limit_w: float, design_w: float | None, power_share: float) -> None:
     with pytest.raises(InputError, match=r"power\.limit_w"):
-        PowerTerms(limit_w=limit_w).slower(design_w)
+        PowerTerms(limit_w=limit_w).slower(design_w, power_share, "hopper")

@@ -598,6 +598,7 @@ def test_levels_agree_on_short_and_long_collectives(num_servers):
             assert flows.seconds == pytest.approx(closed.seconds, rel=0.15)
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_a_tree_of_two_servers_sends_a_buffer_once():
     """At both levels; sixteen H100 of AWS p5 reached 478 GB/s by NVLS and a tree, over network cards of 400."""
@@ -653,6 +654,14 @@ def test_tables_are_of_a_device_s_usual_links(gb_per_s):
     assert closed.bus_bytes_per_s == pytest.approx(flows.bus_bytes_per_s, rel=0.05)
     usual = run_collective(SpectrumX(num_gpus=8).build(), "all_gather", 2**26, 8)
     assert usual.source.startswith("measured")
+
+
+@pytest.mark.compiled
+def test_a_card_with_other_links_than_its_chip_was_measured_with_takes_closed_forms():
+    """H100 NVL reads H100 SXM's tables, but of no collective: its bridge has 300 of 450 GB/s."""
+    run = run_collective(NodeRails(node="h100_nvl_pairwise").build(), "all_reduce", 2**26, 2)
+    assert run.source == "closed form"
+    assert run.bus_bytes_per_s <= 300e9
 
 
 def test_what_a_gpu_sends_over_pcie_is_no_more_than_its_link():

@@ -266,6 +266,18 @@ def default_node(device: Device) -> Node:
     return generic if device.scale_up_bytes_per_s is None else behind_switch(generic, device.scale_up_bytes_per_s)
 
 
+def measured_device(device: Device) -> Device:
+    """Return the shipped device whose measured tables price `device`; itself where they name none that is shipped."""
+    file = shipped(f"devices/{device.measured_as}.yaml")
+    return entry(file, Device) if file.is_file() else device
+
+
+def power_share(device: Device) -> float:
+    """Return the design power of a multiprocessor over that where it was measured; 1 where either is not known."""
+    here, there = ((each.tdp_w or 0.0) / (each.num_sms or 1) for each in (device, measured_device(device)))
+    return here / there if here and there else 1.0
+
+
 def behind_switch(node: Node, bytes_per_s: float) -> Node:
     """Return a node whose devices reach each other through a switch at this rate."""
     link = msgspec.structs.replace(node.scale_up, name=SWITCHED_NODE, bytes_per_s=bytes_per_s)

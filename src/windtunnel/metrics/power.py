@@ -14,8 +14,8 @@ from windtunnel.schema import Fraction, NonNegative, Positive, Schema, check_at_
 Share = TypeVar("Share", float, Floats)
 
 JOULES_PER_KWH = 3.6e6
-LEAST_LIMIT = 0.65
-"""Share of the design power above which the clock follows the root of the power limit."""
+LEAST_SHARE = 0.5
+"""Share of the power at which operators were measured down to which the clock is predicted."""
 
 
 class PowerTerms(Schema):
@@ -26,7 +26,7 @@ class PowerTerms(Schema):
     power."""
     limit_w: Positive | None = None
     """Power limit of one device, as `nvidia-smi --power-limit` sets it; None: the thermal design power. What arithmetic
-    bounds takes longer by the root of the design power over the limit, which is refused below 65%."""
+    bounds takes longer (`clock_share`); limits below half of the design power are refused."""
     idle_fraction: Fraction = 0.15
     """Share of `busy_w`, or of the thermal design power, that an idle device draws. Measured on an A100 SXM: 62 W of
     400 W."""
@@ -40,13 +40,11 @@ class PowerTerms(Schema):
     def check(self) -> None:
         check_at_least(1, pue=self.pue)
 
-    def slower(self, design_w: float | None) -> float:
+    def slower(self, design_w: float | None, power_share: float, architecture: str) -> float:
         """Return how many times as long arithmetic takes at the power limit as at the device's design power.
 
-        Power grows as f V^2: the clock follows its cube root where the voltage follows the clock, and power itself
-        where the voltage is at its floor; taken for the square root, as in training. A sweep of MiniMax-M2.5 on six
-        RTX 3090 of 350 W (llmgarage.ai, February 2026) has prompts at 0.94 and 0.85 of the rate with 300 and 250 W,
-        where the root is 0.93 and 0.85, and decode at 0.99 and 0.97; with 200 W prompts are at 0.60.
+        Args:
+            power_share: design power over that at which the operators of as many multiprocessors were measured.
 
         Raises:
             InputError: the limit is out of the law's range, or the design power is not known.
@@ -55,12 +53,14 @@ class PowerTerms(Schema):
             return 1.0
         if design_w is None:
             raise InputError("power.limit_w needs the device's tdp_w, which is not known", "leave it out")
-        if not LEAST_LIMIT * design_w <= self.limit_w <= design_w:
+        least_w = LEAST_SHARE / power_share * design_w
+        if not least_w <= self.limit_w <= design_w:
             raise InputError(
-                f"power.limit_w is {self.limit_w:g}; {LEAST_LIMIT * design_w:g} to {design_w:g} W can be predicted",
+                f"power.limit_w is {self.limit_w:g}; {least_w:.4g} to {design_w:g} W can be predicted",
                 "below, clocks fall faster than any law that was measured; above, nothing changes",
             )
-        return math.sqrt(design_w / self.limit_w)
+        limited = clock_share(self.limit_w / design_w * power_share, architecture)
+        return clock_share(power_share, architecture) / limited
 
 
 class Power(Schema):
@@ -103,6 +103,25 @@ _CURVES = decode(read_yaml(Path(__file__).with_name("power.yaml")), _Curves, "po
 def curve_of(architecture: str) -> PowerCurve:
     """Return the curve of an architecture, or that of all measured ones together."""
     return _CURVES.by_architecture.get(architecture, _CURVES.other)
+
+
+def clock_share(power: float, architecture: str) -> float:
+    """Return the clock of arithmetic at a share of the power at which it was measured, over its clock there.
+
+    Dynamic power grows as f V^2, between the clock and its cube, taken for the square; `steps` of the curve stays.
+
+    MLPerf Inference 4.1 has H200 at 500 of 700 W at 0.81 (Llama-2-70B) and 0.83 (Mixtral) of its rate, arithmetic 0.79;
+    at 350 W at 0.65 (GPT-J), 0.57. Six RTX 3090 of 350 W have prompts at 0.94, 0.85 and 0.60 with 300, 250 and 200 W
+    (MiniMax-M2.5, llmgarage.ai, February 2026): 0.89, 0.76 and 0.60.
+
+    Raises:
+        InputError: the share is below what was measured.
+    """
+    if power < LEAST_SHARE * (1.0 - 1e-9):
+        why = f"at {power:.0%} of the power for each multiprocessor at which operators were measured"
+        raise InputError(f"the clock {why} is not known", f"{LEAST_SHARE:.0%} is; correct tdp_w, or leave it out")
+    static = curve_of(architecture).steps
+    return math.sqrt((min(power, 1.0) - static) / (1.0 - static))
 
 
 @dataclass(frozen=True, slots=True)

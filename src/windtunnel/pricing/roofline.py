@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from windtunnel import catalog
@@ -464,6 +465,14 @@ def scale_up_bytes_per_s(num_ranks: int, device: Device, node: Node | None) -> f
     return node.link_among(num_ranks).bytes_per_s * share
 
 
+def has_own_links(op: ops.Collective, device: Device, node: Node | None) -> bool:
+    """Return whether the ranks inside a node meet over the device's own links (NVLink, xGMI) and not over PCIe."""
+    if node is None or device.scale_up_bytes_per_s is None:
+        return True
+    link = node.link_among(op.num_ranks // max(op.span_nodes, 1))
+    return link is node.scale_up and link.bytes_per_s > device.scale_up_bytes_per_s / 2
+
+
 CPU = "cpu"
 """Architecture of a processor: the closed forms, whose tiles and waves are those of GPUs, do not hold for it."""
 
@@ -499,6 +508,10 @@ class Roofline:
             return fused_seconds(op, on.flops_per_s, on.bytes_per_s, self.device, self.node)
         if self.device.architecture == CPU and not isinstance(op, ops.Collective):
             return plain_seconds(op, machine(self.device, op.compute_format))
+        if isinstance(op, ops.Collective) and not has_own_links(op, self.device, self.node):
+            return self.seconds_with(
+                op, fit_for(op).on(msgspec.structs.replace(self.device, scale_up_bytes_per_s=None))
+            )
         return self.seconds_with(op, fit_for(op).on(self.device))
 
     def seconds_with(self, op: ops.Op, coefficients: Coefficients) -> Size:

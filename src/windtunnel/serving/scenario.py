@@ -76,7 +76,7 @@ class Scenario(Schema):
 SCENARIO_HINT = "`windtunnel init serving` writes one to begin with"
 OTHER_FILES = {
     "vary": ("is a search space", "give it to windtunnel search, or leave vary out"),
-    "global_batch": ("describes a training job", "give it to windtunnel train"),
+    "global_batch": ("describes a training job", "give it to windtunnel train, or with `vary` to windtunnel search"),
     "summary": ("is a result", "simulate the scenario.yaml beside it"),
 }
 """Key that no scenario has -> the file that has it, and where it belongs."""
@@ -313,7 +313,7 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
         random_tokens=is_random,
         client=client,
         client_name=name_of(scenario.workload.client),
-        arithmetic_slower=deployment.power.slower(device.tdp_w),
+        arithmetic_slower=deployment.power.slower(device.tdp_w, catalog.power_share(device), device.architecture),
         **fields_of(deployment, "parallelism", "profile", "settings_assumed", "network"),
     )
     _check(setup)

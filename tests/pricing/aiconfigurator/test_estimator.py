@@ -12,6 +12,7 @@ import pytest
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
+from windtunnel.metrics.power import clock_share
 from windtunnel.model import operators as ops
 from windtunnel.model.attention.gated_delta import GatedDelta
 from windtunnel.model.attention.grouped_query import DecodeAttention, PrefillAttention
@@ -20,7 +21,14 @@ from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.precision import Format, computed_as
 from windtunnel.pricing.aiconfigurator.collection import KERNELS, KernelChoices
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, measured_estimator, measured_systems
-from windtunnel.pricing.estimator import STAND_IN_ERROR, Coverage, Estimate, RooflineEstimator, TableEstimator
+from windtunnel.pricing.estimator import (
+    OTHER_DEVICE_ERROR,
+    STAND_IN_ERROR,
+    Coverage,
+    Estimate,
+    RooflineEstimator,
+    TableEstimator,
+)
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.units import version_key
 
@@ -333,6 +341,38 @@ def test_links_that_failed_where_they_were_measured_are_those_of_another_table(t
     over_eight = estimate(tmp_path, replace(op, num_ranks=8))
     assert float(over_eight.seconds) == pytest.approx(eight_us / 10 * 1e-6)
     assert "sglang/0.5.12" in over_eight.source
+
+
+def test_collectives_over_other_links_than_those_measured_are_priced_by_their_node(tmp_path: Path) -> None:
+    """A table of NVLink says nothing of PCIe, nor of four devices that share out their links to each other."""
+    write(tmp_path, "comm/nccl/2.27", "nccl_perf", nccl_columns("all_reduce", 2, {2**20: 9.0, 2**24: 70.0}))
+    op = ops.Collective("all_reduce", 2.0**25, 2)
+    priced = {
+        name: measured_estimator(H100, catalog.node(name), "vllm", "0.24.0", tmp_path).estimate(op)
+        for name in ("dgx_h100", "aws_p5", "hgx_h100_4", "pcie5", "pcie")
+    }
+    assert [each.coverage is Coverage.ROOFLINE for each in priced.values()] == [False, False, True, True, True]
+    assert priced["dgx_h100"].seconds == priced["aws_p5"].seconds
+    by_links = [float(each.seconds) for each in priced.values()][1:]
+    assert by_links == sorted(by_links)
+    assert by_links[-1] > 2.0**25 / 32e9
+
+
+def test_a_card_with_less_power_for_the_same_chip_computes_at_a_lower_clock(tmp_path: Path) -> None:
+    """H100 NVL has the multiprocessors of H100 SXM, 0.84 of its peaks and 0.57 of its power."""
+    card, op = catalog.device("h100_nvl"), ops.Gemm(8192.0, 8192, 8192)
+    columns = gemm_columns([0.75, 1.5, 3.0, 6.0]) | {"m": [4096, 8192, 16384, 32768], "n": [8192] * 4, "k": [8192] * 4}
+    write(tmp_path, "gemm/vllm/0.24.0", "gemm_perf", columns)
+    measured = estimate(tmp_path, op)
+    priced = measured_estimator(card, None, "vllm", "0.24.0", tmp_path).estimate(op)
+    share = clock_share(400 / 700, "hopper")
+    assert float(priced.seconds) == pytest.approx(float(measured.seconds) / share, rel=0.03)
+    assert (priced.coverage, priced.relative_error) == (Coverage.SCALED, OTHER_DEVICE_ERROR)
+    unknown = msgspec.structs.replace(card, tdp_w=None)
+    by_peaks = measured_estimator(unknown, None, "vllm", "0.24.0", tmp_path).estimate(op)
+    assert float(by_peaks.seconds) == pytest.approx(float(measured.seconds) * 989 / 835.5, rel=0.03)
+    training = measured_estimator(card, None, "vllm", "0.24.0", tmp_path, scales=False).estimate(op)
+    assert float(training.seconds) == pytest.approx(float(by_peaks.seconds), rel=0.03)
 
 
 def test_a_fused_all_reduce_ends_where_its_engine_ends_it(tmp_path: Path) -> None:

@@ -29,10 +29,10 @@ def test_a_given_draw_holds_in_every_step() -> None:
 
 
 def test_a_power_limit_slows_what_arithmetic_bounds() -> None:
-    """At 500 of 700 W arithmetic takes 1.18 times as long, and steps of few tokens as long as before."""
+    """At 500 of 700 W arithmetic takes 1.27 times as long, and steps of few tokens as long as before."""
     free = power(concurrency=1, input_tokens=4000, output_tokens=50)
     limited = power(concurrency=1, input_tokens=4000, output_tokens=50, settings={"deployment.power.limit_w": 500})
-    assert 1.12 < limited.ttft_s.mean / free.ttft_s.mean < 1.184
+    assert 1.16 < limited.ttft_s.mean / free.ttft_s.mean < 1.273
     assert 1.0 <= limited.tpot_s.mean / free.tpot_s.mean < 1.03
     assert limited.power.mean_w < free.power.mean_w
 

@@ -65,8 +65,9 @@ def run_collective(call: CollectiveCall) -> CollectiveRun:
 
 
 def _has_usual_links(ranks: Ranks, device: Device) -> bool:
-    """Return whether the links inside a server are those of the device's usual node, on which it was measured."""
-    return isclose(ranks.scale_up_bytes_per_s, catalog.default_node(device).scale_up.bytes_per_s, rel_tol=0.05)
+    """Return whether the links inside a server are those of the usual node of the device that was measured."""
+    usual = catalog.default_node(catalog.measured_device(device)).scale_up
+    return isclose(ranks.scale_up_bytes_per_s, usual.bytes_per_s, rel_tol=0.05)
 
 
 def _is_long_rate_known(estimate: Estimate, ranks: Ranks) -> bool:

@@ -6,6 +6,7 @@ Only data files are read; the package's code is never imported.
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +19,7 @@ from windtunnel import catalog
 from windtunnel.arguments import checked
 from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.hardware import Device, Node
+from windtunnel.metrics.power import clock_share
 from windtunnel.model import operators as ops
 from windtunnel.pricing.aiconfigurator.attention import decode_table, prefill_table
 from windtunnel.pricing.aiconfigurator.collection import (
@@ -37,7 +39,7 @@ from windtunnel.pricing.aiconfigurator.latent_attention import latent_decode_tab
 from windtunnel.pricing.aiconfigurator.published import fetched_folders
 from windtunnel.pricing.choices import MOE_BACKENDS
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator, RooflineEstimator, TableEstimator
-from windtunnel.pricing.roofline import Roofline
+from windtunnel.pricing.roofline import Roofline, scale_up_bytes_per_s
 from windtunnel.pricing.table import MeasurementTable
 from windtunnel.schema import fields_of
 from windtunnel.units import version_key
@@ -62,8 +64,18 @@ _READERS: Mapping[str, Reader] = {
 
 
 def table_for(collection: Collection, op: ops.Op) -> MeasurementTable | None:
-    """Return the table that prices `op`, or None where nobody measured its kind in its format on this system."""
+    """Return the table that prices `op`, None where nobody measured its kind in its format and links on this system."""
+    if isinstance(op, ops.Collective) and not _has_measured_links(op, collection.roofline):
+        return None
     return collection.once(op, _READERS.get(op.kind, described_table))
+
+
+def _has_measured_links(op: ops.Collective, roofline: Roofline) -> bool:
+    """Return whether the ranks inside a node have the links with which collectives were measured."""
+    measured, inside = catalog.measured_device(roofline.device), op.num_ranks // max(op.span_nodes, 1)
+    usual = scale_up_bytes_per_s(inside, measured, catalog.default_node(measured))
+    node = roofline.node
+    return node is None or math.isclose(scale_up_bytes_per_s(inside, measured, node), usual, rel_tol=0.05)
 
 
 def systems_folder(data_dir: Path | None = None) -> Path:
@@ -137,7 +149,7 @@ def measured_estimator(
     fetched = {wheel: systems / device.measured_as for wheel, systems in wheels.items()}
     measured, own = Roofline(_as_measured(device, _ARITHMETIC + _MEMORY if scales else _ARITHMETIC), node), None
     if measured != roofline:
-        roofline, own = measured, roofline
+        roofline, own = measured, Roofline(_at_its_clock(device), node) if scales else roofline
     collection = Collection(
         system=folder, fetched=fetched, engine=engine, version=version, roofline=roofline, **vars(kernels)
     )
@@ -151,9 +163,19 @@ _MEMORY = ("memory_bytes_per_s", "copy_bytes_per_s", "l2_bytes")
 
 def _as_measured(device: Device, names: tuple[str, ...]) -> Device:
     """Return the device with some rates of its roofline as they were where it was measured, if they are known."""
-    file = catalog.shipped(f"devices/{device.measured_as}.yaml")
-    rates = fields_of(catalog.entry(file, Device), *names) if file.is_file() else {}
-    return msgspec.structs.replace(device, **rates)
+    return msgspec.structs.replace(device, **fields_of(catalog.measured_device(device), *names))
+
+
+def _at_its_clock(device: Device) -> Device:
+    """Return a card of a measured chip with the peaks of the clock that its power for each multiprocessor sustains:
+    tables hold the clock to which large products bring the device that was measured."""
+    measured, power = catalog.measured_device(device), catalog.power_share(device)
+    if power >= 1.0:
+        return device
+    share = clock_share(power, device.architecture) * (device.num_sms or 1) / (measured.num_sms or 1)
+    most = {name: rate * share for name, rate in measured.peak_flops_per_s.items()}
+    peaks = {name: min(rate, most.get(name, rate)) for name, rate in device.peak_flops_per_s.items()}
+    return msgspec.structs.replace(device, peak_flops_per_s=peaks)
 
 
 def nccl_estimator(device: Device, node: Node | None) -> Estimator:

@@ -64,7 +64,7 @@ def recommendation(
     options = {name: value for name, value in study.point(best.index).choice.items() if name != DEPLOYMENT}
     if any(options.values()):
         sentences.append(f"Start it with {', '.join(f'{name} {value}' for name, value in options.items() if value)}")
-    if catalog.device(study.point(best.index).settings[PATHS["device"]]).measured_as is None:
+    if (device := catalog.device(study.point(best.index).settings[PATHS["device"]])).measured_as != device.name:
         sentences.append("No operator was measured on this device, so expect larger errors")
     return ". ".join(sentences) + "."
 
