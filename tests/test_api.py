@@ -26,7 +26,8 @@ from windtunnel.report.report import Bars, Cards, Cell, Facts, OnPage, OnTermina
 from windtunnel.schema import encode
 from windtunnel.search.answers import scenario_of
 from windtunnel.serving.scenario import Scenario
-from windtunnel.serving.shorthand import OF_LOAD, PATHS
+from windtunnel.serving.shorthand import JOB_PATHS, OF_LOAD, PATHS
+from windtunnel.training.job import TrainingJob
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.full
@@ -279,6 +280,18 @@ def test_the_options_of_a_function_have_types(name: str) -> None:
     known = {*options.__annotations__, *signature(function).parameters} - {"options", "prices"}
     assert known >= {*PATHS, *OF_LOAD} - chosen
     assert all(each in str(wt.scenario.__doc__) for each in PATHS)
+
+
+def test_the_options_of_a_training_job_have_types() -> None:
+    (options,) = get_args(get_type_hints(wt.train)["options"])
+    assert set(options.__annotations__) == {*JOB_PATHS, *TrainingJob.__struct_fields__}
+    (options,) = get_args(get_type_hints(wt.validate)["deployment"])
+    assert {*options.__annotations__, "calibration"} == {*PATHS}
+
+
+def test_a_dictionary_is_a_field_of_a_training_job() -> None:
+    job = wt.train(num_devices=16, recompute={"granularity": "selective", "modules": ["norms"]}, **JOB).setup.job
+    assert job.recompute.modules == ("norms",)
 
 
 def test_a_training_step_is_predicted(tmp_path: Path) -> None:

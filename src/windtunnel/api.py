@@ -49,8 +49,10 @@ from windtunnel.serving.shorthand import (
     OF_LOAD,
     PATHS,
     LoadOptions,
+    MeasuredOptions,
     RecommendOptions,
     ScenarioOptions,
+    TrainOptions,
     described_by,
     scenario,
     unknown_option,
@@ -321,14 +323,15 @@ def diagnose(
 def train(
     job: TrainingJob | Mapping[str, Any] | Path | str | None = None,
     settings: Mapping[str, Any] | None = None,
-    **options: Any,
+    **options: Unpack[TrainOptions],
 ) -> TrainingResult:
     """Predict a training step of a job, or what options such as `model`, `num_devices` and `tp` describe.
 
     Args:
         job: what to run: a job, its keys, or its file, which may be another tool's; None: `options` say it.
         settings: dotted path -> value, for everything without a short name.
-        options: the names that the command line takes, and fields of a job; they change a job that is given.
+        options: the names that the command line takes, and fields of a job; they change a job that is given. A
+            dictionary is a field, as `recompute={"granularity": "full"}`.
 
     Raises:
         InputError: an unknown option, or a job whose parts do not go together; one that does not fit is predicted.
@@ -337,7 +340,10 @@ def train(
     for name in options:
         if name not in known:
             raise unknown_option(name, known)
-    given = {JOB_PATHS.get(name, name): value for name, value in options.items()} | dict(settings or {})
+    fields = {
+        name if isinstance(value, Mapping) else JOB_PATHS.get(name, name): value for name, value in options.items()
+    }
+    given = fields | dict(settings or {})
     if isinstance(job, Path | str):
         read = read_job_file(Path(job), given)
         for remark in read.remarks:
@@ -369,7 +375,9 @@ def save(thing: Any, path: Path | str, overwrite: bool = False) -> None:
 
 
 @checked
-def validate(runs: Path | str | Sequence[Path | str], calibration: str | None = None, **deployment: Any) -> Validation:
+def validate(
+    runs: Path | str | Sequence[Path | str], calibration: str | None = None, **deployment: Unpack[MeasuredOptions]
+) -> Validation:
     """Predict the measured runs of a table, or of a client's result file with the deployment behind it.
 
     Args:

@@ -99,6 +99,7 @@ def test_only_known_files_are_begun(windtunnel: "Command") -> None:
     assert "serving" in done.stderr
 
 
+@pytest.mark.full
 def test_a_space_has_the_keys_of_a_scenario() -> None:
     table = space_schema(Scenario, Space)["$defs"]["Space"]["properties"]
     assert {"model", "workload", "vary", "limits"} <= set(table)

@@ -52,6 +52,18 @@ def test_overrides_reach_every_field(tmp_path: Path) -> None:
     assert (changed.overlap.tensor_parallel, changed.micro_batch) == (True, 2)
 
 
+def test_an_override_takes_along_what_hangs_on_the_old_value() -> None:
+    layers = [21, 21, 21, 17]
+    chosen = {"granularity": "selective", "modules": ["norms"]}
+    given = {**JOB, "recompute": chosen, "parallelism": {"tp": 4, "pp": 4, "layers_per_stage": layers}}
+    full = load(given, {"recompute.granularity": "full", "parallelism.pp": 8})
+    assert (full.recompute.modules, full.parallelism.layers_per_stage) == (None, None)
+    same = load(given, {"recompute.granularity": "selective", "parallelism.pp": 4, "parallelism.virtual_stages": 1})
+    assert (same.recompute.modules, same.parallelism.layers_per_stage) == (("norms",), tuple(layers))
+    typed = load(given, {"recompute.modules": ["activation"], "recompute.granularity": "full"})
+    assert typed.recompute.modules == ("activation",)  # which is refused, as what is typed
+
+
 def test_frameworks_fill_what_a_job_leaves_open() -> None:
     megatron = resolve(job()).job
     assert (megatron.sharding.zero, megatron.schedule, megatron.precision.gradients) == (1, "1f1b", "fp32")

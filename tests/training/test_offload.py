@@ -47,6 +47,7 @@ def gpt2_on_a_v100(num_layers: int, micro_batch: int, num_microbatches: int) -> 
     )
 
 
+@pytest.mark.full
 def test_ten_billion_parameters_on_one_v100() -> None:
     """ZeRO-Offload published 40 TFLOP/s for 10 billion parameters at a batch of 512 (arXiv:2101.06840, abstract).
 

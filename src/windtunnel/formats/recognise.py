@@ -5,6 +5,7 @@ adds kinds with an entry point in the group `windtunnel.formats` that names a mo
 """
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from typing import Any, Literal, get_args
 from windtunnel.errors import InputError, check_known
 from windtunnel.files import read_bytes
 from windtunnel.plugins import Registry
+from windtunnel.schema import read_yaml
 
 TOOLS = Registry("windtunnel.formats", "windtunnel.formats", "file format", "FORMATS")
 
@@ -60,12 +62,17 @@ class FileContent:
     @cached_property
     def documents(self) -> list[Any]:
         """The JSON document, or the documents of JSON Lines; empty where the file is neither."""
-        for texts in ([self.text], filter(str.strip, self.text.splitlines())):
-            try:
-                return [json.loads(text) for text in texts]
-            except (ValueError, RecursionError):
-                continue
-        return []
+        return documents_of(self.text)
+
+
+def documents_of(text: str) -> list[Any]:
+    """Return a text's JSON document, or its documents of JSON Lines; none where it is neither."""
+    for texts in ([text], filter(str.strip, text.splitlines())):
+        try:
+            return [json.loads(each) for each in texts]
+        except (ValueError, RecursionError):
+            continue
+    return []
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,10 @@ def find_format(path: Path, *uses: Use) -> FileFormat:
     if not content.start.strip():
         raise InputError(f"{path} is empty", hint)
     matching = [known for known in formats if known.matches(content)]
+    if "training job" in uses and all(known.name == known.use for known in matching):  # our own at most: any YAML
+        for other in read_yaml(Path(__file__).with_name("other_tools.yaml")):
+            if re.search(other["has"], content.text, re.MULTILINE):
+                raise InputError(f"{path} is {other['is']}, which is not read", other["hint"])
     match [known for known in matching if known.is_certain] or matching:
         case [known]:
             return known

@@ -92,7 +92,9 @@ def training_report(
     pipeline = Section("Pipeline", [OnPage(lambda: [_pipeline(result.timeline)])])
     sections = [rates, step, pipeline, memory] if result.fits else [_fitting_changes(result, changes), memory]
     if run is not None and result.fits:
-        facts = facts_of(asdict(run) | {"price": _price(document)}, LAYOUT["run"])
+        faults = result.setup.job.faults
+        unset = (text for name, text in LAYOUT["faults"].items() if getattr(faults, name) is None)
+        facts = facts_of(asdict(run) | {"price": _price(document), "unset": ", ".join(unset) or None}, LAYOUT["run"])
         sections.append(Section(f"To {billions(run.total_tokens)} tokens", [facts]))
     if result.collectives:
         sections.append(

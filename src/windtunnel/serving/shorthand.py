@@ -13,7 +13,7 @@ from windtunnel.arguments import checked
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.metrics.limits import slo_fields
 from windtunnel.model.shape import ModelSpec
-from windtunnel.schema import builtin, encode, read_yaml, set_path
+from windtunnel.schema import builtin, encode, set_path
 from windtunnel.serving.other_names import other_names
 from windtunnel.serving.scenario import (
     Described,
@@ -31,7 +31,7 @@ class _Served(TypedDict, total=False):
     device: Annotated[Path | str | None, "deployment.device"]
 
 
-class _Deployed(TypedDict, total=False):
+class _Uncalibrated(TypedDict, total=False):
     node: Annotated[Path | str | None, "deployment.node"]
     replicas: Annotated[int | None, "deployment.replicas"]
     tp: Annotated[int | None, "deployment.parallelism.tp"]
@@ -41,7 +41,6 @@ class _Deployed(TypedDict, total=False):
     dcp: Annotated[int | None, "deployment.parallelism.dcp"]
     engine: Annotated[str | None, "deployment.engine.name"]
     engine_version: Annotated[str | None, "deployment.engine.version"]
-    calibration: Annotated[Path | str | None, "deployment.calibration"]
     scheduler: Annotated[str | None, "deployment.engine.scheduler"]
     max_num_seqs: Annotated[int | None, "deployment.engine.max_num_seqs"]
     max_num_batched_tokens: Annotated[int | None, "deployment.engine.max_num_batched_tokens"]
@@ -64,6 +63,10 @@ class _Deployed(TypedDict, total=False):
     seed: Annotated[int | None, "seed"]
 
 
+class _Deployed(_Uncalibrated, total=False):
+    calibration: Annotated[Path | str | None, "deployment.calibration"]
+
+
 class _Chosen(TypedDict, total=False):
     router: Annotated[str | None, "deployment.router"]
     estimator: Annotated[str | None, "deployment.profile.estimator"]
@@ -71,6 +74,10 @@ class _Chosen(TypedDict, total=False):
 
 class Options(_Served, _Deployed, _Chosen, total=False):
     """Short names, each with its type and its path in a scenario; None stands for a name left out."""
+
+
+class MeasuredOptions(_Served, _Uncalibrated, _Chosen, total=False):
+    """Names of what served measured requests."""
 
 
 class _Load(TypedDict, total=False):
@@ -104,15 +111,59 @@ class RecommendOptions(_Deployed, _Chosen, _Load, total=False):
     prices: Mapping[str, float] | Path | str | None
 
 
-PATHS: dict[str, str] = {
-    name: hint.__metadata__[0] for name, hint in get_type_hints(Options, include_extras=True).items()
-}
+class TrainOptions(TypedDict, total=False):
+    """Short names of a training job, each with its path in it, and its other fields."""
+
+    model: Annotated[Path | str | ModelSpec | Mapping[str, Any] | None, "model"]
+    device: Annotated[Path | str | Mapping[str, Any] | None, "device"]
+    node: Annotated[Path | str | Mapping[str, Any] | None, "node"]
+    num_devices: Annotated[int | None, "num_devices"]
+    sequence_tokens: Annotated[int | str | None, "sequence_tokens"]
+    global_batch: Annotated[int | str | None, "global_batch"]
+    micro_batch: Annotated[int | None, "micro_batch"]
+    precision: Annotated[str | Mapping[str, Any] | None, "precision.compute"]
+    lora: Annotated[int | Mapping[str, Any] | None, "lora.rank"]
+    frozen_weights: Annotated[str | None, "precision.frozen_weights"]
+    optimizer: Annotated[str | None, "optimizer"]
+    moments: Annotated[str | None, "precision.moments"]
+    topology: Annotated[Path | str | None, "network.topology"]
+    backend: Annotated[str | None, "network.backend"]
+    total_tokens: Annotated[float | str | None, "total_tokens"]
+    framework: Annotated[str | None, "framework"]
+    tp: Annotated[int | None, "parallelism.tp"]
+    cp: Annotated[int | None, "parallelism.cp"]
+    pp: Annotated[int | None, "parallelism.pp"]
+    vpp: Annotated[int | None, "parallelism.virtual_stages"]
+    ep: Annotated[int | None, "parallelism.ep"]
+    zero: Annotated[int | None, "sharding.zero"]
+    offload: Annotated[str | None, "sharding.offload"]
+    schedule: Annotated[str | None, "schedule"]
+    recompute: Annotated[str | Mapping[str, Any] | None, "recompute.granularity"]
+    num_microbatches: int | None
+    parallelism: Mapping[str, Any]
+    sharding: Mapping[str, Any]
+    overlap: Mapping[str, Any]
+    kernels: Mapping[str, Any]
+    dropout: bool
+    learned_positions: bool
+    document_tokens: int | None
+    faults: Mapping[str, Any]
+    network: Mapping[str, Any] | None
+    price_usd_per_hour: float | None
+
+
+def _paths_of(names: type) -> dict[str, str]:
+    hints = get_type_hints(names, include_extras=True).items()
+    return {name: hint.__metadata__[0] for name, hint in hints if hasattr(hint, "__metadata__")}
+
+
+PATHS = _paths_of(Options)
 """Short name -> path in a scenario."""
 
 OF_LOAD = ("rate_per_s", "concurrency", "trace", "slo", "settings")
 """Names of `scenario` that are no single field."""
 
-JOB_PATHS: dict[str, str] = read_yaml(Path(__file__).with_name("job_paths.yaml"))
+JOB_PATHS = _paths_of(TrainOptions)
 """Short name -> path in a training job."""
 
 

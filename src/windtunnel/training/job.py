@@ -300,6 +300,7 @@ def load(path: Mapping[str, Any] | Path | str | None, overrides: dict[str, Any] 
     else:
         catalog.check_is_file(Path(path))
         raw = read_table(Path(path), "a training job", JOB_HINT)
+    _without_dependents(raw, overrides or {})
     for dotted, value in (overrides or {}).items():
         set_path(raw, dotted, value)
     if path is not None and "deployment" in raw:
@@ -314,6 +315,24 @@ def load(path: Mapping[str, Any] | Path | str | None, overrides: dict[str, Any] 
     if isinstance(raw["model"], Mapping):
         raw["model"] = catalog.model(raw["model"])
     return decode(raw, TrainingJob, str(path) if path is not None else "")
+
+
+_HANG_ON = {
+    "recompute.granularity": ("none", ("modules", "num_layers", "distribute")),
+    "parallelism.pp": (1, ("layers_per_stage",)),
+    "parallelism.virtual_stages": (1, ("layers_per_stage",)),
+}
+"""Field -> its default, and the fields beside it that say something of that value alone."""
+
+
+def _without_dependents(raw: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Leave out of a job's keys what hangs on a field that is overridden with another value, unless it is too."""
+    for dotted in overrides.keys() & _HANG_ON.keys():
+        section, name = dotted.split(".")
+        table, (usual, fields) = raw.get(section), _HANG_ON[dotted]
+        if isinstance(table, dict) and table.get(name, usual) != overrides[dotted]:
+            for field in {*fields} - {path.removeprefix(f"{section}.") for path in overrides}:
+                table.pop(field, None)
 
 
 JOB_HINT = "see docs/guides/first-training-job.md"

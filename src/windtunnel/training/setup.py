@@ -187,7 +187,7 @@ def without_idle_settings(given: TrainingJob, filled: TrainingJob, model: ModelS
         if getattr(getattr(given, section), name) not in (unset, off):
             shown = f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value).lower()
             idle = f"{path} = {shown} changes nothing here: it needs {condition.needs}"
-            raise InputError(idle, f"leave {path} out")
+            raise InputError(idle, f"leave {path} out; over a file that has it: --set {path}=null")
         if value != off:
             filled = msgspec.structs.replace(filled, **{section: msgspec.structs.replace(schema, **{name: off})})
     return filled
@@ -399,7 +399,7 @@ def check_offload(job: TrainingJob) -> None:
 def check_virtual_stages(job: TrainingJob) -> None:
     """Raise InputError where a device has several chunks and no pipeline."""
     if job.parallelism.virtual_stages > 1 and job.parallelism.pp == 1:
-        raise InputError("virtual stages need a pipeline: pp = 1", "leave parallelism.virtual_stages out")
+        raise InputError("virtual stages need a pipeline: pp = 1", "give 1 virtual stage (--vpp 1) or pp above 1")
 
 
 def check_schedule(job: TrainingJob, known: Degrees) -> None:

@@ -401,6 +401,7 @@ def test_waiting_for_slow_stages_is_apart_from_the_bubbles_of_the_schedule(windt
 def test_a_short_run_has_small_units(windtunnel: Command, job: Path) -> None:
     text = windtunnel("train", str(job), "--set", "total_tokens=2.62e6", "--set", "faults={}").stdout
     assert "To 2.62 million tokens" in text
+    assert re.search(r"not counted +failures \(set faults.device_mtbf_s\), checkpoints \(set", text)
     assert re.search(r"energy +\d[\d.]* k?Wh at", text)
     assert re.search(r"cost +\$\d+\.\d\d at", text)
 

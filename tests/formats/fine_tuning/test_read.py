@@ -244,6 +244,38 @@ def test_a_command_names_files_and_changes_them(tmp_path: Path) -> None:
     assert (job.num_devices, job.global_batch, job.total_tokens) == (4, 2 * 4 * 4, None)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "accelerate launch --num_processes 2 \\\n  --mixed_precision bf16 src/train.py \\\n  job.yaml",
+        "accelerate launch --num_processes=2 src/open_r1/sft.py --config job.yaml",
+        "torchrun --nproc_per_node 2 src/train.py job.yaml",
+    ],
+)
+def test_a_script_may_take_all_its_arguments_from_a_file(command: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(FACTORY)
+    job, _ = read_command(tmp_path, f"#!/bin/bash\n# see --help\n{command}\n")
+    assert (job.model, job.num_devices) == ("meta-llama/Llama-3.1-8B-Instruct", 2)
+    assert job.lora is not None
+    assert job.lora.rank == 16
+
+
+def test_tables_may_be_written_out_as_json(tmp_path: Path) -> None:
+    said = '--block_size 4096 --fsdp_config \'{"activation_checkpointing": true, "fsdp_reshard_after_forward": false}\''
+    text = COMMAND.replace("--max-seq-length 4096", said).replace("--gradient_checkpointing ", "")
+    job, _ = read_command(tmp_path, text)
+    assert (job.sequence_tokens, job.recompute.granularity, job.sharding.reshard_after_forward) == (4096, "full", False)
+    with pytest.raises(InputError, match="is not valid JSON"):
+        read_command(tmp_path, text.replace("false}", "false"))
+
+
+def test_experts_of_axolotl_are_spread(tmp_path: Path) -> None:
+    axolotl = "base_model: Qwen/Qwen3-30B-A3B\nfsdp_config: {fsdp_version: 2}\nexpert_parallel_size: 2\n"
+    job, unread = read(tmp_path, axolotl, 4)
+    assert (resolve(job).degrees.ep, resolve(job).degrees.experts_dp) == (2, 2)
+    assert not any("expert" in name for name in unread)
+
+
 def test_a_command_of_swift_is_read(tmp_path: Path) -> None:
     command = "swift sft --model Qwen/Qwen3-8B --train_type lora --max_length 2048 --gradient_accumulation_steps 16"
     job, unread = read_command(tmp_path, f"{command} --deepspeed zero3 --attn_impl flash_attn", 8)
@@ -429,6 +461,7 @@ def test_wrong_values_are_refused(before: str, after: str, message: str, tmp_pat
         ("--nproc_per_node 8", "--nproc_per_node eight", "nproc_per_node is 'eight'"),
         ("--max-seq-length 4096", "", "length of sequences is not in"),
         ("sft.py", "dpo.py", "stage is 'dpo'"),
+        ("sft.py", "grpo.py", "stage = grpo is not modelled"),
         ("--bf16 True", "--bf16 'True", "No closing quotation"),
         ("#!/bin/bash", "trl sft --model_name_or_path llama-3.1-8b", "has 2 commands that train"),
         ("--bf16 True", "--quant_method hqq", "--quant_method = hqq is not modelled"),
@@ -440,6 +473,7 @@ def test_wrong_commands_are_refused(before: str, after: str, message: str, tmp_p
         read_command(tmp_path, COMMAND.replace(before, after))
 
 
+@pytest.mark.full
 def test_what_fits_and_what_does_not(tmp_path: Path) -> None:
     adapters, _ = read(tmp_path, FACTORY.replace("cutoff_len: 1024", "cutoff_len: 2048"), 1)
     result = simulate_training(adapters)

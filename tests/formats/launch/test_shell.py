@@ -3,6 +3,7 @@
 import pytest
 
 from windtunnel.errors import InputError
+from windtunnel.formats.launch import shell
 from windtunnel.formats.launch.containers import commands_of
 from windtunnel.formats.launch.read import read_launch_command
 
@@ -110,3 +111,22 @@ def test_a_file_that_a_script_in_a_container_writes_is_read() -> None:
 def test_commands_are_read_as_their_shell_reads_them(text: str) -> None:
     reading = read_launch_command(text)
     assert (reading.raw["model"], reading.engine["max_num_seqs"]) == ("llama-3.1-8b", 32)
+
+
+@pytest.mark.parametrize(
+    "start", ["$CMD --tp 2", "eval $CMD --tp 2", 'eval "$CMD --tp 2"', 'sh -c "$CMD --tp 2"', "nohup ${CMD} --tp 2 &"]
+)
+def test_a_variable_may_hold_a_command(start: str) -> None:
+    assert served(f'CMD="serve --model ${{M:=small}}"\n{start}') == ["--model small --tp 2"]
+
+
+def test_a_variable_that_holds_itself_ends() -> None:
+    assert served('CMD="$CMD serve"\n$CMD\nserve --tp 2') == ["--tp 2"]
+
+
+def test_slurm_sets_variables() -> None:
+    lines = "#SBATCH --nodes=4 --time=01:00:00\n#SBATCH --ntasks-per-node=8 # one a GPU\n#SBATCH --gres=gpu:h100:8\n"
+    said = dict(line.split("=") for line in shell.of_slurm(lines).splitlines())
+    assert said["SLURM_NNODES"] == said["SLURM_JOB_NUM_NODES"] == "4"
+    assert (said["SLURM_NTASKS"], said["SLURM_GPUS_ON_NODE"]) == ("32", "8")
+    assert shell.of_slurm("echo 1") == ""

@@ -112,7 +112,7 @@ def test_a_script_with_variables_and_arrays() -> None:
     assert (job.sharding.zero, job.overlap.gradient_reduce, job.overlap.parameter_gather) == (1, True, False)
     assert (job.dropout, job.learned_positions) == (False, False)
     assert job.total_tokens == 1000 * 4096
-    assert set(result.unread) == {"--master-addr", "--lr", "--data-path"}
+    assert set(result.unread) == {"--lr", "--data-path"}
     assert resolve(job).degrees.experts_dp == 2
 
 
@@ -173,6 +173,7 @@ def test_latent_attention_and_layers_without_experts() -> None:
         ),
         ("--cp-comm-type a2a", {"parallelism": {"cp_method": "ulysses"}}),
         ("--transformer-impl local", {"kernels": {"attention": "unfused"}}),
+        ("--attention-backend local", {"kernels": {"attention": "unfused"}}),
         ("--use-torch-fsdp2", {"framework": "fsdp2", "sharding": {"zero": 3}}),
         ("--optimizer sgd", {"optimizer": "sgd_momentum"}),
         ("--use-distributed-optimizer --optimizer-cpu-offload", {"sharding": {"zero": 1, "offload": "optimizer"}}),
@@ -184,6 +185,8 @@ def test_latent_attention_and_layers_without_experts() -> None:
             {"precision": {"moments": "bf16", "gradients": "bf16", "master_weights": "remainder"}},
         ),
         ("--exp-avg-dtype bf16", {"precision": {"moments": "fp32", "master_weights": None}}),
+        ("--deepspeed --deepspeed_config ds.json --zero-stage 0", {"framework": "deepspeed", "sharding": {"zero": 0}}),
+        ("--checkpoint-activations", {"recompute": {"granularity": "full"}}),
     ],
 )
 def test_arguments_and_what_they_set(extra: str, wanted: dict[str, Any]) -> None:
@@ -208,6 +211,7 @@ def test_arguments_and_what_they_set(extra: str, wanted: dict[str, Any]) -> None
         (GPT3.replace("12288", "big"), "--hidden-size is 'big'"),
         (GPT3.replace("--num-layers 96", "--num-layers 0"), "--num-layers is 0; at least 1"),
         (GPT3.replace("--nproc_per_node 8", ""), "--nproc_per_node is missing"),
+        (GPT3.replace("node 8", "node gpu"), "--nproc_per_node is 'gpu'; a whole number is needed; give --num-devices"),
         (GPT3.replace("GPT2BPETokenizer", "HuggingFaceTokenizer"), "--vocab-size is missing"),
         (GPT3.replace("1536", "1535"), "global_batch"),
         (f"{GPT3} --num-layers-per-virtual-pipeline-stage 5", "96 is not a multiple of"),
@@ -220,6 +224,14 @@ def test_arguments_and_what_they_set(extra: str, wanted: dict[str, Any]) -> None
         (f"{GPT3} --seq-length", "a value is missing after --seq-length"),
         (f"{GPT3} --optimizer-cpu-offload --optimizer-offload-fraction 0.5", "fraction 0.5 is not modelled"),
         (f"{GPT3} --x 'unfinished", "No closing quotation"),
+        (
+            f"{GPT3} --hybrid-override-pattern M-M*",
+            "layers of --hybrid-override-pattern M-M* are not read; give --model",
+        ),
+        (GPT3.replace("pretrain_gpt", "tools/pretrain_t5"), "layers of pretrain_t5.py are not read"),
+        (f"{GPT3} --window-size -1,0", "--window-size is -1; at least 1 is needed"),
+        (f"{GPT3} --deepspeed --zero-stage 4", "--zero-stage is '4', which is not read"),
+        (f"{GPT3} --window-size all", "--window-size is 'all'; a whole number is needed"),
     ],
 )
 def test_commands_that_are_refused(text: str, message: str) -> None:
@@ -262,6 +274,68 @@ def test_a_script_of_slurm_is_run_as_its_shell_does() -> None:
     larger = read_megatron_arguments(SLURM.replace("${1:-8b}", "70b"), "h100_sxm").job
     assert isinstance(larger.model, ModelSpec)
     assert (larger.model.num_layers, larger.model.hidden_size) == (80, 8192)
+
+
+@pytest.mark.parametrize(
+    ("launch", "num_devices"),
+    [
+        ("mpirun -np 64 -x NCCL_DEBUG=INFO python", 64),
+        ("srun -N 4 --ntasks-per-node=8 --container-image=x python", 32),
+        ("deepspeed --num_nodes 4 --num_gpus 8", 32),
+    ],
+)
+def test_launchers_say_the_devices(launch: str, num_devices: int) -> None:
+    result = read(GPT3.replace("torchrun --nproc_per_node 8 --nnodes 16", launch).replace("size 8", "size 4"))
+    assert result.job.num_devices == num_devices
+    assert result.unknown == result.unread == ()  # options of launchers are no arguments
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        'srun -l --container-image=x sh -c "$run_cmd"',
+        'srun bash -c "$run_cmd --seed \\$SLURM_PROCID"',
+        "eval $run_cmd",
+        "${run_cmd} 2>&1 | tee log.txt",
+    ],
+)
+def test_a_command_in_a_variable_is_read(start: str) -> None:
+    words = GPT3.replace("torchrun --nproc_per_node 8 --nnodes 16", "python -u").replace("1536", "${GBS:=1536}")
+    script = f"#SBATCH --nodes=16\n#SBATCH --ntasks-per-node=8\nGBS=$((SLURM_NNODES * 64))\nOPTIONS='{words}'\n"
+    result = read(f'{script}run_cmd="cd /opt/megatron && $OPTIONS"\n{start}')
+    assert (result.job.num_devices, result.job.global_batch) == (128, 1024)
+
+
+def test_a_tokenizer_says_the_vocabulary() -> None:
+    official = GPT3.replace("--tokenizer-type GPT2BPETokenizer", "--vocab-file $3 --merge-file $4")
+    result = read(official)
+    assert model_of(result).vocab_size == model_of(read(GPT3)).vocab_size
+    assert result.not_modelled == ("--vocab-file (taken as GPT-2's, of 50,257 tokens)",)
+    hub = GPT3.replace("GPT2BPETokenizer", "HuggingFaceTokenizer --tokenizer-model /models/Llama-3.1-70B")
+    assert model_of(read(hub)).vocab_size == 129024  # 128,256, padded to a multiple of 8 x 128
+
+
+def test_a_model_may_take_the_place_of_the_arguments(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(GPT3.replace("pretrain_gpt", "pretrain_mamba") + " --hybrid-override-pattern M-M*")
+    read_job = read_job_file(path, {"device": "h100_sxm", "model": "nvidia/Nemotron-H-56B-Base-8K"})
+    assert read_job.job.model == "nvidia/Nemotron-H-56B-Base-8K"
+    assert not read_job.not_modelled
+    assert not read_job.unknown
+
+
+@pytest.mark.parametrize(
+    ("said", "windows"),
+    [
+        ("--window-size 128,0", [128]),
+        ("--window-size 128,0 --window-attn-skip-freq 2", [None, 128]),
+        ('--window-size "(128,0)" --window-attn-skip-freq "([1]*95+[0])"', [None, 128]),
+    ],
+)
+def test_sliding_windows_are_read(said: str, windows: list[int | None]) -> None:
+    layers = model_of(read(f"{GPT3} {said}")).layers
+    assert [layer.attention.window_tokens for layer in layers if layer.attention] == windows
+    assert sum(layer.num_layers for layer in layers) == 96
 
 
 EXPERTS = "--num-experts 8 --expert-model-parallel-size 2 --use-distributed-optimizer"

@@ -60,13 +60,44 @@ def test_a_range_query_says_the_same_as_scrapes(scrapes: list[str], tmp_path: Pa
     ]
     answer = tmp_path.parent / "range.json"
     answer.write_text(json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}}))
-    one, other = read_scrapes(tmp_path), read(answer)
-    for name in one.intervals.dtype.names:
-        np.testing.assert_allclose(one.intervals[name], other.intervals[name], rtol=1e-9, err_msg=name)
-    assert one.lengths == other.lengths
-    assert one.step_tokens is not None
-    assert other.step_tokens is not None
-    np.testing.assert_array_equal(one.step_tokens[1], other.step_tokens[1])
+    export, dump, metrics = (tmp_path.parent / name for name in ("export.jsonl", "dump.txt", "dump.om"))
+    lines = [
+        {"metric": each["metric"], "values": [*(float(value) for _, value in points), None],
+         "timestamps": [*(round(1000 * at) for at, _ in points), 0]}
+        for part in (slice(9), slice(9, None)) for each in result for points in [each["values"][part]]
+    ]  # fmt: skip
+    export.write_text("\n".join(map(json.dumps, lines)))
+    late_s = 1_700_000_000  # a moment of today
+    samples = [(name, labels, at + late_s, value) for (name, *labels), points in series.items() for at, value in points]
+
+    def listed(labels: list[Any]) -> str:
+        return ", ".join(f'{key}="{label}"' for key, label in labels)
+
+    dump.write_text("".join(
+        f"{{{listed([('__name__', name), *labels])}}} {value} {at * 1000:.0f}\n" for name, labels, at, value in samples
+    ))  # fmt: skip
+    metrics.write_text("".join(f"{name}{{{listed(labels)}}} {value} {at:.3f}\n" for name, labels, at, value in samples))
+    one = read_scrapes(tmp_path)
+    for other in map(read, (answer, export, dump, metrics)):
+        for name in one.intervals.dtype.names[1:]:
+            np.testing.assert_allclose(one.intervals[name], other.intervals[name], rtol=1e-6, err_msg=name)
+        assert one.lengths == other.lengths
+        assert one.step_tokens is not None
+        assert other.step_tokens is not None
+        np.testing.assert_array_equal(one.step_tokens[1], other.step_tokens[1])
+
+
+def test_targets_that_are_scraped_at_other_moments_are_added_up() -> None:
+    series: dict[Any, list[tuple[float, float]]] = {}
+    for engine, late_s in (("0", 0.0), ("1", 4.0)):
+        for name in ("vllm:num_requests_running", "vllm:prompt_tokens_total"):
+            points = [(10.0 * at + late_s, 100.0 * at) for at in range(4) if (engine, at) != ("1", 3)]
+            series[name, ("engine", engine)] = points
+    series["process_start_time_seconds",] = [(float(at), 1.0) for at in range(40)]  # of an exporter beside them
+    record = record_of(prometheus.scrapes_of(series))
+    assert record.num_engines == 2
+    assert record.intervals["start_s"].tolist() == [10.0, 20.0]
+    assert record.intervals["prompt_tokens"].tolist() == [200, 200]
 
 
 def test_a_restart_is_left_out(scrapes: list[str]) -> None:
@@ -225,6 +256,79 @@ def test_sglangs_log_gives_intervals_of_forty_decode_steps(tmp_path: Path, sign:
     assert rows["context_tokens"].tolist() == pytest.approx([500, 500])
 
 
+def in_other_words(lines: list[str], form: str) -> list[str]:
+    """Return lines of a log as Dynamo, and as a JSON formatter, write them."""
+    made = []
+    for number, line in enumerate(lines):
+        message = line[line.index("batch") - 7 :] if "batch" in line else line[line.index("Engine") :]
+        at = f"2026-03-04T05:06:{10 * number:02d}.500000Z"
+        dynamo = f"{at}  INFO loggers.log: {message}"
+        made.append(dynamo if form == "dynamo" else json.dumps({"message": message, "time": at, "level": "INFO"}))
+    return made
+
+
+@pytest.mark.parametrize("form", ["dynamo", "json"])
+def test_logs_that_others_wrap_say_the_same(tmp_path: Path, form: str) -> None:
+    vllm = [LOG.format(second=1, rate=400.0, running=8)] * 3
+    sglang = sglang_log(*[("Decode", 1, 8, 800.0)] * 3).split("\n")[1:]
+    for lines, gap_s in ((vllm, 8 / 400), (sglang, 8 / 800)):
+        path = tmp_path / "server.log"
+        path.write_text("\n".join(in_other_words(lines, form)), encoding="utf-8")
+        rows = read(path).intervals
+        assert (rows["gaps_s"] / rows["gaps"]).tolist() == pytest.approx([gap_s] * 2)
+
+
+def test_a_line_of_all_engines_is_of_so_many(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    lines = [LOG.format(second=second, rate=1600.0, running=32) for second in (1, 11)]
+    text = "\n".join(["GPU KV cache size: 80,000 tokens", *lines])
+    path.write_text(text.replace("Engine 000: ", "4 Engines Aggregated: "), encoding="utf-8")
+    record = read(path)
+    assert record.num_engines == 4
+    assert record.intervals["context_tokens"].tolist() == [40_000 / 8]
+
+
+@pytest.mark.parametrize("mark", ["[pod/vllm-{}/main] ", "vllm-{}  | "])
+def test_servers_in_one_log_are_read_apart(tmp_path: Path, mark: str) -> None:
+    path = tmp_path / "servers.log"
+    lines = [(number, 10 * at + 4 * number) for at in range(3) for number in (0, 1)]
+    vllm = [mark.format(number) + LOG.format(second=at, rate=400.0 + 400 * number, running=8) for number, at in lines]
+    sglang = [mark.format(number) + sglang_log(("Decode", at, 8, 400.0 + 400 * number)).strip() for number, at in lines]
+    path.write_text("\n".join(vllm), encoding="utf-8")
+    rows = read(path).intervals
+    assert rows["duration_s"].tolist() == [10] * 4
+    assert (rows["gaps_s"] / rows["gaps"]).tolist() == pytest.approx([8 / 400, 8 / 800] * 2)
+    path.write_text("\n".join(sglang), encoding="utf-8")
+    starts_s = read(path).intervals["start_s"]
+    assert (starts_s - starts_s[0]).tolist() == [0, 4, 10, 14]
+
+
+def test_former_vllms_log_calls_waiting_requests_pending(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    line = (
+        "INFO 02-03 04:05:{:02d} [metrics.py:486] Avg prompt throughput: 4000.0 tokens/s, Avg generation throughput: "
+        "800.0 tokens/s, Running: 12 reqs, Swapped: 0 reqs, Pending: 3 reqs, GPU KV cache usage: 6.6%, CPU KV cache "
+        "usage: 0.0%."
+    )
+    path.write_text("\n".join(map(line.format, (1, 6, 11))), encoding="utf-8")
+    rows = read(path).intervals
+    assert rows["duration_s"].tolist() == [5, 5]
+    assert rows["waiting"].tolist() == [3, 3]
+
+
+def test_a_server_that_speculates_is_refused(tmp_path: Path, scrapes: list[str]) -> None:
+    drafts = "SpecDecoding metrics: Mean acceptance length: 2.51, Accepted: 500 tokens, Drafted: {} tokens"
+    path = tmp_path / "server.log"
+    text = "\n".join(LOG.format(second=second, rate=400.0, running=8) for second in (1, 11))
+    path.write_text(f"{text}\n{drafts.format(0)}", encoding="utf-8")
+    assert read(path).intervals.size == 1
+    path.write_text(f"{text}\n{drafts.format(900)}", encoding="utf-8")
+    with pytest.raises(InputError, match="speculates"):
+        read(path)
+    with pytest.raises(InputError, match="speculates"):
+        record_of([scrape_text(f"{each}\nvllm:spec_decode_num_drafts_total 9", np.nan) for each in scrapes[:2]])
+
+
 def test_sglangs_log_tells_nothing_of_tokens_where_the_server_was_idle(tmp_path: Path) -> None:
     path = tmp_path / "sglang.log"
     lines = [("Decode", 1, 1, 80.0), ("Prefill", 20, 0, 0), ("Decode", 21, 1, 2.0), ("Decode", 22, 1, 80.0)]
@@ -265,6 +369,27 @@ def test_spans_give_every_request(tmp_path: Path) -> None:
     assert record.intervals["gaps_s"].sum() / record.intervals["gaps"].sum() == pytest.approx(0.2)
 
 
+def test_spans_of_tempo_and_jaeger_say_the_same(tmp_path: Path) -> None:
+    spans = [span(number) for number in range(20)]
+    resources = [{"scopeSpans": [{"spans": spans}]}]
+    jaeger = [
+        {"startTime": int(each["startTimeUnixNano"]) // 1000, "duration": 1_000_000,
+         "tags": [{"key": tag["key"], "value": float(*tag["value"].values())} for tag in each["attributes"]]}
+        for each in spans
+    ]  # fmt: skip
+    kinds = {"resourceSpans": resources}, {"batches": resources}, {"trace": {"resourceSpans": resources}}
+    read_columns = []
+    for number, document in enumerate([*kinds, {"data": [{"traceID": "a", "spans": jaeger}]}]):
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps(document), encoding="utf-8")
+        columns = read(path).requests
+        assert columns is not None
+        read_columns.append({name: values.tolist() for name, values in columns.items()})
+        assert columns["arrival_s"][:2].tolist() == pytest.approx([0, 0.1], abs=1e-5)
+        assert columns["output_tokens"].tolist() == [11] * 20
+    assert all(each["ttft_s"] == read_columns[0]["ttft_s"] for each in read_columns)
+
+
 def test_spans_in_milliseconds_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "spans.json"
     late = span(0, **{"gen_ai.latency.e2e": {"doubleValue": 2500.0}})
@@ -296,14 +421,23 @@ def test_lengths_of_a_histogram_have_its_mean_and_stay_in_their_buckets() -> Non
     assert np.average(equal) == pytest.approx(1024, rel=0.01)
 
 
+def matrix(points: list[tuple[float, str]]) -> dict[str, Any]:
+    """Return the answer to a range query, of one series."""
+    series = {"metric": {"__name__": "vllm:prompt_tokens_total"}, "values": points}
+    return {"status": "success", "data": {"resultType": "matrix", "result": [series]}}
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.prom", "# HELP other\nother_total 1\n", "is no server telemetry that is known"),
+        ("a.prom", "# a list\nother_total 1\n", "is no server telemetry that is known"),
+        ("a.prom", "# HELP tgi_request_count x\ntgi_request_count 1\n", "are of no engine that is known"),
         ("a.prom", 'vllm:num_requests_running{engine="0"} 1\n', "no time passes"),
+        ("a.prom", 'vllm:num_requests_running{engine="0"} 1\n' * 2, r"a\.prom holds several scrapes"),
+        ("a.json", json.dumps(matrix([(1.0, "2")])), "no time passes between"),
         ("a.log", LOG.format(second=1, rate=1, running=1), "fewer than two lines"),
         ("a.log", sglang_log(("Decode", 1, 6, 5.0)), "fewer than two lines on decoding"),
-        ("a.log", sglang_log(("Prefill", 1, 6, 0), ("Prefill", 2, 6, 0)), "is no server telemetry"),
+        ("a.log", sglang_log(("Prefill", 1, 6, 0), ("Prefill", 2, 6, 0)), "fewer than two lines on decoding"),
         ("a.log", sglang_log(("Decode", 1, 6, 5.0)).replace("cuda", "accept len: 2.1, cuda"), "that speculates"),
         ("a.log", sglang_log(*[("Decode", 1, 6, 5.0)] * 2).replace("#token", "#other"), "lacks or misstates '#token'"),
         ("a.json", '{"data": {"resultType": "matrix", "result": [{"metric": {}}]}}', "lacks or misstates '__name__'"),

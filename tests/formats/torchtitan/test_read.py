@@ -116,6 +116,23 @@ def test_offloading_is_read(tmp_path: Path) -> None:
     assert (job.sharding.zero, job.sharding.offload) == (3, "parameters")
 
 
+def test_the_exchange_of_experts_is_read(tmp_path: Path) -> None:
+    assert read(tmp_path, EXPERTS, 8)[0].parallelism.experts_exchange is None
+    named = EXPERTS.replace("expert_parallel_degree", 'expert_parallel_comm_backend = "deepep"\nexpert_parallel_degree')
+    job, unread = read(tmp_path, named, 8)
+    assert job.parallelism.experts_exchange == "by_node"
+    assert "parallelism.expert_parallel_comm_backend" not in unread
+
+
+def test_recomputation_that_is_not_read_may_be_given(tmp_path: Path) -> None:
+    budget = DENSE.replace('mode = "selective"', 'mode = "memory_budget"')
+    with pytest.raises(InputError, match="mode is 'memory_budget'") as refused:
+        read(tmp_path, budget, 16)
+    assert "--recompute" in str(refused.value.hint)
+    job, _ = read(tmp_path, budget, 16, **{"recompute.granularity": "full"})
+    assert job.recompute.granularity == "full"
+
+
 def test_options_go_over_the_file(tmp_path: Path) -> None:
     job, _ = read(tmp_path, EXPERTS, **{"parallelism.ep": 2, "recompute": {"granularity": "none"}})
     assert (job.parallelism.ep, job.recompute.granularity) == (2, "none")

@@ -73,6 +73,7 @@ def run_on_recorded_durations(recorded: Case) -> LoopRun:
     return prepare_loop([plan._replace(cost=cost)], requests, replicas=replicas).run(keeps_trail=True)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", RECORDED)
 def test_batches_and_times_equal_vidurs(reference: Path, name: str) -> None:
     recorded = case(reference / "vidur" / "cases" / name)
@@ -100,6 +101,7 @@ def test_batches_and_times_equal_vidurs(reference: Path, name: str) -> None:
         np.testing.assert_allclose(ours[finished], expected[theirs][finished], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", RECORDED)
 def test_all_request_metrics_equal_vidurs(reference: Path, name: str) -> None:
     recorded = case(reference / "vidur" / "cases" / name)
@@ -111,6 +113,7 @@ def test_all_request_metrics_equal_vidurs(reference: Path, name: str) -> None:
         np.testing.assert_allclose(ours, recorded.expected[column], rtol=1e-9, atol=1e-9, err_msg=column)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", RECORDED)
 def test_steps_taken_at_once_give_the_same_times(reference: Path, name: str) -> None:
     recorded = case(reference / "vidur" / "cases" / name)
@@ -122,6 +125,7 @@ def test_steps_taken_at_once_give_the_same_times(reference: Path, name: str) -> 
         np.testing.assert_array_equal(fused.requests[column], single.requests[column])
 
 
+@pytest.mark.full
 def test_a_restarted_prompt_is_computed_again_in_chunks_by_default(reference: Path) -> None:
     """Vidur ran 3,891 tokens of the restarted prompt one a step, and reports its first token 49 s before its second."""
     name = "f_llama2-7b_sarathi_midprefill_bug"
@@ -136,6 +140,7 @@ def test_a_restarted_prompt_is_computed_again_in_chunks_by_default(reference: Pa
     assert after_the_first == (recorded.requests.output_tokens - 1).sum()
 
 
+@pytest.mark.full
 def test_a_batch_longer_than_what_was_sent_between_stages_is_refused(reference: Path) -> None:
     recorded = case(reference / "vidur" / "cases" / "i_llama2-7b_tp1pp4_vllm")
     tables = tables_or_skip(reference, recorded.config)

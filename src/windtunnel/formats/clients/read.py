@@ -26,11 +26,11 @@ class ClientResult:
     id: str
     client: str
     input_tokens: float
-    """Mean over requests."""
+    """Mean over requests; 0 where the client knows no tokens."""
     output_tokens: float
     num_requests: int
     concurrency: int | None
-    """None with a rate: an open loop."""
+    """None with a rate: an open loop. None without one: not recorded."""
     rate_per_s: float | None
     """None: as fast as `concurrency` allows."""
     measured: Mapping[str, float]
@@ -162,6 +162,15 @@ def _percentiles(*known: tuple[str, Mapping[str, Any] | None, float]) -> dict[st
     }
 
 
+def latencies(mean: str, throughput: float, **known: tuple[Mapping[str, Any] | None, float]) -> dict[str, Any]:
+    """Return the fields of a result from latencies with their statistics, of which `mean` is one, and the unit in
+    seconds.
+    """
+    measured = {name: float((values or {}).get(mean) or 0.0) * unit_s for name, (values, unit_s) in known.items()}
+    percentiles = _percentiles(*((name, *each) for name, each in known.items()))
+    return {"measured": _known(**measured, throughput=throughput), "percentiles": percentiles}
+
+
 def _flat(document: Mapping[str, Any], begin: str, end: str) -> dict[str, Any]:
     """Return what is between `begin` and `end` in the keys that have both -> value."""
     keys = (key for key in document if key.startswith(begin) and key.endswith(end))
@@ -195,16 +204,12 @@ def _aiperf(name: str, document: dict[str, Any]) -> Iterator[ClientResult]:
         num_requests=int(num_requests or 10 * int(concurrency or per_s * 60)),
         concurrency=int(concurrency) if concurrency else None,
         rate_per_s=float(rate) if rate else None,
-        measured=_known(
-            tpot=mean_or_none("inter_token_latency") * UNITS_S[units["tpot"]],
-            ttft=mean("time_to_first_token") * UNITS_S[units["ttft"]],
-            e2e=mean_or_none("request_latency") * UNITS_S[units["e2e"]],
-            throughput=mean_or_none("output_token_throughput"),
-        ),
         gap_cv={"constant": 0.0, "gamma": 1 / math.sqrt(smoothness)}.get(pattern, 1.0),
         num_failed=int(mean_or_none("error_request_count")),
-        percentiles=_percentiles(
-            *((latency, document.get(key), UNITS_S[units[latency]]) for latency, key in times.items())
+        **latencies(
+            "avg",
+            mean_or_none("output_token_throughput"),
+            **{latency: (document.get(key), UNITS_S[units[latency]]) for latency, key in times.items()},
         ),
     )
 
@@ -249,16 +254,12 @@ def _guidellm(name: str, document: dict[str, Any]) -> list[ClientResult]:
 
 def _guidellm_run(name: str, run: dict[str, Any]) -> ClientResult:
     def statistics(key: str) -> dict[str, Any]:
-        return (run["metrics"][key] or {}).get("successful") or {}
+        known = (run["metrics"][key] or {}).get("successful") or {}
+        return {**known, **(known.get("percentiles") or {})}
 
     def mean(key: str) -> float:
         return float(statistics(key).get("mean") or 0.0)
 
-    times = (
-        ("tpot", "inter_token_latency_ms", MS),
-        ("ttft", "time_to_first_token_ms", MS),
-        ("e2e", "request_latency", 1.0),
-    )
     places = (run.get("args", {}), run.get("config", {}), run.get("scheduler", {}))
     strategy: dict[str, Any] = next((place["strategy"] for place in places if place.get("strategy")), {})
     kind, rate = strategy.get("type_") or strategy.get("type"), strategy.get("rate")
@@ -275,16 +276,14 @@ def _guidellm_run(name: str, run: dict[str, Any]) -> ClientResult:
         num_requests=int(_num_successful(run)),
         concurrency=int(streams) if streams else None,
         rate_per_s=float(rate) if rate else None,
-        measured=_known(
-            tpot=mean("inter_token_latency_ms") * MS,
-            ttft=mean("time_to_first_token_ms") * MS,
-            e2e=mean("request_latency"),
-            throughput=mean("output_tokens_per_second"),
-        ),
         gap_cv=0.0 if kind == "constant" else 1.0,
         num_failed=int(_totals(run).get("errored") or 0),
-        percentiles=_percentiles(
-            *((latency, statistics(key).get("percentiles"), unit_s) for latency, key, unit_s in times)
+        **latencies(
+            "mean",
+            mean("output_tokens_per_second"),
+            tpot=(statistics("inter_token_latency_ms"), MS),
+            ttft=(statistics("time_to_first_token_ms"), MS),
+            e2e=(statistics("request_latency"), 1.0),
         ),
     )
 
@@ -315,7 +314,6 @@ def _inference_perf(name: str, document: dict[str, Any]) -> Iterator[ClientResul
         return float((values.get(key) or {}).get("mean") or 0.0)
 
     latency = answered["latency"]
-    times = ("tpot", "time_per_output_token"), ("ttft", "time_to_first_token"), ("e2e", "request_latency")
     yield ClientResult(
         id=name,
         client="inference-perf",
@@ -324,15 +322,15 @@ def _inference_perf(name: str, document: dict[str, Any]) -> Iterator[ClientResul
         num_requests=int(answered["count"]),
         concurrency=int(concurrency) if concurrency else None,
         rate_per_s=None if concurrency else float(rate),
-        measured=_known(
-            tpot=mean(latency, "time_per_output_token"),
-            ttft=mean(latency, "time_to_first_token"),
-            e2e=mean(latency, "request_latency"),
-            throughput=float(answered["throughput"]["output_tokens_per_sec"]),
-        ),
         gap_cv=0.0,
         num_failed=int(document["failures"]["count"]),
-        percentiles=_percentiles(*((name, latency.get(key), 1.0) for name, key in times)),
+        **latencies(
+            "mean",
+            float(answered["throughput"]["output_tokens_per_sec"]),
+            tpot=(latency.get("time_per_output_token"), 1.0),
+            ttft=(latency.get("time_to_first_token"), 1.0),
+            e2e=(latency.get("request_latency"), 1.0),
+        ),
     )
 
 
@@ -382,26 +380,49 @@ def _genai_bench(name: str, document: dict[str, Any]) -> Iterator[ClientResult]:
     stats, has_rate = whole["stats"], whole["iteration_type"] == "request_rate"
     if not whole["num_completed_requests"]:
         return
-    mean = {key: float(values["mean"] or 0.0) for key, values in stats.items()}
     lengths = [stats[key] for key in ("num_input_tokens", "num_output_tokens")]
     yield ClientResult(
         id=name,
         client="genai-bench",
-        input_tokens=mean["num_input_tokens"],
-        output_tokens=mean["num_output_tokens"],
+        input_tokens=float(lengths[0]["mean"] or 0.0),
+        output_tokens=float(lengths[1]["mean"] or 0.0),
         num_requests=int(whole["num_completed_requests"]),
         concurrency=None if has_rate else int(whole["num_concurrency"]),
         rate_per_s=float(whole["request_rate"]) if has_rate else None,
-        measured=_known(
-            tpot=mean["tpot"],
-            ttft=mean["ttft"],
-            e2e=mean["e2e_latency"],
-            throughput=float(whole["mean_output_throughput_tokens_per_s"]),
-        ),
         range_ratio=1.0 if all(each["min"] == each["max"] for each in lengths) else None,
         num_failed=int(whole["num_error_requests"]),
-        percentiles=_percentiles(
-            *((name, stats[key], 1.0) for name, key in (("tpot", "tpot"), ("ttft", "ttft"), ("e2e", "e2e_latency")))
+        **latencies(
+            "mean",
+            float(whole["mean_output_throughput_tokens_per_s"]),
+            tpot=(stats["tpot"], 1.0),
+            ttft=(stats["ttft"], 1.0),
+            e2e=(stats["e2e_latency"], 1.0),
+        ),
+    )
+
+
+def _trtllm_bench(name: str, document: dict[str, Any]) -> Iterator[ClientResult]:
+    """Read `trtllm-bench throughput --report_json`, which does not say its load.
+
+    Source: https://github.com/NVIDIA/TensorRT-LLM, `tensorrt_llm/bench/dataclasses/reporting.py`.
+    """
+    sent, answered, streamed = (document.get(key) or {} for key in ("request_info", "performance", "streaming_metrics"))
+    yield ClientResult(
+        id=name,
+        client="trtllm-bench",
+        input_tokens=float(sent["avg_input_length"]),
+        output_tokens=float(sent["avg_output_length"]),
+        num_requests=int(sent["num_requests"]),
+        concurrency=None,
+        rate_per_s=None,
+        model=document["engine"].get("model"),
+        engine="trtllm",
+        **latencies(
+            "average",
+            float(answered["system_output_throughput_tok_s"]),
+            tpot=(streamed.get("tpot_percentiles"), MS),
+            ttft=(streamed.get("ttft_percentiles"), MS),
+            e2e=(answered["request_latency_percentiles_ms"], MS),
         ),
     )
 
@@ -419,5 +440,6 @@ FORMATS = tuple(
         ("LLMPerf", lambda document: "results_ttft_s_mean" in document, _llmperf),
         ("genai-bench", lambda document: "individual_request_metrics" in document, _genai_bench),
         ("guidellm", lambda document: "benchmarks" in document, _guidellm),
+        ("trtllm-bench", lambda document: {"request_info", "performance"} <= document.keys(), _trtllm_bench),
     )
 )

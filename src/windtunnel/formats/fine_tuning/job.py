@@ -180,7 +180,8 @@ class FineTuning:
         method = self.choice("ring", "ring_functions", "varlen_llama3" if packs else "batch_ring")
         # transformers splits weights alone: norms and residuals stay whole.
         whole = {"sequence_parallel": False} if tp > 1 else {}
-        return {"tp": tp, "cp": cp * ulysses, "cp_method": "ulysses" if ulysses > 1 else method, **whole}
+        experts = {"ep": ep} if (ep := self.number("ep", 1)) > 1 else {}
+        return {"tp": tp, "cp": cp * ulysses, "cp_method": "ulysses" if ulysses > 1 else method, **whole, **experts}
 
     def fsdp(self, device: str, ranks: int) -> dict[str, Any]:
         """Return the sharding of FSDP over `ranks`; without it, none (DDP)."""

@@ -1,5 +1,6 @@
 """Find the keys of a fine-tuning job: in a YAML file or a command, and in the files that these name."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ WORDS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("words.yaml"))
 TRAINS = re.compile(
     r"--(?:model[_-]name[_-]or[_-]path|per[_-]device[_-]train[_-]batch[_-]size)\b|\b(?:llamafactory-cli|axolotl)\s+train\b"
     rf"|\baxolotl\.cli\.train\b|\b(?:trl|swift)\s+(?:{'|'.join((*WORDS['stages'], *WORDS['other_stages']))})\b"
+    r"|\baccelerate\s+launch\b(?:\\\n|[^\n])*\.py\s(?:\\\n|[^\n])*\.ya?ml\b|\bsrc/train\.py\s+\S+\.ya?ml\b"
 )
 """What a command has that starts a training."""
 _HINT = "see docs/guides/first-training-job.md"
@@ -103,12 +105,18 @@ def _completed(path: Path, keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _table(path: Path, name: Any) -> dict[str, Any]:
-    """Return the table in a file that a job names: beside it, or below a folder around it; or known by its name.
+    """Return the table in a file that a job names: beside it, or below a folder around it; or known by its name, or
+    written out as JSON.
 
     Raises:
         InputError: there is none.
     """
     text = str(name)
+    if text.startswith("{"):
+        try:
+            return dict(json.loads(text))
+        except ValueError as error:
+            raise InputError(f"{path}: {text[:60]!r} is not valid JSON: {error}") from None
     if text in WORDS["zero_by_name"]:
         return dict(WORDS["zero_by_name"][text])
     files = (*(folder / text for folder in (path.parent, *path.resolve().parents)), path.parent / Path(text).name)

@@ -20,6 +20,7 @@ from windtunnel.schema import parse_yaml
 from windtunnel.units import format_count, parse_quantity
 
 SEPARATORS = ";|&\n"
+PREFIXES = ("export", "env", "exec", "sudo", "nohup")
 SHELLS, RUNTIMES = ("sh", "bash", "dash", "zsh", "ash"), ("docker", "podman", "nerdctl")
 DOCKER_SWITCHES = re.compile(
     r"-[ditPq]+|--(rm|detach|interactive|tty|privileged|init|read-only|publish-all|quiet|no-healthcheck|oom-kill-disable)"
@@ -77,7 +78,7 @@ class Command:
 def commands_in_script(text: str, about: str = "") -> list[Command]:
     """Return the commands of a script; errors say `about`, not `--from-command: `, first."""
     try:
-        return commands_of(text)
+        return commands_of(shell.of_slurm(text) + text)
     except InputError as error:
         raise InputError(f"{about}{error.message.removeprefix('--from-command: ')}", error.hint) from None
 
@@ -160,7 +161,7 @@ def _unwrapped(command: Command) -> Iterator[Command]:
     environment = command.environment
     words = [part for word in command.words for part in shell.unfolded(word, environment)]
     is_exported, known, names = words[:1] == ["export"], set(environment), set[str]()
-    while words and (words[0] in ("export", "env", "exec", "sudo", "nohup") or shell.ASSIGNMENT.fullmatch(words[0])):
+    while words and (words[0] in PREFIXES or shell.ASSIGNMENT.fullmatch(words[0])):
         if assignment := shell.ASSIGNMENT.fullmatch(words.pop(0)):
             before = environment.get(assignment[1], "") if assignment[2] else ""
             environment[assignment[1]] = before + shell.assigned(assignment[1], assignment[3], environment)
@@ -175,6 +176,11 @@ def _unwrapped(command: Command) -> Iterator[Command]:
             before = command.files.get(name, "") if words[0] == APPENDS else ""
             command.files[name] = before + bytes.fromhex(words[2]).decode()
         return
+    words = ["sh", "-c", " ".join(words[1:])] if words[:1] == ["eval"] else words
+    if text := shell.command_in_variable(words, environment):
+        for each in shell.live(_parts(f"{text} {shlex.join(words[1:])}"), environment):
+            yield from _unwrapped(replace(command, words=each))
+        return
     if words[:1] == ["for"] and words[2:3] == ["in"]:
         environment[words[1]] = " ".join(shell.filled(word, environment) for word in words[3:])
     programs = [word.rpartition("/")[2] for word in words]
@@ -184,7 +190,9 @@ def _unwrapped(command: Command) -> Iterator[Command]:
             yield from _unwrapped(_docker_run(command, following[following.index("run") + 1 :]))
             return
         if program in SHELLS and len(following) > 1 and re.fullmatch(r"-[a-z]*c", following[0]):
-            inner, script = command, following[1]
+            # Within double quotes the shell around it fills in commands and options; whatever else may need quotes.
+            held = {name: text for name, text in environment.items() if " -" in text and f"{name}=" not in following[1]}
+            inner, script = command, shell.filled(following[1], held)
         elif program in command.files and (index == 0 or programs[index - 1] in (*SHELLS, "source", ".")):
             inner, script = replace(command, files={**command.files, program: ""}), command.files[program]
         else:

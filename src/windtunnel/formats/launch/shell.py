@@ -14,7 +14,7 @@ from windtunnel.errors import InputError
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*(?:\[@\])?)(\+?)=(.*)", re.DOTALL)
 ARRAY = re.compile(r"(?m)(^|;|&&|\bthen|\belse|\bdo)[ \t]*(\w+)(\+?)=\(([^()]*)\)")
 OF_ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}")
-VARIABLE = re.compile(r"\$(?:\((\w+)\)|\{(\w+)(?::?-([^}]*))?\}|(\w+))")
+VARIABLE = re.compile(r"\$(?:\((\w+)\)|\{(\w+)(?::?[-=]([^}]*))?\}|(\w+))")
 ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
 
 REFERENCE = re.compile(r"\$(?:\{(\w+)\}|([A-Za-z_]\w*))")
@@ -42,6 +42,17 @@ COMPARISONS = {f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt"
 MOST_WORDS = 10_000
 LONGEST = 200
 """Characters of an arithmetic expression that is computed."""
+
+
+def of_slurm(text: str) -> str:
+    """Return assignments of the variables that Slurm sets for a script with `#SBATCH` lines; empty without them."""
+    lines = " ".join(re.findall(r"(?m)^#SBATCH[ \t]+([^#\n]*)", text))
+    said = dict(re.findall(r"(?<!\S)--?([\w-]+)[= ]\s*(?:[\w-]+:)*(\d+)", lines))
+    nodes, each = said.get("nodes", said.get("N")), said.get("ntasks-per-node")
+    tasks = said.get("ntasks", said.get("n")) or (each and str(int(nodes or 1) * int(each)))
+    values = {"NNODES": nodes, "JOB_NUM_NODES": nodes, "NTASKS": tasks, "NTASKS_PER_NODE": each}
+    values["GPUS_PER_NODE"] = values["GPUS_ON_NODE"] = said.get("gpus-per-node", said.get("gres"))
+    return "".join(f"SLURM_{name}={value}\n" for name, value in values.items() if value)
 
 
 def with_arrays_as_variables(text: str) -> str:
@@ -81,6 +92,12 @@ def filled(text: str, environment: Environment) -> str:
         return environment.get(match[1] or match[2] or match[4], default)
 
     return ARITHMETIC.sub(lambda match: _computed(match, environment), VARIABLE.sub(value, text))
+
+
+def command_in_variable(words: list[str], environment: Environment) -> str:
+    """Return the command of several words that a variable, the first word, holds; empty where it holds none."""
+    text = filled(words[0], environment) if words and REFERENCE.fullmatch(words[0]) else ""
+    return text if " " in text.strip() and not {*referenced(words[:1])} & {*referenced([text])} else ""
 
 
 def quoted(word: str) -> str:

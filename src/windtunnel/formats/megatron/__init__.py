@@ -22,7 +22,7 @@ def _is_arguments(file: FileContent) -> bool:
 def _read_job(path: Path, launch: JobLaunch) -> MegatronJob:
     """Read the job that a script, command or log describes, and the arguments that were ignored."""
     device = launch.device_or(None, "Megatron's arguments do not name one")
-    return read_megatron_arguments(read_text(path), device, launch.num_devices)
+    return read_megatron_arguments(read_text(path), device, launch.num_devices, launch.overrides.get("model"))
 
 
 FORMATS = (

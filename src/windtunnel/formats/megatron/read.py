@@ -3,14 +3,19 @@
 import ast
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
+from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.files import parse_whole
-from windtunnel.formats.launch.containers import commands_in_script
+from windtunnel.formats.launch.containers import Command, commands_in_script
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.attention.latent import LatentAttention
 from windtunnel.model.feed_forward.dense import DenseFeedForward
@@ -22,6 +27,7 @@ from windtunnel.training.job import TrainingJob
 WORDS: Mapping[str, dict[str, Any]] = read_yaml(Path(__file__).with_name("words.yaml"))
 """Words of Megatron's arguments -> ours, by subject."""
 RECOMPUTED, _LAUNCHERS = WORDS["recomputed"], WORDS["launchers"]
+_STARTS = {"srun", "mpirun", "mpiexec"}
 _LOG_LINE = re.compile(r"(\w+) \.{2,} (.*?)\s*$")
 
 
@@ -36,19 +42,20 @@ class MegatronJob(NamedTuple):
     """No arguments of Megatron-LM, as far as we know."""
 
 
-def read_megatron_arguments(text: str, device: str, num_devices: int | None = None) -> MegatronJob:
+def read_megatron_arguments(text: str, device: str, num_devices: int | None = None, model: Any = None) -> MegatronJob:
     """Read the job that a command line, script or log of Megatron-LM describes.
 
     Args:
         text: a shell script or command with Megatron's arguments, or lines `name ...... value` of its log.
         device: device of the job; Megatron does not say.
         num_devices: number of devices in place of the launcher's nnodes x nproc_per_node.
+        model: a model of the catalog in place of the one that the arguments describe.
 
     Raises:
         InputError: an argument is missing, has a wrong value or a variable that is not assigned.
     """
     of_log = _from_log(text)
-    arguments = _Arguments(of_log or _from_shell(text), is_log=bool(of_log))
+    arguments = _Arguments(of_log or _from_shell(text), bool(of_log), model)
     return MegatronJob(arguments.job(device, num_devices), *arguments.unread())
 
 
@@ -74,14 +81,25 @@ def _from_shell(text: str) -> dict[str, list[str]]:
     options: dict[str, list[str]] = {}
     for command in commands_in_script(text):
         if any(word.startswith("--num-layers") for word in command.words):
-            options = _options(_split(command.words))
+            options = _of_command(command)
     if not options:
         raise InputError(
             "there is no Megatron command here: nothing has --num-layers",
             "give the script or command that starts pretrain_gpt.py, or the arguments that its log prints",
         )
-    if options.keys().isdisjoint(_LAUNCHERS) and (num_tasks := _slurm_tasks(text)):
+    return options
+
+
+def _of_command(command: Command) -> dict[str, list[str]]:
+    """Return the options of a program, with those of its launcher that say how many devices there are."""
+    words = _split(command.words)
+    start = next((index for index, word in enumerate(words) if word.endswith(".py")), 0)
+    launched = {name: values for name, values in _options(words[:start]).items() if name in _LAUNCHERS}
+    options = launched | _options(words[start:])
+    if options.keys().isdisjoint(_LAUNCHERS) and (num_tasks := _num_tasks(words[:start], command.environment)):
         options["world-size"] = [str(num_tasks)]
+    if (program := Path(words[start]).name) in WORDS["other_programs"]:
+        options["model-of"] = [program]
     return options
 
 
@@ -90,12 +108,14 @@ def _split(words: list[str]) -> list[str]:
     return [part for word in words for part in (word.split() if word.startswith("--") else [word])]
 
 
-def _slurm_tasks(text: str) -> int:
-    """Return the tasks that the `#SBATCH` lines of a script start, each with a device; 0 where they do not say it."""
-    lines = re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE)
-    said = dict(re.findall(r"--?([\w-]+)[= ]\s*(\d+)", " ".join(lines)))
-    each = said.get("ntasks-per-node") or said.get("gpus-per-node") or "0"
-    return int(said.get("nodes") or said.get("N") or 1) * int(each)
+def _num_tasks(launcher: list[str], environment: Mapping[str, str]) -> int:
+    """Return the tasks, each with a device, that srun or mpirun, or else Slurm's variables say; 0 where none does."""
+    words = " ".join(launcher) if _STARTS.intersection(launcher) else ""
+    said = dict(re.findall(r"(?<!\S)--?([\w-]+)[= ]\s*(\d+)(?!\S)", words))
+    if total := next((said[name] for name in ("np", "n", "ntasks") if name in said), environment.get("SLURM_NTASKS")):
+        return int(total)
+    each = said.get("ntasks-per-node") or said.get("gpus-per-node") or environment.get("SLURM_GPUS_PER_NODE") or "0"
+    return int(said.get("nodes") or said.get("N") or environment.get("SLURM_NNODES") or 1) * int(each)
 
 
 def _options(words: list[str]) -> dict[str, list[str]]:
@@ -114,8 +134,8 @@ def _options(words: list[str]) -> dict[str, list[str]]:
 class _Arguments:
     """Megatron's arguments with its defaults; remembers which of them were read."""
 
-    def __init__(self, options: dict[str, list[str]], is_log: bool) -> None:
-        self.options, self.is_log = options, is_log
+    def __init__(self, options: dict[str, list[str]], is_log: bool, named: Any) -> None:
+        self.options, self.is_log, self.named = options, is_log, named
         self.read: set[str] = set()
         self.notes: list[str] = []
 
@@ -124,7 +144,7 @@ class _Arguments:
 
         A log prints every argument with its default, which says nothing of the run.
         """
-        found: dict[str, list[str]] = {"without_effect": [], "not_modelled": self.notes, "unknown": []}
+        found: dict[str, list[str]] = {"without_effect": [], "not_modelled": [*{*self.notes}], "unknown": []}
         for name in self.options.keys() - self.read:
             kinds = (kind for kind in found if any(fnmatchcase(name, each) for each in WORDS.get(kind, ())))
             found["without_effect" if self.is_log else next(kinds, "unknown")].append(f"--{name}")
@@ -168,34 +188,63 @@ class _Arguments:
         return choices[text]
 
     def model(self) -> ModelSpec:
-        """Return the model that Megatron builds, its vocabulary padded."""
-        tp = self.number("tensor-model-parallel-size", 1)
-        multiple = self.number("make-vocab-size-divisible-by", 128) * tp
-        tokenizer = self.text("tokenizer-type")
-        vocabulary = self.optional("vocab-size") or WORDS["vocabularies"].get(tokenizer or "")
-        if vocabulary is None:
-            hint = f"the tokenizer {tokenizer} alone does not tell it" if tokenizer else "add it"
-            raise InputError("--vocab-size is missing", hint)
+        """Return the model that Megatron builds, its vocabulary padded, or the one that is given in its place."""
+        refused = [name for name in WORDS["refused"] if self.flag(name)]
+        if self.named is None and refused:
+            said = " ".join([f"--{refused[0]}".removeprefix("--model-of"), *self.options[refused[0]]]).strip()
+            raise InputError(f"layers of {said} are not read", "give --model to take one of the catalog")
+        if self.named is None:
+            return self.described_model()
+        with suppress(InputError):
+            self.described_model()  # what it reads is not announced
+        return catalog.model(self.named)
+
+    def described_model(self) -> ModelSpec:
+        multiple = self.number("make-vocab-size-divisible-by", 128) * self.number("tensor-model-parallel-size", 1)
         return ModelSpec(
             name="megatron",
             hidden_size=self.number("hidden-size"),
-            vocab_size=-(-vocabulary // multiple) * multiple,
+            vocab_size=-(-self.vocabulary() // multiple) * multiple,
             max_context_tokens=max(self.number("max-position-embeddings", 1), self.number("seq-length")),
             layers=self.layers(),
             tie_word_embeddings=not self.flag("untie-embeddings-and-output-weights"),
             norm_bias=(self.text("normalization") or "LayerNorm") == "LayerNorm",
         )
 
+    def vocabulary(self) -> int:
+        """Return the size of the vocabulary: as given, or that of a tokenizer whose name says it."""
+        tokenizer, of_model = self.text("tokenizer-type"), self.text("tokenizer-model")
+        if tokenizer is None and self.flag("merge-file"):  # which GPT2BPETokenizer alone reads
+            tokenizer = "GPT2BPETokenizer"
+            self.notes.append("--vocab-file (taken as GPT-2's, of 50,257 tokens)")
+        size = self.optional("vocab-size") or WORDS["vocabularies"].get(tokenizer or "")
+        if size is None and of_model is not None:
+            for name in (of_model, of_model.rstrip("/").rpartition("/")[2]):
+                with suppress(InputError):
+                    return catalog.model(catalog.known_name("models", name)).vocab_size
+        if size is None:
+            hint = f"the tokenizer {tokenizer} alone does not tell it: " if tokenizer else ""
+            raise InputError("--vocab-size is missing", f"{hint}add it, or give --model to take a model of the catalog")
+        return int(size)
+
     def layers(self) -> tuple[LayerGroup, ...]:
-        num_layers, attention, dense = self.number("num-layers"), self.attention(), self.dense()
-        if not self.flag("num-experts"):
-            return (LayerGroup(num_layers=num_layers, attention=attention, feed_forward=dense),)
-        pattern = self.expert_layers(num_layers)
-        parts: tuple[FeedForward, ...] = (dense, self.experts())
+        num_layers, attention = self.number("num-layers"), self.attention()
+        attentions, is_windowed = [attention], [0] * num_layers
+        parts, has_experts = list[FeedForward]([self.dense()]), is_windowed
+        if self.flag("num-experts"):
+            parts.append(self.experts())
+            has_experts = self.pattern("moe-layer-freq", num_layers, lambda layer, every: layer % every == 0)
+        if self.flag("window-size") and isinstance(attention, GroupedQueryAttention):  # 128,0: before, after
+            window = parse_whole(
+                re.sub(r"[^\d-]*(-?\d+).*", r"\1", self.text("window-size") or ""), "--window-size", least=1
+            )
+            attentions.append(msgspec.structs.replace(attention, window_tokens=window))
+            is_windowed = [1] * num_layers
+            if self.flag("window-attn-skip-freq"):
+                is_windowed = self.pattern("window-attn-skip-freq", num_layers, lambda layer, n: (layer + 1) % n > 0)
         return tuple(
-            LayerGroup(num_layers=pattern.count(code), attention=attention, feed_forward=part)
-            for code, part in enumerate(parts)
-            if code in pattern
+            LayerGroup(num_layers=count, attention=attentions[window], feed_forward=parts[part])
+            for (window, part), count in sorted(Counter(zip(is_windowed, has_experts, strict=True)).items())
         )
 
     def attention(self) -> Attention:
@@ -233,15 +282,15 @@ class _Arguments:
             bias=not self.flag("disable-bias-linear"),
         )
 
-    def expert_layers(self, num_layers: int) -> list[int]:
-        """Return 1 for each layer with experts: every n-th layer, or a list such as `([0]*3+[1]*58)`."""
-        text = "".join(self.values("moe-layer-freq") or ["1"])
+    def pattern(self, name: str, num_layers: int, holds: Callable[[int, int], bool]) -> list[int]:
+        """Return 1 for each layer, counted from 0, that a number chooses by `holds`, or a list as `([0]*3+[1]*58)`."""
+        text = "".join(self.values(name) or ["1"])
         pattern = _evaluated(text)
         if isinstance(pattern, int) and pattern > 0:
-            return [int(position % pattern == 0) for position in range(num_layers)]
+            return [int(holds(layer, pattern)) for layer in range(num_layers)]
         if not isinstance(pattern, list) or len(pattern) != num_layers or not set(pattern) <= {0, 1}:
             raise InputError(
-                f"--moe-layer-freq is {text!r}; it is a number, or a list of {num_layers} zeros and ones such as "
+                f"--{name} is {text!r}; it is a number, or a list of {num_layers} zeros and ones such as "
                 f"([0]*3+[1]*{num_layers - 3})"
             )
         return pattern
@@ -271,7 +320,7 @@ class _Arguments:
             "kernels": {"attention": self.attention_kernel()},
             "dropout": any(float(self.text(f"{kind}-dropout") or 0.1) > 0 for kind in ("hidden", "attention")),
             "learned_positions": self.has_learned_positions(),
-            "framework": "fsdp2" if self.flag("use-torch-fsdp2") else "megatron",
+            "framework": next((name for flag, name in WORDS["frameworks"].items() if self.flag(flag)), "megatron"),
         }
         if sequences is not None:
             fields["total_tokens"] = float(sequences * self.number("seq-length"))
@@ -281,11 +330,13 @@ class _Arguments:
         """Return the number of devices of the launcher, or of the log."""
         if self.flag("world-size"):
             return self.number("world-size")
-        counts = {role: self.number(name) for name, role in _LAUNCHERS.items() if self.flag(name)}
+        try:
+            counts = {role: self.number(name) for name, role in _LAUNCHERS.items() if self.flag(name)}
+        except InputError as error:
+            raise InputError(error.message, "give --num-devices") from None
         if "nproc" not in counts:
-            raise InputError(
-                "the number of devices is not in the command: torchrun's --nproc_per_node is missing", "give it apart"
-            )
+            what = "the number of devices is not in the command: torchrun's --nproc_per_node is missing"
+            raise InputError(what, "give --num-devices")
         return counts["nproc"] * counts.get("nnodes", 1)
 
     def model_ranks(self) -> int:
@@ -336,6 +387,10 @@ class _Arguments:
     def sharding(self) -> dict[str, Any]:
         if self.flag("use-torch-fsdp2"):
             return {"zero": 3}
+        if self.flag("deepspeed"):  # Megatron-DeepSpeed's
+            missing = "--deepspeed-config (its ZeRO stage is taken as 1; --zero gives another)"
+            self.notes += [] if self.flag("zero-stage") else [missing]
+            return {"zero": int(self.choice("zero-stage", WORDS["zero_stages"], "1"))}
         strategy = self.choice("data-parallel-sharding-strategy", WORDS["sharding_strategies"], "no_shard")
         if any([self.flag("use-megatron-fsdp"), self.flag("use-custom-fsdp")]):
             self.flag("use-distributed-optimizer")
@@ -379,9 +434,10 @@ class _Arguments:
         return {**state, "moments": moments[0], "master_weights": "remainder" if is_split or kept == "bf16" else "fp32"}
 
     def recompute(self) -> dict[str, Any]:
-        granularity = self.text("recompute-granularity") or (
-            "selective" if self.flag("recompute-activations") else "none"
-        )
+        # What releases before 2022 and Megatron-DeepSpeed call it.
+        is_full = any([self.flag("checkpoint-activations"), self.flag("activations-checkpoint-method")])
+        usual = "selective" if self.flag("recompute-activations") else "full" if is_full else "none"
+        granularity = self.text("recompute-granularity") or usual
         if granularity not in ("none", "selective", "full"):
             raise InputError(f"--recompute-granularity is {granularity!r}", "it is selective or full")
         fields: dict[str, Any] = {"granularity": granularity}
@@ -409,7 +465,7 @@ class _Arguments:
         return {**flags, "pipeline": interleaves and not self.flag("no-overlap-p2p-communication")}
 
     def attention_kernel(self) -> str:
-        if self.text("attention-backend") == "unfused":
+        if self.text("attention-backend") in ("unfused", "local"):
             return "unfused"
         is_local = self.text("transformer-impl") == "local"
         return "unfused" if is_local and not self.flag("use-flash-attn") else "flash"

@@ -13,20 +13,24 @@ from windtunnel.files import read_bytes
 from windtunnel.formats.recognise import FileContent
 from windtunnel.formats.telemetry.record import INTERVAL, ServerRecord
 
+_TIME = re.compile(r"(\d{4}-)?\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?")
+"""Of vLLM, which leaves out the year, of SGLang, or of what wraps their lines: JSON, Dynamo, `kubectl logs`."""
 _LINE = re.compile(
-    r"(?P<time>\d\d-\d\d \d\d:\d\d:\d\d) .*?(?:Engine (?P<engine>\d+): )?"
+    r"(?:Engine (?P<engine>\d+): |(?P<engines>\d+) Engines Aggregated: )?"
     r"Avg prompt throughput: (?P<prompt>[\d.]+) tokens/s, Avg generation throughput: (?P<generation>[\d.]+) tokens/s, "
-    r"Running: (?P<running>\d+) reqs,.*? Waiting: (?P<waiting>\d+) reqs,"
+    r"Running: (?P<running>\d+) reqs,.*? (?:Waiting|Pending): (?P<waiting>\d+) reqs,"
     r".*?GPU KV cache usage: (?P<kv>[\d.]+)%(?:.*?Prefix cache hit rate: (?P<hits>[\d.]+)%)?"
 )
-"""vllm/v1/metrics/loggers.py (0.8 to 0.24), and vllm/engine/metrics.py before it."""
+"""vllm/v1/metrics/loggers.py (0.8 to 0.24), and vllm/engine/metrics.py before it, which calls waiting requests pending.
+A line of `--aggregate-engine-logging` has the sums of requests and tokens, and the mean of the KV caches."""
+_DRAFTED = re.compile(r"Drafted: [1-9]|Number of draft tokens: [1-9]")
 _CAPACITY = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
-_BATCH = re.compile(
-    r"\[(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?P<rank>[^\]]*)\] "
-    r"(?P<kind>Prefill|Decode) batch(?: \[\d+\])?[.,] (?P<values>[^\n]*)"
-)
+_BATCH = re.compile(r"(?P<kind>Prefill|Decode) batch(?: \[\d+\])?[.,] (?P<values>#[^\n]*)")
 """sglang/srt/managers/scheduler.py (0.4), sglang/srt/managers/scheduler_metrics_mixin.py (0.5) and
 sglang/srt/observability/scheduler_metrics_mixin.py."""
+_VALUE = re.compile(r"([#\w][\w ()/-]*): ([\d.]+)")
+_PROCESS = re.compile(r"^\[pod/\S+\]|^\S+ +\||\bpid=\d+|\b[DTPE]P\d+\b")
+"""Pod of `kubectl logs --prefix`, container of `docker compose logs`, process and rank: one log may have several."""
 _DECODE_STEPS = re.compile(r"decode_log_interval['\"]?[=:] ?(\d+)")
 DECODE_STEPS = 40
 """SGLang's default of `--decode-log-interval`: decode steps between two lines."""
@@ -37,9 +41,9 @@ def text_of(path: Path) -> str:
     return read_bytes(path).decode("utf-8", "replace")
 
 
-def is_log(words: str) -> Callable[[FileContent], bool]:
-    """Return a test of files: whether they are text with these words of a line."""
-    return lambda file: b"\0" not in file.start and words in (file.text or text_of(file.path))
+def is_log(pattern: str) -> Callable[[FileContent], bool]:
+    """Return a test of files: whether they are text in which a line matches."""
+    return lambda file: b"\0" not in file.start and bool(re.search(pattern, file.text or text_of(file.path)))
 
 
 def read_log(path: Path) -> ServerRecord:
@@ -51,22 +55,43 @@ def read_log(path: Path) -> ServerRecord:
         InputError: fewer than two lines.
     """
     text = text_of(path)
-    lines = [found.groupdict() for found in _LINE.finditer(text)]
-    engines = sorted({line["engine"] or "0" for line in lines})
+    if _DRAFTED.search(text):
+        raise speculates(path)
+    engines: dict[str, list[tuple[float, dict[str, str]]]] = {}
+    for time_s, process, line in _lines(_LINE, text):
+        engines.setdefault(f"{process} {line['engine']}", []).append((time_s, line))
     capacity = _CAPACITY.search(text)
     tokens = float(capacity[1].replace(",", "")) if capacity else np.nan
-    rows = []
-    for engine in engines:
-        own = [line for line in lines if (line["engine"] or "0") == engine]
-        # The log has no year; 2000 has all days.
-        times_s = [datetime.strptime(f"2000-{line['time']}", "%Y-%m-%d %H:%M:%S").timestamp() for line in own]
-        for (begin_s, end_s), (before, after) in zip(pairwise(times_s), pairwise(own), strict=True):
-            if end_s > begin_s:
-                rows.append(_interval(begin_s, end_s - begin_s, before, after, tokens))
+    rows = [
+        _interval(begin_s, end_s - begin_s, before, after, tokens)
+        for lines in engines.values()
+        for (begin_s, before), (end_s, after) in pairwise(lines)
+        if end_s > begin_s
+    ]
     if not rows:
-        raise InputError(f"{path} has fewer than two lines on throughput of one engine", "it logs every 10 s")
-    # Engines log apart: their intervals are not added up.
-    return ServerRecord("vLLM log", np.sort(np.array(rows, INTERVAL), order="start_s"), is_estimated=True)
+        hint = "it logs every 10 s, with a date and a time; --disable-log-stats leaves these lines out"
+        raise InputError(f"{path} has fewer than two lines on throughput of one engine", hint)
+    # Engines log apart, and their intervals are not added up, unless one line has all of them.
+    together = max(int(line["engines"] or 1) for lines in engines.values() for _, line in lines)
+    intervals = np.sort(np.array(rows, INTERVAL), order="start_s")
+    return ServerRecord("vLLM log", intervals, together, is_estimated=True)
+
+
+def speculates(where: Path | str) -> InputError:
+    """Return the refusal of what a server that decodes speculatively has emitted."""
+    hint = "start it without; `windtunnel diagnose` takes requests of one that speculates, as bench records them"
+    return InputError(f"{where} is of a server that speculates: steps of drafts are not priced", hint)
+
+
+def _lines(pattern: re.Pattern[str], text: str) -> Iterator[tuple[float, str, dict[str, str]]]:
+    """Yield time in seconds, process, and groups of a pattern of lines; lines without a time are passed over."""
+    for found in pattern.finditer(text):
+        end = text.find("\n", found.end())
+        line = text[text.rfind("\n", 0, found.start()) + 1 : None if end < 0 else end]
+        if at := _TIME.search(line):
+            # A date without its year is one of 2000, which has all days.
+            date = at[0].replace(",", ".") if at[1] else f"2000-{at[0]}"
+            yield datetime.fromisoformat(date).timestamp(), " ".join(_PROCESS.findall(line)), found.groupdict()
 
 
 def _interval(
@@ -76,7 +101,7 @@ def _interval(
     running, waiting, kv = ((float(before[name]) + float(after[name])) / 2 for name in ("running", "waiting", "kv"))
     prompt_tokens, generation = (float(after[name]) * duration_s for name in ("prompt", "generation"))
     cached = prompt_tokens * float(after["hits"] or 0) / 100
-    context = kv / 100 * capacity_tokens / running if running else np.nan
+    context = kv / 100 * capacity_tokens * int(after["engines"] or 1) / running if running else np.nan
     return (
         start_s, duration_s, np.nan, prompt_tokens, cached, generation, generation, running * duration_s, np.nan,
         running, waiting, context, np.nan,
@@ -96,20 +121,18 @@ def read_sglang_log(path: Path) -> ServerRecord:
     text = text_of(path)
     steps = int(found[1]) if (found := _DECODE_STEPS.search(text)) else DECODE_STEPS
     ranks: dict[str, list[tuple[float, str, dict[str, str]]]] = {}
-    for line in _BATCH.finditer(text):
-        pairs = (part.partition(": ") for part in line["values"].split(", "))
-        values = {name.replace("full token", "token"): value for name, _, value in pairs}
+    for time_s, rank, batch in _lines(_BATCH, text):
+        values = {name.replace("full token", "token"): value for name, value in _VALUE.findall(batch["values"])}
         if "accept len" in values:
-            hint = "start it without, or record its requests with windtunnel bench"
-            raise InputError(f"{path} is of a server that speculates: steps of drafts are not priced", hint)
-        time_s = datetime.strptime(line["time"], "%Y-%m-%d %H:%M:%S").timestamp()
-        ranks.setdefault(line["rank"], []).append((time_s, line["kind"], values))
+            raise speculates(path)
+        ranks.setdefault(rank, []).append((time_s, batch["kind"], values))
     try:
         rows = [row for lines in ranks.values() for row in _decode_intervals(lines, steps)]
     except (KeyError, ValueError) as error:
         raise InputError(f"{path}: a line lacks or misstates {error}", "is the log cut off or edited?") from None
     if not rows:
-        raise InputError(f"{path} has fewer than two lines on decoding", f"SGLang logs one every {steps} decode steps")
+        hint = f"SGLang logs one every {steps} decode steps; give the log of one that decodes"
+        raise InputError(f"{path} has fewer than two lines on decoding", hint)
     intervals = np.sort(np.array(rows, INTERVAL), order="start_s")
     return ServerRecord("SGLang log", intervals, prompts_apart=True, is_estimated=True)
 

@@ -1,6 +1,5 @@
 """Read Prometheus metrics of an engine: its own text, a scrape a file, and answers to a range query."""
 
-import json
 import math
 import re
 import time
@@ -16,7 +15,8 @@ import numpy as np
 
 from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError
-from windtunnel.formats.recognise import FileContent, find_format
+from windtunnel.formats.recognise import FileContent, documents_of, find_format
+from windtunnel.formats.telemetry.logs import speculates
 from windtunnel.formats.telemetry.record import INTERVAL, Buckets, ServerRecord
 from windtunnel.schema import read_yaml
 from windtunnel.units import format_count
@@ -25,11 +25,13 @@ TEXT = "Prometheus text"
 SOURCE = "Prometheus metrics"
 DECLARED: Mapping[str, Any] = read_yaml(Path(__file__).with_name("metrics.yaml"))
 """Engine -> measure -> its name, help and buckets; buckets by name."""
-_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d+))?\s*$")
+_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*|(?=\{))(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d[\d.eE+]*))?\s*$")
 _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 _COUNTERS = ("prompt_tokens", "generation_tokens", "itl", "ttft")
 _LENGTHS = {"input_tokens": "request_prompt", "output_tokens": "request_generation"}
 LONGEST_ANSWER_BYTES = 1 << 28
+LATEST_S = 1e11
+"""The year 5138: larger times are in milliseconds, as Prometheus's text has them; OpenMetrics has seconds."""
 
 Sample = tuple[str, Mapping[str, str], float]
 
@@ -101,12 +103,14 @@ def parse_text(text: str) -> Iterator[tuple[str, dict[str, str], float, float]]:
     """Yield name, labels, value and time in seconds, NaN where there is none, of every sample of a text."""
     for line in text.splitlines():
         if line and not line.startswith("#") and (found := _SAMPLE.match(line)):
-            name, labels, value, stamp = found.groups()
+            name, inner, value, stamp = found.groups()
             try:
-                number = float(value)
+                number, time_s = float(value), float(stamp or "nan")
             except ValueError:
                 continue
-            yield name, dict(_LABEL.findall(labels or "")), number, int(stamp) * 1e-3 if stamp else math.nan
+            labels = dict(_LABEL.findall(inner or ""))
+            # `promtool tsdb dump` writes the name as a label.
+            yield name or labels.pop("__name__", ""), labels, number, time_s * (1e-3 if time_s > LATEST_S else 1.0)
 
 
 def scrape_text(text: str, time_s: float) -> Scrape:
@@ -116,6 +120,29 @@ def scrape_text(text: str, time_s: float) -> Scrape:
     stamps = [stamp for *_, stamp in samples if not math.isnan(stamp)]
     scrape.time_s = scrape.values.get("seconds", max(stamps, default=time_s))
     return scrape
+
+
+def scrapes_of(series: Mapping[Any, Sequence[tuple[float, float]]]) -> list[Scrape]:
+    """Return scrapes at the moments of the engines' longest series.
+
+    Targets are scraped at moments of their own: every series counts with its last value that is younger than its usual
+    time between two.
+
+    Args:
+        series: name and labels, as pairs -> times in seconds and values.
+    """
+    engines = [points for (name, *_), points in series.items() if ":" in name]
+    longest = max(engines or series.values(), key=len)
+    moments: dict[float, list[Sample]] = {time_s: [] for time_s in sorted({time_s for time_s, _ in longest})}
+    for (name, *labels), points in series.items():
+        times_s, values = np.array(sorted(points)).T
+        gaps_s = np.diff(times_s if times_s.size > 1 else [*moments])
+        usual_s = float(np.median(gaps_s)) if gaps_s.size else math.inf
+        places = np.searchsorted(times_s, list(moments), "right") - 1
+        for (moment_s, samples), place in zip(moments.items(), places, strict=True):
+            if place >= 0 and moment_s - times_s[place] < usual_s:
+                samples.append((name, dict(labels), float(values[place])))
+    return [scrape_of(samples, time_s) for time_s, samples in moments.items()]
 
 
 def record_of(scrapes: Sequence[Scrape]) -> ServerRecord:
@@ -128,6 +155,8 @@ def record_of(scrapes: Sequence[Scrape]) -> ServerRecord:
     """
     ordered = sorted(scrapes, key=lambda scrape: scrape.time_s)
     last = ordered[-1]
+    if not any(scrape.values.keys() - {"started_s"} for scrape in ordered):
+        raise InputError("these metrics are of no engine that is known", "its names begin with vllm: or sglang:")
     if len(ordered) == 1:
         ordered.insert(0, Scrape(last.values.get("started_s", 0.0 if "seconds" in last.values else math.nan)))
     timed = [(one, two) for one, two in pairwise(ordered) if two.time_s > one.time_s]
@@ -136,8 +165,8 @@ def record_of(scrapes: Sequence[Scrape]) -> ServerRecord:
         raise InputError("no time passes between these metrics", "give scrapes of several moments, or a range query")
     if not pairs:
         raise InputError("a server was restarted, came or went between any two of these metrics", "scrape more often")
-    if not any("prompt_tokens" in scrape.values or "itl.sum" in scrape.values for scrape in ordered):
-        raise InputError("these metrics are not an engine's", "those of vllm: or sglang: are known")
+    if any(last.values.get(measure, 0.0) > 0 for measure in ("drafts", "accept_length")):
+        raise speculates(SOURCE)
     lengths = {name: known for name, measure in _LENGTHS.items() if (known := _lengths(pairs, measure)) is not None}
     rows = np.array([_interval(*pair) for pair in pairs], INTERVAL)
 
@@ -199,20 +228,29 @@ def _bucket_counts(before: Scrape, after: Scrape, measure: str, bounds: Sequence
 
 
 def is_text(file: FileContent) -> bool:
-    """Whether a file holds metrics of an engine as text."""
+    """Whether a file holds metrics as text, of an engine where no help says that they are metrics."""
     head = file.start.decode("utf-8", "replace")
     is_metrics = head.startswith("# ") or _SAMPLE.match(head.partition("\n")[0]) is not None
-    return is_metrics and any(f"{engine}:" in file.text for engine in ("vllm", "sglang"))
+    has_engine = is_metrics and any(f"{engine}:" in file.text for engine in ("vllm", "sglang"))
+    return has_engine or head.startswith(("# HELP ", "# TYPE "))
 
 
 def read_scrape(path: Path) -> Scrape:
-    """Read one scrape; without a time in it, the file's last change is its time."""
-    return scrape_text(FileContent(path).text, path.stat().st_mtime)
+    """Read one scrape; without a time in it, the file's last change is its time; InputError for several in one file."""
+    text = FileContent(path).text
+    names = [(name, *sorted(labels.items())) for name, labels, *_ in parse_text(text)]
+    if len(set(names)) < len(names):
+        raise InputError(f"{path} holds several scrapes", "a folder with a file for each is read")
+    return scrape_text(text, path.stat().st_mtime)
 
 
 def read_text_file(path: Path) -> ServerRecord:
-    """Read one scrape, as counted since the server's start."""
-    return record_of([read_scrape(path)])
+    """Read one scrape, as counted since the server's start, or a dump of many moments, in which series repeat."""
+    series: dict[Any, list[tuple[float, float]]] = defaultdict(list)
+    for name, labels, value, time_s in parse_text(FileContent(path).text):
+        series[name, *sorted(labels.items())].append((time_s, value))
+    is_dump = any(len(points) > 1 and not math.isnan(points[0][0]) for points in series.values())
+    return record_of(scrapes_of(series) if is_dump else [read_scrape(path)])
 
 
 def read_scrapes(folder: Path) -> ServerRecord:
@@ -239,43 +277,50 @@ def read_scrapes(folder: Path) -> ServerRecord:
     return replace(record, notes=[*notes, *record.notes])
 
 
-def is_range_query(file: FileContent) -> bool:
-    """Whether a file is the answer to a range query, or Prometheus's to another one."""
-    return file.is_json and len(file.documents) == 1 and _is_answer(file.documents[0])
+def is_series(file: FileContent) -> bool:
+    """Whether a file is an answer of Prometheus, or of VictoriaMetrics's `/api/v1/export`, a series a line."""
+    return file.is_json and _are_series(file.documents)
 
 
-def _is_answer(document: Any) -> bool:
-    data = document.get("data") if isinstance(document, dict) else None
-    return isinstance(document, dict) and ("errorType" in document or (isinstance(data, dict) and "resultType" in data))
+def _are_series(documents: Sequence[Any]) -> bool:
+    first = documents[0] if documents and isinstance(documents[0], dict) else {}
+    data = first.get("data")
+    is_answer = "errorType" in first or (isinstance(data, dict) and "resultType" in data)
+    return (is_answer and len(documents) == 1) or {"metric", "values", "timestamps"} <= first.keys()
 
 
-def read_range_query(path: Path) -> ServerRecord:
-    """Read the saved answer of `/api/v1/query_range`."""
-    return _record_of_matrix(FileContent(path).documents[0], str(path))
+def read_series(path: Path) -> ServerRecord:
+    """Read the saved answer of `/api/v1/query_range`, or of `/api/v1/export`."""
+    return _record_of_series(FileContent(path).documents, str(path))
 
 
-def _record_of_matrix(document: Any, where: str) -> ServerRecord:
-    moments: dict[float, list[Sample]] = defaultdict(list)
-    if "errorType" in document:
-        raise InputError(f"{where} is an error of Prometheus: {document.get('error')}", "mend the query")
-    if (kind := document["data"]["resultType"]) != "matrix":
-        raise InputError(f"{where} holds a {kind} and no range", "give .../api/v1/query_range?query=...")
+def _record_of_series(documents: Sequence[Any], where: str) -> ServerRecord:
+    if "metric" not in (document := documents[0]):
+        if "errorType" in document:
+            raise InputError(f"{where} is an error of Prometheus: {document.get('error')}", "mend the query")
+        if (kind := document["data"]["resultType"]) != "matrix":
+            raise InputError(f"{where} holds a {kind} and no range", "give .../api/v1/query_range?query=...")
+        documents = document["data"]["result"]
+    series: dict[Any, list[tuple[float, float]]] = defaultdict(list)
     try:
-        for series in document["data"]["result"]:
-            labels = dict(series["metric"])
-            name = labels.pop("__name__")
-            for time_s, value in series["values"]:
-                moments[float(time_s)].append((name, labels, float(value)))
+        for each in documents:
+            labels = dict(each["metric"])
+            name, values = labels.pop("__name__"), each["values"]
+            if (stamps_ms := each.get("timestamps")) is not None:
+                values = [(stamp * 1e-3, value) for stamp, value in zip(stamps_ms, values, strict=True)]
+            # VictoriaMetrics writes null for NaN.
+            points = [(float(time_s), float(value)) for time_s, value in values if value is not None]
+            series[name, *sorted(labels.items())] += points
     except (KeyError, TypeError, ValueError) as error:
         hint = 'query the metrics themselves, for instance {__name__=~"vllm:.*"}, not a rate of them'
         raise InputError(f"{where} lacks or misstates {error}", hint) from None
-    if not moments:
+    if not any(series.values()):
         raise InputError(f"{where} has no series", "no metric matched the query in that time")
-    return record_of([scrape_of(samples, time_s) for time_s, samples in moments.items()])
+    return record_of(scrapes_of({each: points for each, points in series.items() if points}))
 
 
 def poll(url: str, seconds: float, every_s: float, progress: Callable[[int, int], None] | None = None) -> ServerRecord:
-    """Scrape a live server for some time, or ask a Prometheus server once, if `url` is a range query.
+    """Scrape a live server for some time, or ask a Prometheus server once, if `url` is a range query or an export.
 
     Scrapes that fail later than the first one, and Ctrl-C once there are two, cost nothing of what was read; notes of
     the record tell of them. `progress` is called after each scrape with the seconds so far and those in all.
@@ -319,13 +364,10 @@ def _scrape_of_answer(text: str, url: str) -> Scrape:
 
 def _record_of_answer(text: str, url: str) -> ServerRecord:
     """Return the record of a Prometheus server's answer."""
-    try:
-        document = json.loads(text)
-    except ValueError:
-        document = None
-    if not _is_answer(document):
+    documents = documents_of(text)
+    if not _are_series(documents):
         raise InputError(f"{url} answers JSON that is no range query", "give .../api/v1/query_range?query=...")
-    return _record_of_matrix(document, url)
+    return _record_of_series(documents, url)
 
 
 def answer_of(url: str) -> str:

@@ -1,6 +1,11 @@
-"""Read OpenTelemetry spans of requests, in OTLP's JSON encoding: a document, or one a line."""
+"""Read OpenTelemetry spans of requests.
+
+They stand in OTLP's JSON encoding, a document or one a line, or in what the APIs of Tempo (`/api/traces`,
+`/api/v2/traces`) and Jaeger (`/api/traces`, and the download of its user interface) answer.
+"""
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +30,9 @@ MOST_LONGER, LEAST_SPAN_S = 100.0, 0.01
 
 def has_spans(file: FileContent) -> bool:
     """Whether a file holds spans."""
-    return file.is_json and any(isinstance(each, dict) and "resourceSpans" in each for each in file.documents)
+    return file.is_json and any(
+        isinstance(each, dict) and ("resourceSpans" in each or _holders(each)) for each in file.documents
+    )
 
 
 def read_spans(path: Path) -> ServerRecord:
@@ -36,16 +43,11 @@ def read_spans(path: Path) -> ServerRecord:
     """
     columns: dict[str, list[float]] = {name: [] for name in ("arrival_s", *ATTRIBUTES)}
     try:
-        for span in _spans(FileContent(path).documents):
-            attributes = {each["key"]: each["value"] for each in (span.get("attributes") or ())}
-            # OTLP writes 64-bit integers as texts.
-            numbers = {key: value.get("doubleValue", value.get("intValue")) for key, value in attributes.items()}
-            given = {key: float(number) for key, number in numbers.items() if number is not None}
+        for arrival_s, lasted_s, attributes in chain.from_iterable(map(_spans, FileContent(path).documents)):
             values = {
-                name: next((given[key] for key in keys if key in given), None) for name, keys in ATTRIBUTES.items()
+                name: next((float(attributes[key]) for key in keys if attributes.get(key) is not None), None)
+                for name, keys in ATTRIBUTES.items()
             }
-            arrival_s = int(span["startTimeUnixNano"]) * 1e-9
-            lasted_s = (int(span["endTimeUnixNano"]) - int(span["startTimeUnixNano"])) * 1e-9
             values["e2e_s"] = e2e_s = lasted_s if values["e2e_s"] is None else values["e2e_s"]
             if e2e_s > MOST_LONGER * max(lasted_s, LEAST_SPAN_S):
                 said = f"a request of {e2e_s:g} s in a span of {lasted_s:.3g} s"
@@ -62,8 +64,23 @@ def read_spans(path: Path) -> ServerRecord:
     return record_of_requests("OpenTelemetry spans", columns)
 
 
-def _spans(documents: list[Any]) -> Iterator[dict[str, Any]]:
-    for document in documents:
-        for resource in document.get("resourceSpans", ()):
-            for scope in resource.get("scopeSpans", ()):
-                yield from scope.get("spans", ())
+def _holders(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what holds spans: resources of OTLP, which Tempo wraps or calls batches, or traces of Jaeger."""
+    trace = document.get("trace")
+    given = trace if isinstance(trace, dict) else document
+    listed = given.get("resourceSpans") or given.get("batches") or given.get("data") or ()
+    return [each for each in listed if isinstance(each, dict) and {"scopeSpans", "spans"} & each.keys()]
+
+
+def _spans(document: dict[str, Any]) -> Iterator[tuple[float, float, dict[str, Any]]]:
+    """Yield beginning and duration in seconds, and attributes, of every span."""
+    scopes = chain.from_iterable(holder.get("scopeSpans") or [holder] for holder in _holders(document))
+    for span in chain.from_iterable(scope.get("spans", ()) for scope in scopes):
+        if "startTime" in span:
+            tags = {tag["key"]: tag["value"] for tag in span.get("tags") or ()}
+            yield span["startTime"] * 1e-6, span["duration"] * 1e-6, tags
+            continue
+        begin_ns, end_ns = int(span["startTimeUnixNano"]), int(span["endTimeUnixNano"])
+        # A value stands below its type; OTLP writes 64-bit integers as texts.
+        values = {each["key"]: next(iter(each["value"].values()), None) for each in span.get("attributes") or ()}
+        yield begin_ns * 1e-9, (end_ns - begin_ns) * 1e-9, values

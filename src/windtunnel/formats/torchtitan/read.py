@@ -32,7 +32,7 @@ def read_job(path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path} is no TOML: {error}") from None
     device = launch.device_or(None, "torchtitan's files do not name one")
-    job = Job(raw, launch.num_devices)
+    job = Job(raw, launch.num_devices, launch.overrides)
     fields = {"device": device, **job.fields()}
     return decode(fields, TrainingJob, str(path)), job.unread()
 
@@ -40,8 +40,8 @@ def read_job(path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...
 class Job:
     """A file's keys, which of them were read, and what they mean."""
 
-    def __init__(self, raw: dict[str, Any], num_devices: int | None) -> None:
-        self.raw = raw
+    def __init__(self, raw: dict[str, Any], num_devices: int | None, given: Mapping[str, Any] | None = None) -> None:
+        self.raw, self.given = raw, given or {}
         self.given_devices = num_devices
         self.read: set[tuple[str, str]] = set()
 
@@ -155,7 +155,10 @@ class Job:
     def parallelism(self, pp: int) -> dict[str, Any]:
         method = self.value("parallelism", "context_parallel_rotate_method", "allgather")
         ep, experts_tp = self.width("expert_parallel_degree"), self.width("expert_tensor_parallel_degree")
-        experts = {"ep": ep, "experts_tp": experts_tp} if max(ep, experts_tp) > 1 else {}
+        experts: dict[str, Any] = {"ep": ep, "experts_tp": experts_tp} if max(ep, experts_tp) > 1 else {}
+        backend = self.value("parallelism", "expert_parallel_comm_backend", "standard")
+        if experts and backend != "standard":
+            experts["experts_exchange"] = self.choice(backend, "expert_exchanges", "expert_parallel_comm_backend")
         return {
             "tp": self.width("tensor_parallel_degree"),
             "cp": self.width("context_parallel_degree"),
@@ -226,10 +229,11 @@ class Job:
         return "fp8" if narrow and self.recipe() == "fp8_current" else "fp32" if computed == "fp32" else None
 
     def recompute(self, layers_of_a_chunk: int) -> dict[str, Any]:
-        mode = self.value("activation_checkpoint", "mode", "selective")
+        mode = self.given.get("recompute.granularity") or self.value("activation_checkpoint", "mode", "selective")
         option = str(self.first("2", ("activation_checkpoint", "selective_ac_option")))
         if mode not in ("none", "selective", "full"):
-            raise InputError(f"activation_checkpoint.mode is {mode!r}", "it is none, selective or full")
+            hint = "none, selective and full are read; --recompute takes one of them in its place"
+            raise InputError(f"activation_checkpoint.mode is {mode!r}", hint)
         if mode != "selective" or option == "op":
             modules = {"modules": list(BY_OPERATOR)} if mode == "selective" else {}
             return {"granularity": mode, **modules}
