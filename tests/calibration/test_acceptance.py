@@ -65,6 +65,7 @@ def runs(profile: str) -> list[Measurement]:
     return found
 
 
+@pytest.mark.full
 def test_the_share_that_was_put_in_is_found(runs: list[Measurement]) -> None:
     found = [one for _, one in drafting(runs, {"vllm-h100_sxm": FITTED}) if isinstance(one, Drafting)]
     assert len(found) == len(runs)
@@ -73,6 +74,7 @@ def test_the_share_that_was_put_in_is_found(runs: list[Measurement]) -> None:
     assert max(one.error.min() for one in found) < 1e-6
 
 
+@pytest.mark.full
 def test_runs_without_a_share_are_refused_and_with_one_reported_apart(runs: list[Measurement], tmp_path: Path) -> None:
     plain = list(predict_runs(runs, calibration=NONE))
     assert all("no calibration is in force" in one.refused for one in plain)
@@ -87,6 +89,7 @@ def test_runs_without_a_share_are_refused_and_with_one_reported_apart(runs: list
     assert document["scores_of_acceptance_fitted"]["tpot"]["median"] == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.full
 def test_the_nearest_number_of_draft_tokens_stands_in_and_is_said(runs: list[Measurement], tmp_path: Path) -> None:
     learnt = [
         {"model": MODEL, "num_draft_tokens": 2, "fraction": SHARE, "num_runs": 2},
@@ -99,6 +102,7 @@ def test_the_nearest_number_of_draft_tokens_stands_in_and_is_said(runs: list[Mea
         assert "the acceptance was measured with 2 draft tokens a step" in one.remarks
 
 
+@pytest.mark.full
 def test_a_run_that_cannot_be_said_tells_nothing(runs: list[Measurement]) -> None:
     unsaid = Measurement("unsaid", None, "it may draft", runs[0].measured, runs[0].labels, lacks_acceptance=True)
     assert [one.id for one, _ in drafting([unsaid, *runs], {})] == [one.id for one in runs]

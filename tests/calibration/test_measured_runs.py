@@ -160,6 +160,69 @@ def test_every_client_gives_the_same_run(tmp_path: Path, document: dict[str, Any
         assert workload.input_tokens == Uniform(min_tokens=900, max_tokens=1100)
 
 
+STATISTICS = {"p50": 1.0, "p99": 2.0, "minimum": 0.5}
+TRTLLM: dict[str, Any] = {
+    "engine": {"model": "llama-3.1-8b", "backend": "Pytorch"},
+    "request_info": {"num_requests": 100, "avg_input_length": 1000.0, "avg_output_length": 200.0},
+    "performance": {
+        "system_output_throughput_tok_s": 1000.0,
+        "request_latency_percentiles_ms": {**STATISTICS, "average": 1642.0},
+    },
+    "streaming_metrics": {
+        "ttft_percentiles": {**STATISTICS, "average": 50.0},
+        "tpot_percentiles": {**STATISTICS, "average": 8.0},
+    },
+}
+LOCUST = (
+    "Type,Name,Request Count,Failure Count,Median Response Time,Average Response Time,50%,99%,99.9%\n"
+    "POST,/v1/chat/completions,103,3,1500,1642.0,1500,2600,N/A\n,Aggregated,103,3,1500,1642.0,1500,2600,N/A\n"
+)
+TIMES = {"avg": 1642.0, "med": 1500.0, "p(99)": 2600.0}
+K6 = {"http_req_duration": TIMES, "http_reqs": {"count": 103}, "http_req_failed": {"value": 3 / 103}}
+K6_DATA = {"metrics": {key: {"type": "x", "values": value} for key, value in K6.items()}}
+
+
+def test_a_client_that_records_no_load_can_only_be_compared(tmp_path: Path) -> None:
+    (result,) = results_of(tmp_path, TRTLLM)
+    assert result.measured == pytest.approx({"tpot": 0.008, "ttft": 0.05, "e2e": 1.642, "throughput": 1000.0})
+    assert result.percentiles["tpot_p99"] == pytest.approx(0.002)
+    assert (result.engine, result.input_tokens, result.num_requests) == ("trtllm", 1000, 100)
+    with pytest.raises(InputError, match="trtllm-bench does not record the load") as refused:
+        read_client_files(tmp_path / "result.json", BASE)
+    assert "gate --measured" in str(refused.value.hint)
+    whole = {name: values for name, values in TRTLLM.items() if name != "streaming_metrics"}  # without --streaming
+    assert results_of(tmp_path, whole)[0].measured.keys() == {"e2e", "throughput"}
+
+
+@pytest.mark.parametrize(
+    ("text", "client"), [(LOCUST, "locust"), (json.dumps({"metrics": K6}), "k6"), (json.dumps(K6_DATA), "k6")]
+)
+def test_load_tests_of_web_servers_know_the_end_to_end_time(tmp_path: Path, text: str, client: str) -> None:
+    path = tmp_path / "run_stats.csv"
+    path.write_text(text, encoding="utf-8")
+    (result,) = read_client_results(path)
+    assert (result.client, result.num_requests, result.num_failed) == (client, 100, 3)
+    assert result.measured == pytest.approx({"e2e": 1.642})
+    assert result.percentiles == pytest.approx({"e2e_p50": 1.5, "e2e_p99": 2.6})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (",Aggregated", "GET,/health,9,0,1,1,1,1,1\n,Aggregated", "to 2 endpoints: POST /v1/chat/completions, GET"),
+        ("1642.0", "fast", "lacks or misstates could not convert"),
+        (",1500,1642.0,1500,2600,N/A\n,Agg", "\n,Agg", "lacks or misstates"),
+    ],
+)
+def test_a_table_of_locust_that_is_edited_or_of_several_endpoints_is_refused(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    path = tmp_path / "run_stats.csv"
+    path.write_text(LOCUST.replace(old, new), encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        read_client_results(path)
+
+
 def results_of(tmp_path: Path, document: dict[str, Any]) -> list[ClientResult]:
     path = tmp_path / "result.json"
     path.write_text(json.dumps(document), encoding="utf-8")

@@ -183,6 +183,23 @@ def test_a_measured_change_must_be_as_large_as_the_predicted_one() -> None:
     assert gate_measured(before, runs(0.0101, 198.0)).passes
 
 
+def test_a_percentile_must_change_as_predicted() -> None:
+    predicted = [replace(prediction(tpot=0.02), percentiles={"tpot_p99": p99_s}) for p99_s in (0.03, 0.015)]
+    ratios = predicted_ratios(predicted[:1], predicted[1:])
+    assert ratios == pytest.approx({"tpot": 1.0, "tpot_p99": 0.5})
+
+    def runs(p99_s: float, name: str = "tpot_p99") -> list[ClientResult]:
+        known = {"tpot_p50": 0.01, name: p99_s}
+        return [replace(client_result(str(i), tpot=0.01), percentiles=known) for i in range(5)]
+
+    assert gate_measured(runs(0.02), runs(0.0101), {"tpot_p99": 0.05}, ratios).passes
+    gate = gate_measured(runs(0.02), runs(0.02), {"tpot_p99": 0.05}, ratios)
+    assert failed(gate) == ["tpot_p99"]
+    assert [check.expected for check in gate.checks] == pytest.approx([0.01])
+    with pytest.raises(InputError, match="tpot_p75 is not compared: the prediction lacks it"):
+        gate_measured(runs(0.02, "tpot_p75"), runs(0.02, "tpot_p75"), {"tpot_p75": 0.05}, ratios)
+
+
 def test_a_run_is_outside_its_prediction_beyond_the_interval_of_99_percent() -> None:
     def gate(tpot: float) -> Gate:
         measurement = Measurement("run", None, "", {"tpot": tpot}, {})

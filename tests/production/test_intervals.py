@@ -50,6 +50,7 @@ def test_slow_operators_are_learnt_from_metrics_alone(tmp_path: Path) -> None:
     assert observation.after["mixed"].median < 0.03
 
 
+@pytest.mark.full
 def test_steps_of_sglang_decode_nothing_beside_prompts() -> None:
     scenario = scenario_of({"calibration": "none", "engine": {"name": "sglang"}}, num_requests=250)
     record = record_of([scrape_text(text, np.nan) for text in served(scenario, every_s=1.0)[2]])

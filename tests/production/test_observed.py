@@ -37,6 +37,23 @@ def test_vllms_client_gives_every_request_but_those_that_failed(tmp_path: Path) 
     assert run.position[:2].tolist() == [0, 3]
 
 
+def test_spans_give_every_request_to_a_diagnosis_and_other_telemetry_does_not(tmp_path: Path) -> None:
+    numbers = {"gen_ai.usage.prompt_tokens": 100, "gen_ai.usage.completion_tokens": 11}
+    numbers |= {"gen_ai.latency.time_to_first_token": 0.5, "gen_ai.latency.e2e": 2.5}
+    tags = [{"key": key, "value": value} for key, value in numbers.items()]
+    spans = [{"startTime": 10**6 * second, "duration": 2_500_000, "tags": tags} for second in range(30)]
+    path = tmp_path / "spans.json"
+    path.write_text(json.dumps({"data": [{"spans": spans}]}), encoding="utf-8")
+    run = read_requests(path)
+    assert run.arrival_s[:2].tolist() == [0, 1]
+    assert run.tpot_s == pytest.approx([0.2] * 30)
+    lines = [{"metric": {"__name__": name}, "values": [1, 2], "timestamps": [1000, 2000]}
+             for name in ("vllm:prompt_tokens_total", "vllm:inter_token_latency_seconds_sum")]  # fmt: skip
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    with pytest.raises(InputError, match="does not tell of each request"):
+        read_requests(path)
+
+
 def test_what_prompts_share_is_read_from_the_workload_beside_the_requests(tmp_path: Path) -> None:
     shared = {"workload.shared_prompts": {"tokens": 500, "count": 3}}
     options = {"model": "llama-3.1-8b", "device": "h100_sxm", "rate_per_s": 8.0, "num_requests": 40}
@@ -78,7 +95,11 @@ def test_a_simulated_folder_is_read_without_its_warm_up(tmp_path: Path) -> None:
         ("requests.csv", "arrival_ms,latency\n1,2\n", "no column input_tokens, output_tokens, ttft_s, e2e_s"),
         ("requests.csv", COLUMNS + "0,1,1,0.1,0.2\n", "has 1 answered request; 20 are needed"),
         ("requests.csv", COLUMNS + "0,1,2,0.3,0.2\n" * 30, "first token: request 1 has ttft_s 0.3 and e2e_s 0.2"),
-        ("requests.csv", COLUMNS, "requests.csv holds no request"),
+        ("requests.csv", COLUMNS, "requests.csv has no rows"),
+        ("requests.csv", COLUMNS + "0,1,1,fast,0.2\n" * 30, "ttft_s is not a number everywhere"),
+        ("requests.csv", COLUMNS + "0,1,2,0.1,0.2\n" * 30 + "9,,2,0.1,0.2\n", "request 31 has no input_tokens"),
+        ("requests.csv", COLUMNS + "0,1,2,0.1,0.2\n" * 30 + "9,1,,0.1,0.2\n", "request 31 has no output_tokens"),
+        ("requests.csv", COLUMNS + "noon,1,1,0.1,0.2\n" * 30, "row 1: arrival_s is not a time: noon"),
         ("requests.csv", COLUMNS + "1.7e12,1,2,0.1,0.2\n" * 30, "the last request arrives at 1.7e\\+12 s"),
         ("result.json", "{}", "has no list of every request"),
         ("result.json", "[{}]", "has no list of every request: it is no JSON object"),
@@ -100,6 +121,47 @@ def test_a_table_may_have_milliseconds_and_be_gzipped(tmp_path: Path, name: str)
     run = read_requests(path)
     np.testing.assert_allclose(run.ttft_s, 0.1)
     np.testing.assert_allclose(run.e2e_s, 0.3)
+
+
+def test_arrivals_may_be_dates(tmp_path: Path) -> None:
+    path = tmp_path / "requests.csv"
+    rows = [f"2026-03-04T05:06:{second:02d}.500Z,9,2,0.1,0.3" for second in range(30)]
+    path.write_text("\n".join([COLUMNS.strip(), *rows]), encoding="utf-8")
+    assert read_requests(path).arrival_s.tolist() == list(range(30))
+
+
+def test_requests_may_be_lines_and_aiperfs(tmp_path: Path) -> None:
+    path = tmp_path / "profile_export.jsonl"
+    names = COLUMNS.strip().split(",")
+    own = [dict(zip(names, (second, 9, 2, 0.1, 0.3), strict=True)) for second in range(30)]
+    aiperf = [
+        {
+            "metadata": {
+                "request_start_ns": 1_700_000_000_000_000_000 + row["arrival_s"] * 10**9,
+                "benchmark_phase": "profiling" if number else "warmup",
+            },
+            "metrics": {
+                name: {"value": value, "unit": unit}
+                for name, value, unit in (
+                    ("input_sequence_length", row["input_tokens"], "tokens"),
+                    ("output_sequence_length", row["output_tokens"], "tokens"),
+                    ("time_to_first_token", 1000 * row["ttft_s"], "ms"),
+                    ("request_latency", 1000 * row["e2e_s"], "ms"),
+                )
+            },
+            "error": None,
+        }
+        for number, row in enumerate(own)
+    ]
+    failed = {"metadata": aiperf[3]["metadata"], "metrics": {}, "error": {"code": 503}}
+    for lines, count in ((own, 30), ([*aiperf, failed], 29)):
+        path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+        assert is_request_table(path)
+        assert read_record(path) is not None
+        run = read_requests(path)
+        assert run.arrival_s.tolist() == pytest.approx(list(range(count)), abs=1e-5)
+        np.testing.assert_allclose(run.e2e_s, 0.3)
+        assert run.input_tokens.tolist() == [9] * count
 
 
 def test_requests_under_other_names_are_no_steps(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def test_what_rates_are_taken_of_is_there_from_the_start() -> None:
     assert found[f"vllm:request_max_num_generation_tokens_count{{{labels}}}"] == 0
 
 
+@pytest.mark.full
 def test_prompts_count_where_they_are_computed() -> None:
     pools = [{"name": name, "role": name, "replicas": 2 if name == "prefill" else 1} for name in ("prefill", "decode")]
     app = twin_app(scenario_of({"pools": pools}), None, names=("m",))
@@ -154,6 +155,7 @@ def test_what_comes_from_lower_tiers_is_external() -> None:
     assert found[f'vllm:prompt_tokens_by_source_total{{{labels},source="external_kv_transfer"}}'] == external
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_drafts_are_right_as_often_as_the_scenario_says(engine: str) -> None:
     speculative = {"method": "ngram", "num_draft_tokens": 3, "acceptance_fraction": (0.8, 0.5, 0.5)}
@@ -215,6 +217,7 @@ def test_parameters_of_requests_are_counted_once_for_all_answers(app: TwinApp) -
     assert (found[f"{tokens}_count{labels}"], found[f"{tokens}_sum{labels}"]) == (6, 42)
 
 
+@pytest.mark.full
 def test_tokens_of_sglangs_pool_are_used_cached_or_free() -> None:
     scenario = scenario_of({"engine": {"name": "sglang"}})
     twin, metrics, scrapes = served(scenario, every_s=1.0)

@@ -39,6 +39,7 @@ def app_of(**deployment: Any) -> TwinApp:
     return twin_app(scenario_of(deployment), None, names=("m",), max_requests=64)
 
 
+@pytest.mark.full
 def test_a_scheduler_and_a_router_in_python_serve() -> None:
     app = app_of(router="own_functions:by_session", engine={"scheduler": "own_functions:shortest_first"}, replicas=3)
     asked = [ASKED | {"user": f"u{number % 3}", "stream": number % 2 == 0} for number in range(12)]
@@ -48,6 +49,7 @@ def test_a_scheduler_and_a_router_in_python_serve() -> None:
     assert all(answer.text.count('"text"') == 5 for answer in answers[::2])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", FAILURES)
 def test_one_that_fails_is_named_and_the_server_goes_on(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -94,6 +96,7 @@ def test_other_streams_end_with_the_error_too(path: str) -> None:
     assert (events[-1]["code"], FAILURES["failing"] in events[-1]["message"]) == ("500", True)
 
 
+@pytest.mark.full
 def test_a_router_that_fails_is_named() -> None:
     app = app_of(router="own_functions:astray", replicas=2)
     first, second, *_ = answered(app, ASKED, ASKED)

@@ -63,6 +63,7 @@ def test_every_replica_counts_its_own_steps(tmp_path: Path) -> None:
         assert len(counters) > 100
 
 
+@pytest.mark.full
 def test_a_request_whose_drafts_are_verified_counts_once(tmp_path: Path) -> None:
     speculative = {"method": "ngram", "num_draft_tokens": 3, "acceptance_fraction": 0.5}
     twin = recorded(tmp_path / "steps.jsonl", speculative=speculative)

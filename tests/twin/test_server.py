@@ -52,6 +52,16 @@ def test_an_answer_that_ends_by_itself_is_as_long_as_the_workloads(app: TwinApp)
     assert least["usage"]["completion_tokens"] == 400
 
 
+def test_an_answer_is_named_by_whoever_asks(app: TwinApp) -> None:
+    short, named = HELLO | {"max_tokens": 1}, {"X-Request-Id": "gateway-7"}
+    for body in (short, short | {"request_id": "own"}):
+        answer = run(app, lambda client, body=body: client.post(CHAT, json=body, headers=named))
+        assert answer.json()["id"] == "chatcmpl-gateway-7"
+    (chunk, *_) = events(post(app, "/v1/completions", {"prompt": "x", "stream": True, "request_id": "own"}))
+    assert chunk["id"] == "cmpl-own"
+    assert post(app, CHAT, short).json()["id"] != post(app, CHAT, short).json()["id"]
+
+
 def test_a_stream_has_an_event_for_every_token(app: TwinApp) -> None:
     asked = HELLO | {"max_tokens": 7, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
     chunks = events(post(app, CHAT, asked))
@@ -415,6 +425,7 @@ def test_embeddings_have_the_size_that_was_asked_for(app: TwinApp) -> None:
     assert len(base64.b64decode(coded["data"][0]["embedding"])) == 4 * 32
 
 
+@pytest.mark.full
 def test_an_encoder_answers_with_vectors_and_scores_and_no_text() -> None:
     app = twin_app(msgspec.structs.replace(scenario_of({}), model="BAAI/bge-m3"), None)
     answer = post(app, "/v1/embeddings", {"input": ["one text", "another"], "dimensions": 8}).json()

@@ -220,7 +220,7 @@ def compare(
 
 
 def diagnose(
-    requests: Annotated[str, Field(description="Recorded requests: a requests.parquet or its folder, .csv or .json.")],
+    requests: Annotated[str, Field(description="Recorded requests: a run's folder, .parquet, .csv, .jsonl or .json.")],
     device: Device,
     command: Command = None,
     deployment: Deployment = None,

@@ -250,6 +250,9 @@ def read_client_files(path: Path, base: dict[str, Any]) -> list[Measurement]:
     for result in read_client_results(path):
         values = vars(result)
         _check_model(path, str(result.model), str(base["model"]))
+        if result.concurrency is None and result.rate_per_s is None:
+            hint = f"`windtunnel gate --measured {path} --baseline OTHER` compares it with an earlier one"
+            raise InputError(f"{path.name}: {result.client} does not record the load, so it cannot be simulated", hint)
         workload = _workload(path.name, values, are_means=True)
         if result.client in catalog.names("clients"):
             workload["client"] = result.client

@@ -5,7 +5,7 @@ Such a series is late at every step by much the same time, unlike sibling runs.
 
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
@@ -14,6 +14,7 @@ from windtunnel import catalog
 from windtunnel.calibration.measured_runs import METRICS, Measurement, reason_of
 from windtunnel.errors import InputError
 from windtunnel.limits import check_size
+from windtunnel.metrics.summary import Distribution
 from windtunnel.metrics.uncertainty import Interval
 from windtunnel.pricing.estimator import Coverage
 from windtunnel.processes import WorkerProcesses
@@ -57,6 +58,8 @@ class RunPrediction:
     remarks: tuple[str, ...] = ()
     odd: str = ""
     """Why its series looks like that of a faulty server (`with_odd_runs`); empty: it does not."""
+    percentiles: Mapping[str, float] = field(default_factory=dict)
+    """Latency and percentile (`ttft_p99`) -> predicted seconds."""
 
     def error(self, metric: str) -> float:
         """Return predicted over measured, less one; NaN where either is missing."""
@@ -183,6 +186,11 @@ def _predicted(measurement: Measurement, calibration: str | None, priced: Priced
             "scaled": result.coverage.get(Coverage.SCALED, 0.0),
         },
         remarks=(*result.calibration_remarks, *remarks),
+        percentiles={
+            f"{name}_{each}": getattr(distribution, each)
+            for name, distribution in _distributions(result).items()
+            for each in ("p50", "p90", "p95", "p99")
+        },
     )
 
 
@@ -223,15 +231,15 @@ def _learnt_acceptance(setup: Setup) -> LearntAcceptance:
     return learnt
 
 
-def _metrics(result: Result, measurement: Measurement) -> dict[str, float]:
+def _distributions(result: Result) -> dict[str, Distribution]:
     summary = result.summary
-    distributions = {"tpot": summary.tpot_s, "ttft": summary.ttft_s, "e2e": summary.e2e_s}
-    values = {
-        name: float(getattr(distribution, measurement.statistic))
-        for name, distribution in distributions.items()
-        if distribution is not None
-    }
-    values["throughput"] = summary.throughput.output_tokens_per_s
+    known = {"tpot": summary.tpot_s, "ttft": summary.ttft_s, "e2e": summary.e2e_s}
+    return {name: distribution for name, distribution in known.items() if distribution is not None}
+
+
+def _metrics(result: Result, measurement: Measurement) -> dict[str, float]:
+    values = {name: getattr(known, measurement.statistic) for name, known in _distributions(result).items()}
+    values["throughput"] = result.summary.throughput.output_tokens_per_s
     return {name: value for name, value in values.items() if name in measurement.measured}
 
 

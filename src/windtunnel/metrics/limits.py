@@ -17,7 +17,10 @@ DEFAULT_STATISTIC = "p99"
 _IMPROBABLE_S = {"ttft": 100.0, "tpot": 1.0, "itl": 1.0, "e2e": 1000.0, "queueing": 100.0}
 """Limits without a unit from these seconds on are taken for forgotten milliseconds."""
 
-_NAME = re.compile(r"(?P<metric>[a-z0-9]+?)(?:_(?P<statistic>mean|max|p\d{1,2}(?:\.\d+)?))?$")
+_STATISTIC = r"mean|max|p\d{1,2}(?:\.\d+)?"
+_NAME = re.compile(rf"(?P<metric>[a-z0-9]+?)(?:_(?P<statistic>{_STATISTIC}))?$")
+_AT_MOST = re.compile(r"\s*(?:<=|=<|≤|<|=|:)\s*")
+_REVERSED = re.compile(rf"({_STATISTIC})[_ -]([a-z0-9]+)$")
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def limit_of(name: str, value: float | str) -> Limit:
     Raises:
         InputError: there is no such latency or statistic, or the value is no positive time.
     """
-    match = _NAME.match(name.lower())
+    match = _NAME.match(_REVERSED.sub(r"\2_\1", name.lower()).replace("-", "_"))
     if match is None or match["metric"] not in METRICS:
         known = [f"{metric}{end}" for metric in METRICS for end in ("", "_mean", "_p50", "_p90", "_p99", "_max")]
         hint = did_you_mean(name, known, f"name a latency and a statistic: {', '.join(METRICS)}; mean, p90, p99, max")
@@ -92,6 +95,11 @@ def named_values(
     return values
 
 
+def limit_values(text: str, option: str = "slo") -> dict[str, str]:
+    """Parse the limits of an option into names and values; `ttft_p90 <= 2s; tpot < 50ms` is understood too."""
+    return named_values(_AT_MOST.sub("=", text).replace(";", ","), option=option)
+
+
 def share_of(text: str) -> float:
     """Return the share that `5%` or `0.05` is; NaN for what is no number."""
     try:
@@ -106,7 +114,7 @@ def parse_limits(given: str | Mapping[str, float | str]) -> tuple[Limit, ...]:
     Raises:
         InputError: another form, or what `limit_of` raises.
     """
-    values = named_values(given) if isinstance(given, str) else given
+    values = limit_values(given) if isinstance(given, str) else given
     try:
         return limits_from(values)
     except InputError as error:
@@ -131,7 +139,7 @@ def slo_fields(given: str | Mapping[str, float | str]) -> dict[str, Any]:
     Raises:
         InputError: what `parse_limits` raises, a limit that is not one of requests, or two on one latency.
     """
-    named = named_values(given) if isinstance(given, str) else given
+    named = limit_values(given) if isinstance(given, str) else given
     fields = {} if isinstance(given, str) else {name: value for name, value in named.items() if not _is_limit(name)}
     limits = parse_limits({name: value for name, value in named.items() if name not in fields})
     for limit in limits:

@@ -293,7 +293,8 @@ def gate_measured(
             known = [each for each in before[0].values() if "_" in each]
             raise InputError(f"the runs do not tell {name}", f"they tell {', '.join(known) or 'means'}")
     if not checks:
-        raise InputError("the runs have no metric in common", f"one of {', '.join(USUAL_MEASURED)}")
+        common = ", ".join(ratios or USUAL_MEASURED)
+        raise InputError("; ".join(lacking) or "the runs have no metric in common", f"one of {common}")
     checks += _failures(before, after)
     remarks = [f"{len(after)} measured beside {len(before)} earlier", *lacking]
     blind = [check for check in checks if check.name != "ttft" and (check.least_change or 0.0) > LEAST_SEEN]
@@ -340,11 +341,13 @@ def _check_same_load(runs: Sequence[ClientResult]) -> None:
 
 
 def predicted_ratios(before: Sequence[RunPrediction], after: Sequence[RunPrediction]) -> dict[str, float]:
-    """Return the ratio that a change gives each metric, as predicted on both sides; InputError for a refused run."""
+    """Return the ratio that a change gives each metric and percentile, as predicted on both sides; InputError for a
+    refused run.
+    """
     _check_predicted([*before, *after])
-    names = [name for name in USUAL_MEASURED if all(name in run.predicted for run in (*before, *after))]
-    means = [{name: centre([run.predicted[name] for run in side]) for name in names} for side in (before, after)]
-    return {name: means[1][name] / means[0][name] for name in names}
+    old, new = ([{**run.predicted, **run.percentiles} for run in side] for side in (before, after))
+    names = [name for name in old[0] if all(name in values for values in (*old, *new))]
+    return {name: centre([run[name] for run in new]) / centre([run[name] for run in old]) for name in names}
 
 
 def _check_predicted(runs: Sequence[RunPrediction]) -> None:

@@ -17,12 +17,14 @@ from windtunnel.calibration.steps.price import HOST, KINDS, OUTLIER, PricedSteps
 from windtunnel.calibration.steps.read import COLUMNS, StepRun
 from windtunnel.compiled.arrays import Bools, Floats, Ints
 from windtunnel.errors import InputError
+from windtunnel.formats.telemetry.prometheus import DECLARED
 from windtunnel.formats.telemetry.record import ServerRecord
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.scenario import Setup
 
 USUAL_PROMPT = 1024.0
 """Tokens of a prompt where nothing tells."""
+TOKEN_TIMES = [DECLARED[engine]["itl"]["name"] for engine in ("vllm", "sglang")]
 LEAST_GAPS = 10
 """Tokens below which an interval tells nothing."""
 MOST_SLOW = 0.02
@@ -55,7 +57,8 @@ def steps_of(record: ServerRecord, max_num_batched_tokens: int) -> IntervalSteps
     """
     keep = (record.intervals["gaps"] >= LEAST_GAPS) & (record.intervals["gaps_s"] > 0)
     if not keep.any():
-        raise InputError(f"{record.source}: no interval has {LEAST_GAPS} tokens behind others", "was the server idle?")
+        hint = f"was the server idle, or are {' or '.join(TOKEN_TIMES)} missing?"
+        raise InputError(f"{record.source}: no interval has {LEAST_GAPS} tokens behind others", hint)
     rows, engines = record.intervals[keep], record.num_engines
     gaps, counted = rows["gaps"] / engines, rows["steps"] / engines
     by_time = rows["gaps_s"] / engines / rows["duration_s"]

@@ -25,6 +25,7 @@ from windtunnel.production.workload import Load, load_of, unknown_of
 from windtunnel.serving.calibration import Calibration, Provenance
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.scenario import Setup
+from windtunnel.units import format_count
 
 FAMILIES: Mapping[str, Sequence[str]] = {
     GEMM: ("gemm.memory", "gemm.compute"),
@@ -132,9 +133,8 @@ def _observe(
     end = int(learn * steps.kind.size + 1e-9)
     if end < least or steps.kind.size - end < least:
         hint = f"{least} to learn from and as many to judge are needed"
-        raise InputError(
-            f"{run.name} has {steps.kind.size} {what}s that can be priced, {end} of them to learn from", hint
-        )
+        priceable = format_count(steps.kind.size, what)
+        raise InputError(f"{run.name} has {priceable} that can be priced, {end} of them to learn from", hint)
     earlier, later = steps.taken(place < EARLIER * end), steps.taken((place >= EARLIER * end) & (place < end))
     judged = {name: _fitted([earlier], terms).applied(later) for name, terms in CANDIDATES.items()}
     errors, by_kind = {name: _error(steps) for name, steps in judged.items()}, scores_by_kind([judged["nothing"]])

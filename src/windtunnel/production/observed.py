@@ -1,39 +1,38 @@
 """What a client or a server recorded of its requests: the files that a diagnosis reads."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.calibration.steps.read import RUNS, is_step_table
+from windtunnel.calibration.measured_runs import columns_of
+from windtunnel.calibration.steps.read import RUNS, StepColumn, is_step_table
 from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.errors import InputError, missing_file
 from windtunnel.files import read_bytes
-from windtunnel.formats.recognise import FileContent, find_format
-from windtunnel.formats.telemetry.prometheus import read_scrapes
+from windtunnel.formats.recognise import FileContent, FileFormat, find_format
+from windtunnel.formats.telemetry.prometheus import LATEST_S, read_scrapes
 from windtunnel.formats.telemetry.record import ServerRecord, record_of_requests
-from windtunnel.pricing.table import numeric_column, read_parquet
 from windtunnel.serving.scenario import Scenario, load
 from windtunnel.units import format_count
 from windtunnel.workload.generate.prefixes import PrefixArrays
 from windtunnel.workload.generate.requests import generate
-from windtunnel.workload.traces.table_file import header_of
+from windtunnel.workload.traces.columns import Column, dates_s
+from windtunnel.workload.traces.table_file import header_of, read_columns
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-NEEDED = ("arrival_s", "input_tokens", "output_tokens", "ttft_s", "e2e_s")
+COLUMNS: Mapping[str, StepColumn] = columns_of(StepColumn, Path(__file__).with_suffix(".yaml"))
+PHASE, WARMUP = "metadata.benchmark_phase", "warmup"
+"""AIPerf's column of phases, and that of requests that do not count."""
+TABLES = (".parquet", ".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
 SCENARIO = "scenario.yaml"
 """What `windtunnel bench` and `simulate` write beside their requests."""
 LEAST_REQUESTS = 20
 """Fewer requests tell nothing."""
-LATEST_S = 1e11
-"""The year 5138: later times are in milliseconds or smaller units."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +72,9 @@ def read_requests(path: Path) -> Observed:
     """Read the requests of a run.
 
     Args:
-        path: `requests.parquet` of `windtunnel bench` or `simulate`, its folder, a CSV file with the same columns, or
-            the JSON of `vllm bench serve --save-result --save-detailed`. The workload of a `scenario.yaml` beside it
-            says which prompts have a common beginning.
+        path: `requests.parquet` of `windtunnel bench` or `simulate`, its folder, a table with the same columns or
+            AIPerf's, the JSON of `vllm bench serve --save-result --save-detailed`, or spans. The workload of a
+            `scenario.yaml` beside it says which prompts have a common beginning.
 
     Raises:
         InputError: another file, a missing column, or too few requests.
@@ -84,9 +83,13 @@ def read_requests(path: Path) -> Observed:
         raise InputError(f"there is no file {path}", f"saved metrics are read by windtunnel observe {path.parent}")
     if not path.exists():
         raise missing_file(path)
-    if path.suffix == ".json":
+    if (kind := json_telemetry(path)) is not None:
+        columns = kind.read(path).requests
+        if columns is None:
+            raise InputError(f"{path} does not tell of each request")
+    elif path.suffix == ".json":
         columns = _detailed(path)
-    elif path.name.endswith((".parquet", ".csv", ".csv.gz")):
+    elif path.name.endswith(TABLES):
         columns = _columns(path)
     else:
         hint = "a requests.parquet or its folder, a .csv with its columns, or the JSON of vllm bench --save-detailed"
@@ -120,19 +123,31 @@ def read_record(path: Path) -> ServerRecord | None:
         if (path / "requests.parquet").is_file():
             return _record_of(read_requests(path))
         return None if (path / RUNS).is_file() else read_scrapes(path)
-    start = FileContent(path).start
-    if is_step_table(path) and b"resourceSpans" not in start:
+    kind = json_telemetry(path)
+    if kind is None and is_step_table(path):
         return _record_of(read_requests(path)) if is_request_table(path) else None
-    if path.suffix == ".json" and b"resourceSpans" not in start and '"ttfts"' in FileContent(path).text:
+    if kind is None and path.suffix == ".json" and '"ttfts"' in FileContent(path).text:
         return _record_of(read_requests(path))
-    record: ServerRecord = find_format(path, "server telemetry").read(path)
+    record: ServerRecord = (kind or find_format(path, "server telemetry")).read(path)
     return record
+
+
+def json_telemetry(path: Path) -> FileFormat | None:
+    """Return the kind of a JSON file that a server emitted; None for another file, as a table of steps is."""
+    with suppress(InputError):
+        if FileContent(path).is_json:
+            return find_format(path, "server telemetry")
+    return None
 
 
 def is_request_table(path: Path) -> bool:
     """Whether the columns of a table are those of answered requests; it may be one of steps otherwise."""
-    is_table = path.name.endswith((".csv", ".csv.gz", ".parquet"))
-    return is_table and any(word in name.lower() for name in header_of(path) for word in ("ttft", "first_token"))
+    if not path.name.endswith(TABLES):
+        return False
+    header = header_of(path)
+    if path.name.endswith((".jsonl", ".jsonl.gz")):  # measured runs are lines too
+        return all(name in _named(header) for name, column in COLUMNS.items() if column.needed)
+    return any(word in name.lower() for name in header for word in ("ttft", "first_token"))
 
 
 def _record_of(recorded: Observed) -> ServerRecord:
@@ -144,10 +159,14 @@ def _record_of(recorded: Observed) -> ServerRecord:
 def observed(columns: Mapping[str, NDArray[Any]], where: str = "the run") -> Observed:
     """Return a table's answered requests without its warm-up; InputError for too few, or times that cannot be."""
     size = len(columns["arrival_s"])
-    keep = np.isfinite(columns["ttft_s"]) & np.isfinite(columns["e2e_s"]) & (columns["output_tokens"] > 0)
+    keep = np.isfinite(columns["ttft_s"]) & np.isfinite(columns["e2e_s"])
     for name in ("is_warmup", "failed"):
         if name in columns:
             keep &= ~np.asarray(columns[name], bool)
+    for name in [name for name, column in COLUMNS.items() if name in columns and not column.is_text]:
+        if (missing := np.flatnonzero(keep & ~np.isfinite(columns[name]))).size:
+            raise InputError(f"{where}: request {missing[0] + 1} has no {name}", "fill it in, or remove the row")
+    keep &= columns["output_tokens"] > 0
     if keep.sum() < LEAST_REQUESTS:
         count = format_count(int(keep.sum()), "answered request")
         raise InputError(f"{where} has {count}; {LEAST_REQUESTS} are needed")
@@ -176,40 +195,32 @@ def observed(columns: Mapping[str, NDArray[Any]], where: str = "the run") -> Obs
     )
 
 
+def _named(header: Sequence[str]) -> dict[str, str]:
+    """Return column -> its name in a file."""
+    names = {name: next((each for each in column.names if each in header), "") for name, column in COLUMNS.items()}
+    return {name: given for name, given in names.items() if given}
+
+
 def _columns(path: Path) -> dict[str, NDArray[Any]]:
-    rows = _table(path)
-    if not rows.num_rows:
-        raise InputError(f"{path} holds no request", f"{LEAST_REQUESTS} are needed")
-    scale, own = dict.fromkeys(rows.column_names, 1.0), ", ".join(rows.column_names)
-    for name in [name for name in scale if name.endswith("_ms")]:
-        seconds = f"{name.removesuffix('ms')}s"
-        if seconds not in scale:
-            rows, scale[seconds] = rows.append_column(seconds, rows[name]), 1e-3
-    if missing := [name for name in NEEDED if name not in scale]:
-        hint = f"rename those that hold them (_ms: milliseconds); its columns are {own}"
+    header = header_of(path)
+    named = _named(header)
+    if missing := [name for name, column in COLUMNS.items() if column.needed and name not in named]:
+        hint = f"rename those that hold them (_ms: milliseconds); its columns are {', '.join(header)}"
         raise InputError(f"{path} has no column {', '.join(missing)}", hint)
-    columns = {}
-    for name in [name for name in (*NEEDED, "is_warmup", "failed", "sent_late_s", "cached_tokens") if name in scale]:
-        if name in ("is_warmup", "failed"):
-            columns[name] = np.array(rows[name].to_pylist(), bool)
-        elif name in ("ttft_s", "e2e_s"):  # a request that failed has none
-            values = [np.nan if value is None else float(value) for value in rows[name].to_pylist()]
-            columns[name] = np.array(values) * scale[name]
-        else:
-            columns[name] = numeric_column(rows, name, path) * scale[name]
-    return columns
+    values = read_columns(path, list(named.values()))
+    return {column: _values(path, COLUMNS[column], name, values[name]) for column, name in named.items()}
 
 
-def _table(path: Path) -> "pa.Table":
-    import pyarrow as pa
-    import pyarrow.csv as pc
-
-    if path.suffix == ".parquet":
-        return read_parquet(path)
+def _values(path: Path, column: StepColumn, name: str, values: NDArray[Any]) -> NDArray[Any]:
+    """Return a column's values, numbers in our unit."""
+    if column.is_text:
+        return np.asarray(values == WARMUP if name == PHASE else values, bool)
+    if column.name == "arrival_s" and values.dtype.kind not in "iuf":
+        return dates_s(Column(path, name, values, np.arange(1, values.size + 1)), None)[0]
     try:
-        return pc.read_csv(pa.BufferReader(read_bytes(path)))
-    except pa.ArrowInvalid as error:
-        raise InputError(f"{path} is no readable table: {str(error).splitlines()[0]}") from None
+        return np.asarray(values, np.float64) * column.names[name]
+    except (ValueError, TypeError):
+        raise InputError(f"{path}: {name} is not a number everywhere", column.meaning) from None
 
 
 def _detailed(path: Path) -> dict[str, NDArray[Any]]:

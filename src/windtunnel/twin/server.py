@@ -220,6 +220,9 @@ class TwinApp:
             known = self.tokenizer, self.words, self.limits, self._number
             asked = await self._apart(size, form.ask, body, form.kind, *known)
             asked.replica = replica
+            if form.ask is ask:  # vLLM's `_base_request_id`, of chats and completions
+                named = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+                asked.stream_id = named or str(body.get("request_id") or "")
             await self._complete(asked, form, receive, send, scope.get("http_version") == "1.1")
         elif method == "POST" and path in POOLING:
             body, size = await self._object(scope, receive)
@@ -289,7 +292,7 @@ class TwinApp:
     async def _complete(self, asked: Asked, form: Form, receive: Receive, send: Send, is_chunked: bool) -> None:
         """Answer a request for a completion, whole or as a stream."""
         asked.created = int(time.time())
-        asked.stream_id = f"{form.id_prefix}{uuid4().hex}"
+        asked.stream_id = f"{form.id_prefix}{asked.stream_id or uuid4().hex}"
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         answers: list[Answer] = []
         if asked.streams:

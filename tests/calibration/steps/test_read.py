@@ -56,6 +56,21 @@ def test_nested_keys_of_an_engine_are_flattened(tmp_path: Path) -> None:
     (row,) = read_steps(write(tmp_path / "steps.jsonl", json.dumps(step)))
     assert (row["wall_s"], row["prefill_tokens"], row["prefill_requests"]) == (0.012, 128, 1)
     assert (row["decode_kv_variance"], row["prefill_variance"], row["worker"]) == (4.0, 2.5, "w")
+    counts = {"numContextRequests": 1, "numCtxTokens": 128, "numCtxKvTokens": 64, "numGenRequests": 3}
+    iteration = {"iter": 7, "iterLatencyMS": 12.0, "attentionDpRank": 0, "kvCacheStats": {"usedNumBlocks": 9}}
+    lines = json.dumps({**iteration, "inflightBatchingStats": {**counts, "numGenKvTokens": 300}})
+    (other,) = read_steps(write(tmp_path / "iterations.jsonl", lines))  # of TensorRT-LLM
+    for name in ("counter", "wall_s", "prefill_tokens", "prefill_requests", "prefill_kv_tokens", "decode_requests"):
+        assert other[name] == row[name]
+    assert other["decode_kv_tokens"] == row["decode_kv_tokens"] == 300
+    with pytest.raises(InputError, match="no column for tokens of these requests in the KV cache"):
+        read_steps(write(tmp_path / "former.jsonl", json.dumps({**iteration, "inflightBatchingStats": counts})))
+
+
+def test_a_table_of_something_else_is_said_to_be_neither(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"grafana\.csv has no column for steps, nor for requests") as refused:
+        read_steps(write(tmp_path / "grafana.csv", "Time,P50\n2026-01-01,15\n"))
+    assert "its columns are Time, P50" in str(refused.value.hint)
 
 
 def test_an_empty_cell_is_not_a_number(tmp_path: Path) -> None:

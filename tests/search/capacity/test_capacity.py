@@ -13,7 +13,7 @@ import pytest
 import windtunnel as wt
 from spaces_of_search import BASE, space
 from windtunnel.errors import InputError
-from windtunnel.metrics.limits import limit_of, limits_of, parse_limits
+from windtunnel.metrics.limits import limit_of, limit_values, limits_from, limits_of, parse_limits, slo_fields
 from windtunnel.metrics.slo import Slo
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.search.capacity import _capacity_rows, capacity_document, verdict_of
@@ -33,6 +33,22 @@ from windtunnel.workload.schema import Workload
 
 LIMITS = parse_limits("ttft_p90=1s,tpot_p99=50ms")
 CASES = list(product(["h100_sxm", "l40s"], [1, 2], [512, 8192], [16, 256], [0, 1]))[:20]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["ttft_p90=1s,tpot_p99=50ms", "ttft_p90 <= 1s; tpot < 50ms", "p90_ttft<=1s,TPOT-p99:50ms", "ttft_p90≤1s tpot=50ms"],
+)
+def test_limits_are_read_as_people_write_them(text: str) -> None:
+    assert parse_limits(text) == LIMITS
+    assert slo_fields(text) == {"ttft_s": 1, "ttft_percentile": 90, "tpot_s": 0.05, "tpot_percentile": 99}
+    assert list(limits_from(limit_values(text))) == list(LIMITS)
+
+
+@pytest.mark.parametrize("text", ["ttft>1s", "ttft <", "1s<ttft", "p90=1s", "p90_foo=1s"])
+def test_what_is_no_limit_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="slo"):
+        parse_limits(text)
 
 
 @pytest.mark.full
@@ -386,6 +402,7 @@ def test_rates_of_a_workload_of_sessions_count_requests(load: str) -> None:
     )
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_a_capacity_in_sessions_is_called_one() -> None:
     sessions = {"workload.sessions": {"turns": 4, "think_s": 1.0}}

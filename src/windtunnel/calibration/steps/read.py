@@ -61,6 +61,9 @@ def read_steps(path: Path) -> StepTable:
     if not is_step_table(path):
         raise InputError(f"{path.name} is no table of steps", f"its name must end in {', '.join(SUFFIXES)}")
     header = header_of(path)
+    if not any(name in header for column in COLUMNS.values() if column.needed for name in column.names):
+        hint = f"its columns are {', '.join(header)}; requests need arrival_s, input_tokens, ttft_s, ..."
+        raise InputError(f"{path.name} has no column for steps, nor for requests", hint)
     names = {column.name: _name_in(path, header, column) for column in COLUMNS.values()}
     values = read_columns(path, list(filter(None, names.values())))
     num_steps = len(next(iter(values.values())))

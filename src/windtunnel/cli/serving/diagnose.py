@@ -10,7 +10,7 @@ from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.formats.recognise import find_format
-from windtunnel.production.observed import is_request_table, read_requests
+from windtunnel.production.observed import is_request_table, json_telemetry, read_requests
 
 
 def command(options: Options) -> None:
@@ -45,7 +45,7 @@ def _is_of_runs(path: Path) -> bool:
         return (path / RUNS).is_file()
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         _refuse_means(path)
-        return True
+        return json_telemetry(path) is None and not is_request_table(path)
     return path.name.endswith((".csv", ".csv.gz")) and path.is_file() and not is_request_table(path)
 
 

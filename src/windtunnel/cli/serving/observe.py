@@ -110,5 +110,5 @@ def _write(
         if columns is not None or raw.get("workload"):
             save(scenario_from(with_load(raw, given, None), SCENARIO, None), draft / SCENARIO)
         elif record is not None:
-            remark(f"note: a {record.source} does not tell the lengths of requests: no scenario is written")
+            remark(f"note: the {record.source} does not tell the lengths of requests: no scenario is written")
     remark(f"wrote {options.out}")

@@ -19,7 +19,7 @@ from windtunnel.cli.progress import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, WindtunnelError, check_known
 from windtunnel.formats.launch.scripts import start_remark
-from windtunnel.metrics.limits import limits_from, named_values
+from windtunnel.metrics.limits import limit_values, limits_from
 from windtunnel.report.render.terminal import show
 from windtunnel.report.search.study import SearchEvidence, evidence_of, search_report
 from windtunnel.report.search.study_files import study_document, write_study
@@ -195,7 +195,7 @@ def _space(options: Options, server: dict[str, Any]) -> Space:
     fields = {"objective": options.objective, "strategy": options.strategy, "finalist_seeds": options.seeds}
     overrides = assignments(options.settings) | {name: value for name, value in fields.items() if value is not None}
     if options.slo is not None:
-        overrides["limits"] = named_values(options.slo)
+        overrides["limits"] = limit_values(options.slo)
     return load_space(options.space, dotted(server) | overrides)
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from windtunnel import schema
 from windtunnel.errors import InputError, check_known, did_you_mean
-from windtunnel.metrics.limits import limits_from, limits_of, named_values
+from windtunnel.metrics.limits import limit_values, limits_from, limits_of
 from windtunnel.metrics.slo import Slo
 from windtunnel.model.shape import ModelSpec
 from windtunnel.plugins import Registry
@@ -171,7 +171,7 @@ def _divided(
     own_keys = {name: value for name, value in raw.items() if name in fields}
     shared = {name: copy.deepcopy(value) for name, value in raw.items() if name not in own_keys}
     if isinstance(limits := own_keys.get("limits"), str):
-        own_keys["limits"] = named_values(limits, option=f"{source}: $.limits")
+        own_keys["limits"] = limit_values(limits, option=f"{source}: $.limits")
     for name in ("vary", "workloads"):
         if not isinstance(own_keys.get(name) or {}, dict):
             raise InputError(f"{source}: $.{name} is {own_keys[name]!r:.60}; a table of keys and values is needed")
