@@ -65,8 +65,8 @@ test-all: $(TOOLS) ## the tests alone; choose some with ARGS="tests/spec -k cata
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'not engine and not interpreted' $(ARGS)
 
 test-fast: $(TOOLS) ## a minute: one case of every quick test, in every package
-	NUMBA_DISABLE_JIT=1 $(PYTEST) -n $(WORKERS) --dist worksteal -q --fast -m loops $(or $(ARGS),tests/serving) || [ $$? -eq 5 ]
-	$(PYTEST) -n $(WORKERS) --dist worksteal -q --fast -m 'not loops' $(ARGS) || [ $$? -eq 5 ]
+	NUMBA_DISABLE_JIT=1 $(PYTEST) -n $(WORKERS) --dist worksteal -q --fast -m 'loops or interpreted' $(or $(ARGS),$(filter-out tests/fuzz,$(KERNEL_TESTS))) || [ $$? -eq 5 ]
+	$(PYTEST) -n $(WORKERS) --dist worksteal -q --fast -m 'not loops and not interpreted' $(ARGS) || [ $$? -eq 5 ]
 
 test-nojit: $(TOOLS) ## the small scenarios again, interpreted: the compiled and the plain loop must agree to the bit
 	NUMBA_DISABLE_JIT=1 $(PYTEST) -n $(WORKERS) --dist worksteal -m 'not compiled and not slow' $(KERNEL_TESTS)

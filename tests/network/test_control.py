@@ -49,6 +49,7 @@ def error(case: tuple[Fabric, Flows], settings: NetworkSettings) -> float:
     return float(run_flow_level(fabric, flows, settings).finish_s.max() / packets - 1.0)
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 @pytest.mark.parametrize("control", CONTROLS)
 def test_small_networks_take_what_packets_take(control: str) -> None:

@@ -134,6 +134,7 @@ def test_what_the_decode_side_has_cached_is_not_sent_again() -> None:
 HOST = {"name": "host", "capacity_bytes": 10**11, "bandwidth_bytes_per_s": 1e9}
 
 
+@pytest.mark.full
 def test_a_store_gives_the_prefill_side_the_answers() -> None:
     """Of its own memory and host's the prefill side knows prompts alone; in a store it finds what the others wrote."""
     token_s = 32 * 8 * 128 * 2 * 2 / 1e9  # of KV from the tier

@@ -45,6 +45,7 @@ def test_a_decode_step_takes_what_it_takes_in_a_simulation(model: str, concurren
     assert explained(model, concurrency, int(context)).step_s == pytest.approx(step_s, rel=0.015)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("drafting", "num_drafting"),
     [({"method": "eagle"}, 3), ({"method": "ngram"}, 0), ({"method": "draft_model", "draft_model": MODELS[0]}, 3)],

@@ -74,6 +74,7 @@ def test_a_stretch_of_a_ring_takes_as_long_as_all_of_it(
     assert shortened == [True, False] * 3
 
 
+@pytest.mark.full
 def test_a_stretch_of_too_many_packets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     fabric = SpectrumX(num_gpus=64, num_spines=8).build()
     monkeypatch.setenv(limits.TIME, "1us")
@@ -116,6 +117,7 @@ def test_shortcuts_change_no_picosecond(case: tuple[Fabric, np.ndarray, NetworkS
     assert seconds(fabric, op, size, groups, network) == seconds(fabric, op, size, groups, plain)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("topology", "groups", "compat"),
     [

@@ -94,6 +94,7 @@ def test_flows_use_all_switches_of_a_server(backend, op):
         assert as_simai > 2 * spread
 
 
+@pytest.mark.full
 def test_failed_switches_take_their_share():
     domain = NvLinkDomains(num_gpus=72).build()
     whole, part = (

@@ -80,6 +80,7 @@ def test_the_page_of_embeddings_has_no_first_token_and_prices_prompts() -> None:
     assert tiles == ["end to end p99", "input tokens/s", "per million input tokens"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("most", "is_whole"), [(20_000, True), (100, False)])
 def test_a_training_page_draws_every_pass_or_the_first(
     most: int, is_whole: bool, monkeypatch: pytest.MonkeyPatch

@@ -111,6 +111,7 @@ def run_oracle(case: Case, policy: ReferencePolicy | None = None) -> tuple[Refer
     return oracle, oracle.run()
 
 
+@pytest.mark.full
 @settings(max_examples=cases_to_try(35))
 @given(cases())
 def test_loop_equals_the_oracle(case: Case) -> None:
@@ -125,6 +126,7 @@ def test_loop_equals_the_oracle(case: Case) -> None:
         )
 
 
+@pytest.mark.full
 @settings(max_examples=cases_to_try(35))
 @given(cases())
 def test_a_decode_group_counts_as_if_each_member_were_stepped(case: Case) -> None:
@@ -142,6 +144,7 @@ def test_a_decode_group_counts_as_if_each_member_were_stepped(case: Case) -> Non
         np.testing.assert_allclose(counted.sequences[column], run.sequences[column], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.full
 @settings(max_examples=cases_to_try(35))
 @given(cases())
 def test_recorded_steps_are_played_back_one_by_one(case: Case) -> None:
@@ -154,6 +157,7 @@ def test_recorded_steps_are_played_back_one_by_one(case: Case) -> None:
     np.testing.assert_array_equal(fused, single)
 
 
+@pytest.mark.full
 @settings(max_examples=cases_to_try(35))
 @given(cases())
 def test_every_token_is_computed_once_and_every_block_comes_back(case: Case) -> None:
@@ -196,6 +200,7 @@ def unbound(settings: state.KernelSettings) -> state.KernelSettings:
     return settings._replace(num_blocks=10_000, max_batch_seqs=settings.max_num_seqs, **rules)
 
 
+@pytest.mark.full
 @settings(max_examples=cases_to_try(35))
 @given(cases())
 def test_a_users_policy_runs_on_the_same_loop(case: Case) -> None:
@@ -248,6 +253,7 @@ def test_a_users_policy_equals_the_oracles(case: Case) -> None:
     assert_equal_steps(run.steps, oracle, steps)
 
 
+@pytest.mark.full
 def test_a_batch_that_leaks_its_blocks_leaves_room_for_one() -> None:
     """FasterTransformer as Vidur has it frees the blocks of a batch's last step only; the right one all of them.
 
@@ -283,6 +289,7 @@ def test_what_a_scheduler_cannot_run_is_refused(scheduler: str, settings: dict[s
         wt.simulate(five_thousand(scheduler, settings))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheduler", ["orca", "faster_transformer", "vllm_v0"])
 def test_long_prompts_run_whole_where_nothing_caps_them(scheduler: str) -> None:
     assert wt.simulate(five_thousand(scheduler, {})).summary.num_requests == 4
@@ -317,6 +324,7 @@ def test_an_explicit_prefix_cache_is_refused_where_there_is_none() -> None:
         wt.simulate(scenario)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
@@ -341,6 +349,7 @@ def test_a_policy_that_returns_nonsense_is_told_so(answer: object, problem: str)
         users_case(ten, ten, num_blocks=15).run(policy=lambda *_: answer)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("answer", [[], None])
 def test_a_policy_that_chooses_nothing_is_named(answer: object) -> None:
     with pytest.raises(InputError, match="3 of 3 requests can never be scheduled") as raised:
@@ -349,6 +358,7 @@ def test_a_policy_that_chooses_nothing_is_named(answer: object) -> None:
     assert "test_loop:<lambda> chose none of them, and nothing else is under way" in raised.value.hint
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sleeps", [False, True])
 @pytest.mark.parametrize("is_main_thread", [False, True])
 def test_a_policy_that_does_not_return_is_named(
@@ -382,6 +392,7 @@ def test_a_policy_that_does_not_return_is_named(
     assert time.monotonic() - started_s < 30
 
 
+@pytest.mark.full
 def test_ctrl_c_in_a_policy_is_no_time_limit() -> None:
     def interrupted(*_arguments: object) -> list[tuple[int, int]]:
         raise KeyboardInterrupt
@@ -396,6 +407,7 @@ def users_case(input_tokens: np.ndarray, output_tokens: np.ndarray, num_blocks: 
     return Case(settings._replace(max_batch_seqs=8), cost, np.zeros(input_tokens.size), input_tokens, output_tokens)
 
 
+@pytest.mark.full
 def test_a_policy_that_raises_is_named_with_its_line() -> None:
     one = np.ones(1, np.int64)
 

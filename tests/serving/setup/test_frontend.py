@@ -51,6 +51,7 @@ def served(client: str, model: str = "qwen3-8b", version: str = "0.11.0", **load
     return simulate(made, RooflineEstimator(Roofline(setup.device, setup.node)))
 
 
+@pytest.mark.full
 def test_chats_of_a_burst_wait_until_one_process_has_read_the_templates_of_all() -> None:
     """vLLM 0.11.0 parses a chat's template at each request, 10 ms; 0.11.1 does not, and gpt-oss has none."""
 

@@ -133,6 +133,7 @@ def simulated(model: object = DRAFTING, **speculative: object) -> wt.Result:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("acceptance", "mean"),
     [
