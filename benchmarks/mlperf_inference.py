@@ -190,7 +190,12 @@ def precision_of(row: Row, settings: Row | None, engine: str) -> dict[str, str]:
     """
     said = (settings or {}).get("cfg_precision") or row["weight_dtype"].lower()
     if not (settings or {}).get("cfg_precision"):
-        if engine in ("trtllm", "vllm") and row["round"] == "v4.1" and said == "fp16" and "B200" not in row["accelerator"]:
+        if (
+            engine in ("trtllm", "vllm")
+            and row["round"] == "v4.1"
+            and said == "fp16"
+            and "B200" not in row["accelerator"]
+        ):
             said = "fp8"
         if "fp8" in row["model"].lower():
             said = "fp8"

@@ -471,6 +471,8 @@ class Shard:
     """Formats of experts for which ranks quantise their tokens before they gather those of all ranks."""
     redundant_experts: int = 0
     """Further copies of routed experts."""
+    routes_shared_expert: bool = False
+    """Whether the engine computes a shared expert as one more routed one where it can."""
     beside_tokens: int = 0
     """Most tokens at which shared experts run on a stream of their own beside the routed experts."""
     sampler: Sampler = GREEDY_SAMPLER

@@ -91,17 +91,17 @@ COPY_SHARE = 0.866
 (Azure/AI-benchmarking-guide, ND H100 v5)."""
 
 
-def as_published(device: Device, on: Machine) -> Machine:
+def as_published(device: Device, on: Machine, weights: Format) -> Machine:
     """Return `on` with what was published of the device beside its peaks.
 
-    No product is faster than the fastest one; a format that nobody published has the mean share of the others. The
-    closed forms' shares of the memory's peak are as much smaller as a copy's share of it.
+    No product is faster than the fastest one of its format or peak; a peak that nobody published has the mean share of
+    the others. The closed forms' shares of the memory's peak are as much smaller as a copy's share of it.
     """
     peaks, published = device.peak_flops_per_s, device.product_flops_per_s
     if published:
-        shares = {peaks[name]: rate / peaks[name] for name, rate in published.items()}
+        shares = {peaks[name]: rate / peaks[name] for name, rate in published.items() if name in peaks}
         share = shares.get(on.flops_per_s, sum(shares.values()) / len(shares))
-        on = replace(on, product_flops_per_s=share * on.flops_per_s)
+        on = replace(on, product_flops_per_s=published.get(weights.value, share * on.flops_per_s))
     if device.copy_bytes_per_s:
         on = replace(on, bytes_per_s=device.copy_bytes_per_s / COPY_SHARE)
     return on
@@ -492,12 +492,20 @@ def plain_seconds(op: ops.Op, on: Machine) -> Size:
     return CPU_CALL_US * US + op.flops / on.flops_per_s + op.num_bytes / on.bytes_per_s
 
 
+SERIAL_STEP_US = 2.17
+"""Time of one step of 128 of k in AITER's Triton kernel for block-scaled products with its default configuration on
+CDNA3 (tiles of 128 x 128, k in one piece): 122 us for k of 7,168, 39 for 2,304 and 34 for 2,048 with 64 rows on MI325X
+(SemiAnalysisAI/InferenceX, issue 863); 117 to 129 us for 7,168 with 64 to 256 rows (ROCm/aiter, pull request 1232)."""
+
+
 @dataclass(frozen=True)
 class Roofline:
     """Seconds of any operator on a device from published figures and the shipped coefficients."""
 
     device: Device
     node: Node | None = None
+    serial_products: bool = False
+    """Whether block-scaled products go through k in one piece, a step after the other."""
 
     def seconds(self, op: ops.Op) -> Size:
         """Return the seconds of `op`; arrays along its axes give an array."""
@@ -512,7 +520,13 @@ class Roofline:
             return self.seconds_with(
                 op, fit_for(op).on(msgspec.structs.replace(self.device, scale_up_bytes_per_s=None))
             )
-        return self.seconds_with(op, fit_for(op).on(self.device))
+        coefficients = fit_for(op).on(self.device)
+        if isinstance(op, Experts) and self.device.architecture in KINDS["reads_all_experts"]:
+            coefficients = {**coefficients, "spread": 1e9}  # as many tokens choose every expert
+        seconds = self.seconds_with(op, coefficients)
+        if self.serial_products and isinstance(op, ops.Gemm) and op.format is Format.FP8_BLOCK:
+            seconds = np.maximum(seconds, SERIAL_STEP_US * US * np.ceil(op.k / 128))
+        return seconds
 
     def seconds_with(self, op: ops.Op, coefficients: Coefficients) -> Size:
         """Return the seconds of `op` with coefficients other than the shipped ones."""
@@ -522,4 +536,4 @@ class Roofline:
         return form(op, self._machine(op), coefficients)
 
     def _machine(self, op: ops.Op) -> Machine:
-        return as_published(self.device, machine(self.device, op.compute_format))
+        return as_published(self.device, machine(self.device, op.compute_format), op.compute_format)

@@ -375,6 +375,17 @@ def test_a_card_with_less_power_for_the_same_chip_computes_at_a_lower_clock(tmp_
     assert float(training.seconds) == pytest.approx(float(by_peaks.seconds), rel=0.03)
 
 
+def test_the_same_chip_with_fewer_links_is_priced_as_measured_and_its_collectives_by_its_links(tmp_path: Path) -> None:
+    write(tmp_path, "gemm/vllm/0.24.0", "gemm_perf", gemm_columns([10.0, 20.0, 30.0, 40.0]))
+    write(tmp_path, "comm/nccl/2.27", "nccl_perf", nccl_columns("all_reduce", 2, {2**20: 9.0, 2**24: 70.0}))
+    fewer = measured_estimator(catalog.device("h800_sxm"), catalog.node("hgx_h800"), "vllm", "0.24.0", tmp_path)
+    full = measured_estimator(H100, catalog.node("dgx_h100"), "vllm", "0.24.0", tmp_path)
+    product, reduction = ops.Gemm(96.0, 4096, 4096), ops.Collective("all_reduce", 2.0**24, 2)
+    assert fewer.estimate(product) == full.estimate(product)
+    assert fewer.estimate(reduction).coverage is Coverage.ROOFLINE
+    assert float(fewer.estimate(reduction).seconds) > 1.5 * float(full.estimate(reduction).seconds)
+
+
 def test_a_fused_all_reduce_ends_where_its_engine_ends_it(tmp_path: Path) -> None:
     """The fused kernel is TensorRT-LLM's, faster at every size; above 256 KiB vLLM's own runs, and nothing between."""
     sizes = [2**15, 2**16, 2**17, 2**18]

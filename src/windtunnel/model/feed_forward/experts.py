@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
+import msgspec
 import numpy as np
 
 from windtunnel.errors import InputError
@@ -233,7 +234,18 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
             + count.router * ROUTER_BITS
         )
 
+    @property
+    def with_shared_routed(self) -> Self:
+        """The same with the shared expert as one more routed one, if it is one beside 256 of its size."""
+        if self.num_experts != 256 or self.shared_intermediate_size != self.intermediate_size or self.shared_gate:
+            return self
+        chosen = self.experts_per_token + 1
+        return msgspec.structs.replace(self, num_experts=257, experts_per_token=chosen, shared_intermediate_size=0)
+
     def launches(self, shard: Shard, num_tokens: Size) -> Iterator[Launch]:
+        if shard.routes_shared_expert and (routed := self.with_shared_routed) is not self:
+            yield from routed.launches(shard, num_tokens)
+            return
         width, ranks, parallelism = shard.model.hidden_size, shard.num_group_ranks, shard.parallelism
         latent = self.latent_size or width
         all_tokens = num_tokens * parallelism.attention_dp

@@ -103,6 +103,10 @@ class VersionDefaults(Schema, eq=False):
     """None: that of the version before."""
     kernels: dict[str, int] = {}
     """As `Launches.kernels`; each stays for newer versions."""
+    serial_products: tuple[str, ...] | None = None
+    """Architectures on which block-scaled products go through k in one piece; None: those of the version before."""
+    shared_expert_routed: tuple[str, ...] | None = None
+    """Architectures on which the shared expert is one more routed one; None: those of the version before."""
     static_memory: bool = False
     """True: `gpu_memory_utilization` is what the engine's reserves leave, `Engine.memory_share`."""
 
@@ -204,6 +208,12 @@ def kernels_of(settings: EngineSettings) -> Mapping[str, int]:
     """Return the launches whose kernels an engine version counts otherwise than a compiled model does."""
     _, entries = _entries(settings, None)
     return dict(ChainMap(*(entry.kernels for entry in reversed(entries)), behaviour_of(settings.name).launches.kernels))
+
+
+def applies_on(settings: EngineSettings, architecture: str, name: str) -> bool:
+    """Whether an engine version's list of architectures of that `name` (`VersionDefaults`) has this one."""
+    lists = (getattr(entry, name) for entry in reversed(_entries(settings, None)[1]))
+    return architecture in next((found for found in lists if found is not None), ())
 
 
 def _entries(settings: EngineSettings, device: Device | None) -> tuple[str, list[VersionDefaults]]:

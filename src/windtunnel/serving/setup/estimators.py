@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Hashable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,11 +18,12 @@ from windtunnel.pricing.aiconfigurator.collection import RANDOM, TEXT, KernelCho
 from windtunnel.pricing.aiconfigurator.estimator import counted_once, measured_estimator
 from windtunnel.pricing.aiconfigurator.published import fetched_folders
 from windtunnel.pricing.calibrated import ARITHMETIC, CalibratedEstimator
-from windtunnel.pricing.estimator import Estimator
+from windtunnel.pricing.estimator import Estimator, RooflineEstimator
 from windtunnel.pricing.profile import profile_estimator
 from windtunnel.schema import fields_of
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.contract import behaviour_of
+from windtunnel.serving.engines.defaults import applies_on
 from windtunnel.serving.scenario import Setup
 
 NVIDIA = "nvidia"
@@ -43,6 +45,7 @@ def shard_of(setup: Setup) -> Shard:
         gathers_quantised=behaviour_of(setup.engine.name).gathers_quantised,
         redundant_experts=setup.engine.num_redundant_experts or 0 if setup.model.has_experts else 0,
         beside_tokens=setup.engine.shared_experts_beside_tokens or 0,
+        routes_shared_expert=applies_on(setup.engine, setup.device.architecture, "shared_expert_routed"),
         sampler=Sampler(setup.sampling, sampler_kernel(setup)),
         lora=None if lora is None else LoraShape(**fields_of(lora, "rank", "target_modules", "fully_sharded")),
     )
@@ -81,6 +84,8 @@ def estimator_for(setup: Setup) -> Estimator:
     )
     hardware = msgspec.json.encode((setup.device, setup.node))
     measured = _measured(hardware, engine.name, engine.version, kernels, *fetched_folders().items())
+    if isinstance(measured, RooflineEstimator) and applies_on(engine, setup.device.architecture, "serial_products"):
+        measured = RooflineEstimator(replace(measured.roofline, serial_products=True))
     once = counted_once(measured, engine.name, engine.version, _fused_norm_tokens(setup))
     return on_network(calibrated(once, setup), setup)
 
