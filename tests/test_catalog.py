@@ -343,6 +343,9 @@ class TestDevices:
         with pytest.raises(InputError, match="there is no device 'h100_smx'") as raised:
             catalog.device("h100_smx")
         assert "h100_sxm" in str(raised.value.hint)
+        with pytest.raises(InputError, match="there is no device 'DGX Spark'") as raised:
+            catalog.device("DGX Spark")
+        assert str(raised.value.hint).endswith("or give a YAML file that describes yours")
 
     @pytest.mark.parametrize(
         ("line", "message"),

@@ -67,6 +67,18 @@ def test_notes_of_cells_stand_below_them_on_a_phone(browse: Browse[Any], written
     assert narrow[0] > wide[0] + 10
 
 
+def test_long_notes_of_cells_do_not_push_a_column_off_a_phone(browse: Browse[Any], written: Any) -> None:
+    note = Cell("2.40 s", 2.4, note="+87.6% worse, 1.48–5.94 s, measured outside")
+    table = Table(["", "a run", "another"], [["a figure's name", note, note]])
+
+    def widths(browser: Any) -> list[int]:
+        with Tab(browser, written(Section("Figures", [table], is_open=True)), 390) as tab:
+            return tab.page.locator(".wide").evaluate("one => [one.scrollWidth, one.clientWidth]")
+
+    scrolled, shown = browse(widths)
+    assert scrolled <= shown
+
+
 def test_the_mark_of_a_folded_heading_is_on_its_line(browse: Browse[Any], written: Any) -> None:
     def offset(browser: Any) -> float:
         with Tab(browser, written(Section(LONG, [TIMES])), 390) as tab:

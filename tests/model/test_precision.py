@@ -62,3 +62,10 @@ def test_formats_that_are_left_out_follow_the_weights() -> None:
     assert (precision.attention_format, precision.experts_format) == (Format.BF16, Format.NVFP4)
     assert precision.attention_output_format == Format.BF16
     assert (precision.lm_head, precision.kv_cache) == (Format.BF16, Format.BF16)
+
+
+@pytest.mark.parametrize(("word", "stored"), [("awq", "int4"), ("W4A16", "int4"), ("w8a8", "int8"), ("w4a8", "int4a8")])
+def test_formats_have_the_names_of_their_methods_too(word: str, stored: str) -> None:
+    assert Format(word) is Format(stored)
+    with pytest.raises(ValueError, match="gptq"):  # of 2 to 8 bits
+        Format("gptq")

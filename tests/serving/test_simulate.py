@@ -287,6 +287,9 @@ def test_requests_that_cannot_be_served_are_refused() -> None:
         input_tokens=9000, output_tokens=10, settings={"deployment.engine.max_model_len": 8192}
     )
     assert "accepts 131,072 in all" in refused(input_tokens=131_072, output_tokens=1)
+    with pytest.raises(InputError) as caught:
+        served(input_tokens=131_072, output_tokens=1)
+    assert "or set deployment.engine.max_model_len=131073" in str(caught.value.hint)
     assert "needs 63 blocks of KV cache; 60 of 16 tokens fit" in refused(
         input_tokens=990, output_tokens=10, settings={"deployment.engine.num_gpu_blocks": 60}
     )

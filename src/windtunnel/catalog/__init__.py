@@ -138,10 +138,10 @@ def spelling(kind: str, name: str) -> str:
         if kind == "engines" and name in ENGINES:
             hint = "a package of an engine holds it beside its module, as package data"
             raise InputError(f"the installed engine {name!r} has no defaults.yaml in {ENGINES.folder(name)}", hint)
-        kind_of_thing = kind.removesuffix("s")
+        own = ", or give a YAML file that describes yours" if kind in ("devices", "nodes") else ""
         raise InputError(
-            f"there is no {kind_of_thing} {name!r} in the catalog",
-            did_you_mean(name, [*entries, *others], f"list them with `windtunnel catalog {kind}`"),
+            f"there is no {kind.removesuffix('s')} {name!r} in the catalog",
+            did_you_mean(name, [*entries, *others], f"list them with `windtunnel catalog {kind}`{own}"),
         )
     return by_slug[_slug(name)]
 

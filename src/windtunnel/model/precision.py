@@ -37,6 +37,10 @@ class Format(StrEnum):
     MXFP4A4 = "mxfp4a4"
     """Weights and activations as mxfp4 (AMD Quark)."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> "Format | None":
+        return {"awq": cls.INT4, "w4a16": cls.INT4, "w4a8": cls.INT4A8, "w8a8": cls.INT8}.get(str(value).lower())
+
 
 class _Storage(NamedTuple):
     """Storage and arithmetic of one format of weights."""

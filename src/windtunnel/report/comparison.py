@@ -161,14 +161,30 @@ def _verdict(base: ComparedRun, run: ComparedRun) -> str:
     text = f"{run.name} has {listed(said)}{'; both break the SLO' if held == before == 0 else slo}."
     reasons, usual = [], [with_defaults(each.document["scenario"], Scenario) for each in (base, run)]
     for path, values in _causes(base, run):
-        texts = (_setting_text(path, *each) for each in zip(values, usual, strict=True))
-        old, new = (text or "the default" for text in texts)
+        section = f"{path.rpartition('.')[0]}."
+        old, new = (
+            _setting_text(path, *each) or ("the default" if any(key.startswith(section) for key in each[1]) else "none")
+            for each in zip(values, usual, strict=True)
+        )
         reasons.append(f"{LAYOUT['setting_names'].get(path, short_path(path))} is {new} in place of {old}")
     if len(reasons) > MOST_REASONS:
         reasons = [*reasons[: MOST_REASONS - 1], f"{len(reasons) - MOST_REASONS + 1} more settings differ"]
     because = re.sub("^ the ", " The ", f" {listed(reasons)}.") if reasons else ""
     parts = _parts_text(base, run)
-    return f"{text}{because}{f' {parts[0].upper()}{parts[1:]}.' if parts else ''}"
+    return f"{text}{_doubt(base, run)}{because}{f' {parts[0].upper()}{parts[1:]}.' if parts else ''}"
+
+
+def _doubt(base: ComparedRun, run: ComparedRun) -> str:
+    """Name the differences that are too close to call: those of two engines or devices, whose errors do not cancel."""
+    if not scenario_differences([base, run]).keys() & set(LAYOUT["own_errors"]):
+        return ""
+    sides, close = (base.entry, run.entry), []
+    for name, words in LAYOUT["verdict"].items():
+        spans = [side.intervals[name] for side in sides if name in side.intervals]
+        within = [low <= side.figures.get(name, math.nan) <= high for side in sides for low, high in spans]
+        if len(spans) == len(sides) and all(within) and _change(name, words, base, run):
+            close.append(FIGURES[name])
+    return f" Too close to call: {listed(close)}, each within the 80% interval of the other." if close else ""
 
 
 def _change(name: str, words: Sequence[str], base: ComparedRun, run: ComparedRun) -> str:

@@ -402,8 +402,8 @@ def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan, co
             f"request {longest} has {requests.input_tokens[longest]:,} input and "
             f"{requests.output_tokens[longest]:,} output tokens; "
             f"{setup.model.name} accepts {setup.max_model_len:,} in all",
-            f"shorten the workload (a trace: workload.trace.max_tokens={setup.max_model_len}), or raise "
-            "engine.max_model_len as far as the model goes",
+            f"shorten the workload (a trace: workload.trace.max_tokens={setup.max_model_len}), or set "
+            f"deployment.engine.max_model_len={length}; the result says where the engine needs a switch for that",
         )
     drafted = 0 if setup.engine.speculative is None else setup.engine.speculative.num_draft_tokens
     blocks, window_blocks = memory.most_blocks(length + drafted, setup.engine.max_num_batched_tokens or length)

@@ -188,6 +188,8 @@ def test_a_grid_marks_what_breaks_limits(
     done = windtunnel("whatif", scenario, "--vary", "rate=1,21", "--slo", "tpot_p99=10ms", "--json")
     points = json.loads(done.stdout)["points"]
     assert [point.get("limited_by") for point in points] == [None, "tpot_p99"], points
+    done = windtunnel("whatif", scenario, "--vary", "rate=1,21", "--slo", "tpot_p99=10ms")
+    assert "1 of 2 points meets the limits" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ import json
 import re
 from typing import Any
 
+import msgspec
 import pytest
 
 from windtunnel.metrics.slo import Slo
 from windtunnel.report.render.html import page as page_of
-from windtunnel.report.serving.run import limit_cards, run_report
+from windtunnel.report.serving.run import limit_cards, run_report, verdict
 from windtunnel.report.training import training_report
 from windtunnel.serving.scenario import scenario_from
 from windtunnel.serving.simulate import simulate
@@ -54,6 +55,17 @@ def test_a_run_s_page_is_one_file_and_says_what_the_run_came_to() -> None:
     assert captions.count("requests") == 4  # three distributions, and the requests in the system
     (limit,) = charts(page)[0]["limits"]
     assert (limit["axis"], limit["value"]) == ("x", 1.0)
+
+
+def test_the_sentence_names_the_usual_ttft_beside_a_p99_of_the_first_wave() -> None:
+    summary = simulate(scenario_from(SCENARIO)).summary
+    usual = msgspec.structs.replace(summary.ttft_s, p50=2.0, p99=9.0)
+    texts = [
+        verdict(msgspec.structs.replace(summary, ttft_s=ttft_s), scenario_from(SCENARIO), None)[0]
+        for ttft_s in (usual, msgspec.structs.replace(usual, p99=28.0))
+    ]
+    assert "with TTFT p99 9.00 s, TPOT p99" in texts[0]
+    assert "with TTFT p99 28.0 s (p50 2.00 s), TPOT p99" in texts[1]
 
 
 def test_a_tile_shows_the_percentile_of_its_limit() -> None:

@@ -620,7 +620,7 @@ def _take(reading: Reading, server: Options, name: str, value: Any) -> None:
                     return
                 raise InputError(
                     f"--from-command: {spelling} is {value}; {error}",
-                    "mend it in the command line" + ", or leave it out if the server has it" * bool(flag.known_words),
+                    "correct the command line" + ", or leave it out if the server has it" * bool(flag.known_words),
                 ) from None
         if not flag.path:
             reading.later[flag.word] = converted

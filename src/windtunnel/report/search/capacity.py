@@ -19,7 +19,7 @@ from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.units import format_count, format_seconds
 
 POINTS = (50, 90, 99)
-ONE_STREAM = "; one stream of requests, as a replay always is: nothing is said of chance"
+ONE_STREAM = "; one stream of requests, so no confidence bound"
 
 
 def capacity_report(capacities: Capacities) -> Report:

@@ -434,8 +434,8 @@ def sureness_texts(study: Study, outcome: SearchOutcome) -> list[str]:
     runs = outcome.num_streams
     if sure is None:
         is_replay = study.space.finalist_seeds > 1
-        why = "every seed gives the same ones" if is_replay else "finalist_seeds: 5 would"
-        return [f"One stream of requests: nothing is said of chance ({why})."] if runs < 2 else []
+        why = "every seed gives the same ones" if is_replay else "finalist_seeds: 5 gives one"
+        return [f"One stream of requests, so no confidence bound ({why})."] if runs < 2 else []
     first, second = (study.point(index).title for index in outcome.ranking[:2])
     text = (
         f"In {naming.figure_title(study.space.objective)}, {first} beats {second} with {certainty(sure)} confidence"

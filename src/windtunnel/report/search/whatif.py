@@ -98,7 +98,8 @@ def _headline(space: Space, answers: Mapping[int, Evaluation], best: int | None)
     held = [index for index, answer in answers.items() if answer.holds and not answer.refused]
     text = f"{len(held)} of {format_count(len(answers), 'point')}"
     falls_behind = len(held) < sum(not answer.refused for answer in answers.values())
-    text += " meet the limits" if space.limits else " can keep up with the load" if falls_behind else " can run"
+    meet = "meets" if len(held) == 1 else "meet"
+    text += f" {meet} the limits" if space.limits else " can keep up with the load" if falls_behind else " can run"
     if best is not None:
         figures = {index: answers[index].figures.get("requests_per_usd") for index in held}
         equal = [index for index in held if figures[index] == figures[best]]

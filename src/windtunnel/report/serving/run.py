@@ -31,6 +31,8 @@ from windtunnel.units import format_count, format_seconds
 from windtunnel.workload.arrivals import Gamma, Poisson, Static
 
 LAYOUT = layouts_beside(__file__)
+UNUSUAL_TTFT = 5
+"""The sentence names the p50 of TTFT, too, where the p99 (of a first wave of clients) is so many times as long."""
 FEWEST_OF_TREND = 20
 """Fewest requests whose queueing delays show a trend."""
 RARE = ("query_s", "adapters")
@@ -269,8 +271,9 @@ def _latency_text(summary: Summary, is_pooling: bool) -> str:
     if is_pooling:
         return f"Serves {number(summary.throughput.requests_per_s)} sequences/s with latency p99 {seconds}."
     tpot = "" if summary.tpot_s is None else f", TPOT p99 {format_seconds(summary.tpot_s.p99)}"
-    rate = number(summary.throughput.requests_per_s)
-    return f"Serves {rate} requests/s with TTFT p99 {format_seconds(summary.ttft_s.p99)}{tpot}."
+    rate, ttft = number(summary.throughput.requests_per_s), summary.ttft_s
+    usual = f" (p50 {format_seconds(ttft.p50)})" if ttft.p99 > UNUSUAL_TTFT * ttft.p50 > 0 else ""
+    return f"Serves {rate} requests/s with TTFT p99 {format_seconds(ttft.p99)}{usual}{tpot}."
 
 
 LEAST_TIMES = 1.005
