@@ -343,8 +343,8 @@ class TestDevices:
         with pytest.raises(InputError, match="there is no device 'h100_smx'") as raised:
             catalog.device("h100_smx")
         assert "h100_sxm" in str(raised.value.hint)
-        with pytest.raises(InputError, match="there is no device 'DGX Spark'") as raised:
-            catalog.device("DGX Spark")
+        with pytest.raises(InputError, match="there is no device 'Mac Studio'") as raised:
+            catalog.device("Mac Studio")
         assert str(raised.value.hint).endswith("or give a YAML file that describes yours")
 
     @pytest.mark.parametrize(
