@@ -122,6 +122,9 @@ def test_pools_are_tried_when_asked() -> None:
 def test_a_device_needs_a_price() -> None:
     with pytest.raises(InputError, match="mi325x has no list price"):
         deployments_space(shared(), ["h100_sxm", "mi325x"], LIMITS, {})
+    with pytest.raises(InputError, match="mi325x, h20 have no list price") as raised:
+        deployments_space(shared(), ["mi325x", "h100_sxm", "h20"], LIMITS, {})
+    assert "--prices mi325x=10.50,h20=10.50" in str(raised.value.hint)
     with pytest.raises(InputError, match="a price of gb300, which is not among"):
         deployments_space(shared(), ["h100_sxm"], LIMITS, {}, {"gb300": 9.0})
     space = deployments_space(shared(), ["gb200"], LIMITS, {}, {"gb200": 10.5}, splits=True)

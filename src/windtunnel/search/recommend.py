@@ -60,8 +60,7 @@ def deployments_space(
             f"there is a price of {foreign}, which is not among the devices {', '.join(devices)}", "leave it out"
         )
     alternatives: dict[str, dict[str, Any]] = {}
-    for name in devices:
-        device = _priced(catalog.device(name), prices.get(name))
+    for device in _priced(devices, prices):
         for checkpoint, model in catalog.checkpoints(shared["model"], device.vendor).items():
             if _is_native(device, model):
                 engine = shared["deployment"].get("engine", {}).get("name", EngineSettings().name)
@@ -215,13 +214,18 @@ def _starts(engine: str, setup: Setup, settings: Mapping[str, Any]) -> bool:
     return False
 
 
-def _priced(device: Device, usd_per_hour: float | None) -> Device:
-    """Return a device with its price: the given one, else the catalog's."""
-    price = device.price_usd_per_hour if usd_per_hour is None else usd_per_hour
-    if price is None:
-        hint = f"give USD an hour for one device: --prices {device.name}=10.50"
-        raise InputError(f"{device.name} has no list price, and deployments are compared by money", hint)
-    return replace(device, price_usd_per_hour=price)
+def _priced(devices: Sequence[str], prices: Mapping[str, float]) -> Iterator[Device]:
+    """Yield devices with their prices: the given ones, else the catalog's; InputError for those that have neither."""
+    known = [
+        replace(device, price_usd_per_hour=prices.get(name, device.price_usd_per_hour))
+        for name, device in zip(devices, map(catalog.device, devices), strict=True)
+    ]
+    if lacking := [each.name for each in known if each.price_usd_per_hour is None]:
+        without = f"{', '.join(lacking)} {'has' if len(lacking) == 1 else 'have'} no list price"
+        given = ",".join(f"{name}=10.50" for name in lacking)
+        hint = f"give USD an hour for one device: --prices {given}, or a file for hardware that you own"
+        raise InputError(f"{without}, and deployments are compared by money", hint)
+    yield from known
 
 
 def _is_native(device: Device, model: ModelSpec) -> bool:
