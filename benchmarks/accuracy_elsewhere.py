@@ -149,8 +149,7 @@ def trtllm_offline(folder: Path, _: Path) -> Iterator[Run | str]:
         shape = {"tp": int(row["tp"]), "pp": int(row["pp"]), "precision": FORMATS[row["precision"]]}
         engine = TENSORRT | {"enable_chunked_prefill": True}
         if row["release"] == "v1.0":
-            graphs = {"cudagraph_sizes": trtllm_bench.DOCUMENTED_GRAPHS, "cudagraph_padding": True}
-            engine |= {"backend": "pytorch", **graphs}
+            engine |= {"backend": "pytorch", **trtllm_bench.documented(row["model"], row["gpu"])}
         made = scenario_of(MODELS[row["model"]], DEVICES[row["gpu"]], engine, workload, **shape)
         if row["release"] == "v1.0":
             engine |= trtllm_bench.limits(resolve(made), int(row["isl"]), int(row["osl"]))

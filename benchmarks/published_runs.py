@@ -79,7 +79,6 @@ MOST_REQUESTS = 3000
 FLAGS: Mapping[str, Mapping[str, Any]] = {
     "inferencex": {"max_num_batched_tokens": 131072, "enable_prefix_caching": False, "gpu_memory_utilization": 0.8},
     "dstack_online": {"enable_prefix_caching": False},
-    "trtllm_overview": {"cudagraph_sizes": trtllm_bench.DOCUMENTED_GRAPHS, "cudagraph_padding": True},
 }
 """Set -> engine settings that its source gives for all rows."""
 
@@ -147,6 +146,8 @@ def engine_of(row: Row) -> dict[str, Any]:
         if row.get(key):
             engine[key] = float(row[key]) if "utilization" in key else int(row[key])
     engine |= {key: True for option, key in OPTIONS.items() if option in row["note"]}
+    if row["set"] == "trtllm_overview":
+        engine |= trtllm_bench.documented(row["model"], row["device"])
     if name == "trtllm" and row["set"] == "dstack_online":
         engine["backend"] = "pytorch"
     if row["set"].endswith("_throughput") and not row["max_num_seqs"] and name != "trtllm":

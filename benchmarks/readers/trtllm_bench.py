@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.parameters import count_parameters
@@ -18,6 +19,20 @@ MEMORY_SHARE = 0.95
 
 DOCUMENTED_GRAPHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048, 4096, 8192)
 """Batches with a CUDA graph, padded to, that every command of the page of TensorRT-LLM's throughput names."""
+
+
+def documented(model: str, device: str) -> dict[str, Any]:
+    """Return the engine settings that the page's commands give for a model.
+
+    It names CUTLASS for the experts of DeepSeek-R1 and gpt-oss, and Triton for those of gpt-oss on Hopper. For Qwen3
+    and Llama 4 it names none, which is CUTLASS too (`MoeConfig.backend`, tensorrt_llm/llmapi/llm_args.py 1.0 and 1.1).
+    """
+    settings = {"cudagraph_sizes": DOCUMENTED_GRAPHS, "cudagraph_padding": True, "moe_backend": "cutlass"}
+    if "gpt-oss" in model and device in ("H100", "H200"):
+        settings["moe_backend"] = "triton"
+    if "DeepSeek-R1" in model:  # attention_dp_config
+        settings |= {"attention_dp_timeout_iters": 60, "attention_dp_batching_wait_iters": 0}
+    return settings
 
 
 def limits(setup: Setup, input_tokens: int, output_tokens: int) -> dict[str, int]:

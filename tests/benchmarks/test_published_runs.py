@@ -66,6 +66,18 @@ def test_trtllm_bench_leaves_room_for_decoding_beside_a_prompt(tmp_path: Path) -
     assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (2048, 8192)
 
 
+@pytest.mark.parametrize(
+    ("model", "device", "backend"),
+    [("Qwen3-30B", "GB200", "cutlass"), ("gpt-oss-20b", "B200", "cutlass"), ("gpt-oss-20b", "H200", "triton")],
+)
+def test_experts_of_nvidias_page_have_the_backend_of_its_commands(
+    model: str, device: str, backend: str, tmp_path: Path
+) -> None:
+    rows = (row for row in CLIENTS if row["set"] == "trtllm_overview" and row["device"] == device)
+    row = next(row for row in rows if model in row["model"])
+    assert resolve(scenario_of(row, tmp_path)).engine.moe_backend == backend
+
+
 def test_stages_of_a_pipeline_are_taken_from_the_devices(tmp_path: Path) -> None:
     row = next(row for row in CLIENTS if "pipeline parallelism 2" in row["note"] and row["num_devices"] == "4")
     parallelism = resolve(scenario_of(row, tmp_path)).parallelism

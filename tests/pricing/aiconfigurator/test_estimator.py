@@ -598,6 +598,21 @@ def test_a_backend_measured_at_other_shapes_limits_the_rate_of_those_that_stand_
     assert "vllm_triton, no faster than vllm_marlin_experts" in priced.source
 
 
+@pytest.mark.parametrize(
+    ("version", "options", "milliseconds"),
+    [("0.11.2", {}, 0.09), ("0.12.0", {}, 0.05), ("0.11.2", {"moe_backend": "triton"}, 0.05)],
+)
+def test_hopper_computes_mxfp4_experts_with_marlin_before_vllm_holds_triton_kernels(
+    tmp_path: Path, version: str, options: dict[str, str], milliseconds: float
+) -> None:
+    marlin = named(moe_columns("w4a16_mxfp4", [0.03, 0.09]), "vllm_marlin_experts")
+    triton = named(moe_columns("w4a16_mxfp4", [0.02, 0.05]), "vllm_triton_oai")
+    write(tmp_path, "moe/vllm/0.24.0", "moe_perf", both(marlin, triton))
+    op = replace(EXPERTS, format=Format.MXFP4)
+    priced = estimate(tmp_path, op, version=version, **options)
+    assert priced.seconds == pytest.approx(milliseconds * 1e-3)
+
+
 def test_an_older_kernel_that_the_engine_would_not_pick_is_left_out_and_named(tmp_path: Path) -> None:
     write(tmp_path, "moe/vllm/0.19.0", "moe_perf", named(moe_columns("bfloat16", [0.10, 0.20]), "old"))
     write(tmp_path, "moe/vllm/0.24.0", "moe_perf", named(moe_columns("bfloat16", [0.03, 0.05]), "new"))

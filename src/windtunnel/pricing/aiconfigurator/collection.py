@@ -71,6 +71,7 @@ class MeasuredKernels(Schema, frozen=True):
     bare_gemms_of: dict[str, str]
     fp8_tiles_since: dict[str, str]
     flashinfer_across_ranks_since: dict[str, str]
+    triton_kernels_since: dict[str, str]
     padded_experts: dict[str, tuple[str, str]]
     padded_below_tp: int
     block_rows: int

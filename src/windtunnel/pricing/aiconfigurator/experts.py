@@ -318,6 +318,12 @@ def _takes_flashinfer_across_ranks(collection: Collection, place: Place, dtypes:
     )
 
 
+def _lacks_triton_kernels(collection: Collection, op: Experts) -> bool:
+    since, device = KERNELS.triton_kernels_since.get(collection.engine, "0"), collection.roofline.device
+    is_older = version_key(collection.version) < version_key(since)
+    return is_older and op.format is Format.MXFP4 and device.architecture == "hopper" and collection.moe_backend is None
+
+
 def _across_ranks_as(rows: Rows, other: Rows) -> Rows:
     """Return `rows`, where experts are spread over ranks with the times of FlashInfer's CUTLASS kernels in `other`."""
     known = other.where(other.named(lambda kernel: "flashinfer_cutlass" in kernel))
@@ -527,7 +533,8 @@ DEVICES_PER_SERVER = 8
 
 def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:
     """Return mixtures of experts, one kernel at every point, of the nearest version that was measured sanely."""
-    collection = replace(collection, files={})
+    backend = "marlin" if _lacks_triton_kernels(collection, op) else collection.moe_backend
+    collection = replace(collection, files={}, moe_backend=backend)
     wide = _deepep_rows(collection, op)
     if wide is not None:
         return _table_of(op, wide, collection.label("moe", wide))
