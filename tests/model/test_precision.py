@@ -64,8 +64,8 @@ def test_formats_that_are_left_out_follow_the_weights() -> None:
     assert (precision.lm_head, precision.kv_cache) == (Format.BF16, Format.BF16)
 
 
-@pytest.mark.parametrize(("word", "stored"), [("awq", "int4"), ("W4A16", "int4"), ("w8a8", "int8"), ("w4a8", "int4a8")])
-def test_formats_have_the_names_of_their_methods_too(word: str, stored: str) -> None:
-    assert Format(word) is Format(stored)
-    with pytest.raises(ValueError, match="gptq"):  # of 2 to 8 bits
-        Format("gptq")
+def test_awq_is_a_format_and_what_may_be_several_is_none() -> None:
+    assert Format("AWQ") is Format("awq") is Format.INT4
+    for several in ("gptq", "w4a16", "w8a8"):  # of 2 to 8 bits; int4 or nvfp4; int8 or fp8
+        with pytest.raises(ValueError, match=several):
+            Format(several)

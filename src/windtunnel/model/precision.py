@@ -39,7 +39,7 @@ class Format(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "Format | None":
-        return {"awq": cls.INT4, "w4a16": cls.INT4, "w4a8": cls.INT4A8, "w8a8": cls.INT8}.get(str(value).lower())
+        return cls.INT4 if str(value).lower() == "awq" else None
 
 
 class _Storage(NamedTuple):
