@@ -62,6 +62,27 @@ def test_mixtures_of_experts_have_what_bridges_recipes_decide(tmp_path: Path) ->
     assert runs[1].job.recompute.modules == ("latent_up_projection",)
     for run in runs:
         resolve(run.job)
+    assert [run.job.mtp_layers for run in runs] == [1, 1, 1, 0]
+    assert runs[1].job.parallelism.layers_per_stage == (*[4] * 15, 1)
+
+
+def test_the_recipes_of_an_early_release_drop_tokens(tmp_path: Path) -> None:
+    row = "Megatron-Bridge x,25.09,pretrain,{model},,,,,{on},256,FP8,4096,1,4096,1,{pp},1,{vp},{ep},,,,1000,,,,A,"
+    rows = (
+        row.format(model="Qwen3_30B_a3B (tokendrop)", on="DGX-B200", pp=1, vp="", ep=8),
+        row.format(model="Qwen3_235B_a22B (tokendrop)", on="DGX-H100", pp=8, vp=4, ep=32),
+        row.format(model="DeepSeekV3 (dropless)", on="DGX-H100", pp=8, vp=4, ep=32),
+        row.format(model="DeepSeekV3 (w/o MTP)", on="DGX-GB200", pp=8, vp=4, ep=32).replace("25.09", "25.11"),
+    )
+    runs, skipped = read_training_runs(table(tmp_path, *rows))
+    assert not skipped
+    jobs = [run.job for run in runs]
+    assert [job.parallelism.experts_capacity for job in jobs] == [1.0, 1.0, None, None]
+    assert [job.parallelism.experts_exchange for job in jobs] == ["all_to_all", "all_to_all", "by_node", "hybrid"]
+    assert [job.kernels.cuda_graphs for job in jobs] == ["full", None, None, "partial"]
+    assert [(job.overlap.experts, job.overlap.gradient_reduce) for job in jobs[1:3]] == [(None, None), (True, False)]
+    assert [job.mtp_layers for job in jobs] == [0, 0, 1, 0]
+    assert jobs[2].parallelism.layers_per_stage == (1, *[2] * 30, 0)
 
 
 def test_fine_tuning_is_on_packed_documents(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from windtunnel.training.costs import LAUNCHES
 from windtunnel.training.job import load
 from windtunnel.training.step import TrainingResult, simulate_training
 
@@ -65,5 +66,5 @@ def test_steps(row, tmp_path):
 
 @pytest.mark.full
 def test_a_host_bounds_eager_steps_of_small_models_only(tmp_path):
-    waits = [predicted(row, tmp_path).breakdown_s.get("launches", 0.0) > 0 for row in ROWS]
+    waits = [predicted(row, tmp_path).breakdown_s.get(LAUNCHES, 0.0) > 0 for row in ROWS]
     assert waits == [is_bound_by_the_host(row) for row in ROWS]

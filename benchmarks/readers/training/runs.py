@@ -21,7 +21,7 @@ import msgspec
 
 from readers.training import bloom as bloom_runs
 from readers.training import maxtext, mlperf
-from readers.training.bridge_recipes import RECIPES
+from readers.training.bridge_recipes import RECIPES, TOKEN_DROP, split_with_prediction
 from readers.training.sources import FINE_TUNED_ON_TOKENS, LORA_OF_MLPERF, SOURCES, TASKS, Source
 from windtunnel import catalog
 from windtunnel.calibration.training_runs import (
@@ -303,6 +303,10 @@ def _global_batch(row: Row, raw: dict[str, Any], num_devices: int) -> int:
 def _merge_recipes(raw: dict[str, Any], row: Row) -> None:
     """Merge the recipes' settings of a row's run; the row's own recomputation stays."""
     said = {"recompute"} & set(raw)
+    if "w/o MTP" in row["model"]:
+        raw["mtp_layers"] = 0
+    if "tokendrop" in row["model"]:
+        add_missing(raw, TOKEN_DROP)
     model = raw["model"] if isinstance(raw["model"], str) else raw["model"]["name"]
     compute = raw["precision"]["compute"]
     for recipe in RECIPES:
@@ -321,6 +325,8 @@ def _parallelism(row: Row, source: Source, model: str | ModelSpec) -> dict[str, 
         num_layers = (model if isinstance(model, ModelSpec) else catalog.model(model)).num_layers
         if num_layers % (pp * chunks):
             split = bloom_runs.layers_per_stage if bloom_runs.is_bloom(row) else uneven_layers
+            if row["model"].startswith("DeepSeek"):
+                split = split_with_prediction
             degrees["layers_per_stage"] = split(num_layers, pp * chunks)
     if (ep := _whole(row, "ep", 1)) > 1:
         degrees["ep"] = ep

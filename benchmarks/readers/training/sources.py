@@ -79,14 +79,17 @@ SOURCES: dict[str, Source] = {
         "megatron", {"sharding": {"zero": 2}, "parallelism": {"cp_method": "all_gather", "virtual_stages": 8}}
     ),
     # arXiv:2412.19437: batches grow to 15,360 sequences (4.2); DualPipe and experts over 64 ranks (3.2); norms, SwiGLU
-    # and the up-projections of attention are recomputed (3.2.3).
+    # and the up-projections of attention are recomputed (3.2.3); tiles of 1 x 128 and 128 x 128 values have a scale
+    # (3.3.2); one further token is predicted (2.2, 4.2).
     "DeepSeek-V3": Source(
         "deepseek",
         {
             "precision": {"moments": "bf16"},
             "global_batch": 15360,
+            "mtp_layers": 1,
             "recompute": {"granularity": "selective", "modules": ["norms", "activation", "latent_up_projection"]},
         },
+        fp8="fp8_block",
     ),
     # NeMo's performance recipes: userbuffers for tensor parallelism, gradients reduced and kept in bf16, of the master
     # copy only what a bf16 parameter lacks (NeMo megatron_base_model.py; Megatron-Core optimizer/__init__.py).

@@ -12,6 +12,7 @@ from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.calibration.training_runs import are_training_runs, read_training_rows
 from windtunnel.errors import InputError, missing_file
 from windtunnel.formats.clients.read import read_client_results
+from windtunnel.formats.recognise import find_format
 from windtunnel.serving.shorthand import raw_scenario
 
 _KINDS = "a .csv or .parquet table, a .jsonl file of runs, or a benchmark client's .json file"
@@ -29,7 +30,7 @@ def read_measurements(
     if not paths:
         raise InputError("there are no runs", f"give {_KINDS}")
     check_paths(paths)
-    of_clients = [path for path in paths if path.suffix in (".json", ".jsonl") and not measured_runs.is_run_file(path)]
+    of_clients = [path for path in paths if _is_of_client(path)]
     alone = {} if of_clients else options
     runs: list[Measurement] = []
     for path in paths:
@@ -38,7 +39,7 @@ def read_measurements(
         if path.suffix == ".jsonl" and measured_runs.is_run_file(path):
             _check_alone(path, "the scenario of each run", server, alone)
             runs += measured_runs.read_run_file(path)
-        elif path.suffix in (".json", ".jsonl"):
+        elif path in of_clients:
             runs += measured_runs.read_client_files(path, _deployment(path, options, server or {}))
         elif path.suffix in (".csv", ".parquet"):
             rows = list(measured_runs.text_rows(path))
@@ -53,6 +54,15 @@ def read_measurements(
         else:
             raise InputError(f"{path} is of no known kind", f"give {_KINDS}")
     return runs
+
+
+def _is_of_client(path: Path) -> bool:
+    """Whether a file is read as a benchmark client's result: Locust writes a table, and k6 what it is told to."""
+    if path.suffix in (".json", ".jsonl"):
+        return not measured_runs.is_run_file(path)
+    with suppress(InputError):
+        return find_format(path, "client result").is_certain
+    return False
 
 
 def check_paths(paths: Sequence[Path]) -> None:

@@ -24,7 +24,7 @@ from windtunnel.training.figures import FIGURES
 from windtunnel.training.fitting_changes import fitting_changes
 from windtunnel.training.job import TrainingJob
 from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, PAIRED, WEIGHT
-from windtunnel.training.setup import TrainingSetup
+from windtunnel.training.setup import TrainingSetup, has_whole_layers
 from windtunnel.training.step import Timeline, TrainingResult, step_interval, training_prices
 from windtunnel.units import format_bytes, format_seconds, format_si
 
@@ -177,6 +177,10 @@ def model_line(result: TrainingResult) -> str:
     if job.lora and job.precision.frozen_weights != "bf16":
         kind += f" beside weights in {job.precision.frozen_weights}"
     parameters = format_si(result.num_parameters, "").replace("G", "B").strip()
+    if job.mtp_layers:
+        kind += f", with multi-token prediction of depth {job.mtp_layers}"
+    elif result.setup.model.prediction_layers and job.lora is None and has_whole_layers(result.setup.model):
+        kind += "; without its multi-token prediction (--set mtp_layers=1)"
     return f"{result.setup.model.name}, {parameters} parameters, {job.precision.compute}, {kind}"
 
 

@@ -21,7 +21,7 @@ from windtunnel.training.pipeline.schedules import SPLIT_SCHEDULES
 from windtunnel.training.pricing import PassCost, TrainingPricer
 from windtunnel.training.setup import TrainingSetup
 
-LAUNCHES = "launches"
+LAUNCHES = "waiting for kernel launches"
 """Class of the seconds in which a device waits for the host."""
 
 
@@ -60,7 +60,9 @@ def _chunk_cost(rank: Rank, prices: TrainingPricer, chunk: LayerChunk) -> ChunkC
     held = chunk_parameters(rank, chunk)
     forward, backward_input, backward_weight = PassCost(), PassCost(), PassCost()
     model_flops = hardware_flops = product_flops = 0.0
-    launches = FIGURES.experts_launch_s[rank.setup.job.kernels.cuda_graphs or "none"]
+    # Where every expert takes as many tokens, no kernel waits for their number and the host launches ahead.
+    waits = rank.setup.job.parallelism.experts_capacity is None
+    launches = FIGURES.experts_launch_s[rank.setup.job.kernels.cuda_graphs or "none"] if waits else 0.0
     num_waiting = sum(count for group, count in chunk.layers if isinstance(group.feed_forward, ExpertsFeedForward))
     if num_waiting and launches:
         forward.compute_s[LAUNCHES] += launches * num_waiting / 3

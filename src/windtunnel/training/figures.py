@@ -23,8 +23,10 @@ class Figures(Schema):
     aligned_values: int
     unaligned_slowdown: float
     unaligned_heads_slowdown: float
-    grouped_efficiency: float
-    fused_grouped_efficiency: float
+    grouped_efficiency: dict[str, float]
+    other_grouped_efficiency: float
+    permute_slowdown: float
+    experts_bias_bytes: dict[str, float]
     exchange_efficiency: float
     experts_launch_s: dict[str, float]
     host: dict[str, float]

@@ -57,8 +57,12 @@ class TrainingParallelism(Schema):
     """Ways that each expert is sharded (expert-TP); None takes 1, or `tp` where `ep` is 1."""
     experts_dp: AtLeastOne | None = None
     experts_exchange: Literal["all_to_all", "by_node", "hybrid", "all_gather"] | None = None
-    """How tokens reach experts: each on its own, once for each node and copied there (DeepEP), or so and in the order
-    of experts (HybridEP); or all of them reach every rank (Megatron's default). None: as the framework does."""
+    """How tokens reach experts: each on its own, or once for each node and copied there (by_node: DeepEP, hybrid:
+    HybridEP); or all of them reach every rank (Megatron's default). None: as the framework does."""
+    experts_capacity: Positive | None = None
+    """Tokens that each expert takes against an even share, dropped and padded to that number, so that the host waits
+    for no count of them (Megatron's `--moe-expert-capacity-factor` with `--moe-pad-expert-input-to-capacity`). None:
+    all that come, evenly spread."""
 
     def check(self) -> None:
         stages = self.layers_per_stage
@@ -273,6 +277,9 @@ class TrainingJob(Schema):
     """Masks are kept; GPT-3 and its contemporaries."""
     learned_positions: bool = False
     """A position embedding of `sequence_tokens` rows (GPT-2, GPT-3)."""
+    mtp_layers: Annotated[int, check_non_negative] = 0
+    """Layers of multi-token prediction on the last stage (arXiv:2412.19437, section 2.2): each is a layer like the
+    model's last one, a product that joins its input with the next token's embedding, and the head once more."""
     document_tokens: AtLeastOne | None = None
     """Mean length of the documents that sequences are packed from, where attention does not cross from one to the next;
     None: a sequence is one document."""

@@ -168,7 +168,7 @@ def _placeholder_bytes(works: list[Work]) -> float:
         (task.op.m, task.op.n)
         for work in works
         for task in work.backward_weight
-        if isinstance(task.op, Gemm) and task.name != "lm_head_wgrad"
+        if isinstance(task.op, Gemm) and not task.name.endswith("lm_head_wgrad")
     }
     return BF16_BYTES * sum(float(m) * n for m, n in gemms)
 

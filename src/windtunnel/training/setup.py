@@ -217,21 +217,23 @@ def with_uneven_stages(job: TrainingJob, model: ModelSpec) -> TrainingJob:
     The ends also hold the embedding and the head. With one chunk on each device both ends give layers up as evenly as
     they can (Megatron's `--decoder-first-pipeline-num-layers` and `--decoder-last-pipeline-num-layers`); with several
     they give up one each, as Llama 3 405B did (arXiv:2407.21783, section 3.3.2): 0, 126 x 1, 0; or embedding and head
-    count as a layer each (Megatron's `--pipeline-model-parallel-layout`). Else nothing changes.
+    count as a layer each (Megatron's `--pipeline-model-parallel-layout`). Beside multi-token prediction the last chunk
+    has what others leave, as in Megatron-Bridge's layouts of DeepSeek-V3. Else nothing changes.
     """
     degrees = job.parallelism
     num_chunks = degrees.pp * degrees.virtual_stages
-    is_given = degrees.layers_per_stage is not None or job.schedule in (*V_SCHEDULES, "dualpipe")
+    is_given = degrees.layers_per_stage is not None or job.schedule in V_SCHEDULES
     if is_given or num_chunks == 1 or model.num_layers % num_chunks == 0:
         return job
     inner = -(-model.num_layers // num_chunks)
     ends = model.num_layers - inner * (num_chunks - 2)
-    first, last = -(-ends // 2), ends // 2
-    if degrees.virtual_stages > 1 and not first == last == inner - 1:
+    last = max(ends - inner, 0) if job.mtp_layers else ends // 2
+    first = ends - last
+    if degrees.virtual_stages > 1 and not job.mtp_layers and not first == last == inner - 1:
         if model.num_layers + 2 < num_chunks:
             return job
         layers = tuple(uneven_layers(model.num_layers, num_chunks))
-    elif first > inner or last < (1 if degrees.virtual_stages == 1 else 0):
+    elif first > inner or min(first, last) < (1 if degrees.virtual_stages == 1 and not job.mtp_layers else 0):
         return job
     else:
         layers = (first, *[inner] * (num_chunks - 2), last)
@@ -308,6 +310,9 @@ def check_model(job: TrainingJob, known: Degrees, model: ModelSpec) -> None:
                     raise InputError(f"tp = {tp} does not divide the feed-forward width {width}")
             case ExpertsFeedForward():
                 _check_experts(feed_forward, known, model)
+    if job.mtp_layers and (job.lora is not None or not has_whole_layers(model)):
+        what = "with LoRA" if job.lora is not None else f"for layers of one part, as {model.name} has them"
+        raise InputError(f"mtp_layers = {job.mtp_layers} is not modelled {what}", "leave mtp_layers out")
     is_latent = any(isinstance(attention, LatentAttention) for _, attention in model.attentions)
     for module, is_there in (("experts", model.has_experts), ("latent_up_projection", is_latent)):
         if module in (job.recompute.modules or ()) and not is_there:
@@ -328,6 +333,11 @@ _TRAINED = (
     "layers that can be trained: grouped-query, sliding-window and chunked attention, latent attention, dense or "
     "sparse, Gated DeltaNet, Kimi delta attention and Mamba-2, with one residual"
 )
+
+
+def has_whole_layers(model: ModelSpec) -> bool:
+    """Whether every layer has attention and a feed-forward, as layers of multi-token prediction are taken to have."""
+    return all(group.attention and group.feed_forward for group in model.layers)
 
 
 def _check_kinds(group: LayerGroup, model: ModelSpec) -> None:

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.formats.job_files import read_job_file
 from windtunnel.formats.megatron.read import MegatronJob, read_megatron_arguments
@@ -187,6 +188,18 @@ def test_latent_attention_and_layers_without_experts() -> None:
         ("--exp-avg-dtype bf16", {"precision": {"moments": "fp32", "master_weights": None}}),
         ("--deepspeed --deepspeed_config ds.json --zero-stage 0", {"framework": "deepspeed", "sharding": {"zero": 0}}),
         ("--checkpoint-activations", {"recompute": {"granularity": "full"}}),
+        ("--mtp-num-layers 1", {"mtp_layers": 1}),
+        ("--cuda-graph-impl local --cuda-graph-scope full_iteration", {"kernels": {"cuda_graphs": "full"}}),
+        ("--enable-cuda-graph", {"kernels": {"cuda_graphs": "full"}}),
+        (
+            "--cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router moe_preprocess",
+            {"kernels": {"cuda_graphs": "partial"}},
+        ),
+        (
+            "--cuda-graph-impl transformer_engine --cuda-graph-scope moe_router,moe_preprocess",
+            {"kernels": {"cuda_graphs": "routing"}},
+        ),
+        ("--cuda-graph-impl none --cuda-graph-scope attn", {"kernels": {"cuda_graphs": None}}),
     ],
 )
 def test_arguments_and_what_they_set(extra: str, wanted: dict[str, Any]) -> None:
@@ -226,8 +239,10 @@ def test_arguments_and_what_they_set(extra: str, wanted: dict[str, Any]) -> None
         (f"{GPT3} --x 'unfinished", "No closing quotation"),
         (
             f"{GPT3} --hybrid-override-pattern M-M*",
-            "layers of --hybrid-override-pattern M-M* are not read; give --model",
+            "the layers 'M-M*' are not 96 letters of M, *, -, E; a letter is a layer",
         ),
+        (f"{GPT3} --is-hybrid-model --hybrid-mlp-ratio half", "--hybrid-mlp-ratio is 'half'; a number is needed"),
+        (f"{GPT3} --hidden-dropout none", "--hidden-dropout is 'none'; a number is needed"),
         (GPT3.replace("pretrain_gpt", "tools/pretrain_t5"), "layers of pretrain_t5.py are not read"),
         (f"{GPT3} --window-size -1,0", "--window-size is -1; at least 1 is needed"),
         (f"{GPT3} --deepspeed --zero-stage 4", "--zero-stage is '4', which is not read"),
@@ -338,6 +353,7 @@ def test_sliding_windows_are_read(said: str, windows: list[int | None]) -> None:
     assert sum(layer.num_layers for layer in layers) == 96
 
 
+CAPACITY = "--moe-expert-capacity-factor 1.25 --moe-pad-expert-input-to-capacity"
 EXPERTS = "--num-experts 8 --expert-model-parallel-size 2 --use-distributed-optimizer"
 
 
@@ -354,6 +370,37 @@ def test_the_dispatcher_of_tokens_is_read(said: str, exchange: str) -> None:
     result = read(f"{GPT3} {EXPERTS} {said}")
     assert result.job.parallelism.experts_exchange == exchange
     assert result.unread == result.not_modelled == result.unknown == ()
+
+
+HYBRID = (
+    "torchrun --nproc_per_node 8 pretrain_mamba.py --num-layers 56 --hidden-size 4096 --num-attention-heads 32 "
+    "--group-query-attention --num-query-groups 8 --seq-length 4096 --micro-batch-size 4 --global-batch-size 32 --bf16 "
+    "--disable-bias-linear --normalization RMSNorm --untie-embeddings-and-output-weights --vocab-size 256000 "
+)
+
+
+def test_layers_of_one_part_are_read() -> None:
+    """The 8B hybrid of arXiv:2406.07887 (examples/mamba/train.sh): 24 of Mamba-2, 4 of attention, 28 feed-forwards."""
+    model = model_of(read(f"{HYBRID} --hybrid-attention-ratio 0.08 --hybrid-mlp-ratio 0.5"))
+    counts = {type(group.attention or group.feed_forward).__name__: group.num_layers for group in model.layers}
+    assert counts == {"Mamba2": 24, "GroupedQueryAttention": 4, "DenseFeedForward": 28}
+    assert {group.num_norms for group in model.layers} == {1}
+    assert count_parameters(model).total == pytest.approx(8.66e9, rel=0.005)
+
+
+def test_letters_of_a_hybrid_give_its_layers() -> None:
+    """The pattern of Nemotron 3 Nano's config.json."""
+    pattern = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+    sizes = (
+        "--num-experts 128 --moe-router-topk 6 --moe-ffn-hidden-size 1856 --moe-shared-expert-intermediate-size 3712 "
+    )
+    sizes += "--hidden-size 2688 --num-query-groups 2 --kv-channels 128 --mamba-num-heads 64 --vocab-size 131072 "
+    text = HYBRID.replace("--num-layers 56 --hidden-size 4096", "").replace("--vocab-size 256000", "")
+    text = text.replace("--num-query-groups 8", "") + sizes
+    read_as = read(f"{text} --hybrid-layer-pattern '{pattern}/*E'")
+    published = catalog.model("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")
+    assert count_parameters(model_of(read_as)).total == pytest.approx(count_parameters(published).total, rel=1e-4)
+    assert read_as.not_modelled == ("--hybrid-layer-pattern after / (multi-token prediction)",)
 
 
 def test_a_layout_gives_the_layers_of_every_chunk() -> None:
@@ -373,8 +420,8 @@ def test_a_layout_gives_the_layers_of_every_chunk() -> None:
 
 
 def test_what_is_not_modelled_is_apart_from_what_has_no_effect() -> None:
-    result = read(f"{GPT3} --lr 1e-4 --mtp-num-layers 1 --made-up-option 7 --use-distributed-optimizer")
-    assert (result.unread, result.not_modelled) == (("--lr",), ("--mtp-num-layers",))
+    result = read(f"{GPT3} --lr 1e-4 --delay-wgrad-compute --made-up-option 7 --use-distributed-optimizer")
+    assert (result.unread, result.not_modelled) == (("--lr",), ("--delay-wgrad-compute",))
     assert result.unknown == ("--made-up-option",)
     moments = "--use-precision-aware-optimizer --exp-avg-dtype fp8 --exp-avg-sq-dtype fp16"
     result = read(f"{GPT3} {moments}")
@@ -398,6 +445,7 @@ def test_another_stage_of_zero_takes_what_hangs_on_it_along(said: str, tmp_path:
     [
         f"{EXPERTS} --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep",
         f"{EXPERTS} --moe-token-dispatcher-type alltoall",
+        f"{EXPERTS} --moe-token-dispatcher-type alltoall {CAPACITY}",
         "--pipeline-model-parallel-layout 'Et*3|t*12|t*14|(t*13|)*4t*15L'",
         "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads --pipeline-model-parallel-size 1",
         "--use-distributed-optimizer --use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",

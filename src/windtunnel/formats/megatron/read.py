@@ -18,11 +18,13 @@ from windtunnel.files import parse_whole
 from windtunnel.formats.launch.containers import Command, commands_in_script
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.attention.latent import LatentAttention
+from windtunnel.model.attention.mamba2 import Mamba2
 from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.shape import Attention, FeedForward, LayerGroup, ModelSpec
 from windtunnel.schema import decode, encode, read_yaml
 from windtunnel.training.job import TrainingJob
+from windtunnel.training.setup import has_whole_layers
 
 WORDS: Mapping[str, dict[str, Any]] = read_yaml(Path(__file__).with_name("words.yaml"))
 """Words of Megatron's arguments -> ours, by subject."""
@@ -80,7 +82,7 @@ def _from_log(text: str) -> dict[str, list[str]]:
 def _from_shell(text: str) -> dict[str, list[str]]:
     options: dict[str, list[str]] = {}
     for command in commands_in_script(text):
-        if any(word.startswith("--num-layers") for word in command.words):
+        if any(word.startswith(("--num-layers", "--hybrid-layer-pattern")) for word in command.words):
             options = _of_command(command)
     if not options:
         raise InputError(
@@ -98,7 +100,10 @@ def _of_command(command: Command) -> dict[str, list[str]]:
     options = launched | _options(words[start:])
     if options.keys().isdisjoint(_LAUNCHERS) and (num_tasks := _num_tasks(words[:start], command.environment)):
         options["world-size"] = [str(num_tasks)]
-    if (program := Path(words[start]).name) in WORDS["other_programs"]:
+    program = Path(words[start]).name
+    if program in WORDS["hybrid_programs"]:
+        options["is-hybrid-model"] = []
+    if program in WORDS["other_programs"]:
         options["model-of"] = [program]
     return options
 
@@ -181,6 +186,13 @@ class _Arguments:
             raise InputError(f"a value is missing after --{name}")
         return values[0]
 
+    def decimal(self, name: str, default: str) -> float:
+        text = self.text(name) or default
+        try:
+            return float(text)
+        except ValueError:
+            raise InputError(f"--{name} is {text!r}; a number is needed") from None
+
     def choice(self, name: str, choices: Mapping[str, str], default: str) -> str:
         text = self.text(name) or default
         if text not in choices:
@@ -228,6 +240,8 @@ class _Arguments:
         return int(size)
 
     def layers(self) -> tuple[LayerGroup, ...]:
+        if any([self.flag("is-hybrid-model"), self.flag("hybrid-layer-pattern"), self.flag("hybrid-override-pattern")]):
+            return self.hybrid_layers()
         num_layers, attention = self.number("num-layers"), self.attention()
         attentions, is_windowed = [attention], [0] * num_layers
         parts, has_experts = list[FeedForward]([self.dense()]), is_windowed
@@ -245,6 +259,40 @@ class _Arguments:
         return tuple(
             LayerGroup(num_layers=count, attention=attentions[window], feed_forward=parts[part])
             for (window, part), count in sorted(Counter(zip(is_windowed, has_experts, strict=True)).items())
+        )
+
+    def hybrid_layers(self) -> tuple[LayerGroup, ...]:
+        """Return layers of one part each, by a pattern of letters or by shares of attention and feed-forward
+        (core/ssm/mamba_hybrid_layer_allocation.py).
+        """
+        pattern = self.text("hybrid-layer-pattern") or self.text("hybrid-override-pattern")
+        letters, predicts, _ = (pattern or "").replace("|", "").partition("/")
+        self.notes += ["--hybrid-layer-pattern after / (multi-token prediction)"] if predicts else []
+        num_layers = self.number("num-layers", len(letters) or None)
+        if pattern is None:
+            shares = [("*", "hybrid-attention-ratio"), ("-", "hybrid-mlp-ratio")]
+            letters = "".join(each * round(num_layers * self.decimal(name, "0")) for each, name in shares)
+            letters = letters.ljust(num_layers, "M")
+        readers = {"M": self.mamba, "*": self.attention, "-": self.dense, "E": self.experts}
+        parts: dict[str, Any] = {letter: read() for letter, read in readers.items() if letter in letters}
+        if len(letters) != num_layers or not set(letters) <= parts.keys():
+            raise InputError(
+                f"the layers {pattern or letters!r} are not {num_layers} letters of {', '.join(readers)}",
+                "a letter is a layer: Mamba-2, attention, feed-forward or experts",
+            )
+        kinds = {letter: "attention" if letter in "M*" else "feed_forward" for letter in parts}
+        counts = Counter(letters).items()
+        return tuple(LayerGroup(num_layers=n, num_norms=1, **{kinds[each]: parts[each]}) for each, n in counts)
+
+    def mamba(self) -> Mamba2:
+        width = self.number("mamba-head-dim", 64)
+        return Mamba2(
+            num_heads=self.number("mamba-num-heads", max(2 * self.number("hidden-size") // width, 1)),
+            head_dim=width,
+            num_groups=self.number("mamba-num-groups", 8),
+            state_size=self.number("mamba-state-dim", 128),
+            conv_kernel_size=4,
+            chunk_size=128,
         )
 
     def attention(self) -> Attention:
@@ -280,6 +328,7 @@ class _Arguments:
             shared_intermediate_size=self.optional("moe-shared-expert-intermediate-size") or 0,
             gated=self.flag("swiglu"),
             bias=not self.flag("disable-bias-linear"),
+            latent_size=self.optional("moe-latent-size"),
         )
 
     def pattern(self, name: str, num_layers: int, holds: Callable[[int, int], bool]) -> list[int]:
@@ -317,11 +366,13 @@ class _Arguments:
             "recompute": self.recompute(),
             "optimizer": self.choice("optimizer", WORDS["optimizers"], "adam"),
             "overlap": self.overlap(parallelism),
-            "kernels": {"attention": self.attention_kernel()},
-            "dropout": any(float(self.text(f"{kind}-dropout") or 0.1) > 0 for kind in ("hidden", "attention")),
+            "kernels": {"attention": self.attention_kernel(), "cuda_graphs": self.graphs()},
+            "dropout": any(self.decimal(f"{kind}-dropout", "0.1") > 0 for kind in ("hidden", "attention")),
             "learned_positions": self.has_learned_positions(),
             "framework": next((name for flag, name in WORDS["frameworks"].items() if self.flag(flag)), "megatron"),
         }
+        if has_whole_layers(model):
+            fields["mtp_layers"] = self.optional("mtp-num-layers") or 0
         if sequences is not None:
             fields["total_tokens"] = float(sequences * self.number("seq-length"))
         return decode(fields, TrainingJob, "Megatron's arguments")
@@ -366,6 +417,8 @@ class _Arguments:
         if self.flag("num-experts"):
             fields["experts_tp"] = self.number("expert-tensor-parallel-size", fields["tp"])
             fields["experts_exchange"] = self.exchange()
+            if self.flag("moe-pad-expert-input-to-capacity"):  # which needs a factor
+                fields["experts_capacity"] = self.decimal("moe-expert-capacity-factor", "1")
         first, last = (self.optional(f"decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
         counted = [self.flag(f"account-for-{end}-in-pipeline-split") for end in ("embedding", "loss")]
         if any(counted):
@@ -469,6 +522,19 @@ class _Arguments:
             return "unfused"
         is_local = self.text("transformer-impl") == "local"
         return "unfused" if is_local and not self.flag("use-flash-attn") else "flash"
+
+    def graphs(self) -> str | None:
+        """Return what is launched as CUDA graphs; layers with dropless experts cannot be as a whole."""
+        is_on = any([self.flag("enable-cuda-graph"), self.flag("external-cuda-graph")])
+        scope = set(",".join(self.values("cuda-graph-scope") or ["full"]).split(","))
+        if (self.text("cuda-graph-impl") or ("local" if is_on else "none")) == "none":
+            return None
+        if scope & {"full", "full_iteration", "moe"}:
+            return "full"
+        if "moe_router" not in scope:
+            self.notes.append(f"--cuda-graph-scope {' '.join(sorted(scope))} (experts' launches are taken to wait)")
+            return None
+        return "partial" if "attn" in scope else "routing"
 
     def has_learned_positions(self) -> bool:
         default = "rope" if self.flag("use-rotary-position-embeddings") else "learned_absolute"

@@ -89,6 +89,7 @@ def _model(setup: TrainingSetup) -> list[Option]:
         ("disable-bias-linear", not has_bias),
         ("add-qkv-bias", qkv_bias and not has_bias),
         *((f"{kind}-dropout", None if job.dropout else "0.0") for kind in ("attention", "hidden")),
+        ("mtp-num-layers", job.mtp_layers or None),
         ("micro-batch-size", job.micro_batch),
         ("global-batch-size", job.global_batch),
         ("train-samples", math.ceil(job.total_tokens / job.sequence_tokens) if job.total_tokens is not None else None),
@@ -134,6 +135,7 @@ def _feed_forward(model: ModelSpec) -> list[Option]:
         ("moe-router-topk", experts.experts_per_token),
         ("moe-ffn-hidden-size", experts.intermediate_size),
         ("moe-shared-expert-intermediate-size", experts.shared_intermediate_size or None),
+        ("moe-latent-size", experts.latent_size or None),
     ]
 
 
@@ -151,6 +153,8 @@ def _parallelism(setup: TrainingSetup) -> list[Option]:
         ("expert-model-parallel-size", degrees.ep if has_experts else None),
         ("expert-tensor-parallel-size", degrees.experts_tp if has_experts else None),
         *(_exchange(parallelism.experts_exchange or "all_to_all") if has_experts else ()),
+        ("moe-expert-capacity-factor", parallelism.experts_capacity),
+        ("moe-pad-expert-input-to-capacity", parallelism.experts_capacity is not None),
         *(("use-megatron-fsdp", zero > 1), ("data-parallel-sharding-strategy", strategy if zero > 1 else None)),
         ("use-distributed-optimizer", bool(zero)),
         ("optimizer-cpu-offload", setup.job.sharding.offload != "none"),
@@ -166,7 +170,8 @@ def _stages(setup: TrainingSetup) -> list[Option]:
     """Return the virtual stages, and the layers of stages that differ from others."""
     layers, virtual_stages = setup.layers_per_chunk, setup.job.parallelism.virtual_stages
     if len(set(layers)) > 1 and not (_counts_ends(layers) if virtual_stages > 1 else len(set(layers[1:-1])) <= 1):
-        return [("pipeline-model-parallel-layout", f"E{'|'.join('t' * num_layers for num_layers in layers)}L")]
+        predicted = "m" * setup.job.mtp_layers
+        return [("pipeline-model-parallel-layout", f"E{'|'.join('t' * each for each in layers)}{predicted}L")]
     if virtual_stages > 1:
         return [
             ("num-virtual-stages-per-pipeline-rank", setup.degrees.virtual_stages),

@@ -88,6 +88,8 @@ def chunks(setup: TrainingSetup) -> tuple[LayerChunk, ...]:
         # Of DualPipe's two devices, the one whose direction is forward.
         stage = 2 * pp - 1 - index if setup.job.schedule in V_SCHEDULES and index >= pp else index % pp
         is_last = index == setup.degrees.num_chunks - 1
+        if is_last and setup.job.mtp_layers:
+            layers.append((setup.model.layers[-1], float(setup.job.mtp_layers)))
         split.append(LayerChunk(index, stage, tuple(layers), index == 0, is_last))
     return tuple(split)
 
@@ -149,4 +151,17 @@ def chunk_parameters(rank: Rank, chunk: LayerChunk) -> Parameters:
         norm = model.hidden_size * (2 if model.norm_bias else 1)
         has_table = not model.tie_word_embeddings or rank.setup.degrees.pp > 1
         held = held + Parameters(float(norm + (table if has_table else 0)))
+        if predicted := rank.setup.job.mtp_layers:
+            copy = table if copies_embedding(rank) and not model.tie_word_embeddings else 0
+            held = held + Parameters(copy + predicted * (3.0 * norm + 2 * model.hidden_size**2 / rank.tp))
     return held
+
+
+def copies_embedding(rank: Rank) -> bool:
+    """Whether the last stage holds a copy of the embedding, as a tied head or for multi-token prediction (Megatron-Core
+    multi_token_prediction.py). Schedules that fold a pipeline have both ends on one device (arXiv:2412.19437, section
+    3.2.1).
+    """
+    job = rank.setup.job
+    predicts = job.mtp_layers > 0 and job.schedule not in (*V_SCHEDULES, "dualpipe")
+    return rank.setup.degrees.pp > 1 and (rank.setup.model.tie_word_embeddings or predicts)

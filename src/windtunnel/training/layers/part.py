@@ -211,8 +211,7 @@ def products(
     num_outputs, num_inputs = shape
     count, factor, each = 1.0, 1.0, rows
     if num_groups is not None:
-        is_fused = rank.setup.job.kernels.fused_experts
-        efficiency = FIGURES.fused_grouped_efficiency if is_fused else FIGURES.grouped_efficiency
+        efficiency = FIGURES.grouped_efficiency.get(rank.setup.job.framework, FIGURES.other_grouped_efficiency)
         count, factor, each = num_groups / efficiency, num_groups, max(rows / num_groups, 1.0)
 
     def gemm(suffix: str, m: float, n: int, k: int) -> Task:

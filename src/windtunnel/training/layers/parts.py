@@ -98,22 +98,23 @@ def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Par
     top_k = 3 * 4.0 * feed_forward.num_experts * rank.passes("router")
     yield pointwise("top_k", rows, top_k, top_k, rows * feed_forward.num_experts * 4.0)
     # Tokens of the ranks that shard an expert meet in each of them.
-    pairs = rows * per_token * known.experts_tp
-    copied = 2 * width * BF16_BYTES
+    sent = rows * per_token * (rank.setup.job.parallelism.experts_capacity or 1.0)
+    pairs = sent * known.experts_tp
+    copied = 2 * width * BF16_BYTES * FIGURES.permute_slowdown
+    spread = (1 + 1 / per_token) * width * BF16_BYTES * FIGURES.permute_slowdown
     # An all-to-all takes tokens in the order of ranks, one copy for each expert. Kernels that send a token once to a
     # rank leave copies to the rank that received it (Megatron-Core token_dispatcher.py, `MoEFlexTokenDispatcher`).
-    exchange = rank.setup.job.parallelism.experts_exchange
-    copies_first = known.ep == 1 or exchange == "all_to_all"
-    is_sorted = known.ep == 1 or exchange == "hybrid"
+    copies_first = known.ep == 1 or rank.setup.job.parallelism.experts_exchange == "all_to_all"
     if copies_first:
-        yield pointwise("permute", rows * per_token, copied, copied)
-    yield from _exchange(rank, "dispatch", rows * per_token * width, True, per_token)
+        yield pointwise("permute", sent, spread, spread)
+    yield from _exchange(rank, "dispatch", sent * width, True, per_token)
     held = feed_forward.num_experts // known.ep
     inner = feed_forward.intermediate_size // known.experts_tp
     up = 2 * inner if feed_forward.gated else inner
     # What arrives is ordered by sender, and grouped GEMMs need it by expert (`sort_chunks_by_idxs` in that file); on
-    # the way back likewise.
-    if not is_sorted:
+    # the way back likewise. HybridEP's copy out of its buffer is that kernel (Megatron-LM docs/discussions/
+    # deepseek-v3-gb200-optimization, section 2.5).
+    if known.ep > 1:
         yield pointwise("sort_by_expert", pairs, copied, copied)
     act = activation(rank, "experts_activation", pairs, up, inner)
     if rank.setup.job.kernels.fused_experts:
@@ -123,11 +124,14 @@ def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Par
     yield replace(entry, dropped_bytes=act.kept_bytes)
     yield act
     yield replace(_grouped_linear(rank, "experts_down_proj", pairs, held, (width,), inner), dropped_bytes=0.0)
-    if not is_sorted:
+    if feed_forward.bias and not rank.setup.job.kernels.fused_experts:
+        moved = FIGURES.experts_bias_bytes
+        yield pointwise("experts_bias", pairs, width * moved["forward"], width * moved["backward"])
+    if known.ep > 1:
         yield pointwise("sort_by_sender", pairs, copied, copied)
-    yield from _exchange(rank, "combine", rows * per_token * width, False, per_token)
+    yield from _exchange(rank, "combine", sent * width, False, per_token)
     if copies_first:
-        yield pointwise("unpermute", rows * per_token, copied, copied)
+        yield pointwise("unpermute", sent, spread, spread)
     if feed_forward.latent_size:
         yield linear(rank, "experts_latent_up", rows, rank.width, width)
     if feed_forward.shared_intermediate_size:
@@ -218,12 +222,25 @@ def _head_parts(rank: Rank) -> tuple[Part, ...]:
         (Task("cross_entropy_gradient", gradient),),
         kept_bytes=rank.tokens * vocabulary * kept,
     )
-    return (
+    head = (
         norm(rank, "final_norm"),
         *enter_tensor_parallel(rank, "lm_head", rank.width),
         linear(rank, "lm_head", rank.tokens, vocabulary, rank.width, Format.BF16, rank.rows * rank.width * BF16_BYTES),
         entropy,
     )
+    return (*_prediction_parts(rank, head), *head)
+
+
+def _prediction_parts(rank: Rank, head: tuple[Part, ...]) -> Iterator[Part]:
+    """Yield what layers of multi-token prediction have beside a layer: the next token's embedding, a norm of it and of
+    the hidden states, the product that joins both, and the head again.
+    """
+    for index in range(rank.setup.job.mtp_layers):
+        product = linear(rank, "joined_proj", rank.tokens, rank.width // rank.tp, 2 * rank.width)
+        for part in (*embedding_parts(rank), norm(rank, "joined_norm", 2), product, *head):
+            phases = (part.forward, part.backward_input, part.backward_weight)
+            forward, backward, weight = (_prefixed(tasks, f"mtp_{index}") for tasks in phases)
+            yield replace(part, forward=forward, backward_input=backward, backward_weight=weight)
 
 
 def layer_work(rank: Rank, group: LayerGroup, recompute: str | None = None) -> Work:
@@ -244,7 +261,7 @@ def _layer_work(rank: Rank, group: LayerGroup, granularity: str) -> Work:
         again = [task for part in _needed_again(rank, parts) for task in part.forward]
         split = rank.tp if job.recompute.distribute and not rank.split else 1
         kept = rank.rows * rank.width * BF16_BYTES / split
-        return _work(parts, tuple(_renamed(again)), kept, every_kept + gradients)
+        return _work(parts, _prefixed(again, "recompute"), kept, every_kept + gradients)
     if granularity == "selective":
         modules = job.recompute.modules or ()
         dropped = [part for part in _needed_again(rank, parts) if _modules_of(part) & set(modules)]
@@ -263,7 +280,7 @@ def _layer_work(rank: Rank, group: LayerGroup, granularity: str) -> Work:
                 for task in part.forward
             ]
             lost += sum(part.kept_bytes for part in products) / 2
-        return _work(parts, tuple(_renamed(again)), every_kept - lost, lost + gradients)
+        return _work(parts, _prefixed(again, "recompute"), every_kept - lost, lost + gradients)
     return _work(parts, (), every_kept, gradients)
 
 
@@ -309,8 +326,9 @@ def _work(parts: Iterable[Part], recomputed: tuple[Task, ...], kept_bytes: float
     )
 
 
-def _renamed(tasks: Iterable[Task]) -> Iterator[Task]:
-    """Yield forward tasks as they run again in the backward pass."""
-    for task in tasks:
-        beside = f"recompute_{task.beside}" if task.beside else None
-        yield replace(task, name=f"recompute_{task.name}", beside=beside)
+def _prefixed(tasks: Iterable[Task], prefix: str) -> tuple[Task, ...]:
+    """Return tasks that run once more, by a name of their own."""
+    return tuple(
+        replace(task, name=f"{prefix}_{task.name}", beside=f"{prefix}_{task.beside}" if task.beside else None)
+        for task in tasks
+    )

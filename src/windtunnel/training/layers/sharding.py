@@ -14,7 +14,7 @@ from windtunnel.model.feed_forward.dense import DenseFeedForward
 from windtunnel.model.feed_forward.experts import ExpertsFeedForward
 from windtunnel.model.shape import LayerGroup
 from windtunnel.training.figures import FIGURES
-from windtunnel.training.layers.chunks import Parameters, layer_parameters, trained
+from windtunnel.training.layers.chunks import Parameters, copies_embedding, layer_parameters, trained
 from windtunnel.training.layers.host import gradient_copies, offloads, parameter_copies, update_tasks
 from windtunnel.training.layers.part import Task, collective
 from windtunnel.training.layers.rank import NF4_BYTES, WIRE_BYTES, Group, Rank
@@ -145,7 +145,7 @@ def finish_tasks(rank: Rank) -> tuple[Task, ...]:
         of_layer = 2 * model.hidden_size * (2 if model.norm_bias else 1)
         norms = of_layer * max(setup.layers_per_chunk) * known.virtual_stages
         tasks.append(collective(rank, "norm_gradient_all_reduce", Group.TENSOR, "all_reduce", norms * wire))
-    if model.tie_word_embeddings and known.pp > 1:
+    if copies_embedding(rank):
         table = model.vocab_size * model.hidden_size / known.tp
         tasks.append(collective(rank, "embedding_gradient_all_reduce", Group.EMBEDDING, "all_reduce", table * wire))
     if known.num_devices > 1:
