@@ -1,38 +1,54 @@
-"""SGLang's two-batch overlap as published and as predicted: DeepSeek-V3 on 32 and 72 H100. Nothing was fitted to it.
+"""Experts over many ranks, published and predicted: DeepSeek-V3 and Kimi-K2 on 4 to 96 devices. Nothing was fitted.
 
     python benchmarks/two_batches.py
 
-Source: LMSYS, "Deploying DeepSeek with PD Disaggregation and Large-scale Expert Parallelism on 96 H100 GPUs" (May
-2025), "Performance Analysis" and "Ablation Study: Two-batch Overlap". Prompts of 1,024 to 4,096 tokens over 32 ranks in
-steps of 16,384 tokens each, by DeepEP's normal kernels; requests of 2,048 tokens over 72 ranks, by its low-latency
-kernels. How long these take multiprocessors is from the same text (`OCCUPIED_BY_LOW_LATENCY`); it was looked up after
-the rows had been predicted without it. Tables of SGLang 0.5.6 and 0.5.14 price the version that served, 0.4.6.
+Sources, all of LMSYS, with the settings of the scripts that they name:
+
+- "Deploying DeepSeek with PD Disaggregation and Large-scale Expert Parallelism on 96 H100 GPUs" (May 2025),
+  "Performance Analysis", "Overall Throughput" and "Ablation Study: Two-batch Overlap": prompts of 1,024 to 4,096 tokens
+  over 32 ranks in steps of 16,384 tokens each, by DeepEP's normal kernels; requests of 2,000 tokens over 72 ranks, by
+  its low-latency kernels. It repeats DeepSeek's own profile of prompts (github.com/deepseek-ai/profile-data), in which
+  every expert has equally many tokens, and has a run of its own in which it simulates that. How long low-latency
+  kernels take multiprocessors is from the same text (`OCCUPIED_BY_LOW_LATENCY`); it was looked up after its rows had
+  been predicted without it.
+- "Deploying Kimi K2 with PD Disaggregation and Large-Scale Expert Parallelism on 128 H200 GPUs" (July 2025).
+- "Deploying DeepSeek on GB200 NVL72 with PD and Large Scale EP", part I (June 2025) and II (September 2025;
+  sgl-project/sglang, issue 10903). Combines overlap with the second product of experts and with the shared expert there
+  (`--enable-single-batch-overlap`), which is not modelled.
+
+Tables of SGLang 0.5.6 to 0.5.14 price the versions that served, 0.4.6 to 0.5.3.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from windtunnel.model.launches.forward import StepBatch
-from windtunnel.serving.explain import explain_step
-from windtunnel.serving.scenario import Setup, resolve, scenario_from
+from windtunnel.serving.explain import Explanation, explain_step
+from windtunnel.serving.scenario import resolve, scenario_from
 
-DEVICES_A_NODE = 8
+DEEPSEEK, KIMI, FP4 = "deepseek-ai/DeepSeek-V3", "moonshotai/Kimi-K2-Instruct", "nvidia/DeepSeek-R1-0528-NVFP4-v2"
+NORMAL, LOW_LATENCY = "deepep_normal", "deepep_low_latency"
 
 
 class Published(NamedTuple):
     """A measured step; None where the text gives no figure."""
 
     name: str
+    device: str
     ranks: int
     kernels: str
     batch: StepBatch
     tokens_per_s: float | None = None
-    """Of a node of eight, with overlap."""
+    """Of a device."""
     gain: tuple[float, float] | None = None
-    """Least and most of throughput with overlap over that without, less one."""
+    """Least and most of throughput with two batches over that without, less one."""
+    model: str = DEEPSEEK
+    redundant: int = 32
+    overlaps: bool = True
+    """Whether it computed in two batches."""
 
 
 def prompts(num_tokens: int, length: int) -> StepBatch:
@@ -43,48 +59,73 @@ def requests(num: int) -> StepBatch:
     return StepBatch(decode_requests=num, decode_context_tokens=2048.0, sampled=num)
 
 
+def of_node(tokens_per_s: float) -> float:
+    """Return the rate of one of a node's eight devices."""
+    return tokens_per_s / 8
+
+
 ROWS = (
-    Published("prompts of 4,096, steps of 8,192", 32, "deepep_normal", prompts(8192, 4096), gain=(0.27, 0.35)),
-    Published("prompts of 1,024", 32, "deepep_normal", prompts(16384, 1024), 57_674),
-    Published("prompts of 2,048", 32, "deepep_normal", prompts(16384, 2048), 54_543),
-    Published("prompts of 4,096", 32, "deepep_normal", prompts(16384, 4096), 50_302),
-    Published("32 requests a device", 72, "deepep_low_latency", requests(32), gain=(-0.27, -0.27)),
-    Published("256 requests a device", 72, "deepep_low_latency", requests(256), 22_310, (0.255, 0.255)),
+    Published("prompts of 4,096, steps of 8,192", "h100_sxm", 32, NORMAL, prompts(8192, 4096), gain=(0.27, 0.35)),
+    Published("prompts of 1,024", "h100_sxm", 32, NORMAL, prompts(16384, 1024), of_node(57_674)),
+    Published("prompts of 2,048", "h100_sxm", 32, NORMAL, prompts(16384, 2048), of_node(54_543)),
+    Published("prompts of 4,096", "h100_sxm", 32, NORMAL, prompts(16384, 4096), of_node(50_302)),
+    Published("prompts of 4,096, experts balanced", "h100_sxm", 32, NORMAL, prompts(16384, 4096), of_node(59_337)),
+    Published("prompts of 4,096, DeepSeek's profile", "h800_sxm", 32, NORMAL, prompts(16384, 4096), of_node(62_713)),
+    Published("32 requests a device", "h100_sxm", 72, LOW_LATENCY, requests(32), gain=(-0.27, -0.27)),
+    Published(
+        "256 requests a device", "h100_sxm", 72, LOW_LATENCY, requests(256), of_node(22_310), gain=(0.255, 0.255)
+    ),
+    Published(
+        "Kimi-K2, prompts of 2,048", "h200_sxm", 32, NORMAL, prompts(16384, 2048), of_node(56_000), None, KIMI, 0
+    ),
+    Published(
+        "Kimi-K2, 480 requests a device", "h200_sxm", 96, LOW_LATENCY, requests(480), of_node(24_000), None, KIMI, 96
+    ),
+    Published("768 requests, part I", "gb200", 48, LOW_LATENCY, requests(768), 7_583, overlaps=False),
+    Published("768 requests, part II", "gb200", 48, LOW_LATENCY, requests(768), 9_087, overlaps=False),
+    Published("1,408 requests, NVFP4", "gb200", 48, LOW_LATENCY, requests(1408), 13_386, model=FP4, overlaps=False),
+    Published("prompts of 2,048", "gb200", 8, NORMAL, prompts(16384, 2048), 18_471, overlaps=False),
+    Published(
+        "prompts of 2,048, NVFP4", "gb200", 4, "all_gather", prompts(16384, 2048), 26_156, None, FP4, 0, overlaps=False
+    ),
 )
 
 
-def setup_of(row: Published, *, overlaps: bool) -> Setup:
-    """What served the row, with and without overlap."""
-    engine = {
+def step_of(row: Published, *, overlaps: bool) -> Explanation:
+    """Price the row's step in one batch or two."""
+    placed: dict[str, Any] = {} if row.kernels == "all_gather" else {"enable_eplb": True}
+    if row.redundant:
+        placed["num_redundant_experts"] = row.redundant
+    engine = placed | {
         "name": "sglang",
         "version": "0.4.6",
         "all2all_backend": row.kernels,
-        "num_redundant_experts": 32,
-        "enable_eplb": True,
-        "max_num_seqs": 512,
+        "max_num_seqs": 2048,
         "max_num_batched_tokens": 16384,
+        "gpu_memory_utilization": 0.9,
         "two_batch_overlap": overlaps,
     }
     parallelism = {"attention_dp": row.ranks, "ep": row.ranks}
-    deployment = {"device": "h100_sxm", "parallelism": parallelism, "engine": engine, "calibration": "none"}
+    deployment = {"device": row.device, "parallelism": parallelism, "engine": engine, "calibration": "none"}
     workload = {"arrivals": {"type": "burst"}, "input_tokens": 4096, "output_tokens": 100, "num_requests": 1}
-    model = "deepseek-ai/DeepSeek-V3"
-    return resolve(scenario_from({"model": model, "deployment": deployment, "workload": workload}))
+    scenario = scenario_from({"model": row.model, "deployment": deployment, "workload": workload})
+    return explain_step(resolve(scenario), row.batch)
 
 
 def main() -> int:
-    print("| step | tokens/s a node, published | predicted | error | gain by overlap, published | predicted |")
-    print("|---|---:|---:|---:|---:|---:|")
+    print("| step | device | ranks | tokens/s a device, published | predicted | error | gain by overlap | predicted |")
+    print("|---|---|---:|---:|---:|---:|---:|---:|")
     errors = []
     for row in ROWS:
-        plain, halves = (explain_step(setup_of(row, overlaps=on), row.batch) for on in (False, True))
-        rate, gain = DEVICES_A_NODE * row.batch.num_tokens / halves.step_s, plain.step_s / halves.step_s - 1
-        cells = ["", "", ""]
+        served = step_of(row, overlaps=row.overlaps)
+        rate = row.batch.num_tokens / served.step_s
+        cells = [row.name, row.device, str(row.ranks), "", "", ""]
         if row.tokens_per_s is not None:
             errors.append(rate / row.tokens_per_s - 1)
-            cells = [f"{row.tokens_per_s:,.0f}", f"{rate:,.0f}", f"{errors[-1]:+.1%}"]
-        published = " to ".join(dict.fromkeys(f"{share:+.1%}" for share in row.gain)) if row.gain else ""
-        print(f"| {' | '.join([row.name, *cells, published, f'{gain:+.1%}'])} |")
+            cells[3:] = [f"{row.tokens_per_s:,.0f}", f"{rate:,.0f}", f"{errors[-1]:+.1%}"]
+        cells += [" to ".join(dict.fromkeys(f"{share:+.1%}" for share in row.gain)) if row.gain else ""]
+        cells += [f"{step_of(row, overlaps=False).step_s / served.step_s - 1:+.1%}" if row.overlaps else ""]
+        print(f"| {' | '.join(cells)} |")
     median = statistics.median(map(abs, errors))
     print(f"\n{len(ROWS)} rows, none refused; median error of {len(errors)} rates {median:.1%}")
     return 0

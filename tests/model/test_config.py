@@ -177,7 +177,7 @@ class TestDense:
         assert grouped_query(read(LLAMA, model_type="qwen2")).qkv_bias
 
     def test_qwen3_normalises_queries_and_keys(self) -> None:
-        assert grouped_query(read(LLAMA, model_type="qwen3")).qk_norm
+        assert all(grouped_query(read(LLAMA, model_type=name)).qk_norm for name in ("qwen3", "exaone4"))
         assert not grouped_query(read(LLAMA)).qk_norm
 
     def test_qwen1_publishes_twice_the_width(self) -> None:

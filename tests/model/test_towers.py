@@ -100,6 +100,23 @@ def test_llama_4_cuts_tiles(size: tuple[int, int], tiles: int, tokens: int) -> N
     assert tower_of("llama4", LLAMA_4).image(*size) == Patches(tiles, 576, tokens)
 
 
+@pytest.mark.parametrize(
+    ("size", "tiles"),
+    # 4:3 fits three rows of four; a small square none but one tile, a large one three rows of three; 16:9 two of four.
+    [((640, 480), 13), ((448, 448), 1), ((1024, 1024), 10), ((1920, 1080), 9), ((4000, 400), 11)],
+)
+def test_internvl_takes_the_grid_nearest_to_the_ratio(size: tuple[int, int], tiles: int) -> None:
+    vision = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "patch_size": 14}
+    vision |= {"num_attention_heads": 16, "image_size": 448}
+    config = {"model_type": "internvl_chat", "downsample_ratio": 0.5, "max_dynamic_patch": 12, "vision_config": vision}
+    tower = read_tower({**config, "llm_config": TEXT})
+    assert tower is not None
+    assert tower.image(*size) == Patches(tiles, 1024, 256 * tiles)
+    fixed = read_tower({**config, "llm_config": TEXT, "dynamic_image_size": False})
+    assert fixed is not None
+    assert fixed.image(*size).segments == 1
+
+
 def test_pixtral_breaks_rows() -> None:
     """1024 x 1024 with patches of 16 has 64 rows of 64 tokens and a break (arXiv:2410.07073, section 2.2)."""
     vision = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "image_size": 1024}

@@ -69,6 +69,32 @@ def test_a_measured_point_is_itself() -> None:
     assert (estimated.coverage, estimated.source, estimated.relative_error) == (Coverage.MEASURED, "gemms", 0.0)
 
 
+def test_a_window_of_another_kernels_rows_takes_no_longer_than_no_window() -> None:
+    """Windows were measured with heads of 256 alone, by a kernel 40 times slower than the one for heads of 128."""
+    table = attention()
+    sites = {name: np.tile(values, 2) for name, values in table.sites.items()}
+    half = len(table)
+    sites["head_dim"][half:], sites["window_tokens"][half:] = 256.0, 1024.0
+    axes = {name: np.tile(values, 2) for name, values in table.axes.items()}
+    seconds = np.concatenate([table.seconds, 40 * table.seconds])
+    both = estimator(MeasurementTable(table.kind, sites, axes, seconds, "attention", {"kv_format": "bf16"}))
+    whole = PrefillAttention(1.0, 4096.0, 8, 1, 128)
+    assert both.estimate(replace(whole, window_tokens=1024)).seconds <= both.estimate(whole).seconds
+
+
+def test_weights_come_from_memory_though_a_loop_found_them_in_the_cache() -> None:
+    """16 MiB of weights in 2 us are 8.4 TB/s; H100's memory has 3.35."""
+    columns = {"n": np.full(2, 4096.0), "k": np.full(2, 2048.0)}
+    seconds = np.array([2e-6, 900e-6])
+    table = MeasurementTable("gemm", columns, {"m": np.array([1.0, 4096.0])}, seconds, "gemms", {"format": "bf16"})
+    priced = estimator(table).estimate(ops.Gemm(np.array([1.0, 4096.0]), 4096, 2048))
+    assert np.asarray(priced.seconds).tolist() == pytest.approx([4096 * 2048 * 2 / 3.35e12, 900e-6], rel=1e-3)
+    assert (priced.coverage, priced.source) == (Coverage.SCALED, "gemms, no faster than memory")
+    small = ops.Gemm(1.0, 2048, 512)
+    card = Roofline(catalog.device("l4"))
+    assert RooflineEstimator(card).estimate(small).seconds >= 2 * 2048 * 512 / card.device.memory_bytes_per_s
+
+
 @pytest.mark.parametrize(
     ("op", "coverage"),
     [

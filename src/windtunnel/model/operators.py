@@ -64,6 +64,11 @@ class Op(ABC):
         """Bytes that one execution moves."""
 
     @property
+    def held_bytes(self) -> Size:
+        """Bytes of weights, keys and values, or states that one execution at least reads: those of one layer."""
+        return self.num_bytes if getattr(self, "decode", isinstance(self, DecodeBatch)) else 0.0
+
+    @property
     def text(self) -> str:
         """Dimensions for people: m x n x k of a GEMM, batch x context and heads of attention, ..."""
         return _SizeFormatter().format(self.shown, self)
@@ -122,9 +127,12 @@ class Gemm(Op):
         return 2.0 * self.m * self.n * self.k
 
     @property
+    def held_bytes(self) -> Size:
+        return self.n * self.k * BITS[self.format] / 8
+
+    @property
     def num_bytes(self) -> Size:
-        weight_bytes = self.n * self.k * BITS[self.format] / 8
-        return weight_bytes + self.m * self.k * ACTIVATION_BITS[self.format] / 8 + self.m * self.n * BF16_BYTES
+        return self.held_bytes + self.m * self.k * ACTIVATION_BITS[self.format] / 8 + self.m * self.n * BF16_BYTES
 
 
 def prefill_context_tokens(batch: Size, num_tokens: Size) -> Size:

@@ -13,7 +13,7 @@ GATED = ("pixtral", "qwen2_5_vl", "qwen2_5_omni")
 """Starts of a tower's `model_type` whose feed-forward has three matrices (`transformers/models`)."""
 CHANNELS = 3
 OVERRIDE = "give tokens_per_image, or tokens_per_video, in the workload"
-Rule = Literal["qwen", "pooled", "budget", "tiles", "pixtral", "moonvit", "other"]
+Rule = Literal["qwen", "pooled", "budget", "tiles", "closest", "pixtral", "moonvit", "other"]
 Pixels = tuple[int | None, int | None]
 """Least and most pixels of a resized image or video; None: the model's."""
 
@@ -46,11 +46,11 @@ class VisionTower(Schema):
     num_mergers: int = 1
     """Mergers of the last layer and of earlier ones (Qwen3-VL's DeepStack)."""
     image_size: int = 0
-    """Pixels of a side: of every image (`pooled`), of a tile (`tiles`), the longest one (`pixtral`)."""
+    """Pixels of a side: of every image (`pooled`), of a tile (`tiles`, `closest`), the longest one (`pixtral`)."""
     max_tokens: int = 0
     """Tokens of every image (`pooled`), most of them (`budget`)."""
     max_patches: int = 0
-    """Most patches of an image, or most tiles (`tiles`)."""
+    """Most patches of an image, or most tiles (`tiles`, `closest`)."""
     max_side_patches: int = 0
     """Most patches of a side; 0: no limit."""
     image_pixels: tuple[int, int] = (0, 0)
@@ -73,6 +73,8 @@ class VisionTower(Schema):
             return Patches(1, (self.image_size // self.patch_size) ** 2, self.max_tokens)
         if self.rule == "tiles":
             return self._tiles(width, height)
+        if self.rule == "closest":
+            return self._closest_tiles(width, height)
         if self.rule == "qwen":
             rows, columns = self._smart_resize(width, height, 1, _limits(pixels, self.image_pixels))
         elif self.rule == "budget":
@@ -167,6 +169,23 @@ class VisionTower(Schema):
         separators = rows * columns if rows * columns > 1 else 0
         return Patches(num_tiles, per_tile, num_tiles * (per_tile // self.merge**2) + separators + 3)
 
+    def _closest_tiles(self, width: int, height: int) -> Patches:
+        """Return the tiles of an image, a small copy of the whole beside several: the grid whose sides are most nearly
+        in the image's ratio. Of equal ones the largest is taken of which the image fills more than half.
+
+        Source: `dynamic_preprocess` in the model cards of InternVL 2 to 3.5.
+        """
+        best, most = (1, 1), self.max_patches
+        counts = [(columns, rows) for columns in range(1, most + 1) for rows in range(1, most // columns + 1)]
+        for columns, rows in sorted(counts, key=math.prod):
+            off, least = (abs(width / height - grid[0] / grid[1]) for grid in ((columns, rows), best))
+            fills = width * height > 0.5 * self.image_size**2 * columns * rows
+            if off < least or (off == least and fills):
+                best = columns, rows
+        num_tiles = math.prod(best) + (math.prod(best) > 1)
+        per_tile = (self.image_size // self.patch_size) ** 2
+        return Patches(num_tiles, per_tile, num_tiles * (per_tile // self.merge**2))
+
 
 def _limits(given: Pixels, known: tuple[int, int]) -> tuple[int, int]:
     least, most = (known[side] if given[side] is None else int(given[side] or 0) for side in (0, 1))
@@ -174,6 +193,7 @@ def _limits(given: Pixels, known: tuple[int, int]) -> tuple[int, int]:
 
 
 _QWEN2 = {"rule": "qwen", "image_pixels": (56 * 56, 12_845_056)}
+_INTERNVL = {"rule": "closest", "max_patches": 12}
 _QWEN3 = {"rule": "qwen", "image_pixels": (65_536, 16_777_216), "video_pixels": (4_096, 25_165_824)}
 _RULES: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_thinker"), _QWEN2),
@@ -181,6 +201,7 @@ _RULES: Mapping[str, Mapping[str, Any]] = {
     "gemma3": {"rule": "pooled", "max_tokens": 256},
     "gemma4": {"rule": "budget", "max_tokens": 280},
     "llama4": {"rule": "tiles", "max_patches": 16},
+    **dict.fromkeys(("internvl_chat", "internvl"), _INTERNVL),
     "pixtral": {"rule": "pixtral"},
     "mistral3": {"rule": "pixtral"},
     "kimi_vl": {"rule": "moonvit", "max_patches": 4_096},
@@ -212,6 +233,7 @@ def read_tower(config: Mapping[str, Any]) -> VisionTower | None:
     # Qwen3-Omni's config names blocks without windows, and its code has no windows.
     full = None if earlier else tower.get("fullatt_block_indexes")
     said = {"max_tokens": _size(config, "mm_tokens_per_image", default=_size(tower, "default_output_length"))}
+    said["max_patches"] = _size(config, "max_dynamic_patch") if config.get("dynamic_image_size", True) else 1
     return VisionTower(
         hidden_size=width,
         intermediate_size=inner,
@@ -259,7 +281,7 @@ def tower_parameters(config: Mapping[str, Any]) -> int:
     layer = 4 * width * (width + 1) + (3 if tower.gated else 2) * width * inner + inner + width + 4 * width
     positions = (tower.image_size // tower.patch_size) ** 2
     embedded = (CHANNELS * tower.patch_size**2 * tower.temporal_patch_size + positions) * width
-    merged = width * (tower.merge**2 if tower.rule in ("qwen", "moonvit", "other") else 1)
+    merged = width * (tower.merge**2 if tower.rule in ("qwen", "moonvit", "closest", "other") else 1)
     projector = merged * tower.output_size + (merged**2 if merged > width else 0)
     return tower.num_layers * layer + embedded + projector
 

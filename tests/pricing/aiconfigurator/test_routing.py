@@ -20,7 +20,7 @@ from windtunnel.pricing.aiconfigurator.collection import (
     Rows,
 )
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, measured_estimator
-from windtunnel.pricing.aiconfigurator.experts import as_sharded
+from windtunnel.pricing.aiconfigurator.experts import as_sharded, without_stubs
 from windtunnel.pricing.aiconfigurator.routing import GINI, GINI_OF_RANDOM, as_text, busiest_active, busiest_load
 from windtunnel.pricing.table import Floats
 
@@ -118,3 +118,29 @@ def test_text_reaches_more_experts_than_random_tokens_and_those_more_than_the_po
     assert priced(TEXT, 1)[0] > 1.02 * priced(POWER_LAW, 1)[0]
     power_law, random, text = (priced(spread, 4)[0] for spread in (POWER_LAW, RANDOM, TEXT))
     assert power_law < random < text < priced(BALANCED, 4)[0]
+
+
+def test_a_curve_that_broke_off_is_left_out_where_another_spread_has_more_of_it() -> None:
+    tokens = np.array([1.0, 2.0, 4.0, 64.0])
+    even, skewed = rows_of(tokens, tokens, 8.0), rows_of(tokens[:3], tokens[:3], 8.0)
+    assert len(without_stubs(even.where(tokens == 1.0), skewed)) == 0
+    assert len(without_stubs(even.where(tokens < 4.0), even)) == 2
+    alone = even.where(tokens == 1.0).replaced(moe_ep_size=np.ones(1))
+    assert len(without_stubs(alone, skewed)) == 1, "nothing else has this shape"
+
+
+@pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"{PACKAGE} has no wheel for this platform")
+def test_experts_behind_deepep_in_another_format_are_those_of_fp8_by_their_work() -> None:
+    """A rank computes the tokens that it was sent: as many of them on 32 ranks as on 64 take as long."""
+
+    def priced(form: Format, ep: int) -> float:
+        kernels = KernelChoices(deepep="deepep_low_latency", num_redundant_experts=0)
+        estimator = measured_estimator(catalog.device("gb200"), None, "sglang", "0.5.14", kernels=kernels)
+        estimate = estimator.estimate(Experts(1024.0 * ep, 7168, 2048, 256, 8, ep=ep, format=form))
+        assert form is Format.FP8_BLOCK or f"whose fp8_block stands in for {form}" in estimate.source
+        return float(np.asarray(estimate.seconds))
+
+    for ep in (32, 64):
+        assert 0.5 < priced(Format.NVFP4, ep) / priced(Format.FP8_BLOCK, ep) < 0.75
+        assert 1.1 < priced(Format.BF16, ep) / priced(Format.FP8_BLOCK, ep) < 2.0
+    assert priced(Format.NVFP4, 64) == pytest.approx(priced(Format.NVFP4, 32), rel=0.1)

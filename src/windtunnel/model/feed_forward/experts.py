@@ -63,6 +63,12 @@ class Experts(Op):
         return 2.0 * self.pairs_per_rank * self.num_matrices * self.hidden_size * self.intermediate_size / self.tp
 
     @property
+    def held_bytes(self) -> Size:
+        """Those of the experts of one token, as all tokens may choose the same."""
+        expert = self.num_matrices * self.hidden_size * self.intermediate_size / self.tp * BITS[self.format] / 8
+        return expert * max(self.experts_per_token / self.ep, 1.0)
+
+    @property
     def num_bytes(self) -> Size:
         width = self.intermediate_size / self.tp
         weights = self.active_experts * self.num_matrices * self.hidden_size * width * BITS[self.format] / 8

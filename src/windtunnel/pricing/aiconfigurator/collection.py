@@ -60,6 +60,7 @@ class MeasuredKernels(Schema, frozen=True):
     moe_dtypes: dict[Format, tuple[str, ...]]
     moe_dtypes_fp4: dict[Format, tuple[str, ...]]
     shared_moe_dtypes: dict[Format, tuple[str, ...]]
+    wide_stand_ins: dict[Format, Format]
     whole_over_slices: float
     kv_dtypes: dict[Format, str]
     moe_backends: dict[str, tuple[str, ...]]
@@ -102,6 +103,8 @@ class MeasuredKernels(Schema, frozen=True):
     quantised_before: str
     projections_error: float
     core_error: float
+    expanded_by: dict[str, str]
+    split_share: float
     sparse_models: tuple[tuple[tuple[str, ...], dict[str, int]], ...]
     sparse_launch_bound: float
     sparse_without_graphs: float

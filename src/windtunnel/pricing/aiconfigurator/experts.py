@@ -255,13 +255,16 @@ def _bound_s(device: Device, rows: Rows, dtypes: NDArray[np.intp], names: list[s
     least = np.empty(len(rows))
     for code, name in enumerate(names):
         here = dtypes == code
-        *shape, num_tokens = (rows[column][here] for column in MOE_POINT)
-        hidden_size, width, num_experts, topk, tp, ep = shape
-        form = formats.get(name, Format.BF16)  # bf16 of one that nothing reads
-        experts = Experts(num_tokens, hidden_size, width, num_experts, topk, tp, ep, form)
-        on = machine(device, experts.format)
-        least[here] = _LAUNCHES_S + np.maximum(experts.flops / on.flops_per_s, experts.num_bytes / on.bytes_per_s)
+        least[here] = _least_s(device, rows.where(here), formats.get(name, Format.BF16))  # bf16 where nothing reads it
     return least
+
+
+def _least_s(device: Device, rows: Rows, form: Format) -> Floats:
+    shape: Any = [rows[column] for column in MOE_POINT]
+    hidden_size, width, num_experts, topk, tp, ep, num_tokens = shape
+    experts = Experts(num_tokens, hidden_size, width, num_experts, topk, tp, ep, form)
+    on = machine(device, experts.format)
+    return _LAUNCHES_S + np.maximum(experts.flops / on.flops_per_s, experts.num_bytes / on.bytes_per_s)
 
 
 def _without_backend(
@@ -484,12 +487,26 @@ def _rows_with_chance(collection: Collection, op: Experts) -> tuple[Rows | None,
     even, _ = _measured_rows(replace(collection, expert_distribution=BALANCED), op)
     if rows is None or even is None:
         return rows, remark
+    rows, even = without_stubs(rows, even), without_stubs(even, rows)
     even = even.replaced(latency=as_sharded(even))
     redundant = collection.num_redundant_experts
     if collection.expert_distribution == TEXT:
         return _with_lacking_shapes(as_text(even, rows, redundant), rows), remark
     spread = as_text(even.where(even["moe_ep_size"] > 1), rows, redundant, GINI_OF_RANDOM)
     return _with_lacking_shapes(rows.where(rows["moe_ep_size"] == 1).joined(spread), rows), remark
+
+
+def without_stubs(rows: Rows, others: Rows) -> Rows:
+    """Return `rows` without shapes that `others` has more than twice as many points of: their measurement broke off.
+
+    vLLM 0.24's file for GB200 has one token alone, evenly spread, of Nemotron 3 Nano's experts in four slices.
+    """
+    names = MOE_POINT[:-1]
+    sizes = {_shape_at(others, here[0]): len(here) for here in grouped([others[name] for name in names])}
+    kept = np.ones(len(rows), dtype=bool)
+    for here in grouped([rows[name] for name in names]):
+        kept[here] = 2 * len(here) >= sizes.get(_shape_at(rows, here[0]), 0)
+    return rows.where(kept)
 
 
 def as_sharded(even: Rows) -> Floats:
@@ -521,7 +538,13 @@ def _deepep_rows(collection: Collection, op: Experts) -> Rows | None:
         return None
     rows = collection.first_rows("moe", _WIDE_TABLES[collection.deepep], MOE_POINT, [words])
     if rows is None:
-        return None
+        other = KERNELS.wide_stand_ins.get(op.format)
+        near = None if other is None else _deepep_rows(collection, replace(op, format=other))
+        if other is None or near is None:
+            return None
+        least = (_least_s(collection.roofline.device, near, form) for form in (op.format, other))
+        names = np.array([f"{name}, whose {other} stands in for {op.format}" for name in near.kernel_names])
+        return replace(near.replaced(latency=near.latency * np.divide(*least)), kernel_names=names)
     *_, num_experts, topk, _, ep, tokens = (rows[name] for name in MOE_POINT)
     load = busiest_load(tokens, num_experts, topk, ep, collection.num_redundant_experts, _gini(collection))
     return rows.replaced(num_tokens=tokens / load)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from windtunnel.model import operators as ops
 from windtunnel.model.attention.latent import LatentPrefillAttention, SparseLatent, SparseLatentDecode
-from windtunnel.model.precision import Format
-from windtunnel.pricing.aiconfigurator.collection import ENGINES, KERNELS, NEWEST, Collection, Place, Rows
+from windtunnel.model.precision import BITS, Format
+from windtunnel.pricing.aiconfigurator.collection import KERNELS, NEWEST, Collection, Place, Rows
 from windtunnel.pricing.aiconfigurator.gemms import gemm_prices, projection_seconds
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import Floats, MeasurementTable, grouped, site_names, table_of
@@ -57,10 +57,15 @@ def latent_prefill_table(collection: Collection, op: Any) -> MeasurementTable | 
         module = module.where(module["kernel"] == module["kernel"][np.argmax(module["isl"])])
         heads, price = {"num_heads": module["num_heads"]}, gemm_prices(collection)
         projections_s = projection_seconds(module, heads, _projections, Format.BF16, price)
-    label, seconds = collection.label("mla", rows), rows.seconds
+    label = collection.label("mla", rows)
+    if (other := KERNELS.expanded_by.get(rows.place.engine)) is not None:
+        newest = replace(collection.of(other), version=NEWEST)
+        expanded = _latent_rows(newest, "context_mla_perf", _PREFILL_POINT, op)
+        if expanded is not None and expanded.place.engine == other:
+            rows, label = rows.no_slower_than(expanded, _PREFILL_POINT), f"{label}, no slower than {other}"
+    seconds = rows.seconds
     if module is not None and projections_s is not None:
         left_s = module.seconds - projections_s
-        rows = _same_form(collection, op, rows, module, left_s)
         bound = rows.at_same_points(module, left_s, _PREFILL_POINT) / rows.seconds
         # The weight against another engine's core, by inverse variances.
         variance = (KERNELS.projections_error / np.maximum(left_s / projections_s, 1e-6)) ** 2
@@ -68,33 +73,9 @@ def latent_prefill_table(collection: Collection, op: Any) -> MeasurementTable | 
         weight = rows.at_same_points(module, trust, _PREFILL_POINT)
         lower = (bound > 0.0) & (bound < 1.0)
         seconds = rows.seconds * np.where(lower, bound, 1.0) ** np.where(lower, weight, 0.0)
-        label = f"{collection.label('mla', rows)}, at most {collection.label('mla', module)} less its projections"
+        label = f"{label}, at most {collection.label('mla', module)} less its projections"
     widths, batch = KERNELS.latent_prefill_widths, rows["batch_size"]
     return table_of(op, seconds, label, **rows.columns, **widths, batch=batch, num_tokens=rows["isl"])
-
-
-def _same_form(collection: Collection, op: Any, rows: Rows, module: Rows, left_s: Floats) -> Rows:
-    """Return the engine's core that is nearest to the module less its projections, where it has most to compute.
-
-    SGLang's kernels on Hopper, Ada and RTX Pro 6000 compute the absorbed form, 3.4 times the arithmetic; vLLM expands
-    keys and values as TRT-LLM does. From 16,384 tokens on what is left of vLLM's modules is 0.12 to 0.26 of SGLang's
-    times there and 0.8 to 1.0 of TRT-LLM's; where SGLang's kernels expand too (Blackwell), 0.64 to 2.0 of either's.
-    """
-    cores = {rows.place.engine: rows}
-    for engine in ENGINES:
-        newest_version = replace(collection.of(engine), version=NEWEST)
-        newest = _latent_rows(newest_version, "context_mla_perf", _PREFILL_POINT, op)
-        if newest is not None and newest.place.engine == engine:
-            cores.setdefault(engine, newest)
-    work = module["num_heads"] * module["batch_size"] * module["isl"] ** 2
-    largest = (work >= np.quantile(work, 0.9)) & (left_s > 0.0)
-
-    def unlikeness(core: Rows) -> float:
-        ratio = left_s[largest] / module.where(largest).at_same_points(core, core.seconds, _PREFILL_POINT)
-        known = np.isfinite(ratio)
-        return float(np.median(np.abs(np.log(ratio[known])))) if known.any() else np.inf
-
-    return min(cores.values(), key=unlikeness)
 
 
 def _projections(site: Mapping[str, float]) -> Iterator[tuple[float, float]]:
@@ -108,7 +89,8 @@ def latent_decode_table(collection: Collection, op: Any) -> MeasurementTable | N
 
     A module's projections do not depend on the context, so its core is another engine's core at the shortest context
     plus what the module's time grows by. With TRT-LLM's cores this agrees within 5 % on H100, H200, B200 and GB200;
-    SGLang's fp8 cores on Hopper are 3 to 9 times slower than what vLLM's modules grow by.
+    SGLang's fp8 cores on Hopper are 3 to 9 times slower than what vLLM's modules grow by. None where the only core is
+    another engine's that does not split contexts.
     """
     rows = _latent_rows(collection, "generation_mla_perf", _DECODE_POINT, op)
     if rows is None:
@@ -117,12 +99,21 @@ def latent_decode_table(collection: Collection, op: Any) -> MeasurementTable | N
     rows = rows.replaced(step=rows["step"] + 1)
     seconds = rows.seconds
     module = _module_rows(collection, rows, "mla_generation_module_perf", _DECODE_POINT, op)
+    if module is None and rows.place.engine != collection.engine and not _splits_context(rows, op, collection.roofline):
+        return None
     if module is not None:
         seconds = _grown(rows, module)
         label = f"{label}, growing as {collection.label('mla', module)}"
     seconds = seconds + _absorb_seconds(collection, rows["num_heads"], rows["batch_size"])
     widths, batch = KERNELS.latent_decode_widths, rows["batch_size"]
     return table_of(op, seconds, label, **rows.columns, **widths, batch=batch, context_tokens=rows["step"])
+
+
+def _splits_context(rows: Rows, op: Any, roofline: Roofline) -> bool:
+    """Whether a request's longest context is read by more than one block of threads (`split_share`)."""
+    longest = np.lexsort([rows["step"], -rows["batch_size"]])[-1]
+    read = rows["step"][longest] * (op.kv_lora_rank + op.rope_head_dim) * BITS[op.kv_format] / 8
+    return bool(read > KERNELS.split_share * rows.seconds[longest] * roofline.device.memory_bytes_per_s)
 
 
 def _grown(core: Rows, module: Rows) -> Floats:
