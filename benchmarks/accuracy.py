@@ -93,7 +93,8 @@ def shipped(priced: PricedServer) -> dict[str, float]:
         return predict(priced, Fit({}))
     host = calibration.host_of(version).over(priced.setup.engine.host)
     client = calibration.clients.get(priced.client_name, priced.setup.client).over(priced.setup.client)
-    return priced.predict({name: factor(calibration.factors, name) for name in priced.parts}, host, client)
+    factors = {name: factor(calibration.factors, name) for name in priced.parts}
+    return priced.predict(factors, host.launched(client.launch_ratio), client)
 
 
 def shipped_calibrations() -> dict[str, Calibration]:
@@ -288,6 +289,9 @@ def write_shipped(measurements: Sequence[Measurement]) -> None:
     runs = [priced for _, priced in priced_servers(plain) if not isinstance(priced, str)]
     kept = shipped_calibrations()
     fitted = with_acceptances(profiles(runs, FITTED_ON), [run for run in measurements if run.lacks_acceptance])
+    for name in kept.keys() - fitted.keys():
+        (CALIBRATIONS / f"{name}.yaml").unlink()
+        print(f"{name}.yaml: its device is predicted better by the runs of others")
     for name, calibration in fitted.items():
         transfer = kept[name].transfer if name in kept else None
         path = CALIBRATIONS / f"{name}.yaml"

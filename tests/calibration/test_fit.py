@@ -28,10 +28,12 @@ from windtunnel.calibration.profiles import averaged_fit, folds, held_out, kin, 
 from windtunnel.pricing.estimator import Estimator, RooflineEstimator
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.serving.analysis.intervals import uncalibrated_spreads
-from windtunnel.serving.calibration import NONE
-from windtunnel.serving.scenario import Scenario, Setup
+from windtunnel.serving.calibration import NONE, load_calibration
+from windtunnel.serving.deployment import HostOverheads
+from windtunnel.serving.scenario import Scenario, Setup, resolve
 from windtunnel.serving.shorthand import scenario
 from windtunnel.serving.simulate import simulate
+from windtunnel.workload.client import client_of
 
 TRUTH = Fit({("gemm.memory", "vllm"): 0.12, ("host.first_token_s", "vllm"): 0.8, ("host.unhidden_step_s", "vllm"): 0.7})
 
@@ -152,6 +154,41 @@ def test_a_format_has_an_effect_of_its_own_and_overheads_have_none() -> None:
     assert (released["host.step_s", "vllm", "0.10"], released["host.step_s", "vllm", "h100_sxm", "0.10"]) == (
         PRIORS.releases
     )
+
+
+def test_slow_launches_of_one_owners_servers_are_shared_between_engine_and_owner() -> None:
+    of_owner = Scope("vllm", "h100_sxm", client="inferencex", owner="inferencex")
+    added = effects("host.launch_s", of_owner).keys() - effects("host.launch_s", of_owner._replace(owner="")).keys()
+    assert added == {("host.launch_s", "of", "inferencex"), ("host.launch_s", "of", "inferencex", "vllm")}
+    assert effects("host.step_s", of_owner) == effects("host.step_s", of_owner._replace(owner=""))
+    slow = Fit({("host.launch_s", "vllm"): 0.2, ("host.launch_s", "of", "inferencex", "vllm"): 0.4})
+    usual = HostOverheads(**dict.fromkeys(fits.HOST, 1e-5))
+    anywhere = slow.host(usual, of_owner._replace(owner=""))
+    assert anywhere.launch_s == pytest.approx(1e-5 * np.exp(0.2))
+    client = slow.client(client_of("inferencex"), of_owner)
+    assert anywhere.launched(client.launch_ratio).launch_s == pytest.approx(slow.host(usual, of_owner).launch_s)
+    assert slow.client(client_of("vllm"), of_owner._replace(client="vllm", owner="")).launch_ratio is None
+
+
+@pytest.mark.parametrize("name", ["sglang-b200_sxm", "vllm-b200_sxm"])
+def test_only_an_owners_own_runs_are_predicted_with_its_launches(name: str) -> None:
+    engine = name.partition("-")[0]
+    ratio = load_calibration(name).clients["inferencex"].launch_ratio
+    assert ratio is not None
+    assert ratio > 1.0
+    served = {
+        "model": "llama-3.1-8b",
+        "device": "b200_sxm",
+        "engine": engine,
+        "concurrency": 4,
+        "input_tokens": 64,
+        "output_tokens": 8,
+    }
+    launch_s = [
+        resolve(scenario(client=client, **served)).engine.host.launch_s for client in ("inferencex", "vllm", "python")
+    ]
+    assert launch_s[1] == launch_s[2]
+    assert launch_s[0] == pytest.approx(launch_s[1] * ratio)
 
 
 def of_client(runs: list[PricedServer], name: str, fit: Fit) -> list[PricedServer]:

@@ -206,6 +206,36 @@ def test_load_tests_of_web_servers_know_the_end_to_end_time(tmp_path: Path, text
     assert result.percentiles == pytest.approx({"e2e_p50": 1.5, "e2e_p99": 2.6})
 
 
+def k6_point(metric: str, value: float) -> str:
+    data = {"time": "2026-05-01T12:00:00.1+02:00", "value": value, "tags": {"status": "200"}}
+    return json.dumps({"metric": metric, "type": "Point", "data": data}, separators=(",", ":"))
+
+
+def test_k6s_points_have_the_statistics_of_its_summary(tmp_path: Path) -> None:
+    path = tmp_path / "points.ndjson"
+    head = '{"type":"Metric","data":{"name":"http_req_duration","type":"trend"},"metric":"http_req_duration"}'
+    points = [
+        k6_point(*each) for ms in range(1, 101) for each in (("http_req_duration", ms), ("http_req_failed", ms == 9))
+    ]
+    path.write_text("\n".join([head, k6_point("http_reqs", 1), *points]), encoding="utf-8")
+    (result,) = read_client_results(path)
+    assert (result.client, result.num_requests, result.num_failed) == ("k6", 99, 1)
+    assert (result.measured["e2e"], result.percentiles["e2e_p90"]) == pytest.approx((0.0505, 0.0901))
+    with pytest.raises(InputError, match="k6 does not record the load"):
+        read_measurements([path], {"model": "llama-3.1-8b", "device": "h100_sxm"})
+    for text, message in ((head, "has no http_req_duration"), (f"{points[0]}\n{points[1][:40]}", "line 2 lacks")):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(InputError, match=message):
+            read_client_results(path)
+
+
+def test_a_table_of_locust_is_no_table_of_runs(tmp_path: Path) -> None:
+    path = tmp_path / "run_stats.csv"
+    path.write_text(LOCUST, encoding="utf-8")
+    with pytest.raises(InputError, match="locust does not record the load"):
+        read_measurements([path], {"model": "llama-3.1-8b", "device": "h100_sxm"})
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

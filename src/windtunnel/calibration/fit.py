@@ -93,6 +93,9 @@ class Priors:
     prompts: float = 2.0
     """Multiple of these, and of `formats`, for what prompts spend most of their time in: operators that arithmetic
     bounds, and attention of prefill."""
+    owners: tuple[float, float] = (0.4, 0.5)
+    """Launches on the servers of an owner: effects of all of them, and of those with an engine. They are as wide as the
+    effects of hosts and engines, from which runs of one owner cannot tell them."""
     servers: tuple[float, float] = (0.4, 0.3)
     """An API server's part of TTFT: effects of an engine, and of it on a device."""
     clients: tuple[float, float, float, float] = (0.8, 0.3, 0.6, 0.6)
@@ -139,6 +142,8 @@ class Scope(NamedTuple):
     """Release of the engine, such as 0.10; empty for an image of no release, or for what its releases share."""
     client: str = ""
     """Name of the client; empty where its times are given."""
+    owner: str = ""
+    """Whose servers the run was of: the client's name where its published runs are all of its own; else empty."""
 
     def covers(self, scope: Scope) -> bool:
         """Whether a run of that scope has this engine, on this device if one is named."""
@@ -162,7 +167,8 @@ class PricedServer:
     @property
     def scope(self) -> Scope:
         version = self.measurement.labels.get("version", "")
-        return Scope(self.setup.engine.name, self.setup.device.name, release_of(version), self.client_name)
+        owner = self.client_name if self.setup.client.launch_ratio else ""
+        return Scope(self.setup.engine.name, self.setup.device.name, release_of(version), self.client_name, owner)
 
     @property
     def client_name(self) -> str:
@@ -281,13 +287,13 @@ Effect = tuple[str, ...]
 """Owner of an effect: (parameter or its class, "all" | engine | engine and device | engine and release | all three),
 with the client before them for its own times, or for a format's effect, (parameter, engine | engine and device)."""
 
-MOST_EFFECTS = 5
+MOST_EFFECTS = 7
 
 
 def effects(parameter: str, scope: Scope, priors: Priors = PRIORS) -> dict[Effect, float]:
     """Return the effects whose sum is the logarithm of a parameter of a run, with the prior spread of each."""
     kind, _, rest = parameter.partition(".")
-    engine, device, release, client = scope
+    engine, device, release, client, owner = scope
     if kind == "client":
         places = [("all",), (client,), (client, engine), (client, engine, device)]
         return {(parameter, *place): spread for place, spread in zip(places, priors.clients, strict=True)}
@@ -300,6 +306,8 @@ def effects(parameter: str, scope: Scope, priors: Priors = PRIORS) -> dict[Effec
     spreads = {(base, "all"): overall, (base, engine): of_engine, (base, engine, device): of_device}
     if kind == "host" and release:
         spreads[base, engine, release], spreads[base, engine, device, release] = priors.releases
+    if base == "host.launch_s" and owner:
+        spreads[base, "of", owner], spreads[base, "of", owner, engine] = priors.owners
     if base != parameter:
         spreads[parameter, engine] = wider * priors.formats
         spreads[parameter, engine, device] = wider * priors.formats
@@ -332,8 +340,13 @@ class Fit:
 
     def client(self, default: Client, scope: Scope) -> Client:
         """Return the times of a client before an engine's release on a device, from its times in the catalog."""
+        if not scope.client:
+            return default
         moved = self._moved(default, "client", IN_TTFT, scope)
-        return msgspec.structs.replace(default, **moved) if scope.client else default
+        if default.launch_ratio:
+            more = self.logarithm("host.launch_s", scope._replace(owner=scope.client))
+            moved["launch_ratio"] = math.exp(more - self.logarithm("host.launch_s", scope._replace(owner="")))
+        return msgspec.structs.replace(default, **moved)
 
 
 def predict(priced: PricedServer, fit: Fit) -> dict[str, float]:

@@ -135,10 +135,9 @@ def _host_at(fit: Fit, usual: HostOverheads, place: Scope) -> HostOverheads:
 def _clients(runs: Sequence[PricedServer], fit: Fit, place: Scope) -> dict[str, Client]:
     """Return the times of every named client of the runs."""
     usual = {priced.client_name: priced.setup.client for priced in runs if priced.client_name}
-    return {
-        name: msgspec.structs.replace(Client(), **_rounded(fit.client(client, place._replace(client=name)), IN_TTFT))
-        for name, client in sorted(usual.items())
-    }
+    names = {name: (*IN_TTFT, *(("launch_ratio",) if usual[name].launch_ratio else ())) for name in sorted(usual)}
+    times = {name: fit.client(usual[name], place._replace(client=name)) for name in names}
+    return {name: msgspec.structs.replace(Client(), **_rounded(times[name], names[name])) for name in names}
 
 
 def _factors(names: Collection[str], fit: Fit, place: Scope) -> dict[str, float]:

@@ -190,13 +190,13 @@ def release_of(version: str) -> str:
 
 def load_calibration(name: str) -> Calibration:
     """Read a calibration from a file or the catalog (`vllm-h100_sxm`); InputError where it is missing or malformed."""
-    path = Path(name)
-    if path.suffix in (".yaml", ".yml", ".json") or path.exists():
+    path, known = Path(name), catalog.names("calibrations")
+    # A folder `vllm`, as the engine's source is cloned into, is none.
+    if path.suffix in (".yaml", ".yml", ".json") or (name not in known and path.exists()):
         try:
             return schema.decode(schema.read_yaml(path), Calibration, str(path))
         except InputError as error:
             raise error.or_hint("`windtunnel calibrate` writes such files") from None
-    known = catalog.names("calibrations")
     if name not in known:
         hint = did_you_mean(name, [*known, NONE], f"a YAML file, {NONE}, or one of: {', '.join(known)}")
         raise InputError(f"there is no calibration {name!r}", hint)

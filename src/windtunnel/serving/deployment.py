@@ -3,6 +3,8 @@
 from functools import partial
 from typing import Annotated, Literal
 
+import msgspec
+
 from windtunnel import schema
 from windtunnel.metrics.power import PowerTerms
 from windtunnel.model.exchange import EXCHANGES
@@ -53,6 +55,10 @@ class HostOverheads(schema.Schema):
     """Per sampled request, not hidden either."""
     kernel_gap_s: schema.NonNegative | None = None
     """Per kernel of a step: from the end of the one before it in the same graph, beyond what it takes alone."""
+
+    def launched(self, ratio: float | None) -> "HostOverheads":
+        """Return the overheads of servers that take `ratio` times as long to launch a kernel; None: as long."""
+        return msgspec.structs.replace(self, launch_s=(self.launch_s or 0.0) * (ratio or 1.0))
 
 
 class Speculative(schema.Schema):

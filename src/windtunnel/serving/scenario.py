@@ -286,7 +286,7 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
     is_random = scenario.workload.has_random_tokens(client)
     if chosen.calibration is not None:
         client = chosen.calibration.clients.get(name_of(scenario.workload.client), client).over(client)
-        host = chosen.host(str(engine.version), engine.host)
+        host = chosen.host(str(engine.version), engine.host).launched(client.launch_ratio)
         learnt = _learnt(deployment, chosen.calibration, device.name, str(engine.version), model.name)
         calibrated = msgspec.structs.replace(EngineSettings(host=host), **learnt)
         engine = defaults.with_defaults(deployment.engine, device, calibrated, deployment.parallelism)

@@ -5,7 +5,7 @@ from typing import Any, Self
 import msgspec
 
 from windtunnel import catalog
-from windtunnel.schema import NonNegative, Schema
+from windtunnel.schema import NonNegative, Positive, Schema
 
 DEFAULT_CLIENT = "python"
 """Client of a workload that names none."""
@@ -27,6 +27,9 @@ class Client(Schema):
     """Per prompt token: what its kind of prompt costs more than the server's usual one; part of TTFT."""
     think_s: NonNegative | None = None
     """Between an answer and the next request of the same closed-loop slot or session, beside the session's own."""
+    launch_ratio: Positive | None = None
+    """Time of launching a kernel on the servers that its published runs were of, over that on others' of the same kind
+    (`serving.deployment.HostOverheads.launch_s`); None: its runs are of anybody's servers."""
     random_tokens: bool | None = None
     """Whether its prompts are random tokens by default; others are taken as text. What a model continues with follows.
     They reach fewer of a mixture's experts than text (`pricing/aiconfigurator/routing.py`)."""
@@ -56,6 +59,7 @@ class Client(Schema):
 
 
 IN_TTFT = ("first_token_s", "stream_s", "prompt_token_s")
+"""Times that the server has, too."""
 CLIENT_TIMES = (*IN_TTFT, "think_s")
 
 
