@@ -149,12 +149,24 @@ def test_a_metric_that_one_side_lacks_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("change", "match"),
-    [({"concurrency": 16}, "different loads"), ({"output_tokens": 256}, "output_tokens of new are 256")],
+    [
+        ({"concurrency": 16}, "different loads: 16 at once and 8 at once"),
+        ({"output_tokens": 256}, "output_tokens of new are 256"),
+    ],
 )
 def test_runs_of_another_load_are_refused(change: dict[str, Any], match: str) -> None:
     old = client_result("old", tpot=0.01)
     with pytest.raises(InputError, match=match):
         gate_measured([old], [replace(old, id="new", **change)])
+
+
+def test_another_model_client_or_engine_is_named() -> None:
+    old = replace(client_result("old", tpot=0.01), model="a")
+    gate = gate_measured([old], [replace(old, id="new", model="b", client="aiperf", engine="sglang")])
+    assert [line for line in gate.remarks if "another" in line] == [
+        "the client is another one: aiperf, and vllm before",
+        "the model is another one: b, and a before",
+    ]
 
 
 def prediction(**predicted: float) -> RunPrediction:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,6 +111,33 @@ def test_other_files_are_refused(tmp_path: Path, name: str, text: str, message: 
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=message):
         read_requests(tmp_path / name)
+
+
+def guidellm(num_saved: int = 30, num_runs: int = 1) -> dict[str, Any]:
+    """Return guidellm's report of runs of 30 requests each, of which so many are saved."""
+    rows = [
+        {
+            "request_start_time": 1.7e9 + place, "time_to_first_token_ms": 100.0, "request_latency": 0.3,
+            "prompt_tokens": 9, "output_tokens": 2,
+        }
+        for place in range(num_saved)
+    ]  # fmt: skip
+    run = {"requests": {"successful": rows}, "metrics": {"request_totals": {"successful": 30}}}
+    return {"benchmarks": [run] * num_runs}
+
+
+def test_guidellms_requests_are_read_where_all_of_one_load_are_there(tmp_path: Path) -> None:
+    path = tmp_path / "benchmarks.json"
+    path.write_text(json.dumps(guidellm()), encoding="utf-8")
+    assert read_record(path) is not None
+    run = read_requests(path)
+    assert run.arrival_s.tolist() == list(range(30))
+    np.testing.assert_allclose(run.ttft_s, 0.1)
+    np.testing.assert_allclose(run.e2e_s, 0.3)
+    for report, message in ((guidellm(20), "has 20 of 30 requests"), (guidellm(30, 2), "requests of 2 loads")):
+        path.write_text(json.dumps(report), encoding="utf-8")
+        with pytest.raises(InputError, match=message):
+            read_requests(path)
 
 
 @pytest.mark.parametrize("name", ["requests.csv", "requests.csv.gz"])

@@ -100,13 +100,23 @@ def diagnosed_on_h100(run: str, before: str) -> Diagnosis:
         ("small-budget/chat", "healthy/first-chat", "token_limit", 256),
         ("small-kv/chat", "healthy/first-chat", "kv_preemption", 1000),
         ("cache-off/prefix", "", "prefix_cache_cold", 1),
-        ("healthy/chat-slow-client", "healthy/chat", "load_generator", 0.032),
+        ("healthy/chat-slow-client", "healthy/chat", "load_generator", 0.0345),
     ],
 )
 def test_a_fault_that_was_made_on_an_h100_is_found(run: str, before: str, cause: str, severity: float) -> None:
     first = diagnosed_on_h100(run, before).findings[0]
     assert first.name == cause
     assert first.severity == pytest.approx(severity, rel=0.05)
+
+
+@pytest.mark.full
+def test_a_token_budget_that_only_delays_first_tokens_is_not_called_healthy() -> None:
+    diagnosis = diagnosed_on_h100("small-budget/chat", "")
+    assert abs(diagnosis.gaps["e2e"]) < 0.1
+    said = verdict(diagnosis)
+    assert said.startswith("Unclear: TTFT is ")
+    assert "slower than predicted, and the prediction is sure only within" in said
+    assert (diagnosis.others[0].name, diagnosis.others[0].severity) == ("token_limit", 256)
 
 
 @pytest.mark.full

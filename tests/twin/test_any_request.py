@@ -52,6 +52,28 @@ BODIES: dict[str, dict[str, Any]] = {
         "reasoning": {"effort": "low"},
         "truncation": "disabled",
     },
+    "/v1/messages": {
+        "model": "llama",
+        "max_tokens": 40,
+        "messages": [
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "1"}]},
+        ],
+        "system": [{"type": "text", "text": "Be brief."}],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "auto"},
+        "stop_sequences": ["x"],
+        "metadata": {"user_id": "u"},
+        "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+        "stream": True,
+        "top_k": 5,
+    },
+    "/v1/messages/count_tokens": {
+        "model": "llama",
+        "messages": [{"role": "user", "content": "Hello"}],
+        "system": "Be brief.",
+        "tools": [],
+    },
     "/generate": {
         "text": "Hello",
         "input_ids": None,

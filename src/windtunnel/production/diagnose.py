@@ -396,9 +396,10 @@ class _Search:
 
     def _exchanged(self, chosen: dict[str, float], certain: Mapping[str, float], loss: float, served: Served) -> float:
         """Exchange each of several chosen causes that are not certain for one that explains more beside the others, and
-        return the loss.
+        return the loss. A client's stays: what is found beside it rests on that client's times.
         """
-        for name in [name for name in chosen if name not in certain] if len(chosen) > 1 else ():
+        kept = {*certain, *OF_CLIENT}
+        for name in [name for name in chosen if name not in kept] if len(chosen) > 1 else ():
             rest = {other: severity for other, severity in chosen.items() if other != name}
             tried = self._round(rest, served)
             best = min(tried, key=lambda other: tried[other][0], default=name)

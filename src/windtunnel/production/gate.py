@@ -21,7 +21,7 @@ from windtunnel.metrics.limits import Limit, limit_of
 from windtunnel.metrics.uncertainty import SURE
 from windtunnel.notebook import Shown
 from windtunnel.schema import encode, read_yaml, set_path, with_defaults
-from windtunnel.search.capacity.probe import quantile
+from windtunnel.search.capacity.load import quantile
 from windtunnel.search.space.space import value_text
 from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
 from windtunnel.serving.results import Result
@@ -297,6 +297,10 @@ def gate_measured(
         raise InputError("; ".join(lacking) or "the runs have no metric in common", f"one of {common}")
     checks += _failures(before, after)
     remarks = [f"{len(after)} measured beside {len(before)} earlier", *lacking]
+    for what in ("client", "model", "engine"):
+        old_name, new_name = (getattr(side[0], what) for side in (before, after))
+        if old_name and new_name and old_name != new_name:
+            remarks.append(f"the {what} is another one: {new_name}, and {old_name} before")
     blind = [check for check in checks if check.name != "ttft" and (check.least_change or 0.0) > LEAST_SEEN]
     if means := [check.least_change or 0.0 for check in blind if "_" not in check.name]:
         remarks.append(f"so few repeats show only changes above {max(means):.1%}; five on each side show about 3%")
@@ -332,12 +336,19 @@ def _check_same_load(runs: Sequence[ClientResult]) -> None:
     first = runs[0]
     for run in runs[1:]:
         if (run.concurrency, run.rate_per_s) != (first.concurrency, first.rate_per_s):
-            raise InputError(f"{run.id} and {first.id} have different loads", "compare runs of the same load")
+            said = f"{run.id} and {first.id} have different loads: {_load(run)} and {_load(first)}"
+            raise InputError(said, "compare runs of the same load, one load in a file")
         for name in ("input_tokens", "output_tokens"):
             mean, other = getattr(first, name), getattr(run, name)
             if abs(other - mean) > SAME_LENGTH * mean:
                 hint = "compare runs of the same lengths"
                 raise InputError(f"{name} of {run.id} are {other:g} on average, of {first.id} {mean:g}", hint)
+
+
+def _load(run: ClientResult) -> str:
+    """Say what load a run was under."""
+    said = [f"{run.rate_per_s:g} requests/s"] if run.rate_per_s else []
+    return " and ".join([*said, *([f"{run.concurrency} at once"] if run.concurrency else [])]) or "not recorded"
 
 
 def predicted_ratios(before: Sequence[RunPrediction], after: Sequence[RunPrediction]) -> dict[str, float]:

@@ -53,7 +53,7 @@ LEAST_SHARE = 0.02
 MOST_HARM = 0.03
 """Error that a candidate may add to one kind of step for the sake of the others."""
 NEVER_FROM_INTERVALS = ("launches of steps with prompts", "unequal contexts", "single slow steps")
-LEAST_GAIN = 0.02
+LEAST_GAIN = 0.05
 """Error that a candidate with more terms must save, as a share."""
 
 

@@ -16,7 +16,7 @@ from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.errors import InputError, missing_file
 from windtunnel.files import read_bytes
 from windtunnel.formats.recognise import FileContent, FileFormat, find_format
-from windtunnel.formats.telemetry.prometheus import LATEST_S, read_scrapes
+from windtunnel.formats.telemetry.prometheus import LATEST_S, is_grafana, read_scrapes
 from windtunnel.formats.telemetry.record import ServerRecord, record_of_requests
 from windtunnel.serving.scenario import Scenario, load
 from windtunnel.units import format_count
@@ -73,8 +73,8 @@ def read_requests(path: Path) -> Observed:
 
     Args:
         path: `requests.parquet` of `windtunnel bench` or `simulate`, its folder, a table with the same columns or
-            AIPerf's, the JSON of `vllm bench serve --save-result --save-detailed`, or spans. The workload of a
-            `scenario.yaml` beside it says which prompts have a common beginning.
+            AIPerf's, the JSON of `vllm bench serve --save-result --save-detailed` or guidellm, or spans. The workload
+            of a `scenario.yaml` beside it says which prompts have a common beginning.
 
     Raises:
         InputError: another file, a missing column, or too few requests.
@@ -126,18 +126,23 @@ def read_record(path: Path) -> ServerRecord | None:
     kind = json_telemetry(path)
     if kind is None and is_step_table(path):
         return _record_of(read_requests(path)) if is_request_table(path) else None
-    if kind is None and path.suffix == ".json" and '"ttfts"' in FileContent(path).text:
+    if kind is None and path.suffix == ".json" and is_detailed(path):
         return _record_of(read_requests(path))
     record: ServerRecord = (kind or find_format(path, "server telemetry")).read(path)
     return record
 
 
 def json_telemetry(path: Path) -> FileFormat | None:
-    """Return the kind of a JSON file that a server emitted; None for another file, as a table of steps is."""
+    """Return the kind of a JSON file or Grafana table that a server emitted; None for another, as a table of steps."""
     with suppress(InputError):
-        if FileContent(path).is_json:
+        if (file := FileContent(path)).is_json or is_grafana(file):
             return find_format(path, "server telemetry")
     return None
+
+
+def is_detailed(path: Path) -> bool:
+    """Whether a client's result says when each request was sent, as vLLM's with its details and guidellm's do."""
+    return any(f'"{name}"' in FileContent(path).text for name in ("start_times", "request_start_time"))
 
 
 def is_request_table(path: Path) -> bool:
@@ -229,6 +234,8 @@ def _detailed(path: Path) -> dict[str, NDArray[Any]]:
         document = json.loads(read_bytes(path))
         if not isinstance(document, dict):
             raise ValueError("it is no JSON object")
+        if "benchmarks" in document:
+            return _of_guidellm(path, document["benchmarks"])
         sent, ttft = (np.array(document[name], np.float64) for name in ("start_times", "ttfts"))
         gaps = [float(np.sum(times)) for times in document["itls"]]
         counts = {f"{kind}_tokens": np.array(document[f"{kind}_lens"], np.float64) for kind in ("input", "output")}
@@ -243,3 +250,17 @@ def _detailed(path: Path) -> dict[str, NDArray[Any]]:
     except (ValueError, KeyError, TypeError) as error:
         hint = "vllm bench serve --save-result --save-detailed writes it"
         raise InputError(f"{path} has no list of every request: {error}", hint) from None
+
+
+def _of_guidellm(path: Path, runs: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
+    """Return the columns of guidellm's requests (0.3 to 0.8); InputError for several loads, or a sample of requests."""
+    answered = [run["requests"]["successful"] for run in runs if run["requests"]["successful"]]
+    if len(answered) != 1:
+        raise InputError(f"{path} has the requests of {len(answered)} loads", "run guidellm with one")
+    total = sum(run["metrics"]["request_totals"]["successful"] for run in runs)
+    if len(answered[0]) < total:
+        raise InputError(f"{path} has {len(answered[0])} of {total} requests", "let guidellm save all of them")
+    names = {"arrival_s": "request_start_time", "ttft_s": "time_to_first_token_ms", "e2e_s": "request_latency"}
+    names |= {"input_tokens": "prompt_tokens", "output_tokens": "output_tokens"}
+    columns = {own: np.array([row[name] for row in answered[0]], np.float64) for own, name in names.items()}
+    return columns | {"ttft_s": columns["ttft_s"] / 1e3}

@@ -18,7 +18,8 @@ MOST_SHARE = 0.995
 LEAST_KNOWN = 0.25
 """Share of the time lost below which no cause leads the answer: mending it would leave the server slow."""
 CLEAR_GAP = 0.15
-"""Gap of the end-to-end time, as a share, from which a server is not called healthy, alarm or none."""
+"""Gap of the end-to-end time, as a share, from which a server is not called healthy, alarm or none; another latency's
+may be larger as its prediction is less sure."""
 
 
 def title(finding: Finding) -> str:
@@ -42,13 +43,14 @@ def change_of(finding: Finding, engine: str) -> str:
 def verdict(diagnosis: Diagnosis) -> str:
     """Say whether the server is slower than it should be, by how much, why, and what to change."""
     if not diagnosis.late:
-        gap = diagnosis.gaps["e2e"]
+        name = unclear(diagnosis)
+        gap = diagnosis.gaps[name or "e2e"]
         text = f"{abs(gap):.0%} {'slower' if gap > 0 else 'faster'} than predicted"
-        if gap > CLEAR_GAP:
-            wide = f"the prediction is sure only within {diagnosis.widths['e2e']:.0%}"
-            return f"Unclear: {TITLES['e2e']} is {text}, and {wide}. An earlier healthy run tells more: --before."
-        if gap < -CLEAR_GAP:
-            return f"Unclear: {TITLES['e2e']} is {text}. Do the model, the device and the flags describe this server?"
+        if name and gap > 0:
+            wide = f"the prediction is sure only within {diagnosis.widths[name]:.0%}"
+            return f"Unclear: {TITLES[name]} is {text}, and {wide}. An earlier healthy run tells more: --before."
+        if name:
+            return f"Unclear: {TITLES[name]} is {text}. Do the model, the device and the flags describe this server?"
         return f"Healthy: {TITLES['e2e']} {'as fast as predicted' if abs(gap) < 0.005 else text}."
     name = diagnosis.late[0]
     recorded, healthy = (format_seconds(means[name]) for means in (diagnosis.recorded_s, diagnosis.healthy_s))
@@ -67,10 +69,20 @@ def verdict(diagnosis: Diagnosis) -> str:
     return answer + "".join(f" Just as likely: {title(each)}; {change_of(each, engine)}." for each in equal)
 
 
+def unclear(diagnosis: Diagnosis) -> str | None:
+    """Return the latency for which a server without an alarm is not called healthy: the end-to-end time, or another one
+    that is slow; None where there is none.
+    """
+    if abs(diagnosis.gaps["e2e"]) > CLEAR_GAP:
+        return "e2e"
+    share = CLEAR_GAP / diagnosis.widths["e2e"]
+    return next((name for name, gap in diagnosis.gaps.items() if gap > share * diagnosis.widths[name]), None)
+
+
 def diagnosis_report(diagnosis: Diagnosis) -> Report:
     """Return the report of a diagnosis."""
     setup, late = diagnosis.healthy.setup, diagnosis.late
-    is_good = None if not late and abs(diagnosis.gaps["e2e"]) > CLEAR_GAP else not late
+    is_good = None if not late and unclear(diagnosis) else not late
     head = f"{setup.model.name} on {setup.device.name}, {setup.engine.name} {setup.engine.version}"
     blocks: list[Block] = [_latencies(diagnosis)]
     if diagnosis.findings:

@@ -32,7 +32,7 @@ def verdict(gate: Gate) -> str:
     if not failed:
         return f"Passes: {len(gate.checks)} of {len(gate.checks)} checks hold."
     worst = max(failed, key=lambda check: (check.rule == "slo", abs(check.after / (check.most or 1.0) - 1)))
-    others = f"; {len(failed) - 1} more fail" if len(failed) > 1 else ""
+    others = f"; {len(failed) - 1} more fail{'s' if len(failed) == 2 else ''}" if len(failed) > 1 else ""
     return f"Fails: {reason(worst)}{others}."
 
 

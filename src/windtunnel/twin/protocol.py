@@ -15,8 +15,7 @@ from windtunnel.errors import InputError
 from windtunnel.schema import read_yaml
 from windtunnel.twin.engine import Answer
 from windtunnel.twin.logprobs import MOST_LOGPROBS, Logprobs
-from windtunnel.twin.schema_text import text_for
-from windtunnel.twin.tokens import Tokenizer, answer_ids, text_of
+from windtunnel.twin.tokens import Tokenizer, answer_ids, text_for, text_of
 
 _FIELDS: Mapping[str, Mapping[str, Any]] = read_yaml(Path(__file__).with_suffix(".yaml"))
 TRUTHS = ("stream", "ignore_eos", "echo")
@@ -111,7 +110,7 @@ class Asked:
     """A request as the twin serves it."""
 
     kind: str
-    """`chat`, `completion`, `response` or `generate`."""
+    """`chat`, `completion`, `response`, `message` or `generate`."""
     model: str
     choices: list[Choice]
     """The answers to the first prompt, then those to the next one."""

@@ -25,6 +25,7 @@ from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.twin import protocol
 from windtunnel.twin.engine import Answer, OnTokens, Twin
 from windtunnel.twin.live import BusyError, FailedError
+from windtunnel.twin.messages import MessageEvents, ask_message, chat_of, error_document, message_document
 from windtunnel.twin.metrics import CONTENT_TYPE, Metrics
 from windtunnel.twin.native import NativeEvents, ask_native, native_document
 from windtunnel.twin.pooling import POOLING, Pooling, cut, pooling_of
@@ -114,7 +115,7 @@ APART_BYTES = 1 << 14
 SWITCH_S = 0.0002
 """How soon that thread lets the event loop run."""
 MOST_BODY_BYTES = 64 << 20
-RESPONSES = "/v1/responses"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 
 
 class Form(NamedTuple):
@@ -131,6 +132,7 @@ GENERATING = {
     "/v1/chat/completions": Form("chat", "chatcmpl-", ask, protocol.document, protocol.Chunks),
     "/v1/completions": Form("completion", "cmpl-", ask, protocol.document, protocol.Chunks),
     RESPONSES: Form("response", "resp_", ask_response, response_document, ResponseEvents),
+    MESSAGES: Form("message", "chatcmpl-", ask_message, message_document, MessageEvents),
     "/generate": Form("generate", "", ask_native, native_document, NativeEvents),
 }
 """Path -> form of its requests, which are answered with text."""
@@ -172,6 +174,7 @@ class TwinApp:
             **dict.fromkeys((("GET", "/model_info"), ("GET", "/get_model_info")), lambda _: self._model_info()),
             **dict.fromkeys((("GET", "/server_info"), ("GET", "/get_server_info")), lambda _: self._server_info()),
             ("GET", "/health_generate"): lambda _: self._health(),
+            ("POST", f"{MESSAGES}/count_tokens"): self._count_tokens,
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
         }
@@ -197,15 +200,16 @@ class TwinApp:
         method, path = scope["method"], scope["path"].rstrip("/") or "/"
         try:
             await self._answer(method, path, scope, receive, send)
-        except RequestError as error:
-            await _reply(send, error.status, self._encode(error.document))
-        except (InputError, FailedError) as error:
-            status = 500 if isinstance(error, FailedError) else 400
-            await _reply(send, status, self._encode(_refusal(error, status).document))
         except Exception as error:  # noqa: BLE001 whoever asks is told
-            _LOG.exception("%s %s failed", method, path)
-            failed = RequestError(f"the twin failed: {type(error).__name__}", 500, "InternalServerError")
-            await _reply(send, 500, self._encode(failed.document))
+            if isinstance(error, InputError | FailedError):
+                failed = _refusal(error, 500 if isinstance(error, FailedError) else 400)
+            elif isinstance(error, RequestError):
+                failed = error
+            else:
+                _LOG.exception("%s %s failed", method, path)
+                failed = RequestError(f"the twin failed: {type(error).__name__}", 500, "InternalServerError")
+            document = error_document(failed) if path.startswith(MESSAGES) else failed.document
+            await _reply(send, failed.status, self._encode(document))
 
     async def _answer(self, method: str, path: str, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         replica = self.replica_of_port.get((scope.get("server") or ("", 0))[1])
@@ -220,7 +224,7 @@ class TwinApp:
             known = self.tokenizer, self.words, self.limits, self._number
             asked = await self._apart(size, form.ask, body, form.kind, *known)
             asked.replica = replica
-            if form.ask is ask:  # vLLM's `_base_request_id`, of chats and completions
+            if form.ask in (ask, ask_message):  # vLLM's `_base_request_id`, of all but responses
                 named = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
                 asked.stream_id = named or str(body.get("request_id") or "")
             await self._complete(asked, form, receive, send, scope.get("http_version") == "1.1")
@@ -442,6 +446,11 @@ class TwinApp:
             raise RequestError("give a prompt or messages", param="prompt")
         texts = [self.tokenizer.decode([i]) for i in ids] if body.get("return_token_strs") else None
         return {"count": len(ids), "max_model_len": self.limits.max_model_len, "tokens": ids, "token_strs": texts}
+
+    def _count_tokens(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.limits.check_model(body.get("model"))
+        count = len(chat_prompt(chat_of(body), self.tokenizer))
+        return {"input_tokens": count, "context_management": {"original_input_tokens": count}}
 
     def _detokenize(self, body: dict[str, Any]) -> dict[str, Any]:
         self.limits.check_model(body.get("model"))

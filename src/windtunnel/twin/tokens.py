@@ -1,4 +1,4 @@
-"""Tokenizers of a twin: one that needs no file, and a model's own from a local folder; and the words of its answers."""
+"""Tokenizers of a twin: its own and a model's from a local folder; words of answers, and texts that fit a schema."""
 
 import json
 import re
@@ -20,6 +20,8 @@ PIECES = re.compile(rb" ?[A-Za-z]{1,3}(?![A-Za-z])| [A-Za-z]{1,3}|[A-Za-z]{1,4}|
 """At most four bytes: close to the mean of English text under the tokenizers of today's models."""
 SLICE_BYTES, LOOK_AHEAD = 1 << 14, 8
 """Bytes that are cut at once, for no other thread runs meanwhile, and pieces at their end that are cut once more."""
+MOST_DEEP, MOST_ITEMS = 8, 4
+"""Of a value that fits a JSON Schema."""
 SYLLABLES = "ba", "ce", "di", "fo", "gu", "la", "me", "ni", "po", "ru", "sa", "te", "vi", "wo", "ze", "ka"
 
 
@@ -203,3 +205,42 @@ def _powers(count: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     powers = np.multiply.accumulate(np.full(count, 1664525, np.uint32), dtype=np.uint32)
     below = np.concatenate([np.ones(1, np.uint32), powers[:-1]])
     return powers, np.add.accumulate(below, dtype=np.uint32)
+
+
+def text_for(schema: Any) -> str:
+    """Return the text of a value that fits a schema, with every property that it names."""
+    return json.dumps(_value(schema, schema, 0))
+
+
+def _value(schema: Any, root: Any, depth: int) -> Any:
+    if not isinstance(schema, Mapping) or depth > MOST_DEEP:
+        return None
+    if "$ref" in schema:
+        return _value(_referred(str(schema["$ref"]), root), root, depth + 1)
+    for key in ("const", "default"):
+        if key in schema:
+            return schema[key]
+    if schema.get("enum"):
+        return schema["enum"][0]
+    for key in ("anyOf", "oneOf", "allOf"):
+        if schema.get(key):
+            return _value(schema[key][0], root, depth + 1)
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        kind = kind[0] if kind else None
+    if kind == "object" or "properties" in schema:
+        return {name: _value(part, root, depth + 1) for name, part in (schema.get("properties") or {}).items()}
+    if kind == "array":
+        count = max(int(schema.get("minItems", 1)), 0)
+        return [_value(schema.get("items", {"type": "string"}), root, depth + 1) for _ in range(min(count, MOST_ITEMS))]
+    if kind in ("integer", "number"):
+        return schema.get("minimum", schema.get("maximum", 1))
+    return {"boolean": True, "null": None}.get(str(kind), "lorem"[: schema.get("maxLength", 5)])
+
+
+def _referred(path: str, root: Any) -> Any:
+    """Return the part of a schema that a reference within it names."""
+    part = root
+    for name in path.removeprefix("#/").split("/"):
+        part = part.get(name) if isinstance(part, Mapping) else None
+    return part

@@ -100,6 +100,20 @@ def test_a_result_of_means_alone_is_not_taken_for_steps(windtunnel: Command, tmp
     done = windtunnel("diagnose", str(path), "--model", "qwen2.5-0.5b", "--device", "h100_sxm")
     assert done.code == 2
     assert "SGLang's `bench_serving`, without the arrival of every request" in done.stderr
+    path.rename(tmp_path / "means.json")
+    done = windtunnel("diagnose", str(tmp_path / "means.json"), "--model", "qwen2.5-0.5b", "--device", "h100_sxm")
+    assert "vllm bench serve --save-detailed" in done.stderr.replace("\n", " ")
+
+
+def test_a_load_test_of_web_servers_can_only_be_compared(windtunnel: Command, tmp_path: Path) -> None:
+    path = tmp_path / "run_stats.csv"
+    head = "Type,Name,Request Count,Failure Count,Average Response Time,50%"
+    path.write_text(f"{head}\nPOST,/v1/chat/completions,103,3,1642.0,1500\n,Aggregated,103,3,1642.0,1500\n")
+    for verb in ("diagnose", "validate", "observe"):
+        done = windtunnel(verb, str(path), "--model", "qwen2.5-0.5b", "--device", "h100_sxm")
+        assert done.code == 2
+        assert f"`windtunnel gate --measured {path} --baseline OTHER` compares" in done.stderr.replace("\n", " ")
+        assert "reads it" not in done.stderr
 
 
 @pytest.mark.full

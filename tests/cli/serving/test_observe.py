@@ -141,3 +141,8 @@ def test_a_server_that_does_not_answer_is_named(windtunnel: Command) -> None:
     done = windtunnel("observe", "http://127.0.0.1:9/metrics", "--model", "qwen3-8b", "--device", "h100_sxm")
     assert done.code == 2
     assert "http://127.0.0.1:9/metrics does not answer" in done.stderr
+
+
+def test_an_address_without_its_scheme_is_pointed_out(windtunnel: Command) -> None:
+    done = windtunnel("observe", "localhost:8000/metrics", "--model", "qwen2.5-0.5b", "--device", "h100_sxm")
+    assert (done.code, "http://localhost:8000/metrics" in done.stderr) == (2, True)

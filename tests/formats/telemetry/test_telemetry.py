@@ -1,5 +1,7 @@
 """What servers emit is read as intervals: metrics as text and as a range query, logs, and spans."""
 
+import csv
+import io
 import json
 import socket
 import threading
@@ -115,6 +117,80 @@ def test_former_names_and_both_names_of_a_metric_count_once() -> None:
     scrape = scrape_text("\n".join(lines), 1.0)
     assert scrape.values["kv_use"] == 0.5
     assert (scrape.values["itl.sum"], scrape.values["itl.count"]) == (4, 4)
+
+
+@pytest.mark.parametrize("beginning", ["ray_vllm_", "ray_vllm:", "vllm_", ""])
+def test_ray_and_nim_name_vllms_metrics_otherwise(scrapes: list[str], beginning: str, tmp_path: Path) -> None:
+    texts = [text.replace("vllm:", beginning) for text in scrapes]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number:03}.prom").write_text(text)
+    record, own = read_scrapes(tmp_path), record_of([scrape_text(text, np.nan) for text in scrapes])
+    assert record.intervals.tobytes() == own.intervals.tobytes()
+    assert record.lengths.keys() == own.lengths.keys()
+    lines = "\n".join(line for line in texts[-1].splitlines() if not line.startswith("#"))
+    (tmp_path / "lines").write_text(lines)
+    assert find_format(tmp_path / "lines", "server telemetry").name == prometheus.TEXT
+
+
+def grafana_table(scrapes: list[str]) -> str:
+    """Return scrapes as Grafana saves them: "Series joined by time"."""
+    lines = [[line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#"] for text in scrapes]
+    columns = [name for name, _ in lines[-1]]
+    text = io.StringIO()
+    csv.writer(text, quoting=csv.QUOTE_ALL).writerow(["Time", *columns])
+    for place, pairs in enumerate(lines):
+        values = dict(pairs)
+        csv.writer(text).writerow([1714564800000 + 500 * place, *(values.get(column, "") for column in columns)])
+    return text.getvalue()
+
+
+def test_a_table_of_grafana_says_the_same_as_scrapes(scrapes: list[str], tmp_path: Path) -> None:
+    path, own = tmp_path / "table.csv", record_of([scrape_text(text, np.nan) for text in scrapes])
+    path.write_text(grafana_table(scrapes))
+    record = read(path)
+    for name in record.intervals.dtype.names or ():
+        if name != "start_s":
+            np.testing.assert_allclose(record.intervals[name], own.intervals[name])
+    path.write_text("sep=,\n" + grafana_table(scrapes).replace("1714564800000", "2026-05-01 12:00:00"))
+    assert read(path).lengths.keys() == own.lengths.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('"Time","P99"\n"2026-05-01 12:00:00","0.1"\n', "no metric of an engine itself: its columns are P99"),
+        ('"Time","rate(vllm:prompt_tokens_total[1m])"\n1714564800000,1\n', "no metric of an engine itself"),
+        ('"Time","vllm:prompt_tokens_total"\n"2026-05-01 12:00:00","1.2 K"\n', "misstates a time or value"),
+        ('"Time","vllm:prompt_tokens_total"\n', "no metric of an engine itself"),
+    ],
+)
+def test_a_table_of_grafana_with_derived_values_or_units_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "table.csv").write_text(text)
+    with pytest.raises(InputError, match=message) as refusal:
+        read(tmp_path / "table.csv")
+    assert "Series joined by time" in str(refusal.value.hint)
+
+
+def test_a_bare_name_beside_an_engines_is_of_something_else() -> None:
+    scrape = scrape_text('prompt_tokens_total 7\nvllm:prompt_tokens_total{engine="0"} 10', 1.0)
+    assert scrape.values["prompt_tokens"] == 10
+
+
+def test_what_a_router_or_ray_repeats_of_an_engine_counts_once(scrapes: list[str]) -> None:
+    names = ("num_requests_running", "gpu_prefix_cache_hits_total")
+    router = "".join(f'vllm:{name}{{server="http://a:8000"}} 9\n' for name in names)
+    own = record_of([scrape_text(text, np.nan) for text in scrapes])
+    for front, again in ((router, ""), ("", "ray_vllm_")):
+        ends = [text.partition("windtunnel:")[0].replace("vllm:", again) if again else "" for text in scrapes]
+        record = record_of([scrape_text(front + text + end, np.nan) for text, end in zip(scrapes, ends, strict=True)])
+        assert (record.num_engines, record.intervals.tobytes()) == (1, own.intervals.tobytes())
+
+
+def test_an_exemplar_behind_a_value_is_not_taken_for_it() -> None:
+    (sample,) = parse_text('vllm:x_bucket{le="1",id="a}b"} 3 12.5 # {trace_id="c"} 0.67 99.5')
+    assert sample == ("vllm:x_bucket", {"le": "1", "id": "a}b"}, 3.0, 12.5)
+    (sample,) = parse_text('vllm:x_bucket{le="1"} 3 # {trace_id="c"} 0.67')
+    assert sample[2] == 3.0
 
 
 def test_the_size_of_the_kv_cache_may_not_be_known_yet() -> None:
@@ -431,7 +507,15 @@ def matrix(points: list[tuple[float, str]]) -> dict[str, Any]:
     ("name", "text", "message"),
     [
         ("a.prom", "# a list\nother_total 1\n", "is no server telemetry that is known"),
-        ("a.prom", "# HELP tgi_request_count x\ntgi_request_count 1\n", "are of no engine that is known"),
+        ("a.prom", "# HELP my_request_count x\nmy_request_count 1\n", "are of no engine that is known"),
+        ("a.prom", "tgi_request_count 1\n", "of Hugging Face's TGI"),
+        ("a.prom", 'dynamo_frontend_inflight_requests{model="m"} 1\n', "are Dynamo's own, and they do not say"),
+        ("a.prom", 'inference_pool_average_queue_size{name="p"} 1\n', "of the endpoint picker of llm-d"),
+        ("a.prom", 'vllm:num_requests_running{server="a"} 1\nvllm:avg_itl{server="a"} 1\n', "of the router of vLLM's"),
+        ("a.prom", "litellm_llm_api_time_to_first_token_metric_count 5\n", "of LiteLLM's proxy"),
+        ("a.prom", "# TYPE x gauge\nray_serve_num_http_requests_total 5\n", "none of them is an engine's"),
+        ("a.prom", "trtllm_time_per_output_token_seconds_count 5\n", "neither running requests nor times between"),
+        ("a.prom", 'DCGM_FI_DEV_SM_CLOCK{gpu="0"} 1980\n', "they do not count tokens"),
         ("a.prom", 'vllm:num_requests_running{engine="0"} 1\n', "no time passes"),
         ("a.prom", 'vllm:num_requests_running{engine="0"} 1\n' * 2, r"a\.prom holds several scrapes"),
         ("a.json", json.dumps(matrix([(1.0, "2")])), "no time passes between"),

@@ -5,12 +5,11 @@ from pathlib import Path
 
 from windtunnel.calibration.steps.read import RUNS
 from windtunnel.cli.options import launched, scenario_of
-from windtunnel.cli.output import answer
-from windtunnel.cli.progress import counted
+from windtunnel.cli.output import answer, counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.formats.recognise import find_format
-from windtunnel.production.observed import is_request_table, json_telemetry, read_requests
+from windtunnel.production.observed import is_detailed, is_request_table, json_telemetry, read_requests
 
 
 def command(options: Options) -> None:
@@ -43,8 +42,8 @@ def _is_of_runs(path: Path) -> bool:
     """Whether a file holds measured runs or recorded steps, and not the requests of one run."""
     if path.is_dir():
         return (path / RUNS).is_file()
+    _refuse_means(path)
     if path.name.endswith((".jsonl", ".jsonl.gz")):
-        _refuse_means(path)
         return json_telemetry(path) is None and not is_request_table(path)
     return path.name.endswith((".csv", ".csv.gz")) and path.is_file() and not is_request_table(path)
 
@@ -54,8 +53,9 @@ def _refuse_means(path: Path) -> None:
     client = None
     with suppress(InputError):
         client = find_format(path, "client result")
-    if client is not None and client.is_certain:
-        hint = f"`windtunnel bench --out FOLDER` records every request; `windtunnel gate --measured {path}` takes means"
+    if client is not None and client.is_certain and not is_detailed(path):
+        hint = "`vllm bench serve --save-detailed`, AIPerf's profile_export.jsonl and `windtunnel bench --out` record"
+        hint += f" it; `windtunnel gate --measured {path}` takes means"
         raise InputError(f"{path} is a result of {client.name}, without the arrival of every request", hint)
 
 

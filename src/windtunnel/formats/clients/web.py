@@ -2,13 +2,19 @@
 
 import csv
 import io
+import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from windtunnel.errors import InputError
 from windtunnel.formats.clients.read import MS, ClientResult, has, latencies, of_documents
 from windtunnel.formats.recognise import FileContent, FileFormat
+
+_K6_POINT = re.compile(rb'\s*\{(?:"metric":"\w+",)?"type":"(?:Metric|Point)","(?:data|metric)":')
 
 
 def _result(name: str, client: str, times_ms: Mapping[str, Any], count: float, failed: float) -> ClientResult:
@@ -33,6 +39,26 @@ def _k6(name: str, document: dict[str, Any]) -> Iterator[ClientResult]:
     yield _result(name, "k6", {**times_ms, **percentiles, "median": times_ms.get("med")}, count, failed)
 
 
+def _k6_points(path: Path) -> list[ClientResult]:
+    """Read the points of k6's `--out json=FILE`, a line each.
+
+    Source: https://grafana.com/docs/k6/latest/results-output/real-time/json.
+    """
+    values: dict[str, list[float]] = {"http_req_duration": [], "http_req_failed": []}
+    for number, line in enumerate(FileContent(path).text.splitlines(), 1):
+        try:
+            point = json.loads(line)
+            if point["type"] == "Point" and point["metric"] in values:
+                values[point["metric"]].append(float(point["data"]["value"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{path} line {number} lacks or misstates {error}", "is it cut off or edited?") from None
+    times_ms, failed = values.values()
+    if not times_ms:
+        raise InputError(f"{path} has no http_req_duration", "it is of requests that a script sends with k6/http")
+    known = {f"p{part}": float(np.percentile(times_ms, part)) for part in (50, 90, 95, 99)}
+    return [_result(path.stem, "k6", known | {"avg": float(np.mean(times_ms))}, len(times_ms), sum(failed))]
+
+
 def _locust(path: Path) -> list[ClientResult]:
     """Read Locust's `..._stats.csv`, a row for each endpoint and one for all; InputError where several were asked.
 
@@ -55,4 +81,5 @@ def _locust(path: Path) -> list[ClientResult]:
 FORMATS = (
     FileFormat("Locust", "client result", lambda file: file.start.startswith(b"Type,Name,Request Count,"), _locust),
     FileFormat("k6", "client result", has(_is_k6), of_documents(_k6)),
+    FileFormat("k6 (--out json)", "client result", lambda file: bool(_K6_POINT.match(file.start)), _k6_points),
 )

@@ -1,11 +1,13 @@
-"""Read Prometheus metrics of an engine: its own text, a scrape a file, and answers to a range query."""
+"""Read Prometheus metrics of an engine: its own text, a scrape a file, answers to a range query, Grafana's tables."""
 
+import csv
 import math
 import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +27,14 @@ TEXT = "Prometheus text"
 SOURCE = "Prometheus metrics"
 DECLARED: Mapping[str, Any] = read_yaml(Path(__file__).with_name("metrics.yaml"))
 """Engine -> measure -> its name, help and buckets; buckets by name."""
-_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*|(?=\{))(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d[\d.eE+]*))?\s*$")
+_SAMPLE = re.compile(
+    r'^([A-Za-z_:][\w:]*|(?=\{))(?:\{((?:[^"{}]|"(?:[^"\\]|\\.)*")*)\})?\s+(\S+)(?:\s+(-?\d[\d.eE+]*))?\s*(?:#.*)?$'
+)
+"""Name, labels, value and time; OpenMetrics may have an exemplar behind them."""
+_RENAMED = re.compile(r"(?:ray_)?(vllm|sglang)[:_]")
+"""Beginning of an engine's names, also as Ray exports them (`ray_vllm_`), and where no colon may be in a name."""
+_ENGINES = re.compile(r"^(?:\{.*?__name__=\")?(?:ray_)?(?:vllm|sglang)[:_]\w+[{\" ]", re.MULTILINE)
+_GRAFANA = re.compile(rb'(?:\xef\xbb\xbf)?(?:sep=,\r?\n)?(?:"Time",|Time,.*(?:vllm|sglang)[:_])')
 _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 _COUNTERS = ("prompt_tokens", "generation_tokens", "itl", "ttft")
 _LENGTHS = {"input_tokens": "request_prompt", "output_tokens": "request_generation"}
@@ -61,21 +70,28 @@ class Scrape:
     capacity_tokens: float = math.nan
     """Tokens that the KV caches hold."""
     is_sglang: bool = False
+    other: str = ""
+    """Name of a metric of something else that is known."""
     counters: dict[tuple[str, ...], float] = field(default_factory=dict)
     """Measure and labels -> value of what only a restart lets fall."""
 
 
 def scrape_of(samples: Iterable[Sample], time_s: float) -> Scrape:
     """Return the sums over all engines of the measures that are known; InputError for metrics of two models."""
-    scrape, seen = Scrape(time_s), dict[str, str]()
+    scrape, seen = Scrape(time_s), dict[str, tuple[str, bool]]()
     engines, models = set(), set()
     capacity_tokens = 0.0
-    for name, labels, value in samples:
-        base, part = name, ""
-        if (measure := _measures().get(name)) is None:
-            base, _, part = name.rpartition("_")
-            measure = _measures().get(base)
-        if measure is None or not math.isfinite(value) or seen.setdefault(measure, base) != base:
+    every = list(samples)
+    scrape.other = next((name for name, *_ in every if _other(name)), "")
+    # The router of vLLM's production stack repeats its engines' under their names.
+    every = [(name, labels, value) for name, labels, value in every if "server" not in labels or "model_name" in labels]
+    has_engine = any(_RENAMED.match(name) for name, *_ in every)
+    for exported, labels, value in every:
+        name = _RENAMED.sub(r"\1:", exported)
+        # NIM 1 has vLLM's names without their beginning.
+        base, measure, part = _measure_of(name) if has_engine else _measure_of(f"vllm:{name}", name)
+        origin = base, exported.startswith("ray_")
+        if measure is None or not math.isfinite(value) or seen.setdefault(measure, origin) != origin:
             continue
         if measure == "cache":
             sizes = [labels.get(key, "") for key in ("num_gpu_blocks", "block_size")]
@@ -97,6 +113,23 @@ def scrape_of(samples: Iterable[Sample], time_s: float) -> Scrape:
         raise InputError(f"metrics of two models: {' and '.join(sorted(models - {''})[:2])}", "scrape one server")
     scrape.num_engines, scrape.capacity_tokens = max(len(engines), 1), capacity_tokens or math.nan
     return scrape
+
+
+def _measure_of(*names: str) -> tuple[str, str | None, str]:
+    """Return a metric's name without the part of a histogram, its measure, None where it is not known, and the part."""
+    for name in names:
+        base, _, part = name.rpartition("_")
+        if (measure := _measures().get(name)) is not None:
+            return name, measure, ""
+        if (measure := _measures().get(base)) is not None:
+            return base, measure, part
+    return names[-1], None, ""
+
+
+@cache
+def _other(name: str) -> Mapping[str, str] | None:
+    """Return what is known of a metric that is not read: whose it is, and what to give in its place."""
+    return next((other for other in DECLARED["others"] if re.match(other["names"], name)), None)
 
 
 def parse_text(text: str) -> Iterator[tuple[str, dict[str, str], float, float]]:
@@ -131,7 +164,7 @@ def scrapes_of(series: Mapping[Any, Sequence[tuple[float, float]]]) -> list[Scra
     Args:
         series: name and labels, as pairs -> times in seconds and values.
     """
-    engines = [points for (name, *_), points in series.items() if ":" in name]
+    engines = [points for (name, *_), points in series.items() if _RENAMED.match(name)]
     longest = max(engines or series.values(), key=len)
     moments: dict[float, list[Sample]] = {time_s: [] for time_s in sorted({time_s for time_s, _ in longest})}
     for (name, *labels), points in series.items():
@@ -156,6 +189,8 @@ def record_of(scrapes: Sequence[Scrape]) -> ServerRecord:
     ordered = sorted(scrapes, key=lambda scrape: scrape.time_s)
     last = ordered[-1]
     if not any(scrape.values.keys() - {"started_s"} for scrape in ordered):
+        if (other := _other(next((scrape.other for scrape in ordered if scrape.other), ""))) is not None:
+            raise InputError(f"these metrics are {other['of']}, and {other['lack']}", other["hint"])
         raise InputError("these metrics are of no engine that is known", "its names begin with vllm: or sglang:")
     if len(ordered) == 1:
         ordered.insert(0, Scrape(last.values.get("started_s", 0.0 if "seconds" in last.values else math.nan)))
@@ -230,9 +265,12 @@ def _bucket_counts(before: Scrape, after: Scrape, measure: str, bounds: Sequence
 def is_text(file: FileContent) -> bool:
     """Whether a file holds metrics as text, of an engine where no help says that they are metrics."""
     head = file.start.decode("utf-8", "replace")
-    is_metrics = head.startswith("# ") or _SAMPLE.match(head.partition("\n")[0]) is not None
-    has_engine = is_metrics and any(f"{engine}:" in file.text for engine in ("vllm", "sglang"))
-    return has_engine or head.startswith(("# HELP ", "# TYPE "))
+    if head.startswith(("# HELP ", "# TYPE ")):
+        return True
+    sample = _SAMPLE.match(head.partition("\n")[0])
+    if sample is not None and (_measure_of(f"vllm:{sample[1]}")[1] or _other(sample[1])):
+        return True
+    return (head.startswith("# ") or sample is not None) and _ENGINES.search(file.text) is not None
 
 
 def read_scrape(path: Path) -> Scrape:
@@ -317,6 +355,39 @@ def _record_of_series(documents: Sequence[Any], where: str) -> ServerRecord:
     if not any(series.values()):
         raise InputError(f"{where} has no series", "no metric matched the query in that time")
     return record_of(scrapes_of({each: points for each, points in series.items() if points}))
+
+
+def is_grafana(file: FileContent) -> bool:
+    """Whether a file is a table as Grafana's inspector saves it."""
+    return _GRAFANA.match(file.start) is not None
+
+
+def read_grafana(path: Path) -> ServerRecord:
+    """Read a table of metrics themselves, a series a column, as "Series joined by time" has them.
+
+    Source: https://grafana.com/docs/grafana/latest/explore/explore-inspector.
+
+    Raises:
+        InputError: its columns are derived from metrics, or its values have units.
+    """
+    hint = 'query {__name__=~"vllm:.*"} itself in Explore, and save "Series joined by time" without "Formatted data"'
+    lines = FileContent(path).text.removeprefix("\ufeff").removeprefix("sep=,").splitlines()
+    moments, *columns = zip(*csv.reader(line for line in lines if line.strip()), strict=False)
+    series: dict[Any, list[tuple[float, float]]] = {}
+    try:
+        times_s = [float(at) * 1e-3 if at.isdecimal() else datetime.fromisoformat(at).timestamp() for at in moments[1:]]
+        for column, *texts in columns:
+            name, labels, *_ = next(parse_text(f"{column} 0"), ("", {}))
+            if _measure_of(f"vllm:{name}", _RENAMED.sub(r"\1:", name))[1] is not None:
+                points = zip(times_s, texts, strict=False)
+                known = [(time_s, float(text)) for time_s, text in points if text not in ("", "null", "undefined")]
+                series |= {(name, *sorted(labels.items())): known} if known else {}
+    except ValueError as error:
+        raise InputError(f"{path} misstates a time or value: {error}", hint) from None
+    if not series:
+        names = ", ".join(column[0] for column in columns[:2])
+        raise InputError(f"{path} has no metric of an engine itself: its columns are {names}", hint)
+    return record_of(scrapes_of(series))
 
 
 def poll(url: str, seconds: float, every_s: float, progress: Callable[[int, int], None] | None = None) -> ServerRecord:
