@@ -6,8 +6,7 @@ python benchmarks/aicb_differences.py > docs/reference/aicb-differences.md
 from collections import Counter
 from collections.abc import Iterator
 
-from windtunnel.formats.aicb.arguments import TrainingArguments
-from windtunnel.formats.aicb.commands import read_command
+from windtunnel.formats.aicb.arguments import TrainingArguments, read_command
 from windtunnel.formats.aicb.csv_records import RecordList
 from windtunnel.formats.aicb.deepspeed import zero_records
 from windtunnel.formats.aicb.job import job_of

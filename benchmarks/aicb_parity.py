@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from reference import REFERENCE
-from windtunnel.formats.aicb.commands import read_command
+from windtunnel.formats.aicb.arguments import read_command
 from windtunnel.formats.aicb.write import generate
 
 # AICB's own seconds and MiB were recorded on a machine of this kind, a process each; ours follow each other in one, so

@@ -15,7 +15,7 @@ import numpy as np
 
 from reference import REFERENCE
 from windtunnel import catalog
-from windtunnel.formats.vidur.profiles import operator_tables
+from windtunnel.formats.vidur.read import operator_tables
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import Shard
 from windtunnel.pricing.choices import estimators

@@ -29,12 +29,11 @@ from windtunnel.network.collectives.algorithms.nvls import nvls
 from windtunnel.network.collectives.algorithms.ring import ring
 from windtunnel.network.collectives.rings import Rings, simai_rings
 from windtunnel.network.collectives.run import flows_seconds
-from windtunnel.network.fabric import Fabric, NodeKind
+from windtunnel.network.fabric import Fabric, NodeKind, read_topology
 from windtunnel.network.flows import Flows, Reduction, together
 from windtunnel.network.paths import FlowTimes, run_flows
 from windtunnel.network.settings import GBPS, SIMAI_PACKETS, SIMAI_SETTINGS, NetworkSettings
 from windtunnel.network.topology import AlibabaHpn, DcnPlus, SpectrumX, Topology, TwoTier
-from windtunnel.network.topology_file import read_topology
 
 CONTROLS = {1: "dcqcn", 7: "timely", 8: "dctcp"}
 REDUCTIONS = {"ALLREDUCE": Reduction.ALTERNATE, "REDUCESCATTER": Reduction.EVERY}

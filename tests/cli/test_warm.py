@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from windtunnel.cli import progress, warm
+from windtunnel.cli import output, warm
 from windtunnel.cli.verbs import windtunnel
 from windtunnel.compiled import jit, shipped_name
 from windtunnel.serving.shorthand import scenario
@@ -85,7 +85,7 @@ def test_a_users_function_is_never_taken_from_a_wheel() -> None:
 
 @pytest.mark.full
 def test_a_server_says_what_it_compiles(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.compiling(2):
+    with output.compiling(2):
         for announce in jit.ON_COMPILE:
             announce("serve")
             announce("cancel")
@@ -95,11 +95,11 @@ def test_a_server_says_what_it_compiles(monkeypatch: pytest.MonkeyPatch, capsys:
         "compiled in 0 s; the next start finds it",
     ]
     assert jit.ON_COMPILE == []
-    with progress.compiling(2):
+    with output.compiling(2):
         pass
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    with progress.compiling(1):
+    with output.compiling(1):
         jit.ON_COMPILE[0]("serve")
         time.sleep(1.2)
     assert "compiling the serving loop, part 1 of 1, once: 1 s so far" in capsys.readouterr().err

@@ -8,10 +8,10 @@ import pytest
 from spaces_of_search import space
 from windtunnel.errors import InputError
 from windtunnel.search.answers import frontier, worths
+from windtunnel.search.asker import spread_points
 from windtunnel.search.evaluation.evaluate import Evaluator
 from windtunnel.search.evaluation.figures import Takes, check_budget, load_worth
 from windtunnel.search.evaluation.schema import Evaluation, Question
-from windtunnel.search.race import spread_points
 from windtunnel.search.scores import best_by_value, undominated
 from windtunnel.search.space.space import Budget
 from windtunnel.search.strategies.tpe import _one_setting_away

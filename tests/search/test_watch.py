@@ -9,8 +9,7 @@ import pytest
 from spaces_of_search import space
 from windtunnel.errors import InputError
 from windtunnel.search.store import Store
-from windtunnel.search.study import search
-from windtunnel.search.watch import Watched, kept_searches
+from windtunnel.search.study import Watched, kept_searches, search
 
 SMALL = {"tp": [1, 3], "max_num_seqs": [16, 256]}
 

@@ -175,3 +175,12 @@ def test_shipped_ones_carry_their_record(name: str) -> None:
     assert name == (found.engine if found.device is None else f"{found.engine}-{found.device}")
     assert found.provenance.num_runs > 0
     assert found.provenance.median_error["tpot"] > 0
+
+
+def test_a_folder_with_the_name_of_a_shipped_calibration_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = load_calibration("vllm")
+    (tmp_path / "vllm").mkdir()  # as where the engine's source is cloned
+    monkeypatch.chdir(tmp_path)
+    assert load_calibration("vllm") == shipped

@@ -17,15 +17,13 @@ from windtunnel.formats.simai.conf import read_simai_conf
 from windtunnel.formats.simai.report import end_to_end_csv, flow_table_csv
 from windtunnel.network import fabric as fabrics
 from windtunnel.network.collectives.call import ALGORITHMS, CollectiveChoices, CollectiveRun, operation_named, size_of
-from windtunnel.network.collectives.closed_forms import LAUNCH_S
+from windtunnel.network.collectives.closed_forms import LAUNCH_S, chosen_gpus
 from windtunnel.network.collectives.expert_parallel import TokenTraffic, run_expert_all_to_all
-from windtunnel.network.collectives.placement import chosen_gpus
 from windtunnel.network.collectives.run import flows_like, read_traffic, run_collective
-from windtunnel.network.fabric import Fabric, assumed_kind, without
+from windtunnel.network.fabric import Fabric, assumed_kind, topology_text, without
 from windtunnel.network.paths import run_flows
 from windtunnel.network.settings import BACKENDS, NetworkSettings, settings_from
 from windtunnel.network.topology import fabric_from, fabric_of, nodes_of
-from windtunnel.network.topology_file import topology_text
 from windtunnel.report.network import network as report
 from windtunnel.schema import encode
 from windtunnel.training.iteration.layers import LayerWorkload, run_layers

@@ -8,6 +8,7 @@ from windtunnel.calibration.measured_runs import COLUMNS
 from windtunnel.errors import InputError
 from windtunnel.files import read_bytes
 from windtunnel.formats.captures.kineto import TRACE
+from windtunnel.formats.clients import web
 from windtunnel.formats.recognise import Use, find_format
 from windtunnel.production.observed import is_request_table
 from windtunnel.workload.schema import TraceColumns
@@ -41,7 +42,10 @@ def _kind_of(path: Path) -> tuple[str, ...]:
         if kind.is_certain:
             readers = _READERS[kind.use]
             result = "a result of " if kind.use == "client result" else "a "
-            gate = f"; `windtunnel gate --measured {path} --baseline OTHER` compares two" if "gate" in readers else ""
+            compares = f"`windtunnel gate --measured {path} --baseline OTHER` compares two"
+            if kind in web.FORMATS:  # without a load
+                return f"{result}{kind.name}", compares, "gate"
+            gate = f"; {compares}" if "gate" in readers else ""
             reads = _reads(f"{readers[0]} {path}")
             if kind.name == TRACE:
                 reads = f"`windtunnel lab kernels {path}` shows where its time goes"

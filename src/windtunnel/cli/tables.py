@@ -1,7 +1,6 @@
 """`windtunnel tables`: measured tables that price operators: list, fetch and check them."""
 
-from windtunnel.cli.output import answer, remark
-from windtunnel.cli.progress import status
+from windtunnel.cli.output import answer, remark, status
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import check_known
 from windtunnel.pricing.aiconfigurator import published

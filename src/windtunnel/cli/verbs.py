@@ -1,6 +1,6 @@
 """The commands of `windtunnel`, made from `verbs.yaml` and `options.yaml`: `--help` imports none of their modules."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -84,16 +84,6 @@ class Options(SimpleNamespace):
         return {name: value for name, value in self.of(*groups).items() if value is not None}
 
 
-def _check_places(verb: click.Command, values: Mapping[str, Any]) -> None:
-    """Raise InputError where two options write to one place, or one writes into what another makes a file."""
-    written = [each for each in verb.params if isinstance(each.type, WrittenFile) or each.name == "out"]
-    places = {each: Path(values[str(each.name)]).absolute() for each in written if values[str(each.name)]}
-    for file, path in places.items():
-        inside = [other for other, place in places.items() if other is not file and path in (place, *place.parents)]
-        if inside and isinstance(file.type, WrittenFile) and (path.is_file() or not path.exists()):  # not /dev/null
-            raise InputError(f"{inside[0].opts[0]} and {file.opts[0]} both write to {path}", "name two places")
-
-
 class SectionedOption(click.Option):
     """An option with the heading that `--help` shows it under, and the least value that it takes."""
 
@@ -128,28 +118,29 @@ class Verb(click.Command):
             before = args[args.index("") - 1] if args.index("") else "the first argument"
             raise InputError(f"{before} is empty", "give it a value, or leave it out")
         try:
-            left = super().parse_args(ctx, self._with_globs(args))
+            several = (
+                each for each in self.params if isinstance(each.type, click.Path) and getattr(each, "multiple", False)
+            )
+            flags, spread, flag, kind = {name for each in several for name in each.opts}, list[str](), "", None
+            for word in args:
+                if word.startswith("-"):
+                    flag, kind = word if word in flags else "", None
+                elif flag and kind is not None and Path(word).suffix == kind:
+                    spread.append(flag)
+                else:
+                    flag, kind = (flag, Path(word).suffix) if kind is None else ("", None)
+                spread.append(word)
+            left = super().parse_args(ctx, spread)
         except click.UsageError as error:
             error.ctx = error.ctx or ctx
             raise
-        _check_places(self, ctx.params)
+        written = [each for each in self.params if isinstance(each.type, WrittenFile) or each.name == "out"]
+        places = {each: Path(ctx.params[str(each.name)]).absolute() for each in written if ctx.params[str(each.name)]}
+        for file, path in places.items():
+            inside = [other for other, place in places.items() if other is not file and path in (place, *place.parents)]
+            if inside and isinstance(file.type, WrittenFile) and (path.is_file() or not path.exists()):  # not /dev/null
+                raise InputError(f"{inside[0].opts[0]} and {file.opts[0]} both write to {path}", "name two places")
         return left
-
-    def _with_globs(self, args: Sequence[str]) -> list[str]:
-        """Repeat an option of several files before each one that a shell made of a glob: `--measured new-*.json`."""
-        several = (
-            each for each in self.params if isinstance(each.type, click.Path) and getattr(each, "multiple", False)
-        )
-        flags, spread, flag, kind = {name for each in several for name in each.opts}, list[str](), "", None
-        for word in args:
-            if word.startswith("-"):
-                flag, kind = word if word in flags else "", None
-            elif flag and kind is not None and Path(word).suffix == kind:
-                spread.append(flag)
-            else:
-                flag, kind = (flag, Path(word).suffix) if kind is None else ("", None)
-            spread.append(word)
-        return spread
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -192,6 +183,17 @@ class Verbs(VerbGroup):
         for heading, lines in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(lines)
+
+
+def _check_rules(rules: Iterable[Mapping[str, Any]], values: Mapping[str, Any]) -> None:
+    """Raise InputError for the first rule that applies: all options `with` are given, `any` of some, none `without`."""
+    given = {name for name, value in values.items() if value or type(value) in {int, float}}  # 0 is given
+    for rule in rules:
+        some = [f"--{name.replace('_', '-')}" for name in rule.get("any", ()) if name in given]
+        has_all = given.issuperset(rule.get("with", ())) and (some or "any" not in rule)
+        if has_all and given.isdisjoint(rule.get("without", ())):
+            message = rule["says"].format(any=some[0] if some else "", **values)
+            raise InputError(message, rule.get("hint", "leave it out"))
 
 
 @cache
@@ -275,17 +277,6 @@ def _reader_of_any(values: Mapping[str, Any], error: InputError) -> str | None:
     verb, trace = click.get_current_context().command_path.split()[1], values.get("trace")
     hints = (reader_of(file, "--trace" if str(file) == trace else verb) for file in files if file.name in error.message)
     return next(filter(None, hints), None)
-
-
-def _check_rules(rules: Iterable[Mapping[str, Any]], values: Mapping[str, Any]) -> None:
-    """Raise InputError for the first rule that applies: all options `with` are given, `any` of some, none `without`."""
-    given = {name for name, value in values.items() if value or type(value) in {int, float}}  # 0 is given
-    for rule in rules:
-        some = [f"--{name.replace('_', '-')}" for name in rule.get("any", ()) if name in given]
-        has_all = given.issuperset(rule.get("with", ())) and (some or "any" not in rule)
-        if has_all and given.isdisjoint(rule.get("without", ())):
-            message = rule["says"].format(any=some[0] if some else "", **values)
-            raise InputError(message, rule.get("hint", "leave it out"))
 
 
 @cache

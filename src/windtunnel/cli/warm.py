@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.api import capacity
-from windtunnel.cli.output import remark
-from windtunnel.cli.progress import status
+from windtunnel.cli.output import remark, status
 from windtunnel.cli.verbs import Options
 from windtunnel.compiled.jit import SHIP_TO
 from windtunnel.schema import read_yaml

@@ -21,8 +21,7 @@ from windtunnel.search.prices import asked_prices
 from windtunnel.search.recommend import deployments_space
 from windtunnel.search.space.space import Space
 from windtunnel.search.store import Store, default_path
-from windtunnel.search.study import search
-from windtunnel.search.watch import Watched
+from windtunnel.search.study import Watched, search
 from windtunnel.serving.scenario import scenario_from
 from windtunnel.serving.shorthand import parse_lengths, raw_scenario
 

@@ -68,7 +68,13 @@ def trial_of(query: Mapping[str, str], folder: Path) -> Trial:
         InputError: names the field, or the path in the scenario, that is wrong.
     """
     raw, launch = _base(query.get("text", ""), folder)
-    query = _without_first(query, raw)
+    deployment, keys = raw.get("deployment"), {"model": "model", "device": "deployment", **dict.fromkeys(LIMITS, "slo")}
+    has_device = isinstance(deployment, dict) and "device" in deployment
+    said = raw.keys() if has_device else raw.keys() - {"deployment"}
+    first = {name: text for name, text in FORM["first"].items() if keys.get(name, "workload") in said}
+    if any(query.get(name) != FORM["first"][name] for name in ("arrivals", "load")):
+        first = {name: text for name, text in first.items() if name not in ("arrivals", "load")}
+    query = {name: text for name, text in query.items() if first.get(name) != text}
     options = {name: _value(query[name]) for name in LABELS if query.get(name, "").strip()}
     for stream in ("input_tokens", "output_tokens"):
         if stream in options:
@@ -90,17 +96,6 @@ def trial_of(query: Mapping[str, str], folder: Path) -> Trial:
     with suppress(InputError):  # of an engine whose command is not known; the run refuses what cannot be
         launch.not_starting += [sentence] if (sentence := start_remark(scenario, launch)) else []
     return Trial(scenario, launch)
-
-
-def _without_first(query: Mapping[str, str], raw: Mapping[str, Any]) -> dict[str, str]:
-    """Return the fields of a form but for those that still have their first value where the pasted text says more."""
-    deployment, keys = raw.get("deployment"), {"model": "model", "device": "deployment", **dict.fromkeys(LIMITS, "slo")}
-    has_device = isinstance(deployment, dict) and "device" in deployment
-    said = raw.keys() if has_device else raw.keys() - {"deployment"}
-    first = {name: text for name, text in FORM["first"].items() if keys.get(name, "workload") in said}
-    if any(query.get(name) != FORM["first"][name] for name in ("arrivals", "load")):
-        first = {name: text for name, text in first.items() if name not in ("arrivals", "load")}
-    return {name: text for name, text in query.items() if first.get(name) != text}
 
 
 def _check_size(scenario: Scenario) -> None:

@@ -14,7 +14,7 @@ from windtunnel.dashboard.results import Results
 from windtunnel.errors import InputError
 from windtunnel.report.render.html import template
 from windtunnel.report.report import Report
-from windtunnel.search.watch import Watched
+from windtunnel.search.study import Watched
 
 PAGES = {
     "": "Runs",

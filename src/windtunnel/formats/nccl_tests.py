@@ -62,7 +62,14 @@ def read_nccl_log(path: Path, op: str | None = None) -> NcclLog:
     if not seconds:
         raise InputError(f"{path} has no row with a size above 0 and its times", "is it cut off?")
     is_queued, hosts = any(_OWN_PROCESS.match(line) for line in lines), {host for _, host, _ in ranks}
-    return NcclLog(_op(path, lines, op), len(ranks), len(hosts), gpus.pop(), seconds, is_queued)
+    named = {operation_named(name) for line in lines for name in _PROGRAM.findall(line)} & set(COLLECTIVES)
+    if len(named) > 1 or (op and named - {op}):
+        raise InputError(f"{path} is of {', '.join(sorted(named))}", "give the log of one program")
+    if not named and op is None:
+        raise InputError(
+            f"{path} does not name its program", f"give --op: {', '.join(COLLECTIVES)}; its command line says which"
+        )
+    return NcclLog(op or named.pop(), len(ranks), len(hosts), gpus.pop(), seconds, is_queued)
 
 
 def _rows(path: Path, lines: list[str]) -> Iterator[tuple[int, float]]:
@@ -80,14 +87,3 @@ def _rows(path: Path, lines: list[str]) -> Iterator[tuple[int, float]]:
             raise InputError(f"{path}, line {number}: the time is {time_us} us")
         if int(size) > 0:
             yield int(size), float(time_us) * US
-
-
-def _op(path: Path, lines: list[str], given: str | None) -> str:
-    named = {operation_named(name) for line in lines for name in _PROGRAM.findall(line)} & set(COLLECTIVES)
-    if len(named) > 1 or (given and named - {given}):
-        raise InputError(f"{path} is of {', '.join(sorted(named))}", "give the log of one program")
-    if not named and given is None:
-        raise InputError(
-            f"{path} does not name its program", f"give --op: {', '.join(COLLECTIVES)}; its command line says which"
-        )
-    return given or named.pop()

@@ -139,7 +139,12 @@ class _RankRunner:
             start = time.perf_counter()
             received, sent, expected = self._data(op.op, ranks, share)
             if op.op == "send_recv":
-                self._turn_ring(ranks, received, sent)
+                from torch import distributed
+
+                place, tag = ranks.index(self.number), len(self.calls)
+                work = distributed.isend(sent, ranks[(place + 1) % len(ranks)], tag=tag)
+                distributed.recv(received, ranks[place - 1], tag=tag)
+                work.wait()
             else:
                 execute(op.op, received, sent, self.groups.get(ranks))
             self._check(task.name, received, expected)
@@ -169,15 +174,6 @@ class _RankRunner:
                 return filled(0), filled(self.number), numbered(ranks)
             case _:
                 return filled(0), filled(self.number), filled(ranks[place - 1])
-
-    def _turn_ring(self, ranks: tuple[int, ...], received: Any, sent: Any) -> None:
-        """Send to the next rank of a ring, and receive from the one before."""
-        from torch import distributed
-
-        place, tag = ranks.index(self.number), len(self.calls)
-        work = distributed.isend(sent, ranks[(place + 1) % len(ranks)], tag=tag)
-        distributed.recv(received, ranks[place - 1], tag=tag)
-        work.wait()
 
     def _check(self, name: str, received: Any, expected: Any) -> None:
         import torch

@@ -78,7 +78,14 @@ def started(engine: str, model: str, arguments: Sequence[str] = (), python: str 
                 _wait(process, f"http://127.0.0.1:{port}/health", engine, path)
                 yield f"http://127.0.0.1:{port}/v1"
             finally:
-                _stop(process)
+                for signal in (15, 9):
+                    if process.poll() is None:
+                        os.killpg(process.pid, signal)
+                        try:
+                            process.wait(timeout=20)
+                        except subprocess.TimeoutExpired:
+                            continue
+                process.wait()
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, engine: str, log: Path) -> None:
@@ -97,15 +104,3 @@ def _wait(process: subprocess.Popen[bytes], url: str, engine: str, log: Path) ->
 def _last_lines(log: Path) -> str:
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return " | ".join(lines[-3:]) or "it printed nothing"
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the engine and its children, which share a session."""
-    for signal in (15, 9):
-        if process.poll() is None:
-            os.killpg(process.pid, signal)
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                continue
-    process.wait()

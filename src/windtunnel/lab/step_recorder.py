@@ -67,43 +67,29 @@ class StepRecorder:
         )
 
 
-def batch_cells(scheduler: Any, scheduled: dict[str, int]) -> str:
-    """Return the cells of a step's batch: sums and variances over its prompts, then over its decoding requests.
-
-    Args:
-        scheduled: request -> tokens that the step computes of it; the scheduler has counted them as computed already.
-    """
-    prompts: list[tuple[int, int, int]] = []
-    contexts: list[int] = []
-    for name, computed in scheduled.items():
-        request = scheduler.requests[name]
-        before = request.num_computed_tokens - computed
-        if before < request.num_prompt_tokens:
-            prompts.append((computed, before, request.num_prompt_tokens))
-        else:
-            contexts.append(before + computed)
-    tokens, cached, lengths = ([prompt[place] for prompt in prompts] for place in range(3))
-    return (
-        f"{sum(tokens)},{len(prompts)},{sum(cached)},{pvariance(lengths or [0]):.1f},"
-        f"{len(contexts)},{sum(contexts)},{pvariance(contexts or [0]):.1f},{len(scheduler.waiting)}"
-    )
-
-
-def _recorder_of(scheduler: Any, path: Path) -> StepRecorder:
-    if not hasattr(scheduler, "windtunnel_recorder"):
-        rank = int(getattr(scheduler.vllm_config.parallel_config, "data_parallel_rank", 0))
-        scheduler.windtunnel_recorder = StepRecorder(path, rank)
-    recorder: StepRecorder = scheduler.windtunnel_recorder
-    return recorder
-
-
 def _noting_the_batch(schedule: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(schedule)
     def noting(scheduler: Any, *arguments: Any, **options: Any) -> Any:
         started_s = time.monotonic()
         output = schedule(scheduler, *arguments, **options)
         if output.num_scheduled_tokens:
-            output.windtunnel_step = batch_cells(scheduler, output.num_scheduled_tokens), started_s
+            prompts: list[tuple[int, int, int]] = []
+            contexts: list[int] = []
+            for name, computed in output.num_scheduled_tokens.items():
+                request = scheduler.requests[name]
+                before = request.num_computed_tokens - computed
+                if before < request.num_prompt_tokens:
+                    prompts.append((computed, before, request.num_prompt_tokens))
+                else:
+                    contexts.append(before + computed)
+            tokens, cached, lengths = ([prompt[place] for prompt in prompts] for place in range(3))
+            output.windtunnel_step = (
+                (
+                    f"{sum(tokens)},{len(prompts)},{sum(cached)},{pvariance(lengths or [0]):.1f},"
+                    f"{len(contexts)},{sum(contexts)},{pvariance(contexts or [0]):.1f},{len(scheduler.waiting)}"
+                ),
+                started_s,
+            )
         return output
 
     return noting
@@ -116,7 +102,11 @@ def _writing_the_step(update: Callable[..., Any], path: Path) -> Callable[..., A
         step = getattr(output, "windtunnel_step", None)
         if step and getattr(scheduler, "windtunnel_recorder", True):
             try:
-                _recorder_of(scheduler, path).write(step[0], step[1], ended_s)
+                if not hasattr(scheduler, "windtunnel_recorder"):
+                    rank = int(getattr(scheduler.vllm_config.parallel_config, "data_parallel_rank", 0))
+                    scheduler.windtunnel_recorder = StepRecorder(path, rank)
+                recorder: StepRecorder = scheduler.windtunnel_recorder
+                recorder.write(step[0], step[1], ended_s)
             except OSError as error:  # a server goes on without its record
                 scheduler.windtunnel_recorder = None
                 _LOG.warning("steps are not recorded: %s cannot be written: %s", path, error.strerror)

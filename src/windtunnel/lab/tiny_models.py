@@ -33,7 +33,18 @@ def write_tiny_model(folder: Path) -> Path:
     safetensors = import_extra("safetensors.numpy", "bench")
     write_tokenizer(folder, TINY["vocab_size"])
     shutil.copy(_FILES / "config.json", folder)
-    safetensors.save_file(_llama_weights(), folder / "model.safetensors", {"format": "pt"})
+    rng = np.random.default_rng(0)
+    dim = TINY["head_dim"]
+    sizes = TINY | {"query": TINY["num_attention_heads"] * dim, "kv": TINY["num_key_value_heads"] * dim}
+    shapes = dict(_LAYOUT["first"])
+    for layer in range(TINY["num_hidden_layers"]):
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in _LAYOUT["layer"].items()}
+    weights = {}
+    for name, shape in (shapes | _LAYOUT["last"]).items():
+        lengths = [sizes[size] for size in shape]
+        drawn = np.ones(lengths) if len(lengths) == 1 else rng.standard_normal(lengths) * 0.02
+        weights[f"{name}.weight"] = drawn.astype(np.float32)
+    safetensors.save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
@@ -49,18 +60,3 @@ def write_tokenizer(folder: Path, num_words: int) -> None:
     vocabulary = {word: number for word, number in words.items() if number not in special.values()} | special
     tokenizer["model"]["vocab"] = vocabulary
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-
-
-def _llama_weights() -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    dim = TINY["head_dim"]
-    sizes = TINY | {"query": TINY["num_attention_heads"] * dim, "kv": TINY["num_key_value_heads"] * dim}
-    shapes = dict(_LAYOUT["first"])
-    for layer in range(TINY["num_hidden_layers"]):
-        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in _LAYOUT["layer"].items()}
-    weights = {}
-    for name, shape in (shapes | _LAYOUT["last"]).items():
-        lengths = [sizes[size] for size in shape]
-        drawn = np.ones(lengths) if len(lengths) == 1 else rng.standard_normal(lengths) * 0.02
-        weights[f"{name}.weight"] = drawn.astype(np.float32)
-    return weights

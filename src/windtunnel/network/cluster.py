@@ -11,8 +11,7 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import Node
 from windtunnel.model import operators as ops
 from windtunnel.network.collectives.call import Ranks
-from windtunnel.network.collectives.closed_forms import closed_form
-from windtunnel.network.collectives.placement import direct_rate, switch_sums
+from windtunnel.network.collectives.closed_forms import closed_form, direct_rate, switch_sums
 from windtunnel.network.collectives.run import GroupsRun, run_groups
 from windtunnel.network.fabric import Fabric, link_kind, with_joined_switches
 from windtunnel.network.flows import flows_of

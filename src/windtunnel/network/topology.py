@@ -17,9 +17,8 @@ from windtunnel.compiled.arrays import Ints
 from windtunnel.errors import InputError, check_known
 from windtunnel.hardware import Device, Node, meets_all
 from windtunnel.limits import check_size
-from windtunnel.network.fabric import NETWORK_SHARES, Fabric, NodeKind, assumed_kind, link_kind
+from windtunnel.network.fabric import NETWORK_SHARES, Fabric, NodeKind, assumed_kind, link_kind, read_topology
 from windtunnel.network.settings import GBPS, ClusterNetwork
-from windtunnel.network.topology_file import read_topology
 from windtunnel.schema import AtLeastOne, NonNegative, Positive, Schema, decode, parse_yaml, read_yaml
 
 SCALE_OUT_LATENCY_S = 500e-9

@@ -21,7 +21,7 @@ from windtunnel.metrics.limits import Limit, limit_of
 from windtunnel.metrics.uncertainty import SURE
 from windtunnel.notebook import Shown
 from windtunnel.schema import encode, read_yaml, set_path, with_defaults
-from windtunnel.search.capacity.load import quantile
+from windtunnel.search.capacity.probe import quantile
 from windtunnel.search.space.space import value_text
 from windtunnel.serving.engines.command_line import NO_COMMAND, Reading
 from windtunnel.serving.results import Result

@@ -13,7 +13,7 @@ from windtunnel.pricing.calibrated import factor, shares
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.production.causes import LEAST_LOST, Change
 from windtunnel.production.observed import Observed, sent_prefixes
-from windtunnel.search.capacity.load import serve_requests
+from windtunnel.search.capacity.probe import serve_requests
 from windtunnel.serving.deployment import Pool
 from windtunnel.serving.prepared import Lower, PreparedDeployment, prepare
 from windtunnel.serving.priced_deployments import REACHES, PricedDeployments

@@ -14,7 +14,6 @@ import numpy as np
 from msgspec.structs import replace
 
 from windtunnel.errors import InputError
-from windtunnel.metrics.records import Table
 from windtunnel.model.memory import weight_bytes
 from windtunnel.schema import encode
 from windtunnel.search.answers import job_of
@@ -254,7 +253,11 @@ def _rollouts(scenario: Scenario, num_devices: int, replicas: int, update_s: flo
     steady = _on_replicas(replace(scenario, workload=endless), replicas).requests
     finishes_s = np.sort(steady["finish_s"])
     begin_s, end_s = finishes_s[count - 1], finishes_s[2 * count - 1]
-    rate = _tokens_between(steady, begin_s, end_s) / (end_s - begin_s)
+    first_s, last_s = steady["first_token_s"], steady["finish_s"]
+    inside_s = np.maximum(np.minimum(last_s, end_s) - np.maximum(first_s, begin_s), 0.0)
+    is_inside = (first_s > begin_s) & (last_s <= end_s)
+    fraction = np.where(last_s > first_s, inside_s / np.where(last_s > first_s, last_s - first_s, 1.0), is_inside)
+    rate = float((steady["output_tokens"] * fraction).sum()) / (end_s - begin_s)
     return Rollouts(
         num_devices=num_devices,
         makespan_s=float(ends_s[-1]),
@@ -263,15 +266,6 @@ def _rollouts(scenario: Scenario, num_devices: int, replicas: int, update_s: flo
         longest_s=float((steady["finish_s"] - steady["arrival_s"]).max()),
         update_s=update_s,
     )
-
-
-def _tokens_between(requests: Table, begin_s: float, end_s: float) -> float:
-    """Return the output tokens of a span; those of a request come evenly from its first to its last."""
-    first_s, last_s = requests["first_token_s"], requests["finish_s"]
-    inside_s = np.maximum(np.minimum(last_s, end_s) - np.maximum(first_s, begin_s), 0.0)
-    is_inside = (first_s > begin_s) & (last_s <= end_s)
-    fraction = np.where(last_s > first_s, inside_s / np.where(last_s > first_s, last_s - first_s, 1.0), is_inside)
-    return float((requests["output_tokens"] * fraction).sum())
 
 
 def _on_replicas(scenario: Scenario, replicas: int) -> Result:

@@ -280,9 +280,17 @@ class Workload(RequestSource):
             raise ValueError("images at the start need a workload without tenants; leave tenants or position out")
         if self.draws_media and self.images is not None and self.images.position == "start" and self.trace is not None:
             raise ValueError("images at the start need drawn prompts: leave out trace")
-        self._check_media()
+        undrawn = [media for media in (self.images, self.videos) if media is not None and not media.is_drawn]
+        if undrawn and self.draws_media:
+            raise ValueError("of images and videos one has a size and the other has none; give both, or leave one out")
+        if undrawn and not self.traces:
+            what = NEEDS_SIZES if self.images is not None else "a video needs width and height"
+            raise ValueError(f"{what}, or a trace that has them")
         if self.clients is not None:
-            self._check_clients()
+            others = ("arrivals", "input_tokens", "output_tokens", "total_tokens", "trace", "sessions", "tenants")
+            for name in others:
+                if getattr(self, name):
+                    raise ValueError(f"clients give times and lengths; {name} cannot be given too")
         elif self.tenants and not all(tenant.is_label for tenant in self.tenants):
             self._check_tenants()
         else:
@@ -324,14 +332,6 @@ class Workload(RequestSource):
     def traces(self) -> tuple[Trace, ...]:
         return tuple(source.trace for source in (self, *self.tenants) if source.trace is not None)
 
-    def _check_media(self) -> None:
-        undrawn = [media for media in (self.images, self.videos) if media is not None and not media.is_drawn]
-        if undrawn and self.draws_media:
-            raise ValueError("of images and videos one has a size and the other has none; give both, or leave one out")
-        if undrawn and not self.traces:
-            what = NEEDS_SIZES if self.images is not None else "a video needs width and height"
-            raise ValueError(f"{what}, or a trace that has them")
-
     @property
     def is_real_traffic(self) -> bool:
         """Whether lengths come from recorded requests, and not from distributions."""
@@ -362,12 +362,6 @@ class Workload(RequestSource):
         drawn = isinstance(self.input_tokens, int | Uniform) and isinstance(self.output_tokens, int | Uniform)
         if not drawn or self.tenants or self.sessions is not None or self.shared_prompts is not None:
             raise ValueError("lengths_seed needs input_tokens and output_tokens, numbers or uniform, and nothing else")
-
-    def _check_clients(self) -> None:
-        others = ("arrivals", "input_tokens", "output_tokens", "total_tokens", "trace", "sessions", "tenants")
-        for name in others:
-            if getattr(self, name):
-                raise ValueError(f"clients give times and lengths; {name} cannot be given too")
 
     def _check_tenants(self) -> None:
         for name in ("input_tokens", "output_tokens", "total_tokens", "trace", "sessions", "shared_prompts"):

@@ -194,7 +194,7 @@ def test_what_was_measured_is_shown_where_it_cannot_be_written(
     def full(*_: object) -> None:
         raise InputError("the disk is full")
 
-    monkeypatch.setattr(bench, "write_bench", full)
+    monkeypatch.setattr(bench.report, "write_bench", full)
     shape = ("--input-tokens", "12", "--output-tokens", "4", "--num-requests", "6", "--rate", "50")
     with fake_server(0.01, 0.002) as (url, _):
         done = windtunnel("bench", "--endpoint", url, *shape, "--out", str(tmp_path / "run"))

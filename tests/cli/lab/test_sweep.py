@@ -17,7 +17,7 @@ import pytest
 from lab.fake_server import fake_server
 from windtunnel.metrics.records import Table
 from windtunnel.report.comparison import ComparedRun
-from windtunnel.report.lab.sweep import Level, Sweep, saturation, sweep_report
+from windtunnel.report.lab.bench import Level, Sweep, saturation, sweep_report
 from windtunnel.report.report import Table as ReportTable
 from windtunnel.report.results import ResultEntry
 

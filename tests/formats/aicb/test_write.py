@@ -7,7 +7,7 @@ import pytest
 
 from recorded import entries
 from windtunnel.errors import InputError
-from windtunnel.formats.aicb.commands import read_command
+from windtunnel.formats.aicb.arguments import read_command
 from windtunnel.formats.aicb.csv_records import read_records, records_text
 from windtunnel.formats.aicb.write import GeneratedFile, generate
 from windtunnel.formats.simai.workload import read_workload, workload_text

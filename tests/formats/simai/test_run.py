@@ -16,10 +16,10 @@ from windtunnel.network.collectives.algorithms.direct import all_to_all
 from windtunnel.network.collectives.algorithms.nvls import nvls
 from windtunnel.network.collectives.algorithms.ring import ring
 from windtunnel.network.collectives.rings import simai_rings
+from windtunnel.network.fabric import read_topology, topology_text
 from windtunnel.network.flows import Flows
 from windtunnel.network.settings import GBPS
 from windtunnel.network.topology import AlibabaHpn, DcnPlus, SpectrumX, Topology, TwoTier
-from windtunnel.network.topology_file import read_topology, topology_text
 from windtunnel.training.iteration.layers import Communication, IterationLayer, LayerPhase, LayerWorkload, RankGroup
 
 A100 = {"gpu_type": "A100", "nic_bytes_per_s": 100 * GBPS, "scale_up_bytes_per_s": 2400 * GBPS}

@@ -7,7 +7,7 @@ import pytest
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.formats.vidur.profiles import VidurFile, operator_tables
+from windtunnel.formats.vidur.read import VidurFile, operator_tables
 from windtunnel.model.attention.grouped_query import DecodeAttention, PrefillAttention
 from windtunnel.model.operators import Collective, Gemm
 from windtunnel.pricing.profile import profile_estimator, write_profile

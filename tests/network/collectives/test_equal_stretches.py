@@ -10,11 +10,11 @@ from effort import cases_to_try
 from windtunnel import limits
 from windtunnel.errors import InputError
 from windtunnel.network.backends import packet as backend
+from windtunnel.network.backends.packet import LONG_PACKETS, long_seconds
 from windtunnel.network.collectives import equal_stretches as stretches
 from windtunnel.network.collectives.call import CollectiveChoices
 from windtunnel.network.collectives.run import run_groups
 from windtunnel.network.fabric import Fabric
-from windtunnel.network.packet.long_messages import LONG_PACKETS, long_seconds
 from windtunnel.network.settings import GBPS, SIMAI_PACKETS, SIMAI_SETTINGS, NetworkSettings, PacketSettings
 from windtunnel.network.topology import AlibabaHpn, DcnPlus, SpectrumX
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError
+from windtunnel.network.collectives.closed_forms import place_of
 from windtunnel.network.collectives.expert_parallel import TokenTraffic, routed, run_expert_all_to_all
-from windtunnel.network.collectives.placement import place_of
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.topology import NodeRails
 

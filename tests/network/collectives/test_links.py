@@ -10,8 +10,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.hardware import meets_all
 from windtunnel.network.collectives.call import CollectiveChoices
-from windtunnel.network.collectives.closed_forms import closed_form
-from windtunnel.network.collectives.placement import place_of
+from windtunnel.network.collectives.closed_forms import closed_form, place_of
 from windtunnel.network.collectives.rings import link_rings
 from windtunnel.network.collectives.run import groups_seconds, run_collective
 from windtunnel.network.fabric import with_joined_switches, without

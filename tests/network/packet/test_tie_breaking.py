@@ -9,7 +9,7 @@ from windtunnel.network.collectives.algorithms.direct import all_to_all
 from windtunnel.network.collectives.algorithms.ring import ring
 from windtunnel.network.collectives.rings import simai_rings
 from windtunnel.network.flows import together
-from windtunnel.network.packet.tie_breaking import INSERTION_SORTED, begin_order, order_of_equals, partitions, senders
+from windtunnel.network.packet.tables import INSERTION_SORTED, begin_order, order_of_equals, partitions, senders
 from windtunnel.network.settings import GBPS, SIMAI_PACKETS, SIMAI_SETTINGS
 from windtunnel.network.topology import DcnPlus, SpectrumX
 

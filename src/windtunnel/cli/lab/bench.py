@@ -15,8 +15,7 @@ import msgspec
 import numpy as np
 
 from windtunnel.cli.options import with_load
-from windtunnel.cli.output import answer, interrupted, remark
-from windtunnel.cli.progress import status
+from windtunnel.cli.output import answer, interrupted, remark, status
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.files import check_replaceable, write_text
@@ -27,8 +26,7 @@ from windtunnel.lab.tiny_models import TINY, write_tiny_model
 from windtunnel.metrics.client import ClientSummary, client_summary
 from windtunnel.model.sampling import Sampling
 from windtunnel.report.comparison import ComparedRun, read_run
-from windtunnel.report.lab.bench import bench_document, bench_report, vllm_document, write_bench
-from windtunnel.report.lab.sweep import Level, Sweep, sweep_document, sweep_report
+from windtunnel.report.lab import bench as report
 from windtunnel.report.results import entry_of
 from windtunnel.report.serving.run import check_folder
 from windtunnel.schema import decode, encode, json_text, read_yaml
@@ -59,13 +57,15 @@ def command(options: Options) -> None:
     with ExitStack() as stack:
         run, summary, document = _measured(_running(options, stack), scenario, load, scenario.seed)
     about = {name: value for name, value in document.items() if isinstance(value, str) and name != "windtunnel"}
-    answer(options, lambda: document, lambda: bench_report(summary, about, scenario.slo))
+    answer(options, lambda: document, lambda: report.bench_report(summary, about, scenario.slo))
     # What was measured is shown before it is written: a disk may be full.
     if options.out is not None:
-        write_bench(options.out, run.requests, run.tokens, document, scenario)
+        report.write_bench(options.out, run.requests, run.tokens, document, scenario)
         remark(f"wrote {options.out}")
     if options.save_result is not None:
-        document_of_vllm = vllm_document(summary, run.requests, run.tokens, scenario.workload.arrivals, run.model)
+        document_of_vllm = report.vllm_document(
+            summary, run.requests, run.tokens, scenario.workload.arrivals, run.model
+        )
         write_text(options.save_result, json_text(document_of_vllm) + "\n")
         remark(f"wrote {options.save_result}")
     if summary.num_failed:
@@ -105,7 +105,7 @@ def _measured(
         )
     workload = msgspec.structs.replace(scenario.workload, sampling=decode(sampling, Sampling, "sampling"))
     sent = msgspec.structs.replace(scenario, workload=workload)
-    return run, summary, bench_document(summary, about, sent) | ({"server": counted} if counted else {})
+    return run, summary, report.bench_document(summary, about, sent) | ({"server": counted} if counted else {})
 
 
 def _counters(endpoint: Endpoint) -> Mapping[str, float]:
@@ -152,14 +152,16 @@ def _sweep(options: Options) -> None:
             runs[load] = ComparedRun(entry_of(document, f"{kind}-{load:g}"), document, run.requests)
             remark(f"{kind} {load:g}: {summary.num_requests:,} answered, {summary.num_failed:,} failed")
             if load in folders:
-                write_bench(folders[load], run.requests, run.tokens, document, scenarios[load])
+                report.write_bench(folders[load], run.requests, run.tokens, document, scenarios[load])
     if cut and not runs:
         raise interrupted(cut, None)
-    sweep = Sweep(kind, [Level(load, runs[load], _predicted(scenarios[load])) for load in loads if load in runs])
+    sweep = report.Sweep(
+        kind, [report.Level(load, runs[load], _predicted(scenarios[load])) for load in loads if load in runs]
+    )
     if options.out is not None:
-        write_text(options.out / "sweep.json", json_text(sweep_document(sweep)) + "\n")
+        write_text(options.out / "sweep.json", json_text(report.sweep_document(sweep)) + "\n")
         remark(f"wrote {options.out}")
-    answer(options, sweep_document, sweep_report, sweep)
+    answer(options, report.sweep_document, report.sweep_report, sweep)
     if cut:
         raise interrupted(cut, None if options.out is None else "the same command goes on from there")
     if any(run.document["summary"]["num_failed"] for run in runs.values()):

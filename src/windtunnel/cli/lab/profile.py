@@ -2,12 +2,11 @@
 
 from windtunnel import catalog
 from windtunnel.cli.options import quantity
-from windtunnel.cli.output import answer, interrupted, remark
-from windtunnel.cli.progress import status
+from windtunnel.cli.output import answer, interrupted, remark, status
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, check_known
 from windtunnel.formats.nccl_tests import read_nccl_log
-from windtunnel.formats.vidur.profiles import operator_tables
+from windtunnel.formats.vidur.read import operator_tables
 from windtunnel.lab.profile import collectives as lab
 from windtunnel.lab.profile import run as profiling
 from windtunnel.lab.profile.compute import ComputePlan

@@ -8,8 +8,7 @@ from windtunnel.calibration.profiles import profiles
 from windtunnel.calibration.settings_inference import with_acceptances
 from windtunnel.calibration.transfers import tells_of_transfers, with_transfers
 from windtunnel.cli.options import launched
-from windtunnel.cli.output import answer
-from windtunnel.cli.progress import status
+from windtunnel.cli.output import answer, status
 from windtunnel.cli.serving.measured_runs import measurements_of
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError

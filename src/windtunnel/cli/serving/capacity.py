@@ -1,8 +1,7 @@
 """`windtunnel capacity`: find the greatest load that a deployment sustains."""
 
 from windtunnel.cli.options import launched, scenario_of, with_read_load
-from windtunnel.cli.output import answer
-from windtunnel.cli.progress import status
+from windtunnel.cli.output import answer, status
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.metrics.limits import limits_of, parse_limits

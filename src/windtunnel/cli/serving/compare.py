@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from windtunnel.cli.output import answer
-from windtunnel.cli.progress import counted
+from windtunnel.cli.output import answer, counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.report.comparison import ComparedRun, check_runs, comparison_document, comparison_report, read_run

@@ -14,15 +14,13 @@ import click
 
 from windtunnel.cli.naming import name_settings
 from windtunnel.cli.options import launched, scenario_of, with_load, with_read_load
-from windtunnel.cli.output import answer, remark
-from windtunnel.cli.progress import counted
+from windtunnel.cli.output import answer, counted, remark
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.formats.clients.read import ClientResult, read_client_results
 from windtunnel.metrics.limits import limit_of, limits_of, named_values, parse_limits, share_of
 from windtunnel.schema import read_table
-from windtunnel.serving.engines.command_line import Reading
-from windtunnel.serving.scenario import SCENARIO_HINT, Scenario, read_raw
+from windtunnel.serving.scenario import SCENARIO_HINT, read_raw
 from windtunnel.serving.shorthand import lay_over
 
 if TYPE_CHECKING:
@@ -36,7 +34,15 @@ def command(options: Options) -> None:
     if options.measured:
         _answer(options, _gate_measured(options))
         return
-    before, after, launches = _scenarios(options)
+    sides = [options] if options.before is None else [options, _options_before(options)]
+    launches = [launched(side) for side in sides]
+    load = next((launch.load for launch in launches if launch.load is not None), None)
+    described = []
+    for side, launch in zip(sides, launches, strict=True):
+        if launch.taken:
+            launch.load = load
+        described.append(scenario_of(side, base=with_read_load(side, launch)))
+    before, after = described[1] if len(described) > 1 else None, described[0]
 
     from windtunnel.production.gate import gate_change, with_servers
     from windtunnel.serving.simulate import simulate
@@ -76,21 +82,6 @@ def _answer(options: Options, gate: Any) -> None:
             remark(f"failed: {reason(check)}")
     if not gate.passes:
         click.get_current_context().exit(1)
-
-
-def _scenarios(options: Options) -> tuple[Scenario | None, Scenario, list[Reading]]:
-    """Return what was before, and the change; the load that a file of either says is that of both. Third are the
-    servers that were read: of the change, and of what was before.
-    """
-    sides = [options] if options.before is None else [options, _options_before(options)]
-    launches = [launched(side) for side in sides]
-    load = next((launch.load for launch in launches if launch.load is not None), None)
-    described = []
-    for side, launch in zip(sides, launches, strict=True):
-        if launch.taken:
-            launch.load = load
-        described.append(scenario_of(side, base=with_read_load(side, launch)))
-    return described[1] if len(described) > 1 else None, described[0], launches
 
 
 def _options_before(options: Options) -> Options:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from windtunnel.calibration.measured_runs import SCORED, Measurement
 from windtunnel.calibration.releases import with_inferred_versions
 from windtunnel.calibration.run_files import read_measurements
-from windtunnel.cli.progress import counted
+from windtunnel.cli.output import counted
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, check_known, did_you_mean
 

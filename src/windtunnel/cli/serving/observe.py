@@ -1,5 +1,6 @@
 """`windtunnel observe`: learn a calibration, and a scenario, from what a server recorded or emits."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -7,8 +8,7 @@ import click
 
 from windtunnel.calibration.steps.read import StepRun, read_step_runs, run_without_steps
 from windtunnel.cli.options import launched, with_load
-from windtunnel.cli.output import answer, remark
-from windtunnel.cli.progress import counted
+from windtunnel.cli.output import answer, counted, remark
 from windtunnel.cli.serving.measured_runs import with_id
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
@@ -77,6 +77,8 @@ def _recorded(options: Options, server: dict[str, object]) -> tuple[StepRun, Ser
         with counted("scraping", "seconds") as progress:
             return run, poll(options.recorded, options.seconds, options.every, progress)
     path = Path(options.recorded)
+    if re.match(r"[\w.-]+:\d+\b", options.recorded) and not path.exists():
+        raise InputError(f"there is no file {path}", f"as an address it begins with http://: http://{path}")
     record = read_record(path)
     if record is not None:
         return run_without_steps(path.name, server, deployment), record

@@ -14,8 +14,7 @@ from windtunnel import catalog
 from windtunnel.cli.diffusion import diffusion_file, search_file
 from windtunnel.cli.naming import name_settings
 from windtunnel.cli.options import assignments, launched, with_read_load
-from windtunnel.cli.output import answer, interrupted, remark, remark_left_out
-from windtunnel.cli.progress import counted
+from windtunnel.cli.output import answer, counted, interrupted, remark, remark_left_out
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, WindtunnelError, check_known
 from windtunnel.formats.launch.scripts import start_remark

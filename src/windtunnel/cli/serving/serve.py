@@ -7,8 +7,7 @@ from itertools import pairwise
 import click
 
 from windtunnel.cli.options import launched, scenario_of
-from windtunnel.cli.output import remark
-from windtunnel.cli.progress import compiling
+from windtunnel.cli.output import compiling, remark
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import needing
 from windtunnel.schema import json_text

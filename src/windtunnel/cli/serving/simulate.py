@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING
 
 from windtunnel.cli.diffusion import diffusion_file, simulate_file
 from windtunnel.cli.options import launched, scenario_of, with_read_load
-from windtunnel.cli.output import answer, remark
-from windtunnel.cli.progress import counted
+from windtunnel.cli.output import answer, counted, remark
 from windtunnel.cli.verbs import Options
 from windtunnel.files import check_replaceable
 from windtunnel.formats.timeline.file import SUFFIXES

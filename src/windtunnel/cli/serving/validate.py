@@ -10,8 +10,7 @@ from windtunnel.calibration.steps.price import KINDS
 from windtunnel.calibration.steps.read import read_step_runs
 from windtunnel.calibration.validate import RunPrediction, predict_runs, with_odd_runs
 from windtunnel.cli.options import launched
-from windtunnel.cli.output import answer, remark
-from windtunnel.cli.progress import counted
+from windtunnel.cli.output import answer, counted, remark
 from windtunnel.cli.serving.measured_runs import measurements_of, with_id
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError, check_known

@@ -3,8 +3,7 @@
 from msgspec.structs import replace
 
 from windtunnel.cli.options import launched, scenario_of, setting_name, with_read_load
-from windtunnel.cli.output import answer, remark
-from windtunnel.cli.progress import counted
+from windtunnel.cli.output import answer, counted, remark
 from windtunnel.cli.verbs import Options
 from windtunnel.metrics.limits import limits_of, parse_limits
 from windtunnel.schema import encode
@@ -19,7 +18,20 @@ def command(options: Options) -> None:
     """Run every combination of some settings' values, and show them side by side."""
     launch = launched(options)
     if launch.raw and not options.vary:
-        _rank_changes(options, launch)
+        server = with_read_load(options, launch, is_sized=True)
+        arrives = options.settings or "arrivals" in server.get("workload", {})
+        if not any((options.rate, options.concurrency, options.trace, arrives)):
+            options.rate = 1.0
+        scenario = scenario_of(options, base=server)
+        limits = parse_limits(options.slo) if options.slo is not None else limits_of(scenario.slo)
+
+        from windtunnel.cli.serving.search import show_study
+        from windtunnel.search.executors import HERE
+        from windtunnel.search.recommend import CAPACITY, changes_space
+        from windtunnel.search.store import Store
+
+        space = changes_space(scenario, limits, CAPACITY)
+        show_study(options, space, Store(None, remark), HERE, launch=launch, recommends=True)
         return
     space = _space(options, launch)
 
@@ -40,24 +52,6 @@ def command(options: Options) -> None:
     for index, sentence in stops_of(space, [at for at in answers if not answers[at].refused], None, launch).items():
         answers[index] = replace(answers[index], refused=sentence, holds=False)
     answer(options, lambda *_: grid_document(space, answers), grid_report, space, answers, names, launch=launch)
-
-
-def _rank_changes(options: Options, launch: Reading) -> None:
-    """Rank single changes of a server's command line by the capacity that they gain."""
-    server = with_read_load(options, launch, is_sized=True)
-    arrives = options.settings or "arrivals" in server.get("workload", {})
-    if not any((options.rate, options.concurrency, options.trace, arrives)):
-        options.rate = 1.0
-    scenario = scenario_of(options, base=server)
-    limits = parse_limits(options.slo) if options.slo is not None else limits_of(scenario.slo)
-
-    from windtunnel.cli.serving.search import show_study
-    from windtunnel.search.executors import HERE
-    from windtunnel.search.recommend import CAPACITY, changes_space
-    from windtunnel.search.store import Store
-
-    space = changes_space(scenario, limits, CAPACITY)
-    show_study(options, space, Store(None, remark), HERE, launch=launch, recommends=True)
 
 
 def _space(options: Options, launch: Reading) -> Space:

@@ -1,8 +1,7 @@
 """`windtunnel rl`: divide devices between rollouts and training."""
 
 from windtunnel.cli.options import scenario_of
-from windtunnel.cli.output import answer
-from windtunnel.cli.progress import counted
+from windtunnel.cli.output import answer, counted
 from windtunnel.cli.verbs import Options
 from windtunnel.schema import read_table
 

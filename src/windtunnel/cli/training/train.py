@@ -9,7 +9,7 @@ from windtunnel.cli.verbs import Options
 from windtunnel.files import check_replaceable
 from windtunnel.formats.job_files import JobRead, read_job_file
 from windtunnel.formats.timeline.file import SUFFIXES
-from windtunnel.formats.timeline.training import write_step_timeline
+from windtunnel.formats.timeline.write import write_step_timeline
 from windtunnel.report.render.json import version
 from windtunnel.report.report import Report
 from windtunnel.schema import encode

@@ -11,10 +11,10 @@ from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.files import check_replaceable, read_text, write_text
 from windtunnel.formats.aicb import COMMAND
-from windtunnel.formats.aicb.commands import read_command
+from windtunnel.formats.aicb.arguments import read_command
 from windtunnel.formats.aicb.csv_records import records_text
 from windtunnel.formats.aicb.job import training_records
-from windtunnel.formats.aicb.write import GeneratedFile, generate
+from windtunnel.formats.aicb.write import generate
 from windtunnel.formats.chakra.training import write_training_traces
 from windtunnel.formats.job_files import JobLaunch, job_contents, read_any_job
 from windtunnel.formats.recognise import find_format
@@ -43,7 +43,13 @@ def command(options: Options) -> None:
     if compat is not None:
         if kind.name != COMMAND:
             raise InputError(f"--compat aicb is for AICB's commands; {file} is a {kind.name}", "leave it out")
-        _deliver(generate(read_command(read_text(file)), options.times), options)
+        made = generate(read_command(read_text(file)), options.times)
+        for text in made.remarks:
+            remark(f"note: {text}")
+        path = Path(options.out) if options.out else None
+        if path is not None and (path.is_dir() or options.out.endswith("/")):
+            path /= made.name
+        _put(made.text, path, options.overwrite)
         return
     read = read_any_job(kind, file, launch)
     if target is None:
@@ -110,15 +116,6 @@ def _chosen(ranks: str | None, num_ranks: int) -> range:
     if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) < int(first):
         raise InputError(f"--ranks is {ranks!r}; it is one rank or two with a dash, such as 0-63")
     return range(int(first), int(last or first) + 1)
-
-
-def _deliver(made: GeneratedFile, options: Options) -> None:
-    for text in made.remarks:
-        remark(f"note: {text}")
-    path = Path(options.out) if options.out else None
-    if path is not None and (path.is_dir() or options.out.endswith("/")):
-        path /= made.name
-    _put(made.text, path, options.overwrite)
 
 
 def _put(text: str, out: Path | None, overwrite: bool) -> None:

@@ -16,8 +16,7 @@ from windtunnel.report.search.study_files import point_document
 from windtunnel.schema import short_path
 from windtunnel.search.space.space import as_builtins
 from windtunnel.search.store import default_path
-from windtunnel.search.study import SearchOutcome, Study
-from windtunnel.search.watch import Kept, Watched, kept_searches
+from windtunnel.search.study import Kept, SearchOutcome, Study, Watched, kept_searches
 from windtunnel.units import format_count
 
 SHORT = 12
@@ -29,7 +28,13 @@ RUNNING_S = 30.0
 def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
     """Show all searches of all stores, or the one that the fields `store` and `search` name."""
     if "search" in query:
-        return _search_view(dashboard, query)
+        kept, path = _kept(dashboard, query)
+        study = _watched(dashboard, kept).study(path)
+        state = _state(kept, path.stat().st_mtime)
+        title = f"Search {kept.number}: {study.space.model}"
+        progress = [progress_of(study, outcome, state) for outcome in study.outcomes]
+        report = replace(search_report(SearchEvidence(study, TOP)), title=title)
+        return View(report, template="search.html", values={"progress": progress, "stop": ""}, is_live=True)
     rows, problems = [], []
     for name, path in _stores(dashboard).items():
         try:
@@ -114,16 +119,6 @@ def _watched(dashboard: Dashboard, kept: Kept) -> Watched:
         if kept.name not in dashboard.watched:
             dashboard.watched[kept.name] = Watched(kept.space)
         return dashboard.watched[kept.name]
-
-
-def _search_view(dashboard: Dashboard, query: Query) -> View:
-    kept, path = _kept(dashboard, query)
-    study = _watched(dashboard, kept).study(path)
-    state = _state(kept, path.stat().st_mtime)
-    title = f"Search {kept.number}: {study.space.model}"
-    progress = [progress_of(study, outcome, state) for outcome in study.outcomes]
-    report = replace(search_report(SearchEvidence(study, TOP)), title=title)
-    return View(report, template="search.html", values={"progress": progress, "stop": ""}, is_live=True)
 
 
 def progress_of(study: Study, outcome: SearchOutcome, state: str) -> tuple[str | None, int, int, str]:

@@ -13,8 +13,7 @@ from pathlib import Path
 from windtunnel.errors import InputError
 from windtunnel.files import read_text
 from windtunnel.formats.aicb.aiob_times import read_aiob_times
-from windtunnel.formats.aicb.arguments import WORDS, TrainingArguments
-from windtunnel.formats.aicb.commands import read_command
+from windtunnel.formats.aicb.arguments import WORDS, TrainingArguments, read_command
 from windtunnel.formats.aicb.csv_records import COLUMNS, read_records
 from windtunnel.formats.aicb.job import job_of
 from windtunnel.formats.collective_calls import CollectiveCall, Contents, totals

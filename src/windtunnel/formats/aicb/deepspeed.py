@@ -42,22 +42,17 @@ def zero_records(arguments: TrainingArguments, generator: str) -> RecordList:
     return RecordList((Stretch(tuple(rank.records)),))
 
 
-def llama_shapes(arguments: TrainingArguments) -> list[Shape]:
-    """Return the shapes of the parameters in the order of the modules; a norm's last dimension is 1."""
-    hidden, width = arguments.hidden_size, arguments.feed_forward_size
-    heads = hidden // arguments.heads * arguments.heads
-    attention = [(hidden, 1), *[(hidden, heads)] * 3, (heads, hidden)]
-    layer = [*attention, (hidden, 1), (hidden, width), (width, hidden), (hidden, width)]
-    vocabulary = arguments.vocab_size
-    return [(vocabulary, hidden), *layer * arguments.layers_per_stage, (hidden, 1), (hidden, vocabulary)]
-
-
 class _ZeroRank:
     """The common part of the stages: the parameters and the growing list."""
 
     def __init__(self, arguments: TrainingArguments) -> None:
         self.arguments = arguments
-        self.shapes = llama_shapes(arguments)
+        hidden, width = arguments.hidden_size, arguments.feed_forward_size
+        heads = hidden // arguments.heads * arguments.heads
+        attention = [(hidden, 1), *[(hidden, heads)] * 3, (heads, hidden)]
+        layer = [*attention, (hidden, 1), (hidden, width), (width, hidden), (hidden, width)]
+        vocabulary = arguments.vocab_size
+        self.shapes = [(vocabulary, hidden), *layer * arguments.layers_per_stage, (hidden, 1), (hidden, vocabulary)]
         self.elements = [rows * columns for rows, columns in self.shapes]
         self.dp = arguments.data_parallel
         self.records: list[Record] = []

@@ -47,7 +47,16 @@ def simai_training(arguments: TrainingArguments, times_ns: Mapping[str, int] | N
         expert_parameters=sum(module.num_parameters for module in modules if "moe" in module.name),
     )
     if times_ns is None:
-        blocks = _untimed(arguments, modules, sizes)
+        gather = FilePhase(1, "ALLGATHER", 2 * sizes.parameters)
+        scatter = FilePhase(1, "REDUCESCATTER", 4 * sizes.parameters)
+        head = [WorkloadLayer("grad_norm", gather, UNIT, scatter)]
+        if not arguments.enable_sequence_parallel:
+            head.append(WorkloadLayer("layernorm", UNIT, FilePhase(1, "ALLREDUCE", 2 * sizes.parameters), UNIT))
+        head += _expert_gradients(arguments, sizes)
+        vocabulary = FilePhase(1, "ALLREDUCE", arguments.vocab_size * arguments.hidden_size * 2)
+        layers = [line for module in modules for line in _untimed_lines(arguments, module.name, sizes)]
+        layers.append(WorkloadLayer("embedding_norm", vocabulary, UNIT, UNIT))
+        blocks: tuple[Block, ...] = Block(tuple(head)), Block(tuple(layers), arguments.num_microbatches)
     else:
         blocks = _Timed(arguments, sizes, times_ns).blocks(modules)
     return SimaiWorkload(_header(arguments, sizes), (*blocks, Block(_tail(arguments))))
@@ -123,20 +132,6 @@ def _expert_phases(
         (scatter, gather),
         (exchange, exchange),
     )
-
-
-def _untimed(arguments: TrainingArguments, modules: Iterable[Module], sizes: Sizes) -> tuple[Block, ...]:
-    """Return the blocks of AICB's `workload_generate`: a nanosecond for everything."""
-    gather = FilePhase(1, "ALLGATHER", 2 * sizes.parameters)
-    scatter = FilePhase(1, "REDUCESCATTER", 4 * sizes.parameters)
-    head = [WorkloadLayer("grad_norm", gather, UNIT, scatter)]
-    if not arguments.enable_sequence_parallel:
-        head.append(WorkloadLayer("layernorm", UNIT, FilePhase(1, "ALLREDUCE", 2 * sizes.parameters), UNIT))
-    head += _expert_gradients(arguments, sizes)
-    vocabulary = FilePhase(1, "ALLREDUCE", arguments.vocab_size * arguments.hidden_size * 2)
-    layers = [line for module in modules for line in _untimed_lines(arguments, module.name, sizes)]
-    layers.append(WorkloadLayer("embedding_norm", vocabulary, UNIT, UNIT))
-    return Block(tuple(head)), Block(tuple(layers), arguments.num_microbatches)
 
 
 def _untimed_lines(arguments: TrainingArguments, name: str, sizes: Sizes) -> Iterable[WorkloadLayer]:

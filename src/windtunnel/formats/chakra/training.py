@@ -149,7 +149,12 @@ class _RankTrace:
         is_beside = task.beside is not None and task.pieces == 1
         for _ in range(round(task.count)):
             if op.op == "send_recv":
-                nodes = self._ring(task, op, waits)
+                ranks = group_ranks(self.rank, task.group or Group.CONTEXT, self.number)
+                position = ranks.index(self.number)
+                size, tag = round(float(op.message_bytes)), len(self.nodes) & 0x7FFF_FFFF
+                to, source = ranks[(position + 1) % len(ranks)], ranks[position - 1]
+                sent = self._message(task.name, ChakraKind.SEND, to, size, tag, waits)
+                nodes = [sent, self._message(task.name, ChakraKind.RECEIVE, source, size, tag, waits)]
             else:
                 nodes = [self._collective(task, op, action, waits)]
             if is_beside:
@@ -172,15 +177,6 @@ class _RankTrace:
             {"name": "pg_name", "string": self.names.setdefault(ranks, str(len(self.names)))},
             *self._where(action),
         )
-
-    def _ring(self, task: Task, op: ops.Collective, waits: list[int]) -> list[int]:
-        """Send this rank's block to the next rank and receive the block of the previous one."""
-        ranks = group_ranks(self.rank, task.group or Group.CONTEXT, self.number)
-        position = ranks.index(self.number)
-        size, tag = round(float(op.message_bytes)), len(self.nodes) & 0x7FFF_FFFF
-        to, source = ranks[(position + 1) % len(ranks)], ranks[position - 1]
-        sent = self._message(task.name, ChakraKind.SEND, to, size, tag, waits)
-        return [sent, self._message(task.name, ChakraKind.RECEIVE, source, size, tag, waits)]
 
     def _message(self, name: str, kind: ChakraKind, peer: int, size: int, tag: int, waits: list[int]) -> int:
         source, to = (self.number, peer) if kind is ChakraKind.SEND else (peer, self.number)

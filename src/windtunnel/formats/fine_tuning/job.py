@@ -34,7 +34,12 @@ class FineTuning:
         Raises:
             InputError: a value is wrong or is not modelled, or one is missing that `launch` does not give.
         """
-        self.check_modelled()
+        for rule in WORDS["refused"]:
+            for key in rule["keys"]:
+                value = str(self.keys.get(key, "")).lower()
+                is_refused = value in rule["values"] if "values" in rule else value not in WORDS["switched_off"]
+                if is_refused and rule.get("unless") not in self.launch.overrides:
+                    raise InputError(f"{self.source.dashes}{key} = {value} is not modelled", rule["hint"])
         device = self.launch.device_or(None, f"{self.source.path} does not name one")
         job = decode(self.fields(device), TrainingJob, str(self.source.path))
         return job, (*self.notes, *self.unread())
@@ -44,15 +49,6 @@ class FineTuning:
         idle = WORDS["without_effect"]
         left = [key for key, value in self.keys.items() if key not in self.used and str(value).lower() not in _NOTHING]
         return [f"{self.source.dashes}{key}" for key in left if not any(fnmatchcase(key, each) for each in idle)]
-
-    def check_modelled(self) -> None:
-        """Raise InputError for a key whose effect a training job has no words for."""
-        for rule in WORDS["refused"]:
-            for key in rule["keys"]:
-                value = str(self.keys.get(key, "")).lower()
-                is_refused = value in rule["values"] if "values" in rule else value not in WORDS["switched_off"]
-                if is_refused and rule.get("unless") not in self.launch.overrides:
-                    raise InputError(f"{self.source.dashes}{key} = {value} is not modelled", rule["hint"])
 
     def find(self, setting: str) -> tuple[str, Any]:
         """Return the name and value of a setting that the job gives, or else the tool's default; None without one."""

@@ -56,7 +56,11 @@ def read_command(path: Path) -> Source:
     files = [word for word in alone if Path(word).suffix in (".yaml", ".yml", ".json")]
     files += [str(keys.pop("config"))] if "config" in keys else []
     of_files = {key: value for file in files for key, value in dotted(_table(path, file)).items()}
-    keys = _completed(path, {**of_files, **_stage(alone), **keys})
+    stems = [Path(word).stem.partition("_")[0] for word in alone if word.endswith(".py")]
+    said = (
+        alone[1:2] if alone[:1] in (["trl"], ["swift"]) else [each for each in stems if each in WORDS["other_stages"]]
+    )
+    keys = _completed(path, {**of_files, **({"stage": said[0]} if said else {}), **keys})
     num_devices = _num_devices(keys, found[0].environment) or found[0].gpus
     return Source(path, keys, _tool(keys, alone), num_devices, "--")
 
@@ -81,15 +85,6 @@ def _options(command: Command) -> tuple[dict[str, Any], list[str]]:
 
 def _value(values: list[str]) -> Any:
     return values if len(values) > 1 else values[0] if values else True
-
-
-def _stage(alone: list[str]) -> dict[str, str]:
-    """Return the way of training that a subcommand, or the name of a script, says."""
-    stems = [Path(word).stem.partition("_")[0] for word in alone if word.endswith(".py")]
-    said = (
-        alone[1:2] if alone[:1] in (["trl"], ["swift"]) else [each for each in stems if each in WORDS["other_stages"]]
-    )
-    return {"stage": said[0]} if said else {}
 
 
 def _completed(path: Path, keys: dict[str, Any]) -> dict[str, Any]:

@@ -93,34 +93,29 @@ def recipe_load(benchmark: Mapping[str, Any]) -> ClientLoad | None:
     """
     kind = str(benchmark.get("type") or ("sa-bench" if "isl" in benchmark else "manual"))
     if kind == "custom":
-        return _custom_load(benchmark)
+        variables = {str(name): str(value) for name, value in table(benchmark.get("env")).items()}
+        exported = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+        if (load := client_load(commands_of("\n".join([*exported, str(benchmark.get("command", ""))])))) is not None:
+            return load
+        names = {
+            "ISL": "isl",
+            "OSL": "osl",
+            "CONC": "concurrency",
+            "CONC_LIST": "concurrencies",
+            "REQUEST_RATE": "req_rate",
+            "RANDOM_RANGE_RATIO": "random_range_ratio",
+            "NUM_PROMPTS_MULTIPLIER": "num_prompts_mult",
+        }
+        known = {names[name]: value for name, value in variables.items() if name in names}
+        if not {"isl", "osl"} <= known.keys():
+            return ClientLoad("custom", left_out=("the load of the recipe's own command is not read",))
+        return _of_recipe("the recipe's own command", known)
     if kind == "manual":
         return None
     is_random = benchmark.get("dataset_name", "random") in RANDOM
     if "isl" not in benchmark or "osl" not in benchmark or not is_random:
         return ClientLoad(kind, left_out=(f"the load of {kind} is not read: --input-tokens and others say one",))
     return _of_recipe(kind, benchmark)
-
-
-def _custom_load(benchmark: Mapping[str, Any]) -> ClientLoad | None:
-    """Return the load of a command of its own: of the client that it starts, or of the variables of InferenceX."""
-    variables = {str(name): str(value) for name, value in table(benchmark.get("env")).items()}
-    exported = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
-    if (load := client_load(commands_of("\n".join([*exported, str(benchmark.get("command", ""))])))) is not None:
-        return load
-    names = {
-        "ISL": "isl",
-        "OSL": "osl",
-        "CONC": "concurrency",
-        "CONC_LIST": "concurrencies",
-        "REQUEST_RATE": "req_rate",
-        "RANDOM_RANGE_RATIO": "random_range_ratio",
-        "NUM_PROMPTS_MULTIPLIER": "num_prompts_mult",
-    }
-    known = {names[name]: value for name, value in variables.items() if name in names}
-    if not {"isl", "osl"} <= known.keys():
-        return ClientLoad("custom", left_out=("the load of the recipe's own command is not read",))
-    return _of_recipe("the recipe's own command", known)
 
 
 def _of_recipe(kind: str, benchmark: Mapping[str, Any]) -> ClientLoad:

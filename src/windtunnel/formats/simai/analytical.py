@@ -22,18 +22,7 @@ from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError, check_known
 from windtunnel.formats.simai.workload import HEADER_KEYS, TRANSFORMER, FilePhase, WorkloadLayer, meaning, read_workload
 from windtunnel.schema import Positive, Schema, check_fraction, check_positive, decode, read_yaml
-from windtunnel.training.iteration.layers import (
-    Communication,
-    Iteration,
-    IterationLayer,
-    LayerPhase,
-    LayerTimes,
-    LayerWorkload,
-    PhaseTimes,
-    RankGroup,
-    bubble_ns,
-    exposed_by_group,
-)
+from windtunnel.training.iteration import layers as iteration
 from windtunnel.units import GIB, parse_quantity
 
 NVLINK_GIB_PER_S = {"A100": 12 * 20.0, "A800": 8 * 20.0, "H100": 18 * 20.6, "H800": 8 * 20.6, "H20": 18 * 20.6}
@@ -93,22 +82,22 @@ class _Span(NamedTuple):
     nics: int
 
 
-def _span(workload: LayerWorkload, group: RankGroup, options: SimaiOptions) -> _Span:
+def _span(workload: iteration.LayerWorkload, group: iteration.RankGroup, options: SimaiOptions) -> _Span:
     tp, size = workload.tp, workload.group_size(group)
     per_server, nics = options.gpus_per_server, options.nics_per_server
     match group:
-        case RankGroup.TP if tp <= per_server:
+        case iteration.RankGroup.TP if tp <= per_server:
             return _Span(1, tp, nics)
-        case RankGroup.TP:
+        case iteration.RankGroup.TP:
             return _Span(tp // per_server, per_server, nics)
-        case RankGroup.EP if tp * size <= per_server:
+        case iteration.RankGroup.EP if tp * size <= per_server:
             return _Span(1, per_server // tp, nics)
-        case RankGroup.EP:
+        case iteration.RankGroup.EP:
             shared = nics // per_server if tp > per_server else nics // tp
             return _Span(tp * size // per_server, max(per_server // tp, 1), shared)
-        case RankGroup.DP if tp <= per_server:
+        case iteration.RankGroup.DP if tp <= per_server:
             return _Span(size, per_server // tp, nics // tp)
-        case RankGroup.DP_EP if tp * workload.ep <= per_server:
+        case iteration.RankGroup.DP_EP if tp * workload.ep <= per_server:
             return _Span(size, per_server // (tp * workload.ep), nics // (tp * workload.ep))
         case _:
             return _Span(size, 1, nics // per_server)
@@ -138,13 +127,15 @@ def _ratios() -> tuple[Floats, Mapping[str, Floats]]:
     return sizes, tables
 
 
-def _efficiency(call: Communication, workload: LayerWorkload, options: SimaiOptions, by_nvlink: bool) -> float:
+def _efficiency(
+    call: iteration.Communication, workload: iteration.LayerWorkload, options: SimaiOptions, by_nvlink: bool
+) -> float:
     """Return the bandwidth of a collective of this size as a share of the bandwidth at 16 GiB."""
     tp, per_server = workload.tp, options.gpus_per_server
-    if call.group is RankGroup.TP and call.op != "all_reduce":
+    if call.group is iteration.RankGroup.TP and call.op != "all_reduce":
         num_servers = 1 if tp < per_server else tp // per_server
         table = "all_to_all" if call.op == "all_to_all" else ("nvlink" if by_nvlink else "nic")
-    elif call.group is RankGroup.EP and call.op == "all_to_all":
+    elif call.group is iteration.RankGroup.EP and call.op == "all_to_all":
         table = "all_to_all"
         num_servers = 1 if tp * workload.ep <= per_server else tp * workload.ep // per_server
         if tp >= per_server and num_servers > 1:
@@ -162,7 +153,7 @@ def _efficiency(call: Communication, workload: LayerWorkload, options: SimaiOpti
     return float(np.float32(np.interp(call.size_bytes, sizes, curve)) / np.float32(curve[-1]))
 
 
-def collective_ns(call: Communication, workload: LayerWorkload, options: SimaiOptions) -> int:
+def collective_ns(call: iteration.Communication, workload: iteration.LayerWorkload, options: SimaiOptions) -> int:
     """Return the nanoseconds of one collective, as SimAI-Analytical counts them.
 
     Raises:
@@ -190,7 +181,7 @@ FIRST_LAYER_LINE = 3
 """Line of a workload file: a header and the number of layers come before."""
 
 
-def run_simai_analytical(workload: LayerWorkload, options: SimaiOptions | None = None) -> Iteration:
+def run_simai_analytical(workload: iteration.LayerWorkload, options: SimaiOptions | None = None) -> iteration.Iteration:
     """Price one iteration with SimAI-Analytical's formulas, which know no topology.
 
     Raises:
@@ -200,38 +191,42 @@ def run_simai_analytical(workload: LayerWorkload, options: SimaiOptions | None =
     per_server = options.gpus_per_server
     if workload.tp % per_server and per_server % workload.tp:
         raise InputError(f"{workload.name}, line 1: tp = {workload.tp} does not fill servers of {per_server} GPUs")
-    hidden = {RankGroup.TP: options.tp_fraction, RankGroup.EP: options.ep_fraction}
+    hidden = {iteration.RankGroup.TP: options.tp_fraction, iteration.RankGroup.EP: options.ep_fraction}
     total_ns_of = cache(lambda call: collective_ns(call, workload, options))
 
-    def times(phase: LayerPhase, group_of_overlap: RankGroup) -> PhaseTimes:
+    def times(phase: iteration.LayerPhase, group_of_overlap: iteration.RankGroup) -> iteration.PhaseTimes:
         call = phase.communication
         compute_ns = round(phase.compute_s * 1e9)
         if call is None:
-            return PhaseTimes(compute_ns, 0, 0)
+            return iteration.PhaseTimes(compute_ns, 0, 0)
         total_ns = total_ns_of(call)
         shown = np.float32(1) - np.float32(hidden.get(group_of_overlap, options.dp_fraction))
-        return PhaseTimes(compute_ns, total_ns, int(np.float32(total_ns) * shown))
+        return iteration.PhaseTimes(compute_ns, total_ns, int(np.float32(total_ns) * shown))
 
-    def row(line: int, layer: IterationLayer) -> LayerTimes:
+    def row(line: int, layer: iteration.IterationLayer) -> iteration.LayerTimes:
         forward = layer.forward.communication
-        group = forward.group if forward else RankGroup.TP
+        group = forward.group if forward else iteration.RankGroup.TP
         try:
-            return LayerTimes(
+            return iteration.LayerTimes(
                 layer,
                 times(layer.forward, group),
-                times(layer.weight_gradient, RankGroup.DP),
+                times(layer.weight_gradient, iteration.RankGroup.DP),
                 times(layer.input_gradient, group),
             )
         except InputError as error:
             raise InputError(f"{workload.name}, line {line}: {error.message}", error.hint) from None
 
     layers = tuple(row(line, layer) for line, layer in enumerate(workload.layers, FIRST_LAYER_LINE))
-    return Iteration(
-        workload, layers, exposed_by_group(layers), _pipeline_ns(workload, options), bubble_ns(workload, layers)
+    return iteration.Iteration(
+        workload,
+        layers,
+        iteration.exposed_by_group(layers),
+        _pipeline_ns(workload, options),
+        iteration.bubble_ns(workload, layers),
     )
 
 
-def _pipeline_ns(workload: LayerWorkload, options: SimaiOptions) -> float:
+def _pipeline_ns(workload: iteration.LayerWorkload, options: SimaiOptions) -> float:
     if options.pp_fraction in (0.0, 1.0) or workload.pp_bytes == 0:
         return 0.0
     each_ns = workload.pp_bytes / GIB / options.pp_fraction * 1e9
@@ -241,7 +236,7 @@ def _pipeline_ns(workload: LayerWorkload, options: SimaiOptions) -> float:
 _NEEDED = ("tp", "ep", "pp", "vpp", "num_microbatches", "num_devices")
 
 
-def read_layers(path: Path) -> LayerWorkload:
+def read_layers(path: Path) -> iteration.LayerWorkload:
     """Read the iteration in a workload file.
 
     Raises:
@@ -254,12 +249,14 @@ def read_layers(path: Path) -> LayerWorkload:
     words = {field: key for key, field in reversed(HEADER_KEYS.items())}
     if missing := [field for field in _NEEDED if getattr(header, field) is None]:
         raise InputError(f"{path}, line 1: {words[missing[0]]} is missing")
-    known: dict[WorkloadLayer, IterationLayer] = {}
+    known: dict[WorkloadLayer, iteration.IterationLayer] = {}
     for line, row in enumerate(workload.layers(), FIRST_LAYER_LINE):
         if row not in known:
-            known[row] = IterationLayer(row.name, *(_phase(*phase, f"{path}, line {line}") for phase in row.phases))
+            known[row] = iteration.IterationLayer(
+                row.name, *(_phase(*phase, f"{path}, line {line}") for phase in row.phases)
+            )
     try:
-        return LayerWorkload(
+        return iteration.LayerWorkload(
             name=path.name,
             tp=header.tp or 1,
             ep=header.ep or 1,
@@ -274,14 +271,16 @@ def read_layers(path: Path) -> LayerWorkload:
         raise InputError(f"{path}, line 1: {error.message.removeprefix(f'{path.name}: ')}", error.hint) from None
 
 
-def _phase(phase: FilePhase, is_weight_gradient: bool, where: str) -> LayerPhase:
+def _phase(phase: FilePhase, is_weight_gradient: bool, where: str) -> iteration.LayerPhase:
     collective = meaning(phase.collective, is_weight_gradient)
     largest = max(phase.compute_ns, phase.size_bytes)
     if largest >= 2**63:
         raise InputError(f"{where}: {largest} is too large; below 2^63 is possible")
     if collective is None:
-        return LayerPhase(phase.compute_ns * 1e-9)
+        return iteration.LayerPhase(phase.compute_ns * 1e-9)
     operation, group = collective
     if operation == "broadcast":
         raise InputError(f"{where}: BROADCAST has no time in SimAI, which ignores it, nor here", "take it out")
-    return LayerPhase(phase.compute_ns * 1e-9, Communication(operation, RankGroup(group), phase.size_bytes))
+    return iteration.LayerPhase(
+        phase.compute_ns * 1e-9, iteration.Communication(operation, iteration.RankGroup(group), phase.size_bytes)
+    )

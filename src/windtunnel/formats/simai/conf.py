@@ -93,7 +93,15 @@ def read_simai_conf(path: Path) -> NetworkSettings:
             field, reader = KEYS[owner][key]
             fields[owner][field] = READERS[reader](values, where)
         elif key in KEYS["maps"]:
-            maps[KEYS["maps"][key]] = _map(values, where)
+            try:
+                numbers = [float(value) for value in values]
+            except ValueError:
+                raise InputError(f"{where} has a value that is no number: {' '.join(values)}") from None
+            if not numbers or len(numbers) != 1 + 2 * numbers[0]:
+                raise InputError(
+                    f"{where} announces {values[0] if values else 'no'} rates; {len(values[1:]) / 2:g} follow"
+                )
+            maps[KEYS["maps"][key]] = dict(zip(numbers[1::2], numbers[2::2], strict=True))
         elif key in KEYS["fixed"]:
             if " ".join(values) != KEYS["fixed"][key]:
                 raise InputError(f"{where} is {' '.join(values) or 'empty'}; only {KEYS['fixed'][key]} is simulated")
@@ -121,17 +129,6 @@ def _settings(
     except msgspec.ValidationError as error:
         raise InputError(f"{path}: {error}") from None
     return msgspec.structs.replace(settings, packet=packets)
-
-
-def _map(values: list[str], where: str) -> dict[float, float]:
-    """Read `2 100000000000 400 400000000000 1600`: the number of rates, then rate in bit/s and value of each."""
-    try:
-        numbers = [float(value) for value in values]
-    except ValueError:
-        raise InputError(f"{where} has a value that is no number: {' '.join(values)}") from None
-    if not numbers or len(numbers) != 1 + 2 * numbers[0]:
-        raise InputError(f"{where} announces {values[0] if values else 'no'} rates; {len(values[1:]) / 2:g} follow")
-    return dict(zip(numbers[1::2], numbers[2::2], strict=True))
 
 
 def _thresholds(maps: dict[str, dict[float, float]], path: Path) -> list[EcnThreshold]:

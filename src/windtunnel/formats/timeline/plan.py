@@ -181,17 +181,6 @@ def batches_by_track(steps: Table) -> TrackBatches:
     end_us = _microseconds(steps["start_s"] + steps["duration_s"])
     rows = np.lexsort((start_us, steps["replica"]))
     replica, start_us, end_us = steps["replica"][rows].astype(np.int64), start_us[rows], end_us[rows]
-    track = _tracks(replica, start_us, end_us)
-    order = np.lexsort((start_us, track, replica))
-    batches = TrackBatches(rows[order], replica[order], track[order], start_us[order], end_us[order])
-    # The end of a batch and the start of the next one may be the same time, rounded to two.
-    follows = ~batches.is_new_track[1:]
-    batches.end_us[:-1][follows] = np.minimum(batches.end_us[:-1], batches.start_us[1:])[follows]
-    return batches
-
-
-def _tracks(replica: Ints, start_us: Ints, end_us: Ints) -> Ints:
-    """Return the first free track of its replica when a row starts, for rows ordered by (replica, start)."""
     track = np.zeros(replica.size, np.int64)
     overlaps = (replica[1:] == replica[:-1]) & (start_us[1:] < end_us[:-1] - 1)
     for busy in np.unique(replica[1:][overlaps]):
@@ -207,7 +196,12 @@ def _tracks(replica: Ints, start_us: Ints, end_us: Ints) -> Ints:
             else:
                 track[row] = len(free_us)
                 free_us.append(end)
-    return track
+    order = np.lexsort((start_us, track, replica))
+    batches = TrackBatches(rows[order], replica[order], track[order], start_us[order], end_us[order])
+    # The end of a batch and the start of the next one may be the same time, rounded to two.
+    follows = ~batches.is_new_track[1:]
+    batches.end_us[:-1][follows] = np.minimum(batches.end_us[:-1], batches.start_us[1:])[follows]
+    return batches
 
 
 def _slices(batches: TrackBatches, batches_per_slice: int) -> Slices:

@@ -60,16 +60,6 @@ def run(folder: Path) -> None:
         stack.enter_context(clock.annotate(MEASURED))
         outputs = runner.generate(clock)
     _LOG.info("measured %d steps", len(clock.times))
-    steps = _step_table(clock)
-    requests = _requests(experiment, runner, clock, steps)
-    steps.write_parquet(folder / STEPS)
-    requests.write_parquet(folder / REQUESTS)
-    (folder / "generated_output.txt").write_text(runner.texts(outputs), encoding="utf-8")
-    metrics = _metrics(experiment, runner, requests, steps) | {"load_s": load_s, "peak_memory_bytes": peak_memory()}
-    (folder / METRICS).write_text(json.dumps(metrics, indent=2) + "\n")
-
-
-def _step_table(clock: StepClock) -> Table:
     times = np.array(clock.times)
     batches = clock.batches
     columns = {
@@ -84,7 +74,13 @@ def _step_table(clock: StepClock) -> Table:
         "prefill_pairs": np.array([batch.prefill_pairs for batch in batches]),
         "cpu_s": times[:, 2],
     }
-    return Table(columns, {**STEP_COLUMNS, "cpu_s": "processor time of this process, over all its threads"})
+    steps = Table(columns, {**STEP_COLUMNS, "cpu_s": "processor time of this process, over all its threads"})
+    requests = _requests(experiment, runner, clock, steps)
+    steps.write_parquet(folder / STEPS)
+    requests.write_parquet(folder / REQUESTS)
+    (folder / "generated_output.txt").write_text(runner.texts(outputs), encoding="utf-8")
+    metrics = _metrics(experiment, runner, requests, steps) | {"load_s": load_s, "peak_memory_bytes": peak_memory()}
+    (folder / METRICS).write_text(json.dumps(metrics, indent=2) + "\n")
 
 
 def _requests(experiment: Experiment, runner: ModelRunner, clock: StepClock, steps: Table) -> Table:

@@ -12,8 +12,7 @@ from windtunnel.model.operators import COLLECTIVES, Collective
 from windtunnel.network.collectives.algorithms import torus
 from windtunnel.network.collectives.algorithms.ring import ROUNDS
 from windtunnel.network.collectives.call import CollectiveCall, CollectiveRun, Ranks
-from windtunnel.network.collectives.closed_forms import PROTOCOL_SHARE, closed_form, is_pcie
-from windtunnel.network.collectives.placement import device_of
+from windtunnel.network.collectives.closed_forms import PROTOCOL_SHARE, closed_form, device_of, is_pcie
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flow.run import FlowOptions, run_flow_level
 from windtunnel.network.flows import Flows
@@ -54,7 +53,9 @@ def run_collective(call: CollectiveCall) -> CollectiveRun:
         num_ranks = min(ranks.per_server, MOST_MEASURED_RANKS)
         estimator = nccl_estimator(device, catalog.default_node(device))
         estimate = _rising(estimator, Collective(op, size_bytes, num_ranks))
-        if size_bytes > MOST_MEASURED_BYTES and _is_long_rate_known(estimate, ranks):
+        # Over NVLink the closed form has the rates of nccl-tests up to 16 GiB, where tables end at 512 MiB: 441 of
+        # 480 GB/s on eight H100, 684 of 846 on eight B200.
+        if size_bytes > MOST_MEASURED_BYTES and estimate.coverage is Coverage.SCALED and not is_pcie(ranks):
             largest = _rising(estimator, Collective(op, MOST_MEASURED_BYTES, num_ranks)).seconds
             estimate = replace(estimate, seconds=largest + seconds - closed_form(op, MOST_MEASURED_BYTES, ranks)[0])
         # More ranks take no less time than those that were measured, but where the switch adds, for any number of them.
@@ -68,15 +69,6 @@ def _has_usual_links(ranks: Ranks, device: Device) -> bool:
     """Return whether the links inside a server are those of the usual node of the device that was measured."""
     usual = catalog.default_node(catalog.measured_device(device)).scale_up
     return isclose(ranks.scale_up_bytes_per_s, usual.bytes_per_s, rel_tol=0.05)
-
-
-def _is_long_rate_known(estimate: Estimate, ranks: Ranks) -> bool:
-    """Return whether bytes beyond a table pass at the rate of the closed form, else at that of the table's last row.
-
-    Over NVLink the closed form has the rates of nccl-tests up to 16 GiB, which tables that end at 512 MiB do not reach:
-    441 of 480 GB/s on eight H100, 684 of 846 on eight B200.
-    """
-    return estimate.coverage is Coverage.SCALED and not is_pcie(ranks)
 
 
 def _rising(estimator: Estimator, collective: Collective) -> Estimate:

@@ -85,7 +85,12 @@ def ring_seconds(
         outcome = run_in_parts(tables)
         if not _stands_for_all(tables, outcome, stretch.num_copies):
             return None
-        return _ends_s(rings, stretch.classes, outcome, steps, first)
+        sent_s, finish_s = (outcome.flows[name].reshape(steps, -1) / PS_PER_S for name in ("sent_ps", "finish_ps"))
+        if first is not None:
+            receives = np.unique(stretch.classes.of_connection[np.roll(rings.order, -1, axis=1).ravel() == first])
+            sends = np.unique(stretch.classes.of_connection[rings.order.ravel() == first])
+            finish_s = np.concatenate([finish_s[:, receives], sent_s[:, sends]], axis=1)
+        return np.maximum.accumulate(finish_s.max(axis=1))
 
     return last_end(ends_s, num_steps, shift, MOST_PACKETS // num_packets)
 
@@ -261,15 +266,3 @@ def _stands_for_all(tables: PacketTables, outcome: PacketOutcome, num_copies: in
     packet_bytes = tables.settings.payload_bytes + tables.settings.header_bytes
     room = int(tables.nodes.shared_limit_bytes[switches].min(initial=2**62)) - num_copies * most
     return most + packet_bytes < room >> int(tables.links.pfc_shift.max(initial=0))
-
-
-def _ends_s(
-    rings: Rings, classes: Classes, outcome: PacketOutcome, num_steps: int, first: int | None
-) -> NDArray[np.float64]:
-    """Return (num_steps,) when all flows up to each step are complete; given `first`, those of this rank (SimAI)."""
-    sent_s, finish_s = (outcome.flows[name].reshape(num_steps, -1) / PS_PER_S for name in ("sent_ps", "finish_ps"))
-    if first is not None:
-        receives = np.unique(classes.of_connection[np.roll(rings.order, -1, axis=1).ravel() == first])
-        sends = np.unique(classes.of_connection[rings.order.ravel() == first])
-        finish_s = np.concatenate([finish_s[:, receives], sent_s[:, sends]], axis=1)
-    return np.maximum.accumulate(finish_s.max(axis=1))

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError, check_known
 from windtunnel.model.exchange import low_latency_copies
 from windtunnel.network.collectives.call import CollectiveCall, CollectiveRun, Ranks
-from windtunnel.network.collectives.closed_forms import closed_form
-from windtunnel.network.collectives.placement import chosen_gpus, place_of
+from windtunnel.network.collectives.closed_forms import chosen_gpus, closed_form, place_of
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.settings import NetworkSettings
 from windtunnel.pricing.exchange import LOW_LATENCY_S, NIC_SHARE, NVLINK_SHARE

@@ -24,12 +24,14 @@ from windtunnel.network.collectives.call import (
 from windtunnel.network.collectives.closed_forms import (
     PROTOCOL_SHARE,
     ClosedForm,
+    chosen_gpus,
     closed_form,
     network_share,
+    path_latencies_s,
+    place_of,
     protocol_share,
     ring_bytes_per_s,
 )
-from windtunnel.network.collectives.placement import chosen_gpus, path_latencies_s, place_of
 from windtunnel.network.fabric import NETWORK_SHARES, Fabric, with_joined_switches, with_shares
 from windtunnel.network.flows import Flows, together
 from windtunnel.network.paths import run_flows

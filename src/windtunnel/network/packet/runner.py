@@ -14,8 +14,7 @@ from windtunnel.compiled.calendar import new_clock
 from windtunnel.compiled.records import new_table
 from windtunnel.network.flows import children_of, gathered
 from windtunnel.network.packet.kernel import codes, groups, loop, state
-from windtunnel.network.packet.tables import PacketTables, Table
-from windtunnel.network.packet.tie_breaking import places
+from windtunnel.network.packet.tables import PacketTables, Table, places
 
 WHEEL_PS = 2**23
 """One turn of the calendar: 8 us, more than a hop or a launch takes."""

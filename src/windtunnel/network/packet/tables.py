@@ -1,4 +1,10 @@
-"""Lower fabric, flows and settings to the record arrays of the packet loop."""
+"""Lower fabric, flows and settings to the record arrays of the packet loop.
+
+Events of one time come in the order of SimAI's ns-3. It runs on the UNISON kernel (Bai et al., "Unison: A
+Parallel-Efficient and User-Transparent Network Simulation Kernel", EuroSys 2024), with one thread too. That cuts the
+network into partitions, which send each other messages (`MtpInterface::AutoPartition`). In an all-to-all, where all
+ranks begin at once, their order decides who meets whom.
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,12 +18,72 @@ from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.compiled.calendar import MOST_SENDERS
 from windtunnel.compiled.records import new_table
 from windtunnel.errors import InputError
-from windtunnel.network.fabric import Fabric, NodeKind
+from windtunnel.network.fabric import Fabric, NodeKind, connected_groups, with_links
 from windtunnel.network.flows import Flows, flows_of
 from windtunnel.network.packet.kernel import codes, groups, state
-from windtunnel.network.packet.tie_breaking import begin_order, partitions, senders
 from windtunnel.network.paths import Paths, find_paths, find_ways, followers, graph_of, send_delays_s
 from windtunnel.network.settings import GBPS, NetworkSettings, PacketSettings
+
+INSERTION_SORTED = 16
+"""Up to this many elements, libstdc++'s `std::sort` sorts by insertion, which keeps the order of equal ones
+(`_S_threshold`)."""
+
+
+def partitions(fabric: Fabric) -> Ints:
+    """Return (num_nodes,) partitions: nodes joined by links of less than median latency; a server, or a switch."""
+    quick = with_links(fabric, fabric.latency_s < np.median(fabric.latency_s))
+    return np.unique(connected_groups(quick), return_inverse=True)[1]
+
+
+def begin_order(partition: Ints, flows: Flows, first: Ints) -> Ints:
+    """Return the flows `first`, which wait for no other, in the order in which they begin.
+
+    A partition gets them as messages of one time and sender, written rank by rank and channel by channel. It sorts
+    them with `std::sort`, which leaves equal elements in an order of its own, and takes them from the back
+    (`LogicalProcess::ReceiveMessages`).
+    """
+    receiver = partition[flows.source[first]]
+    written = np.lexsort((first, flows.channel[first], flows.source[first], receiver))
+    starts = np.flatnonzero(np.diff(receiver[written], prepend=-1))
+    mailboxes = np.split(first[written], starts[1:])
+    return np.concatenate([mailbox[order_of_equals(len(mailbox))[::-1]] for mailbox in mailboxes])
+
+
+@lru_cache(maxsize=64)
+def order_of_equals(count: int) -> Ints:
+    """Return the order in which `std::sort` leaves `count` equal elements: introsort halves and reverses stretches."""
+    order = np.arange(count)
+    stretches = [(0, count)]
+    while stretches:
+        first, last = stretches.pop()
+        if last - first <= INSERTION_SORTED:
+            continue
+        middle = first + (last - first) // 2
+        order[[first, middle]] = order[[middle, first]]
+        order[first + 1 : last] = order[first + 1 : last][::-1].copy()
+        cut = first + 1 + (last - first - 1) // 2
+        stretches += [(first, cut), (cut, last)]
+    return order
+
+
+def senders(partition: Ints, source: NDArray[np.int32], target: NDArray[np.int32]) -> Ints:
+    """Return (num_links,) the place of a directed link's sender among those of its target; -1 inside a partition.
+
+    A partition takes its mailboxes in the order of their senders.
+    """
+    sender = np.full(len(source), -1)
+    between = np.flatnonzero(partition[source] != partition[target])
+    sender[between] = places(target[between], partition[source[between]])
+    return sender
+
+
+def places(owner: NDArray[np.integer], value: NDArray[np.integer]) -> Ints:
+    """Return each value's place among the different values of its owner."""
+    num_values = int(value.max(initial=0)) + 1
+    different, which = np.unique(owner.astype(np.int64) * num_values + value, return_inverse=True)
+    owners = different // num_values
+    return (np.arange(len(different)) - np.searchsorted(owners, owners))[which]
+
 
 Table = Any
 """A record array of one of the layouts in `network.packet.kernel.state`."""
@@ -282,7 +348,11 @@ def windows_of(
 @lru_cache(maxsize=8)
 def _largest_window(fabric: Fabric, settings: NetworkSettings) -> tuple[float, float]:
     """Return the longest round trip of a fabric, and its largest bandwidth-delay product."""
-    every = find_paths(fabric, _sample_pairs(fabric), settings)
+    gpus = fabric.nodes_of(NodeKind.GPU)
+    sources = gpus[:: -(-len(gpus) // 16)]
+    source, destination = (ends.ravel() for ends in np.meshgrid(sources, gpus, indexing="ij"))
+    apart = source != destination
+    every = find_paths(fabric, flows_of(source[apart], destination[apart], 1), settings)
     round_trip_s, window_bytes = _windows(fabric, settings, every)
     return float(round_trip_s.max(initial=0.0)), float(window_bytes.max(initial=0.0))
 
@@ -294,15 +364,6 @@ def _windows(fabric: Fabric, settings: NetworkSettings, paths: Paths) -> tuple[F
         2 * fabric.latency_s + settings.payload_bytes / rate, rate, by_share=False
     )
     return round_trip_s, np.floor(round_trip_s * np.minimum(slowest, rate.max(initial=0.0)) + 1e-6)
-
-
-def _sample_pairs(fabric: Fabric) -> Flows:
-    """Return flows from at most 16 GPUs, evenly spaced, to every other: in a regular fabric, every kind of path."""
-    gpus = fabric.nodes_of(NodeKind.GPU)
-    sources = gpus[:: -(-len(gpus) // 16)]
-    source, destination = (ends.ravel() for ends in np.meshgrid(sources, gpus, indexing="ij"))
-    apart = source != destination
-    return flows_of(source[apart], destination[apart], 1)
 
 
 def _send_queues(flows: Flows, settings: NetworkSettings) -> Ints:

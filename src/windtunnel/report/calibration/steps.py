@@ -71,11 +71,17 @@ def steps_report(validation: StepValidation) -> Report:
     ]
     refused = [(", ".join(runs), reason) for reason, runs in document["refused"].items()]
     remarks = [f"{', '.join(runs)}: {text}" for text, runs in document["remarks"].items()]
+    rows = []
+    for group in document["groups"]:
+        plain, fitted = group["nothing_fitted"], group["after_first"]
+        median = "" if fitted is None else f"{fitted['median']:.1%}"
+        rows.append([group["label"], group["kind"], f"{plain['num_runs']:,}", *score_cells(plain), median])
+    heads = ("run", "kind", "steps", "median", "p90", "bias", f"after the first {FIRST_FRACTION:.0%}\nmedian")
     return Report(
         f"{document['steps']:,} recorded steps priced, of {num_priced}",
         [DEFINITION],
         [
-            Section("Errors by run and kind of step, worst first", [_groups(document)]),
+            Section("Errors by run and kind of step, worst first", [Table(heads, rows, left=2)]),
             Section("Parts of what is missing", [_shares(document["residual_shares"])]),
             Section("Predicted against measured", [OnPage(lambda: [Figures(_scatters(validation))])]),
             *([Section("Left out", [Table(("run", "rows", "reason"), left_out, right=1)])] if left_out else []),
@@ -84,17 +90,6 @@ def steps_report(validation: StepValidation) -> Report:
         remarks,
         verdict,
     )
-
-
-def _groups(document: Mapping[str, Any]) -> Table:
-    """Return a row for every run and kind: its errors with nothing fitted, and with factors that other steps taught."""
-    rows = []
-    for group in document["groups"]:
-        plain, fitted = group["nothing_fitted"], group["after_first"]
-        median = "" if fitted is None else f"{fitted['median']:.1%}"
-        rows.append([group["label"], group["kind"], f"{plain['num_runs']:,}", *score_cells(plain), median])
-    heads = ("run", "kind", "steps", "median", "p90", "bias", f"after the first {FIRST_FRACTION:.0%}\nmedian")
-    return Table(heads, rows, left=2)
 
 
 def _shares(shares: Mapping[str, Mapping[str, float]]) -> Table:

@@ -215,7 +215,18 @@ def _run_sections(done: Sequence[Run], metrics: Sequence[str]) -> list[Section]:
     """Return every metric of a few runs, or the largest errors of many; a page has both."""
 
     heads, are_few = ("run", "metric", "measured", "predicted", "error", "what is known"), len(done) <= NUM_LISTED
-    worst = Table(heads, _worst_rows(done, metrics, NUM_WORST), left=2, right=1)
+    ranked = []
+    for run in done:
+        sizes = [(abs(math.log1p(run["error"][name])), name) for name in metrics if name in run["error"]]
+        if sizes:
+            ranked.append((*max(sizes), run))
+    ranked.sort(key=lambda item: (bool(item[2].get("odd")), -item[0]))
+    rows: list[tuple[str, ...]] = []
+    for _, name, run in ranked[:NUM_WORST]:
+        unit = f" {RATES[name][0]}" if name in RATES else ""
+        _, measured, predicted, error, _ = _run_cells(run, name)
+        rows.append((run["id"], NAMES[name], measured + unit, predicted + unit, error, run["reason"] or ""))
+    worst = Table(heads, rows, left=2, right=1)
     return [
         Section("Largest errors", [OnTerminal(lambda: [] if are_few else [worst]), OnPage(lambda: [_ODD_LAST, worst])]),
         Section("Measured and predicted", [OnTerminal(lambda: [_listed(done)] if are_few else [])]),
@@ -252,22 +263,6 @@ def _run_cells(run: Run, metric: str) -> tuple[str, str, str, str, str]:
         f"{_signed_percent(run['error'][metric])}%",
         " to ".join(map(shown, interval)) if interval else "",
     )
-
-
-def _worst_rows(done: Sequence[Run], metrics: Sequence[str], count: int) -> list[tuple[str, ...]]:
-    """Return the largest errors by |log(predicted / measured)|, one row per run; runs flagged as odd come last."""
-    ranked = []
-    for run in done:
-        sizes = [(abs(math.log1p(run["error"][name])), name) for name in metrics if name in run["error"]]
-        if sizes:
-            ranked.append((*max(sizes), run))
-    ranked.sort(key=lambda item: (bool(item[2].get("odd")), -item[0]))
-    rows: list[tuple[str, ...]] = []
-    for _, name, run in ranked[:count]:
-        unit = f" {RATES[name][0]}" if name in RATES else ""
-        _, measured, predicted, error, _ = _run_cells(run, name)
-        rows.append((run["id"], NAMES[name], measured + unit, predicted + unit, error, run["reason"] or ""))
-    return rows
 
 
 def _scatters(done: Sequence[Run], metrics: Sequence[str]) -> list[tuple[Chart, str]]:

@@ -50,20 +50,16 @@ def diffusion_report(result: DiffusionResult) -> Report:
             Section("", [facts_of({**document, "price": price}, LAYOUT["facts"])], "Batch"),
             Section("Where the batch goes", [Bars(shown, "Parts of a batch", result.batch_s)]),
         ]
-    lead = [_devices_line(document)]
+    split = document["job"].get("parallelism", {})
+    degrees = [f"{name} {split[name]}" for name in ("ulysses", "ring", "cfg") if split.get(name, 1) > 1]
+    divided = f" ({', '.join(degrees)})" if degrees else ""
+    lead = [f"{document['num_devices']} x {document['device']}{divided}; {document['tokens']:,} latent tokens"]
     if not result.is_measured:
         lead.append(LAYOUT["not_measured"])
     frames = result.setup.job.frames
     is_good = None if result.fits and result.setup.job.limit_s is None else result.is_good
     title = filled(LAYOUT["title"], {**document, "num_frames": None if frames == 1 else frames})
     return Report(title, lead, sections, verdict=verdict_of(result), is_good=is_good)
-
-
-def _devices_line(document: Mapping[str, Any]) -> str:
-    split = document["job"].get("parallelism", {})
-    degrees = [f"{name} {split[name]}" for name in ("ulysses", "ring", "cfg") if split.get(name, 1) > 1]
-    divided = f" ({', '.join(degrees)})" if degrees else ""
-    return f"{document['num_devices']} x {document['device']}{divided}; {document['tokens']:,} latent tokens"
 
 
 def verdict_of(result: DiffusionResult) -> str:

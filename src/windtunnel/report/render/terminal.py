@@ -32,7 +32,10 @@ def show(report: Report) -> None:
     given = console.width if console.is_terminal or "COLUMNS" in os.environ else _WIDE
     with console.capture() as printed:
         for part in parts_of(report, given):
-            console.width = max(given, _least_width(part))
+            parts = part.renderables if isinstance(part, Group) else (part,)
+            console.width = max(
+                given, max((each.min_width or 0 for each in parts if isinstance(each, Grid)), default=0)
+            )
             console.print(part)
     text = printed.get()
     if not console.is_terminal:
@@ -68,17 +71,17 @@ def _rendered(blocks: Sequence[Block], width: int) -> Iterator[RenderableType]:
         elif isinstance(block, Facts):
             yield _facts(block)
         elif isinstance(block, Bars):
-            yield _bars(block)
+            grid = Grid.grid(padding=(0, 2, 0, 0))
+            grid.add_column(no_wrap=True, min_width=LABEL_WIDTH)
+            grid.add_column(justify="right", no_wrap=True)
+            grid.add_column(no_wrap=True)
+            for name, share in block.shares.items():
+                grid.add_row(name, percent(share), Styled("█" * round(share * BAR_WIDTH), style="cyan"))
+            yield grid
         elif isinstance(block, Table):
             *grids, last = _grids(block, width)
             yield from grids
             yield Group(last, *block.notes) if block.notes else last
-
-
-def _least_width(part: RenderableType) -> int:
-    """Return the least width that loses nothing: for tables all numbers and the beginnings of texts."""
-    parts = part.renderables if isinstance(part, Group) else (part,)
-    return max((each.min_width or 0 for each in parts if isinstance(each, Grid)), default=0)
 
 
 def _facts(facts: Facts) -> Grid:
@@ -121,14 +124,3 @@ def _grids(table: Table, width: int) -> Iterator[Grid]:
 
 def _cell(cell: str | Cell) -> str | Styled:
     return cell if isinstance(cell, str) else Styled(cell.text, style="red" if cell.tone == "alert" else "")
-
-
-def _bars(bars: Bars) -> Grid:
-    """Render shares as percentages with a bar each."""
-    grid = Grid.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True, min_width=LABEL_WIDTH)
-    grid.add_column(justify="right", no_wrap=True)
-    grid.add_column(no_wrap=True)
-    for name, share in bars.shares.items():
-        grid.add_row(name, percent(share), Styled("█" * round(share * BAR_WIDTH), style="cyan"))
-    return grid

@@ -17,7 +17,7 @@ from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside,
 from windtunnel.report.numbers import number, percent, words
 from windtunnel.report.report import Block, Card, Cards, Cell, Facts, OnPage, OnTerminal, Report, Section, Table, Text
 from windtunnel.report.search import figures as naming
-from windtunnel.report.search.points import LEAST_MARGIN, all_points, streams_text
+from windtunnel.report.search.figures import LEAST_MARGIN, all_points, streams_text
 from windtunnel.report.search.recommendation import against_api, certainty, gain_text, nothing_text, recommendation
 from windtunnel.report.serving.run import limit_card
 from windtunnel.report.training import option_text
@@ -152,7 +152,14 @@ def search_report(evidence: SearchEvidence) -> Report:
         *evidence.launch.not_starting,
         *evidence.launch.remarks,
     ]
-    sections = search_sections(evidence)
+    sections = []
+    for place, outcome in enumerate(evidence.study.outcomes):
+        sections += _workload_sections(evidence, place, outcome)
+    if evidence.misconfiguration:
+        names = [str(outcome.workload) for outcome in evidence.study.outcomes]
+        rows = [[name, *map(percent, shares)] for name, shares in zip(names, evidence.misconfiguration, strict=True)]
+        table = Table(["best for", *(f"under {name}" for name in names)], rows)
+        sections.append(Section("What the best point of one workload is worth under another", [table]))
     if count.num_runs or count.num_known:
         counters = LAYOUT["count_of_jobs" if space.is_training else "count"]
         sections.append(Section("", [facts_of(count, counters)], "Work of the search"))
@@ -221,19 +228,6 @@ def _job_text(job: Evaluation) -> str:
     return f" A step takes {naming.figure_text(job, 'step_s')}{run.replace('$ ', '$')}."
 
 
-def search_sections(evidence: SearchEvidence) -> list[Section]:
-    """Return the sections of every workload, and how each winner does under the other workloads."""
-    sections = []
-    for place, outcome in enumerate(evidence.study.outcomes):
-        sections += _workload_sections(evidence, place, outcome)
-    if evidence.misconfiguration:
-        names = [str(outcome.workload) for outcome in evidence.study.outcomes]
-        rows = [[name, *map(percent, shares)] for name, shares in zip(names, evidence.misconfiguration, strict=True)]
-        table = Table(["best for", *(f"under {name}" for name in names)], rows)
-        sections.append(Section("What the best point of one workload is worth under another", [table]))
-    return sections
-
-
 def _workload_sections(evidence: SearchEvidence, place: int, outcome: SearchOutcome) -> list[Section]:
     """Return what one workload's search came to: its answers, the best points, all points, settings, refusals."""
     study, space = evidence.study, evidence.study.space
@@ -299,12 +293,14 @@ def _best(evidence: SearchEvidence, place: int, why: Why) -> list[Block]:
     points = [(str(rank), study.point(index).title) for rank, index in enumerate(listed, start=1)]
     sureness = sureness_texts(study, outcome) if why else []
     space_finds_loads = bool(why) and not study.space.is_training and study.space.load == "capacity"
+    bursts = [burst for index in outcome.ranking[: evidence.top] if (burst := outcome.burst(index)) is not None]
+    text = "which are over too soon to tell what is sustained; give --num-requests"
     return [
         *([OnPage(lambda: _winner(evidence, outcome, winner))] if why else []),
         OnTerminal(lambda: [Facts(points, RANK_WIDTH), best_table(study, outcome, listed)]),
         OnPage(lambda: [best_table(study, outcome, listed, is_on_page=True, winner=winner)]),
         *([f"{format_count(len(idle), 'change')} made no difference: {'; '.join(same)}."] if idle else []),
-        *_burst_texts(evidence, outcome),
+        *([f"{len(bursts)} of these loads are held in bursts, {text} {max(bursts)[1]}"] if bursts else []),
         *([rest_text(outcome, listed)] if space_finds_loads else []),
         *([Text(sureness)] if sureness else []),
         *([Text([_job_options(study.point(winner).settings)])] if why and study.space.is_training else []),
@@ -400,13 +396,6 @@ def _table_figures(study: Study, outcome: SearchOutcome) -> list[str]:
     shown = objective if objective in naming.FIGURE_TITLES else "requests_per_usd"
     limited = [limit.name for limit in limits_from(study.space.limits)]
     return list(dict.fromkeys(["devices", "usd_per_hour", shown, *limited, *([objective] if is_latency else [])]))
-
-
-def _burst_texts(evidence: SearchEvidence, outcome: SearchOutcome) -> list[str]:
-    """Warn where some of the best points' streams end too soon."""
-    bursts = [burst for index in outcome.ranking[: evidence.top] if (burst := outcome.burst(index)) is not None]
-    text = "which are over too soon to tell what is sustained; give --num-requests"
-    return [f"{len(bursts)} of these loads are held in bursts, {text} {max(bursts)[1]}"] if bursts else []
 
 
 def rest_text(outcome: SearchOutcome, points: Sequence[int]) -> str:

@@ -12,8 +12,7 @@ from windtunnel.formats.megatron.write import megatron_script
 from windtunnel.report.render.html import page
 from windtunnel.report.render.json import version
 from windtunnel.report.search import study as report
-from windtunnel.report.search.figures import burst_document, engine_versions
-from windtunnel.report.search.points import names_of_frontier
+from windtunnel.report.search.figures import burst_document, engine_versions, names_of_frontier
 from windtunnel.report.search.study import SearchEvidence, Why, search_report
 from windtunnel.schema import encode, fields_of, json_text, save
 from windtunnel.search import answers

@@ -181,16 +181,12 @@ class _Search:
         if high is None:
             return Capacity(self.load(low), self.tried[low], None, self.num_runs)
         low, high = self.narrow(low, high)
-        broken = self.first_broken(low, lowest)
+        shares = [0.5 + 0.5 * check / self.checks for check in range(self.checks)]
+        below = sorted({max(self.position(self.load(low) * share), lowest) for share in shares})
+        broken = next((position for position in below if not self.at(position).passes), None)
         if broken is not None:
             return self.between(broken, lowest, broken)
         return Capacity(self.load(low), self.tried[low], self.tried[high], self.num_runs)
-
-    def first_broken(self, low: int, lowest: int) -> int | None:
-        """Return the lowest failing load among the checks between half of the answer and the answer."""
-        shares = [0.5 + 0.5 * check / self.checks for check in range(self.checks)]
-        below = sorted({max(self.position(self.load(low) * share), lowest) for share in shares})
-        return next((position for position in below if not self.at(position).passes), None)
 
     def position(self, load: float) -> int:
         """Return the grid's position at or below `load`; for clients the number itself."""

@@ -242,7 +242,11 @@ class Evaluator:
         requests = (msgspec.json.encode(deployed.scenario.workload), question)
         if requests not in self.digests:
             stream = self.stream(deployed.scenario, question.seed, question.num_requests)
-            self.digests[requests] = stream_digest(stream)
+            unit = stream.unit
+            digest = hashlib.sha256(msgspec.json.encode((stream.workload, stream.seed, stream.usual_load)))
+            for column in (unit.arrival_s, unit.input_tokens, unit.output_tokens, unit.priority):
+                digest.update(column.tobytes())
+            self.digests[requests] = digest.digest()
         limits = [(limit.name, limit.most_s) for limit in limits_from(self.space.limits)]
         plain = msgspec.json.encode((deployment, engine, limits, self.space.load, question))
         parts = (code_digest(), self.digests[names], self.digests[requests], plain)
@@ -308,15 +312,6 @@ def _module_file(name: str) -> Iterator[Path]:
         return
     if spec is not None and spec.origin is not None and Path(spec.origin).is_file():
         yield Path(spec.origin)
-
-
-def stream_digest(stream: load.Stream) -> bytes:
-    """Digest the requests themselves, whatever file or distribution they come from."""
-    unit = stream.unit
-    digest = hashlib.sha256(msgspec.json.encode((stream.workload, stream.seed, stream.usual_load)))
-    for column in (unit.arrival_s, unit.input_tokens, unit.output_tokens, unit.priority):
-        digest.update(column.tobytes())
-    return digest.digest()
 
 
 @cache

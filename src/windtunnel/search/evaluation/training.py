@@ -22,7 +22,7 @@ from windtunnel.training.degrees import degrees
 from windtunnel.training.job import TrainingJob
 from windtunnel.training.pricing import TrainingPricer
 from windtunnel.training.setup import TrainingSetup, check_virtual_stages, look_up, resolve, with_zero
-from windtunnel.training.step import TrainingResult, simulate_with, step_interval, training_prices
+from windtunnel.training.step import simulate_with, step_interval, training_prices
 from windtunnel.units import parse_quantity
 
 LIMITS = {"step": "step_s", "run": "run_s"}
@@ -91,7 +91,27 @@ class TrainingEvaluator:
             result = simulate_with(setup, self._prices(setup), self._works(setup))
         except InputError as error:
             return Evaluation(refused=error.message)
-        figures = training_figures(result)
+        memory, interval, takes = result.worst_memory.needed_bytes, step_interval(result), _takes(result.setup)
+        exposed = sum(seconds for name, seconds in result.breakdown_s.items() if name.startswith("exposed"))
+        figures = {
+            "devices": float(takes.devices),
+            "step_s": result.step_s,
+            "step_low_s": interval.low,
+            "step_high_s": interval.high,
+            **fields_of(result, "tokens_per_s", "tokens_per_s_per_device", "mfu", "hfu", "bubble_fraction"),
+            "exposed_fraction": exposed / result.step_s,
+            "memory_bytes": memory,
+            "memory_fraction": memory / result.setup.device.memory_bytes,
+        }
+        if takes.usd_per_hour is not None:
+            figures["usd_per_hour"] = takes.usd_per_hour
+            figures["tokens_per_usd"] = result.tokens_per_s * SECONDS_PER_HOUR / takes.usd_per_hour
+        if takes.busy_w is not None:
+            figures["token_j"] = takes.busy_w / result.tokens_per_s
+        run = campaign(result)
+        if run is not None:
+            run_figures = {"run_s": run.elapsed_s, "run_usd": run.usd, "run_j": run.energy_j}
+            figures |= {name: value for name, value in run_figures.items() if value is not None}
         limits = job_limits(self.space.limits).items()
         broken = next((name for name, limit in limits if figures[LIMITS[name]] > limit), "")
         limited_by = broken if result.fits else MEMORY
@@ -165,32 +185,6 @@ def job_limits(limits: dict[str, float | str]) -> dict[str, float]:
         if seconds[name] <= 0:
             raise InputError(f"limits.{name} is {value}; more than 0 is needed")
     return seconds
-
-
-def training_figures(result: TrainingResult) -> dict[str, float]:
-    """Return the known figures (docs/reference/metrics.md): those that need an unknown price or power are left out."""
-    memory, interval, takes = result.worst_memory.needed_bytes, step_interval(result), _takes(result.setup)
-    exposed = sum(seconds for name, seconds in result.breakdown_s.items() if name.startswith("exposed"))
-    figures = {
-        "devices": float(takes.devices),
-        "step_s": result.step_s,
-        "step_low_s": interval.low,
-        "step_high_s": interval.high,
-        **fields_of(result, "tokens_per_s", "tokens_per_s_per_device", "mfu", "hfu", "bubble_fraction"),
-        "exposed_fraction": exposed / result.step_s,
-        "memory_bytes": memory,
-        "memory_fraction": memory / result.setup.device.memory_bytes,
-    }
-    if takes.usd_per_hour is not None:
-        figures["usd_per_hour"] = takes.usd_per_hour
-        figures["tokens_per_usd"] = result.tokens_per_s * SECONDS_PER_HOUR / takes.usd_per_hour
-    if takes.busy_w is not None:
-        figures["token_j"] = takes.busy_w / result.tokens_per_s
-    run = campaign(result)
-    if run is not None:
-        run_figures = {"run_s": run.elapsed_s, "run_usd": run.usd, "run_j": run.energy_j}
-        figures |= {name: value for name, value in run_figures.items() if value is not None}
-    return figures
 
 
 def _takes(setup: TrainingSetup) -> Takes:

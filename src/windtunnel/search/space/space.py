@@ -160,7 +160,12 @@ def space_from(
     space = schema.decode({**own_keys, "job" if is_training else "scenario": shared}, Space, source)
     if not is_training:
         limits_from(space.limits)
-    _check_names(space, source)
+    strategies = STRATEGIES.names()
+    message = f"{source}: $.strategy is {space.strategy!r}, which is not known"
+    check_known(space.strategy, strategies, message, f"known here: {', '.join(strategies)}")
+    for name, values in space.vary.items():
+        if isinstance(values, list):
+            _check_path(name, space.is_training, f"{source}: $.vary.")
     return space
 
 
@@ -185,15 +190,6 @@ def _divided(
 
 
 _EXAMPLES = {False: "{tp: [1, 2, 4]}", True: "{layouts: all}"}
-
-
-def _check_names(space: Space, source: str) -> None:
-    known = STRATEGIES.names()
-    message = f"{source}: $.strategy is {space.strategy!r}, which is not known"
-    check_known(space.strategy, known, message, f"known here: {', '.join(known)}")
-    for name, values in space.vary.items():
-        if isinstance(values, list):
-            _check_path(name, space.is_training, f"{source}: $.vary.")
 
 
 def _check_path(name: str, is_training: bool, source: str) -> None:
@@ -401,6 +397,8 @@ def vary_layouts(raw: dict[str, Any], varied: dict[str, Any], source: str) -> di
     most_context = max(MOST_CONTEXT, job.sequence_tokens // LONG_SEQUENCE_TOKENS)
     long = job.sequence_tokens >= LONG_SEQUENCE_TOKENS
     chunked = job.schedule in (None, *CHUNKED_SCHEDULES)
+    framework = framework_of(job.framework)
+    own = framework["defaults"]["sharding"]["zero"] if job.sharding.zero is None else job.sharding.zero
     values: dict[str, Any] = {
         "tp": [n for n in divisors if n <= min(node.num_devices, 16) and all(heads % n == 0 for heads in num_heads)],
         "cp": [n for n in divisors if n <= most_context and n & (n - 1) == 0] if long else [1],
@@ -409,7 +407,7 @@ def vary_layouts(raw: dict[str, Any], varied: dict[str, Any], source: str) -> di
         "ep": [n for n in divisors if _divides_experts(model, n)],
         "micro_batch": [n for n in MICRO_BATCHES if job.global_batch % n == 0],
         "recompute": _recompute(job, model),
-        "zero": _zero_stages(job),
+        "zero": sorted({*framework["zero_stages"], own}, key=lambda stage: (stage != own, stage)),
     }
     axes = dict(varied)
     for name, choices in values.items():
@@ -418,13 +416,6 @@ def vary_layouts(raw: dict[str, Any], varied: dict[str, Any], source: str) -> di
         elif name not in varied:
             axes[name] = choices
     return axes
-
-
-def _zero_stages(job: TrainingJob) -> list[int]:
-    """Return the framework's stages of ZeRO, first the one that the job has: of equal steps the first is the best."""
-    framework = framework_of(job.framework)
-    own = framework["defaults"]["sharding"]["zero"] if job.sharding.zero is None else job.sharding.zero
-    return sorted({*framework["zero_stages"], own}, key=lambda stage: (stage != own, stage))
 
 
 def _with_first_values(raw: dict[str, Any], varied: dict[str, Any], source: str) -> TrainingJob:

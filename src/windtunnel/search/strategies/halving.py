@@ -1,12 +1,10 @@
 """The strategy that tries every point with the first requests, and the best of them with all requests."""
 
 import math
-from collections.abc import Iterator
 from itertools import pairwise
 
-from windtunnel.search.asker import Asker
+from windtunnel.search.asker import LEAST_TRIALS, NUM_BEST, ROUGH_TOLERANCE, Asker, Race, spread_points
 from windtunnel.search.evaluation.schema import Evaluation, Question
-from windtunnel.search.race import LEAST_TRIALS, NUM_BEST, ROUGH_TOLERANCE, Race, spread_points
 
 IS_EXHAUSTIVE = False
 FIRST_FRACTION, FIRST_TOLERANCE = 1 / 10, 0.1
@@ -34,7 +32,14 @@ def evaluate(asker: Asker, workload: str | None) -> dict[int, Evaluation]:
     short = min(max(math.ceil(num_requests * FIRST_FRACTION), LEAST_REQUESTS), num_requests)
     first = Race(asker, workload, Question(num_requests=short, tolerance=FIRST_TOLERANCE), 2 * KEPT_FRACTION)
     first.ask(spread_points(num_points, max(math.ceil(num_points * SAMPLE_FRACTION), LEAST_TRIALS)))
-    for batch in _batches(first):
+    family = first.asker.evaluator.family
+    families: dict[bytes, float] = {}
+    for index in first.answers:
+        families[family(index)] = max(families.get(family(index), -math.inf), first.score(index))
+    rest = [index for index in range(first.asker.space.num_points) if index not in first.answers]
+    rest.sort(key=lambda index: (-families.get(family(index), -math.inf), index))
+    ends = [0, *(round(len(rest) * share) for share in BATCHES)]
+    for batch in (rest[begin:end] for begin, end in pairwise(ends) if end > begin):
         first.ask(batch)
     best = first.best[: max(math.ceil(first.num_possible * KEPT_FRACTION), LEAST_KEPT)]
     second = Race(asker, workload, Question(tolerance=ROUGH_TOLERANCE))
@@ -42,15 +47,3 @@ def evaluate(asker: Asker, workload: str | None) -> dict[int, Evaluation]:
         batch = best[begin : begin + NUM_BEST]
         second.ask(batch, {index: first.answers[index].load for index in batch})
     return first.refused() | second.exactly()
-
-
-def _batches(race: Race) -> Iterator[list[int]]:
-    """Yield the points not yet evaluated, in batches; first those that differ only in knobs from one that did well."""
-    family = race.asker.evaluator.family
-    families: dict[bytes, float] = {}
-    for index in race.answers:
-        families[family(index)] = max(families.get(family(index), -math.inf), race.score(index))
-    rest = [index for index in range(race.asker.space.num_points) if index not in race.answers]
-    rest.sort(key=lambda index: (-families.get(family(index), -math.inf), index))
-    ends = [0, *(round(len(rest) * share) for share in BATCHES)]
-    return (rest[begin:end] for begin, end in pairwise(ends) if end > begin)

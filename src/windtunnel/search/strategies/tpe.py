@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import import_extra
-from windtunnel.search.asker import Asker
+from windtunnel.search.asker import LEAST_TRIALS, ROUGH_TOLERANCE, Asker, Race, spread_points
 from windtunnel.search.capacity.capacity import LEAP
 from windtunnel.search.evaluation.schema import Evaluation, Question
-from windtunnel.search.race import LEAST_TRIALS, ROUGH_TOLERANCE, Race, spread_points
 
 IS_EXHAUSTIVE = False
 TRIAL_FRACTIONS, USUAL_TRIALS = (0.05, 0.1), 96

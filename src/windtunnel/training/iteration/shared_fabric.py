@@ -17,7 +17,7 @@ from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError, check_known
 from windtunnel.network.collectives.algorithms import direct, ring
 from windtunnel.network.collectives.call import CollectiveCall
-from windtunnel.network.collectives.placement import place_of
+from windtunnel.network.collectives.closed_forms import place_of
 from windtunnel.network.collectives.ring_classes import ring_connections
 from windtunnel.network.collectives.run import groups_seconds
 from windtunnel.network.fabric import Fabric, with_joined_switches

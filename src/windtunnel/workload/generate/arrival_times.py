@@ -7,17 +7,7 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.limits import check_size
-from windtunnel.workload.arrivals import (
-    MAX_REQUESTS,
-    Arrivals,
-    Burst,
-    ClosedLoop,
-    Gamma,
-    Poisson,
-    RateCurve,
-    Recorded,
-    Static,
-)
+from windtunnel.workload import arrivals as schema
 from windtunnel.workload.generate.draws import Seconds
 from windtunnel.workload.schema import Trace, TraceColumns
 from windtunnel.workload.traces.requests import read_requests
@@ -26,24 +16,36 @@ BLOCK = 1 << 20
 """Number of times warped at once, so that tens of millions of them need no temporary arrays of that length."""
 
 
-def draw_times(arrivals: Arrivals, limit: int | None, duration_s: float | None, rng: np.random.Generator) -> Seconds:
+def draw_times(
+    arrivals: schema.Arrivals, limit: int | None, duration_s: float | None, rng: np.random.Generator
+) -> Seconds:
     """Draw the arrival times of `limit` requests, or at least of all those before `duration_s`.
 
     One of the two limits is given; a closed loop and a single burst have `limit` (`Workload` checks both).
     """
     match arrivals:
-        case Static(rate_per_s=rate_per_s) | ClosedLoop(rate_per_s=float() | int() as rate_per_s, cv=0):
+        case schema.Static(rate_per_s=rate_per_s) | schema.ClosedLoop(rate_per_s=float() | int() as rate_per_s, cv=0):
             return np.arange(_enough(limit, duration_s, rate_per_s)) / rate_per_s
-        case Burst(num_per_burst=int(num_per_burst), interval_s=interval_s) if interval_s is not None:
+        case schema.Burst(num_per_burst=int(num_per_burst), interval_s=interval_s) if interval_s is not None:
             enough = _enough(limit, duration_s, num_per_burst / interval_s, num_per_burst)
             return np.asarray(np.arange(enough) // num_per_burst * interval_s, np.float64)
-        case Poisson(rate_per_s=rate_per_s):
+        case schema.Poisson(rate_per_s=rate_per_s):
             return _renewals(rng.standard_exponential, rate_per_s, limit, duration_s)
-        case Gamma(rate_per_s=rate_per_s, cv=cv) | ClosedLoop(rate_per_s=float() | int() as rate_per_s, cv=cv):
+        case (
+            schema.Gamma(rate_per_s=rate_per_s, cv=cv)
+            | schema.ClosedLoop(rate_per_s=float() | int() as rate_per_s, cv=cv)
+        ):
             return _renewals(gamma_gaps(rng, cv), rate_per_s, limit, duration_s)
-        case RateCurve():
-            return curve_times(arrivals, limit, duration_s, rng)
-        case Recorded():
+        case schema.RateCurve():
+            # Unit-rate times, warped by the inverse of L(t), the rate's integral: if u_k is a Poisson process of
+            # rate 1, L^-1(u_k) is one of rate L'(t) (Cinlar, 1975, section 4.7).
+            end_units = None if duration_s is None else float(_units_at(arrivals, np.array([duration_s]))[0])
+            times = _renewals(gamma_gaps(rng, arrivals.cv), 1.0, limit, end_units)
+            for first in range(0, times.size, BLOCK):
+                block = slice(first, first + BLOCK)
+                times[block] = _times_at(arrivals, times[block])
+            return times
+        case schema.Recorded():
             return _recorded_times(arrivals, limit)
         case _:
             assert limit is not None, "Workload checks that requests released at once are counted"
@@ -58,7 +60,7 @@ def gamma_gaps(rng: np.random.Generator, cv: float) -> Callable[[int], Seconds]:
     return lambda size: rng.standard_gamma(shape, size) / shape
 
 
-def _recorded_times(arrivals: Recorded, limit: int | None) -> Seconds:
+def _recorded_times(arrivals: schema.Recorded, limit: int | None) -> Seconds:
     columns = TraceColumns(arrival=arrivals.column, arrival_unit=arrivals.unit)
     arrival_s = read_requests(Trace(path=arrivals.path, columns=columns), ("arrival",), with_media=False).arrival_s
     assert arrival_s is not None, "the arrivals are read"
@@ -68,20 +70,7 @@ def _recorded_times(arrivals: Recorded, limit: int | None) -> Seconds:
     return arrival_s[:limit]
 
 
-def curve_times(curve: RateCurve, limit: int | None, duration_s: float | None, rng: np.random.Generator) -> Seconds:
-    """Draw arrival times under a rate that changes: unit-rate times warped by the inverse of L(t), the rate's integral.
-
-    Source: Cinlar (1975), section 4.7: if u_k is a Poisson process of rate 1, L^-1(u_k) is one of rate L'(t).
-    """
-    end_units = None if duration_s is None else float(_units_at(curve, np.array([duration_s]))[0])
-    times = _renewals(gamma_gaps(rng, curve.cv), 1.0, limit, end_units)
-    for first in range(0, times.size, BLOCK):
-        block = slice(first, first + BLOCK)
-        times[block] = _times_at(curve, times[block])
-    return times
-
-
-def _knots(curve: RateCurve) -> tuple[Seconds, Seconds, Seconds]:
+def _knots(curve: schema.RateCurve) -> tuple[Seconds, Seconds, Seconds]:
     """Return times, rates and integral of one period (or of all points) from 0 s on; the last time ends it."""
     times = np.array([point.at_s for point in curve.points])
     rates = np.array([point.rate_per_s for point in curve.points]) * curve.scale
@@ -96,7 +85,7 @@ def _knots(curve: RateCurve) -> tuple[Seconds, Seconds, Seconds]:
     return times, rates, units
 
 
-def _units_at(curve: RateCurve, time_s: Seconds) -> Seconds:
+def _units_at(curve: schema.RateCurve, time_s: Seconds) -> Seconds:
     """Return L(t): the requests expected before each time."""
     times, rates, units = _knots(curve)
     periods = np.floor(time_s / curve.period_s) if curve.period_s is not None else np.zeros(time_s.size)
@@ -107,7 +96,7 @@ def _units_at(curve: RateCurve, time_s: Seconds) -> Seconds:
     return np.asarray(periods * units[-1] + units[piece] + (rates[piece] + slope[piece] * within_s / 2) * within_s)
 
 
-def _times_at(curve: RateCurve, unit: Seconds) -> Seconds:
+def _times_at(curve: schema.RateCurve, unit: Seconds) -> Seconds:
     """Invert L: within a piece, the root of L + r t + s t^2 / 2 = u, in the form that allows s = 0."""
     times, rates, units = _knots(curve)
     periods = np.floor(unit / units[-1]) if curve.period_s is not None else np.zeros(unit.size)
@@ -145,7 +134,9 @@ def _enough(limit: int | None, duration_s: float | None, rate_per_s: float, num_
         assert limit is not None, "Workload checks that it ends"
         return limit
     expected = duration_s * rate_per_s + num_per_burst + 1
-    if limit is None and expected > MAX_REQUESTS:
-        raise InputError(f"the workload has about {expected:.3g} requests, but at most {MAX_REQUESTS} can be simulated")
+    if limit is None and expected > schema.MAX_REQUESTS:
+        raise InputError(
+            f"the workload has about {expected:.3g} requests, but at most {schema.MAX_REQUESTS} can be simulated"
+        )
     check_size(requests_drawn=expected if limit is None else min(limit, expected))
     return math.ceil(expected) if limit is None else math.ceil(min(limit, expected))

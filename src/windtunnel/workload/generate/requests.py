@@ -181,23 +181,18 @@ def stream_requests(
     input_tokens, output_tokens = _both_lengths(source, recorded, num_requests, rngs)
     requests = RequestArrays(arrival_s, input_tokens, output_tokens, np.zeros(num_requests, np.int64))
     if recorded is not None:
-        requests = _with_recorded(requests, recorded)
+        first = slice(0, requests.num_requests)
+        requests = replace(
+            requests,
+            priority=requests.priority if recorded.priority is None else recorded.priority[first],
+            session=None if recorded.session is None else recorded.session[first],
+            prefixes=None if recorded.blocks is None else forest(recorded.blocks, recorded.input_tokens, first),
+            recorded_media=None if recorded.media is None else recorded.media.take(first).padded(),
+            tenant=None if recorded.tenant is None else recorded.tenant[first],
+            tenant_names=recorded.tenant_names,
+            remarks=recorded.remarks,
+        )
     return _with_prompts(requests, source.shared_prompts, rngs) if source.shared_prompts else requests
-
-
-def _with_recorded(requests: RequestArrays, recorded: RecordedRequests) -> RequestArrays:
-    """Return `requests` with priorities, sessions, blocks and tenants of the trace."""
-    first = slice(0, requests.num_requests)
-    return replace(
-        requests,
-        priority=requests.priority if recorded.priority is None else recorded.priority[first],
-        session=None if recorded.session is None else recorded.session[first],
-        prefixes=None if recorded.blocks is None else forest(recorded.blocks, recorded.input_tokens, first),
-        recorded_media=None if recorded.media is None else recorded.media.take(first).padded(),
-        tenant=None if recorded.tenant is None else recorded.tenant[first],
-        tenant_names=recorded.tenant_names,
-        remarks=recorded.remarks,
-    )
 
 
 def _session_requests(turns: Turns, start_s: Seconds) -> RequestArrays:

@@ -110,16 +110,6 @@ def shipped() -> Mapping[str, Layout]:
     }
 
 
-def known_layouts() -> dict[str, Layout]:
-    """Return all layouts, shipped ones first; InputError where an installed one has the name of a shipped one."""
-    if repeated := next((name for name in INSTALLED.names() if name in shipped()), None):
-        raise InputError(
-            f"an installed trace layout has the name of a shipped one, {repeated!r}",
-            f"give its entry point in {INSTALLED.group!r} another name",
-        )
-    return {**shipped(), **{name: module.LAYOUT for name, module in INSTALLED.every(Layout).items()}}
-
-
 def recognise(path: Path, header: Sequence[str], given: TraceColumns, needed: Sequence[str]) -> Layout:
     """Return the layout of a file: the one whose columns of lengths it has, under given names where there are any.
 
@@ -135,7 +125,15 @@ def recognise(path: Path, header: Sequence[str], given: TraceColumns, needed: Se
         raise InputError(
             f"{path} has no column {unknown[0]!r}; it has {_listed(header)}", did_you_mean(unknown[0], header)
         )
-    layouts = known_layouts()
+    if repeated := next((name for name in INSTALLED.names() if name in shipped()), None):
+        raise InputError(
+            f"an installed trace layout has the name of a shipped one, {repeated!r}",
+            f"give its entry point in {INSTALLED.group!r} another name",
+        )
+    layouts: dict[str, Layout] = {
+        **shipped(),
+        **{name: module.LAYOUT for name, module in INSTALLED.every(Layout).items()},
+    }
     if given.input_tokens and given.output_tokens:
         return layouts[DEFAULT]
     matching = [

@@ -199,7 +199,11 @@ class _Reading:
                 checked[stream] = self._codes(stream, batch[self.names[stream]], parent)
         if "hash_ids" in self.names:
             if isinstance(self.block_tokens, str):
-                self.block_tokens = self._stated_block(batch[self.block_tokens], rows)
+                sizes = tokens_of(column_of(self.path, str(self.block_tokens), batch[self.block_tokens], rows))
+                Column(self.path, str(self.block_tokens), sizes, rows).refuse(
+                    sizes != sizes[0], f"is not that of the first request, {sizes[0]}"
+                )
+                self.block_tokens = int(sizes[0])
             prompts = Column(self.path, self.names["hash_ids"], checked["input_tokens"], rows)
             checked["hash_ids"] = _block_ids(prompts, values_of(batch[prompts.name]), self.block_tokens)
         if self.media.names:
@@ -276,14 +280,6 @@ class _Reading:
         if self.origin is None:
             self.origin = times[0] if times[0] * self.unit_s > UNIX_TIME_AFTER_S else times.dtype.type(0)
         return np.asarray((times - self.origin) * self.unit_s, np.float64)
-
-    def _stated_block(self, column: Any, rows: Ints) -> int:
-        """Return the tokens in a block that the rows state, which must agree."""
-        sizes = tokens_of(column_of(self.path, str(self.block_tokens), column, rows))
-        Column(self.path, str(self.block_tokens), sizes, rows).refuse(
-            sizes != sizes[0], f"is not that of the first request, {sizes[0]}"
-        )
-        return int(sizes[0])
 
     def _codes(self, stream: str, column: Any, parent: Any = None) -> Ints:
         """Return the number of each value, by order of first appearance; -1 for none.

@@ -4,8 +4,7 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.network.collectives.call import CollectiveCall, Ranks, bus_factor
-from windtunnel.network.collectives.closed_forms import ClosedForm, Latency
-from windtunnel.network.collectives.placement import device_of
+from windtunnel.network.collectives.closed_forms import ClosedForm, Latency, device_of
 from windtunnel.network.fabric import NodeKind
 from windtunnel.network.flows import Flows, Hop, Ids, flows_of, in_channels, parents_from
 from windtunnel.units import US
