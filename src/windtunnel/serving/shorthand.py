@@ -146,6 +146,7 @@ class TrainOptions(TypedDict, total=False):
     kernels: Mapping[str, Any]
     dropout: bool
     learned_positions: bool
+    mtp_layers: int
     document_tokens: int | None
     faults: Mapping[str, Any]
     network: Mapping[str, Any] | None
