@@ -28,7 +28,7 @@ from windtunnel.calibration.profiles import averaged_fit, folds, held_out, kin, 
 from windtunnel.pricing.estimator import Estimator, RooflineEstimator
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.serving.analysis.intervals import uncalibrated_spreads
-from windtunnel.serving.calibration import NONE, load_calibration
+from windtunnel.serving.calibration import NONE, Calibration, Provenance, load_calibration
 from windtunnel.serving.deployment import HostOverheads
 from windtunnel.serving.scenario import Scenario, Setup, resolve
 from windtunnel.serving.shorthand import scenario
@@ -189,6 +189,20 @@ def test_only_an_owners_own_runs_are_predicted_with_its_launches(name: str) -> N
     ]
     assert launch_s[1] == launch_s[2]
     assert launch_s[0] == pytest.approx(launch_s[1] * ratio)
+
+
+def test_a_ratio_scales_what_the_calibration_or_the_engine_says_and_a_missing_time_stays_the_engines() -> None:
+    given = {"model": "llama-3.1-8b", "device": "h100_sxm", "concurrency": 4, "input_tokens": 64, "output_tokens": 8}
+    partial = Calibration("vllm", Provenance("mine", 1, 1), host=HostOverheads(step_s=1e-3))
+    for calibration in (NONE, "vllm"):
+        one, two = (
+            resolve(scenario(calibration=calibration, client={"launch_ratio": ratio}, **given)).engine.host.launch_s
+            for ratio in (1.0, 2.0)
+        )
+        assert one
+        assert two == pytest.approx(2 * one)
+    usual = resolve(scenario(calibration=NONE, **given)).engine.host.launch_s
+    assert resolve(scenario(**given), calibration=partial).engine.host.launch_s == usual
 
 
 def of_client(runs: list[PricedServer], name: str, fit: Fit) -> list[PricedServer]:

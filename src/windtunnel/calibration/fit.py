@@ -285,7 +285,8 @@ def _memory(setup: Setup, requests: RequestArrays) -> MemoryPlan:
 
 Effect = tuple[str, ...]
 """Owner of an effect: (parameter or its class, "all" | engine | engine and device | engine and release | all three),
-with the client before them for its own times, or for a format's effect, (parameter, engine | engine and device)."""
+with the client before them for its own times; for a format's effect, (parameter, engine | engine and device); for an
+owner's on launches, (parameter, "of", owner | owner and engine)."""
 
 MOST_EFFECTS = 7
 

@@ -19,7 +19,7 @@ from windtunnel.serving.analysis.intervals import error_scale, uncalibrated_spre
 from windtunnel.serving.calibration import Calibration, Provenance
 from windtunnel.serving.deployment import HostOverheads
 from windtunnel.units import version_key
-from windtunnel.workload.client import IN_TTFT, Client
+from windtunnel.workload.client import OF_A_CLIENT, Client
 
 NUM_FOLDS = 5
 LEAST_CONFIGURATIONS = 5
@@ -135,9 +135,8 @@ def _host_at(fit: Fit, usual: HostOverheads, place: Scope) -> HostOverheads:
 def _clients(runs: Sequence[PricedServer], fit: Fit, place: Scope) -> dict[str, Client]:
     """Return the times of every named client of the runs."""
     usual = {priced.client_name: priced.setup.client for priced in runs if priced.client_name}
-    names = {name: (*IN_TTFT, *(("launch_ratio",) if usual[name].launch_ratio else ())) for name in sorted(usual)}
-    times = {name: fit.client(usual[name], place._replace(client=name)) for name in names}
-    return {name: msgspec.structs.replace(Client(), **_rounded(times[name], names[name])) for name in names}
+    times = {name: fit.client(usual[name], place._replace(client=name)) for name in sorted(usual)}
+    return {name: msgspec.structs.replace(Client(), **_rounded(each, OF_A_CLIENT)) for name, each in times.items()}
 
 
 def _factors(names: Collection[str], fit: Fit, place: Scope) -> dict[str, float]:
@@ -224,7 +223,8 @@ def _widened(spread: Spread, usual: Spread) -> Spread:
 
 
 def _rounded(times: HostOverheads | Client, names: Collection[str]) -> dict[str, float]:
-    return {name: float(f"{getattr(times, name):.4g}") for name in names}
+    known = {name: getattr(times, name) for name in names}
+    return {name: float(f"{value:.4g}") for name, value in known.items() if value is not None}
 
 
 def spreads(runs: Sequence[PricedServer], predictions: Sequence[Mapping[str, float]]) -> dict[str, Spread]:

@@ -58,7 +58,9 @@ class HostOverheads(schema.Schema):
 
     def launched(self, ratio: float | None) -> "HostOverheads":
         """Return the overheads of servers that take `ratio` times as long to launch a kernel; None: as long."""
-        return msgspec.structs.replace(self, launch_s=(self.launch_s or 0.0) * (ratio or 1.0))
+        if ratio is None or self.launch_s is None:
+            return self
+        return msgspec.structs.replace(self, launch_s=self.launch_s * ratio)
 
 
 class Speculative(schema.Schema):

@@ -60,6 +60,8 @@ class Client(Schema):
 
 IN_TTFT = ("first_token_s", "stream_s", "prompt_token_s")
 """Times that the server has, too."""
+OF_A_CLIENT = (*IN_TTFT, "launch_ratio")
+"""What a fit learns of a client."""
 CLIENT_TIMES = (*IN_TTFT, "think_s")
 
 
