@@ -281,17 +281,15 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
     precision = scenario.precision or model.precision
     engine = defaults.with_defaults(deployment.engine, device, shape=deployment.parallelism)
     chosen = _calibration_choice(deployment, engine, device, calibration)
-    learnt: dict[str, int | float] = {}
-    host = engine.host
+    learnt, host = dict[str, int | float](), engine.host
     client = client_of(scenario.workload.client)
     is_random = scenario.workload.has_random_tokens(client)
     if chosen.calibration is not None:
         client = chosen.calibration.clients.get(name_of(scenario.workload.client), client).over(client)
         host = chosen.host(str(engine.version), host).over(host)
         learnt = _learnt(deployment, chosen.calibration, device.name, str(engine.version), model.name)
-    if chosen.calibration is not None or client.launch_ratio is not None:
-        calibrated = msgspec.structs.replace(EngineSettings(host=host.launched(client.launch_ratio)), **learnt)
-        engine = defaults.with_defaults(deployment.engine, device, calibrated, deployment.parallelism)
+    usual = msgspec.structs.replace(EngineSettings(host=host.launched(client.launch_ratio)), **learnt)
+    engine = defaults.with_defaults(deployment.engine, device, usual, deployment.parallelism)
     engine = defaults.for_architecture(deployment.engine, engine, model.architecture)
     max_model_len = engine.max_model_len or model.max_context_tokens
     sampling, sampling_source = scenario.workload.sampling_of(model)
