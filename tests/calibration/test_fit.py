@@ -185,7 +185,7 @@ def test_only_an_owners_own_runs_are_predicted_with_its_launches(name: str) -> N
         "output_tokens": 8,
     }
     launch_s = [
-        resolve(scenario(client=client, **served)).engine.host.launch_s for client in ("inferencex", "vllm", "python")
+        resolve(scenario(client=client, **served)).engine.host.launch_s for client in ("InferenceX", "vllm", "python")
     ]
     assert launch_s[1] == launch_s[2]
     assert launch_s[0] == pytest.approx(launch_s[1] * ratio)

@@ -72,8 +72,8 @@ def client_of(given: str | Client | None) -> Client:
 
 
 def name_of(given: str | Client | None) -> str:
-    """Return the name of a workload's client; empty where its times are given."""
-    return "" if isinstance(given, Client) else given or DEFAULT_CLIENT
+    """Return the name of a workload's client as the catalog spells it; empty where its times are given."""
+    return "" if isinstance(given, Client) else catalog.spelling("clients", given or DEFAULT_CLIENT)
 
 
 def client_entry(name: str) -> Client:
